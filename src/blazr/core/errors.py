@@ -1,0 +1,102 @@
+"""The errors blazr raises on purpose.
+
+    BlazrError
+    ├── ConfigError            a config.json, flag or option is wrong
+    ├── CheckpointError        a file cannot be read, or does not hold what the model needs
+    ├── ShapeError             tensors do not fit together
+    ├── UnknownNameError       a name that is in no table
+    ├── RequestError           a request asks for something impossible
+    │   └── ContextLengthError     the prompt is longer than the model's context
+    ├── CapacityError          no room: the queue is full, or the memory is
+    └── EngineError            the engine failed or has stopped
+
+Every message says what was found, what was expected, and what to try. Users get these; ``assert``
+is for our own invariants.
+"""
+
+from __future__ import annotations
+
+
+class BlazrError(Exception):
+    """Base of all errors that blazr raises on purpose.
+
+    Args:
+        message: What went wrong, one sentence.
+        found: What was there.
+        expected: What should have been there.
+        hint: What the user can try.
+    """
+
+    def __init__(
+        self, message: str, *, found: str = "", expected: str = "", hint: str = ""
+    ) -> None:
+        self.message = message
+        self.found = found
+        self.expected = expected
+        self.hint = hint
+        super().__init__(self.render())
+
+    def render(self) -> str:
+        """The message with its three parts on lines of their own."""
+        lines = [self.message]
+        for label, text in (
+            ("found", self.found),
+            ("expected", self.expected),
+            ("try", self.hint),
+        ):
+            if text:
+                body = text.replace("\n", "\n" + " " * 12)
+                lines.append(f"  {label:<8}  {body}")
+        return "\n".join(lines)
+
+
+class ConfigError(BlazrError):
+    """A configuration file, flag or option is wrong."""
+
+
+class CheckpointError(BlazrError):
+    """A checkpoint cannot be read, or does not hold what the model needs."""
+
+
+class ShapeError(BlazrError):
+    """Tensors do not fit together."""
+
+
+class UnknownNameError(BlazrError):
+    """A name that is in no table."""
+
+
+class RequestError(BlazrError):
+    """A request asks for something impossible.
+
+    Args:
+        message: What is wrong.
+        param: The field at fault, for the HTTP error's ``param``.
+        found: What was there.
+        expected: What should have been there.
+        hint: What the caller can try.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        found: str = "",
+        expected: str = "",
+        hint: str = "",
+    ) -> None:
+        self.param = param
+        super().__init__(message, found=found, expected=expected, hint=hint)
+
+
+class ContextLengthError(RequestError):
+    """The prompt is longer than the model's context."""
+
+
+class CapacityError(BlazrError):
+    """There is no room: the queue is full, or the memory is."""
+
+
+class EngineError(BlazrError):
+    """The engine failed or has stopped."""

@@ -1,0 +1,59 @@
+"""Logging: one line a fact on stderr; levels from ``BLAZR_LOG`` in the ``target=level`` syntax."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from blazr.core import env
+
+_LEVELS = {
+    "off": logging.CRITICAL + 10,
+    "error": logging.ERROR,
+    "warn": logging.WARNING,
+    "warning": logging.WARNING,
+    "info": logging.INFO,
+    "debug": logging.DEBUG,
+    "trace": logging.DEBUG,
+}
+_seen: set[tuple[str, str]] = set()
+
+
+def parse_levels(text: str) -> dict[str, int]:
+    """Parse ``"info"``, ``"blazr=debug"`` or ``"warn,blazr::engine=debug"`` to levels by logger.
+
+    Words that are no level are ignored, as the syntax's other readers do.
+    """
+    levels: dict[str, int] = {}
+    for part in text.split(","):
+        target, separator, level = part.strip().rpartition("=")
+        name = target.strip().replace("::", ".") if separator else "blazr"
+        if level.strip().lower() in _LEVELS:
+            levels[name] = _LEVELS[level.strip().lower()]
+    return levels
+
+
+def setup(default: str = "warn") -> None:
+    """Send blazr's log lines to stderr at the level the environment asks for.
+
+    Args:
+        default: Level when neither ``BLAZR_LOG`` nor ``RUST_LOG`` is set.
+    """
+    logger = logging.getLogger("blazr")
+    if not logger.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False
+    text = env.get("BLAZR_LOG") or env.get("RUST_LOG") or default
+    logger.setLevel(_LEVELS.get(default, logging.WARNING))
+    for name, level in parse_levels(text).items():
+        logging.getLogger(name).setLevel(level)
+
+
+def once(logger: logging.Logger, level: int, message: str) -> None:
+    """Log a message the first time it is said, never again in this process."""
+    key = (logger.name, message)
+    if key not in _seen:
+        _seen.add(key)
+        logger.log(level, message)

@@ -1,0 +1,57 @@
+"""The one registry type: rows by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Generic, TypeVar
+
+from blazr.core.errors import UnknownNameError
+
+V = TypeVar("V")
+
+
+class Table(Mapping[str, V], Generic[V]):
+    """Rows by name; an unknown name is answered with the known ones and the closest.
+
+    A row that needs an optional or heavy import is written as a string ``"package.module:name"``
+    in ``lazy`` and imported when it is first asked for.
+
+    Args:
+        name: What a row is called in messages, for example ``"vocabulary"``.
+        rows: Rows by name, in the order they are tried.
+        lazy: Rows to import on first use.
+    """
+
+    def __init__(
+        self, name: str, rows: Mapping[str, V], *, lazy: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = name
+        self._rows = dict(rows)
+        self._lazy = dict(lazy or {})
+
+    def __getitem__(self, key: str) -> V:
+        if key in self._rows:
+            return self._rows[key]
+        if key in self._lazy:
+            module, _, attribute = self._lazy[key].partition(":")
+            row: V = getattr(import_module(module), attribute)
+            self._rows[key] = row
+            return row
+        close = get_close_matches(str(key), list(self), n=1)
+        raise UnknownNameError(
+            f"unknown {self.name} {str(key)[:100]!r}.",
+            expected=", ".join(self) or "(the table is empty)",
+            hint=f"did you mean {close[0]!r}?" if close else "",
+        )
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._rows or key in self._lazy
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._rows
+        yield from (key for key in self._lazy if key not in self._rows)
+
+    def __len__(self) -> int:
+        return len(set(self._rows) | set(self._lazy))

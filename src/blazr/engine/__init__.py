@@ -1,0 +1,1 @@
+"""Token ids in, token ids out. Knows nothing of text."""

@@ -1,0 +1,60 @@
+"""What the engine emits: token ids, never text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a reply ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, from the model's distribution before any filter.
+
+    Args:
+        token_id: The token at this position.
+        logprob: Its log-probability.
+        top: The likeliest ids with theirs, best first.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOutput:
+    """One step of one reply.
+
+    Args:
+        request_id: The engine's id of the request.
+        index: Which of the request's ``n`` replies.
+        token_ids: New tokens of this step, usually one. A stop id that ended the reply is not
+            among them; ``stop_id`` names it.
+        logprobs: One per new token, when asked for.
+        prompt_logprobs: With the first output, one per prompt token (None for the first).
+        finish_reason: Set on the last output of the reply.
+        stop_id: The token id that ended the reply, if one did.
+        error: What failed, when ``finish_reason`` is ERROR.
+        num_prompt_tokens: Tokens of the prompt.
+        num_cached_tokens: Tokens of the prompt that were not computed again.
+    """
+
+    request_id: int
+    index: int = 0
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_id: int | None = None
+    error: str | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0

@@ -1,0 +1,123 @@
+"""How a reply is sampled, and the limits on what may be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from blazr.core.errors import RequestError
+
+MAX_CHOICES = 16
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How a reply is sampled. The defaults are blazr's documented ones.
+
+    Args:
+        temperature: 0 is greedy (exactly argmax); up to 2.
+        top_p: Keep the smallest set of tokens whose probabilities sum to this.
+        top_k: Keep this many tokens; 0 keeps all.
+        min_p: Drop tokens below this share of the most probable one.
+        repetition_penalty: Divide (multiply, if negative) logits of tokens seen; 1 is off.
+        presence_penalty: Subtract once from tokens already generated; 0 is off.
+        frequency_penalty: Subtract per occurrence from tokens already generated; 0 is off.
+        seed: Makes sampling repeatable whatever else runs; None draws a fresh one.
+        max_tokens: Most tokens to generate, at least 1.
+        min_tokens: No end-of-text or stop id before this many tokens.
+        stop: Strings that end the reply; they are not part of it.
+        stop_token_ids: Token ids that end the reply.
+        ignore_eos: Go on after the end-of-text token.
+        include_stop: Leave the stop string in the text.
+        skip_special_tokens: Leave special tokens out of the text.
+        logprobs: Report the chosen token's log-probability and this many of the likeliest; None
+            reports nothing.
+        prompt_logprobs: The same for the tokens of the prompt.
+        logit_bias: Added to the logits of these token ids, -100 to 100.
+        n: How many replies to one prompt.
+
+    Raises:
+        RequestError: A value is outside its range; ``param`` names it.
+    """
+
+    temperature: float = 0.7
+    top_p: float = 0.9
+    top_k: int = 40
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    max_tokens: int = 100
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        self._check_ranges()
+        self._check_stop()
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            _refuse("logit_bias", f"{len(self.logit_bias)} ids", f"at most {MAX_LOGIT_BIAS}")
+        if any(not -100 <= bias <= 100 for bias in self.logit_bias.values()):
+            _refuse("logit_bias", "a bias out of range", "-100 to 100")
+
+    def _check_ranges(self) -> None:
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            # written so that NaN, which compares false with everything, is refused too
+            if value is not None and not low <= value <= high:
+                _refuse(name, value, f"a number from {low:g} to {high:g}")
+        if self.repetition_penalty <= 0:
+            _refuse("repetition_penalty", self.repetition_penalty, "a number above 0")
+        if self.min_tokens > self.max_tokens:
+            _refuse("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+
+    def _check_stop(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            _refuse("stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")
+        if any(not text or len(text) > MAX_STOP_CHARACTERS for text in self.stop):
+            _refuse("stop", "an empty or long string", f"1 to {MAX_STOP_CHARACTERS} characters")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+        return self.temperature == 0
+
+
+_RANGES = (
+    ("temperature", 0, 2),
+    ("top_p", 0, 1),
+    ("top_k", 0, 2**31 - 1),
+    ("min_p", 0, 1),
+    ("repetition_penalty", 0, 100),
+    ("presence_penalty", -2, 2),
+    ("frequency_penalty", -2, 2),
+    ("seed", -(2**63), 2**64 - 1),
+    ("max_tokens", 1, 2**31 - 1),
+    ("min_tokens", 0, 2**31 - 1),
+    ("logprobs", 0, MAX_LOGPROBS),
+    ("prompt_logprobs", 0, MAX_LOGPROBS),
+    ("n", 1, MAX_CHOICES),
+)
+
+FIELD_NAMES = tuple(f.name for f in fields(SamplingParams))
+
+
+def _refuse(name: str, found: object, expected: str) -> None:
+    raise RequestError(
+        f"{name} is out of range.", param=name, found=str(found)[:100], expected=expected
+    )

@@ -1,0 +1,1 @@
+"""From messages to tokens and back. No torch, no engine."""

@@ -1,0 +1,80 @@
+"""What generation emits. A whole reply is a fold of these; every API dialect renders them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """A token's text and log-probability, with the likeliest alternatives.
+
+    Args:
+        token: The token's text; bytes that are no character show as U+FFFD.
+        token_id: The token.
+        data: The token's bytes.
+        logprob: Its log-probability, None where there is none (the first prompt token).
+        top: Alternatives, best first (they have no alternatives themselves).
+    """
+
+    token: str
+    token_id: int
+    data: bytes
+    logprob: float | None
+    top: tuple[TokenText, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptDone:
+    """The prompt was read. Always the first event of a reply.
+
+    Args:
+        index: Which reply.
+        num_prompt_tokens: Tokens of the prompt.
+        num_cached_tokens: Of these, tokens reused from earlier requests.
+        logprobs: One per prompt token, when asked for.
+    """
+
+    index: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    logprobs: tuple[TokenText, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """New text, whole characters, never empty unless only token ids or log-probabilities are new.
+
+    Args:
+        index: Which reply.
+        text: The text.
+        token_ids: The tokens that came with it.
+        logprobs: One per token, when asked for.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenText, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The reply ended. Always its last event.
+
+    Args:
+        index: Which reply.
+        reason: ``"stop"``, ``"length"``, ``"abort"`` or ``"error"``.
+        num_tokens: Tokens generated.
+        stop: The stop string that ended it, or None.
+        error: What failed, for ``"error"``.
+    """
+
+    index: int
+    reason: str
+    num_tokens: int
+    stop: str | None = None
+    error: str | None = None
+
+
+Event = PromptDone | TextDelta | Finished

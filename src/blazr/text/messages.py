@@ -1,0 +1,21 @@
+"""A chat: messages with roles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message of a chat.
+
+    Args:
+        role: ``"system"``, ``"user"``, ``"assistant"``, ``"tool"`` or what a template knows.
+        content: The text; None where an assistant only called tools.
+        extra: Other fields for the template (``tool_calls``, ``tool_call_id``, ``name``, …).
+    """
+
+    role: str
+    content: str | None
+    extra: Mapping[str, object] | None = None
