@@ -1,0 +1,48 @@
+# `make` lists the targets; `make check` is the gate before every change.
+# They use .venv when it is there, and whatever is on PATH otherwise.
+BIN := $(if $(wildcard .venv/bin/python),.venv/bin/,)
+PYTHON := $(BIN)python
+
+.DEFAULT_GOAL := help
+.PHONY: help setup fix lint types test test-fast check integration docs size bench
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+setup: ## make .venv, install blazr with its development tools
+	python3 -m venv .venv
+	.venv/bin/pip install -e '.[dev]'
+
+fix: ## format and repair what ruff can
+	$(BIN)ruff format
+	$(BIN)ruff check --fix
+
+lint: ## ruff, spelling, import contracts, limits
+	$(BIN)ruff format --check
+	$(BIN)ruff check
+	$(BIN)codespell --skip 'tests/golden' src tests tools examples docs *.md
+	$(BIN)lint-imports --no-logo
+	$(PYTHON) tools/check_limits.py
+
+types: ## mypy, strict
+	$(BIN)mypy
+
+test: ## every test that needs no device, no network and no patience
+	$(PYTHON) -m pytest
+
+test-fast: ## the half that never imports torch
+	$(PYTHON) -m pytest --torch-free
+
+check: lint types test ## the gate: lint, types, tests, docs in step
+
+integration: ## end to end only: engine, server, command line, examples
+	$(PYTHON) -m pytest tests/integration
+
+docs: ## write docs/reference again from the tables
+	$(PYTHON) tools/render_reference.py
+
+size: ## lines per package, against their budgets
+	$(PYTHON) tools/size.py
+
+bench: ## the short benchmark scenarios
+	$(BIN)blazr bench

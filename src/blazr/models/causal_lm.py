@@ -1,0 +1,84 @@
+"""The one network: an embedding, a tuple of layers, a head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from blazr.models.config import ModelConfig
+from blazr.nn.layers.batch import ForwardBatch, LayerCache
+from blazr.nn.layers.decoder_layer import DecoderLayer
+from blazr.nn.layers.linear import Linear
+
+
+class Embedding(nn.Module):
+    """Token embedding, (V, C)."""
+
+    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size))
+
+
+class CausalLM(nn.Module):
+    """Any mix of layers as one language model. Parameters are uninitialised until loaded.
+
+    Args:
+        config: The model's sizes.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(layer) for layer in config.layers)
+        self.norm = config.final_norm.build()
+        if not config.tie_word_embeddings:
+            self.lm_head = Linear(config.hidden_size, config.vocab_size)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the weights and activations."""
+        return self.embed_tokens.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embed_tokens.weight.device
+
+    def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
+        """One serving step.
+
+        Args:
+            batch: T packed tokens.
+            caches: One per layer.
+
+        Returns:
+            Hidden states before the final norm, (T, C).
+        """
+        x = F.embedding(batch.token_ids, self.embed_tokens.weight)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x = layer(x, batch, cache)
+        return x
+
+    def forward_sequences(self, token_ids: Tensor) -> Tensor:
+        """Whole sequences from nothing, differentiable: for training.
+
+        Args:
+            token_ids: (B, T), int64.
+
+        Returns:
+            Logits, (B, T, V), float32.
+        """
+        x = F.embedding(token_ids, self.embed_tokens.weight)
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            x = layer.forward_sequences(x)
+        return self.logits(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of every vocabulary entry: (..., C) to (..., V), float32."""
+        head = self.embed_tokens if self.config.tie_word_embeddings else self.lm_head
+        return F.linear(self.norm(hidden), head.weight).float()

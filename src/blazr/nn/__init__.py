@@ -1,0 +1,1 @@
+"""The mathematics: devices, operations and layers. Knows nothing of text, files or requests."""

@@ -1,0 +1,114 @@
+"""Where tensors live: ``auto`` is resolved here and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from blazr.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A place to compute.
+
+    Args:
+        kind: ``"cpu"`` or ``"cuda"``.
+        description: For people: the processor's or the card's name.
+    """
+
+    kind: str
+    description: str
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The same for torch."""
+        return torch.device(self.kind)
+
+    def supports(self, dtype: torch.dtype) -> bool:
+        """Whether matrix products in ``dtype`` are at home here.
+
+        bfloat16 on a CPU works everywhere in torch, but without instructions for it float32 is
+        both faster and more precise; float16 is slow on every CPU.
+        """
+        if dtype == torch.float32:
+            return True
+        if self.kind == "cuda":
+            return dtype == torch.float16 or torch.cuda.is_bf16_supported()
+        return dtype == torch.bfloat16 and _cpu_has_bf16()
+
+    def free_bytes(self) -> int:
+        """Memory that can still be taken here, in bytes."""
+        if self.kind == "cuda":
+            return torch.cuda.mem_get_info()[0]
+        return _free_host_bytes()
+
+    def __str__(self) -> str:
+        return f"{self.kind} ({self.description})"
+
+
+def resolve_device(name: str = "auto") -> Device:
+    """Turn ``auto``, ``cpu`` or ``cuda`` into a Device.
+
+    Raises:
+        ConfigError: The name is unknown, or CUDA was asked for and there is none.
+    """
+    has_cuda = torch.cuda.is_available()  # noqa: TID251  (this is the one place that asks)
+    if name not in {"auto", "cpu", "cuda"}:
+        raise ConfigError("unknown device.", found=repr(name)[:100], expected="auto, cpu or cuda")
+    if name == "cuda" and not has_cuda:
+        raise ConfigError(
+            "CUDA was asked for, but torch sees no CUDA device.",
+            found=f"torch {torch.__version__}",
+            hint="install a CUDA build of torch and check nvidia-smi, or use --device cpu",
+        )
+    if name == "cpu" or not has_cuda:
+        return Device("cpu", f"{_cpu_name()}, {torch.get_num_threads()} threads")
+    return Device("cuda", torch.cuda.get_device_name())
+
+
+def _cpu_flags() -> set[str]:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith(("flags", "Features")):
+                return set(line.partition(":")[2].split())
+    except OSError:
+        pass
+    return set()
+
+
+def _cpu_has_bf16() -> bool:
+    return bool(_cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16", "avx_ne_convert"})
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return "unknown processor"
+
+
+def _free_host_bytes() -> int:
+    """What the system calls available, less where a control group allows less."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    root = Path("/sys/fs/cgroup")
+    try:
+        limit = (root / "memory.max").read_text(encoding="utf-8").strip()
+        if limit != "max":
+            used = int((root / "memory.current").read_text(encoding="utf-8"))
+            free = min(free, max(0, int(limit) - used))
+    except (OSError, ValueError):
+        pass
+    return free

@@ -1,0 +1,51 @@
+"""The faces of a layer's two halves."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from blazr.nn.layers.batch import ForwardBatch, LayerCache
+from blazr.nn.layers.cache_spec import CacheSpec
+
+
+class MixerConfig(ABC):
+    """Sizes of a mixer, in the field's own terms. Implementations are frozen dataclasses."""
+
+    @abstractmethod
+    def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
+        """What the mixer remembers when activations have this dtype."""
+
+    @abstractmethod
+    def build(self) -> Mixer:
+        """The module, with uninitialised parameters."""
+
+
+class Mixer(nn.Module, ABC):
+    """Mixes information between tokens."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
+        """One serving step: (T, C) to (T, C). Reads and writes its own cache, nothing else."""
+
+    @abstractmethod
+    def forward_sequences(self, x: Tensor) -> Tensor:
+        """Whole sequences from nothing, (B, T, C) to (B, T, C), differentiable: for training."""
+
+
+class FeedForwardConfig(ABC):
+    """Sizes of a feed-forward. Implementations are frozen dataclasses."""
+
+    @abstractmethod
+    def build(self) -> FeedForward:
+        """The module, with uninitialised parameters."""
+
+
+class FeedForward(nn.Module, ABC):
+    """Mixes the channels of each token."""
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """(T, C) to (T, C)."""

@@ -1,0 +1,105 @@
+"""One step's inputs, and one layer's view of the engine's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One sequence's part of a step, in plain numbers.
+
+    Args:
+        first: Where its tokens begin in the packed batch.
+        length: Tokens computed in this step.
+        start: Tokens already in memory.
+        log_length: Of these, tokens since the checkpoint (0 to GRID - 1).
+        checkpoints: (tokens of this step until a grid edge, slot to write the state to), ascending.
+    """
+
+    first: int
+    length: int
+    start: int
+    log_length: int
+    checkpoints: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def rows(self) -> slice:
+        """Its tokens in the packed batch."""
+        return slice(self.first, self.first + self.length)
+
+    @property
+    def total(self) -> int:
+        """Tokens in memory after this step."""
+        return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """One step: T tokens of B sequences laid end to end, decoding sequences first.
+
+    Args:
+        token_ids: (T,), int64.
+        positions: (T,), int64, from 0 in each sequence.
+        block_tables: (B, M), int64, page ids; unused places are 0.
+        slot_mapping: (T,), int64, page id * GRID + offset: where each token's entry is written.
+        state_slots: (B,), int64, checkpoint each sequence starts from; slot 0 is always zero.
+        run_slots: (B,), int64, row of each sequence's log or working state.
+        logits_indices: (J,), int64, tokens whose logits are wanted.
+        spans: The B sequences in plain numbers.
+        num_decodes: How many of the first sequences compute exactly one token.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    block_tables: Tensor
+    slot_mapping: Tensor
+    state_slots: Tensor
+    run_slots: Tensor
+    logits_indices: Tensor
+    spans: tuple[Span, ...]
+    num_decodes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One layer's window onto the engine's memory, by the names its spec gave.
+
+    Args:
+        paged: (pages, GRID, ...) by name.
+        checkpoint: (slots, ...) by name.
+        live: (run slots, GRID, ...) log rows or (run slots, ...) working states, by name.
+    """
+
+    paged: Mapping[str, Tensor] = field(default_factory=dict)
+    checkpoint: Mapping[str, Tensor] = field(default_factory=dict)
+    live: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def write(self, name: str, values: Tensor, slot_mapping: Tensor) -> None:
+        """Put one entry per token, (T, ...), at its place in the pages."""
+        pages = self.paged[name]
+        pages[slot_mapping // pages.shape[1], slot_mapping % pages.shape[1]] = values
+
+    def read(self, name: str, pages: Tensor, length: int) -> Tensor:
+        """The first ``length`` entries, (length, ...), of the sequence that holds these pages."""
+        stored = self.paged[name]
+        count = -(-length // stored.shape[1])
+        return stored[pages[:count]].flatten(0, 1)[:length]
+
+    def state(self, name: str, batch: ForwardBatch, index: int) -> Tensor:
+        """Where sequence ``index`` stands, for a layer that keeps a working state.
+
+        Right after a checkpoint that is the checkpoint (or zero); later the working copy.
+        """
+        if batch.spans[index].log_length:
+            return self.live[name][batch.run_slots[index]]
+        return self.checkpoint[name][batch.state_slots[index]]
+
+
+def concat_rows(parts: list[Tensor]) -> Tensor:
+    """Lay the sequences' outputs end to end again."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,0 +1,64 @@
+"""What a layer must remember: it says so here, and the engine owns the memory.
+
+Everything lives on one grid of ``GRID`` tokens, anchored at a sequence's position 0: a page of
+keys, values or latents, a chunk of the scan, the distance between checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+
+GRID = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape and dtype of one thing to remember."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSpec:
+    """What one layer remembers of a sequence.
+
+    Args:
+        paged: One entry per token: keys and values, or a latent.
+        checkpoint: The recurrent state at a grid edge; written once, then shared, never changed.
+        log: One row per token since the checkpoint, for layers that can compute their output from
+            the checkpoint and these rows. A recurrent layer without a log keeps a working copy of
+            its checkpoint's tensors instead.
+    """
+
+    paged: Mapping[str, TensorSpec] = field(default_factory=dict)
+    checkpoint: Mapping[str, TensorSpec] = field(default_factory=dict)
+    log: Mapping[str, TensorSpec] = field(default_factory=dict)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes a token takes for good."""
+        return sum(spec.nbytes for spec in self.paged.values())
+
+    @property
+    def bytes_per_checkpoint(self) -> int:
+        """Bytes of one recurrent state."""
+        return sum(spec.nbytes for spec in self.checkpoint.values())
+
+    @property
+    def live(self) -> Mapping[str, TensorSpec]:
+        """What a running sequence needs beside its checkpoint: log rows, or a working state."""
+        if self.log:
+            return {
+                name: TensorSpec((GRID, *spec.shape), spec.dtype) for name, spec in self.log.items()
+            }
+        return self.checkpoint

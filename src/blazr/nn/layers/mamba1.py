@@ -1,0 +1,95 @@
+"""The Mamba-1 mixer, in oxidizr's form and in mamba_ssm's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from blazr.nn.layers.base import MixerConfig
+from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
+from blazr.nn.layers.linear import DepthwiseConv, Linear
+from blazr.nn.layers.recurrent import RecurrentMixer, State
+from blazr.nn.ops.conv1d import causal_conv1d
+from blazr.nn.ops.ssd import selective_scan
+
+OXIDIZR_STATE_LIMIT = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba1Config(MixerConfig):
+    """Sizes of a Mamba-1 mixer.
+
+    Args:
+        hidden_size: C.
+        inner_size: Channels of the recurrence.
+        state_size: N.
+        dt_rank: Size of the step-size projection's input (oxidizr: the inner size).
+        conv_kernel: K, taps of the causal convolution.
+        variant: ``"mamba_ssm"``: ``A = -exp(a_log)``. ``"oxidizr"``: ``A = exp(-a_log)``, which
+            grows the state, and every element of it is limited to 30 after each token.
+    """
+
+    hidden_size: int
+    inner_size: int
+    state_size: int
+    dt_rank: int
+    conv_kernel: int = 4
+    variant: Literal["oxidizr", "mamba_ssm"] = "mamba_ssm"
+
+    def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
+        """State and convolution window at grid edges, and a working copy of both."""
+        del dtype  # the state is float32 whatever the activations are
+        window = (self.conv_kernel - 1, self.inner_size)
+        return CacheSpec(
+            checkpoint={
+                "ssm": TensorSpec((self.inner_size, self.state_size), torch.float32),
+                "conv": TensorSpec(window, torch.float32),
+            }
+        )
+
+    def build(self) -> Mamba1:
+        """The module, with uninitialised parameters."""
+        return Mamba1(self)
+
+
+class Mamba1(RecurrentMixer):
+    """Selective state space with a decay per channel and state [arXiv:2312.00752]."""
+
+    def __init__(self, config: Mamba1Config) -> None:
+        super().__init__()
+        self.config = config
+        inner, rank, states = config.inner_size, config.dt_rank, config.state_size
+        self.in_proj = Linear(config.hidden_size, 2 * inner)
+        self.conv1d = DepthwiseConv(inner, config.conv_kernel)
+        self.x_proj = Linear(inner, rank + 2 * states)
+        self.dt_proj = Linear(rank, inner, bias=True)
+        self.a_log = nn.Parameter(torch.empty(inner, states))
+        self.d = nn.Parameter(torch.empty(inner))
+        self.out_proj = Linear(inner, config.hidden_size)
+
+    def state_spec(self) -> Mapping[str, TensorSpec]:
+        """State and convolution window."""
+        return self.config.cache_spec(torch.float32).checkpoint
+
+    def advance(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """At most GRID tokens of B sequences, (B, T, C) to (B, T, C)."""
+        cfg = self.config
+        u, gate = self.in_proj(x).chunk(2, -1)
+        window = torch.cat((state["conv"], u.float()), 1)
+        u = F.silu(causal_conv1d(window, self.conv1d.weight, self.conv1d.bias))
+        sizes = [cfg.dt_rank, cfg.state_size, cfg.state_size]
+        dt, b, c = self.x_proj(u).split(sizes, -1)
+        dt = F.softplus(self.dt_proj(dt).float())
+        a_log = self.a_log.float()
+        if cfg.variant == "oxidizr":
+            a, clamp = torch.exp(-a_log), OXIDIZR_STATE_LIMIT
+        else:
+            a, clamp = -torch.exp(a_log), None
+        y, ssm = selective_scan(u, dt, a, b.float(), c.float(), state["ssm"], clamp=clamp)
+        y = (y + self.d.float() * u) * F.silu(gate.float())
+        return self.out_proj(y), {"ssm": ssm, "conv": window[:, 1 - cfg.conv_kernel :]}

@@ -1,0 +1,243 @@
+"""The Mamba-2 mixer: a checkpoint of the state, and a log of the tokens since."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from blazr.nn.layers.base import Mixer, MixerConfig
+from blazr.nn.layers.batch import ForwardBatch, LayerCache, Span, concat_rows
+from blazr.nn.layers.cache_spec import GRID, CacheSpec, TensorSpec
+from blazr.nn.layers.linear import DepthwiseConv, Linear
+from blazr.nn.layers.norm import NormConfig
+from blazr.nn.ops.conv1d import causal_conv1d, causal_conv1d_sequences
+from blazr.nn.ops.norm import gated_rms_norm
+from blazr.nn.ops.ssd import ssd_output, ssd_state
+
+DT_MIN, DT_MAX = 0.001, 0.1
+A_MIN, A_MAX = 1e-6, 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2Config(MixerConfig):
+    """Sizes of a Mamba-2 mixer.
+
+    Args:
+        hidden_size: C.
+        num_heads: H.
+        head_dim: P; the inner size is H * P.
+        state_size: N.
+        num_groups: G, how many input and output maps the heads share.
+        conv_kernel: K, taps of the causal convolution.
+        norm_eps: Of the gated norm.
+    """
+
+    hidden_size: int
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int = 1
+    conv_kernel: int = 4
+    norm_eps: float = 1e-6
+
+    @property
+    def inner_size(self) -> int:
+        """Channels of x, z and the output: H * P."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def map_size(self) -> int:
+        """Channels of B, and of C: G * N."""
+        return self.num_groups * self.state_size
+
+    @property
+    def conv_size(self) -> int:
+        """Channels the convolution runs over: x, B and C."""
+        return self.inner_size + 2 * self.map_size
+
+    def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
+        """State and convolution window at grid edges; inputs of the recurrence since then."""
+        state = (self.num_heads, self.head_dim, self.state_size)
+        return CacheSpec(
+            checkpoint={
+                "ssm": TensorSpec(state, torch.float32),
+                "conv": TensorSpec((self.conv_kernel - 1, self.conv_size), dtype),
+            },
+            log={
+                "raw": TensorSpec((self.conv_size,), dtype),
+                "xb": TensorSpec((self.inner_size + self.map_size,), dtype),
+                "dt": TensorSpec((self.num_heads,), torch.float32),
+            },
+        )
+
+    def build(self) -> Mamba2:
+        """The module, with uninitialised parameters."""
+        return Mamba2(self)
+
+
+class Mamba2(Mixer):
+    """Selective state space with scalar decay per head [arXiv:2405.21060].
+
+    The output of a token is computed from the checkpoint at the last grid edge and the rows since,
+    in decode as in prefill: one formula, so cutting a prompt elsewhere cannot change it.
+    """
+
+    def __init__(self, config: Mamba2Config) -> None:
+        super().__init__()
+        self.config = config
+        heads, inner = config.num_heads, config.inner_size
+        projected = inner + config.conv_size + heads  # z | x B C | dt
+        self.in_proj = Linear(config.hidden_size, projected, bias=True)
+        self.conv1d = DepthwiseConv(config.conv_size, config.conv_kernel)
+        self.dt_bias = nn.Parameter(torch.empty(heads))
+        self.a_log = nn.Parameter(torch.empty(heads))
+        self.d = nn.Parameter(torch.empty(heads))
+        self.norm = NormConfig(inner, config.norm_eps).build()
+        self.out_proj = Linear(inner, config.hidden_size, bias=True)
+
+    def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
+        """(T, C) to (T, C); appends to the log, writes the checkpoints the batch asks for."""
+        z, raw, dt = self._project(x)
+        decodes = batch.num_decodes
+        parts = []
+        if decodes:
+            parts.append(self._decode(raw[:decodes], dt[:decodes], batch, cache))
+        for index in range(decodes, len(batch.spans)):
+            rows = batch.spans[index].rows
+            parts.append(self._prefill(raw[rows], dt[rows], index, batch, cache))
+        return self._finish(concat_rows(parts), z)
+
+    def forward_sequences(self, x: Tensor) -> Tensor:
+        """(B, T, C) to (B, T, C), every sequence from a zero state."""
+        cfg = self.config
+        z, raw, dt = self._project(x)
+        post = F.silu(causal_conv1d_sequences(raw, self.conv1d.weight, self.conv1d.bias))
+        post = post.to(raw.dtype)
+        a = self._decay_rates()
+        state = x.new_zeros(
+            (x.shape[0], cfg.num_heads, cfg.head_dim, cfg.state_size), dtype=torch.float32
+        )
+        outputs = []
+        for low in range(0, x.shape[1], GRID):
+            rows = slice(low, low + GRID)
+            xs, b = self._split_xb(post[:, rows, : -cfg.map_size])
+            c = self._maps(post[:, rows, -cfg.map_size :])
+            step = dt[:, rows]
+            y = ssd_output(xs, step, step * a, b, c, state)
+            state = ssd_state(xs, step, step * a, b, state)
+            outputs.append(y + xs * self.d.float()[:, None])
+        return self._finish(torch.cat(outputs, 1), z)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        cfg = self.config
+        sizes = [cfg.inner_size, cfg.conv_size, cfg.num_heads]
+        z, raw, dt = self.in_proj(x).split(sizes, -1)
+        return z, raw, F.softplus(dt.float() + self.dt_bias.float()).clamp(DT_MIN, DT_MAX)
+
+    def _decay_rates(self) -> Tensor:
+        return -self.a_log.float().exp().clamp(A_MIN, A_MAX)
+
+    def _maps(self, rows: Tensor) -> Tensor:
+        return rows.float().unflatten(-1, (self.config.num_groups, -1))  # (..., G, N)
+
+    def _split_xb(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        cfg = self.config
+        x, b = rows.float().split([cfg.inner_size, cfg.map_size], -1)
+        return x.unflatten(-1, (cfg.num_heads, -1)), self._maps(b)  # (..., H, P), (..., G, N)
+
+    def _finish(self, y: Tensor, z: Tensor) -> Tensor:
+        y = gated_rms_norm(y.flatten(-2), z, self.norm.weight, self.norm.eps)
+        return self.out_proj(y)
+
+    def _decode(self, raw: Tensor, dt: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
+        """One token of each of the first sequences: (B, conv_size), (B, H) to (B, H, P)."""
+        cfg, live = self.config, cache.live
+        spans = batch.spans[: batch.num_decodes]
+        slots, runs = batch.state_slots[: len(spans)], batch.run_slots[: len(spans)]
+        lengths = torch.tensor([span.log_length for span in spans], device=raw.device)
+
+        # the K - 1 inputs before this one: from the log, or from before the checkpoint
+        back = lengths[:, None] + torch.arange(1 - cfg.conv_kernel, 0, device=raw.device)
+        logged = live["raw"][runs[:, None], back.clamp(min=0)]
+        older = cache.checkpoint["conv"][slots]
+        older = older.gather(
+            1,
+            (back + cfg.conv_kernel - 1).clamp(max=cfg.conv_kernel - 2)[..., None].expand_as(older),
+        )
+        window = torch.where((back < 0)[..., None], older, logged)
+        window = torch.cat((window, raw[:, None]), 1)
+        post = F.silu(causal_conv1d(window, self.conv1d.weight, self.conv1d.bias))[:, 0]
+        post = post.to(raw.dtype)
+
+        live["raw"][runs, lengths] = raw
+        live["xb"][runs, lengths] = post[:, : -cfg.map_size]
+        live["dt"][runs, lengths] = dt
+
+        # rows beyond a sequence's own length get no weight and no decay
+        count = max(span.log_length for span in spans) + 1
+        empty = (torch.arange(count, device=raw.device) > lengths[:, None])[..., None]
+        x, b = self._split_xb(live["xb"][runs, :count].masked_fill(empty, 0))
+        step = live["dt"][runs, :count].masked_fill(empty, 0)
+        c = self._maps(post[:, None, -cfg.map_size :])
+        state = cache.checkpoint["ssm"][slots]
+        log_decay = step * self._decay_rates()
+        y = ssd_output(x, step, log_decay, b, c, state)[:, 0]
+
+        for index, span in enumerate(spans):
+            for _, slot in span.checkpoints:
+                one = slice(index, index + 1)
+                end = ssd_state(x[one], step[one], log_decay[one], b[one], state[one])
+                cache.checkpoint["ssm"][slot] = end[0]
+                cache.checkpoint["conv"][slot] = window[index, 1:]
+        current = self._split_xb(post[:, : -cfg.map_size])[0]
+        return y + current * self.d.float()[:, None]
+
+    def _prefill(  # noqa: PLR0917  (one sequence's rows and where its memory is)
+        self, raw: Tensor, dt: Tensor, index: int, batch: ForwardBatch, cache: LayerCache
+    ) -> Tensor:
+        """Many tokens of one sequence: (T, conv_size), (T, H) to (T, H, P)."""
+        cfg, span = self.config, batch.spans[index]
+        slot, run = batch.state_slots[index], batch.run_slots[index]
+        logged, before = span.log_length, cfg.conv_kernel - 1
+        live = {name: rows[run] for name, rows in cache.live.items()}
+
+        # everything since the checkpoint, row 0 being its first token
+        raw = torch.cat((cache.checkpoint["conv"][slot], live["raw"][:logged], raw))
+        post = F.silu(causal_conv1d(raw[logged:], self.conv1d.weight, self.conv1d.bias))
+        post = post.to(raw.dtype)
+        xb = torch.cat((live["xb"][:logged], post[:, : -cfg.map_size]))
+        dt = torch.cat((live["dt"][:logged], dt))
+        x, b = self._split_xb(xb)
+        c = self._maps(post[:, -cfg.map_size :])
+        log_decay = dt * self._decay_rates()
+
+        state = cache.checkpoint["ssm"][slot][None]
+        wanted = dict(span.checkpoints)
+        outputs = []
+        for low in range(0, len(xb), GRID):
+            rows = slice(low, min(low + GRID, len(xb)))
+            new = slice(max(low - logged, 0), rows.stop - logged)
+            operands = [t[rows][None] for t in (x, dt, log_decay, b)]
+            y = ssd_output(*operands, c[new][None], state)[0]
+            outputs.append(y + x[logged:][new] * self.d.float()[:, None])
+            if rows.stop % GRID == 0:
+                state = ssd_state(*operands, state)
+            if rows.stop - logged in wanted:
+                target = wanted[rows.stop - logged]
+                cache.checkpoint["ssm"][target] = state[0]
+                cache.checkpoint["conv"][target] = raw[rows.stop : rows.stop + before]
+
+        self._append(span, live, {"raw": raw[before:], "xb": xb, "dt": dt})
+        return torch.cat(outputs)
+
+    @staticmethod
+    def _append(span: Span, live: dict[str, Tensor], rows: dict[str, Tensor]) -> None:
+        """Log the new rows after the last grid edge; ``rows`` begin at the old checkpoint."""
+        total = span.log_length + span.length
+        edge = total // GRID * GRID
+        first = max(edge, span.log_length)
+        for name, values in rows.items():
+            live[name][first - edge : total - edge] = values[first:]

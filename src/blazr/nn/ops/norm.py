@@ -1,0 +1,60 @@
+"""Normalisation over the last dimension, in float32."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``x / sqrt(mean(x^2) + eps) * weight``, cast to x's dtype before the weight is applied.
+
+    Args:
+        x: (..., C).
+        weight: (C,).
+        eps: Added to the mean square.
+
+    Returns:
+        (..., C) in the dtype of x.
+
+    Source: Zhang and Sennrich 2019, arXiv:1910.07467.
+    """
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return normed.to(x.dtype) * weight
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """``(x - mean) / sqrt(var + eps) * weight + bias`` with the biased variance.
+
+    Args:
+        x: (..., C).
+        weight: (C,).
+        bias: (C,).
+        eps: Added to the variance.
+
+    Returns:
+        (..., C) in the dtype of x.
+
+    Source: Ba, Kiros and Hinton 2016, arXiv:1607.06450.
+    """
+    return F.layer_norm(x.float(), weight.shape, weight.float(), bias.float(), eps).to(x.dtype)
+
+
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm of ``x * silu(gate)`` over all channels: the gate comes before the norm.
+
+    Args:
+        x: (..., C), float32.
+        gate: (..., C).
+        weight: (C,).
+        eps: Added to the mean square.
+
+    Returns:
+        (..., C), float32.
+
+    Source: Dao and Gu 2024, arXiv:2405.21060, section 7.1.
+    """
+    gated = x * F.silu(gate.float())
+    return gated * torch.rsqrt(gated.square().mean(-1, keepdim=True) + eps) * weight.float()

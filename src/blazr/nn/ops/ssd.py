@@ -1,0 +1,111 @@
+"""State-space recurrences: chunked (Mamba-2, Mamba-3) and sequential (Mamba-1)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def ssd_output(
+    x: Tensor,
+    scale: Tensor,
+    log_decay: Tensor,
+    b: Tensor,
+    c: Tensor,
+    state: Tensor,
+) -> Tensor:
+    """What one chunk of the recurrence puts out, in the state-space dual form.
+
+        h[t] = exp(log_decay[t]) h[t-1] + scale[t] x[t] (outer) b[t];    y[t] = h[t] . c[t]
+
+    Outputs may be wanted for the last Q rows only: a decode step passes the rows since the last
+    checkpoint and asks for one.
+
+    Args:
+        x: Inputs, (B, R, H, P).
+        scale: (B, R, H); dt in Mamba-2.
+        log_decay: (B, R, H), at most 0; ``dt * A`` in Mamba-2.
+        b: Input maps, (B, R, G, N); head h uses group ``h // (H // G)``.
+        c: Output maps of the last Q rows, (B, Q, G, N).
+        state: Where the chunk starts, (B, H, P, N).
+
+    Returns:
+        (B, Q, H, P), float32 like everything here.
+
+    Source: Dao and Gu 2024, arXiv:2405.21060, section 6.
+    """
+    rows, queries = x.shape[1], c.shape[1]
+    per_group = x.shape[2] // b.shape[2]
+    total = log_decay.cumsum(1).transpose(1, 2)  # (B, H, R)
+    last = total[..., rows - queries :]  # (B, H, Q)
+
+    # decay from row r to row t, and nothing from the future
+    gap = last.unsqueeze(-1) - total.unsqueeze(-2)  # (B, H, Q, R)
+    future = torch.ones(queries, rows, dtype=torch.bool, device=x.device).triu(rows - queries + 1)
+    decay = gap.masked_fill(future, float("-inf")).exp()
+    similarity = torch.einsum("bqgn,brgn->bgqr", c, b).repeat_interleave(per_group, 1)
+
+    scaled = (x * scale.unsqueeze(-1)).transpose(1, 2)  # (B, H, R, P)
+    y = torch.matmul(similarity * decay, scaled)  # (B, H, Q, P)
+    c_heads = c.transpose(1, 2).repeat_interleave(per_group, 1)  # (B, H, Q, N)
+    y = y + torch.matmul(c_heads, state.transpose(2, 3)) * last.exp().unsqueeze(-1)
+    return y.transpose(1, 2)
+
+
+def ssd_state(x: Tensor, scale: Tensor, log_decay: Tensor, b: Tensor, state: Tensor) -> Tensor:
+    """Where the same chunk ends: the state after its last row.
+
+    Args:
+        x: (B, R, H, P).
+        scale: (B, R, H).
+        log_decay: (B, R, H).
+        b: (B, R, G, N).
+        state: Where the chunk starts, (B, H, P, N).
+
+    Returns:
+        (B, H, P, N), float32 like everything here.
+    """
+    per_group = x.shape[2] // b.shape[2]
+    total = log_decay.cumsum(1).transpose(1, 2)  # (B, H, R)
+    to_end = (total[..., -1:] - total).exp() * scale.transpose(1, 2)
+    weighted = x.permute(0, 2, 3, 1) * to_end.unsqueeze(-2)  # (B, H, P, R)
+    b_heads = b.transpose(1, 2).repeat_interleave(per_group, 1)  # (B, H, R, N)
+    return state * total[..., -1, None, None].exp() + torch.matmul(weighted, b_heads)
+
+
+def selective_scan(
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    state: Tensor,
+    *,
+    clamp: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Mamba-1's recurrence, token by token.
+
+        h[t] = exp(dt[t] a) h[t-1] + dt[t] x[t] (outer) b[t];    y[t] = h[t] . c[t]
+
+    Args:
+        x: (B, T, C).
+        dt: (B, T, C), after softplus.
+        a: (C, N).
+        b: (B, T, N).
+        c: (B, T, N).
+        state: Where the sequence starts, (B, C, N).
+        clamp: Limit every element of the state to plus or minus this after each token.
+
+    Returns:
+        y (B, T, C) and the state after the last token. All float32.
+
+    Source: Gu and Dao 2023, arXiv:2312.00752, section 3.2.
+    """
+    outputs = []
+    for t in range(x.shape[1]):
+        decay = torch.exp(dt[:, t, :, None] * a)
+        state = decay * state + (dt[:, t] * x[:, t])[..., None] * b[:, t, None, :]
+        if clamp is not None:
+            state = state.clamp(-clamp, clamp)
+        outputs.append((state * c[:, t, None, :]).sum(-1))
+    return torch.stack(outputs, 1), state

@@ -1,0 +1,61 @@
+"""The tree speaks of itself alone, and no half-finished work stands in it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+KINDS = {".py", ".md", ".toml", ".ini", ".yaml", ".yml", ".json", ".cfg", ""}
+SKIPPED = {".git", ".venv", "dist", "build"}
+
+FORBIDDEN = {
+    "a path on somebody's machine": r"(?<![\w.~])/(?:home|root|work|mnt|Users|tmp/\w)/",
+    "an unfinished place without an issue number": r"\bTODO\b(?!\(#\d+\))|\bFIXME\b|\bXXX\b",
+    "a merge mark": r"^(?:<{7}|>{7}) ",
+}
+IN_SOURCE_ONLY = {"a stub": r"\braise NotImplementedError\b"}
+
+
+def _files(root: Path) -> list[Path]:
+    return [
+        path
+        for path in root.rglob("*")
+        if path.suffix in KINDS
+        and path.is_file()
+        and not any(
+            part in SKIPPED or (part.startswith(".") and part.endswith("_cache"))
+            for part in path.relative_to(root).parts
+        )
+    ]
+
+
+def _find(pattern: str, files: list[Path], root: Path) -> list[str]:
+    found = []
+    for path in files:
+        if path == Path(__file__):
+            continue
+        for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
+            if re.search(pattern, line):
+                found.append(f"{path.relative_to(root)}:{number}: {line.strip()[:80]}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def files(root: Path) -> list[Path]:
+    return [path for path in _files(root) if "golden" not in path.parts]
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_nothing_forbidden_is_said(what: str, files: list[Path], root: Path) -> None:
+    assert not _find(FORBIDDEN[what], files, root), what
+
+
+@pytest.mark.parametrize("what", IN_SOURCE_ONLY)
+def test_nothing_is_left_undone(what: str, root: Path) -> None:
+    found = _find(IN_SOURCE_ONLY[what], list((root / "src").rglob("*.py")), root)
+    assert not found, what
+
+
+def test_no_class_is_called_base() -> None:
+    source = Path(__file__).resolve().parents[2] / "src"
+    assert not _find(r"^class Base[A-Z]", list(source.rglob("*.py")), source)
