@@ -220,11 +220,11 @@ class Mamba2(Mixer):
         for low in range(0, len(xb), GRID):
             rows = slice(low, min(low + GRID, len(xb)))
             new = slice(max(low - logged, 0), rows.stop - logged)
-            operands = [t[rows][None] for t in (x, dt, log_decay, b)]
-            y = ssd_output(*operands, c[new][None], state)[0]
+            chunk = (x[None, rows], dt[None, rows], log_decay[None, rows], b[None, rows])
+            y = ssd_output(*chunk, c[None, new], state)[0]
             outputs.append(y + x[logged:][new] * self.d.float()[:, None])
             if rows.stop % GRID == 0:
-                state = ssd_state(*operands, state)
+                state = ssd_state(*chunk, state)
             if rows.stop - logged in wanted:
                 target = wanted[rows.stop - logged]
                 cache.checkpoint["ssm"][target] = state[0]
