@@ -46,6 +46,9 @@ class TokenOutput:
         error: What failed, when ``finish_reason`` is ERROR.
         num_prompt_tokens: Tokens of the prompt.
         num_cached_tokens: Tokens of the prompt that were not computed again.
+        reuse: Why no more of them were reused: ``"whole"`` (all that can be), ``"partial"``,
+            ``"unknown"`` (nothing like it in memory), ``"no-state"`` (a longer prefix is known, but
+            no recurrent state at its end), ``"short"`` (less than one block), ``"off"``.
     """
 
     request_id: int
@@ -58,3 +61,4 @@ class TokenOutput:
     error: str | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+    reuse: str = ""

@@ -17,6 +17,7 @@ class Request:
         stop_ids: Ids that end the reply unless ``params.ignore_eos``: the model's own.
         priority: Lower runs first; equal ones in order of arrival.
         cache_salt: Prefixes are shared only between requests of the same salt.
+        timeout_s: Seconds after which the request ends with an error, or None.
     """
 
     prompt_ids: tuple[int, ...]
@@ -24,3 +25,4 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     priority: int = 0
     cache_salt: str = ""
+    timeout_s: float | None = None

@@ -1,0 +1,266 @@
+"""The engine on a thread of its own. Requests go in through an inbox, outputs out through sinks."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+from torch import Tensor
+
+from blazr.core.errors import CapacityError, EngineError
+from blazr.engine.engine import Engine
+from blazr.engine.outputs import FinishReason, TokenOutput
+from blazr.engine.pacing import Pacing
+from blazr.engine.request import Request
+
+Sink = Callable[[TokenOutput], None]
+R = TypeVar("R")
+STALL_S = 30.0
+MAX_RESTARTS, RESTART_WINDOW_S = 3, 60.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether the engine works.
+
+    Args:
+        ok: It does.
+        reason: If not, why.
+        heartbeat_age_s: Seconds since the thread last came round.
+    """
+
+    ok: bool
+    reason: str
+    heartbeat_age_s: float
+
+
+class AsyncEngine:
+    """Runs an engine on its own thread; every method may be called from any other.
+
+    A failure inside a step ends the requests it concerns. If the thread itself fails, what runs
+    ends with an error, :meth:`health` says why, and a fresh engine takes over.
+
+    Args:
+        build: Makes the engine; called again after a failure of the thread.
+        logits: Computes the scores of one sequence; runs on the engine's thread.
+        pacing: Balances prefill against decode.
+        max_unfinished: Replies that may run or queue at once.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], Engine],
+        *,
+        logits: Callable[[Sequence[int], Sequence[int]], Tensor],
+        pacing: Pacing,
+        max_unfinished: int,
+    ) -> None:
+        self._build = build
+        self._engine = build()
+        self._logits = logits
+        self._pacing = pacing
+        self._max_unfinished = max_unfinished
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._ids = itertools.count(1)
+        self._sinks: dict[int, Sink] = {}
+        self._unfinished: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._closing = False
+        self._failure = ""
+        self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
+        self._heartbeat = time.monotonic()
+        self._thread = self._start()
+
+    def submit(self, request: Request, sink: Sink) -> int:
+        """Queue a request. Never waits for a step.
+
+        Args:
+            request: What to generate.
+            sink: Called with every output, on the engine's thread; must not block. The last output
+                of each of the request's replies has a finish reason.
+
+        Returns:
+            The id of it, for :meth:`abort`.
+
+        Raises:
+            RequestError: It can never run.
+            CapacityError: The queue is full.
+            EngineError: The engine is closed, or broken for good.
+        """
+        if self._closing or not self._thread.is_alive():
+            raise EngineError("the engine is not running.", found=self._failure or "it was closed")
+        self._engine.check(request)
+        choices = request.params.n
+        with self._lock:
+            queued = sum(self._unfinished.values())
+            if queued + choices > self._max_unfinished:
+                raise CapacityError(
+                    "the queue is full.",
+                    found=f"{queued} replies running or waiting",
+                    expected=f"at most {self._max_unfinished}",
+                    hint="try again in a moment",
+                )
+            request_id = next(self._ids)
+            self._unfinished[request_id] = choices
+            self._sinks[request_id] = sink
+        seed = random.getrandbits(64)
+        self._inbox.put(lambda: self._add(request, request_id, seed))
+        return request_id
+
+    def abort(self, request_id: int) -> None:
+        """End a request at the next step. Unknown and finished ids are ignored."""
+        self._inbox.put(lambda: self._deliver(self._engine.abort(request_id)))
+
+    def logits(self, token_ids: Sequence[int], cuts: Sequence[int] = ()) -> Tensor:
+        """Scores at every position, (T, V) float32. Waits for the step that runs now.
+
+        Args:
+            token_ids: T tokens, every id below the vocabulary size.
+            cuts: Positions where the computation is interrupted and resumed from memory.
+
+        Raises:
+            RequestError: There is no token, or an id is out of range.
+        """
+        self._engine.check(Request(prompt_ids=tuple(token_ids)))
+        return self.call(lambda: self._logits(token_ids, cuts))
+
+    def health(self) -> Health:
+        """Whether the engine works, from its heartbeat rather than from the process being there."""
+        age = time.monotonic() - self._heartbeat
+        if self._failure:
+            return Health(ok=False, reason=self._failure, heartbeat_age_s=age)
+        if self._closing or not self._thread.is_alive():
+            return Health(ok=False, reason="the engine is stopped", heartbeat_age_s=age)
+        if age > max(STALL_S, 10 * self._pacing.longest_step_s):
+            stalled = f"no step has ended for {age:.0f} s"
+            return Health(ok=False, reason=stalled, heartbeat_age_s=age)
+        return Health(ok=True, reason="", heartbeat_age_s=age)
+
+    def stats(self) -> dict[str, float]:
+        """Figures for the metrics, by name."""
+        return self._engine.stats() | {"restarts": len(self._restarts)}
+
+    def close(self) -> None:
+        """Stop the thread; what still runs ends with an error. May be called twice."""
+        self._closing = True
+        self._inbox.put(lambda: None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def call(self, work: Callable[[], R]) -> R:
+        """Run something between two steps on the engine's thread and wait for its result.
+
+        Raises:
+            EngineError: The engine is closed.
+        """
+        if self._closing or not self._thread.is_alive():
+            raise EngineError("the engine is not running.", found=self._failure or "it was closed")
+        future: Future[R] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work())
+            except BaseException as error:  # noqa: BLE001  (it belongs to the caller)
+                future.set_exception(error)
+
+        self._inbox.put(run)
+        return future.result()
+
+    def _start(self) -> threading.Thread:
+        thread = threading.Thread(target=self._supervise, name="blazr-engine", daemon=True)
+        thread.start()
+        return thread
+
+    def _supervise(self) -> None:
+        """Run until closed; after a failure start afresh, unless that keeps failing."""
+        while not self._closing:
+            try:
+                self._run()
+            except BaseException as error:
+                self._failure = f"{type(error).__name__}: {str(error)[:200]}"
+                logger.exception("the engine failed")
+                self._fail_everything(f"the engine failed: {self._failure}")
+                now = time.monotonic()
+                is_hopeless = (
+                    len(self._restarts) == MAX_RESTARTS
+                    and now - self._restarts[0] < RESTART_WINDOW_S
+                )
+                if is_hopeless:
+                    return
+                self._restarts.append(now)
+                self._engine = self._build()
+        self._fail_everything("the engine was closed")
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._heartbeat = time.monotonic()
+            self._receive()
+            if not self._engine.has_work():
+                continue
+            started = time.monotonic()
+            engine = self._engine
+            before = engine.counts.computed_tokens
+            decodes = sum(s.remaining == 1 for s in engine.scheduler.running)
+            outputs = engine.step(started, self._pacing.prefill_budget())
+            computed = engine.counts.computed_tokens - before
+            self._pacing.learn(decodes, max(computed - decodes, 0), time.monotonic() - started)
+            self._failure = ""
+            self._deliver(outputs)
+
+    def _receive(self) -> None:
+        """Take what has come in; wait for something only when there is nothing to do."""
+        while True:
+            try:
+                self._inbox.get(block=not self._engine.has_work(), timeout=1.0)()
+            except Empty:
+                return
+
+    def _add(self, request: Request, request_id: int, seed: int) -> None:
+        try:
+            self._engine.add(request, request_id=request_id, now=time.monotonic(), seed=seed)
+        except BaseException as error:  # noqa: BLE001  (one request's failure is its own)
+            message = f"{type(error).__name__}: {str(error)[:200]}"
+            self._deliver(_errors(request_id, request.params.n, message))
+
+    def _deliver(self, outputs: Sequence[TokenOutput]) -> None:
+        for output in outputs:
+            sink = self._sinks.get(output.request_id)
+            if sink is None:
+                continue
+            if output.finish_reason is not None:
+                self._forget_one(output.request_id)
+            try:
+                sink(output)
+            except BaseException:
+                logger.exception("a reader of request %d failed", output.request_id)
+                self.abort(output.request_id)
+
+    def _forget_one(self, request_id: int) -> None:
+        with self._lock:
+            self._unfinished[request_id] -= 1
+            if not self._unfinished[request_id]:
+                del self._unfinished[request_id]
+                del self._sinks[request_id]
+
+    def _fail_everything(self, message: str) -> None:
+        for request_id, choices in list(self._unfinished.items()):
+            self._deliver(_errors(request_id, choices, message))
+
+
+def _errors(request_id: int, choices: int, message: str) -> list[TokenOutput]:
+    reason = FinishReason.ERROR
+    return [
+        TokenOutput(request_id=request_id, index=i, finish_reason=reason, error=message)
+        for i in range(choices)
+    ]

@@ -1,0 +1,59 @@
+"""From a loaded network to a running engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from blazr.engine.async_engine import AsyncEngine
+from blazr.engine.cache.budget import plan_cache
+from blazr.engine.cache.manager import CacheManager
+from blazr.engine.cache.storage import plan_layout
+from blazr.engine.config import EngineConfig
+from blazr.engine.engine import Engine
+from blazr.engine.pacing import Pacing
+from blazr.engine.runner import ModelRunner
+from blazr.engine.scheduler import Scheduler
+from blazr.models.causal_lm import CausalLM
+from blazr.nn.device import Device
+
+
+def build_engine(
+    model: CausalLM,
+    device: Device,
+    *,
+    config: EngineConfig,
+    banned_ids: Sequence[int] = (),
+) -> AsyncEngine:
+    """Plan the caches, take the memory, start the thread.
+
+    Args:
+        model: Weights in place, on the device.
+        device: Where it is.
+        config: How to divide the machine.
+        banned_ids: Ids that are never generated.
+
+    Raises:
+        CapacityError: The memory holds not even one sequence.
+    """
+    max_seq_len = min(model.config.max_seq_len, config.max_seq_len or model.config.max_seq_len)
+    specs = [layer.mixer.cache_spec(model.dtype) for layer in model.config.layers]
+    layout = plan_layout(specs)
+    shape = plan_cache(layout, config, device=device, max_seq_len=max_seq_len)
+    runner = ModelRunner(model, layout, shape, banned_ids=banned_ids)
+
+    def build() -> Engine:
+        memory = CacheManager(shape, prefix_cache=config.prefix_cache)
+        return Engine(
+            Scheduler(memory, token_budget=config.token_budget),
+            lambda plan: runner.execute(plan, memory),
+            vocab_size=model.config.vocab_size,
+            max_seq_len=max_seq_len,
+            context_is_hard=shape.has_pages,
+        )
+
+    return AsyncEngine(
+        build,
+        logits=runner.logits,
+        pacing=Pacing(share=config.prefill_share, token_budget=config.token_budget),
+        max_unfinished=shape.max_running + config.max_waiting,
+    )

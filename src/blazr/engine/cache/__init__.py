@@ -1,0 +1,1 @@
+"""Memory for every layer kind: pages that grow with a sequence, checkpoints of its state."""

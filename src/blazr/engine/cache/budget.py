@@ -1,0 +1,87 @@
+"""From bytes to pools: how many superpages, sequences and tokens the memory holds."""
+
+from __future__ import annotations
+
+import logging
+
+from blazr.core.errors import CapacityError
+from blazr.engine.cache.manager import CacheShape
+from blazr.engine.cache.storage import Layout
+from blazr.engine.config import EngineConfig, parse_memory
+from blazr.nn.device import Device
+from blazr.nn.layers.cache_spec import GRID
+
+AUTO_SHARE = {"cpu": 0.25, "cuda": 0.85}
+REUSE_SHARE = 4  # auto takes at most this many times what the running sequences could fill
+
+logger = logging.getLogger(__name__)
+
+
+def plan_cache(
+    layout: Layout, config: EngineConfig, *, device: Device, max_seq_len: int
+) -> CacheShape:
+    """Divide the memory; fewer sequences run at once when it is small, never none.
+
+    Args:
+        layout: Sizes of pages, states and superpages.
+        config: What the user allows.
+        device: Where the memory is.
+        max_seq_len: Longest sequence, in tokens.
+
+    Raises:
+        CapacityError: Not even one sequence of one block fits.
+    """
+    blocks = -(-max_seq_len // GRID)
+    if config.memory == "auto":
+        allowed = int(AUTO_SHARE[device.kind] * device.free_bytes())
+        wanted = REUSE_SHARE * config.max_running
+        allowed = min(allowed, _bytes_for(layout, config.max_running, wanted * blocks, wanted))
+    else:
+        allowed = parse_memory(config.memory, free_bytes=device.free_bytes())
+    running = config.max_running
+    while running >= 1:
+        left = allowed - running * layout.run_bytes
+        shape = CacheShape(
+            grid=GRID,
+            num_superpages=left // layout.superpage_bytes if layout.superpage_bytes else 0,
+            pages_per_superpage=layout.pages_per_superpage,
+            states_per_superpage=layout.states_per_superpage,
+            max_running=running,
+            max_blocks=blocks,
+        )
+        if shape.num_superpages >= sum(shape.floor) and shape.max_tokens >= GRID:
+            _report(layout, shape, config)
+            return shape
+        running = running // 2
+    raise CapacityError(
+        "the memory for caches holds not even one sequence.",
+        found=f"{allowed / 2**20:.1f} MiB",
+        expected=f"at least {_bytes_for(layout, 1, 1, 0) / 2**20:.1f} MiB",
+        hint="raise --memory, or choose a smaller model",
+    )
+
+
+def _bytes_for(layout: Layout, running: int, pages: int, states: int) -> int:
+    """Enough for this many running sequences, pages and kept states."""
+    superpages = 3
+    if layout.pages_per_superpage:
+        superpages += -(-pages // layout.pages_per_superpage)
+    if layout.states_per_superpage:
+        superpages += -(-(2 * running + 1 + states) // layout.states_per_superpage) + 1
+    return superpages * layout.superpage_bytes + running * layout.run_bytes
+
+
+def _report(layout: Layout, shape: CacheShape, config: EngineConfig) -> None:
+    total = shape.num_superpages * layout.superpage_bytes + shape.max_running * layout.run_bytes
+    holds = [f"{shape.max_running} sequences at once"]
+    if shape.has_pages:
+        holds.append(f"{shape.num_superpages * shape.pages_per_superpage * GRID} tokens")
+    if shape.has_states:
+        holds.append(f"{shape.num_superpages * shape.states_per_superpage} recurrent states")
+    logger.info("caches: %.1f MiB, room for %s", total / 2**20, " or ".join(holds[1:] or holds))
+    if shape.max_running < config.max_running:
+        logger.warning(
+            "the cache memory runs %d sequences at once, not %d; --memory raises it",
+            shape.max_running,
+            config.max_running,
+        )

@@ -1,0 +1,297 @@
+"""The memory of sequences: reuse, grow, commit, release. Decides; holds no tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from blazr.engine.cache.arena import Arena, ItemClass, OutOfMemoryError
+from blazr.engine.cache.prefix import NO_PAGE, Node, PrefixTrie
+from blazr.engine.sequence import Sequence
+
+LONG_PROMPT_EDGES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheShape:
+    """What the model's layers need, in items.
+
+    Args:
+        grid: Tokens in a block.
+        num_superpages: Superpages in the arena.
+        pages_per_superpage: 0 for models without paged layers.
+        states_per_superpage: 0 for models without recurrent layers.
+        max_running: Sequences that run at once.
+        max_blocks: Blocks of the longest sequence.
+    """
+
+    grid: int
+    num_superpages: int
+    pages_per_superpage: int
+    states_per_superpage: int
+    max_running: int
+    max_blocks: int
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether a layer remembers every token."""
+        return self.pages_per_superpage > 0
+
+    @property
+    def has_states(self) -> bool:
+        """Whether a layer is recurrent."""
+        return self.states_per_superpage > 0
+
+    @property
+    def floor(self) -> tuple[int, int]:
+        """Superpages each class owns for good.
+
+        A running sequence holds one state and writes the next, and slot 0 is the zero state.
+        """
+        states = 2 * self.max_running + 1
+        state_superpages = -(-states // self.states_per_superpage) if self.has_states else 0
+        return (1 if self.has_pages else 0, state_superpages)
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens one sequence can have when it is alone."""
+        if not self.has_pages:
+            return 2**31
+        superpages = self.num_superpages - self.floor[ItemClass.STATE]
+        if self.has_states:
+            superpages -= 2  # its two states may lie outside their class's own superpages
+        return superpages * self.pages_per_superpage * self.grid
+
+
+class CacheManager:
+    """Gives sequences their pages, states and run slots, and shares what can be shared.
+
+    Args:
+        shape: Sizes of the pools.
+        prefix_cache: Whether prefixes of earlier requests are reused.
+    """
+
+    def __init__(self, shape: CacheShape, *, prefix_cache: bool = True) -> None:
+        self.shape = shape
+        self.prefix_cache = prefix_cache
+        self.arena = Arena(
+            shape.num_superpages,
+            per=(shape.pages_per_superpage, shape.states_per_superpage),
+            floor=shape.floor,
+        )
+        self.trie = PrefixTrie(self.arena, grid=shape.grid, has_states=shape.has_states)
+        if shape.has_states:
+            zero = self.arena.allocate(ItemClass.STATE)
+            assert zero == 0, "slot 0 is the zero state"
+        self.free_run_slots = list(range(shape.max_running))[::-1]
+        self.block_tables = np.zeros((shape.max_running, shape.max_blocks), np.int64)
+        self.new_pages: list[int] = []
+        self.new_states: list[int] = []
+
+    def start(self, sequence: Sequence) -> None:
+        """Give a sequence a run slot and the longest prefix that can be resumed."""
+        grid, tokens = self.shape.grid, sequence.tokens
+        salt = sequence.request.cache_salt
+        trie = self.trie
+        sequence.run_slot = self.free_run_slots.pop()
+        prompt_edge = (len(tokens) - 1) // grid * grid
+        sequence.wanted = {prompt_edge, *range(LONG_PROMPT_EDGES, prompt_edge, LONG_PROMPT_EDGES)}
+        sequence.node = trie.root(salt)
+        if self._reads_prefix(sequence):
+            match = trie.match(tokens, salt)
+            if len(match.path) > match.usable:
+                # two prompts share this much: keep a state there this time
+                sequence.wanted.add(len(match.path) * grid)
+            sequence.reuse = self._explain(len(match.path), match.usable, len(tokens))
+            if match.usable:
+                self._resume(sequence, match.path[: match.usable])
+        else:
+            sequence.reuse = "off"
+        trie.lock(sequence.node)
+
+    def reserve(self, sequence: Sequence, num_tokens: int) -> None:
+        """Make room for the next tokens: pages to hold them, slots for the states they pass.
+
+        Raises:
+            OutOfMemoryError: There is no room, even after evicting all that can be.
+        """
+        grid, upto = self.shape.grid, sequence.computed + num_tokens
+        if self.shape.has_pages:
+            while len(sequence.pages) * grid < upto:
+                page = self._allocate(ItemClass.PAGE)
+                assert sequence.run_slot is not None
+                self.block_tables[sequence.run_slot, len(sequence.pages)] = page
+                sequence.pages.append(page)
+                self.new_pages.append(page)
+        last_edge = upto // grid * grid
+        if not self.shape.has_states or last_edge <= sequence.checkpoint_length:
+            return
+        self._drop_pending(sequence)
+        for edge in sorted(sequence.wanted):
+            # a state for others is a favour: without room it is left out
+            if sequence.checkpoint_length < edge < last_edge and edge > sequence.computed:
+                slot = self._allocate_state_if_easy()
+                if slot is not None:
+                    sequence.pending.append((edge - sequence.computed, slot))
+        sequence.pending.append((last_edge - sequence.computed, self._next_checkpoint(sequence)))
+
+    def commit(self, sequence: Sequence, num_tokens: int) -> None:
+        """The tokens are in memory: publish whole blocks, move to the last state written."""
+        start, grid = sequence.computed, self.shape.grid
+        sequence.computed += num_tokens
+        self._publish(sequence)
+        for offset, slot in sequence.pending:
+            edge = start + offset
+            if edge == sequence.computed // grid * grid:
+                if slot != sequence.checkpoint:
+                    self._release_checkpoint(sequence)
+                sequence.checkpoint, sequence.checkpoint_length = slot, edge
+                if edge in sequence.wanted:
+                    self._keep_state(sequence, edge, slot)
+            else:
+                self._keep_state(sequence, edge, slot)
+                self.arena.release(ItemClass.STATE, slot)
+        sequence.pending.clear()
+
+    def release(self, sequence: Sequence, *, publish: bool = True) -> None:
+        """Finish, abort and preemption alike: publish what is whole, drop every reference.
+
+        Args:
+            sequence: Loses its memory; its tokens stay.
+            publish: False after a failure: nothing of it may be reused.
+        """
+        if sequence.run_slot is None or sequence.node is None:
+            return
+        self._drop_pending(sequence)
+        if sequence.checkpoint is not None and publish:
+            self._keep_state(sequence, sequence.checkpoint_length, sequence.checkpoint)
+        self._release_checkpoint(sequence)
+        for page in sequence.pages:
+            self.arena.release(ItemClass.PAGE, page)
+        self.trie.unlock(sequence.node)
+        if not publish:
+            for node in sequence.created:
+                self.trie.forget(node)
+        if not self.shape.has_pages:
+            self.trie.trim()
+        self.free_run_slots.append(sequence.run_slot)
+        sequence.pages = []
+        sequence.created = []
+        sequence.wanted = set()
+        sequence.node = None
+        sequence.run_slot = None
+        sequence.computed = sequence.published = sequence.checkpoint_length = 0
+
+    def usable_prefix(self, sequence: Sequence) -> int:
+        """Tokens a waiting sequence could resume from now."""
+        if not self._reads_prefix(sequence):
+            return 0
+        match = self.trie.match(sequence.tokens, sequence.request.cache_salt)
+        return match.usable * self.shape.grid
+
+    def has_room_for(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence's tokens would fit beside those that run.
+
+        Pages only the trie holds count as room, since they can be evicted.
+        """
+        if not self.free_run_slots:
+            return False
+        if not self.shape.has_pages:
+            return True
+        held = self.arena.used(ItemClass.PAGE) - self.trie.num_idle_pages
+        total = self.shape.max_tokens // self.shape.grid
+        needed = -(-(len(sequence.tokens) + 1) // self.shape.grid)
+        return held + needed <= total
+
+    def _reads_prefix(self, sequence: Sequence) -> bool:
+        # log-probabilities of the prompt need every token computed
+        return self.prefix_cache and sequence.request.params.prompt_logprobs is None
+
+    def _explain(self, matched: int, usable: int, length: int) -> str:
+        if usable == (length - 1) // self.shape.grid:
+            return "whole" if usable else "short"
+        if matched > usable:
+            return "no-state"
+        return "partial" if usable else "unknown"
+
+    def _resume(self, sequence: Sequence, path: tuple[Node, ...]) -> None:
+        grid, node = self.shape.grid, path[-1]
+        sequence.node = node
+        sequence.published = len(path)
+        sequence.computed = len(path) * grid
+        if self.shape.has_pages:
+            assert sequence.run_slot is not None
+            sequence.pages = [hit.page for hit in path]
+            self.block_tables[sequence.run_slot, : len(path)] = sequence.pages
+            for page in sequence.pages:
+                self.arena.share(ItemClass.PAGE, page)
+        if self.shape.has_states:
+            assert node.state is not None
+            self.arena.share(ItemClass.STATE, node.state)
+            sequence.checkpoint, sequence.checkpoint_length = node.state, sequence.computed
+
+    def _publish(self, sequence: Sequence) -> None:
+        if not self.prefix_cache:
+            return
+        while (sequence.published + 1) * self.shape.grid <= sequence.computed:
+            block = sequence.published
+            parent = sequence.node
+            assert parent is not None
+            key = self.trie.block_key(sequence.tokens, block)
+            is_new = key not in parent.children
+            page = sequence.pages[block] if self.shape.has_pages else NO_PAGE
+            node = self.trie.insert(parent, key, page)
+            self.trie.lock_child(node)
+            if is_new:
+                sequence.created.append(node)
+            sequence.node = node
+            sequence.published += 1
+
+    def _keep_state(self, sequence: Sequence, edge: int, slot: int) -> None:
+        depth = edge // self.shape.grid
+        node = sequence.node
+        if node is None or node.depth < depth or not depth:
+            return
+        while node.depth > depth:
+            assert node.parent is not None
+            node = node.parent
+        self.trie.put_state(node, slot)
+
+    def _next_checkpoint(self, sequence: Sequence) -> int:
+        """Write over the present state if nobody else can see it; otherwise into a new slot."""
+        slot = sequence.checkpoint
+        if slot is not None and self.arena.is_private(ItemClass.STATE, slot):
+            return slot
+        return self._allocate_state()
+
+    def _allocate_state(self) -> int:
+        slot = self._allocate(ItemClass.STATE)
+        self.new_states.append(slot)
+        return slot
+
+    def _allocate_state_if_easy(self) -> int | None:
+        arena = self.arena
+        if not arena.room(ItemClass.STATE) and not self.trie.evict(ItemClass.STATE):
+            return None
+        return self._allocate_state() if arena.room(ItemClass.STATE) else None
+
+    def _allocate(self, cls: ItemClass) -> int:
+        while True:
+            try:
+                return self.arena.allocate(cls)
+            except OutOfMemoryError:
+                other = ItemClass(1 - cls)
+                if not (self.trie.evict(cls) or self.trie.evict(other)):
+                    raise
+
+    def _drop_pending(self, sequence: Sequence) -> None:
+        for _, slot in sequence.pending:
+            if slot != sequence.checkpoint:
+                self.arena.release(ItemClass.STATE, slot)
+        sequence.pending.clear()
+
+    def _release_checkpoint(self, sequence: Sequence) -> None:
+        if sequence.checkpoint is not None:
+            self.arena.release(ItemClass.STATE, sequence.checkpoint)
+            sequence.checkpoint = None

@@ -1,0 +1,135 @@
+"""The tensors behind the caches: one arena, cut into views, and the running sequences' rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import lcm, prod
+
+import torch
+from torch import Tensor
+
+from blazr.engine.cache.manager import CacheShape
+from blazr.nn.layers.batch import LayerCache
+from blazr.nn.layers.cache_spec import GRID, CacheSpec, TensorSpec
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How pages and states lie in superpages.
+
+    Args:
+        specs: What each layer remembers.
+        page_bytes: GRID tokens of every paged layer.
+        state_bytes: One checkpoint of every recurrent layer.
+        run_bytes: One sequence's log rows and working states.
+        pages_per_superpage: 0 without paged layers.
+        states_per_superpage: 0 without recurrent layers.
+        superpage_bytes: Divided exactly by both kinds of item.
+    """
+
+    specs: tuple[CacheSpec, ...]
+    page_bytes: int
+    state_bytes: int
+    run_bytes: int
+    pages_per_superpage: int
+    states_per_superpage: int
+    superpage_bytes: int
+
+
+def plan_layout(specs: Sequence[CacheSpec]) -> Layout:
+    """Choose a superpage that holds whole pages and whole states with little waste."""
+    page = sum(_aligned(GRID * t.nbytes) for spec in specs for t in spec.paged.values())
+    state = sum(_aligned(t.nbytes) for spec in specs for t in spec.checkpoint.values())
+    run = sum(_aligned(t.nbytes) for spec in specs for t in spec.live.values())
+    if not page:
+        pages, states = 0, min(1, state)
+    elif not state:
+        pages, states = 1, 0
+    elif page <= 2 * state:
+        pages, states = max(1, round(2 * state / page)), 2
+    else:
+        pages, states = 1, page // state
+    unit = ALIGNMENT * lcm(max(pages, 1), max(states, 1))
+    superpage = -(-max(pages * page, states * state) // unit) * unit
+    return Layout(tuple(specs), page, state, run, pages, states, superpage)
+
+
+class Storage:
+    """The memory of all layers.
+
+    Args:
+        layout: How items lie in superpages.
+        shape: How many there are.
+        device: Where.
+    """
+
+    def __init__(self, layout: Layout, shape: CacheShape, device: torch.device) -> None:
+        size = shape.num_superpages * layout.superpage_bytes
+        self._arena = torch.zeros(size, dtype=torch.uint8, device=device)
+        pages = shape.num_superpages * layout.pages_per_superpage
+        states = shape.num_superpages * layout.states_per_superpage
+        self._pages = self._arena.view(max(pages, 1), -1) if pages else None
+        self._states = self._arena.view(max(states, 1), -1) if states else None
+        self._run: list[Tensor] = []
+        self.nbytes = size
+        self.layers = self._cut(layout, shape, device)
+
+    def clear_pages(self, ids: Sequence[int], value: int = 0) -> None:
+        """Fill pages with a byte, before they are handed out."""
+        if self._pages is not None and ids:
+            self._pages[list(ids)] = value
+
+    def clear_states(self, ids: Sequence[int], value: int = 0) -> None:
+        """Fill state slots with a byte, before they are handed out."""
+        if self._states is not None and ids:
+            self._states[list(ids)] = value
+
+    def clear_run_slots(self, ids: Sequence[int]) -> None:
+        """Zero log rows and working states, before they are handed out."""
+        if ids:
+            for tensor in self._run:
+                tensor[list(ids)] = 0
+
+    def _cut(
+        self, layout: Layout, shape: CacheShape, device: torch.device
+    ) -> tuple[LayerCache, ...]:
+        caches = []
+        page_at = state_at = 0
+        for spec in layout.specs:
+            paged, checkpoint, live = {}, {}, {}
+            for name, tensor in spec.paged.items():
+                wide = TensorSpec((GRID, *tensor.shape), tensor.dtype)
+                assert self._pages is not None
+                paged[name] = _view(self._pages, wide, page_at)
+                page_at += _aligned(wide.nbytes)
+            for name, tensor in spec.checkpoint.items():
+                assert self._states is not None
+                checkpoint[name] = _view(self._states, tensor, state_at)
+                state_at += _aligned(tensor.nbytes)
+            for name, tensor in spec.live.items():
+                live[name] = torch.zeros(
+                    (shape.max_running, *tensor.shape), dtype=tensor.dtype, device=device
+                )
+                self._run.append(live[name])
+            caches.append(LayerCache(paged, checkpoint, live))
+        return tuple(caches)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _view(items: Tensor, spec: TensorSpec, offset: int) -> Tensor:
+    """(items, *shape) inside (items, bytes), each at the same offset in its item."""
+    flat = items.view(-1).view(spec.dtype)
+    width = spec.dtype.itemsize
+    strides, step = [], prod(spec.shape)
+    for size in spec.shape:
+        step //= size
+        strides.append(step)
+    return flat.as_strided(
+        (items.shape[0], *spec.shape), (items.shape[1] // width, *strides), offset // width
+    )

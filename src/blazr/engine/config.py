@@ -1,0 +1,77 @@
+"""How the engine divides the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from blazr.core.errors import ConfigError
+
+_UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How the engine divides the machine.
+
+    Args:
+        max_running: Sequences computed in one step; more are queued.
+        max_waiting: Requests that may queue; one more is refused.
+        token_budget: Most tokens computed in one step.
+        prefill_share: While others decode, prefill may slow a step down to this many times its
+            length without prefill.
+        memory: For caches: bytes (``"8GiB"``), a share of what is free (``"0.6"``), or ``"auto"``.
+        max_seq_len: Lower the model's context to this many tokens, or None.
+        prefix_cache: Whether prefixes of earlier requests are reused.
+    """
+
+    max_running: int = 32
+    max_waiting: int = 128
+    token_budget: int = 512
+    prefill_share: float = 2.0
+    memory: str = "auto"
+    max_seq_len: int | None = None
+    prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("max_running", "max_waiting", "token_budget"):
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    f"{name} is out of range.",
+                    found=str(getattr(self, name)),
+                    expected="at least 1",
+                )
+        if self.prefill_share < 1:
+            raise ConfigError(
+                "prefill_share is out of range.",
+                found=str(self.prefill_share),
+                expected="at least 1 (a step with prefill over one without)",
+            )
+        if self.memory != "auto":
+            parse_memory(self.memory, free_bytes=0)
+
+
+def parse_memory(text: str, *, free_bytes: int) -> int:
+    """Turn ``"8GiB"``, ``"500MB"``, ``"1073741824"`` or ``"0.6"`` into bytes.
+
+    Args:
+        text: What the user wrote. A number of at most 1 is a share of ``free_bytes``.
+        free_bytes: What is free now.
+
+    Raises:
+        ConfigError: It is neither a size nor a share.
+    """
+    word = text.strip().lower().removesuffix("b").removesuffix("i")
+    unit = _UNITS.get(word[-1:], 1)
+    try:
+        number = float(word[:-1] if unit > 1 else word)
+    except ValueError:
+        number = -1.0
+    if not 0 < number < 2**60:
+        raise ConfigError(
+            "the cache memory cannot be read.",
+            found=repr(text)[:100],
+            expected="a size (8GiB, 500MB) or a share of the free memory (0.6)",
+        )
+    if unit == 1 and number <= 1:
+        return int(number * free_bytes)
+    return int(number * unit)

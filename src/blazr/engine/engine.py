@@ -1,0 +1,308 @@
+"""The engine: add, step, abort. Owns the life of every request; knows no thread and no clock."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from blazr.core.errors import ContextLengthError, RequestError
+from blazr.engine.cache.arena import ItemClass
+from blazr.engine.outputs import FinishReason, TokenLogprobs, TokenOutput
+from blazr.engine.request import Request
+from blazr.engine.runner import StepResult
+from blazr.engine.sampling.sampler import Sampled
+from blazr.engine.scheduler import PlannedSequence, Scheduler, StepPlan
+from blazr.engine.sequence import Phase, Sequence
+
+Execute = Callable[[StepPlan], StepResult]
+
+
+@dataclass(slots=True)
+class EngineCounts:
+    """What has happened, for the metrics."""
+
+    steps: int = 0
+    generated_tokens: int = 0
+    computed_tokens: int = 0
+    finished: dict[str, int] = field(default_factory=dict)
+
+
+class Engine:
+    """Turns requests into token outputs, one step at a time.
+
+    Args:
+        scheduler: Decides what each step computes.
+        execute: Computes it: a runner's, or in tests anything with its face.
+        vocab_size: Ids at and above it are refused.
+        max_seq_len: Context in tokens.
+        context_is_hard: Whether a prompt beyond the context is refused (a recurrent model goes on).
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        execute: Execute,
+        *,
+        vocab_size: int,
+        max_seq_len: int,
+        context_is_hard: bool = True,
+    ) -> None:
+        self.scheduler = scheduler
+        self.counts = EngineCounts()
+        self.vocab_size = vocab_size
+        self.max_seq_len = max_seq_len
+        self._execute = execute
+        self._context_is_hard = context_is_hard
+        self._by_request: dict[int, list[Sequence]] = {}
+        self._prompt_logprobs: dict[Sequence, list[TokenLogprobs | None]] = {}
+        self._stuck = 0
+
+    def add(self, request: Request, *, request_id: int, now: float, seed: int) -> None:
+        """Queue a request.
+
+        Args:
+            request: What to generate.
+            request_id: A number of its own; lower ones go first.
+            now: Monotonic time, in seconds.
+            seed: Used where the request has none.
+
+        Raises:
+            RequestError: An id is no token, or the prompt is empty.
+            ContextLengthError: The prompt does not fit the context or the memory.
+        """
+        self.check(request)
+        params = request.params
+        base = params.seed if params.seed is not None else seed
+        sequences = [
+            Sequence(
+                request_id=request_id,
+                request=request,
+                index=index,
+                order=(request.priority, request_id, index),
+                tokens=array("i", request.prompt_ids),
+                seed=base + index * 0x632BE59BD9B4E019,
+                max_length=self._max_length(request),
+                deadline=None if request.timeout_s is None else now + request.timeout_s,
+            )
+            for index in range(params.n)
+        ]
+        self._by_request[request_id] = sequences
+        for sequence in sequences:
+            self.scheduler.add(sequence)
+
+    def check(self, request: Request) -> None:
+        """Refuse what can never run. Pure, so that any thread may ask first.
+
+        Raises:
+            RequestError: An id is no token, or the prompt is empty.
+            ContextLengthError: The prompt does not fit the context or the memory.
+        """
+        ids = request.prompt_ids
+        if not ids:
+            raise RequestError(
+                "the prompt is empty.", param="prompt", expected="at least one token"
+            )
+        if min(ids) < 0 or max(ids) >= self.vocab_size:
+            wrong = next(i for i in ids if not 0 <= i < self.vocab_size)
+            raise RequestError(
+                "a token id of the prompt is out of range.",
+                param="prompt",
+                found=str(wrong)[:100],
+                expected=f"0 to {self.vocab_size - 1}",
+            )
+        for name, bad in (
+            ("stop_token_ids", request.params.stop_token_ids),
+            ("logit_bias", request.params.logit_bias),
+        ):
+            if any(not 0 <= i < self.vocab_size for i in bad):
+                raise RequestError(
+                    f"an id of {name} is out of range.",
+                    param=name,
+                    expected=f"0 to {self.vocab_size - 1}",
+                )
+        limit = self.scheduler.memory.shape.max_tokens
+        if self._context_is_hard:
+            limit = min(limit, self.max_seq_len)
+        if len(ids) + 1 > limit:
+            raise ContextLengthError(
+                f"the prompt has {len(ids)} tokens, and the context holds {limit}.",
+                param="prompt",
+                found=f"{len(ids)} prompt tokens",
+                expected=f"at most {limit - 1}, so that one can be generated",
+                hint="shorten the prompt",
+            )
+
+    def abort(self, request_id: int) -> list[TokenOutput]:
+        """End a request; its memory is free when this returns. Unknown ids are ignored."""
+        outputs = []
+        for sequence in list(self._by_request.get(request_id, ())):
+            if sequence.phase is not Phase.FINISHED:
+                outputs.append(self._end(sequence, FinishReason.ABORT))
+        return outputs
+
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
+    def step(self, now: float, prefill_budget: int | None = None) -> list[TokenOutput]:
+        """Compute one step.
+
+        Args:
+            now: Monotonic time, in seconds.
+            prefill_budget: Most prefill tokens beside decoding sequences.
+
+        Returns:
+            One output per sequence that got a token or ended.
+        """
+        outputs = self._expire(now)
+        plan = self.scheduler.schedule(prefill_budget)
+        if not plan.rows:
+            return outputs + self._unstick()
+        self._stuck = 0
+        try:
+            result = self._execute(plan)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001  (a panic in an extension is no Exception)
+            message = f"{type(error).__name__}: {str(error)[:200]}"
+            return outputs + [self._fail(row.sequence, message) for row in plan.rows]
+        self._collect_prompt(plan, result)
+        self.scheduler.commit(plan)
+        self.counts.steps += 1
+        self.counts.computed_tokens += plan.num_tokens
+        sampled = iter(result.sampled)
+        for row in plan.rows:
+            if row.samples:
+                outputs.append(self._append(row, next(sampled)))
+        return outputs
+
+    def fail_all(self, message: str) -> list[TokenOutput]:
+        """End everything with an error, publishing nothing: the engine itself is in doubt."""
+        return [self._fail(sequence, message) for sequence in list(self.scheduler.sequences())]
+
+    def stats(self) -> dict[str, float]:
+        """Figures for the metrics, by name."""
+        scheduler, memory = self.scheduler, self.scheduler.memory
+        counts, did = self.counts, scheduler.counts
+        figures: dict[str, float] = {
+            "num_running": len(scheduler.running),
+            "num_waiting": len(scheduler.waiting),
+            "steps": counts.steps,
+            "generated_tokens": counts.generated_tokens,
+            "computed_tokens": counts.computed_tokens,
+            "prompt_tokens": did.prompt_tokens,
+            "cached_tokens": did.cached_tokens,
+            "preemptions": did.preempted,
+            "pages_used": memory.arena.used(ItemClass.PAGE),
+            "pages_idle": memory.trie.num_idle_pages,
+            "states_used": memory.arena.used(ItemClass.STATE),
+            "prefix_blocks": memory.trie.num_nodes,
+            "page_evictions": memory.trie.evictions[ItemClass.PAGE],
+            "state_evictions": memory.trie.evictions[ItemClass.STATE],
+        }
+        figures |= {f"reuse_{reason}": n for reason, n in did.reuse.items()}
+        figures |= {f"finished_{reason}": n for reason, n in counts.finished.items()}
+        return figures
+
+    def _max_length(self, request: Request) -> int:
+        wanted = len(request.prompt_ids) + request.params.max_tokens
+        limit = self.scheduler.memory.shape.max_tokens
+        if self._context_is_hard:
+            limit = min(limit, self.max_seq_len)
+        return min(wanted, limit)
+
+    def _append(self, row: PlannedSequence, sampled: Sampled) -> TokenOutput:
+        sequence = row.sequence
+        if sampled.error is not None:
+            return self._fail(sequence, sampled.error)
+        token, params = sampled.token_id, sequence.request.params
+        stops = not params.ignore_eos and token in sequence.request.stop_ids
+        stops = stops or token in params.stop_token_ids
+        if stops and sequence.num_output >= params.min_tokens:
+            return self._end(sequence, FinishReason.STOP, stop_id=token)
+        sequence.tokens.append(token)
+        self.counts.generated_tokens += 1
+        logprobs = () if sampled.logprobs is None else (sampled.logprobs,)
+        if len(sequence.tokens) >= sequence.max_length:
+            reason = FinishReason.LENGTH
+            return self._end(sequence, reason, token_ids=(token,), logprobs=logprobs)
+        return self._output(sequence, token_ids=(token,), logprobs=logprobs)
+
+    def _end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        *,
+        token_ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        stop_id: int | None = None,
+        error: str | None = None,
+    ) -> TokenOutput:
+        self.scheduler.finish(sequence, publish=reason is not FinishReason.ERROR)
+        self.counts.finished[reason] = self.counts.finished.get(reason, 0) + 1
+        output = self._output(
+            sequence,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            finish_reason=reason,
+            stop_id=stop_id,
+            error=error,
+        )
+        siblings = self._by_request[sequence.request_id]
+        if all(sibling.phase is Phase.FINISHED for sibling in siblings):
+            del self._by_request[sequence.request_id]
+        return output
+
+    def _fail(self, sequence: Sequence, message: str) -> TokenOutput:
+        return self._end(sequence, FinishReason.ERROR, error=message)
+
+    def _output(
+        self,
+        sequence: Sequence,
+        *,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs, ...],
+        finish_reason: FinishReason | None = None,
+        stop_id: int | None = None,
+        error: str | None = None,
+    ) -> TokenOutput:
+        prompt = self._prompt_logprobs.pop(sequence, None)
+        return TokenOutput(
+            request_id=sequence.request_id,
+            index=sequence.index,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=None if prompt is None else tuple(prompt),
+            finish_reason=finish_reason,
+            stop_id=stop_id,
+            error=error,
+            num_prompt_tokens=sequence.num_prompt,
+            num_cached_tokens=sequence.num_cached,
+            reuse=sequence.reuse,
+        )
+
+    def _collect_prompt(self, plan: StepPlan, result: StepResult) -> None:
+        for index, logprobs in result.prompt_logprobs.items():
+            sequence = plan.rows[index].sequence
+            known = self._prompt_logprobs.setdefault(sequence, [None])
+            # after a preemption the prompt is computed again from its first token
+            del known[sequence.computed + 1 :]
+            known.extend(logprobs)
+
+    def _expire(self, now: float) -> list[TokenOutput]:
+        late = [
+            sequence
+            for sequence in self.scheduler.sequences()
+            if sequence.deadline is not None and now >= sequence.deadline
+        ]
+        return [self._fail(sequence, "the request ran out of time") for sequence in late]
+
+    def _unstick(self) -> list[TokenOutput]:
+        """A queue that cannot start although nothing runs would wait for ever."""
+        if not self.scheduler.waiting or self.scheduler.running:
+            return []
+        self._stuck += 1
+        if self._stuck < 3:
+            return []
+        return [self._fail(self.scheduler.waiting[0], "the cache memory cannot hold this request")]

@@ -1,0 +1,51 @@
+"""How much prefill fits beside decoding without the readers noticing."""
+
+from __future__ import annotations
+
+SMOOTHING = 0.2
+MIN_TOKENS = 16
+
+
+class Pacing:
+    """Learns from the lengths of steps what a prefill token costs.
+
+    While sequences decode, a step may take at most ``share`` times as long as without prefill.
+
+    Args:
+        share: That factor, at least 1.
+        token_budget: Never more prefill tokens than this.
+    """
+
+    def __init__(self, *, share: float, token_budget: int) -> None:
+        self._share = share
+        self._budget = token_budget
+        self._decode_s: float | None = None
+        self._token_s: float | None = None
+        self.longest_step_s = 0.0
+
+    def prefill_budget(self) -> int:
+        """Most prefill tokens in the next step, if something decodes in it."""
+        if self._decode_s is None or self._token_s is None:
+            return MIN_TOKENS
+        affordable = (self._share - 1) * self._decode_s / self._token_s
+        return max(MIN_TOKENS, min(int(affordable), self._budget))
+
+    def learn(self, num_decodes: int, num_prefill_tokens: int, seconds: float) -> None:
+        """Take in one step's length.
+
+        Args:
+            num_decodes: Sequences that decoded in it.
+            num_prefill_tokens: Prefill tokens it computed.
+            seconds: How long it took.
+        """
+        self.longest_step_s = max(self.longest_step_s, seconds)
+        if num_decodes and not num_prefill_tokens:
+            self._decode_s = _smooth(self._decode_s, seconds)
+        elif num_prefill_tokens >= MIN_TOKENS:
+            decode = self._decode_s or 0.0 if num_decodes else 0.0
+            each = max(seconds - decode, 0.0) / num_prefill_tokens
+            self._token_s = _smooth(self._token_s, max(each, 1e-7))
+
+
+def _smooth(old: float | None, new: float) -> float:
+    return new if old is None else old + SMOOTHING * (new - old)

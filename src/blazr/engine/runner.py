@@ -1,0 +1,157 @@
+"""Runs one step on the device: batch, network, logits, draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from blazr.engine.batching import build_batch
+from blazr.engine.cache.manager import CacheManager, CacheShape
+from blazr.engine.cache.storage import Layout, Storage
+from blazr.engine.outputs import TokenLogprobs
+from blazr.engine.sampling.sampler import Sampled, Sampler, token_logprobs
+from blazr.engine.scheduler import PlannedSequence, StepPlan
+from blazr.models.causal_lm import CausalLM
+from blazr.nn.layers.batch import ForwardBatch, Span
+from blazr.nn.layers.cache_spec import GRID
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step put out.
+
+    Args:
+        sampled: One per row that samples, in the plan's order.
+        prompt_logprobs: By row of the plan, for requests that ask: one per token of this step
+            that has a next one in the prompt.
+    """
+
+    sampled: list[Sampled] = field(default_factory=list)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+
+
+class ModelRunner:
+    """The network and the memory it reads and writes.
+
+    Args:
+        model: Weights in place.
+        layout: How pages and states lie in memory.
+        shape: How many there are.
+        banned_ids: Ids that are never drawn.
+    """
+
+    def __init__(
+        self, model: CausalLM, layout: Layout, shape: CacheShape, *, banned_ids: Sequence[int] = ()
+    ) -> None:
+        self.model = model
+        self.layout = layout
+        self.shape = shape
+        self.storage = Storage(layout, shape, model.device)
+        self.sampler = Sampler(model.config.vocab_size, banned_ids, model.device)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan, memory: CacheManager) -> StepResult:
+        """Compute a step.
+
+        Memory is zeroed as it is handed out: whatever a former owner left can be seen by nobody.
+        """
+        self.storage.clear_pages(plan.fresh_pages)
+        self.storage.clear_states(plan.fresh_states)
+        self.storage.clear_run_slots(plan.fresh_run_slots)
+        batch = build_batch(plan, memory, self.model.device)
+        hidden = self.model(batch, self.storage.layers)
+        if not len(batch.logits_indices):
+            return StepResult()
+        logits = self.model.logits(hidden[batch.logits_indices])
+        return self._sample(plan, logits)
+
+    @torch.inference_mode()
+    def logits(self, token_ids: Sequence[int], cuts: Sequence[int] = ()) -> Tensor:
+        """Scores at every position of one sequence, in memory of its own.
+
+        Args:
+            token_ids: T tokens.
+            cuts: Positions where the computation is interrupted and resumed from memory.
+
+        Returns:
+            (T, V), float32.
+        """
+        count, device = len(token_ids), self.model.device
+        blocks = -(-count // GRID)
+        layout = self.layout
+        pages, states = layout.pages_per_superpage, layout.states_per_superpage
+        shape = CacheShape(
+            grid=GRID,
+            num_superpages=max(
+                -(-blocks // pages) if pages else 0, -(-2 // states) if states else 0
+            ),
+            pages_per_superpage=pages,
+            states_per_superpage=states,
+            max_running=1,
+            max_blocks=blocks,
+        )
+        storage = Storage(layout, shape, device)
+        edges = sorted({0, count, *(cut for cut in cuts if 0 < cut < count)})
+        ids = torch.tensor(token_ids, dtype=torch.int64, device=device)
+        parts = []
+        for start, end in pairwise(edges):
+            batch = _single(
+                ids[start:end], start, first_page=for_states * pages, has_states=bool(states)
+            )
+            parts.append(self.model.logits(self.model(batch, storage.layers)))
+        return torch.cat(parts)
+
+    def _sample(self, plan: StepPlan, logits: Tensor) -> StepResult:
+        result, last, at = StepResult(), [], 0
+        for index, row in enumerate(plan.rows):
+            asked = row.sequence.request.params.prompt_logprobs
+            if asked is not None:
+                part = logits[at : at + row.num_tokens]
+                result.prompt_logprobs[index] = _prompt_logprobs(row, part, asked)
+                at += row.num_tokens
+            elif row.samples:
+                at += 1
+            if row.samples:
+                last.append(at - 1)
+        sequences = [row.sequence for row in plan.rows if row.samples]
+        if sequences:
+            rows = logits if len(last) == len(logits) else logits[last]
+            result.sampled = self.sampler.sample(rows, sequences)
+        return result
+
+
+def _prompt_logprobs(row: PlannedSequence, logits: Tensor, num_top: int) -> list[TokenLogprobs]:
+    sequence = row.sequence
+    out = []
+    for offset in range(row.num_tokens):
+        following = sequence.computed + offset + 1
+        if following < sequence.num_prompt:
+            out.append(token_logprobs(logits[offset], sequence.tokens[following], num_top))
+    return out
+
+
+def _single(token_ids: Tensor, start: int, *, first_page: int, has_states: bool) -> ForwardBatch:
+    """One sequence alone in its memory: its pages in order, its checkpoint in state slot 1."""
+    length, device = len(token_ids), token_ids.device
+    positions = torch.arange(start, start + length, device=device)
+    checkpoint = start // GRID * GRID
+    edge = (start + length) // GRID * GRID
+    writes = ((edge - start, 1),) if has_states and edge > checkpoint else ()
+    span = Span(0, length, start, start - checkpoint if has_states else 0, writes)
+    blocks = -(-(start + length) // GRID)
+    one = torch.zeros(1, dtype=torch.int64, device=device)
+    return ForwardBatch(
+        token_ids=token_ids,
+        positions=positions,
+        block_tables=first_page + torch.arange(blocks, device=device)[None],
+        slot_mapping=first_page * GRID + positions,
+        state_slots=one + (1 if checkpoint else 0),
+        run_slots=one,
+        logits_indices=positions,
+        spans=(span,),
+        num_decodes=int(length == 1),
+    )

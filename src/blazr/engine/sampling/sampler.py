@@ -1,0 +1,139 @@
+"""Draw the next token of every row that wants one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from blazr.engine.outputs import TokenLogprobs
+from blazr.engine.sampling import SAMPLING_STEPS
+from blazr.engine.sampling.steps import Row
+from blazr.engine.sequence import Sequence as RunningSequence
+
+_ON_SCORES = tuple(step for step in SAMPLING_STEPS.values() if not step.on_candidates)
+_ON_CANDIDATES = tuple(step for step in SAMPLING_STEPS.values() if step.on_candidates)
+_MASK = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What came out for one sequence.
+
+    Args:
+        token_id: The next token; -1 after an error.
+        logprobs: Of that token, when asked for.
+        error: Why none could be drawn.
+    """
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    error: str | None = None
+
+
+class Sampler:
+    """Draws tokens from logits; a row's draw depends on nothing but that row.
+
+    Args:
+        vocab_size: V.
+        banned_ids: Ids that are never drawn: they mean nothing to the tokenizer.
+        device: Where the logits are.
+    """
+
+    def __init__(self, vocab_size: int, banned_ids: Sequence[int], device: torch.device) -> None:
+        self._banned = torch.tensor(
+            sorted({i for i in banned_ids if 0 <= i < vocab_size}), dtype=torch.int64, device=device
+        )
+
+    def sample(self, logits: Tensor, sequences: Sequence[RunningSequence]) -> list[Sampled]:
+        """Draw one token for each row.
+
+        Args:
+            logits: (B, V), float32.
+            sequences: B, in the same order.
+        """
+        scores = logits.index_fill(1, self._banned, float("-inf")) if len(self._banned) else logits
+        best, argmax = scores.max(-1)
+        likeliest, is_sound = argmax.tolist(), best.isfinite().tolist()
+        sampled = []
+        for index, sequence in enumerate(sequences):
+            if not is_sound[index]:
+                error = "the model put out no finite score (NaN or infinite logits)"
+                sampled.append(Sampled(-1, error=error))
+                continue
+            token = likeliest[index]
+            row = _row(sequence, logits.device)
+            if row is not None:
+                token = _draw(scores[index], row, sequence)
+            wanted = sequence.request.params.logprobs
+            logprobs = None
+            if wanted is not None:
+                logprobs = token_logprobs(logits[index], token, wanted)
+            sampled.append(Sampled(token, logprobs))
+        return sampled
+
+
+def token_logprobs(logits: Tensor, token_id: int, num_top: int) -> TokenLogprobs:
+    """Log-probabilities at one position, (V,) float32, before any penalty or filter.
+
+    The values of ``top`` and of the token come from one array, so that equal means equal.
+    """
+    logprobs = logits.log_softmax(-1)
+    top: tuple[tuple[int, float], ...] = ()
+    if num_top:
+        values, ids = logprobs.topk(min(num_top, logprobs.shape[0]))
+        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return TokenLogprobs(token_id, float(logprobs[token_id]), top)
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) that depends on these two alone (SplitMix64).
+
+    Source: Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195.
+    """
+    z = (seed + (position + 1) * 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return ((z ^ (z >> 31)) >> 11) / 2**53
+
+
+def _row(sequence: RunningSequence, device: torch.device) -> Row | None:
+    """What the steps look at, or None for a greedy row that no step concerns."""
+    params = sequence.request.params
+    is_plain = (
+        params.repetition_penalty == 1
+        and params.presence_penalty == 0
+        and params.frequency_penalty == 0
+    )
+    touches_ids = bool(params.logit_bias) or sequence.num_output < params.min_tokens
+    if params.is_greedy and is_plain and not touches_ids:
+        return None
+    # the history is only made when somebody reads it
+    history = sequence.tokens.tolist() if not is_plain else []
+    ids = torch.tensor(history, dtype=torch.int64, device=device)
+    split = sequence.num_prompt if history else 0
+    output = ids[split:] if history else ids.new_empty(sequence.num_output)
+    stops = (*sequence.request.stop_ids, *params.stop_token_ids)
+    return Row(params, ids[:split], output, stops)
+
+
+def _draw(scores: Tensor, row: Row, sequence: RunningSequence) -> int:
+    for step in _ON_SCORES:
+        if step.wanted(row):
+            scores = step.apply(scores, row)
+    params = row.params
+    if params.is_greedy:
+        return int(scores.argmax())
+    if 0 < params.top_k < scores.shape[0]:
+        candidates, ids = scores.topk(params.top_k)
+    else:
+        candidates, ids = scores.sort(descending=True, stable=True)
+    for step in _ON_CANDIDATES:
+        if step.wanted(row):
+            candidates = step.apply(candidates, row)
+    heights = candidates.double().softmax(-1).cumsum(-1)
+    point = uniform(sequence.seed, len(sequence.tokens)) * float(heights[-1])
+    place = int(torch.searchsorted(heights, point, right=True))
+    return int(ids[min(place, len(ids) - 1)])

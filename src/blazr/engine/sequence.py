@@ -1,0 +1,86 @@
+"""One running reply: its tokens, and what of them is in memory."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum
+
+from blazr.engine.cache.prefix import Node
+from blazr.engine.request import Request
+
+
+class Phase(Enum):
+    """Where a sequence is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Sequence:
+    """One reply to a request.
+
+    Args:
+        request_id: The engine's id.
+        request: What was asked.
+        index: Which of the request's replies.
+        order: Its place in line: priority, arrival, index. Lower goes first.
+        tokens: Prompt and output.
+        seed: Of its random draws.
+        max_length: Most tokens it may ever have in memory.
+        deadline: Monotonic time after which it is aborted, or None.
+        phase: Where it is in its life.
+        num_cached: Prompt tokens that were reused when it first started.
+        reuse: Why no more of the prompt was reused.
+        num_preemptions: How often it lost its memory.
+        computed: Tokens whose entries are in memory.
+        pages: Page of each block, for models with pages.
+        checkpoint: Slot of the recurrent state it continues from, or None at the beginning.
+        checkpoint_length: Tokens before that state; a multiple of the grid.
+        pending: (tokens of this step until a grid edge, slot) for states this step writes.
+        wanted: Grid edges whose state is to be kept for others.
+        run_slot: Row of its log or working state, or None while it waits.
+        node: Deepest published block of its prefix; locked while it runs.
+        published: Blocks of it that are in the trie.
+        created: Nodes it put there.
+    """
+
+    request_id: int
+    request: Request
+    index: int
+    order: tuple[int, int, int]
+    tokens: array[int]
+    seed: int
+    max_length: int
+    deadline: float | None = None
+    phase: Phase = Phase.WAITING
+    num_cached: int = 0
+    reuse: str = ""
+    num_preemptions: int = 0
+    computed: int = 0
+    pages: list[int] = field(default_factory=list)
+    checkpoint: int | None = None
+    checkpoint_length: int = 0
+    pending: list[tuple[int, int]] = field(default_factory=list)
+    wanted: set[int] = field(default_factory=set)
+    run_slot: int | None = None
+    node: Node | None = None
+    published: int = 0
+    created: list[Node] = field(default_factory=list)
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_output(self) -> int:
+        """Tokens generated."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that must be computed before the next can be sampled; 1 while decoding."""
+        return len(self.tokens) - self.computed
