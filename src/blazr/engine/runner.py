@@ -84,11 +84,11 @@ class ModelRunner:
         blocks = -(-count // GRID)
         layout = self.layout
         pages, states = layout.pages_per_superpage, layout.states_per_superpage
+        # first the superpages of the zero state and one more, then a page for every block
+        for_states = -(-2 // states) if states else 0
         shape = CacheShape(
             grid=GRID,
-            num_superpages=max(
-                -(-blocks // pages) if pages else 0, -(-2 // states) if states else 0
-            ),
+            num_superpages=for_states + (-(-blocks // pages) if pages else 0),
             pages_per_superpage=pages,
             states_per_superpage=states,
             max_running=1,
