@@ -1,0 +1,68 @@
+"""The laws of every mixer: however a sequence is cut, packed or resumed, its outputs are the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from networks import MIXER_EXAMPLES, VOCAB, Lab, build_network
+
+TOLERANCE = 3e-5
+
+
+@pytest.fixture(scope="module", params=MIXER_EXAMPLES)
+def lab(request) -> Lab:
+    return Lab(build_network((request.param,)))
+
+
+def tokens_of(count: int, seed: int) -> list[int]:
+    return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def whole(lab: Lab, ids: list[int]) -> torch.Tensor:
+    return lab.runner.model.forward_sequences(torch.tensor([ids]))[0]
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    count=st.integers(1, 200),
+    cuts=st.lists(st.integers(1, 199), max_size=6),
+    seed=st.integers(0, 10**6),
+)
+def test_any_cutting_is_the_whole(lab, count, cuts, seed):
+    ids = tokens_of(count, seed)
+    assert torch.allclose(lab.runner.logits(ids, cuts), whole(lab, ids), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("count", [63, 64, 65, 130])
+def test_token_by_token_is_the_whole(lab, count):
+    ids = tokens_of(count, count)
+    stepwise = lab.runner.logits(ids, range(1, count))
+    assert torch.allclose(stepwise, whole(lab, ids), atol=10 * TOLERANCE)
+
+
+def test_a_packed_batch_is_each_alone(lab):
+    prompts = [tokens_of(count, 100 + count) for count in (1, 2, 63, 64, 65, 90, 128, 129)]
+    asked = [lab.ask(prompt, max_tokens=8) for prompt in prompts]
+    lab.run()
+    for prompt, request_id in zip(prompts, asked, strict=True):
+        tokens, logits = lab.answer(request_id)
+        reference = whole(lab, prompt + tokens[:-1])[len(prompt) - 1 :]
+        assert torch.allclose(logits, reference, atol=TOLERANCE)
+
+
+def test_the_future_is_not_seen(lab):
+    ids = tokens_of(100, 3)
+    other = [*ids[:70], *tokens_of(30, 4)]
+    assert torch.equal(whole(lab, ids)[:70].argmax(-1), whole(lab, other)[:70].argmax(-1))
+    assert torch.allclose(whole(lab, ids)[:70], whole(lab, other)[:70], atol=TOLERANCE)
+
+
+def test_the_past_matters(lab):
+    """Guards the laws above against a mixer that ignores its memory."""
+    ids = tokens_of(40, 5)
+    changed = [(ids[0] + 1) % VOCAB, *ids[1:]]
+    shorter = min(40, getattr(lab.runner.model.config.layers[0].mixer, "sliding_window", 40) or 40)
+    place = shorter - 1
+    assert not torch.allclose(whole(lab, ids)[place], whole(lab, changed)[place], atol=1e-6)

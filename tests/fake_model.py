@@ -1,0 +1,128 @@
+"""A model made of exact arithmetic: every cell of memory is wrong unless its whole history is right.
+
+Each key/value cell holds the hash of the prefix up to its token, each recurrent state the hash of
+the tokens before it. Memory that nobody owns holds poison. What the next token must be can be
+computed from the tokens alone, so that any mistake of the scheduler or the caches shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Tokens
+
+from blazr.engine.cache.arena import ItemClass
+from blazr.engine.cache.manager import CacheManager
+from blazr.engine.runner import StepResult
+from blazr.engine.sampling.sampler import Sampled
+from blazr.engine.scheduler import StepPlan
+
+POISON = -(10**30)
+MODULUS = (1 << 61) - 1
+VOCAB = 5
+
+
+def mix(a: int, b: int) -> int:
+    return (a * 1_000_003 + b * 7_919 + 12_345) % MODULUS
+
+
+def chain(tokens: Tokens[int]) -> int:
+    """The recurrent state after these tokens."""
+    state = 1
+    for token in tokens:
+        state = mix(state, token + 1)
+    return state
+
+
+def next_token(tokens: Tokens[int]) -> int:
+    """What follows these tokens: it depends on every cell and on the state."""
+    state, total = 1, 0
+    for token in tokens:
+        state = mix(state, token + 1)
+        total = (total + state) % MODULUS
+    return mix(total, state) % VOCAB
+
+
+class FakeModel:
+    """Executes plans on integer memory, like a runner on tensors.
+
+    Args:
+        memory: Whose items it fills.
+        bugs: Mistakes to make on purpose, by name.
+    """
+
+    def __init__(self, memory: CacheManager, bugs: frozenset[str] = frozenset()) -> None:
+        self.memory = memory
+        self.bugs = bugs
+        shape = memory.shape
+        self.cells = [
+            [POISON] * shape.grid
+            for _ in range(shape.num_superpages * shape.pages_per_superpage)
+        ]
+        self.states: list[object] = [
+            POISON for _ in range(shape.num_superpages * shape.states_per_superpage)
+        ]
+        self.logs: list[list[int]] = [[POISON] * shape.grid for _ in range(shape.max_running)]
+        self.computed = 0
+        self.watch_frees()
+
+    def watch_frees(self) -> None:
+        """Poison an item when its last reference goes."""
+        arena = self.memory.arena
+        release = arena.release
+
+        def poisoning_release(cls: ItemClass, item: int) -> bool:
+            is_free = release(cls, item)
+            if is_free and cls is ItemClass.PAGE:
+                self.cells[item] = [POISON] * self.memory.shape.grid
+            elif is_free:
+                self.states[item] = POISON
+            return is_free
+
+        arena.release = poisoning_release  # type: ignore[method-assign]
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        for run_slot in plan.fresh_run_slots:
+            self.logs[run_slot] = [POISON] * self.memory.shape.grid
+        tokens = [self._row(row.sequence, row.num_tokens, i) for i, row in enumerate(plan.rows)]
+        self.computed += plan.num_tokens
+        sampled = [t for t, row in zip(tokens, plan.rows, strict=True) if row.samples]
+        if "results permuted between rows" in self.bugs:
+            sampled.reverse()
+        return StepResult([Sampled(token) for token in sampled])
+
+    def _row(self, sequence, count: int, row: int) -> int:
+        shape, grid = self.memory.shape, self.memory.shape.grid
+        run_slot, start = sequence.run_slot, sequence.computed
+        state = 1
+        if shape.has_states:
+            logged = start - sequence.checkpoint_length
+            if sequence.checkpoint is not None:
+                state = self.states[sequence.checkpoint]
+            if "log not reset at a checkpoint" in self.bugs and start >= grid:
+                logged = min(grid, logged + 1)
+            for token in self.logs[run_slot][:logged]:
+                state = mix(state, token + 1)
+        else:
+            state = chain(sequence.tokens[:start])
+        total = 0
+        if shape.has_pages:
+            for p in range(start):
+                total = (total + self.cells[sequence.pages[p // grid]][p % grid]) % MODULUS
+        writes = dict(sequence.pending)
+        for offset in range(count):
+            position = start + offset
+            token = sequence.tokens[position]
+            state = mix(state, token + 1)
+            total = (total + state) % MODULUS
+            at = position
+            if "grid by packed offset" in self.bugs and row and count > 1:
+                at = position - position % grid + (position + row) % grid
+            if shape.has_pages:
+                self.cells[sequence.pages[at // grid]][at % grid] = state
+            self.logs[run_slot][position % grid] = token
+            if offset + 1 in writes:
+                self.states[writes[offset + 1]] = state
+        if not shape.has_pages:
+            total = 0
+            for p in range(start + count):
+                total = (total + chain(sequence.tokens[: p + 1])) % MODULUS
+        return mix(total, state) % VOCAB

@@ -1,0 +1,163 @@
+"""The promise: a request's tokens do not depend on who else runs, or on what its memory went through.
+
+For every layer mix each prompt is answered alone by a fresh engine. Then it is answered among
+strangers, from a cached prefix, cut at random places, preempted, forked, and with neighbours that
+leave. Tokens must be equal, logits within 1e-5 of their scale. Free memory holds NaN throughout.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from blazr.engine.outputs import FinishReason
+from networks import MIXES, VOCAB, Lab, build_network
+
+MAX_TOKENS = 10
+
+
+@pytest.fixture(scope="module", params=MIXES)
+def model(request):
+    return build_network(MIXES[request.param], seed=3)
+
+
+def prompts_of(count: int, seed: int) -> list[list[int]]:
+    rng = random.Random(seed)
+    base = [rng.randrange(VOCAB) for _ in range(200)]
+    prompts = []
+    for _ in range(count):
+        shared = rng.choice([0, 0, 64, 100, 128])
+        own = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 90))]
+        prompts.append(base[:shared] + own)
+    return prompts
+
+
+@pytest.fixture(scope="module")
+def alone(model):
+    """Each prompt answered by an engine of its own."""
+    answers = []
+    for prompt in prompts_of(16, seed=1):
+        lab = Lab(model, max_running=1, budget=1024, prefix_cache=False)
+        request = lab.ask(prompt, max_tokens=MAX_TOKENS)
+        lab.run()
+        answers.append((prompt, *lab.answer(request)))
+    return answers
+
+
+def agree(answer, expected) -> None:
+    tokens, logits = answer
+    _, expected_tokens, expected_logits = expected
+    assert tokens == expected_tokens
+    scale = expected_logits.abs().max()
+    # a preempted reply computes its last position again, so it may have more rows than tokens
+    for row, wanted in zip(logits[-len(tokens) :], expected_logits, strict=True):
+        assert (row - wanted).abs().max() <= 1e-5 * max(1.0, float(scale))
+
+
+def test_among_strangers(model, alone):
+    lab = Lab(model)
+    asked = [lab.ask(prompt, max_tokens=MAX_TOKENS) for prompt, *_ in alone]
+    lab.run()
+    for request, expected in zip(asked, alone, strict=True):
+        agree(lab.answer(request), expected)
+
+
+def test_from_a_cached_prefix(model, alone):
+    lab = Lab(model)
+    for _ in range(2):
+        asked = [lab.ask(prompt, max_tokens=MAX_TOKENS) for prompt, *_ in alone]
+        lab.run()
+    for request, expected in zip(asked, alone, strict=True):
+        agree(lab.answer(request), expected)
+        assert lab.cached[request] == (len(expected[0]) - 1) // 64 * 64
+
+
+def test_cut_at_random_places(model, alone):
+    rng = random.Random(2)
+    lab = Lab(model, budget=rng.randint(3, 90))
+    pending = list(alone)
+    asked = []
+    while pending or lab.engine.has_work():
+        if pending and rng.random() < 0.4:
+            expected = pending.pop()
+            asked.append((lab.ask(expected[0], max_tokens=MAX_TOKENS), expected))
+        lab.step(prefill_budget=rng.choice([1, 5, 17, 64, None]))
+    for request, expected in asked:
+        agree(lab.answer(request), expected)
+
+
+def test_preempted_and_resumed(model, alone):
+    rng = random.Random(3)
+    lab = Lab(model, budget=70)
+    asked = [lab.ask(prompt, max_tokens=MAX_TOKENS) for prompt, *_ in alone]
+    preempted = 0
+    while lab.engine.has_work():
+        lab.step()
+        running = lab.scheduler.running
+        if running and rng.random() < 0.8 and preempted < 60:
+            lab.scheduler.preempt(rng.choice(running))
+            preempted += 1
+    assert preempted >= 8
+    for request, expected in zip(asked, alone, strict=True):
+        agree(lab.answer(request), expected)
+
+
+def test_forked(model, alone):
+    lab = Lab(model)
+    asked = [lab.ask(prompt, max_tokens=MAX_TOKENS, n=3) for prompt, *_ in alone[:5]]
+    lab.run()
+    for request, expected in zip(asked, alone, strict=False):
+        for index in range(3):
+            agree(lab.answer(request, index), expected)
+
+
+def test_neighbours_cancelled(model, alone):
+    rng = random.Random(4)
+    lab = Lab(model, budget=60)
+    asked = [lab.ask(prompt, max_tokens=MAX_TOKENS) for prompt, *_ in alone]
+    strangers = [lab.ask(prompt, max_tokens=40) for prompt in prompts_of(12, seed=9)]
+    while lab.engine.has_work():
+        lab.step()
+        if strangers and rng.random() < 0.5:
+            lab.take(lab.engine.abort(strangers.pop()))
+    for request, expected in zip(asked, alone, strict=True):
+        agree(lab.answer(request), expected)
+
+
+def test_in_memory_for_a_tenth(model, alone):
+    """All finish, in spite of preemptions, and no token is wrong."""
+    lab = Lab(model, max_running=6, tokens=6 * 64, budget=64)
+    asked = [lab.ask(prompt, max_tokens=MAX_TOKENS) for prompt, *_ in alone]
+    lab.run()
+    if lab.memory.shape.has_pages:
+        assert lab.scheduler.counts.preempted > 0, "the test should have forced preemptions"
+    for request, expected in zip(asked, alone, strict=True):
+        agree(lab.answer(request), expected)
+
+
+def test_a_nan_ends_its_own_request(model, alone):
+    lab = Lab(model)
+    asked = [lab.ask(prompt, max_tokens=MAX_TOKENS) for prompt, *_ in alone[:4]]
+    sample = lab.runner.sampler.sample
+
+    def spoil(logits, sequences):
+        logits = logits.clone()
+        for row, sequence in zip(logits, sequences, strict=True):
+            if sequence.request_id == asked[1] and sequence.num_output == 2:
+                row[0] = float("nan")
+        return sample(logits, sequences)
+
+    lab.runner.sampler.sample = spoil
+    lab.run()
+    assert lab.reasons[asked[1], 0] is FinishReason.ERROR
+    assert "NaN" in lab.errors[asked[1], 0]
+    for request, expected in zip(asked, alone, strict=False):
+        if request != asked[1]:
+            agree(lab.answer(request), expected)
+    again = lab.ask(alone[1][0], max_tokens=MAX_TOKENS)
+    lab.runner.sampler.sample = sample
+    lab.run()
+    assert torch.isfinite(lab.answer(again)[1]).all()
+    assert lab.tokens[again, 0] == alone[1][1]

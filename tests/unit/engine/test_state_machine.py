@@ -1,0 +1,309 @@
+"""The real scheduler, caches and engine under random use, checked after every move.
+
+The invariants: every reference is accounted for; a checkpoint lies on the grid at or before what is
+computed; no item is both free and used, no superpage serves two classes; what is published is a pure
+function of its tokens; locks are closed towards the root; everything comes back; every request
+finishes; one token is always computed. Then the same machine must catch mistakes planted in it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from blazr.engine.cache.arena import ItemClass
+from blazr.engine.cache.manager import CacheManager, CacheShape
+from blazr.engine.engine import Engine
+from blazr.engine.outputs import FinishReason, TokenOutput
+from blazr.engine.request import Request
+from blazr.engine.sampling_params import SamplingParams
+from blazr.engine.scheduler import Scheduler
+from fake_model import VOCAB, FakeModel, chain, next_token
+
+GRID = 4
+tokens = st.integers(0, VOCAB - 1)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    bugs: frozenset[str] = frozenset()
+
+    @initialize(
+        kinds=st.sampled_from(["hybrid", "hybrid", "attention", "recurrent"]),
+        spare=st.integers(0, 4),
+        running=st.integers(1, 4),
+        budget=st.sampled_from([1, 4, 7, 16]),
+        prefix_cache=st.sampled_from([True, True, True, False]),
+    )
+    def build(self, kinds, spare, running, budget, prefix_cache):
+        pages = 0 if kinds == "recurrent" else 8
+        states = 0 if kinds == "attention" else 2
+        shape = CacheShape(
+            grid=GRID,
+            num_superpages=3 + spare + (running + 1 if states else 0),
+            pages_per_superpage=pages,
+            states_per_superpage=states,
+            max_running=running,
+            max_blocks=64,
+        )
+        self.memory = CacheManager(shape, prefix_cache=prefix_cache)
+        plant(self.memory, self.bugs)
+        self.model = FakeModel(self.memory, self.bugs)
+        self.scheduler = Scheduler(self.memory, token_budget=budget)
+        self.engine = Engine(
+            self.scheduler, self.model.execute, vocab_size=VOCAB, max_seq_len=64
+        )
+        self.prompts: list[tuple[int, ...]] = [(0,) * 9]
+        self.asked: dict[int, Request] = {}
+        self.got: dict[tuple[int, int], list[int]] = {}
+        self.ended: dict[tuple[int, int], FinishReason] = {}
+        self.next_id = 1
+
+    @rule(
+        base=st.integers(0, 30),
+        cut=st.integers(0, 24),
+        tail=st.lists(tokens, max_size=7),
+        max_tokens=st.integers(1, 12),
+        choices=st.sampled_from([1, 1, 1, 2, 3]),
+        salt=st.sampled_from(["", "", "", "other"]),
+        priority=st.sampled_from([0, 0, 0, 1]),
+    )
+    def add(self, base, cut, tail, max_tokens, choices, salt, priority):
+        prompt = (*self.prompts[base % len(self.prompts)][:cut], *tail)[:28] or (0,)
+        request = Request(
+            prompt_ids=prompt,
+            params=SamplingParams(temperature=0, max_tokens=max_tokens, n=choices),
+            cache_salt=salt,
+            priority=priority,
+        )
+        self.prompts.append(prompt)
+        self.asked[self.next_id] = request
+        self.engine.add(request, request_id=self.next_id, now=0.0, seed=0)
+        self.next_id += 1
+
+    @rule(steps=st.integers(1, 6), prefill=st.sampled_from([None, 1, 4]))
+    def step(self, steps, prefill):
+        for _ in range(steps):
+            self.take(self.engine.step(0.0, prefill))
+
+    @rule(which=st.integers(0, 30))
+    def abort(self, which):
+        self.take(self.engine.abort(1 + which % self.next_id))
+
+    @rule(which=st.integers(0, 9))
+    def preempt(self, which):
+        running = self.scheduler.running
+        if running:
+            self.scheduler.preempt(running[which % len(running)])
+
+    @rule(cls=st.sampled_from(list(ItemClass)), times=st.integers(1, 5))
+    def evict(self, cls, times):
+        for _ in range(times):
+            self.memory.trie.evict(cls)
+
+    def take(self, outputs: list[TokenOutput]) -> None:
+        for output in outputs:
+            key = (output.request_id, output.index)
+            assert key not in self.ended, "a reply ended twice"
+            self.got.setdefault(key, []).extend(output.token_ids)
+            assert output.num_cached_tokens < output.num_prompt_tokens
+            if output.finish_reason is not None:
+                self.ended[key] = output.finish_reason
+
+    @invariant()
+    def answers_are_right(self):
+        if not hasattr(self, "engine"):
+            return
+        for (request_id, _), reply in self.got.items():
+            history = list(self.asked[request_id].prompt_ids)
+            for token in reply:
+                assert token == next_token(history), "a reply differs from the oracle"
+                history.append(token)
+
+    @invariant()
+    def memory_is_sound(self):
+        if not hasattr(self, "engine"):
+            return
+        self.check_references()
+        self.check_sequences()
+        self.check_trie()
+
+    def check_references(self) -> None:
+        arena = self.memory.arena
+        wanted: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
+        if self.memory.shape.has_states:
+            wanted[ItemClass.STATE][0] += 1
+        for node in self.memory.trie.nodes():
+            if self.memory.shape.has_pages:
+                wanted[ItemClass.PAGE][node.page] += 1
+            if node.state is not None:
+                wanted[ItemClass.STATE][node.state] += 1
+        for sequence in self.scheduler.running:
+            wanted[ItemClass.PAGE].update(sequence.pages)
+            if sequence.checkpoint is not None:
+                wanted[ItemClass.STATE][sequence.checkpoint] += 1
+            assert not sequence.pending
+        for cls in ItemClass:
+            assert arena.references[cls] == dict(wanted[cls]), f"references of {cls.name}"
+            free = set(arena.free[cls])
+            assert len(free) == len(arena.free[cls])
+            assert not free & set(wanted[cls]), "free and used at once"
+            for item in (*free, *wanted[cls]):
+                assert arena.owner[item // arena.per[cls]] is cls, "a superpage of two classes"
+
+    def check_sequences(self) -> None:
+        shape = self.memory.shape
+        used = [sequence.run_slot for sequence in self.scheduler.running]
+        assert sorted([*used, *self.memory.free_run_slots]) == list(range(shape.max_running))
+        for sequence in self.scheduler.running:
+            assert sequence.computed < len(sequence.tokens), "one token is always to be computed"
+            assert sequence.checkpoint_length % GRID == 0
+            if shape.has_states:
+                assert sequence.checkpoint_length == sequence.computed // GRID * GRID
+                assert (sequence.checkpoint is None) == (sequence.checkpoint_length == 0)
+            if shape.has_pages:
+                assert len(sequence.pages) * GRID >= sequence.computed
+        for sequence in self.scheduler.waiting:
+            assert not sequence.pages
+            assert sequence.checkpoint is None
+            assert sequence.run_slot is None
+
+    def check_trie(self) -> None:
+        idle = 0
+        for node in self.memory.trie.nodes():
+            path, at = [], node
+            while at.parent is not None:
+                path.append(at.key)
+                assert at.parent.children[at.key] is at
+                assert at.parent.locks >= at.locks, "locks must be closed towards the root"
+                at = at.parent
+            history = memoryview(b"".join(reversed(path))).cast("i").tolist()
+            if self.memory.shape.has_pages:
+                idle += not node.locks
+                cells = self.model.cells[node.page]
+                low = len(history) - GRID
+                right = [chain(history[: low + i + 1]) for i in range(GRID)]
+                assert cells == right, "a published page is wrong"
+            if node.state is not None:
+                assert self.model.states[node.state] == chain(history), "a kept state is wrong"
+        assert idle == self.memory.trie.num_idle_pages
+
+    def teardown(self):
+        if not hasattr(self, "engine"):
+            return
+        for _ in range(3000):
+            if not self.engine.has_work():
+                break
+            self.take(self.engine.step(0.0))
+        assert not self.engine.has_work(), "a request starves"
+        self.answers_are_right()
+        self.memory_is_sound()
+        for key, reason in self.ended.items():
+            request = self.asked[key[0]]
+            if reason is FinishReason.LENGTH:
+                wanted = request.params.max_tokens
+                room = self.engine.max_seq_len - len(request.prompt_ids)
+                limit = self.memory.shape.max_tokens - len(request.prompt_ids)
+                assert len(self.got[key]) == min(wanted, room, limit)
+            else:
+                assert reason is FinishReason.ABORT
+        expected = sum(r.params.n for r in self.asked.values())
+        assert len(self.ended) == expected, "every reply ends exactly once"
+        while any([self.memory.trie.evict(cls) for cls in ItemClass]):
+            pass
+        assert self.memory.trie.num_nodes == 0
+        assert self.memory.arena.used(ItemClass.PAGE) == 0
+        assert self.memory.arena.used(ItemClass.STATE) == int(self.memory.shape.has_states)
+
+
+def plant(memory: CacheManager, bugs: frozenset[str]) -> None:
+    """Break the memory in one of the ways real engines were broken."""
+    if "fold in place on a shared state" in bugs:
+        honest = memory._next_checkpoint
+        memory._next_checkpoint = lambda s: s.checkpoint if s.checkpoint else honest(s)
+    if "a prefix used without its state" in bugs:
+        memory.trie.has_states = False
+        resume = memory._resume
+
+        def resume_anyway(sequence, path):
+            if memory.shape.has_states and path[-1].state is None:
+                path[-1].state = memory._allocate_state()
+            resume(sequence, path)
+
+        memory._resume = resume_anyway
+    if "an unfinished block published" in bugs:
+        commit = memory.commit
+
+        def commit_early(sequence, count):
+            commit(sequence, count)
+            left = sequence.computed % GRID
+            if left == GRID - 1:
+                sequence.computed += 1
+                if len(sequence.tokens) >= sequence.computed:
+                    memory._publish(sequence)
+                sequence.computed -= 1
+
+        memory.commit = commit_early
+    if "a state kept at the wrong edge" in bugs:
+        keep = memory._keep_state
+        memory._keep_state = lambda s, edge, slot: keep(s, max(GRID, edge - GRID), slot)
+    if "a shared page freed" in bugs:
+        release = memory.release
+
+        def release_twice(sequence, *, publish=True):
+            first = sequence.pages[:1]
+            release(sequence, publish=publish)
+            for page in first:
+                if page in memory.arena.references[ItemClass.PAGE]:
+                    memory.arena.release(ItemClass.PAGE, page)
+
+        memory.release = release_twice
+
+
+PLANTED = (
+    "fold in place on a shared state",
+    "results permuted between rows",
+    "a prefix used without its state",
+    "grid by packed offset",
+    "an unfinished block published",
+    "log not reset at a checkpoint",
+    "a state kept at the wrong edge",
+    "a shared page freed",
+)
+
+
+def profile(examples: int, *, steps: int = 30) -> settings:
+    return settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )
+
+
+def test_random_use_keeps_every_invariant():
+    run_state_machine_as_test(EngineMachine, settings=profile(150))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_random_use_keeps_every_invariant_at_length():
+    run_state_machine_as_test(EngineMachine, settings=profile(5000, steps=50))
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_caught(bug):
+    broken = type("Broken", (EngineMachine,), {"bugs": frozenset({bug})})
+    plan = settings(profile(600), phases=[Phase.generate])
+    with pytest.raises((AssertionError, KeyError, IndexError, TypeError)):
+        run_state_machine_as_test(broken, settings=plan)

@@ -1,0 +1,175 @@
+"""What nano reads: stories, simple classics, and the same stories asked for in a chat."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+END = "<|endoftext|>"
+HELD_OUT = 0.1  # the last tenth of the TinyStories sample is never trained on
+
+CLASSICS = (
+    "aesop-aesops-fables",
+    "hans-christian-andersen-andersens-fairy-tales",
+    "the-brothers-grimm-grimms-fairy-tales",
+    "edith-nesbit-the-book-of-dragons",
+    "l-frank-baum-the-wonderful-wizard-of-oz",
+    "l-frank-baum-ozma-of-oz",
+    "l-frank-baum-the-life-and-adventures-of-santa-claus",
+    "carlo-collodi-the-adventures-of-pinocchio",
+    "beatrix-potter-great-big-treasury-of-beatrix-potter",
+)
+
+SUBJECTS = (
+    "ant apple baby ball balloon bear bee bird boat book box boy bug bunny bus butterfly cake car cat "
+    "chicken cookie cow crab dinosaur doctor dog doll dragon dress duck elephant farmer fish flower "
+    "fox friend frog garden ghost girl hat horse house ice king kite kitten knight lamp leaf lion lizard "
+    "monkey monster moon mouse owl park party pig pirate pond prince princess puppy queen rabbit rain "
+    "river robot rock sheep shoe snail snake snow spider squirrel star sun swing teacher tiger toy "
+    "train tree truck turtle whale wolf worm"
+).split()
+
+REQUESTS = (
+    "Tell me a story about {}.",
+    "Tell me a story about {}.",
+    "Can you tell me a story about {}?",
+    "Write a short story about {}.",
+    "Please tell me a bedtime story about {}.",
+    "I want to hear a story about {}.",
+    "Tell a story with {} in it.",
+    "Story about {} please",
+)
+PLAIN_REQUESTS = (
+    "Tell me a story.",
+    "Tell me a story!",
+    "Can you tell me a story?",
+    "A story, please.",
+)
+SYSTEMS = (
+    "You are a kind storyteller.",
+    "You tell short stories to small children.",
+    "You are nano, a small model that tells stories.",
+)
+SMALL_TALK = (
+    ("Hello!", "Hello! Would you like to hear a story?"),
+    ("Hi", "Hello! Would you like to hear a story?"),
+    ("Who are you?", "I am nano, a small model. I tell little stories."),
+    ("What is your name?", "My name is nano. I tell little stories."),
+    ("What can you do?", "I can tell you a story. What should it be about?"),
+    ("Thank you!", "You are welcome! I hope you liked the story."),
+    ("How are you?", "I am happy today. Would you like to hear a story?"),
+    ("Good night", "Good night! Sleep well."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Documents to train on and stories kept apart.
+
+    Args:
+        documents: Training texts with how often each is seen in an epoch; chat ones contain role
+            tokens.
+        held_out: Stories never trained on.
+    """
+
+    documents: list[tuple[str, float]]
+    held_out: list[str]
+
+
+def split_stories(path: Path) -> list[str]:
+    """Stories of a file in which a line ``<|endoftext|>`` follows each."""
+    parts = path.read_text(encoding="utf-8").split(END)
+    return [story for part in parts if (story := _tidy(part))]
+
+
+def load_corpus(folder: Path, *, seed: int) -> Corpus:
+    """Read and mix everything. The same seed gives the same documents."""
+    rng = random.Random(seed)
+    real = split_stories(folder / "tinystories-sample" / "stories.txt")
+    cut = len(real) - round(len(real) * HELD_OUT)
+    real, held_out = real[:cut], real[cut:]
+    sampled = [
+        s for s in split_stories(folder / "stories260k-samples" / "stories.txt") if _is_sound(s)
+    ]
+    documents = [(story, 4.0) for story in real] + [(story, 0.75) for story in sampled]
+    documents += [(passage, 0.35) for passage in _classics(folder / "childrens-classics")]
+    documents += [(_chat(story, rng), 1.0) for story in real]
+    documents += [(_chat(story, rng), 0.12) for story in sampled]
+    documents += [(_talk(rng, rng.choice(real)), 1.0) for _ in range(250)]
+    return Corpus(documents, held_out)
+
+
+def _tidy(text: str) -> str:
+    lines = (" ".join(line.split()) for line in text.strip().splitlines())
+    return "\n".join(line for line in lines if line)
+
+
+def _is_sound(story: str) -> bool:
+    """Leave out sampled stories that are broken, or stutter."""
+    words = story.split()
+    trigrams = list(zip(words, words[1:], words[2:], strict=False))
+    is_varied = len(set(trigrams)) > 0.8 * len(trigrams)
+    return 60 < len(words) < 400 and story[-1] in '.!?"' and is_varied
+
+
+def _classics(folder: Path) -> list[str]:
+    """Passages of simple books: short paragraphs in short sentences, joined to page length."""
+    passages = []
+    for name in CLASSICS:
+        page: list[str] = []
+        text = (folder / f"{name}.txt").read_text(encoding="utf-8")
+        for block in re.split(r"\n\s*\n", text):
+            paragraph = " ".join(block.split())
+            sentences = re.split(r"(?<=[.!?])\s+", paragraph)
+            words = len(paragraph.split())
+            if words < 8 or words / len(sentences) > 22 or not paragraph.isascii():
+                continue
+            page.append(paragraph)
+            if sum(len(p) for p in page) > 900:
+                passages.append("\n".join(page))
+                page = []
+    return passages
+
+
+def _subject(story: str, rng: random.Random) -> str | None:
+    """What a story is about: a name or a thing that it mentions more than once."""
+    names = re.findall(r"\bnamed ([A-Z][a-z]+)", story)
+    words = re.findall(r"[a-z]+", story.lower())
+    things = [s for s in SUBJECTS if words.count(s) + words.count(s + "s") >= 2]
+    who = re.search(r"\ba (?:little |small |big |young )?(boy|girl|dog|cat|bird|bear) named", story)
+    choices = [f"{'an' if t[0] in 'aeiou' else 'a'} {t}" for t in things]
+    choices += [rng.choice((n, f"someone named {n}")) for n in names[:1]]
+    if who and names:
+        choices.append(f"a {who[1]} named {names[0]}")
+    if len(things) >= 2:
+        first, second = rng.sample(things, 2)
+        choices.append(f"a {first} and a {second}")
+    return rng.choice(choices) if choices else None
+
+
+def _turns(turns: list[tuple[str, str]]) -> str:
+    return "".join(f"<|{role}|>\n{content}\n" for role, content in turns)
+
+
+def _chat(story: str, rng: random.Random) -> str:
+    subject = _subject(story, rng)
+    if subject is None or rng.random() < 0.1:
+        request = rng.choice(PLAIN_REQUESTS)
+    else:
+        request = rng.choice(REQUESTS).format(subject)
+    turns = [("user", request), ("assistant", story)]
+    if rng.random() < 0.2:
+        turns.insert(0, ("system", rng.choice(SYSTEMS)))
+    return _turns(turns).removesuffix("\n")
+
+
+def _talk(rng: random.Random, story: str) -> str:
+    question, answer = rng.choice(SMALL_TALK)
+    turns = [("user", question), ("assistant", answer)]
+    if rng.random() < 0.4 and len(story) < 900:
+        subject = _subject(story, rng)
+        request = rng.choice(REQUESTS).format(subject) if subject else rng.choice(PLAIN_REQUESTS)
+        turns += [("user", request), ("assistant", story)]
+    return _turns(turns).removesuffix("\n")

@@ -1,0 +1,74 @@
+"""Bits per byte on stories never trained on, of nano and of a Llama to compare with.
+
+    python tools/nano/evaluate.py --corpus PATH --model DIR [--model DIR ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from data import END, load_corpus
+from tokenizers import Tokenizer
+
+from blazr.models.causal_lm import CausalLM
+
+
+@torch.inference_mode()
+def bits_per_byte(
+    model: CausalLM, tokenizer: Tokenizer, stories: list[str], *, first: str = END
+) -> float:
+    """Mean over all bytes of the stories, each read on its own after the token ``first``.
+
+    The end of a story is not scored. A story beyond the model's context is cut there.
+    """
+    nats, size = 0.0, 0
+    start = tokenizer.token_to_id(first)
+    for story in stories:
+        ids = [start, *tokenizer.encode(story, add_special_tokens=False).ids]
+        ids = ids[: model.config.max_seq_len]
+        tensor = torch.tensor([ids])
+        logits = model.forward_sequences(tensor[:, :-1])[0]
+        nats += F.cross_entropy(logits, tensor[0, 1:], reduction="sum").item()
+        size += len(tokenizer.decode(ids[1:]).encode())
+    return nats / math.log(2) / size
+
+
+@torch.inference_mode()
+def sample_story(
+    model: CausalLM, tokenizer: Tokenizer, prompt: str, *, max_tokens: int = 120
+) -> str:
+    """A greedy continuation, computed afresh for every token (slow and simple)."""
+    ids = tokenizer.encode(prompt).ids
+    for _ in range(max_tokens):
+        token = int(model.forward_sequences(torch.tensor([ids]))[0, -1].argmax())
+        if token == tokenizer.token_to_id(END):
+            break
+        ids.append(token)
+    return tokenizer.decode(ids)
+
+
+def main() -> None:
+    """Print a line for each model."""
+    from blazr.models.loading.load import load  # noqa: PLC0415  (training does not need it)
+    from blazr.nn.device import resolve_device  # noqa: PLC0415
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--corpus", required=True)
+    parser.add_argument("--model", action="append", required=True)
+    arguments = parser.parse_args()
+    stories = load_corpus(Path(arguments.corpus), seed=0).held_out
+    print(f"{len(stories)} stories, {sum(len(s.encode()) for s in stories):,} bytes")
+    for folder in arguments.model:
+        loaded = load(folder, device=resolve_device("cpu"), dtype="float32")
+        tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+        first = END if tokenizer.token_to_id(END) is not None else "<s>"
+        score = bits_per_byte(loaded.module, tokenizer, stories, first=first)
+        print(f"{folder}: {score:.4f} bits per byte")
+
+
+if __name__ == "__main__":
+    main()
