@@ -1,4 +1,4 @@
-"""A model made of exact arithmetic: every cell of memory is wrong unless its whole history is right.
+"""A model made of exact arithmetic: a cell of memory is wrong unless its whole history is right.
 
 Each key/value cell holds the hash of the prefix up to its token, each recurrent state the hash of
 the tokens before it. Memory that nobody owns holds poison. What the next token must be can be
@@ -54,8 +54,7 @@ class FakeModel:
         self.bugs = bugs
         shape = memory.shape
         self.cells = [
-            [POISON] * shape.grid
-            for _ in range(shape.num_superpages * shape.pages_per_superpage)
+            [POISON] * shape.grid for _ in range(shape.num_superpages * shape.pages_per_superpage)
         ]
         self.states: list[object] = [
             POISON for _ in range(shape.num_superpages * shape.states_per_superpage)
@@ -90,26 +89,11 @@ class FakeModel:
         return StepResult([Sampled(token) for token in sampled])
 
     def _row(self, sequence, count: int, row: int) -> int:
-        shape, grid = self.memory.shape, self.memory.shape.grid
-        run_slot, start = sequence.run_slot, sequence.computed
-        state = 1
-        if shape.has_states:
-            logged = start - sequence.checkpoint_length
-            if sequence.checkpoint is not None:
-                state = self.states[sequence.checkpoint]
-            if "log not reset at a checkpoint" in self.bugs and start >= grid:
-                logged = min(grid, logged + 1)
-            for token in self.logs[run_slot][:logged]:
-                state = mix(state, token + 1)
-        else:
-            state = chain(sequence.tokens[:start])
-        total = 0
-        if shape.has_pages:
-            for p in range(start):
-                total = (total + self.cells[sequence.pages[p // grid]][p % grid]) % MODULUS
+        """Compute ``count`` tokens of a sequence and say what follows."""
+        shape, grid, start = self.memory.shape, self.memory.shape.grid, sequence.computed
+        state, total = self._resume(sequence)
         writes = dict(sequence.pending)
-        for offset in range(count):
-            position = start + offset
+        for position in range(start, start + count):
             token = sequence.tokens[position]
             state = mix(state, token + 1)
             total = (total + state) % MODULUS
@@ -118,11 +102,26 @@ class FakeModel:
                 at = position - position % grid + (position + row) % grid
             if shape.has_pages:
                 self.cells[sequence.pages[at // grid]][at % grid] = state
-            self.logs[run_slot][position % grid] = token
-            if offset + 1 in writes:
-                self.states[writes[offset + 1]] = state
-        if not shape.has_pages:
-            total = 0
-            for p in range(start + count):
-                total = (total + chain(sequence.tokens[: p + 1])) % MODULUS
+            self.logs[sequence.run_slot][position % grid] = token
+            if position - start + 1 in writes:
+                self.states[writes[position - start + 1]] = state
         return mix(total, state) % VOCAB
+
+    def _resume(self, sequence) -> tuple[int, int]:
+        """State and sum where the sequence stands, from memory alone where there is memory."""
+        shape, grid, start = self.memory.shape, self.memory.shape.grid, sequence.computed
+        history = sequence.tokens[:start]
+        state = 1 if shape.has_states else chain(history)
+        if sequence.checkpoint is not None:
+            state = self.states[sequence.checkpoint]
+        if shape.has_states:
+            logged = start - sequence.checkpoint_length
+            if "log not reset at a checkpoint" in self.bugs and start >= grid:
+                logged = min(grid, logged + 1)
+            for token in self.logs[sequence.run_slot][:logged]:
+                state = mix(state, token + 1)
+        if shape.has_pages:
+            cells = (self.cells[sequence.pages[p // grid]][p % grid] for p in range(start))
+        else:
+            cells = (chain(history[: p + 1]) for p in range(start))
+        return state, sum(cells) % MODULUS

@@ -203,6 +203,7 @@ class AsyncEngine:
         self._fail_everything("the engine was closed")
 
     def _run(self) -> None:
+        self._failure = ""
         while not self._closing:
             self._heartbeat = time.monotonic()
             self._receive()
@@ -215,7 +216,6 @@ class AsyncEngine:
             outputs = engine.step(started, self._pacing.prefill_budget())
             computed = engine.counts.computed_tokens - before
             self._pacing.learn(decodes, max(computed - decodes, 0), time.monotonic() - started)
-            self._failure = ""
             self._deliver(outputs)
 
     def _receive(self) -> None:

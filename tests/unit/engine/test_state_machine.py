@@ -59,9 +59,7 @@ class EngineMachine(RuleBasedStateMachine):
         plant(self.memory, self.bugs)
         self.model = FakeModel(self.memory, self.bugs)
         self.scheduler = Scheduler(self.memory, token_budget=budget)
-        self.engine = Engine(
-            self.scheduler, self.model.execute, vocab_size=VOCAB, max_seq_len=64
-        )
+        self.engine = Engine(self.scheduler, self.model.execute, vocab_size=VOCAB, max_seq_len=64)
         self.prompts: list[tuple[int, ...]] = [(0,) * 9]
         self.asked: dict[int, Request] = {}
         self.got: dict[tuple[int, int], list[int]] = {}
@@ -229,7 +227,7 @@ def plant(memory: CacheManager, bugs: frozenset[str]) -> None:
     """Break the memory in one of the ways real engines were broken."""
     if "fold in place on a shared state" in bugs:
         honest = memory._next_checkpoint
-        memory._next_checkpoint = lambda s: s.checkpoint if s.checkpoint else honest(s)
+        memory._next_checkpoint = lambda s: s.checkpoint or honest(s)
     if "a prefix used without its state" in bugs:
         memory.trie.has_states = False
         resume = memory._resume

@@ -1,0 +1,245 @@
+"""The thread around the engine: failures are confined, health is truthful, nothing stays behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from queue import SimpleQueue
+
+import pytest
+import torch
+
+from blazr.core.errors import CapacityError, ContextLengthError, EngineError, RequestError
+from blazr.engine.async_engine import AsyncEngine
+from blazr.engine.cache.arena import ItemClass
+from blazr.engine.cache.manager import CacheManager, CacheShape
+from blazr.engine.engine import Engine
+from blazr.engine.outputs import FinishReason
+from blazr.engine.pacing import Pacing
+from blazr.engine.request import Request
+from blazr.engine.sampling_params import SamplingParams
+from blazr.engine.scheduler import Scheduler
+from fake_model import VOCAB, FakeModel, next_token
+
+
+class PanicError(BaseException):
+    """Like a panic in an extension module: not an Exception."""
+
+
+class Bench:
+    """An engine thread over exact arithmetic, with a place to put faults."""
+
+    def __init__(self, max_unfinished: int = 8) -> None:
+        self.fault = lambda plan: None
+        self.build_fault = lambda: None
+        self.memories: list[CacheManager] = []
+        self.engine = AsyncEngine(
+            self.build,
+            logits=lambda ids, cuts: torch.zeros(len(ids), VOCAB),
+            pacing=Pacing(share=2.0, token_budget=64),
+            max_unfinished=max_unfinished,
+        )
+
+    def build(self) -> Engine:
+        self.build_fault()
+        shape = CacheShape(
+            grid=4, num_superpages=20, pages_per_superpage=4, states_per_superpage=2,
+            max_running=4, max_blocks=32,
+        )  # fmt: skip
+        memory = CacheManager(shape)
+        self.memories.append(memory)
+        model = FakeModel(memory)
+
+        def execute(plan):
+            self.fault(plan)
+            return model.execute(plan)
+
+        scheduler = Scheduler(memory, token_budget=16)
+        return Engine(scheduler, execute, vocab_size=VOCAB, max_seq_len=100)
+
+    def ask(self, prompt=(1, 2, 3), **params):
+        outputs: SimpleQueue = SimpleQueue()
+        sampling = SamplingParams(**{"temperature": 0, "max_tokens": 6, **params})
+        request = Request(prompt_ids=tuple(prompt), params=sampling)
+        return self.engine.submit(request, outputs.put), outputs
+
+
+@pytest.fixture
+def bench():
+    bench = Bench()
+    yield bench
+    bench.engine.close()
+    assert not any(t.name == "blazr-engine" for t in threading.enumerate())
+
+
+def collect(outputs, timeout: float = 20.0):
+    tokens = []
+    while True:
+        output = outputs.get(timeout=timeout)
+        tokens.extend(output.token_ids)
+        if output.finish_reason is not None:
+            return tokens, output
+
+
+def right_answer(prompt, count: int = 6) -> list[int]:
+    history = list(prompt)
+    for _ in range(count):
+        history.append(next_token(history))
+    return history[len(prompt) :]
+
+
+def until(condition, timeout: float = 10.0) -> None:
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def test_requests_from_many_threads_are_all_answered():
+    bench = Bench(max_unfinished=64)
+    results = {}
+
+    def client(number: int) -> None:
+        prompt = (number % VOCAB, 1, 2, number // VOCAB % VOCAB, 3)
+        results[number] = (prompt, collect(bench.ask(prompt)[1])[0])
+
+    threads = [threading.Thread(target=client, args=(n,)) for n in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    bench.engine.close()
+    assert len(results) == 40
+    for prompt, tokens in results.values():
+        assert tokens == right_answer(prompt)
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), PanicError("panic")])
+def test_a_failing_step_ends_its_requests_and_nothing_else(bench, error):
+    def fault(plan):
+        if any(2 in row.sequence.request.prompt_ids[:1] for row in plan.rows):
+            raise error
+
+    bench.fault = fault
+    _, bad = bench.ask((2, 2, 2))
+    tokens, end = collect(bad)
+    assert end.finish_reason is FinishReason.ERROR
+    assert str(error) in end.error
+    assert bench.engine.health().ok
+    assert collect(bench.ask((1, 2, 3))[1])[0] == right_answer((1, 2, 3))
+
+
+def test_when_the_thread_dies_health_says_so_and_a_new_engine_takes_over(bench):
+    may_restart = threading.Event()
+
+    def fault(plan):
+        raise SystemExit("dead")
+
+    def build_fault():
+        bench.fault = lambda plan: None
+        may_restart.wait(10)
+
+    bench.fault, bench.build_fault = fault, build_fault
+    _, outputs = bench.ask()
+    assert collect(outputs)[1].finish_reason is FinishReason.ERROR
+    until(lambda: not bench.engine.health().ok)
+    assert "dead" in bench.engine.health().reason
+    may_restart.set()
+    until(lambda: bench.engine.health().ok)
+    assert collect(bench.ask()[1])[0] == right_answer((1, 2, 3))
+    assert bench.engine.stats()["restarts"] == 1
+
+
+def test_an_engine_that_keeps_dying_stays_down(bench):
+    def fault(plan):
+        raise SystemExit("dead again")
+
+    bench.fault = fault
+    for _ in range(4):
+        try:
+            collect(bench.ask()[1])
+        except EngineError:
+            break
+    until(lambda: "dead again" in bench.engine.health().reason)
+    with pytest.raises(EngineError):
+        until(lambda: bench.ask() is None)
+
+
+def test_abort_frees_the_memory(bench):
+    block = threading.Event()
+    bench.fault = lambda plan: block.wait(10)
+    request, outputs = bench.ask((1,) * 9, max_tokens=80)
+    bench.engine.abort(request)
+    bench.engine.abort(request)
+    bench.engine.abort(12345)
+    block.set()
+    assert collect(outputs)[1].finish_reason is FinishReason.ABORT
+    memory = bench.memories[0]
+    assert memory.arena.used(ItemClass.PAGE) == memory.trie.num_idle_pages
+    assert len(memory.free_run_slots) == 4
+
+
+def test_the_queue_is_bounded(bench):
+    block = threading.Event()
+    bench.fault = lambda plan: block.wait(10)
+    asked = [bench.ask() for _ in range(8)]
+    with pytest.raises(CapacityError):
+        bench.ask()
+    block.set()
+    for _, outputs in asked:
+        assert collect(outputs)[0] == right_answer((1, 2, 3))
+    assert collect(bench.ask(n=8)[1])[1].finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error"),
+    [((), RequestError), ((VOCAB,), RequestError), ((-1,), RequestError), ((0,) * 100, ContextLengthError)],
+)  # fmt: skip
+def test_what_can_never_run_is_refused_at_once(bench, prompt, error):
+    with pytest.raises(error):
+        bench.ask(prompt)
+    assert bench.engine.stats()["num_waiting"] == 0
+
+
+def test_a_prompt_too_long_names_both_numbers(bench):
+    with pytest.raises(ContextLengthError, match=r"150 tokens.*100"):
+        bench.ask((0,) * 150)
+
+
+def test_a_broken_reader_ends_its_own_request(bench):
+    def sink(output):
+        raise RuntimeError("the reader broke")
+
+    bench.engine.submit(Request(prompt_ids=(1, 2), params=SamplingParams(max_tokens=50)), sink)
+    assert collect(bench.ask()[1])[0] == right_answer((1, 2, 3))
+    until(lambda: bench.engine.stats()["num_running"] == 0)
+
+
+def test_generation_ends_at_the_context(bench):
+    tokens, end = collect(bench.ask((1,) * 90, max_tokens=500)[1])
+    assert end.finish_reason is FinishReason.LENGTH
+    assert len(tokens) == 10
+
+
+def test_after_close_nothing_is_accepted(bench):
+    block = threading.Event()
+    bench.fault = lambda plan: block.wait(10)
+    _, outputs = bench.ask()
+    threading.Timer(0.05, block.set).start()
+    bench.engine.close()
+    assert collect(outputs)[1].finish_reason in {FinishReason.ERROR, FinishReason.LENGTH}
+    with pytest.raises(EngineError):
+        bench.ask()
+    assert not bench.engine.health().ok
+
+
+def test_deadlines(bench):
+    block = threading.Event()
+    bench.fault = lambda plan: block.wait(0.02)
+    outputs: SimpleQueue = SimpleQueue()
+    params = SamplingParams(max_tokens=90, temperature=0)
+    bench.engine.submit(Request(prompt_ids=(1,), params=params, timeout_s=0.1), outputs.put)
+    tokens, end = collect(outputs)
+    assert end.finish_reason is FinishReason.ERROR
+    assert "time" in end.error
+    assert tokens == right_answer((1,), len(tokens))

@@ -1,0 +1,201 @@
+"""Every sampling step does what it says, and a row of a batch is that row alone."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blazr.core.errors import RequestError
+from blazr.engine.request import Request
+from blazr.engine.sampling import SAMPLING_STEPS
+from blazr.engine.sampling.sampler import Sampler, token_logprobs, uniform
+from blazr.engine.sampling.steps import Row
+from blazr.engine.sampling_params import SamplingParams
+from blazr.engine.sequence import Sequence
+
+VOCAB = 12
+NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+
+
+def sequence_of(prompt=(1, 2, 3), output=(), *, seed: int = 0, stop_ids=(), **params) -> Sequence:
+    request = Request(
+        prompt_ids=tuple(prompt), params=SamplingParams(**params), stop_ids=frozenset(stop_ids)
+    )
+    tokens = array("i", [*prompt, *output])
+    return Sequence(
+        request_id=1,
+        request=request,
+        index=0,
+        order=(0, 1, 0),
+        tokens=tokens,
+        seed=seed,
+        max_length=100,
+    )
+
+
+def sampler(banned=()) -> Sampler:
+    return Sampler(VOCAB, banned, torch.device("cpu"))
+
+
+def row_of(prompt=(1, 2, 3), output=(), stop_ids=(), **params) -> Row:
+    return Row(
+        SamplingParams(**{**NEUTRAL, **params}),
+        torch.tensor(prompt, dtype=torch.int64),
+        torch.tensor(output, dtype=torch.int64),
+        tuple(stop_ids),
+    )
+
+
+logits_rows = st.lists(
+    st.floats(-20, 20, width=32), min_size=VOCAB, max_size=VOCAB, unique=True
+).map(torch.tensor)
+some_params = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.01, 0.7, 1.0, 2.0]),
+        "top_p": st.sampled_from([0.0, 0.3, 0.9, 1.0]),
+        "top_k": st.integers(0, VOCAB + 3),
+        "min_p": st.sampled_from([0.0, 0.1, 1.0]),
+        "repetition_penalty": st.sampled_from([0.5, 1.0, 1.3]),
+        "presence_penalty": st.sampled_from([-1.0, 0.0, 1.5]),
+        "frequency_penalty": st.sampled_from([0.0, 0.4]),
+    }
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.tuples(logits_rows, some_params, st.integers(0, 9)), min_size=1, max_size=6)
+)
+def test_a_batch_is_each_row_alone(rows):
+    sequences = [sequence_of(output=(4, 4, 5), seed=seed, **params) for _, params, seed in rows]
+    logits = torch.stack([row for row, _, _ in rows])
+    together = sampler().sample(logits, sequences)
+    for index, sequence in enumerate(sequences):
+        assert sampler().sample(logits[index : index + 1], [sequence]) == [together[index]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(row=logits_rows, top_p=st.floats(0, 1), top_k=st.integers(0, 20), min_p=st.floats(0, 1))
+def test_temperature_zero_is_argmax_whatever_the_filters(row, top_p, top_k, min_p):
+    sequence = sequence_of(temperature=0, top_p=top_p, top_k=top_k, min_p=min_p)
+    assert sampler().sample(row[None], [sequence])[0].token_id == int(row.argmax())
+
+
+@pytest.mark.parametrize("step", SAMPLING_STEPS.values(), ids=lambda step: step.name)
+def test_neutral_parameters_ask_for_nothing(step):
+    assert not step.wanted(row_of(output=(4, 4)))
+
+
+def test_a_seed_repeats_and_another_differs():
+    logits = torch.zeros(1, VOCAB)
+
+    def draw(seed: int) -> list[int]:
+        history: list[int] = []
+        for _ in range(20):
+            sequence = sequence_of(output=history, seed=seed, **NEUTRAL)
+            history.append(sampler().sample(logits, [sequence])[0].token_id)
+        return history
+
+    assert draw(5) == draw(5)
+    assert draw(5) != draw(6)
+
+
+def test_draws_follow_the_distribution():
+    logits = torch.tensor([[0.0, 1.0, 2.0, *[-9.0] * (VOCAB - 3)]])
+    counts = torch.zeros(VOCAB)
+    for seed in range(4000):
+        sequence = sequence_of(seed=seed * 7919, **NEUTRAL)
+        counts[sampler().sample(logits, [sequence])[0].token_id] += 1
+    assert torch.allclose(counts / 4000, logits[0].softmax(-1), atol=0.03)
+
+
+def test_uniform_is_uniform():
+    values = torch.tensor([uniform(seed, position) for seed in range(60) for position in range(60)])
+    assert float(values.min()) >= 0
+    assert float(values.max()) < 1
+    assert abs(float(values.mean()) - 0.5) < 0.02
+    assert abs(float(values.var()) - 1 / 12) < 0.01
+
+
+def test_top_k_and_top_p_keep_what_they_should():
+    logits = torch.log(torch.tensor([0.5, 0.25, 0.15, 0.1] + [1e-9] * (VOCAB - 4)))[None]
+    drawn = {"top_k": set(), "top_p": set(), "min_p": set()}
+    for seed in range(400):
+        for name, value in (("top_k", 2), ("top_p", 0.7), ("min_p", 0.4)):
+            sequence = sequence_of(seed=seed, **{**NEUTRAL, name: value})
+            drawn[name].add(sampler().sample(logits, [sequence])[0].token_id)
+    assert drawn == {"top_k": {0, 1}, "top_p": {0, 1}, "min_p": {0, 1}}
+
+
+def test_penalties():
+    repetition = SAMPLING_STEPS["repetition"].apply(
+        torch.tensor([2.0, -2.0, 1.0, 1.0]), row_of((0, 1), (2,), repetition_penalty=2.0)
+    )
+    assert repetition.tolist() == [1.0, -4.0, 0.5, 1.0]
+    presence = SAMPLING_STEPS["presence"].apply(
+        torch.zeros(4), row_of((0,), (2, 2, 3), presence_penalty=1.5)
+    )
+    assert presence.tolist() == [0.0, 0.0, -1.5, -1.5]
+    frequency = SAMPLING_STEPS["frequency"].apply(
+        torch.zeros(4), row_of((0,), (2, 2, 3), frequency_penalty=0.5)
+    )
+    assert frequency.tolist() == [0.0, 0.0, -1.0, -0.5]
+
+
+def test_banned_ids_are_never_drawn():
+    logits = torch.arange(VOCAB, dtype=torch.float32)[None]
+    banned = [VOCAB - 1, VOCAB + 50]
+    assert sampler(banned).sample(logits, [sequence_of(temperature=0)])[0].token_id == VOCAB - 2
+    drawn = {
+        sampler(range(1, VOCAB)).sample(logits, [sequence_of(seed=s, **NEUTRAL)])[0].token_id
+        for s in range(50)
+    }
+    assert drawn == {0}
+
+
+def test_bias_and_min_tokens():
+    logits = torch.arange(VOCAB, dtype=torch.float32)[None]
+    biased = sequence_of(temperature=0, logit_bias={3: 50.0})
+    assert sampler().sample(logits, [biased])[0].token_id == 3
+    early = sequence_of(temperature=0, min_tokens=2, stop_ids=[VOCAB - 1])
+    assert sampler().sample(logits, [early])[0].token_id == VOCAB - 2
+    late = sequence_of(output=(1, 1), temperature=0, min_tokens=2, stop_ids=[VOCAB - 1])
+    assert sampler().sample(logits, [late])[0].token_id == VOCAB - 1
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_an_unsound_row_fails_alone(bad):
+    logits = torch.zeros(2, VOCAB)
+    logits[0, 5] = bad
+    logits[1, 2] = 1.0
+    first, second = sampler().sample(logits, [sequence_of(), sequence_of(temperature=0)])
+    assert first.error is not None
+    assert second.token_id == 2
+
+
+def test_logprobs_come_from_one_array():
+    logits = torch.randn(VOCAB)
+    best = token_logprobs(logits, int(logits.argmax()), 3)
+    assert best.top[0] == (best.token_id, best.logprob)
+    assert len(best.top) == 3
+    assert best.logprob == pytest.approx(float(logits.log_softmax(-1).max()))
+    assert token_logprobs(logits, 0, 0).top == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 3), ("temperature", -0.1), ("temperature", float("nan")), ("top_p", 1.5),
+        ("max_tokens", 0), ("n", 0), ("n", 10**9), ("top_k", -1), ("repetition_penalty", 0),
+        ("logprobs", 21), ("stop", ("",)), ("stop", ("x",) * 17), ("logit_bias", {1: 101.0}),
+        ("min_tokens", 101),
+    ],
+)  # fmt: skip
+def test_values_out_of_range_are_refused_by_name(name, value):
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.param == name
