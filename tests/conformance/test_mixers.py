@@ -1,4 +1,4 @@
-"""The laws of every mixer: however a sequence is cut, packed or resumed, its outputs are the same."""
+"""The laws of every mixer: however a sequence is cut, packed or resumed, it comes out the same."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from networks import MIXER_EXAMPLES, VOCAB, Lab, build_network
 
 TOLERANCE = 3e-5

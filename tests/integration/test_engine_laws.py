@@ -1,4 +1,4 @@
-"""The promise: a request's tokens do not depend on who else runs, or on what its memory went through.
+"""The promise: a request's tokens depend neither on who else runs nor on its memory's past.
 
 For every layer mix each prompt is answered alone by a fresh engine. Then it is answered among
 strangers, from a cached prefix, cut at random places, preempted, forked, and with neighbours that

@@ -1,6 +1,6 @@
 """Bits per byte on stories never trained on, of nano and of a Llama to compare with.
 
-    python tools/nano/evaluate.py --corpus PATH --model DIR [--model DIR ...]
+python tools/nano/evaluate.py --corpus PATH --model DIR [--model DIR ...]
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def sample_story(
 
 def main() -> None:
     """Print a line for each model."""
-    from blazr.models.loading.load import load  # noqa: PLC0415  (training does not need it)
-    from blazr.nn.device import resolve_device  # noqa: PLC0415
+    from blazr.models.loading.load import load
+    from blazr.nn.device import resolve_device
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--corpus", required=True)

@@ -9,12 +9,12 @@ def plot_loss(
     losses: list[tuple[int, float]], evaluations: list[tuple[int, float]], path: Path
 ) -> None:
     """Draw training loss and held-out bits per byte over tokens to a PNG."""
-    import matplotlib as mpl  # noqa: PLC0415  (only a training run needs it)
+    import matplotlib as mpl
 
     mpl.use("Agg")
-    from matplotlib import pyplot  # noqa: PLC0415
+    from matplotlib import pyplot as plt
 
-    figure, axis = pyplot.subplots(figsize=(7, 4))
+    figure, axis = plt.subplots(figsize=(7, 4))
     axis.plot([t / 1e6 for t, _ in losses], [v for _, v in losses], lw=0.6, label="training loss")
     axis.set_xlabel("million tokens")
     axis.set_ylabel("nats per token")
@@ -26,4 +26,4 @@ def plot_loss(
     axis.legend()
     figure.tight_layout()
     figure.savefig(path, dpi=100)
-    pyplot.close(figure)
+    plt.close(figure)

@@ -53,9 +53,7 @@ def pack(corpus: Corpus, tokenizer: Tokenizer, *, seed: int) -> Tensor:
     """
     rng = random.Random(seed)
     end = tokenizer.token_to_id(END)
-    texts = [
-        text for text, weight in corpus.documents for _ in range(_times(weight, rng))
-    ]
+    texts = [text for text, weight in corpus.documents for _ in range(_times(weight, rng))]
     rng.shuffle(texts)
     pieces = []
     for encoding in tokenizer.encode_batch(texts):
@@ -125,89 +123,116 @@ def learning_rate(share: float) -> float:
     return max(0.0, min(1.0, (1 - share) / DECAY))
 
 
-def train(arguments: argparse.Namespace) -> None:
-    """Train until the time is over, then export."""
-    torch.manual_seed(arguments.seed)
-    torch.set_num_threads(arguments.threads)
-    out = Path(arguments.out)
-    corpus = load_corpus(Path(arguments.corpus), seed=arguments.seed)
-    plain = [text for text, weight in corpus.documents if weight >= 0.3]
-    tokenizer = train_tokenizer(plain, out)
-    model = CausalLM(nano_config())
-    init_weights(model, seed=arguments.seed)
-    optimizers = make_optimizers(model)
-    base_rates = [[g["lr"] for g in o.param_groups] for o in optimizers]
-    progress = Progress()
-    checkpoint = out / "progress.pt"
-    if checkpoint.exists():
-        saved = torch.load(checkpoint, weights_only=True)
-        model.load_state_dict(saved["model"])
-        for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
+class Run:
+    """A training run: everything that is saved and resumed.
+
+    Args:
+        arguments: The command line.
+    """
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        torch.manual_seed(arguments.seed)
+        torch.set_num_threads(arguments.threads)
+        self.arguments = arguments
+        self.out = Path(arguments.out)
+        self.budget_s = arguments.minutes * 60
+        self.corpus = load_corpus(Path(arguments.corpus), seed=arguments.seed)
+        plain = [text for text, weight in self.corpus.documents if weight >= 0.3]
+        self.tokenizer = train_tokenizer(plain, self.out)
+        self.model = CausalLM(nano_config())
+        init_weights(self.model, seed=arguments.seed)
+        self.optimizers = make_optimizers(self.model)
+        self.base_rates = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
+        self.balance = BalanceLoss(self.model)
+        self.progress = Progress()
+        self.checkpoint = self.out / "progress.pt"
+        print(f"{sum(p.numel() for p in self.model.parameters()):,} parameters", flush=True)
+        if self.checkpoint.exists():
+            self.resume()
+
+    def resume(self) -> None:
+        """Go on where the saved run stopped."""
+        saved = torch.load(self.checkpoint, weights_only=True)
+        self.model.load_state_dict(saved["model"])
+        for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(state)
-        progress = Progress(**saved["progress"])
-        print(f"going on at step {progress.step}, {progress.seconds / 60:.1f} min in", flush=True)
-    balance = BalanceLoss(model)
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
+        self.progress = Progress(**saved["progress"])
+        minutes = self.progress.seconds / 60
+        print(f"going on at step {self.progress.step}, {minutes:.1f} min in", flush=True)
 
-    def save() -> None:
+    def save(self) -> None:
+        """Write the progress, the model as it is served, and the plot."""
         state = {
-            "model": model.state_dict(),
-            "optimizers": [o.state_dict() for o in optimizers],
-            "progress": asdict(progress),
+            "model": self.model.state_dict(),
+            "optimizers": [o.state_dict() for o in self.optimizers],
+            "progress": asdict(self.progress),
         }
-        torch.save(state, checkpoint.with_suffix(".part"))
-        checkpoint.with_suffix(".part").replace(checkpoint)
-        save_model(model, out)
-        plot_loss(progress.losses, progress.evaluations, out / "loss.png")
-        (out / "losses.json").write_text(json.dumps(asdict(progress)), encoding="utf-8")
+        torch.save(state, self.checkpoint.with_suffix(".part"))
+        self.checkpoint.with_suffix(".part").replace(self.checkpoint)
+        save_model(self.model, self.out)
+        plot_loss(self.progress.losses, self.progress.evaluations, self.out / "loss.png")
+        text = json.dumps(asdict(self.progress))
+        (self.out / "losses.json").write_text(text, encoding="utf-8")
 
-    budget, last = arguments.minutes * 60, time.monotonic()
-    next_save, next_eval, recent = SAVE_S, EVAL_S, 0.0
-    next_save += progress.seconds
-    next_eval += progress.seconds // EVAL_S * EVAL_S
-    for rows in batches(corpus, tokenizer, seed=arguments.seed, start=progress.step):
-        factor = learning_rate(progress.seconds / budget)
-        for optimizer, rates in zip(optimizers, base_rates, strict=True):
+    def update(self, rows: Tensor) -> float:
+        """One step of the optimizers on (BATCH, LENGTH + 1) tokens; returns the loss."""
+        factor = learning_rate(self.progress.seconds / self.budget_s)
+        for optimizer, rates in zip(self.optimizers, self.base_rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
         inputs, targets = rows[:, :-1].clamp(min=0), rows[:, 1:]
-        with torch.autocast("cpu", torch.bfloat16, enabled=arguments.bf16):
-            logits = model.forward_sequences(inputs)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.arguments.bf16):
+            logits = self.model.forward_sequences(inputs)
         loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-1)
-        (loss + BALANCE * balance.take()).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
+        (loss + BALANCE * self.balance.take()).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        now = time.monotonic()
-        progress.step += 1
-        progress.tokens += int((targets >= 0).sum())
-        progress.seconds += now - last
-        rate = int((targets >= 0).sum()) / (now - last)
-        last = now
-        recent = loss.item() if not recent else 0.98 * recent + 0.02 * loss.item()
-        if progress.step % 10 == 0:
-            progress.losses.append((progress.tokens, loss.item()))
-            left = (budget - progress.seconds) / 60
-            print(
-                f"step {progress.step} loss {loss.item():.3f} mean {recent:.3f} {rate:.0f} tok/s "
-                f"lr x{factor:.2f} {left:.1f} min left",
-                flush=True,
-            )
-        is_over = progress.seconds >= budget
-        if progress.seconds >= next_eval or is_over:
-            score = bits_per_byte(model, tokenizer, corpus.held_out[:: 1 if is_over else 4])
-            progress.evaluations.append((progress.tokens, score))
-            print(f"held-out bits per byte {score:.4f}", flush=True)
-            print(sample_story(model, tokenizer, "Once upon a time"), flush=True)
-            next_eval += EVAL_S
-            last = time.monotonic()
-        if progress.seconds >= next_save or is_over:
-            save()
-            next_save = progress.seconds + SAVE_S
-            last = time.monotonic()
-        if is_over:
-            return
+        return loss.item()
+
+    def evaluate(self, *, whole: bool) -> None:
+        """Score the held-out stories (a quarter of them, or all) and show a sample."""
+        stories = self.corpus.held_out[:: 1 if whole else 4]
+        score = bits_per_byte(self.model, self.tokenizer, stories)
+        self.progress.evaluations.append((self.progress.tokens, score))
+        print(f"held-out bits per byte {score:.4f}", flush=True)
+        print(sample_story(self.model, self.tokenizer, "Once upon a time"), flush=True)
+        self.balance.terms.clear()
+
+    def train(self) -> None:
+        """Until the time is over."""
+        progress, mean = self.progress, 0.0
+        next_save = progress.seconds + SAVE_S
+        next_evaluation = (progress.seconds // EVAL_S + 1) * EVAL_S
+        seed = self.arguments.seed
+        source = batches(self.corpus, self.tokenizer, seed=seed, start=progress.step)
+        while progress.seconds < self.budget_s:
+            started = time.monotonic()
+            rows = next(source)
+            loss = self.update(rows)
+            seconds = time.monotonic() - started
+            count = int((rows[:, 1:] >= 0).sum())
+            progress.step += 1
+            progress.tokens += count
+            progress.seconds += seconds
+            mean = 0.98 * mean + 0.02 * loss if mean else loss
+            if progress.step % 10 == 0:
+                progress.losses.append((progress.tokens, loss))
+                left = (self.budget_s - progress.seconds) / 60
+                print(
+                    f"step {progress.step} loss {loss:.3f} mean {mean:.3f} "
+                    f"{count / seconds:.0f} tok/s {left:.1f} min left",
+                    flush=True,
+                )
+            if progress.seconds >= next_evaluation:
+                self.evaluate(whole=False)
+                next_evaluation += EVAL_S
+            if progress.seconds >= next_save:
+                self.save()
+                next_save = progress.seconds + SAVE_S
+        self.evaluate(whole=True)
+        self.save()
 
 
 def _times(weight: float, rng: random.Random) -> int:
@@ -223,7 +248,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=True)
-    train(parser.parse_args())
+    Run(parser.parse_args()).train()
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ def test_a_failing_step_ends_its_requests_and_nothing_else(bench, error):
 
     bench.fault = fault
     _, bad = bench.ask((2, 2, 2))
-    tokens, end = collect(bad)
+    _, end = collect(bad)
     assert end.finish_reason is FinishReason.ERROR
     assert str(error) in end.error
     assert bench.engine.health().ok
@@ -193,8 +193,13 @@ def test_the_queue_is_bounded(bench):
 
 @pytest.mark.parametrize(
     ("prompt", "error"),
-    [((), RequestError), ((VOCAB,), RequestError), ((-1,), RequestError), ((0,) * 100, ContextLengthError)],
-)  # fmt: skip
+    [
+        ((), RequestError),
+        ((VOCAB,), RequestError),
+        ((-1,), RequestError),
+        ((0,) * 100, ContextLengthError),
+    ],
+)
 def test_what_can_never_run_is_refused_at_once(bench, prompt, error):
     with pytest.raises(error):
         bench.ask(prompt)

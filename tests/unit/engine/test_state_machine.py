@@ -1,9 +1,9 @@
 """The real scheduler, caches and engine under random use, checked after every move.
 
-The invariants: every reference is accounted for; a checkpoint lies on the grid at or before what is
-computed; no item is both free and used, no superpage serves two classes; what is published is a pure
-function of its tokens; locks are closed towards the root; everything comes back; every request
-finishes; one token is always computed. Then the same machine must catch mistakes planted in it.
+The invariants: every reference is accounted for; a checkpoint lies on the grid at or before what
+is computed; no item is both free and used, no superpage serves two classes; what is published is a
+pure function of its tokens; locks are closed towards the root; everything comes back; every
+request finishes; one token is always computed. Then the machine must catch mistakes planted in it.
 """
 
 from __future__ import annotations
@@ -216,67 +216,80 @@ class EngineMachine(RuleBasedStateMachine):
                 assert reason is FinishReason.ABORT
         expected = sum(r.params.n for r in self.asked.values())
         assert len(self.ended) == expected, "every reply ends exactly once"
-        while any([self.memory.trie.evict(cls) for cls in ItemClass]):
-            pass
+        for cls in (ItemClass.STATE, ItemClass.PAGE):
+            while self.memory.trie.evict(cls):
+                pass
         assert self.memory.trie.num_nodes == 0
         assert self.memory.arena.used(ItemClass.PAGE) == 0
         assert self.memory.arena.used(ItemClass.STATE) == int(self.memory.shape.has_states)
 
 
+def fold_in_place(memory: CacheManager) -> None:
+    honest = memory._next_checkpoint
+    memory._next_checkpoint = lambda s: s.checkpoint or honest(s)
+
+
+def use_without_state(memory: CacheManager) -> None:
+    memory.trie.has_states = False
+    resume = memory._resume
+
+    def resume_anyway(sequence, path):
+        if memory.shape.has_states and path[-1].state is None:
+            path[-1].state = memory._allocate_state()
+        resume(sequence, path)
+
+    memory._resume = resume_anyway
+
+
+def publish_unfinished(memory: CacheManager) -> None:
+    commit = memory.commit
+
+    def commit_early(sequence, count):
+        commit(sequence, count)
+        if sequence.computed % GRID == GRID - 1 and len(sequence.tokens) > sequence.computed:
+            sequence.computed += 1
+            memory._publish(sequence)
+            sequence.computed -= 1
+
+    memory.commit = commit_early
+
+
+def keep_at_wrong_edge(memory: CacheManager) -> None:
+    keep = memory._keep_state
+    memory._keep_state = lambda s, edge, slot: keep(s, max(GRID, edge - GRID), slot)
+
+
+def free_shared_page(memory: CacheManager) -> None:
+    release = memory.release
+
+    def release_twice(sequence, *, publish=True):
+        first = sequence.pages[:1]
+        release(sequence, publish=publish)
+        for page in first:
+            if page in memory.arena.references[ItemClass.PAGE]:
+                memory.arena.release(ItemClass.PAGE, page)
+
+    memory.release = release_twice
+
+
+# ways in which real engines were broken; those without a function are planted in the fake model
+PLANTED = {
+    "fold in place on a shared state": fold_in_place,
+    "results permuted between rows": None,
+    "a prefix used without its state": use_without_state,
+    "grid by packed offset": None,
+    "an unfinished block published": publish_unfinished,
+    "log not reset at a checkpoint": None,
+    "a state kept at the wrong edge": keep_at_wrong_edge,
+    "a shared page freed": free_shared_page,
+}
+
+
 def plant(memory: CacheManager, bugs: frozenset[str]) -> None:
-    """Break the memory in one of the ways real engines were broken."""
-    if "fold in place on a shared state" in bugs:
-        honest = memory._next_checkpoint
-        memory._next_checkpoint = lambda s: s.checkpoint or honest(s)
-    if "a prefix used without its state" in bugs:
-        memory.trie.has_states = False
-        resume = memory._resume
-
-        def resume_anyway(sequence, path):
-            if memory.shape.has_states and path[-1].state is None:
-                path[-1].state = memory._allocate_state()
-            resume(sequence, path)
-
-        memory._resume = resume_anyway
-    if "an unfinished block published" in bugs:
-        commit = memory.commit
-
-        def commit_early(sequence, count):
-            commit(sequence, count)
-            left = sequence.computed % GRID
-            if left == GRID - 1:
-                sequence.computed += 1
-                if len(sequence.tokens) >= sequence.computed:
-                    memory._publish(sequence)
-                sequence.computed -= 1
-
-        memory.commit = commit_early
-    if "a state kept at the wrong edge" in bugs:
-        keep = memory._keep_state
-        memory._keep_state = lambda s, edge, slot: keep(s, max(GRID, edge - GRID), slot)
-    if "a shared page freed" in bugs:
-        release = memory.release
-
-        def release_twice(sequence, *, publish=True):
-            first = sequence.pages[:1]
-            release(sequence, publish=publish)
-            for page in first:
-                if page in memory.arena.references[ItemClass.PAGE]:
-                    memory.arena.release(ItemClass.PAGE, page)
-
-        memory.release = release_twice
-
-
-PLANTED = (
-    "fold in place on a shared state",
-    "results permuted between rows",
-    "a prefix used without its state",
-    "grid by packed offset",
-    "an unfinished block published",
-    "log not reset at a checkpoint",
-    "a state kept at the wrong edge",
-    "a shared page freed",
-)
+    for bug in bugs:
+        breaks = PLANTED[bug]
+        if breaks is not None:
+            breaks(memory)
 
 
 def profile(examples: int, *, steps: int = 30) -> settings:
