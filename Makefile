@@ -4,7 +4,7 @@ BIN := $(if $(wildcard .venv/bin/python),.venv/bin/,)
 PYTHON := $(BIN)python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fix lint types test test-fast check integration docs size bench
+.PHONY: help setup fix lint types test test-fast check integration docs size
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -20,7 +20,7 @@ fix: ## format and repair what ruff can
 lint: ## ruff, spelling, import contracts, limits
 	$(BIN)ruff format --check
 	$(BIN)ruff check
-	$(BIN)codespell --skip 'tests/golden' src tests tools examples docs *.md
+	$(BIN)codespell --skip 'tests/golden' -L firs,hel src tests tools examples docs *.md
 	$(BIN)lint-imports --no-logo
 	$(PYTHON) tools/check_limits.py
 
@@ -31,7 +31,7 @@ test: ## every test that needs no device, no network and no patience
 	$(PYTHON) -m pytest
 
 test-fast: ## the half that never imports torch
-	$(PYTHON) -m pytest --torch-free
+	$(PYTHON) -m pytest --torch-free tests/unit/core tests/unit/text tests/unit/llm tests/unit/server
 
 check: lint types test ## the gate: lint, types, tests, docs in step
 
@@ -44,5 +44,3 @@ docs: ## write docs/reference again from the tables
 size: ## lines per package, against their budgets
 	$(PYTHON) tools/size.py
 
-bench: ## the short benchmark scenarios
-	$(BIN)blazr bench

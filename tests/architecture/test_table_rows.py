@@ -1,34 +1,78 @@
-"""Tables are complete: every lazy row resolves, every file that should be a row is one."""
+"""Tables are complete: rows resolve, files that should be rows are, the README knows them all."""
 
-import importlib
-import pkgutil
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-import blazr
 from blazr.core.table import Table
+
+Load = Callable[[str], ModuleType]
+
+# Tables of values that nobody extends by writing a file or asking in a pull request.
+FIXED = {"DTYPES"}
+
+# A directory where each file is to be a row: the table, how a row tells its module, the helpers.
+EXTENSIBLE = {
+    "cli": ("COMMANDS", lambda row: row.__module__, {"app", "options"}),
+    "models/families": (
+        "FAMILIES",
+        lambda row: row.derive.__module__,
+        {
+            "base",
+            "config_reader",
+            "detect",
+            "gqa",
+            "oxidizr_mixers",
+            "oxidizr_shapes",
+            "rules",
+        },
+    ),
+    "server/native": ("ROUTES", lambda row: row.handler.__module__, set()),
+    "server/openai": ("ROUTES", lambda row: row.handler.__module__, {"schema"}),
+    "text/tokenizers": ("TOKENIZERS", lambda row: row.__module__, {"byte_pair", "choose"}),
+}
 
 
 @pytest.fixture(scope="module")
-def tables() -> Mapping[str, Table]:
-    """Every table of the package, by module and name."""
-    found: dict[str, Table] = {}
-    for info in pkgutil.walk_packages(blazr.__path__, "blazr."):
-        if info.name.endswith("__main__"):
-            continue  # importing it is running it
-        for name, value in vars(importlib.import_module(info.name)).items():
-            if isinstance(value, Table) and not any(value is table for table in found.values()):
-                found[f"{info.name}:{name}"] = value
-    return found
+def tables(load_tool: Load) -> Mapping[str, Table[object]]:
+    """Every table of the package by the name of its variable."""
+    found = load_tool("render_reference").find_tables()
+    return {place.rpartition(":")[2]: table for place, table in found}
 
 
-def test_there_are_tables(tables: Mapping[str, Table]) -> None:
-    assert tables
-
-
-def test_every_row_resolves(tables: Mapping[str, Table]) -> None:
+def test_every_row_resolves(tables: Mapping[str, Table[object]]) -> None:
+    assert "ENV" in tables
     for name, table in tables.items():
         assert len(table), f"{name} is empty"
         for key in table:
-            assert table[key] is not None, f"{name}[{key!r}]"
+            assert table[key] is not None, f"{name} {key!r}"
+
+
+def test_row_names_can_be_typed(tables: Mapping[str, Table[object]]) -> None:
+    strange = [
+        f"{name} {key!r}"
+        for name, table in tables.items()
+        for key in table
+        if not re.fullmatch(r"[\w./{}: -]+", key)
+    ]
+    assert not strange
+
+
+@pytest.mark.parametrize("directory", EXTENSIBLE)
+def test_every_file_is_a_row(
+    directory: str, tables: Mapping[str, Table[object]], root: Path
+) -> None:
+    name, module_of, helpers = EXTENSIBLE[directory]
+    files = {path.stem for path in (root / "src/blazr" / directory).glob("*.py")}
+    rows = {module_of(row).rpartition(".")[2] for row in tables[name].values()}
+    assert files - helpers - {"__init__"} <= rows, f"a file without a row in {name}"
+    assert helpers <= files, "a helper that is gone"
+
+
+def test_the_readme_says_how_to_add_a_row(tables: Mapping[str, Table[object]], root: Path) -> None:
+    readme = (root / "README.md").read_text("utf-8")
+    missing = [name for name in set(tables) - FIXED if f"` {name} |" not in readme]
+    assert not missing

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 KINDS = {".py", ".md", ".toml", ".ini", ".yaml", ".yml", ".json", ".cfg", ""}
-SKIPPED = {".git", ".venv", "dist", "build"}
+HIDDEN_BUT_OURS = {".ci", ".github", ".importlinter", ".pre-commit-config.yaml", ".gitignore"}
 
 FORBIDDEN = {
     "a path on somebody's machine": r"(?<![\w.~])/(?:home|root|work|mnt|Users|tmp/\w)/",
@@ -20,13 +20,13 @@ def _files(root: Path) -> list[Path]:
     return [
         path
         for path in root.rglob("*")
-        if path.suffix in KINDS
-        and path.is_file()
-        and not any(
-            part in SKIPPED or (part.startswith(".") and part.endswith("_cache"))
-            for part in path.relative_to(root).parts
-        )
+        if path.suffix in KINDS and path.is_file() and _is_ours(path.relative_to(root).parts)
     ]
+
+
+def _is_ours(parts: tuple[str, ...]) -> bool:
+    is_built = parts[0] in {"dist", "build"} or "golden" in parts
+    return not is_built and all(p in HIDDEN_BUT_OURS or not p.startswith(".") for p in parts)
 
 
 def _find(pattern: str, files: list[Path], root: Path) -> list[str]:
@@ -42,7 +42,7 @@ def _find(pattern: str, files: list[Path], root: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def files(root: Path) -> list[Path]:
-    return [path for path in _files(root) if "golden" not in path.parts]
+    return _files(root)
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)

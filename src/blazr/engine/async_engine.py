@@ -118,9 +118,9 @@ class AsyncEngine:
         self._inbox.put(lambda: self._add(request, request_id, seed))
         return request_id
 
-    def abort(self, request_id: int) -> None:
-        """End a request at the next step. Unknown and finished ids are ignored."""
-        self._inbox.put(lambda: self._deliver(self._engine.abort(request_id)))
+    def abort(self, request_id: int, index: int | None = None) -> None:
+        """End a request, or one of its replies, at the next step. Unknown ids are ignored."""
+        self._inbox.put(lambda: self._deliver(self._engine.abort(request_id, index)))
 
     def logits(self, token_ids: Sequence[int], cuts: Sequence[int] = ()) -> Tensor:
         """Scores at every position, (T, V) float32. Waits for the step that runs now.

@@ -133,13 +133,16 @@ class Engine:
                 hint="shorten the prompt",
             )
 
-    def abort(self, request_id: int) -> list[TokenOutput]:
-        """End a request; its memory is free when this returns. Unknown ids are ignored."""
-        outputs = []
-        for sequence in list(self._by_request.get(request_id, ())):
-            if sequence.phase is not Phase.FINISHED:
-                outputs.append(self._end(sequence, FinishReason.ABORT))
-        return outputs
+    def abort(self, request_id: int, index: int | None = None) -> list[TokenOutput]:
+        """End a request, or one of its replies; its memory is free when this returns.
+
+        Unknown ids are ignored.
+        """
+        return [
+            self._end(sequence, FinishReason.ABORT)
+            for sequence in list(self._by_request.get(request_id, ()))
+            if sequence.phase is not Phase.FINISHED and index in {None, sequence.index}
+        ]
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""

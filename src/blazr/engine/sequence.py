@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 
-from blazr.engine.cache.prefix import Node
+from blazr.engine.block import Node
 from blazr.engine.request import Request
 
 

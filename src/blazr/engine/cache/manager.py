@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from blazr.engine.block import NO_PAGE, Node
 from blazr.engine.cache.arena import Arena, ItemClass, OutOfMemoryError
-from blazr.engine.cache.prefix import NO_PAGE, Node, PrefixTrie
+from blazr.engine.cache.prefix import PrefixTrie
 from blazr.engine.sequence import Sequence
 
 LONG_PROMPT_EDGES = 4096

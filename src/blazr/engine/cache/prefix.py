@@ -5,39 +5,11 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 
+from blazr.engine.block import NO_PAGE, Node
 from blazr.engine.cache.arena import Arena, ItemClass
-
-NO_PAGE = -1
-
-
-@dataclass(eq=False, slots=True)
-class Node:
-    """One block of tokens, after its parent's.
-
-    Args:
-        parent: The block before; None for a root.
-        key: The block's token ids as bytes.
-        page: Its page, or NO_PAGE for models without pages.
-        depth: Blocks from the root to here, this one included.
-        state: Slot of the recurrent state after this block, if one is kept.
-        children: Next blocks by key.
-        locks: Running sequences whose prefix this is; an ancestor has at least as many.
-        used: When it was last matched or written; higher is later.
-        is_alive: Whether it is still in the trie.
-    """
-
-    parent: Node | None
-    key: bytes
-    page: int
-    depth: int
-    state: int | None = None
-    children: dict[bytes, Node] = field(default_factory=dict)
-    locks: int = 0
-    used: int = 0
-    is_alive: bool = True
 
 
 @dataclass(frozen=True, slots=True)

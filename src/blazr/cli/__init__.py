@@ -1,0 +1,21 @@
+"""The command line. COMMANDS holds one lazy row per command, so that ``--help`` is instant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from blazr.core.table import Table
+
+COMMANDS: Table[Callable[..., None]] = Table(
+    "command",
+    {},
+    lazy={
+        "generate": "blazr.cli.generate:generate",
+        "chat": "blazr.cli.chat:chat",
+        "serve": "blazr.cli.serve:serve",
+        "info": "blazr.cli.info:info",
+        "encode": "blazr.cli.vocabulary:encode",
+        "decode": "blazr.cli.vocabulary:decode",
+        "doctor": "blazr.cli.doctor:doctor",
+    },
+)

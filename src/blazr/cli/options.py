@@ -1,0 +1,106 @@
+"""The flags that several commands share."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blazr.core import log
+from blazr.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from blazr.llm.llm import LLM
+
+BUILT_IN = "nano"
+"""The model that runs when none is named."""
+
+
+def _verbose(wanted: bool) -> bool:
+    if wanted:
+        log.setup("debug")
+    return wanted
+
+
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        help="Directory, .safetensors file or Hugging Face id.  [default: the built-in nano]",
+        show_default=False,
+    ),
+]
+Vocab = Annotated[
+    str | None,
+    typer.Option(help="Vocabulary: cl100k_base, llama3, …, or a tokenizer's file.  [by model]"),
+]
+ChatTemplate = Annotated[
+    str | None, typer.Option(help="Chat template: a name or a .jinja file.  [by model]")
+]
+Cpu = Annotated[bool, typer.Option("--cpu", help="The same as --device cpu.")]
+DeviceName = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+TopP = Annotated[float, typer.Option(help="Sample among the likeliest that sum to this.")]
+TopK = Annotated[int, typer.Option(help="Sample among this many; 0 is all.")]
+Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
+Stop = Annotated[list[str] | None, typer.Option(help="String that ends the text; repeatable.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", callback=_verbose, help="Log more; show tracebacks."),
+]
+
+
+def pick_model(named: str | None, positional: str | None) -> str:
+    """The model a command line names.
+
+    Raises:
+        ConfigError: It names two.
+    """
+    if named is not None and positional is not None:
+        raise ConfigError(
+            "two models are named.", found=f"{named[:50]!r} and {positional[:50]!r}", expected="one"
+        )
+    return named or positional or BUILT_IN
+
+
+def pick_device(device: str, *, cpu: bool) -> str:
+    """The device a command line names."""
+    return "cpu" if cpu else device
+
+
+def open_llm(
+    model: str,
+    *,
+    device: str,
+    cpu: bool,
+    dtype: str,
+    vocab: str | None,
+    chat_template: str | None = None,
+) -> LLM:
+    """Load a model, saying so where somebody watches."""
+    # torch comes with it, which takes a second
+    from blazr.llm.llm import LLM
+
+    watched = sys.stderr.isatty()
+    if watched:
+        print(f"loading {model} …", end="", file=sys.stderr, flush=True)
+    try:
+        return LLM(
+            model,
+            device=pick_device(device, cpu=cpu),
+            dtype=dtype,
+            vocab=vocab,
+            chat_template=chat_template,
+        )
+    finally:
+        if watched:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,93 @@
+"""``blazr encode`` and ``blazr decode``: text and token ids, without a model."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import Annotated
+
+import typer
+
+from blazr.cli import options
+from blazr.core.errors import ConfigError
+from blazr.text.tokenizer import Tokenizer
+
+_Vocab = Annotated[
+    str, typer.Option(help="cl100k_base, o200k_base, llama3, deepseek_v3, or a tokenizer's file.")
+]
+
+
+def encode(
+    text_argument: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="The same as --text.", show_default=False)
+    ] = None,
+    *,
+    text: Annotated[str | None, typer.Option(help="The text; - or nothing reads stdin.")] = None,
+    vocab: _Vocab = "cl100k_base",
+    special: Annotated[
+        bool, typer.Option("--special", help="Special tokens spelled in the text are tokens.")
+    ] = False,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
+) -> None:
+    """Print the token ids of a text, separated by commas."""
+    given = text_argument if text is None else text
+    if given is None and sys.stdin.isatty():
+        raise typer.BadParameter("give a text, or - to read it from stdin")
+    if given in {None, "-"}:
+        given = sys.stdin.read()
+    tokenizer = _open(vocab)
+    ids = tokenizer.encode(str(given), allow_special=special)
+    if as_json:
+        print(json.dumps({"vocab": tokenizer.name, "count": len(ids), "ids": ids}))
+    else:
+        print(",".join(map(str, ids)))
+
+
+def decode(
+    ids_argument: Annotated[
+        str | None, typer.Argument(metavar="IDS", help="The same as --ids.", show_default=False)
+    ] = None,
+    *,
+    ids: Annotated[
+        str | None, typer.Option(help='Token ids, as "123,456"; - or nothing reads stdin.')
+    ] = None,
+    vocab: _Vocab = "cl100k_base",
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
+) -> None:
+    """Print the text of token ids, special tokens included."""
+    given = ids_argument if ids is None else ids
+    if given is None and sys.stdin.isatty():
+        raise typer.BadParameter("give ids, or - to read them from stdin")
+    if given in {None, "-"}:
+        given = sys.stdin.read()
+    tokenizer = _open(vocab)
+    numbers = _parse_ids(str(given), tokenizer.size)
+    text = tokenizer.decode(numbers, skip_special=False)
+    print(json.dumps({"vocab": tokenizer.name, "text": text}) if as_json else text)
+
+
+def _parse_ids(text: str, size: int) -> list[int]:
+    words = [word for word in re.split(r"[\s,\[\]]+", text) if word]
+    wrong = next((word for word in words if not re.fullmatch(r"\d{1,9}", word)), None)
+    if wrong is None:
+        ids = [int(word) for word in words]
+        wrong = next((str(each) for each in ids if each >= size), None)
+        if wrong is None:
+            return ids
+    raise ConfigError(
+        "that is no list of token ids.",
+        found=repr(wrong[:50]),
+        expected=f"numbers from 0 to {size - 1}, separated by commas",
+    )
+
+
+def _open(vocab: str) -> Tokenizer:
+    from blazr.text.tokenizers.choose import choose_tokenizer
+
+    tokenizer = choose_tokenizer(directory=None, vocab=vocab, vocab_size=None)
+    if tokenizer is None:
+        raise ConfigError("there is no such vocabulary.", found=repr(vocab[:50]))
+    return tokenizer

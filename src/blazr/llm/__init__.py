@@ -1,0 +1,1 @@
+"""The Python API: text and engine joined."""

@@ -1,0 +1,55 @@
+"""What the synchronous and the asynchronous face have in common."""
+
+from __future__ import annotations
+
+from blazr.engine.config import EngineConfig
+from blazr.llm.open import open_model
+from blazr.llm.text_engine import TextEngine
+from blazr.text.tokenizer import Tokenizer
+
+# How long to wait in silence before asking whether the engine still lives.
+CHECK_S = 5.0
+# How long to wait before trying again to get into a queue that others fill.
+RETRY_S = 0.05
+
+
+class ModelFace:
+    """A language model, opened.
+
+    Args:
+        model: A path, a Hugging Face id, or the name of the built-in model; or a `TextEngine`.
+        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        dtype: ``"auto"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``.
+        vocab: Name of the vocabulary, where the checkpoint does not tell.
+        chat_template: Name or file of the chat template, where the checkpoint's is not wanted.
+        engine: Sizes and limits of the engine; None takes the defaults.
+
+    Raises:
+        BlazrError: The model cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        model: str | TextEngine = "nano",
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        vocab: str | None = None,
+        chat_template: str | None = None,
+        engine: EngineConfig | None = None,
+    ) -> None:
+        if not isinstance(model, TextEngine):
+            model = open_model(
+                model,
+                device=device,
+                dtype=dtype,
+                vocab=vocab,
+                chat_template=chat_template,
+                engine=engine,
+            )
+        self.core = model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What turns text to token ids and back."""
+        return self.core.tokenizer

@@ -1,0 +1,95 @@
+"""What is asked for: a prompt or a chat, and how to continue it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from blazr.core.errors import RequestError
+from blazr.engine.sampling_params import SamplingParams
+from blazr.text.messages import Message
+
+Prompt = str | Sequence[int]  # text, or token ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One prompt or one chat to continue.
+
+    Args:
+        prompt: Text or token ids.
+        messages: A chat, instead of a prompt.
+        params: How to sample.
+        tools: Functions for the chat template to show, in OpenAI's shape.
+        template_variables: More variables for the chat template.
+        add_special_tokens: Put the beginning-of-text token before a text prompt, where the
+            model's family has one.
+        add_generation_prompt: End the rendered chat where the assistant begins to speak.
+        cache_salt: Prefixes are shared only between requests of the same salt.
+        timeout_s: Longest time from submission to the end, or None.
+
+    Raises:
+        RequestError: Neither or both of prompt and messages are given.
+    """
+
+    prompt: Prompt | None = None
+    messages: Sequence[Message] | None = None
+    params: SamplingParams = field(default_factory=SamplingParams)
+    tools: Sequence[Mapping[str, object]] | None = None
+    template_variables: Mapping[str, object] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    cache_salt: str = ""
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (self.messages is None):
+            raise RequestError("give a prompt or messages, one of the two.", param="prompt")
+
+
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many, as a list of prompts; a list of integers is one prompt."""
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    if items and all(isinstance(item, int) for item in items):
+        return [cast("list[int]", items)]
+    return cast("list[Prompt]", items)
+
+
+def as_message(message: Message | Mapping[str, object]) -> Message:
+    """A message, also from a dictionary with ``role`` and ``content``.
+
+    Raises:
+        RequestError: There is no role, or the content is no text.
+    """
+    if isinstance(message, Message):
+        return message
+    rest = dict(message)
+    role, content = rest.pop("role", None), rest.pop("content", None)
+    if not isinstance(role, str) or not (content is None or isinstance(content, str)):
+        expected = '{"role": "user", "content": "…"}'
+        raise RequestError("a message lacks something.", param="messages", expected=expected)
+    return Message(role=role, content=content, extra=rest or None)
+
+
+def prompt_requests(
+    prompts: Prompt | Sequence[Prompt], params: SamplingParams | None
+) -> list[GenerationRequest]:
+    """One request for each prompt."""
+    wanted = params or SamplingParams()
+    return [GenerationRequest(prompt=each, params=wanted) for each in as_prompts(prompts)]
+
+
+def chat_request(
+    messages: Sequence[Message | Mapping[str, object]],
+    params: SamplingParams | None,
+    tools: Sequence[Mapping[str, object]] | None,
+) -> GenerationRequest:
+    """The request that a chat is."""
+    return GenerationRequest(
+        messages=[as_message(each) for each in messages],
+        params=params or SamplingParams(),
+        tools=tools,
+    )

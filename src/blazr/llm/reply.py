@@ -1,0 +1,192 @@
+"""Replies while they are being generated: the engine's tokens in, events out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from blazr.core.errors import CapacityError
+from blazr.engine.outputs import FinishReason, TokenLogprobs, TokenOutput
+from blazr.engine.request import Request
+from blazr.llm.token_engine import TokenEngine
+from blazr.text.events import Event, Finished, PromptDone, TokenText
+from blazr.text.stream import TextStream
+from blazr.text.tokenizer import Tokenizer
+
+
+class Reply:
+    """The replies to one or more prompts.
+
+    The engine's thread only appends to the inbox and calls ``notify``; everything else happens on
+    the one thread that consumes the reply. Whoever started it calls `abort` at the end, whatever
+    happened: it is idempotent, and without it a reply nobody reads would run to its end.
+
+    Args:
+        engine: What runs the requests.
+        tokenizer: What turns their tokens to text.
+        requests: The prompts. Choice ``j`` of prompt ``i`` has the index of all choices before it.
+        notify: Called on the engine's thread when there is something to `take`.
+
+    Raises:
+        RequestError: A request asks for something impossible; nothing was started.
+        CapacityError: The queue is full; nothing was started. Where it has room for some of the
+            prompts only, the rest are submitted as it empties.
+        EngineError: The engine has stopped.
+    """
+
+    def __init__(
+        self,
+        engine: TokenEngine,
+        tokenizer: Tokenizer,
+        requests: Sequence[Request],
+        *,
+        notify: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._notify = notify
+        self._inbox: deque[tuple[int, TokenOutput]] = deque()
+        self._prompts: list[_Prompt] = []
+        first = 0
+        for request in requests:
+            indices = range(first, first := first + request.params.n)
+            choices = [_Choice(request, tokenizer, index) for index in indices]
+            self._prompts.append(_Prompt(request, choices))
+        self._num_submitted = self._num_done = 0
+        try:
+            self._submit()
+        except BaseException:
+            self.abort()
+            raise
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every reply has finished."""
+        return self._num_done == len(self._prompts)
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether nothing runs because others fill the queue, so that no event will come."""
+        return self._num_done == self._num_submitted < len(self._prompts)
+
+    def take(self) -> list[Event]:
+        """The events since the last call, in order; empty when there are none."""
+        events: list[Event] = []
+        while self._inbox:
+            position, output = self._inbox.popleft()
+            prompt = self._prompts[position]
+            was_done = prompt.is_done
+            events.extend(prompt.choices[output.index].push(output))
+            if prompt.is_done and not was_done:
+                self._num_done += 1
+                # a stop string may have ended it, which the engine knows nothing of
+                self._abort(prompt)
+        self._submit()
+        return events
+
+    def abort(self) -> None:
+        """End what still runs."""
+        for prompt in self._prompts:
+            if not prompt.is_done:
+                self._abort(prompt)
+
+    def _abort(self, prompt: _Prompt) -> None:
+        if prompt.request_id is not None:
+            self._engine.abort(prompt.request_id)
+
+    def _submit(self) -> None:
+        while self._num_submitted < len(self._prompts):
+            position = self._num_submitted
+            prompt = self._prompts[position]
+            try:
+                prompt.request_id = self._engine.submit(prompt.request, self._sink(position))
+            except CapacityError:
+                if position == 0:
+                    raise
+                return
+            self._num_submitted += 1
+
+    def _sink(self, position: int) -> Callable[[TokenOutput], None]:
+        def deliver(output: TokenOutput) -> None:
+            self._inbox.append((position, output))
+            self._notify()
+
+        return deliver
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """One prompt and its choices."""
+
+    request: Request
+    choices: list[_Choice]
+    request_id: int | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return all(choice.is_done for choice in self.choices)
+
+
+class _Choice:
+    """One reply: its first event, its text, its end."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer, index: int) -> None:
+        params = request.params
+        self.is_done = False
+        self._index = index
+        self._tokenizer = tokenizer
+        self._prompt_ids = request.prompt_ids
+        self._has_begun = False
+        self._text = TextStream(
+            tokenizer,
+            index=index,
+            stop=params.stop,
+            include_stop=params.include_stop,
+            skip_special=params.skip_special_tokens,
+            prompt_ids=request.prompt_ids,
+        )
+
+    def push(self, output: TokenOutput) -> list[Event]:
+        if self.is_done:  # ended by a stop string while the engine was a step ahead
+            return []
+        events: list[Event] = []
+        if not self._has_begun:
+            self._has_begun = True
+            events.append(self._begin(output))
+        if output.token_ids:
+            logprobs = tuple(_token_text(self._tokenizer, each) for each in output.logprobs)
+            events.extend(self._text.push(output.token_ids, logprobs=logprobs))
+        if self._text.stopped is not None:
+            events.extend(self._end(FinishReason.STOP, None))
+        elif output.finish_reason is not None:
+            events.extend(self._end(output.finish_reason, output.error))
+        return events
+
+    def _begin(self, output: TokenOutput) -> PromptDone:
+        logprobs = None
+        if output.prompt_logprobs is not None:
+            pairs = zip(self._prompt_ids, output.prompt_logprobs, strict=True)
+            logprobs = tuple(
+                _bare_text(self._tokenizer, token_id, None)
+                if each is None
+                else _token_text(self._tokenizer, each)
+                for token_id, each in pairs
+            )
+        return PromptDone(self._index, output.num_prompt_tokens, output.num_cached_tokens, logprobs)
+
+    def _end(self, reason: FinishReason, error: str | None) -> list[Event]:
+        self.is_done = True
+        return [
+            replace(event, error=error) if isinstance(event, Finished) and error else event
+            for event in self._text.finish(reason.value)
+        ]
+
+
+def _token_text(tokenizer: Tokenizer, logprobs: TokenLogprobs) -> TokenText:
+    top = tuple(_bare_text(tokenizer, token_id, value) for token_id, value in logprobs.top)
+    return replace(_bare_text(tokenizer, logprobs.token_id, logprobs.logprob), top=top)
+
+
+def _bare_text(tokenizer: Tokenizer, token_id: int, logprob: float | None) -> TokenText:
+    data = tokenizer.token_bytes(token_id)
+    return TokenText(data.decode("utf-8", "replace"), token_id, data, logprob)

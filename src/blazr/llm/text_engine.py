@@ -1,0 +1,149 @@
+"""The core of the Python API: a tokenizer and a chat template joined to an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from blazr.core.errors import ContextLengthError, EngineError, RequestError
+from blazr.engine.request import Request
+from blazr.llm.generation import GenerationRequest
+from blazr.llm.token_engine import TokenEngine
+from blazr.text.chat_template import ChatTemplate
+from blazr.text.messages import Message
+from blazr.text.tokenizer import Tokenizer
+
+# No vocabulary packs more characters than this into a token on average, so a text longer than
+# this many times the context cannot fit, and is refused before time is spent on tokenizing it.
+CHARACTERS_PER_TOKEN = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What there is to know about the model from outside.
+
+    Args:
+        name: What it is called.
+        family: What kind of checkpoint it came from.
+        vocab_size: Rows of its embedding.
+        max_seq_len: Its context, tokens.
+        num_parameters: Weights in it.
+        size_bytes: Memory they take.
+        device: Where it runs, for people.
+        adds_bos: Whether a text prompt begins with the beginning-of-text token.
+        stop_ids: Ids that end a reply, besides the tokenizer's own.
+        is_unbounded: Whether it reads prompts of any length (no attention in it).
+    """
+
+    name: str
+    family: str
+    vocab_size: int
+    max_seq_len: int
+    num_parameters: int = 0
+    size_bytes: int = 0
+    device: str = "cpu"
+    adds_bos: bool = False
+    stop_ids: frozenset[int] = frozenset()
+    is_unbounded: bool = False
+
+
+class TextEngine:
+    """Text in, events out. Thread-safe; holds no state of any request.
+
+    Args:
+        engine: What continues token ids.
+        info: About the model.
+        tokenizer: Text to ids and back.
+        template: Chats to ids; None where the model has no vocabulary.
+    """
+
+    def __init__(
+        self,
+        engine: TokenEngine,
+        info: ModelInfo,
+        *,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None = None,
+    ) -> None:
+        self.engine = engine
+        self.info = info
+        self.tokenizer = tokenizer
+        self.template = template
+
+    def prepare(self, request: GenerationRequest) -> Request:
+        """Translate a request to token ids. Takes time for long texts; touches nothing shared.
+
+        Raises:
+            ContextLengthError: The text cannot fit the model's context.
+            RequestError: The text is not valid, or the chat cannot be rendered.
+        """
+        stop_ids = self.info.stop_ids | frozenset(self.tokenizer.eos_ids)
+        if request.messages is not None:
+            ids = self.encode_chat(request)
+            if self.template is not None:
+                stop_ids |= frozenset(self.template.stop_ids(self.tokenizer))
+        else:
+            ids = self.encode_prompt(request)
+        return Request(
+            prompt_ids=tuple(ids),
+            params=request.params,
+            stop_ids=frozenset(i for i in stop_ids if i < self.info.vocab_size),
+            cache_salt=request.cache_salt,
+            timeout_s=request.timeout_s,
+        )
+
+    def encode_prompt(self, request: GenerationRequest) -> list[int]:
+        """The token ids of a prompt. Special tokens spelled in it are plain text."""
+        prompt = request.prompt
+        if not isinstance(prompt, str):
+            return list(prompt or ())
+        self._check_length(len(prompt), "prompt")
+        ids = self.tokenizer.encode(prompt)
+        bos_id = self.tokenizer.bos_id
+        if request.add_special_tokens and self.info.adds_bos and bos_id is not None:
+            return [bos_id, *ids]
+        return ids
+
+    def encode_chat(self, request: GenerationRequest) -> list[int]:
+        """The token ids of a chat, as the template renders it."""
+        messages: Sequence[Message] = request.messages or ()
+        if self.template is None:
+            raise RequestError(
+                "this model has no vocabulary, so it cannot chat.",
+                param="messages",
+                hint="name one with --vocab, or send token ids to /v1/completions",
+            )
+        if not messages:
+            raise RequestError("there are no messages.", param="messages")
+        self._check_length(sum(len(each.content or "") for each in messages), "messages")
+        return self.template.encode(
+            messages,
+            self.tokenizer,
+            tools=request.tools,
+            add_generation_prompt=request.add_generation_prompt,
+            variables=request.template_variables,
+        )
+
+    def check(self) -> None:
+        """Raise where the engine does not work any more.
+
+        Raises:
+            EngineError: With its reason.
+        """
+        health = self.engine.health()
+        if not health.ok:
+            raise EngineError("the engine does not answer.", found=health.reason)
+
+    def close(self) -> None:
+        """Stop the engine. What still runs ends with an error."""
+        self.engine.close()
+
+    def _check_length(self, num_characters: int, param: str) -> None:
+        context = self.info.max_seq_len
+        if not self.info.is_unbounded and num_characters > CHARACTERS_PER_TOKEN * context:
+            raise ContextLengthError(
+                f"the {param} cannot fit the model's context of {context} tokens.",
+                param=param,
+                found=f"{num_characters} characters",
+                expected=f"at most {CHARACTERS_PER_TOKEN * context} characters",
+            )

@@ -1,0 +1,135 @@
+"""A checkpoint: what tensors there are and where, before any of them is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from blazr.models.checkpoint.disk import MappedFile
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Bytes of one element, and torch's name for the type.
+ELEMENT_TYPES: Mapping[str, tuple[int, str]] = MappingProxyType(
+    {
+        "BOOL": (1, "bool"),
+        "U8": (1, "uint8"),
+        "I8": (1, "int8"),
+        "F8_E4M3": (1, "float8_e4m3fn"),
+        "F8_E5M2": (1, "float8_e5m2"),
+        "U16": (2, "uint16"),
+        "I16": (2, "int16"),
+        "F16": (2, "float16"),
+        "BF16": (2, "bfloat16"),
+        "U32": (4, "uint32"),
+        "I32": (4, "int32"),
+        "F32": (4, "float32"),
+        "U64": (8, "uint64"),
+        "I64": (8, "int64"),
+        "F64": (8, "float64"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One stored tensor.
+
+    Args:
+        name: As the file spells it.
+        dtype: A name of ``ELEMENT_TYPES``.
+        shape: Its dimensions.
+        file: Where it lies.
+        start: Offset of its first byte in the file.
+        end: Offset after its last byte.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    start: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A kind of file.
+
+    Args:
+        suffix: How its file names end.
+        read_header: Reads the names, shapes and places of a file's tensors.
+    """
+
+    suffix: str
+    read_header: Callable[[Path], dict[str, TensorInfo]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """The tensors of one model, in one file or many.
+
+    Args:
+        path: The directory or file that was opened.
+        files: The files that hold tensors, with their sizes in bytes.
+        tensors: Every tensor by name.
+        config: The contents of config.json, or None.
+        config_path: Where that was, or None.
+    """
+
+    path: Path
+    files: Mapping[Path, int]
+    tensors: Mapping[str, TensorInfo]
+    config: Mapping[str, object] | None = None
+    config_path: Path | None = None
+    _mapped: dict[Path, MappedFile] = field(default_factory=dict, repr=False)
+
+    @property
+    def directory(self) -> Path:
+        """Where the files lie, tokenizer and all."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    def read(self, name: str) -> Tensor:
+        """One tensor as a view of its file; a copy where the file does not align it.
+
+        The view keeps the file mapped. Writing to it does not change the file.
+
+        Raises:
+            CheckpointError: The file has gone or changed.
+        """
+        import torch  # headers are read without it
+
+        info = self.tensors[name]
+        size, torch_name = ELEMENT_TYPES[info.dtype]
+        dtype: torch.dtype = getattr(torch, torch_name)
+        if info.nbytes == 0:
+            return torch.empty(info.shape, dtype=dtype)
+        buffer = self._map(info.file).buffer
+        if info.start % size:
+            raw = torch.frombuffer(
+                buffer, dtype=torch.uint8, count=info.nbytes, offset=info.start
+            ).clone()
+            return raw.view(dtype).view(info.shape)
+        count = info.nbytes // size
+        return torch.frombuffer(buffer, dtype=dtype, count=count, offset=info.start).view(
+            info.shape
+        )
+
+    def drop(self, name: str) -> None:
+        """Give back the memory behind a tensor that was read and copied."""
+        info = self.tensors[name]
+        self._map(info.file).drop(info.start, info.end)
+
+    def _map(self, file: Path) -> MappedFile:
+        if file not in self._mapped:
+            self._mapped[file] = MappedFile(file, self.files[file])
+        return self._mapped[file]

@@ -1,0 +1,64 @@
+"""From a path to a Checkpoint: find the files, read their headers, and config.json beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from blazr.core.errors import CheckpointError
+from blazr.models.checkpoint import FORMATS
+from blazr.models.checkpoint.base import Checkpoint, Format, TensorInfo
+from blazr.models.checkpoint.disk import read_json
+from blazr.models.checkpoint.find import find_weights
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Read the headers of a model's files; no tensor is read yet, and torch is not imported.
+
+    Args:
+        path: A directory or a file.
+
+    Raises:
+        CheckpointError: The files cannot be found or are not sound.
+        ConfigError: config.json is not a JSON object.
+    """
+    found = find_weights(path)
+    tensors: dict[str, TensorInfo] = {}
+    for file in found.files:
+        for name, info in _format_of(file).read_header(file).items():
+            if name in tensors:
+                raise CheckpointError(
+                    f"tensor {name[:100]!r} is in two files.",
+                    found=f"{tensors[name].file.name} and {file.name}",
+                )
+            tensors[name] = info
+    if found.index is not None:
+        _check_index(found.index, tensors)
+    if not tensors:
+        raise CheckpointError(f"{path} holds no tensors.")
+    config_path = (path if path.is_dir() else path.parent) / "config.json"
+    has_config = config_path.exists()
+    return Checkpoint(
+        path=path,
+        files={file: file.stat().st_size for file in found.files},
+        tensors=tensors,
+        config=read_json(config_path) if has_config else None,
+        config_path=config_path if has_config else None,
+    )
+
+
+def _format_of(file: Path) -> Format:
+    return next(row for row in FORMATS.values() if file.name.endswith(row.suffix))
+
+
+def _check_index(index: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> None:
+    """What the index promises is where it says."""
+    for name, file in index.items():
+        info = tensors.get(name)
+        if info is None or info.file.name != file:
+            raise CheckpointError(
+                f"the index and the shards disagree about tensor {name[:100]!r}.",
+                found=f"it is in {info.file.name}" if info else "it is in no shard",
+                expected=f"it is in {file[:100]}",
+                hint="copy or download the model again, all files from one revision",
+            )

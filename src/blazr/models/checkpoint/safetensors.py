@@ -1,0 +1,145 @@
+"""The safetensors header, read without trusting it.
+
+A file is 8 bytes of header length, a JSON object of names to dtype, shape and byte range, then the
+data. Checked here, before anything is allocated or mapped: the lengths, the JSON, unique names,
+known dtypes, shapes that match their ranges, and ranges that cover the data without gap or overlap.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+
+from blazr.core.errors import CheckpointError
+from blazr.models.checkpoint.base import ELEMENT_TYPES, Format, TensorInfo
+from blazr.models.checkpoint.disk import open_regular
+
+MAX_HEADER_BYTES = 100_000_000
+_LENGTH_BYTES = 8
+
+
+def read_header(path: Path) -> dict[str, TensorInfo]:
+    """The tensors of a file by name.
+
+    Raises:
+        CheckpointError: The file cannot be read or is not sound.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = _header_length(path, file.read(_LENGTH_BYTES), size)
+        entries = _parse(path, file.read(length))
+    base = _LENGTH_BYTES + length
+    tensors = {name: _tensor(path, name, entry, base) for name, entry in entries.items()}
+    _check_cover(path, tensors, base, size)
+    return tensors
+
+
+SAFETENSORS = Format(suffix=".safetensors", read_header=read_header)
+
+
+def _header_length(path: Path, raw: bytes, size: int) -> int:
+    length = int.from_bytes(raw, "little")
+    if len(raw) < _LENGTH_BYTES or length > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
+        raise CheckpointError(
+            f"{path}: not a safetensors file, or cut short.",
+            found=f"{size:,} bytes, of which the header claims {length:,}",
+            expected="8 bytes of header length, a header of at most 100 MB, the data",
+            hint="copy or download the file again",
+        )
+    return length
+
+
+def _parse(path: Path, raw: bytes) -> dict[str, object]:
+    try:
+        entries = json.loads(raw, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path}: the header cannot be parsed.",
+            found=str(error)[:100],
+            expected="JSON with unique names",
+        ) from error
+    if not isinstance(entries, dict):
+        raise CheckpointError(
+            f"{path}: the header is not a JSON object.", found=type(entries).__name__
+        )
+    notes = entries.pop("__metadata__", None)
+    if notes is not None and not (
+        isinstance(notes, dict) and all(isinstance(value, str) for value in notes.values())
+    ):
+        raise CheckpointError(f"{path}: __metadata__ is not an object of strings.")
+    return entries
+
+
+def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        double = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        message = f"two entries called {double[:80]!r}"
+        raise ValueError(message)
+    return found
+
+
+def _tensor(path: Path, name: str, entry: object, base: int) -> TensorInfo:
+    """One entry of the header, checked on its own."""
+    label = f"{path}: tensor {name[:100]!r}"
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise CheckpointError(f"{label} is not described by dtype, shape and data_offsets.")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in ELEMENT_TYPES:
+        raise CheckpointError(
+            f"{label} has an unknown dtype.",
+            found=repr(dtype)[:100],
+            expected=", ".join(ELEMENT_TYPES),
+        )
+    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
+        raise CheckpointError(
+            f"{label} has a malformed shape or range.",
+            found=f"shape {shape}, data_offsets {offsets}"[:100],
+            expected="whole numbers from 0, two offsets",
+        )
+    start, end = offsets
+    needed = prod(shape) * ELEMENT_TYPES[dtype][0]
+    if end - start != needed:
+        raise CheckpointError(
+            f"{label} does not fill its byte range.",
+            found=f"{end - start:,} bytes from {start:,} to {end:,}",
+            expected=f"{needed:,} bytes for {dtype} {shape}"[:100],
+        )
+    return TensorInfo(name, dtype, tuple(shape), path, base + start, base + end)
+
+
+def _are_sizes(values: object) -> bool:
+    return isinstance(values, list) and all(
+        type(value) is int and 0 <= value < 2**63 for value in values
+    )
+
+
+def _check_cover(path: Path, tensors: dict[str, TensorInfo], base: int, size: int) -> None:
+    """The ranges, in order, fill the file exactly."""
+    position = base
+    for info in sorted(tensors.values(), key=lambda info: (info.start, info.end)):
+        if info.end > size:
+            raise CheckpointError(
+                f"{path}: cut short; tensor {info.name[:100]!r} ends after the file.",
+                found=f"{size:,} bytes",
+                expected=f"at least {info.end:,}",
+                hint="copy or download the file again",
+            )
+        if info.start != position:
+            what = "overlaps the one before it" if info.start < position else "follows a hole"
+            raise CheckpointError(
+                f"{path}: tensor {info.name[:100]!r} {what} at byte {info.start:,}.",
+                found=f"byte {info.start:,}",
+                expected=f"byte {position:,}",
+            )
+        position = info.end
+    if position != size:
+        raise CheckpointError(
+            f"{path}: bytes after the last tensor.",
+            found=f"{size:,} bytes",
+            expected=f"{position:,} bytes",
+        )

@@ -1,0 +1,125 @@
+"""What a family is, and the record of where each value of a config came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from blazr.models.checkpoint.base import Checkpoint
+from blazr.models.config import ModelConfig
+from blazr.models.families.config_reader import ConfigReader, Setting
+from blazr.models.families.oxidizr_shapes import TensorGroup
+from blazr.models.families.rules import RuleBook
+
+Value = int | float | bool | str
+V = TypeVar("V", int, float, bool, str)
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """One value of the model's config and where it came from.
+
+    Args:
+        name: Its canonical key, for example ``"num_attention_heads"``.
+        value: What it is.
+        source: ``"tensor layers.0.mamba2.mixer.A_log"``, ``"config.json: rope_theta"``,
+            ``"default"`` or ``"assumed"``.
+        note: Anything a reader should know.
+    """
+
+    name: str
+    value: Value
+    source: str
+    note: str = ""
+
+    @property
+    def is_assumed(self) -> bool:
+        """Whether neither the tensors nor a file says so."""
+        return self.source == "assumed"
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Collects values and warnings while a config is derived; equal entries are kept once."""
+
+    values: dict[tuple[str, Value], Derived] = field(default_factory=dict)
+    warnings: dict[str, None] = field(default_factory=dict)
+
+    def record(self, name: str, value: V, source: str, note: str = "") -> V:
+        """Note where a value came from, and hand it on."""
+        self.values.setdefault((name, value), Derived(name, value, source, note))
+        return value
+
+    def warn(self, message: str) -> None:
+        """Note something the user should know."""
+        self.warnings.setdefault(message)
+
+    def settle(self, name: str, value: V, source: str, declared: Setting[V] | None) -> V:
+        """Take what the tensors say; warn where config.json says something else."""
+        note = ""
+        if declared is not None and declared.value != value:
+            note = f"config.json says {declared.key} = {declared.value}"
+            self.warn(f"{note}, the tensors say {value} ({source}); the tensors win.")
+        return self.record(name, value, f"tensor {source}", note)
+
+    def choose(self, name: str, declared: Setting[V] | None, default: V) -> V:
+        """Take what config.json says, or the default, for what tensors cannot tell."""
+        if declared is None:
+            return self.record(name, default, "default")
+        return self.record(name, declared.value, declared.source)
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """A model's config and how it was found.
+
+    Args:
+        config: The config.
+        values: Where each of its values came from.
+        warnings: What the user should know.
+    """
+
+    config: ModelConfig
+    values: tuple[Derived, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What every layer's derivation needs.
+
+    Args:
+        reader: config.json.
+        training: The training run's notes, where they are about this model.
+        ledger: Where values and warnings are noted.
+        layers: All layers' tensors.
+        hidden_size: C.
+        eps: Of the RMSNorms.
+    """
+
+    reader: ConfigReader
+    training: ConfigReader
+    ledger: Ledger
+    layers: Sequence[TensorGroup]
+    hidden_size: int
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Translates one kind of checkpoint.
+
+    Args:
+        name: As users see it.
+        matches: Whether a checkpoint is of this kind, from its tensor names.
+        derive: Finds the config.
+        rules: Tensor names to parameter names.
+        ignored: Suffixes of tensors that hold nothing to load.
+    """
+
+    name: str
+    matches: Callable[[Checkpoint], bool]
+    derive: Callable[[Checkpoint], Derivation]
+    rules: RuleBook
+    ignored: tuple[str, ...] = ()

@@ -1,0 +1,184 @@
+"""Typed reads of a foreign config.json, under all the names a value goes by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Generic, TypeVar
+
+from blazr.core.errors import ConfigError
+
+T = TypeVar("T")
+
+# What each value may be called beside its own name; a dot leads into a nested object.
+ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "hidden_size": ("d_model", "n_embd"),
+        "num_layers": ("num_hidden_layers", "n_layer"),
+        "num_attention_heads": ("num_heads", "n_heads", "attention.num_heads"),
+        "num_kv_heads": ("num_key_value_heads", "kv_heads", "attention.num_kv_heads"),
+        "head_dim": ("attention.head_dim",),
+        "max_seq_len": ("max_position_embeddings",),
+        "rope_theta": ("attention.rope_theta", "rope_parameters.rope_theta"),
+        "rope_scaling": ("attention.rope_scaling", "rope_parameters"),
+        "mamba2_num_heads": ("ssm.num_heads",),
+        "mamba2_head_dim": ("ssm.head_dim",),
+        "mamba2_state_size": ("ssm.state_size",),
+        "mamba2_expand": ("ssm.expand",),
+        "mamba2_conv_kernel": ("ssm.conv_kernel",),
+        "mamba2_n_groups": ("ssm.n_groups",),
+        "mamba3_complex_rope": ("ssm.complex_rope",),
+        "mamba3_mimo_rank": ("ssm.mimo_rank",),
+        "mamba3_use_conv": ("ssm.use_conv",),
+        "kv_latent_dim": ("kv_lora_rank", "attention.kv_latent_dim"),
+        "q_latent_dim": ("q_lora_rank", "attention.q_latent_dim"),
+        "d_rope": ("qk_rope_head_dim", "attention.d_rope"),
+        "num_experts": ("n_routed_experts", "num_local_experts", "moe.num_experts"),
+        "experts_per_tok": (
+            "num_experts_per_tok",
+            "top_k",
+            "moe.experts_per_tok",
+            "moe.num_experts_per_tok",
+        ),
+        "shared_expert_enabled": ("moe.shared_expert_enabled", "moe.shared_expert"),
+        "moe_intermediate_size": ("moe.intermediate_size", "intermediate_size"),
+        "mamba_layers": ("hybrid_layers.ssm_layers",),
+    }
+)
+MAX_INTEGER = 2**40
+
+
+@dataclass(frozen=True, slots=True)
+class Setting(Generic[T]):
+    """A value, the key it was found under, and in which file."""
+
+    value: T
+    key: str
+    file: str
+
+    @property
+    def source(self) -> str:
+        """``"config.json: rope_theta"``."""
+        return f"{self.file}: {self.key}"
+
+
+class ConfigReader:
+    """Reads values by their first name in ``ALIASES``; null counts as absent.
+
+    Args:
+        raw: The parsed file, or None where there is none.
+        source: Its name, for messages.
+    """
+
+    def __init__(self, raw: Mapping[str, object] | None, source: str = "config.json") -> None:
+        self.raw = raw or {}
+        self.source = source
+
+    def integer(self, name: str, *, minimum: int = 0) -> Setting[int] | None:
+        """A whole number from ``minimum`` to 2**40.
+
+        Raises:
+            ConfigError: It is something else; the message names the key.
+        """
+        return self._read(name, f"a whole number from {minimum}", lambda v: _integer(v, minimum))
+
+    def number(self, name: str, *, above: float | None = None) -> Setting[float] | None:
+        """A finite number, larger than ``above`` where that is given.
+
+        Raises:
+            ConfigError: It is something else; the message names the key.
+        """
+        wanted = "a number" if above is None else f"a number above {above:g}"
+        return self._read(name, wanted, lambda v: _number(v, above))
+
+    def boolean(self, name: str) -> Setting[bool] | None:
+        """True or false.
+
+        Raises:
+            ConfigError: It is something else; the message names the key.
+        """
+        return self._read(name, "true or false", lambda v: v if isinstance(v, bool) else None)
+
+    def text(self, name: str) -> Setting[str] | None:
+        """A string.
+
+        Raises:
+            ConfigError: It is something else; the message names the key.
+        """
+        return self._read(name, "a string", lambda v: v if isinstance(v, str) else None)
+
+    def integers(self, name: str) -> Setting[list[int]] | None:
+        """A list of whole numbers.
+
+        Raises:
+            ConfigError: It is something else; the message names the key.
+        """
+        return self._read(name, "a list of whole numbers", lambda v: _items(v, int))
+
+    def texts(self, name: str) -> Setting[list[str]] | None:
+        """A list of strings.
+
+        Raises:
+            ConfigError: It is something else; the message names the key.
+        """
+        return self._read(name, "a list of strings", lambda v: _items(v, str))
+
+    def section(self, name: str) -> ConfigReader | None:
+        """A nested object, with a reader of its own.
+
+        Raises:
+            ConfigError: It is something else; the message names the key.
+        """
+        found = self._read(name, "an object", lambda v: v if isinstance(v, Mapping) else None)
+        return ConfigReader(found.value, f"{self.source}: {found.key}") if found else None
+
+    def _read(
+        self, name: str, wanted: str, convert: Callable[[object], T | None]
+    ) -> Setting[T] | None:
+        for key in (name, *ALIASES.get(name, ())):
+            raw = self._look_up(key)
+            if raw is None:
+                continue
+            value = convert(raw)
+            if value is None:
+                raise ConfigError(
+                    f"{self.source}: {key!r} has a wrong value.",
+                    found=repr(raw)[:100],
+                    expected=wanted,
+                )
+            return Setting(value, key, self.source)
+        return None
+
+    def _look_up(self, key: str) -> object:
+        outer, _, inner = key.partition(".")
+        value = self.raw.get(outer)
+        if not inner:
+            return value
+        return value.get(inner) if isinstance(value, Mapping) else None
+
+
+def _integer(value: object, minimum: int) -> int | None:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if minimum <= value <= MAX_INTEGER else None
+
+
+def _number(value: object, above: float | None) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) and (above is None or number > above) else None
+
+
+def _items(value: object, kind: type[T]) -> list[T] | None:
+    if not isinstance(value, list):
+        return None
+    fits = [item for item in value if isinstance(item, kind) and not isinstance(item, bool)]
+    return fits if len(fits) == len(value) else None

@@ -1,0 +1,308 @@
+"""oxidizr checkpoints: any mix of Mamba, latent attention, MoE, attention and MLP.
+
+The tensors decide whatever their names and shapes determine, since config.json can be older than
+they are; config.json decides the rest; then come the format's defaults.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from blazr.core.errors import ConfigError
+from blazr.models.checkpoint.base import Checkpoint
+from blazr.models.checkpoint.disk import read_json
+from blazr.models.config import ModelConfig
+from blazr.models.families.base import Context, Derivation, Family, Ledger
+from blazr.models.families.config_reader import ConfigReader
+from blazr.models.families.gqa import derive_attention, derive_feed_forward
+from blazr.models.families.oxidizr_mixers import (
+    derive_mamba1,
+    derive_mamba2,
+    derive_mamba3,
+    derive_mla,
+)
+from blazr.models.families.oxidizr_shapes import TensorGroup, layer_type, mixer_kind, split_layers
+from blazr.models.families.rules import Rule, RuleBook, Squeeze, Stack
+from blazr.nn.layers.base import MixerConfig
+from blazr.nn.layers.decoder_layer import LayerConfig
+from blazr.nn.layers.norm import NormConfig
+
+DEFAULT_MAX_SEQ_LEN = 4096
+MAX_MAX_SEQ_LEN = 2**26
+DEFAULT_EPS = 1e-5
+MAMBA_NORM_EPS = 1e-6
+LAYER_TYPES = ("Mamba1", "Mamba2", "Mamba3", "MlaWithMoe", "MlaWithMlp", "StandardTransformer")
+
+_SSD = ("in_proj.weight", "in_proj.bias", "conv1d.bias", "dt_bias", "norm.weight")
+_SSD_OUT = ("out_proj.weight", "out_proj.bias")
+_MAMBA3 = tuple(
+    f"{name}.{part}"
+    for name in ("lambda_proj", "theta_proj", "mimo_x_up", "mimo_x_down")
+    for part in ("weight", "bias")
+)
+_MAMBA1 = ("in_proj.weight", "conv1d.bias", "x_proj.weight", "dt_proj.weight", "dt_proj.bias")
+_LATENT = {
+    "w_dkv": "kv_down",
+    "w_dq": "q_down",
+    "w_uq": "q_up",
+    "w_uk": "k_up",
+    "w_uv": "v_up",
+    "w_qr": "q_rope",
+    "w_kr": "k_rope",
+}
+
+
+def decoder_rules(prefix: str) -> RuleBook:
+    """Names of the whole model, with ``prefix`` before all but the head's."""
+    layer, mixer = prefix + "layers.{i}.", "layers.{i}.mixer."
+    rules = [
+        Rule(prefix + "embed_tokens.weight", "embed_tokens.weight"),
+        Rule(prefix + "norm.weight", "norm.weight"),
+        Rule("lm_head.weight", "lm_head.weight"),
+        Rule(layer + "input_layernorm.weight", "layers.{i}.mixer_norm.weight"),
+        Rule(layer + "post_attention_layernorm.weight", "layers.{i}.feed_forward_norm.weight"),
+        Rule(layer + "norm.weight", "layers.{i}.mixer_norm.weight"),
+    ]
+    for at, names in (
+        ("mamba2.", ()),
+        ("mamba3.", (*_MAMBA3, "b_bias", "c_bias", "bc_norm.weight")),
+    ):
+        words = (*_SSD, *_SSD_OUT, *names)
+        rules += [
+            Rule(layer + at + "norm.{p}", "layers.{i}.mixer_norm.{p}", p=("weight", "bias")),
+            Rule(layer + at + "mixer.{p}", mixer + "{p}", p=words),
+            Rule(layer + at + "mixer.conv1d.weight", mixer + "conv1d.weight", Squeeze(1)),
+            Rule(layer + at + "mixer.A_log", mixer + "a_log"),
+            Rule(layer + at + "mixer.D", mixer + "d"),
+        ]
+    rules += mamba1_rules(layer + "mamba.")
+    rules += [
+        Rule(f"{layer}self_attn.{theirs}.weight", f"{mixer}{ours}_proj.weight")
+        for theirs, ours in _LATENT.items()
+    ]
+    return RuleBook([*rules, *_attention_rules(layer), *_feed_forward_rules(layer)])
+
+
+def mamba1_rules(at: str) -> list[Rule]:
+    """Names of a Mamba-1 mixer that begin with ``at``, in both spellings."""
+    mixer = "layers.{i}.mixer."
+    return [
+        Rule(at + "{p}", mixer + "{p}", p=(*_MAMBA1, "out_proj.weight", "a_log", "d")),
+        Rule(at + "conv1d.weight", mixer + "conv1d.weight", Squeeze(1)),
+        Rule(at + "A_log", mixer + "a_log"),
+        Rule(at + "D", mixer + "d"),
+    ]
+
+
+def _attention_rules(layer: str) -> list[Rule]:
+    mixer = "layers.{i}.mixer."
+    parts = tuple(f"{p}_proj.{part}" for p in "qkv" for part in ("weight", "bias"))
+    words = (*parts, "o_proj.weight", "q_norm.weight", "k_norm.weight")
+    return [Rule(layer + "self_attn.{p}", mixer + "{p}", p=words)]
+
+
+def _feed_forward_rules(layer: str) -> list[Rule]:
+    ours, projections = "layers.{i}.feed_forward.", ("gate", "up", "down")
+    shared = "shared_expert.{p}_proj.weight"
+    experts = layer + "moe.experts.{e}.{p}_proj.weight"
+    return [
+        Rule(layer + "mlp.{p}_proj.weight", ours + "{p}_proj.weight", p=projections),
+        Rule(layer + "moe.router.gate.weight", ours + "router.weight"),
+        Rule(layer + "moe.gate.weight", ours + "router.weight"),
+        Rule(layer + "moe." + shared, ours + shared, p=projections),
+        Rule(experts, ours + "experts.{p}_proj", Stack("e"), p=projections),
+    ]
+
+
+def derive_decoder(
+    checkpoint: Checkpoint,
+    *,
+    prefix: str,
+    check: Callable[[ConfigReader, list[TensorGroup]], None],
+    window: Callable[[ConfigReader, int], int | None] | None = None,
+) -> Derivation:
+    """Find the config of a model whose tensors are named as oxidizr or Llama does.
+
+    Args:
+        checkpoint: The tensors and config.json.
+        prefix: What stands before the names of all but the head.
+        check: Raises where config and layers contradict each other.
+        window: The sliding window of a layer, from the config and the layer's index.
+
+    Raises:
+        CheckpointError: Tensors are missing.
+        ShapeError: Tensors do not fit each other.
+        ConfigError: config.json has a wrong value, or contradicts itself or the layers.
+    """
+    layers = split_layers(checkpoint.tensors, prefix)
+    reader, ledger = ConfigReader(checkpoint.config), Ledger()
+    check(reader, layers)
+    top = TensorGroup("", checkpoint.tensors)
+    embedding = prefix + "embed_tokens.weight"
+    declared = {name: reader.integer(name) for name in ("hidden_size", "vocab_size", "num_layers")}
+    hints = {name: setting.value for name, setting in declared.items() if setting}
+    hidden = top.size(
+        (embedding, 1),
+        ("lm_head.weight", 1),
+        (prefix + "norm.weight", 0),
+        hint=hints.get("hidden_size"),
+    )
+    vocab = top.size((embedding, 0), ("lm_head.weight", 0), hint=hints.get("vocab_size"))
+    sizes = {"hidden_size": hidden.value, "vocab_size": vocab.value, "num_layers": len(layers)}
+    witnesses = (hidden.source, vocab.source, f"{prefix}layers.*")
+    for (name, size), source in zip(sizes.items(), witnesses, strict=True):
+        ledger.settle(name, size, source, declared[name])
+    tied = ledger.settle(
+        "tie_word_embeddings",
+        not top.has("lm_head."),
+        "lm_head.weight" if top.has("lm_head.") else "lm_head.weight (absent)",
+        reader.boolean("tie_word_embeddings"),
+    )
+    eps = ledger.choose("rms_norm_eps", reader.number("rms_norm_eps", above=0), DEFAULT_EPS)
+    context = Context(
+        reader=reader,
+        training=_training_notes(checkpoint, sizes),
+        ledger=ledger,
+        layers=layers,
+        hidden_size=hidden.value,
+        eps=eps,
+    )
+    config = ModelConfig(
+        vocab_size=vocab.value,
+        hidden_size=hidden.value,
+        max_seq_len=read_max_seq_len(reader, ledger),
+        layers=tuple(
+            _derive_layer(layer, context, window(reader, index) if window else None)
+            for index, layer in enumerate(layers)
+        ),
+        final_norm=NormConfig(hidden.value, eps),
+        tie_word_embeddings=tied,
+    )
+    return Derivation(config, tuple(ledger.values.values()), tuple(ledger.warnings))
+
+
+def read_max_seq_len(reader: ConfigReader, ledger: Ledger) -> int:
+    """The context in tokens.
+
+    Raises:
+        ConfigError: It is beyond reason.
+    """
+    declared = reader.integer("max_seq_len", minimum=1)
+    if declared is not None and declared.value > MAX_MAX_SEQ_LEN:
+        raise ConfigError(
+            f"{declared.source} is out of range.",
+            found=f"{declared.value:,} tokens",
+            expected=f"at most {MAX_MAX_SEQ_LEN:,}",
+        )
+    return ledger.choose("max_seq_len", declared, DEFAULT_MAX_SEQ_LEN)
+
+
+def _training_notes(checkpoint: Checkpoint, sizes: dict[str, int]) -> ConfigReader:
+    """The model part of training_config.json, if it is about a model of these sizes.
+
+    Packing copies the latest run's file, which need not be this model's.
+    """
+    path = checkpoint.directory / "training_config.json"
+    if not path.exists():
+        return ConfigReader(None)
+    outer = ConfigReader(read_json(path), path.name).section("config")
+    notes = outer.section("model") if outer else None
+    if notes is None:
+        return ConfigReader(None)
+    found = {name: notes.integer(name) for name in sizes}
+    agrees = all(f is not None and f.value == sizes[name] for name, f in found.items())
+    return notes if agrees else ConfigReader(None)
+
+
+_MIXERS: dict[str, Callable[[TensorGroup, Context], MixerConfig]] = {
+    "mamba1": derive_mamba1,
+    "mamba2": derive_mamba2,
+    "mamba3": derive_mamba3,
+    "mla": derive_mla,
+}
+
+
+def _derive_layer(layer: TensorGroup, context: Context, window: int | None) -> LayerConfig:
+    kind = mixer_kind(layer)
+    norm = NormConfig(context.hidden_size, context.eps)
+    if kind == "gqa":
+        mixer: MixerConfig = derive_attention(layer, context, window=window)
+    else:
+        mixer = _MIXERS[kind](layer, context)
+    if kind in {"mamba2", "mamba3"} and layer.has(f"{kind}.norm.bias"):
+        norm = NormConfig(context.hidden_size, MAMBA_NORM_EPS, "layer")
+    if kind.startswith("mamba"):
+        return LayerConfig(mixer=mixer, mixer_norm=norm)
+    return LayerConfig(
+        mixer=mixer,
+        mixer_norm=norm,
+        feed_forward=derive_feed_forward(layer, context),
+        feed_forward_norm=norm,
+    )
+
+
+def _check_layer_types(reader: ConfigReader, layers: list[TensorGroup]) -> None:
+    """What config.json says about layers must be what the tensors are."""
+    types = [layer_type(layer) for layer in layers]
+    declared = reader.texts("layer_types")
+    if declared is not None:
+        names = [_canonical(name, declared.source, i) for i, name in enumerate(declared.value)]
+        for index in range(max(len(types), len(names))):
+            _compare(index, declared.source, names, types)
+    mamba = [i for i, kind in enumerate(types) if kind.startswith("Mamba")]
+    for key, wanted in (
+        ("mamba_layers", mamba),
+        ("hybrid_layers.attention_layers", sorted(set(range(len(types))) - set(mamba))),
+    ):
+        listed = reader.integers(key)
+        wrong = sorted(set(listed.value) ^ set(wanted)) if listed else []
+        if listed and wrong:
+            found = types[wrong[0]] if 0 <= wrong[0] < len(types) else "no such layer"
+            raise ConfigError(
+                f"{listed.source} and the tensors disagree about layer {wrong[0]}.",
+                found=f"{str(listed.value)[:60]}; by its tensors layer {wrong[0]} is: {found}",
+                expected=str(wanted)[:100],
+                hint=f"correct {listed.key!r} or take it out: the tensors are enough",
+            )
+
+
+def _canonical(name: str, source: str, index: int) -> str:
+    plain = re.sub(r"[-_\s]", "", name).lower()
+    for known in (*LAYER_TYPES, "GqaWithMoe"):
+        if plain == known.lower():
+            return known
+    if plain == "mamba":
+        return "Mamba1"
+    raise ConfigError(
+        f"{source}: layer {index} has an unknown type.",
+        found=repr(name)[:100],
+        expected=", ".join(LAYER_TYPES),
+    )
+
+
+def _compare(index: int, source: str, declared: list[str], types: list[str]) -> None:
+    says = declared[index] if index < len(declared) else "nothing"
+    is_really = types[index] if index < len(types) else "no such layer"
+    if says != is_really:
+        raise ConfigError(
+            f"{source} and the tensors disagree about layer {index}.",
+            found=f"{source} says {says}",
+            expected=f"{is_really}, by its tensors",
+            hint="correct 'layer_types' or take it out: the tensors are enough",
+        )
+
+
+def _is_oxidizr(checkpoint: Checkpoint) -> bool:
+    names = checkpoint.tensors
+    return any(name.startswith(("layers.", "embed_tokens.")) for name in names) and not any(
+        name.startswith(("model.", "backbone.")) for name in names
+    )
+
+
+OXIDIZR = Family(
+    name="oxidizr",
+    matches=_is_oxidizr,
+    derive=lambda checkpoint: derive_decoder(checkpoint, prefix="", check=_check_layer_types),
+    rules=decoder_rules(""),
+)

@@ -1,0 +1,294 @@
+"""The Mamba and latent-attention mixers of oxidizr, from shapes first and config.json second."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from blazr.core.errors import ConfigError, ShapeError
+from blazr.models.families.base import Context
+from blazr.models.families.gqa import derive_rope
+from blazr.models.families.oxidizr_shapes import Size, TensorGroup
+from blazr.nn.layers.mamba1 import Mamba1Config
+from blazr.nn.layers.mamba2 import Mamba2Config
+from blazr.nn.layers.mamba3 import Mamba3Config
+from blazr.nn.layers.mla import MlaConfig
+
+DEFAULT_CONV_KERNEL = 4
+
+
+def derive_mamba1(layer: TensorGroup, context: Context, *, at: str = "mamba.") -> Mamba1Config:
+    """The sizes of a Mamba-1 mixer; ``a_log`` is oxidizr's spelling, ``A_log`` mamba_ssm's.
+
+    Args:
+        layer: Its tensors.
+        context: Config and ledger.
+        at: How the mixer's names begin.
+    """
+    is_ssm = layer.has(at + "A_log")
+    a_log, skip = (at + "A_log", at + "D") if is_ssm else (at + "a_log", at + "d")
+    inner = layer.size(
+        (at + "out_proj.weight", 1),
+        (a_log, 0),
+        (skip, 0),
+        (at + "conv1d.weight", 0),
+        (at + "conv1d.bias", 0),
+        (at + "dt_proj.weight", 0),
+        (at + "dt_proj.bias", 0),
+    )
+    states = layer.size((a_log, 1))
+    # oxidizr's projection has full rank, whatever a damaged dt_proj may look like
+    rank = layer.size((at + "dt_proj.weight", 1)) if is_ssm else inner
+    kernel = layer.size((at + "conv1d.weight", 2))
+    record = context.ledger.record
+    variant = record("mamba1_variant", "mamba_ssm" if is_ssm else "oxidizr", f"tensor {a_log}")
+    return Mamba1Config(
+        hidden_size=context.hidden_size,
+        inner_size=record("mamba1_inner_size", inner.value, f"tensor {inner.source}"),
+        state_size=record("mamba1_state_size", states.value, f"tensor {states.source}"),
+        dt_rank=record("mamba1_dt_rank", rank.value, f"tensor {rank.source}"),
+        conv_kernel=record("mamba1_conv_kernel", kernel.value, f"tensor {kernel.source}"),
+        variant="mamba_ssm" if variant == "mamba_ssm" else "oxidizr",
+    )
+
+
+def derive_mamba2(layer: TensorGroup, context: Context) -> Mamba2Config:
+    """The sizes of a Mamba-2 mixer.
+
+    Raises:
+        CheckpointError: Tensors are missing.
+        ShapeError: The tensors do not fit each other.
+        ConfigError: config.json contradicts itself.
+    """
+    at = "mamba2.mixer."
+    sizes = _ssd_sizes(layer, at, context)
+    groups, states = _split_maps(sizes, context)
+    return Mamba2Config(
+        hidden_size=context.hidden_size,
+        num_heads=sizes.num_heads,
+        head_dim=sizes.head_dim,
+        state_size=states,
+        num_groups=groups,
+        conv_kernel=_conv_kernel(layer, at, context),
+    )
+
+
+def derive_mamba3(layer: TensorGroup, context: Context) -> Mamba3Config:
+    """The sizes of a Mamba-3 mixer.
+
+    Raises:
+        CheckpointError: Tensors are missing.
+        ShapeError: The tensors do not fit each other.
+        ConfigError: config.json contradicts itself.
+    """
+    at = "mamba3.mixer."
+    reader, ledger = context.reader, context.ledger
+    sizes = _ssd_sizes(layer, at, context)
+    found = layer.size((at + "bc_norm.weight", 0), (at + "b_bias", 1), (at + "c_bias", 1))
+    states = ledger.settle(
+        "mamba2_state_size", found.value, found.source, reader.integer("mamba2_state_size")
+    )
+    if sizes.map_size % states or sizes.num_heads % (sizes.map_size // states):
+        raise _unfit(layer, at, f"B of {sizes.map_size} channels is not made of states of {states}")
+    groups = ledger.settle(
+        "mamba2_n_groups",
+        sizes.map_size // states,
+        sizes.source,
+        reader.integer("mamba2_n_groups"),
+    )
+    has_conv, is_rotated = (
+        ledger.settle(
+            name,
+            layer.has(at + part),
+            f"{layer.prefix}{at}{part}*" + ("" if layer.has(at + part) else " (absent)"),
+            reader.boolean(name),
+        )
+        for name, part in (("mamba3_use_conv", "conv1d."), ("mamba3_complex_rope", "theta_proj."))
+    )
+    return Mamba3Config(
+        hidden_size=context.hidden_size,
+        num_heads=sizes.num_heads,
+        head_dim=sizes.head_dim,
+        state_size=states,
+        num_groups=groups,
+        conv_kernel=_conv_kernel(layer, at, context) if has_conv else DEFAULT_CONV_KERNEL,
+        use_conv=has_conv,
+        complex_rope=is_rotated,
+        mimo_rank=_mimo_rank(layer, at, sizes.head_dim, context),
+    )
+
+
+def _mimo_rank(layer: TensorGroup, at: str, head_dim: int, context: Context) -> int:
+    declared = context.reader.integer("mamba3_mimo_rank")
+    rank, source = 0, f"{layer.prefix}{at}mimo_x_up.* (absent)"
+    if layer.has(at + "mimo_x_"):
+        wide = layer.size(
+            (at + "mimo_x_up.weight", 0), (at + "mimo_x_up.bias", 0), (at + "mimo_x_down.weight", 1)
+        )
+        rank, source = wide.value // head_dim, wide.source
+        if wide.value % head_dim:
+            raise _unfit(layer, at, f"mimo_x_up of {wide.value} rows, heads of {head_dim}")
+    return context.ledger.settle("mamba3_mimo_rank", rank, source, declared)
+
+
+@dataclass(frozen=True, slots=True)
+class _SsdSizes:
+    """What Mamba-2 and Mamba-3 have in common; ``map_size`` is G * N."""
+
+    num_heads: int
+    head_dim: int
+    map_size: int
+    source: str
+
+
+def _ssd_sizes(layer: TensorGroup, at: str, context: Context) -> _SsdSizes:
+    reader, ledger = context.reader, context.ledger
+    declared = reader.integer("mamba2_num_heads")
+    heads = layer.size(
+        *((at + name, 0) for name in ("A_log", "D", "dt_bias")),
+        hint=declared.value if declared else None,
+    )
+    dim = reader.integer("mamba2_head_dim")
+    rows = layer.size((at + "in_proj.weight", 0), (at + "in_proj.bias", 0))
+    likely = heads.value * dim.value if dim else None
+    conv = None
+    if layer.has(at + "conv1d."):
+        conv = layer.size((at + "conv1d.weight", 0), (at + "conv1d.bias", 0))
+        likely = rows.value - conv.value - heads.value
+    inner = layer.size((at + "out_proj.weight", 1), (at + "norm.weight", 0), hint=likely)
+    if inner.value % heads.value:
+        raise _unfit(
+            layer, at, f"{inner.value} channels cannot be cut into {heads.value} heads of one size"
+        )
+    head_dim = inner.value // heads.value
+    ledger.settle("mamba2_num_heads", heads.value, heads.source, declared)
+    ledger.settle("mamba2_head_dim", head_dim, inner.source, dim)
+    _check_expand(inner, heads.value, head_dim, context)
+
+    if conv is not None:  # a second witness, for where in_proj's weight and bias disagree
+        rows = layer.size(
+            (at + "in_proj.weight", 0),
+            (at + "in_proj.bias", 0),
+            hint=conv.value + inner.value + heads.value,
+        )
+    maps, odd = divmod(rows.value - 2 * inner.value - heads.value, 2)
+    if odd or maps < 1:
+        raise _unfit(
+            layer,
+            at,
+            f"{rows.source} of {rows.value} rows, {inner.value} channels and {heads.value} heads",
+            "in_proj of 2 x channels + heads + 2 x groups x states rows",
+        )
+    return _SsdSizes(heads.value, head_dim, maps, rows.source)
+
+
+def _unfit(layer: TensorGroup, at: str, found: str, expected: str = "") -> ShapeError:
+    return ShapeError(
+        f"{layer.prefix}{at.rstrip('.')}: the tensors do not fit each other.",
+        found=found,
+        expected=expected,
+        hint="the file is damaged, or of a kind that blazr does not know",
+    )
+
+
+def _check_expand(inner: Size, num_heads: int, head_dim: int, context: Context) -> None:
+    """A config that is old is outvoted by the tensors; one that contradicts itself is refused."""
+    reader = context.reader
+    expand = reader.integer("mamba2_expand")
+    if expand is None or expand.value * context.hidden_size == inner.value:
+        return
+    sizes = {
+        "hidden_size": context.hidden_size,
+        "mamba2_num_heads": num_heads,
+        "mamba2_head_dim": head_dim,
+    }
+    declared = {name: reader.integer(name) for name in sizes}
+    if all(d is not None and d.value == sizes[name] for name, d in declared.items()):
+        raise ConfigError(
+            "hidden_size x mamba2_expand must equal mamba2_num_heads x mamba2_head_dim.",
+            found=f"{context.hidden_size} x {expand.value} and {num_heads} x {head_dim}",
+            expected=f"both {inner.value}, as {inner.source} has it",
+        )
+    context.ledger.warn(
+        f"config.json says {expand.key} = {expand.value}, the tensors say"
+        f" {inner.value / context.hidden_size:g} ({inner.source}); the tensors win."
+    )
+
+
+def _split_maps(sizes: _SsdSizes, context: Context) -> tuple[int, int]:
+    """G * N channels into groups and states: shapes tell the product, config.json the split."""
+    reader, ledger = context.reader, context.ledger
+    states, groups = reader.integer("mamba2_state_size"), reader.integer("mamba2_n_groups")
+    product, heads = sizes.map_size, sizes.num_heads
+    if states and states.value and product % states.value == 0:
+        count = product // states.value
+        if heads % count == 0:
+            ledger.record("mamba2_state_size", states.value, states.source)
+            return ledger.settle("mamba2_n_groups", count, sizes.source, groups), states.value
+    if groups and groups.value and product % groups.value == 0 and heads % groups.value == 0:
+        count = ledger.record("mamba2_n_groups", groups.value, groups.source)
+    else:
+        note = "the tensors tell groups x states only"
+        count = ledger.record("mamba2_n_groups", 1, "assumed", note)
+    return count, ledger.settle("mamba2_state_size", product // count, sizes.source, states)
+
+
+def _conv_kernel(layer: TensorGroup, at: str, context: Context) -> int:
+    kernel = layer.size((at + "conv1d.weight", 2))
+    return context.ledger.settle(
+        "mamba2_conv_kernel",
+        kernel.value,
+        kernel.source,
+        context.reader.integer("mamba2_conv_kernel"),
+    )
+
+
+def derive_mla(layer: TensorGroup, context: Context) -> MlaConfig:
+    """The sizes of multi-head latent attention; shapes tell all of them.
+
+    Raises:
+        CheckpointError: Tensors are missing.
+        ShapeError: The tensors do not fit each other.
+    """
+    at = "self_attn."
+    reader, ledger = context.reader, context.ledger
+
+    def size(*witnesses: tuple[str, int], name: str) -> int:
+        declared = reader.integer(name)
+        found = layer.size(
+            *((f"{at}{part}.weight", dim) for part, dim in witnesses),
+            hint=declared.value if declared else None,
+        )
+        return ledger.settle(name, found.value, found.source, declared)
+
+    kv_latent = size(("w_dkv", 0), ("w_uk", 1), ("w_uv", 1), name="kv_latent_dim")
+    q_latent = size(("w_dq", 0), ("w_uq", 1), name="q_latent_dim")
+    rope_dim = size(("w_kr", 0), name="d_rope")
+    rotated = layer.size((at + "w_qr.weight", 0))
+    inner = layer.size(
+        *(
+            (f"{at}{part}.weight", dim)
+            for part, dim in (("w_uq", 0), ("w_uk", 0), ("w_uv", 0), ("o_proj", 1))
+        )
+    )
+    heads = rotated.value // rope_dim
+    if not heads or rotated.value % rope_dim or inner.value % heads or rope_dim % 2:
+        raise _unfit(
+            layer,
+            at,
+            f"{layer.prefix}{at}w_kr.weight of {rope_dim} rows,"
+            f" {rotated.source} of {rotated.value}, {inner.source} of {inner.value}",
+            "an even w_kr; w_qr of heads x w_kr rows; w_uq of heads x head size rows",
+        )
+    ledger.settle(
+        "num_attention_heads", heads, rotated.source, reader.integer("num_attention_heads")
+    )
+    head_dim = ledger.record("head_dim", inner.value // heads, f"tensor {inner.source}")
+    return MlaConfig(
+        hidden_size=context.hidden_size,
+        num_heads=heads,
+        head_dim=head_dim,
+        rope_dim=rope_dim,
+        kv_latent=kv_latent,
+        q_latent=q_latent,
+        rope=derive_rope(rope_dim, context),
+    )

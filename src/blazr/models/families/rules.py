@@ -1,0 +1,153 @@
+"""Rules: from a checkpoint's tensor names to the network's parameter names.
+
+A rule is one line::
+
+    Rule("layers.{i}.moe.experts.{e}.{p}_proj.weight", "layers.{i}.feed_forward.experts.{p}_proj",
+         Stack("e"), p=("gate", "up", "down"))
+
+``{i}`` and ``{e}`` stand for whole numbers, ``{p}`` for one of the words of ``p``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_NUMBER = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Many tensors become the slices of one parameter.
+
+    Args:
+        index: The placeholder that says which slice.
+    """
+
+    index: str
+
+
+@dataclass(frozen=True, slots=True)
+class Squeeze:
+    """A dimension of size one goes.
+
+    Args:
+        dim: Which.
+    """
+
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One way a tensor becomes a parameter.
+
+    Args:
+        source: Pattern of the tensor's name.
+        target: Pattern of the parameter's name.
+        transform: What happens on the way; None for nothing.
+        p: Words that ``{p}`` stands for.
+    """
+
+    source: str
+    target: str
+    transform: Stack | Squeeze | None = None
+    p: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What one tensor becomes.
+
+    Args:
+        parameter: The parameter's name.
+        slot: Which slice of it, for a Stack.
+        transform: The rule's transform.
+    """
+
+    parameter: str
+    slot: int | None
+    transform: Stack | Squeeze | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A rule without words: numbers are ``#`` in source and target, in the order of ``order``."""
+
+    source: str
+    target: str
+    transform: Stack | Squeeze | None
+    order: tuple[str, ...]  # placeholders of the source
+    used: tuple[str, ...]  # placeholders of the target
+
+
+class RuleBook:
+    """Rules, looked up by name in constant time.
+
+    Args:
+        rules: The rules; several may lead to one target, for names with aliases.
+    """
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        rows = [row for rule in rules for row in _expand(rule)]
+        self._by_source = {row.source: row for row in rows}
+        self._by_target: dict[str, list[_Row]] = {}
+        for row in rows:
+            self._by_target.setdefault(row.target, []).append(row)
+
+    def match(self, name: str) -> Match | None:
+        """What the tensor of this name becomes, or None when no rule knows it."""
+        key, numbers = _split(name)
+        row = self._by_source.get(key)
+        if row is None:
+            return None
+        values = dict(zip(row.order, numbers, strict=True))
+        stack = row.transform if isinstance(row.transform, Stack) else None
+        return Match(
+            parameter=_fill(row.target, [values[word] for word in row.used]),
+            slot=int(values[stack.index]) if stack else None,
+            transform=row.transform,
+        )
+
+    def sources(self, parameter: str, slot: int | None = None) -> list[str]:
+        """Names a tensor for this parameter may have."""
+        key, numbers = _split(parameter)
+        names = []
+        for row in self._by_target.get(key, ()):
+            values = dict(zip(row.used, numbers, strict=True))
+            if isinstance(row.transform, Stack) and slot is not None:
+                values[row.transform.index] = str(slot)
+            names.append(_fill(row.source, [values.get(word, "*") for word in row.order]))
+        return names
+
+
+def _expand(rule: Rule) -> Iterable[_Row]:
+    for word in rule.p or ("",):
+        source, target = rule.source.replace("{p}", word), rule.target.replace("{p}", word)
+        yield _Row(
+            source=_PLACEHOLDER.sub("#", source),
+            target=_PLACEHOLDER.sub("#", target),
+            transform=rule.transform,
+            order=tuple(_PLACEHOLDER.findall(source)),
+            used=tuple(_PLACEHOLDER.findall(target)),
+        )
+
+
+def _split(name: str) -> tuple[str, list[str]]:
+    """``"layers.3.x"`` to ``("layers.#.x", ["3"])``; a number written oddly stays as it is."""
+    if "#" in name:
+        return "", []
+    parts = name.split(".")
+    numbers = []
+    for position, part in enumerate(parts):
+        if _NUMBER.fullmatch(part):
+            numbers.append(part)
+            parts[position] = "#"
+    return ".".join(parts), numbers
+
+
+def _fill(template: str, numbers: Sequence[str]) -> str:
+    pieces = template.split("#")
+    return pieces[0] + "".join(n + piece for n, piece in zip(numbers, pieces[1:], strict=True))

@@ -1,0 +1,1 @@
+"""Loading: plan from the headers first, then read."""

@@ -1,0 +1,88 @@
+"""What ``blazr info`` prints: config, sizes, and where each value came from."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from blazr.models.families.base import Value
+from blazr.models.loading.load import PlannedModel, plan_model
+from blazr.models.loading.weights import stored_dtype
+from blazr.models.sizing import size_of
+from blazr.nn.layers.attention import AttentionConfig
+from blazr.nn.layers.decoder_layer import LayerConfig
+from blazr.nn.layers.mamba1 import Mamba1Config
+from blazr.nn.layers.mamba2 import Mamba2Config
+from blazr.nn.layers.mamba3 import Mamba3Config
+from blazr.nn.layers.mla import MlaConfig
+from blazr.nn.layers.moe import MoeConfig
+
+
+def describe(model: str, *, revision: str | None = None) -> dict[str, object]:
+    """Describe a model from its headers; no tensor is read.
+
+    Args:
+        model: A directory, a file, ``nano``, or a Hub id.
+        revision: Branch, tag or commit of a Hub id.
+
+    Returns:
+        Plain values, ready for JSON: ``name``, ``path``, ``family``, ``dtype``, ``files``,
+        ``config``, ``parameters``, ``memory`` (bytes), ``derivation`` and ``warnings``.
+
+    Raises:
+        CheckpointError: There is no such model, or its tensors are not those of its kind.
+        ShapeError: Its tensors do not fit each other.
+        ConfigError: config.json has a wrong value.
+    """
+    planned = plan_model(model, revision=revision)
+    checkpoint, derivation = planned.checkpoint, planned.derivation
+    dtype = stored_dtype(planned.plan)
+    size = size_of(derivation.config, dtype)
+    return {
+        "name": planned.name,
+        "path": str(checkpoint.path),
+        "family": planned.family.name,
+        "dtype": str(dtype).removeprefix("torch."),
+        "files": [{"name": file.name, "bytes": n} for file, n in checkpoint.files.items()],
+        "config": _config(planned),
+        "parameters": {
+            "total": size.parameters,
+            "active_per_token": size.active_parameters,
+            "embeddings": size.embedding_parameters,
+        },
+        "memory": {
+            "weights_bytes": sum(info.nbytes for info in checkpoint.tensors.values()),
+            "mamba_state_bytes_per_sequence": size.state_bytes_per_sequence,
+            "mla_bytes_per_token": size.latent_bytes_per_token,
+            "kv_bytes_per_token": size.kv_bytes_per_token,
+        },
+        "derivation": [asdict(value) for value in derivation.values],
+        "warnings": list(derivation.warnings),
+    }
+
+
+def _config(planned: PlannedModel) -> dict[str, object]:
+    """Keys as the documents name them; where layers differ, the first layer's value."""
+    config: dict[str, Value] = {}
+    for value in planned.derivation.values:
+        config.setdefault(value.name, value.value)
+    types = [layer_type_of(layer) for layer in planned.derivation.config.layers]
+    mamba_layers = [index for index, name in enumerate(types) if name.startswith("Mamba")]
+    return {**config, "mamba_layers": mamba_layers, "layer_types": types}
+
+
+def layer_type_of(layer: LayerConfig) -> str:
+    """A layer's type as config files name it, for example ``"MlaWithMoe"``."""
+    has_moe = isinstance(layer.feed_forward, MoeConfig)
+    match layer.mixer:
+        case Mamba1Config():
+            return "Mamba1"
+        case Mamba2Config():
+            return "Mamba2"
+        case Mamba3Config():
+            return "Mamba3"
+        case MlaConfig():
+            return "MlaWithMoe" if has_moe else "MlaWithMlp"
+        case AttentionConfig():
+            return "GqaWithMoe" if has_moe else "StandardTransformer"
+        case other:
+            return type(other).__name__.removesuffix("Config")

@@ -1,0 +1,207 @@
+"""From what the user typed to a network with its weights in place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from blazr.core.errors import CapacityError, ConfigError
+from blazr.models.causal_lm import CausalLM
+from blazr.models.checkpoint.base import Checkpoint
+from blazr.models.checkpoint.hub import find_model
+from blazr.models.checkpoint.open import open_checkpoint
+from blazr.models.config import ModelConfig
+from blazr.models.families.base import Derivation, Derived, Family
+from blazr.models.families.config_reader import ConfigReader
+from blazr.models.families.detect import detect_family
+from blazr.models.loading.plan import LoadPlan, plan_load
+from blazr.models.loading.weights import choose_dtype, copied_bytes, read_weights
+from blazr.nn.device import Device
+from blazr.nn.layers.decoder_layer import DecoderLayer
+from blazr.nn.layers.mamba2 import Mamba2
+from blazr.nn.layers.mamba3 import Mamba3
+
+log = logging.getLogger(__name__)
+
+SSM_A = ("stored", "trained")
+_LISTED_NAMES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A network ready to run.
+
+    Args:
+        module: The network, in evaluation mode, without gradients.
+        config: Its sizes.
+        family: Which kind of checkpoint it came from.
+        path: The directory or file.
+        name: What to call it.
+        derivation: Where each value of the config came from.
+        metadata: The contents of config.json; empty where there is none.
+    """
+
+    module: CausalLM
+    config: ModelConfig
+    family: str
+    path: Path
+    name: str
+    derivation: tuple[Derived, ...]
+    metadata: Mapping[str, object]
+
+    @property
+    def directory(self) -> Path:
+        """Where the tokenizer and its files lie, if the model has any."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedModel:
+    """A model whose headers have been read, and nothing else.
+
+    Args:
+        name: What to call it.
+        checkpoint: Its files.
+        family: Its kind.
+        derivation: Its config and how that was found.
+        module: The network without weights, on the meta device.
+        plan: Which tensors go where; checked.
+    """
+
+    name: str
+    checkpoint: Checkpoint
+    family: Family
+    derivation: Derivation
+    module: CausalLM
+    plan: LoadPlan
+
+
+def plan_model(model: str, *, revision: str | None = None) -> PlannedModel:
+    """Find a model, derive its config and match every tensor, reading headers only.
+
+    Args:
+        model: A directory, a file, ``nano``, or a Hub id.
+        revision: Branch, tag or commit of a Hub id.
+
+    Raises:
+        CheckpointError: There is no such model, or its tensors are not those of its kind.
+        ShapeError: Its tensors do not fit each other.
+        ConfigError: config.json has a wrong value.
+    """
+    files = find_model(model, revision=revision)
+    checkpoint = open_checkpoint(files.path)
+    family = detect_family(checkpoint)
+    derivation = family.derive(checkpoint)
+    with torch.device("meta"):
+        module = CausalLM(derivation.config)
+    shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    plan = plan_load(checkpoint.tensors, shapes, family.rules, ignored=family.ignored)
+    plan.check()
+    return PlannedModel(
+        name=files.name,
+        checkpoint=checkpoint,
+        family=family,
+        derivation=derivation,
+        module=module,
+        plan=plan,
+    )
+
+
+def load(
+    model: str,
+    *,
+    device: Device,
+    dtype: str = "auto",
+    revision: str | None = None,
+    ssm_a: str | None = None,
+) -> LoadedModel:
+    """Load a model.
+
+    Args:
+        model: A directory, a file, ``nano``, or a Hub id.
+        device: Where to.
+        dtype: ``"auto"`` (as stored, or float32 where the device lacks that), ``"float32"``,
+            ``"bfloat16"`` or ``"float16"``.
+        revision: Branch, tag or commit of a Hub id.
+        ssm_a: ``"stored"`` takes Mamba's decay rates from the file, ``"trained"`` takes the
+            -1, -2, ... that oxidizr's trainer really used; None does what config.json's
+            ``ssm_a`` says, else ``"stored"``.
+
+    Raises:
+        CheckpointError: There is no such model, or its tensors are not those of its kind.
+        ShapeError: Its tensors do not fit each other.
+        ConfigError: config.json or an option has a wrong value.
+        CapacityError: There is not enough memory.
+    """
+    planned = plan_model(model, revision=revision)
+    checkpoint, module = planned.checkpoint, planned.module
+    decay = _choose_ssm_a(ssm_a, checkpoint)
+    _log_derivation(planned.derivation)
+    chosen = choose_dtype(dtype, planned.plan, device)
+    _check_memory(planned.plan, chosen, device)
+    weights = read_weights(planned.plan, checkpoint, dtype=chosen, device=device.torch_device)
+    if weights.not_finite:
+        names = ", ".join(name[:100] for name in weights.not_finite[:_LISTED_NAMES])
+        log.warning("%d tensors hold NaN or infinity: %s", len(weights.not_finite), names)
+    module.load_state_dict(weights.tensors, assign=True)
+    module.requires_grad_(requires_grad=False).eval()
+    _settle_ssm_a(module, decay)
+    return LoadedModel(
+        module=module,
+        config=planned.derivation.config,
+        family=planned.family.name,
+        path=checkpoint.path,
+        name=planned.name,
+        derivation=planned.derivation.values,
+        metadata=checkpoint.config or {},
+    )
+
+
+def _log_derivation(derivation: Derivation) -> None:
+    for warning in derivation.warnings:
+        log.warning("%s", warning)
+    for value in derivation.values:
+        if value.is_assumed:
+            log.warning("assuming %s = %s: %s", value.name, value.value, value.note)
+
+
+def _check_memory(plan: LoadPlan, dtype: torch.dtype, device: Device) -> None:
+    needed, free = copied_bytes(plan, dtype, device.torch_device), device.free_bytes()
+    if needed > free:
+        raise CapacityError(
+            f"the weights need about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free.",
+            hint="choose a smaller dtype or model, or free memory",
+        )
+
+
+def _choose_ssm_a(option: str | None, checkpoint: Checkpoint) -> str:
+    declared = ConfigReader(checkpoint.config).text("ssm_a")
+    value = option or (declared.value if declared else SSM_A[0])
+    if value not in SSM_A:
+        raise ConfigError("unknown ssm_a.", found=repr(value)[:100], expected=" or ".join(SSM_A))
+    return value
+
+
+def _settle_ssm_a(module: CausalLM, choice: str) -> None:
+    """Replace the decay rates if asked to; mention that one could, where they look untrained."""
+    mixers = [
+        layer.mixer
+        for layer in module.layers
+        if isinstance(layer, DecoderLayer) and isinstance(layer.mixer, Mamba2 | Mamba3)
+    ]
+    if choice == "trained":
+        for mixer in mixers:
+            steps = torch.arange(1, len(mixer.a_log) + 1, device=mixer.a_log.device)
+            mixer.a_log = nn.Parameter(steps.float().log(), requires_grad=False)
+    elif mixers and all(
+        len(mixer.a_log) > 8 and mixer.a_log.abs().max().item() <= 1 for mixer in mixers
+    ):
+        log.info(
+            "all stored decay rates lie near their initial value; if the model was trained with"
+            " oxidizr, ssm_a = 'trained' may be what it learned with"
+        )

@@ -1,0 +1,226 @@
+"""The plan of a load: every parameter matched with its tensors before any of them is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Literal
+
+from blazr.core.errors import CheckpointError
+from blazr.models.checkpoint.base import TensorInfo
+from blazr.models.families.rules import RuleBook, Squeeze, Stack
+
+LISTED_PROBLEMS = 12
+# Nearest names are looked for among this many: the search is quadratic.
+_SEARCHED_NAMES = 500
+
+Shape = tuple[int, ...]
+Kind = Literal["missing", "left over", "ambiguous", "wrong shape"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStep:
+    """How one parameter is made.
+
+    Args:
+        parameter: Its name.
+        shape: Its shape.
+        sources: The tensors it is made of; for a Stack, one a slice.
+        transform: What happens to them.
+    """
+
+    parameter: str
+    shape: Shape
+    sources: tuple[TensorInfo, ...]
+    transform: Stack | Squeeze | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that does not fit.
+
+    Args:
+        kind: In which way.
+        name: The tensor at fault.
+        detail: Shapes found and expected, nearest names.
+    """
+
+    kind: Kind
+    name: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.kind:<12}{self.name} {self.detail}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """Which tensors go where.
+
+    Args:
+        steps: In the order of the bytes on disk.
+        problems: What does not fit.
+        ignored: Names of tensors that hold nothing to load.
+    """
+
+    steps: tuple[LoadStep, ...]
+    problems: tuple[Problem, ...]
+    ignored: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raise if anything does not fit.
+
+        Raises:
+            CheckpointError: Listing all problems, the first of them in its first line.
+        """
+        if not self.problems:
+            return
+        first, more = self.problems[0], len(self.problems) - 1
+        message = (
+            f"{first.name[:100]} is {first.kind}"
+            if first.kind != "wrong shape"
+            else (f"{first.name[:100]} {first.detail}")
+        )
+        lines = [str(problem)[:300] for problem in self.problems[:LISTED_PROBLEMS]]
+        if len(self.problems) > LISTED_PROBLEMS:
+            lines.append(f"... and {len(self.problems) - LISTED_PROBLEMS} more")
+        raise CheckpointError(
+            message + (f", among {more + 1} problems." if more else "."),
+            found="\n".join(lines),
+            expected="every parameter of the model once, and nothing else",
+            hint=_hint({problem.kind for problem in self.problems}),
+        )
+
+
+def _hint(kinds: set[Kind]) -> str:
+    if kinds == {"left over"}:
+        return "the file holds parts that blazr does not know; it would answer wrongly without them"
+    if "missing" in kinds:
+        return "the file is incomplete, or its names are of another program: download it again"
+    return "the file is damaged, or its parts come from different models"
+
+
+def plan_load(
+    tensors: Mapping[str, TensorInfo],
+    parameters: Mapping[str, Shape],
+    rules: RuleBook,
+    *,
+    ignored: Iterable[str] = (),
+) -> LoadPlan:
+    """Match tensors with parameters, from names and shapes alone.
+
+    Args:
+        tensors: What the files hold.
+        parameters: What the network needs: shapes by name.
+        rules: The family's names.
+        ignored: Suffixes of tensors that hold nothing to load.
+    """
+    matching = _Matching(rules, parameters)
+    skipped = []
+    for name, info in tensors.items():
+        if name.endswith(tuple(ignored)):
+            skipped.append(name)
+        else:
+            matching.add(info)
+    steps = [step for name in parameters if (step := matching.step(name)) is not None]
+    steps.sort(key=lambda step: (step.sources[0].file, step.sources[0].start))
+    return LoadPlan(tuple(steps), tuple(matching.report()), tuple(skipped))
+
+
+@dataclass(slots=True)
+class _Matching:
+    rules: RuleBook
+    parameters: Mapping[str, Shape]
+    # parameter to slot (None: the whole) to tensor
+    found: dict[str, dict[int | None, TensorInfo]] = field(default_factory=dict)
+    transforms: dict[str, Stack | Squeeze | None] = field(default_factory=dict)
+    left_over: list[TensorInfo] = field(default_factory=list)
+    missing: list[tuple[str, int | None]] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def add(self, info: TensorInfo) -> None:
+        """Give a tensor to the parameter it belongs to."""
+        match = self.rules.match(info.name)
+        shape = self.parameters.get(match.parameter) if match else None
+        is_beyond = (
+            match is not None
+            and match.slot is not None
+            and shape is not None
+            and (match.slot >= shape[0])
+        )
+        if match is None or shape is None or is_beyond:
+            self.left_over.append(info)
+            return
+        slots = self.found.setdefault(match.parameter, {})
+        if match.slot in slots:
+            other = slots[match.slot].name
+            detail = f"and {other[:100]} are the same parameter, {match.parameter}"
+            self.problems.append(Problem("ambiguous", info.name, detail))
+            return
+        slots[match.slot] = info
+        self.transforms[match.parameter] = match.transform
+        self._check_shape(info, match.transform, shape)
+
+    def _check_shape(
+        self, info: TensorInfo, transform: Stack | Squeeze | None, shape: Shape
+    ) -> None:
+        if isinstance(transform, Stack):
+            shape = shape[1:]
+        elif isinstance(transform, Squeeze):
+            shape = (*shape[: transform.dim], 1, *shape[transform.dim :])
+        if info.shape != shape:
+            detail = f"is {list(info.shape)}, the model needs {list(shape)}"
+            self.problems.append(Problem("wrong shape", info.name, detail))
+
+    def step(self, name: str) -> LoadStep | None:
+        """How a parameter is made; None, and noted, when tensors are missing."""
+        slots = self.found.get(name)
+        if not slots:
+            self.missing.append((name, None))
+            return None
+        shape, transform = self.parameters[name], self.transforms[name]
+        if not isinstance(transform, Stack):
+            return LoadStep(name, shape, (slots[None],), transform)
+        absent = [(name, slot) for slot in range(shape[0]) if slot not in slots]
+        self.missing += absent
+        if absent:
+            return None
+        return LoadStep(name, shape, tuple(slots[slot] for slot in range(shape[0])), transform)
+
+    def report(self) -> Iterable[Problem]:
+        """Every problem, the likeliest causes first."""
+        yield from self.problems
+        spare = [info.name for info in self.left_over][:_SEARCHED_NAMES]
+        present = self._beginnings() if self.missing else set()
+        for position, (parameter, slot) in enumerate(self.missing):
+            name = _likeliest(self.rules.sources(parameter, slot) or [parameter], present)
+            near = get_close_matches(name, spare, n=1) if position < LISTED_PROBLEMS else []
+            needed = self.parameters[parameter][0 if slot is None else 1 :]
+            detail = str(list(needed)) + (f"; nearest left over: {near[0][:100]}" if near else "")
+            yield Problem("missing", name, detail)
+        for info in self.left_over:
+            yield Problem("left over", info.name, str(list(info.shape)))
+
+    def _beginnings(self) -> set[str]:
+        """What the names of the tensors that were matched begin with."""
+        return {
+            beginning
+            for slots in self.found.values()
+            for info in slots.values()
+            for beginning in _ancestors(info.name)
+        }
+
+
+def _ancestors(name: str) -> Iterable[str]:
+    while name := name.rpartition(".")[0]:
+        yield name
+
+
+def _likeliest(names: list[str], present: set[str]) -> str:
+    """Of a parameter's possible names, the one with the nearest relatives in the file."""
+
+    def kinship(name: str) -> int:
+        return max((len(part) for part in _ancestors(name) if part in present), default=0)
+
+    return max(names, key=kinship)

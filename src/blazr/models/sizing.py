@@ -1,0 +1,74 @@
+"""How large a model is: parameters, and what it remembers of a sequence, from its config alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from blazr.models.config import ModelConfig
+from blazr.nn.layers.attention import AttentionConfig
+from blazr.nn.layers.mla import MlaConfig
+from blazr.nn.layers.moe import MoeConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """Sizes of a model.
+
+    Args:
+        parameters: All of them.
+        active_parameters: Those one token passes through: experts not chosen are left out.
+        embedding_parameters: Of the embedding, and of the head where it is separate.
+        state_bytes_per_sequence: Recurrent states of all Mamba layers, for one sequence.
+        latent_bytes_per_token: What all MLA layers keep of a token.
+        kv_bytes_per_token: What all attention layers keep of a token.
+    """
+
+    parameters: int
+    active_parameters: int
+    embedding_parameters: int
+    state_bytes_per_sequence: int
+    latent_bytes_per_token: int
+    kv_bytes_per_token: int
+
+
+def _count(build: Callable[[], nn.Module]) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in build().parameters())
+
+
+def size_of(config: ModelConfig, dtype: torch.dtype) -> ModelSize:
+    """Count without allocating anything.
+
+    Args:
+        config: The model.
+        dtype: Of activations, and so of keys, values and latents.
+    """
+    embedding = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
+    parameters = embedding + _count(config.final_norm.build)
+    idle = states = latents = keys = 0
+    for layer in config.layers:
+        parameters += _count(layer.mixer.build) + _count(layer.mixer_norm.build)
+        if layer.feed_forward is not None:
+            parameters += _count(layer.feed_forward.build)
+        if layer.feed_forward_norm is not None:
+            parameters += _count(layer.feed_forward_norm.build)
+        if isinstance(layer.feed_forward, MoeConfig):
+            moe = layer.feed_forward
+            expert = 3 * moe.hidden_size * moe.intermediate_size
+            idle += (moe.num_experts - moe.experts_per_token) * expert
+        spec = layer.mixer.cache_spec(dtype)
+        states += spec.bytes_per_checkpoint
+        latents += spec.bytes_per_token if isinstance(layer.mixer, MlaConfig) else 0
+        keys += spec.bytes_per_token if isinstance(layer.mixer, AttentionConfig) else 0
+    return ModelSize(
+        parameters=parameters,
+        active_parameters=parameters - idle,
+        embedding_parameters=embedding,
+        state_bytes_per_sequence=states,
+        latent_bytes_per_token=latents,
+        kv_bytes_per_token=keys,
+    )

@@ -1,0 +1,177 @@
+"""One endpoint: read the body within its limits, decode it, run the handler, answer."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from blazr.server.config import ServerConfig
+from blazr.server.errors import HttpError, clean
+from blazr.server.service import Call, Service
+
+MAX_JSON_DEPTH = 64
+
+_FIELD = re.compile(r"at `\$\.(\w+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One row of the ROUTES table.
+
+    Args:
+        method: ``"GET"`` or ``"POST"``.
+        path: The path, with parameters in Starlette's syntax.
+        handler: What answers; takes a `Call`.
+        body: Type of the request body; None where there is none.
+        is_open: Whether it is answered without a key, and while the server stops.
+    """
+
+    method: str
+    path: str
+    handler: Callable[[Call[Any]], Awaitable[Response]]
+    body: type[msgspec.Struct] | None = None
+    is_open: bool = False
+
+
+class Endpoint:
+    """A route as an ASGI application."""
+
+    def __init__(self, route: Route, service: Service) -> None:
+        self._route = route
+        self._service = service
+        self._decoder = msgspec.json.Decoder(route.body) if route.body is not None else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Errors are raised; the middleware renders them."""
+        if self._decoder is None:
+            response = await self._route.handler(self._call(scope, None))
+            await response(scope, receive, send)
+            return
+        _check_content_type(HTTPConnection(scope).headers.get("content-type", ""))
+        raw = await _read_body(scope, receive, self._service.config)
+        call = self._call(scope, _decode(self._decoder, raw))
+
+        async def work() -> None:
+            response = await self._route.handler(call)
+            await response(scope, receive, send)
+
+        with self._service.working():
+            await _until_gone(receive, work())
+
+    def _call(self, scope: Scope, body: object) -> Call[object]:
+        return Call(
+            body=body,
+            service=self._service,
+            path=dict(scope.get("path_params", {})),
+            tenant=scope.get("tenant", ""),
+        )
+
+
+def _decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> object:
+    """Decode a JSON body.
+
+    Raises:
+        HttpError: 400, saying what is wrong with it and where.
+    """
+    try:
+        raw.decode()  # the decoder skips unknown fields without looking at their bytes
+        body = decoder.decode(raw)
+    except UnicodeDecodeError:
+        raise HttpError(400, "the body is not UTF-8.", code="invalid_json") from None
+    except RecursionError:
+        raise HttpError(400, "the JSON is nested too deep.", code="invalid_json") from None
+    except msgspec.ValidationError as error:
+        field = _FIELD.search(str(error))
+        raise HttpError(
+            400,
+            clean(f"{error}.", 200),
+            param=field[1] if field else None,
+            code="invalid_value",
+        ) from None
+    except msgspec.DecodeError as error:
+        message = clean(f"the body is not JSON: {error}.", 200)
+        raise HttpError(400, message, code="invalid_json") from None
+    _check_depth(body)
+    return body
+
+
+def _check_depth(body: object) -> None:
+    """Refuse what is nested deeper than any honest request; the types allow free-form fields."""
+    layer: list[object] = [body]
+    for _ in range(MAX_JSON_DEPTH):
+        layer = [inner for outer in layer for inner in _inside(outer)]
+        if not layer:
+            return
+    raise HttpError(400, "the JSON is nested too deep.", code="invalid_json")
+
+
+def _inside(value: object) -> list[object]:
+    if isinstance(value, msgspec.Struct):
+        return [getattr(value, name) for name in value.__struct_fields__]
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, list):
+        # numbers and strings hold nothing: a prompt of a million ids is not walked twice
+        return [each for each in value if isinstance(each, list | dict | msgspec.Struct)]
+    return []
+
+
+def _check_content_type(value: str) -> None:
+    # A browser sends other types to foreign servers without asking them first.
+    if value.partition(";")[0].strip().lower() != "application/json":
+        raise HttpError(
+            415,
+            "the body must be JSON: send 'Content-Type: application/json'.",
+            code="unsupported_media_type",
+        )
+
+
+async def _read_body(scope: Scope, receive: Receive, config: ServerConfig) -> bytes:
+    limit = config.max_body_bytes
+    too_long = HttpError(413, f"the body is longer than {limit} bytes.", code="body_too_large")
+    declared = HTTPConnection(scope).headers.get("content-length", "0")
+    if declared.isdigit() and int(declared[:20]) > limit:
+        raise too_long
+    body = bytearray()
+    deadline = asyncio.get_running_loop().time() + config.body_timeout_s
+    has_more = True
+    while has_more:
+        try:
+            async with asyncio.timeout_at(deadline):
+                message = await receive()
+        except TimeoutError:
+            raise HttpError(408, "the body did not arrive in time.", code="timeout") from None
+        if message["type"] == "http.disconnect":
+            raise HttpError(400, "the client left before its body was read.")
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise too_long
+        has_more = message.get("more_body", False)
+    return bytes(body)
+
+
+async def _until_gone(receive: Receive, work: Coroutine[object, object, None]) -> None:
+    """Run ``work``, and cancel it when the client leaves first. It has ended on return."""
+    gone = asyncio.create_task(_wait_gone(receive))
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait({gone, task}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.gather(gone, task, return_exceptions=True)
+
+
+async def _wait_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

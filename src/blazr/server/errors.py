@@ -1,0 +1,121 @@
+"""Errors as HTTP answers in OpenAI's shape. Making one cannot fail, whatever the error holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from starlette.responses import Response
+
+from blazr.core.errors import (
+    BlazrError,
+    CapacityError,
+    ContextLengthError,
+    EngineError,
+    RequestError,
+)
+
+_MAX_MESSAGE = 600
+_RETRY = {"Retry-After": "1"}
+
+# OpenAI's `type` by status.
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    421: "invalid_request_error",
+    429: "rate_limit_error",
+    431: "invalid_request_error",
+    500: "server_error",
+    503: "unavailable_error",
+}
+
+
+class HttpError(Exception):
+    """An answer other than 200.
+
+    Args:
+        status: The HTTP status.
+        message: For people. Never holds more of the client's input than 100 characters.
+        param: The field at fault.
+        code: For programs.
+        headers: Sent along.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    @classmethod
+    def of(cls, error: BaseException) -> HttpError:
+        """The answer that an error amounts to; 500 for those nobody meant."""
+        if isinstance(error, HttpError):
+            return error
+        if isinstance(error, ContextLengthError):
+            return cls(400, _line(error), param=error.param, code="context_length_exceeded")
+        if isinstance(error, RequestError):
+            return cls(400, _line(error), param=error.param, code="invalid_value")
+        if isinstance(error, CapacityError):
+            return cls(429, _line(error), code="overloaded", headers=_RETRY)
+        if isinstance(error, EngineError):
+            return cls(503, _line(error), code="engine_unavailable", headers=_RETRY)
+        return cls(500, "something went wrong in the server.", code="internal_error")
+
+    def body(self) -> bytes:
+        """The error object, as JSON."""
+        return msgspec.json.encode(
+            {
+                "error": {
+                    "message": clean(self.message, _MAX_MESSAGE),
+                    "type": _TYPES.get(self.status, "invalid_request_error"),
+                    "param": clean(self.param, 100) if self.param is not None else None,
+                    "code": self.code,
+                }
+            }
+        )
+
+    def response(self) -> Response:
+        """The whole answer."""
+        return Response(
+            self.body(), self.status, headers=self.headers, media_type="application/json"
+        )
+
+
+def clean(text: str, limit: int) -> str:
+    """Text that can be encoded and shown: control characters and surrogates escaped, cut."""
+    shown = "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: limit + 1]
+    )
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def _line(error: BlazrError) -> str:
+    """An error's parts on one line."""
+    parts = [error.message]
+    parts += [
+        f"{label}: {text}."
+        for label, text in (
+            ("Found", error.found),
+            ("Expected", error.expected),
+            ("Try", error.hint),
+        )
+        if text
+    ]
+    return " ".join(parts)

@@ -1,0 +1,71 @@
+"""Chat messages as clients send them, shared by the endpoints that take them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from blazr.core.errors import RequestError
+from blazr.text.messages import Message
+
+MAX_MESSAGES = 4096
+MAX_TOOLS = 128
+
+
+class Part(msgspec.Struct):
+    """One part of a message's content."""
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(msgspec.Struct):
+    """One message."""
+
+    role: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+def to_messages(messages: list[ChatMessage]) -> list[Message]:
+    """Translate messages.
+
+    Raises:
+        RequestError: There are too many, or one has a part that is no text.
+    """
+    if len(messages) > MAX_MESSAGES:
+        raise RequestError(
+            "there are too many messages.",
+            param="messages",
+            found=str(len(messages)),
+            expected=f"at most {MAX_MESSAGES}",
+        )
+    return [_to_message(each) for each in messages]
+
+
+def _to_message(message: ChatMessage) -> Message:
+    content = message.content
+    if isinstance(content, list):
+        content = "".join(_text_of(part) for part in content)
+    extra = {
+        name: getattr(message, name)
+        for name in ("name", "tool_calls", "tool_call_id")
+        if getattr(message, name) is not None
+    }
+    # templates know no developers
+    role = "system" if message.role == "developer" else message.role
+    return Message(role=role, content=content, extra=extra or None)
+
+
+def _text_of(part: Part) -> str:
+    if part.type != "text" or part.text is None:
+        raise RequestError(
+            "a part of a message is not text; this model reads only text.",
+            param="messages",
+            found=repr(part.type[:50]),
+            expected="'text'",
+        )
+    return part.text

@@ -1,0 +1,134 @@
+"""What surrounds every endpoint: request ids, limits on headers, keys, errors as answers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import uuid
+from time import monotonic
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from blazr.server.config import LOOPBACK, MAX_HEADER_BYTES, MAX_HEADER_FIELDS, ServerConfig
+from blazr.server.errors import HttpError, clean
+from blazr.server.service import Service
+
+_log = logging.getLogger(__name__)
+
+_MAX_REQUEST_ID = 128
+
+
+class Surroundings:
+    """Outermost: names the request, logs it, counts its answer, and turns errors to answers.
+
+    The client's ``X-Request-Id`` is echoed and logged, and is a key to nothing.
+    """
+
+    def __init__(self, app: ASGIApp, *, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        if scope["type"] != "http":
+            return
+        started_s = monotonic()
+        request_id = _request_id(Headers(scope=scope).get("x-request-id", ""))
+        status = 0
+
+        async def note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note)
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001  (a panic in a native library is one)
+            answer = HttpError.of(error)
+            if answer.code == "internal_error":
+                _log.exception("request %s failed", request_id)
+                answer.message += f" Its log has more under {request_id}."
+            if status == 0:
+                await answer.response()(scope, receive, note)
+        finally:
+            self._service.metrics.count("blazr_http_responses", status=str(status or "none"))
+            took_ms = (monotonic() - started_s) * 1000
+            path = clean(scope["path"], 100)
+            _log.info("%s %s %d %.1f ms %s", scope["method"], path, status, took_ms, request_id)
+
+
+class Gate:
+    """Innermost: refuses what must not come in, before anything of the body is read."""
+
+    def __init__(self, app: ASGIApp, *, service: Service, open_paths: frozenset[str]) -> None:
+        self._app = app
+        self._service = service
+        self._open_paths = open_paths
+        self._digests = service.config.key_digests()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or raise what refuses it."""
+        headers = Headers(scope=scope)
+        _check_header_size(headers)
+        _check_host(headers, self._service.config)
+        if scope["path"] not in self._open_paths:
+            scope["tenant"] = self._check_key(headers)
+            if self._service.is_draining:
+                raise HttpError(
+                    503, "the server is stopping.", code="stopping", headers={"Retry-After": "5"}
+                )
+        await self._app(scope, receive, send)
+
+    def _check_key(self, headers: Headers) -> str:
+        if not self._digests:
+            return ""
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        shown = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        digest = hashlib.sha256(shown.encode("utf-8", "surrogateescape")).digest()
+        # every key is compared, so that time tells nothing about which one was close
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        if not any(matches):
+            raise HttpError(
+                401,
+                "the API key is missing or wrong.",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return digest.hex()
+
+
+def _request_id(given: str) -> str:
+    is_fit = 0 < len(given) <= _MAX_REQUEST_ID and given.isascii() and given.isprintable()
+    return given if is_fit else uuid.uuid4().hex
+
+
+def _check_header_size(headers: Headers) -> None:
+    num_bytes = sum(len(name) + len(value) for name, value in headers.raw)
+    if num_bytes > MAX_HEADER_BYTES or len(headers.raw) > MAX_HEADER_FIELDS:
+        raise HttpError(
+            431,
+            f"the headers are too large: at most {MAX_HEADER_FIELDS} fields and "
+            f"{MAX_HEADER_BYTES} bytes.",
+            code="headers_too_large",
+        )
+
+
+def _check_host(headers: Headers, config: ServerConfig) -> None:
+    """Refuse foreign names for this machine: a web page may have pointed its own name here."""
+    if not config.is_loopback or config.api_keys:
+        return
+    host = headers.get("host", "").strip()
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    if name and name.lower() not in LOOPBACK:
+        raise HttpError(
+            421,
+            "this server answers to localhost only; start it with --api-key to open it.",
+            code="misdirected_request",
+        )

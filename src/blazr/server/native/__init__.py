@@ -1,0 +1,1 @@
+"""blazr's own endpoints: generate, tokens, status."""

@@ -1,0 +1,1 @@
+"""OpenAI's dialect: completions, chat completions, models."""

@@ -1,0 +1,138 @@
+"""From a dialect's requests to its answer, whole or streamed: the same events either way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from time import monotonic
+from typing import Protocol
+
+from blazr.llm.async_llm import AsyncReply
+from blazr.llm.generation import GenerationRequest
+from blazr.llm.results import Completion, Fold, Usage, total_usage
+from blazr.server.errors import HttpError
+from blazr.server.service import Service
+from blazr.text.events import Event, Finished, PromptDone, TextDelta
+
+
+class Renderer(Protocol):
+    """How a dialect says what happens."""
+
+    def event(self, event: Event) -> Iterable[object]:
+        """What to send for an event, when streaming."""
+
+    def last(self, usage: Usage) -> Iterable[object]:
+        """What to send after the last event, when streaming."""
+
+    def whole(self, completions: Sequence[Completion], usage: Usage) -> object:
+        """The answer to send when not streaming."""
+
+
+class Run:
+    """One request being answered: its reply, what has come of it so far, its measures.
+
+    Whoever has one calls `end`, whatever happened.
+    """
+
+    def __init__(self, service: Service, reply: AsyncReply, *, n: int, started_s: float) -> None:
+        self.service = service
+        self._reply = reply
+        self._n = n
+        self._started_s = started_s
+        self._last_s: dict[int, float] = {}
+        self._gathered = Fold()
+        self._has_failed = False
+        self._has_ended = False
+        service.track(reply)
+
+    @classmethod
+    async def start(cls, service: Service, requests: Sequence[GenerationRequest]) -> Run:
+        """Begin to generate.
+
+        Raises:
+            RequestError: A request asks for something impossible.
+            CapacityError: The queue is full.
+            EngineError: The engine has stopped.
+        """
+        started_s = monotonic()
+        try:
+            reply = await service.llm.start(requests)
+        except Exception:
+            service.metrics.count("blazr_requests", outcome="rejected")
+            raise
+        return cls(service, reply, n=requests[0].params.n, started_s=started_s)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything has been generated."""
+        return self._reply.is_done
+
+    async def take(self, *, timeout_s: float) -> list[Event]:
+        """Wait for events; none when nothing happened for ``timeout_s``."""
+        try:
+            events = await self._reply.take(timeout_s=timeout_s)
+        except Exception:
+            self._has_failed = True
+            raise
+        for event in events:
+            self._gathered.push(event)
+            self._has_failed |= failure_of(event) is not None
+            self._measure(event)
+        return events
+
+    def completions(self) -> list[Completion]:
+        """What has been generated."""
+        return self._gathered.completions()
+
+    def usage(self) -> Usage:
+        """What it cost."""
+        return total_usage(self.completions(), n=self._n)
+
+    def end(self) -> None:
+        """Stop what still runs and record the outcome. Idempotent."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        self._reply.abort()
+        self.service.forget(self._reply)
+        outcome = "failed" if self._has_failed else "ok" if self.is_done else "cancelled"
+        metrics, usage = self.service.metrics, self.usage()
+        metrics.count("blazr_requests", outcome=outcome)
+        metrics.count("blazr_prompt_tokens", usage.prompt_tokens)
+        metrics.count("blazr_cached_prompt_tokens", usage.cached_tokens)
+        metrics.count("blazr_generated_tokens", usage.completion_tokens)
+
+    def _measure(self, event: Event) -> None:
+        now_s = monotonic()
+        metrics = self.service.metrics
+        if isinstance(event, PromptDone):
+            metrics.observe("blazr_time_to_first_token_seconds", now_s - self._started_s)
+        elif isinstance(event, TextDelta):
+            before_s = self._last_s.get(event.index)
+            if before_s is not None:
+                metrics.observe("blazr_inter_token_seconds", now_s - before_s)
+            self._last_s[event.index] = now_s
+
+
+def failure_of(event: Event) -> HttpError | None:
+    """The error that an event amounts to, if it is one."""
+    if isinstance(event, Finished) and event.reason in {"error", "abort"}:
+        message = event.error or "the reply was cut off."
+        return HttpError(500, message, code=f"generation_{event.reason}")
+    return None
+
+
+async def whole_answer(run: Run, renderer: Renderer) -> object:
+    """Generate to the end and render it.
+
+    Raises:
+        HttpError: 500, when one of the replies failed.
+    """
+    try:
+        while not run.is_done:
+            events = await run.take(timeout_s=run.service.config.keep_alive_s)
+            failures = [failure for failure in map(failure_of, events) if failure]
+            if failures:
+                raise failures[0]
+        return renderer.whole(run.completions(), run.usage())
+    finally:
+        run.end()

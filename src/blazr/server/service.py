@@ -1,0 +1,102 @@
+"""What the handlers share, and what one request brings them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic
+from typing import Generic, TypeVar
+
+import msgspec
+from starlette.responses import Response
+
+from blazr.core.metrics import Metrics
+from blazr.llm.async_llm import AsyncLLM, AsyncReply
+from blazr.server.config import ServerConfig
+from blazr.server.errors import HttpError, clean
+
+Body_co = TypeVar("Body_co", covariant=True)
+
+
+class Service:
+    """The model, and what the server knows about itself.
+
+    Args:
+        llm: The model.
+        config: How to behave.
+        aliases: More names the model answers to.
+    """
+
+    def __init__(self, llm: AsyncLLM, config: ServerConfig, *, aliases: tuple[str, ...]) -> None:
+        self.llm = llm
+        self.config = config
+        self.metrics = Metrics(llm.core.engine.stats)
+        self.name = config.served_name or llm.core.info.name
+        self.started_s = monotonic()
+        self.is_draining = False
+        self.num_working = 0
+        self._names = frozenset({"default", self.name, *aliases})
+        self._replies: set[AsyncReply] = set()
+        self._stopped: HttpError | None = None
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse a model that is not the one loaded.
+
+        Raises:
+            HttpError: 404, naming the one that is.
+        """
+        if name is not None and name not in self._names:
+            raise HttpError(
+                404,
+                f"there is no model {clean(name, 100)!r} here; this server has {self.name!r}.",
+                param="model",
+                code="model_not_found",
+            )
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Count a request as running, so that a stopping server waits for it."""
+        self.num_working += 1
+        try:
+            yield
+        finally:
+            self.num_working -= 1
+
+    def track(self, reply: AsyncReply) -> None:
+        """Have `stop` reach this reply until `forget`."""
+        self._replies.add(reply)
+        if self._stopped is not None:
+            reply.fail(self._stopped)
+
+    def forget(self, reply: AsyncReply) -> None:
+        """The reply has ended. Idempotent."""
+        self._replies.discard(reply)
+
+    def stop(self) -> None:
+        """End every running reply with an error: the time to drain is over."""
+        self._stopped = HttpError(503, "the server is stopping.", code="stopping")
+        for reply in self._replies:
+            reply.fail(self._stopped)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[Body_co]):
+    """One request, read and decoded.
+
+    Args:
+        body: The decoded body.
+        service: What the handlers share.
+        path: The parameters in its path.
+        tenant: Names the API key it came with; empty without keys.
+    """
+
+    body: Body_co
+    service: Service
+    path: dict[str, str]
+    tenant: str = ""
+
+
+def json_response(value: object, status: int = 200) -> Response:
+    """Any value as a JSON answer. NaN and infinities become null."""
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

@@ -1,0 +1,72 @@
+"""The small JSON files beside a tokenizer: which tokens begin and end a text, and the template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from blazr.core.errors import CheckpointError
+
+_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+_LARGEST_BYTES = 64 * 2**20
+
+
+def read_json(file: Path) -> dict[str, object]:
+    """The object in a JSON file; an empty one where there is no file.
+
+    Raises:
+        CheckpointError: The file holds no JSON object.
+    """
+    try:
+        if file.stat().st_size > _LARGEST_BYTES:
+            raise CheckpointError(
+                f"{file.name} is too large.", expected=f"at most {_LARGEST_BYTES} bytes"
+            )
+        value = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file.name} cannot be read.", found=str(error)[:100]) from error
+    if not isinstance(value, dict):
+        raise CheckpointError(
+            f"{file.name} is wrong.", found=type(value).__name__, expected="a JSON object"
+        )
+    return value
+
+
+def token_names(directory: Path) -> dict[str, str]:
+    """The names of the tokens with a role: ``{"bos_token": "<s>", …}``, those that are declared."""
+    names: dict[str, str] = {}
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        declared = read_json(directory / file)
+        for role in _ROLES:
+            text = _text(declared.get(role))
+            if text:
+                names[role] = text
+    return names
+
+
+def more_special_names(directory: Path) -> list[str]:
+    """The names of other tokens that are declared special."""
+    listed = read_json(directory / "tokenizer_config.json").get("additional_special_tokens")
+    names = [_text(each) for each in listed] if isinstance(listed, list) else []
+    return [name for name in names if name]
+
+
+def eos_ids(directory: Path) -> list[int]:
+    """The ids that end a text, by generation_config.json, else by config.json."""
+    for file in ("generation_config.json", "config.json"):
+        value = read_json(directory / file).get("eos_token_id")
+        ids = value if isinstance(value, list) else [value]
+        found = [each for each in ids if type(each) is int and each >= 0]
+        if found:
+            return found
+    return []
+
+
+def _text(token: object) -> str | None:
+    """A token's name, written as a string or as an object with its ``content``."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else None

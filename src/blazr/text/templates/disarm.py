@@ -1,0 +1,89 @@
+"""Special tokens spelled in a message are text, not tokens: nobody can forge another's turn.
+
+Before a template is rendered, the first character of each special token's name in what the client
+wrote is replaced by a stand-in, a character that occurs nowhere else. After it, the names still
+found are the template's own, and the stand-ins are turned back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+_PRIVATE_USE = range(0x10FFFD, 0xFFFFF, -1)
+
+
+class Disarmed:
+    """Values of a chat without any special token's name in them.
+
+    Args:
+        values: Strings, numbers, lists and mappings from the client. They are copied.
+        names: The special tokens' names.
+    """
+
+    def __init__(self, values: object, names: Iterable[str]) -> None:
+        self._names = [name for name in names if name]
+        self._stand_ins: dict[str, str] = {}
+        self.num_characters = 0
+        texts = list(_texts(values))
+        self.num_characters = sum(map(len, texts))
+        if any(name in text for name in self._names for text in texts):
+            firsts = sorted({name[0] for name in self._names})
+            used = set().union(*texts, *self._names)
+            free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
+            self._stand_ins = dict(zip(firsts, free, strict=False))
+        self.values = self._copy(values)
+
+    def split(self, text: str, ids: Mapping[str, int]) -> Iterator[str | int]:
+        """A rendered text's pieces: special tokens as ids, and the text between them."""
+        back = {ord(stand_in): first for first, stand_in in self._stand_ins.items()}
+        longest_first = sorted((name for name in ids if name), key=len, reverse=True)
+        pattern = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+        for position, piece in enumerate(pattern.split(text)):
+            if position % 2:
+                yield ids[piece]
+            elif piece:
+                yield piece.translate(back)
+
+    def restore(self, text: str) -> str:
+        """A rendered text as it reads, the client's own spellings included."""
+        back = {ord(stand_in): first for first, stand_in in self._stand_ins.items()}
+        return text.translate(back)
+
+    @property
+    def found(self) -> bool:
+        """Whether there was any name."""
+        return bool(self._stand_ins)
+
+    def _copy(self, value: object) -> object:
+        if isinstance(value, str):
+            return self._disarm(value) if self._stand_ins else value
+        if isinstance(value, Mapping):
+            return {self._copy(key): self._copy(each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._copy(each) for each in value]
+        return value
+
+    def _disarm(self, text: str) -> str:
+        starts: set[int] = set()
+        for name in self._names:
+            start = text.find(name)
+            while start >= 0:  # overlapping ones too, or breaking one could leave another whole
+                starts.add(start)
+                start = text.find(name, start + 1)
+        characters = list(text)
+        for start in starts:
+            characters[start] = self._stand_ins[characters[start]]
+        return "".join(characters)
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _texts(key)
+            yield from _texts(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)

@@ -1,0 +1,232 @@
+"""``tokenizer.json``, the Hugging Face format, by the ``tokenizers`` package."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from blazr.core.errors import CheckpointError
+from blazr.text import detokenize, sidecars
+from blazr.text.tokenizer import Tokenizer, encode_with
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+# Some files do not mark their turn markers as special, only spell them like this.
+_MARKER = re.compile(r"<[|｜].+[|｜]>")  # noqa: RUF001  (DeepSeek's bars are full-width)
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_LIKELY_EOS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>")
+
+
+def load(path: str) -> Tokenizer:
+    """Load a tokenizer.json and what lies beside it.
+
+    Raises:
+        CheckpointError: A file cannot be read, or is of a kind without byte-exact decoding.
+    """
+    return HuggingFaceTokenizer(Path(path))
+
+
+class HuggingFaceTokenizer:
+    """A tokenizer.json.
+
+    Special are the tokens that the files mark so or give a role, and those spelled ``<|so|>``.
+    """
+
+    def __init__(self, file: Path) -> None:
+        directory = file.parent
+        backend = _read(file)
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        roles = sidecars.token_names(directory)
+        names = _special_names(backend, [*roles.values(), *sidecars.more_special_names(directory)])
+        self.name = directory.resolve().name if file.name == "tokenizer.json" else file.stem
+        self.size = max(vocabulary.values(), default=-1) + 1
+        self.special_ids = MappingProxyType({name: vocabulary[name] for name in names})
+        self.bos_id = _bos_id(backend, directory, roles)
+        self.eos_ids = _eos_ids(vocabulary, directory, roles)
+        self._file = file
+        self._assigned = frozenset(vocabulary.values())
+        self._special = frozenset(self.special_ids.values())
+        self._added = {
+            token_id: token.content.encode()
+            for token_id, token in backend.get_added_tokens_decoder().items()
+        }
+        self._to_bytes, self.strips_leading_space = _decoder(backend, file.name)
+        _mark_special(backend, names)
+        backend.encode_special_tokens = True  # as plain text, that is
+        self._plain = backend
+
+    @cached_property
+    def _marked(self) -> Backend:
+        """A second one in which the names of special tokens stand for them.
+
+        The setting belongs to the tokenizer, not to the call, and threads share a tokenizer.
+        """
+        backend = _read(self._file)
+        _mark_special(backend, self.special_ids)
+        return backend
+
+    def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
+        """See `Tokenizer.encode`."""
+        backend = self._marked if allow_special else self._plain
+        return encode_with(lambda each: backend.encode(each, add_special_tokens=False).ids, text)
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """See `Tokenizer.decode`."""
+        return detokenize.decode(self, ids, skip_special=skip_special)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """See `Tokenizer.token_bytes`."""
+        added = self._added.get(token_id)
+        if added is not None:
+            return added
+        token = self._plain.id_to_token(token_id) if 0 <= token_id < self.size else None
+        return self._to_bytes(token) if token is not None else b""
+
+    def is_special(self, token_id: int) -> bool:
+        """See `Tokenizer.is_special`."""
+        return token_id in self._special
+
+    def unassigned(self, vocab_size: int) -> list[int]:
+        """See `Tokenizer.unassigned`."""
+        return [token_id for token_id in range(vocab_size) if token_id not in self._assigned]
+
+
+def _read(file: Path) -> Backend:
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        backend = Backend.from_file(str(file))
+    except Exception as error:  # the package raises bare ones
+        raise CheckpointError(f"{file.name} cannot be read.", found=str(error)[:100]) from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _special_names(backend: Backend, declared: Sequence[str]) -> list[str]:
+    added = backend.get_added_tokens_decoder().values()
+    names = [each.content for each in added if each.special or _MARKER.fullmatch(each.content)]
+    names += [name for name in declared if backend.token_to_id(name) is not None]
+    return list(dict.fromkeys(names))
+
+
+def _mark_special(backend: Backend, names: Sequence[str] | Mapping[str, int]) -> None:
+    """Tell the backend which tokens are special, keeping how each takes the spaces beside it."""
+    from tokenizers import AddedToken
+
+    added = {each.content: each for each in backend.get_added_tokens_decoder().values()}
+    tokens = []
+    for name in names:
+        known = added.get(name)
+        if known is None:
+            tokens.append(AddedToken(name, normalized=False))
+        elif not known.special:
+            tokens.append(
+                AddedToken(
+                    name,
+                    single_word=known.single_word,
+                    lstrip=known.lstrip,
+                    rstrip=known.rstrip,
+                    normalized=known.normalized,
+                )
+            )
+    backend.add_special_tokens(tokens)
+
+
+def _bos_id(backend: Backend, directory: Path, roles: Mapping[str, str]) -> int | None:
+    """The token the files say goes before a prompt: not every declared one does."""
+    declared = backend.token_to_id(roles["bos_token"]) if "bos_token" in roles else None
+    adds = sidecars.read_json(directory / "tokenizer_config.json").get("add_bos_token")
+    if isinstance(adds, bool) and declared is not None:
+        return declared if adds else None
+    first = backend.encode("", add_special_tokens=True).ids[:1]
+    return first[0] if first and (declared is None or first[0] == declared) else None
+
+
+def _eos_ids(
+    vocabulary: Mapping[str, int], directory: Path, roles: Mapping[str, str]
+) -> tuple[int, ...]:
+    named = [roles["eos_token"]] if "eos_token" in roles else []
+    ids = [vocabulary[name] for name in named if name in vocabulary]
+    ids += sidecars.eos_ids(directory)
+    likely = [vocabulary[name] for name in _LIKELY_EOS if name in vocabulary]
+    return tuple(dict.fromkeys(ids or likely[:1]))
+
+
+def _decoder(backend: Backend, name: str) -> tuple[Callable[[str], bytes], bool]:
+    """How a piece is turned to bytes, and whether decoding takes a leading space away."""
+    steps = _decoder_steps(backend)
+    kinds = {str(step.get("type")) for step in steps}
+    if not steps:  # words, joined by spaces
+        return lambda piece: b" " + piece.encode(), True
+    if "ByteLevel" in kinds:
+        return _byte_level, False
+    unknown = kinds - {"ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"}
+    if unknown:
+        raise CheckpointError(
+            f"{name} decodes in a way that is not supported.",
+            found=", ".join(sorted(unknown))[:100],
+            expected="ByteLevel, ByteFallback or Metaspace",
+        )
+    replacements = [pair for step in steps for pair in _replacements(step)]
+    has_bytes = "ByteFallback" in kinds
+
+    def to_bytes(piece: str) -> bytes:
+        byte = _BYTE.fullmatch(piece) if has_bytes else None
+        if byte:
+            return bytes([int(byte[1], 16)])
+        for old, new in replacements:
+            piece = piece.replace(old, new)
+        return piece.encode()
+
+    return to_bytes, any(_strips_space(step) for step in steps)
+
+
+def _decoder_steps(backend: Backend) -> list[dict[str, object]]:
+    if backend.decoder is None:
+        return []
+    state = json.loads(backend.decoder.__getstate__())
+    steps = state["decoders"] if state.get("type") == "Sequence" else [state]
+    return [step for step in steps if isinstance(step, dict)]
+
+
+def _replacements(step: Mapping[str, object]) -> list[tuple[str, str]]:
+    if step.get("type") == "Metaspace":
+        return [(str(step.get("replacement") or "▁"), " ")]
+    pattern = step.get("pattern")
+    if step.get("type") == "Replace" and isinstance(pattern, dict) and "String" in pattern:
+        return [(str(pattern["String"]), str(step.get("content", "")))]
+    return []
+
+
+def _strips_space(step: Mapping[str, object]) -> bool:
+    if step.get("type") == "Metaspace":
+        return step.get("prepend_scheme", "always") != "never"
+    return step.get("type") == "Strip" and step.get("content") == " " and step.get("start") != 0
+
+
+def _byte_level(piece: str) -> bytes:
+    try:
+        return bytes([_BYTE_OF[character] for character in piece])
+    except KeyError:  # no byte is spelled like this, so the piece stands for itself
+        return piece.encode()
+
+
+def _spell_bytes() -> dict[str, int]:
+    """The character that byte-level vocabularies write for each byte: itself if it prints.
+
+    Source: the GPT-2 encoder.
+    """
+    prints = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    spelled = {chr(byte): byte for byte in prints}
+    others = [byte for byte in range(256) if byte not in set(prints)]
+    return spelled | {chr(256 + offset): byte for offset, byte in enumerate(others)}
+
+
+_BYTE_OF = _spell_bytes()

@@ -1,0 +1,61 @@
+"""Documents say what the code does: generated pages are current, links lead somewhere."""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+NAMES = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
+
+
+def test_the_reference_is_current(load_tool: Callable[[str], ModuleType]) -> None:
+    assert load_tool("render_reference").stale() == [], "run `make docs`"
+
+
+def _outside_code(text: str) -> str:
+    return re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name: str) -> None:
+    path = ROOT / name
+    for target in re.findall(r"\]\(([^)\s]+)\)", _outside_code(path.read_text("utf-8"))):
+        if not re.match(r"https?:|mailto:|#", target):
+            assert (path.parent / target.split("#")[0]).exists(), target
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_code_blocks_are_python(name: str) -> None:
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / name).read_text("utf-8"), re.DOTALL):
+        compile(block, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+def _named_files(text: str) -> Iterator[str]:
+    yield from re.findall(r"`((?:src|tests|tools|docs|examples|benchmarks)/[\w./-]+)`", text)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_named_in_the_text_exist(name: str) -> None:
+    for file in _named_files((ROOT / name).read_text("utf-8")):
+        assert (ROOT / file).exists(), file
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/explanation/life-of-a-request.md"])
+def test_modules_named_in_the_text_exist(name: str) -> None:
+    """`nn/layers/x.py` stands for any file; other paths must be real ones below src/blazr."""
+    text = (ROOT / name).read_text("utf-8")
+    for file in set(re.findall(r"`((?:\w+/)*\w+\.py)`", text)):
+        if file.endswith(("/x.py", "__init__.py")) or (ROOT / file).exists():
+            continue
+        assert (ROOT / "src" / "blazr" / file).exists(), file
+
+
+def test_the_readme_has_the_command_that_ci_runs() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    commands = re.findall(r"^python3 -m venv \.venv && .*pytest$", readme, re.MULTILINE)
+    assert len(commands) == 1

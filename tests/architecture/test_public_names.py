@@ -1,0 +1,56 @@
+"""The front door: public names, and a command line that answers at once."""
+
+import resource
+import subprocess
+import sys
+
+import blazr
+
+HELP = """
+import sys
+sys.argv = ["blazr", "--help"]
+from blazr.cli.app import main
+try:
+    main()
+finally:
+    heavy = {"torch", "numpy", "starlette", "uvicorn", "prompt_toolkit"} & set(sys.modules)
+    sys.stderr.write(",".join(sorted(heavy)))
+"""
+
+
+def _run(code: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    """The finished process, and the processor time it took, in seconds."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_every_public_name_resolves() -> None:
+    for name in blazr.__all__:
+        assert getattr(blazr, name) is not None
+    assert set(dir(blazr)) >= set(blazr.__all__)
+
+
+def test_public_names_are_the_documented_four() -> None:
+    assert set(blazr.__all__) == {"LLM", "AsyncLLM", "SamplingParams", "Message", "__version__"}
+
+
+def test_importing_blazr_imports_nothing_heavy() -> None:
+    code = "import sys, blazr; print(len([m for m in sys.modules if m.startswith('blazr.')]))"
+    done, _ = _run(code)
+    assert done.stdout.strip() == "0", done.stderr
+
+
+def test_help_is_light_and_quick() -> None:
+    """Processor time, so that a busy machine does not fail it; the aim is 0.2 s."""
+    best = 60.0
+    for _ in range(2):
+        done, seconds = _run(HELP)
+        assert done.returncode == 0, done.stderr
+        assert "generate" in done.stdout
+        assert not done.stderr, "imported for nothing"
+        best = min(best, seconds)
+    assert best < 0.5

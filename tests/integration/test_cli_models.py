@@ -1,0 +1,106 @@
+"""The commands that load a model, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+
+
+def run(*args: str, stdin: str = "", check: int = 0) -> subprocess.CompletedProcess:
+    done = subprocess.run(
+        [sys.executable, "-m", "blazr", *args],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == check, done.stderr
+    return done
+
+
+def test_generate_prints_the_text_and_nothing_else(model_path: Path) -> None:
+    greedy = ("--temperature", "0", "--max-tokens", "6", "--cpu")
+    plain = run("generate", "--model", str(model_path), "--prompt", "hello", *greedy)
+    piped = run("run", str(model_path), "-", *greedy, stdin="hello")
+    found = json.loads(run("generate", "-m", str(model_path), "hello", *greedy, "--json").stdout)
+    assert plain.stdout == piped.stdout == found["text"]
+    assert plain.stderr == ""
+    assert found["usage"]["prompt_tokens"] == 1
+    assert found["finish_reason"] in {"stop", "length"}
+    assert set(found["timings"]) == {"load_s", "first_token_s", "generate_s"}
+
+
+def test_generate_refuses_what_cannot_be(model_path: Path) -> None:
+    done = run("generate", "-m", str(model_path), "-p", "a", "--temperature", "9", check=1)
+    assert "temperature is out of range" in done.stderr
+    done = run("generate", "-m", str(model_path / "nothing"), "-p", "a", check=1)
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_chat_reads_plain_lines(model_path: Path) -> None:
+    done = run(
+        "chat", str(model_path), "--system", "be kind", "--max-tokens", "4", "--temperature", "0",
+        stdin="hello\n/help\n/clear\n",
+    )  # fmt: skip
+    assert done.stdout.strip()
+    assert "/system TEXT" in done.stderr
+
+
+def test_info_describes(model_path: Path) -> None:
+    found = json.loads(run("info", "--model", str(model_path), "--json").stdout)
+    assert found["config"]["layer_types"] == ["Mamba2", "MlaWithMoe"]
+    assert found["parameters"]["total"] > 0
+    assert found["derivation"]
+    shown = run("show", str(model_path)).stdout
+    assert '"layer_types"' in shown
+    assert "weights bytes" in shown
+
+
+def test_doctor() -> None:
+    found = json.loads(run("doctor", "--json", "--tables").stdout)
+    assert found["device"]["auto"]
+    assert "cl100k_base" in found["tables"]["blazr.text.vocabs:VOCABS"]
+    assert "POST /v1/completions" in found["tables"]["blazr.server.routes:ROUTES"]
+
+
+def test_serve_says_where_warns_serves_and_stops(model_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "blazr", "serve", "-m", str(model_path), "--port", "0", "--cpu"],
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        said = ""
+        while "warning: anyone" not in said:
+            line = process.stderr.readline()
+            assert line, said
+            said += line
+        found = re.search(r"blazr serves tiny on http://0\.0\.0\.0:(\d+)", said)
+        assert found is not None
+        url = f"http://127.0.0.1:{found[1]}"
+        body = {"prompt": "hello", "max_tokens": 3}
+        with httpx2.Client(base_url=url, timeout=30) as client:
+            assert client.get("/health").json()["status"] == "ok"
+            assert isinstance(client.post("/generate", json=body).json()["response"], str)
+        process.send_signal(signal.SIGTERM)
+        rest = process.stderr.read()
+        assert process.wait(timeout=30) == 0
+        assert "Traceback" not in said + rest
+
+
+@pytest.mark.parametrize("extra", [[], ["--port", "99999"]])
+def test_serve_checks_the_port_before_the_model(extra: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        args = ["serve", "-m", "/nowhere", "--host", "127.0.0.1", "--port", port, *extra]
+        assert "cannot listen" in run(*args, check=1).stderr

@@ -1,0 +1,214 @@
+"""An engine whose replies are known beforehand: `AsyncEngine`'s face without a model behind it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from blazr.core.errors import CapacityError, ContextLengthError, EngineError, RequestError
+from blazr.engine.outputs import FinishReason, TokenLogprobs, TokenOutput
+from blazr.engine.request import Request
+from blazr.llm.text_engine import ModelInfo, TextEngine
+from blazr.text.chat_template import choose_template
+from blazr.text.tokenizers.choose import choose_tokenizer
+
+SCRIPT = " one two three four five six seven eight nine ten"
+
+
+@dataclass
+class Health:
+    ok: bool
+    reason: str = ""
+    heartbeat_age_s: float = 0.0
+
+
+@dataclass
+class _Running:
+    request_id: int
+    request: Request
+    sink: Callable[[TokenOutput], None]
+    place: int = 0
+    waiting: set[int] = field(default_factory=set)
+
+
+class ScriptedEngine:
+    """Says the script, a token a step, then the first stop id.
+
+    Args:
+        script: The tokens of every reply.
+        vocab_size: Ids at and above it are refused.
+        max_seq_len: Longest prompt and reply together.
+        max_unfinished: Replies that may run or queue at once.
+    """
+
+    def __init__(
+        self,
+        script: Sequence[int],
+        *,
+        vocab_size: int,
+        max_seq_len: int = 512,
+        max_unfinished: int = 160,
+    ) -> None:
+        self.script = list(script)
+        self.vocab_size = vocab_size
+        self.max_seq_len = max_seq_len
+        self.max_unfinished = max_unfinished
+        self.broken = ""
+        self.fails_with = ""
+        self.submitted: list[Request] = []
+        self.aborted: list[int] = []
+        self.num_steps = 0
+        self.go = threading.Event()
+        self.go.set()
+        self._running: dict[int, _Running] = {}
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._closed = False
+        self._thread = threading.Thread(target=self._loop, daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, sink: Callable[[TokenOutput], None]) -> int:
+        if self._closed or self.broken:
+            raise EngineError("the engine is not running.", found=self.broken)
+        ids = request.prompt_ids
+        if not ids:
+            raise RequestError("the prompt is empty.", param="prompt")
+        if not all(0 <= each < self.vocab_size for each in ids):
+            raise RequestError("a token id of the prompt is out of range.", param="prompt")
+        if len(ids) + 1 > self.max_seq_len:
+            raise ContextLengthError(
+                f"the prompt has {len(ids)} tokens, and the context holds {self.max_seq_len}.",
+                param="prompt",
+            )
+        with self._work:
+            queued = sum(len(each.waiting) for each in self._running.values())
+            if queued + request.params.n > self.max_unfinished:
+                raise CapacityError("the queue is full.")
+            running = _Running(next(self._ids), request, sink)
+            running.waiting = set(range(request.params.n))
+            self._running[running.request_id] = running
+            self.submitted.append(request)
+            self._work.notify()
+        return running.request_id
+
+    def abort(self, request_id: int) -> None:
+        with self._lock:
+            if self._running.pop(request_id, None) is not None:
+                self.aborted.append(request_id)
+
+    def health(self) -> Health:
+        return Health(not self.broken, self.broken)
+
+    def stats(self) -> dict[str, float]:
+        return {"num_running": self.num_running, "steps": self.num_steps}
+
+    def close(self) -> None:
+        with self._work:
+            self._closed = True
+            self._work.notify()
+        self.go.set()
+        self._thread.join()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def _loop(self) -> None:
+        while not self._closed:
+            with self._work:
+                while not self._running and not self._closed:
+                    self._work.wait()
+            self.go.wait()
+            with self._lock:
+                batch = list(self._running.values())
+                self.num_steps += 1
+            for running in batch:
+                self._step(running)
+
+    def _step(self, running: _Running) -> None:
+        for index in sorted(running.waiting):
+            if running.request_id not in self._running:
+                return
+            output = self._output(running, index)
+            if output.finish_reason is not None:
+                self._finish(running, index)
+            running.sink(output)
+        running.place += 1
+
+    def _finish(self, running: _Running, index: int) -> None:
+        running.waiting.discard(index)
+        if not running.waiting:
+            with self._lock:
+                self._running.pop(running.request_id, None)
+
+    def _output(self, running: _Running, index: int) -> TokenOutput:
+        params, place = running.request.params, running.place
+        common = {
+            "request_id": running.request_id,
+            "index": index,
+            "num_prompt_tokens": len(running.request.prompt_ids),
+            "num_cached_tokens": 2,
+        }
+        if self.fails_with:
+            reason = FinishReason.ERROR
+            return TokenOutput(**common, finish_reason=reason, error=self.fails_with)
+        if place == 0 and params.prompt_logprobs is not None:
+            common["prompt_logprobs"] = self._prompt_logprobs(running.request)
+        if place >= len(self.script) and not params.ignore_eos:
+            eos = min(running.request.stop_ids, default=None)
+            return TokenOutput(**common, finish_reason=FinishReason.STOP, stop_id=eos)
+        token = self.script[place % len(self.script)]
+        if params.logprobs is not None:
+            common["logprobs"] = (_logprobs(token, params.logprobs),)
+        reason = FinishReason.LENGTH if place + 1 >= params.max_tokens else None
+        return TokenOutput(**common, token_ids=(token,), finish_reason=reason)
+
+    def _prompt_logprobs(self, request: Request) -> tuple[TokenLogprobs | None, ...]:
+        wanted = request.params.prompt_logprobs or 0
+        rest = [_logprobs(each, wanted) for each in request.prompt_ids[1:]]
+        return (None, *rest)
+
+
+def _logprobs(token: int, num_top: int) -> TokenLogprobs:
+    """Even tokens are the likeliest; for odd ones another is."""
+    if token % 2 == 0:
+        top = ((token, -0.25), (token + 1, -1.5))
+        return TokenLogprobs(token, -0.25, top[:num_top])
+    return TokenLogprobs(token, -2.5, ((token - 1, -0.125), (token, -2.5))[:num_top])
+
+
+def scripted_core(**changes: object) -> TextEngine:
+    """A core that answers everything with SCRIPT, in a real vocabulary."""
+    tokenizer = choose_tokenizer(directory=None, vocab="cl100k_base", vocab_size=None)
+    assert tokenizer is not None
+    script = str(changes.pop("text", SCRIPT))
+    info = {"name": "scripted", "family": "oxidizr", "vocab_size": 100331, "max_seq_len": 512}
+    for name in list(changes):
+        if name in ModelInfo.__dataclass_fields__:
+            info[name] = changes.pop(name)
+    engine = ScriptedEngine(
+        tokenizer.encode(script),
+        vocab_size=info["vocab_size"],
+        max_seq_len=info["max_seq_len"],
+        **changes,
+    )
+    template = choose_template(
+        directory=None, name_or_path=None, family="oxidizr", tokenizer=tokenizer
+    )
+    return TextEngine(engine, ModelInfo(**info), tokenizer=tokenizer, template=template)
+
+
+def wait_until(condition: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+    """Poll until something holds.
+
+    Raises:
+        AssertionError: It did not in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.002)

@@ -1,0 +1,219 @@
+"""LLM and AsyncLLM: two faces of one core, with the same answers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+from tests.scripted import SCRIPT, ScriptedEngine, scripted_core, wait_until
+
+from blazr import LLM, AsyncLLM, Message, SamplingParams
+from blazr.core.errors import CapacityError, ContextLengthError, EngineError, RequestError
+from blazr.llm.generation import GenerationRequest
+from blazr.llm.no_tokenizer import NoTokenizer
+from blazr.llm.results import fold
+from blazr.llm.text_engine import TextEngine
+from blazr.text.events import Finished, PromptDone
+
+ENDLESS = SamplingParams(max_tokens=10**9, ignore_eos=True)
+
+
+@pytest.fixture
+def llm() -> Iterator[LLM]:
+    with LLM(scripted_core(max_unfinished=8)) as opened:
+        yield opened
+
+
+def engine_of(llm: LLM | AsyncLLM) -> ScriptedEngine:
+    engine = llm.core.engine
+    assert isinstance(engine, ScriptedEngine)
+    return engine
+
+
+def test_one_prompt(llm: LLM) -> None:
+    (completion,) = llm.generate("hello", SamplingParams(logprobs=1))
+    assert completion.text == SCRIPT
+    assert completion.token_ids == tuple(llm.tokenizer.encode(SCRIPT))
+    assert completion.finish_reason == "stop"
+    assert completion.logprobs is not None
+    assert [each.token_id for each in completion.logprobs] == list(completion.token_ids)
+    usage = completion.usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (1, 10, 2)
+
+
+def test_many_prompts_in_order_beyond_what_the_queue_holds(llm: LLM) -> None:
+    completions = llm.generate([[i] for i in range(1, 41)], SamplingParams(n=2, max_tokens=2))
+    assert [each.index for each in completions] == list(range(80))
+    assert [request.prompt_ids for request in engine_of(llm).submitted] == [
+        (i,) for i in range(1, 41)
+    ]
+    assert {each.text for each in completions} == {" one two"}
+
+
+@pytest.mark.parametrize("prompts", [[], [[]]])
+def test_empty_things(llm: LLM, prompts: list) -> None:
+    if prompts:
+        with pytest.raises(RequestError):
+            llm.generate(prompts)
+    else:
+        assert llm.generate(prompts) == []
+
+
+def test_stream_begins_ends_and_folds(llm: LLM) -> None:
+    events = list(llm.stream([1, 2, 3]))
+    assert isinstance(events[0], PromptDone)
+    assert isinstance(events[-1], Finished)
+    assert fold(events) == llm.generate([1, 2, 3])
+
+
+def test_a_stream_left_early_is_aborted(llm: LLM) -> None:
+    for event in llm.stream("hello", ENDLESS):
+        if not isinstance(event, PromptDone):
+            break
+    wait_until(lambda: engine_of(llm).num_running == 0)
+
+
+def test_a_stream_never_begun_costs_nothing(llm: LLM) -> None:
+    llm.stream("hello", ENDLESS)
+    assert engine_of(llm).submitted == []
+
+
+def test_stop_strings_end_one_choice_and_then_the_request(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=10**9, ignore_eos=True, stop=(" three",), n=2)
+    completions = llm.generate("hello", params)
+    assert [each.text for each in completions] == [" one two"] * 2
+    assert [each.stop for each in completions] == [" three"] * 2
+    wait_until(lambda: engine_of(llm).num_running == 0)
+    assert engine_of(llm).aborted
+
+
+def test_chat(llm: LLM) -> None:
+    said = [Message(role="system", content="be kind"), {"role": "user", "content": "hello"}]
+    assert llm.chat(said).text == SCRIPT
+    prompt = engine_of(llm).submitted[-1].prompt_ids
+    text = llm.tokenizer.decode(prompt, skip_special=False)
+    assert text == "<|system|>\nbe kind\n<|user|>\nhello\n<|assistant|>\n"
+    with pytest.raises(RequestError):
+        llm.chat([{"content": "who?"}])
+    with pytest.raises(RequestError):
+        llm.chat([])
+
+
+def test_no_two_ways_to_ask() -> None:
+    for given in ({}, {"prompt": "a", "messages": []}):
+        with pytest.raises(RequestError):
+            GenerationRequest(**given)
+
+
+def test_errors_come_before_anything_starts(llm: LLM) -> None:
+    with pytest.raises(ContextLengthError):
+        llm.generate("a" * 5000)
+    with pytest.raises(RequestError):
+        llm.generate([[1], [100331]])
+    wait_until(lambda: engine_of(llm).num_running == 0)
+
+
+def test_a_full_queue_and_a_closed_engine_are_told(llm: LLM) -> None:
+    engine_of(llm).go.clear()
+    with pytest.raises(CapacityError):
+        llm.generate("a", SamplingParams(n=9))
+    llm.core.engine.broken = "it died"
+    with pytest.raises(EngineError):
+        llm.generate("a")
+    engine_of(llm).go.set()
+
+
+def test_a_failed_reply_carries_its_error(llm: LLM) -> None:
+    engine_of(llm).fails_with = "not a number"
+    (completion,) = llm.generate("a")
+    assert (completion.finish_reason, completion.error) == ("error", "not a number")
+
+
+def test_threads_do_not_disturb_each_other(llm: LLM) -> None:
+    found: dict[int, list[str]] = {}
+
+    def ask(number: int) -> None:
+        params = SamplingParams(max_tokens=number)
+        found[number] = [each.text for each in llm.generate(["a", "b"], params)]
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    words = SCRIPT.split(" ")
+    for number, texts in found.items():
+        assert texts == [" ".join(words[: number + 1])] * 2
+
+
+def test_the_asynchronous_face_gives_the_same() -> None:
+    async def ask() -> None:
+        async with AsyncLLM(scripted_core()) as llm:
+            with LLM(llm.core) as same:
+                assert await llm.generate(["a", "b"]) == same.generate(["a", "b"])
+                chat = [Message(role="user", content="hi")]
+                assert await llm.chat(chat) == same.chat(chat)
+                streamed = [event async for event in llm.stream("a")]
+                assert streamed == list(same.stream("a"))
+
+    asyncio.run(ask())
+
+
+def test_cancelling_aborts() -> None:
+    async def ask() -> None:
+        async with AsyncLLM(scripted_core()) as llm:
+            task = asyncio.create_task(llm.generate("a", ENDLESS))
+            while not engine_of(llm).num_running:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert engine_of(llm).num_running == 0
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(("adds_bos", "first"), [(True, True), (False, False)])
+def test_bos_goes_before_text_where_the_family_has_one(adds_bos: bool, first: bool) -> None:
+    core = scripted_core(adds_bos=adds_bos)
+    core.tokenizer = WithBos(core.tokenizer)
+    with LLM(core) as llm:
+        llm.generate("hello")
+        llm.generate([5, 6])
+        text, ids = (request.prompt_ids for request in engine_of(llm).submitted)
+    assert (text[0] == WithBos.bos_id) is first
+    assert ids == (5, 6)
+
+
+class WithBos:
+    """cl100k_base, as if it had a token for the beginning of text."""
+
+    bos_id = 100257
+
+    def __init__(self, tokenizer: object) -> None:
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._tokenizer, name)
+
+
+def test_declared_and_known_ends_stop_a_reply() -> None:
+    with LLM(scripted_core(stop_ids=frozenset({7, 10**6}))) as llm:
+        llm.generate("hello")
+        stops = engine_of(llm).submitted[-1].stop_ids
+    assert {7, *llm.tokenizer.eos_ids} <= stops
+    assert 10**6 not in stops
+
+
+def test_without_a_vocabulary_ids_work_and_text_is_refused() -> None:
+    core = scripted_core()
+    with LLM(TextEngine(core.engine, core.info, tokenizer=NoTokenizer())) as llm:
+        (completion,) = llm.generate([1, 2, 3])
+        assert completion.text == ""
+        assert len(completion.token_ids) == 10
+        with pytest.raises(RequestError, match="--vocab"):
+            llm.generate("hello")
+        with pytest.raises(RequestError, match="cannot chat"):
+            llm.chat([Message(role="user", content="hi")])

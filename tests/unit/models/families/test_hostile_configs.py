@@ -1,0 +1,53 @@
+"""Whatever config.json or the shapes say: a config, or an error that is ours."""
+
+from contextlib import suppress
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tiny
+from blazr.core.errors import BlazrError
+from blazr.models.families.config_reader import ALIASES
+from blazr.models.families.llama import LLAMA
+from blazr.models.families.oxidizr import OXIDIZR
+from tiny import Tiny
+
+KEYS = sorted(
+    {alias.partition(".")[0] for names in ALIASES.values() for alias in names}
+    | set(ALIASES)
+    | {"vocab_size", "layer_types", "hybrid_layers", "model_type", "hidden_act", "sliding_window"}
+    | {"use_sliding_window", "max_window_layers", "tie_word_embeddings", "intermediate_size"}
+)
+INNER = sorted({alias.partition(".")[2] for names in ALIASES.values() for alias in names} - {""})
+SCALING = ("rope_type", "type", "factor", "low_freq_factor", "original_max_position_embeddings")
+numbers = st.sampled_from([0, 1, 2, 3, 4, 8, 16, 31, 10**9, 10**12, -1, 10**400]) | st.floats()
+words = st.sampled_from(["llama3", "linear", "Mamba2", "mamba-1", "mistral", "qwen2", "", "\ud800"])
+plain = st.none() | st.booleans() | numbers | words
+values = (
+    plain
+    | st.lists(plain, max_size=3)
+    | st.dictionaries(st.sampled_from([*INNER, *SCALING]), plain, max_size=4)
+)
+configs = st.dictionaries(st.sampled_from(KEYS), values, max_size=6)
+EVERY_KIND = Tiny(layers=("Mamba2", "Mamba3", "MlaWithMoe", "StandardTransformer", "Mamba1"))
+GQA = Tiny(layers=("StandardTransformer",))
+
+
+@given(configs)
+def test_configs(written: dict[str, object]) -> None:
+    for family, model, prefix in ((OXIDIZR, EVERY_KIND, ""), (LLAMA, GQA, "model.")):
+        with suppress(BlazrError):
+            family.derive(tiny.checkpoint(model, written, prefix=prefix))
+
+
+sizes = st.sampled_from([0, 1, 2, 3, 7, 8, 32, 64, 10**12])
+shapes = st.lists(sizes, max_size=4).map(tuple)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(tiny.shapes(EVERY_KIND))), shapes | st.none()))
+def test_shapes(changes: dict[str, tuple[int, ...] | None]) -> None:
+    """Tensors of any shape, or missing."""
+    changed = {**tiny.shapes(EVERY_KIND), **changes}
+    kept = {name: shape for name, shape in changed.items() if shape is not None}
+    with suppress(BlazrError):
+        OXIDIZR.derive(tiny.from_shapes(kept, tiny.config(EVERY_KIND)))

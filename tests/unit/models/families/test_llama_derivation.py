@@ -1,0 +1,150 @@
+"""Llama and its relatives: what config.json says beyond the shapes, and what is refused."""
+
+import pytest
+
+import tiny
+from blazr.core.errors import CheckpointError, ConfigError
+from blazr.models.families.base import Derivation
+from blazr.models.families.llama import LLAMA
+from blazr.nn.layers.attention import AttentionConfig
+from blazr.nn.layers.rope import RopeConfig, RopeScaling
+from tiny import Tiny
+
+MODEL = Tiny(layers=("StandardTransformer",) * 3)
+
+
+def derive(model: Tiny = MODEL, model_type: str = "llama", **changes: object) -> Derivation:
+    written = tiny.hf_config(model, model_type) | changes
+    kept = {key: value for key, value in written.items() if value is not None}
+    return LLAMA.derive(tiny.checkpoint(model, kept, prefix="model."))
+
+
+def attention(found: Derivation) -> list[AttentionConfig]:
+    mixers = [layer.mixer for layer in found.config.layers]
+    assert all(isinstance(mixer, AttentionConfig) for mixer in mixers)
+    return mixers
+
+
+def test_sizes_and_eps() -> None:
+    found = derive()
+    assert attention(found)[0] == AttentionConfig(
+        hidden_size=32,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        rope=RopeConfig(8),
+        norm_eps=1e-6,
+    )
+    assert found.config.final_norm.eps == 1e-6
+    assert found.warnings == ()
+
+
+def test_heads_may_be_wider_than_the_hidden_size() -> None:
+    wide = Tiny(layers=("StandardTransformer",), head_dim=24)
+    assert attention(derive(wide))[0].head_dim == 24
+
+
+def test_qwen_biases_and_norms_come_from_the_tensors() -> None:
+    qwen2 = Tiny(layers=("StandardTransformer",), qkv_bias=True)
+    qwen3 = Tiny(layers=("StandardTransformer",), qk_norm=True, tied=True)
+    assert attention(derive(qwen2, "qwen2"))[0].qkv_bias
+    found = derive(qwen3, "qwen3")
+    assert attention(found)[0].qk_norm
+    assert found.config.tie_word_embeddings
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "windows"),
+    [
+        ("mistral", {"sliding_window": 64}, [64, 64, 64]),
+        ("mistral", {"sliding_window": None}, [None, None, None]),
+        ("llama", {"sliding_window": 64}, [None, None, None]),
+        ("qwen2", {"sliding_window": 64, "use_sliding_window": False}, [None, None, None]),
+        (
+            "qwen2",
+            {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 2},
+            [None, None, 64],
+        ),
+        (
+            "qwen3",
+            {
+                "sliding_window": 64,
+                "use_sliding_window": True,
+                "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            },
+            [None, 64, None],
+        ),
+    ],
+)
+def test_sliding_windows(model_type: str, changes, windows: list[int | None]) -> None:
+    found = derive(model_type=model_type, **changes)
+    assert [mixer.sliding_window for mixer in attention(found)] == windows
+
+
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": {"rope_type": "llama3", **LLAMA3}, "rope_theta": 5e5},
+        {"rope_scaling": {"type": "llama3", **LLAMA3}, "rope_theta": 5e5},
+        {
+            "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3},
+            "rope_theta": None,
+        },
+    ],
+)
+def test_llama3_scaling_as_old_and_new_configs_write_it(changes: dict[str, object]) -> None:
+    scaling = RopeScaling(
+        kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        original_max_seq_len=16,
+    )  # fmt: skip
+    assert attention(derive(**changes))[0].rope == RopeConfig(8, 5e5, scaling)
+
+
+def test_linear_scaling() -> None:
+    rope = attention(derive(rope_scaling={"type": "linear", "factor": 4}))[0].rope
+    assert rope.scaling == RopeScaling(kind="linear", factor=4.0)
+
+
+@pytest.mark.parametrize(
+    "value", [None, {}, {"rope_type": "default"}, {"rope_type": "default", "factor": 8.0}]
+)
+def test_no_scaling(value: object) -> None:
+    assert attention(derive(rope_scaling=value))[0].rope.scaling is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"model_type": "gemma"}, "model_type"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "RoPE scaling"),
+        ({"rope_scaling": {"type": "dynamic"}}, "RoPE scaling"),
+        ({"rope_scaling": "linear"}, "'rope_scaling'"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "'factor'"),
+        ({"rope_scaling": {"type": "llama3", **LLAMA3, "low_freq_factor": 4.0}}, "high_freq"),
+    ],
+)
+def test_what_would_compute_something_else_is_refused(changes, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        derive(**changes)
+
+
+def test_missing_layers_are_refused() -> None:
+    """Unlike oxidizr's, these configs do not go stale: fewer layers means half a download."""
+    with pytest.raises(CheckpointError, match="does not hold all layers"):
+        derive(num_hidden_layers=4)
+
+
+def test_without_config_the_heads_are_asked_for() -> None:
+    wide = Tiny(layers=("StandardTransformer",), num_heads=8, num_kv_heads=4, head_dim=32)
+    with pytest.raises(CheckpointError, match="cannot be read from tensor shapes"):
+        LLAMA.derive(tiny.checkpoint(wide, prefix="model."))

@@ -1,0 +1,58 @@
+"""Mamba-1 in mamba_ssm's form: behind ``backbone.``, and inside an oxidizr directory."""
+
+import pytest
+
+import tiny
+from blazr.core.errors import ConfigError
+from blazr.models.families.detect import detect_family
+from blazr.models.families.mamba import MAMBA
+from blazr.models.families.oxidizr import OXIDIZR
+from blazr.nn.layers.mamba1 import Mamba1Config
+from tiny import Tiny
+
+MIXER = {
+    "in_proj.weight": (128, 32),
+    "conv1d.weight": (64, 1, 4),
+    "conv1d.bias": (64,),
+    "x_proj.weight": (2 + 2 * 16, 64),
+    "dt_proj.weight": (64, 2),
+    "dt_proj.bias": (64,),
+    "A_log": (64, 16),
+    "D": (64,),
+    "out_proj.weight": (32, 64),
+}
+WANTED = Mamba1Config(
+    hidden_size=32, inner_size=64, state_size=16, dt_rank=2, conv_kernel=4, variant="mamba_ssm"
+)
+
+
+@pytest.mark.parametrize("embedding", ["embedding", "embeddings"])
+def test_backbone(embedding: str) -> None:
+    shapes = {f"backbone.{embedding}.weight": (50, 32), "backbone.norm_f.weight": (32,)}
+    for index in range(2):
+        at = f"backbone.layers.{index}."
+        shapes |= {at + "norm.weight": (32,)} | {
+            f"{at}mixer.{name}": shape for name, shape in MIXER.items()
+        }
+    checkpoint = tiny.from_shapes(shapes, {"layer_norm_epsilon": 1e-4, "model_type": "mamba"})
+    assert detect_family(checkpoint) is MAMBA
+    found = MAMBA.derive(checkpoint)
+    assert [layer.mixer for layer in found.config.layers] == [WANTED, WANTED]
+    assert found.config.layers[0].mixer_norm.eps == 1e-4
+    assert found.config.tie_word_embeddings
+    assert all(MAMBA.rules.match(name) for name in shapes)
+
+
+def test_other_models_behind_backbone_are_refused() -> None:
+    shapes = {"backbone.embeddings.weight": (5, 4), "backbone.layers.0.norm.weight": (4,)}
+    with pytest.raises(ConfigError, match="model_type"):
+        MAMBA.derive(tiny.from_shapes(shapes, {"model_type": "falcon_mamba"}))
+
+
+def test_inside_an_oxidizr_model() -> None:
+    shapes = tiny.shapes(Tiny(layers=("Mamba1",)))
+    kept = {n: shape for n, shape in shapes.items() if ".mamba." not in n}
+    kept |= {f"layers.0.mamba.{name}": shape for name, shape in MIXER.items()}
+    found = OXIDIZR.derive(tiny.from_shapes(kept))
+    assert found.config.layers[0].mixer == WANTED
+    assert all(OXIDIZR.rules.match(name) for name in kept)

@@ -1,0 +1,64 @@
+"""What ``blazr info`` is told: keys of the documents, sizes, sources."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny
+from blazr.models.causal_lm import CausalLM
+from blazr.models.loading.describe import describe
+from blazr.models.loading.load import plan_model
+from blazr.models.sizing import size_of
+from tiny import Tiny
+
+ALL = Tiny(layers=("Mamba1", "Mamba2", "Mamba3", "MlaWithMoe", "MlaWithMlp", "StandardTransformer"))
+
+
+def test_the_description_is_plain_json(tmp_path: Path) -> None:
+    found = describe(str(tiny.save(ALL, tmp_path / "m")))
+    assert json.loads(json.dumps(found)) == found
+    assert (found["name"], found["family"], found["dtype"]) == ("m", "oxidizr", "float32")
+    assert found["config"]["layer_types"] == list(ALL.layers)
+    assert found["config"]["mamba_layers"] == [0, 1, 2]
+    assert found["files"] == [
+        {"name": "model.safetensors", "bytes": (tmp_path / "m/model.safetensors").stat().st_size}
+    ]
+
+
+def test_every_key_oxidizr_writes_is_described(tmp_path: Path) -> None:
+    model = Tiny(layers=("Mamba2", "MlaWithMoe"))
+    found = describe(str(tiny.save(model, tmp_path)))["config"]
+    speed_only = {"mamba2_chunk_size", "mamba2_expand"}
+    for key, value in tiny.config(model).items():
+        if key not in speed_only:
+            assert found[key] == value, key
+
+
+def test_every_value_has_a_source(tmp_path: Path) -> None:
+    found = describe(str(tiny.save(ALL, tmp_path, changes={"vocab_size": 7})))
+    assert all(value["source"] for value in found["derivation"])
+    assert "vocab_size = 7" in found["warnings"][0]
+
+
+def test_parameters_are_those_of_the_network(tmp_path: Path) -> None:
+    config = plan_model(str(tiny.save(ALL, tmp_path))).derivation.config
+    with torch.device("meta"):
+        module = CausalLM(config)
+    size = size_of(config, torch.float32)
+    assert size.parameters == sum(p.numel() for p in module.parameters())
+    assert size.active_parameters == size.parameters - 2 * 3 * 48 * 32
+    assert size.embedding_parameters == 2 * 61 * 32
+
+
+@pytest.mark.parametrize(("dtype", "itemsize"), [(torch.float32, 4), (torch.bfloat16, 2)])
+def test_memory(tmp_path: Path, dtype: torch.dtype, itemsize: int) -> None:
+    model = Tiny(layers=("Mamba2", "Mamba2", "MlaWithMlp", "StandardTransformer"))
+    found = describe(str(tiny.save(model, tmp_path, dtype=dtype)))["memory"]
+    state, window = 8 * 8 * 8, 3 * (64 + 2 * 8)
+    assert found["mamba_state_bytes_per_sequence"] == 2 * (4 * state + itemsize * window)
+    assert found["mla_bytes_per_token"] == itemsize * (16 + 4)
+    assert found["kv_bytes_per_token"] == itemsize * 2 * 2 * 8
+    stored = tiny.tensors(model, dtype=dtype).values()
+    assert found["weights_bytes"] == sum(tensor.nbytes for tensor in stored)

@@ -1,0 +1,124 @@
+"""Plans are complete or say everything that is wrong at once, and are made in a moment."""
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+import tiny
+from blazr.core.errors import CheckpointError
+from blazr.models.causal_lm import CausalLM
+from blazr.models.checkpoint.base import Checkpoint, TensorInfo
+from blazr.models.families.oxidizr import OXIDIZR
+from blazr.models.families.rules import Rule, RuleBook, Squeeze, Stack
+from blazr.models.loading.plan import LoadPlan, plan_load
+from tiny import Tiny
+
+RULES = RuleBook(
+    [
+        Rule("a.{i}.w", "p.{i}.w"),
+        Rule("b.{i}.w", "p.{i}.w"),
+        Rule("conv.{i}", "conv.{i}", Squeeze(1)),
+        Rule("x.{i}.{e}", "stack.{i}", Stack("e")),
+    ]
+)
+PARAMETERS = {"p.0.w": (2, 3), "conv.0": (4, 5), "stack.0": (2, 6)}
+SHAPES = {"a.0.w": (2, 3), "conv.0": (4, 1, 5), "x.0.0": (6,), "x.0.1": (6,)}
+
+
+def plan(shapes: tiny.Shapes, ignored: tuple[str, ...] = ()) -> LoadPlan:
+    return plan_load(tiny.from_shapes(shapes).tensors, PARAMETERS, RULES, ignored=ignored)
+
+
+def complaints(shapes: tiny.Shapes) -> list[tuple[str, str]]:
+    return [(problem.kind, problem.name) for problem in plan(shapes).problems]
+
+
+def test_a_complete_plan_is_in_the_order_of_the_bytes() -> None:
+    found = plan({name: SHAPES[name] for name in ("x.0.1", "conv.0", "x.0.0", "a.0.w")})
+    found.check()
+    assert [step.parameter for step in found.steps] == ["conv.0", "stack.0", "p.0.w"]
+    assert [info.name for info in found.steps[1].sources] == ["x.0.0", "x.0.1"]
+
+
+def test_everything_wrong_is_reported_at_once() -> None:
+    found = complaints(
+        {"a.0.w": (2, 3), "b.0.w": (2, 3), "conv.0": (4, 5), "x.0.1": (6,), "x.0.2": (6,), "y": ()}
+    )
+    assert found == [
+        ("ambiguous", "b.0.w"),
+        ("wrong shape", "conv.0"),
+        ("missing", "x.0.0"),
+        ("left over", "x.0.2"),
+        ("left over", "y"),
+    ]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_each_missing_tensor_is_named_as_the_file_would(name: str) -> None:
+    shapes = {n: shape for n, shape in SHAPES.items() if n != name}
+    assert complaints(shapes) == [("missing", name)]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_each_wrong_shape_says_both(name: str) -> None:
+    shapes = SHAPES | {name: (*SHAPES[name], 1)}
+    (problem,) = plan(shapes).problems
+    assert (problem.kind, problem.name) == ("wrong shape", name)
+    assert str(list(SHAPES[name])) in problem.detail
+    assert str(list(shapes[name])) in problem.detail
+
+
+def test_the_message_says_what_to_look_at() -> None:
+    shapes = {name: shape for name, shape in SHAPES.items() if name != "a.0.w"} | {"a.0.ww": (2, 3)}
+    with pytest.raises(CheckpointError, match=r"a\.0\.w is missing, among 2 problems") as caught:
+        plan(shapes).check()
+    assert "nearest left over: a.0.ww" in caught.value.found
+
+
+def test_ignored_tensors_are_listed_and_do_no_harm() -> None:
+    found = plan(SHAPES | {"a.0.inv_freq": (3,)}, ignored=(".inv_freq",))
+    found.check()
+    assert found.ignored == ("a.0.inv_freq",)
+
+
+def test_a_long_list_is_cut() -> None:
+    with pytest.raises(CheckpointError) as caught:
+        plan(SHAPES | {f"extra.{n}.{'y' * 500}": (1,) for n in range(500)}).check()
+    assert "and 488 more" in caught.value.found
+    assert len(str(caught.value)) < 5000
+
+
+def large(num_layers: int, num_experts: int) -> Checkpoint:
+    model = Tiny(layers=("MlaWithMoe",) * num_layers, num_experts=num_experts)
+    return tiny.checkpoint(model, tiny.config(model))
+
+
+def timed_plan(checkpoint: Checkpoint) -> tuple[LoadPlan, float]:
+    start = time.thread_time()
+    with torch.device("meta"):
+        module = CausalLM(OXIDIZR.derive(checkpoint).config)
+    shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    found = plan_load(checkpoint.tensors, shapes, OXIDIZR.rules)
+    return found, time.thread_time() - start
+
+
+def test_48_000_expert_tensors_are_planned_within_a_second() -> None:
+    checkpoint = large(62, 256)
+    assert len(checkpoint.tensors) > 48_000
+    found, seconds = timed_plan(checkpoint)
+    found.check()
+    assert seconds < 1
+
+
+def test_48_000_misnamed_tensors_are_refused_within_a_second() -> None:
+    checkpoint = large(62, 256)
+    renamed: dict[str, TensorInfo] = {}
+    for name, info in checkpoint.tensors.items():
+        spelled = name.replace("gate_proj", "gates_proj")
+        renamed[spelled] = replace(info, name=spelled)
+    found, seconds = timed_plan(replace(checkpoint, tensors=renamed))
+    with pytest.raises(CheckpointError, match=r"gate_proj\.weight is missing"):
+        found.check()
+    assert seconds < 1

@@ -1,0 +1,119 @@
+"""Keys, CORS, request ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.loopback import Loopback, serving
+from tests.scripted import scripted_core
+
+from blazr.core.errors import ConfigError
+from blazr.server.config import ServerConfig
+from blazr.server.routes import ROUTES
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Loopback]:
+    with serving(scripted_core(), api_keys=("first", "second")) as running:
+        yield running
+
+
+CLOSED = [row for row in ROUTES.values() if not row.is_open]
+BAD = [
+    {},
+    {"Authorization": "Bearer wrong"},
+    {"Authorization": "Bearer"},
+    {"Authorization": "Bearer first second"},
+    {"Authorization": "Basic first"},
+    {"Authorization": "first"},
+    {"Authorization": "Bearer firs"},
+    {"x-api-key": "FIRST"},
+    {"x-api-key": "first,second"},
+]
+
+
+@pytest.mark.parametrize("row", CLOSED, ids=lambda row: row.path)
+def test_every_route_asks_for_a_key_before_it_reads(guarded: Loopback, row) -> None:
+    for headers in BAD:
+        reply = guarded.client.request(row.method, row.path, content=b"{", headers=headers)
+        assert reply.status_code == 401
+        assert reply.headers["www-authenticate"] == "Bearer"
+        assert reply.json()["error"]["type"] == "authentication_error"
+
+
+def test_unknown_routes_ask_too(guarded: Loopback) -> None:
+    assert guarded.client.get("/nope").status_code == 401
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Authorization": "Bearer first"},
+        {"Authorization": "bearer second"},
+        {"x-api-key": "second"},
+    ],
+)
+def test_any_key_opens(guarded: Loopback, headers: dict) -> None:
+    assert guarded.client.get("/v1/models", headers=headers).is_success
+
+
+def test_health_is_open(guarded: Loopback) -> None:
+    assert guarded.client.get("/health").is_success
+    assert guarded.client.get("/ready").is_success
+
+
+def test_keys_do_not_share_prefixes(guarded: Loopback) -> None:
+    salts = []
+    for key in ("first", "second", "first"):
+        guarded.client.post("/generate", json={"prompt": "a"}, headers={"x-api-key": key})
+        salts.append(guarded.engine.submitted[-1].cache_salt)
+    assert salts[0] == salts[2] != salts[1]
+    assert "first" not in salts[0]
+
+
+def test_browsers_on_this_machine_may_call(loopback: Loopback) -> None:
+    preflight = {"Access-Control-Request-Method": "POST"}
+    for origin in ("http://localhost:3000", "http://127.0.0.1", "https://[::1]:8000"):
+        headers = {"Origin": origin, **preflight}
+        reply = loopback.client.options("/v1/chat/completions", headers=headers)
+        assert reply.is_success
+        assert reply.headers["access-control-allow-origin"] == origin
+        assert "access-control-allow-credentials" not in reply.headers
+        plain = loopback.client.post("/generate", json={"prompt": "a"}, headers={"Origin": origin})
+        assert plain.headers["access-control-allow-origin"] == origin
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "http://localhost.evil.example"])
+def test_other_origins_may_not(loopback: Loopback, origin: str) -> None:
+    reply = loopback.client.get("/v1/models", headers={"Origin": origin})
+    assert "access-control-allow-origin" not in reply.headers
+
+
+def test_origins_can_be_allowed() -> None:
+    with serving(scripted_core(), cors_origins=("https://app.example",)) as running:
+        reply = running.client.get("/health", headers={"Origin": "https://app.example"})
+        assert reply.headers["access-control-allow-origin"] == "https://app.example"
+        refused = running.client.get("/nope", headers={"Origin": "https://app.example"})
+        assert refused.status_code == 404
+        assert refused.headers["access-control-allow-origin"] == "https://app.example"
+
+
+@pytest.mark.parametrize("given", ["abc-1", "x" * 128])
+def test_request_ids_are_echoed(loopback: Loopback, given: str) -> None:
+    for path in ("/health", "/nope"):
+        reply = loopback.client.get(path, headers={"X-Request-Id": given})
+        assert reply.headers["x-request-id"] == given
+
+
+@pytest.mark.parametrize("given", ["", "x" * 129, "a\tb"])
+def test_unfit_request_ids_are_replaced(loopback: Loopback, given: str) -> None:
+    found = loopback.client.get("/health", headers={"X-Request-Id": given}).headers["x-request-id"]
+    assert found != given
+    assert len(found) == 32
+
+
+@pytest.mark.parametrize("key", ["", " a", "a\n", "ä"])
+def test_unusable_keys_are_refused(key: str) -> None:
+    with pytest.raises(ConfigError):
+        ServerConfig(api_keys=(key,))

@@ -1,0 +1,210 @@
+"""/v1/completions: shapes, streams, echo and log-probabilities."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.loopback import Loopback
+from tests.scripted import SCRIPT
+
+
+def post(loopback: Loopback, **body: object):
+    return loopback.client.post("/v1/completions", json=body)
+
+
+def chunks(loopback: Loopback, path: str = "/v1/completions", **body: object) -> list[dict]:
+    """The payloads of a stream, which must end with [DONE]."""
+    with loopback.client.stream("POST", path, json={**body, "stream": True}) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert response.headers["cache-control"] == "no-cache"
+        assert response.headers["x-accel-buffering"] == "no"
+        lines = [line for line in response.iter_lines() if line.startswith("data: ")]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line[6:]) for line in lines[:-1]]
+
+
+def test_whole_reply_has_the_documented_shape(loopback: Loopback) -> None:
+    reply = post(loopback, model="default", prompt="hello").json()
+    assert reply["object"] == "text_completion"
+    assert reply["id"].startswith("cmpl-")
+    assert reply["model"] == "scripted"
+    (choice,) = reply["choices"]
+    assert choice["text"] == SCRIPT
+    assert choice["finish_reason"] == "stop"
+    assert choice["logprobs"] is None
+    assert reply["usage"] == {
+        "prompt_tokens": 1,
+        "completion_tokens": 10,
+        "total_tokens": 11,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
+
+
+def test_documented_defaults_reach_the_engine(loopback: Loopback) -> None:
+    post(loopback, prompt="hello", temperature=None, max_tokens=None)
+    params = loopback.engine.submitted[-1].params
+    assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (
+        100,
+        0.7,
+        0.9,
+        40,
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "expected"),
+    [
+        ({"top_k": -1}, "top_k", 0),
+        ({"stop": "x"}, "stop", ("x",)),
+        ({"stop": ["x", "y"]}, "stop", ("x", "y")),
+        ({"logit_bias": {"5": -3}}, "logit_bias", {5: -3.0}),
+        ({"seed": 7}, "seed", 7),
+        ({"ignore_eos": True, "max_tokens": 3}, "ignore_eos", True),
+        ({"include_stop_str_in_output": True}, "include_stop", True),
+        ({"logprobs": 2}, "logprobs", 2),
+    ],
+)
+def test_fields_reach_the_engine(
+    loopback: Loopback, body: dict, field: str, expected: object
+) -> None:
+    assert post(loopback, prompt="hello", **body).status_code == 200
+    assert getattr(loopback.engine.submitted[-1].params, field) == expected
+
+
+def test_stream_folds_to_the_whole_reply(loopback: Loopback) -> None:
+    whole = post(loopback, prompt="hello", n=2, logprobs=1).json()
+    parts = chunks(loopback, prompt="hello", n=2, logprobs=1)
+    assert {part["id"] for part in parts} == {parts[0]["id"]}
+    for choice in whole["choices"]:
+        mine = [c for part in parts for c in part["choices"] if c["index"] == choice["index"]]
+        assert "".join(c["text"] for c in mine) == choice["text"]
+        assert mine[-1]["finish_reason"] == choice["finish_reason"]
+        for key, values in choice["logprobs"].items():
+            streamed = [v for c in mine if c["logprobs"] for v in c["logprobs"][key]]
+            assert streamed == values
+
+
+def test_usage_comes_last_when_asked_for(loopback: Loopback) -> None:
+    parts = chunks(loopback, prompt="hello", stream_options={"include_usage": True})
+    assert parts[-1]["choices"] == []
+    assert parts[-1]["usage"]["completion_tokens"] == 10
+    assert all(part["usage"] is None for part in parts[:-1])
+    assert "usage" not in chunks(loopback, prompt="hello")[0]
+
+
+def test_many_prompts_times_n_are_numbered_in_order(loopback: Loopback) -> None:
+    reply = post(loopback, prompt=["a", "b c", "d"], n=2, echo=True).json()
+    assert [c["index"] for c in reply["choices"]] == [0, 1, 2, 3, 4, 5]
+    assert [c["text"].removesuffix(SCRIPT) for c in reply["choices"]] == [
+        "a", "a", "b c", "b c", "d", "d",
+    ]  # fmt: skip
+    assert reply["usage"]["prompt_tokens"] == 4
+    assert reply["usage"]["completion_tokens"] == 60
+
+
+def test_token_ids_are_a_prompt_and_lists_of_them_are_many(loopback: Loopback) -> None:
+    assert len(post(loopback, prompt=[1, 2, 3]).json()["choices"]) == 1
+    assert loopback.engine.submitted[-1].prompt_ids == (1, 2, 3)
+    assert len(post(loopback, prompt=[[1, 2], [3]]).json()["choices"]) == 2
+
+
+def test_special_tokens_spelled_by_a_user_are_text(loopback: Loopback) -> None:
+    post(loopback, prompt="<|user|><|endoftext|>")
+    specials = set(loopback.core.tokenizer.special_ids.values())
+    assert not specials & set(loopback.engine.submitted[-1].prompt_ids)
+
+
+def test_prompts_are_scored_as_evaluation_harnesses_expect(loopback: Loopback) -> None:
+    """Entries: one per prompt token, the first null, and one for the token generated."""
+    prompts = [[10, 20, 31], [7, 8]]
+    body = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
+    reply = post(loopback, prompt=prompts, **body).json()
+    for prompt, choice in zip(prompts, reply["choices"], strict=True):
+        logprobs = choice["logprobs"]
+        assert len(logprobs["token_logprobs"]) == len(prompt) + 1
+        assert len(logprobs["tokens"]) == len(logprobs["text_offset"]) == len(prompt) + 1
+        assert logprobs["token_logprobs"][0] is None
+        assert logprobs["top_logprobs"][0] is None
+        # even ids are the likeliest of the script's engine, odd ones are not
+        for token_id, value, top in zip(
+            prompt[1:], logprobs["token_logprobs"][1:], logprobs["top_logprobs"][1:], strict=False
+        ):
+            assert (max(top.values()) == value) is (token_id % 2 == 0)
+            assert value in top.values()
+    assert loopback.engine.submitted[-1].params.ignore_eos
+
+
+def test_echo_without_logprobs_gives_the_prompt_back(loopback: Loopback) -> None:
+    assert post(loopback, prompt="hello there", echo=True).json()["choices"][0]["text"] == (
+        "hello there" + SCRIPT
+    )
+    first = chunks(loopback, prompt="hello there", echo=True)[0]
+    assert first["choices"][0]["text"] == "hello there"
+
+
+def test_stop_string_ends_the_reply_and_the_work(loopback: Loopback) -> None:
+    before = len(loopback.engine.aborted)
+    endless = {"max_tokens": 10**9, "ignore_eos": True}
+    choice = post(loopback, prompt="hello", stop=" four", **endless).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == (" one two three", "stop")
+    assert choice["stop_reason"] == " four"
+    assert len(loopback.engine.aborted) == before + 1
+    assert loopback.engine.num_running == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 3}, "best_of"),
+        ({"n": 17}, "n"),
+        ({"n": 10**9}, "n"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"prompt": ["a"] * 100, "n": 3}, "n"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [100331]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [10**30]}, "prompt"),
+        ({"temperature": 2.5}, "temperature"),
+        ({"top_p": -0.1}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 2**40}, "max_tokens"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": "x" * 1025}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"seed": 2**70}, "seed"),
+        ({"min_tokens": 101}, "min_tokens"),
+    ],
+)
+def test_refusals_name_the_field(loopback: Loopback, body: dict, param: str) -> None:
+    response = post(loopback, **{"prompt": "hello", **body})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_too_long_a_prompt_names_both_numbers(loopback: Loopback) -> None:
+    error = post(loopback, prompt=[1] * 600).json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert "600" in error["message"]
+    assert "512" in error["message"]
+
+
+def test_a_text_that_cannot_fit_is_refused_unread(loopback: Loopback) -> None:
+    response = post(loopback, prompt="a" * 5000)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_best_of_equal_to_n_is_fine(loopback: Loopback) -> None:
+    assert len(post(loopback, prompt="a", n=2, best_of=2).json()["choices"]) == 2

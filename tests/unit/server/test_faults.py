@@ -1,0 +1,218 @@
+"""Clients that leave, engines that fail, servers that stop."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.loopback import Loopback, serving
+from tests.scripted import scripted_core, wait_until
+
+from blazr.core.errors import ConfigError
+from blazr.server.config import ServerConfig
+from blazr.server.serve import PatientProtocol, listen
+
+ENDLESS = {"prompt": "a", "max_tokens": 10**9, "ignore_eos": True}
+
+
+@pytest.fixture
+def running() -> Iterator[Loopback]:
+    with serving(scripted_core(max_unfinished=8)) as server:
+        yield server
+        server.engine.broken = ""
+        server.engine.go.set()
+
+
+def raw_post(running: Loopback, body: dict, path: str = "/v1/completions") -> socket.socket:
+    """Send a request on a socket of its own and leave the answer unread."""
+    host, port = running.url.removeprefix("http://").split(":")
+    sock = socket.create_connection((host, int(port)))
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    sock.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    return sock
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("when", ["at once", "before the first token", "between tokens"])
+def test_a_client_that_leaves_is_forgotten(running: Loopback, stream: bool, when: str) -> None:
+    if when == "before the first token":
+        running.engine.go.clear()
+    with raw_post(running, {**ENDLESS, "stream": stream}) as sock:
+        if when != "at once":
+            wait_until(lambda: running.engine.num_running == 1)
+        if when == "between tokens":
+            steps = running.engine.num_steps
+            wait_until(lambda: running.engine.num_steps > steps + 3)
+        sock.shutdown(socket.SHUT_RDWR)
+    wait_until(lambda: running.service.num_working == 0)
+    wait_until(lambda: running.engine.num_running == 0)
+    running.engine.go.set()
+    assert running.client.post("/generate", json={"prompt": "a"}).is_success
+
+
+def test_a_full_queue_is_429_with_retry_after(running: Loopback) -> None:
+    running.engine.go.clear()
+    socks = [raw_post(running, {**ENDLESS, "n": 4}) for _ in range(2)]
+    wait_until(lambda: running.engine.num_running == 2)
+    reply = running.client.post("/v1/completions", json={"prompt": "a"})
+    assert reply.status_code == 429
+    assert int(reply.headers["retry-after"]) >= 1
+    assert reply.json()["error"]["code"] == "overloaded"
+    assert running.client.get("/health").is_success
+    for sock in socks:
+        sock.close()
+
+
+def test_more_prompts_than_the_queue_holds_take_turns(running: Loopback) -> None:
+    reply = running.client.post("/v1/completions", json={"prompt": ["a"] * 30})
+    assert [c["index"] for c in reply.json()["choices"]] == list(range(30))
+
+
+def test_a_failed_reply_is_a_500_or_an_error_in_the_stream(running: Loopback) -> None:
+    running.engine.fails_with = "not a number"
+    body = {"prompt": "a"}
+    reply = running.client.post("/v1/completions", json=body)
+    assert reply.status_code == 500
+    assert reply.json()["error"]["type"] == "server_error"
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        raw = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "stream": True}
+        lines = [x for x in running.client.post(path, json=raw).text.splitlines() if x]
+        assert json.loads(lines[-2].removeprefix("data: "))["error"]["message"] == "not a number"
+        assert lines[-1] == "data: [DONE]"
+    running.engine.fails_with = ""
+    assert running.client.post("/v1/completions", json=body).is_success
+
+
+def test_a_dead_engine_is_503_everywhere(running: Loopback) -> None:
+    running.engine.broken = "it died"
+    for reply in (
+        running.client.get("/health"),
+        running.client.get("/ready"),
+        running.client.post("/v1/completions", json={"prompt": "a"}),
+    ):
+        assert reply.status_code == 503
+        assert "it died" in reply.json()["error"]["message"]
+        assert reply.headers["retry-after"]
+
+
+def test_waiting_clients_learn_that_the_engine_died() -> None:
+    with serving(scripted_core(), keep_alive_s=0.05) as running:
+        running.engine.go.clear()
+        threading.Timer(0.2, lambda: setattr(running.engine, "broken", "it died")).start()
+        assert running.client.post("/v1/completions", json={"prompt": "a"}).status_code == 503
+        running.engine.broken = ""
+        threading.Timer(0.2, lambda: setattr(running.engine, "broken", "it died")).start()
+        text = running.client.post("/v1/completions", json={"prompt": "a", "stream": True}).text
+        assert ": keep-alive" in text
+        assert "it died" in text
+        assert text.endswith("data: [DONE]\n\n")
+        running.engine.broken = ""
+        running.engine.go.set()
+
+
+def test_health_answers_while_requests_wait(running: Loopback) -> None:
+    running.engine.go.clear()
+    with raw_post(running, ENDLESS):
+        wait_until(lambda: running.engine.num_running == 1)
+        started = time.monotonic()
+        assert running.client.get("/health").is_success
+        assert time.monotonic() - started < 1
+
+
+def test_stopping_lets_replies_finish(running: Loopback) -> None:
+    running.engine.go.clear()
+    replies = []
+    body = {"prompt": "a", "max_tokens": 5}
+    thread = threading.Thread(
+        target=lambda: replies.append(running.client.post("/v1/completions", json=body))
+    )
+    thread.start()
+    wait_until(lambda: running.engine.num_running == 1)
+    running.server.handle_exit(signal.SIGTERM, None)
+    assert running.client.get("/ready").status_code == 503
+    refused = running.client.post("/v1/completions", json=body)
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"]
+    running.engine.go.set()
+    thread.join()
+    assert replies[0].json()["usage"]["completion_tokens"] == 5
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_stopping_ends_what_takes_too_long(stream: bool) -> None:
+    with serving(scripted_core(), drain_timeout_s=0.3) as running:
+        replies = []
+        thread = threading.Thread(
+            target=lambda: replies.append(
+                running.client.post("/v1/completions", json={**ENDLESS, "stream": stream})
+            )
+        )
+        thread.start()
+        wait_until(lambda: running.engine.num_running == 1)
+        running.server.handle_exit(signal.SIGTERM, None)
+        thread.join()
+        if stream:
+            assert replies[0].text.endswith("data: [DONE]\n\n")
+            assert '"code":"stopping"' in replies[0].text
+        else:
+            assert replies[0].status_code == 503
+        assert running.engine.num_running == 0
+
+
+def test_a_port_in_use_is_told_at_once() -> None:
+    config = ServerConfig(host="127.0.0.1", port=0)
+    with listen(config) as first:
+        taken = ServerConfig(host="127.0.0.1", port=first.getsockname()[1])
+        with pytest.raises(ConfigError, match="cannot listen"):
+            listen(taken)
+
+
+@pytest.mark.parametrize("port", [-1, 70000])
+def test_impossible_ports_are_refused(port: int) -> None:
+    with pytest.raises(ConfigError):
+        listen(ServerConfig(host="127.0.0.1", port=port))
+
+
+def test_slow_readers_are_dropped() -> None:
+    with (
+        serving(scripted_core(text=" word" * 5000), send_timeout_s=0.3) as running,
+        raw_post(running, {**ENDLESS, "stream": True}),
+    ):
+        wait_until(lambda: running.engine.num_running == 1)
+        wait_until(lambda: running.engine.num_running == 0, timeout_s=30)
+        wait_until(lambda: running.service.num_working == 0)
+
+
+def test_clients_that_say_nothing_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PatientProtocol, "header_timeout_s", 0.1)
+    with serving(scripted_core()) as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as sock:
+            sock.sendall(b"GET /health HTT")
+            assert sock.recv(100) == b""
+
+
+def test_bodies_that_do_not_arrive_are_408() -> None:
+    with serving(scripted_core(), body_timeout_s=0.1) as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        head = f"POST /generate HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        with socket.create_connection((host, int(port)), timeout=10) as sock:
+            sock.sendall(f"{head}Content-Length: 50\r\n\r\n{{".encode())
+            assert sock.recv(100).startswith(b"HTTP/1.1 408 ")
+
+
+def test_answers_are_not_delayed(running: Loopback) -> None:
+    """Two writes to a socket with Nagle's algorithm on take 40 ms together."""
+    running.client.get("/health")
+    times = []
+    for _ in range(5):
+        started = time.monotonic()
+        running.client.get("/health")
+        times.append(time.monotonic() - started)
+    assert min(times) < 0.03

@@ -1,0 +1,147 @@
+"""Whatever is sent, the answer is a JSON error of the documented shape, never a 500."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.loopback import Loopback
+
+JSON = {"Content-Type": "application/json"}
+
+
+def send(loopback: Loopback, raw: bytes, path: str = "/v1/completions", **headers: str):
+    return loopback.client.post(path, content=raw, headers={**JSON, **headers})
+
+
+def check_error(response, status: int) -> dict:
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert len(error["message"]) <= 600
+    return error
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"5",
+        b"{",
+        b'{"prompt": "a"} x',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "a", "unknown": "\xff"}',
+        b'{"prompt": "a", "temperature": NaN}',
+        b'{"prompt": "a", "temperature": Infinity}',
+        b'{"prompt": "a", "temperature": 1e999}',
+        b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}",
+        b'{"prompt": "a", "max_tokens": "5"}',
+        b'{"prompt": "a", "max_tokens": 1.5}',
+        b'{"prompt": null}',
+        b'{"prompt": {"a": 1}}',
+        b'{"prompt": [true]}',
+        b"{}",
+        b'{"prompt": "a", "logit_bias": {"x": 1}}',
+        b'{"prompt": "a", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"prompt": "a", "response_format": {"a":' + b"[" * 70 + b"]" * 70 + b"}}",
+        b"\xef\xbb\xbf{}",
+    ],
+)
+def test_bad_bodies_are_400(loopback: Loopback, raw: bytes) -> None:
+    check_error(send(loopback, raw), 400)
+
+
+def test_input_is_not_echoed(loopback: Loopback) -> None:
+    raw = json.dumps({"prompt": "a", "model": "\x1b[31m" * 99}).encode()
+    error = check_error(send(loopback, raw), 404)
+    assert "\x1b" not in error["message"]
+    assert len(error["message"]) < 250
+
+
+def test_nul_and_emoji_are_text(loopback: Loopback) -> None:
+    assert send(loopback, json.dumps({"prompt": "a\0b 👩‍👩‍👧"}).encode()).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_other_content_types_are_415(loopback: Loopback, kind: str) -> None:
+    raw = b'{"prompt": "a"}'
+    response = loopback.client.post("/generate", content=raw, headers={"Content-Type": kind})
+    check_error(response, 415)
+
+
+def test_a_charset_is_fine(loopback: Loopback) -> None:
+    headers = {"Content-Type": "application/json; charset=utf-8"}
+    assert loopback.client.post("/generate", content=b'{"prompt":"a"}', headers=headers).is_success
+
+
+def test_unknown_paths_and_methods(loopback: Loopback) -> None:
+    assert check_error(loopback.client.get("/nope"), 404)["code"] == "not_found"
+    response = loopback.client.get("/v1/completions")
+    assert check_error(response, 405)["code"] == "method_not_allowed"
+    assert response.headers["allow"] == "POST"
+
+
+def test_long_bodies_are_413_by_length_and_by_count(loopback: Loopback) -> None:
+    raw = b'{"prompt": "' + b"a" * 10_000_001 + b'"}'
+    assert check_error(send(loopback, raw), 413)["code"] == "body_too_large"
+
+    def pieces():
+        for start in range(0, len(raw), 1_000_000):
+            yield raw[start : start + 1_000_000]
+
+    response = loopback.client.post("/v1/completions", content=pieces(), headers=JSON)
+    check_error(response, 413)
+
+
+def test_many_or_large_headers_are_refused(loopback: Loopback) -> None:
+    many = {f"x-{i}": "1" for i in range(120)}
+    check_error(loopback.client.get("/health", headers=many), 431)
+    large = loopback.client.get("/health", headers={"x-large": "a" * 20_000})
+    assert large.status_code in {400, 431}
+
+
+def test_foreign_hosts_are_misdirected(loopback: Loopback) -> None:
+    check_error(loopback.client.get("/health", headers={"Host": "evil.example"}), 421)
+    assert loopback.client.get("/health", headers={"Host": "localhost:80"}).is_success
+
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20)
+)
+
+
+def nested(inner: st.SearchStrategy) -> st.SearchStrategy:
+    return st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+
+
+VALUES = st.recursive(SCALARS, nested, max_leaves=8)
+FIELDS = (
+    *("prompt", "messages", "n", "stop", "stream", "temperature", "top_p", "top_k", "max_tokens"),
+    *("logprobs", "echo", "logit_bias", "seed", "model", "tools", "tool_choice", "min_tokens"),
+    *("stream_options", "response_format", "chat_template_kwargs", "top_logprobs", "content"),
+    *("add_special", "stop_token_ids", "max_completion_tokens", "best_of", "suffix"),
+)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    path=st.sampled_from(["/v1/completions", "/v1/chat/completions", "/generate", "/tokenize"]),
+    changes=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4),
+)
+def test_no_json_makes_a_500(loopback: Loopback, path: str, changes: dict) -> None:
+    body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], **changes}
+    response = loopback.client.post(path, json=body)
+    assert response.status_code in {200, 400, 404}
+    if response.status_code != 200:
+        check_error(response, response.status_code)

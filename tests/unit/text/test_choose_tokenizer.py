@@ -1,0 +1,67 @@
+"""Which tokenizer a model speaks."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from blazr.core.errors import CheckpointError, UnknownNameError
+from blazr.text.tokenizers.choose import choose_tokenizer
+
+
+def name_of(
+    directory: Path | None = None, vocab: str | None = None, vocab_size: int | None = None
+) -> str | None:
+    found = choose_tokenizer(directory=directory, vocab=vocab, vocab_size=vocab_size)
+    return found.name if found else None
+
+
+@pytest.fixture
+def ranks(golden: Path) -> Path:
+    return golden / "tokenizers" / "ranks"
+
+
+def test_a_name_comes_first(ranks: Path) -> None:
+    assert name_of(ranks, "llama3", 100_315) == "llama3"
+
+
+def test_a_path_comes_first(golden: Path, ranks: Path) -> None:
+    directory = golden / "tokenizers" / "byte_level"
+    assert name_of(ranks, str(directory), 100_315) == "byte_level"
+    assert name_of(None, str(directory / "tokenizer.json")) == "byte_level"
+    assert name_of(directory, str(ranks / "tiny.tiktoken")) == "tiny"
+
+
+def test_a_file_beside_the_model_comes_before_its_size(golden: Path, ranks: Path) -> None:
+    assert name_of(ranks, None, 100_315) == "tiny"
+    assert name_of(golden / "tokenizers" / "stories260k", None, 100_315) == "stories260k"
+
+
+def test_a_tokenizer_json_comes_before_ranks(golden: Path, ranks: Path, tmp_path: Path) -> None:
+    shutil.copy(ranks / "tiny.tiktoken", tmp_path)
+    shutil.copy(golden / "tokenizers" / "byte_level" / "tokenizer.json", tmp_path)
+    assert name_of(tmp_path) == tmp_path.name
+
+
+def test_the_size_comes_last(tmp_path: Path) -> None:
+    assert name_of(tmp_path, None, 100_315) == "cl100k_base"
+    assert name_of(None, None, 128_256) == "llama3"
+    assert name_of(tmp_path / "absent", None, 100_315) == "cl100k_base"
+
+
+def test_nothing_tells(tmp_path: Path) -> None:
+    assert name_of(tmp_path, None, 32_000) is None
+    assert name_of() is None
+
+
+@pytest.mark.parametrize("vocab", ["cl100k", "/nowhere/tokenizer.json", ""])
+def test_an_unknown_name_is_answered_with_the_known_ones(vocab: str) -> None:
+    with pytest.raises(UnknownNameError, match=r"cl100k_base.*\.tiktoken"):
+        name_of(None, vocab)
+
+
+def test_several_rank_files_are_not_guessed_between(ranks: Path, tmp_path: Path) -> None:
+    for name in ("a.tiktoken", "b.tiktoken"):
+        shutil.copy(ranks / "tiny.tiktoken", tmp_path / name)
+    with pytest.raises(CheckpointError, match=r"a\.tiktoken, b\.tiktoken"):
+        name_of(tmp_path)

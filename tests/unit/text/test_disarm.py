@@ -1,0 +1,64 @@
+"""Names of special tokens in what a client wrote."""
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blazr.text.templates.disarm import Disarmed
+
+NAMES = ["<|a|>", "<|b|>", "ab", "bc", "aca", "x"]
+
+
+def test_values_without_a_name_are_copied() -> None:
+    values = [{"role": "user", "n": [1, 2.5, None, True]}, ("t",)]
+    chat = Disarmed(values, NAMES)
+    assert not chat.found
+    assert chat.values == [{"role": "user", "n": [1, 2.5, None, True]}, ["t"]]
+    assert isinstance(chat.values, list)
+    assert chat.values[0] is not values[0]
+    assert chat.num_characters == len("roleusernt")
+
+
+def test_a_name_is_no_longer_there_but_reads_the_same() -> None:
+    chat = Disarmed({"content": "hi <|a|> <|a|>", "<|b|>": 1}, NAMES)
+    assert chat.found
+    assert isinstance(chat.values, dict)
+    content, key = chat.values["content"], list(chat.values)[1]
+    assert "<|a|>" not in content
+    assert "<|b|>" not in key
+    assert chat.restore(content + key) == "hi <|a|> <|a|><|b|>"
+
+
+def test_only_what_the_template_wrote_becomes_tokens() -> None:
+    chat = Disarmed(["<|b|>hi"], NAMES)
+    assert isinstance(chat.values, list)
+    text = f"<|a|>{chat.values[0]}<|b|>"
+    ids = {"<|a|>": 1, "<|b|>": 2}
+    assert list(chat.split(text, ids)) == [1, "<|b|>hi", 2]
+
+
+def test_the_longest_name_is_the_token() -> None:
+    chat = Disarmed([], ["<|a|>", "<|a|>b"])
+    assert list(chat.split("<|a|>bc<|a|>", {"<|a|>": 1, "<|a|>b": 2})) == [2, "c", 1]
+    assert list(chat.split("plain", {})) == ["plain"]
+
+
+def test_stand_ins_occur_nowhere_else() -> None:
+    text = "\U0010fffd<|a|>\U0010fffc"
+    chat = Disarmed([text], NAMES)
+    assert isinstance(chat.values, list)
+    assert chat.restore(chat.values[0]) == text
+    assert chat.values[0][0] == "\U0010fffd"
+
+
+@given(st.lists(st.text("<|ab>cx\U0010fffd", max_size=20), max_size=4))
+def test_no_text_keeps_a_name(texts: list[str]) -> None:
+    chat = Disarmed(texts, NAMES)
+    assert isinstance(chat.values, list)
+    pattern = "|".join(map(re.escape, NAMES))
+    for text, copy in zip(texts, chat.values, strict=True):
+        assert not re.search(pattern, copy)
+        assert len(copy) == len(text)
+        assert chat.restore(copy) == text
+        assert "".join(map(str, chat.split(copy, dict.fromkeys(NAMES, 0)))) == text

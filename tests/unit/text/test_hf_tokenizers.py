@@ -1,0 +1,184 @@
+"""tokenizer.json and the files beside it."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from blazr.core.errors import CheckpointError
+from blazr.text.tokenizer import Tokenizer
+from blazr.text.tokenizers.hf import load
+
+Copy = Callable[[Mapping[str, object]], Tokenizer]
+
+
+@pytest.fixture
+def stories_with(golden: Path, tmp_path: Path) -> Copy:
+    """The stories tokenizer with other files beside it; each call adds to them."""
+
+    def copy(files: Mapping[str, object]) -> Tokenizer:
+        shutil.copy(golden / "tokenizers/stories260k/tokenizer.json", tmp_path)
+        for name, content in files.items():
+            (tmp_path / f"{name}.json").write_text(json.dumps(content), "utf-8")
+        return load(str(tmp_path / "tokenizer.json"))
+
+    return copy
+
+
+def test_roles_are_those_declared(stories: Tokenizer) -> None:
+    assert stories.name == "stories260k"
+    assert stories.size == 512
+    assert stories.bos_id == 1
+    assert stories.eos_ids == (2, 1)  # generation_config.json names both
+    assert stories.special_ids == {"<unk>": 0, "<s>": 1, "</s>": 2}
+    assert stories.unassigned(515) == [512, 513, 514]
+
+
+def test_roles_without_any_file_are_guessed_from_the_tokenizer(stories_with: Copy) -> None:
+    tokenizer = stories_with({})
+    assert tokenizer.bos_id == 1  # its post-processor puts it first
+    assert tokenizer.eos_ids == (2,)
+
+
+def test_a_declared_token_is_not_always_put_first(stories_with: Copy) -> None:
+    declared = {"bos_token": {"content": "<s>"}, "eos_token": "</s>"}
+    assert stories_with({"tokenizer_config": {**declared, "add_bos_token": False}}).bos_id is None
+    assert stories_with({"tokenizer_config": {**declared, "add_bos_token": True}}).bos_id == 1
+
+
+def test_end_tokens_come_from_all_files(stories_with: Copy) -> None:
+    assert stories_with({"config": {"eos_token_id": 7}}).eos_ids == (7,)
+    assert stories_with({"special_tokens_map": {"eos_token": "</s>"}}).eos_ids == (2, 7)
+    assert stories_with({"generation_config": {"eos_token_id": [9, 2]}}).eos_ids == (2, 9)
+
+
+def test_a_declared_token_is_special(stories_with: Copy) -> None:
+    piece = "he"
+    tokenizer = stories_with({"tokenizer_config": {"pad_token": piece}})
+    token_id = tokenizer.special_ids[piece]
+    assert token_id not in tokenizer.encode("he said he")
+    assert tokenizer.decode(tokenizer.encode("he said he")) == "he said he"
+
+
+def test_a_marker_is_special_though_not_marked_so(chatty: Tokenizer) -> None:
+    marker = "<\uff5cUser\uff5c>"
+    assert marker in chatty.special_ids
+    assert chatty.special_ids[marker] not in chatty.encode(f"x{marker}y")
+    assert chatty.special_ids[marker] in chatty.encode(f"x{marker}y", allow_special=True)
+
+
+def test_an_ordinary_added_token_is_text(chatty: Tokenizer) -> None:
+    (token_id,) = chatty.encode("<think>")
+    assert not chatty.is_special(token_id)
+    assert chatty.decode([token_id]) == "<think>"
+
+
+@pytest.mark.parametrize("name", ["stories260k", "byte_level"])
+def test_decoding_equals_the_backends(name: str, golden: Path) -> None:
+    file = golden / "tokenizers" / name / "tokenizer.json"
+    ours, theirs = load(str(file)), Backend.from_file(str(file))
+    generator = random.Random(7)
+    words = ["Hello", " wörld", "\n\n", " 日本", "😀", " once upon", "a", " "]
+    for _ in range(100):
+        ids = theirs.encode("".join(generator.choices(words, k=8)), add_special_tokens=False).ids
+        assert ours.decode(ids) == theirs.decode(ids)
+    known = [each for each in range(ours.size) if ours.token_bytes(each).isascii()]
+    for _ in range(100):
+        ids = generator.choices(known, k=12)
+        assert ours.decode(ids) == theirs.decode(ids)
+
+
+def metaspace() -> Backend:
+    """A SentencePiece-like vocabulary as newer files write it: the space before the first word."""
+    pieces = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += ["\u2581", "a", "b", "\u2581a", "\u2581b", "ab", "\u2581ab"]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    merges = [("\u2581", "a"), ("\u2581", "b"), ("a", "b"), ("\u2581", "ab"), ("\u2581a", "b")]
+    backend = Backend(
+        models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True)
+    )
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    backend.add_special_tokens([AddedToken("<s>", normalized=False)])
+    return backend
+
+
+def test_metaspace_is_a_space(tmp_path: Path) -> None:
+    metaspace().save(str(tmp_path / "m.json"))
+    tokenizer = load(str(tmp_path / "m.json"))
+    assert tokenizer.name == "m"
+    assert tokenizer.strips_leading_space
+    assert [tokenizer.token_bytes(each) for each in tokenizer.encode("ab b")] == [b" ab", b" b"]
+    for text in ("ab b", "é", "a  b", "😀ab", ""):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_words_are_joined_by_spaces(tmp_path: Path) -> None:
+    words = Backend(models.WordLevel({"a": 0, "bc": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "w.json"))
+    tokenizer = load(str(tmp_path / "w.json"))
+    assert tokenizer.decode(tokenizer.encode("a bc a")) == "a bc a"
+
+
+def test_a_normalizer_cannot_smuggle_a_special_token_in(tmp_path: Path) -> None:
+    backend = metaspace()
+    backend.normalizer = normalizers.Replace("!", "<")
+    backend.add_special_tokens([AddedToken("<s>", normalized=True)])
+    backend.save(str(tmp_path / "n.json"))
+    tokenizer = load(str(tmp_path / "n.json"))
+    assert tokenizer.special_ids["<s>"] not in tokenizer.encode("!s>")
+
+
+def test_settings_for_training_are_ignored(golden: Path, tmp_path: Path) -> None:
+    backend = Backend.from_file(str(golden / "tokenizers/byte_level/tokenizer.json"))
+    backend.enable_truncation(2)
+    backend.enable_padding(length=50)
+    backend.save(str(tmp_path / "t.json"))
+    text = "a text of more than two tokens"
+    tokenizer = load(str(tmp_path / "t.json"))
+    assert tokenizer.decode(tokenizer.encode(text), skip_special=False) == text
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"{}", b'{"model":{"type":"BPE"}}', b"\xff", b"[" * 5000]
+)
+def test_a_broken_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        load(str(tmp_path / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("content", ["[1]", "{", '{"a": 1', "\x00", "[" * 100_000])
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json"])
+def test_a_broken_file_beside_it_is_refused(
+    golden: Path, tmp_path: Path, name: str, content: str
+) -> None:
+    shutil.copy(golden / "tokenizers/stories260k/tokenizer.json", tmp_path)
+    (tmp_path / name).write_text(content, "utf-8")
+    with pytest.raises(CheckpointError, match=name):
+        load(str(tmp_path / "tokenizer.json"))
+
+
+def test_odd_values_beside_it_are_ignored(stories_with: Copy) -> None:
+    tokenizer = stories_with(
+        {
+            "tokenizer_config": {"bos_token": 3, "eos_token": {"content": None}, "pad_token": "no"},
+            "generation_config": {"eos_token_id": [None, "2", -4, True]},
+        }
+    )
+    assert tokenizer.eos_ids == (2,)
+    assert tokenizer.bos_id == 1
+
+
+def test_an_inexact_decoder_is_refused(tmp_path: Path) -> None:
+    backend = Backend(models.WordLevel({"a": 0}, unk_token="a"))
+    backend.decoder = decoders.WordPiece()
+    backend.save(str(tmp_path / "w.json"))
+    with pytest.raises(CheckpointError, match="WordPiece"):
+        load(str(tmp_path / "w.json"))

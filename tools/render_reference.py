@@ -1,0 +1,284 @@
+"""Render docs/reference from the code: the tables, the options, the routes, the errors.
+
+Run: python tools/render_reference.py           write the pages
+     python tools/render_reference.py --check   fail where a committed page differs
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import MISSING, Field, fields
+from importlib import import_module
+from pathlib import Path
+from pkgutil import walk_packages
+
+import typer
+from typer.core import TyperArgument, TyperGroup, TyperOption
+from typer.main import get_command
+
+import blazr
+from blazr.cli import COMMANDS
+from blazr.cli.app import app
+from blazr.core import errors
+from blazr.core.env import ENV
+from blazr.core.metrics import METRICS
+from blazr.core.table import Table
+from blazr.engine.config import EngineConfig
+from blazr.engine.sampling_params import SamplingParams
+from blazr.server.config import ServerConfig
+from blazr.server.errors import HttpError
+from blazr.server.routes import ROUTES
+
+REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
+NOTE = "<!-- Written by tools/render_reference.py (`make docs`); do not edit. -->"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"\s+", " ", text).strip().replace("|", "\\|").replace("``", "`")
+
+
+def first_line(thing: object) -> str:
+    """The first sentence of a docstring."""
+    return (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ")
+
+
+def argument_docs(cls: type) -> dict[str, str]:
+    """What the ``Args:`` section of a class's docstring says, by name."""
+    found: dict[str, str] = {}
+    name, inside = "", False
+    for line in (inspect.getdoc(cls) or "").splitlines():
+        if not line.startswith(" ") and line:
+            inside = line == "Args:"
+        elif inside and (match := re.match(r" {4}(\w+): (.*)", line)):
+            name = match[1]
+            found[name] = match[2]
+        elif inside and line.strip():
+            found[name] += " " + line.strip()
+    return found
+
+
+def fields_table(cls: type) -> str:
+    """The fields of a configuration class with their defaults."""
+    docs = argument_docs(cls)
+    return table(
+        ("field", "default", "what it does"),
+        ((f"`{f.name}`", f"`{_default(f)!r}`", docs[f.name]) for f in fields(cls)),
+    )
+
+
+def _default(field: Field[object]) -> object:
+    if field.default is not MISSING:
+        return field.default
+    return field.default_factory() if field.default_factory is not MISSING else "required"
+
+
+def render_environment() -> str:
+    """Every environment variable."""
+    rows = (
+        (f"`{row.name}`", f"`{row.default}`" if row.default else "", row.help)
+        for row in ENV.values()
+    )
+    return "# Environment variables\n\n" + table(("variable", "default", "what it does"), rows)
+
+
+def render_parameters() -> str:
+    """The configuration classes."""
+    parts = ["# Parameters"]
+    for cls in (SamplingParams, EngineConfig, ServerConfig):
+        parts += [f"## {cls.__name__}", first_line(cls), fields_table(cls)]
+    return "\n\n".join(parts)
+
+
+def render_errors() -> str:
+    """The error tree, and what each class means."""
+    classes = [
+        value
+        for value in vars(errors).values()
+        if inspect.isclass(value) and issubclass(value, errors.BlazrError)
+    ]
+    tree = (errors.__doc__ or "").split("\n\n")
+    return "\n\n".join(
+        (
+            "# Errors",
+            "What blazr raises on purpose is a `BlazrError`, from `blazr.core.errors`:",
+            f"```text\n{inspect.cleandoc(tree[1])}\n```",
+            _cell(tree[2]),
+            table(
+                ("class", "means", "over HTTP"),
+                (
+                    (f"`{cls.__name__}`", first_line(cls), str(HttpError.of(cls("")).status))
+                    for cls in classes
+                ),
+            ),
+            'Over HTTP: `{"error": {"message", "type", "param", "code"}}`, as OpenAI has it.',
+        )
+    )
+
+
+def render_cli() -> str:
+    """The commands and their flags."""
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    context = typer.Context(group)
+    parts = [
+        "# Command line",
+        "Exit codes: 0 success, 1 a failure, 2 a wrong command line, 130 Ctrl+C.",
+    ]
+    for name in COMMANDS:
+        command = group.get_command(context, name)
+        assert command is not None
+        params = [row for row in command.params if isinstance(row, TyperArgument | TyperOption)]
+        rows = ((_flags(row), _shown_default(row.default), row.help or "") for row in params)
+        parts += [
+            f"## blazr {name}",
+            first_line(COMMANDS[name]),
+            table(("flag", "default", "what it does"), rows),
+        ]
+    return "\n\n".join(parts)
+
+
+def _flags(row: TyperArgument | TyperOption) -> str:
+    names = row.opts if isinstance(row, TyperOption) else [row.metavar or ""]
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _shown_default(value: object) -> str:
+    return "" if value in {None, False, ()} else f"`{value}`"
+
+
+def render_http() -> str:
+    """The endpoints, their bodies, and the statuses of errors."""
+    routes = list(ROUTES.values())
+    parts = [
+        "# HTTP",
+        "An unknown field is ignored. What a field means stands under [Parameters](parameters.md).",
+        table(
+            ("endpoint", "what it does", "needs a key"),
+            (
+                (
+                    f"`{row.method} {row.path}`",
+                    first_line(row.handler),
+                    "no" if row.is_open else "yes",
+                )
+                for row in routes
+            ),
+        ),
+    ]
+    for row in routes:
+        if row.body is not None:
+            parts += [f"## {row.method} {row.path}", _body_table(row.body)]
+    parts += [
+        "## Metrics",
+        "`GET /metrics` adds a gauge `blazr_engine_…` per figure of the engine.",
+    ]
+    parts += [
+        table(
+            ("metric", "labels", "what it counts"),
+            ((f"`{name}`", ", ".join(row.labels), row.help) for name, row in METRICS.items()),
+        )
+    ]
+    return "\n\n".join(parts)
+
+
+def _body_table(body: type) -> str:
+    hints: dict[str, str] = {}
+    for cls in reversed(body.__mro__):
+        hints |= inspect.get_annotations(cls)
+    return table(
+        ("field", "type"),
+        ((f"`{name}`", f"`{hint.removesuffix(' | None')}`") for name, hint in hints.items()),
+    )
+
+
+def find_tables() -> Iterator[tuple[str, Table[object]]]:
+    """Every table of the package with the place of its definition, ``module:NAME``."""
+    for name in module_names():
+        module = import_module(name)
+        for variable in inspect.get_annotations(module):
+            value = getattr(module, variable, None)
+            if isinstance(value, Table):
+                yield f"{name}:{variable}", value
+
+
+def module_names() -> list[str]:
+    """Every module of the package but the one whose import is a run."""
+    names = [info.name for info in walk_packages(blazr.__path__, "blazr.")]
+    return ["blazr", *(name for name in names if not name.endswith("__main__"))]
+
+
+def render_modules() -> str:
+    """Every module by package, with its first sentence."""
+    parts = ["# Modules", "Every file of the package, in its own words."]
+    by_package: dict[str, list[tuple[str, str]]] = {}
+    for name in module_names():
+        module = import_module(name)
+        package = name if "__path__" in vars(module) else name.rpartition(".")[0]
+        by_package.setdefault(package, []).append((name, first_line(module)))
+    for package, rows in by_package.items():
+        parts += [f"## {package}", rows[0][1]]
+        if len(rows) > 1:
+            short = ((f"`{name.rpartition('.')[2]}`", says) for name, says in rows[1:])
+            parts.append(table(("module", "what it is"), short))
+    return "\n\n".join(parts)
+
+
+def render_tables() -> str:
+    """Every table and the names of its rows."""
+    parts = [
+        "# Tables",
+        "What can be extended is a row of one of these. The README says which file goes with it.",
+    ]
+    for place, rows in sorted(find_tables(), key=lambda pair: pair[1].name):
+        parts += [f"## {rows.name}", f"In `{place}`.", ", ".join(f"`{key}`" for key in rows)]
+    return "\n\n".join(parts)
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "cli": render_cli,
+    "environment": render_environment,
+    "errors": render_errors,
+    "http": render_http,
+    "modules": render_modules,
+    "parameters": render_parameters,
+    "tables": render_tables,
+}
+
+
+def pages() -> dict[Path, str]:
+    """The text of every page by its path."""
+    return {REFERENCE / f"{name}.md": f"{NOTE}\n\n{render()}\n" for name, render in PAGES.items()}
+
+
+def stale() -> list[str]:
+    """Names of the pages that are not as committed."""
+    return [
+        path.name
+        for path, text in pages().items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the pages, or with --check compare them."""
+    if "--check" in arguments:
+        names = stale()
+        print(f"out of date: {', '.join(names)}; run make docs" if names else "docs in step")
+        return bool(names)
+    REFERENCE.mkdir(parents=True, exist_ok=True)
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
