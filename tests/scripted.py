@@ -95,9 +95,14 @@ class ScriptedEngine:
             self._work.notify()
         return running.request_id
 
-    def abort(self, request_id: int) -> None:
+    def abort(self, request_id: int, index: int | None = None) -> None:
         with self._lock:
-            if self._running.pop(request_id, None) is not None:
+            running = self._running.get(request_id)
+            if running is None:
+                return
+            running.waiting &= set() if index is None else running.waiting - {index}
+            if not running.waiting:
+                del self._running[request_id]
                 self.aborted.append(request_id)
 
     def health(self) -> Health:

@@ -18,48 +18,29 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
     for the log-probabilities of its prompt.
     """
     total, count = plan.num_tokens, len(plan.rows)
-    tokens = np.empty(total, np.int64)
-    positions = np.empty(total, np.int64)
-    slots = np.zeros(total, np.int64)
-    runs = np.empty(count, np.int64)
-    states = np.zeros(count, np.int64)
-    wanted: list[NDArray[np.int64]] = []
+    tokens, positions = np.empty(total, np.int64), np.empty(total, np.int64)
+    runs, states = np.empty(count, np.int64), np.empty(count, np.int64)
+    rows = np.empty(total, np.int64)  # which sequence a token belongs to
+    wanted: list[int] = []
     spans = []
     first = 0
-    grid = memory.shape.grid
     for index, row in enumerate(plan.rows):
         sequence, length = row.sequence, row.num_tokens
-        start, end = sequence.computed, sequence.computed + length
-        last = first + length
+        start, last = sequence.computed, first + row.num_tokens
         assert sequence.run_slot is not None
-        runs[index] = sequence.run_slot
-        states[index] = sequence.checkpoint or 0
-        if length == 1:
-            tokens[first] = sequence.tokens[start]
-            positions[first] = start
-        else:
-            tokens[first:last] = sequence.tokens[start:end]
-            positions[first:last] = np.arange(start, end)
-        if memory.shape.has_pages:
-            at = positions[first:last]
-            pages = memory.block_tables[sequence.run_slot, at // grid]
-            slots[first:last] = pages * grid + at % grid
-        spans.append(
-            Span(
-                first=first,
-                length=length,
-                start=start,
-                log_length=start - sequence.checkpoint_length if memory.shape.has_states else 0,
-                checkpoints=tuple(sequence.pending),
-            )
-        )
+        runs[index], states[index] = sequence.run_slot, sequence.checkpoint or 0
+        rows[first:last] = index
+        tokens[first:last] = sequence.tokens[start : start + length]
+        positions[first:last] = range(start, start + length)
+        logged = start - sequence.checkpoint_length if memory.shape.has_states else 0
+        spans.append(Span(first, length, start, logged, tuple(sequence.pending)))
         if sequence.request.params.prompt_logprobs is not None:
-            wanted.append(np.arange(first, last))
+            wanted.extend(range(first, last))
         elif row.samples:
-            wanted.append(np.array([last - 1]))
+            wanted.append(last - 1)
         first = last
-    tables = memory.block_tables[runs]
-    indices = np.concatenate(wanted) if wanted else np.empty(0, np.int64)
+    grid, tables = memory.shape.grid, memory.block_tables[runs]
+    slots = tables[rows, positions // grid] * grid + positions % grid
     return ForwardBatch(
         token_ids=_place(tokens, device),
         positions=_place(positions, device),
@@ -67,7 +48,7 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
         slot_mapping=_place(slots, device),
         state_slots=_place(states, device),
         run_slots=_place(runs, device),
-        logits_indices=_place(indices, device),
+        logits_indices=_place(np.array(wanted, np.int64), device),
         spans=tuple(spans),
         num_decodes=plan.num_decodes,
     )

@@ -75,12 +75,12 @@ class Reply:
         while self._inbox:
             position, output = self._inbox.popleft()
             prompt = self._prompts[position]
-            was_done = prompt.is_done
-            events.extend(prompt.choices[output.index].push(output))
-            if prompt.is_done and not was_done:
-                self._num_done += 1
-                # a stop string may have ended it, which the engine knows nothing of
-                self._abort(prompt)
+            choice, was_done = prompt.choices[output.index], prompt.is_done
+            events.extend(choice.push(output))
+            if choice.is_done and output.finish_reason is None and prompt.request_id is not None:
+                # a stop string ended it, which the engine knows nothing of
+                self._engine.abort(prompt.request_id, output.index)
+            self._num_done += prompt.is_done and not was_done
         self._submit()
         return events
 

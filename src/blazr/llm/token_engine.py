@@ -20,8 +20,8 @@ class TokenEngine(Protocol):
     def submit(self, request: Request, sink: Callable[[TokenOutput], None]) -> int:
         """Queue a request; ``sink`` gets its outputs on the engine's thread."""
 
-    def abort(self, request_id: int) -> None:
-        """End a request. Unknown and finished ones are ignored."""
+    def abort(self, request_id: int, index: int | None = None) -> None:
+        """End a request, or one of its replies. Unknown and finished ones are ignored."""
 
     def logits(self, token_ids: Sequence[int]) -> Tensor:
         """Logits after each token, (T, V) float32."""

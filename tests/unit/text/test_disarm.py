@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from blazr.text.templates.disarm import Disarmed
 
-NAMES = ["<|a|>", "<|b|>", "ab", "bc", "aca", "x"]
+NAMES = ["<|a|>", "<|b|>", "ab", "bc", "x"]
 
 
 def test_values_without_a_name_are_copied() -> None:
@@ -42,6 +42,12 @@ def test_the_longest_name_is_the_token() -> None:
     chat = Disarmed([], ["<|a|>", "<|a|>b"])
     assert list(chat.split("<|a|>bc<|a|>", {"<|a|>": 1, "<|a|>b": 2})) == [2, "c", 1]
     assert list(chat.split("plain", {})) == ["plain"]
+
+
+def test_a_name_that_overlaps_itself_is_found_everywhere() -> None:
+    chat = Disarmed(["acaca"], ["aca"])
+    assert isinstance(chat.values, list)
+    assert list(chat.split(chat.values[0], {"aca": 1})) == ["acaca"]
 
 
 def test_stand_ins_occur_nowhere_else() -> None:

@@ -164,8 +164,7 @@ NEST = DOUBLE.replace("%s", "{% set ns.l = [ns.l, ns.l] %}")
         # looping
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
         "{% for a in range(99999) recursive %}{{ loop(range(99999)) }}{% endfor %}",
-        "{% for a in range(3) recursive %}{% if loop.depth == 1 %}{{ loop(range(99999)) }}{% endif %}"
-        + "{% endfor %}",
+        "{% for a in 'abc' recursive %}{{ loop(range(99999)) if loop.depth == 1 }}{% endfor %}",
         "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(50) }}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{% for a in range(99999) %}" + "x" * 1000 + "{% endfor %}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
@@ -57,7 +58,7 @@ class RopeConfig:
         Args:
             positions: (T,), int64.
         """
-        frequencies = _cached_frequencies(self, positions.device)
+        frequencies = _frequencies_on(self, positions.device)
         angles = positions.float()[:, None] * frequencies
         return angles.cos(), angles.sin()
 
@@ -71,12 +72,7 @@ def _scale(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     return frequencies * (keep + (1 - keep) / scaling.factor)
 
 
-_frequencies: dict[tuple[RopeConfig, torch.device], Tensor] = {}
-
-
-def _cached_frequencies(config: RopeConfig, device: torch.device) -> Tensor:
-    """The frequencies depend on the config alone; every layer of a model shares one tensor."""
-    key = (config, device)
-    if key not in _frequencies:
-        _frequencies[key] = config.frequencies().to(device)
-    return _frequencies[key]
+@cache
+def _frequencies_on(config: RopeConfig, device: torch.device) -> Tensor:
+    """They depend on the config alone, so every layer of a model shares one tensor."""
+    return config.frequencies().to(device)
