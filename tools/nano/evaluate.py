@@ -51,6 +51,23 @@ def sample_story(
     return tokenizer.decode(ids)
 
 
+def common_prefixes(stories: list[str], readers: list[tuple[Tokenizer, int]]) -> list[str]:
+    """Each story cut to what every model can read, so that all are scored on the same bytes.
+
+    Args:
+        stories: Whole stories.
+        readers: Tokenizer and context, in tokens, of each model.
+    """
+    cut = []
+    for story in stories:
+        for tokenizer, context in readers:
+            ids = tokenizer.encode(story, add_special_tokens=False).ids
+            if len(ids) >= context:
+                story = story[: len(tokenizer.decode(ids[: context - 1]))]  # noqa: PLW2901
+        cut.append(story)
+    return cut
+
+
 def main() -> None:
     """Print a line for each model."""
     from blazr.models.loading.load import load
@@ -60,13 +77,18 @@ def main() -> None:
     parser.add_argument("--corpus", required=True)
     parser.add_argument("--model", action="append", required=True)
     arguments = parser.parse_args()
-    stories = load_corpus(Path(arguments.corpus), seed=0).held_out
-    print(f"{len(stories)} stories, {sum(len(s.encode()) for s in stories):,} bytes")
+    models = []
     for folder in arguments.model:
         loaded = load(folder, device=resolve_device("cpu"), dtype="float32")
         tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+        models.append((folder, loaded.module, tokenizer))
+    stories = load_corpus(Path(arguments.corpus), seed=0).held_out
+    readers = [(tokenizer, model.config.max_seq_len) for _, model, tokenizer in models]
+    stories = common_prefixes(stories, readers)
+    print(f"{len(stories)} stories, {sum(len(s.encode()) for s in stories):,} bytes")
+    for folder, model, tokenizer in models:
         first = END if tokenizer.token_to_id(END) is not None else "<s>"
-        score = bits_per_byte(loaded.module, tokenizer, stories, first=first)
+        score = bits_per_byte(model, tokenizer, stories, first=first)
         print(f"{folder}: {score:.4f} bits per byte")
 
 

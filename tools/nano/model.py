@@ -22,7 +22,7 @@ from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import RopeConfig
 
-HIDDEN, HEADS, KV_HEADS, VOCAB, CONTEXT = 192, 6, 2, 2048, 1024
+HIDDEN, HEADS, KV_HEADS, VOCAB, CONTEXT = 192, 6, 2, 2048, 512
 PATTERN = "MMLMGML"  # Mamba-2, latent attention + experts, grouped-query attention + MLP
 HEAD_DIM = HIDDEN // HEADS
 EPS = 1e-5

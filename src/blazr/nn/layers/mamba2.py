@@ -176,10 +176,10 @@ class Mamba2(Mixer):
         live["xb"][runs, lengths] = post[:, : -cfg.map_size]
         live["dt"][runs, lengths] = dt
 
-        # rows beyond a sequence's own length get no weight and no decay
+        # rows beyond a sequence's own length get no weight and no decay, whatever they hold
         count = max(span.log_length for span in spans) + 1
         empty = (torch.arange(count, device=raw.device) > lengths[:, None])[..., None]
-        x, b = self._split_xb(live["xb"][runs, :count].masked_fill(empty, 0))
+        x, b = self._split_xb(live["xb"][runs, :count])
         step = live["dt"][runs, :count].masked_fill(empty, 0)
         c = self._maps(post[:, None, -cfg.map_size :])
         state = cache.checkpoint["ssm"][slots]

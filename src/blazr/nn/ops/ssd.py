@@ -44,9 +44,9 @@ def ssd_output(
     future = torch.ones(queries, rows, dtype=torch.bool, device=x.device).triu(rows - queries + 1)
     decay = gap.masked_fill(future, float("-inf")).exp()
     similarity = torch.einsum("bqgn,brgn->bgqr", c, b).repeat_interleave(per_group, 1)
+    weights = similarity * decay * scale.transpose(1, 2).unsqueeze(-2)  # (B, H, Q, R)
 
-    scaled = (x * scale.unsqueeze(-1)).transpose(1, 2)  # (B, H, R, P)
-    y = torch.matmul(similarity * decay, scaled)  # (B, H, Q, P)
+    y = torch.matmul(weights, x.transpose(1, 2))  # (B, H, Q, P)
     c_heads = c.transpose(1, 2).repeat_interleave(per_group, 1)  # (B, H, Q, N)
     y = y + torch.matmul(c_heads, state.transpose(2, 3)) * last.exp().unsqueeze(-1)
     return y.transpose(1, 2)
