@@ -148,7 +148,8 @@ def render_cli() -> str:
 
 
 def _flags(row: TyperArgument | TyperOption) -> str:
-    names = row.opts if isinstance(row, TyperOption) else [row.metavar or ""]
+    is_option = isinstance(row, TyperOption)
+    names = [*row.opts, *row.secondary_opts] if is_option else [row.metavar or ""]
     return ", ".join(f"`{name}`" for name in names)
 
 
@@ -179,13 +180,14 @@ def render_http() -> str:
             parts += [f"## {row.method} {row.path}", _body_table(row.body)]
     parts += [
         "## Metrics",
-        "`GET /metrics` adds a gauge `blazr_engine_…` per figure of the engine.",
-    ]
-    parts += [
+        "Counters have `_total` after their name.",
         table(
-            ("metric", "labels", "what it counts"),
-            ((f"`{name}`", ", ".join(row.labels), row.help) for name, row in METRICS.items()),
-        )
+            ("metric", "kind", "labels", "what it counts"),
+            (
+                (f"`{name}`", row.kind, ", ".join(row.labels), row.help)
+                for name, row in METRICS.items()
+            ),
+        ),
     ]
     return "\n\n".join(parts)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from blazr.core.table import Table
 
@@ -19,11 +19,21 @@ class Metric:
         help: What it counts or measures, with its unit.
         labels: Names of its labels.
         buckets: Upper edges of a histogram, seconds; none makes it a counter.
+        figure: Name of the engine's figure it shows; with a label, the beginning of the names of
+            several, of which the rest is the label's value.
+        is_gauge: Whether that figure may also fall.
     """
 
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    figure: str = ""
+    is_gauge: bool = False
+
+    @property
+    def kind(self) -> str:
+        """``"histogram"``, ``"gauge"`` or ``"counter"``."""
+        return "histogram" if self.buckets else "gauge" if self.is_gauge else "counter"
 
 
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -45,6 +55,39 @@ METRICS: Table[Metric] = Table(
             "from the request to its first token", buckets=_FIRST_TOKEN_S
         ),
         "blazr_inter_token_seconds": Metric("between tokens of a reply", buckets=_BETWEEN_TOKENS_S),
+        **{
+            f"blazr_engine_{name}": Metric(text, figure=figure, is_gauge=True)
+            for name, figure, text in (
+                ("running", "num_running", "replies being computed"),
+                ("waiting", "num_waiting", "replies in the queue"),
+                ("pages_used", "pages_used", "pages in use, by replies or for reuse"),
+                ("pages_idle", "pages_idle", "of these, pages kept for reuse alone"),
+                ("pages_free", "pages_free", "pages that can be had without evicting"),
+                ("states_used", "states_used", "recurrent states in use, by replies or for reuse"),
+                ("states_free", "states_free", "states that can be had without evicting"),
+                ("prefix_blocks", "prefix_blocks", "blocks of prompts and replies that are known"),
+            )
+        },
+        **{
+            f"blazr_engine_{name}": Metric(text, figure=name)
+            for name, text in (
+                ("steps", "steps computed"),
+                ("computed_tokens", "tokens computed, of prompts and replies"),
+                ("generated_tokens", "tokens generated, counted as they are"),
+                ("prompt_tokens", "prompt tokens of requests that began to run"),
+                ("cached_tokens", "of these, tokens that were not computed again"),
+                ("preemptions", "times a running reply gave its memory back"),
+                ("page_evictions", "pages taken from prefixes nobody used"),
+                ("state_evictions", "recurrent states taken from prefixes nobody used"),
+                ("restarts", "times the engine failed and began afresh"),
+            )
+        },
+        "blazr_engine_prefixes": Metric(
+            "replies begun, by why no more of the prompt was reused", ("reason",), figure="reuse_"
+        ),
+        "blazr_engine_finished": Metric(
+            "replies ended, by why: stop, length, abort, error", ("reason",), figure="finished_"
+        ),
     },
 )
 
@@ -53,16 +96,16 @@ class Metrics:
     """The metrics of one server.
 
     Args:
-        stats: Gives the engine's gauges by name; read when the metrics are rendered.
+        stats: Gives the engine's figures by name; read when the metrics are rendered.
     """
 
     def __init__(self, stats: Callable[[], Mapping[str, int | float]]) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_EngineGauges(stats))
+        self._registry.register(_EngineFigures(stats))
         self._counters = {
             name: Counter(name, row.help, row.labels, registry=self._registry)
             for name, row in METRICS.items()
-            if not row.buckets
+            if not row.buckets and not row.figure
         }
         self._histograms = {
             name: Histogram(name, row.help, buckets=row.buckets, registry=self._registry)
@@ -84,11 +127,19 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class _EngineGauges:
+class _EngineFigures:
     def __init__(self, stats: Callable[[], Mapping[str, int | float]]) -> None:
         self._stats = stats
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        for name, value in self._stats().items():
-            title = name.replace("_", " ").removeprefix("num ")
-            yield GaugeMetricFamily(f"blazr_engine_{name}", f"of the engine: {title}", value)
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        figures = self._stats()
+        for name, row in METRICS.items():
+            if not row.figure:
+                continue
+            kind = GaugeMetricFamily if row.is_gauge else CounterMetricFamily
+            family = kind(name, row.help, labels=row.labels)
+            for figure, value in figures.items():
+                if figure == row.figure or (row.labels and figure.startswith(row.figure)):
+                    rest = figure.removeprefix(row.figure)
+                    family.add_metric([rest] if row.labels else [], value)
+            yield family

@@ -79,6 +79,7 @@ class AsyncEngine:
         self._closing = False
         self._failure = ""
         self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
+        self._num_restarts = 0
         self._heartbeat = time.monotonic()
         self._thread = self._start()
 
@@ -149,7 +150,7 @@ class AsyncEngine:
 
     def stats(self) -> dict[str, float]:
         """Figures for the metrics, by name."""
-        return self._engine.stats() | {"restarts": len(self._restarts)}
+        return self._engine.stats() | {"restarts": self._num_restarts}
 
     def close(self) -> None:
         """Stop the thread; what still runs ends with an error. May be called twice."""
@@ -199,6 +200,7 @@ class AsyncEngine:
                 if is_hopeless:
                     return
                 self._restarts.append(now)
+                self._num_restarts += 1
                 self._engine = self._build()
         self._fail_everything("the engine was closed")
 

@@ -17,37 +17,41 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
     Logits are wanted where a token is drawn, and at every token of a sequence whose request asks
     for the log-probabilities of its prompt.
     """
-    total, count = plan.num_tokens, len(plan.rows)
-    tokens, positions = np.empty(total, np.int64), np.empty(total, np.int64)
-    runs, states = np.empty(count, np.int64), np.empty(count, np.int64)
-    rows = np.empty(total, np.int64)  # which sequence a token belongs to
+    has_states = memory.shape.has_states
+    # plain lists are filled faster than arrays, one short piece at a time
+    tokens: list[int] = []
+    positions: list[int] = []
+    owners: list[int] = []
+    runs: list[int] = []
+    states: list[int] = []
     wanted: list[int] = []
-    spans = []
+    spans: list[Span] = []
     first = 0
-    for index, row in enumerate(plan.rows):
-        sequence, length = row.sequence, row.num_tokens
-        start, last = sequence.computed, first + row.num_tokens
+    for index, (sequence, length, samples) in enumerate(plan.rows):
+        start, last = sequence.computed, first + length
         assert sequence.run_slot is not None
-        runs[index], states[index] = sequence.run_slot, sequence.checkpoint or 0
-        rows[first:last] = index
-        tokens[first:last] = sequence.tokens[start : start + length]
-        positions[first:last] = range(start, start + length)
-        logged = start - sequence.checkpoint_length if memory.shape.has_states else 0
+        runs.append(sequence.run_slot)
+        states.append(sequence.checkpoint or 0)
+        tokens += sequence.tokens[start : start + length]
+        positions += range(start, start + length)
+        owners += [index] * length
+        logged = start - sequence.checkpoint_length if has_states else 0
         spans.append(Span(first, length, start, logged, tuple(sequence.pending)))
         if sequence.request.params.prompt_logprobs is not None:
-            wanted.extend(range(first, last))
-        elif row.samples:
+            wanted += range(first, last)
+        elif samples:
             wanted.append(last - 1)
         first = last
     grid, tables = memory.shape.grid, memory.block_tables[runs]
-    slots = tables[rows, positions // grid] * grid + positions % grid
+    at = np.array(positions, np.int64)
+    slots = tables[owners, at // grid] * grid + at % grid
     return ForwardBatch(
-        token_ids=_place(tokens, device),
-        positions=_place(positions, device),
+        token_ids=_place(np.array(tokens, np.int64), device),
+        positions=_place(at, device),
         block_tables=_place(tables, device),
         slot_mapping=_place(slots, device),
-        state_slots=_place(states, device),
-        run_slots=_place(runs, device),
+        state_slots=_place(np.array(states, np.int64), device),
+        run_slots=_place(np.array(runs, np.int64), device),
         logits_indices=_place(np.array(wanted, np.int64), device),
         spans=tuple(spans),
         num_decodes=plan.num_decodes,

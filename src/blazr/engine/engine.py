@@ -199,13 +199,16 @@ class Engine:
             "preemptions": did.preempted,
             "pages_used": memory.arena.used(ItemClass.PAGE),
             "pages_idle": memory.trie.num_idle_pages,
+            "pages_free": memory.arena.room(ItemClass.PAGE),
             "states_used": memory.arena.used(ItemClass.STATE),
+            "states_free": memory.arena.room(ItemClass.STATE),
             "prefix_blocks": memory.trie.num_nodes,
             "page_evictions": memory.trie.evictions[ItemClass.PAGE],
             "state_evictions": memory.trie.evictions[ItemClass.STATE],
         }
-        figures |= {f"reuse_{reason}": n for reason, n in did.reuse.items()}
-        figures |= {f"finished_{reason}": n for reason, n in counts.finished.items()}
+        # copies, because the engine's thread may add a reason meanwhile
+        figures |= {f"reuse_{reason}": n for reason, n in did.reuse.copy().items()}
+        figures |= {f"finished_{reason}": n for reason, n in counts.finished.copy().items()}
         return figures
 
     def _max_length(self, request: Request) -> int:

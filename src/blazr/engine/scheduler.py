@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,8 +16,7 @@ from blazr.engine.sequence import Phase, Sequence
 MAX_COMPARED = 64
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedSequence:
+class PlannedSequence(NamedTuple):
     """One sequence's part of a step.
 
     Args:

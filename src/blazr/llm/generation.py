@@ -27,6 +27,7 @@ class GenerationRequest:
             model's family has one.
         add_generation_prompt: End the rendered chat where the assistant begins to speak.
         cache_salt: Prefixes are shared only between requests of the same salt.
+        priority: Lower runs first; equal ones in order of arrival.
         timeout_s: Longest time from submission to the end, or None.
 
     Raises:
@@ -41,6 +42,7 @@ class GenerationRequest:
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     cache_salt: str = ""
+    priority: int = 0
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:

@@ -31,15 +31,7 @@ def open_model(
     chat_template: str | None = None,
     engine: EngineConfig | None = None,
 ) -> TextEngine:
-    """Load a model and start its engine.
-
-    Args:
-        model: A path, a Hugging Face id, or the name of the built-in model.
-        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
-        dtype: ``"auto"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``.
-        vocab: Name of the vocabulary, where the checkpoint does not tell.
-        chat_template: Name or file of the chat template, where the checkpoint's is not wanted.
-        engine: Sizes and limits; None takes the defaults.
+    """Load a model and start its engine; the arguments are those of `ModelFace`.
 
     Raises:
         BlazrError: The model cannot be loaded.

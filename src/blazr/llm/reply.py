@@ -87,12 +87,8 @@ class Reply:
     def abort(self) -> None:
         """End what still runs."""
         for prompt in self._prompts:
-            if not prompt.is_done:
-                self._abort(prompt)
-
-    def _abort(self, prompt: _Prompt) -> None:
-        if prompt.request_id is not None:
-            self._engine.abort(prompt.request_id)
+            if not prompt.is_done and prompt.request_id is not None:
+                self._engine.abort(prompt.request_id)
 
     def _submit(self) -> None:
         while self._num_submitted < len(self._prompts):
@@ -172,7 +168,8 @@ class _Choice:
                 else _token_text(self._tokenizer, each)
                 for token_id, each in pairs
             )
-        return PromptDone(self._index, output.num_prompt_tokens, output.num_cached_tokens, logprobs)
+        num_cached, reuse = output.num_cached_tokens, output.reuse
+        return PromptDone(self._index, output.num_prompt_tokens, num_cached, logprobs, reuse)
 
     def _end(self, reason: FinishReason, error: str | None) -> list[Event]:
         self.is_done = True

@@ -88,6 +88,7 @@ class TextEngine:
             prompt_ids=tuple(ids),
             params=request.params,
             stop_ids=frozenset(i for i in stop_ids if i < self.info.vocab_size),
+            priority=request.priority,
             cache_salt=request.cache_salt,
             timeout_s=request.timeout_s,
         )

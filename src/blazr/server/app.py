@@ -16,6 +16,7 @@ from blazr.server.endpoint import Endpoint
 from blazr.server.errors import HttpError
 from blazr.server.middleware import Gate, Surroundings
 from blazr.server.routes import ROUTES
+from blazr.server.run import PREFIX_HEADER
 from blazr.server.service import Service
 
 _LOOPBACK_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
@@ -50,7 +51,7 @@ def build_app(
                 allow_origin_regex=_LOOPBACK_ORIGIN,
                 allow_methods=["GET", "POST"],
                 allow_headers=["*"],
-                expose_headers=["X-Request-Id"],
+                expose_headers=["X-Request-Id", PREFIX_HEADER],
             ),
             Middleware(Gate, service=service, open_paths=open_paths),
         ],

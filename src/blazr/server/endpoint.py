@@ -72,6 +72,7 @@ class Endpoint:
             service=self._service,
             path=dict(scope.get("path_params", {})),
             tenant=scope.get("tenant", ""),
+            request_id=scope.get("request_id", ""),
         )
 
 

@@ -37,6 +37,7 @@ class Surroundings:
             return
         started_s = monotonic()
         request_id = _request_id(Headers(scope=scope).get("x-request-id", ""))
+        scope["request_id"] = request_id
         status = 0
 
         async def note(message: Message) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blazr.core.table import Table
 from blazr.server.endpoint import Route
-from blazr.server.native import generate, status, tokens
+from blazr.server.native import cache, generate, status, tokens
 from blazr.server.openai import chat, completions, models
 
 ROUTES: Table[Route] = Table(
@@ -16,6 +16,7 @@ ROUTES: Table[Route] = Table(
             Route("GET", "/ready", status.ready, is_open=True),
             Route("GET", "/version", status.version),
             Route("GET", "/metrics", status.metrics),
+            Route("GET", "/debug/cache", cache.show_cache),
             Route("GET", "/v1/models", models.list_models),
             Route("GET", "/v1/models/{model:path}", models.show_model),
             Route("POST", "/v1/completions", completions.complete, completions.Body),

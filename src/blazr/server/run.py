@@ -6,12 +6,16 @@ from collections.abc import Iterable, Sequence
 from time import monotonic
 from typing import Protocol
 
+from starlette.responses import Response
+
 from blazr.llm.async_llm import AsyncReply
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Fold, Usage, total_usage
 from blazr.server.errors import HttpError
-from blazr.server.service import Service
+from blazr.server.service import Call, PrefixReport, json_response
 from blazr.text.events import Event, Finished, PromptDone, TextDelta
+
+PREFIX_HEADER = "X-Blazr-Prefix-Cache"
 
 
 class Renderer(Protocol):
@@ -33,19 +37,23 @@ class Run:
     Whoever has one calls `end`, whatever happened.
     """
 
-    def __init__(self, service: Service, reply: AsyncReply, *, n: int, started_s: float) -> None:
-        self.service = service
+    def __init__(
+        self, call: Call[object], reply: AsyncReply, *, n: int, started_s: float
+    ) -> None:
+        self.service = call.service
+        self._call = call
         self._reply = reply
         self._n = n
         self._started_s = started_s
+        self._first: PromptDone | None = None
         self._last_s: dict[int, float] = {}
         self._gathered = Fold()
         self._has_failed = False
         self._has_ended = False
-        service.track(reply)
+        self.service.track(reply)
 
     @classmethod
-    async def start(cls, service: Service, requests: Sequence[GenerationRequest]) -> Run:
+    async def start(cls, call: Call[object], requests: Sequence[GenerationRequest]) -> Run:
         """Begin to generate.
 
         Raises:
@@ -55,11 +63,11 @@ class Run:
         """
         started_s = monotonic()
         try:
-            reply = await service.llm.start(requests)
+            reply = await call.service.llm.start(requests)
         except Exception:
-            service.metrics.count("blazr_requests", outcome="rejected")
+            call.service.metrics.count("blazr_requests", outcome="rejected")
             raise
-        return cls(service, reply, n=requests[0].params.n, started_s=started_s)
+        return cls(call, reply, n=requests[0].params.n, started_s=started_s)
 
     @property
     def is_done(self) -> bool:
@@ -76,8 +84,22 @@ class Run:
         for event in events:
             self._gathered.push(event)
             self._has_failed |= failure_of(event) is not None
+            if isinstance(event, PromptDone) and event.reuse:
+                is_first = self._first is None or event.index < self._first.index
+                self._first = event if is_first else self._first
             self._measure(event)
         return events
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What an answer's headers say of it: how much of the first prompt was reused, and why.
+
+        None before a prompt was read. With several replies it is that of the first one.
+        """
+        if self._first is None:
+            return {}
+        cached, prompt = self._first.num_cached_tokens, self._first.num_prompt_tokens
+        return {PREFIX_HEADER: f"{cached}/{prompt}; {self._first.reuse}"}
 
     def completions(self) -> list[Completion]:
         """What has been generated."""
@@ -94,12 +116,22 @@ class Run:
         self._has_ended = True
         self._reply.abort()
         self.service.forget(self._reply)
+        if self._first is not None:
+            self.service.remember(self._call.tenant, self._report(self._first))
         outcome = "failed" if self._has_failed else "ok" if self.is_done else "cancelled"
         metrics, usage = self.service.metrics, self.usage()
         metrics.count("blazr_requests", outcome=outcome)
         metrics.count("blazr_prompt_tokens", usage.prompt_tokens)
         metrics.count("blazr_cached_prompt_tokens", usage.cached_tokens)
         metrics.count("blazr_generated_tokens", usage.completion_tokens)
+
+    def _report(self, prompt: PromptDone) -> PrefixReport:
+        return PrefixReport(
+            request_id=self._call.request_id,
+            prompt_tokens=prompt.num_prompt_tokens,
+            cached_tokens=prompt.num_cached_tokens,
+            reason=prompt.reuse,
+        )
 
     def _measure(self, event: Event) -> None:
         now_s = monotonic()
@@ -121,7 +153,7 @@ def failure_of(event: Event) -> HttpError | None:
     return None
 
 
-async def whole_answer(run: Run, renderer: Renderer) -> object:
+async def whole_answer(run: Run, renderer: Renderer) -> Response:
     """Generate to the end and render it.
 
     Raises:
@@ -133,6 +165,7 @@ async def whole_answer(run: Run, renderer: Renderer) -> object:
             failures = [failure for failure in map(failure_of, events) if failure]
             if failures:
                 raise failures[0]
-        return renderer.whole(run.completions(), run.usage())
+        answer = renderer.whole(run.completions(), run.usage())
+        return json_response(answer, headers=run.headers)
     finally:
         run.end()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
@@ -17,6 +18,25 @@ from blazr.server.config import ServerConfig
 from blazr.server.errors import HttpError, clean
 
 Body_co = TypeVar("Body_co", covariant=True)
+
+MAX_REMEMBERED = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixReport:
+    """How much of a prompt was reused; nothing of what it says.
+
+    Args:
+        request_id: The ``X-Request-Id`` of its answer.
+        prompt_tokens: Tokens of the prompt.
+        cached_tokens: Of these, tokens that were not computed again.
+        reason: Why no more of them.
+    """
+
+    request_id: str
+    prompt_tokens: int
+    cached_tokens: int
+    reason: str
 
 
 class Service:
@@ -36,6 +56,7 @@ class Service:
         self.started_s = monotonic()
         self.is_draining = False
         self.num_working = 0
+        self._reports: deque[tuple[str, PrefixReport]] = deque(maxlen=MAX_REMEMBERED)
         self._names = frozenset({"default", self.name, *aliases})
         self._replies: set[AsyncReply] = set()
         self._stopped: HttpError | None = None
@@ -63,6 +84,14 @@ class Service:
         finally:
             self.num_working -= 1
 
+    def remember(self, tenant: str, report: PrefixReport) -> None:
+        """Keep a report until there are too many newer ones."""
+        self._reports.append((tenant, report))
+
+    def reports(self, tenant: str) -> list[PrefixReport]:
+        """The latest reports, newest first; each key sees its own."""
+        return [report for whose, report in reversed(self._reports) if whose == tenant]
+
     def track(self, reply: AsyncReply) -> None:
         """Have `stop` reach this reply until `forget`."""
         self._replies.add(reply)
@@ -89,14 +118,16 @@ class Call(Generic[Body_co]):
         service: What the handlers share.
         path: The parameters in its path.
         tenant: Names the API key it came with; empty without keys.
+        request_id: Its ``X-Request-Id``.
     """
 
     body: Body_co
     service: Service
     path: dict[str, str]
     tenant: str = ""
+    request_id: str = ""
 
 
-def json_response(value: object, status: int = 200) -> Response:
+def json_response(value: object, *, headers: Mapping[str, str] | None = None) -> Response:
     """Any value as a JSON answer. NaN and infinities become null."""
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
+    return Response(msgspec.json.encode(value), headers=headers, media_type="application/json")

@@ -24,7 +24,8 @@ class EventStream(Response):
     """The answer that streams.
 
     It owns the run: whatever happens to the connection, the run is ended. A client that does not
-    read for too long is dropped, so that what waits for it stays small.
+    read for too long is dropped, so that what waits for it stays small. The headers go out with the
+    first frame, so that they can tell of the prompt; an engine that stops before is a 503.
 
     Args:
         run: What is generated.
@@ -38,13 +39,12 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._run = run
         self._renderer = renderer
+        self._has_begun = False
         self._last_sent_s = monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Send the frames as they come."""
         try:
-            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-            await self._send(send, start)
             await self._send_events(send)
             await self._send_bytes(send, _DONE, is_last=True)
         except TimeoutError:
@@ -68,13 +68,21 @@ class EventStream(Response):
             await self._send_bytes(send, _frames(self._renderer.last(self._run.usage())))
         except TimeoutError:
             raise
-        except Exception as error:  # noqa: BLE001  (the status is sent: this is how it is told)
+        except Exception as error:
+            if not self._has_begun:
+                raise
+            # the status is sent: this is how it is told
             failure = HttpError.of(error)
             if failure.status == 500:
                 _log.exception("a stream failed")
             await self._send_bytes(send, _frames([failure]))
 
     async def _send_bytes(self, send: Send, data: bytes, *, is_last: bool = False) -> None:
+        if data and not self._has_begun:
+            self._has_begun = True
+            self.headers.update(self._run.headers)
+            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+            await self._send(send, start)
         if data or is_last:
             await self._send(
                 send, {"type": "http.response.body", "body": data, "more_body": not is_last}

@@ -33,12 +33,15 @@ class PromptDone:
         num_prompt_tokens: Tokens of the prompt.
         num_cached_tokens: Of these, tokens reused from earlier requests.
         logprobs: One per prompt token, when asked for.
+        reuse: Why no more of them were reused, in the engine's words; empty where the reply ended
+            before it began.
     """
 
     index: int
     num_prompt_tokens: int
     num_cached_tokens: int
     logprobs: tuple[TokenText, ...] | None = None
+    reuse: str = ""
 
 
 @dataclass(frozen=True, slots=True)

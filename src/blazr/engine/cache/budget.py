@@ -73,12 +73,17 @@ def _bytes_for(layout: Layout, running: int, pages: int, states: int) -> int:
 
 def _report(layout: Layout, shape: CacheShape, config: EngineConfig) -> None:
     total = shape.num_superpages * layout.superpage_bytes + shape.max_running * layout.run_bytes
-    holds = [f"{shape.max_running} sequences at once"]
+    holds = []
     if shape.has_pages:
         holds.append(f"{shape.num_superpages * shape.pages_per_superpage * GRID} tokens")
     if shape.has_states:
         holds.append(f"{shape.num_superpages * shape.states_per_superpage} recurrent states")
-    logger.info("caches: %.1f MiB, room for %s", total / 2**20, " or ".join(holds[1:] or holds))
+    logger.info(
+        "caches: %.1f MiB for %d sequences at once, with room for %s",
+        total / 2**20,
+        shape.max_running,
+        " or ".join(holds),
+    )
     if shape.max_running < config.max_running:
         logger.warning(
             "the cache memory runs %d sequences at once, not %d; --memory raises it",

@@ -11,7 +11,7 @@ from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Usage
 from blazr.server.run import Run, whole_answer
-from blazr.server.service import Call, json_response
+from blazr.server.service import Call
 
 _DEFAULT_TOKENS = 50
 
@@ -37,8 +37,7 @@ async def generate(call: Call[Body]) -> Response:
         cache_salt=call.tenant,
         timeout_s=call.service.config.request_timeout_s,
     )
-    run = await Run.start(call.service, [request])
-    return json_response(await whole_answer(run, _Response()))
+    return await whole_answer(await Run.start(call, [request]), _Response())
 
 
 def _params(body: Body) -> SamplingParams:

@@ -17,11 +17,12 @@ from blazr.server.openai.schema import (
     check_num_replies,
     envelope,
     finite,
+    scheduling,
     to_params,
     usage_object,
 )
 from blazr.server.run import Run, whole_answer
-from blazr.server.service import Call, Service, json_response
+from blazr.server.service import Call, Service
 from blazr.server.sse import EventStream
 from blazr.text.events import Event, PromptDone, TextDelta, TokenText
 
@@ -52,14 +53,13 @@ async def answer(call: Call[Body]) -> Response:
         tools=_tools(body),
         template_variables=_variables(body),
         add_generation_prompt=body.add_generation_prompt is not False,
-        cache_salt=call.tenant,
-        timeout_s=call.service.config.request_timeout_s,
+        **scheduling(call),
     )
-    run = await Run.start(service, [request])
+    run = await Run.start(call, [request])
     if body.stream:
         return EventStream(run, ChatRenderer(service, body, kind="chat.completion.chunk"))
     renderer = ChatRenderer(service, body, kind="chat.completion")
-    return json_response(await whole_answer(run, renderer))
+    return await whole_answer(run, renderer)
 
 
 class ChatRenderer:

@@ -17,11 +17,12 @@ from blazr.server.openai.schema import (
     distinct_tops,
     envelope,
     finite,
+    scheduling,
     to_params,
     usage_object,
 )
 from blazr.server.run import Run, whole_answer
-from blazr.server.service import Call, Service, json_response
+from blazr.server.service import Call, Service
 from blazr.server.sse import EventStream
 from blazr.text.events import Event, Finished, PromptDone, TextDelta, TokenText
 
@@ -51,16 +52,15 @@ async def complete(call: Call[Body]) -> Response:
             prompt=prompt,
             params=params,
             add_special_tokens=body.add_special_tokens is not False,
-            cache_salt=call.tenant,
-            timeout_s=call.service.config.request_timeout_s,
+            **scheduling(call),
         )
         for prompt in prompts
     ]
-    run = await Run.start(service, requests)
+    run = await Run.start(call, requests)
     renderer = CompletionRenderer(service, body, prompts, n=params.n)
     if body.stream:
         return EventStream(run, renderer)
-    return json_response(await whole_answer(run, renderer))
+    return await whole_answer(run, renderer)
 
 
 class CompletionRenderer:

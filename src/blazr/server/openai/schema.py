@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import msgspec
 
@@ -16,7 +16,7 @@ import blazr
 from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.results import Usage
-from blazr.server.service import Service
+from blazr.server.service import Call, Service
 from blazr.text.events import TokenText
 
 MAX_REPLIES = 256
@@ -70,6 +70,9 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     logit_bias: dict[int, float] | None = None
     n: int | None = None
     response_format: dict[str, Any] | None = None
+    cache_salt: Annotated[str, msgspec.Meta(max_length=256)] | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] | None = None
+    timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
     @property
     def includes_usage(self) -> bool:
@@ -102,6 +105,28 @@ def to_params(body: SamplingBody, **more: object) -> SamplingParams:
     values["top_k"] = 0 if body.top_k == -1 else body.top_k
     values |= more
     return SamplingParams(**{name: value for name, value in values.items() if value is not None})
+
+
+class Scheduling(TypedDict):
+    """Fields of a `GenerationRequest` that say when it runs and what it shares."""
+
+    cache_salt: str
+    priority: int
+    timeout_s: float
+
+
+def scheduling(call: Call[SamplingBody]) -> Scheduling:
+    """When a request runs, for how long, and with whom it shares prefixes.
+
+    A client's salt divides its key's prefixes further; it never reaches another key's.
+    """
+    body, longest_s = call.body, call.service.config.request_timeout_s
+    return {
+        # a key's name is hexadecimal, so no salt can turn one into another's
+        "cache_salt": f"{call.tenant}/{body.cache_salt}" if body.cache_salt else call.tenant,
+        "priority": body.priority or 0,
+        "timeout_s": longest_s if body.timeout is None else min(body.timeout, longest_s),
+    }
 
 
 def check_num_replies(num_prompts: int, n: int) -> None:
