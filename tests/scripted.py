@@ -157,6 +157,7 @@ class ScriptedEngine:
             "index": index,
             "num_prompt_tokens": len(running.request.prompt_ids),
             "num_cached_tokens": 2,
+            "reuse": "partial",
         }
         if self.fails_with:
             reason = FinishReason.ERROR

@@ -161,3 +161,25 @@ def test_a_nan_ends_its_own_request(model, alone):
     lab.run()
     assert torch.isfinite(lab.answer(again)[1]).all()
     assert lab.tokens[again, 0] == alone[1][1]
+
+
+def test_many_clients_in_a_pool_for_eight():
+    """64 ask at once of a pool that holds eight: all finish, in the order they came."""
+    model = build_network(MIXES["hybrid"], seed=3)
+    rng = random.Random(6)
+    prompts = [[rng.randrange(VOCAB) for _ in range(70)] for _ in range(64)]
+    lab = Lab(model, max_running=16, tokens=8 * 128, budget=128)
+    asked = [lab.ask(prompt, max_tokens=70) for prompt in prompts]
+    finished: list[int] = []
+    while lab.engine.has_work():
+        lab.step()
+        finished += [r for r in asked if (r, 0) in lab.reasons and r not in finished]
+    assert lab.scheduler.counts.preempted > 0
+    assert len(finished) == 64
+    late = max(abs(place - asked.index(request)) for place, request in enumerate(finished))
+    assert late <= 16, "a reply was overtaken by more than what runs at once"
+    for request, prompt in list(zip(asked, prompts, strict=True))[::9]:
+        alone = Lab(model, max_running=1, prefix_cache=False)
+        reference = alone.ask(prompt, max_tokens=70)
+        alone.run()
+        assert lab.tokens[request, 0] == alone.tokens[reference, 0]

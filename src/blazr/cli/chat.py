@@ -49,6 +49,7 @@ def chat(  # noqa: PLR0913  (one argument per flag)
     device: options.DeviceName = "auto",
     cpu: options.Cpu = False,
     dtype: options.Dtype = "auto",
+    memory: options.Memory = "auto",
     verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
 ) -> None:
     """Talk with a model; it remembers what was said."""
@@ -67,6 +68,7 @@ def chat(  # noqa: PLR0913  (one argument per flag)
         dtype=dtype,
         vocab=vocab,
         chat_template=chat_template,
+        memory=memory,
     ) as llm:
         talk(Conversation(llm, params, system=system), _line_reader())
 

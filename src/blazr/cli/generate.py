@@ -38,6 +38,7 @@ def generate(  # noqa: PLR0913  (one argument per flag)
     device: options.DeviceName = "auto",
     cpu: options.Cpu = False,
     dtype: options.Dtype = "auto",
+    memory: options.Memory = "auto",
     as_json: options.Json = False,
     verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
 ) -> None:
@@ -56,7 +57,9 @@ def generate(  # noqa: PLR0913  (one argument per flag)
         stop=tuple(stop or ()),
     )
     started_s = monotonic()
-    with options.open_llm(name, device=device, cpu=cpu, dtype=dtype, vocab=vocab) as llm:
+    with options.open_llm(
+        name, device=device, cpu=cpu, dtype=dtype, vocab=vocab, memory=memory
+    ) as llm:
         timings = {"load_s": monotonic() - started_s}
         completion = _run(llm.stream(text, params), timings, prints=not as_json)
         if as_json:

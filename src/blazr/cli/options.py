@@ -46,6 +46,10 @@ ChatTemplate = Annotated[
 Cpu = Annotated[bool, typer.Option("--cpu", help="The same as --device cpu.")]
 DeviceName = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Memory = Annotated[
+    str,
+    typer.Option(envvar="BLAZR_MEMORY", help="For caches: a size (8GiB), or 0.6 of what is free."),
+]
 MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopP = Annotated[float, typer.Option(help="Sample among the likeliest that sum to this.")]
@@ -85,9 +89,11 @@ def open_llm(
     dtype: str,
     vocab: str | None,
     chat_template: str | None = None,
+    memory: str = "auto",
 ) -> LLM:
     """Load a model, saying so where somebody watches."""
     # torch comes with it, which takes a second
+    from blazr.engine.config import EngineConfig
     from blazr.llm.llm import LLM
 
     watched = sys.stderr.isatty()
@@ -100,6 +106,8 @@ def open_llm(
             dtype=dtype,
             vocab=vocab,
             chat_template=chat_template,
+            # one reply at a time is all that these commands ask for
+            engine=EngineConfig(memory=memory, max_running=1),
         )
     finally:
         if watched:

@@ -36,9 +36,28 @@ def serve(  # noqa: PLR0913  (one argument per flag)
     served_model_name: Annotated[
         str | None, typer.Option(help="What the model is called.  [by model]")
     ] = None,
-    max_running: Annotated[int, typer.Option(help="Most replies computed at once.")] = 32,
-    max_waiting: Annotated[int, typer.Option(help="Most replies queued.")] = 128,
-    memory: Annotated[str, typer.Option(help="For caches: 8GiB, 0.6 of what is free.")] = "auto",
+    memory: options.Memory = "auto",
+    max_running: Annotated[
+        int, typer.Option(envvar="BLAZR_MAX_RUNNING", help="Most replies computed at once.")
+    ] = 32,
+    max_waiting: Annotated[
+        int, typer.Option(envvar="BLAZR_MAX_WAITING", help="Most replies queued.")
+    ] = 128,
+    max_seq_len: Annotated[
+        int | None,
+        typer.Option(
+            envvar="BLAZR_MAX_SEQ_LEN",
+            min=2,
+            help="Lower the context to this.  [by model]",
+            show_default=False,
+        ),
+    ] = None,
+    token_budget: Annotated[
+        int, typer.Option(envvar="BLAZR_TOKEN_BUDGET", help="Most tokens computed in one step.")
+    ] = 512,
+    prefix_cache: Annotated[
+        bool, typer.Option(envvar="BLAZR_PREFIX_CACHE", help="Reuse prefixes of earlier requests.")
+    ] = True,
     drain_timeout: Annotated[
         float, typer.Option(help="Seconds that running replies get to finish when stopping.")
     ] = 30.0,
@@ -77,7 +96,14 @@ def serve(  # noqa: PLR0913  (one argument per flag)
         dtype=dtype,
         vocab=vocab,
         chat_template=chat_template,
-        engine=EngineConfig(max_running=max_running, max_waiting=max_waiting, memory=memory),
+        engine=EngineConfig(
+            memory=memory,
+            max_running=max_running,
+            max_waiting=max_waiting,
+            max_seq_len=max_seq_len,
+            token_budget=token_budget,
+            prefix_cache=prefix_cache,
+        ),
     )
     try:
         _say(f"blazr serves {core.info.name} on {address_of(sock)} ({core.info.device})")

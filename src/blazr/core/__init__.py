@@ -1,1 +1,1 @@
-"""What every package may use: errors, tables, environment, logging. No torch, no third party."""
+"""What every package may use: errors, tables, environment, logging, metrics. No torch."""

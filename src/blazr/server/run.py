@@ -37,9 +37,7 @@ class Run:
     Whoever has one calls `end`, whatever happened.
     """
 
-    def __init__(
-        self, call: Call[object], reply: AsyncReply, *, n: int, started_s: float
-    ) -> None:
+    def __init__(self, call: Call[object], reply: AsyncReply, *, n: int, started_s: float) -> None:
         self.service = call.service
         self._call = call
         self._reply = reply

@@ -102,7 +102,7 @@ def test_metrics_count_what_happened(loopback: Loopback) -> None:
     loopback.client.post("/v1/completions", json={"prompt": "a"})
     assert [value(name) for name in names] == [before[0] + 10, before[1] + 1]
     assert value("blazr_time_to_first_token_seconds_count") > 0
-    assert value("blazr_engine_steps") > 0
+    assert value("blazr_engine_steps_total") > 0
 
 
 def test_served_name_replaces_the_model_s() -> None:
