@@ -15,9 +15,10 @@ from hypothesis import settings
 # Set before anything imports torch or the hub's client, which read them once.
 os.environ.setdefault("OMP_NUM_THREADS", "2")  # noqa: TID251  (torch's variable, not ours)
 os.environ["HF_HUB_OFFLINE"] = "1"  # noqa: TID251
+for name in list(os.environ):  # noqa: TID251
+    if name.startswith("BLAZR_") or name == "RUST_LOG":
+        del os.environ[name]  # noqa: TID251  (a developer's shell must not change the tests)
 os.environ["BLAZR_NO_HISTORY"] = "1"  # noqa: TID251
-for name in ("BLAZR_LOG", "RUST_LOG", "BLAZR_API_KEY", "BLAZR_DEBUG"):
-    os.environ.pop(name, None)  # noqa: TID251  (a developer's shell must not change the tests)
 
 ROOT = Path(__file__).resolve().parent.parent
 # What several tests share is imported as `tests.x` or, from the top of tests, as `x`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -74,10 +75,13 @@ def test_doctor() -> None:
 
 
 def test_serve_says_where_warns_serves_and_stops(model_path: Path) -> None:
+    flags = ["--max-seq-len", "100", "--no-prefix-cache", "--memory", "4MiB"]
+    variables = {"BLAZR_MAX_RUNNING": "3", "BLAZR_MEMORY": "1 byte"}  # a flag goes before it
     with subprocess.Popen(
-        [sys.executable, "-m", "blazr", "serve", "-m", str(model_path), "--port", "0", "--cpu"],
+        [sys.executable, "-m", "blazr", "serve", str(model_path), "--port", "0", "--cpu", *flags],
         stderr=subprocess.PIPE,
         text=True,
+        env=os.environ | variables,  # noqa: TID251  (what a user's shell passes on)
     ) as process:
         assert process.stderr is not None
         said = ""
@@ -87,11 +91,21 @@ def test_serve_says_where_warns_serves_and_stops(model_path: Path) -> None:
             said += line
         found = re.search(r"blazr serves tiny on http://0\.0\.0\.0:(\d+)", said)
         assert found is not None
+        caches = (
+            r"caches: (\d+\.\d) MiB for 3 sequences at once, with room for \d+ tokens or \d+ rec"
+        )
+        sizes = re.findall(caches, said)
+        assert len(sizes) == 1
+        assert 3 < float(sizes[0]) <= 4
         url = f"http://127.0.0.1:{found[1]}"
         body = {"prompt": "hello", "max_tokens": 3}
         with httpx2.Client(base_url=url, timeout=30) as client:
             assert client.get("/health").json()["status"] == "ok"
-            assert isinstance(client.post("/generate", json=body).json()["response"], str)
+            for _ in range(2):
+                reply = client.post("/generate", json=body)
+                assert isinstance(reply.json()["response"], str)
+                assert reply.headers["X-Blazr-Prefix-Cache"] == "0/1; off"
+            assert client.get("/v1/models").json()["data"][0]["max_model_len"] == 100
         process.send_signal(signal.SIGTERM)
         rest = process.stderr.read()
         assert process.wait(timeout=30) == 0

@@ -289,7 +289,7 @@ def test_heads_that_cannot_be_told_are_asked_for() -> None:
 
 
 def test_the_only_head_size_that_fits_is_assumed() -> None:
-    model = Tiny(layers=("StandardTransformer",), num_heads=3, num_kv_heads=1, head_dim=16)
+    model = Tiny(layers=("StandardTransformer",), num_heads=7, num_kv_heads=1, head_dim=8)
     found = bare(model)
     check(model, found)
     assert sources(found)["num_attention_heads"] == "assumed"

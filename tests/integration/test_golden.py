@@ -1,0 +1,37 @@
+"""The recorded checkpoints through the Python API: logits however computed, and greedy tokens."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from blazr import LLM, SamplingParams
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "oxidizr"
+CASES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
+TOLERANCE = 1e-4
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_recorded_checkpoint(case):
+    expected = np.load(GOLDEN / case / "expected.npz")
+    ids, wanted = expected["token_ids"].tolist(), torch.from_numpy(expected["logits"])
+    with LLM(str(GOLDEN / case)) as llm:
+        engine = llm.core.engine
+        cuts = {
+            "whole": (),
+            "random chunks": random.Random(case).sample(range(1, len(ids)), len(ids) // 4),
+            "token by token": range(1, len(ids)),
+        }
+        assert torch.equal(llm.logits(ids), engine.logits(ids))
+        for how, places in cuts.items():
+            error = (engine.logits(ids, tuple(places)) - wanted).abs().max()
+            assert error < TOLERANCE, f"{how}: {error:.1e}"
+        greedy = expected["greedy_ids"].tolist()
+        params = SamplingParams(temperature=0, max_tokens=len(greedy), ignore_eos=True)
+        (completion,) = llm.generate([ids], params)
+        assert list(completion.token_ids) == greedy

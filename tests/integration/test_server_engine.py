@@ -1,0 +1,159 @@
+"""The server over a real engine: its figures are true, and nothing stays behind."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests import tiny
+from tests.loopback import Loopback, serving
+from tests.scripted import wait_until
+
+from blazr.core.metrics import METRICS
+from blazr.engine.config import EngineConfig
+from blazr.llm.open import open_model
+
+HEADER = "X-Blazr-Prefix-Cache"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A hybrid with a context that no test fills."""
+    model = tiny.Tiny(vocab_size=100315, hidden_size=16, max_seq_len=16384)
+    return tiny.save(model, tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def server(path: Path) -> Iterator[Loopback]:
+    config = EngineConfig(memory="24MiB", max_running=4)
+    with serving(open_model(str(path), device="cpu", engine=config)) as running:
+        yield running
+
+
+def metric(server: Loopback, name: str) -> float:
+    """A metric's value, summed over its labels."""
+    text = server.client.get("/metrics").text
+    values = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+    assert values, f"{name} is not shown"
+    return sum(map(float, values))
+
+
+def complete(server: Loopback, prompt: object, **body: object) -> str:
+    """The header of a completion."""
+    reply = server.client.post(
+        "/v1/completions", json={"prompt": prompt, "max_tokens": 1, "ignore_eos": True, **body}
+    )
+    assert reply.is_success, reply.text
+    return reply.headers[HEADER]
+
+
+def test_the_header_says_why(server: Loopback) -> None:
+    prompt = list(range(1000, 1200))
+    assert complete(server, prompt) == "0/200; unknown"
+    assert complete(server, prompt) == "192/200; whole"
+    assert complete(server, prompt[:100] + prompt[:100]) == "0/200; no-state"
+    assert complete(server, prompt[:64] + [5] * 100) == "64/164; partial"
+    assert complete(server, prompt[:40]) == "0/40; short"
+    assert complete(server, prompt, logprobs=1, echo=True) == "0/200; off"
+    found = server.client.get("/debug/cache").json()
+    assert [each["reason"] for each in found["recent"]][:2] == ["off", "short"]
+    reasons = ("unknown", "whole", "no-state", "partial", "short", "off")
+    assert found["reasons"] == dict.fromkeys(reasons, 1)
+    assert found["blocks"] > 0
+    assert found["pages"]["used"] == found["pages"]["idle"] > 0
+    assert found["states"]["used"] > 0
+    assert found["pages"]["free"] > 0
+    assert (found["prompt_tokens"], found["cached_tokens"]) == (1004, 256)
+
+
+def test_salts_keep_prefixes_apart(server: Loopback) -> None:
+    prompt = list(range(200))
+    assert complete(server, prompt, cache_salt="a") == "0/200; unknown"
+    assert complete(server, prompt, cache_salt="b") == "0/200; unknown"
+    assert complete(server, prompt) == "0/200; unknown"
+    assert complete(server, prompt, cache_salt="a") == "192/200; whole"
+
+
+def test_every_figure_of_the_engine_is_a_metric(server: Loopback) -> None:
+    complete(server, list(range(100)), n=2)
+    rows = [row for row in METRICS.values() if row.figure]
+    for name in server.core.engine.stats():
+        fitting = [r for r in rows if name == r.figure or (r.labels and name.startswith(r.figure))]
+        assert len(fitting) == 1, name
+    for name, row in METRICS.items():
+        # requests, answers and tokens of the server are counted at their first
+        metric(server, name + {"counter": "_total", "gauge": "", "histogram": "_count"}[row.kind])
+    assert metric(server, "blazr_engine_prefixes_total") == 2
+    assert metric(server, "blazr_engine_finished_total") == 2
+    assert metric(server, "blazr_engine_generated_tokens_total") == 2
+    assert metric(server, "blazr_requests_total") == 1
+    assert metric(server, "blazr_time_to_first_token_seconds_count") == 2
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_client_that_leaves_frees_its_memory_within_two_steps(
+    server: Loopback, monkeypatch: pytest.MonkeyPatch, streams: bool
+) -> None:
+    engine, aborted = server.core.engine, threading.Event()
+    steps_at_abort: list[float] = []
+    abort = engine.abort
+
+    def noting_abort(*arguments: int | None) -> None:
+        steps_at_abort.append(engine.stats()["steps"])
+        abort(*arguments)
+        aborted.set()
+
+    monkeypatch.setattr(engine, "abort", noting_abort)
+    body = {"prompt": list(range(300)), "max_tokens": 16000, "ignore_eos": True, "n": 2}
+    body |= {"stream": streams, "temperature": 0}
+
+    def ask() -> None:
+        with server.client.stream("POST", "/v1/completions", json=body, timeout=0.5) as reply:
+            for _ in reply.iter_lines():
+                if metric(server, "blazr_engine_generated_tokens_total") > 20:
+                    break
+
+    if streams:
+        ask()
+    else:
+        with pytest.raises(Exception, match="timed out"):
+            ask()
+    assert aborted.wait(10)
+    wait_until(lambda: metric(server, "blazr_engine_running") == 0)
+    assert metric(server, "blazr_engine_pages_used") > 0
+    assert metric(server, "blazr_engine_pages_used") == metric(server, "blazr_engine_pages_idle")
+    assert metric(server, "blazr_engine_waiting") == 0
+    assert metric(server, "blazr_engine_steps_total") - steps_at_abort[0] <= 2
+    text = server.client.get("/metrics").text
+    assert 'blazr_requests_total{outcome="cancelled"} 1.0' in text
+    assert 'blazr_engine_finished_total{reason="abort"} 2.0' in text
+
+
+def test_health_tells_of_a_dead_engine_until_it_is_back(server: Loopback) -> None:
+    engine, may_restart = server.core.engine, threading.Event()
+    build = engine._build
+
+    def build_later():
+        assert may_restart.wait(20)
+        return build()
+
+    def die(plan):
+        raise SystemExit("the thread died")
+
+    engine._build = build_later
+    engine.call(lambda: setattr(engine._engine, "_execute", die))
+    failed = server.client.post("/v1/completions", json={"prompt": [1, 2, 3]})
+    assert failed.status_code == 500
+    wait_until(lambda: server.client.get("/health").status_code == 503)
+    for path in ("/health", "/ready"):
+        reply = server.client.get(path)
+        assert reply.status_code == 503
+        assert "the thread died" in reply.json()["error"]["message"]
+    may_restart.set()
+    wait_until(lambda: server.client.get("/health").status_code == 200)
+    assert complete(server, list(range(200))) == "0/200; unknown"
+    assert metric(server, "blazr_engine_restarts_total") == 1
+    assert server.client.get("/ready").status_code == 200
