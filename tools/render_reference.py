@@ -198,8 +198,14 @@ def _body_table(body: type) -> str:
         hints |= inspect.get_annotations(cls)
     return table(
         ("field", "type"),
-        ((f"`{name}`", f"`{hint.removesuffix(' | None')}`") for name, hint in hints.items()),
+        ((f"`{name}`", f"`{_readable(hint)}`") for name, hint in hints.items()),
     )
+
+
+def _readable(hint: str) -> str:
+    """A type as a client may read it: ``int (ge=0)`` for an annotated one."""
+    bare = hint.removesuffix(" | None")
+    return re.sub(r"Annotated\[(.+), msgspec\.Meta\((.+)\)\]", r"\1 (\2)", bare)
 
 
 def find_tables() -> Iterator[tuple[str, Table[object]]]:

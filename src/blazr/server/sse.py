@@ -46,6 +46,7 @@ class EventStream(Response):
         """Send the frames as they come."""
         try:
             await self._send_events(send)
+            self._run.end()  # so that nothing of it runs any more when the client knows the end
             await self._send_bytes(send, _DONE, is_last=True)
         except TimeoutError:
             _log.warning("dropped a client that does not read")

@@ -45,19 +45,20 @@ class PrefixTrie:
         self.num_nodes = 0
         self.evictions = [0, 0]
         self.num_idle_pages = 0  # pages of nodes that no running sequence has locked
-        self._roots: dict[str, Node] = {}
+        self._roots: dict[bytes, Node] = {}
         self._clock = count(1)
         self._heaps: tuple[list[tuple[int, int, Node]], ...] = ([], [])
 
     def root(self, salt: str) -> Node:
         """Where the prefixes of this salt begin."""
-        if salt not in self._roots:
-            self._roots[salt] = Node(None, b"", NO_PAGE, 0)
-        return self._roots[salt]
+        key = _salt_key(salt)
+        if key not in self._roots:
+            self._roots[key] = Node(None, key, NO_PAGE, 0)
+        return self._roots[key]
 
     def match(self, tokens: array[int], salt: str) -> Match:
         """The longest known prefix. Never the whole prompt: one token is always computed."""
-        node, path, usable = self._roots.get(salt), [], 0
+        node, path, usable = self._roots.get(_salt_key(salt)), [], 0
         for block in range((len(tokens) - 1) // self.grid if node else 0):
             assert node is not None
             node = node.children.get(self.block_key(tokens, block))
@@ -112,6 +113,7 @@ class PrefixTrie:
             if not at.locks and at.parent is not None:
                 self.num_idle_pages += at.page != NO_PAGE
                 self._offer(at)
+            self._drop_empty_root(at)
             at = at.parent
 
     def evict(self, cls: ItemClass) -> bool:
@@ -196,5 +198,13 @@ class PrefixTrie:
             self._drop_state(node)
         if parent.parent is not None and not parent.locks and not parent.children:
             self._offer(parent)
-        if parent.parent is None and not parent.children and not parent.locks:
-            self._roots = {salt: root for salt, root in self._roots.items() if root is not parent}
+        self._drop_empty_root(parent)
+
+    def _drop_empty_root(self, node: Node) -> None:
+        # clients choose salts, so a root nobody uses must not stay
+        if node.parent is None and not node.children and not node.locks:
+            self._roots.pop(node.key, None)
+
+
+def _salt_key(salt: str) -> bytes:
+    return salt.encode("utf-8", "surrogatepass")

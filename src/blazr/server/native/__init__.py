@@ -1,1 +1,1 @@
-"""blazr's own endpoints: generate, tokens, status."""
+"""blazr's own endpoints: generate, tokens, status, cache."""

@@ -1,0 +1,23 @@
+"""How fast it is: workloads, a load in process or over HTTP, figures, and the machine's limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from blazr.core.table import Table
+
+if TYPE_CHECKING:
+    from blazr.models.config import ModelConfig
+
+RANDOM_SHAPES: Table[Callable[[], ModelConfig]] = Table(
+    "random shape",
+    {},
+    lazy={
+        "qwen2-0.5b": "blazr.bench.shapes:qwen2_half_b",
+        "llama-3.2-1b": "blazr.bench.shapes:llama_1b",
+        "hybrid-0.4b": "blazr.bench.shapes:hybrid_400m",
+        "hybrid-120m": "blazr.bench.shapes:hybrid_120m",
+        "nano": "blazr.bench.shapes:nano",
+    },
+)

@@ -1,0 +1,116 @@
+"""Puts a load on something that generates, and writes down when each token came."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from time import perf_counter
+from typing import Protocol
+
+from blazr.bench.workload import Ask
+from blazr.core.errors import BlazrError
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """One request as its client saw it. Times are seconds of one monotonic clock.
+
+    Args:
+        prompt_tokens: Length of the prompt, L.
+        arrival_s: When it was due; where nothing says when, when there was room for it.
+        token_s: When tokens came: one time for each, or for each piece of text over HTTP.
+        end_s: When it was over.
+        output_tokens: Tokens generated, n.
+        cached_tokens: Tokens of the prompt that were not computed again.
+        error: What failed, if something did.
+    """
+
+    prompt_tokens: int
+    arrival_s: float = 0.0
+    token_s: list[float] = field(default_factory=list)
+    end_s: float = 0.0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    error: str = ""
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether it was answered."""
+        return bool(self.token_s) and not self.error
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to the first token, waiting included."""
+        return self.token_s[0] - self.arrival_s
+
+    @property
+    def e2e_s(self) -> float:
+        """Time to the last token."""
+        return self.token_s[-1] - self.arrival_s
+
+    @property
+    def decode_s(self) -> float:
+        """Time from the first token to the last."""
+        return self.token_s[-1] - self.token_s[0]
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Times between tokens."""
+        return [after - before for before, after in pairwise(self.token_s)]
+
+
+class Target(Protocol):
+    """What is measured. Ids below ``vocab_size`` may be asked for."""
+
+    vocab_size: int
+
+    async def run(self, ask: Ask, record: Record, *, salt: str) -> None:
+        """Generate, and fill the record in. Prefixes are shared within a salt alone.
+
+        Raises:
+            BlazrError: It failed; the record gets the message.
+        """
+
+    def stats(self) -> Mapping[str, float]:
+        """The engine's figures by name; none where they cannot be had."""
+
+
+async def drive(
+    target: Target,
+    asks: Sequence[Ask],
+    concurrency: int | None = None,
+    *,
+    salt: str = "",
+    on_end: Callable[[], None] = lambda: None,
+) -> list[Record]:
+    """Run requests, each when it is due; one that was due and waits for room waits on the clock.
+
+    Args:
+        target: What is measured.
+        asks: The requests.
+        concurrency: Most at once; None is no limit.
+        salt: Keeps their prefixes from those of others.
+        on_end: Called when a request has ended.
+    """
+    room = asyncio.Semaphore(concurrency or max(len(asks), 1))
+    started_s = perf_counter()
+
+    async def one(ask: Ask) -> Record:
+        record = Record(prompt_tokens=len(ask.prompt_ids))
+        if ask.arrival_s is not None:
+            record.arrival_s = started_s + ask.arrival_s
+            await asyncio.sleep(record.arrival_s - perf_counter())
+        async with room:
+            if ask.arrival_s is None:
+                record.arrival_s = perf_counter()
+            try:
+                await target.run(ask, record, salt=salt)
+            except BlazrError as error:
+                record.error = " ".join(str(error).split())[:200]
+            record.end_s = perf_counter()
+        on_end()
+        return record
+
+    return await asyncio.gather(*map(one, asks))

@@ -1,0 +1,83 @@
+"""The engine in this process, asked in token ids: no text, no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from blazr.bench.load import Record
+from blazr.bench.workload import Ask
+from blazr.engine.outputs import FinishReason, TokenOutput
+from blazr.engine.request import Request
+from blazr.engine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from blazr.llm.token_engine import TokenEngine
+    from blazr.models.causal_lm import CausalLM
+    from blazr.nn.device import Device
+
+
+def load_network(
+    model: str, *, is_random: bool, device: Device, dtype: str
+) -> tuple[str, CausalLM]:
+    """The name and the network of a checkpoint, or of a row of RANDOM_SHAPES.
+
+    Raises:
+        BlazrError: It cannot be loaded.
+    """
+    from blazr.bench.shapes import random_network
+    from blazr.models.loading.load import load
+
+    if is_random:
+        return f"random {model}", random_network(model, device=device, dtype=dtype)
+    loaded = load(model, device=device, dtype=dtype)
+    return loaded.name, loaded.module
+
+
+class EngineTarget:
+    """An engine to measure. Token times are taken on the engine's thread.
+
+    Args:
+        engine: It.
+        vocab_size: Ids below this may be asked for.
+    """
+
+    def __init__(self, engine: TokenEngine, *, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self._engine = engine
+
+    async def run(self, ask: Ask, record: Record, *, salt: str) -> None:
+        """Generate greedily, past any end of text.
+
+        Raises:
+            BlazrError: The engine refuses the request.
+        """
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+        def take(output: TokenOutput) -> None:
+            now_s = perf_counter()
+            record.token_s += [now_s] * len(output.token_ids)
+            record.output_tokens += len(output.token_ids)
+            record.cached_tokens = output.num_cached_tokens
+            if output.finish_reason is None:
+                return
+            if output.finish_reason is FinishReason.ERROR:
+                record.error = (output.error or "the engine failed")[:200]
+            # the loop is gone when somebody pressed Ctrl+C
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(done.set)
+
+        params = SamplingParams(temperature=0, max_tokens=ask.output_tokens, ignore_eos=True)
+        request = Request(prompt_ids=ask.prompt_ids, params=params, cache_salt=salt)
+        request_id = self._engine.submit(request, take)
+        try:
+            await done.wait()
+        finally:
+            self._engine.abort(request_id)
+
+    def stats(self) -> Mapping[str, float]:
+        """The engine's figures."""
+        return self._engine.stats()

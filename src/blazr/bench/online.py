@@ -1,0 +1,144 @@
+"""A server that speaks OpenAI's API, asked in token ids and read as it streams."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from time import perf_counter
+
+import httpx2
+import msgspec
+
+from blazr.bench.load import Record
+from blazr.bench.workload import Ask
+from blazr.core.errors import EngineError
+
+# Ids that every vocabulary has, where a server does not tell how many it has.
+COMMON_IDS = 256
+# A first token may take long, but not for ever.
+_TIMEOUT = httpx2.Timeout(10, read=600)
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int = 0
+    prompt_tokens_details: _Details | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: object = None
+
+
+class _Meta(msgspec.Struct):
+    n_vocab: int = COMMON_IDS
+
+
+class _Card(msgspec.Struct):
+    id: str
+    meta: _Meta | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Card]
+
+
+@asynccontextmanager
+async def connect(url: str, *, model: str | None, api_key: str) -> AsyncIterator[HttpTarget]:
+    """Connect to a server and ask what it serves.
+
+    Args:
+        url: Its address, with or without ``/v1``.
+        model: The model to ask for; None takes the first there is.
+        api_key: Shown to it; empty shows none.
+
+    Raises:
+        EngineError: It does not answer, or has no model.
+    """
+    base = url.rstrip("/").removesuffix("/v1") + "/v1"
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    async with httpx2.AsyncClient(
+        base_url=base, headers=headers, timeout=_TIMEOUT, limits=httpx2.Limits(max_connections=None)
+    ) as client:
+        try:
+            answer = (await client.get("/models")).raise_for_status()
+            cards = msgspec.json.decode(answer.content, type=_Models).data
+        except (httpx2.HTTPError, httpx2.InvalidURL, msgspec.DecodeError) as error:
+            raise EngineError(f"no models at {base[:100]}.", found=str(error)[:200]) from None
+        card = next((each for each in cards if model in {None, each.id}), None)
+        name = model or (card.id if card else None)
+        if name is None:
+            raise EngineError("the server has no model.", found=base[:100])
+        size = card.meta.n_vocab if card and card.meta else COMMON_IDS
+        yield HttpTarget(client, model=name, vocab_size=size)
+
+
+class HttpTarget:
+    """A server to measure, by its ``/v1/completions``.
+
+    Args:
+        client: Connected to its ``/v1``.
+        model: The model to ask for.
+        vocab_size: Ids below this may be asked for.
+    """
+
+    def __init__(self, client: httpx2.AsyncClient, *, model: str, vocab_size: int) -> None:
+        self.model = model
+        self.vocab_size = vocab_size
+        self._client = client
+        self._decoder = msgspec.json.Decoder(_Chunk)
+
+    async def run(self, ask: Ask, record: Record, *, salt: str) -> None:
+        """Stream one completion, greedy and past any end of text.
+
+        Raises:
+            EngineError: The server refused, failed or went away.
+        """
+        body = {
+            "model": self.model,
+            "prompt": ask.prompt_ids,
+            "max_tokens": ask.output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "cache_salt": salt,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        try:
+            async with self._client.stream("POST", "/completions", json=body) as answer:
+                if answer.status_code != 200:
+                    detail = (await answer.aread()).decode(errors="replace")[:150]
+                    raise EngineError(f"HTTP {answer.status_code}", found=detail)
+                async for line in answer.aiter_lines():
+                    self._take(line, record)
+        except (httpx2.HTTPError, msgspec.DecodeError) as error:
+            raise EngineError(f"{type(error).__name__}: {str(error)[:100]}") from None
+        if not record.token_s:
+            raise EngineError("no text came back.", hint="does the model have a vocabulary?")
+        record.output_tokens = record.output_tokens or len(record.token_s)
+
+    def stats(self) -> Mapping[str, float]:
+        """None: the figures are the server's own."""
+        return {}
+
+    def _take(self, line: str, record: Record) -> None:
+        now_s = perf_counter()
+        field, _, data = line.partition(":")
+        if field != "data" or data.strip() == "[DONE]":
+            return
+        chunk = self._decoder.decode(data)
+        if chunk.error is not None:
+            raise EngineError("the server failed.", found=str(chunk.error)[:150])
+        record.token_s += [now_s for choice in chunk.choices if choice.text]
+        if chunk.usage is not None:
+            details = chunk.usage.prompt_tokens_details
+            record.output_tokens = chunk.usage.completion_tokens
+            record.cached_tokens = (details and details.cached_tokens) or 0

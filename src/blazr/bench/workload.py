@@ -1,0 +1,127 @@
+"""What is asked: prompts, lengths and arrivals, the same ones whenever the seed is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from random import Random
+from typing import Annotated
+
+import msgspec
+
+from blazr.core.errors import ConfigError
+
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+_TokenId = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One request, and one line of a workload's file, where each field may be left out.
+
+    Args:
+        prompt_ids: The prompt; empty draws one.
+        prompt_tokens: Length of a drawn prompt.
+        output_tokens: How many tokens are generated, whatever they are.
+        arrival_s: When it is due, in seconds from the start; None leaves that to the rate.
+    """
+
+    prompt_ids: tuple[_TokenId, ...] = ()
+    prompt_tokens: _Count = 128
+    output_tokens: _Count = 64
+    arrival_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Requests as they are described; `draw` completes them.
+
+    Args:
+        asks: One description per request, from the first again when there are too few.
+        shared_prefix: Tokens at the beginning of every drawn prompt that are the same in all.
+        rate: Requests a second, arriving at random (Poisson); infinity is as soon as there is room.
+        seed: Of prompts and arrivals.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    asks: Sequence[Ask]
+    shared_prefix: int = 0
+    rate: float = math.inf
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.rate > 0:
+            raise ConfigError(
+                "the rate is out of range.", found=str(self.rate), expected="above 0, or inf"
+            )
+        shortest = min((a.prompt_tokens for a in self.asks if not a.prompt_ids), default=math.inf)
+        if not 0 <= self.shared_prefix <= shortest:
+            raise ConfigError(
+                "the shared prefix is no part of every prompt.",
+                found=f"{self.shared_prefix} tokens",
+                expected=f"0 to {shortest}",
+            )
+
+    def draw(self, count: int, *, vocab_size: int, salt: str) -> list[Ask]:
+        """The first ``count`` requests, each from the seed, the salt and its number alone.
+
+        Args:
+            count: How many.
+            vocab_size: Ids are drawn evenly from those below it.
+            salt: Gives others under the same seed.
+        """
+
+        def chance(name: str) -> Random:
+            return Random(f"{self.seed}/{salt}/{name}")
+
+        def ids(name: str, length: int) -> tuple[int, ...]:
+            return tuple(chance(name).choices(range(vocab_size), k=length))
+
+        prefix, due = ids("prefix", self.shared_prefix), [None] * count
+        if self.rate < math.inf:
+            arrivals = chance("arrivals")
+            gaps = (arrivals.expovariate(self.rate) for _ in range(count - 1))
+            due = list(accumulate(gaps, initial=0.0))
+        return [
+            Ask(
+                prompt_ids=ask.prompt_ids or prefix + ids(str(n), ask.prompt_tokens - len(prefix)),
+                output_tokens=ask.output_tokens,
+                arrival_s=due[n] if ask.arrival_s is None else ask.arrival_s,
+            )
+            for n, ask in ((n, self.asks[n % len(self.asks)]) for n in range(count))
+        ]
+
+
+def read_workload(path: Path, default: Ask) -> list[Ask]:
+    """Read requests from JSON lines.
+
+    Args:
+        path: The file.
+        default: For what a line leaves out.
+
+    Raises:
+        ConfigError: The file cannot be read, or a line is wrong.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError("the workload cannot be read.", found=str(error)[:200]) from None
+    defaults = msgspec.structs.asdict(default)
+    asks = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = msgspec.json.decode(line, type=dict[str, object])
+            asks.append(msgspec.convert(defaults | row, Ask))
+        except msgspec.DecodeError as error:
+            raise ConfigError(
+                f"line {number} of the workload is wrong.",
+                found=str(error)[:100],
+                expected="some of prompt_ids, prompt_tokens, output_tokens, arrival_s",
+            ) from None
+    if not asks:
+        raise ConfigError("the workload is empty.", found=str(path)[:100])
+    return asks
