@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 SMOOTHING = 0.2
-MIN_TOKENS = 16
+LEAST_SHARE = 0.1  # of a step with prefill that its decoding is taken to cost
+MIN_TOKENS = 32  # prefill goes on, however slow it seems
 
 
 class Pacing:
@@ -39,12 +40,20 @@ class Pacing:
             seconds: How long it took.
         """
         self.longest_step_s = max(self.longest_step_s, seconds)
-        if num_decodes and not num_prefill_tokens:
+        if not num_prefill_tokens:
             self._decode_s = _smooth(self._decode_s, seconds)
-        elif num_prefill_tokens >= MIN_TOKENS:
-            decode = self._decode_s or 0.0 if num_decodes else 0.0
-            each = max(seconds - decode, 0.0) / num_prefill_tokens
-            self._token_s = _smooth(self._token_s, max(each, 1e-7))
+        elif not num_decodes:
+            self._learn_token(seconds, num_prefill_tokens)
+        elif self._decode_s is not None:
+            self._learn_token(seconds - self._decode_s, num_prefill_tokens)
+        elif self._token_s is not None:
+            rest = seconds - self._token_s * num_prefill_tokens
+            self._decode_s = max(rest, LEAST_SHARE * seconds)
+
+    def _learn_token(self, seconds: float, count: int) -> None:
+        # a handful of tokens costs a whole step, which says little about many
+        if count >= MIN_TOKENS:
+            self._token_s = _smooth(self._token_s, max(seconds / count, 1e-7))
 
 
 def _smooth(old: float | None, new: float) -> float:

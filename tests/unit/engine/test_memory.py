@@ -1,0 +1,133 @@
+"""Dividing the memory: sizes as people write them, pools that fit, views that do not overlap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blazr.core.errors import CapacityError, ConfigError
+from blazr.engine.cache.arena import Arena, ItemClass, OutOfMemoryError
+from blazr.engine.cache.budget import plan_cache
+from blazr.engine.cache.manager import CacheShape
+from blazr.engine.cache.storage import Storage, plan_layout
+from blazr.engine.config import EngineConfig, parse_memory
+from blazr.nn.device import Device
+from blazr.nn.layers.cache_spec import GRID, CacheSpec, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Machine(Device):
+    free: int = 0
+
+    def free_bytes(self) -> int:
+        return self.free
+
+
+def machine(free: int) -> Machine:
+    return Machine("cpu", "a test's machine", free)
+
+
+def spec(*, keys: int = 0, state: int = 0) -> CacheSpec:
+    return CacheSpec(
+        paged={"k": TensorSpec((keys,), torch.bfloat16)} if keys else {},
+        checkpoint={"h": TensorSpec((state,), torch.float32)} if state else {},
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("8GiB", 8 * 2**30), ("500MB", 500 * 2**20), ("1073741824", 2**30), ("0.5", 500),
+        ("1", 1000), ("64k", 65536), (" 2g ", 2 * 2**30), ("1.5GiB", 3 * 2**29),
+    ],
+)  # fmt: skip
+def test_sizes_and_shares(text, expected):
+    assert parse_memory(text, free_bytes=1000) == expected
+
+
+@pytest.mark.parametrize("text", ["", "lots", "-1GiB", "0", "nan", "inf", "1e300", "GiB"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(ConfigError):
+        EngineConfig(memory=text)
+
+
+def test_small_memory_runs_fewer_at_once_and_none_is_refused():
+    layout = plan_layout([spec(keys=64), spec(state=4096)])
+    plenty = plan_cache(
+        layout, EngineConfig(memory="64MiB"), device=machine(2**30), max_seq_len=1024
+    )
+    assert plenty.max_running == 32
+    little = plan_cache(
+        layout, EngineConfig(memory="400KiB"), device=machine(2**30), max_seq_len=1024
+    )
+    assert 1 <= little.max_running < 32
+    assert little.max_tokens >= GRID
+    with pytest.raises(CapacityError, match="not even one"):
+        plan_cache(layout, EngineConfig(memory="10KiB"), device=machine(2**30), max_seq_len=1024)
+
+
+def test_models_pay_only_for_what_they_use():
+    attention = plan_layout([spec(keys=64)])
+    assert attention.states_per_superpage == 0
+    recurrent = plan_layout([spec(state=64)])
+    assert recurrent.pages_per_superpage == 0
+    config = EngineConfig(memory="1MiB")
+    for layout in (attention, recurrent):
+        shape = plan_cache(layout, config, device=machine(2**30), max_seq_len=512)
+        assert shape.has_pages != shape.has_states
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    keys=st.lists(st.integers(1, 40), max_size=3),
+    states=st.lists(st.integers(1, 900), max_size=3),
+)
+def test_no_two_items_overlap(keys, states):
+    specs = [spec(keys=k) for k in keys] + [spec(state=s) for s in states]
+    layout = plan_layout(specs)
+    if not specs:
+        return
+    shape = CacheShape(
+        grid=GRID, num_superpages=4, pages_per_superpage=layout.pages_per_superpage,
+        states_per_superpage=layout.states_per_superpage, max_running=1, max_blocks=4,
+    )  # fmt: skip
+    storage = Storage(layout, shape, torch.device("cpu"))
+    # superpages 0 and 1 hold states, 2 and 3 pages
+    written = []
+    for cache in storage.layers:
+        for name, tensor in cache.paged.items():
+            first = 2 * layout.pages_per_superpage
+            written += [(tensor, item) for item in range(first, len(tensor))]
+            assert name == "k"
+        for tensor in cache.checkpoint.values():
+            written += [(tensor, item) for item in range(2 * layout.states_per_superpage)]
+    for value, (tensor, item) in enumerate(written):
+        tensor[item] = float(value % 251)
+    for value, (tensor, item) in enumerate(written):
+        assert (tensor[item] == float(value % 251)).all()
+    if keys:
+        storage.clear_pages([len(storage.layers[0].paged["k"]) - 1])
+        assert not storage.layers[0].paged["k"][-1].any()
+
+
+@given(moves=st.lists(st.tuples(st.booleans(), st.integers(0, 50)), max_size=80))
+def test_an_arena_never_hands_an_item_out_twice(moves):
+    arena = Arena(4, per=(3, 2), floor=(1, 1))
+    held: list[tuple[ItemClass, int]] = []
+    for is_allocation, choice in moves:
+        cls = ItemClass(choice % 2)
+        if is_allocation:
+            try:
+                held.append((cls, arena.allocate(cls)))
+            except OutOfMemoryError:
+                assert arena.room(cls) == 0
+        elif held:
+            arena.release(*held.pop(choice % len(held)))
+        assert len(set(held)) == len(held)
+        owners = {(item // arena.per[c], c) for c, item in held}
+        assert len({superpage for superpage, _ in owners}) == len(owners)
+        assert arena.used(ItemClass.PAGE) + arena.used(ItemClass.STATE) == len(held)

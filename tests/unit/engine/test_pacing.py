@@ -1,0 +1,55 @@
+"""Prefill beside decoding takes what the promise leaves it, and never starves."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blazr.engine.pacing import MIN_TOKENS, Pacing
+
+BUDGET = 512
+
+
+def pacing(share: float = 2.0) -> Pacing:
+    return Pacing(share=share, token_budget=BUDGET)
+
+
+def drive(pace: Pacing, *, decode_s: float, token_s: float, steps: int = 60) -> float:
+    """A machine with these costs under endless prefill; the length of its last step."""
+    pace.learn(0, BUDGET, BUDGET * token_s)
+    seconds = 0.0
+    for _ in range(steps):
+        count = pace.prefill_budget()
+        seconds = decode_s + count * token_s
+        pace.learn(8, count, seconds)
+    return seconds
+
+
+@pytest.mark.parametrize("share", [1.5, 2.0, 3.0])
+def test_a_step_with_prefill_is_share_times_one_without(share):
+    pace = pacing(share)
+    pace.learn(8, 0, 0.1)
+    assert drive(pace, decode_s=0.1, token_s=0.0005) == pytest.approx(share * 0.1, rel=0.05)
+
+
+def test_it_learns_even_if_no_step_is_without_prefill():
+    assert drive(pacing(), decode_s=0.1, token_s=0.0005) == pytest.approx(0.2, rel=0.1)
+
+
+@given(
+    decode_s=st.floats(1e-4, 1.0),
+    token_s=st.floats(1e-6, 0.1),
+    share=st.floats(1.0, 4.0),
+)
+def test_prefill_goes_on_within_its_bounds(decode_s, token_s, share):
+    pace = pacing(share)
+    drive(pace, decode_s=decode_s, token_s=token_s)
+    assert MIN_TOKENS <= pace.prefill_budget() <= BUDGET
+
+
+def test_the_longest_step_is_remembered():
+    pace = pacing()
+    pace.learn(1, 0, 0.5)
+    pace.learn(1, 0, 0.1)
+    assert pace.longest_step_s == 0.5
