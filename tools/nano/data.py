@@ -67,6 +67,34 @@ SMALL_TALK = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mix:
+    """How often a document of each kind is seen in an epoch.
+
+    Args:
+        real: A TinyStories story; there are so few that more than one view an epoch is learnt by
+            heart.
+        sampled: A story sampled from stories260K.
+        classic: A passage of a children's book.
+        real_chat: A TinyStories story asked for in a chat.
+        sampled_chat: A sampled story asked for in a chat.
+        talk: A short chat.
+    """
+
+    real: float
+    sampled: float
+    classic: float
+    real_chat: float
+    sampled_chat: float
+    talk: float
+
+
+MIXES = {
+    "rich": Mix(real=4, sampled=0.75, classic=0.35, real_chat=1, sampled_chat=0.12, talk=1),
+    "broad": Mix(real=0.5, sampled=1, classic=0.35, real_chat=0.25, sampled_chat=0.25, talk=0.5),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Corpus:
     """Documents to train on and stories kept apart.
@@ -87,8 +115,15 @@ def split_stories(path: Path) -> list[str]:
     return [story for part in parts if (story := _tidy(part))]
 
 
-def load_corpus(folder: Path, *, seed: int) -> Corpus:
-    """Read and mix everything. The same seed gives the same documents."""
+def load_corpus(folder: Path, *, seed: int, mix: str = "broad") -> Corpus:
+    """Read and mix everything. The same seed and mix give the same documents.
+
+    Args:
+        folder: Holds the three collections.
+        seed: Of the chats' words.
+        mix: Name of a row of ``MIXES``.
+    """
+    weight = MIXES[mix]
     rng = random.Random(seed)
     real = split_stories(folder / "tinystories-sample" / "stories.txt")
     cut = len(real) - round(len(real) * HELD_OUT)
@@ -96,11 +131,12 @@ def load_corpus(folder: Path, *, seed: int) -> Corpus:
     sampled = [
         s for s in split_stories(folder / "stories260k-samples" / "stories.txt") if _is_sound(s)
     ]
-    documents = [(story, 4.0) for story in real] + [(story, 0.75) for story in sampled]
-    documents += [(passage, 0.35) for passage in _classics(folder / "childrens-classics")]
-    documents += [(_chat(story, rng), 1.0) for story in real]
-    documents += [(_chat(story, rng), 0.12) for story in sampled]
-    documents += [(_talk(rng, rng.choice(real)), 1.0) for _ in range(250)]
+    documents = [(story, weight.real) for story in real]
+    documents += [(story, weight.sampled) for story in sampled]
+    documents += [(passage, weight.classic) for passage in _classics(folder / "childrens-classics")]
+    documents += [(_chat(story, rng), weight.real_chat) for story in real]
+    documents += [(_chat(story, rng), weight.sampled_chat) for story in sampled]
+    documents += [(_talk(rng, rng.choice(real)), weight.talk) for _ in range(250)]
     return Corpus(documents, held_out)
 
 

@@ -136,19 +136,26 @@ class Run:
         self.arguments = arguments
         self.out = Path(arguments.out)
         self.budget_s = arguments.minutes * 60
-        self.corpus = load_corpus(Path(arguments.corpus), seed=arguments.seed)
-        plain = [text for text, weight in self.corpus.documents if weight >= 0.3]
+        folder = Path(arguments.corpus)
+        self.corpus = load_corpus(folder, seed=arguments.seed, mix=arguments.mix)
+        # of one mix, so that every run has the same tokens
+        texts = load_corpus(folder, seed=arguments.seed, mix="rich").documents
+        plain = [text for text, weight in texts if weight >= 0.3]
         self.tokenizer = train_tokenizer(plain, self.out)
         self.model = CausalLM(nano_config())
         init_weights(self.model, seed=arguments.seed)
         self.optimizers = make_optimizers(self.model)
-        self.base_rates = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
+        rate = arguments.rate
+        self.base_rates = [[g["lr"] * rate for g in o.param_groups] for o in self.optimizers]
         self.balance = BalanceLoss(self.model)
         self.progress = Progress()
         self.checkpoint = self.out / "progress.pt"
         print(f"{sum(p.numel() for p in self.model.parameters()):,} parameters", flush=True)
         if self.checkpoint.exists():
             self.resume()
+        elif arguments.start:
+            saved = torch.load(arguments.start, weights_only=True)
+            self.model.load_state_dict(saved["model"])
 
     def resume(self) -> None:
         """Go on where the saved run stopped."""
@@ -246,6 +253,9 @@ def main() -> None:
     parser.add_argument("--out", required=True, help="where the model and the progress go")
     parser.add_argument("--minutes", type=float, default=120)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--mix", default="broad", help="rich or broad, see data.py")
+    parser.add_argument("--start", help="progress.pt of another run, to take its weights")
+    parser.add_argument("--rate", type=float, default=1.0, help="times the learning rates")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=True)
     Run(parser.parse_args()).train()
