@@ -8,9 +8,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from time import perf_counter
 from typing import Protocol
+from uuid import uuid4
 
-from blazr.bench.workload import Ask
+from msgspec.structs import replace
+
+from blazr.bench.workload import Ask, Workload
 from blazr.core.errors import BlazrError
+
+WARMUP_TOKENS = 16
 
 
 @dataclass(slots=True, kw_only=True)
@@ -18,11 +23,11 @@ class Record:
     """One request as its client saw it. Times are seconds of one monotonic clock.
 
     Args:
-        prompt_tokens: Length of the prompt, L.
+        prompt_tokens: Length of the prompt.
         arrival_s: When it was due; where nothing says when, when there was room for it.
         token_s: When tokens came: one time for each, or for each piece of text over HTTP.
         end_s: When it was over.
-        output_tokens: Tokens generated, n.
+        output_tokens: Tokens generated.
         cached_tokens: Tokens of the prompt that were not computed again.
         error: What failed, if something did.
     """
@@ -46,11 +51,6 @@ class Record:
         return self.token_s[0] - self.arrival_s
 
     @property
-    def e2e_s(self) -> float:
-        """Time to the last token."""
-        return self.token_s[-1] - self.arrival_s
-
-    @property
     def decode_s(self) -> float:
         """Time from the first token to the last."""
         return self.token_s[-1] - self.token_s[0]
@@ -67,11 +67,7 @@ class Target(Protocol):
     vocab_size: int
 
     async def run(self, ask: Ask, record: Record, *, salt: str) -> None:
-        """Generate, and fill the record in. Prefixes are shared within a salt alone.
-
-        Raises:
-            BlazrError: It failed; the record gets the message.
-        """
+        """Generate, and fill the record in; a `BlazrError` becomes the record's error."""
 
     def stats(self) -> Mapping[str, float]:
         """The engine's figures by name; none where they cannot be had."""
@@ -85,14 +81,9 @@ async def drive(
     salt: str = "",
     on_end: Callable[[], None] = lambda: None,
 ) -> list[Record]:
-    """Run requests, each when it is due; one that was due and waits for room waits on the clock.
+    """Run requests, each when it is due, at most ``concurrency`` at once (None is no limit).
 
-    Args:
-        target: What is measured.
-        asks: The requests.
-        concurrency: Most at once; None is no limit.
-        salt: Keeps their prefixes from those of others.
-        on_end: Called when a request has ended.
+    Where one was due, the time it waits for room counts. ``on_end`` is called after each.
     """
     room = asyncio.Semaphore(concurrency or max(len(asks), 1))
     started_s = perf_counter()
@@ -114,3 +105,29 @@ async def drive(
         return record
 
     return await asyncio.gather(*map(one, asks))
+
+
+async def run_level(
+    target: Target,
+    workload: Workload,
+    concurrency: int | None,
+    *,
+    count: int,
+    warmup: int,
+    on_end: Callable[[], None],
+) -> tuple[list[Record], dict[str, float]]:
+    """Run ``count`` requests after ``warmup`` short ones, none of them a known prefix from before.
+
+    Returns:
+        One record per request, and what the engine's figures grew by.
+    """
+    level, run, size = str(concurrency), uuid4().hex, target.vocab_size
+    first = workload.draw(warmup, vocab_size=size, salt=f"{level}/warmup")
+    short = [
+        replace(ask, output_tokens=min(ask.output_tokens, WARMUP_TOKENS), arrival_s=None)
+        for ask in first
+    ]
+    await drive(target, short, concurrency, salt=f"{run}/warmup")
+    asks, before = workload.draw(count, vocab_size=size, salt=level), target.stats()
+    records = await drive(target, asks, concurrency, salt=run, on_end=on_end)
+    return records, {key: value - before.get(key, 0) for key, value in target.stats().items()}

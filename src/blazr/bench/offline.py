@@ -10,40 +10,17 @@ from typing import TYPE_CHECKING
 
 from blazr.bench.load import Record
 from blazr.bench.workload import Ask
+from blazr.core.metrics import METRICS
 from blazr.engine.outputs import FinishReason, TokenOutput
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from blazr.llm.token_engine import TokenEngine
-    from blazr.models.causal_lm import CausalLM
-    from blazr.nn.device import Device
-
-
-def load_network(
-    model: str, *, is_random: bool, device: Device, dtype: str
-) -> tuple[str, CausalLM]:
-    """The name and the network of a checkpoint, or of a row of RANDOM_SHAPES.
-
-    Raises:
-        BlazrError: It cannot be loaded.
-    """
-    from blazr.bench.shapes import random_network
-    from blazr.models.loading.load import load
-
-    if is_random:
-        return f"random {model}", random_network(model, device=device, dtype=dtype)
-    loaded = load(model, device=device, dtype=dtype)
-    return loaded.name, loaded.module
 
 
 class EngineTarget:
-    """An engine to measure. Token times are taken on the engine's thread.
-
-    Args:
-        engine: It.
-        vocab_size: Ids below this may be asked for.
-    """
+    """An engine to measure. Token times are taken on the engine's thread."""
 
     def __init__(self, engine: TokenEngine, *, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -79,5 +56,6 @@ class EngineTarget:
             self._engine.abort(request_id)
 
     def stats(self) -> Mapping[str, float]:
-        """The engine's figures."""
-        return self._engine.stats()
+        """The figures that only grow."""
+        counters = {row.figure for row in METRICS.values() if not row.is_gauge}
+        return {key: value for key, value in self._engine.stats().items() if key in counters}

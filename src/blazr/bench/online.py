@@ -19,21 +19,13 @@ COMMON_IDS = 256
 _TIMEOUT = httpx2.Timeout(10, read=600)
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
 class _Usage(msgspec.Struct):
     completion_tokens: int = 0
-    prompt_tokens_details: _Details | None = None
-
-
-class _Choice(msgspec.Struct):
-    text: str | None = None
+    prompt_tokens_details: dict[str, int | None] | None = None
 
 
 class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
+    choices: list[dict[str, object]] = []
     usage: _Usage | None = None
     error: object = None
 
@@ -53,12 +45,7 @@ class _Models(msgspec.Struct):
 
 @asynccontextmanager
 async def connect(url: str, *, model: str | None, api_key: str) -> AsyncIterator[HttpTarget]:
-    """Connect to a server and ask what it serves.
-
-    Args:
-        url: Its address, with or without ``/v1``.
-        model: The model to ask for; None takes the first there is.
-        api_key: Shown to it; empty shows none.
+    """Connect to a server, with or without ``/v1`` in its URL; no model takes its first one.
 
     Raises:
         EngineError: It does not answer, or has no model.
@@ -77,18 +64,12 @@ async def connect(url: str, *, model: str | None, api_key: str) -> AsyncIterator
         name = model or (card.id if card else None)
         if name is None:
             raise EngineError("the server has no model.", found=base[:100])
-        size = card.meta.n_vocab if card and card.meta else COMMON_IDS
-        yield HttpTarget(client, model=name, vocab_size=size)
+        meta = (card and card.meta) or _Meta()
+        yield HttpTarget(client, model=name, vocab_size=meta.n_vocab)
 
 
 class HttpTarget:
-    """A server to measure, by its ``/v1/completions``.
-
-    Args:
-        client: Connected to its ``/v1``.
-        model: The model to ask for.
-        vocab_size: Ids below this may be asked for.
-    """
+    """A server to measure by its ``/completions``, to which the client is connected."""
 
     def __init__(self, client: httpx2.AsyncClient, *, model: str, vocab_size: int) -> None:
         self.model = model
@@ -137,8 +118,8 @@ class HttpTarget:
         chunk = self._decoder.decode(data)
         if chunk.error is not None:
             raise EngineError("the server failed.", found=str(chunk.error)[:150])
-        record.token_s += [now_s for choice in chunk.choices if choice.text]
+        record.token_s += [now_s for choice in chunk.choices if choice.get("text")]
         if chunk.usage is not None:
-            details = chunk.usage.prompt_tokens_details
+            details = chunk.usage.prompt_tokens_details or {}
+            record.cached_tokens = details.get("cached_tokens") or 0
             record.output_tokens = chunk.usage.completion_tokens
-            record.cached_tokens = (details and details.cached_tokens) or 0

@@ -1,13 +1,18 @@
-"""What this machine's memory can do, and how much of it a decode step must move.
+"""What this machine's memory can do, and how much of it decoding uses.
 
-Decoding reads every weight that a token passes through, and what is remembered of each sequence,
-once a step; in all but the smallest models that is what bounds its speed.
+A decode step reads every weight that a token passes through, and what is remembered of each of its
+sequences; in all but the smallest models that is what bounds its speed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from resource import RUSAGE_SELF, getrusage
 from time import perf_counter
 from typing import TYPE_CHECKING
+
+from blazr.bench.load import Record
+from blazr.bench.report import spread_of
 
 if TYPE_CHECKING:
     from blazr.models.causal_lm import CausalLM
@@ -19,12 +24,8 @@ BUFFER_BYTES = 2**30  # beyond any cache
 def measure_bandwidth(device: Device, *, nbytes: int = BUFFER_BYTES, rounds: int = 5) -> float:
     """The best rate at which memory was moved, in bytes per second.
 
-    On a CPU all threads sum a buffer, which reads it; on CUDA it is copied, read and written.
-
-    Args:
-        device: Whose memory.
-        nbytes: Size of the buffer, at most a quarter of what is free.
-        rounds: How often; the best counts, because others may be at work.
+    On a CPU all threads sum a buffer, which reads it; on CUDA it is copied, read and written. The
+    buffer is of ``nbytes``, at most a quarter of what is free.
     """
     import torch
 
@@ -49,13 +50,8 @@ def step_bytes(model: CausalLM, *, batch: float, context_len: float) -> float:
     """Bytes that one decode step must read.
 
     All weights once; but of an embedding that is not the head a few rows, and of each layer's
-    experts those that ``batch`` tokens choose between them if each chooses evenly. And for each
-    sequence its keys, values, latents and recurrent states.
-
-    Args:
-        model: The network.
-        batch: Sequences in the step.
-        context_len: Their mean length so far.
+    experts those that ``batch`` tokens choose between them if each chooses evenly. And for each of
+    ``batch`` sequences, of ``context_len`` tokens so far, its keys, values, latents and states.
     """
     from blazr.models.sizing import size_of
     from blazr.nn.layers.moe import Moe
@@ -73,14 +69,27 @@ def step_bytes(model: CausalLM, *, batch: float, context_len: float) -> float:
     return nbytes + batch * (per_token * context_len + size.state_bytes_per_sequence)
 
 
-def peak_memory(device: Device) -> dict[str, int]:
-    """Most memory this process has had, in bytes: the host's, and the device's if it has its own."""
-    import resource
+def bandwidth_use(model: CausalLM, records: Sequence[Record], bandwidth: float) -> dict[str, float]:
+    """What a decode step read, and its share of bytes per second at the median gap of tokens."""
+    ok = [record for record in records if record.is_ok and record.decode_s]
+    gaps = spread_of(gap for record in ok for gap in record.gaps_s)
+    if gaps is None or not gaps["p50"]:
+        return {}
+    # sequences that decoded at once, on average
+    span_s = max(r.token_s[-1] for r in ok) - min(r.token_s[0] for r in ok)
+    batch = max(sum(record.decode_s for record in ok) / span_s, 1.0)
+    context_len = sum(r.prompt_tokens + r.output_tokens / 2 for r in ok) / len(ok)
+    nbytes = step_bytes(model, batch=batch, context_len=context_len)
+    share = nbytes / gaps["p50"] / bandwidth
+    return {"step_batch": batch, "step_bytes": nbytes, "bandwidth_share": share}
 
+
+def peak_memory(device: Device) -> dict[str, int]:
+    """Most memory this process has had, in bytes: on the host, and on the device if it has one."""
     import torch
 
     # Linux counts in units of 1024 bytes
-    peak = {"peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    peak = {"peak_memory_bytes": getrusage(RUSAGE_SELF).ru_maxrss * 1024}
     if device.kind == "cuda":
         peak["peak_device_memory_bytes"] = torch.cuda.max_memory_allocated()
     return peak

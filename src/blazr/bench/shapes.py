@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from blazr.bench import RANDOM_SHAPES
 from blazr.models.config import ModelConfig
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig
@@ -17,155 +16,94 @@ from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import RopeConfig, RopeScaling
 
 if TYPE_CHECKING:
-    import torch
-
     from blazr.models.causal_lm import CausalLM
     from blazr.nn.device import Device
 
-# Numbers drawn at once and then repeated: drawing half a billion would take longer than running.
-# Prime, so that no two rows of a matrix are the same.
-_DRAWN = 1_000_003
-_STD = 0.02
-# Below this a network is computed in float32, as a checkpoint of its size is.
-_SMALL_BYTES = 64 * 2**20
+# Numbers drawn once and then repeated: drawing a billion takes longer than running them. Prime, so
+# that no two rows of a matrix are the same.
+_NUM_DRAWN = 1_000_003
 
 
 def qwen2_half_b() -> ModelConfig:
     """Qwen2-0.5B and Qwen2.5-0.5B: 494 million parameters, attention alone."""
+    rope = RopeConfig(64, 1e6)
     attention = AttentionConfig(
-        hidden_size=896,
-        num_heads=14,
-        num_kv_heads=2,
-        head_dim=64,
-        rope=RopeConfig(64, 1e6),
-        qkv_bias=True,
+        hidden_size=896, num_heads=14, num_kv_heads=2, head_dim=64, rope=rope, qkv_bias=True
     )
-    mlp = MlpConfig(hidden_size=896, intermediate_size=4864)
-    layer = _layer(attention, mlp, eps=1e-6)
+    layer = _layer(attention, MlpConfig(hidden_size=896, intermediate_size=4864), eps=1e-6)
     return _model([layer] * 24, vocab_size=151_936, max_seq_len=32_768, tied=True)
 
 
 def llama_1b() -> ModelConfig:
     """Llama-3.2-1B: 1.24 billion parameters, attention alone."""
-    scaling = RopeScaling(kind="llama3", factor=32.0)
+    rope = RopeConfig(64, 500_000.0, RopeScaling(kind="llama3", factor=32.0))
     attention = AttentionConfig(
-        hidden_size=2048,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=64,
-        rope=RopeConfig(64, 500_000.0, scaling),
+        hidden_size=2048, num_heads=32, num_kv_heads=8, head_dim=64, rope=rope
     )
     layer = _layer(attention, MlpConfig(hidden_size=2048, intermediate_size=8192))
     return _model([layer] * 16, vocab_size=128_256, max_seq_len=131_072, tied=True)
 
 
 def hybrid_400m() -> ModelConfig:
-    """A hybrid of every kind: ten Mamba-2, four MLA with experts, two GQA with an MLP."""
+    """All kinds: ten Mamba-2, four MLA with experts, two GQA with an MLP; 374 million."""
     mamba = Mamba2Config(hidden_size=1024, num_heads=32, head_dim=64, state_size=128)
-    latent = MlaConfig(
-        hidden_size=1024,
-        num_heads=16,
-        head_dim=64,
-        rope_dim=32,
-        kv_latent=256,
-        q_latent=512,
-        rope=RopeConfig(32),
-    )
+    latent = _latent(1024, rope_dim=32, kv_latent=256, q_latent=512)
+    rope = RopeConfig(64)
     attention = AttentionConfig(
-        hidden_size=1024, num_heads=16, num_kv_heads=4, head_dim=64, rope=RopeConfig(64)
+        hidden_size=1024, num_heads=16, num_kv_heads=4, head_dim=64, rope=rope
     )
-    experts = _experts(1024, intermediate_size=1792, num_experts=8)
-    layers = {
+    kinds = {
         "M": _mamba(mamba),
-        "L": _layer(latent, experts),
+        "L": _layer(latent, _experts(1024, intermediate_size=1792, num_experts=8)),
         "G": _layer(attention, MlpConfig(hidden_size=1024, intermediate_size=4096)),
     }
-    return _model([layers[kind] for kind in "MMLMMLMGMMLMMLMG"], vocab_size=32_000)
+    return _model([kinds[kind] for kind in "MMLMMLMGMMLMMLMG"], vocab_size=32_000)
 
 
 def hybrid_120m() -> ModelConfig:
-    """The shape of oxidizr's nano.yaml: six Mamba-2, two MLA with experts, 123 million."""
+    """The shape of oxidizr's nano.yaml: six Mamba-2, two MLA with experts; 123 million."""
     mamba = Mamba2Config(hidden_size=384, num_heads=48, head_dim=16, state_size=64)
-    latent = MlaConfig(
-        hidden_size=384,
-        num_heads=6,
-        head_dim=64,
-        rope_dim=16,
-        kv_latent=192,
-        q_latent=192,
-        rope=RopeConfig(16),
-    )
-    layers = {
-        "M": _mamba(mamba),
-        "L": _layer(latent, _experts(384, intermediate_size=1536, num_experts=4)),
-    }
-    return _model([layers[kind] for kind in "MMMLMMML"], vocab_size=128_354)
+    latent = _latent(384, rope_dim=16, kv_latent=192, q_latent=192)
+    experts = _experts(384, intermediate_size=1536, num_experts=4)
+    kinds = {"M": _mamba(mamba), "L": _layer(latent, experts)}
+    return _model([kinds[kind] for kind in "MMMLMMML"], vocab_size=128_354)
 
 
 def nano() -> ModelConfig:
-    """The built-in model's shape: seven layers of three kinds, 2.7 million parameters."""
-    mamba = Mamba2Config(hidden_size=192, num_heads=12, head_dim=32, state_size=32)
-    latent = MlaConfig(
-        hidden_size=192,
-        num_heads=6,
-        head_dim=32,
-        rope_dim=16,
-        kv_latent=64,
-        q_latent=96,
-        rope=RopeConfig(16),
-    )
-    attention = AttentionConfig(
-        hidden_size=192, num_heads=6, num_kv_heads=2, head_dim=32, rope=RopeConfig(32)
-    )
-    layers = {
-        "M": _mamba(mamba),
-        "L": _layer(latent, _experts(192, intermediate_size=128, num_experts=4)),
-        "G": _layer(attention, MlpConfig(hidden_size=192, intermediate_size=512)),
-    }
-    kinds = [layers[kind] for kind in "MMLMGML"]
-    return _model(kinds, vocab_size=2048, max_seq_len=512, tied=True)
+    """The built-in model's own shape, from its header."""
+    from blazr.models.loading.load import plan_model
+
+    return plan_model("nano").derivation.config
 
 
-def random_network(name: str, *, device: Device, dtype: str) -> CausalLM:
-    """A network of a shape of RANDOM_SHAPES.
-
-    Args:
-        name: Of the shape.
-        device: Where to.
-        dtype: ``"auto"`` is what a checkpoint in bfloat16 would be run in.
+def random_network(config: ModelConfig, *, device: Device, dtype: str) -> CausalLM:
+    """A network with random weights; dtype ``"auto"`` is what one stored in bfloat16 would run in.
 
     Raises:
-        UnknownNameError: There is no such shape or dtype.
+        UnknownNameError: There is no such dtype.
     """
     import torch
 
     from blazr.models.causal_lm import CausalLM
-    from blazr.models.loading.weights import DTYPES
-    from blazr.models.sizing import size_of
+    from blazr.models.loading.weights import DTYPES, SMALL_BYTES
 
-    config = RANDOM_SHAPES[name]()
-    if dtype == "auto":
-        is_small = 2 * size_of(config, torch.bfloat16).parameters <= _SMALL_BYTES
-        fits = device.supports(torch.bfloat16) and not (is_small and device.kind == "cpu")
-        chosen = torch.bfloat16 if fits else torch.float32
-    else:
-        chosen = DTYPES[dtype]
     with torch.device("meta"):
-        model = CausalLM(config).to(chosen)
-    model.to_empty(device=device.torch_device).requires_grad_(requires_grad=False).eval()
-    drawn = torch.empty(_DRAWN, device=device.torch_device)
-    drawn.normal_(0, _STD, generator=torch.Generator(device.torch_device).manual_seed(0))
-    for path, weight in model.named_parameters():
-        _fill(path, weight, drawn.to(chosen))
-    return model
-
-
-def _fill(path: str, weight: torch.Tensor, drawn: torch.Tensor) -> None:
-    if weight.dim() == 1:
-        weight.fill_(1 if path.endswith(("norm.weight", ".d")) else 0)
-        return
-    for part in weight.view(-1).split(len(drawn)):
-        part.copy_(drawn[: len(part)])
+        model = CausalLM(config)
+    if dtype == "auto":
+        num_parameters = sum(weight.numel() for weight in model.parameters())
+        is_small = device.kind == "cpu" and 2 * num_parameters <= SMALL_BYTES
+        dtype = "float32" if is_small or not device.supports(torch.bfloat16) else "bfloat16"
+    place = device.torch_device
+    model = model.to(DTYPES[dtype]).to_empty(device=place).requires_grad_(requires_grad=False)
+    chance = torch.Generator(place).manual_seed(0)
+    drawn = torch.empty(_NUM_DRAWN, device=place).normal_(0, 0.02, generator=chance)
+    for name, weight in model.named_parameters():
+        if weight.dim() == 1:
+            weight.fill_(1 if name.endswith(("norm.weight", ".d")) else 0)
+            continue
+        for part in weight.view(-1).split(_NUM_DRAWN):
+            part.copy_(drawn[: len(part)])
+    return model.eval()
 
 
 def _mamba(mixer: Mamba2Config) -> LayerConfig:
@@ -178,6 +116,18 @@ def _layer(
     norm = NormConfig(mixer.hidden_size, eps)
     return LayerConfig(
         mixer=mixer, mixer_norm=norm, feed_forward=feed_forward, feed_forward_norm=norm
+    )
+
+
+def _latent(hidden_size: int, *, rope_dim: int, kv_latent: int, q_latent: int) -> MlaConfig:
+    return MlaConfig(
+        hidden_size=hidden_size,
+        num_heads=hidden_size // 64,
+        head_dim=64,
+        rope_dim=rope_dim,
+        kv_latent=kv_latent,
+        q_latent=q_latent,
+        rope=RopeConfig(rope_dim),
     )
 
 
@@ -194,8 +144,7 @@ def _experts(hidden_size: int, *, intermediate_size: int, num_experts: int) -> M
 def _model(
     layers: list[LayerConfig], *, vocab_size: int, max_seq_len: int = 4096, tied: bool = False
 ) -> ModelConfig:
-    norm = layers[-1].feed_forward_norm
-    assert norm is not None
+    norm = layers[-1].mixer_norm
     return ModelConfig(
         vocab_size=vocab_size,
         hidden_size=norm.size,

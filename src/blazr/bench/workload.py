@@ -11,6 +11,7 @@ from random import Random
 from typing import Annotated
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from blazr.core.errors import ConfigError
 
@@ -40,7 +41,7 @@ class Workload:
 
     Args:
         asks: One description per request, from the first again when there are too few.
-        shared_prefix: Tokens at the beginning of every drawn prompt that are the same in all.
+        shared_prefix: Tokens that drawn prompts have in common; a shorter prompt is nothing else.
         rate: Requests a second, arriving at random (Poisson); infinity is as soon as there is room.
         seed: Of prompts and arrivals.
 
@@ -54,25 +55,15 @@ class Workload:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if not self.asks:
+            raise ConfigError("the workload is empty.", expected="at least one request")
         if not self.rate > 0:
-            raise ConfigError(
-                "the rate is out of range.", found=str(self.rate), expected="above 0, or inf"
-            )
-        shortest = min((a.prompt_tokens for a in self.asks if not a.prompt_ids), default=math.inf)
-        if not 0 <= self.shared_prefix <= shortest:
-            raise ConfigError(
-                "the shared prefix is no part of every prompt.",
-                found=f"{self.shared_prefix} tokens",
-                expected=f"0 to {shortest}",
-            )
+            raise ConfigError("the rate is out of range.", found=str(self.rate), expected="above 0")
 
     def draw(self, count: int, *, vocab_size: int, salt: str) -> list[Ask]:
-        """The first ``count`` requests, each from the seed, the salt and its number alone.
+        """The first requests, each from the seed, the salt and its number alone.
 
-        Args:
-            count: How many.
-            vocab_size: Ids are drawn evenly from those below it.
-            salt: Gives others under the same seed.
+        Ids are drawn evenly from those below ``vocab_size``.
         """
 
         def chance(name: str) -> Random:
@@ -81,27 +72,24 @@ class Workload:
         def ids(name: str, length: int) -> tuple[int, ...]:
             return tuple(chance(name).choices(range(vocab_size), k=length))
 
-        prefix, due = ids("prefix", self.shared_prefix), [None] * count
+        prefix = ids("prefix", self.shared_prefix)
+        due: list[float | None] = [None] * count
         if self.rate < math.inf:
             arrivals = chance("arrivals")
             gaps = (arrivals.expovariate(self.rate) for _ in range(count - 1))
-            due = list(accumulate(gaps, initial=0.0))
-        return [
-            Ask(
-                prompt_ids=ask.prompt_ids or prefix + ids(str(n), ask.prompt_tokens - len(prefix)),
-                output_tokens=ask.output_tokens,
-                arrival_s=due[n] if ask.arrival_s is None else ask.arrival_s,
-            )
-            for n, ask in ((n, self.asks[n % len(self.asks)]) for n in range(count))
-        ]
+            due[:] = accumulate(gaps, initial=0.0)
+        drawn = []
+        for number in range(count):
+            ask = self.asks[number % len(self.asks)]
+            rest = ids(str(number), max(ask.prompt_tokens - len(prefix), 0))
+            prompt = ask.prompt_ids or (prefix + rest)[: ask.prompt_tokens]
+            arrival_s = due[number] if ask.arrival_s is None else ask.arrival_s
+            drawn.append(replace(ask, prompt_ids=prompt, arrival_s=arrival_s))
+        return drawn
 
 
 def read_workload(path: Path, default: Ask) -> list[Ask]:
-    """Read requests from JSON lines.
-
-    Args:
-        path: The file.
-        default: For what a line leaves out.
+    """Read requests from JSON lines; ``default`` stands for what a line leaves out.
 
     Raises:
         ConfigError: The file cannot be read, or a line is wrong.
@@ -110,18 +98,15 @@ def read_workload(path: Path, default: Ask) -> list[Ask]:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise ConfigError("the workload cannot be read.", found=str(error)[:200]) from None
-    defaults = msgspec.structs.asdict(default)
     asks = []
     for number, line in enumerate(lines, 1):
         try:
             row = msgspec.json.decode(line, type=dict[str, object])
-            asks.append(msgspec.convert(defaults | row, Ask))
+            asks.append(msgspec.convert(asdict(default) | row, Ask))
         except msgspec.DecodeError as error:
             raise ConfigError(
                 f"line {number} of the workload is wrong.",
                 found=str(error)[:100],
                 expected="some of prompt_ids, prompt_tokens, output_tokens, arrival_s",
             ) from None
-    if not asks:
-        raise ConfigError("the workload is empty.", found=str(path)[:100])
     return asks

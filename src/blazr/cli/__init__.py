@@ -14,6 +14,7 @@ COMMANDS: Table[Callable[..., None]] = Table(
         "chat": "blazr.cli.chat:chat",
         "serve": "blazr.cli.serve:serve",
         "info": "blazr.cli.info:info",
+        "bench": "blazr.cli.bench:bench",
         "encode": "blazr.cli.vocabulary:encode",
         "decode": "blazr.cli.vocabulary:decode",
         "doctor": "blazr.cli.doctor:doctor",

@@ -222,7 +222,7 @@ class AsyncEngine:
 
     def _receive(self) -> None:
         """Take what has come in; wait for something only when there is nothing to do."""
-        while True:
+        while not self._closing:
             try:
                 self._inbox.get(block=not self._engine.has_work(), timeout=1.0)()
             except Empty:

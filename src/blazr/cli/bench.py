@@ -1,0 +1,303 @@
+"""``blazr bench``: how fast a model runs here, or a server answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from blazr.bench import RANDOM_SHAPES
+from blazr.cli import options
+from blazr.core import env
+from blazr.core.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from blazr.bench.load import Record, Target
+    from blazr.bench.workload import Workload
+    from blazr.models.causal_lm import CausalLM
+    from blazr.nn.device import Device
+
+_Figures = Mapping[str, object]
+_SPREAD = "{p50:,.1f} / {p90:,.1f} / {p99:,.1f}"
+# What the table says of each level: title, key, form.
+_ROWS = (
+    ("requests", "num_requests", "{}"),
+    ("errors", "num_errors", "{}"),
+    ("output tokens/s", "output_tokens_per_s", "{:,.1f}"),
+    ("all tokens/s", "total_tokens_per_s", "{:,.1f}"),
+    ("first token, ms", "ttft_ms", _SPREAD),
+    ("between tokens, ms", "itl_ms", _SPREAD),
+    ("whole reply, ms", "e2e_ms", _SPREAD),
+    ("prefill tokens/s", "prefill_tokens_per_s", "{p50:,.1f}"),
+    ("decode tokens/s", "decode_tokens_per_s", "{p50:,.1f}"),
+    ("prompt from cache", "cached_share", "{:.0%}"),
+    ("goodput", "goodput_share", "{:.0%}"),
+    ("of the bandwidth", "bandwidth_share", "{:.1%}"),
+)
+
+
+def bench(  # noqa: PLR0913  (one argument per flag)
+    model_argument: options.ModelArgument = None,
+    *,
+    model: options.Model = None,
+    random: Annotated[
+        str | None, typer.Option(help=f"Random weights of a shape: {', '.join(RANDOM_SHAPES)}.")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="Measure a server; shows BLAZR_API_KEY.")] = None,
+    workload: Annotated[
+        Path | None, typer.Option(help="Requests from a file of JSON lines.")
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of a prompt.")] = 128,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Length of a reply.")] = 64,
+    shared_prefix: Annotated[int, typer.Option(min=0, help="Tokens all prompts begin with.")] = 0,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="At each level.  [4 x concurrency, at least 8]")
+    ] = None,
+    rate: Annotated[
+        float, typer.Option(help="Requests a second, at random; inf sends when there is room.")
+    ] = math.inf,
+    concurrency: Annotated[
+        str | None, typer.Option(help="Requests at once, by level.  [1,2,4,8; with a rate, any]")
+    ] = None,
+    warmup: Annotated[int, typer.Option(min=0, help="Requests before each level.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of prompts and arrivals.")] = 0,
+    goodput: Annotated[str, typer.Option(help="Milliseconds to keep to: ttft:200,itl:50.")] = "",
+    device: options.DeviceName = "auto",
+    dtype: options.Dtype = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads that compute.")] = None,
+    as_json: options.Json = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the levels into this PNG.")] = None,
+    history: Annotated[Path | None, typer.Option(help="Append the run as one JSON line.")] = None,
+    verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
+) -> None:
+    """Measure throughput and latency, in this process or, with --url, of a server."""
+    from blazr.bench.report import origin, parse_goals
+    from blazr.bench.workload import Ask, Workload, read_workload
+
+    name, named = options.pick_model(model, model_argument), model or model_argument
+    if random is not None and (named or url):
+        raise ConfigError("--random is a model of its own.", expected="no MODEL and no --url")
+    if plot is not None and find_spec("matplotlib") is None:  # better now than after a long run
+        raise ConfigError("--plot needs matplotlib.", hint="pip install 'blazr[train]'")
+    ask = Ask(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+    asks = read_workload(workload, ask) if workload else [ask]
+    is_timed = rate < math.inf or any(each.arrival_s is not None for each in asks)
+    plan = _Plan(
+        workload=Workload(asks=asks, shared_prefix=shared_prefix, rate=rate, seed=seed),
+        levels=_parse_levels(concurrency or ("any" if is_timed else "1,2,4,8")),
+        requests=requests or (len(asks) if workload else None),
+        warmup=warmup,
+        goals=parse_goals(goodput),
+    )
+    if url is not None:
+        facts, levels = asyncio.run(_run_there(plan, url, named))
+    else:
+        facts, levels = _run_here(plan, name, random, device=device, dtype=dtype, threads=threads)
+    _complain(levels)
+    report = {
+        **origin(),
+        **facts,
+        "seed": seed,
+        "scenario": {
+            "workload": workload.name if workload else None,
+            "prompt_tokens": prompt_tokens,
+            "output_tokens": output_tokens,
+            "shared_prefix": shared_prefix,
+            "rate": rate if rate < math.inf else None,
+            "goodput": goodput,
+        },
+        "levels": levels,
+    }
+    try:
+        if history is not None:
+            with history.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(report) + "\n")
+        if plot is not None:
+            _plot(levels, plot, title=str(facts["model"]))
+    except OSError as error:
+        raise ConfigError("the run cannot be written down.", found=str(error)[:200]) from None
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        _show(facts, levels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What is run, apart from on what."""
+
+    workload: Workload
+    levels: Sequence[int | None]
+    requests: int | None
+    warmup: int
+    goals: Mapping[str, float]
+
+    async def run(self, target: Target) -> list[tuple[_Figures, list[Record]]]:
+        """The figures and the records of every level."""
+        from blazr.bench.load import run_level
+        from blazr.bench.report import summarize
+
+        counts = [self.requests or max(8, 4 * (level or 8)) for level in self.levels]
+        results: list[tuple[_Figures, list[Record]]] = []
+        with _progress(sum(counts)) as advance:
+            for level, count in zip(self.levels, counts, strict=True):
+                records, counters = await run_level(
+                    target, self.workload, level, count=count, warmup=self.warmup, on_end=advance
+                )
+                figures = {"concurrency": level, **summarize(records, self.goals)}
+                results.append((figures | {"counters": counters}, records))
+        return results
+
+
+async def _run_there(plan: _Plan, url: str, model: str | None) -> tuple[_Figures, list[_Figures]]:
+    from blazr.bench.online import connect
+
+    api_key = env.get("BLAZR_API_KEY").partition(",")[0]
+    async with connect(url, model=model, api_key=api_key) as target:
+        results = await plan.run(target)
+        return {"url": url, "model": target.model}, [figures for figures, _ in results]
+
+
+def _run_here(
+    plan: _Plan, model: str, shape: str | None, *, device: str, dtype: str, threads: int | None
+) -> tuple[_Figures, list[_Figures]]:
+    import torch
+
+    from blazr.bench.offline import EngineTarget
+    from blazr.bench.roofline import bandwidth_use, measure_bandwidth, peak_memory
+    from blazr.engine.build import build_engine
+    from blazr.engine.config import EngineConfig
+    from blazr.nn.device import resolve_device
+
+    torch.set_num_threads(threads or torch.get_num_threads())
+    place = resolve_device(device)
+    running = max(EngineConfig().max_running, *(level or 0 for level in plan.levels))
+    # the queue's bound protects a server; here every request that was asked for is to run
+    config = EngineConfig(max_running=running, max_waiting=2**20)
+    started_s = perf_counter()
+    name, network = _load(model, shape, device=place, dtype=dtype)
+    engine = build_engine(network, place, config=config)
+    load_s = perf_counter() - started_s
+    try:
+        target = EngineTarget(engine, vocab_size=network.config.vocab_size)
+        results = asyncio.run(plan.run(target))
+    finally:
+        engine.close()
+    memory = peak_memory(place)  # before the next line adds to it
+    bandwidth = measure_bandwidth(place)
+    facts = {
+        "model": name,
+        "device": str(place),
+        "dtype": str(network.dtype).removeprefix("torch."),
+        "load_s": load_s,
+        **memory,
+        "bandwidth_bytes_per_s": bandwidth,
+    }
+    return facts, [
+        {**figures, **bandwidth_use(network, records, bandwidth)} for figures, records in results
+    ]
+
+
+def _load(model: str, shape: str | None, *, device: Device, dtype: str) -> tuple[str, CausalLM]:
+    from blazr.bench.shapes import random_network
+    from blazr.models.loading.load import load
+
+    if shape is not None:
+        config = RANDOM_SHAPES[shape]()
+        return f"random {shape}", random_network(config, device=device, dtype=dtype)
+    loaded = load(model, device=device, dtype=dtype)
+    return loaded.name, loaded.module
+
+
+def _parse_levels(text: str) -> list[int | None]:
+    if text == "any":
+        return [None]
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise ConfigError(
+            "the levels of concurrency are not understood.",
+            found=repr(text[:50]),
+            expected="numbers from 1, separated by commas, or any",
+        )
+    return [int(word) for word in words]
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[], None]]:
+    """A bar on stderr, where somebody watches."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    watched = sys.stderr.isatty()
+    with Progress(console=Console(stderr=True), transient=True, disable=not watched) as bar:
+        task = bar.add_task("requests", total=total)
+        yield lambda: bar.advance(task)
+
+
+def _show(facts: _Figures, levels: Sequence[_Figures]) -> None:
+    """The report for people: one column per level."""
+    from rich.console import Console
+    from rich.filesize import decimal
+    from rich.table import Table
+
+    if "url" in facts:
+        print("{model} at {url}".format_map(facts))
+    else:
+        print("{model} on {device}, {dtype}, loaded in {load_s:.2f} s".format_map(facts))
+        sizes = (facts["peak_memory_bytes"], facts["bandwidth_bytes_per_s"])
+        peak, bandwidth = (decimal(round(cast("float", size))) for size in sizes)
+        print(f"peak memory {peak}, memory bandwidth {bandwidth}/s")
+    table = Table("requests at once", *(str(level["concurrency"] or "any") for level in levels))
+    for title, key, form in _ROWS:
+        cells = [_cell(level.get(key), form) for level in levels]
+        if any(cells):
+            table.add_row(title, *cells)
+    # a pipe has no width, and a table cut to fit one would be of no use
+    width = None if sys.stdout.isatty() else 24 + 32 * len(levels)
+    Console(width=width).print(table)
+
+
+def _cell(value: object, form: str) -> str:
+    if isinstance(value, Mapping):
+        return form.format_map(value)
+    return "" if value is None else form.format(value)
+
+
+def _complain(levels: Sequence[_Figures]) -> None:
+    """Say what failed; fail if everything did."""
+    error = next((str(level["first_error"]) for level in levels if level["num_errors"]), "")
+    if error and not any(level["output_tokens"] for level in levels):
+        raise EngineError("every request failed.", found=error)
+    if error:
+        print(f"warning: some requests failed, the first: {error}", file=sys.stderr)
+
+
+def _plot(levels: Sequence[_Figures], path: Path, *, title: str) -> None:
+    """Draw throughput and the time between tokens over concurrency."""
+    from matplotlib.figure import Figure
+
+    # without a limit there is one level, and its place on the axis is all the same
+    places = [level["concurrency"] or level["num_requests"] for level in levels]
+    gaps = [cast("Mapping[str, float]", level["itl_ms"] or {}) for level in levels]
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    figure.suptitle(title)
+    left, right = figure.subplots(1, 2)
+    left.plot(places, [level["output_tokens_per_s"] for level in levels], "o-")
+    for name in ("p50", "p99"):
+        right.plot(places, [gap.get(name) for gap in gaps], "o-", label=name)
+    right.legend()
+    for axes, label in ((left, "output tokens per second"), (right, "between tokens, ms")):
+        axes.set(xlabel="requests at once", ylabel=label, ylim=(0, None))
+        axes.set_xticks(places, [str(place) for place in places])
+        axes.grid(alpha=0.3)
+    figure.savefig(path, format="png", dpi=120)

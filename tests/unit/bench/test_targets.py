@@ -1,0 +1,193 @@
+"""What is measured: an engine in this process, and a real server on a loopback port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.loopback import Loopback, serving
+from tests.networks import VOCAB, build_network
+from tests.scripted import scripted_core
+
+from blazr.bench.load import Record, drive, run_level
+from blazr.bench.offline import EngineTarget
+from blazr.bench.online import connect
+from blazr.bench.workload import Ask, Workload
+from blazr.cli.bench import bench
+from blazr.core.errors import ConfigError, EngineError
+from blazr.engine.build import build_engine
+from blazr.engine.config import EngineConfig
+from blazr.nn.device import resolve_device
+
+
+@pytest.fixture
+def target() -> Iterator[EngineTarget]:
+    network = build_network(("mamba2", "mla+moe", "gqa+mlp"))
+    engine = build_engine(
+        network, resolve_device("cpu"), config=EngineConfig(max_running=4, memory="16MiB")
+    )
+    yield EngineTarget(engine, vocab_size=VOCAB)
+    engine.close()
+
+
+def nothing() -> None:
+    pass
+
+
+def test_an_engine_is_measured_token_by_token(target: EngineTarget) -> None:
+    workload = Workload(asks=[Ask(prompt_tokens=130, output_tokens=5)], shared_prefix=128)
+    records, counters = asyncio.run(
+        run_level(target, workload, 2, count=4, warmup=1, on_end=nothing)
+    )
+    assert [(r.prompt_tokens, r.output_tokens, r.error) for r in records] == [(130, 5, "")] * 4
+    for record in records:
+        assert len(record.token_s) == 5
+        assert record.token_s == sorted(record.token_s)
+        assert record.arrival_s < record.token_s[0]
+        assert record.token_s[-1] <= record.end_s
+    assert sum(record.cached_tokens for record in records) >= 2 * 128
+    assert counters["generated_tokens"] == 20
+    assert counters["prompt_tokens"] == 520
+    assert counters["cached_tokens"] == sum(record.cached_tokens for record in records)
+    assert "num_running" not in counters
+
+
+def test_an_engines_refusal_is_a_record(target: EngineTarget) -> None:
+    asks = [Ask(prompt_ids=(VOCAB,)), Ask(prompt_ids=(1,), output_tokens=2)]
+    refused, answered = asyncio.run(drive(target, asks))
+    assert "out of range" in refused.error
+    assert answered.is_ok
+
+
+@pytest.fixture(scope="module")
+def loopback() -> Iterator[Loopback]:
+    with serving(scripted_core(), api_keys=("secret",)) as running:
+        yield running
+
+
+def ask_server(url: str, asks: list[Ask], **changes: object) -> tuple[object, list[Record]]:
+    async def run() -> tuple[object, list[Record]]:
+        settings = {"model": None, "api_key": "secret", **changes}
+        async with connect(url, **settings) as server:
+            return server, await drive(server, asks, 2, salt="s")
+
+    return asyncio.run(run())
+
+
+def test_a_server_is_measured_as_it_streams(loopback: Loopback) -> None:
+    server, records = ask_server(
+        loopback.url + "/", [Ask(prompt_ids=(5, 6, 7), output_tokens=6)] * 3
+    )
+    assert server.model == "scripted"
+    assert server.vocab_size == 100331
+    for record in records:
+        assert not record.error
+        assert record.output_tokens == len(record.token_s) == 6
+        assert record.cached_tokens == 2, "as the server says"
+        assert record.arrival_s < record.token_s[0] <= record.token_s[-1] <= record.end_s
+    request = loopback.engine.submitted[-1]
+    assert request.prompt_ids == (5, 6, 7)
+    assert request.params.ignore_eos
+    assert request.params.is_greedy
+    assert request.cache_salt.endswith("/s")
+
+
+def test_a_servers_refusal_is_a_record(loopback: Loopback) -> None:
+    _, (record,) = ask_server(loopback.url, [Ask(prompt_ids=(1,) * 600)])
+    assert "HTTP 400" in record.error
+    assert not record.is_ok
+
+
+def test_a_servers_failure_in_the_stream_is_a_record(loopback: Loopback) -> None:
+    loopback.engine.fails_with = "the memory is gone"
+    try:
+        _, (record,) = ask_server(loopback.url, [Ask(prompt_ids=(1,))])
+    finally:
+        loopback.engine.fails_with = ""
+    assert "the memory is gone" in record.error
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "localhost:8080", ""])
+def test_where_nobody_serves_it_is_said(url: str) -> None:
+    with pytest.raises(EngineError, match="no models at"):
+        ask_server(url, [])
+
+
+def test_a_wrong_key_is_said(loopback: Loopback) -> None:
+    with pytest.raises(EngineError, match="401"):
+        ask_server(loopback.url, [], api_key="wrong")
+
+
+def test_the_command_measures_here(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    bench(
+        random="nano",
+        prompt_tokens=20,
+        output_tokens=4,
+        requests=3,
+        concurrency="1,2",
+        goodput="ttft:60000",
+        warmup=0,
+        device="cpu",
+        history=tmp_path / "runs.jsonl",
+    )
+    table = capsys.readouterr().out
+    assert "random nano on cpu" in table
+    assert "of the bandwidth" in table
+    report = json.loads((tmp_path / "runs.jsonl").read_text())
+    assert report["load_s"] > 0
+    assert report["peak_memory_bytes"] > 0
+    assert [level["concurrency"] for level in report["levels"]] == [1, 2]
+    for level in report["levels"]:
+        assert level["output_tokens"] == 12
+        assert level["goodput_share"] == 1
+        assert 0 < level["bandwidth_share"] < 1
+
+
+@pytest.fixture
+def _key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLAZR_API_KEY", "secret,other")
+
+
+@pytest.mark.usefixtures("_key")
+def test_the_command_measures_a_server_and_draws(
+    loopback: Loopback, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    workload, picture = tmp_path / "w.jsonl", tmp_path / "p.png"
+    workload.write_text('{"prompt_tokens": 3, "output_tokens": 4}\n{"arrival_s": 0.01}\n')
+    bench(url=loopback.url, workload=workload, output_tokens=2, rate=200.0, plot=picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    table = capsys.readouterr().out
+    assert f"scripted at {loopback.url}" in table
+    assert "between tokens, ms" in table
+    assert "of the bandwidth" not in table
+    bench(url=loopback.url, workload=workload, output_tokens=2, concurrency="2", as_json=True)
+    report = json.loads(capsys.readouterr().out)
+    assert report["model"] == "scripted"
+    (level,) = report["levels"]
+    assert (level["num_requests"], level["concurrency"], level["output_tokens"]) == (2, 2, 6)
+
+
+@pytest.mark.usefixtures("_key")
+def test_the_command_fails_where_everything_does(loopback: Loopback, tmp_path: Path) -> None:
+    workload, history = tmp_path / "w.jsonl", tmp_path / "none.jsonl"
+    workload.write_text(json.dumps({"prompt_ids": [1] * 600}) + "\n")
+    with pytest.raises(EngineError, match="every request"):
+        bench(url=loopback.url, workload=workload, history=history)
+    assert not history.exists()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"random": "nano", "url": "http://x"},
+        {"random": "nano", "model": "x"},
+        {"concurrency": "0"},
+        {"concurrency": "1;2"},
+    ],
+)
+def test_flags_that_contradict_are_refused(flags: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        bench(**flags)
