@@ -30,6 +30,8 @@ class Table(Mapping[str, V], Generic[V]):
         self.name = name
         self._rows = dict(rows)
         self._lazy = dict(lazy or {})
+        # resolving a lazy row must not change the order
+        self._names = tuple(dict.fromkeys((*self._rows, *self._lazy)))
 
     def __getitem__(self, key: str) -> V:
         if key in self._rows:
@@ -47,11 +49,10 @@ class Table(Mapping[str, V], Generic[V]):
         )
 
     def __contains__(self, key: object) -> bool:
-        return key in self._rows or key in self._lazy
+        return key in self._names
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._rows
-        yield from (key for key in self._lazy if key not in self._rows)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(set(self._rows) | set(self._lazy))
+        return len(self._names)

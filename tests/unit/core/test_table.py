@@ -1,5 +1,6 @@
 """Rows by name: order, laziness, and answers to a wrong name."""
 
+import math
 import sys
 
 import pytest
@@ -43,3 +44,9 @@ def test_a_long_name_is_not_echoed() -> None:
 def test_an_empty_table_says_so() -> None:
     with pytest.raises(UnknownNameError, match="the table is empty"):
         Table("thing", {})["x"]
+
+
+def test_resolving_a_row_keeps_the_order() -> None:
+    table = Table("thing", {"a": print}, lazy={"b": "math:floor", "c": "math:ceil"})
+    assert table["c"] is math.ceil
+    assert list(table) == ["a", "b", "c"]
