@@ -15,10 +15,7 @@ from blazr.nn.layers.linear import DepthwiseConv, Linear
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.ops.conv1d import causal_conv1d, causal_conv1d_sequences
 from blazr.nn.ops.norm import gated_rms_norm
-from blazr.nn.ops.ssd import ssd_output, ssd_state
-
-DT_MIN, DT_MAX = 0.001, 0.1
-A_MIN, A_MAX = 1e-6, 1e6
+from blazr.nn.ops.ssd import decay_rates, ssd_output, ssd_state, step_sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +113,7 @@ class Mamba2(Mixer):
         z, raw, dt = self._project(x)
         post = F.silu(causal_conv1d_sequences(raw, self.conv1d.weight, self.conv1d.bias))
         post = post.to(raw.dtype)
-        a = self._decay_rates()
+        a = decay_rates(self.a_log)
         state = x.new_zeros(
             (x.shape[0], cfg.num_heads, cfg.head_dim, cfg.state_size), dtype=torch.float32
         )
@@ -135,10 +132,7 @@ class Mamba2(Mixer):
         cfg = self.config
         sizes = [cfg.inner_size, cfg.conv_size, cfg.num_heads]
         z, raw, dt = self.in_proj(x).split(sizes, -1)
-        return z, raw, F.softplus(dt.float() + self.dt_bias.float()).clamp(DT_MIN, DT_MAX)
-
-    def _decay_rates(self) -> Tensor:
-        return -self.a_log.float().exp().clamp(A_MIN, A_MAX)
+        return z, raw, step_sizes(dt, self.dt_bias)
 
     def _maps(self, rows: Tensor) -> Tensor:
         return rows.float().unflatten(-1, (self.config.num_groups, -1))  # (..., G, N)
@@ -183,7 +177,7 @@ class Mamba2(Mixer):
         step = live["dt"][runs, :count].masked_fill(empty, 0)
         c = self._maps(post[:, None, -cfg.map_size :])
         state = cache.checkpoint["ssm"][slots]
-        log_decay = step * self._decay_rates()
+        log_decay = step * decay_rates(self.a_log)
         y = ssd_output(x, step, log_decay, b, c, state)[:, 0]
 
         for index, span in enumerate(spans):
@@ -212,7 +206,7 @@ class Mamba2(Mixer):
         dt = torch.cat((live["dt"][:logged], dt))
         x, b = self._split_xb(xb)
         c = self._maps(post[:, -cfg.map_size :])
-        log_decay = dt * self._decay_rates()
+        log_decay = dt * decay_rates(self.a_log)
 
         state = cache.checkpoint["ssm"][slot][None]
         wanted = dict(span.checkpoints)

@@ -17,10 +17,7 @@ from blazr.nn.layers.recurrent import RecurrentMixer, State
 from blazr.nn.ops.conv1d import causal_conv1d
 from blazr.nn.ops.norm import gated_rms_norm, rms_norm
 from blazr.nn.ops.rope import rotate_pairs
-from blazr.nn.ops.ssd import ssd_output, ssd_state
-
-DT_MIN, DT_MAX = 0.001, 0.1
-A_MIN, A_MAX = 1e-6, 1e6
+from blazr.nn.ops.ssd import decay_rates, ssd_output, ssd_state, step_sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +131,7 @@ class Mamba3(RecurrentMixer):
             .split([cfg.inner_size, cfg.inner_size + 2 * cfg.map_size, cfg.num_heads], -1)
         )
         inputs, b, c = self._convolve(xbc, state, after)
-        dt = F.softplus(dt + self.dt_bias.float()).clamp(DT_MIN, DT_MAX)
+        dt = step_sizes(dt, self.dt_bias)
         b = self._heads(b, self.b_bias)  # (B, T, H, N)
         c = self._heads(c, self.c_bias)
         if cfg.complex_rope:
@@ -176,7 +173,7 @@ class Mamba3(RecurrentMixer):
     def _recur(self, operands: tuple[Tensor, ...], state: State, after: State) -> Tensor:
         """The two terms of the trapezoid are two sums with the same decays."""
         x, b, c, dt, mix = operands
-        log_decay = dt * -self.a_log.float().exp().clamp(A_MIN, A_MAX)
+        log_decay = dt * decay_rates(self.a_log)
         x_before = torch.cat((state["x"][:, None], x[:, :-1]), 1)
         b_before = torch.cat((state["b"][:, None], b[:, :-1]), 1)
         now, before = mix * dt, (1 - mix) * dt * log_decay.exp()

@@ -3,7 +3,29 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+DT_MIN, DT_MAX = 0.001, 0.1
+A_MIN, A_MAX = 1e-6, 1e6
+
+
+def step_sizes(raw: Tensor, bias: Tensor) -> Tensor:
+    """Step sizes of Mamba-2 and Mamba-3: ``clip(softplus(raw + bias), 0.001, 0.1)``.
+
+    Args:
+        raw: (..., H).
+        bias: (H,).
+
+    Returns:
+        (..., H), float32.
+    """
+    return F.softplus(raw.float() + bias.float()).clamp(DT_MIN, DT_MAX)
+
+
+def decay_rates(a_log: Tensor) -> Tensor:
+    """``A = -clip(exp(a_log), 1e-6, 1e6)``, (H,) float32, negative."""
+    return -a_log.float().exp().clamp(A_MIN, A_MAX)
 
 
 def ssd_output(
