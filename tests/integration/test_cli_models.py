@@ -41,7 +41,7 @@ def test_generate_prints_the_text_and_nothing_else(model_path: Path) -> None:
 
 
 def test_generate_refuses_what_cannot_be(model_path: Path) -> None:
-    done = run("generate", "-m", str(model_path), "-p", "a", "--temperature", "9", check=1)
+    done = run("generate", "-m", str(model_path), "-p", "a", "--temperature", "9", check=2)
     assert "temperature is out of range" in done.stderr
     done = run("generate", "-m", str(model_path / "nothing"), "-p", "a", check=1)
     assert done.stderr.startswith("error: ")

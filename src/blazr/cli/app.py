@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 import blazr
 from blazr.cli import COMMANDS
 from blazr.core import env, log
-from blazr.core.errors import BlazrError
+from blazr.core.errors import BlazrError, ContextLengthError, RequestError
 
 if TYPE_CHECKING:
     from typer._click import Command, Context
@@ -85,4 +85,6 @@ def _report(error: Exception) -> int:
         print(f"error: {type(error).__name__}: {str(error)[:500]}", file=sys.stderr)
         if not shows_all:
             print("  this is a bug; -v shows where", file=sys.stderr)
-    return 1
+    # what the flags asked for is impossible: wrong usage, unless the text is only too long
+    is_usage = isinstance(error, RequestError) and not isinstance(error, ContextLengthError)
+    return 2 if is_usage else 1

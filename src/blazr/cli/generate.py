@@ -43,8 +43,9 @@ def generate(  # noqa: PLR0913  (one argument per flag)
     verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
 ) -> None:
     """Continue a prompt; the text goes to stdout and nothing else does."""
-    if model is not None and prompt is None and prompt_argument is None:
-        # with the model named, the one word left is the prompt
+    is_named = model is not None or model_argument == "-"
+    if is_named and prompt is None and prompt_argument is None:
+        # with the model named (and no model is called -), the one word left is the prompt
         model_argument, prompt_argument = None, model_argument
     name = options.pick_model(model, model_argument)
     text = _read_prompt(prompt_argument if prompt is None else prompt)
