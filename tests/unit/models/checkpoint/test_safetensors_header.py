@@ -3,7 +3,6 @@
 import json
 import os
 import struct
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -166,12 +165,11 @@ def test_spoiled_bytes_never_crash(tmp_path_factory, position: int, noise: bytes
         assert all(info.end <= len(whole) for info in read_header(path).values())
 
 
+@pytest.mark.timeout(30)
 def test_a_pipe_is_refused_without_waiting(file: Path) -> None:
     os.mkfifo(file)
-    start = time.monotonic()
     with pytest.raises(CheckpointError, match="not a regular file"):
         read_header(file)
-    assert time.monotonic() - start < 1
 
 
 def test_a_device_and_a_directory_are_refused(tmp_path: Path) -> None:
