@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 END = "<|endoftext|>"
+SHORT = 800  # characters, of a story that leaves room for another in the context
 HELD_OUT = 0.1  # the last tenth of the TinyStories sample is never trained on
 
 CLASSICS = (
@@ -44,12 +45,15 @@ REQUESTS = (
     "Tell a story with {} in it.",
     "Story about {} please",
 )
+WITHOUT_ARTICLE = ("ice", "rain", "snow")
+THE_ONLY_ONE = ("moon", "sun")
 PLAIN_REQUESTS = (
     "Tell me a story.",
     "Tell me a story!",
     "Can you tell me a story?",
     "A story, please.",
 )
+MORE_REQUESTS = ("Tell me another one.", "Another one, please!", "One more story, please.")
 SYSTEMS = (
     "You are a kind storyteller.",
     "You tell short stories to small children.",
@@ -74,25 +78,28 @@ class Mix:
     Args:
         real: A TinyStories story; there are so few that more than one view an epoch is learnt by
             heart.
-        sampled: A story sampled from stories260K.
+        sampled: A story sampled from stories260K, its surest words only.
+        drawn: A story drawn from stories260K as it is, by ``sample.py``.
         classic: A passage of a children's book.
         real_chat: A TinyStories story asked for in a chat.
         sampled_chat: A sampled story asked for in a chat.
         talk: A short chat.
+        second: A story told in a chat after another.
     """
 
     real: float
     sampled: float
+    drawn: float
     classic: float
     real_chat: float
     sampled_chat: float
     talk: float
+    second: float
 
 
-MIXES = {
-    "rich": Mix(real=4, sampled=0.75, classic=0.35, real_chat=1, sampled_chat=0.12, talk=1),
-    "broad": Mix(real=0.5, sampled=1, classic=0.35, real_chat=0.25, sampled_chat=0.25, talk=0.5),
-}
+MIX = Mix(
+    real=1, sampled=1, drawn=1, classic=0.35, real_chat=0.5, sampled_chat=0.25, talk=1, second=0.25
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +109,12 @@ class Corpus:
     Args:
         documents: Training texts with how often each is seen in an epoch; chat ones contain role
             tokens.
+        plain: The sound texts among them, once each, for the tokenizer.
         held_out: Stories never trained on.
     """
 
     documents: list[tuple[str, float]]
+    plain: list[str]
     held_out: list[str]
 
 
@@ -115,29 +124,32 @@ def split_stories(path: Path) -> list[str]:
     return [story for part in parts if (story := _tidy(part))]
 
 
-def load_corpus(folder: Path, *, seed: int, mix: str = "broad") -> Corpus:
-    """Read and mix everything. The same seed and mix give the same documents.
+def load_corpus(folder: Path, *, seed: int) -> Corpus:
+    """Read and mix everything. The same seed gives the same documents.
 
     Args:
-        folder: Holds the three collections.
+        folder: Holds the four collections.
         seed: Of the chats' words.
-        mix: Name of a row of ``MIXES``.
     """
-    weight = MIXES[mix]
     rng = random.Random(seed)
     real = split_stories(folder / "tinystories-sample" / "stories.txt")
     cut = len(real) - round(len(real) * HELD_OUT)
     real, held_out = real[:cut], real[cut:]
-    sampled = [
-        s for s in split_stories(folder / "stories260k-samples" / "stories.txt") if _is_sound(s)
-    ]
-    documents = [(story, weight.real) for story in real]
-    documents += [(story, weight.sampled) for story in sampled]
-    documents += [(passage, weight.classic) for passage in _classics(folder / "childrens-classics")]
-    documents += [(_chat(story, rng), weight.real_chat) for story in real]
-    documents += [(_chat(story, rng), weight.sampled_chat) for story in sampled]
-    documents += [(_talk(rng, rng.choice(real)), weight.talk) for _ in range(250)]
-    return Corpus(documents, held_out)
+    sampled, drawn = (
+        [story for story in split_stories(folder / name / "stories.txt") if _is_sound(story)]
+        for name in ("stories260k-samples", "stories260k-draws")
+    )
+    classics = _classics(folder / "childrens-classics")
+    documents = [(story, MIX.real) for story in real]
+    documents += [(story, MIX.sampled) for story in sampled]
+    documents += [(story, MIX.drawn) for story in drawn]
+    documents += [(passage, MIX.classic) for passage in classics]
+    documents += [(_chat(story, rng), MIX.real_chat) for story in real]
+    documents += [(_chat(story, rng), MIX.sampled_chat) for story in sampled]
+    documents += [(_talk(rng, rng.choice(real)), MIX.talk) for _ in range(250)]
+    short = [story for story in sampled if len(story) < SHORT]
+    documents += [(_second(rng.choice(short), story, rng), MIX.second) for story in short]
+    return Corpus(documents, real + sampled + classics, held_out)
 
 
 def _tidy(text: str) -> str:
@@ -178,27 +190,37 @@ def _subject(story: str, rng: random.Random) -> str | None:
     words = re.findall(r"[a-z]+", story.lower())
     things = [s for s in SUBJECTS if words.count(s) + words.count(s + "s") >= 2]
     who = re.search(r"\ba (?:little |small |big |young )?(boy|girl|dog|cat|bird|bear) named", story)
-    choices = [f"{'an' if t[0] in 'aeiou' else 'a'} {t}" for t in things]
+    choices = [_with_article(thing) for thing in things]
     choices += [rng.choice((n, f"someone named {n}")) for n in names[:1]]
     if who and names:
         choices.append(f"a {who[1]} named {names[0]}")
     if len(things) >= 2:
         first, second = rng.sample(things, 2)
-        choices.append(f"a {first} and a {second}")
+        choices.append(f"{_with_article(first)} and {_with_article(second)}")
     return rng.choice(choices) if choices else None
+
+
+def _with_article(thing: str) -> str:
+    if thing in WITHOUT_ARTICLE:
+        return thing
+    if thing in THE_ONLY_ONE:
+        return f"the {thing}"
+    return f"{'an' if thing[0] in 'aeiou' else 'a'} {thing}"
 
 
 def _turns(turns: list[tuple[str, str]]) -> str:
     return "".join(f"<|{role}|>\n{content}\n" for role, content in turns)
 
 
-def _chat(story: str, rng: random.Random) -> str:
+def _request(story: str, rng: random.Random) -> str:
     subject = _subject(story, rng)
     if subject is None or rng.random() < 0.1:
-        request = rng.choice(PLAIN_REQUESTS)
-    else:
-        request = rng.choice(REQUESTS).format(subject)
-    turns = [("user", request), ("assistant", story)]
+        return rng.choice(PLAIN_REQUESTS)
+    return rng.choice(REQUESTS).format(subject)
+
+
+def _chat(story: str, rng: random.Random) -> str:
+    turns = [("user", _request(story, rng)), ("assistant", story)]
     if rng.random() < 0.2:
         turns.insert(0, ("system", rng.choice(SYSTEMS)))
     return _turns(turns).removesuffix("\n")
@@ -207,8 +229,13 @@ def _chat(story: str, rng: random.Random) -> str:
 def _talk(rng: random.Random, story: str) -> str:
     question, answer = rng.choice(SMALL_TALK)
     turns = [("user", question), ("assistant", answer)]
-    if rng.random() < 0.4 and len(story) < 900:
-        subject = _subject(story, rng)
-        request = rng.choice(REQUESTS).format(subject) if subject else rng.choice(PLAIN_REQUESTS)
-        turns += [("user", request), ("assistant", story)]
+    if rng.random() < 0.4 and len(story) < SHORT:
+        turns += [("user", _request(story, rng)), ("assistant", story)]
+    return _turns(turns).removesuffix("\n")
+
+
+def _second(first: str, story: str, rng: random.Random) -> str:
+    turns = [("user", _request(first, rng)), ("assistant", first)]
+    again = rng.choice(MORE_REQUESTS) if rng.random() < 0.5 else _request(story, rng)
+    turns += [("user", again), ("assistant", story)]
     return _turns(turns).removesuffix("\n")

@@ -41,21 +41,29 @@ def attention(
     Args:
         q: (..., Q, H, D).
         k: (..., S, K, D), all tokens in memory, S >= Q.
-        v: (..., S, K, D).
+        v: (..., S, K, E), E at most D.
         scale: Applied to the scores.
         window: Sliding window in tokens, or None.
 
     Returns:
-        (..., Q, H, D) in the dtype of q.
+        (..., Q, H, E) in the dtype of q.
     """
-    mask = causal_mask(q.shape[-3], k.shape[-3], window=window, device=q.device)
+    queries, size = q.shape[-3], v.shape[-1]
+    is_square = queries == k.shape[-3] and queries > 1 and window is None
+    mask = None
+    if not is_square:
+        mask = causal_mask(queries, k.shape[-3], window=window, device=q.device)
     q, k, v = (t.transpose(-3, -2) for t in (q, k, v))  # (..., heads, tokens, D)
     group = q.shape[-3] // k.shape[-3]
     if group > 1:
         k = k.repeat_interleave(group, -3)
         v = v.repeat_interleave(group, -3)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-    return out.transpose(-3, -2)
+    if size < q.shape[-1]:  # torch's fast paths want equal sizes
+        v = F.pad(v, (0, q.shape[-1] - size))
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=is_square, scale=scale
+    )
+    return out[..., :size].transpose(-3, -2)
 
 
 def latent_attention(
