@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from blazr.engine.cache.manager import CacheManager
 from blazr.engine.scheduler import StepPlan
-from blazr.nn.layers.batch import ForwardBatch, Span
+from blazr.nn.layers.batch import ForwardBatch, Span, group_decodes
 
 
 def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> ForwardBatch:
@@ -45,16 +45,19 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
     grid, tables = memory.shape.grid, memory.block_tables[runs]
     at = np.array(positions, np.int64)
     slots = tables[owners, at // grid] * grid + at % grid
+    placed, decodes = _place(tables, device), plan.num_decodes
+    has_pages = memory.shape.pages_per_superpage > 0
     return ForwardBatch(
         token_ids=_place(np.array(tokens, np.int64), device),
         positions=_place(at, device),
-        block_tables=_place(tables, device),
+        block_tables=placed,
         slot_mapping=_place(slots, device),
         state_slots=_place(np.array(states, np.int64), device),
         run_slots=_place(np.array(runs, np.int64), device),
         logits_indices=_place(np.array(wanted, np.int64), device),
         spans=tuple(spans),
-        num_decodes=plan.num_decodes,
+        num_decodes=decodes,
+        decode_groups=group_decodes(placed, spans[:decodes]) if has_pages else (),
     )
 
 

@@ -16,7 +16,7 @@ from blazr.engine.outputs import TokenLogprobs
 from blazr.engine.sampling.sampler import Sampled, Sampler, token_logprobs
 from blazr.engine.scheduler import PlannedSequence, StepPlan
 from blazr.models.causal_lm import CausalLM
-from blazr.nn.layers.batch import ForwardBatch, Span
+from blazr.nn.layers.batch import ForwardBatch, Span, group_decodes
 from blazr.nn.layers.cache_spec import GRID
 
 
@@ -144,14 +144,17 @@ def _single(token_ids: Tensor, start: int, *, first_page: int, has_states: bool)
     span = Span(0, length, start, start - checkpoint if has_states else 0, writes)
     blocks = -(-(start + length) // GRID)
     one = torch.zeros(1, dtype=torch.int64, device=device)
+    table = first_page + torch.arange(blocks, device=device)[None]
+    decodes = int(length == 1)
     return ForwardBatch(
         token_ids=token_ids,
         positions=positions,
-        block_tables=first_page + torch.arange(blocks, device=device)[None],
+        block_tables=table,
         slot_mapping=first_page * GRID + positions,
         state_slots=one + (1 if checkpoint else 0),
         run_slots=one,
         logits_indices=positions,
         spans=(span,),
-        num_decodes=int(length == 1),
+        num_decodes=decodes,
+        decode_groups=group_decodes(table, (span,)[:decodes]),
     )

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from blazr.nn.layers.base import Mixer, MixerConfig
-from blazr.nn.layers.batch import ForwardBatch, LayerCache, concat_rows
+from blazr.nn.layers.batch import DecodeGroup, ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import RopeConfig
-from blazr.nn.ops.attention import attention
+from blazr.nn.ops.attention import attention, decode_attention
 from blazr.nn.ops.rope import rotate_half
 
 
@@ -74,13 +74,15 @@ class Attention(Mixer):
         q, k, v = self._project(x, batch.positions)
         cache.write("k", k, batch.slot_mapping)
         cache.write("v", v, batch.slot_mapping)
-        parts = []
-        for index, span in enumerate(batch.spans):
-            pages = batch.block_tables[index]
+        out = torch.empty_like(q)
+        for group in batch.decode_groups:
+            out[group.rows] = self._decode(q[group.rows], group, cache).to(q.dtype)
+        for index in range(batch.num_decodes, len(batch.spans)):
+            span, pages = batch.spans[index], batch.block_tables[index]
             keys = cache.read("k", pages, span.total)
             values = cache.read("v", pages, span.total)
-            parts.append(self._attend(q[span.rows], keys, values))
-        return self.o_proj(concat_rows(parts).flatten(-2))
+            out[span.rows] = self._attend(q[span.rows], keys, values)
+        return self.o_proj(out.flatten(-2))
 
     def forward_sequences(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C), every sequence from position 0."""
@@ -96,6 +98,11 @@ class Attention(Mixer):
             q, k = self.q_norm(q), self.k_norm(k)
         cos, sin = self.config.rope.tables(positions)
         return rotate_half(q, cos, sin), rotate_half(k, cos, sin), v
+
+    def _decode(self, q: Tensor, group: DecodeGroup, cache: LayerCache) -> Tensor:
+        keys, values = (cache.read_together(name, group.pages) for name in ("k", "v"))
+        window, scale = self.config.sliding_window, self.config.head_dim**-0.5
+        return decode_attention(q, keys, values, group.visible, scale=scale, window=window)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scale = self.config.head_dim**-0.5

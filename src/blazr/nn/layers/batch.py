@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from blazr.nn.layers.cache_spec import GRID
 
 
 class Span(NamedTuple):
@@ -38,6 +41,20 @@ class Span(NamedTuple):
         return self.start + self.length
 
 
+class DecodeGroup(NamedTuple):
+    """Decoding sequences that attend together: b of them, with room for the same S tokens.
+
+    Args:
+        rows: (b,), int64, their places in the packed batch.
+        pages: (b, S // GRID), int64, page ids; behind its last page a row repeats its first.
+        visible: (b, S), bool, which of the S places hold its tokens.
+    """
+
+    rows: Tensor
+    pages: Tensor
+    visible: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """One step: T tokens of B sequences laid end to end, decoding sequences first.
@@ -52,6 +69,7 @@ class ForwardBatch:
         logits_indices: (J,), int64, tokens whose logits are wanted.
         spans: The B sequences in plain numbers.
         num_decodes: How many of the first sequences compute exactly one token.
+        decode_groups: These, as attention takes them.
     """
 
     token_ids: Tensor
@@ -63,6 +81,7 @@ class ForwardBatch:
     logits_indices: Tensor
     spans: tuple[Span, ...]
     num_decodes: int = 0
+    decode_groups: tuple[DecodeGroup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +109,10 @@ class LayerCache:
         count = -(-length // stored.shape[1])
         return stored[pages[:count]].flatten(0, 1)[:length]
 
+    def read_together(self, name: str, pages: Tensor) -> Tensor:
+        """All entries of the pages (b, m), (b, m * GRID, ...)."""
+        return self.paged[name][pages].flatten(1, 2)
+
     def state(self, name: str, batch: ForwardBatch, index: int) -> Tensor:
         """Where sequence ``index`` stands, for a layer that keeps a working state.
 
@@ -98,6 +121,37 @@ class LayerCache:
         if batch.spans[index].log_length:
             return self.live[name][batch.run_slots[index]]
         return self.checkpoint[name][batch.state_slots[index]]
+
+
+def group_decodes(block_tables: Tensor, spans: Sequence[Span]) -> tuple[DecodeGroup, ...]:
+    """Put decoding sequences together whose memory takes equally many pages, rounded up.
+
+    The room a sequence gets depends on its own length alone, so that its company changes nothing.
+
+    Args:
+        block_tables: (B, M), int64.
+        spans: Of the first sequences, those that decode.
+    """
+    members: dict[int, list[int]] = {}
+    for row, span in enumerate(spans):
+        members.setdefault(_page_bucket(-(-span.total // GRID)), []).append(row)
+    groups = []
+    for bucket, chosen in sorted(members.items()):
+        rows = torch.tensor(chosen, device=block_tables.device)
+        totals = torch.tensor([spans[row].total for row in chosen], device=block_tables.device)
+        places = torch.arange(bucket * GRID, device=block_tables.device)
+        visible = places < totals[:, None]
+        tables = block_tables[rows, :bucket]
+        tables = F.pad(tables, (0, bucket - tables.shape[1]))
+        pages = torch.where(visible[:, ::GRID], tables, tables[:, :1])
+        groups.append(DecodeGroup(rows, pages, visible))
+    return tuple(groups)
+
+
+def _page_bucket(pages: int) -> int:
+    """The next number of the form 1, 2, 3, 4, 6, 8, 12, 16, ...: at most a third too large."""
+    power = 1 << (pages - 1).bit_length()
+    return power * 3 // 4 if pages <= power * 3 // 4 else power
 
 
 def concat_rows(parts: list[Tensor]) -> Tensor:

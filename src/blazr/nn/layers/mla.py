@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from blazr.nn.layers.base import Mixer, MixerConfig
-from blazr.nn.layers.batch import ForwardBatch, LayerCache, concat_rows
+from blazr.nn.layers.batch import DecodeGroup, ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.rope import RopeConfig
-from blazr.nn.ops.attention import attention, latent_attention
+from blazr.nn.ops.attention import attention, decode_attention
 from blazr.nn.ops.rope import rotate_half
 
 
@@ -77,21 +77,23 @@ class Mla(Mixer):
         cache.write("latent", latent, batch.slot_mapping)
         cache.write("k_rope", k_rope, batch.slot_mapping)
         q, q_rope = self._queries(x, batch.positions)
-        parts = []
-        for index, span in enumerate(batch.spans):
-            pages = batch.block_tables[index]
+        out = torch.empty_like(q)
+        for group in batch.decode_groups:
+            rows = group.rows
+            out[rows] = self._decode(q[rows], q_rope[rows], group, cache)
+        for index in range(batch.num_decodes, len(batch.spans)):
+            span, pages = batch.spans[index], batch.block_tables[index]
             latents = cache.read("latent", pages, span.total)
             keys = cache.read("k_rope", pages, span.total)
-            attend = self._attend_absorbed if span.length == 1 else self._attend_expanded
-            parts.append(attend(q[span.rows], q_rope[span.rows], latents, keys))
-        return self.o_proj(concat_rows(parts).flatten(-2))
+            out[span.rows] = self._attend(q[span.rows], q_rope[span.rows], latents, keys)
+        return self.o_proj(out.flatten(-2))
 
     def forward_sequences(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C), every sequence from position 0."""
         positions = torch.arange(x.shape[1], device=x.device)
         latent, k_rope = self._compress(x, positions)
         q, q_rope = self._queries(x, positions)
-        return self.o_proj(self._attend_expanded(q, q_rope, latent, k_rope).flatten(-2))
+        return self.o_proj(self._attend(q, q_rope, latent, k_rope).flatten(-2))
 
     def _compress(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = self.config.rope.tables(positions)
@@ -105,7 +107,7 @@ class Mla(Mixer):
         q_rope = rotate_half(self.q_rope_proj(x).unflatten(-1, heads), cos, sin)  # (..., H, P)
         return q, q_rope
 
-    def _attend_expanded(self, q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor) -> Tensor:
+    def _attend(self, q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor) -> Tensor:
         heads = (self.config.num_heads, -1)
         k = self.k_up_proj(latent).unflatten(-1, heads)  # (..., S, H, D)
         v = self.v_up_proj(latent).unflatten(-1, heads)
@@ -113,10 +115,18 @@ class Mla(Mixer):
         query, key = torch.cat((q, q_rope), -1), torch.cat((k, shared), -1)
         return attention(query, key, v, scale=self.scale)
 
-    def _attend_absorbed(self, q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor) -> Tensor:
+    def _decode(self, q: Tensor, q_rope: Tensor, group: DecodeGroup, cache: LayerCache) -> Tensor:
         heads = (self.config.num_heads, -1)
         k_up = self.k_up_proj.weight.unflatten(0, heads)  # (H, D, R)
         v_up = self.v_up_proj.weight.unflatten(0, heads)
-        q_latent = torch.einsum("qhd,hdr->qhr", q, k_up)
-        mixed = latent_attention(q_latent, q_rope, latent, k_rope, scale=self.scale)
-        return torch.einsum("qhr,hdr->qhd", mixed, v_up)
+        q_latent = torch.einsum("bhd,hdr->bhr", q, k_up)
+        latents = cache.read_together("latent", group.pages)  # (b, S, R)
+        keys = torch.cat((latents, cache.read_together("k_rope", group.pages)), -1)
+        mixed = decode_attention(
+            torch.cat((q_latent, q_rope), -1),
+            keys.unsqueeze(2),
+            latents.unsqueeze(2),
+            group.visible,
+            scale=self.scale,
+        )
+        return torch.einsum("bhr,hdr->bhd", mixed.to(q.dtype), v_up)

@@ -60,41 +60,44 @@ def attention(
         v = v.repeat_interleave(group, -3)
     if size < q.shape[-1]:  # torch's fast paths want equal sizes
         v = F.pad(v, (0, q.shape[-1] - size))
-    out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=is_square, scale=scale
-    )
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_square, scale=scale)
     return out[..., :size].transpose(-3, -2)
 
 
-def latent_attention(
-    q_latent: Tensor,
-    q_rope: Tensor,
-    latent: Tensor,
-    k_rope: Tensor,
+def decode_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Tensor,
     *,
     scale: float,
+    window: int | None = None,
 ) -> Tensor:
-    """Attention on the compressed cache itself: the absorbed form of MLA.
+    """Grouped-query attention of one new token in each of B sequences of different lengths.
 
-        score = (q_latent . latent + q_rope . k_rope) * scale,    out = softmax(score) latent
+    With one key/value head whose keys are latents and rotated parts side by side, and whose values
+    are the latents, this is multi-head latent attention in its absorbed form: the key up-projection
+    is in the queries, the value up-projection comes after [arXiv:2405.04434, section 2.1].
 
     Args:
-        q_latent: (Q, H, R), queries already multiplied with the key up-projection.
-        q_rope: (Q, H, P), rotated.
-        latent: (S, R), all tokens in memory.
-        k_rope: (S, P), rotated, shared by all heads.
+        q: (B, H, D).
+        k: (B, S, K, D), room for S tokens.
+        v: (B, S, K, E).
+        visible: (B, S), bool: the first tokens; behind them may lie anything finite.
         scale: Applied to the scores.
+        window: Sliding window in tokens, or None.
 
     Returns:
-        (Q, H, R) in the dtype of q_latent; the value up-projection comes after.
-
-    Source: DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
+        (B, H, E), float32: this is where bfloat16 would lose most, and is slowest on a CPU.
     """
-    query = torch.cat((q_latent, q_rope), -1).transpose(0, 1)  # (H, Q, R + P)
-    key = torch.cat((latent, k_rope), -1)  # (S, R + P)
-    scores = torch.matmul(query, key.T).float() * scale
-    mask = causal_mask(q_latent.shape[0], latent.shape[0], device=latent.device)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
-    weights = scores.softmax(-1).to(latent.dtype)
-    return torch.matmul(weights, latent).transpose(0, 1)
+    if window is not None:
+        places = torch.arange(visible.shape[1], device=q.device)
+        visible = visible & (places >= visible.sum(1, keepdim=True) - window)
+    heads = k.shape[2]
+    query = q.float().unflatten(1, (heads, -1))  # (B, K, H / K, D)
+    keys, values = (
+        t.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format) for t in (k, v)
+    )
+    scores = torch.matmul(query, keys.transpose(2, 3)) * scale  # (B, K, H / K, S)
+    scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
+    return torch.matmul(scores.softmax(-1), values).flatten(1, 2)
