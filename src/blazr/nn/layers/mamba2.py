@@ -15,7 +15,7 @@ from blazr.nn.layers.linear import DepthwiseConv, Linear
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.ops.conv1d import causal_conv1d, causal_conv1d_sequences
 from blazr.nn.ops.norm import gated_rms_norm
-from blazr.nn.ops.ssd import decay_rates, ssd_output, ssd_state, step_sizes
+from blazr.nn.ops.ssd import decay_rates, ssd_output, ssd_state, state_output, step_sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ class Mamba2(Mixer):
             xs, b = self._split_xb(post[:, rows, : -cfg.map_size])
             c = self._maps(post[:, rows, -cfg.map_size :])
             step = dt[:, rows]
-            y = ssd_output(xs, step, step * a, b, c, state)
+            y = ssd_output(xs, step, step * a, b, c, state_output(c, state))
             state = ssd_state(xs, step, step * a, b, state)
             outputs.append(y + xs * self.d.float()[:, None])
         return self._finish(torch.cat(outputs, 1), z)
@@ -176,15 +176,15 @@ class Mamba2(Mixer):
         x, b = self._split_xb(live["xb"][runs, :count])
         step = live["dt"][runs, :count].masked_fill(empty, 0)
         c = self._maps(post[:, None, -cfg.map_size :])
-        state = cache.checkpoint["ssm"][slots]
+        states = cache.checkpoint["ssm"]
         log_decay = step * decay_rates(self.a_log)
-        y = ssd_output(x, step, log_decay, b, c, state)[:, 0]
+        y = ssd_output(x, step, log_decay, b, c, state_output(c, states, slots))[:, 0]
 
         for index, span in enumerate(spans):
             for _, slot in span.checkpoints:
                 one = slice(index, index + 1)
-                end = ssd_state(x[one], step[one], log_decay[one], b[one], state[one])
-                cache.checkpoint["ssm"][slot] = end[0]
+                state = states[slots[one]]
+                states[slot] = ssd_state(x[one], step[one], log_decay[one], b[one], state)[0]
                 cache.checkpoint["conv"][slot] = window[index, 1:]
         current = self._split_xb(post[:, : -cfg.map_size])[0]
         return y + current * self.d.float()[:, None]
@@ -215,7 +215,7 @@ class Mamba2(Mixer):
             rows = slice(low, min(low + GRID, len(xb)))
             new = slice(max(low - logged, 0), rows.stop - logged)
             chunk = (x[None, rows], dt[None, rows], log_decay[None, rows], b[None, rows])
-            y = ssd_output(*chunk, c[None, new], state)[0]
+            y = ssd_output(*chunk, c[None, new], state_output(c[None, new], state))[0]
             outputs.append(y + x[logged:][new] * self.d.float()[:, None])
             if rows.stop % GRID == 0:
                 state = ssd_state(*chunk, state)

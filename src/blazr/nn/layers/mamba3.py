@@ -17,7 +17,7 @@ from blazr.nn.layers.recurrent import RecurrentMixer, State
 from blazr.nn.ops.conv1d import causal_conv1d
 from blazr.nn.ops.norm import gated_rms_norm, rms_norm
 from blazr.nn.ops.rope import rotate_pairs
-from blazr.nn.ops.ssd import decay_rates, ssd_output, ssd_state, step_sizes
+from blazr.nn.ops.ssd import decay_rates, ssd_output, ssd_state, state_output, step_sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,8 +178,8 @@ class Mamba3(RecurrentMixer):
         b_before = torch.cat((state["b"][:, None], b[:, :-1]), 1)
         now, before = mix * dt, (1 - mix) * dt * log_decay.exp()
         nothing = torch.zeros_like(state["ssm"])
-        y = ssd_output(x, now, log_decay, b, c, state["ssm"])
-        y = y + ssd_output(x_before, before, log_decay, b_before, c, nothing)
+        y = ssd_output(x, now, log_decay, b, c, state_output(c, state["ssm"]))
+        y = y + ssd_output(x_before, before, log_decay, b_before, c)
         ends = ssd_state(x, now, log_decay, b, state["ssm"])
         after["ssm"] = ends + ssd_state(x_before, before, log_decay, b_before, nothing)
         after["x"], after["b"] = x[:, -1], b[:, -1]

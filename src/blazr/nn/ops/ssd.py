@@ -28,13 +28,35 @@ def decay_rates(a_log: Tensor) -> Tensor:
     return -a_log.float().exp().clamp(A_MIN, A_MAX)
 
 
+def state_output(c: Tensor, states: Tensor, slots: Tensor | None = None) -> Tensor:
+    """What states put out by themselves: ``h . c`` for each head.
+
+    Args:
+        c: Output maps, (B, Q, G, N); head h uses group ``h // (H // G)``.
+        states: (B, H, P, N), or (slots, H, P, N) with ``slots``.
+        slots: (B,), int64, which state belongs to each sequence.
+
+    Returns:
+        (B, H, Q, P), float32.
+    """
+    if slots is not None:
+        if c.device.type == "cpu":  # states are megabytes: read them where they are
+            each = enumerate(slots.tolist())
+            return torch.cat([state_output(c[i : i + 1], states[slot, None]) for i, slot in each])
+        states = states[slots]
+    heads, groups = states.shape[1], c.shape[2]
+    grouped = states.unflatten(1, (groups, -1)).flatten(2, 3)  # (B, G, H / G * P, N)
+    y = torch.matmul(grouped, c.permute(0, 2, 3, 1))  # (B, G, H / G * P, Q)
+    return y.unflatten(2, (heads // groups, -1)).flatten(1, 2).transpose(2, 3)
+
+
 def ssd_output(
     x: Tensor,
     scale: Tensor,
     log_decay: Tensor,
     b: Tensor,
     c: Tensor,
-    state: Tensor,
+    carried: Tensor | None = None,
 ) -> Tensor:
     """What one chunk of the recurrence puts out, in the state-space dual form.
 
@@ -49,7 +71,8 @@ def ssd_output(
         log_decay: (B, R, H), at most 0; ``dt * A`` in Mamba-2.
         b: Input maps, (B, R, G, N); head h uses group ``h // (H // G)``.
         c: Output maps of the last Q rows, (B, Q, G, N).
-        state: Where the chunk starts, (B, H, P, N).
+        carried: :func:`state_output` of ``c`` and the state before the chunk, (B, H, Q, P); None
+            for a zero state.
 
     Returns:
         (B, Q, H, P), float32 like everything here.
@@ -63,14 +86,15 @@ def ssd_output(
 
     # decay from row r to row t, and nothing from the future
     gap = last.unsqueeze(-1) - total.unsqueeze(-2)  # (B, H, Q, R)
-    future = torch.ones(queries, rows, dtype=torch.bool, device=x.device).triu(rows - queries + 1)
-    decay = gap.masked_fill(future, float("-inf")).exp()
+    if queries > 1:
+        future = torch.ones(queries, rows, dtype=torch.bool, device=x.device)
+        gap = gap.masked_fill(future.triu(rows - queries + 1), float("-inf"))
     similarity = torch.einsum("bqgn,brgn->bgqr", c, b).repeat_interleave(per_group, 1)
-    weights = similarity * decay * scale.transpose(1, 2).unsqueeze(-2)  # (B, H, Q, R)
+    weights = similarity * gap.exp() * scale.transpose(1, 2).unsqueeze(-2)  # (B, H, Q, R)
 
     y = torch.matmul(weights, x.transpose(1, 2))  # (B, H, Q, P)
-    c_heads = c.transpose(1, 2).repeat_interleave(per_group, 1)  # (B, H, Q, N)
-    y = y + torch.matmul(c_heads, state.transpose(2, 3)) * last.exp().unsqueeze(-1)
+    if carried is not None:
+        y = y + carried * last.exp().unsqueeze(-1)
     return y.transpose(1, 2)
 
 
