@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SMOOTHING = 0.2
+PACE = 1.1  # factor by which an estimate moves towards each new value
 LEAST_SHARE = 0.1  # of a step with prefill that its decoding is taken to cost
 MIN_TOKENS = 32  # prefill goes on, however slow it seems
 
@@ -41,7 +41,7 @@ class Pacing:
         """
         self.longest_step_s = max(self.longest_step_s, seconds)
         if not num_prefill_tokens:
-            self._decode_s = _smooth(self._decode_s, seconds)
+            self._decode_s = _follow(self._decode_s, seconds)
         elif not num_decodes:
             self._learn_token(seconds, num_prefill_tokens)
         elif self._decode_s is not None:
@@ -53,8 +53,11 @@ class Pacing:
     def _learn_token(self, seconds: float, count: int) -> None:
         # a handful of tokens costs a whole step, which says little about many
         if count >= MIN_TOKENS:
-            self._token_s = _smooth(self._token_s, max(seconds / count, 1e-7))
+            self._token_s = _follow(self._token_s, max(seconds / count, 1e-7))
 
 
-def _smooth(old: float | None, new: float) -> float:
-    return new if old is None else old + SMOOTHING * (new - old)
+def _follow(old: float | None, new: float) -> float:
+    """Move towards the median: a step that was held up once says nothing about the next."""
+    if old is None or old / PACE < new < old * PACE:
+        return new
+    return old * PACE if new > old else old / PACE

@@ -37,6 +37,14 @@ def test_it_learns_even_if_no_step_is_without_prefill():
     assert drive(pacing(), decode_s=0.1, token_s=0.0005) == pytest.approx(0.2, rel=0.1)
 
 
+def test_steps_that_are_held_up_now_and_then_change_little():
+    pace = pacing()
+    pace.learn(0, BUDGET, BUDGET * 0.0005)
+    for step in range(100):
+        pace.learn(8, 0, 1.0 if step % 4 == 0 else 0.1)
+    assert pace.prefill_budget() * 0.0005 == pytest.approx(0.1, rel=0.25)
+
+
 @given(
     decode_s=st.floats(1e-4, 1.0),
     token_s=st.floats(1e-6, 0.1),
