@@ -4,7 +4,7 @@ BIN := $(if $(wildcard .venv/bin/python),.venv/bin/,)
 PYTHON := $(BIN)python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fix lint types test test-fast check integration docs size
+.PHONY: help setup fix lint types test test-fast kernels sanitize check integration docs size
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -32,6 +32,18 @@ test: ## every test that needs no device, no network and no patience
 
 test-fast: ## the half that never imports torch
 	$(PYTHON) -m pytest --torch-free tests/unit/core tests/unit/text tests/unit/llm tests/unit/server
+
+kernels: ## compile the CPU kernels in place
+	$(PYTHON) -m blazr.nn.kernels.build
+
+# libasan comes first, because Python itself was not built with it; torch and Python keep memory.
+SANITIZERS := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
+sanitize: ## the kernels' tests under ASan and UBSan; compiles the kernels before and after
+	$(PYTHON) -m blazr.nn.kernels.build -- $(SANITIZERS)
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0 $(PYTHON) -m pytest -m '' -s -p no:randomly --timeout 600 \
+	tests/conformance/test_kernels.py tests/unit/nn/kernels; \
+	failed=$$?; $(PYTHON) -m blazr.nn.kernels.build; exit $$failed
 
 check: lint types test ## the gate: lint, types, tests, docs in step
 

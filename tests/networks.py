@@ -25,11 +25,12 @@ from blazr.nn.layers.decoder_layer import LayerConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mamba3 import Mamba3Config
-from blazr.nn.layers.mla import MlaConfig
+from blazr.nn.layers.mla import DeepseekMlaConfig, MlaConfig
 from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.layers.norm import NormConfig
-from blazr.nn.layers.rope import RopeConfig
+from blazr.nn.layers.rope import RopeConfig, RopeScaling
+from blazr.nn.ops.moe import ExpertGroups
 
 HIDDEN, VOCAB, CONTEXT = 24, 53, 1024
 NAN_BYTE = 0xFF
@@ -48,6 +49,79 @@ MIXER_EXAMPLES: dict[str, MixerConfig] = {
         qk_norm=True,
         sliding_window=37,
     ),
+    "gqa_capped": AttentionConfig(
+        hidden_size=HIDDEN,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        rope=RopeConfig(5, interleaved=True),
+        qk_norm=True,
+        qk_norm_all_heads=True,
+        norm_unit_offset=True,
+        o_bias=True,
+        sliding_window=70,
+        attention_multiplier=0.5,
+        attn_logit_softcap=2.0,
+    ),
+    "gqa_sinks": AttentionConfig(
+        hidden_size=HIDDEN,
+        num_heads=6,
+        num_kv_heads=3,
+        head_dim=4,
+        rope=RopeConfig(4, 1000.0, RopeScaling(kind="yarn", factor=4.0, original_max_seq_len=32)),
+        sliding_window=41,
+        sinks=True,
+    ),
+    "gqa_nope": AttentionConfig(
+        hidden_size=HIDDEN, num_heads=3, num_kv_heads=3, head_dim=6, rope=None, fused_qkv=True
+    ),
+    "gqa_long": AttentionConfig(
+        hidden_size=HIDDEN,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=4,
+        rope=RopeConfig(
+            4,
+            scaling=RopeScaling(
+                kind="longrope",
+                original_max_seq_len=100,
+                factors=(1.0, 1.5),
+                long_factors=(2.0, 7.0),
+            ),
+        ),
+    ),
+    "gqa_dynamic": AttentionConfig(
+        hidden_size=HIDDEN,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=4,
+        rope=RopeConfig(
+            4, scaling=RopeScaling(kind="dynamic", factor=3.0, original_max_seq_len=90)
+        ),
+    ),
+    "mla_deepseek": DeepseekMlaConfig(
+        hidden_size=HIDDEN,
+        num_heads=3,
+        head_dim=8,
+        rope_dim=4,
+        kv_latent=10,
+        q_latent=14,
+        rope=RopeConfig(4, interleaved=True),
+        v_head_dim=6,
+        bias=True,
+        attention_multiplier=0.4,
+    ),
+    "mla_deepseek_lite": DeepseekMlaConfig(
+        hidden_size=HIDDEN,
+        num_heads=2,
+        head_dim=6,
+        rope_dim=4,
+        kv_latent=9,
+        q_latent=None,
+        rope=RopeConfig(4),
+        v_head_dim=7,
+        attention_multiplier=0.3,
+    ),
     "mla": MlaConfig(
         hidden_size=HIDDEN,
         num_heads=3,
@@ -58,6 +132,10 @@ MIXER_EXAMPLES: dict[str, MixerConfig] = {
         rope=RopeConfig(4),
     ),
     "mamba2": Mamba2Config(hidden_size=HIDDEN, num_heads=6, head_dim=8, state_size=5, num_groups=2),
+    "mamba2_wide": Mamba2Config(hidden_size=HIDDEN, num_heads=4, head_dim=64, state_size=128),
+    "mamba2_odd": Mamba2Config(
+        hidden_size=HIDDEN, num_heads=5, head_dim=7, state_size=19, conv_kernel=3
+    ),
     "mamba3": Mamba3Config(hidden_size=HIDDEN, num_heads=6, head_dim=8, state_size=4),
     "mamba3_mimo": Mamba3Config(
         hidden_size=HIDDEN,
@@ -76,6 +154,49 @@ MIXER_EXAMPLES: dict[str, MixerConfig] = {
     ),
 }
 
+FEED_FORWARD_EXAMPLES: dict[str, FeedForwardConfig] = {
+    "mlp": MlpConfig(hidden_size=HIDDEN, intermediate_size=36),
+    "gelu": MlpConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=36,
+        activation="gelu_tanh",
+        bias=True,
+        fused_gate_up=True,
+    ),
+    "plain": MlpConfig(hidden_size=HIDDEN, intermediate_size=36, gated=False),
+    "clamped": MoeConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=20,
+        num_experts=5,
+        experts_per_token=2,
+        fused_gate_up="interleaved",
+        router_bias=True,
+        expert_bias=True,
+        swiglu_limit=7.0,
+        swiglu_alpha=1.702,
+    ),
+    "grouped": MoeConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=20,
+        num_experts=6,
+        experts_per_token=2,
+        shared_expert=True,
+        shared_intermediate_size=14,
+        shared_expert_gate=True,
+        scoring="sigmoid",
+        routed_scaling_factor=1.5,
+        groups=ExpertGroups(3, 2, judged_by=2),
+        correction_bias=True,
+    ),
+    "moe": MoeConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=20,
+        num_experts=5,
+        experts_per_token=2,
+        shared_expert=True,
+    ),
+}
+
 MIXES: dict[str, tuple[str, ...]] = {
     "pure mamba1": ("mamba1", "mamba1"),
     "pure mamba2": ("mamba2", "mamba2"),
@@ -83,8 +204,14 @@ MIXES: dict[str, tuple[str, ...]] = {
     "mla and experts": ("mla+moe", "mla+moe"),
     "mla and mlp": ("mla+mlp", "mla+mlp"),
     "gqa and mlp": ("gqa+mlp", "gqa_window+mlp"),
+    "caps, sinks and odd experts": ("gqa_capped+gelu", "gqa_sinks+clamped", "gqa_nope+plain"),
+    "deepseek": ("mla_deepseek_lite+mlp", "mla_deepseek+grouped"),
     "hybrid": ("mamba2", "mla+moe", "mamba2", "gqa+mlp"),
     "hybrid of all": ("mamba1", "gqa+moe", "mamba3_mimo", "mla+mlp", "mamba2", "mamba3"),
+}
+# Long sequences are rotated otherwise from their first token on: they share prefixes with few.
+LENGTH_MIXES: dict[str, tuple[str, ...]] = {
+    "turned by length": ("gqa_long+mlp", "gqa_dynamic+mlp"),
 }
 
 
@@ -92,16 +219,6 @@ def build_network(mix: Sequence[str], *, seed: int = 0, std: float = 0.35) -> Ca
     """A network of these layers (``mixer`` or ``mixer+feed_forward``) with random weights."""
     torch.manual_seed(seed)
     rms, layer = NormConfig(HIDDEN, 1e-5), NormConfig(HIDDEN, 1e-6, "layer")
-    feeds: dict[str, FeedForwardConfig] = {
-        "mlp": MlpConfig(hidden_size=HIDDEN, intermediate_size=36),
-        "moe": MoeConfig(
-            hidden_size=HIDDEN,
-            intermediate_size=20,
-            num_experts=5,
-            experts_per_token=2,
-            shared_expert=True,
-        ),
-    }
     layers = []
     for kind in mix:
         mixer, _, feed = kind.partition("+")
@@ -109,7 +226,7 @@ def build_network(mix: Sequence[str], *, seed: int = 0, std: float = 0.35) -> Ca
             LayerConfig(
                 mixer=MIXER_EXAMPLES[mixer],
                 mixer_norm=layer if mixer in {"mamba2", "mamba3"} else rms,
-                feed_forward=feeds[feed] if feed else None,
+                feed_forward=FEED_FORWARD_EXAMPLES[feed] if feed else None,
                 feed_forward_norm=rms if feed else None,
             )
         )
@@ -170,6 +287,7 @@ class Lab:
             lambda plan: self.runner.execute(plan, self.memory),
             vocab_size=VOCAB,
             max_seq_len=CONTEXT,
+            length_class=model.config.length_class,
         )
         self.logits: dict[tuple[int, int], list[Tensor]] = {}
         self.tokens: dict[tuple[int, int], list[int]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -58,6 +59,7 @@ class ScriptedEngine:
         self.max_unfinished = max_unfinished
         self.broken = ""
         self.fails_with = ""
+        self.fails_as = FinishReason.ERROR
         self.submitted: list[Request] = []
         self.aborted: list[int] = []
         self.num_steps = 0
@@ -160,10 +162,11 @@ class ScriptedEngine:
             "reuse": "partial",
         }
         if self.fails_with:
-            reason = FinishReason.ERROR
-            return TokenOutput(**common, finish_reason=reason, error=self.fails_with)
+            return TokenOutput(**common, finish_reason=self.fails_as, error=self.fails_with)
         if place == 0 and params.prompt_logprobs is not None:
             common["prompt_logprobs"] = self._prompt_logprobs(running.request)
+        if not params.max_tokens:
+            return TokenOutput(**common, **_ended(running.request))
         if place >= len(self.script) and not params.ignore_eos:
             eos = min(running.request.stop_ids, default=None)
             return TokenOutput(**common, finish_reason=FinishReason.STOP, stop_id=eos)
@@ -177,6 +180,14 @@ class ScriptedEngine:
         wanted = request.params.prompt_logprobs or 0
         rest = [_logprobs(each, wanted) for each in request.prompt_ids[1:]]
         return (None, *rest)
+
+
+def _ended(request: Request) -> dict[str, object]:
+    """The end of a request that only reads its prompt; a vector tells how many tokens it has."""
+    if request.pooling is None:
+        return {"finish_reason": FinishReason.LENGTH}
+    vector = array("f", (3.0, 4.0, float(len(request.prompt_ids))))
+    return {"finish_reason": FinishReason.STOP, "embedding": vector}
 
 
 def _logprobs(token: int, num_top: int) -> TokenLogprobs:

@@ -24,15 +24,22 @@ EXTENSIBLE = {
             "base",
             "config_reader",
             "detect",
+            "gguf_model",
             "gqa",
             "oxidizr_mixers",
             "oxidizr_shapes",
             "rules",
         },
     ),
+    "server/anthropic": ("ROUTES", lambda row: row.handler.__module__, {"rendering"}),
+    "server/ollama": ("ROUTES", lambda row: row.handler.__module__, set()),
     "server/native": ("ROUTES", lambda row: row.handler.__module__, set()),
-    "server/openai": ("ROUTES", lambda row: row.handler.__module__, {"schema"}),
-    "text/tokenizers": ("TOKENIZERS", lambda row: row.__module__, {"byte_pair", "choose"}),
+    "server/openai": ("ROUTES", lambda row: row.handler.__module__, {"items", "labels", "response_rendering", "schema"}),
+    "text/tokenizers": (
+        "TOKENIZERS",
+        lambda row: row.__module__,
+        {"byte_pair", "choose", "gguf_patterns", "sentencepiece"},
+    ),
 }
 
 

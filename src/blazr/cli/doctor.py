@@ -45,6 +45,7 @@ def _report() -> dict[str, dict[str, str]]:
     import torch
 
     from blazr.nn.device import resolve_device
+    from blazr.nn.kernels.resolve import describe
 
     device = resolve_device("auto")
     return {
@@ -60,6 +61,7 @@ def _report() -> dict[str, dict[str, str]]:
             "processors": str(len(os.sched_getaffinity(0))),
             "torch threads": str(torch.get_num_threads()),
         },
+        "kernels": describe(),
         "packages": {name: _version(name) for name in _PACKAGES},
         "environment": {name: _shown(name) for name in env.ENV},
     }

@@ -38,6 +38,7 @@ def generate(  # noqa: PLR0913  (one argument per flag)
     device: options.DeviceName = "auto",
     cpu: options.Cpu = False,
     dtype: options.Dtype = "auto",
+    quantize: options.Quantize = None,
     memory: options.Memory = "auto",
     as_json: options.Json = False,
     verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
@@ -59,7 +60,7 @@ def generate(  # noqa: PLR0913  (one argument per flag)
     )
     started_s = monotonic()
     with options.open_llm(
-        name, device=device, cpu=cpu, dtype=dtype, vocab=vocab, memory=memory
+        name, device=device, cpu=cpu, dtype=dtype, vocab=vocab, memory=memory, quantize=quantize
     ) as llm:
         timings = {"load_s": monotonic() - started_s}
         completion = _run(llm.stream(text, params), timings, prints=not as_json)

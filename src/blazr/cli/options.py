@@ -32,7 +32,7 @@ Model = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="Directory, .safetensors file or Hugging Face id.  [default: the built-in nano]",
+        help="Directory, .safetensors or .gguf file, Hugging Face id.  [default: built-in nano]",
         show_default=False,
     ),
 ]
@@ -46,6 +46,12 @@ ChatTemplate = Annotated[
 Cpu = Annotated[bool, typer.Option("--cpu", help="The same as --device cpu.")]
 DeviceName = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        help="Pack weights while loading: q8_0, q4_0, or by part: experts=q4_0,lm_head=q8_0."
+    ),
+]
 Memory = Annotated[
     str,
     typer.Option(envvar="BLAZR_MEMORY", help="For caches: a size (8GiB), or 0.6 of what is free."),
@@ -90,6 +96,7 @@ def open_llm(
     vocab: str | None,
     chat_template: str | None = None,
     memory: str = "auto",
+    quantize: str | None = None,
 ) -> LLM:
     """Load a model, saying so where somebody watches."""
     # torch comes with it, which takes a second
@@ -106,6 +113,7 @@ def open_llm(
             dtype=dtype,
             vocab=vocab,
             chat_template=chat_template,
+            quantize=quantize,
             # one reply at a time is all that these commands ask for
             engine=EngineConfig(memory=memory, max_running=1),
         )

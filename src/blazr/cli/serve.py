@@ -36,6 +36,9 @@ def serve(  # noqa: PLR0913  (one argument per flag)
     served_model_name: Annotated[
         str | None, typer.Option(help="What the model is called.  [by model]")
     ] = None,
+    accept_any_model: Annotated[
+        bool, typer.Option("--accept-any-model", help="Answer whatever model a request names.")
+    ] = False,
     memory: options.Memory = "auto",
     max_running: Annotated[
         int, typer.Option(envvar="BLAZR_MAX_RUNNING", help="Most replies computed at once.")
@@ -66,9 +69,10 @@ def serve(  # noqa: PLR0913  (one argument per flag)
     device: options.DeviceName = "auto",
     cpu: options.Cpu = False,
     dtype: options.Dtype = "auto",
+    quantize: options.Quantize = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Serve a model over HTTP, in OpenAI's dialect."""
+    """Serve a model over HTTP, in the dialects of OpenAI, Anthropic and Ollama."""
     from blazr.server.config import ServerConfig
     from blazr.server.serve import address_of, listen
     from blazr.server.serve import serve as run_server
@@ -82,6 +86,7 @@ def serve(  # noqa: PLR0913  (one argument per flag)
         api_keys=_keys(api_key or [], api_key_file),
         cors_origins=tuple(cors_origin or ()),
         served_name=served_model_name,
+        accept_any_model=accept_any_model,
         drain_timeout_s=drain_timeout,
     )
     sock = listen(config)
@@ -96,6 +101,7 @@ def serve(  # noqa: PLR0913  (one argument per flag)
         dtype=dtype,
         vocab=vocab,
         chat_template=chat_template,
+        quantize=quantize,
         engine=EngineConfig(
             memory=memory,
             max_running=max_running,

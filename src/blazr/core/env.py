@@ -37,6 +37,7 @@ ENV: Table[Variable] = Table(
             Variable("BLAZR_MAX_SEQ_LEN", "like blazr serve --max-seq-len"),
             Variable("BLAZR_TOKEN_BUDGET", "like blazr serve --token-budget"),
             Variable("BLAZR_PREFIX_CACHE", "0 is blazr serve --no-prefix-cache"),
+            Variable("BLAZR_KERNELS", "reference, or the CPU kernels for avx512, avx2 or portable"),
             Variable("BLAZR_DEBUG", "1 shows tracebacks", "0"),
             Variable("BLAZR_NO_HISTORY", "1 keeps blazr chat from writing its history file", "0"),
             Variable("HF_HOME", "where the Hugging Face cache lies"),

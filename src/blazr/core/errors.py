@@ -6,7 +6,8 @@
     ├── ShapeError             tensors do not fit together
     ├── UnknownNameError       a name that is in no table
     ├── RequestError           a request asks for something impossible
-    │   └── ContextLengthError     the prompt is longer than the model's context
+    │   ├── ContextLengthError     the prompt is longer than the model's context
+    │   └── GrammarError           a grammar or schema is wrong, or too complex
     ├── CapacityError          no room: the queue is full, or the memory is
     └── EngineError            the engine failed or has stopped
 
@@ -92,6 +93,15 @@ class RequestError(BlazrError):
 
 class ContextLengthError(RequestError):
     """The prompt is longer than the model's context."""
+
+
+class GrammarError(RequestError):
+    """A grammar or schema is wrong, too complex, or asks for what cannot be enforced."""
+
+    def __init__(
+        self, message: str, *, found: str = "", expected: str = "", hint: str = ""
+    ) -> None:
+        super().__init__(message, param="grammar", found=found, expected=expected, hint=hint)
 
 
 class CapacityError(BlazrError):

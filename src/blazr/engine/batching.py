@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from blazr.engine.cache.manager import CacheManager
 from blazr.engine.scheduler import StepPlan
-from blazr.nn.layers.batch import ForwardBatch, Span, group_decodes
+from blazr.nn.layers.batch import DecodeGroup, ForwardBatch, Span, group_decodes
 
 
 def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> ForwardBatch:
@@ -21,6 +21,7 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
     # plain lists are filled faster than arrays, one short piece at a time
     tokens: list[int] = []
     positions: list[int] = []
+    lengths: list[int] = []
     owners: list[int] = []
     runs: list[int] = []
     states: list[int] = []
@@ -34,10 +35,13 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
         states.append(sequence.checkpoint or 0)
         tokens += sequence.tokens[start : start + length]
         positions += range(start, start + length)
+        lengths += [sequence.max_computed] * length
         owners += [index] * length
         logged = start - sequence.checkpoint_length if has_states else 0
         spans.append(Span(first, length, start, logged, tuple(sequence.pending)))
-        if sequence.request.params.prompt_logprobs is not None:
+        if sequence.request.pooling is not None:
+            pass  # its hidden states are wanted, not its logits
+        elif sequence.request.params.prompt_logprobs is not None:
             wanted += range(first, last)
         elif samples:
             wanted.append(last - 1)
@@ -45,19 +49,22 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
     grid, tables = memory.shape.grid, memory.block_tables[runs]
     at = np.array(positions, np.int64)
     slots = tables[owners, at // grid] * grid + at % grid
-    placed, decodes = _place(tables, device), plan.num_decodes
-    has_pages = memory.shape.pages_per_superpage > 0
+    decodes = plan.num_decodes
+    groups: tuple[DecodeGroup, ...] = ()
+    if decodes and memory.shape.pages_per_superpage:
+        groups = group_decodes(tables[:decodes], at[:decodes] + 1, device)
     return ForwardBatch(
         token_ids=_place(np.array(tokens, np.int64), device),
         positions=_place(at, device),
-        block_tables=placed,
+        block_tables=_place(tables, device),
         slot_mapping=_place(slots, device),
         state_slots=_place(np.array(states, np.int64), device),
         run_slots=_place(np.array(runs, np.int64), device),
         logits_indices=_place(np.array(wanted, np.int64), device),
         spans=tuple(spans),
         num_decodes=decodes,
-        decode_groups=group_decodes(placed, spans[:decodes]) if has_pages else (),
+        decode_groups=groups,
+        lengths=_place(np.array(lengths, np.int64), device),
     )
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 NO_PAGE = -1
 
 
@@ -21,6 +24,7 @@ class Node:
         locks: Running sequences whose prefix this is; an ancestor has at least as many.
         used: When it was last matched or written; higher is later.
         is_alive: Whether it is still in the trie.
+        scores: Log-probabilities of the block's tokens, as `blazr.engine.scores` packs them.
     """
 
     parent: Node | None
@@ -32,3 +36,4 @@ class Node:
     locks: int = 0
     used: int = 0
     is_alive: bool = True
+    scores: NDArray[np.float32] | None = None

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from blazr.core.errors import ContextLengthError, RequestError
 from blazr.engine.cache.arena import ItemClass
+from blazr.engine.constraint import advance
 from blazr.engine.outputs import FinishReason, TokenLogprobs, TokenOutput
 from blazr.engine.request import Request
 from blazr.engine.runner import StepResult
@@ -37,6 +41,8 @@ class Engine:
         vocab_size: Ids at and above it are refused.
         max_seq_len: Context in tokens.
         context_is_hard: Whether a prompt beyond the context is refused (a recurrent model goes on).
+        length_class: Of the most tokens a sequence may have: only sequences of one class share a
+            prefix.
     """
 
     def __init__(
@@ -47,6 +53,7 @@ class Engine:
         vocab_size: int,
         max_seq_len: int,
         context_is_hard: bool = True,
+        length_class: Callable[[int], int] = lambda _: 0,
     ) -> None:
         self.scheduler = scheduler
         self.counts = EngineCounts()
@@ -54,8 +61,9 @@ class Engine:
         self.max_seq_len = max_seq_len
         self._execute = execute
         self._context_is_hard = context_is_hard
+        self._length_class = length_class
         self._by_request: dict[int, list[Sequence]] = {}
-        self._prompt_logprobs: dict[Sequence, list[TokenLogprobs | None]] = {}
+        self._pooled: dict[Sequence, NDArray[np.float64]] = {}
         self._stuck = 0
 
     def add(self, request: Request, *, request_id: int, now: float, seed: int) -> None:
@@ -72,7 +80,10 @@ class Engine:
             ContextLengthError: The prompt does not fit the context or the memory.
         """
         self.check(request)
-        params = request.params
+        params, max_length = request.params, self._max_length(request)
+        length_class = self._length_class(max(len(request.prompt_ids), max_length - 1))
+        if length_class:
+            request = replace(request, cache_salt=f"{request.cache_salt}\0{length_class}")
         base = params.seed if params.seed is not None else seed
         sequences = [
             Sequence(
@@ -82,8 +93,9 @@ class Engine:
                 order=(request.priority, request_id, index),
                 tokens=array("i", request.prompt_ids),
                 seed=base + index * 0x632BE59BD9B4E019,
-                max_length=self._max_length(request),
+                max_length=max_length,
                 deadline=None if request.timeout_s is None else now + request.timeout_s,
+                constraint=None if request.constraint is None else request.constraint.fork(),
             )
             for index in range(params.n)
         ]
@@ -170,13 +182,17 @@ class Engine:
         except BaseException as error:  # noqa: BLE001  (a panic in an extension is no Exception)
             message = f"{type(error).__name__}: {str(error)[:200]}"
             return outputs + [self._fail(row.sequence, message) for row in plan.rows]
-        self._collect_prompt(plan, result)
+        self._collect(plan, result)
         self.scheduler.commit(plan)
+        for index in result.prompt_logprobs:
+            self.scheduler.memory.keep_scores(plan.rows[index].sequence)
         self.counts.steps += 1
         self.counts.computed_tokens += plan.num_tokens
         sampled = iter(result.sampled)
         for row in plan.rows:
-            if row.samples:
+            if row.samples and row.sequence.request.pooling is not None:
+                outputs.append(self._embed(row.sequence))
+            elif row.samples:
                 outputs.append(self._append(row, next(sampled)))
         return outputs
 
@@ -223,17 +239,37 @@ class Engine:
         if sampled.error is not None:
             return self._fail(sequence, sampled.error)
         token, params = sampled.token_id, sequence.request.params
+        if not params.max_tokens:
+            return self._end(sequence, FinishReason.LENGTH)
         stops = not params.ignore_eos and token in sequence.request.stop_ids
         stops = stops or token in params.stop_token_ids
         if stops and sequence.num_output >= params.min_tokens:
             return self._end(sequence, FinishReason.STOP, stop_id=token)
-        sequence.tokens.append(token)
-        self.counts.generated_tokens += 1
+        try:
+            tokens, is_complete = _follow(sequence, token)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001  (a panic in an extension is no Exception)
+            return self._fail(sequence, f"{type(error).__name__}: {str(error)[:200]}")
+        sequence.tokens.extend(tokens)
+        self.counts.generated_tokens += len(tokens)
         logprobs = () if sampled.logprobs is None else (sampled.logprobs,)
-        if len(sequence.tokens) >= sequence.max_length:
+        reason = None
+        if is_complete:
+            reason = FinishReason.STOP
+        elif len(sequence.tokens) >= sequence.max_length:
             reason = FinishReason.LENGTH
-            return self._end(sequence, reason, token_ids=(token,), logprobs=logprobs)
-        return self._output(sequence, token_ids=(token,), logprobs=logprobs)
+        if reason is not None:
+            return self._end(sequence, reason, token_ids=tokens, logprobs=logprobs)
+        return self._output(sequence, token_ids=tokens, logprobs=logprobs)
+
+    def _embed(self, sequence: Sequence) -> TokenOutput:
+        vector = self._pooled[sequence]
+        if sequence.request.pooling == "mean":
+            vector = vector / sequence.num_prompt
+        if not np.isfinite(vector).all():
+            return self._fail(sequence, "the model put out no finite hidden state")
+        return self._end(sequence, FinishReason.STOP, embedding=array("f", vector.tolist()))
 
     def _end(
         self,
@@ -244,8 +280,10 @@ class Engine:
         logprobs: tuple[TokenLogprobs, ...] = (),
         stop_id: int | None = None,
         error: str | None = None,
+        embedding: array[float] | None = None,
     ) -> TokenOutput:
         self.scheduler.finish(sequence, publish=reason is not FinishReason.ERROR)
+        self._pooled.pop(sequence, None)
         self.counts.finished[reason] = self.counts.finished.get(reason, 0) + 1
         output = self._output(
             sequence,
@@ -254,6 +292,7 @@ class Engine:
             finish_reason=reason,
             stop_id=stop_id,
             error=error,
+            embedding=embedding,
         )
         siblings = self._by_request[sequence.request_id]
         if all(sibling.phase is Phase.FINISHED for sibling in siblings):
@@ -272,29 +311,36 @@ class Engine:
         finish_reason: FinishReason | None = None,
         stop_id: int | None = None,
         error: str | None = None,
+        embedding: array[float] | None = None,
     ) -> TokenOutput:
-        prompt = self._prompt_logprobs.pop(sequence, None)
+        scores, sequence.scores = sequence.scores, None
+        is_whole = scores is not None and len(scores) == sequence.num_prompt
         return TokenOutput(
             request_id=sequence.request_id,
             index=sequence.index,
             token_ids=token_ids,
             logprobs=logprobs,
-            prompt_logprobs=None if prompt is None else tuple(prompt),
+            prompt_logprobs=tuple(scores) if scores is not None and is_whole else None,
             finish_reason=finish_reason,
             stop_id=stop_id,
             error=error,
             num_prompt_tokens=sequence.num_prompt,
             num_cached_tokens=sequence.num_cached,
             reuse=sequence.reuse,
+            embedding=embedding,
         )
 
-    def _collect_prompt(self, plan: StepPlan, result: StepResult) -> None:
+    def _collect(self, plan: StepPlan, result: StepResult) -> None:
+        """Gather what prompts leave behind, chunk by chunk."""
         for index, logprobs in result.prompt_logprobs.items():
             sequence = plan.rows[index].sequence
-            known = self._prompt_logprobs.setdefault(sequence, [None])
+            if sequence.scores is not None:
+                sequence.scores += logprobs
+        for index, part in result.pooled.items():
+            sequence = plan.rows[index].sequence
             # after a preemption the prompt is computed again from its first token
-            del known[sequence.computed + 1 :]
-            known.extend(logprobs)
+            is_first = sequence.computed == 0 or sequence not in self._pooled
+            self._pooled[sequence] = part if is_first else self._pooled[sequence] + part
 
     def _expire(self, now: float) -> list[TokenOutput]:
         late = [
@@ -302,7 +348,8 @@ class Engine:
             for sequence in self.scheduler.sequences()
             if sequence.deadline is not None and now >= sequence.deadline
         ]
-        return [self._fail(sequence, "the request ran out of time") for sequence in late]
+        error = "the request ran out of time"
+        return [self._end(sequence, FinishReason.TIMEOUT, error=error) for sequence in late]
 
     def _unstick(self) -> list[TokenOutput]:
         """A queue that cannot start although nothing runs would wait for ever."""
@@ -312,3 +359,18 @@ class Engine:
         if self._stuck < 3:
             return []
         return [self._fail(self.scheduler.waiting[0], "the cache memory cannot hold this request")]
+
+
+def _follow(sequence: Sequence, token: int) -> tuple[tuple[int, ...], bool]:
+    """The token drawn and those its constraint forces after it; then whether nothing may follow.
+
+    Forced tokens skip the draw. Where log-probabilities are asked for, every token needs scores of
+    its own, so none is skipped.
+    """
+    constraint, params = sequence.constraint, sequence.request.params
+    if constraint is None:
+        return (token,), False
+    room = sequence.max_length - len(sequence.tokens) if params.logprobs is None else 1
+    ends = sequence.request.stop_ids | set(params.stop_token_ids)
+    tokens = advance(constraint, token, most=room, but=ends)
+    return tokens, constraint.is_finished

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -13,6 +14,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    TIMEOUT = "timeout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,13 @@ class TokenOutput:
         prompt_logprobs: With the first output, one per prompt token (None for the first).
         finish_reason: Set on the last output of the reply.
         stop_id: The token id that ended the reply, if one did.
-        error: What failed, when ``finish_reason`` is ERROR.
+        error: What failed, when ``finish_reason`` is ERROR or TIMEOUT.
         num_prompt_tokens: Tokens of the prompt.
         num_cached_tokens: Tokens of the prompt that were not computed again.
         reuse: Why no more of them were reused: ``"whole"`` (all that can be), ``"partial"``,
             ``"unknown"`` (nothing like it in memory), ``"no-state"`` (a longer prefix is known, but
             no recurrent state at its end), ``"short"`` (less than one block), ``"off"``.
+        embedding: The pooled hidden states, (C,), when asked for; with the only output.
     """
 
     request_id: int
@@ -62,3 +65,4 @@ class TokenOutput:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     reuse: str = ""
+    embedding: array[float] | None = None

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
+from blazr.engine.constraint import Constraint
 from blazr.engine.sampling_params import SamplingParams
+
+Pooling = Literal["mean", "last"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +22,9 @@ class Request:
         priority: Lower runs first; equal ones in order of arrival.
         cache_salt: Prefixes are shared only between requests of the same salt.
         timeout_s: Seconds after which the request ends with an error, or None.
+        constraint: What every reply must follow, at its beginning; replies fork their own.
+        pooling: Ask for one vector instead of tokens: the mean of the hidden states of the prompt,
+            or the last one, after the final norm.
     """
 
     prompt_ids: tuple[int, ...]
@@ -26,3 +33,5 @@ class Request:
     priority: int = 0
     cache_salt: str = ""
     timeout_s: float | None = None
+    constraint: Constraint | None = None
+    pooling: Pooling | None = None

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from blazr.engine.batching import build_batch
 from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.cache.storage import Layout, Storage
 from blazr.engine.outputs import TokenLogprobs
-from blazr.engine.sampling.sampler import Sampled, Sampler, token_logprobs
+from blazr.engine.sampling.sampler import Sampled, Sampler, many_logprobs
 from blazr.engine.scheduler import PlannedSequence, StepPlan
 from blazr.models.causal_lm import CausalLM
 from blazr.nn.layers.batch import ForwardBatch, Span, group_decodes
@@ -28,10 +30,13 @@ class StepResult:
         sampled: One per row that samples, in the plan's order.
         prompt_logprobs: By row of the plan, for requests that ask: one per token of this step
             that has a next one in the prompt.
+        pooled: By row of the plan, for requests that ask: the sum of the hidden states of this step
+            or the last of them, (C,).
     """
 
     sampled: list[Sampled] = field(default_factory=list)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    pooled: dict[int, NDArray[np.float64]] = field(default_factory=dict)
 
 
 class ModelRunner:
@@ -64,10 +69,10 @@ class ModelRunner:
         self.storage.clear_run_slots(plan.fresh_run_slots)
         batch = build_batch(plan, memory, self.model.device)
         hidden = self.model(batch, self.storage.layers)
-        if not len(batch.logits_indices):
-            return StepResult()
-        logits = self.model.logits(hidden[batch.logits_indices])
-        return self._sample(plan, logits)
+        result = StepResult(pooled=self._pool(plan, hidden))
+        if len(batch.logits_indices):
+            self._sample(plan, self.model.logits(hidden[batch.logits_indices]), result)
+        return result
 
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int], cuts: Sequence[int] = ()) -> Tensor:
@@ -100,14 +105,31 @@ class ModelRunner:
         parts = []
         for start, end in pairwise(edges):
             batch = _single(
-                ids[start:end], start, first_page=for_states * pages, has_states=bool(states)
+                ids[start:end],
+                start,
+                first_page=for_states * pages,
+                has_states=bool(states),
+                max_length=count,
             )
             parts.append(self.model.logits(self.model(batch, storage.layers)))
         return torch.cat(parts)
 
-    def _sample(self, plan: StepPlan, logits: Tensor) -> StepResult:
-        result, last, at = StepResult(), [], 0
+    def _pool(self, plan: StepPlan, hidden: Tensor) -> dict[int, NDArray[np.float64]]:
+        pooled, first = {}, 0
         for index, row in enumerate(plan.rows):
+            start, first = first, first + row.num_tokens
+            how = row.sequence.request.pooling
+            if how == "mean" or (how == "last" and row.samples):
+                part = hidden[start:first]
+                states = self.model.norm(part if how == "mean" else part[-1:])
+                pooled[index] = states.sum(0, dtype=torch.float64).cpu().numpy()
+        return pooled
+
+    def _sample(self, plan: StepPlan, logits: Tensor, result: StepResult) -> None:
+        last, sequences, at = [], [], 0
+        for index, row in enumerate(plan.rows):
+            if row.sequence.request.pooling is not None:
+                continue
             asked = row.sequence.request.params.prompt_logprobs
             if asked is not None:
                 part = logits[at : at + row.num_tokens]
@@ -117,24 +139,26 @@ class ModelRunner:
                 at += 1
             if row.samples:
                 last.append(at - 1)
-        sequences = [row.sequence for row in plan.rows if row.samples]
+                sequences.append(row.sequence)
         if sequences:
             rows = logits if len(last) == len(logits) else logits[last]
             result.sampled = self.sampler.sample(rows, sequences)
-        return result
 
 
 def _prompt_logprobs(row: PlannedSequence, logits: Tensor, num_top: int) -> list[TokenLogprobs]:
     sequence = row.sequence
-    out = []
-    for offset in range(row.num_tokens):
-        following = sequence.computed + offset + 1
-        if following < sequence.num_prompt:
-            out.append(token_logprobs(logits[offset], sequence.tokens[following], num_top))
-    return out
+    first = sequence.computed + 1
+    following = sequence.tokens[first : min(first + row.num_tokens, sequence.num_prompt)]
+    found: list[TokenLogprobs] = []
+    for start in range(0, len(following), GRID):  # a grid at a time, to take little memory
+        ids = following[start : start + GRID].tolist()
+        found += many_logprobs(logits[start : start + len(ids)], ids, num_top)
+    return found
 
 
-def _single(token_ids: Tensor, start: int, *, first_page: int, has_states: bool) -> ForwardBatch:
+def _single(
+    token_ids: Tensor, start: int, *, first_page: int, has_states: bool, max_length: int
+) -> ForwardBatch:
     """One sequence alone in its memory: its pages in order, its checkpoint in state slot 1."""
     length, device = len(token_ids), token_ids.device
     positions = torch.arange(start, start + length, device=device)
@@ -144,17 +168,19 @@ def _single(token_ids: Tensor, start: int, *, first_page: int, has_states: bool)
     span = Span(0, length, start, start - checkpoint if has_states else 0, writes)
     blocks = -(-(start + length) // GRID)
     one = torch.zeros(1, dtype=torch.int64, device=device)
-    table = first_page + torch.arange(blocks, device=device)[None]
+    table = first_page + np.arange(blocks)[None]
     decodes = int(length == 1)
+    groups = group_decodes(table, np.array([start + 1]), device) if decodes else ()
     return ForwardBatch(
         token_ids=token_ids,
         positions=positions,
-        block_tables=table,
+        block_tables=torch.from_numpy(table).to(device),
         slot_mapping=first_page * GRID + positions,
         state_slots=one + (1 if checkpoint else 0),
         run_slots=one,
         logits_indices=positions,
         spans=(span,),
         num_decodes=decodes,
-        decode_groups=group_decodes(table, (span,)[:decodes]),
+        decode_groups=groups,
+        lengths=torch.full_like(positions, max_length),
     )

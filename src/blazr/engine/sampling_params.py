@@ -27,7 +27,7 @@ class SamplingParams:
         presence_penalty: Subtract once from tokens already generated; 0 is off.
         frequency_penalty: Subtract per occurrence from tokens already generated; 0 is off.
         seed: Makes sampling repeatable whatever else runs; None draws a fresh one.
-        max_tokens: Most tokens to generate, at least 1.
+        max_tokens: Most tokens to generate; 0 only reads the prompt.
         min_tokens: No end-of-text or stop id before this many tokens.
         stop: Strings that end the reply; they are not part of it.
         stop_token_ids: Token ids that end the reply.
@@ -39,6 +39,8 @@ class SamplingParams:
         prompt_logprobs: The same for the tokens of the prompt.
         logit_bias: Added to the logits of these token ids, -100 to 100.
         n: How many replies to one prompt.
+        grammar: What the reply must follow, as one row of GRAMMARS and its value:
+            ``{"json_schema": {...}}``, ``{"regex": "..."}``, ``{"choice": ["yes", "no"]}``.
 
     Raises:
         RequestError: A value is outside its range; ``param`` names it.
@@ -63,6 +65,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     n: int = 1
+    grammar: Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -72,6 +75,8 @@ class SamplingParams:
         self._check_stop()
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             _refuse("logit_bias", f"{len(self.logit_bias)} ids", f"at most {MAX_LOGIT_BIAS}")
+        if self.grammar is not None and len(self.grammar) != 1:
+            _refuse("grammar", f"{len(self.grammar)} grammars", "one")
         if any(not -100 <= bias <= 100 for bias in self.logit_bias.values()):
             _refuse("logit_bias", "a bias out of range", "-100 to 100")
 
@@ -93,6 +98,19 @@ class SamplingParams:
             _refuse("stop", "an empty or long string", f"1 to {MAX_STOP_CHARACTERS} characters")
 
     @property
+    def takes_likeliest(self) -> bool:
+        """Whether every draw is the argmax of the logits as they are, and nothing is reported."""
+        return (
+            self.is_greedy
+            and self.repetition_penalty == 1
+            and self.presence_penalty == 0
+            and self.frequency_penalty == 0
+            and not self.logit_bias
+            and not self.min_tokens
+            and self.logprobs is None
+        )
+
+    @property
     def is_greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
         return self.temperature == 0
@@ -107,7 +125,7 @@ _RANGES = (
     ("presence_penalty", -2, 2),
     ("frequency_penalty", -2, 2),
     ("seed", -(2**63), 2**64 - 1),
-    ("max_tokens", 1, 2**31 - 1),
+    ("max_tokens", 0, 2**31 - 1),
     ("min_tokens", 0, 2**31 - 1),
     ("logprobs", 0, MAX_LOGPROBS),
     ("prompt_logprobs", 0, MAX_LOGPROBS),

@@ -199,21 +199,22 @@ class Scheduler:
 
         It is asked to keep its state where the two part, and the sequence waits until then.
         """
-        if not self.memory.prefix_cache:
+        if not self.memory.reads_prefix(sequence):
             return False
-        grid = self.memory.shape.grid
+        grid, wanted = self.memory.shape.grid, sequence.request.params.prompt_logprobs
+        lag = self.memory.lag(sequence) * grid
         known: int | None = None
         for other in self.running:
             # what it has computed is published, so only what is still to come matters
             if other.remaining <= grid or other.request.cache_salt != sequence.request.cache_salt:
                 continue
             shared = min(_common(sequence, other), len(sequence.tokens) - 1) // grid * grid
-            if shared <= other.computed:
+            if shared <= other.computed or not _scores_enough(other, wanted):
                 continue
             if known is None:
                 known = self.memory.usable_prefix(sequence)
-            if shared > known:
-                other.wanted.add(shared)
+            if shared - lag > known:
+                other.wanted.add(shared - lag)
                 return True
         return False
 
@@ -240,6 +241,12 @@ class Scheduler:
         memory.new_pages.clear()
         memory.new_states.clear()
         return plan
+
+
+def _scores_enough(other: Sequence, wanted: int | None) -> bool:
+    """Whether it leaves the log-probabilities of its prompt that another wants."""
+    found = other.request.params.prompt_logprobs
+    return wanted is None or (found is not None and found >= wanted)
 
 
 def _common(a: Sequence, b: Sequence) -> int:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from blazr.engine.block import Node
+from blazr.engine.constraint import Constraint
+from blazr.engine.outputs import TokenLogprobs
 from blazr.engine.request import Request
 
 
@@ -31,6 +33,7 @@ class Sequence:
         seed: Of its random draws.
         max_length: Most tokens it may ever have in memory.
         deadline: Monotonic time after which it is aborted, or None.
+        constraint: What its output must follow, after the output so far; None is nothing.
         phase: Where it is in its life.
         num_cached: Prompt tokens that were reused when it first started.
         reuse: Why no more of the prompt was reused.
@@ -45,6 +48,8 @@ class Sequence:
         node: Deepest published block of its prefix; locked while it runs.
         published: Blocks of it that are in the trie.
         created: Nodes it put there.
+        scores: Log-probabilities of the prompt's tokens so far, until they are handed out.
+        takes_likeliest: Whether its next token is the argmax and nothing more is asked, ever.
     """
 
     request_id: int
@@ -55,6 +60,7 @@ class Sequence:
     seed: int
     max_length: int
     deadline: float | None = None
+    constraint: Constraint | None = None
     phase: Phase = Phase.WAITING
     num_cached: int = 0
     reuse: str = ""
@@ -69,11 +75,22 @@ class Sequence:
     node: Node | None = None
     published: int = 0
     created: list[Node] = field(default_factory=list)
+    scores: list[TokenLogprobs | None] | None = None
+    takes_likeliest: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Settle what every step would ask again."""
+        self.takes_likeliest = self.constraint is None and self.request.params.takes_likeliest
 
     @property
     def num_prompt(self) -> int:
         """Tokens of the prompt."""
         return len(self.request.prompt_ids)
+
+    @property
+    def max_computed(self) -> int:
+        """Most tokens of it that may ever be computed: the last one drawn is not."""
+        return max(self.num_prompt, self.max_length - 1)
 
     @property
     def num_output(self) -> int:

@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
-from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.face import CHECK_S, RETRY_S, ModelFace
+from blazr.llm.form import PreparedRequest
 from blazr.llm.generation import GenerationRequest, Prompt, chat_request, prompt_requests
 from blazr.llm.reply import Reply
 from blazr.llm.results import Completion, fold
@@ -27,7 +27,7 @@ class AsyncReply:
     Whoever made it calls `abort` at the end, whatever happened.
     """
 
-    def __init__(self, core: TextEngine, requests: Sequence[Request]) -> None:
+    def __init__(self, core: TextEngine, requests: Sequence[PreparedRequest]) -> None:
         self._core = core
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
@@ -80,7 +80,14 @@ class AsyncLLM(ModelFace):
 
     async def start(self, requests: Sequence[GenerationRequest]) -> AsyncReply:
         """Tokenize on a worker thread and begin to generate; it raises what `Reply` raises."""
-        prepared = await asyncio.to_thread(lambda: [self.core.prepare(each) for each in requests])
+
+        def prepare() -> list[PreparedRequest]:
+            return [self.core.prepare(each) for each in requests]
+
+        if any(each.has_grammar for each in requests):
+            prepared = await asyncio.wrap_future(self.core.grammars.submit(prepare))
+        else:
+            prepared = await asyncio.to_thread(prepare)
         return AsyncReply(self.core, prepared)
 
     async def events(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[Event]:

@@ -23,6 +23,8 @@ class ModelFace:
         vocab: Name of the vocabulary, where the checkpoint does not tell.
         chat_template: Name or file of the chat template, where the checkpoint's is not wanted.
         engine: Sizes and limits of the engine; None takes the defaults.
+        quantize: Pack plain weights while loading: ``"q8_0"``, ``"q4_0"``, or by part
+            (``"experts=q4_0,lm_head=q8_0"``).
 
     Raises:
         BlazrError: The model cannot be loaded.
@@ -37,6 +39,7 @@ class ModelFace:
         vocab: str | None = None,
         chat_template: str | None = None,
         engine: EngineConfig | None = None,
+        quantize: str | None = None,
     ) -> None:
         if not isinstance(model, TextEngine):
             model = open_model(
@@ -46,6 +49,7 @@ class ModelFace:
                 vocab=vocab,
                 chat_template=chat_template,
                 engine=engine,
+                quantize=quantize,
             )
         self.core = model
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Literal, cast
 
 from blazr.core.errors import RequestError
+from blazr.engine.request import Pooling
 from blazr.engine.sampling_params import SamplingParams
 from blazr.text.messages import Message
 
@@ -21,26 +22,39 @@ class GenerationRequest:
         prompt: Text or token ids.
         messages: A chat, instead of a prompt.
         params: How to sample.
-        tools: Functions for the chat template to show, in OpenAI's shape.
+        tools: Functions that may be called, in OpenAI's shape.
+        tool_choice: Whether one may be called, must be, or none.
+        tool_name: The one that must be called, where only one will do.
+        parallel_tool_calls: Whether several may be called at once.
         template_variables: More variables for the chat template.
         add_special_tokens: Put the beginning-of-text token before a text prompt, where the
             model's family has one.
         add_generation_prompt: End the rendered chat where the assistant begins to speak.
+        continue_final_message: The last message is the assistant's, and the reply goes on with it.
+        suffix: What follows the reply, for models trained to fill in the middle.
+        pooling: Ask for the prompt as one vector instead of a reply; see `Request`.
         cache_salt: Prefixes are shared only between requests of the same salt.
         priority: Lower runs first; equal ones in order of arrival.
         timeout_s: Longest time from submission to the end, or None.
 
     Raises:
-        RequestError: Neither or both of prompt and messages are given.
+        RequestError: Neither or both of prompt and messages are given, or there is no last message
+            to go on with.
     """
 
     prompt: Prompt | None = None
     messages: Sequence[Message] | None = None
     params: SamplingParams = field(default_factory=SamplingParams)
     tools: Sequence[Mapping[str, object]] | None = None
+    tool_choice: Literal["auto", "none", "required"] = "auto"
+    tool_name: str | None = None
+    parallel_tool_calls: bool = True
     template_variables: Mapping[str, object] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    suffix: str | None = None
+    pooling: Pooling | None = None
     cache_salt: str = ""
     priority: int = 0
     timeout_s: float | None = None
@@ -48,6 +62,19 @@ class GenerationRequest:
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             raise RequestError("give a prompt or messages, one of the two.", param="prompt")
+        last = self.messages[-1] if self.messages else None
+        if self.continue_final_message and (last is None or last.role != "assistant"):
+            raise RequestError(
+                "there is no message to go on with.",
+                param="continue_final_message",
+                found="nothing" if last is None else repr(last.role)[:50],
+                expected="a last message by the assistant",
+            )
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether the reply must follow one."""
+        return self.params.grammar is not None or self.tool_choice == "required"
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from blazr.core.errors import CapacityError
 from blazr.engine.outputs import FinishReason, TokenLogprobs, TokenOutput
 from blazr.engine.request import Request
+from blazr.llm.form import PreparedRequest
 from blazr.llm.token_engine import TokenEngine
 from blazr.text.events import Event, Finished, PromptDone, TokenText
 from blazr.text.stream import TextStream
@@ -39,7 +40,7 @@ class Reply:
         self,
         engine: TokenEngine,
         tokenizer: Tokenizer,
-        requests: Sequence[Request],
+        requests: Sequence[PreparedRequest],
         *,
         notify: Callable[[], None],
     ) -> None:
@@ -48,10 +49,10 @@ class Reply:
         self._inbox: deque[tuple[int, TokenOutput]] = deque()
         self._prompts: list[_Prompt] = []
         first = 0
-        for request in requests:
-            indices = range(first, first := first + request.params.n)
-            choices = [_Choice(request, tokenizer, index) for index in indices]
-            self._prompts.append(_Prompt(request, choices))
+        for each in requests:
+            indices = range(first, first := first + each.request.params.n)
+            choices = [_Choice(each, tokenizer, index) for index in indices]
+            self._prompts.append(_Prompt(each.request, choices))
         self._num_submitted = self._num_done = 0
         try:
             self._submit()
@@ -72,7 +73,7 @@ class Reply:
     def take(self) -> list[Event]:
         """The events since the last call, in order; empty when there are none."""
         events: list[Event] = []
-        while self._inbox:
+        for _ in range(len(self._inbox)):  # what comes meanwhile waits for the next call
             position, output = self._inbox.popleft()
             prompt = self._prompts[position]
             choice, was_done = prompt.choices[output.index], prompt.is_done
@@ -126,7 +127,8 @@ class _Prompt:
 class _Choice:
     """One reply: its first event, its text, its end."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, index: int) -> None:
+    def __init__(self, prepared: PreparedRequest, tokenizer: Tokenizer, index: int) -> None:
+        request = prepared.request
         params = request.params
         self.is_done = False
         self._index = index
@@ -140,6 +142,7 @@ class _Choice:
             include_stop=params.include_stop,
             skip_special=params.skip_special_tokens,
             prompt_ids=request.prompt_ids,
+            reply_format=prepared.reply_format,
         )
 
     def push(self, output: TokenOutput) -> list[Event]:
@@ -169,7 +172,8 @@ class _Choice:
                 for token_id, each in pairs
             )
         num_cached, reuse = output.num_cached_tokens, output.reuse
-        return PromptDone(self._index, output.num_prompt_tokens, num_cached, logprobs, reuse)
+        num_prompt, embedding = output.num_prompt_tokens, output.embedding
+        return PromptDone(self._index, num_prompt, num_cached, logprobs, reuse, embedding)
 
     def _end(self, reason: FinishReason, error: str | None) -> list[Event]:
         self.is_done = True

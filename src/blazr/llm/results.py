@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from blazr.text.events import Event, Finished, PromptDone, TextDelta, TokenText
+from blazr.text.events import (
+    Event,
+    Finished,
+    PromptDone,
+    ReasoningDelta,
+    TextDelta,
+    TokenText,
+    ToolCallDelta,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,16 +25,33 @@ class Usage:
         prompt_tokens: Tokens of the prompt.
         completion_tokens: Tokens generated.
         cached_tokens: Tokens of the prompt that were not computed again.
+        reasoning_tokens: Tokens generated that are the model's thinking.
     """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
         """Prompt and completion together."""
         return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool that the model wants made.
+
+    Args:
+        id: What its result will be known by.
+        name: The tool's.
+        arguments: Text of a JSON object, as the model wrote it.
+    """
+
+    id: str
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +62,15 @@ class Completion:
         index: Its place: prompt number times ``n``, plus the number of the choice.
         text: The text.
         token_ids: The tokens generated.
-        finish_reason: ``"stop"``, ``"length"``, ``"abort"`` or ``"error"``.
+        finish_reason: ``"stop"``, ``"length"``, ``"abort"``, ``"timeout"`` or ``"error"``.
         logprobs: One per token, when asked for.
         prompt_logprobs: One per prompt token, when asked for.
         usage: Tokens spent.
         stop: The stop string that ended it, or None.
-        error: What failed, for ``"error"``.
+        error: What failed, for ``"error"`` and ``"timeout"``.
+        embedding: The prompt as a vector, where that was asked for instead of text.
+        reasoning: The model's thinking, which is not part of the text.
+        tool_calls: The calls it makes, which are not either.
     """
 
     index: int
@@ -53,12 +82,17 @@ class Completion:
     usage: Usage = Usage()
     stop: str | None = None
     error: str | None = None
+    embedding: array[float] | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(slots=True)
 class _Choice:
     prompt: PromptDone | None = None
     deltas: list[TextDelta] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[ToolCallDelta] = field(default_factory=list)
     finished: Finished | None = None
 
 
@@ -75,6 +109,10 @@ class Fold:
             choice.prompt = event
         elif isinstance(event, TextDelta):
             choice.deltas.append(event)
+        elif isinstance(event, ReasoningDelta):
+            choice.reasoning.append(event.text)
+        elif isinstance(event, ToolCallDelta):
+            choice.calls.append(event)
         else:
             choice.finished = event
 
@@ -93,13 +131,14 @@ def fold(events: Iterable[Event]) -> list[Completion]:
 
 def total_usage(completions: Iterable[Completion], *, n: int = 1) -> Usage:
     """Tokens spent on all replies together; the ``n`` replies to a prompt share its tokens."""
-    prompt = completion = cached = 0
+    prompt = completion = cached = reasoning = 0
     for each in completions:
         completion += each.usage.completion_tokens
+        reasoning += each.usage.reasoning_tokens
         if each.index % n == 0:
             prompt += each.usage.prompt_tokens
             cached += each.usage.cached_tokens
-    return Usage(prompt, completion, cached)
+    return Usage(prompt, completion, cached, reasoning)
 
 
 def _complete(index: int, choice: _Choice) -> Completion:
@@ -113,7 +152,29 @@ def _complete(index: int, choice: _Choice) -> Completion:
         finish_reason=finished.reason,
         logprobs=tuple(each for delta in choice.deltas for each in delta.logprobs) or None,
         prompt_logprobs=prompt.logprobs,
-        usage=Usage(prompt.num_prompt_tokens, finished.num_tokens, prompt.num_cached_tokens),
+        usage=Usage(
+            prompt.num_prompt_tokens,
+            finished.num_tokens,
+            prompt.num_cached_tokens,
+            finished.num_reasoning_tokens,
+        ),
         stop=finished.stop,
         error=finished.error,
+        embedding=prompt.embedding,
+        reasoning="".join(choice.reasoning),
+        tool_calls=_join_calls(choice.calls),
+    )
+
+
+def _join_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
+    calls: dict[int, list[ToolCallDelta]] = {}
+    for delta in deltas:
+        calls.setdefault(delta.call_index, []).append(delta)
+    return tuple(
+        ToolCall(
+            id=next((each.id for each in parts if each.id is not None), ""),
+            name=next((each.name for each in parts if each.name is not None), ""),
+            arguments="".join(each.arguments for each in parts),
+        )
+        for parts in calls.values()
     )

@@ -6,16 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from blazr.core.errors import ContextLengthError, EngineError, RequestError
+from blazr.engine.constraint import Constraint
 from blazr.engine.request import Request
+from blazr.llm.form import PLAIN, PreparedRequest, choose_format, choose_grammar
 from blazr.llm.generation import GenerationRequest
+from blazr.llm.infill import encode_infill
 from blazr.llm.token_engine import TokenEngine
 from blazr.text.chat_template import ChatTemplate
+from blazr.text.grammars.compiler import GrammarCompiler
 from blazr.text.messages import Message
+from blazr.text.stream import ReplyFormat
 from blazr.text.tokenizer import Tokenizer
 
 # No vocabulary packs more characters than this into a token on average, so a text longer than
 # this many times the context cannot fit, and is refused before time is spent on tokenizing it.
 CHARACTERS_PER_TOKEN = 8
+# The end of a prompt in which to look for the beginning of thinking, tokens.
+_TAIL = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +62,7 @@ class TextEngine:
         info: About the model.
         tokenizer: Text to ids and back.
         template: Chats to ids; None where the model has no vocabulary.
+        reply_format: How the model writes its thinking and its calls of tools.
     """
 
     def __init__(
@@ -64,41 +72,59 @@ class TextEngine:
         *,
         tokenizer: Tokenizer,
         template: ChatTemplate | None = None,
+        reply_format: ReplyFormat = PLAIN,
     ) -> None:
         self.engine = engine
         self.info = info
         self.tokenizer = tokenizer
         self.template = template
+        self.reply_format = reply_format
+        self.grammars = GrammarCompiler(
+            tokenizer, vocab_size=info.vocab_size, special_ids=self._all_stop_ids
+        )
 
-    def prepare(self, request: GenerationRequest) -> Request:
-        """Translate a request to token ids. Takes time for long texts; touches nothing shared.
+    def prepare(self, request: GenerationRequest) -> PreparedRequest:
+        """Translate a request to token ids, and compile its grammar.
+
+        Takes time for long texts and new grammars; changes nothing that others see.
 
         Raises:
             ContextLengthError: The text cannot fit the model's context.
             RequestError: The text is not valid, or the chat cannot be rendered.
+            GrammarError: The grammar is wrong, too complex, or cannot be enforced.
         """
         stop_ids = self.info.stop_ids | frozenset(self.tokenizer.eos_ids)
+        reply_format = choose_format(self.reply_format, request)
         if request.messages is not None:
             ids = self.encode_chat(request)
             if self.template is not None:
                 stop_ids |= frozenset(self.template.stop_ids(self.tokenizer))
+            if reply_format.tool_format is not None:
+                special_ids = self.tokenizer.special_ids
+                names = reply_format.tool_format.stop_names
+                stop_ids |= {special_ids[name] for name in names if name in special_ids}
         else:
             ids = self.encode_prompt(request)
-        return Request(
+        prepared = Request(
             prompt_ids=tuple(ids),
             params=request.params,
             stop_ids=frozenset(i for i in stop_ids if i < self.info.vocab_size),
             priority=request.priority,
             cache_salt=request.cache_salt,
             timeout_s=request.timeout_s,
+            constraint=self._constraint(request, reply_format, ids),
+            pooling=request.pooling,
         )
+        return PreparedRequest(prepared, reply_format)
 
     def encode_prompt(self, request: GenerationRequest) -> list[int]:
         """The token ids of a prompt. Special tokens spelled in it are plain text."""
         prompt = request.prompt
         if not isinstance(prompt, str):
             return list(prompt or ())
-        self._check_length(len(prompt), "prompt")
+        self._check_length(len(prompt) + len(request.suffix or ""), "prompt")
+        if request.suffix is not None:
+            return encode_infill(self.tokenizer, prompt, request.suffix, self.info.vocab_size)
         ids = self.tokenizer.encode(prompt)
         bos_id = self.tokenizer.bos_id
         if request.add_special_tokens and self.info.adds_bos and bos_id is not None:
@@ -117,13 +143,15 @@ class TextEngine:
         if not messages:
             raise RequestError("there are no messages.", param="messages")
         self._check_length(sum(len(each.content or "") for each in messages), "messages")
-        return self.template.encode(
-            messages,
+        goes_on = request.continue_final_message
+        ids = self.template.encode(
+            messages[:-1] if goes_on else messages,
             self.tokenizer,
-            tools=request.tools,
-            add_generation_prompt=request.add_generation_prompt,
+            tools=None if request.tool_choice == "none" else request.tools,
+            add_generation_prompt=request.add_generation_prompt or goes_on,
             variables=request.template_variables,
         )
+        return ids + self.tokenizer.encode(messages[-1].content or "") if goes_on else ids
 
     def check(self) -> None:
         """Raise where the engine does not work any more.
@@ -138,6 +166,27 @@ class TextEngine:
     def close(self) -> None:
         """Stop the engine. What still runs ends with an error."""
         self.engine.close()
+        self.grammars.close()
+
+    def _constraint(
+        self, request: GenerationRequest, reply_format: ReplyFormat, ids: Sequence[int]
+    ) -> Constraint | None:
+        grammar = choose_grammar(reply_format, request)
+        if grammar is None:
+            return None
+        thinking, after = reply_format.reasoning, None
+        if thinking is not None:
+            tail = self.tokenizer.decode(ids[-_TAIL:], skip_special=False)
+            # what the prompt has begun must end before the grammar begins
+            after = thinking.end if thinking.has_begun(tail) else None
+        return self.grammars.compile(grammar, after=after)
+
+    def _all_stop_ids(self) -> frozenset[int]:
+        """Every id that ends a reply of some kind; no grammar may take one for text."""
+        ids = self.info.stop_ids | frozenset(self.tokenizer.eos_ids)
+        if self.template is not None:
+            ids |= frozenset(self.template.stop_ids(self.tokenizer))
+        return ids
 
     def _check_length(self, num_characters: int, param: str) -> None:
         context = self.info.max_seq_len

@@ -11,15 +11,24 @@ from torch import Tensor, nn
 from blazr.models.config import ModelConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.decoder_layer import DecoderLayer
-from blazr.nn.layers.linear import Linear
+from blazr.nn.layers.linear import Linear, Matrix, multiply
+from blazr.nn.quant.weight import Weight
 
 
 class Embedding(nn.Module):
     """Token embedding, (V, C)."""
 
+    weight: Matrix
+
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size))
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """(...) int64 to (..., C)."""
+        if isinstance(self.weight, Weight):
+            return self.weight.rows(token_ids)
+        return F.embedding(token_ids, self.weight)
 
 
 class CausalLM(nn.Module):
@@ -58,7 +67,7 @@ class CausalLM(nn.Module):
         Returns:
             Hidden states before the final norm, (T, C).
         """
-        x = F.embedding(batch.token_ids, self.embed_tokens.weight)
+        x = self._embed(batch.token_ids)
         for layer, cache in zip(self.layers, caches, strict=True):
             x = layer(x, batch, cache)
         return x
@@ -72,7 +81,7 @@ class CausalLM(nn.Module):
         Returns:
             Logits, (B, T, V), float32.
         """
-        x = F.embedding(token_ids, self.embed_tokens.weight)
+        x = self._embed(token_ids)
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
             x = layer.forward_sequences(x)
@@ -81,4 +90,13 @@ class CausalLM(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every vocabulary entry: (..., C) to (..., V), float32."""
         head = self.embed_tokens if self.config.tie_word_embeddings else self.lm_head
-        return F.linear(self.norm(hidden), head.weight).float()
+        scores = multiply(self.norm(hidden), head.weight).float()
+        divisor, cap = self.config.logits_scaling, self.config.logit_softcap
+        if divisor != 1:
+            scores = scores / divisor
+        return scores if cap is None else torch.tanh(scores / cap) * cap
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        x = self.embed_tokens(token_ids)
+        scale = self.config.embedding_multiplier
+        return x if scale == 1 else x * x.new_tensor(scale)

@@ -19,6 +19,9 @@ class ModelConfig:
         layers: The layers, in order.
         final_norm: Before the head.
         tie_word_embeddings: Whether the head is the embedding.
+        embedding_multiplier: Applied to embedded tokens.
+        logits_scaling: Scores are divided by it.
+        logit_softcap: Scores z become ``softcap * tanh(z / softcap)``; None leaves them.
     """
 
     vocab_size: int
@@ -27,3 +30,14 @@ class ModelConfig:
     layers: tuple[LayerConfig, ...]
     final_norm: NormConfig
     tie_word_embeddings: bool = False
+    embedding_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+    logit_softcap: float | None = None
+
+    def length_class(self, length: int) -> int:
+        """Sequences of one class that may become this long remember a prefix alike.
+
+        Args:
+            length: Most tokens the sequence may ever have.
+        """
+        return max((layer.mixer.length_class(length) for layer in self.layers), default=0)

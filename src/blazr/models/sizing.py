@@ -51,14 +51,19 @@ def size_of(config: ModelConfig, dtype: torch.dtype) -> ModelSize:
     parameters = embedding + _count(config.final_norm.build)
     idle = states = latents = keys = 0
     for layer in config.layers:
-        parameters += _count(layer.mixer.build) + _count(layer.mixer_norm.build)
+        parameters += _count(layer.mixer.build)
         if layer.feed_forward is not None:
             parameters += _count(layer.feed_forward.build)
-        if layer.feed_forward_norm is not None:
-            parameters += _count(layer.feed_forward_norm.build)
+        for norm in (
+            layer.mixer_norm,
+            layer.mixer_post_norm,
+            layer.feed_forward_norm,
+            layer.feed_forward_post_norm,
+        ):
+            parameters += 0 if norm is None else _count(norm.build)
         if isinstance(layer.feed_forward, MoeConfig):
             moe = layer.feed_forward
-            expert = 3 * moe.hidden_size * moe.intermediate_size
+            expert = (3 if moe.gated else 2) * moe.hidden_size * moe.intermediate_size
             idle += (moe.num_experts - moe.experts_per_token) * expert
         spec = layer.mixer.cache_spec(dtype)
         states += spec.bytes_per_checkpoint

@@ -15,6 +15,7 @@ from blazr.server.config import ServerConfig
 from blazr.server.endpoint import Endpoint
 from blazr.server.errors import HttpError
 from blazr.server.middleware import Gate, Surroundings
+from blazr.server.openapi import describe
 from blazr.server.routes import ROUTES
 from blazr.server.run import PREFIX_HEADER
 from blazr.server.service import Service
@@ -37,19 +38,21 @@ def build_app(
     """
     config = config or ServerConfig()
     service = Service(llm, config, aliases=aliases)
+    service.document = describe(ROUTES.values())
     open_paths = frozenset(row.path for row in ROUTES.values() if row.is_open)
+    shapes = {row.path: row.shape for row in ROUTES.values() if row.shape is not None}
     app = Starlette(
         routes=[
             StarletteRoute(row.path, Endpoint(row, service), methods=[row.method])
             for row in ROUTES.values()
         ],
         middleware=[
-            Middleware(Surroundings, service=service),
+            Middleware(Surroundings, service=service, shapes=shapes),
             Middleware(
                 CORSMiddleware,
                 allow_origins=config.cors_origins,
                 allow_origin_regex=_LOOPBACK_ORIGIN,
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
                 expose_headers=["X-Request-Id", PREFIX_HEADER],
             ),

@@ -23,6 +23,7 @@ class ServerConfig:
         api_keys: Keys of which a client must show one; none leaves the server open.
         cors_origins: Origins that browsers may call from, besides loopback; ``"*"`` is any.
         served_name: What the model is called; None takes its own name.
+        accept_any_model: Answer whatever model a request names.
         max_body_bytes: Longest request body.
         request_timeout_s: Longest time for a reply.
         body_timeout_s: Longest time a body may take to arrive.
@@ -39,6 +40,7 @@ class ServerConfig:
     api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     served_name: str | None = None
+    accept_any_model: bool = False
     max_body_bytes: int = MAX_BODY_BYTES
     request_timeout_s: float = 600.0
     body_timeout_s: float = 60.0

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from blazr.server.config import ServerConfig
-from blazr.server.errors import HttpError, clean
+from blazr.server.errors import HttpError, Shape, clean
 from blazr.server.service import Call, Service
 
 MAX_JSON_DEPTH = 64
@@ -27,11 +27,12 @@ class Route:
     """One row of the ROUTES table.
 
     Args:
-        method: ``"GET"`` or ``"POST"``.
+        method: ``"GET"``, ``"POST"`` or ``"DELETE"``.
         path: The path, with parameters in Starlette's syntax.
         handler: What answers; takes a `Call`.
         body: Type of the request body; None where there is none.
         is_open: Whether it is answered without a key, and while the server stops.
+        shape: How it writes errors; None is OpenAI's way.
     """
 
     method: str
@@ -39,6 +40,7 @@ class Route:
     handler: Callable[[Call[Any]], Awaitable[Response]]
     body: type[msgspec.Struct] | None = None
     is_open: bool = False
+    shape: Shape | None = None
 
 
 class Endpoint:

@@ -1,8 +1,8 @@
-"""Errors as HTTP answers in OpenAI's shape. Making one cannot fail, whatever the error holds."""
+"""Errors as HTTP answers. Making one cannot fail, whatever the error holds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 from starlette.responses import Response
@@ -32,7 +32,9 @@ _TYPES = {
     429: "rate_limit_error",
     431: "invalid_request_error",
     500: "server_error",
+    501: "not_supported_error",
     503: "unavailable_error",
+    504: "timeout_error",
 }
 
 
@@ -78,24 +80,31 @@ class HttpError(Exception):
             return cls(503, _line(error), code="engine_unavailable", headers=_RETRY)
         return cls(500, "something went wrong in the server.", code="internal_error")
 
-    def body(self) -> bytes:
-        """The error object, as JSON."""
-        return msgspec.json.encode(
-            {
-                "error": {
-                    "message": clean(self.message, _MAX_MESSAGE),
-                    "type": _TYPES.get(self.status, "invalid_request_error"),
-                    "param": clean(self.param, 100) if self.param is not None else None,
-                    "code": self.code,
-                }
-            }
-        )
+    @property
+    def text(self) -> str:
+        """The message, fit to be shown."""
+        return clean(self.message, _MAX_MESSAGE)
 
-    def response(self) -> Response:
-        """The whole answer."""
-        return Response(
-            self.body(), self.status, headers=self.headers, media_type="application/json"
-        )
+    def response(self, shape: Shape | None = None) -> Response:
+        """The whole answer, in OpenAI's shape or another."""
+        body = msgspec.json.encode((shape or openai_shape)(self))
+        return Response(body, self.status, headers=self.headers, media_type="application/json")
+
+
+# How a dialect writes an error.
+Shape = Callable[[HttpError], Mapping[str, object]]
+
+
+def openai_shape(error: HttpError) -> dict[str, object]:
+    """OpenAI's error object."""
+    return {
+        "error": {
+            "message": error.text,
+            "type": _TYPES.get(error.status, "invalid_request_error"),
+            "param": clean(error.param, 100) if error.param is not None else None,
+            "code": error.code,
+        }
+    }
 
 
 def clean(text: str, limit: int) -> str:

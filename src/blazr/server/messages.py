@@ -10,7 +10,6 @@ from blazr.core.errors import RequestError
 from blazr.text.messages import Message
 
 MAX_MESSAGES = 4096
-MAX_TOOLS = 128
 
 
 class Part(msgspec.Struct):
@@ -28,6 +27,8 @@ class ChatMessage(msgspec.Struct):
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
 
 def to_messages(messages: list[ChatMessage]) -> list[Message]:
@@ -55,6 +56,9 @@ def _to_message(message: ChatMessage) -> Message:
         for name in ("name", "tool_calls", "tool_call_id")
         if getattr(message, name) is not None
     }
+    thought = message.reasoning_content or message.reasoning
+    if thought:
+        extra["reasoning_content"] = thought
     # templates know no developers
     role = "system" if message.role == "developer" else message.role
     return Message(role=role, content=content, extra=extra or None)

@@ -7,13 +7,14 @@ import hashlib
 import hmac
 import logging
 import uuid
+from collections.abc import Mapping
 from time import monotonic
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from blazr.server.config import LOOPBACK, MAX_HEADER_BYTES, MAX_HEADER_FIELDS, ServerConfig
-from blazr.server.errors import HttpError, clean
+from blazr.server.errors import HttpError, Shape, clean
 from blazr.server.service import Service
 
 _log = logging.getLogger(__name__)
@@ -27,9 +28,10 @@ class Surroundings:
     The client's ``X-Request-Id`` is echoed and logged, and is a key to nothing.
     """
 
-    def __init__(self, app: ASGIApp, *, service: Service) -> None:
+    def __init__(self, app: ASGIApp, *, service: Service, shapes: Mapping[str, Shape]) -> None:
         self._app = app
         self._service = service
+        self._shapes = shapes  # by path, where errors are not in OpenAI's shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on."""
@@ -57,7 +59,8 @@ class Surroundings:
                 _log.exception("request %s failed", request_id)
                 answer.message += f" Its log has more under {request_id}."
             if status == 0:
-                await answer.response()(scope, receive, note)
+                shape = self._shapes.get(scope["path"])
+                await answer.response(shape)(scope, receive, note)
         finally:
             self._service.metrics.count("blazr_http_responses", status=str(status or "none"))
             took_ms = (monotonic() - started_s) * 1000

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from blazr.core.table import Table
+from blazr.server.anthropic import messages
+from blazr.server.anthropic.rendering import error_object as anthropic_error
 from blazr.server.endpoint import Route
-from blazr.server.native import cache, generate, status, tokens
-from blazr.server.openai import chat, completions, models
+from blazr.server.native import cache, generate, infill, status, tokens
+from blazr.server.ollama import embed as ollama_embed
+from blazr.server.ollama import generate as ollama_generate
+from blazr.server.ollama import models as ollama_models
+from blazr.server.openai import (
+    chat,
+    completions,
+    decisions,
+    embeddings,
+    models,
+    responses,
+    scoring,
+    unsupported,
+)
+
+_Anthropic = partial(Route, shape=anthropic_error)
+_Ollama = partial(Route, shape=ollama_models.error_object)
 
 ROUTES: Table[Route] = Table(
     "route",
@@ -13,18 +32,65 @@ ROUTES: Table[Route] = Table(
         f"{row.method} {row.path}": row
         for row in (
             Route("GET", "/health", status.health, is_open=True),
+            Route("GET", "/v1/health", status.health, is_open=True),
+            Route("GET", "/ping", status.health, is_open=True),
             Route("GET", "/ready", status.ready, is_open=True),
             Route("GET", "/version", status.version),
+            Route("GET", "/openapi.json", status.openapi),
             Route("GET", "/metrics", status.metrics),
             Route("GET", "/debug/cache", cache.show_cache),
             Route("GET", "/v1/models", models.list_models),
             Route("GET", "/v1/models/{model:path}", models.show_model),
             Route("POST", "/v1/completions", completions.complete, completions.Body),
             Route("POST", "/v1/chat/completions", chat.answer, chat.Body),
+            Route(
+                "POST",
+                "/v1/chat/completions/input_tokens",
+                tokens.count_tokens,
+                tokens.ChatTextBody,
+            ),
+            Route("POST", "/v1/responses", responses.create, responses.Body),
+            Route(
+                "POST", "/v1/responses/input_tokens", responses.count_tokens, responses.CountBody
+            ),
+            Route("GET", "/v1/responses/{id}", responses.retrieve),
+            Route("DELETE", "/v1/responses/{id}", responses.delete),
+            Route("POST", "/v1/responses/{id}/cancel", responses.cancel),
+            Route("GET", "/v1/responses/{id}/input_items", responses.input_items),
+            Route("POST", "/v1/embeddings", embeddings.embed, embeddings.Body),
+            Route("POST", "/v1/decisions", decisions.decide, decisions.Body),
+            *(
+                Route("POST", path, scoring.score, scoring.ScoreBody)
+                for path in ("/v1/score", "/score")
+            ),
+            *(
+                Route("POST", path, scoring.rerank, scoring.RerankBody)
+                for path in ("/v1/rerank", "/v2/rerank", "/rerank")
+            ),
+            *(Route("POST", path, unsupported.refuse) for path in unsupported.PATHS),
+            _Anthropic("POST", "/v1/messages", messages.answer, messages.Body),
+            _Anthropic(
+                "POST", "/v1/messages/count_tokens", messages.count_tokens, messages.CountBody
+            ),
             Route("POST", "/generate", generate.generate, generate.Body),
+            *(
+                Route("POST", path, infill.infill, infill.Body)
+                for path in ("/infill", "/v1/infill")
+            ),
             Route("POST", "/tokenize", tokens.tokenize, tokens.TokenizeBody),
             Route("POST", "/detokenize", tokens.detokenize, tokens.DetokenizeBody),
+            Route("POST", "/apply-template", tokens.apply_template, tokens.ChatTextBody),
             Route("GET", "/tokenizer_info", tokens.tokenizer_info),
+            _Ollama("GET", "/api/version", ollama_models.version),
+            _Ollama("GET", "/api/tags", ollama_models.tags),
+            _Ollama("GET", "/api/ps", ollama_models.running),
+            _Ollama("POST", "/api/show", ollama_models.show, ollama_models.ShowBody),
+            _Ollama(
+                "POST", "/api/generate", ollama_generate.generate, ollama_generate.GenerateBody
+            ),
+            _Ollama("POST", "/api/chat", ollama_generate.chat, ollama_generate.ChatBody),
+            _Ollama("POST", "/api/embed", ollama_embed.embed, ollama_embed.EmbedBody),
+            _Ollama("POST", "/api/embeddings", ollama_embed.embed_one, ollama_embed.OldBody),
         )
     },
 )

@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from time import monotonic
-from typing import Protocol
 
 from starlette.responses import Response
 
 from blazr.llm.async_llm import AsyncReply
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Fold, Usage, total_usage
-from blazr.server.errors import HttpError
+from blazr.server.errors import HttpError, openai_shape
 from blazr.server.service import Call, PrefixReport, json_response
 from blazr.text.events import Event, Finished, PromptDone, TextDelta
 
 PREFIX_HEADER = "X-Blazr-Prefix-Cache"
 
 
-class Renderer(Protocol):
+class Renderer(ABC):
     """How a dialect says what happens."""
 
-    def event(self, event: Event) -> Iterable[object]:
+    def event(self, event: Event) -> Iterable[object]:  # noqa: ARG002
         """What to send for an event, when streaming."""
+        return ()
 
-    def last(self, usage: Usage) -> Iterable[object]:
+    def gather(self, event: Event) -> None:
+        """Take note of an event, when not streaming."""
+        del event  # most know all from the completions
+
+    def last(self, usage: Usage) -> Iterable[object]:  # noqa: ARG002
         """What to send after the last event, when streaming."""
+        return ()
 
+    def failure(self, error: HttpError) -> Iterable[object]:
+        """What to send when a stream fails."""
+        return (openai_shape(error),)
+
+    @abstractmethod
     def whole(self, completions: Sequence[Completion], usage: Usage) -> object:
         """The answer to send when not streaming."""
 
@@ -145,17 +156,21 @@ class Run:
 
 def failure_of(event: Event) -> HttpError | None:
     """The error that an event amounts to, if it is one."""
-    if isinstance(event, Finished) and event.reason in {"error", "abort"}:
+    if isinstance(event, Finished) and event.reason in {"error", "abort", "timeout"}:
         message = event.error or "the reply was cut off."
-        return HttpError(500, message, code=f"generation_{event.reason}")
+        status = 504 if event.reason == "timeout" else 500
+        return HttpError(status, message, code=f"generation_{event.reason}")
     return None
 
 
-async def whole_answer(run: Run, renderer: Renderer) -> Response:
-    """Generate to the end and render it.
+async def finish(run: Run, renderer: Renderer) -> object:
+    """Generate to the end.
+
+    Returns:
+        The whole, as the dialect has it.
 
     Raises:
-        HttpError: 500, when one of the replies failed.
+        HttpError: 500 or 504, when one of the replies failed.
     """
     try:
         while not run.is_done:
@@ -163,7 +178,14 @@ async def whole_answer(run: Run, renderer: Renderer) -> Response:
             failures = [failure for failure in map(failure_of, events) if failure]
             if failures:
                 raise failures[0]
-        answer = renderer.whole(run.completions(), run.usage())
-        return json_response(answer, headers=run.headers)
+            for event in events:
+                renderer.gather(event)
+        return renderer.whole(run.completions(), run.usage())
     finally:
         run.end()
+
+
+async def whole_answer(run: Run, renderer: Renderer) -> Response:
+    """Generate to the end and render it; it raises what `finish` raises."""
+    answer = await finish(run, renderer)
+    return json_response(answer, headers=run.headers)

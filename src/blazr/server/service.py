@@ -16,6 +16,7 @@ from blazr.core.metrics import Metrics
 from blazr.llm.async_llm import AsyncLLM, AsyncReply
 from blazr.server.config import ServerConfig
 from blazr.server.errors import HttpError, clean
+from blazr.server.store import Store
 
 Body_co = TypeVar("Body_co", covariant=True)
 
@@ -54,8 +55,10 @@ class Service:
         self.metrics = Metrics(llm.core.engine.stats)
         self.name = config.served_name or llm.core.info.name
         self.started_s = monotonic()
+        self.document: Mapping[str, object] = {}
         self.is_draining = False
         self.num_working = 0
+        self.kept: Store[object] = Store()
         self._reports: deque[tuple[str, PrefixReport]] = deque(maxlen=MAX_REMEMBERED)
         self._names = frozenset({"default", self.name, *aliases})
         self._replies: set[AsyncReply] = set()
@@ -67,7 +70,7 @@ class Service:
         Raises:
             HttpError: 404, naming the one that is.
         """
-        if name is not None and name not in self._names:
+        if name and name not in self._names and not self.config.accept_any_model:
             raise HttpError(
                 404,
                 f"there is no model {clean(name, 100)!r} here; this server has {self.name!r}.",

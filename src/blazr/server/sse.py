@@ -1,10 +1,12 @@
-"""Server-sent events: a reply as frames, each sent as it happens."""
+"""A reply as frames, each sent as it happens: server-sent events, or lines of JSON."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import takewhile
 from time import monotonic
 
 import msgspec
@@ -16,8 +18,42 @@ from blazr.server.run import Renderer, Run, failure_of
 
 _log = logging.getLogger(__name__)
 
-_DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": keep-alive\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How payloads become bytes.
+
+    Args:
+        encode: One payload.
+        end: After the last one.
+        keep_alive: Shows in silence that the connection lives; empty where nothing can.
+        media_type: What they are together.
+    """
+
+    encode: Callable[[object], bytes]
+    end: bytes = b""
+    keep_alive: bytes = _KEEP_ALIVE
+    media_type: str = "text/event-stream"
+
+
+def _data(payload: object) -> bytes:
+    return b"data: " + msgspec.json.encode(payload) + b"\n\n"
+
+
+def _named(payload: object) -> bytes:
+    name = payload["type"] if isinstance(payload, dict) else "error"
+    return b"event: " + str(name).encode() + b"\n" + _data(payload)
+
+
+def _line(payload: object) -> bytes:
+    return msgspec.json.encode(payload) + b"\n"
+
+
+DATA = Framing(_data, end=b"data: [DONE]\n\n")
+NAMED = Framing(_named)  # each event is named by its payload's type
+LINES = Framing(_line, keep_alive=b"", media_type="application/x-ndjson")
 
 
 class EventStream(Response):
@@ -30,15 +66,16 @@ class EventStream(Response):
     Args:
         run: What is generated.
         renderer: How the dialect says it.
+        framing: How that becomes bytes.
     """
 
-    media_type = "text/event-stream"
-
-    def __init__(self, run: Run, renderer: Renderer) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    def __init__(self, run: Run, renderer: Renderer, framing: Framing = DATA) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(headers=headers, media_type=framing.media_type)
         del self.headers["content-length"]
         self._run = run
         self._renderer = renderer
+        self._framing = framing
         self._has_begun = False
         self._last_sent_s = monotonic()
 
@@ -47,7 +84,7 @@ class EventStream(Response):
         try:
             await self._send_events(send)
             self._run.end()  # so that nothing of it runs any more when the client knows the end
-            await self._send_bytes(send, _DONE, is_last=True)
+            await self._send_bytes(send, self._framing.end, is_last=True)
         except TimeoutError:
             _log.warning("dropped a client that does not read")
         finally:
@@ -58,15 +95,17 @@ class EventStream(Response):
         try:
             while not self._run.is_done:
                 events = await self._run.take(timeout_s=config.keep_alive_s)
-                payloads: list[object] = []
-                for event in events:
-                    failure = failure_of(event)
-                    payloads.extend([failure] if failure else self._renderer.event(event))
-                data = _frames(payloads)
+                failure = next((each for each in map(failure_of, events) if each), None)
+                if failure is not None and not self._has_begun:
+                    raise failure  # noqa: TRY301  (nothing was sent, so the status can tell)
+                sound = takewhile(lambda event: failure_of(event) is None, events)
+                data = self._frames(each for event in sound for each in self._renderer.event(event))
                 if not data and monotonic() - self._last_sent_s >= config.keep_alive_s:
-                    data = _KEEP_ALIVE  # nothing to tell, but the connection lives
+                    data = self._framing.keep_alive  # nothing to tell, but the connection lives
                 await self._send_bytes(send, data)
-            await self._send_bytes(send, _frames(self._renderer.last(self._run.usage())))
+                if failure is not None:
+                    raise failure  # noqa: TRY301
+            await self._send_bytes(send, self._frames(self._renderer.last(self._run.usage())))
         except TimeoutError:
             raise
         except Exception as error:
@@ -74,9 +113,12 @@ class EventStream(Response):
                 raise
             # the status is sent: this is how it is told
             failure = HttpError.of(error)
-            if failure.status == 500:
+            if failure.code == "internal_error":
                 _log.exception("a stream failed")
-            await self._send_bytes(send, _frames([failure]))
+            await self._send_bytes(send, self._frames(self._renderer.failure(failure)))
+
+    def _frames(self, payloads: Iterable[object]) -> bytes:
+        return b"".join(map(self._framing.encode, payloads))
 
     async def _send_bytes(self, send: Send, data: bytes, *, is_last: bool = False) -> None:
         if data and not self._has_begun:
@@ -93,12 +135,3 @@ class EventStream(Response):
         async with asyncio.timeout(self._run.service.config.send_timeout_s):
             await send(message)
         self._last_sent_s = monotonic()
-
-
-def _frames(payloads: Iterable[object]) -> bytes:
-    return b"".join(
-        b"data: "
-        + (each.body() if isinstance(each, HttpError) else msgspec.json.encode(each))
-        + b"\n\n"
-        for each in payloads
-    )

@@ -6,17 +6,25 @@ only those that the template itself writes become tokens.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from blazr.core.errors import CheckpointError, RequestError, UnknownNameError
 from blazr.text import sidecars
 from blazr.text.messages import Message
-from blazr.text.templates import CHAT_TEMPLATES, BuiltInTemplate
+from blazr.text.reasoning import choose_reasoning
+from blazr.text.stream import PLAIN, ReplyFormat
+from blazr.text.templates import CHAT_TEMPLATES
 from blazr.text.templates.disarm import Disarmed
+from blazr.text.templates.spelling import Dict, Spelling, as_dicts, find_spelling, has_tools, spell
 from blazr.text.tokenizer import Tokenizer
+from blazr.text.tool_calls import TOOL_FORMATS
+from blazr.text.tool_calls.choose import DEFAULT, choose_tool_format
+from blazr.text.tool_calls.format import as_json
 
 if TYPE_CHECKING:
     from blazr.text.templates.sandbox import ChatTemplateProgram
@@ -37,6 +45,8 @@ class ChatTemplate:
         token_names: What it sees as ``bos_token``, ``eos_token`` and so on.
         stop_names: Special tokens at which a reply ends. None finds them by rendering a chat.
         vocab_size: Rows of the model's embedding. Special tokens beyond it are plain text.
+        reply_format: How the model writes its thinking and its calls of tools. Where the template
+            does not write tools or calls, they are written in this format.
 
     Raises:
         CheckpointError: The template is not Jinja, or uses what it may not.
@@ -51,11 +61,13 @@ class ChatTemplate:
         token_names: Mapping[str, str] | None = None,
         stop_names: Sequence[str] | None = None,
         vocab_size: int | None = None,
+        reply_format: ReplyFormat = PLAIN,
     ) -> None:
         # Imported here: whoever never chats does not pay for Jinja.
         from blazr.text.templates.sandbox import ChatTemplateProgram
 
         self.name = name
+        self.source = source + (tool_source or "")
         self._program = ChatTemplateProgram(source, name=name)
         self._tool_program: ChatTemplateProgram | None = None
         if tool_source is not None:
@@ -64,6 +76,11 @@ class ChatTemplate:
         self._stop_names = stop_names
         self._vocab_size = vocab_size
         self._stop_ids: dict[str, tuple[int, ...]] = {}
+        self.reply_format = reply_format
+        self._tool_format = reply_format.tool_format or TOOL_FORMATS[DEFAULT]
+        # an older kind of template is given the tools as text, and the time
+        self._wants_functions = re.search(r"\btools\b", source) is None
+        self._spellings: dict[bool, Spelling] = {}
 
     def encode(
         self,
@@ -150,31 +167,64 @@ class ChatTemplate:
         given: tuple[list[Message], Sequence[Mapping[str, object]] | None, Mapping[str, object]],
         add_generation_prompt: bool,  # noqa: FBT001  (a step of the two methods above)
         *,
-        names: Iterator[str] | Sequence[str] | Mapping[str, int],
+        names: Sequence[str] | Mapping[str, int],
     ) -> tuple[Disarmed, str]:
         messages, tools, variables = given
         self._check_variables(variables)
-        program = self._tool_program if tools and self._tool_program else self._program
+        spelling = Spelling()
+        if tools or has_tools(messages):
+            spelling = self._spelling(bool(tools))
+        chat = Disarmed(
+            [as_dicts(messages), list(tools) if tools else None, variables], tuple(names)
+        )
         first_error: RequestError | None = None
-        for attempt in _spellings(messages):
-            chat = Disarmed([attempt, list(tools) if tools else None, variables], tuple(names))
-            copies = chat.values
-            assert isinstance(copies, list)
+        for attempt in spelling.others(has_calls=has_tools(messages)):
             try:
-                return chat, program.render(
-                    {
-                        **self._token_names,
-                        **copies[2],
-                        "messages": copies[0],
-                        "tools": copies[1],
-                        "add_generation_prompt": add_generation_prompt,
-                    },
-                    size=_MIN_SIZE + _SIZE_PER_CHARACTER * chat.num_characters,
-                )
+                return chat, self._render_as(attempt, chat, add_generation_prompt)
             except RequestError as error:
                 first_error = first_error or error
         assert first_error is not None
         raise first_error
+
+    def _render_as(
+        self,
+        spelling: Spelling,
+        chat: Disarmed,
+        add_generation_prompt: bool,  # noqa: FBT001  (a step of the method above)
+    ) -> str:
+        given, tools, variables = cast(
+            "tuple[list[Dict], list[Dict] | None, Dict]", deepcopy(chat.values)
+        )
+        messages, shown = spell(given, tools, spelling, self._tool_format)
+        more: Dict = {}
+        if self._wants_functions:
+            functions = [tool.get("function", tool) for tool in tools or ()]
+            more = {"functions": as_json(functions), "datetime": f"{datetime.now():%Y-%m-%d}"}
+        program = self._tool_program if tools and self._tool_program else self._program
+        return program.render(
+            {
+                **self._token_names,
+                **more,
+                **variables,
+                "messages": messages,
+                "tools": shown,
+                "add_generation_prompt": add_generation_prompt,
+            },
+            size=_MIN_SIZE + _SIZE_PER_CHARACTER * chat.num_characters,
+        )
+
+    def _spelling(self, with_tools: bool) -> Spelling:  # noqa: FBT001  (which program)
+        """What the template wants of chats with tools, found by trying."""
+        if with_tools not in self._spellings:
+
+            def works(
+                messages: Sequence[Message], tools: Sequence[Dict] | None, spelling: Spelling
+            ) -> str:
+                chat = Disarmed([as_dicts(messages), tools, {}], ())
+                return self._render_as(spelling, chat, add_generation_prompt=True)
+
+            self._spellings[with_tools] = find_spelling(works, with_tools=with_tools)
+        return self._spellings[with_tools]
 
     def _check_variables(self, variables: Mapping[str, object]) -> None:
         taken = {"messages", "tools", "add_generation_prompt", *self._token_names}
@@ -196,6 +246,9 @@ def choose_template(
     family: str,
     tokenizer: Tokenizer,
     vocab_size: int | None = None,
+    metadata: Mapping[str, object] | None = None,
+    tool_parser: str | None = None,
+    reasoning_parser: str | None = None,
 ) -> ChatTemplate:
     """Find the chat template of a model: the one asked for, else its own, else a built-in form.
 
@@ -205,37 +258,38 @@ def choose_template(
         family: What kind of checkpoint the model is.
         tokenizer: The model's.
         vocab_size: Rows of the model's embedding.
+        metadata: What the model's own file says, if it is a GGUF file.
+        tool_parser: How the model writes calls of tools, a row of TOOL_FORMATS; ``"none"`` leaves
+            them in the text, None lets the template, the family and the vocabulary tell.
+        reasoning_parser: How it marks its thinking, a row of REASONING; the same.
 
     Raises:
-        UnknownNameError: ``name_or_path`` is none of them.
+        UnknownNameError: ``name_or_path`` is none of them, or a parser is no row.
         CheckpointError: A file cannot be read, or its template cannot be used.
     """
-    own = _read_own(directory) if directory is not None else {}
-    names = _token_names(directory, tokenizer)
+    own = _read_own(directory) if directory is not None else _of_metadata(metadata or {})
+    names, stop_names, tool_source = _token_names(directory, tokenizer), None, None
     if name_or_path is None and "default" in own:
-        return ChatTemplate(
-            own["default"],
-            name="the model's own",
-            tool_source=own.get("tool_use"),
-            token_names=names,
-            vocab_size=vocab_size,
-        )
-    if name_or_path is None:
-        row = CHAT_TEMPLATES["oxidizr" if family == "oxidizr" else "generic"]
-        return _built_in(row, tokenizer, vocab_size)
-    if name_or_path in CHAT_TEMPLATES:
-        return _built_in(CHAT_TEMPLATES[name_or_path], tokenizer, vocab_size)
-    source = own.get(name_or_path) or _read_file(name_or_path)
-    return ChatTemplate(source, name=name_or_path, token_names=names, vocab_size=vocab_size)
-
-
-def _built_in(row: BuiltInTemplate, tokenizer: Tokenizer, vocab_size: int | None) -> ChatTemplate:
+        name, source, tool_source = "the model's own", own["default"], own.get("tool_use")
+    else:
+        name = name_or_path or ("oxidizr" if family == "oxidizr" else "generic")
+        source = own.get(name, "") if name not in CHAT_TEMPLATES else ""
+        if name in CHAT_TEMPLATES:
+            row = CHAT_TEMPLATES[name]
+            source, stop_names, names = row.source, row.stop_names, _token_names(None, tokenizer)
+        source = source or _read_file(name)
+    about = (source + (tool_source or ""), family, tokenizer.special_ids)
     return ChatTemplate(
-        row.source,
-        name=row.name,
-        token_names=_token_names(None, tokenizer),
-        stop_names=row.stop_names,
+        source,
+        name=name,
+        tool_source=tool_source,
+        token_names=names,
+        stop_names=stop_names,
         vocab_size=vocab_size,
+        reply_format=ReplyFormat(
+            reasoning=choose_reasoning(*about, name=reasoning_parser),
+            tool_format=choose_tool_format(*about, name=tool_parser),
+        ),
     )
 
 
@@ -253,6 +307,14 @@ def _read_own(directory: Path) -> dict[str, str]:
     if file_.is_file():
         own["default"] = _read_text(file_)
     return own
+
+
+def _of_metadata(metadata: Mapping[str, object]) -> dict[str, str]:
+    """The templates in a GGUF file by name."""
+    key = "tokenizer.chat_template"
+    found = {name: text for name, text in metadata.items() if isinstance(text, str)}
+    own = {name[len(key) + 1 :]: text for name, text in found.items() if name.startswith(key + ".")}
+    return own | ({"default": found[key]} if key in found else {})
 
 
 def _read_file(name: str) -> str:
@@ -279,44 +341,3 @@ def _token_names(directory: Path | None, tokenizer: Tokenizer) -> dict[str, str]
     ids = {"bos_token": tokenizer.bos_id, "eos_token": next(iter(tokenizer.eos_ids), None)}
     names = {role: by_id[each] for role, each in ids.items() if each is not None and each in by_id}
     return names | (sidecars.token_names(directory) if directory is not None else {})
-
-
-def _spellings(messages: Sequence[Message]) -> Iterator[list[dict[str, object]]]:
-    """The ways to write a chat that templates differ in, the most faithful first.
-
-    A null content breaks some templates, which want it empty. The arguments of tool calls are an
-    object to most and JSON text to a few.
-    """
-    has_null = any(message.content is None for message in messages)
-    has_calls = any(message.extra and message.extra.get("tool_calls") for message in messages)
-    for as_text in (False, True) if has_calls else (False,):
-        for null in (None, "") if has_null else (None,):
-            yield [_as_dict(message, null, as_text=as_text) for message in messages]
-
-
-def _as_dict(message: Message, null: str | None, *, as_text: bool) -> dict[str, object]:
-    fields: dict[str, object] = {
-        "role": message.role,
-        "content": null if message.content is None else message.content,
-    }
-    fields |= {**(message.extra or {}), **fields}
-    calls = fields.get("tool_calls")
-    if isinstance(calls, list | tuple):
-        fields["tool_calls"] = [_with_arguments(call, as_text=as_text) for call in calls]
-    return fields
-
-
-def _with_arguments(call: object, *, as_text: bool) -> object:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-        return call
-    arguments = function.get("arguments")
-    if as_text and not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    elif not as_text and isinstance(arguments, str):
-        try:
-            parsed = json.loads(arguments)
-        except (ValueError, RecursionError):
-            parsed = None
-        arguments = parsed if isinstance(parsed, dict) else arguments
-    return {**call, "function": {**function, "arguments": arguments}}

@@ -8,7 +8,7 @@ ids at once is pushing them one by one, so the two cannot differ.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from blazr.text.tokenizer import Tokenizer
 
@@ -22,19 +22,27 @@ class Detokenizer:
         tokenizer: What the ids mean.
         skip_special: Leave special tokens out.
         continues: The text goes on from an earlier one, so that a leading space is meant.
+        kept_ids: Special tokens to leave in all the same.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip_special: bool = True, continues: bool = False
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special: bool = True,
+        continues: bool = False,
+        kept_ids: Container[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
+        self._kept_ids = kept_ids
         self._skip_special = skip_special
         self._strips_space = tokenizer.strips_leading_space and not continues
         self._decoder = _UTF8("replace")
 
     def push(self, token_id: int) -> str:
         """The characters that this token completes, perhaps none."""
-        if self._skip_special and self._tokenizer.is_special(token_id):
+        is_hidden = self._skip_special and self._tokenizer.is_special(token_id)
+        if is_hidden and token_id not in self._kept_ids:
             return ""
         data = self._tokenizer.token_bytes(token_id)
         if data and self._strips_space:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 
@@ -35,6 +36,7 @@ class PromptDone:
         logprobs: One per prompt token, when asked for.
         reuse: Why no more of them were reused, in the engine's words; empty where the reply ended
             before it began.
+        embedding: The prompt as a vector, where that was asked for instead of text.
     """
 
     index: int
@@ -42,6 +44,7 @@ class PromptDone:
     num_cached_tokens: int
     logprobs: tuple[TokenText, ...] | None = None
     reuse: str = ""
+    embedding: array[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +65,50 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """New text of the model's thinking, never empty. Its tokens come with a `TextDelta`.
+
+    Args:
+        index: Which reply.
+        text: The text, without the markers around it.
+    """
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A call of a tool begins, or its arguments go on. Its tokens come with a `TextDelta`.
+
+    Args:
+        index: Which reply.
+        call_index: Which call of this reply, from 0.
+        id: The call's id, in its first delta only.
+        name: The tool's name, in its first delta only.
+        arguments: More of the arguments, which together are the text of a JSON object; unless the
+            model wrote none, or was cut off.
+    """
+
+    index: int
+    call_index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The reply ended. Always its last event.
 
     Args:
         index: Which reply.
-        reason: ``"stop"``, ``"length"``, ``"abort"`` or ``"error"``.
+        reason: ``"stop"``, ``"length"``, ``"abort"``, ``"timeout"`` or ``"error"``.
         num_tokens: Tokens generated.
         stop: The stop string that ended it, or None.
-        error: What failed, for ``"error"``.
+        error: What failed, for ``"error"`` and ``"timeout"``.
+        num_reasoning_tokens: Of the tokens, those of the model's thinking.
+        num_tool_calls: Calls of tools in it.
     """
 
     index: int
@@ -78,6 +116,8 @@ class Finished:
     num_tokens: int
     stop: str | None = None
     error: str | None = None
+    num_reasoning_tokens: int = 0
+    num_tool_calls: int = 0
 
 
-Event = PromptDone | TextDelta | Finished
+Event = PromptDone | TextDelta | ReasoningDelta | ToolCallDelta | Finished

@@ -1,13 +1,56 @@
-"""From one reply's token ids to its events: characters, then stop strings."""
+"""From one reply's token ids to its events: characters, stop strings, thinking, calls of tools."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import secrets
+import string
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from blazr.text.detokenize import Detokenizer
-from blazr.text.events import Event, Finished, TextDelta, TokenText
+from blazr.text.events import (
+    Event,
+    Finished,
+    ReasoningDelta,
+    TextDelta,
+    TokenText,
+    ToolCallDelta,
+)
+from blazr.text.reasoning import ReasoningFormat
+from blazr.text.splitter import CallBegin, Piece, Reasoning, merge
 from blazr.text.stop import StopMatcher
 from blazr.text.tokenizer import Tokenizer
+from blazr.text.tool_calls.format import ToolFormat, ToolSpec
+
+# The end of a prompt in which to look for the beginning of thinking, tokens.
+_TAIL = 32
+# Mistral's templates take ids of nine letters and digits only, and nobody minds them.
+_ID_LENGTH = 9
+_ID_CHARACTERS = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyFormat:
+    """What there may be in a reply besides text.
+
+    Args:
+        reasoning: How thinking is marked; None leaves it in the text.
+        tool_format: How calls of tools are written; None leaves them in the text.
+        tools: The tools that may be called.
+    """
+
+    reasoning: ReasoningFormat | None = None
+    tool_format: ToolFormat | None = None
+    tools: Sequence[ToolSpec] = ()
+
+    @property
+    def special_names(self) -> frozenset[str]:
+        """Names of special tokens that mark parts of the reply."""
+        parts = (self.reasoning, self.tool_format)
+        return frozenset().union(*(each.special_names for each in parts if each is not None))
+
+
+PLAIN = ReplyFormat()
 
 
 class TextStream:
@@ -20,7 +63,9 @@ class TextStream:
         include_stop: Leave the stop string in the text.
         skip_special: Leave special tokens out of the text.
         prompt_ids: What the reply continues. After a prompt with text in it, a leading space is
-            part of the reply; after none, vocabularies that add one have it taken away.
+            part of the reply; after none, vocabularies that add one have it taken away. A prompt
+            may also have begun the thinking.
+        reply_format: What there may be in it besides text.
     """
 
     def __init__(
@@ -32,17 +77,38 @@ class TextStream:
         include_stop: bool = False,
         skip_special: bool = True,
         prompt_ids: Sequence[int] = (),
+        reply_format: ReplyFormat = PLAIN,
     ) -> None:
-        continues = any(not tokenizer.is_special(token_id) for token_id in prompt_ids)
+        special_ids = tokenizer.special_ids
+        names = reply_format.special_names
         self._index = index
-        self._detokenizer = Detokenizer(tokenizer, skip_special=skip_special, continues=continues)
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            skip_special=skip_special,
+            continues=any(not tokenizer.is_special(token_id) for token_id in prompt_ids),
+            kept_ids=frozenset(special_ids[name] for name in names if name in special_ids),
+        )
         self._matcher = StopMatcher(stop, include_stop=include_stop)
         self._num_tokens = 0
+        reasoning, tool_format = reply_format.reasoning, reply_format.tool_format
+        self._reasoning = self._tools = None
+        if reasoning is not None:
+            tail = tokenizer.decode(prompt_ids[-_TAIL:], skip_special=False)
+            self._reasoning = reasoning.splitter(is_inside=reasoning.has_begun(tail))
+        if tool_format is not None:
+            self._tools = tool_format.parser(reply_format.tools)
+        self._num_calls = 0
+        self.num_reasoning_tokens = 0
 
     @property
     def stopped(self) -> str | None:
         """The stop string that ended the reply; None while none has."""
         return self._matcher.matched
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether what comes next is the model's thinking; `num_reasoning_tokens` counts it."""
+        return self._reasoning is not None and self._reasoning.is_thinking
 
     def push(self, token_ids: Sequence[int], *, logprobs: Sequence[TokenText] = ()) -> list[Event]:
         """Take new tokens. Those after the one that completes a stop string are dropped.
@@ -52,23 +118,28 @@ class TextStream:
             logprobs: Nothing, or one per token.
 
         Returns:
-            At most one `TextDelta`. Its text lags behind its tokens while a character is
-            incomplete or a stop string possible.
+            The tokens with a `TextDelta`, always the first event, and what else they brought. Text
+            lags behind its tokens while a character is incomplete, or a stop string or a marker
+            possible.
         """
-        text = ""
+        pieces: list[Piece] = []
         used = 0
         for token_id in token_ids:
             if self.stopped is not None:
                 break
-            text += self._matcher.push(self._detokenizer.push(token_id))
+            was_thinking = self.is_thinking
+            pieces += self._split(self._matcher.push(self._detokenizer.push(token_id)))
             used += 1
+            self.num_reasoning_tokens += was_thinking or self.is_thinking
         if not used:
             return []
         self._num_tokens += used
-        return [TextDelta(self._index, text, tuple(token_ids[:used]), tuple(logprobs[:used]))]
+        text, *rest = merge(["", *pieces])
+        first = TextDelta(self._index, str(text), tuple(token_ids[:used]), tuple(logprobs[:used]))
+        return [first, *map(self._event, rest)]
 
     def finish(self, reason: str) -> list[Event]:
-        """The reply ended; get the text still held back, and `Finished`.
+        """The reply ended; get what is still held back, and `Finished`.
 
         Args:
             reason: Why it ended, unless a stop string did: then the reason is ``"stop"``.
@@ -76,7 +147,43 @@ class TextStream:
         text = ""
         if self.stopped is None:
             text = self._matcher.push(self._detokenizer.flush()) + self._matcher.flush()
-        events: list[Event] = [TextDelta(self._index, text)] if text else []
+        pieces = self._split(text)
+        if self._reasoning is not None:
+            pieces += self._find_calls(self._reasoning.flush())
+        if self._tools is not None:
+            pieces += self._tools.flush()
+        events = [self._event(piece) for piece in merge(pieces)]
         stop = self.stopped
-        end = Finished(self._index, reason if stop is None else "stop", self._num_tokens, stop=stop)
+        end = Finished(
+            self._index,
+            reason if stop is None else "stop",
+            self._num_tokens,
+            stop=stop,
+            num_reasoning_tokens=self.num_reasoning_tokens,
+            num_tool_calls=self._num_calls,
+        )
         return [*events, end]
+
+    def _split(self, text: str) -> list[Piece]:
+        if not text:
+            return []
+        return self._find_calls([text] if self._reasoning is None else self._reasoning.push(text))
+
+    def _find_calls(self, pieces: Iterable[Piece]) -> list[Piece]:
+        if self._tools is None:
+            return list(pieces)
+        found: list[Piece] = []
+        for piece in pieces:
+            found += self._tools.push(piece) if isinstance(piece, str) else [piece]
+        return found
+
+    def _event(self, piece: Piece) -> Event:
+        if isinstance(piece, str):
+            return TextDelta(self._index, piece)
+        if isinstance(piece, Reasoning):
+            return ReasoningDelta(self._index, piece.text)
+        if isinstance(piece, CallBegin):
+            self._num_calls += 1
+            call_id = piece.id or "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
+            return ToolCallDelta(self._index, self._num_calls - 1, call_id, piece.name)
+        return ToolCallDelta(self._index, self._num_calls - 1, arguments=piece.text)

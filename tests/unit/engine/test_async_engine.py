@@ -245,6 +245,6 @@ def test_deadlines(bench):
     params = SamplingParams(max_tokens=90, temperature=0)
     bench.engine.submit(Request(prompt_ids=(1,), params=params, timeout_s=0.1), outputs.put)
     tokens, end = collect(outputs)
-    assert end.finish_reason is FinishReason.ERROR
+    assert end.finish_reason is FinishReason.TIMEOUT
     assert "time" in end.error
     assert tokens == right_answer((1,), len(tokens))

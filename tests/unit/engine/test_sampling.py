@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from blazr.core.errors import RequestError
 from blazr.engine.request import Request
 from blazr.engine.sampling import SAMPLING_STEPS
-from blazr.engine.sampling.sampler import Sampler, token_logprobs, uniform
+from blazr.engine.sampling.sampler import Sampler, many_logprobs, uniform
 from blazr.engine.sampling.steps import Row
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.sequence import Sequence
@@ -178,19 +178,20 @@ def test_an_unsound_row_fails_alone(bad):
 
 
 def test_logprobs_come_from_one_array():
-    logits = torch.randn(VOCAB)
-    best = token_logprobs(logits, int(logits.argmax()), 3)
+    logits = torch.randn(2, VOCAB)
+    best, other = many_logprobs(logits, [int(logits[0].argmax()), 7], 3)
     assert best.top[0] == (best.token_id, best.logprob)
     assert len(best.top) == 3
-    assert best.logprob == pytest.approx(float(logits.log_softmax(-1).max()))
-    assert token_logprobs(logits, 0, 0).top == ()
+    assert best.logprob == pytest.approx(float(logits[0].log_softmax(-1).max()))
+    assert other.logprob == float(logits[1].log_softmax(-1)[7])
+    assert many_logprobs(logits, [0, 0], 0)[1].top == ()
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("temperature", 3), ("temperature", -0.1), ("temperature", float("nan")), ("top_p", 1.5),
-        ("max_tokens", 0), ("n", 0), ("n", 10**9), ("top_k", -1), ("repetition_penalty", 0),
+        ("max_tokens", -1), ("n", 0), ("n", 10**9), ("top_k", -1), ("repetition_penalty", 0),
         ("logprobs", 21), ("stop", ("",)), ("stop", ("x",) * 17), ("logit_bias", {1: 101.0}),
         ("min_tokens", 101),
     ],

@@ -98,6 +98,14 @@ def test_logprobs(loopback: Loopback) -> None:
     assert streamed == content["content"]
 
 
+def test_the_last_message_goes_on(loopback: Loopback) -> None:
+    said = {"role": "assistant", "content": "Well,", "reasoning": "hm"}
+    post(loopback, messages=[*HELLO, said], continue_final_message=True)
+    tokenizer = loopback.core.tokenizer
+    rendered = tokenizer.decode(loopback.engine.submitted[-1].prompt_ids, skip_special=False)
+    assert rendered == "<|user|>\nhello\n<|assistant|>\nWell,"
+
+
 def test_max_completion_tokens_goes_before_max_tokens(loopback: Loopback) -> None:
     reply = post(loopback, max_tokens=5, max_completion_tokens=3).json()
     assert reply["usage"]["completion_tokens"] == 3
@@ -135,6 +143,11 @@ def test_tools_do_not_disturb(loopback: Loopback) -> None:
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"chat_template_kwargs": {"a": [1]}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"messages": "a"}}, "chat_template_kwargs"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+        ),
     ],
 )
 def test_refusals_name_the_field(loopback: Loopback, body: dict, param: str) -> None:
@@ -144,4 +157,4 @@ def test_refusals_name_the_field(loopback: Loopback, body: dict, param: str) -> 
 
 
 def test_unknown_fields_are_ignored(loopback: Loopback) -> None:
-    assert post(loopback, user="u", store=True, metadata={"a": 1}, parallel_tool_calls=1).is_success
+    assert post(loopback, user="u", store=True, metadata={"a": 1}).is_success

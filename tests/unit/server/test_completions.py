@@ -8,6 +8,8 @@ import pytest
 from tests.loopback import Loopback
 from tests.scripted import SCRIPT
 
+NULL = {"type": "null"}
+
 
 def post(loopback: Loopback, **body: object):
     return loopback.client.post("/v1/completions", json=body)
@@ -39,6 +41,7 @@ def test_whole_reply_has_the_documented_shape(loopback: Loopback) -> None:
         "completion_tokens": 10,
         "total_tokens": 11,
         "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 
@@ -64,6 +67,10 @@ def test_documented_defaults_reach_the_engine(loopback: Loopback) -> None:
         ({"ignore_eos": True, "max_tokens": 3}, "ignore_eos", True),
         ({"include_stop_str_in_output": True}, "include_stop", True),
         ({"logprobs": 2}, "logprobs", 2),
+        ({"response_format": {"type": "text"}}, "grammar", None),
+        ({"response_format": {"type": "json_object"}}, "grammar", {"json_object": True}),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, "grammar", {"choice": ["a", "b"]}),
+        ({"structured_outputs": {"json": {"type": "null"}}}, "grammar", {"json_schema": NULL}),
     ],
 )
 def test_fields_reach_the_engine(
@@ -157,8 +164,9 @@ def test_stop_string_ends_the_reply_and_the_work(loopback: Loopback) -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"suffix": "x"}, "suffix"),
-        ({"best_of": 3}, "best_of"),
+        ({"best_of": 3, "stream": True}, "best_of"),
+        ({"best_of": 2, "n": 3}, "best_of"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"n": 17}, "n"),
         ({"n": 10**9}, "n"),
         ({"prompt": ["a"] * 129}, "prompt"),
@@ -171,7 +179,7 @@ def test_stop_string_ends_the_reply_and_the_work(loopback: Loopback) -> None:
         ({"prompt": [10**30]}, "prompt"),
         ({"temperature": 2.5}, "temperature"),
         ({"top_p": -0.1}, "top_p"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 2**40}, "max_tokens"),
         ({"logprobs": 21}, "logprobs"),
         ({"stop": ["x"] * 17}, "stop"),
@@ -179,7 +187,9 @@ def test_stop_string_ends_the_reply_and_the_work(loopback: Loopback) -> None:
         ({"stop": ""}, "stop"),
         ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
         ({"logit_bias": {"1": 101}}, "logit_bias"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "riddle"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
         ({"seed": 2**70}, "seed"),
         ({"min_tokens": 101}, "min_tokens"),
     ],
@@ -204,6 +214,40 @@ def test_a_text_that_cannot_fit_is_refused_unread(loopback: Loopback) -> None:
     response = post(loopback, prompt="a" * 5000)
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_best_of_gives_back_n_of_each(loopback: Loopback) -> None:
+    reply = post(loopback, prompt=["a", "b"], n=2, best_of=4, max_tokens=3).json()
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2, 3]
+    assert all(choice["logprobs"] is None for choice in reply["choices"])
+    assert reply["usage"]["completion_tokens"] == 2 * 4 * 3
+
+
+def test_a_suffix_asks_for_the_middle(loopback: Loopback) -> None:
+    assert post(loopback, prompt="a = ", suffix=" + 1").is_success
+    tokenizer = loopback.core.tokenizer
+    asked = tokenizer.decode(loopback.engine.submitted[-1].prompt_ids, skip_special=False)
+    assert asked == "<|fim_prefix|>a = <|fim_suffix|> + 1<|fim_middle|>"
+
+
+def test_no_tokens_only_read_the_prompt(loopback: Loopback) -> None:
+    body = {"prompt": [10, 21], "max_tokens": 0, "echo": True, "logprobs": 1}
+    (choice,) = post(loopback, **body).json()["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice["logprobs"]["token_logprobs"] == [None, -2.5]
+    assert choice["text"] == loopback.core.tokenizer.decode([10, 21])
+
+
+def test_log_probabilities_of_the_prompt_without_echoing_it(loopback: Loopback) -> None:
+    body = {"prompt": [10, 21], "prompt_logprobs": 1, "max_tokens": 2}
+    (choice,) = post(loopback, **body).json()["choices"]
+    first, second = choice["prompt_logprobs"]
+    assert first is None
+    assert {name: each["logprob"] for name, each in second.items()} == {"20": -0.125, "21": -2.5}
+    assert (second["20"]["rank"], second["21"]["rank"]) == (1, None)
+    assert choice["logprobs"] is None
+    parts = chunks(loopback, **body)
+    assert parts[0]["choices"][0]["prompt_logprobs"] == choice["prompt_logprobs"]
 
 
 def test_best_of_equal_to_n_is_fine(loopback: Loopback) -> None:

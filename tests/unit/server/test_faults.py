@@ -14,6 +14,7 @@ from tests.loopback import Loopback, serving
 from tests.scripted import scripted_core, wait_until
 
 from blazr.core.errors import ConfigError
+from blazr.engine.outputs import FinishReason
 from blazr.server.config import ServerConfig
 from blazr.server.serve import PatientProtocol, listen
 
@@ -76,17 +77,29 @@ def test_more_prompts_than_the_queue_holds_take_turns(running: Loopback) -> None
 
 def test_a_failed_reply_is_a_500_or_an_error_in_the_stream(running: Loopback) -> None:
     running.engine.fails_with = "not a number"
-    body = {"prompt": "a"}
-    reply = running.client.post("/v1/completions", json=body)
-    assert reply.status_code == 500
-    assert reply.json()["error"]["type"] == "server_error"
+    raw = {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}
     for path in ("/v1/completions", "/v1/chat/completions"):
-        raw = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "stream": True}
-        lines = [x for x in running.client.post(path, json=raw).text.splitlines() if x]
-        assert json.loads(lines[-2].removeprefix("data: "))["error"]["message"] == "not a number"
-        assert lines[-1] == "data: [DONE]"
+        for streams in (True, False):  # a stream that has not begun can still have a status
+            reply = running.client.post(path, json={**raw, "stream": streams})
+            assert reply.status_code == 500
+            assert reply.json()["error"]["type"] == "server_error"
+        running.engine.fails_with = ""
+        with running.client.stream("POST", path, json={**raw, **ENDLESS, "stream": True}) as reply:
+            lines = reply.iter_lines()
+            assert "choices" in next(lines)
+            running.engine.fails_with = "not a number"
+            last = [line for line in lines if line][-2:]
+        assert json.loads(last[0].removeprefix("data: "))["error"]["message"] == "not a number"
+        assert last[1] == "data: [DONE]"
     running.engine.fails_with = ""
-    assert running.client.post("/v1/completions", json=body).is_success
+    assert running.client.post("/v1/completions", json=raw).is_success
+
+
+def test_running_out_of_time_is_a_504(running: Loopback) -> None:
+    running.engine.fails_with, running.engine.fails_as = "too late", FinishReason.TIMEOUT
+    reply = running.client.post("/v1/completions", json={"prompt": "a"})
+    assert reply.status_code == 504
+    assert reply.json()["error"]["type"] == "timeout_error"
 
 
 def test_a_dead_engine_is_503_everywhere(running: Loopback) -> None:

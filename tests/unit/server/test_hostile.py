@@ -9,6 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.loopback import Loopback
 
+from blazr.server.routes import ROUTES
+
 JSON = {"Content-Type": "application/json"}
 
 
@@ -145,3 +147,45 @@ def test_no_json_makes_a_500(loopback: Loopback, path: str, changes: dict) -> No
     assert response.status_code in {200, 400, 404}
     if response.status_code != 200:
         check_error(response, response.status_code)
+
+
+# A body for each endpoint, to be spoiled one field at a time.
+MESSAGES = [{"role": "user", "content": "a"}]
+SOUND = {
+    "messages": MESSAGES,
+    "prompt": "a",
+    "input": "a",
+    "max_tokens": 2,
+    "text_1": "a",
+    "text_2": "b",
+    "query": "a",
+    "documents": ["b"],
+    "questions": [{"type": "predicate", "instructions": "a"}],
+    "tokens": [5],
+}
+POSTS = [row for row in ROUTES.values() if row.body is not None]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+
+
+@given(st.data())
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_no_field_of_any_endpoint_breaks_it(loopback: Loopback, data: st.DataObject) -> None:
+    row = data.draw(st.sampled_from(POSTS))
+    fields = row.body.__struct_fields__
+    body = {name: value for name, value in SOUND.items() if name in fields}
+    if "content" in fields or row.body.__name__ == "ChatTextBody":
+        body.pop("prompt", None)
+    if row.path.startswith("/tokenize"):
+        body.pop("messages")
+    spoiled = data.draw(st.sampled_from(fields))
+    raw = json.dumps({**body, spoiled: data.draw(VALUES)}).replace("Infinity", "1e999")
+    reply = send(loopback, raw.replace("NaN", "null").encode(), row.path)
+    assert reply.status_code < 500, (row.path, raw, reply.text)
+    if not reply.is_success:
+        assert reply.json()["error"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from tests.loopback import Loopback, serving
 from tests.scripted import SCRIPT, scripted_core
 
 import blazr
+from blazr.server.openai import unsupported
 
 
 def test_generate_is_greedy_and_gives_the_continuation(loopback: Loopback) -> None:
@@ -39,6 +42,56 @@ def test_tokenize_takes_chats_and_other_spellings(loopback: Loopback) -> None:
     assert ids[0] == loopback.core.tokenizer.special_ids["<|user|>"]
     other = loopback.client.post("/tokenize", json={"content": "hi"}).json()["tokens"]
     assert other == loopback.core.tokenizer.encode("hi")
+
+
+def test_pieces_stand_beside_their_ids(loopback: Loopback) -> None:
+    found = loopback.client.post("/tokenize", json={"content": "a b", "with_pieces": True}).json()
+    assert [each["piece"] for each in found["tokens"]] == ["a", " b"]
+
+
+def test_a_chat_as_text_and_as_a_number(loopback: Loopback) -> None:
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    shown = loopback.client.post("/apply-template", json=chat).json()
+    assert shown == {"prompt": "<|user|>\nhi\n<|assistant|>\n"}
+    counted = loopback.client.post("/v1/chat/completions/input_tokens", json=chat).json()
+    ids = loopback.client.post("/tokenize", json=chat).json()["tokens"]
+    assert counted["input_tokens"] == len(ids)
+
+
+@pytest.mark.parametrize("path", ["/infill", "/v1/infill"])
+def test_the_middle_is_filled_in(loopback: Loopback, path: str) -> None:
+    body = {
+        "input_prefix": "a = ",
+        "input_suffix": " + 1",
+        "prompt": "2",
+        "input_extra": [{"filename": "b.py", "text": "b = 3"}],
+        "stop": [" four"],
+        "n_predict": -1,
+    }
+    whole = loopback.client.post(path, json=body).json()
+    assert whole["content"] == " one two three"
+    assert (whole["stop_type"], whole["stopping_word"]) == ("word", " four")
+    tokenizer = loopback.core.tokenizer
+    asked = tokenizer.decode(loopback.engine.submitted[-1].prompt_ids, skip_special=False)
+    expected = "<|fim_prefix|>b.py\nb = 3\na = 2<|fim_suffix|> + 1<|fim_middle|>"
+    assert asked == expected
+    text = loopback.client.post(path, json={**body, "stream": True}).text
+    parts = [json.loads(frame.removeprefix("data: ")) for frame in text.strip().split("\n\n")]
+    assert "".join(part["content"] for part in parts) == whole["content"]
+    assert parts[-1] == {**whole, "content": ""}
+
+
+@pytest.mark.parametrize("path", unsupported.PATHS)
+def test_sound_and_images_are_not_there(loopback: Loopback, path: str) -> None:
+    reply = loopback.client.post(path, files={"file": b"x"})
+    assert reply.status_code == 501
+    assert reply.json()["error"]["type"] == "not_supported_error"
+
+
+def test_any_model_name_will_do_where_that_is_wished() -> None:
+    with serving(scripted_core(), accept_any_model=True) as running:
+        for body in ({"model": "gpt-4", "prompt": "a"}, {"model": "", "prompt": "a"}):
+            assert running.client.post("/v1/completions", json=body).json()["model"] == "scripted"
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,18 @@ CHATS: Mapping[str, tuple[Sequence[Message], Sequence[Mapping[str, object]] | No
 }
 
 
+# What these do not write is written for them; see test_tool_round_trips.py.
+WITHOUT_TOOLS = {
+    "HuggingFaceTB-SmolLM3-3B",
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+    "ibm-granite-granite-3.3-2B-Instruct",
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+    "deepseek-ai-DeepSeek-V3.1",
+    "llama-cpp-rwkv-world",
+    "microsoft-Phi-3.5-mini-instruct",
+}
+
+
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("file", sorted(TEMPLATES.glob("*.jinja")), ids=lambda file: file.stem)
 def test_real_templates_render_as_in_a_plain_sandbox(file: Path, chat: str) -> None:
@@ -86,7 +98,7 @@ def test_real_templates_render_as_in_a_plain_sandbox(file: Path, chat: str) -> N
     text = template.render(messages, tools=tools)
     assert "None" not in text
     expected = plain_render(source, messages, tools)
-    assert expected in {None, text}
+    assert expected in {None, text} or (chat == "tools" and file.stem in WITHOUT_TOOLS)
 
 
 def plain_render(

@@ -9,6 +9,8 @@ import numpy as np
 from blazr.engine.block import NO_PAGE, Node
 from blazr.engine.cache.arena import Arena, ItemClass, OutOfMemoryError
 from blazr.engine.cache.prefix import PrefixTrie
+from blazr.engine.outputs import TokenLogprobs
+from blazr.engine.scores import is_enough, pack, unpack
 from blazr.engine.sequence import Sequence
 
 LONG_PROMPT_EDGES = 4096
@@ -97,16 +99,22 @@ class CacheManager:
         trie = self.trie
         sequence.run_slot = self.free_run_slots.pop()
         prompt_edge = (len(tokens) - 1) // grid * grid
-        sequence.wanted = {prompt_edge, *range(LONG_PROMPT_EDGES, prompt_edge, LONG_PROMPT_EDGES)}
+        # where it would itself be resumed
+        own_edge = max(prompt_edge - self.lag(sequence) * grid, 0)
+        sequence.wanted = {own_edge, *range(LONG_PROMPT_EDGES, prompt_edge, LONG_PROMPT_EDGES)}
         sequence.node = trie.root(salt)
-        if self._reads_prefix(sequence):
-            match = trie.match(tokens, salt)
-            if len(match.path) > match.usable:
+        wants_scores = sequence.request.params.prompt_logprobs is not None
+        sequence.scores = [None] if wants_scores else None
+        if self.reads_prefix(sequence):
+            path, matched, usable = self._match(sequence)
+            if matched > usable:
                 # two prompts share this much: keep a state there this time
-                sequence.wanted.add(len(match.path) * grid)
-            sequence.reuse = self._explain(len(match.path), match.usable, len(tokens))
-            if match.usable:
-                self._resume(sequence, match.path[: match.usable])
+                sequence.wanted.add(matched * grid)
+            sequence.reuse = self._explain(sequence, matched, usable)
+            if usable:
+                self._resume(sequence, path[:usable])
+                if wants_scores:
+                    sequence.scores = self._scores(sequence, path[: usable + 1])
         else:
             sequence.reuse = "off"
         trie.lock(sequence.node)
@@ -186,10 +194,31 @@ class CacheManager:
 
     def usable_prefix(self, sequence: Sequence) -> int:
         """Tokens a waiting sequence could resume from now."""
-        if not self._reads_prefix(sequence):
-            return 0
-        match = self.trie.match(sequence.tokens, sequence.request.cache_salt)
-        return match.usable * self.shape.grid
+        return self._match(sequence)[2] * self.shape.grid
+
+    def reads_prefix(self, sequence: Sequence) -> bool:
+        """Whether a sequence may resume from what others computed."""
+        # the mean of the prompt's hidden states needs them all
+        return self.prefix_cache and sequence.request.pooling != "mean"
+
+    def lag(self, sequence: Sequence) -> int:
+        """Blocks it computes although they are known.
+
+        The score of a block's first token comes from the block before, so that a sequence that
+        wants scores goes one block back from where it parts from the known.
+        """
+        return int(sequence.request.params.prompt_logprobs is not None)
+
+    def keep_scores(self, sequence: Sequence) -> None:
+        """Keep the scores of a running sequence's whole blocks with the published ones."""
+        grid, node = self.shape.grid, sequence.node
+        num_top = sequence.request.params.prompt_logprobs or 0
+        known = sequence.scores or ()
+        while node is not None and node.depth and not is_enough(node.scores, num_top):
+            end = node.depth * grid
+            if end <= len(known):
+                node.scores = pack(known[end - grid : end])
+            node = node.parent
 
     def has_room_for(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence's tokens would fit beside those that run.
@@ -205,12 +234,31 @@ class CacheManager:
         needed = -(-(len(sequence.tokens) + 1) // self.shape.grid)
         return held + needed <= total
 
-    def _reads_prefix(self, sequence: Sequence) -> bool:
-        # log-probabilities of the prompt need every token computed
-        return self.prefix_cache and sequence.request.params.prompt_logprobs is None
+    def _match(self, sequence: Sequence) -> tuple[tuple[Node, ...], int, int]:
+        """Known blocks; how many could be resumed after; how many with all that is needed."""
+        match = self.trie.match(sequence.tokens, sequence.request.cache_salt)
+        wanted = sequence.request.params.prompt_logprobs
+        if wanted is None:
+            return match.path, len(match.path), match.usable
+        scored = 0
+        while scored < len(match.path) and is_enough(match.path[scored].scores, wanted):
+            scored += 1
+        matched = usable = max(scored - 1, 0)
+        while usable and self.shape.has_states and match.path[usable - 1].state is None:
+            usable -= 1
+        return match.path, matched, usable
 
-    def _explain(self, matched: int, usable: int, length: int) -> str:
-        if usable == (length - 1) // self.shape.grid:
+    def _scores(self, sequence: Sequence, path: tuple[Node, ...]) -> list[TokenLogprobs | None]:
+        """The scores of the tokens before `sequence.computed`, and of the one there."""
+        grid, num_top = self.shape.grid, sequence.request.params.prompt_logprobs or 0
+        known: list[TokenLogprobs | None] = []
+        for block, node in enumerate(path):
+            assert node.scores is not None
+            known += unpack(node.scores, sequence.tokens[block * grid :][:grid], num_top)
+        return known[: sequence.computed + 1]
+
+    def _explain(self, sequence: Sequence, matched: int, usable: int) -> str:
+        if usable >= (len(sequence.tokens) - 1) // self.shape.grid - self.lag(sequence):
             return "whole" if usable else "short"
         if matched > usable:
             return "no-state"

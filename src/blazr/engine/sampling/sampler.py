@@ -10,12 +10,14 @@ from torch import Tensor
 
 from blazr.engine.outputs import TokenLogprobs
 from blazr.engine.sampling import SAMPLING_STEPS
+from blazr.engine.sampling.constraint import constrain
 from blazr.engine.sampling.steps import Row
 from blazr.engine.sequence import Sequence as RunningSequence
 
 _ON_SCORES = tuple(step for step in SAMPLING_STEPS.values() if not step.on_candidates)
 _ON_CANDIDATES = tuple(step for step in SAMPLING_STEPS.values() if step.on_candidates)
 _MASK = 2**64 - 1
+_UNSOUND = "the model put out no finite score (NaN or infinite logits)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,37 +57,49 @@ class Sampler:
             sequences: B, in the same order.
         """
         scores = logits.index_fill(1, self._banned, float("-inf")) if len(self._banned) else logits
+        free = scores
+        scores, errors = constrain(scores, sequences)
         best, argmax = scores.max(-1)
-        likeliest, is_sound = argmax.tolist(), best.isfinite().tolist()
+        # a mask hides what is wrong with the scores, so they are looked at without it
+        is_sound = (best if scores is free else free.amax(-1)).isfinite().tolist()
+        likeliest = argmax.tolist()
         sampled = []
         for index, sequence in enumerate(sequences):
-            if not is_sound[index]:
-                error = "the model put out no finite score (NaN or infinite logits)"
+            error = _UNSOUND if not is_sound[index] else errors.get(index)
+            if error is not None:
                 sampled.append(Sampled(-1, error=error))
                 continue
             token = likeliest[index]
+            if sequence.takes_likeliest:
+                sampled.append(Sampled(token))
+                continue
             row = _row(sequence, logits.device)
             if row is not None:
                 token = _draw(scores[index], row, sequence)
             wanted = sequence.request.params.logprobs
             logprobs = None
             if wanted is not None:
-                logprobs = token_logprobs(logits[index], token, wanted)
+                (logprobs,) = many_logprobs(logits[index : index + 1], [token], wanted)
             sampled.append(Sampled(token, logprobs))
         return sampled
 
 
-def token_logprobs(logits: Tensor, token_id: int, num_top: int) -> TokenLogprobs:
-    """Log-probabilities at one position, (V,) float32, before any penalty or filter.
+def many_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+    """Log-probabilities of T tokens from logits (T, V) float32, before any penalty or filter.
 
     The values of ``top`` and of the token come from one array, so that equal means equal.
     """
     logprobs = logits.log_softmax(-1)
-    top: tuple[tuple[int, float], ...] = ()
-    if num_top:
-        values, ids = logprobs.topk(min(num_top, logprobs.shape[0]))
-        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    return TokenLogprobs(token_id, float(logprobs[token_id]), top)
+    chosen = torch.tensor(token_ids, dtype=torch.int64, device=logits.device)
+    values = logprobs.gather(1, chosen[:, None])[:, 0].tolist()
+    if not num_top:
+        return [TokenLogprobs(*pair) for pair in zip(token_ids, values, strict=True)]
+    heights, places = logprobs.topk(min(num_top, logprobs.shape[1]))
+    tops = (
+        tuple(zip(ids, tall, strict=True))
+        for ids, tall in zip(places.tolist(), heights.tolist(), strict=True)
+    )
+    return [TokenLogprobs(*each) for each in zip(token_ids, values, tops, strict=True)]
 
 
 def uniform(seed: int, position: int) -> float:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from blazr.core.gguf import Value
 from blazr.models.checkpoint.disk import MappedFile
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ class TensorInfo:
 
     Args:
         name: As the file spells it.
-        dtype: A name of ``ELEMENT_TYPES``.
+        dtype: A name of ``ELEMENT_TYPES``, or for packed blocks of GGML_TYPES.
         shape: Its dimensions.
         file: Where it lies.
         start: Offset of its first byte in the file.
@@ -60,6 +62,30 @@ class TensorInfo:
         """Size in bytes."""
         return self.end - self.start
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether it is stored in blocks of several numbers."""
+        return self.dtype not in ELEMENT_TYPES
+
+    @property
+    def bytes_shape(self) -> tuple[int, ...]:
+        """Its shape as bytes, for packed tensors: rows are whole blocks."""
+        rows = self.shape[:-1]
+        return (*rows, self.nbytes // prod(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file says before its data.
+
+    Args:
+        tensors: By name.
+        metadata: What else it says; empty for formats that keep that in other files.
+    """
+
+    tensors: dict[str, TensorInfo]
+    metadata: Mapping[str, Value] = field(default_factory=dict)
+
 
 @dataclass(frozen=True, slots=True)
 class Format:
@@ -67,11 +93,11 @@ class Format:
 
     Args:
         suffix: How its file names end.
-        read_header: Reads the names, shapes and places of a file's tensors.
+        read_header: Reads the names, shapes and places of a file's tensors, and its metadata.
     """
 
     suffix: str
-    read_header: Callable[[Path], dict[str, TensorInfo]]
+    read_header: Callable[[Path], Header]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +110,7 @@ class Checkpoint:
         tensors: Every tensor by name.
         config: The contents of config.json, or None.
         config_path: Where that was, or None.
+        metadata: What the first file itself says about the model (GGUF).
     """
 
     path: Path
@@ -91,6 +118,7 @@ class Checkpoint:
     tensors: Mapping[str, TensorInfo]
     config: Mapping[str, object] | None = None
     config_path: Path | None = None
+    metadata: Mapping[str, Value] = field(default_factory=dict)
     _mapped: dict[Path, MappedFile] = field(default_factory=dict, repr=False)
 
     @property
@@ -101,7 +129,8 @@ class Checkpoint:
     def read(self, name: str) -> Tensor:
         """One tensor as a view of its file; a copy where the file does not align it.
 
-        The view keeps the file mapped. Writing to it does not change the file.
+        A packed one comes as the bytes of its blocks, uint8 in ``bytes_shape``. The view keeps the
+        file mapped. Writing to it does not change the file.
 
         Raises:
             CheckpointError: The file has gone or changed.
@@ -109,20 +138,19 @@ class Checkpoint:
         import torch  # headers are read without it
 
         info = self.tensors[name]
-        size, torch_name = ELEMENT_TYPES[info.dtype]
+        size, torch_name = ELEMENT_TYPES.get(info.dtype, ELEMENT_TYPES["U8"])
+        shape = info.bytes_shape if info.is_packed else info.shape
         dtype: torch.dtype = getattr(torch, torch_name)
         if info.nbytes == 0:
-            return torch.empty(info.shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype)
         buffer = self._map(info.file).buffer
         if info.start % size:
             raw = torch.frombuffer(
                 buffer, dtype=torch.uint8, count=info.nbytes, offset=info.start
             ).clone()
-            return raw.view(dtype).view(info.shape)
+            return raw.view(dtype).view(shape)
         count = info.nbytes // size
-        return torch.frombuffer(buffer, dtype=dtype, count=count, offset=info.start).view(
-            info.shape
-        )
+        return torch.frombuffer(buffer, dtype=dtype, count=count, offset=info.start).view(shape)
 
     def drop(self, name: str) -> None:
         """Give back the memory behind a tensor that was read and copied."""

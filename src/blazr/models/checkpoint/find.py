@@ -6,12 +6,16 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from blazr.core.errors import CheckpointError
 from blazr.models.checkpoint.disk import read_json
 
 INDEX = "model.safetensors.index.json"
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.safetensors")
+_SHARD = re.compile(
+    r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.(?P<suffix>safetensors|gguf)"
+)
+_SUFFIXES = (".safetensors", ".gguf")
 _STEP = re.compile(r".*_step_(?P<step>\d{1,18})\.safetensors")
 _PROGRAM_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -34,7 +38,7 @@ def find_weights(path: Path) -> WeightFiles:
 
     In a directory: ``model.safetensors``, the index or numbered shards,
     ``pytorch_model.safetensors``, the newest ``*_final``, the highest ``*_step_N``, or the only
-    ``*.safetensors`` there is.
+    ``*.safetensors`` or ``*.gguf`` there is.
 
     Raises:
         CheckpointError: Nothing suits, a shard is missing, or the choice is not clear.
@@ -52,11 +56,11 @@ def find_weights(path: Path) -> WeightFiles:
 def _from_file(path: Path) -> WeightFiles:
     if path.name == INDEX:
         return _indexed(path.parent)
-    if path.suffix != ".safetensors":
+    if path.suffix not in _SUFFIXES:
         raise _nothing_suits(path.parent, [path.name])
     shard = _SHARD.fullmatch(path.name)
     if shard:
-        return _numbered(path.parent, shard["stem"], int(shard["total"]))
+        return _numbered(path.parent, _set_of(shard))
     return WeightFiles((path,))
 
 
@@ -70,11 +74,12 @@ def _named(name: str) -> Callable[[Path, list[str]], WeightFiles | None]:
 def _choose_shards(directory: Path, names: list[str]) -> WeightFiles | None:
     if INDEX in names:
         return _indexed(directory)
-    sets = {(m["stem"], int(m["total"])) for name in names if (m := _SHARD.fullmatch(name))}
-    sets = {(stem, total) for stem, total in sets if stem == "model"} or sets
+    sets = {_set_of(m) for name in names if (m := _SHARD.fullmatch(name))}
+    sets = {each for each in sets if each.suffix == "safetensors"} or sets
+    sets = {each for each in sets if each.stem == "model"} or sets
     if len(sets) > 1:
-        raise _unclear(directory, (f"{stem}-*-of-{total:05}" for stem, total in sorted(sets)))
-    return _numbered(directory, *sets.pop()) if sets else None
+        raise _unclear(directory, (each.name("*") for each in sorted(sets)))
+    return _numbered(directory, sets.pop()) if sets else None
 
 
 def _choose_final(directory: Path, names: list[str]) -> WeightFiles | None:
@@ -94,6 +99,14 @@ def _choose_only(directory: Path, names: list[str]) -> WeightFiles | None:
     return WeightFiles((directory / files[0],)) if files else None
 
 
+def _choose_gguf(directory: Path, names: list[str]) -> WeightFiles | None:
+    # the other file of a pair sees images
+    files = [name for name in names if name.endswith(".gguf") and not name.startswith("mmproj")]
+    if len(files) > 1:
+        raise _unclear(directory, files)
+    return WeightFiles((directory / files[0],)) if files else None
+
+
 _CHOICES = (
     _named("model.safetensors"),
     _choose_shards,
@@ -101,6 +114,7 @@ _CHOICES = (
     _choose_final,
     _choose_step,
     _choose_only,
+    _choose_gguf,
 )
 
 
@@ -112,8 +126,24 @@ def _age(path: Path) -> tuple[int, str]:
         return 0, path.name
 
 
-def _numbered(directory: Path, stem: str, total: int) -> WeightFiles:
-    names = [f"{stem}-{number:05}-of-{total:05}.safetensors" for number in range(1, total + 1)]
+class _Set(NamedTuple):
+    """Files that are parts of one model."""
+
+    stem: str
+    total: int
+    suffix: str
+
+    def name(self, number: str) -> str:
+        """The name of a part."""
+        return f"{self.stem}-{number}-of-{self.total:05}.{self.suffix}"
+
+
+def _set_of(shard: re.Match[str]) -> _Set:
+    return _Set(shard["stem"], int(shard["total"]), shard["suffix"])
+
+
+def _numbered(directory: Path, parts: _Set) -> WeightFiles:
+    names = [parts.name(f"{number:05}") for number in range(1, parts.total + 1)]
     return WeightFiles(_existing(directory, names))
 
 
@@ -170,12 +200,10 @@ def _nothing_suits(directory: Path, names: list[str]) -> CheckpointError:
             hint="where you trust it, load it with the program that wrote it and save it again with"
             " safetensors.torch.save_file(state_dict, 'model.safetensors')",
         )
-    if any(name.endswith(".gguf") for name in names):
-        return CheckpointError(f"{directory}: GGUF is not read yet.", expected="safetensors")
     listed = ", ".join(name[:40] for name in names[:5]) + (", ..." if len(names) > 5 else "")
     return CheckpointError(
         f"no weights in {directory}.",
         found=listed or "nothing",
-        expected="model.safetensors, shards, *_final.safetensors or *_step_N.safetensors",
-        hint="pass a directory with one of these, a .safetensors file, or a Hub id (org/name)",
+        expected="model.safetensors, shards, *_final.safetensors, *_step_N.safetensors or *.gguf",
+        hint="pass a directory with one of these, one of these files, or a Hub id (org/name)",
     )

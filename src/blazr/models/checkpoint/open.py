@@ -24,26 +24,32 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     found = find_weights(path)
     tensors: dict[str, TensorInfo] = {}
-    for file in found.files:
-        for name, info in _format_of(file).read_header(file).items():
+    headers = [_format_of(file).read_header(file) for file in found.files]
+    for header in headers:
+        for name, info in header.tensors.items():
             if name in tensors:
                 raise CheckpointError(
                     f"tensor {name[:100]!r} is in two files.",
-                    found=f"{tensors[name].file.name} and {file.name}",
+                    found=f"{tensors[name].file.name} and {info.file.name}",
                 )
             tensors[name] = info
     if found.index is not None:
         _check_index(found.index, tensors)
     if not tensors:
-        raise CheckpointError(f"{path} holds no tensors.")
+        raise CheckpointError(
+            f"{path} holds no tensors.",
+            hint="it may be a vocabulary alone, which --vocab takes" if headers[0].metadata else "",
+        )
     config_path = (path if path.is_dir() else path.parent) / "config.json"
-    has_config = config_path.exists()
+    # a file that describes itself is not described by what happens to lie beside it
+    has_config = config_path.exists() and not headers[0].metadata
     return Checkpoint(
         path=path,
         files={file: file.stat().st_size for file in found.files},
         tensors=tensors,
         config=read_json(config_path) if has_config else None,
         config_path=config_path if has_config else None,
+        metadata=headers[0].metadata,
     )
 
 

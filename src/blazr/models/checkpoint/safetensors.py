@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 
 from blazr.core.errors import CheckpointError
-from blazr.models.checkpoint.base import ELEMENT_TYPES, Format, TensorInfo
+from blazr.models.checkpoint.base import ELEMENT_TYPES, Format, Header, TensorInfo
 from blazr.models.checkpoint.disk import open_regular
 
 MAX_HEADER_BYTES = 100_000_000
@@ -38,7 +38,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     return tensors
 
 
-SAFETENSORS = Format(suffix=".safetensors", read_header=read_header)
+SAFETENSORS = Format(suffix=".safetensors", read_header=lambda path: Header(read_header(path)))
 
 
 def _header_length(path: Path, raw: bytes, size: int) -> int:

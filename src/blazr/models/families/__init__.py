@@ -9,13 +9,39 @@ from blazr.core.table import Table
 if TYPE_CHECKING:
     from blazr.models.families.base import Family
 
-# Each recognises its own prefix, so their order does not matter.
+# Each recognises its own names of tensors or models, so their order does not matter.
 FAMILIES: Table[Family] = Table(
     "model family",
     {},
     lazy={
         "oxidizr": "blazr.models.families.oxidizr:OXIDIZR",
         "llama": "blazr.models.families.llama:LLAMA",
+        "mistral": "blazr.models.families.hf.dense:MISTRAL",
+        "mistral3": "blazr.models.families.hf.dense:MISTRAL3",
+        "qwen2": "blazr.models.families.hf.dense:QWEN2",
+        "qwen3": "blazr.models.families.hf.dense:QWEN3",
+        "phi3": "blazr.models.families.hf.dense:PHI3",
+        "gemma": "blazr.models.families.hf.dense:GEMMA",
+        "gemma2": "blazr.models.families.hf.dense:GEMMA2",
+        "gemma3_text": "blazr.models.families.hf.dense:GEMMA3",
+        "gemma3": "blazr.models.families.hf.dense:GEMMA3_VISION",
+        "olmo2": "blazr.models.families.hf.dense:OLMO2",
+        "olmo3": "blazr.models.families.hf.dense:OLMO3",
+        "smollm3": "blazr.models.families.hf.dense:SMOLLM3",
+        "starcoder2": "blazr.models.families.hf.dense:STARCODER2",
+        "glm": "blazr.models.families.hf.dense:GLM",
+        "glm4": "blazr.models.families.hf.dense:GLM4",
+        "granite": "blazr.models.families.hf.dense:GRANITE",
+        "mixtral": "blazr.models.families.hf.sparse:MIXTRAL",
+        "qwen2_moe": "blazr.models.families.hf.sparse:QWEN2_MOE",
+        "qwen3_moe": "blazr.models.families.hf.sparse:QWEN3_MOE",
+        "olmoe": "blazr.models.families.hf.sparse:OLMOE",
+        "granitemoe": "blazr.models.families.hf.sparse:GRANITE_MOE",
+        "glm4_moe": "blazr.models.families.hf.sparse:GLM4_MOE",
+        "gpt_oss": "blazr.models.families.hf.sparse:GPT_OSS",
+        "deepseek_v2": "blazr.models.families.hf.deepseek:DEEPSEEK_V2",
+        "deepseek_v3": "blazr.models.families.hf.deepseek:DEEPSEEK_V3",
         "mamba": "blazr.models.families.mamba:MAMBA",
+        "gguf": "blazr.models.families.gguf:GGUF",
     },
 )

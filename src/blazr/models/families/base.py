@@ -116,6 +116,8 @@ class Family:
         derive: Finds the config.
         rules: Tensor names to parameter names.
         ignored: Suffixes of tensors that hold nothing to load.
+        rules_of: The rules of one checkpoint, where they depend on its config.
+        unused: What the names of tensors begin with that the network has no place for.
     """
 
     name: str
@@ -123,3 +125,5 @@ class Family:
     derive: Callable[[Checkpoint], Derivation]
     rules: RuleBook
     ignored: tuple[str, ...] = ()
+    rules_of: Callable[[Checkpoint], RuleBook] | None = None
+    unused: Callable[[Checkpoint], tuple[str, ...]] | None = None

@@ -75,6 +75,7 @@ class ConfigReader:
     def __init__(self, raw: Mapping[str, object] | None, source: str = "config.json") -> None:
         self.raw = raw or {}
         self.source = source
+        self._asked: set[str] = set()
 
     def integer(self, name: str, *, minimum: int = 0) -> Setting[int] | None:
         """A whole number from ``minimum`` to 2**40.
@@ -125,6 +126,22 @@ class ConfigReader:
         """
         return self._read(name, "a list of strings", lambda v: _items(v, str))
 
+    def numbers(self, name: str) -> Setting[list[float]] | None:
+        """A list of finite numbers.
+
+        Raises:
+            ConfigError: It is something else; the message names the key.
+        """
+        return self._read(name, "a list of numbers", _numbers)
+
+    def mark(self, key: str) -> None:
+        """Note that somebody has dealt with a key."""
+        self._asked.add(key)
+
+    def unread(self) -> dict[str, object]:
+        """What is there that nobody has asked for, by key."""
+        return {key: value for key, value in self.raw.items() if key not in self._asked}
+
     def section(self, name: str) -> ConfigReader | None:
         """A nested object, with a reader of its own.
 
@@ -153,6 +170,7 @@ class ConfigReader:
 
     def _look_up(self, key: str) -> object:
         outer, _, inner = key.partition(".")
+        self._asked.add(outer)
         value = self.raw.get(outer)
         if not inner:
             return value
@@ -175,6 +193,13 @@ def _number(value: object, above: float | None) -> float | None:
     except OverflowError:
         return None
     return number if math.isfinite(number) and (above is None or number > above) else None
+
+
+def _numbers(value: object) -> list[float] | None:
+    if not isinstance(value, list):
+        return None
+    found = [number for item in value if (number := _number(item, None)) is not None]
+    return found if len(found) == len(value) else None
 
 
 def _items(value: object, kind: type[T]) -> list[T] | None:

@@ -41,6 +41,30 @@ class Squeeze:
 
 
 @dataclass(frozen=True, slots=True)
+class DecayLog:
+    """The decay rates ``-exp(a_log)`` are stored, and ``a_log`` is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transpose:
+    """The last two dimensions change places."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4:
+    """One of the two tensors that hold four-bit numbers in blocks of 32.
+
+    Args:
+        part: 0 for the numbers, two in a byte; 1 for the exponents, one a block.
+    """
+
+    part: int
+
+
+Transform = Stack | Squeeze | DecayLog | Transpose | Mxfp4
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """One way a tensor becomes a parameter.
 
@@ -53,7 +77,7 @@ class Rule:
 
     source: str
     target: str
-    transform: Stack | Squeeze | None = None
+    transform: Transform | None = None
     p: tuple[str, ...] = ()
 
 
@@ -69,7 +93,7 @@ class Match:
 
     parameter: str
     slot: int | None
-    transform: Stack | Squeeze | None
+    transform: Transform | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +102,7 @@ class _Row:
 
     source: str
     target: str
-    transform: Stack | Squeeze | None
+    transform: Transform | None
     order: tuple[str, ...]  # placeholders of the source
     used: tuple[str, ...]  # placeholders of the target
 
@@ -107,7 +131,7 @@ class RuleBook:
         stack = row.transform if isinstance(row.transform, Stack) else None
         return Match(
             parameter=_fill(row.target, [values[word] for word in row.used]),
-            slot=int(values[stack.index]) if stack else None,
+            slot=int(values[stack.index]) if stack else _part(row),
             transform=row.transform,
         )
 
@@ -116,11 +140,17 @@ class RuleBook:
         key, numbers = _split(parameter)
         names = []
         for row in self._by_target.get(key, ()):
+            if slot is not None and slot != (_part(row) or slot):
+                continue
             values = dict(zip(row.used, numbers, strict=True))
             if isinstance(row.transform, Stack) and slot is not None:
                 values[row.transform.index] = str(slot)
             names.append(_fill(row.source, [values.get(word, "*") for word in row.order]))
         return names
+
+
+def _part(row: _Row) -> int | None:
+    return row.transform.part if isinstance(row.transform, Mxfp4) else None
 
 
 def _expand(rule: Rule) -> Iterable[_Row]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from blazr.models.checkpoint.base import ELEMENT_TYPES
 from blazr.models.families.base import Value
 from blazr.models.loading.load import PlannedModel, plan_model
-from blazr.models.loading.weights import stored_dtype
+from blazr.models.loading.weights import stored_as, stored_dtype
 from blazr.models.sizing import size_of
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
@@ -25,8 +26,9 @@ def describe(model: str, *, revision: str | None = None) -> dict[str, object]:
         revision: Branch, tag or commit of a Hub id.
 
     Returns:
-        Plain values, ready for JSON: ``name``, ``path``, ``family``, ``dtype``, ``files``,
-        ``config``, ``parameters``, ``memory`` (bytes), ``derivation`` and ``warnings``.
+        Plain values, ready for JSON: ``name``, ``path``, ``family``, ``dtype`` (what most bytes
+        are stored in: for packed blocks their type, as ``Q4_K``), ``files``, ``config``,
+        ``parameters``, ``memory`` (bytes), ``derivation`` and ``warnings``.
 
     Raises:
         CheckpointError: There is no such model, or its tensors are not those of its kind.
@@ -35,13 +37,13 @@ def describe(model: str, *, revision: str | None = None) -> dict[str, object]:
     """
     planned = plan_model(model, revision=revision)
     checkpoint, derivation = planned.checkpoint, planned.derivation
-    dtype = stored_dtype(planned.plan)
+    dtype, stored = stored_dtype(planned.plan), stored_as(planned.plan)
     size = size_of(derivation.config, dtype)
     return {
         "name": planned.name,
         "path": str(checkpoint.path),
         "family": planned.family.name,
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": str(dtype).removeprefix("torch.") if stored in ELEMENT_TYPES else stored,
         "files": [{"name": file.name, "bytes": n} for file, n in checkpoint.files.items()],
         "config": _config(planned),
         "parameters": {

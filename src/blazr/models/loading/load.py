@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from blazr.core.errors import CapacityError, ConfigError
+from blazr.core.gguf import Value
 from blazr.models.causal_lm import CausalLM
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.checkpoint.hub import find_model
@@ -19,12 +20,14 @@ from blazr.models.config import ModelConfig
 from blazr.models.families.base import Derivation, Derived, Family
 from blazr.models.families.config_reader import ConfigReader
 from blazr.models.families.detect import detect_family
+from blazr.models.loading.packed import choose_storage, place
 from blazr.models.loading.plan import LoadPlan, plan_load
 from blazr.models.loading.weights import choose_dtype, copied_bytes, read_weights
 from blazr.nn.device import Device
 from blazr.nn.layers.decoder_layer import DecoderLayer
 from blazr.nn.layers.mamba2 import Mamba2
 from blazr.nn.layers.mamba3 import Mamba3
+from blazr.nn.quant.policy import parse_policy
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +47,7 @@ class LoadedModel:
         name: What to call it.
         derivation: Where each value of the config came from.
         metadata: The contents of config.json; empty where there is none.
+        gguf: The metadata of a GGUF file; empty for other files.
     """
 
     module: CausalLM
@@ -53,10 +57,13 @@ class LoadedModel:
     name: str
     derivation: tuple[Derived, ...]
     metadata: Mapping[str, object]
+    gguf: Mapping[str, Value]
 
     @property
-    def directory(self) -> Path:
-        """Where the tokenizer and its files lie, if the model has any."""
+    def directory(self) -> Path | None:
+        """Where the tokenizer and its files lie, unless the model's file holds all of it."""
+        if self.gguf:
+            return None
         return self.path if self.path.is_dir() else self.path.parent
 
 
@@ -100,7 +107,14 @@ def plan_model(model: str, *, revision: str | None = None) -> PlannedModel:
     with torch.device("meta"):
         module = CausalLM(derivation.config)
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    plan = plan_load(checkpoint.tensors, shapes, family.rules, ignored=family.ignored)
+    rules = family.rules_of(checkpoint) if family.rules_of else family.rules
+    plan = plan_load(
+        checkpoint.tensors,
+        shapes,
+        rules,
+        ignored=family.ignored,
+        ignored_beginnings=family.unused(checkpoint) if family.unused else (),
+    )
     plan.check()
     return PlannedModel(
         name=files.name,
@@ -119,6 +133,7 @@ def load(
     dtype: str = "auto",
     revision: str | None = None,
     ssm_a: str | None = None,
+    quantize: str | None = None,
 ) -> LoadedModel:
     """Load a model.
 
@@ -131,24 +146,31 @@ def load(
         ssm_a: ``"stored"`` takes Mamba's decay rates from the file, ``"trained"`` takes the
             -1, -2, ... that oxidizr's trainer really used; None does what config.json's
             ``ssm_a`` says, else ``"stored"``.
+        quantize: Pack plain weights while they are read: ``"q8_0"``, ``"q4_0"``, or by part
+            (``"experts=q4_0,lm_head=q8_0"``). None keeps all as they are stored.
 
     Raises:
         CheckpointError: There is no such model, or its tensors are not those of its kind.
         ShapeError: Its tensors do not fit each other.
         ConfigError: config.json or an option has a wrong value.
+        UnknownNameError: There is no such dtype or quantization.
         CapacityError: There is not enough memory.
     """
+    policy = parse_policy(quantize)
     planned = plan_model(model, revision=revision)
     checkpoint, module = planned.checkpoint, planned.module
     decay = _choose_ssm_a(ssm_a, checkpoint)
     _log_derivation(planned.derivation)
     chosen = choose_dtype(dtype, planned.plan, device)
-    _check_memory(planned.plan, chosen, device)
-    weights = read_weights(planned.plan, checkpoint, dtype=chosen, device=device.torch_device)
+    storage = choose_storage(planned.plan, module, policy)
+    _check_memory(copied_bytes(planned.plan, chosen, device.torch_device, storage), device)
+    weights = read_weights(
+        planned.plan, checkpoint, dtype=chosen, device=device.torch_device, storage=storage
+    )
     if weights.not_finite:
         names = ", ".join(name[:100] for name in weights.not_finite[:_LISTED_NAMES])
         log.warning("%d tensors hold NaN or infinity: %s", len(weights.not_finite), names)
-    module.load_state_dict(weights.tensors, assign=True)
+    place(module, weights.tensors)
     module.requires_grad_(requires_grad=False).eval()
     _settle_ssm_a(module, decay)
     return LoadedModel(
@@ -159,6 +181,7 @@ def load(
         name=planned.name,
         derivation=planned.derivation.values,
         metadata=checkpoint.config or {},
+        gguf=checkpoint.metadata,
     )
 
 
@@ -170,12 +193,12 @@ def _log_derivation(derivation: Derivation) -> None:
             log.warning("assuming %s = %s: %s", value.name, value.value, value.note)
 
 
-def _check_memory(plan: LoadPlan, dtype: torch.dtype, device: Device) -> None:
-    needed, free = copied_bytes(plan, dtype, device.torch_device), device.free_bytes()
+def _check_memory(needed: int, device: Device) -> None:
+    free = device.free_bytes()
     if needed > free:
         raise CapacityError(
             f"the weights need about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free.",
-            hint="choose a smaller dtype or model, or free memory",
+            hint="pack them (--quantize q4_0), choose a smaller model, or free memory",
         )
 
 

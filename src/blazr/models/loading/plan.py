@@ -9,7 +9,7 @@ from typing import Literal
 
 from blazr.core.errors import CheckpointError
 from blazr.models.checkpoint.base import TensorInfo
-from blazr.models.families.rules import RuleBook, Squeeze, Stack
+from blazr.models.families.rules import Mxfp4, RuleBook, Squeeze, Stack, Transform, Transpose
 
 LISTED_PROBLEMS = 12
 # Nearest names are looked for among this many: the search is quadratic.
@@ -33,7 +33,7 @@ class LoadStep:
     parameter: str
     shape: Shape
     sources: tuple[TensorInfo, ...]
-    transform: Stack | Squeeze | None = None
+    transform: Transform | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +107,7 @@ def plan_load(
     rules: RuleBook,
     *,
     ignored: Iterable[str] = (),
+    ignored_beginnings: Iterable[str] = (),
 ) -> LoadPlan:
     """Match tensors with parameters, from names and shapes alone.
 
@@ -115,11 +116,12 @@ def plan_load(
         parameters: What the network needs: shapes by name.
         rules: The family's names.
         ignored: Suffixes of tensors that hold nothing to load.
+        ignored_beginnings: What the names of others that are not used begin with.
     """
     matching = _Matching(rules, parameters)
     skipped = []
     for name, info in tensors.items():
-        if name.endswith(tuple(ignored)):
+        if name.endswith(tuple(ignored)) or name.startswith(tuple(ignored_beginnings)):
             skipped.append(name)
         else:
             matching.add(info)
@@ -134,7 +136,7 @@ class _Matching:
     parameters: Mapping[str, Shape]
     # parameter to slot (None: the whole) to tensor
     found: dict[str, dict[int | None, TensorInfo]] = field(default_factory=dict)
-    transforms: dict[str, Stack | Squeeze | None] = field(default_factory=dict)
+    transforms: dict[str, Transform | None] = field(default_factory=dict)
     left_over: list[TensorInfo] = field(default_factory=list)
     missing: list[tuple[str, int | None]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -146,6 +148,7 @@ class _Matching:
         is_beyond = (
             match is not None
             and match.slot is not None
+            and isinstance(match.transform, Stack)
             and shape is not None
             and (match.slot >= shape[0])
         )
@@ -162,13 +165,15 @@ class _Matching:
         self.transforms[match.parameter] = match.transform
         self._check_shape(info, match.transform, shape)
 
-    def _check_shape(
-        self, info: TensorInfo, transform: Stack | Squeeze | None, shape: Shape
-    ) -> None:
+    def _check_shape(self, info: TensorInfo, transform: Transform | None, shape: Shape) -> None:
         if isinstance(transform, Stack):
             shape = shape[1:]
         elif isinstance(transform, Squeeze):
             shape = (*shape[: transform.dim], 1, *shape[transform.dim :])
+        elif isinstance(transform, Transpose):
+            shape = (*shape[:-2], shape[-1], shape[-2])
+        elif isinstance(transform, Mxfp4):
+            shape = (*shape[:-1], shape[-1] // 32, 16)[: len(shape) + 1 - transform.part]
         if info.shape != shape:
             detail = f"is {list(info.shape)}, the model needs {list(shape)}"
             self.problems.append(Problem("wrong shape", info.name, detail))
@@ -180,13 +185,14 @@ class _Matching:
             self.missing.append((name, None))
             return None
         shape, transform = self.parameters[name], self.transforms[name]
-        if not isinstance(transform, Stack):
+        if not isinstance(transform, Stack | Mxfp4):
             return LoadStep(name, shape, (slots[None],), transform)
-        absent = [(name, slot) for slot in range(shape[0]) if slot not in slots]
+        wanted = range(shape[0] if isinstance(transform, Stack) else 2)
+        absent = [(name, slot) for slot in wanted if slot not in slots]
         self.missing += absent
         if absent:
             return None
-        return LoadStep(name, shape, tuple(slots[slot] for slot in range(shape[0])), transform)
+        return LoadStep(name, shape, tuple(slots[slot] for slot in wanted), transform)
 
     def report(self) -> Iterable[Problem]:
         """Every problem, the likeliest causes first."""

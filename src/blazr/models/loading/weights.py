@@ -1,13 +1,14 @@
 """Running a plan: read, cast, stack and place, one parameter at a time, in the order on disk.
 
-A tensor whose dtype is wanted as it is stays a view of the mapped file. Everything else is copied,
-and the pages it was copied from are given back, so that memory holds one copy of each weight.
+A tensor whose dtype is wanted as it is stays a view of the mapped file, and so do packed blocks.
+Everything else is copied, and the pages it was copied from are given back, so that memory holds one
+copy of each weight.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -16,9 +17,12 @@ from torch import Tensor
 from blazr.core.errors import CheckpointError
 from blazr.core.table import Table
 from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint
-from blazr.models.families.rules import Squeeze, Stack
+from blazr.models.families.rules import DecayLog, Mxfp4, Squeeze, Stack, Transform, Transpose
+from blazr.models.loading.packed import Storage, read_packed, read_plain, stays_mapped
 from blazr.models.loading.plan import LoadPlan, LoadStep
 from blazr.nn.device import Device
+from blazr.nn.quant.gguf.weight import GgufWeight
+from blazr.nn.quant.mxfp4 import decode_mxfp4
 
 DTYPES: Table[torch.dtype] = Table(
     "dtype",
@@ -35,16 +39,18 @@ SMALL_BYTES = 64 * 2**20
 _LOADABLE = ("F16", "BF16", "F32", "F64")
 
 
-def stored_dtype(plan: LoadPlan) -> torch.dtype:
-    """The dtype most bytes are stored in.
+def stored_as(plan: LoadPlan) -> str:
+    """What most bytes are stored in: a name of ELEMENT_TYPES or GGML_TYPES.
 
     Raises:
-        CheckpointError: Some tensors hold no plain floating-point numbers.
+        CheckpointError: Some tensors hold no floating-point numbers.
     """
     sizes: dict[str, int] = {}
     for step in plan.steps:
         for info in step.sources:
-            if info.dtype not in _LOADABLE:
+            if isinstance(step.transform, Mxfp4):
+                continue
+            if info.dtype not in _LOADABLE and not info.is_packed:
                 raise CheckpointError(
                     f"tensor {info.name[:100]!r} is quantized or of whole numbers.",
                     found=info.dtype,
@@ -52,7 +58,18 @@ def stored_dtype(plan: LoadPlan) -> torch.dtype:
                     hint="take the unquantized model",
                 )
             sizes[info.dtype] = sizes.get(info.dtype, 0) + info.nbytes
-    name = max(sizes, key=lambda key: sizes[key])
+    return max(sizes, key=lambda key: sizes[key])
+
+
+def stored_dtype(plan: LoadPlan) -> torch.dtype:
+    """The dtype most bytes are stored in; bfloat16 stands for packed blocks.
+
+    Raises:
+        CheckpointError: Some tensors hold no floating-point numbers.
+    """
+    name = stored_as(plan)
+    if name not in ELEMENT_TYPES:
+        return torch.bfloat16
     found: torch.dtype = getattr(torch, ELEMENT_TYPES[name][1])
     return torch.float32 if found == torch.float64 else found
 
@@ -64,7 +81,7 @@ def choose_dtype(name: str, plan: LoadPlan, device: Device) -> torch.dtype:
     where the weights are so few that exactness costs nothing.
 
     Raises:
-        CheckpointError: Some tensors hold no plain floating-point numbers.
+        CheckpointError: Some tensors hold no floating-point numbers.
         UnknownNameError: There is no such dtype.
     """
     stored = stored_dtype(plan)
@@ -84,67 +101,95 @@ class Weights:
         not_finite: Tensors that hold NaN or infinity.
     """
 
-    tensors: dict[str, Tensor]
+    tensors: dict[str, Tensor | GgufWeight]
     not_finite: tuple[str, ...]
 
 
-def copied_bytes(plan: LoadPlan, dtype: torch.dtype, device: torch.device) -> int:
+def copied_bytes(plan: LoadPlan, dtype: torch.dtype, device: torch.device, storage: Storage) -> int:
     """Memory the plan will allocate: all parameters but those that stay views of a mapped file."""
-    return sum(
-        math.prod(step.shape) * dtype.itemsize
-        for step in plan.steps
-        if device.type != "cpu" or not _stays_mapped(step, dtype)
-    )
+    total = 0
+    for step in plan.steps:
+        kind = storage.get(step.parameter)
+        is_mapped = _stays_mapped(step, dtype) if kind is None else stays_mapped(step, kind)
+        if device.type == "cpu" and is_mapped:
+            continue
+        numbers = math.prod(step.shape)
+        total += kind.row_bytes(numbers) if kind else numbers * dtype.itemsize
+    return total
 
 
 def _stays_mapped(step: LoadStep, dtype: torch.dtype) -> bool:
     (first, *more) = step.sources
+    if more or first.is_packed or not isinstance(step.transform, Squeeze | None):
+        return False
     size, name = ELEMENT_TYPES[first.dtype]
-    is_aligned = first.start % size == 0
-    return (
-        not more
-        and is_aligned
-        and not isinstance(step.transform, Stack)
-        and (getattr(torch, name) == dtype)
-    )
+    return first.start % size == 0 and getattr(torch, name) == dtype
 
 
 def read_weights(
-    plan: LoadPlan, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device
+    plan: LoadPlan,
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    storage: Storage,
 ) -> Weights:
     """Read every parameter.
 
     Args:
         plan: A plan that was checked.
         checkpoint: Where its tensors are.
-        dtype: Of all parameters.
+        dtype: Of plain parameters, and of products with packed ones.
         device: Where they go.
+        storage: Which are packed, and how.
 
     Raises:
         CheckpointError: A file has gone or changed.
     """
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor | GgufWeight] = {}
     not_finite: list[str] = []
     for step in plan.steps:
-        if isinstance(step.transform, Stack):
-            tensors[step.parameter] = _stack(step, checkpoint, dtype, device)
-        else:
-            tensors[step.parameter] = _take(step, checkpoint, dtype, device)
-        not_finite += _not_finite(step, tensors[step.parameter])
+        kind = storage.get(step.parameter)
+        if kind is not None:
+            packed = read_packed(step, checkpoint, kind, dtype=dtype, device=device)
+            tensors[step.parameter] = packed
+            continue
+        tensor = _reader(step)(step, checkpoint, dtype, device)
+        tensors[step.parameter] = tensor
+        not_finite += _not_finite(step, tensor)
     return Weights(tensors, tuple(not_finite))
+
+
+def _reader(step: LoadStep) -> Callable[[LoadStep, Checkpoint, torch.dtype, torch.device], Tensor]:
+    match step.transform:
+        case Stack():
+            return _stack
+        case Mxfp4():
+            return _unpack
+        case _:
+            return _take
 
 
 def _take(
     step: LoadStep, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     (info,) = step.sources
-    view = checkpoint.read(info.name)
-    tensor = view.to(device, dtype)
-    if isinstance(step.transform, Squeeze):
-        tensor = tensor.squeeze(step.transform.dim)
+    tensor = _transformed(read_plain(info, checkpoint), step.transform).to(device, dtype)
     if not (device.type == "cpu" and _stays_mapped(step, dtype)):
         checkpoint.drop(info.name)
     return tensor
+
+
+def _transformed(tensor: Tensor, transform: Transform | None) -> Tensor:
+    match transform:
+        case Squeeze():
+            return tensor.squeeze(transform.dim)
+        case DecayLog():
+            return (-tensor.float()).log()
+        case Transpose():
+            return tensor.mT.contiguous()
+        case _:
+            return tensor
 
 
 def _stack(
@@ -152,7 +197,19 @@ def _stack(
 ) -> Tensor:
     whole = torch.empty(step.shape, dtype=dtype, device=device)
     for part, info in zip(whole, step.sources, strict=True):
-        part.copy_(checkpoint.read(info.name))
+        part.copy_(read_plain(info, checkpoint))
+        checkpoint.drop(info.name)
+    return whole
+
+
+def _unpack(
+    step: LoadStep, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    whole = torch.empty(step.shape, dtype=dtype, device=device)
+    numbers, exponents = (checkpoint.read(info.name) for info in step.sources)
+    for part, own, scales in zip(whole, numbers, exponents, strict=True):
+        part.copy_(decode_mxfp4(own, scales))
+    for info in step.sources:
         checkpoint.drop(info.name)
     return whole
 
@@ -163,7 +220,7 @@ def _not_finite(step: LoadStep, tensor: Tensor) -> Iterable[str]:
     One pass without temporaries; a part that was cast is judged by what it was cast to.
     """
     parts = tensor if isinstance(step.transform, Stack) else (tensor,)
-    for part, info in zip(parts, step.sources, strict=True):
+    for part, info in zip(parts, step.sources[: len(parts)], strict=True):
         if part.numel():
             low, high = part.aminmax()
             if not (math.isfinite(low.item()) and math.isfinite(high.item())):

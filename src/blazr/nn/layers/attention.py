@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from blazr.nn.layers.base import Mixer, MixerConfig
 from blazr.nn.layers.batch import DecodeGroup, ForwardBatch, LayerCache
@@ -14,7 +14,7 @@ from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.ops.attention import attention, decode_attention
-from blazr.nn.ops.rope import rotate_half
+from blazr.nn.ops.sequence import Pages, attention_kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,22 +26,46 @@ class AttentionConfig(MixerConfig):
         num_heads: Query heads, H.
         num_kv_heads: Key/value heads, K, a divisor of H.
         head_dim: D.
-        rope: Rotation of queries and keys.
+        rope: Rotation of queries and keys; None for none (NoPE).
         qkv_bias: Whether q, k and v have biases (Qwen2).
-        qk_norm: Whether queries and keys are normalised per head (Qwen3).
+        o_bias: Whether the output projection has one.
+        fused_qkv: Whether q, k and v are stored as one matrix (Phi-3).
+        qk_norm: Whether queries and keys are normalised: per head (Qwen3), or...
+        qk_norm_all_heads: ... all heads at once (OLMo 2).
         norm_eps: For ``qk_norm``.
+        norm_unit_offset: For ``qk_norm``.
         sliding_window: Tokens a query sees, or None for all.
+        attention_multiplier: Applied to the scores; None for ``head_dim ** -0.5``.
+        attn_logit_softcap: Scores z become ``softcap * tanh(z / softcap)``; None leaves them.
+        sinks: Whether every head has a score that takes its share and gives nothing (GPT-OSS).
     """
 
     hidden_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rope: RopeConfig
+    rope: RopeConfig | None
     qkv_bias: bool = False
+    o_bias: bool = False
+    fused_qkv: bool = False
     qk_norm: bool = False
+    qk_norm_all_heads: bool = False
     norm_eps: float = 1e-6
+    norm_unit_offset: bool = False
     sliding_window: int | None = None
+    attention_multiplier: float | None = None
+    attn_logit_softcap: float | None = None
+    sinks: bool = False
+
+    @property
+    def scale(self) -> float:
+        """What the scores are multiplied with."""
+        scale = self.attention_multiplier
+        return self.head_dim**-0.5 if scale is None else scale
+
+    def length_class(self, length: int) -> int:
+        """As the rotation has it."""
+        return self.rope.length_class(length) if self.rope is not None else 0
 
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
         """Keys (rotated) and values of every token."""
@@ -61,26 +85,44 @@ class Attention(Mixer):
         self.config = config
         hidden, dim = config.hidden_size, config.head_dim
         query, key = config.num_heads * dim, config.num_kv_heads * dim
-        self.q_proj = Linear(hidden, query, bias=config.qkv_bias)
-        self.k_proj = Linear(hidden, key, bias=config.qkv_bias)
-        self.v_proj = Linear(hidden, key, bias=config.qkv_bias)
-        self.o_proj = Linear(query, hidden)
+        self.sizes = (query, key, key)
+        if config.fused_qkv:
+            self.qkv_proj = Linear(hidden, query + 2 * key, bias=config.qkv_bias)
+        else:
+            self.q_proj = Linear(hidden, query, bias=config.qkv_bias)
+            self.k_proj = Linear(hidden, key, bias=config.qkv_bias)
+            self.v_proj = Linear(hidden, key, bias=config.qkv_bias)
+        self.o_proj = Linear(query, hidden, bias=config.o_bias)
         if config.qk_norm:
-            self.q_norm = NormConfig(dim, config.norm_eps).build()
-            self.k_norm = NormConfig(dim, config.norm_eps).build()
+            offset, eps = config.norm_unit_offset, config.norm_eps
+            sizes = (query, key) if config.qk_norm_all_heads else (dim, dim)
+            self.q_norm = NormConfig(sizes[0], eps, unit_offset=offset).build()
+            self.k_norm = NormConfig(sizes[1], eps, unit_offset=offset).build()
+        self.sinks = nn.Parameter(torch.empty(config.num_heads)) if config.sinks else None
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C); writes the new keys and values, then attends to all in memory."""
-        q, k, v = self._project(x, batch.positions)
+        q, k, v = self._project(x, batch.positions, batch.lengths)
         cache.write("k", k, batch.slot_mapping)
         cache.write("v", v, batch.slot_mapping)
+        attend = attention_kernel(q.device.type, q.dtype)
+        if attend is not None and self.config.head_dim <= 512:
+            pages = Pages(
+                keys=cache.paged["k"],
+                values=cache.paged["v"],
+                scale=self.config.scale,
+                window=self.config.sliding_window,
+                softcap=self.config.attn_logit_softcap,
+                sinks=None if self.sinks is None else self.sinks.float(),
+            )
+            return self.o_proj(attend(q, pages, batch.table).flatten(-2))
         out = torch.empty_like(q)
         for group in batch.decode_groups:
             out[group.rows] = self._decode(q[group.rows], group, cache).to(q.dtype)
         for index in range(batch.num_decodes, len(batch.spans)):
-            span, pages = batch.spans[index], batch.block_tables[index]
-            keys = cache.read("k", pages, span.total)
-            values = cache.read("v", pages, span.total)
+            span, table = batch.spans[index], batch.block_tables[index]
+            keys = cache.read("k", table, span.total)
+            values = cache.read("v", table, span.total)
             out[span.rows] = self._attend(q[span.rows], keys, values)
         return self.o_proj(out.flatten(-2))
 
@@ -89,21 +131,47 @@ class Attention(Mixer):
         q, k, v = self._project(x, torch.arange(x.shape[1], device=x.device))
         return self.o_proj(self._attend(q, k, v).flatten(-2))
 
-    def _project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(
+        self, x: Tensor, positions: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         dim = self.config.head_dim
-        q = self.q_proj(x).unflatten(-1, (-1, dim))  # (..., H, D)
-        k = self.k_proj(x).unflatten(-1, (-1, dim))  # (..., K, D)
-        v = self.v_proj(x).unflatten(-1, (-1, dim))
-        if self.config.qk_norm:
+        if self.config.fused_qkv:
+            q, k, v = self.qkv_proj(x).split(self.sizes, -1)
+        else:
+            q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if self.config.qk_norm_all_heads:
             q, k = self.q_norm(q), self.k_norm(k)
-        cos, sin = self.config.rope.tables(positions)
-        return rotate_half(q, cos, sin), rotate_half(k, cos, sin), v
+        q, k, v = (t.unflatten(-1, (-1, dim)) for t in (q, k, v))  # (..., H or K, D)
+        if self.config.qk_norm and not self.config.qk_norm_all_heads:
+            q, k = self.q_norm(q), self.k_norm(k)
+        rope = self.config.rope
+        if rope is None:
+            return q, k, v
+        tables = rope.tables(positions, lengths)
+        return rope.rotate(q, tables), rope.rotate(k, tables), v
 
     def _decode(self, q: Tensor, group: DecodeGroup, cache: LayerCache) -> Tensor:
         keys, values = (cache.read_together(name, group.pages) for name in ("k", "v"))
-        window, scale = self.config.sliding_window, self.config.head_dim**-0.5
-        return decode_attention(q, keys, values, group.visible, scale=scale, window=window)
+        config = self.config
+        return decode_attention(
+            q,
+            keys,
+            values,
+            group.visible,
+            scale=config.scale,
+            window=config.sliding_window,
+            softcap=config.attn_logit_softcap,
+            sinks=self.sinks,
+        )
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        scale = self.config.head_dim**-0.5
-        return attention(q, k, v, scale=scale, window=self.config.sliding_window)
+        config = self.config
+        return attention(
+            q,
+            k,
+            v,
+            scale=config.scale,
+            window=config.sliding_window,
+            softcap=config.attn_logit_softcap,
+            sinks=self.sinks,
+        )

@@ -18,6 +18,15 @@ class MixerConfig(ABC):
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
         """What the mixer remembers when activations have this dtype."""
 
+    def length_class(self, length: int) -> int:
+        """Sequences of one class that may become this long remember a prefix alike.
+
+        Args:
+            length: Most tokens the sequence may ever have.
+        """
+        del length
+        return 0
+
     @abstractmethod
     def build(self) -> Mixer:
         """The module, with uninitialised parameters."""

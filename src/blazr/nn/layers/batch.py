@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
-import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from blazr.nn.layers.cache_spec import GRID
+from blazr.nn.ops.sequence import StepTable
 
 
 class Span(NamedTuple):
@@ -55,7 +58,7 @@ class DecodeGroup(NamedTuple):
     visible: Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ForwardBatch:
     """One step: T tokens of B sequences laid end to end, decoding sequences first.
 
@@ -70,6 +73,8 @@ class ForwardBatch:
         spans: The B sequences in plain numbers.
         num_decodes: How many of the first sequences compute exactly one token.
         decode_groups: These, as attention takes them.
+        lengths: (T,), int64, how long the sequence of each token may become, for positions that
+            turn otherwise in long sequences.
     """
 
     token_ids: Tensor
@@ -82,6 +87,24 @@ class ForwardBatch:
     spans: tuple[Span, ...]
     num_decodes: int = 0
     decode_groups: tuple[DecodeGroup, ...] = ()
+    lengths: Tensor | None = None
+
+    @cached_property
+    def table(self) -> StepTable:
+        """The same for kernels, made when the first layer asks."""
+        rows: list[tuple[int, ...]] = []
+        edges: list[tuple[int, int]] = []
+        places = zip(self.state_slots.tolist(), self.run_slots.tolist(), strict=True)
+        for span, (state, run) in zip(self.spans, places, strict=True):
+            count = len(span.checkpoints)
+            rows.append((*span[:4], state, run, len(edges), count))
+            edges += span.checkpoints
+        return StepTable(
+            spans=torch.from_numpy(np.array(rows, np.int64)),
+            checkpoints=torch.from_numpy(np.array(edges, np.int64)),
+            block_tables=self.block_tables.contiguous(),
+            longest=max(span.length for span in self.spans),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,35 +146,32 @@ class LayerCache:
         return self.checkpoint[name][batch.state_slots[index]]
 
 
-def group_decodes(block_tables: Tensor, spans: Sequence[Span]) -> tuple[DecodeGroup, ...]:
+def group_decodes(
+    tables: NDArray[np.int64], totals: NDArray[np.int64], device: torch.device
+) -> tuple[DecodeGroup, ...]:
     """Put decoding sequences together whose memory takes equally many pages, rounded up.
 
     The room a sequence gets depends on its own length alone, so that its company changes nothing.
 
     Args:
-        block_tables: (B, M), int64.
-        spans: Of the first sequences, those that decode.
+        tables: (B, M), page ids of the sequences that decode.
+        totals: (B,), tokens in memory after this step.
+        device: Where the groups are used.
     """
-    members: dict[int, list[int]] = {}
-    for row, span in enumerate(spans):
-        members.setdefault(_page_bucket(-(-span.total // GRID)), []).append(row)
+    blocks = -(-totals // GRID)
+    # powers of two and what lies halfway: at most half as much again as is needed
+    powers = 1 << np.ceil(np.log2(blocks)).astype(np.int64)
+    rooms = np.where(blocks * 4 <= powers * 3, powers * 3 // 4, powers)
     groups = []
-    for bucket, chosen in sorted(members.items()):
-        rows = torch.tensor(chosen, device=block_tables.device)
-        totals = torch.tensor([spans[row].total for row in chosen], device=block_tables.device)
-        places = torch.arange(bucket * GRID, device=block_tables.device)
-        visible = places < totals[:, None]
-        tables = block_tables[rows, :bucket]
-        tables = F.pad(tables, (0, bucket - tables.shape[1]))
-        pages = torch.where(visible[:, ::GRID], tables, tables[:, :1])
-        groups.append(DecodeGroup(rows, pages, visible))
+    for room in np.unique(rooms).tolist():
+        rows = np.flatnonzero(rooms == room)
+        own, places = tables[rows], np.arange(room)
+        pages = own[:, np.minimum(places, own.shape[1] - 1)]
+        pages = np.where(places < blocks[rows, None], pages, own[:, :1])
+        visible = np.arange(room * GRID) < totals[rows, None]
+        parts = (torch.from_numpy(part) for part in (rows, pages, visible))
+        groups.append(DecodeGroup(*(part.to(device, non_blocking=True) for part in parts)))
     return tuple(groups)
-
-
-def _page_bucket(pages: int) -> int:
-    """The next number of the form 1, 2, 3, 4, 6, 8, 12, 16, ...: at most a third too large."""
-    power = 1 << (pages - 1).bit_length()
-    return power * 3 // 4 if pages <= power * 3 // 4 else power
 
 
 def concat_rows(parts: list[Tensor]) -> Tensor:

@@ -17,38 +17,57 @@ class LayerConfig:
 
     Args:
         mixer: Mixes tokens.
-        mixer_norm: Before the mixer.
+        mixer_norm: Before the mixer, or None.
         feed_forward: Mixes channels; None for layers that are a mixer alone.
-        feed_forward_norm: Before the feed-forward.
+        feed_forward_norm: Before the feed-forward, or None.
+        mixer_post_norm: Of what the mixer puts out, or None.
+        feed_forward_post_norm: Of what the feed-forward puts out, or None.
+        residual_multiplier: Applied to what both add to the residual stream.
     """
 
     mixer: MixerConfig
-    mixer_norm: NormConfig
+    mixer_norm: NormConfig | None
     feed_forward: FeedForwardConfig | None = None
     feed_forward_norm: NormConfig | None = None
+    mixer_post_norm: NormConfig | None = None
+    feed_forward_post_norm: NormConfig | None = None
+    residual_multiplier: float = 1.0
 
 
 class DecoderLayer(nn.Module):
-    """``x + mixer(norm(x))``, then ``x + feed_forward(norm(x))``."""
+    """``x + mixer(norm(x))``, then ``x + feed_forward(norm(x))``; norms may stand behind, too."""
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
-        self.mixer_norm = config.mixer_norm.build()
+        self.residual_multiplier = config.residual_multiplier
+        self.mixer_norm = _build(config.mixer_norm)
         self.mixer = config.mixer.build()
+        self.mixer_post_norm = _build(config.mixer_post_norm)
         self.has_feed_forward = config.feed_forward is not None
-        if config.feed_forward is not None and config.feed_forward_norm is not None:
-            self.feed_forward_norm = config.feed_forward_norm.build()
+        if config.feed_forward is not None:
+            self.feed_forward_norm = _build(config.feed_forward_norm)
             self.feed_forward = config.feed_forward.build()
+            self.feed_forward_post_norm = _build(config.feed_forward_post_norm)
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """One serving step, (T, C) to (T, C)."""
-        return self._feed(x + self.mixer(self.mixer_norm(x), batch, cache))
+        return self._feed(x, self.mixer(self.mixer_norm(x), batch, cache))
 
     def forward_sequences(self, x: Tensor) -> Tensor:
         """Whole sequences from nothing, (B, T, C) to (B, T, C)."""
-        return self._feed(x + self.mixer.forward_sequences(self.mixer_norm(x)))
+        return self._feed(x, self.mixer.forward_sequences(self.mixer_norm(x)))
 
-    def _feed(self, x: Tensor) -> Tensor:
+    def _feed(self, x: Tensor, mixed: Tensor) -> Tensor:
+        x = self._add(x, self.mixer_post_norm(mixed))
         if not self.has_feed_forward:
             return x
-        return x + self.feed_forward(self.feed_forward_norm(x))
+        fed = self.feed_forward(self.feed_forward_norm(x))
+        return self._add(x, self.feed_forward_post_norm(fed))
+
+    def _add(self, x: Tensor, change: Tensor) -> Tensor:
+        scale = self.residual_multiplier
+        return x + (change if scale == 1 else change * scale)
+
+
+def _build(norm: NormConfig | None) -> nn.Module:
+    return nn.Identity() if norm is None else norm.build()

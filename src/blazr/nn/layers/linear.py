@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from blazr.nn.ops.matmul import linear
+from blazr.nn.quant.weight import Weight
+
+Matrix = nn.Parameter | Weight
+
+
+def multiply(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+    """``x weight.T + bias`` in the weight's dtype, however the weight is stored."""
+    x = x.to(weight.dtype)
+    return weight.matmul(x, bias) if isinstance(weight, Weight) else linear(x, weight, bias)
 
 
 class Linear(nn.Module):
     """``y = x weight.T + bias``; parameters are uninitialised until loaded.
+
+    Loading may put a packed weight in the parameter's place.
 
     Args:
         in_features: Columns of the weight.
@@ -16,6 +28,7 @@ class Linear(nn.Module):
         bias: Whether there is one.
     """
 
+    weight: Matrix
     bias: nn.Parameter | None
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
@@ -25,7 +38,7 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) to (..., out), in the weight's dtype."""
-        return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
+        return multiply(x, self.weight, self.bias)
 
 
 class DepthwiseConv(nn.Module):

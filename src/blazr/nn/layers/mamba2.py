@@ -15,7 +15,16 @@ from blazr.nn.layers.linear import DepthwiseConv, Linear
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.ops.conv1d import causal_conv1d, causal_conv1d_sequences
 from blazr.nn.ops.norm import gated_rms_norm
-from blazr.nn.ops.ssd import decay_rates, ssd_output, ssd_state, state_output, step_sizes
+from blazr.nn.ops.sequence import Mamba2Memory, Mamba2Weights, mamba2_kernel
+from blazr.nn.ops.ssd import (
+    DT_MAX,
+    DT_MIN,
+    decay_rates,
+    ssd_output,
+    ssd_state,
+    state_output,
+    step_sizes,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +103,15 @@ class Mamba2(Mixer):
         self.d = nn.Parameter(torch.empty(heads))
         self.norm = NormConfig(inner, config.norm_eps).build()
         self.out_proj = Linear(inner, config.hidden_size, bias=True)
+        self._kernel_weights: Mamba2Weights | None = None
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C); appends to the log, writes the checkpoints the batch asks for."""
-        z, raw, dt = self._project(x)
+        projected = self.in_proj(x)
+        step = mamba2_kernel(x.device.type, projected.dtype) if self._fits_kernel else None
+        if step is not None:
+            return self.out_proj(step(projected, self._weights(), _memory(cache), batch.table))
+        z, raw, dt = self._cut(projected)
         decodes = batch.num_decodes
         parts = []
         if decodes:
@@ -110,7 +124,7 @@ class Mamba2(Mixer):
     def forward_sequences(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C), every sequence from a zero state."""
         cfg = self.config
-        z, raw, dt = self._project(x)
+        z, raw, dt = self._cut(self.in_proj(x))
         post = F.silu(causal_conv1d_sequences(raw, self.conv1d.weight, self.conv1d.bias))
         post = post.to(raw.dtype)
         a = decay_rates(self.a_log)
@@ -128,11 +142,37 @@ class Mamba2(Mixer):
             outputs.append(y + xs * self.d.float()[:, None])
         return self._finish(torch.cat(outputs, 1), z)
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _cut(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         cfg = self.config
         sizes = [cfg.inner_size, cfg.conv_size, cfg.num_heads]
-        z, raw, dt = self.in_proj(x).split(sizes, -1)
+        z, raw, dt = projected.split(sizes, -1)
         return z, raw, step_sizes(dt, self.dt_bias)
+
+    @property
+    def _fits_kernel(self) -> bool:
+        cfg = self.config
+        return cfg.head_dim <= 128 and cfg.state_size <= 256 and cfg.conv_kernel <= 8
+
+    def _weights(self) -> Mamba2Weights:
+        """As the kernel takes them; made once, when weights are in place."""
+        if self._kernel_weights is None:
+            cfg = self.config
+            self._kernel_weights = Mamba2Weights(
+                heads=cfg.num_heads,
+                head_dim=cfg.head_dim,
+                state_size=cfg.state_size,
+                groups=cfg.num_groups,
+                conv_weight=self.conv1d.weight.float().t().contiguous(),
+                conv_bias=self.conv1d.bias.float(),
+                dt_bias=self.dt_bias.float(),
+                a=decay_rates(self.a_log),
+                d=self.d.float(),
+                norm=self.norm.weight.float(),
+                eps=self.norm.eps,
+                dt_min=DT_MIN,
+                dt_max=DT_MAX,
+            )
+        return self._kernel_weights
 
     def _maps(self, rows: Tensor) -> Tensor:
         return rows.float().unflatten(-1, (self.config.num_groups, -1))  # (..., G, N)
@@ -235,3 +275,14 @@ class Mamba2(Mixer):
         first = max(edge, span.log_length)
         for name, values in rows.items():
             live[name][first - edge : total - edge] = values[first:]
+
+
+def _memory(cache: LayerCache) -> Mamba2Memory:
+    checkpoint, live = cache.checkpoint, cache.live
+    return Mamba2Memory(
+        states=checkpoint["ssm"],
+        conv_states=checkpoint["conv"],
+        log_raw=live["raw"],
+        log_xb=live["xb"],
+        log_dt=live["dt"],
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -10,10 +11,11 @@ from torch import Tensor
 from blazr.nn.layers.base import Mixer, MixerConfig
 from blazr.nn.layers.batch import DecodeGroup, ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
-from blazr.nn.layers.linear import Linear
+from blazr.nn.layers.linear import Linear, Matrix
+from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.ops.attention import attention, decode_attention
-from blazr.nn.ops.rope import rotate_half
+from blazr.nn.quant.weight import Weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,7 @@ class MlaConfig(MixerConfig):
         head_dim: D, of the unrotated part and of the values.
         rope_dim: P, rotated channels per query head and of the one shared key.
         kv_latent: R, size of the remembered latent.
-        q_latent: Size of the query latent.
+        q_latent: Size of the query latent; None where there is none (DeepSeek-V2-Lite).
         rope: Rotation of ``rope_dim`` channels.
     """
 
@@ -37,8 +39,12 @@ class MlaConfig(MixerConfig):
     head_dim: int
     rope_dim: int
     kv_latent: int
-    q_latent: int
+    q_latent: int | None
     rope: RopeConfig
+
+    def length_class(self, length: int) -> int:
+        """As the rotation has it."""
+        return self.rope.length_class(length)
 
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
         """The latent and the rotated key of every token: ``kv_latent + rope_dim`` numbers."""
@@ -49,35 +55,81 @@ class MlaConfig(MixerConfig):
             }
         )
 
+    @property
+    def scale(self) -> float:
+        """What the scores are multiplied with."""
+        return (self.head_dim + self.rope_dim) ** -0.5
+
     def build(self) -> Mla:
         """The module, with uninitialised parameters."""
-        return Mla(self)
+        return OxidizrMla(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepseekMlaConfig(MlaConfig):
+    """Sizes of multi-head latent attention, as DeepSeek has it.
+
+    Args:
+        v_head_dim: E, of the values.
+        norm_eps: Of the norms of both latents.
+        bias: Whether the projections from and to the hidden size have biases.
+        attention_multiplier: Applied to the scores.
+    """
+
+    v_head_dim: int
+    norm_eps: float = 1e-6
+    bias: bool = False
+    attention_multiplier: float
+
+    @property
+    def scale(self) -> float:
+        """What the scores are multiplied with."""
+        return self.attention_multiplier
+
+    def build(self) -> Mla:
+        """The module, with uninitialised parameters."""
+        return DeepseekMla(self)
 
 
 class Mla(Mixer):
     """Latent attention: expanded keys and values in prefill, the latent itself in decode."""
 
+    o_proj: Linear
+
     def __init__(self, config: MlaConfig) -> None:
         super().__init__()
-        self.config = config
-        hidden, inner = config.hidden_size, config.num_heads * config.head_dim
-        self.kv_down_proj = Linear(hidden, config.kv_latent)
-        self.q_down_proj = Linear(hidden, config.q_latent)
-        self.q_up_proj = Linear(config.q_latent, inner)
-        self.k_up_proj = Linear(config.kv_latent, inner)
-        self.v_up_proj = Linear(config.kv_latent, inner)
-        self.q_rope_proj = Linear(hidden, config.num_heads * config.rope_dim)
-        self.k_rope_proj = Linear(hidden, config.rope_dim)
-        self.o_proj = Linear(inner, hidden)
-        self.scale = (config.head_dim + config.rope_dim) ** -0.5
+        self.num_heads = config.num_heads
+        self.rope = config.rope
+        self.scale = config.scale
+
+    @abstractmethod
+    def _compress(
+        self, x: Tensor, positions: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What is remembered: the latents (..., R) and the rotated keys (..., P)."""
+
+    @abstractmethod
+    def _queries(
+        self, x: Tensor, positions: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The unrotated parts (..., H, D) and the rotated ones (..., H, P)."""
+
+    @abstractmethod
+    def _expand(self, latent: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys (..., H, D) and values (..., H, E) of latents."""
+
+    @abstractmethod
+    def _up(self) -> tuple[Tensor, Tensor]:
+        """The matrices of `_expand`, (H, D, R) and (H, E, R)."""
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C); writes the new latents, then attends to all in memory."""
-        latent, k_rope = self._compress(x, batch.positions)
+        latent, k_rope = self._compress(x, batch.positions, batch.lengths)
         cache.write("latent", latent, batch.slot_mapping)
         cache.write("k_rope", k_rope, batch.slot_mapping)
-        q, q_rope = self._queries(x, batch.positions)
-        out = torch.empty_like(q)
+        q, q_rope = self._queries(x, batch.positions, batch.lengths)
+        parts = torch.empty((len(x), self.o_proj.weight.shape[1]), dtype=q.dtype, device=q.device)
+        out = parts.unflatten(-1, (self.num_heads, -1))  # (T, H, E)
         for group in batch.decode_groups:
             rows = group.rows
             out[rows] = self._decode(q[rows], q_rope[rows], group, cache)
@@ -86,7 +138,7 @@ class Mla(Mixer):
             latents = cache.read("latent", pages, span.total)
             keys = cache.read("k_rope", pages, span.total)
             out[span.rows] = self._attend(q[span.rows], q_rope[span.rows], latents, keys)
-        return self.o_proj(out.flatten(-2))
+        return self.o_proj(parts)
 
     def forward_sequences(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C), every sequence from position 0."""
@@ -95,30 +147,14 @@ class Mla(Mixer):
         q, q_rope = self._queries(x, positions)
         return self.o_proj(self._attend(q, q_rope, latent, k_rope).flatten(-2))
 
-    def _compress(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = self.config.rope.tables(positions)
-        k_rope = rotate_half(self.k_rope_proj(x).unsqueeze(-2), cos, sin).squeeze(-2)
-        return self.kv_down_proj(x), k_rope  # (..., R), (..., P)
-
-    def _queries(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        heads = (self.config.num_heads, -1)
-        cos, sin = self.config.rope.tables(positions)
-        q = self.q_up_proj(self.q_down_proj(x)).unflatten(-1, heads)  # (..., H, D)
-        q_rope = rotate_half(self.q_rope_proj(x).unflatten(-1, heads), cos, sin)  # (..., H, P)
-        return q, q_rope
-
     def _attend(self, q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor) -> Tensor:
-        heads = (self.config.num_heads, -1)
-        k = self.k_up_proj(latent).unflatten(-1, heads)  # (..., S, H, D)
-        v = self.v_up_proj(latent).unflatten(-1, heads)
+        k, v = self._expand(latent)
         shared = k_rope.unsqueeze(-2).expand(*k.shape[:-1], -1)  # (..., S, H, P)
         query, key = torch.cat((q, q_rope), -1), torch.cat((k, shared), -1)
         return attention(query, key, v, scale=self.scale)
 
     def _decode(self, q: Tensor, q_rope: Tensor, group: DecodeGroup, cache: LayerCache) -> Tensor:
-        heads = (self.config.num_heads, -1)
-        k_up = self.k_up_proj.weight.unflatten(0, heads)  # (H, D, R)
-        v_up = self.v_up_proj.weight.unflatten(0, heads)
+        k_up, v_up = self._up()
         q_latent = torch.einsum("bhd,hdr->bhr", q, k_up)
         latents = cache.read_together("latent", group.pages)  # (b, S, R)
         keys = torch.cat((latents, cache.read_together("k_rope", group.pages)), -1)
@@ -129,4 +165,100 @@ class Mla(Mixer):
             group.visible,
             scale=self.scale,
         )
-        return torch.einsum("bhr,hdr->bhd", mixed.to(q.dtype), v_up)
+        return torch.einsum("bhr,her->bhe", mixed.to(q.dtype), v_up)
+
+
+class OxidizrMla(Mla):
+    """oxidizr's: a matrix for each part."""
+
+    def __init__(self, config: MlaConfig) -> None:
+        super().__init__(config)
+        assert config.q_latent is not None, "oxidizr always has a query latent"
+        hidden, inner = config.hidden_size, config.num_heads * config.head_dim
+        self.kv_down_proj = Linear(hidden, config.kv_latent)
+        self.q_down_proj = Linear(hidden, config.q_latent)
+        self.q_up_proj = Linear(config.q_latent, inner)
+        self.k_up_proj = Linear(config.kv_latent, inner)
+        self.v_up_proj = Linear(config.kv_latent, inner)
+        self.q_rope_proj = Linear(hidden, config.num_heads * config.rope_dim)
+        self.k_rope_proj = Linear(hidden, config.rope_dim)
+        self.o_proj = Linear(inner, hidden)
+
+    def _compress(
+        self, x: Tensor, positions: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        tables = self.rope.tables(positions, lengths)
+        k_rope = self.rope.rotate(self.k_rope_proj(x).unsqueeze(-2), tables).squeeze(-2)
+        return self.kv_down_proj(x), k_rope
+
+    def _queries(
+        self, x: Tensor, positions: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        heads = (self.num_heads, -1)
+        q = self.q_up_proj(self.q_down_proj(x)).unflatten(-1, heads)
+        q_rope = self.q_rope_proj(x).unflatten(-1, heads)
+        return q, self.rope.rotate(q_rope, self.rope.tables(positions, lengths))
+
+    def _expand(self, latent: Tensor) -> tuple[Tensor, Tensor]:
+        heads = (self.num_heads, -1)
+        k, v = self.k_up_proj(latent), self.v_up_proj(latent)
+        return k.unflatten(-1, heads), v.unflatten(-1, heads)
+
+    def _up(self) -> tuple[Tensor, Tensor]:
+        heads = (self.num_heads, -1)
+        k, v = _dense(self.k_up_proj.weight), _dense(self.v_up_proj.weight)
+        return k.unflatten(0, heads), v.unflatten(0, heads)
+
+
+class DeepseekMla(Mla):
+    """DeepSeek's [arXiv:2405.04434]: fused matrices, and norms of both latents."""
+
+    def __init__(self, config: DeepseekMlaConfig) -> None:
+        super().__init__(config)
+        hidden, heads, bias = config.hidden_size, config.num_heads, config.bias
+        self.parts = (config.head_dim, config.rope_dim)
+        self.kv_parts = (config.head_dim, config.v_head_dim)
+        self.latent_parts = (config.kv_latent, config.rope_dim)
+        query, latent = heads * sum(self.parts), config.q_latent
+        self.q_down_proj = None
+        if latent is None:
+            self.q_proj = Linear(hidden, query)
+        else:
+            self.q_down_proj = Linear(hidden, latent, bias=bias)
+            self.q_norm = NormConfig(latent, config.norm_eps).build()
+            self.q_up_proj = Linear(latent, query)
+        self.kv_down_proj = Linear(hidden, sum(self.latent_parts), bias=bias)
+        self.kv_norm = NormConfig(config.kv_latent, config.norm_eps).build()
+        self.kv_up_proj = Linear(config.kv_latent, heads * sum(self.kv_parts))
+        self.o_proj = Linear(heads * config.v_head_dim, hidden, bias=bias)
+
+    def _compress(
+        self, x: Tensor, positions: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        latent, k_rope = self.kv_down_proj(x).split(self.latent_parts, -1)
+        tables = self.rope.tables(positions, lengths)
+        return self.kv_norm(latent), self.rope.rotate(k_rope.unsqueeze(-2), tables).squeeze(-2)
+
+    def _queries(
+        self, x: Tensor, positions: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        if self.q_down_proj is None:
+            q = self.q_proj(x)
+        else:
+            q = self.q_up_proj(self.q_norm(self.q_down_proj(x)))
+        q, q_rope = q.unflatten(-1, (self.num_heads, -1)).split(self.parts, -1)
+        return q, self.rope.rotate(q_rope, self.rope.tables(positions, lengths))
+
+    def _expand(self, latent: Tensor) -> tuple[Tensor, Tensor]:
+        both = self.kv_up_proj(latent).unflatten(-1, (self.num_heads, -1))
+        k, v = both.split(self.kv_parts, -1)
+        return k, v
+
+    def _up(self) -> tuple[Tensor, Tensor]:
+        both = _dense(self.kv_up_proj.weight).unflatten(0, (self.num_heads, -1))
+        k, v = both.split(self.kv_parts, 1)
+        return k, v
+
+
+def _dense(weight: Matrix) -> Tensor:
+    return weight.dequantize(weight.dtype) if isinstance(weight, Weight) else weight

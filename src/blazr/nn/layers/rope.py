@@ -1,78 +1,191 @@
-"""Rotary position embedding: its configuration and its tables."""
+"""Rotary position embedding: its configuration, its tables and the rotation."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from blazr.nn.ops.rope import rotate_half, rotate_pairs
+
+ScalingKind = Literal["linear", "factors", "dynamic", "yarn", "longrope", "llama3"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
     """How the frequencies are stretched to reach beyond the trained context.
 
+    - ``"linear"`` divides all of them by ``factor`` [arXiv:2306.15595].
+    - ``"factors"`` divides each by its own of ``factors`` (GGUF).
+    - ``"dynamic"`` raises theta for sequences longer than ``original_max_seq_len`` (NTK-aware).
+    - ``"llama3"`` divides the slow ones, with a ramp in between.
+    - ``"yarn"`` does the same with a ramp over channels, and scales the tables [arXiv:2309.00071].
+    - ``"longrope"`` divides by ``factors``, too, but by ``long_factors`` in sequences that may
+      become longer than ``original_max_seq_len`` [arXiv:2402.13753].
+
     Args:
-        kind: ``"linear"`` divides all of them; ``"llama3"`` only the slow ones, with a ramp.
+        kind: One of these.
         factor: By how much.
+        original_max_seq_len: The trained context, in tokens.
         low_freq_factor: Waves longer than ``original_max_seq_len`` over this are stretched whole.
         high_freq_factor: Waves shorter than ``original_max_seq_len`` over this are left alone.
-        original_max_seq_len: The trained context, in tokens.
+        beta_fast: Channels that turn more often than this within the trained context stay.
+        beta_slow: Channels that turn less often than this are stretched whole.
+        truncate: Whether the ends of the ramp over channels are whole numbers.
+        attention_factor: Applied to cosine and sine.
+        factors: A divisor per frequency.
+        long_factors: The same for long sequences.
     """
 
-    kind: Literal["linear", "llama3"]
+    kind: ScalingKind
     factor: float = 1.0
+    original_max_seq_len: int = 8192
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    original_max_seq_len: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+    factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotation of ``dim`` channels of every head.
+    """Rotation of the first ``dim`` channels of every head.
 
     Args:
-        dim: Channels rotated, even.
+        dim: Channels rotated; those behind them stay. An odd one means one more.
         theta: Base of the frequencies.
         scaling: Context extension, or None.
+        interleaved: Whether the channels of a pair lie side by side, not half of ``dim`` apart.
     """
 
     dim: int
     theta: float = 10000.0
     scaling: RopeScaling | None = None
+    interleaved: bool = False
 
-    def frequencies(self) -> Tensor:
-        """Radians per position, (dim / 2,), float32, computed in float64."""
-        exponents = torch.arange(0, self.dim, 2, dtype=torch.float64) / self.dim
-        frequencies = self.theta**-exponents
-        if self.scaling is not None:
-            frequencies = _scale(frequencies, self.scaling)
-        return frequencies.float()
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of channels that are rotated."""
+        return -(-self.dim // 2)
 
-    def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine at these positions, (T, dim / 2) each, float32.
+    def length_class(self, length: int) -> int:
+        """The length that decides how a sequence that may become this long is rotated.
+
+        Long sequences may be rotated otherwise than short ones from their first token on. What
+        counts is how long one may become, so that nothing changes on the way.
+
+        Args:
+            length: Most tokens the sequence may ever have.
+        """
+        scaling = self.scaling
+        if scaling is None or scaling.kind not in {"dynamic", "longrope"}:
+            return 0
+        trained = scaling.original_max_seq_len
+        if length <= trained:
+            return trained
+        return length if scaling.kind == "dynamic" else trained + 1
+
+    def frequencies(self, length: int = 0) -> Tensor:
+        """Radians per position, (pairs,), float32, rounded as the models were trained with.
+
+        Args:
+            length: Tokens of the sequence, for scalings that depend on it.
+        """
+        exponents = torch.arange(0, self.dim, 2).float() / self.dim
+        scaling, theta = self.scaling, self.theta
+        if scaling is None:
+            return 1 / theta**exponents
+        if scaling.kind == "dynamic" and self.dim > 2:
+            theta *= _ntk_growth(scaling, length) ** (self.dim / (self.dim - 2))
+        return _scale(1 / theta**exponents, scaling, self, length)
+
+    def tables(self, positions: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Cosine and sine at these positions, (T, pairs) each, float32.
 
         Args:
             positions: (T,), int64.
+            lengths: (T,), int64, how long each token's sequence may become; None: to the last of
+                these positions. Only some scalings look at it.
         """
-        frequencies = _frequencies_on(self, positions.device)
-        angles = positions.float()[:, None] * frequencies
-        return angles.cos(), angles.sin()
+        if self.length_class(1) == 0:
+            return self._tables(positions, 0)
+        if lengths is None:
+            lengths = (positions.max() + 1).expand(len(positions))
+        cos = positions.new_empty((len(positions), self.num_pairs), dtype=torch.float32)
+        sin = torch.empty_like(cos)
+        for length in lengths.unique().tolist():
+            rows = lengths == length
+            cos[rows], sin[rows] = self._tables(positions[rows], self.length_class(length))
+        return cos, sin
+
+    def rotate(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+        """Rotate every head of x, (..., T, H, D), by tables of (T, pairs)."""
+        cos, sin = (table.unsqueeze(-2) for table in tables)
+        channels = 2 * self.num_pairs
+        turned = x[..., :channels] if channels < x.shape[-1] else x
+        if self.interleaved:
+            turned = rotate_pairs(turned.float(), cos, sin).to(x.dtype)
+        else:
+            turned = rotate_half(turned, tables[0], tables[1])
+        return turned if channels == x.shape[-1] else torch.cat((turned, x[..., channels:]), -1)
+
+    def _tables(self, positions: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        angles = positions.float()[:, None] * _frequencies_on(self, length, positions.device)
+        factor = 1.0 if self.scaling is None else self.scaling.attention_factor
+        cos, sin = angles.cos(), angles.sin()
+        return (cos, sin) if factor == 1 else (cos * factor, sin * factor)
 
 
-def _scale(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    if scaling.kind == "linear":
-        return frequencies / scaling.factor
-    turns = scaling.original_max_seq_len * frequencies / (2 * math.pi)
-    span = scaling.high_freq_factor - scaling.low_freq_factor
-    keep = ((turns - scaling.low_freq_factor) / span).clamp(0, 1)
-    return frequencies * (keep + (1 - keep) / scaling.factor)
+def _ntk_growth(scaling: RopeScaling, length: int) -> float:
+    length = max(length, scaling.original_max_seq_len)
+    return scaling.factor * length / scaling.original_max_seq_len - (scaling.factor - 1)
 
 
-@cache
-def _frequencies_on(config: RopeConfig, device: torch.device) -> Tensor:
+def _scale(frequencies: Tensor, scaling: RopeScaling, rope: RopeConfig, length: int) -> Tensor:
+    factor = scaling.factor
+    match scaling.kind:
+        case "linear":
+            return frequencies / factor
+        case "factors" | "longrope":
+            is_long = scaling.kind == "longrope" and length > scaling.original_max_seq_len
+            factors = scaling.long_factors if is_long else scaling.factors
+            return frequencies / torch.tensor(factors, dtype=torch.float32)
+        case "llama3":
+            turns = scaling.original_max_seq_len * frequencies / (2 * math.pi)
+            span = scaling.high_freq_factor - scaling.low_freq_factor
+            keep = ((turns - scaling.low_freq_factor) / span).clamp(0, 1)
+        case "yarn":
+            keep = 1 - _yarn_ramp(scaling, rope)
+        case "dynamic":
+            return frequencies
+    return frequencies * (keep + (1 - keep) / factor)
+
+
+def _yarn_ramp(scaling: RopeScaling, rope: RopeConfig) -> Tensor:
+    """0 for channels that stay, 1 for those that are stretched, and a ramp in between."""
+
+    def channel(turns: float) -> float:
+        """The one that turns this often within the trained context."""
+        waves = math.log(scaling.original_max_seq_len / (turns * 2 * math.pi))
+        return rope.dim * waves / (2 * math.log(rope.theta))
+
+    low, high = channel(scaling.beta_fast), channel(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dim - 1)
+    high = high + 0.001 if low == high else high
+    channels = torch.arange(rope.dim // 2, dtype=torch.float32)
+    return ((channels - low) / (high - low)).clamp(0, 1)
+
+
+@lru_cache(maxsize=1024)
+def _frequencies_on(config: RopeConfig, length: int, device: torch.device) -> Tensor:
     """They depend on the config alone, so every layer of a model shares one tensor."""
-    return config.frequencies().to(device)
+    return config.frequencies(length).to(device)

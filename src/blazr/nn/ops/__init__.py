@@ -1,5 +1,17 @@
 """Operations on tensors. Each is a plain torch function that favours reading over speed.
 
 They are the definition of what blazr computes: a faster kernel may replace one, and must agree
-with it. Norms, softmax, rotary angles, routing and every recurrence run in float32.
+with it. Norms, softmax, rotary angles, routing and every recurrence run in float32. Operations
+that have kernels are rows of OPS; the others are functions of this package's modules.
 """
+
+from __future__ import annotations
+
+from blazr.core.table import Table
+from blazr.nn.ops.matmul import gated_linear, linear
+from blazr.nn.ops.op import Op
+from blazr.nn.ops.packed import packed_linear
+
+OPS: Table[Op[...]] = Table(
+    "operation", {op.name: op for op in (linear, gated_linear, packed_linear)}
+)

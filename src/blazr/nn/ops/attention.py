@@ -6,6 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# Where scores are computed in the open: they take this many rows of memory, not one per token.
+QUERIES_AT_ONCE = 64
+
 
 def causal_mask(
     num_queries: int, num_keys: int, *, window: int | None = None, device: torch.device
@@ -32,7 +35,14 @@ def causal_mask(
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Grouped-query attention of the last Q positions of one or many equally long sequences.
 
@@ -44,11 +54,17 @@ def attention(
         v: (..., S, K, E), E at most D.
         scale: Applied to the scores.
         window: Sliding window in tokens, or None.
+        softcap: Scores z become ``softcap * tanh(z / softcap)`` [arXiv:2408.00118]; None for none.
+        sinks: (H,), one more score per head that takes its share and gives nothing
+            [arXiv:2309.17453]; None for none.
 
     Returns:
         (..., Q, H, E) in the dtype of q.
     """
     queries, size = q.shape[-3], v.shape[-1]
+    if softcap is not None or sinks is not None:
+        mask = causal_mask(queries, k.shape[-3], window=window, device=q.device)
+        return _attention(q, k, v, mask, scale=scale, softcap=softcap, sinks=sinks)
     is_square = queries == k.shape[-3] and queries > 1 and window is None
     mask = None
     if not is_square:
@@ -64,6 +80,44 @@ def attention(
     return out[..., :size].transpose(-3, -2)
 
 
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    *,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """The same with what torch's own attention lacks, in float32, some queries at a time."""
+    heads = k.shape[-2]
+    keys, values = (t.float().transpose(-3, -2).unsqueeze(-3) for t in (k, v))  # (..., K, 1, S, D)
+    grouped = q.float().unflatten(-2, (heads, -1)).movedim(-4, -2)  # (..., K, H / K, Q, D)
+    parts = []
+    for first in range(0, q.shape[-3], QUERIES_AT_ONCE):
+        rows = slice(first, first + QUERIES_AT_ONCE)
+        scores = torch.matmul(grouped[..., rows, :], keys.transpose(-2, -1)) * scale
+        visible = None if mask is None else mask[rows]
+        parts.append(torch.matmul(_shares(scores, visible, softcap, sinks), values))
+    out = torch.cat(parts, -2).movedim(-2, -4).flatten(-3, -2)  # (..., Q, H, E)
+    return out.to(q.dtype)
+
+
+def _shares(
+    scores: Tensor, visible: Tensor | None, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    """Softmax of the scores (..., K, H / K, Q, S), capped before and with sinks beside."""
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if visible is not None:
+        scores = scores.masked_fill(~visible, float("-inf"))
+    if sinks is None:
+        return scores.softmax(-1)
+    beside = sinks.float().view(*scores.shape[-4:-2], 1, 1).expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, beside), -1).softmax(-1)[..., :-1]
+
+
 def decode_attention(
     q: Tensor,
     k: Tensor,
@@ -72,6 +126,8 @@ def decode_attention(
     *,
     scale: float,
     window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Grouped-query attention of one new token in each of B sequences of different lengths.
 
@@ -86,6 +142,8 @@ def decode_attention(
         visible: (B, S), bool: the first tokens; behind them may lie anything finite.
         scale: Applied to the scores.
         window: Sliding window in tokens, or None.
+        softcap: As in `attention`.
+        sinks: As in `attention`.
 
     Returns:
         (B, H, E), float32: this is where bfloat16 would lose most, and is slowest on a CPU.
@@ -99,5 +157,5 @@ def decode_attention(
         t.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format) for t in (k, v)
     )
     scores = torch.matmul(query, keys.transpose(2, 3)) * scale  # (B, K, H / K, S)
-    scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
-    return torch.matmul(scores.softmax(-1), values).flatten(1, 2)
+    shares = _shares(scores.unsqueeze(3), visible[:, None, None, None], softcap, sinks)
+    return torch.matmul(shares.squeeze(3), values).flatten(1, 2)

@@ -7,13 +7,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False) -> Tensor:
     """``x / sqrt(mean(x^2) + eps) * weight``, cast to x's dtype before the weight is applied.
 
     Args:
         x: (..., C).
         weight: (C,).
         eps: Added to the mean square.
+        unit_offset: Whether the weight is stored less one (Gemma); it is then applied in float32,
+            as one plus a small weight would be rounded in anything narrower.
 
     Returns:
         (..., C) in the dtype of x.
@@ -22,6 +24,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if unit_offset:
+        return (normed * (1 + weight.float())).to(x.dtype)
     return normed.to(x.dtype) * weight
 
 

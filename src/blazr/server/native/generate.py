@@ -10,7 +10,8 @@ from starlette.responses import Response
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Usage
-from blazr.server.run import Run, whole_answer
+from blazr.server.params import sampling_params, scheduling
+from blazr.server.run import Renderer, Run, whole_answer
 from blazr.server.service import Call
 
 _DEFAULT_TOKENS = 50
@@ -34,33 +35,25 @@ async def generate(call: Call[Body]) -> Response:
     request = GenerationRequest(
         prompt=call.body.prompt,
         params=_params(call.body),
-        cache_salt=call.tenant,
-        timeout_s=call.service.config.request_timeout_s,
+        **scheduling(call),
     )
     return await whole_answer(await Run.start(call, [request]), _Response())
 
 
 def _params(body: Body) -> SamplingParams:
     wanted = body.max_new_tokens if body.max_tokens is None else body.max_tokens
-    defaults = SamplingParams()
-    return SamplingParams(
+    return sampling_params(
+        body.stop,
         max_tokens=_DEFAULT_TOKENS if wanted is None else wanted,
-        temperature=0.0 if body.temperature is None else body.temperature,
-        top_p=defaults.top_p if body.top_p is None else body.top_p,
-        top_k=defaults.top_k if body.top_k is None else body.top_k,
+        temperature=body.temperature or 0.0,
+        top_p=body.top_p,
+        top_k=body.top_k,
         seed=body.seed,
-        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
     )
 
 
-class _Response:
+class _Response(Renderer):
     """Renders ``{"response": text}``; there is nothing to stream."""
-
-    def event(self, event: object) -> tuple[()]:  # noqa: ARG002
-        return ()
-
-    def last(self, usage: Usage) -> tuple[()]:  # noqa: ARG002
-        return ()
 
     def whole(self, completions: Sequence[Completion], usage: Usage) -> object:  # noqa: ARG002
         return {"response": completions[0].text}

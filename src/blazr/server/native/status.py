@@ -1,4 +1,4 @@
-"""``GET /health``, ``/ready``, ``/version`` and ``/metrics``."""
+"""``GET /health``, ``/ready``, ``/version``, ``/openapi.json`` and ``/metrics``."""
 
 from __future__ import annotations
 
@@ -38,6 +38,11 @@ async def ready(call: Call[None]) -> Response:
 async def version(call: Call[None]) -> Response:  # noqa: ARG001
     """Which blazr this is."""
     return json_response({"version": blazr.__version__})
+
+
+async def openapi(call: Call[None]) -> Response:
+    """The endpoints and their bodies, as an OpenAPI document."""
+    return json_response(call.service.document)
 
 
 async def metrics(call: Call[None]) -> Response:

@@ -1,8 +1,9 @@
-"""``POST /tokenize``, ``POST /detokenize``, ``GET /tokenizer_info``."""
+"""Chats and texts as tokens, tokens as text, and what tokenizer there is."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -13,17 +14,26 @@ from blazr.server.messages import ChatMessage, to_messages
 from blazr.server.service import Call, json_response
 
 
-class TokenizeBody(msgspec.Struct, kw_only=True):
-    """A text or a chat; ``content`` and ``add_special`` are other servers' spellings."""
+class ChatTextBody(msgspec.Struct, kw_only=True):
+    """A chat and how it is rendered."""
 
+    messages: list[ChatMessage] | None = None
     model: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+
+
+class TokenizeBody(ChatTextBody, kw_only=True):
+    """A text or a chat; ``content``, ``add_special`` and ``with_pieces`` are llama.cpp's words."""
+
     prompt: str | None = None
     content: str | None = None
-    messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
     add_special: bool | None = None
-    add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
+    with_pieces: bool | None = None
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
@@ -39,24 +49,48 @@ async def tokenize(call: Call[TokenizeBody]) -> Response:
     service.check_model(body.model)
     core = service.llm.core
     adds = body.add_special if body.add_special_tokens is None else body.add_special_tokens
-    request = GenerationRequest(
-        prompt=body.content if body.prompt is None else body.prompt,
-        messages=None if body.messages is None else to_messages(body.messages),
-        add_special_tokens=adds is not False,
-        add_generation_prompt=body.add_generation_prompt is not False,
-    )
+    text = body.content if body.prompt is None else body.prompt
+    request = _to_request(body, text, adds_special=adds is not False)
     encode = core.encode_prompt if request.messages is None else core.encode_chat
     ids = await asyncio.to_thread(encode, request)
-    strings = None
-    if body.return_token_strs:
-        strings = [core.tokenizer.token_bytes(each).decode("utf-8", "replace") for each in ids]
+    strings = [core.tokenizer.token_bytes(each).decode("utf-8", "replace") for each in ids]
+    pieces = [{"id": i, "piece": piece} for i, piece in zip(ids, strings, strict=True)]
     return json_response(
         {
             "count": len(ids),
             "max_model_len": core.info.max_seq_len,
-            "tokens": ids,
-            "token_strs": strings,
+            "tokens": pieces if body.with_pieces else ids,
+            "token_strs": strings if body.return_token_strs else None,
         }
+    )
+
+
+async def count_tokens(call: Call[ChatTextBody]) -> Response:
+    """How many tokens a chat has."""
+    call.service.check_model(call.body.model)
+    ids = await asyncio.to_thread(call.service.llm.core.encode_chat, _to_request(call.body))
+    return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
+
+
+async def apply_template(call: Call[ChatTextBody]) -> Response:
+    """A chat as the text that the model reads."""
+    call.service.check_model(call.body.model)
+    core = call.service.llm.core
+    ids = await asyncio.to_thread(core.encode_chat, _to_request(call.body))
+    return json_response({"prompt": core.tokenizer.decode(ids, skip_special=False)})
+
+
+def _to_request(
+    body: ChatTextBody, text: str | None = None, *, adds_special: bool = True
+) -> GenerationRequest:
+    return GenerationRequest(
+        prompt=text,
+        messages=None if body.messages is None else to_messages(body.messages),
+        tools=body.tools or None,
+        template_variables=body.chat_template_kwargs,
+        add_special_tokens=adds_special,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=bool(body.continue_final_message),
     )
 
 

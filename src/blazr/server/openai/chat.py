@@ -11,20 +11,30 @@ from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Usage
-from blazr.server.messages import MAX_TOOLS, ChatMessage, to_messages
+from blazr.server.messages import ChatMessage, to_messages
 from blazr.server.openai.schema import (
     SamplingBody,
-    check_num_replies,
+    ToolChoice,
     envelope,
-    finite,
-    scheduling,
+    logprob_entries,
+    schedule_of,
     to_params,
+    tool_fields,
     usage_object,
 )
-from blazr.server.run import Run, whole_answer
+from blazr.server.params import check_num_replies
+from blazr.server.run import Renderer, Run, whole_answer
 from blazr.server.service import Call, Service
 from blazr.server.sse import EventStream
-from blazr.text.events import Event, PromptDone, TextDelta, TokenText
+from blazr.text.events import (
+    Event,
+    PromptDone,
+    ReasoningDelta,
+    TextDelta,
+    TokenText,
+    ToolCallDelta,
+)
+from blazr.text.reasoning import thinking_variables
 
 
 class Body(SamplingBody, kw_only=True):
@@ -35,10 +45,13 @@ class Body(SamplingBody, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    reasoning_effort: str | None = None
 
 
 async def answer(call: Call[Body]) -> Response:
@@ -50,10 +63,11 @@ async def answer(call: Call[Body]) -> Response:
     request = GenerationRequest(
         messages=to_messages(body.messages),
         params=params,
-        tools=_tools(body),
+        **tool_fields(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
         template_variables=_variables(body),
         add_generation_prompt=body.add_generation_prompt is not False,
-        **scheduling(call),
+        continue_final_message=bool(body.continue_final_message),
+        **schedule_of(call),
     )
     run = await Run.start(call, [request])
     if body.stream:
@@ -62,7 +76,7 @@ async def answer(call: Call[Body]) -> Response:
     return await whole_answer(run, renderer)
 
 
-class ChatRenderer:
+class ChatRenderer(Renderer):
     """Says what happens in the words of /v1/chat/completions.
 
     Args:
@@ -83,8 +97,13 @@ class ChatRenderer:
             if event.text or (event.logprobs and self._body.logprobs):
                 logprobs = self._logprobs(event.logprobs)
                 yield self._chunk(event.index, {"content": event.text}, logprobs=logprobs)
+        elif isinstance(event, ReasoningDelta):
+            yield self._chunk(event.index, _thoughts(event.text))
+        elif isinstance(event, ToolCallDelta):
+            yield self._chunk(event.index, {"tool_calls": [_call_delta(event)]})
         else:
-            yield self._chunk(event.index, {}, finish_reason=event.reason)
+            reason = _reason(event.reason, event.num_tool_calls)
+            yield self._chunk(event.index, {}, finish_reason=reason)
 
     def last(self, usage: Usage) -> Iterable[object]:
         """The chunk with the usage, if wanted."""
@@ -96,9 +115,9 @@ class ChatRenderer:
         choices = [
             {
                 "index": each.index,
-                "message": {"role": "assistant", "content": each.text, "refusal": None},
+                "message": _message(each),
                 "logprobs": self._logprobs(each.logprobs or ()),
-                "finish_reason": each.finish_reason,
+                "finish_reason": _reason(each.finish_reason, len(each.tool_calls)),
             }
             for each in completions
         ]
@@ -126,19 +145,42 @@ class ChatRenderer:
     def _logprobs(self, tokens: Sequence[TokenText]) -> object:
         if not self._body.logprobs:
             return None
-        content = [
-            {**_entry(token), "top_logprobs": [_entry(each) for each in token.top]}
-            for token in tokens
-        ]
-        return {"content": content, "refusal": None}
+        return {"content": logprob_entries(tokens), "refusal": None}
 
 
-def _entry(token: TokenText) -> dict[str, object]:
+def _message(completion: Completion) -> dict[str, object]:
+    calls = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in completion.tool_calls
+    ]
     return {
-        "token": token.token,
-        "logprob": finite(token.logprob or 0.0),
-        "bytes": list(token.data),
+        "role": "assistant",
+        "content": completion.text if completion.text or not calls else None,
+        "refusal": None,
+        **_thoughts(completion.reasoning),
+        **({"tool_calls": calls} if calls else {}),
     }
+
+
+def _thoughts(text: str) -> dict[str, object]:
+    """Under both names that clients look for; nothing where there is no thinking."""
+    return {"reasoning": text, "reasoning_content": text} if text else {}
+
+
+def _call_delta(event: ToolCallDelta) -> dict[str, object]:
+    function: dict[str, object] = {"arguments": event.arguments}
+    if event.name is None and event.id is None:
+        return {"index": event.call_index, "function": function}
+    function["name"] = event.name
+    return {"index": event.call_index, "id": event.id, "type": "function", "function": function}
+
+
+def _reason(reason: str, num_calls: int) -> str:
+    return "tool_calls" if num_calls and reason == "stop" else reason
 
 
 def _params(body: Body) -> SamplingParams:
@@ -155,27 +197,20 @@ def _params(body: Body) -> SamplingParams:
     )
 
 
-def _tools(body: Body) -> list[dict[str, Any]] | None:
-    """The tools for the template to show. The model's calls come back as text for now."""
-    choice = body.tool_choice
-    if choice not in {None, "auto", "none"} if isinstance(choice, str | None) else True:
-        raise RequestError(
-            "a tool cannot be forced yet.", param="tool_choice", expected="'auto' or 'none'"
-        )
-    if body.tools is not None and len(body.tools) > MAX_TOOLS:
-        raise RequestError(
-            "there are too many tools.", param="tools", expected=f"at most {MAX_TOOLS}"
-        )
-    return None if choice == "none" else body.tools or None
-
-
 def _variables(body: Body) -> dict[str, object] | None:
     """Variables for the template, scalars only; a template of the client's is never run."""
     if body.chat_template is not None:
         raise RequestError(
             "chat templates come with the model, not with the request.", param="chat_template"
         )
-    variables = body.chat_template_kwargs or {}
+    if body.continue_final_message and body.add_generation_prompt:
+        raise RequestError(
+            "the last message cannot go on where another one begins.",
+            param="continue_final_message",
+            expected="not together with add_generation_prompt",
+        )
+    variables = thinking_variables(effort=body.reasoning_effort)
+    variables |= body.chat_template_kwargs or {}
     if not all(isinstance(value, str | int | float | None) for value in variables.values()):
         raise RequestError(
             "chat_template_kwargs may hold strings, numbers, true and false.",

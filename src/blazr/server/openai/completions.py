@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.responses import Response
@@ -13,20 +14,17 @@ from blazr.llm.generation import GenerationRequest, Prompt
 from blazr.llm.results import Completion, Usage
 from blazr.server.openai.schema import (
     SamplingBody,
-    check_num_replies,
     distinct_tops,
     envelope,
-    finite,
-    scheduling,
+    schedule_of,
     to_params,
     usage_object,
 )
-from blazr.server.run import Run, whole_answer
+from blazr.server.params import check_num_replies, finite, to_prompts
+from blazr.server.run import Renderer, Run, whole_answer
 from blazr.server.service import Call, Service
 from blazr.server.sse import EventStream
 from blazr.text.events import Event, Finished, PromptDone, TextDelta, TokenText
-
-MAX_PROMPTS = 128
 
 
 class Body(SamplingBody, kw_only=True):
@@ -38,21 +36,22 @@ class Body(SamplingBody, kw_only=True):
     best_of: int | None = None
     suffix: str | None = None
     add_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
 
 
 async def complete(call: Call[Body]) -> Response:
     """Continue one prompt or many."""
     body, service = call.body, call.service
     service.check_model(body.model)
-    params = _params(body)
-    prompts = _prompts(body.prompt)
+    params, prompts = _params(body), to_prompts(body.prompt)
     check_num_replies(len(prompts), params.n)
     requests = [
         GenerationRequest(
             prompt=prompt,
             params=params,
+            suffix=body.suffix,
             add_special_tokens=body.add_special_tokens is not False,
-            **scheduling(call),
+            **schedule_of(call),
         )
         for prompt in prompts
     ]
@@ -63,7 +62,7 @@ async def complete(call: Call[Body]) -> Response:
     return await whole_answer(run, renderer)
 
 
-class CompletionRenderer:
+class CompletionRenderer(Renderer):
     """Says what happens in the words of /v1/completions.
 
     Args:
@@ -84,15 +83,18 @@ class CompletionRenderer:
     def event(self, event: Event) -> Iterable[object]:
         """The chunks for an event."""
         if isinstance(event, PromptDone):
-            if self._body.echo:
-                text = self._echo(event.index)
-                yield self._chunk(event.index, text, self._logprobs(event.index, event.logprobs))
+            scores = self._scores(event.logprobs)
+            if self._body.echo or scores:
+                text = self._echo(event.index) if self._body.echo else ""
+                tokens = event.logprobs if self._body.echo else ()
+                yield self._chunk(event.index, text, self._logprobs(event.index, tokens), **scores)
         elif isinstance(event, TextDelta):
             if event.text or event.logprobs:
                 logprobs = self._logprobs(event.index, event.logprobs)
                 yield self._chunk(event.index, event.text, logprobs)
-        else:
-            yield self._chunk(event.index, "", None, event)
+        elif isinstance(event, Finished):
+            ended = {"finish_reason": event.reason, "stop_reason": event.stop}
+            yield self._chunk(event.index, "", None, **ended)
 
     def last(self, usage: Usage) -> Iterable[object]:
         """The chunk with the usage, if wanted."""
@@ -100,21 +102,31 @@ class CompletionRenderer:
             yield {**self._envelope, "choices": [], "usage": usage_object(usage)}
 
     def whole(self, completions: Sequence[Completion], usage: Usage) -> object:
-        """The whole reply."""
+        """The whole reply: the best of what was generated to each prompt, if there is more."""
         choices = []
-        for each in completions:
+        for each in self._best(completions):
             echo = self._echo(each.index) if self._body.echo else ""
             tokens = (each.prompt_logprobs or ()) if self._body.echo else ()
-            choices.append(
-                {
-                    "index": each.index,
-                    "text": echo + each.text,
-                    "logprobs": self._logprobs(each.index, tokens + (each.logprobs or ())),
-                    "finish_reason": each.finish_reason,
-                    "stop_reason": each.stop,
-                }
-            )
+            choice = {
+                "index": each.index,
+                "text": echo + each.text,
+                "logprobs": self._logprobs(each.index, tokens + (each.logprobs or ())),
+                "finish_reason": each.finish_reason,
+                "stop_reason": each.stop,
+            }
+            choices.append(choice | self._scores(each.prompt_logprobs))
         return {**self._envelope, "choices": choices, "usage": usage_object(usage)}
+
+    def _best(self, completions: Sequence[Completion]) -> Iterable[Completion]:
+        """The ``n`` likeliest of each ``best_of``, by log-probability per token."""
+        wanted = self._body.n or 1
+        if wanted == self._n:
+            yield from completions
+            return
+        for first in range(0, len(completions), self._n):
+            ranked = sorted(completions[first : first + self._n], key=_mean_logprob, reverse=True)
+            for place, each in enumerate(ranked[:wanted]):
+                yield replace(each, index=first // self._n * wanted + place)
 
     def _echo(self, index: int) -> str:
         prompt = self._prompts[index // self._n]
@@ -122,15 +134,19 @@ class CompletionRenderer:
             return prompt
         return self._tokenizer.decode(prompt, skip_special=False)
 
-    def _chunk(
-        self, index: int, text: str, logprobs: object, finished: Finished | None = None
-    ) -> object:
+    def _scores(self, tokens: Sequence[TokenText] | None) -> dict[str, object]:
+        if self._body.prompt_logprobs is None:
+            return {}
+        return {"prompt_logprobs": [_by_id(token) for token in tokens or ()]}
+
+    def _chunk(self, index: int, text: str, logprobs: object, **more: object) -> object:
         choice = {
             "index": index,
             "text": text,
             "logprobs": logprobs,
-            "finish_reason": finished.reason if finished else None,
-            "stop_reason": finished.stop if finished else None,
+            "finish_reason": None,
+            "stop_reason": None,
+            **more,
         }
         chunk: dict[str, object] = {**self._envelope, "choices": [choice]}
         if self._body.includes_usage:
@@ -155,6 +171,26 @@ class CompletionRenderer:
         }
 
 
+def _mean_logprob(completion: Completion) -> float:
+    values = [token.logprob or 0.0 for token in completion.logprobs or ()]
+    return sum(values) / len(values) if values else 0.0
+
+
+def _by_id(token: TokenText) -> dict[str, object] | None:
+    """A prompt token and its alternatives by id, with their ranks where they are known."""
+    if token.logprob is None:
+        return None
+    rank = {each.token_id: place for place, each in enumerate(token.top, 1)}
+    return {
+        str(each.token_id): {
+            "logprob": finite(each.logprob or 0.0),
+            "rank": rank.get(each.token_id),
+            "decoded_token": each.token,
+        }
+        for each in distinct_tops(token)
+    }
+
+
 def _value(token: TokenText) -> float | None:
     return None if token.logprob is None else finite(token.logprob)
 
@@ -171,37 +207,20 @@ def _tops(token: TokenText) -> dict[str, float] | None:
 
 
 def _params(body: Body) -> SamplingParams:
-    if body.suffix:
-        raise RequestError("suffix is not supported.", param="suffix")
+    more: dict[str, Any] = {"logprobs": body.logprobs, "prompt_logprobs": body.prompt_logprobs}
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise RequestError(
-            "best_of is supported only where it equals n.",
-            param="best_of",
-            found=str(body.best_of)[:20],
-            expected=str(body.n or 1)[:20],
-        )
-    more: dict[str, Any] = {"logprobs": body.logprobs}
+        if body.best_of < (body.n or 1) or body.stream:
+            raise RequestError(
+                "best_of generates more than it gives back, and so cannot stream.",
+                param="best_of",
+                found=f"{body.best_of}"[:20] + (", streamed" if body.stream else ""),
+                expected=f"at least {body.n or 1}"[:40] + ", not streamed",
+            )
+        more |= {"n": body.best_of, "logprobs": body.logprobs or 0}
     if body.echo and body.logprobs is not None:
-        more["prompt_logprobs"] = body.logprobs
+        more["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
         if body.max_tokens == 1:
             # This is how prompts are scored. Who scores expects an entry for each prompt token
             # and one for the token after it, whichever it is; an end token would leave none.
             more |= {"ignore_eos": True}
     return to_params(body, **more)
-
-
-def _prompts(given: str | list[str | int | list[int]]) -> list[Prompt]:
-    if isinstance(given, str):
-        return [given]
-    kinds = {type(each) for each in given}
-    if kinds == {int}:
-        return [[each for each in given if isinstance(each, int)]]
-    if len(kinds) != 1 or len(given) > MAX_PROMPTS:
-        raise RequestError(
-            "prompt has the wrong shape.",
-            param="prompt",
-            found=f"a list of {len(given)}",
-            expected="a string, a list of token ids, or a list of one kind of these, "
-            f"at most {MAX_PROMPTS}",
-        )
-    return [each for each in given if not isinstance(each, int)]

@@ -5,10 +5,8 @@ Unknown fields are ignored: clients send many that mean nothing here.
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Annotated, Any, TypedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
 
 import msgspec
 
@@ -16,15 +14,25 @@ import blazr
 from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.results import Usage
+from blazr.server.params import (
+    Scheduling,
+    ToolFields,
+    finite,
+    grammar_of,
+    new_id,
+    sampling_params,
+    scheduling,
+    tool_choice,
+    unix_time,
+)
 from blazr.server.service import Call, Service
 from blazr.text.events import TokenText
-
-MAX_REPLIES = 256
 
 # Fields that SamplingParams has under the same name.
 _SAME_NAMES = (
     "temperature",
     "top_p",
+    "top_k",
     "min_p",
     "repetition_penalty",
     "presence_penalty",
@@ -40,10 +48,49 @@ _SAME_NAMES = (
 )
 
 
+_TOOL_MODES = ("auto", "none", "required")
+# What vLLM calls kinds of grammar that have other names here.
+_GRAMMARS = {"json": "json_schema", "grammar": "lark"}
+
+
 class StreamOptions(msgspec.Struct):
     """What a stream holds besides the text."""
 
     include_usage: bool | None = None
+
+
+class Named(msgspec.Struct):
+    """A function by its name."""
+
+    name: str
+
+
+class ToolRef(msgspec.Struct, kw_only=True):
+    """A tool by its name, nested or flat."""
+
+    type: str
+    function: Named | None = None
+    name: str | None = None
+
+    @property
+    def the_name(self) -> str:
+        """Its name; empty where it has none."""
+        return self.function.name if self.function else self.name or ""
+
+
+class AllowedTools(msgspec.Struct, kw_only=True):
+    """Which tools may be called, and whether one must be."""
+
+    mode: str | None = None
+    tools: list[ToolRef] | None = None
+
+
+class ToolChoice(ToolRef, kw_only=True):
+    """A tool that must be called, or some of which one may be."""
+
+    allowed_tools: AllowedTools | None = None
+    mode: str | None = None
+    tools: list[ToolRef] | None = None
 
 
 class SamplingBody(msgspec.Struct, kw_only=True):
@@ -70,6 +117,7 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     logit_bias: dict[int, float] | None = None
     n: int | None = None
     response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
     cache_salt: Annotated[str, msgspec.Meta(max_length=256)] | None = None
     priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] | None = None
     timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
@@ -90,66 +138,69 @@ def to_params(body: SamplingBody, **more: object) -> SamplingParams:
     Raises:
         RequestError: A value is out of range, or asks for what there is not.
     """
-    kind = (body.response_format or {}).get("type", "text")
-    if kind != "text":
-        raise RequestError(
-            "response_format is not supported yet.",
-            param="response_format",
-            found=repr(kind)[:50],
-            expected="'text'",
-        )
     values: dict[str, Any] = {name: getattr(body, name) for name in _SAME_NAMES}
-    values["stop"] = (body.stop,) if isinstance(body.stop, str) else body.stop
     values["include_stop"] = body.include_stop_str_in_output
-    # -1 is how others spell "keep all"
-    values["top_k"] = 0 if body.top_k == -1 else body.top_k
-    values |= more
-    return SamplingParams(**{name: value for name, value in values.items() if value is not None})
+    values["grammar"] = _grammar(body)
+    values |= {name: value for name, value in more.items() if value is not None}
+    return sampling_params(body.stop, **values)
 
 
-class Scheduling(TypedDict):
-    """Fields of a `GenerationRequest` that say when it runs and what it shares."""
-
-    cache_salt: str
-    priority: int
-    timeout_s: float
-
-
-def scheduling(call: Call[SamplingBody]) -> Scheduling:
-    """When a request runs, for how long, and with whom it shares prefixes.
-
-    A client's salt divides its key's prefixes further; it never reaches another key's.
-    """
-    body, longest_s = call.body, call.service.config.request_timeout_s
-    return {
-        # a key's name is hexadecimal, so no salt can turn one into another's
-        "cache_salt": f"{call.tenant}/{body.cache_salt}" if body.cache_salt else call.tenant,
-        "priority": body.priority or 0,
-        "timeout_s": longest_s if body.timeout is None else min(body.timeout, longest_s),
-    }
+def _grammar(body: SamplingBody) -> dict[str, object] | None:
+    if body.structured_outputs is None:
+        return grammar_of(body.response_format)
+    named = {_GRAMMARS.get(name, name): x for name, x in body.structured_outputs.items() if x}
+    if len(named) != 1 or body.response_format is not None:
+        raise RequestError("give one grammar.", param="structured_outputs")
+    return named
 
 
-def check_num_replies(num_prompts: int, n: int) -> None:
-    """Refuse more replies than one request may ask for.
+def schedule_of(call: Call[SamplingBody]) -> Scheduling:
+    """When a request runs, and with whom it shares prefixes."""
+    body = call.body
+    return scheduling(call, salt=body.cache_salt, priority=body.priority, timeout=body.timeout)
+
+
+def tool_fields(
+    tools: Sequence[Mapping[str, object]] | None,
+    choice: str | ToolChoice | None,
+    *,
+    parallel: bool | None,
+) -> ToolFields:
+    """What a request says of tools, with the choice as OpenAI's APIs spell it.
 
     Raises:
-        RequestError: Prompts times ``n`` is too many.
+        RequestError: The choice is none of them.
     """
-    if num_prompts * n > MAX_REPLIES:
+    mode, name = choice or "auto", None
+    if isinstance(choice, ToolChoice):
+        allowed = choice.allowed_tools or choice
+        if choice.type == "function":
+            mode, name = "required", choice.the_name
+        elif choice.type == "allowed_tools" and allowed.tools is not None:
+            names = {each.the_name for each in allowed.tools}
+            tools = [each for each in tools or () if _name_of(each) in names]
+            mode = allowed.mode or "auto"
+    if mode not in _TOOL_MODES or (isinstance(choice, ToolChoice) and mode != "auto" and not tools):
         raise RequestError(
-            "the request asks for too many replies.",
-            param="n",
-            found=f"{num_prompts} prompts times {n}",
-            expected=f"at most {MAX_REPLIES} in all",
+            "tool_choice is of no known kind, or leaves no tool.",
+            param="tool_choice",
+            expected="'auto', 'none', 'required', or a function's name in OpenAI's shape",
         )
+    return tool_choice(tools, str(mode), name=name, parallel=parallel)
+
+
+def _name_of(tool: Mapping[str, object]) -> str | None:
+    function = tool.get("function", tool)
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else None
 
 
 def envelope(service: Service, *, prefix: str, kind: str) -> dict[str, object]:
     """The fields around every reply and chunk."""
     return {
-        "id": f"{prefix}-{uuid.uuid4().hex}",
+        "id": new_id(f"{prefix}-"),
         "object": kind,
-        "created": int(datetime.now(UTC).timestamp()),
+        "created": unix_time(),
         "model": service.name,
         "system_fingerprint": f"blazr-{blazr.__version__}",
     }
@@ -162,12 +213,31 @@ def usage_object(usage: Usage) -> Mapping[str, object]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 
 
-def finite(logprob: float) -> float:
-    """A log-probability that JSON can hold; OpenAI's floor stands for minus infinity."""
-    return max(logprob, -9999.0)
+def item_usage(usage: Usage) -> Mapping[str, object]:
+    """Usage, in the names of OpenAI's newer APIs."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.total_tokens,
+    }
+
+
+def logprob_entries(tokens: Iterable[TokenText]) -> list[dict[str, object]]:
+    """Log-probabilities in the shape of chats and responses."""
+    return [
+        {**_entry(token), "top_logprobs": [_entry(each) for each in token.top]} for token in tokens
+    ]
+
+
+def _entry(token: TokenText) -> dict[str, object]:
+    value = finite(token.logprob or 0.0)
+    return {"token": token.token, "logprob": value, "bytes": list(token.data)}
 
 
 def distinct_tops(token: TokenText) -> Sequence[TokenText]:

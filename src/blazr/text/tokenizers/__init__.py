@@ -15,5 +15,6 @@ TOKENIZERS: Table[Callable[[str], Tokenizer]] = Table(
         "vocabulary": "blazr.text.tokenizers.vocabulary:load",
         "tokenizer.json": "blazr.text.tokenizers.hf:load",
         "tiktoken": "blazr.text.tokenizers.tiktoken:load",
+        "gguf": "blazr.text.tokenizers.gguf:load",
     },
 )

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from blazr.core.errors import CheckpointError, UnknownNameError
+from blazr.core.gguf import Value
 from blazr.text.tokenizer import Tokenizer
-from blazr.text.tokenizers import TOKENIZERS
+from blazr.text.tokenizers import TOKENIZERS, gguf
 from blazr.text.vocabs import VOCABS, vocab_of_model
 
 
 def choose_tokenizer(
-    *, directory: Path | None, vocab: str | None, vocab_size: int | None
+    *,
+    directory: Path | None,
+    vocab: str | None,
+    vocab_size: int | None,
+    metadata: Mapping[str, Value] | None = None,
 ) -> Tokenizer | None:
     """Find and load the tokenizer of a model.
 
@@ -19,6 +25,7 @@ def choose_tokenizer(
         directory: Where the model's files are.
         vocab: A vocabulary's name, a tokenizer's file, or a directory with one. Comes first.
         vocab_size: Rows of the model's embedding. Comes last.
+        metadata: What the model's own file says, if it is a GGUF file.
 
     Returns:
         The tokenizer, or None where nothing tells: such a model takes and gives token ids only.
@@ -29,6 +36,8 @@ def choose_tokenizer(
     """
     if vocab is not None:
         return _load_named(vocab)
+    if metadata and gguf.has_tokenizer(metadata):
+        return gguf.from_metadata(metadata, name=str(metadata.get("general.name", "gguf")))
     file = _find_file(directory) if directory is not None else None
     if file is not None:
         return _load_file(file)
@@ -46,13 +55,13 @@ def _load_named(vocab: str) -> Tokenizer:
     try:
         VOCABS[vocab]
     except UnknownNameError as error:
-        expected = f"{error.expected}, or the path of a tokenizer.json or .tiktoken file"
+        expected = f"{error.expected}, or the path of a tokenizer.json, .tiktoken or .gguf file"
         raise UnknownNameError(error.message, expected=expected, hint=error.hint) from None
     raise AssertionError(vocab)
 
 
 def _load_file(file: Path) -> Tokenizer:
-    kind = "tiktoken" if file.suffix == ".tiktoken" else "tokenizer.json"
+    kind = {".tiktoken": "tiktoken", ".gguf": "gguf"}.get(file.suffix, "tokenizer.json")
     return TOKENIZERS[kind](str(file))
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
 # Some files do not mark their turn markers as special, only spell them like this.
-_MARKER = re.compile(r"<[|｜].+[|｜]>")  # noqa: RUF001  (DeepSeek's bars are full-width)
+MARKER = re.compile(r"<[|｜].+[|｜]>")  # noqa: RUF001  (DeepSeek's bars are full-width)
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LIKELY_EOS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>")
 
@@ -111,7 +111,7 @@ def _read(file: Path) -> Backend:
 
 def _special_names(backend: Backend, declared: Sequence[str]) -> list[str]:
     added = backend.get_added_tokens_decoder().values()
-    names = [each.content for each in added if each.special or _MARKER.fullmatch(each.content)]
+    names = [each.content for each in added if each.special or MARKER.fullmatch(each.content)]
     names += [name for name in declared if backend.token_to_id(name) is not None]
     return list(dict.fromkeys(names))
 
@@ -213,7 +213,7 @@ def _strips_space(step: Mapping[str, object]) -> bool:
 
 def _byte_level(piece: str) -> bytes:
     try:
-        return bytes([_BYTE_OF[character] for character in piece])
+        return bytes([BYTE_OF_CHARACTER[character] for character in piece])
     except KeyError:  # no byte is spelled like this, so the piece stands for itself
         return piece.encode()
 
@@ -229,4 +229,4 @@ def _spell_bytes() -> dict[str, int]:
     return spelled | {chr(256 + offset): byte for offset, byte in enumerate(others)}
 
 
-_BYTE_OF = _spell_bytes()
+BYTE_OF_CHARACTER = _spell_bytes()

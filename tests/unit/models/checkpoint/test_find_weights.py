@@ -150,10 +150,11 @@ def test_formats_that_can_run_code_are_refused_with_the_remedy(tmp_path: Path, n
         assert "save_file" in caught.value.hint
 
 
-def test_gguf_is_named(tmp_path: Path) -> None:
+def test_gguf_comes_after_safetensors(tmp_path: Path) -> None:
     touch(tmp_path, "model.gguf")
-    with pytest.raises(CheckpointError, match="GGUF"):
-        find_weights(tmp_path)
+    assert [file.name for file in find_weights(tmp_path).files] == ["model.gguf"]
+    touch(tmp_path, "model.safetensors")
+    assert [file.name for file in find_weights(tmp_path).files] == ["model.safetensors"]
 
 
 def test_an_empty_directory_says_what_was_expected(tmp_path: Path) -> None:

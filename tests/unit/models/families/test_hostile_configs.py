@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 import tiny
 from blazr.core.errors import BlazrError
+from blazr.models.families import FAMILIES
 from blazr.models.families.config_reader import ALIASES
-from blazr.models.families.llama import LLAMA
 from blazr.models.families.oxidizr import OXIDIZR
 from tiny import Tiny
 
@@ -17,11 +17,29 @@ KEYS = sorted(
     | set(ALIASES)
     | {"vocab_size", "layer_types", "hybrid_layers", "model_type", "hidden_act", "sliding_window"}
     | {"use_sliding_window", "max_window_layers", "tie_word_embeddings", "intermediate_size"}
+    | {"q_lora_rank", "v_head_dim", "n_group", "topk_group", "first_k_dense_replace"}
+    | {"partial_rotary_factor", "original_max_position_embeddings", "no_rope_layers"}
+    | {"mlp_only_layers", "decoder_sparse_step", "query_pre_attn_scalar", "attention_bias"}
 )
 INNER = sorted({alias.partition(".")[2] for names in ALIASES.values() for alias in names} - {""})
 SCALING = ("rope_type", "type", "factor", "low_freq_factor", "original_max_position_embeddings")
+SCALING += ("short_factor", "long_factor", "mscale_all_dim", "beta_fast", "full_attention")
 numbers = st.sampled_from([0, 1, 2, 3, 4, 8, 16, 31, 10**9, 10**12, -1, 10**400]) | st.floats()
-words = st.sampled_from(["llama3", "linear", "Mamba2", "mamba-1", "mistral", "qwen2", "", "\ud800"])
+words = st.sampled_from(
+    [
+        "llama3",
+        "linear",
+        "yarn",
+        "longrope",
+        "dynamic",
+        "Mamba2",
+        "mamba-1",
+        "mistral",
+        "qwen2",
+        "",
+        "\ud800",
+    ]
+)
 plain = st.none() | st.booleans() | numbers | words
 values = (
     plain
@@ -30,14 +48,21 @@ values = (
 )
 configs = st.dictionaries(st.sampled_from(KEYS), values, max_size=6)
 EVERY_KIND = Tiny(layers=("Mamba2", "Mamba3", "MlaWithMoe", "StandardTransformer", "Mamba1"))
+HF = sorted(set(FAMILIES) - {"oxidizr", "mamba", "gguf"})
 GQA = Tiny(layers=("StandardTransformer",))
 
 
 @given(configs)
 def test_configs(written: dict[str, object]) -> None:
-    for family, model, prefix in ((OXIDIZR, EVERY_KIND, ""), (LLAMA, GQA, "model.")):
-        with suppress(BlazrError):
-            family.derive(tiny.checkpoint(model, written, prefix=prefix))
+    with suppress(BlazrError):
+        OXIDIZR.derive(tiny.checkpoint(EVERY_KIND, written))
+
+
+@given(st.sampled_from(HF), configs)
+def test_hugging_face_configs(name: str, written: dict[str, object]) -> None:
+    whole = {**tiny.hf_config(GQA, name), **written, "model_type": name}
+    with suppress(BlazrError):
+        FAMILIES[name].derive(tiny.checkpoint(GQA, whole, prefix="model."))
 
 
 sizes = st.sampled_from([0, 1, 2, 3, 7, 8, 32, 64, 10**12])

@@ -4,7 +4,9 @@ import pytest
 
 import tiny
 from blazr.core.errors import CheckpointError, ConfigError
+from blazr.models.families import FAMILIES
 from blazr.models.families.base import Derivation
+from blazr.models.families.detect import detect_family
 from blazr.models.families.llama import LLAMA
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.rope import RopeConfig, RopeScaling
@@ -15,8 +17,7 @@ MODEL = Tiny(layers=("StandardTransformer",) * 3)
 
 def derive(model: Tiny = MODEL, model_type: str = "llama", **changes: object) -> Derivation:
     written = tiny.hf_config(model, model_type) | changes
-    kept = {key: value for key, value in written.items() if value is not None}
-    return LLAMA.derive(tiny.checkpoint(model, kept, prefix="model."))
+    return FAMILIES[model_type].derive(tiny.checkpoint(model, written, prefix="model."))
 
 
 def attention(found: Derivation) -> list[AttentionConfig]:
@@ -44,7 +45,7 @@ def test_heads_may_be_wider_than_the_hidden_size() -> None:
     assert attention(derive(wide))[0].head_dim == 24
 
 
-def test_qwen_biases_and_norms_come_from_the_tensors() -> None:
+def test_qwen_has_biases_or_norms() -> None:
     qwen2 = Tiny(layers=("StandardTransformer",), qkv_bias=True)
     qwen3 = Tiny(layers=("StandardTransformer",), qk_norm=True, tied=True)
     assert attention(derive(qwen2, "qwen2"))[0].qkv_bias
@@ -123,11 +124,17 @@ def test_no_scaling(value: object) -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"model_type": "gemma"}, "model_type"),
-        ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "RoPE scaling"),
-        ({"rope_scaling": {"type": "dynamic"}}, "RoPE scaling"),
+        ({"hidden_act": "mish"}, "hidden_act"),
+        ({"partial_rotary_factor": 0.01}, "rotated channels"),
+        ({"partial_rotary_factor": 1.5}, "rotated channels"),
+        ({"rope_scaling": {"rope_type": "mrope", "factor": 4.0}}, "RoPE scaling"),
+        ({"rope_scaling": {"type": "dynamic"}}, "'factor' is missing"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "'short_factor'"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "twist": 3}}, "'twist'"),
+        ({"num_key_value_heads": 3}, "cannot share"),
+        ({"hidden_size": None}, "'hidden_size' is missing"),
+        ({"intermediate_size": 2**39}, "out of range"),
+        ({"attention_twist": 0.5}, "'attention_twist'"),
         ({"rope_scaling": "linear"}, "'rope_scaling'"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "'factor'"),
         ({"rope_scaling": {"type": "llama3", **LLAMA3, "low_freq_factor": 4.0}}, "high_freq"),
@@ -136,6 +143,25 @@ def test_no_scaling(value: object) -> None:
 def test_what_would_compute_something_else_is_refused(changes, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         derive(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention_dropout": 0.1, "torch_dtype": "bfloat16", "_name_or_path": "x", "top_k": 50},
+        {"attention_twist": None, "mlp_twist": False, "initializer_range": 0.02},
+        {"bos_token_id": 1, "eos_token_id": [2, 3], "layer_types": ["full_attention"] * 3},
+    ],
+)
+def test_what_changes_nothing_is_accepted(changes: dict[str, object]) -> None:
+    assert derive(**changes).config == derive().config
+
+
+def test_an_unknown_type_is_refused_by_name() -> None:
+    written = tiny.hf_config(MODEL, "llama17")
+    with pytest.raises(ConfigError, match="model_type") as caught:
+        detect_family(tiny.checkpoint(MODEL, written, prefix="model."))
+    assert "qwen3_moe" in caught.value.expected
 
 
 def test_missing_layers_are_refused() -> None:

@@ -1,0 +1,48 @@
+"""Log-probabilities of a block of prompt tokens, packed to be kept with the block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isnan
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blazr.engine.outputs import TokenLogprobs
+
+
+def pack(entries: Sequence[TokenLogprobs | None]) -> NDArray[np.float32]:
+    """Entries as one row of numbers each: the value, then ids and values of the likeliest.
+
+    float32 holds the values exactly, because they come from it, and ids below 2^24. The first token
+    of a prompt has no value; its row is NaN.
+    """
+    num_top = max((len(each.top) for each in entries if each is not None), default=0)
+    rows = np.full((len(entries), 1 + 2 * num_top), np.nan, np.float32)
+    for row, each in zip(rows, entries, strict=True):
+        if each is not None:
+            row[0] = each.logprob
+            row[1 : 1 + num_top] = [token_id for token_id, _ in each.top]
+            row[1 + num_top :] = [value for _, value in each.top]
+    return rows
+
+
+def unpack(
+    rows: NDArray[np.float32], token_ids: Sequence[int], num_top: int
+) -> list[TokenLogprobs | None]:
+    """What was packed, with the ``num_top`` likeliest of those there are."""
+    width = rows.shape[1] // 2
+    entries: list[TokenLogprobs | None] = []
+    for row, token_id in zip(rows.tolist(), token_ids, strict=False):
+        if isnan(row[0]):
+            entries.append(None)
+            continue
+        ids, values = row[1 : 1 + width], row[1 + width :]
+        top = tuple((int(i), value) for i, value in zip(ids, values, strict=True))
+        entries.append(TokenLogprobs(token_id, row[0], top[:num_top]))
+    return entries
+
+
+def is_enough(rows: NDArray[np.float32] | None, num_top: int) -> bool:
+    """Whether the likeliest ``num_top`` were kept."""
+    return rows is not None and rows.shape[1] >= 1 + 2 * num_top

@@ -1,0 +1,66 @@
+"""What form a reply may or must have: thinking, calls of tools, a grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from blazr.core.errors import RequestError
+from blazr.engine.request import Request
+from blazr.llm.generation import GenerationRequest
+from blazr.text.stream import ReplyFormat
+from blazr.text.tool_calls.format import tool_specs
+
+PLAIN = ReplyFormat()
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request that the engine can run, and how its reply is read.
+
+    Args:
+        request: For the engine.
+        reply_format: What there may be in the reply besides text.
+    """
+
+    request: Request
+    reply_format: ReplyFormat
+
+
+def choose_format(own: ReplyFormat, request: GenerationRequest) -> ReplyFormat:
+    """What there may be in the reply to a request besides text.
+
+    Args:
+        own: What the model writes when it chats.
+        request: What is asked.
+    """
+    if request.messages is None:
+        return PLAIN
+    tools = [] if request.tool_choice == "none" else tool_specs(request.tools or ())
+    tool_format = own.tool_format if tools else None
+    return ReplyFormat(reasoning=own.reasoning, tool_format=tool_format, tools=tools)
+
+
+def choose_grammar(
+    reply_format: ReplyFormat, request: GenerationRequest
+) -> Mapping[str, object] | None:
+    """What the reply must follow: the grammar asked for, or calls where they are required.
+
+    Raises:
+        RequestError: There is no such tool, or both are asked for.
+    """
+    asked = request.params.grammar
+    if request.tool_choice != "required":
+        return asked
+    tool_format = reply_format.tool_format
+    name = request.tool_name
+    tools = [tool for tool in reply_format.tools if name is None or tool.name == name]
+    if asked is not None or tool_format is None or not tools:
+        raise RequestError(
+            "a tool must be called, which is not possible here.",
+            param="tool_choice",
+            found="a response format too" if asked is not None else "no such tool",
+            expected="one of the tools, and no response format",
+        )
+    parallel = request.parallel_tool_calls and name is None
+    return {"tool_call": tool_format.grammar(tools, parallel=parallel)}

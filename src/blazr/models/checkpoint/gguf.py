@@ -1,0 +1,95 @@
+"""GGUF files: the header by ``core.gguf``, and where each tensor's bytes are."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+
+from blazr.core.errors import CheckpointError
+from blazr.core.gguf import GgufHeader, TensorEntry, read_gguf_header
+from blazr.models.checkpoint.base import ELEMENT_TYPES, Format, Header, TensorInfo
+from blazr.models.checkpoint.disk import open_regular
+from blazr.nn.quant.gguf import GGML_TYPES
+
+# Types that are not blocks: llama.cpp's numbers for ELEMENT_TYPES.
+_PLAIN = {0: "F32", 1: "F16", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 30: "BF16"}
+_PACKED = {row.number: row for row in GGML_TYPES.values() if row.is_packed}
+
+
+def read_header(path: Path) -> Header:
+    """The tensors and the metadata of a file.
+
+    Raises:
+        CheckpointError: The file cannot be read or is not sound.
+    """
+    with open_regular(path) as file:
+        try:
+            header = read_gguf_header(file)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{path}: {error.message}",
+                found=error.found,
+                expected=error.expected,
+                hint=error.hint,
+            ) from None
+    tensors = {entry.name: _tensor(path, entry, header) for entry in header.tensors}
+    _check_ranges(path, tensors, header.size)
+    return Header(tensors, header.metadata)
+
+
+GGUF = Format(suffix=".gguf", read_header=read_header)
+
+
+def _tensor(path: Path, entry: TensorEntry, header: GgufHeader) -> TensorInfo:
+    name, nbytes = _storage(path, entry)
+    start = header.data_start + entry.offset
+    if entry.offset % header.alignment:
+        raise CheckpointError(
+            f"{path}: tensor {entry.name[:100]!r} is not aligned.",
+            found=f"offset {entry.offset:,}",
+            expected=f"a multiple of {header.alignment}",
+        )
+    return TensorInfo(entry.name, name, entry.shape, path, start, start + nbytes)
+
+
+def _storage(path: Path, entry: TensorEntry) -> tuple[str, int]:
+    """The name of a tensor's type and its size in bytes."""
+    plain = _PLAIN.get(entry.type_number)
+    if plain is not None:
+        return plain, prod(entry.shape) * ELEMENT_TYPES[plain][0]
+    row = _PACKED.get(entry.type_number)
+    if row is None:
+        raise CheckpointError(
+            f"{path}: tensor {entry.name[:100]!r} is of a type that blazr does not know.",
+            found=f"GGML type {entry.type_number}",
+            expected=", ".join(GGML_TYPES),
+            hint="take the same model in another quantization",
+        )
+    columns = entry.shape[-1] if entry.shape else 1
+    if columns % row.length:
+        raise CheckpointError(
+            f"{path}: tensor {entry.name[:100]!r} does not consist of whole blocks.",
+            found=f"rows of {columns:,}",
+            expected=f"a multiple of {row.length} for {row.name}",
+        )
+    return row.name, prod(entry.shape) // row.length * row.nbytes
+
+
+def _check_ranges(path: Path, tensors: dict[str, TensorInfo], size: int) -> None:
+    """The ranges lie in the file, and none in another."""
+    position = 0
+    for info in sorted(tensors.values(), key=lambda info: (info.start, info.end)):
+        if info.end > size:
+            raise CheckpointError(
+                f"{path}: cut short; tensor {info.name[:100]!r} ends after the file.",
+                found=f"{size:,} bytes",
+                expected=f"at least {info.end:,}"[:100],
+                hint="copy or download the file again",
+            )
+        if info.start < position:
+            raise CheckpointError(
+                f"{path}: tensor {info.name[:100]!r} overlaps the one before it.",
+                found=f"byte {info.start:,}",
+                expected=f"byte {position:,} or later",
+            )
+        position = info.end

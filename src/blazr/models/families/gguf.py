@@ -1,0 +1,375 @@
+"""GGUF files: one map of tensor names and metadata keys for every architecture.
+
+llama.cpp names the parts of all models alike, so architectures differ in few words: how channels
+that are rotated together lie, where norms stand, which layers have a window. What they differ in
+otherwise their tensors show.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from blazr.core.errors import ConfigError, ShapeError
+from blazr.models.checkpoint.base import Checkpoint
+from blazr.models.config import ModelConfig
+from blazr.models.families.base import Derivation, Family, Ledger
+from blazr.models.families.config_reader import ConfigReader
+from blazr.models.families.gguf_model import GgufModel
+from blazr.models.families.oxidizr import read_max_seq_len
+from blazr.models.families.rules import DecayLog, Rule, RuleBook, Stack
+from blazr.nn.layers.attention import AttentionConfig
+from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
+from blazr.nn.layers.decoder_layer import LayerConfig
+from blazr.nn.layers.mamba1 import Mamba1Config
+from blazr.nn.layers.mlp import MlpConfig
+from blazr.nn.layers.moe import MoeConfig
+from blazr.nn.layers.norm import NormConfig
+from blazr.nn.layers.rope import RopeConfig, RopeScaling
+
+DEFAULT_EPS = 1e-5
+DEFAULT_ROPE_THETA = 10000.0
+ROPE_FACTORS = "rope_freqs.weight"
+SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """What a name in ``general.architecture`` stands for, as differences from Llama.
+
+    Args:
+        has_attention: Whether its mixers are attention, not Mamba.
+        rotates_pairs: Whether channels that are rotated together lie side by side.
+        norms: Whether norms stand before, behind, or on both sides of a layer's halves.
+        norm_kind: RMSNorm or LayerNorm.
+        activation: Of its feed-forwards.
+        full_every: Every so manieth layer has no window; 0: all have the one there is.
+        window_theta: Base of the rotation in layers with a window, where that differs.
+        scales_embedding: Whether embedded tokens are multiplied with the root of their size.
+        wide_scale_layers: A model of so many layers scales scores by hidden size over heads.
+    """
+
+    has_attention: bool = True
+    rotates_pairs: bool = False
+    norms: Literal["before", "behind", "both"] = "before"
+    norm_kind: Literal["rms", "layer"] = "rms"
+    activation: str = "silu"
+    full_every: int = 0
+    window_theta: float | None = None
+    scales_embedding: bool = False
+    wide_scale_layers: int = 0
+
+
+_GELU = "gelu_tanh"
+_PAIRS = Architecture(rotates_pairs=True)
+# llama is Mistral and Mixtral, too.
+ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
+    {
+        "llama": _PAIRS,
+        "granite": _PAIRS,
+        "granitemoe": _PAIRS,
+        "qwen2": Architecture(),
+        "qwen3": Architecture(),
+        "qwen3moe": Architecture(),
+        "phi3": Architecture(),
+        "olmo2": Architecture(norms="behind"),
+        "glm4": Architecture(rotates_pairs=True, norms="both"),
+        "starcoder2": Architecture(norm_kind="layer", activation=_GELU),
+        "gemma": Architecture(activation=_GELU, scales_embedding=True),
+        "gemma2": Architecture(
+            norms="both",
+            activation=_GELU,
+            full_every=2,
+            scales_embedding=True,
+            wide_scale_layers=46,
+        ),
+        "gemma3": Architecture(
+            norms="both",
+            activation=_GELU,
+            full_every=6,
+            window_theta=10_000.0,
+            scales_embedding=True,
+            wide_scale_layers=62,
+        ),
+        "mamba": Architecture(has_attention=False),
+    }
+)
+
+
+def _attention(model: GgufModel, row: Architecture, layer: int) -> AttentionConfig:
+    at = f"blk.{layer}."
+    heads, kv_heads, dim = _heads(model, at, layer)
+    window = model.integer("attention.sliding_window", 0)
+    if row.full_every and (layer + 1) % row.full_every == 0:
+        window = 0
+    scale = model.number("attention.scale", 0.0)
+    if row.wide_scale_layers == model.num_layers:
+        scale = (model.hidden_size / heads) ** -0.5
+    norm = at + "attn_q_norm.weight"
+    return AttentionConfig(
+        hidden_size=model.hidden_size,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        rope=_rope(model, row, dim, has_window=window > 0),
+        qkv_bias=model.has(at + "attn_q.bias") or model.has(at + "attn_qkv.bias"),
+        o_bias=model.has(at + "attn_output.bias"),
+        fused_qkv=model.has(at + "attn_qkv.weight"),
+        qk_norm=model.has(norm),
+        qk_norm_all_heads=model.has(norm) and model.size(norm, 0) != dim,
+        norm_eps=_eps(model, row),
+        sliding_window=window or None,
+        attention_multiplier=scale or None,
+        attn_logit_softcap=model.number("attn_logit_softcapping", 0.0) or None,
+    )
+
+
+def _heads(model: GgufModel, at: str, layer: int) -> tuple[int, int, int]:
+    """Query heads, key/value heads and their size, as metadata and tensors both have them."""
+    heads = model.integer("attention.head_count", layer=layer)
+    kv_heads = model.integer("attention.head_count_kv", heads, layer=layer)
+    dim = model.integer("attention.key_length", model.hidden_size // max(1, heads))
+    if model.has(at + "attn_qkv.weight"):
+        rows, wanted = model.size(at + "attn_qkv.weight", 0), (heads + 2 * kv_heads) * dim
+    else:
+        rows, wanted = model.size(at + "attn_q.weight", 0), heads * dim
+    if rows != wanted or not kv_heads or not dim or dim % 2 or heads % kv_heads:
+        raise ShapeError(
+            f"{at}attn_q does not fit the metadata.",
+            found=f"{rows} rows; {heads} and {kv_heads} heads of {dim}"[:100],
+            expected="heads of one even size, key/value heads that divide the query heads",
+        )
+    if model.integer("attention.value_length", dim) != dim:
+        raise ConfigError(
+            f"the metadata's {model.key('attention.value_length')!r} is not supported.",
+            found=str(model.integer("attention.value_length", dim))[:100],
+            expected=f"{dim}, the size of a key",
+        )
+    return heads, kv_heads, dim
+
+
+def _rope(model: GgufModel, row: Architecture, head_dim: int, *, has_window: bool) -> RopeConfig:
+    dim = model.integer("rope.dimension_count", head_dim)
+    if not 0 < dim <= head_dim or dim % 2:
+        raise ConfigError(
+            f"the metadata's {model.key('rope.dimension_count')!r} does not fit the heads.",
+            found=str(dim)[:100],
+            expected=f"an even number up to {head_dim}",
+        )
+    if has_window and row.window_theta is not None:
+        return RopeConfig(dim, model.number("rope.freq_base_swa", row.window_theta))
+    theta = model.number("rope.freq_base", DEFAULT_ROPE_THETA)
+    return RopeConfig(dim, theta, _scaling(model, dim), interleaved=row.rotates_pairs)
+
+
+def _scaling(model: GgufModel, dim: int) -> RopeScaling | None:
+    if model.has(ROPE_FACTORS):
+        return RopeScaling(kind="factors", factors=_factors(model, ROPE_FACTORS, dim))
+    trained = model.integer("rope.scaling.original_context_length", 0)
+    attention = model.number("rope.scaling.attn_factor", 1.0)
+    if model.has(LONG_FACTORS):
+        return RopeScaling(
+            kind="longrope",
+            factors=_factors(model, SHORT_FACTORS, dim),
+            long_factors=_factors(model, LONG_FACTORS, dim),
+            original_max_seq_len=trained or model.integer("context_length"),
+            attention_factor=attention,
+        )
+    kind = model.reader.text(model.key("rope.scaling.type"))
+    name = kind.value if kind else "none"
+    factor = model.number("rope.scaling.factor", 1.0)
+    if name == "none" or factor == 1:
+        return None
+    if name == "linear":
+        return RopeScaling(kind="linear", factor=factor)
+    if name == "yarn" and trained:
+        stretched = attention * (0.1 * math.log(max(factor, 1.0)) + 1)
+        return RopeScaling(
+            kind="yarn",
+            factor=factor,
+            original_max_seq_len=trained,
+            attention_factor=stretched,
+        )
+    raise ConfigError(
+        f"the metadata's {model.key('rope.scaling.type')!r} is not supported.",
+        found=repr(name)[:100],
+        expected="linear, yarn with its original_context_length, none, or factors in a tensor",
+    )
+
+
+def _factors(model: GgufModel, name: str, dim: int) -> tuple[float, ...]:
+    size, info = model.size(name, 0), model.tensors[name]
+    if info.dtype != "F32" or info.shape != (dim // 2,):
+        raise ShapeError(
+            f"tensor {name} does not fit the heads.",
+            found=f"{info.dtype} {size}"[:100],
+            expected=f"F32 {dim // 2}",
+        )
+    factors: list[float] = model.checkpoint.read(name).tolist()
+    return tuple(factors)
+
+
+def _mamba(model: GgufModel, layer: int) -> Mamba1Config:
+    at = f"blk.{layer}."
+    flag = model.reader.boolean(model.key("ssm.dt_b_c_rms"))
+    if flag is not None and flag.value:
+        raise ConfigError(
+            f"{flag.source}: norms inside the mixer (FalconMamba) are not supported.",
+            hint="take another model",
+        )
+    return Mamba1Config(
+        hidden_size=model.hidden_size,
+        inner_size=model.size(at + "ssm_a", 0),
+        state_size=model.size(at + "ssm_a", 1),
+        dt_rank=model.size(at + "ssm_dt.weight", 1),
+        conv_kernel=model.size(at + "ssm_conv1d.weight", 1),
+    )
+
+
+def _feed_forward(model: GgufModel, row: Architecture, layer: int) -> FeedForwardConfig:
+    at = f"blk.{layer}."
+    if model.has(at + "ffn_gate_inp.weight"):
+        experts = model.size(at + "ffn_gate_inp.weight", 0)
+        stacked = model.has(at + "ffn_down_exps.weight")
+        names = at + "ffn_down_exps.weight", at + "ffn_down.0.weight"
+        return MoeConfig(
+            hidden_size=model.hidden_size,
+            intermediate_size=model.size(names[0], 2) if stacked else model.size(names[1], 1),
+            num_experts=model.ledger.record("num_experts", experts, f"tensor {at}ffn_gate_inp"),
+            experts_per_token=min(model.integer("expert_used_count"), experts),
+        )
+    inner, upward = model.size(at + "ffn_down.weight", 1), model.size(at + "ffn_up.weight", 0)
+    is_fused = upward == 2 * inner
+    return MlpConfig(
+        hidden_size=model.hidden_size,
+        intermediate_size=inner,
+        activation=row.activation,
+        gated=is_fused or model.has(at + "ffn_gate.weight"),
+        bias=model.has(at + "ffn_down.bias"),
+        fused_gate_up=is_fused,
+    )
+
+
+def _eps(model: GgufModel, row: Architecture) -> float:
+    kind = "layer_norm_rms_epsilon" if row.norm_kind == "rms" else "layer_norm_epsilon"
+    return model.number(f"attention.{kind}", DEFAULT_EPS)
+
+
+def _layer(model: GgufModel, row: Architecture, norm: NormConfig, index: int) -> LayerConfig:
+    before = norm if row.norms != "behind" else None
+    behind = norm if row.norms != "before" else None
+    if not row.has_attention:
+        return LayerConfig(mixer=_mamba(model, index), mixer_norm=before)
+    mixer: MixerConfig = _attention(model, row, index)
+    return LayerConfig(
+        mixer=mixer,
+        mixer_norm=before,
+        mixer_post_norm=behind,
+        feed_forward=_feed_forward(model, row, index),
+        feed_forward_norm=before,
+        feed_forward_post_norm=behind,
+        residual_multiplier=model.number("residual_scale", 1.0),
+    )
+
+
+def _derive(checkpoint: Checkpoint) -> Derivation:
+    row = _architecture(checkpoint)
+    model = GgufModel(checkpoint)
+    ledger, tied = model.ledger, not model.has("output.weight")
+    ledger.record("architecture", model.architecture, "the metadata: general.architecture")
+    ledger.record("hidden_size", model.hidden_size, "tensor token_embd.weight")
+    norm = NormConfig(model.hidden_size, _eps(model, row), row.norm_kind)
+    context = ConfigReader(
+        {"max_seq_len": model.integer("context_length", 4096)}, model.key("context_length")
+    )
+    scale = model.hidden_size**0.5 if row.scales_embedding else 1.0
+    config = ModelConfig(
+        vocab_size=ledger.record(
+            "vocab_size", model.size("token_embd.weight", 0), "tensor token_embd.weight"
+        ),
+        hidden_size=model.hidden_size,
+        max_seq_len=read_max_seq_len(context, Ledger()),
+        layers=tuple(_layer(model, row, norm, index) for index in range(model.num_layers)),
+        final_norm=norm,
+        tie_word_embeddings=ledger.record("tie_word_embeddings", tied, "tensor output.weight"),
+        embedding_multiplier=model.number("embedding_scale", scale),
+        logits_scaling=model.number("logit_scale", 1.0),
+        logit_softcap=model.number("final_logit_softcapping", 0.0) or None,
+    )
+    return Derivation(config, tuple(ledger.values.values()), tuple(ledger.warnings))
+
+
+def _architecture(checkpoint: Checkpoint) -> Architecture:
+    name = checkpoint.metadata.get("general.architecture")
+    row = ARCHITECTURES.get(name) if isinstance(name, str) else None
+    if row is None:
+        raise ConfigError(
+            f"{checkpoint.path}: models of this architecture are not supported in GGUF.",
+            found=repr(name)[:100],
+            expected=", ".join(ARCHITECTURES),
+            hint="where the model is also there as safetensors, try that",
+        )
+    return row
+
+
+def _rules(*, fused: bool) -> RuleBook:
+    layer, ours = "blk.{i}.", "layers.{i}."
+    mixer, feed = ours + "mixer.", ours + "feed_forward."
+    parts, projections = ("weight", "bias"), ("gate", "up", "down")
+    norms = {
+        "attn_norm": "mixer_norm",
+        "post_attention_norm": "mixer_post_norm",
+        "ffn_norm": "feed_forward_norm",
+        "post_ffw_norm": "feed_forward_post_norm",
+        "attn_q_norm": "mixer.q_norm",
+        "attn_k_norm": "mixer.k_norm",
+    }
+    matrices = {
+        **{f"attn_{name}": f"mixer.{name}_proj" for name in ("q", "k", "v", "qkv")},
+        "attn_output": "mixer.o_proj",
+        **{f"ffn_{name}": f"feed_forward.{name}_proj" for name in projections},
+        **({"ffn_up": "feed_forward.gate_up_proj"} if fused else {}),
+        "ssm_conv1d": "mixer.conv1d",
+        **{f"ssm_{name}": f"mixer.{name}_proj" for name in ("in", "x", "dt", "out")},
+    }
+    return RuleBook(
+        [
+            Rule("token_embd.weight", "embed_tokens.weight"),
+            Rule("output_norm.{p}", "norm.{p}", p=parts),
+            Rule("output.weight", "lm_head.weight"),
+            *(
+                Rule(f"{layer}{theirs}.{{p}}", f"{ours}{name}.{{p}}", p=parts)
+                for theirs, name in (norms | matrices).items()
+            ),
+            Rule(layer + "ffn_gate_inp.weight", feed + "router.weight"),
+            Rule(layer + "ffn_{p}_exps.weight", feed + "experts.{p}_proj", p=projections),
+            Rule(
+                layer + "ffn_{p}.{e}.weight", feed + "experts.{p}_proj", Stack("e"), p=projections
+            ),
+            Rule(layer + "ssm_a", mixer + "a_log", DecayLog()),
+            Rule(layer + "ssm_d", mixer + "d"),
+        ]
+    )
+
+
+_PLAIN, _FUSED = _rules(fused=False), _rules(fused=True)
+
+
+def _rules_of(checkpoint: Checkpoint) -> RuleBook:
+    """Both upward matrices of an MLP may be one, under the name of the second."""
+    up, down = (checkpoint.tensors.get(f"blk.0.ffn_{name}.weight") for name in ("up", "down"))
+    is_fused = up is not None and down is not None and up.shape[:1] == (2 * down.shape[-1],)
+    return _FUSED if is_fused else _PLAIN
+
+
+GGUF = Family(
+    name="gguf",
+    matches=lambda checkpoint: "general.architecture" in checkpoint.metadata,
+    derive=_derive,
+    rules=_PLAIN,
+    rules_of=_rules_of,
+    ignored=(ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS),
+)

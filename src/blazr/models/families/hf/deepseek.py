@@ -1,0 +1,121 @@
+"""DeepSeek: latent attention, and experts behind the first dense layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from blazr.core.errors import ConfigError
+from blazr.models.families.hf.dense import LLAMA_RULES
+from blazr.models.families.hf.derive import Reading, Traits, hf_family
+from blazr.models.families.hf.rope import mscale, read_rope, rope_parameters
+from blazr.models.families.hf.sparse import read_experts, read_groups, sigmoid_experts
+from blazr.nn.layers.base import FeedForwardConfig
+from blazr.nn.layers.mla import DeepseekMlaConfig
+
+
+def _latent_attention(reading: Reading, index: int) -> DeepseekMlaConfig:
+    del index
+    reader = reading.reader
+    plain, rotated = reading.size("qk_nope_head_dim"), reading.size("qk_rope_head_dim")
+    parameters = rope_parameters(reader)
+    apart = reader.boolean("rope_interleave")
+    rope = read_rope(
+        reader, rotated, parameters=parameters, interleaved=apart.value if apart else True
+    )
+    scale = (plain + rotated) ** -0.5
+    weight = parameters.number("mscale_all_dim")
+    if rope.scaling is not None and weight is not None and weight.value:
+        scale *= mscale(rope.scaling.factor, weight.value) ** 2
+    latent = reader.integer("q_lora_rank", minimum=1)
+    return DeepseekMlaConfig(
+        hidden_size=reading.hidden_size,
+        num_heads=reading.size("num_attention_heads"),
+        head_dim=plain,
+        rope_dim=rotated,
+        kv_latent=reading.size("kv_lora_rank"),
+        q_latent=reading.size("q_lora_rank") if latent else None,
+        rope=rope,
+        v_head_dim=reading.size("v_head_dim"),
+        bias=reading.flag("attention_bias"),
+        attention_multiplier=scale,
+    )
+
+
+def _softmax_experts(reading: Reading, index: int) -> FeedForwardConfig | None:
+    """DeepSeek-V2's [arXiv:2405.04434]."""
+    if index < reading.size("first_k_dense_replace", 0, minimum=0):
+        return None
+    method = reading.reader.text("topk_method")
+    limited = method is not None and method.value == "group_limited_greedy"
+    if method is not None and not limited and method.value != "greedy":
+        raise ConfigError(
+            f"{method.source} is not supported.",
+            found=repr(method.value)[:100],
+            expected="greedy, group_limited_greedy",
+        )
+    experts = read_experts(reading)
+    shared = reading.size("n_shared_experts", 2)
+    groups = read_groups(reading, judged_by=1)
+    return replace(
+        experts,
+        norm_topk_prob=False,
+        groups=groups if limited else None,
+        routed_scaling_factor=reading.number("routed_scaling_factor", 1.0),
+        shared_expert=True,
+        shared_intermediate_size=shared * experts.intermediate_size,
+    )
+
+
+def _check_scoring(reading: Reading, wanted: str) -> None:
+    for key, value in (("scoring_func", wanted), ("moe_layer_freq", 1)):
+        reading.reader.mark(key)
+        found = reading.reader.raw.get(key, value)
+        if found != value:
+            raise ConfigError(
+                f"{reading.reader.source}: {key!r} is not supported.",
+                found=repr(found)[:100],
+                expected=repr(value),
+            )
+
+
+def _check_v2(reading: Reading) -> None:
+    _check_scoring(reading, "softmax")
+    reading.refuse("norm_topk_prob", "no released model has it")
+
+
+def _check_v3(reading: Reading) -> None:
+    _check_scoring(reading, "sigmoid")
+    method = reading.reader.text("topk_method")
+    if method is not None and method.value != "noaux_tc":
+        raise ConfigError(
+            f"{method.source} is not supported.",
+            found=repr(method.value)[:100],
+            expected="noaux_tc",
+        )
+
+
+DEEPSEEK_V2 = hf_family(
+    "deepseek_v2",
+    Traits(
+        rules=LLAMA_RULES,
+        mixer=_latent_attention,
+        mlp={"bias": "mlp_bias"},
+        feed_forward=_softmax_experts,
+        check=_check_v2,
+    ),
+)
+DEEPSEEK_V3 = hf_family(
+    "deepseek_v3",
+    Traits(
+        rules=LLAMA_RULES,
+        defaults={
+            "n_group": 8,
+            "topk_group": 4,
+            "norm_topk_prob": True,
+            "first_k_dense_replace": 3,
+        },
+        mixer=_latent_attention,
+        feed_forward=sigmoid_experts,
+        check=_check_v3,
+    ),
+)

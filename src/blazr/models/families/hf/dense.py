@@ -1,0 +1,319 @@
+"""Llama and its relatives with one MLP a layer."""
+
+from __future__ import annotations
+
+from blazr.models.families.hf.derive import Flags, Reading, Traits, hf_family
+from blazr.models.families.hf.names import (
+    GEMMA_NORMS,
+    GLM_NORMS,
+    LLAMA_NORMS,
+    OLMO_NORMS,
+    hf_rules,
+)
+from blazr.models.families.hf.rope import read_rope, rope_parameters
+from blazr.nn.layers.rope import RopeConfig
+
+LLAMA_RULES = hf_rules(LLAMA_NORMS)
+LLAMA_BIASES: Flags = {"qkv_bias": "attention_bias", "o_bias": "attention_bias"}
+SLIDING = "sliding_attention"
+FULL = "full_attention"
+
+
+def every_layer(reading: Reading, index: int) -> int | None:
+    """A window in every layer, where the config has one."""
+    del index
+    return reading.window()
+
+
+def qwen_window(reading: Reading, index: int) -> int | None:
+    """A window where it is enabled: by ``layer_types``, or from ``max_window_layers`` on."""
+    window, first = reading.window(), reading.reader.integer("max_window_layers")
+    if not reading.flag("use_sliding_window"):
+        return None
+    kind = reading.layer_type(index)
+    slides = kind == SLIDING if kind else index >= (first.value if first else 0)
+    return window if slides else None
+
+
+def alternating_window(reading: Reading, index: int, *, every: int = 2) -> int | None:
+    """A window by ``layer_types``, or in all layers but every so manieth."""
+    kind = reading.layer_type(index) or (SLIDING if (index + 1) % every else FULL)
+    return reading.window() if kind == SLIDING else None
+
+
+def _gemma3_layer(reading: Reading, index: int) -> str:
+    every = reading.reader.integer("sliding_window_pattern", minimum=1)
+    every = reading.reader.integer("_sliding_window_pattern", minimum=1) or every
+    default = SLIDING if (index + 1) % (every.value if every else 6) else FULL
+    return reading.layer_type(index) or default
+
+
+def _gemma3_window(reading: Reading, index: int) -> int | None:
+    return reading.window() if _gemma3_layer(reading, index) == SLIDING else None
+
+
+def _gemma3_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
+    """Another theta where there is a window, and no scaling."""
+    reader, kind = reading.reader, _gemma3_layer(reading, index)
+    if reader.section("rope_parameters") is not None:
+        return read_rope(reader, dim, parameters=rope_parameters(reader, kind))
+    local = reader.number("rope_local_base_freq", above=0)
+    if kind == SLIDING:
+        return RopeConfig(dim, local.value if local else 10_000.0)
+    return read_rope(reader, dim)
+
+
+def _olmo3_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
+    """No scaling where there is a window."""
+    kind = reading.layer_type(index) or (SLIDING if (index + 1) % 4 else FULL)
+    parameters = rope_parameters(reading.reader, kind)
+    rope = read_rope(reading.reader, dim, parameters=parameters)
+    is_new = reading.reader.section("rope_parameters") is not None
+    return rope if is_new or kind == FULL else RopeConfig(dim, rope.theta)
+
+
+def _has_rope(reading: Reading, index: int) -> bool:
+    listed = reading.reader.integers("no_rope_layers")  # ones are layers that do have it
+    every = reading.reader.integer("no_rope_layer_interval", minimum=1)
+    if listed is not None and index < len(listed.value):
+        return bool(listed.value[index])
+    return (index + 1) % (every.value if every else 4) != 0
+
+
+def _smollm3_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
+    rope = read_rope(reading.reader, dim)
+    return rope if _has_rope(reading, index) else None
+
+
+def _smollm3_window(reading: Reading, index: int) -> int | None:
+    window = reading.window()
+    if not reading.flag("use_sliding_window"):
+        return None
+    kind = reading.layer_type(index) or (FULL if _has_rope(reading, index) else SLIDING)
+    return window if kind == SLIDING else None
+
+
+def interleaved_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
+    """Channels of a pair side by side."""
+    del index
+    return read_rope(reading.reader, dim, interleaved=True)
+
+
+def granite_numbers(reading: Reading) -> dict[str, float | None]:
+    """The multipliers of embeddings and logits."""
+    return {name: reading.number(name, 1.0) for name in ("embedding_multiplier", "logits_scaling")}
+
+
+def granite_attention(reading: Reading) -> dict[str, float | None]:
+    """The multiplier of scores."""
+    return {"attention_multiplier": reading.number("attention_multiplier", 1.0)}
+
+
+def _gemma_model(reading: Reading) -> dict[str, float | None]:
+    return {
+        "embedding_multiplier": reading.hidden_size**0.5,
+        "logit_softcap": reading.optional_number("final_logit_softcapping"),
+    }
+
+
+def _gemma3_attention(reading: Reading) -> dict[str, float | None]:
+    return {"attention_multiplier": reading.number("query_pre_attn_scalar", 256) ** -0.5}
+
+
+def _gemma2_attention(reading: Reading) -> dict[str, float | None]:
+    cap = reading.optional_number("attn_logit_softcapping")
+    return {**_gemma3_attention(reading), "attn_logit_softcap": cap}
+
+
+def _gemma_check(reading: Reading) -> None:
+    reading.refuse("use_bidirectional_attention", "generation is causal")
+    for key in ("hidden_activation", "hidden_act"):  # both are there, and one is looked at
+        reading.reader.mark(key)
+
+
+def _gemma3_check(reading: Reading) -> None:
+    _gemma_check(reading)
+    reading.reader.mark("attn_logit_softcapping")  # the third Gemma does not look at it
+
+
+def _check_llama(reading: Reading) -> None:
+    reading.reader.mark("sliding_window")  # Llama has none, whatever its config says
+
+
+LLAMA = hf_family(
+    "llama",
+    Traits(
+        rules=LLAMA_RULES,
+        attention=LLAMA_BIASES,
+        mlp={"bias": "mlp_bias"},
+        check=_check_llama,
+    ),
+)
+_MISTRAL = Traits(
+    rules=LLAMA_RULES,
+    defaults={"sliding_window": 4096, "num_key_value_heads": 8},
+    window=every_layer,
+)
+MISTRAL = hf_family("mistral", _MISTRAL)
+MISTRAL3 = hf_family("mistral3", _MISTRAL, section="text_config")
+QWEN2 = hf_family(
+    "qwen2",
+    Traits(
+        rules=LLAMA_RULES,
+        defaults={"sliding_window": 4096, "max_window_layers": 28},
+        attention={"qkv_bias": True},
+        window=qwen_window,
+    ),
+)
+QWEN3 = hf_family(
+    "qwen3",
+    Traits(
+        rules=LLAMA_RULES,
+        defaults={"head_dim": 128, "sliding_window": 4096, "max_window_layers": 28},
+        attention={**LLAMA_BIASES, "qk_norm": True},
+        window=qwen_window,
+    ),
+)
+PHI3 = hf_family(
+    "phi3",
+    Traits(
+        rules=LLAMA_RULES,
+        attention={"fused_qkv": True},
+        mlp={"fused_gate_up": True},
+        window=every_layer,
+    ),
+)
+GEMMA = hf_family(
+    "gemma",
+    Traits(
+        rules=LLAMA_RULES,
+        defaults={"head_dim": 256, "hidden_act": "gelu_pytorch_tanh"},
+        attention=LLAMA_BIASES,
+        model_numbers=lambda reading: {"embedding_multiplier": reading.hidden_size**0.5},
+        unit_offset=True,
+        check=_gemma_check,
+    ),
+)
+GEMMA2 = hf_family(
+    "gemma2",
+    Traits(
+        rules=hf_rules(GEMMA_NORMS),
+        defaults={
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "sliding_window": 4096,
+            "final_logit_softcapping": 30.0,
+            "attn_logit_softcapping": 50.0,
+        },
+        attention=LLAMA_BIASES,
+        attention_numbers=_gemma2_attention,
+        model_numbers=_gemma_model,
+        window=alternating_window,
+        norms="both",
+        unit_offset=True,
+        activation="hidden_activation",
+        check=_gemma_check,
+    ),
+)
+_GEMMA3 = Traits(
+    rules=hf_rules(GEMMA_NORMS),
+    defaults={
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131_072,
+        "sliding_window": 4096,
+        "rope_theta": 1_000_000.0,
+    },
+    attention={**LLAMA_BIASES, "qk_norm": True},
+    attention_numbers=_gemma3_attention,
+    model_numbers=_gemma_model,
+    rope=_gemma3_rope,
+    window=_gemma3_window,
+    norms="both",
+    unit_offset=True,
+    activation="hidden_activation",
+    check=_gemma3_check,
+)
+GEMMA3 = hf_family("gemma3_text", _GEMMA3)
+GEMMA3_VISION = hf_family("gemma3", _GEMMA3, section="text_config")
+_OLMO: Flags = {**LLAMA_BIASES, "qk_norm": True, "qk_norm_all_heads": True}
+OLMO2 = hf_family(
+    "olmo2",
+    Traits(
+        rules=hf_rules(OLMO_NORMS),
+        defaults={"rms_norm_eps": 1e-5},
+        attention=_OLMO,
+        norms="behind",
+    ),
+)
+OLMO3 = hf_family(
+    "olmo3",
+    Traits(
+        rules=hf_rules(OLMO_NORMS),
+        defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096, "rope_theta": 500_000.0},
+        attention=_OLMO,
+        rope=_olmo3_rope,
+        window=lambda reading, index: alternating_window(reading, index, every=4),
+        norms="behind",
+    ),
+)
+SMOLLM3 = hf_family(
+    "smollm3",
+    Traits(
+        rules=LLAMA_RULES,
+        defaults={"num_key_value_heads": 4, "rope_theta": 2_000_000.0},
+        attention=LLAMA_BIASES,
+        mlp={"bias": "mlp_bias"},
+        rope=_smollm3_rope,
+        window=_smollm3_window,
+    ),
+)
+STARCODER2 = hf_family(
+    "starcoder2",
+    Traits(
+        rules=LLAMA_RULES,
+        defaults={"use_bias": True, "num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh"},
+        attention={"qkv_bias": "use_bias", "o_bias": "use_bias"},
+        mlp={"bias": "use_bias", "gated": False},
+        window=every_layer,
+        norm_kind="layer",
+        eps="norm_epsilon",
+    ),
+)
+_GLM_DEFAULTS = {"head_dim": 128, "partial_rotary_factor": 0.5, "attention_bias": True}
+GLM = hf_family(
+    "glm",
+    Traits(
+        rules=LLAMA_RULES,
+        defaults=_GLM_DEFAULTS,
+        attention={"qkv_bias": "attention_bias"},
+        mlp={"fused_gate_up": True},
+        rope=interleaved_rope,
+    ),
+)
+GLM4 = hf_family(
+    "glm4",
+    Traits(
+        rules=hf_rules(GLM_NORMS),
+        defaults=_GLM_DEFAULTS,
+        attention={"qkv_bias": "attention_bias"},
+        mlp={"fused_gate_up": True},
+        rope=interleaved_rope,
+        norms="both",
+    ),
+)
+GRANITE = hf_family(
+    "granite",
+    Traits(
+        rules=LLAMA_RULES,
+        attention=LLAMA_BIASES,
+        attention_numbers=granite_attention,
+        mlp={"bias": "mlp_bias"},
+        model_numbers=granite_numbers,
+        residual_multiplier="residual_multiplier",
+    ),
+)

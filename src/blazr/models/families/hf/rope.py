@@ -1,0 +1,201 @@
+"""Rotary position embedding as Hugging Face configs describe it, in the old spelling and the new.
+
+Old: ``rope_theta``, ``rope_scaling`` and ``partial_rotary_factor`` beside everything else. New:
+all of it in ``rope_parameters``, once or per type of layer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from blazr.core.errors import ConfigError
+from blazr.models.families.config_reader import ConfigReader
+from blazr.nn.layers.rope import RopeConfig, RopeScaling, ScalingKind
+
+KINDS: dict[str, ScalingKind | None] = {
+    "default": None,
+    "linear": "linear",
+    "dynamic": "dynamic",
+    "yarn": "yarn",
+    "longrope": "longrope",
+    "su": "longrope",
+    "llama3": "llama3",
+}
+DEFAULT_THETA = 10000.0
+
+
+def rope_parameters(reader: ConfigReader, layer_type: str | None = None) -> ConfigReader:
+    """The part of a config that is about rotation, for layers of one type.
+
+    Args:
+        reader: The whole config.
+        layer_type: A key of ``rope_parameters``, where these differ by layer.
+    """
+    new, old = reader.section("rope_parameters"), reader.section("rope_scaling")
+    if new is not None and layer_type is not None and layer_type in new.raw:
+        inner = new.section(layer_type)
+        return inner or ConfigReader(None, f"{new.source}: {layer_type}")
+    return new or old or ConfigReader(None, f"{reader.source}: rope_scaling")
+
+
+def read_rope(
+    reader: ConfigReader,
+    head_dim: int,
+    *,
+    parameters: ConfigReader | None = None,
+    interleaved: bool = False,
+) -> RopeConfig:
+    """The rotation of the channels of a head.
+
+    Args:
+        reader: The whole config.
+        head_dim: Channels of a head.
+        parameters: The part about rotation; None looks for it.
+        interleaved: Whether the channels of a pair lie side by side.
+
+    Raises:
+        ConfigError: Something is missing, contradicts itself, or is of an unknown kind.
+    """
+    if parameters is None:
+        parameters = rope_parameters(reader)
+    theta = parameters.number("rope_theta", above=0)
+    theta = theta or reader.number("rope_theta", above=0)
+    share = parameters.number("partial_rotary_factor", above=0)
+    share = share or reader.number("partial_rotary_factor", above=0)
+    dim = int(head_dim * (share.value if share else 1))
+    rope = RopeConfig(dim, theta.value if theta else DEFAULT_THETA, None, interleaved)
+    if not 0 < dim <= 2 * rope.num_pairs <= head_dim:
+        raise ConfigError(
+            f"{reader.source}: the rotated channels do not fit the heads.",
+            found=f"{dim} of {head_dim}",
+            expected="at least 1, in pairs, and at most all",
+        )
+    scaling = _scaling(reader, parameters, rope)
+    _refuse_unread(parameters)
+    return RopeConfig(dim, rope.theta, scaling, interleaved)
+
+
+def mscale(factor: float, weight: float = 1.0) -> float:
+    """How much larger scores are to become when the context is stretched [arXiv:2309.00071]."""
+    return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def _scaling(
+    reader: ConfigReader, parameters: ConfigReader, rope: RopeConfig
+) -> RopeScaling | None:
+    kind = parameters.text("rope_type") or parameters.text("type")
+    if kind is None:
+        return None
+    if kind.value not in KINDS:
+        raise ConfigError(
+            f"{parameters.source}: this kind of RoPE scaling is not supported.",
+            found=repr(kind.value)[:100],
+            expected=", ".join(KINDS),
+        )
+    known = KINDS[kind.value]
+    context = reader.integer("max_seq_len", minimum=1)
+    original = reader.integer("original_max_position_embeddings", minimum=1)
+    original = original or parameters.integer("original_max_position_embeddings", minimum=1)
+    whole = context.value if context else 2048
+    trained = original.value if original else whole
+    factor = parameters.number("factor", above=0)
+    if known is None:
+        return None
+    if known in {"linear", "dynamic", "llama3"}:
+        scaling = RopeScaling(kind=known, factor=_needed(parameters))
+        if known == "dynamic":
+            scaling = replace(scaling, original_max_seq_len=whole)
+        return _llama3(parameters, scaling, trained) if known == "llama3" else scaling
+    stretch = _yarn if known == "yarn" else _longrope
+    return stretch(parameters, factor.value if factor else whole / trained, trained, rope)
+
+
+def _needed(parameters: ConfigReader) -> float:
+    found = parameters.number("factor", above=0)
+    if found is None:
+        raise ConfigError(f"{parameters.source}: 'factor' is missing.", expected="a number above 0")
+    return found.value
+
+
+def _or(parameters: ConfigReader, name: str, default: float) -> float:
+    found = parameters.number(name, above=0)
+    return found.value if found else default
+
+
+def _llama3(parameters: ConfigReader, scaling: RopeScaling, trained: int) -> RopeScaling:
+    low, high = _or(parameters, "low_freq_factor", 1.0), _or(parameters, "high_freq_factor", 4.0)
+    if high <= low:
+        raise ConfigError(
+            f"{parameters.source}: high_freq_factor must be above low_freq_factor.",
+            found=f"{high:g} and {low:g}",
+        )
+    return replace(
+        scaling, low_freq_factor=low, high_freq_factor=high, original_max_seq_len=trained
+    )
+
+
+def _yarn(parameters: ConfigReader, factor: float, trained: int, rope: RopeConfig) -> RopeScaling:
+    attention = parameters.number("attention_factor", above=0)
+    over, all_dim = parameters.number("mscale"), parameters.number("mscale_all_dim")
+    if attention is not None:
+        scale = attention.value
+    elif over is not None and all_dim is not None and over.value and all_dim.value:
+        scale = mscale(factor, over.value) / mscale(factor, all_dim.value)
+    else:
+        scale = mscale(factor)
+    truncate = parameters.boolean("truncate")
+    if rope.theta == 1 or rope.dim % 2:
+        raise ConfigError(f"{parameters.source}: yarn needs an even size and a theta above 1.")
+    return RopeScaling(
+        kind="yarn",
+        factor=factor,
+        original_max_seq_len=trained,
+        beta_fast=_or(parameters, "beta_fast", 32.0),
+        beta_slow=_or(parameters, "beta_slow", 1.0),
+        truncate=truncate.value if truncate else True,
+        attention_factor=scale,
+    )
+
+
+def _longrope(
+    parameters: ConfigReader, factor: float, trained: int, rope: RopeConfig
+) -> RopeScaling:
+    lists = {}
+    for name in ("short_factor", "long_factor"):
+        found = parameters.numbers(name)
+        if found is None or len(found.value) != rope.num_pairs or min(found.value) <= 0:
+            raise ConfigError(
+                f"{parameters.source}: {name!r} does not fit the heads.",
+                found=f"{len(found.value)} numbers" if found else "nothing",
+                expected=f"{rope.num_pairs} numbers above 0",
+            )
+        lists[name] = tuple(found.value)
+    attention = parameters.number("attention_factor", above=0)
+    if attention is not None:
+        scale = attention.value
+    else:
+        wider = factor > 1 and trained > 1
+        scale = math.sqrt(1 + math.log(factor) / math.log(trained)) if wider else 1.0
+    return RopeScaling(
+        kind="longrope",
+        factor=factor,
+        original_max_seq_len=trained,
+        attention_factor=scale,
+        factors=lists["short_factor"],
+        long_factors=lists["long_factor"],
+    )
+
+
+# What some configs repeat here, and what only other kinds look at.
+_NEUTRAL = {"max_position_embeddings", "finetuned", "factor", "original_max_position_embeddings"}
+
+
+def _refuse_unread(parameters: ConfigReader) -> None:
+    for key, value in parameters.unread().items():
+        if value is not None and key not in _NEUTRAL and not isinstance(value, dict):
+            raise ConfigError(
+                f"{parameters.source}: {key[:60]!r} is not supported.",
+                found=repr(value)[:100],
+                hint="take it out of config.json if this model does not need it",
+            )

@@ -1,0 +1,213 @@
+"""Llama and its relatives with experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from blazr.core.errors import ConfigError
+from blazr.models.families.hf.dense import (
+    LLAMA_BIASES,
+    LLAMA_RULES,
+    alternating_window,
+    every_layer,
+    granite_attention,
+    granite_numbers,
+    qwen_window,
+)
+from blazr.models.families.hf.derive import Reading, Traits, hf_family
+from blazr.nn.layers.base import FeedForwardConfig
+from blazr.nn.layers.moe import MoeConfig
+from blazr.nn.ops.moe import ExpertGroups
+
+
+def read_experts(reading: Reading, size: str = "moe_intermediate_size") -> MoeConfig:
+    """The experts of a layer; a softmax over all is made before the choice.
+
+    Args:
+        reading: The config.
+        size: Key of an expert's intermediate size.
+    """
+    return MoeConfig(
+        hidden_size=reading.hidden_size,
+        intermediate_size=reading.size(size),
+        num_experts=reading.size("num_experts"),
+        experts_per_token=reading.size("experts_per_tok"),
+        activation=reading.activation("hidden_act"),
+    )
+
+
+def _mixtral(reading: Reading, index: int) -> FeedForwardConfig:
+    del index
+    return read_experts(reading, "intermediate_size")
+
+
+def _qwen_moe(reading: Reading, index: int) -> MoeConfig | None:
+    """Experts in every so manieth layer that ``mlp_only_layers`` does not name."""
+    dense, step = reading.reader.integers("mlp_only_layers"), reading.size("decoder_sparse_step", 1)
+    if (dense and index in dense.value) or (index + 1) % step:
+        return None
+    return replace(read_experts(reading), norm_topk_prob=reading.flag("norm_topk_prob"))
+
+
+def _qwen2_moe(reading: Reading, index: int) -> MoeConfig | None:
+    experts = _qwen_moe(reading, index)
+    if experts is None:
+        return None
+    return replace(
+        experts,
+        shared_expert=True,
+        shared_expert_gate=True,
+        shared_intermediate_size=reading.size("shared_expert_intermediate_size"),
+    )
+
+
+def _qwen3_moe_window(reading: Reading, index: int) -> int | None:
+    del index
+    window = reading.window()
+    return window if reading.flag("use_sliding_window") else None
+
+
+def _olmoe(reading: Reading, index: int) -> FeedForwardConfig:
+    del index
+    experts = read_experts(reading, "intermediate_size")
+    return replace(experts, norm_topk_prob=reading.flag("norm_topk_prob"))
+
+
+def _granite_moe(reading: Reading, index: int) -> FeedForwardConfig:
+    del index
+    return replace(read_experts(reading, "intermediate_size"), fused_gate_up="halves")
+
+
+def _gpt_oss(reading: Reading, index: int) -> FeedForwardConfig:
+    del index
+    return replace(
+        read_experts(reading, "intermediate_size"),
+        fused_gate_up="interleaved",
+        router_bias=True,
+        expert_bias=True,
+        swiglu_alpha=reading.number("swiglu_alpha", 1.702),
+        swiglu_limit=reading.number("swiglu_limit", 7.0),
+    )
+
+
+def read_groups(reading: Reading, *, judged_by: int) -> ExpertGroups | None:
+    """The groups of experts, or None where all are in one.
+
+    Raises:
+        ConfigError: They do not fit the experts.
+    """
+    count = reading.size("n_group", 1)
+    kept = reading.size("topk_group", count)
+    experts = reading.size("num_experts")
+    if experts % count or kept > count:
+        raise ConfigError(
+            f"{reading.reader.source}: the groups of experts do not fit.",
+            found=f"{experts} experts, {kept} of {count} groups",
+            expected="groups of equal size",
+        )
+    return ExpertGroups(count, kept, judged_by) if kept < count else None
+
+
+def sigmoid_experts(reading: Reading, index: int) -> MoeConfig | None:
+    """Experts behind the first dense layers, as DeepSeek-V3 has them [arXiv:2412.19437]."""
+    if index < reading.size("first_k_dense_replace", 0, minimum=0):
+        return None
+    experts = read_experts(reading)
+    shared = reading.size("n_shared_experts", 1, minimum=0)
+    return replace(
+        experts,
+        scoring="sigmoid",
+        correction_bias=True,
+        groups=read_groups(reading, judged_by=2),
+        norm_topk_prob=reading.flag("norm_topk_prob"),
+        routed_scaling_factor=reading.number("routed_scaling_factor", 1.0),
+        shared_expert=shared > 0,
+        shared_intermediate_size=shared * experts.intermediate_size or None,
+    )
+
+
+MIXTRAL = hf_family(
+    "mixtral",
+    Traits(
+        rules=LLAMA_RULES,
+        defaults={
+            "num_key_value_heads": 8,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "rope_theta": 1_000_000.0,
+            "rms_norm_eps": 1e-5,
+        },
+        feed_forward=_mixtral,
+        window=every_layer,
+    ),
+)
+QWEN2_MOE = hf_family(
+    "qwen2_moe",
+    Traits(
+        rules=LLAMA_RULES,
+        defaults={"qkv_bias": True, "sliding_window": 4096, "max_window_layers": 28},
+        attention={"qkv_bias": "qkv_bias"},
+        feed_forward=_qwen2_moe,
+        window=qwen_window,
+    ),
+)
+QWEN3_MOE = hf_family(
+    "qwen3_moe",
+    Traits(
+        rules=LLAMA_RULES,
+        defaults={"sliding_window": 4096},
+        attention={**LLAMA_BIASES, "qk_norm": True},
+        feed_forward=_qwen_moe,
+        window=_qwen3_moe_window,
+    ),
+)
+OLMOE = hf_family(
+    "olmoe",
+    Traits(
+        rules=LLAMA_RULES,
+        defaults={"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8},
+        attention={**LLAMA_BIASES, "qk_norm": True, "qk_norm_all_heads": True},
+        feed_forward=_olmoe,
+        check=lambda reading: reading.refuse("clip_qkv", "no released model has it"),
+    ),
+)
+GRANITE_MOE = hf_family(
+    "granitemoe",
+    Traits(
+        rules=LLAMA_RULES,
+        attention=LLAMA_BIASES,
+        attention_numbers=granite_attention,
+        feed_forward=_granite_moe,
+        model_numbers=granite_numbers,
+        residual_multiplier="residual_multiplier",
+    ),
+)
+GLM4_MOE = hf_family(
+    "glm4_moe",
+    Traits(
+        rules=LLAMA_RULES,
+        defaults={
+            "partial_rotary_factor": 0.5,
+            "norm_topk_prob": True,
+            "first_k_dense_replace": 1,
+            "rms_norm_eps": 1e-5,
+        },
+        attention={"qkv_bias": "attention_bias", "qk_norm": "use_qk_norm"},
+        feed_forward=sigmoid_experts,
+    ),
+)
+GPT_OSS = hf_family(
+    "gpt_oss",
+    Traits(
+        rules=LLAMA_RULES,
+        defaults={
+            "attention_bias": True,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150_000.0,
+            "sliding_window": 128,
+        },
+        attention={**LLAMA_BIASES, "sinks": True},
+        feed_forward=_gpt_oss,
+        window=alternating_window,
+    ),
+)

@@ -1,0 +1,27 @@
+"""Faster forms of operations. Each row may stand in for an op's reference, and must agree with it.
+
+Kernels know tensors and their own libraries; only ``blazr.nn.ops`` calls them.
+"""
+
+from __future__ import annotations
+
+from blazr.core.table import Table
+from blazr.nn.kernels.cpu import library
+from blazr.nn.kernels.kernel import Kernel
+
+KERNELS: Table[Kernel] = Table(
+    "kernel",
+    {
+        f"{row.device}.{row.op}": row
+        for row in (
+            Kernel(op, "cpu", tuple(library.DTYPES), target, library.missing, library.in_use)
+            for op, target in (
+                ("linear", "blazr.nn.kernels.cpu.matmul:linear"),
+                ("gated_linear", "blazr.nn.kernels.cpu.matmul:gated_linear"),
+                ("packed_linear", "blazr.nn.kernels.cpu.matmul_q:packed_linear"),
+                ("mamba2", "blazr.nn.kernels.cpu.sequence:mamba2"),
+                ("paged_attention", "blazr.nn.kernels.cpu.sequence:paged_attention"),
+            )
+        )
+    },
+)

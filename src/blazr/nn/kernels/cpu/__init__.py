@@ -1,0 +1,1 @@
+"""Kernels for processors: C++ compiled at installation, called through ctypes."""

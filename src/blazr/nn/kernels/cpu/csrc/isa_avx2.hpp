@@ -1,0 +1,127 @@
+// AVX2 with FMA and F16C (Haswell, Zen and later).
+#pragma once
+
+#include <immintrin.h>
+
+#include "types.hpp"
+
+namespace {
+
+struct Avx2 {
+  using Acc = __m256;  // eight partial sums of one dot product
+  static Acc zero() { return _mm256_setzero_ps(); }
+
+  // The sums of four accumulators, neighbours first, in the same order whatever the call.
+  static void sum4(const Acc* a, float* out) {
+    const __m256 s = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1)));
+  }
+};
+
+// How one step along K is loaded and multiplied. `step` numbers a load, `cols` rows of x a tile.
+template <class Isa, class T>
+struct Dot;
+
+// A copy of n numbers with zeros behind them, for the end of a row.
+template <class D, class T>
+inline typename D::Reg padded_load(const T* p, int n) {
+  T all[D::step] = {};
+  memcpy(all, p, n * sizeof(T));
+  return D::load(all);
+}
+
+template <>
+struct Dot<Avx2, bf16> {
+  struct Reg {
+    __m256 even, odd;  // a bf16 is the upper half of a float32
+  };
+  static constexpr int step = 16, cols = 2;
+  static Reg load(const bf16* p) {
+    const __m256i pairs = _mm256_loadu_si256((const __m256i*)p);
+    const __m256i upper = _mm256_set1_epi32(int(0xffff0000));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)),
+            _mm256_castsi256_ps(_mm256_and_si256(pairs, upper))};
+  }
+  static Reg load_tail(const bf16* p, int n) { return padded_load<Dot>(p, n); }
+  static __m256 dot(__m256 acc, const Reg& a, const Reg& b) {
+    return _mm256_fmadd_ps(a.odd, b.odd, _mm256_fmadd_ps(a.even, b.even, acc));
+  }
+};
+
+template <>
+struct Dot<Avx2, f16> {
+  using Reg = __m256;
+  static constexpr int step = 8, cols = 3;
+  static Reg load(const f16* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+  static Reg load_tail(const f16* p, int n) { return padded_load<Dot>(p, n); }
+  static __m256 dot(__m256 acc, Reg a, Reg b) { return _mm256_fmadd_ps(a, b, acc); }
+};
+
+template <>
+struct Dot<Avx2, float> {
+  using Reg = __m256;
+  static constexpr int step = 8, cols = 3;
+  static Reg load(const float* p) { return _mm256_loadu_ps(p); }
+  static Reg load_tail(const float* p, int n) { return padded_load<Dot>(p, n); }
+  static __m256 dot(__m256 acc, Reg a, Reg b) { return _mm256_fmadd_ps(a, b, acc); }
+};
+
+// Products of int8 activations with 16 rows of packed weights, a lane each.
+template <class Isa>
+struct Int8;
+
+template <>
+struct Int8<Avx2> {
+  struct Line {  // four unsigned bytes of rows 0 .. 7 and 8 .. 15
+    __m256i lo, hi;
+  };
+  using Ints = Line;
+  struct Floats {
+    __m256 lo, hi;
+  };
+  static constexpr int cols = 2;
+  static Floats zero_floats() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+  static Floats halves(const uint8_t* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
+            _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 16)))};
+  }
+  static Ints set(int value) { return {_mm256_set1_epi32(value), _mm256_set1_epi32(value)}; }
+  static Line load(const uint8_t* p) {
+    return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
+  }
+  static Line low_nibbles(Line x) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    return {_mm256_and_si256(x.lo, mask), _mm256_and_si256(x.hi, mask)};
+  }
+  static Line high_nibbles(Line x) {
+    return low_nibbles({_mm256_srli_epi16(x.lo, 4), _mm256_srli_epi16(x.hi, 4)});
+  }
+  static Ints dot(Ints acc, Line w, const int8_t* x) {
+    int four;
+    memcpy(&four, x, 4);
+    const __m256i both = _mm256_set1_epi32(four);
+    return {_mm256_add_epi32(acc.lo, products(w.lo, both)),
+            _mm256_add_epi32(acc.hi, products(w.hi, both))};
+  }
+  static Floats add(Floats total, Ints acc, Floats scale, float x_scale) {
+    const __m256 by = _mm256_set1_ps(x_scale);
+    return {_mm256_fmadd_ps(_mm256_cvtepi32_ps(acc.lo), _mm256_mul_ps(scale.lo, by), total.lo),
+            _mm256_fmadd_ps(_mm256_cvtepi32_ps(acc.hi), _mm256_mul_ps(scale.hi, by), total.hi)};
+  }
+  static void store(float* p, Floats x) {
+    _mm256_storeu_ps(p, x.lo);
+    _mm256_storeu_ps(p + 8, x.hi);
+  }
+
+ private:
+  // Sums of four products, in 16-bit steps that cannot overflow: of even and of odd bytes.
+  static __m256i products(__m256i w, __m256i x) {
+    const __m256i low = _mm256_set1_epi16(255);
+    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(w, low),
+                                           _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
+    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8));
+    return _mm256_add_epi32(even, odd);
+  }
+};
+
+}  // namespace

@@ -1,0 +1,147 @@
+// What the library asks of each instruction set. One object file per set fills a table of these.
+#pragma once
+
+#include <cstdint>
+
+enum Dtype : int { kBf16 = 0, kF16 = 1, kF32 = 2, kNumDtypes = 3 };
+
+// y = x @ w.T + bias, or y = silu(x @ w.T) * (x @ w2.T) where w2 is given.
+//
+//            k ->                    k ->                     n ->
+//   m  [ x x x x x x x ]    n  [ w w w w w w w ]     m  [ y y y y ]
+//   |  [ x x x x x x x ]    |  [ w w w w w w w ]     |  [ y y y y ]
+//
+// Rows of w are as the file has them, ldw numbers apart; x and y are dense.
+struct Linear {
+  const void* x;
+  const void* w;
+  const void* w2;    // or null
+  const void* bias;  // (n) or null
+  void* y;
+  int64_t m, n, k, ldw;
+};
+
+// The part of a Linear that one task computes: rows [m0, m1) and columns [n0, n1) of y.
+using LinearPart = void (*)(const Linear& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1);
+
+// A part has up to kFewRows rows and kFewColumns columns, or more rows and kManyColumns columns.
+inline constexpr int64_t kFewRows = 24, kFewColumns = 128, kManyColumns = 256;
+
+// Activations as int8: q (m, k), and for each row and block of 32 a scale and the sum of its q.
+struct Activations {
+  int8_t* q;
+  float* scales;
+  int32_t* sums;
+  int64_t m, k;
+};
+
+// y = activations @ w.T + bias with w packed (see matmul_q.hpp); x is room for the activations.
+struct PackedLinear {
+  const void* activations;
+  const uint8_t* w;
+  const void* bias;  // (n) or null
+  void* y;
+  int64_t n;
+  Activations x;
+};
+
+// Fills one row of call.x.
+using Quantize = void (*)(const PackedLinear& call, int64_t row);
+// The part of rows [m0, m1) and groups [g0, g1) of 16 columns of y.
+using PackedPart = void (*)(const PackedLinear& call, int64_t m0, int64_t m1, int64_t g0,
+                            int64_t g1);
+
+enum Packing : int { kQ8 = 0, kQ4 = 1, kNumPackings = 2 };
+
+// What a step computes of one sequence: `length` tokens from row `first` of the packed batch, with
+// `start` in memory before them, `log_length` of these since the checkpoint in `state_slot`. Row
+// `run_slot` of the logs is the sequence's. States are written where `checkpoints` says.
+struct Span {
+  int64_t first, length, start, log_length, state_slot, run_slot, checkpoints, num_checkpoints;
+};
+
+// A state to be kept: after so many tokens of this step, in this slot.
+struct Checkpoint {
+  int64_t distance, slot;
+};
+
+// The Mamba-2 mixer between its projections (see mamba2.hpp). Numbers without a type here are in
+// the dtype of proj.
+struct Mamba2 {
+  const void* proj;          // (T, inner + conv + heads)
+  void* post;                // (T, conv), room
+  float* y;                  // (T, inner), room
+  float* dt;                 // (T, heads), room
+  void* out;                 // (T, inner)
+  const float* conv_weight;  // (taps, conv)
+  const float* conv_bias;    // (conv)
+  const float* dt_bias;      // (heads)
+  const float* a;            // (heads), negative
+  const float* d;            // (heads)
+  const float* norm_weight;  // (inner)
+  float* states;             // (slots, heads, head_dim, state_size)
+  void* conv_states;         // (slots, taps - 1, conv)
+  void* log_raw;             // (runs, 64, conv)
+  void* log_xb;              // (runs, 64, inner + maps)
+  float* log_dt;             // (runs, 64, heads)
+  const Span* spans;
+  const Checkpoint* checkpoints;
+  int64_t num_spans, num_tokens, longest;
+  int64_t heads, head_dim, state_size, groups, taps;
+  int64_t state_stride, conv_state_stride;  // numbers from one slot to the next
+  float dt_min, dt_max, eps;
+
+  int64_t inner() const { return heads * head_dim; }
+  int64_t maps() const { return groups * state_size; }
+  int64_t conv() const { return inner() + 2 * maps(); }
+  int64_t ld_proj() const { return inner() + conv() + heads; }
+};
+
+// What mamba2.hpp has room for; larger models run on the reference.
+inline constexpr int64_t kMaxTaps = 8, kMaxHeadDim = 128, kMaxStateSize = 256, kHeadsTogether = 4;
+
+struct Mamba2Parts {
+  // Rows [t0, t1) of a sequence.
+  void (*convolve)(const Mamba2& call, const Span& span, int64_t t0, int64_t t1);
+  // Heads [h0, h1) of a sequence, at most kHeadsTogether, of one group.
+  void (*recur)(const Mamba2& call, const Span& span, int64_t h0, int64_t h1);
+  void (*finish)(const Mamba2& call, int64_t token);
+  void (*remember)(const Mamba2& call, const Span& span);
+};
+
+// Attention over pages (see attention.hpp).
+struct Attention {
+  const void* q;                // (T, heads, key_sizes[0] + key_sizes[1])
+  const void* keys[2];          // (pages, 64, kv_heads, key_sizes[i])
+  const void* values;           // (pages, 64, kv_heads, value_size)
+  void* out;                    // (T, heads, value_size)
+  const float* sinks;           // (heads) or null
+  const int64_t* block_tables;  // (sequences, table_stride)
+  const Span* spans;
+  int64_t key_sizes[2], value_size, table_stride;
+  int64_t key_strides[2], value_stride;  // numbers from one page to the next
+  int64_t num_spans, longest, heads, kv_heads;
+  int64_t window;  // tokens, or 0
+  float scale, softcap;
+};
+
+// What attention.hpp has room for.
+inline constexpr int64_t kMaxKey = 576, kMaxValue = 512, kQueriesTogether = 8;
+
+// Queries [first, first + count) of sequence `span` and one key/value head, at most
+// kQueriesTogether; query i is head i % group of token i / group.
+using AttentionPart = void (*)(const Attention& call, int64_t span, int64_t kv_head, int64_t first,
+                               int64_t count);
+
+struct Kernels {
+  LinearPart linear[kNumDtypes];
+  Quantize quantize[kNumDtypes];
+  PackedPart packed[kNumPackings][kNumDtypes];
+  Mamba2Parts mamba2[kNumDtypes];
+  AttentionPart attention[kNumDtypes];
+};
+
+extern const Kernels kernels_portable;
+#if defined(__x86_64__)
+extern const Kernels kernels_avx2, kernels_avx512;
+#endif

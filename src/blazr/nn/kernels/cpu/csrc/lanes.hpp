@@ -1,0 +1,89 @@
+// Vectors of sixteen floats, in the compiler's own notation: one source for every instruction set.
+#pragma once
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#include "types.hpp"
+
+namespace {
+
+// Sixteen lanes; a processor with narrower registers takes several.
+using Lanes = float __attribute__((vector_size(64)));
+
+inline Lanes load16(const float* p) {
+  Lanes v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+inline void store16(float* p, Lanes v) { memcpy(p, &v, sizeof v); }
+
+// a * b + c. Rounded once where the processor can; never left to the compiler, which might fuse in
+// one place and not in another.
+inline Lanes fma16(Lanes a, Lanes b, Lanes c) {
+#if defined(__AVX512F__)
+  return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  __m256 x[2], y[2], z[2];
+  memcpy(x, &a, sizeof x), memcpy(y, &b, sizeof y), memcpy(z, &c, sizeof z);
+  for (int i = 0; i < 2; i++) z[i] = _mm256_fmadd_ps(x[i], y[i], z[i]);
+  memcpy(&c, z, sizeof z);
+  return c;
+#elif defined(__aarch64__)
+  float32x4_t x[4], y[4], z[4];
+  memcpy(x, &a, sizeof x), memcpy(y, &b, sizeof y), memcpy(z, &c, sizeof z);
+  for (int i = 0; i < 4; i++) z[i] = vfmaq_f32(z[i], x[i], y[i]);
+  memcpy(&c, z, sizeof z);
+  return c;
+#else
+  return a * b + c;
+#endif
+}
+
+inline Lanes all16(float x) { return x - Lanes{}; }
+
+using Lane = int32_t __attribute__((vector_size(64)));
+
+// The sums of four vectors; lanes are added at distance 8, 4, 2, 1.
+inline void sum4(const Lanes* v, float* out) {
+  const Lane low8{0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
+      high8{8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31},
+      low4{0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27},
+      high4{4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31};
+  const Lanes a = __builtin_shuffle(v[0], v[1], low8) + __builtin_shuffle(v[0], v[1], high8);
+  const Lanes b = __builtin_shuffle(v[2], v[3], low8) + __builtin_shuffle(v[2], v[3], high8);
+  float f[16];
+  store16(f, __builtin_shuffle(a, b, low4) + __builtin_shuffle(a, b, high4));
+  for (int q = 0; q < 4; q++) out[q] = (f[4 * q] + f[4 * q + 2]) + (f[4 * q + 1] + f[4 * q + 3]);
+}
+
+inline float sum16(Lanes v) {
+  const Lanes four[4] = {v, v, v, v};
+  float out[4];
+  sum4(four, out);
+  return out[0];
+}
+
+// Numbers of any format to floats, with zeros up to `room`.
+template <class T>
+inline void widen(const T* from, int64_t n, int64_t room, float* to) {
+  for (int64_t i = 0; i < n; i++) to[i] = to_float(from[i]);
+  for (int64_t i = n; i < room; i++) to[i] = 0;
+}
+
+// Sixteen running sums, then one.
+inline float mean_square(const float* x, int64_t n) {
+  float sums[16]{};
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const Lanes some = load16(x + i);
+    store16(sums, fma16(some, some, load16(sums)));
+  }
+  for (int j = 0; i < n; i++, j++) sums[j] += x[i] * x[i];
+  return sum16(load16(sums)) / float(n);
+}
+
+}  // namespace

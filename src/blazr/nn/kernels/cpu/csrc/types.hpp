@@ -1,0 +1,91 @@
+// Number formats, and the few scalar functions every instruction set shares.
+//
+// This header is compiled once for each instruction set, so everything in it has internal linkage
+// (an unnamed namespace): a function compiled for AVX-512 must never be the one that the linker
+// keeps for a processor without it. For the same reason no kernel calls into the C++ library.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+// Storage of 16-bit floats; the bits as they lie in memory.
+struct bf16 {
+  uint16_t bits;
+};
+struct f16 {
+  uint16_t bits;
+};
+
+template <class To, class From>
+inline To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+inline float to_float(float x) { return x; }
+
+inline float to_float(bf16 x) { return bits_as<float>(uint32_t(x.bits) << 16); }
+
+inline float to_float(f16 x) {
+  const uint32_t magnitude = x.bits & 0x7fff, sign = uint32_t(x.bits & 0x8000) << 16;
+  // the exponent is rebiased by a product, which also normalises subnormals
+  uint32_t wide = bits_as<uint32_t>(bits_as<float>(magnitude << 13) * 0x1p112f);
+  if (magnitude >= 0x7c00) wide |= 0x7f800000;  // infinity and NaN
+  return bits_as<float>(wide | sign);
+}
+
+// Round to the nearest, ties to even; NaN stays NaN.
+inline void round_to(float x, float& out) { out = x; }
+
+inline void round_to(float x, bf16& out) {
+  const uint32_t u = bits_as<uint32_t>(x);
+  const uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+  out.bits = uint16_t((u & 0x7fffffff) > 0x7f800000 ? (u >> 16) | 0x40 : rounded);
+}
+
+inline void round_to(float x, f16& out) {
+  const uint32_t u = bits_as<uint32_t>(x), sign = (u >> 16) & 0x8000, magnitude = u & 0x7fffffff;
+  uint32_t half;
+  if (magnitude > 0x7f800000) {
+    half = 0x7e00;  // NaN
+  } else if (magnitude >= 0x47800000) {
+    half = 0x7c00;  // 2^16 and more
+  } else if (magnitude < 0x38800000) {
+    // subnormal: the addition puts the last bit where float32 rounds
+    half = bits_as<uint32_t>(bits_as<float>(magnitude) + 0.5f) - 0x3f000000;
+  } else {
+    half = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+  }
+  out.bits = uint16_t(sign | half);
+}
+
+// exp to about 2 units in the last place, in steps a compiler turns into vector code.
+inline float exp_approx(float x) {
+  x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
+  const float magic = 0x1.8p23f;  // adding it leaves the nearest integer in the low bits
+  const float shifted = x * 1.44269504f + magic;
+  const float n = shifted - magic;
+  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // x - n ln 2, ln 2 in two parts
+  float p = 1.0f / 5040;  // the series of exp on [-ln 2 / 2, ln 2 / 2]
+  p = p * r + 1.0f / 720;
+  p = p * r + 1.0f / 120;
+  p = p * r + 1.0f / 24;
+  p = p * r + 1.0f / 6;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  const uint32_t exponent = (bits_as<uint32_t>(shifted) - bits_as<uint32_t>(magic) + 127) << 23;
+  return p * bits_as<float>(exponent);
+}
+
+inline float silu(float x) { return x / (1.0f + exp_approx(-x)); }
+
+}  // namespace

@@ -1,0 +1,117 @@
+"""The compiled kernels: found, checked, and bound to an instruction set and to torch's threads."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from blazr.core import env
+from blazr.nn.kernels.compile import LIBRARY, find_compiler, fingerprint
+
+# As kernels.hpp numbers them.
+DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+# As library.cpp numbers them, best first.
+ISAS = ("avx512", "avx2", "portable")
+
+_POINTER, _INT64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The library, ready to be called. Every call releases the GIL.
+
+    Raises:
+        OSError: There is none that fits, as ``missing`` says.
+    """
+    why = missing()
+    if why:
+        raise OSError(why)
+    found = _open(LIBRARY)
+    found.blazr_linear.argtypes = [
+        *(_INT, _POINTER, _POINTER, _INT64, _POINTER, _POINTER, _POINTER),  # dtype x w ldw w2 b y
+        *(_INT64, _INT64, _INT64, _INT),  # m n k threads
+    ]
+    found.blazr_packed_linear.argtypes = [
+        *(_INT, _INT, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER),  # kind dtype x w b y room
+        *(_INT64, _INT64, _INT64, _INT),  # m n k threads
+    ]
+    for name in ("blazr_mamba2", "blazr_attention"):
+        getattr(found, name).argtypes = [_INT, _POINTER, _INT]  # dtype call threads
+        getattr(found, name).restype = None
+    found.blazr_linear.restype = found.blazr_packed_linear.restype = None
+    return found
+
+
+@cache
+def missing() -> str:
+    """Why the kernels cannot run here; an empty string where they can."""
+    again = "python -m blazr.nn.kernels.build compiles them"
+    if not LIBRARY.exists():
+        none = "" if find_compiler() else "; it needs g++ or clang++"
+        return f"the CPU kernels are not compiled ({again}{none})"
+    try:
+        found = _open(LIBRARY)
+    except OSError as error:
+        return f"the CPU kernels do not load: {error}"
+    if _text(found.blazr_sources()) != fingerprint():
+        return f"the CPU kernels are older than their sources ({again})"
+    wanted = env.get("BLAZR_KERNELS")
+    return "" if use(wanted) else f"BLAZR_KERNELS is {wanted[:100]!r}; here it can be {isas()}"
+
+
+def isas() -> tuple[str, ...]:
+    """Instruction sets that this processor and the library have, best first."""
+    found = _open(LIBRARY)
+    names = (_text(found.blazr_isa(number)) for number in range(len(ISAS)))
+    return tuple(name for name in names if name)
+
+
+def use(isa: str = "") -> bool:
+    """Run on this instruction set from now on, in the whole process; the best when empty.
+
+    Returns:
+        Whether this processor and the library have it.
+    """
+    names = isas()
+    chosen = isa or names[0]
+    if chosen not in names:
+        return False
+    found = _open(LIBRARY)
+    found.blazr_use(ISAS.index(chosen), _parallel_region())
+    return True
+
+
+def in_use() -> str:
+    """The instruction set that runs."""
+    return _text(library().blazr_in_use())
+
+
+def _text(raw: bytes | None) -> str:
+    return (raw or b"").decode()
+
+
+@cache
+def _open(path: Path) -> ctypes.CDLL:
+    found = ctypes.CDLL(str(path))
+    for name in ("blazr_isa", "blazr_in_use", "blazr_sources"):
+        getattr(found, name).restype = ctypes.c_char_p
+    found.blazr_use.argtypes = [_INT, _POINTER]
+    return found
+
+
+@cache
+def _parallel_region() -> int | None:
+    """Address of GOMP_parallel in the OpenMP runtime that torch computes with.
+
+    Taken from torch rather than linked: two runtimes in one process keep two sets of spinning
+    threads, which cost each other many times the work. None where torch has none; the kernels then
+    run on the calling thread.
+    """
+    try:
+        cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        return ctypes.cast(cpu.GOMP_parallel, _POINTER).value
+    except (OSError, AttributeError):
+        return None

@@ -1,0 +1,94 @@
+"""What kernels that do a whole step of a mixer are given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTable:
+    """What a step computes, sequence by sequence, as numbers in memory.
+
+    Args:
+        spans: (B, 8), int64: first row, length, tokens before, tokens since the checkpoint,
+            checkpoint's slot, run slot, first of its rows in ``checkpoints``, how many.
+        checkpoints: (n, 2), int64: after how many tokens of the step, slot to write.
+        block_tables: (B, M), int64, page ids.
+        longest: The largest length.
+    """
+
+    spans: Tensor
+    checkpoints: Tensor
+    block_tables: Tensor
+    longest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2Weights:
+    """What lies between a Mamba-2 mixer's projections; float32, dense.
+
+    Args:
+        heads: H.
+        head_dim: P.
+        state_size: N.
+        groups: G.
+        conv_weight: (K, channels).
+        conv_bias: (channels,).
+        dt_bias: (H,).
+        a: (H,), negative.
+        d: (H,).
+        norm: (H * P,).
+        eps: Of the gated norm.
+        dt_min: Step sizes are at least this.
+        dt_max: And at most this.
+    """
+
+    heads: int
+    head_dim: int
+    state_size: int
+    groups: int
+    conv_weight: Tensor
+    conv_bias: Tensor
+    dt_bias: Tensor
+    a: Tensor
+    d: Tensor
+    norm: Tensor
+    eps: float
+    dt_min: float
+    dt_max: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2Memory:
+    """A Mamba-2 layer's memory: checkpoints (slots, ...) and logs (runs, GRID, ...)."""
+
+    states: Tensor
+    conv_states: Tensor
+    log_raw: Tensor
+    log_xb: Tensor
+    log_dt: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pages:
+    """What queries attend to, (pages, GRID, K, size), and how.
+
+    Args:
+        keys: Keys, or their first part.
+        more_keys: The second part, or None.
+        values: May be ``keys``.
+        scale: Applied to the scores.
+        window: Sliding window in tokens, or None.
+        softcap: Scores z become ``softcap * tanh(z / softcap)``; None leaves them.
+        sinks: (H,), float32, or None.
+    """
+
+    keys: Tensor
+    values: Tensor
+    scale: float
+    more_keys: Tensor | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None

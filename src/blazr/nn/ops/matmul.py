@@ -1,0 +1,70 @@
+"""Products with weight matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blazr.nn.ops.op import Op
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x weight.T + bias``, summed in float32.
+
+    Args:
+        x: (..., in).
+        weight: (out, in), in the dtype of x.
+        bias: (out,), in the dtype of x.
+
+    Returns:
+        (..., out), in the dtype of x.
+    """
+    return F.linear(x, weight, bias)
+
+
+def _gated_linear(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+    """``silu(x gate.T) * (x up.T)``: the inner half of a gated MLP, reading x once.
+
+    Args:
+        x: (..., in).
+        gate: (out, in), in the dtype of x.
+        up: (out, in), in the dtype of x.
+
+    Returns:
+        (..., out), in the dtype of x.
+
+    Source: Shazeer 2020, arXiv:2002.05202 (SwiGLU).
+    """
+    return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+
+# (rows, in, out): whole tiles, tails of each kind, a single row, nothing at all.
+_SIZES = (
+    *((1, 64, 32), (5, 96, 16), (3, 33, 7), (2, 31, 1), (7, 1, 5), (25, 40, 66), (130, 100, 21)),
+    *((0, 8, 4), (2, 0, 3), (1, 300, 259)),
+)
+
+
+def _matrices(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    for rows, inner, outer in _SIZES:
+        scale = max(1, inner) ** -0.5
+        sizes = ((rows, inner), (outer, inner), (outer, inner))
+        x, first, second = (torch.randn(size) for size in sizes)
+        yield x.to(dtype), (first * scale).to(dtype), (second * scale).to(dtype)
+
+
+def _linear_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for x, weight, _ in _matrices(dtype):
+        yield x, weight
+        yield x, weight, torch.randn(len(weight)).to(dtype)
+    yield torch.randn(2, 3, 16).to(dtype), torch.randn(8, 16).to(dtype)
+    yield torch.randn(16).to(dtype), torch.randn(8, 16).to(dtype)
+    yield torch.randn(6, 4).T.to(dtype), torch.randn(9, 20).to(dtype)[:, 3:9]  # neither is dense
+    yield torch.randn(4, 6).to(dtype), torch.randn(6, 9).to(dtype).T
+
+
+linear = Op("linear", reference=_linear, samples=_linear_samples)
+gated_linear = Op("gated_linear", reference=_gated_linear, samples=_matrices)

@@ -1,0 +1,52 @@
+"""Op: a tensor function with a reference anyone can read, and kernels that may stand in for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Generic, ParamSpec
+
+import torch
+from torch import Tensor
+
+from blazr.nn.kernels.resolve import resolve
+
+P = ParamSpec("P")
+
+
+class Op(Generic[P]):
+    """A named tensor function.
+
+    Calling it runs the kernel that KERNELS has for the first argument's device and dtype, or the
+    reference: looked up once, remembered after. Kernels compute no gradients, so where gradients
+    are being recorded the reference runs.
+
+    Args:
+        name: Its name in OPS and KERNELS.
+        reference: The definition, in plain torch. Its first argument decides which kernel runs.
+        samples: Arguments in a dtype, on which every kernel must agree with the reference.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        reference: Callable[P, Tensor],
+        samples: Callable[[torch.dtype], Iterable[tuple[object, ...]]],
+    ) -> None:
+        self.name = name
+        self.reference = reference
+        self.samples = samples
+        self.__doc__ = reference.__doc__
+        self._chosen: dict[tuple[torch.device, torch.dtype], Callable[P, Tensor]] = {}
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        """Run it."""
+        if torch.is_grad_enabled():
+            return self.reference(*args, **kwargs)
+        first: Tensor = args[0]  # type: ignore[assignment]  # the contract of `reference`
+        key = (first.device, first.dtype)
+        chosen = self._chosen.get(key)
+        if chosen is None:
+            chosen = resolve(self.name, first.device.type, first.dtype) or self.reference
+            self._chosen[key] = chosen
+        return chosen(*args, **kwargs)

@@ -1,0 +1,62 @@
+"""One way of storing a run of numbers in a run of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Elements decoded at a time: what a product needs besides the weight is a few times this.
+TILE = 2**18
+
+
+@dataclass(frozen=True, slots=True)
+class BlockType:
+    """A GGML type.
+
+    Args:
+        name: As llama.cpp spells it, for example ``"Q4_K"``.
+        number: Its number in GGUF files.
+        length: Elements in a block.
+        nbytes: Bytes of a block.
+        target: ``"module:function"`` of its decoder: (N, nbytes) uint8 to (N, length) float32.
+    """
+
+    name: str
+    number: int
+    length: int
+    nbytes: int
+    target: str
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether several numbers share a block."""
+        return self.length > 1
+
+    def row_bytes(self, columns: int) -> int:
+        """Bytes of a row of so many elements, a multiple of ``length``."""
+        return columns // self.length * self.nbytes
+
+    @staticmethod
+    def tiles(rows: int, columns: int) -> Iterator[slice]:
+        """Cut rows into parts that are decoded one after the other."""
+        step = max(1, TILE // max(1, columns))
+        return (slice(start, start + step) for start in range(0, rows, step))
+
+    def decode(self, data: Tensor) -> Tensor:
+        """The numbers in rows of blocks.
+
+        Args:
+            data: (..., B * nbytes), uint8.
+
+        Returns:
+            (..., B * length), float32.
+        """
+        module, _, name = self.target.partition(":")
+        decoder: Callable[[Tensor], Tensor] = getattr(import_module(module), name)
+        rows = data.shape[:-1]
+        return decoder(data.reshape(-1, self.nbytes)).reshape(*rows, -1)

@@ -1,0 +1,104 @@
+"""Decoders of the plain types, of blocks of 32 with one scale, and of ternary and 4-bit floats.
+
+Each takes (N, block bytes) uint8 and gives (N, block length) float32, to the last bit what the
+reference decoder gives. The layouts are drawn as byte ranges of a block.
+
+Source: the structs of ``ggml-common.h``; MXFP4: OCP Microscaling Formats 1.0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from blazr.nn.quant.gguf.bits import fields, halves, words
+
+# 4-bit floats (sign, two bits of exponent, one of mantissa), doubled to be whole.
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+
+def f32(blocks: Tensor) -> Tensor:
+    """0:4 float32."""
+    return words(blocks, torch.float32)
+
+
+def f16(blocks: Tensor) -> Tensor:
+    """0:2 float16."""
+    return words(blocks, torch.float16).float()
+
+
+def bf16(blocks: Tensor) -> Tensor:
+    """0:2 bfloat16."""
+    return words(blocks, torch.bfloat16).float()
+
+
+def q4_0(blocks: Tensor) -> Tensor:
+    """0:2 scale, 2:18 nibbles; value = scale * (nibble - 8)."""
+    return halves(blocks, 0) * (fields(blocks[:, 2:], 4, 1).float() - 8)
+
+
+def q4_1(blocks: Tensor) -> Tensor:
+    """0:2 scale, 2:4 minimum, 4:20 nibbles; value = scale * nibble + minimum."""
+    return halves(blocks, 0) * fields(blocks[:, 4:], 4, 1).float() + halves(blocks, 2)
+
+
+def q5_0(blocks: Tensor) -> Tensor:
+    """0:2 scale, 2:6 fifth bits, 6:22 nibbles; value = scale * (five bits - 16)."""
+    return halves(blocks, 0) * (_five_bits(blocks, 2) - 16)
+
+
+def q5_1(blocks: Tensor) -> Tensor:
+    """0:2 scale, 2:4 minimum, 4:8 fifth bits, 8:24 nibbles; value = scale * five bits + minimum."""
+    return halves(blocks, 0) * _five_bits(blocks, 4) + halves(blocks, 2)
+
+
+def _five_bits(blocks: Tensor, start: int) -> Tensor:
+    high = fields(blocks[:, start : start + 4], 1, 4)
+    return (fields(blocks[:, start + 4 :], 4, 1) | (high << 4)).float()
+
+
+def q8_0(blocks: Tensor) -> Tensor:
+    """0:2 scale, 2:34 int8; value = scale * int8."""
+    return words(blocks[:, 2:], torch.int8).float() * halves(blocks, 0)
+
+
+def tq1_0(blocks: Tensor) -> Tensor:
+    """0:48 five ternary digits a byte, 48:52 four, 52:54 scale; value = scale * (digit - 1).
+
+    A byte holds its digits as a fraction: times 3, the carry is the next digit.
+    """
+    parts = []
+    for start, stop, digits in ((0, 32, 5), (32, 48, 5), (48, 52, 4)):
+        powers = torch.tensor([3**d for d in range(digits)], device=blocks.device)
+        part = blocks[:, None, start:stop] * powers.to(torch.uint8)[:, None]  # wraps, as it should
+        parts.append(part.flatten(1))
+    ternary = (torch.cat(parts, 1).int() * 3) >> 8
+    return halves(blocks, 52) * (ternary - 1).float()
+
+
+def tq2_0(blocks: Tensor) -> Tensor:
+    """0:64 two-bit fields, 64:66 scale; value = scale * (field - 1)."""
+    return halves(blocks, 64) * (fields(blocks[:, :64], 2, 2).float() - 1)
+
+
+def mxfp4(blocks: Tensor) -> Tensor:
+    """0:1 exponent of the scale, 1:17 nibbles that are 4-bit floats."""
+    exponent = blocks[:, :1].int()
+    # half of 2 ** (exponent - 127), the two smallest of which are subnormal
+    bits = torch.where(exponent < 2, 0x00200000 << exponent.clamp(max=1), (exponent - 1) << 23)
+    return bits.view(torch.float32) * _look_up(_E2M1, fields(blocks[:, 1:], 4, 1))
+
+
+def nvfp4(blocks: Tensor) -> Tensor:
+    """0:4 unsigned float8 (E4M3) scales of 16 values each, 4:36 nibbles that are 4-bit floats."""
+    scale = blocks[:, :4]
+    exponent, mantissa = (scale >> 3).int() & 15, (scale & 7).float()
+    normal = (1 + mantissa / 8) * torch.exp2(exponent.float() - 7)
+    value = torch.where(exponent == 0, mantissa * 2**-9, normal) * 0.5
+    value = value.masked_fill((scale == 0) | (scale == 0x7F), 0)
+    values = _look_up(_E2M1, fields(blocks[:, 4:], 4, 4)).view(-1, 4, 16)
+    return (value[:, :, None] * values).flatten(1)
+
+
+def _look_up(values: tuple[int, ...], indices: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=indices.device)[indices.int()]

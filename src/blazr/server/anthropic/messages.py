@@ -1,0 +1,215 @@
+"""``POST /v1/messages`` and ``/v1/messages/count_tokens``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import msgspec
+from starlette.responses import Response
+
+from blazr.core.errors import RequestError
+from blazr.engine.sampling_params import SamplingParams
+from blazr.llm.generation import GenerationRequest
+from blazr.server.anthropic.rendering import MessageRenderer
+from blazr.server.messages import MAX_MESSAGES
+from blazr.server.params import grammar_of, sampling_params, scheduling, tool_choice
+from blazr.server.run import Run, whole_answer
+from blazr.server.service import Call, json_response
+from blazr.server.sse import NAMED, EventStream
+from blazr.text.messages import Message
+from blazr.text.reasoning import thinking_variables
+
+_CHOICES = {"auto": "auto", "none": "none", "any": "required", "tool": "required"}
+_NOT_SAID = {"tool_use", "thinking", "redacted_thinking"}
+
+
+class Block(msgspec.Struct, kw_only=True):
+    """A piece of a message: text, a thought, the use of a tool, or what came of it."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[Block] | None = None
+
+
+class Turn(msgspec.Struct):
+    """One message."""
+
+    role: str
+    content: str | list[Block]
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """A tool the model may use. Those without a schema run at Anthropic's, and are left out."""
+
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class Thinking(msgspec.Struct):
+    """Whether to think before answering."""
+
+    type: str
+    budget_tokens: int | None = None
+
+
+class CountBody(msgspec.Struct, kw_only=True):
+    """What is counted."""
+
+    messages: list[Turn]
+    model: str | None = None
+    system: str | list[Block] | None = None
+    tools: list[Tool] | None = None
+    thinking: Thinking | None = None
+
+
+class ToolChoice(msgspec.Struct):
+    """Whether a tool must be used."""
+
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class OutputConfig(msgspec.Struct):
+    """The form of the answer."""
+
+    format: dict[str, Any] | None = None
+
+
+class Body(CountBody, kw_only=True):
+    """The request."""
+
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    tool_choice: ToolChoice | None = None
+    output_config: OutputConfig | None = None
+
+
+async def answer(call: Call[Body]) -> Response:
+    """Answer a chat."""
+    body = call.body
+    call.service.check_model(body.model)
+    form = body.output_config.format if body.output_config else None
+    params = sampling_params(
+        body.stop_sequences,
+        max_tokens=body.max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        grammar=grammar_of(form, param="output_config"),
+    )
+    request = _to_request(call, params, body.tool_choice)
+    run = await Run.start(call, [request])
+    renderer = MessageRenderer(call.service.name)
+    if body.stream:
+        return EventStream(run, renderer, NAMED)
+    return await whole_answer(run, renderer)
+
+
+async def count_tokens(call: Call[CountBody]) -> Response:
+    """How many tokens a chat has."""
+    call.service.check_model(call.body.model)
+    request = _to_request(call, SamplingParams())
+    ids = await asyncio.to_thread(call.service.llm.core.encode_chat, request)
+    return json_response({"input_tokens": len(ids)})
+
+
+def _to_request(
+    call: Call[Body] | Call[CountBody], params: SamplingParams, choice: ToolChoice | None = None
+) -> GenerationRequest:
+    body = call.body
+    messages = [each for turn in body.messages for each in _to_messages(turn)]
+    if body.system:
+        messages.insert(0, Message(role="system", content=_text_of(body.system)))
+    if len(messages) > MAX_MESSAGES:
+        raise RequestError(
+            "there are too many messages.", param="messages", expected=f"at most {MAX_MESSAGES}"
+        )
+    last = messages[-1] if messages else None
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description or "",
+                "parameters": tool.input_schema,
+            },
+        }
+        for tool in body.tools or ()
+        if tool.input_schema is not None
+    ]
+    choice = choice or ToolChoice("auto")
+    if choice.type not in _CHOICES:
+        raise RequestError(
+            "tool_choice is of no known kind.", param="tool_choice", expected=", ".join(_CHOICES)
+        )
+    one, thinks = choice.disable_parallel_tool_use, body.thinking
+    enabled = thinks.type != "disabled" if thinks else None
+    return GenerationRequest(
+        messages=messages,
+        params=params,
+        template_variables=thinking_variables(enabled=enabled) or None,
+        **tool_choice(tools, _CHOICES[choice.type], name=choice.name, parallel=not one),
+        # what an assistant has begun to say is gone on with
+        continue_final_message=last is not None and last.role == "assistant",
+        **scheduling(call),
+    )
+
+
+def _to_messages(turn: Turn) -> Iterator[Message]:
+    """One turn as messages: what came of tools first, each on its own."""
+    content = turn.content
+    if isinstance(content, str):
+        yield Message(role=turn.role, content=content)
+        return
+    for block in content:
+        if block.type == "tool_result":
+            result = _text_of(block.content or "")
+            answered = {"tool_call_id": block.tool_use_id or ""}
+            yield Message(role="tool", content=result, extra=answered)
+    rest = [block for block in content if block.type != "tool_result"]
+    if not rest:
+        return
+    calls = [
+        {
+            "id": block.id or "",
+            "type": "function",
+            "function": {"name": block.name or "", "arguments": block.input or {}},
+        }
+        for block in rest
+        if block.type == "tool_use"
+    ]
+    thought = "".join(block.thinking or "" for block in rest if block.type == "thinking")
+    extra: dict[str, object] = {"reasoning_content": thought} if thought else {}
+    if calls:
+        extra["tool_calls"] = calls
+    said = [block for block in rest if block.type not in _NOT_SAID]
+    yield Message(
+        role=turn.role, content=_text_of(said) if said or not calls else None, extra=extra or None
+    )
+
+
+def _text_of(content: str | list[Block]) -> str:
+    if isinstance(content, str):
+        return content
+    wrong = next((block for block in content if block.type != "text"), None)
+    if wrong is not None:
+        raise RequestError(
+            "a block is not text; this model reads only text.",
+            param="messages",
+            found=repr(wrong.type[:50]),
+            expected="'text'",
+        )
+    return "".join(block.text or "" for block in content)

@@ -1,0 +1,1 @@
+"""Ollama's dialect: models, generate, chat, embed."""

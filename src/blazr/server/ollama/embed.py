@@ -1,0 +1,61 @@
+"""``/api/embed`` and the older ``/api/embeddings``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from starlette.responses import Response
+
+from blazr.llm.results import Completion, Usage
+from blazr.server.ollama.models import check_model
+from blazr.server.run import Renderer, Run, whole_answer
+from blazr.server.service import Call
+from blazr.server.vectors import unit_vectors, vector_requests
+
+
+class EmbedBody(msgspec.Struct, kw_only=True):
+    """Texts."""
+
+    input: str | list[str]
+    model: str | None = None
+    dimensions: int | None = None
+
+
+class OldBody(msgspec.Struct, kw_only=True):
+    """One text."""
+
+    prompt: str
+    model: str | None = None
+
+
+async def embed(call: Call[EmbedBody]) -> Response:
+    """Texts as vectors."""
+    check_model(call.service, call.body.model)
+    given = call.body.input
+    texts = [given] if isinstance(given, str) else given
+    run = await Run.start(call, vector_requests(call, texts, None))
+    return await whole_answer(run, _Vectors(call.service.name, call.body.dimensions))
+
+
+async def embed_one(call: Call[OldBody]) -> Response:
+    """A text as a vector."""
+    check_model(call.service, call.body.model)
+    run = await Run.start(call, vector_requests(call, [call.body.prompt], None))
+    return await whole_answer(run, _Vector())
+
+
+class _Vectors(Renderer):
+    def __init__(self, model: str, dimensions: int | None) -> None:
+        self._model = model
+        self._dimensions = dimensions
+
+    def whole(self, completions: Sequence[Completion], usage: Usage) -> object:
+        vectors = unit_vectors(completions, self._dimensions).tolist()
+        count = usage.prompt_tokens
+        return {"model": self._model, "embeddings": vectors, "prompt_eval_count": count}
+
+
+class _Vector(Renderer):
+    def whole(self, completions: Sequence[Completion], usage: Usage) -> object:  # noqa: ARG002
+        return {"embedding": unit_vectors(completions)[0].tolist()}

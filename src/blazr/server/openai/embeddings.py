@@ -1,0 +1,61 @@
+"""``POST /v1/embeddings``."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from starlette.responses import Response
+
+from blazr.llm.results import Completion, Usage
+from blazr.server.params import to_prompts
+from blazr.server.run import Renderer, Run, whole_answer
+from blazr.server.service import Call
+from blazr.server.vectors import MAX_INPUTS, unit_vectors, vector_requests
+
+
+class Body(msgspec.Struct, kw_only=True):
+    """The request."""
+
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    dimensions: int | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    pooling: Literal["mean", "last"] | None = None
+
+
+async def embed(call: Call[Body]) -> Response:
+    """Texts as vectors: the mean of a text's hidden states, or the last one."""
+    body, service = call.body, call.service
+    service.check_model(body.model)
+    inputs = to_prompts(body.input, param="input", most=MAX_INPUTS)
+    run = await Run.start(call, vector_requests(call, inputs, body.pooling))
+    return await whole_answer(run, _Vectors(service.name, body))
+
+
+class _Vectors(Renderer):
+    def __init__(self, model: str, body: Body) -> None:
+        self._model = model
+        self._body = body
+
+    def whole(self, completions: Sequence[Completion], usage: Usage) -> object:
+        is_packed = self._body.encoding_format == "base64"
+        vectors = unit_vectors(completions, self._body.dimensions)
+        return {
+            "object": "list",
+            "model": self._model,
+            "data": [
+                {
+                    "object": "embedding",
+                    "index": index,
+                    # little-endian float32, as the official client unpacks it
+                    "embedding": b64encode(vector.astype("<f4")).decode()
+                    if is_packed
+                    else vector.tolist(),
+                }
+                for index, vector in enumerate(vectors)
+            ],
+            "usage": {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens},
+        }

@@ -1,0 +1,121 @@
+"""The items that a conversation consists of in OpenAI's newer APIs, as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from blazr.core.errors import RequestError
+from blazr.server.messages import MAX_MESSAGES
+from blazr.text.messages import Message
+
+_TEXT_PARTS = {"text", "input_text", "output_text", "reasoning_text", "summary_text", "refusal"}
+
+
+class ItemPart(msgspec.Struct):
+    """One part of an item's content."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class Item(msgspec.Struct, kw_only=True):
+    """A message, a call of a tool, what came of it, or a train of thought."""
+
+    type: str = "message"
+    role: str | None = None
+    content: str | list[ItemPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    input: str | None = None
+    output: str | list[ItemPart] | None = None
+
+
+def to_messages(items: str | Iterable[Item], *, param: str = "input") -> list[Message]:
+    """Translate items; what an assistant thought, said and called in a row is one message.
+
+    Raises:
+        RequestError: An item is of a kind that cannot be translated, or there are too many.
+    """
+    if isinstance(items, str):
+        return [Message(role="user", content=items)]
+    messages: list[Message] = []
+    for item in items:
+        message = _to_message(item, param)
+        last = messages[-1] if messages else None
+        if (
+            last is not None
+            and last.role == message.role == "assistant"
+            and _goes_on(last, message)
+        ):
+            messages[-1] = _joined(last, message)
+        else:
+            messages.append(message)
+    if len(messages) > MAX_MESSAGES:
+        raise RequestError(
+            "there are too many items.", param=param, expected=f"at most {MAX_MESSAGES}"
+        )
+    return messages
+
+
+def text_of(content: str | list[ItemPart] | None, *, param: str = "input") -> str:
+    """The text of an item's content.
+
+    Raises:
+        RequestError: A part of it is no text.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    wrong = next((part for part in content if part.type not in _TEXT_PARTS), None)
+    if wrong is not None:
+        raise RequestError(
+            "a part is not text; this model reads only text.",
+            param=param,
+            found=repr(wrong.type[:50]),
+            expected="'input_text'",
+        )
+    return "".join(part.text or part.refusal or "" for part in content)
+
+
+def _to_message(item: Item, param: str) -> Message:
+    if item.type == "message" and item.role:
+        role = "system" if item.role == "developer" else item.role
+        return Message(role=role, content=text_of(item.content, param=param))
+    if item.type in {"function_call", "custom_tool_call"} and item.name:
+        arguments = item.arguments or item.input or "{}"
+        function = {"name": item.name, "arguments": arguments}
+        call = {"id": item.call_id or "", "type": "function", "function": function}
+        return Message(role="assistant", content=None, extra={"tool_calls": [call]})
+    if item.type in {"function_call_output", "custom_tool_call_output"}:
+        output = text_of(item.output, param=param)
+        return Message(role="tool", content=output, extra={"tool_call_id": item.call_id or ""})
+    if item.type == "reasoning":
+        thought = text_of(item.content, param=param)
+        return Message(role="assistant", content=None, extra={"reasoning_content": thought})
+    raise RequestError(
+        "an item is incomplete, or of a kind that this server does not know.",
+        param=param,
+        found=repr(item.type[:50]),
+        expected="'message', 'function_call', 'function_call_output' or 'reasoning'",
+    )
+
+
+def _goes_on(last: Message, message: Message) -> bool:
+    """Whether the second belongs to the first: thoughts, text and calls of one turn do."""
+    is_one_turn = last.role == message.role == "assistant"
+    return is_one_turn and (last.content is None or message.content is None)
+
+
+def _joined(last: Message, message: Message) -> Message:
+    before: Mapping[str, Any] = last.extra or {}
+    after: Mapping[str, Any] = message.extra or {}
+    extra: dict[str, Any] = {**before, **after}
+    calls = [*before.get("tool_calls", ()), *after.get("tool_calls", ())]
+    if calls:
+        extra["tool_calls"] = calls
+    content = last.content if message.content is None else message.content
+    return Message(role="assistant", content=content, extra=extra or None)

@@ -1,0 +1,167 @@
+"""``POST /v1/score`` and ``/v1/rerank``: how well texts fit each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+from starlette.responses import Response
+
+from blazr.core.errors import RequestError
+from blazr.llm.results import Completion, Usage
+from blazr.server.openai.labels import Ask, Ballot
+from blazr.server.params import new_id, unix_time
+from blazr.server.run import Renderer, Run, whole_answer
+from blazr.server.service import Call
+from blazr.server.vectors import MAX_INPUTS, unit_vectors, vector_requests
+from blazr.text.messages import Message
+
+_INSTRUCTION = "Given a query, retrieve passages that answer it."
+_JUDGE = (
+    "Judge whether the document meets the requirements of the query and the instruction. "
+    'Answer only "yes" or "no".'
+)
+
+Method = Literal["embedding", "labels"]
+Show = Callable[[list[float], Usage], object]
+
+
+class Document(msgspec.Struct):
+    """A document as an object."""
+
+    text: str
+
+
+class ScoreBody(msgspec.Struct, kw_only=True):
+    """Texts in pairs: one with one, one with many, or many with as many."""
+
+    text_1: str | list[str]
+    text_2: str | list[str]
+    model: str | None = None
+    method: Method | None = None
+    instruction: str | None = None
+
+
+class RerankBody(msgspec.Struct, kw_only=True):
+    """A query and documents to put in order."""
+
+    query: str
+    documents: list[str | Document]
+    model: str | None = None
+    top_n: int | None = None
+    return_documents: bool | None = None
+    method: Method | None = None
+    instruction: str | None = None
+
+
+async def score(call: Call[ScoreBody]) -> Response:
+    """How well pairs of texts fit: cosine of their vectors, or the probability of a yes."""
+    body = call.body
+    first = [body.text_1] if isinstance(body.text_1, str) else body.text_1
+    second = [body.text_2] if isinstance(body.text_2, str) else body.text_2
+    if len(first) == 1:
+        first *= len(second)
+    if len(first) != len(second) or not first:
+        raise RequestError(
+            "the texts make no pairs.",
+            param="text_2",
+            found=f"{len(first)} and {len(second)}",
+            expected="one and any number, or equal numbers",
+        )
+
+    def show(scores: list[float], usage: Usage) -> object:
+        rows = [{"object": "score", "index": i, "score": each} for i, each in enumerate(scores)]
+        return {
+            "id": new_id("score-"),
+            "object": "list",
+            "created": unix_time(),
+            "model": call.service.name,
+            "data": rows,
+            "usage": _usage(usage),
+        }
+
+    pairs = list(zip(first, second, strict=True))
+    return await _compare(call, pairs, body.method or "embedding", show)
+
+
+async def rerank(call: Call[RerankBody]) -> Response:
+    """Documents in order of relevance: the probability of a yes, or cosine of their vectors."""
+    body = call.body
+    texts = [each if isinstance(each, str) else each.text for each in body.documents]
+
+    def show(scores: list[float], usage: Usage) -> object:
+        order = sorted(range(len(texts)), key=lambda index: -scores[index])
+        results: list[dict[str, object]] = [
+            {"index": index, "relevance_score": scores[index]} for index in order[: body.top_n]
+        ]
+        if body.return_documents is not False:
+            for each, index in zip(results, order, strict=False):
+                each["document"] = {"text": texts[index]}
+        return {
+            "id": new_id("rerank-"),
+            "model": call.service.name,
+            "results": results,
+            "usage": _usage(usage),
+        }
+
+    if not texts or (body.top_n is not None and body.top_n < 1):
+        raise RequestError("there is nothing to put in order.", param="documents")
+    pairs = [(body.query, text) for text in texts]
+    return await _compare(call, pairs, body.method or "labels", show)
+
+
+async def _compare(
+    call: Call[ScoreBody] | Call[RerankBody],
+    pairs: Sequence[tuple[str, str]],
+    method: Method,
+    show: Show,
+) -> Response:
+    call.service.check_model(call.body.model)
+    if method == "labels":
+        wanted = call.body.instruction or _INSTRUCTION
+        asks = [
+            Ask(
+                messages=(
+                    Message(role="system", content=_JUDGE),
+                    Message(
+                        role="user",
+                        content=f"<Instruct>: {wanted}\n<Query>: {query}\n<Document>: {text}",
+                    ),
+                ),
+                labels=("yes", "no"),
+            )
+            for query, text in pairs
+        ]
+        ballot = Ballot(call, asks)
+        run = await Run.start(call, await ballot.requests())
+        yeses = _Shown(lambda each: [p[0] for p in ballot.probabilities(each)], show)
+        return await whole_answer(run, yeses)
+    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+    if len(texts) > MAX_INPUTS:
+        raise RequestError("there are too many texts.", expected=f"at most {MAX_INPUTS}")
+    place = {text: index for index, text in enumerate(texts)}
+
+    def cosines(completions: Sequence[Completion]) -> list[float]:
+        vectors = unit_vectors(completions)
+        return [float(vectors[place[a]] @ vectors[place[b]]) for a, b in pairs]
+
+    run = await Run.start(call, vector_requests(call, texts, None))
+    return await whole_answer(run, _Shown(cosines, show))
+
+
+class _Shown(Renderer):
+    def __init__(self, scores: Callable[[Sequence[Completion]], list[float]], show: Show) -> None:
+        self._scores = scores
+        self._show = show
+
+    def whole(self, completions: Sequence[Completion], usage: Usage) -> object:
+        return self._show(self._scores(completions), usage)
+
+
+def _usage(usage: Usage) -> dict[str, object]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }

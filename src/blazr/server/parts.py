@@ -1,0 +1,110 @@
+"""A reply as the parts that newer APIs cut it into: thoughts, text, calls, one at a time."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from blazr.server.run import Renderer
+from blazr.text.events import (
+    Event,
+    Finished,
+    PromptDone,
+    ReasoningDelta,
+    TokenText,
+    ToolCallDelta,
+)
+
+Kind = Literal["text", "reasoning", "tool"]
+
+
+@dataclass(slots=True)
+class Part:
+    """One part, as far as it has come.
+
+    Args:
+        kind: What it is.
+        place: How many came before it.
+        text: Its text; of a call the arguments, as JSON.
+        call_id: Of a call.
+        name: Of a call: the tool's.
+        logprobs: Of its tokens, when asked for.
+    """
+
+    kind: Kind
+    place: int
+    text: str = ""
+    call_id: str = ""
+    name: str = ""
+    logprobs: list[TokenText] = field(default_factory=list)
+
+
+class PartsRenderer(Renderer):
+    """Says a reply part by part. The whole is what the stream has put together."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.prompt: PromptDone | None = None
+        self.finished: Finished | None = None
+        self._is_open = False
+
+    def event(self, event: Event) -> Iterable[object]:
+        """The payloads for an event."""
+        if isinstance(event, PromptDone):
+            self.prompt = event
+            yield from self.begin()
+        elif isinstance(event, Finished):
+            self.finished = event
+            yield from self._close()
+        elif isinstance(event, ToolCallDelta):
+            if event.id is not None or event.name is not None:
+                part = Part("tool", len(self.parts), call_id=event.id or "", name=event.name or "")
+                yield from self._open(part)
+            if event.arguments:
+                yield from self._add("tool", event.arguments)
+        elif isinstance(event, ReasoningDelta):
+            yield from self._add("reasoning", event.text)
+        elif event.text or (event.logprobs and self._is_open and self.parts[-1].kind == "text"):
+            yield from self._add("text", event.text, event.logprobs)
+
+    def gather(self, event: Event) -> None:
+        """Take note of an event, when not streaming."""
+        for _ in self.event(event):
+            pass
+
+    def _add(self, kind: Kind, text: str, tokens: Sequence[TokenText] = ()) -> Iterator[object]:
+        if not self._is_open or self.parts[-1].kind != kind:
+            yield from self._open(Part(kind, len(self.parts)))
+        part = self.parts[-1]
+        part.text += text
+        part.logprobs.extend(tokens)
+        yield from self.more(part, text, tokens)
+
+    def _open(self, part: Part) -> Iterator[object]:
+        yield from self._close()
+        self._is_open = True
+        self.parts.append(part)
+        yield from self.opened(part)
+
+    def _close(self) -> Iterator[object]:
+        if self._is_open:
+            self._is_open = False
+            yield from self.closed(self.parts[-1])
+
+    @abstractmethod
+    def begin(self) -> Iterable[object]:
+        """What to send when the prompt was read."""
+
+    @abstractmethod
+    def opened(self, part: Part) -> Iterable[object]:
+        """What to send when a part begins."""
+
+    @abstractmethod
+    def more(self, part: Part, text: str, tokens: Sequence[TokenText] = ()) -> Iterable[object]:
+        """What to send when a part goes on."""
+
+    @abstractmethod
+    def closed(self, part: Part) -> Iterable[object]:
+        """What to send when a part has ended."""

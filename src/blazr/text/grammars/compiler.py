@@ -1,0 +1,224 @@
+"""From what a request asks for to a constraint: tried in a child, compiled once, remembered."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+from blazr.core.errors import CapacityError, GrammarError
+from blazr.text.grammars import GRAMMARS
+from blazr.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+    from blazr.text.grammars.constraint import GrammarConstraint
+    from blazr.text.grammars.trial import Trial
+
+MAX_SOURCE_BYTES = 1 << 20
+MAX_CACHED = 32
+MAX_CACHED_BYTES = 256 << 20
+MAX_PENDING = 128
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What became of a grammar: a constraint at its beginning, or why there is none."""
+
+    constraint: GrammarConstraint | None
+    error: GrammarError | None
+    num_bytes: int
+
+    @property
+    def is_worn(self) -> bool:
+        """Whether it is better compiled anew."""
+        return self.constraint is not None and self.constraint.is_worn
+
+
+class GrammarCompiler:
+    """Compiles grammars for one vocabulary. Thread-safe; waits, so never call it on an event loop.
+
+    A grammar is compiled once however many ask for it at the same time. One that is refused is
+    remembered too. Nothing starts and nothing is imported before the first.
+
+    Args:
+        tokenizer: The model's.
+        vocab_size: Rows of its embedding.
+        special_ids: Tells the ids that no text produces, besides those the tokenizer knows.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        vocab_size: int,
+        special_ids: Callable[[], frozenset[int]] = frozenset,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._special_ids = special_ids
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._running: dict[bytes, Future[_Entry]] = {}
+        self._start = threading.Lock()
+        self._threads: ThreadPoolExecutor | None = None
+        self._num_pending = 0
+
+    def compile(
+        self, grammar: Mapping[str, object], *, after: str | None = None
+    ) -> GrammarConstraint:
+        """What a reply must follow.
+
+        Args:
+            grammar: One row's name in GRAMMARS and its value, such as ``{"regex": "[a-z]+"}``.
+            after: Text or special token that ends a free part before it, such as ``"</think>"``.
+
+        Returns:
+            The beginning; every reply forks its own from it.
+
+        Raises:
+            GrammarError: It is wrong, too complex, or cannot be enforced.
+        """
+        source = self._source(grammar, after)
+        entry = self._entry(source, hashlib.sha256(source.encode()).digest())
+        if entry.constraint is not None:
+            return entry.constraint
+        assert entry.error is not None
+        raise GrammarError(  # a fresh one each time, because raising changes an exception
+            entry.error.message,
+            found=entry.error.found,
+            expected=entry.error.expected,
+            hint=entry.error.hint,
+        )
+
+    def submit(self, work: Callable[[], R]) -> Future[R]:
+        """Run something that compiles on threads of its own, where it delays no other request.
+
+        Raises:
+            CapacityError: Too much of it waits.
+        """
+        with self._lock:
+            if self._num_pending >= MAX_PENDING:
+                raise CapacityError("too many grammars wait.", expected=f"at most {MAX_PENDING}")
+            self._num_pending += 1
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(2, "blazr-grammar")
+        future = self._threads.submit(work)
+        future.add_done_callback(self._leave)
+        return future
+
+    def close(self) -> None:
+        """End the child process and the threads. May be called twice."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        if "_tools" in self.__dict__:
+            self._tools[1].close()
+
+    def _leave(self, future: Future[R]) -> None:  # noqa: ARG002
+        with self._lock:
+            self._num_pending -= 1
+
+    def _source(self, grammar: Mapping[str, object], after: str | None) -> str:
+        if not self._tokenizer.size:
+            hint = "name the vocabulary: --vocab llama3"
+            raise GrammarError("this model has no known vocabulary.", hint=hint)
+        if len(grammar) != 1 or next(iter(grammar)) not in GRAMMARS:
+            expected = "one of " + ", ".join(GRAMMARS)
+            raise GrammarError("the kind of grammar is unknown.", expected=expected)
+        [(name, value)] = grammar.items()
+        source = GRAMMARS[name](value, self._tokenizer.special_ids)
+        if after is not None:
+            source = _after(source, after, self._tokenizer.special_ids)
+        if len(source.encode()) > MAX_SOURCE_BYTES:
+            raise GrammarError("the grammar is too long.", expected=f"{MAX_SOURCE_BYTES} bytes")
+        return source
+
+    def _entry(self, source: str, key: bytes) -> _Entry:
+        with self._lock:
+            known = self._cache.get(key)
+            if known is not None and not known.is_worn:
+                self._cache.move_to_end(key)
+                return known
+            running = self._running.get(key)
+            if running is None:
+                mine = self._running[key] = Future()
+        if running is None:
+            self._run(source, key, mine)
+            return mine.result()
+        return running.result()
+
+    def _run(self, source: str, key: bytes, future: Future[_Entry]) -> None:
+        try:
+            entry = self._compile(source)
+        except BaseException as error:
+            with self._lock:
+                del self._running[key]
+            future.set_exception(error)
+            raise
+        with self._lock:
+            del self._running[key]
+            self._cache[key] = entry
+            self._shrink()
+        future.set_result(entry)
+
+    def _compile(self, source: str) -> _Entry:
+        from blazr.text.grammars.child import make_matcher
+        from blazr.text.grammars.constraint import GrammarConstraint
+        from blazr.text.grammars.refusal import refusal
+
+        with self._start:
+            tokenizer, trial = self._tools
+        try:
+            verdict = trial.run(source)
+        except GrammarError as error:
+            return _Entry(None, error, 0)
+        if verdict.error:
+            return _Entry(None, refusal(verdict.error, source), 0)
+        constraint = GrammarConstraint(make_matcher(tokenizer, source), self._vocab_size)
+        try:
+            constraint.check_start()
+        except GrammarError as error:
+            return _Entry(None, error, 0)
+        return _Entry(constraint, None, verdict.num_bytes + len(source))
+
+    @cached_property
+    def _tools(self) -> tuple[LLTokenizer, Trial]:
+        from blazr.text.grammars.child import make_tokenizer
+        from blazr.text.grammars.constraint import make_vocabulary
+        from blazr.text.grammars.trial import Trial
+
+        vocabulary = make_vocabulary(self._tokenizer, self._vocab_size, self._special_ids())
+        trial = Trial(vocabulary)
+        trial.start()  # it gets ready while we do
+        return make_tokenizer(vocabulary), trial
+
+    def _shrink(self) -> None:
+        size = sum(entry.num_bytes for entry in self._cache.values())
+        while len(self._cache) > MAX_CACHED or (size > MAX_CACHED_BYTES and len(self._cache) > 1):
+            _, entry = self._cache.popitem(last=False)
+            size -= entry.num_bytes
+
+
+def _after(source: str, end: str, special_ids: Mapping[str, int]) -> str:
+    """A grammar that begins when free text has ended."""
+    from blazr.text.grammars.tool_call import text_with_specials
+
+    if end in special_ids:
+        free = f"free: /(?s:.*)/ {text_with_specials(end, special_ids)}"
+    else:
+        free = f"free[suffix={json.dumps(end)}]: /(?s:.*)/"
+    first = {"lark_grammar": f"start: free /\\n{{0,2}}/ @body\n{free}"}
+    if source.startswith("{"):
+        body = {"name": "body", **json.loads(source)["grammars"][0]}
+    else:
+        body = {"name": "body", "lark_grammar": source}
+    return json.dumps({"grammars": [first, body]})

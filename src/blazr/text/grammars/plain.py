@@ -1,0 +1,74 @@
+"""Regular expressions, choices and Lark grammars."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from blazr.core.errors import GrammarError
+
+MAX_CHOICES = 4096
+
+
+def regex(value: object, special_ids: Mapping[str, int]) -> str:  # noqa: ARG001
+    """The whole reply matches a regular expression, in the syntax of Rust's ``regex``.
+
+    Raises:
+        GrammarError: The value is no string.
+    """
+    pattern = _string(value, "regex")
+    # in Lark a slash ends the expression, and it ends with its line
+    escaped = _escape_slashes(pattern).replace("\n", "\\n").replace("\r", "\\r")
+    return f"start: /{escaped}/" if pattern else 'start: ""'
+
+
+def choice(value: object, special_ids: Mapping[str, int]) -> str:  # noqa: ARG001
+    """One of several texts.
+
+    Raises:
+        GrammarError: The value is no list of texts, or one is empty.
+    """
+    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+        raise GrammarError("choice needs texts to choose from.", expected='["yes", "no"]')
+    if len(value) > MAX_CHOICES:
+        expected = f"at most {MAX_CHOICES}"
+        raise GrammarError("choice has too many texts.", found=f"{len(value)}", expected=expected)
+    texts = dict.fromkeys(_string(each, "choice") for each in value)
+    if "" in texts:
+        raise GrammarError("choice has an empty text.", expected="texts of one character or more")
+    return "start: " + " | ".join(literal(each) for each in texts)
+
+
+def lark(value: object, special_ids: Mapping[str, int]) -> str:  # noqa: ARG001
+    """A context-free grammar in llguidance's Lark.
+
+    Raises:
+        GrammarError: The value is no string.
+    """
+    source = _string(value, "lark")
+    if source.lstrip().startswith("{"):  # llguidance would take it for its own JSON form
+        raise GrammarError("this is no Lark grammar.", expected='rules, such as start: "a" | "b"')
+    return source
+
+
+def literal(text: str) -> str:
+    """A text as Lark spells it."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _string(value: object, name: str) -> str:
+    if not isinstance(value, str):
+        raise GrammarError(f"{name} needs a text.", found=type(value).__name__)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise GrammarError(f"{name} is not valid Unicode.") from None
+    return value
+
+
+def _escape_slashes(pattern: str) -> str:
+    out, is_escaped = [], False
+    for character in pattern:
+        out.append("\\/" if character == "/" and not is_escaped else character)
+        is_escaped = character == "\\" and not is_escaped
+    return "".join(out)

@@ -1,0 +1,145 @@
+"""The child process in which a grammar is compiled first, because it can be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import selectors
+import subprocess
+import sys
+import threading
+import weakref
+from dataclasses import dataclass
+
+from blazr.core.errors import EngineError, GrammarError
+from blazr.text.grammars import child
+
+# Of the wall clock, for a child that neither answers nor computes; the limit that counts is CPU_S.
+SILENCE_S = 10.0
+START_S = 60.0
+_NO_START = "the process that compiles grammars does not start."
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of a trial.
+
+    Args:
+        error: What is wrong with the grammar; empty if nothing is.
+        num_bytes: Memory it takes, about.
+    """
+
+    error: str
+    num_bytes: int
+
+
+class Trial:
+    """Compiles grammars in a process of its own, one at a time.
+
+    A process that dies of a grammar is replaced at the next. Thread-safe.
+
+    Args:
+        vocabulary: The model's tokens.
+    """
+
+    def __init__(self, vocabulary: child.Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reaper: weakref.finalize[..., Trial] | None = None
+        self._is_ready = False
+
+    def start(self) -> None:
+        """Start the process without waiting for it; `run` does so too where none runs."""
+        with self._lock:
+            self._launch()
+
+    def run(self, source: str) -> Verdict:
+        """Try a grammar.
+
+        Raises:
+            GrammarError: It takes too much time or memory.
+            EngineError: The process cannot be started.
+        """
+        with self._lock:
+            process = self._started()
+            answer = _answer(process, SILENCE_S) if _send(process, source.encode()) else None
+            if answer is None:
+                self._stop()
+                raise GrammarError(
+                    "the grammar is too complex.",
+                    expected=f"one that compiles in {child.CPU_S:g} s and "
+                    f"{child.MEMORY_BYTES >> 20} MB",
+                    hint="fewer and smaller repetitions, alternatives and bounds",
+                )
+            verdict = json.loads(answer)
+            if verdict["is_worn"]:
+                self._stop()
+        return Verdict(verdict["error"], verdict["bytes"])
+
+    def close(self) -> None:
+        """End the process. May be called twice; a later `run` starts another."""
+        with self._lock:
+            self._stop()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        process = self._process
+        if process is None or process.poll() is not None:
+            self._stop()
+            process = self._launch()
+        if not self._is_ready:
+            if _answer(process, START_S) is None:
+                self._stop()
+                raise EngineError(_NO_START)
+            self._is_ready = True
+        return process
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        try:
+            process = subprocess.Popen(
+                # -P keeps the modules beside the program from hiding others of the same name
+                [sys.executable, "-P", child.__file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # an interrupt at the terminal is not for it
+            )
+        except OSError as error:
+            raise EngineError(_NO_START, found=str(error)[:100]) from error
+        self._process = process
+        self._reaper = weakref.finalize(self, _end, process)
+        _send(process, child.pack_vocabulary(self._vocabulary))
+        return process
+
+    def _stop(self) -> None:
+        if self._reaper is not None:
+            self._reaper()
+        self._process = self._reaper = None
+        self._is_ready = False
+
+
+def _send(process: subprocess.Popen[bytes], frame: bytes) -> bool:
+    """Send a frame; False where the process died."""
+    assert process.stdin is not None
+    try:
+        child.write_frame(process.stdin, frame)
+    except OSError:
+        return False
+    return True
+
+
+def _answer(process: subprocess.Popen[bytes], timeout_s: float) -> bytes | None:
+    """Get the answer; None where the process died or keeps silent."""
+    assert process.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        if not selector.select(timeout_s):
+            return None
+    return child.read_frame(process.stdout)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and leave nothing of it behind."""
+    process.kill()
+    with contextlib.suppress(OSError), process:  # closes the pipes, waits
+        pass

@@ -1,0 +1,46 @@
+"""Which format of tool calls a model uses: what its chat template, family or vocabulary says."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from blazr.text.tool_calls import TOOL_FORMATS
+from blazr.text.tool_calls.format import ToolFormat
+
+# What a model is asked for that has no format of its own.
+DEFAULT = "hermes"
+
+
+def choose_tool_format(
+    template_source: str, family: str, vocab: Container[str] = (), *, name: str | None = None
+) -> ToolFormat | None:
+    """Find the format of a model's tool calls.
+
+    Args:
+        template_source: Its chat template.
+        family: What kind of checkpoint it is.
+        vocab: The names of its special tokens.
+        name: The format to use, or ``"none"``, whatever the model says.
+
+    Returns:
+        The format; None where none is wanted.
+
+    Raises:
+        UnknownNameError: ``name`` is no format.
+    """
+    if name is not None:
+        return None if name == "none" else TOOL_FORMATS[name]
+    rows = list(TOOL_FORMATS.values())
+    by_template = (
+        row for row in rows if row.signs and all(s in template_source for s in row.signs)
+    )
+    by_family = (row for row in rows if family in row.families)
+    # the tokens of oxidizr's vocabularies are in them whoever the model is
+    by_vocab = (row for row in rows if "oxidizr" not in row.families and _has_tokens(row, vocab))
+    for found in (*by_template, *by_family, *by_vocab):
+        return found
+    return TOOL_FORMATS[DEFAULT]
+
+
+def _has_tokens(row: ToolFormat, vocab: Container[str]) -> bool:
+    return bool(row.markers) and row.markers[0] in vocab

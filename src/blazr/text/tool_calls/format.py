@@ -1,0 +1,156 @@
+"""What a format of tool calls is: how it is read from a stream, written, and enforced."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from blazr.text.grammars.tool_call import Part, ToolGrammar
+from blazr.text.splitter import Scan, Sink, Splitter
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool that may be called.
+
+    Args:
+        name: Its name.
+        parameters: JSON Schema of its arguments, an object's.
+    """
+
+    name: str
+    parameters: Mapping[str, object]
+
+    @property
+    def properties(self) -> Mapping[str, object]:
+        """The schema of each argument by name."""
+        found = self.parameters.get("properties")
+        return found if isinstance(found, Mapping) else {}
+
+    @property
+    def required(self) -> frozenset[str]:
+        """The arguments that no call leaves out."""
+        found = self.parameters.get("required")
+        return frozenset(map(str, found)) if isinstance(found, list | tuple) else frozenset()
+
+
+Tools = Mapping[str, ToolSpec]  # by name; empty where they are not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat:
+    """One way in which models write calls of tools.
+
+    Args:
+        name: What ``--tool-parser`` calls it.
+        markers: Texts that begin calls, wherever they are.
+        starters: Texts that begin calls where the reply begins.
+        tokens: Special tokens calls are made of, besides the markers.
+        signs: What a chat template for it holds; all of them.
+        families: Kinds of checkpoint that use it.
+        scan: Reads calls; given the tools, and which marker or starter stood before.
+        begin: Written before the first call.
+        separator: Written between two calls; None where there is only one.
+        end: Written after the last call.
+        parts: What a call of a tool looks like, for a grammar.
+        spell: A call as the model writes it, given name and arguments.
+        stop_names: Special tokens that end a reply with calls.
+    """
+
+    name: str
+    markers: tuple[str, ...] = ()
+    starters: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    signs: tuple[str, ...] = ()
+    families: tuple[str, ...] = ()
+    scan: Callable[[Tools, str, Sink], Scan]
+    begin: str = ""
+    separator: str | None = None
+    end: str = ""
+    parts: Callable[[ToolSpec], Sequence[Part]]
+    spell: Callable[[str, Mapping[str, object]], str]
+    stop_names: tuple[str, ...] = ()
+
+    @property
+    def special_names(self) -> frozenset[str]:
+        """Names of special tokens whose text the parser must see."""
+        return frozenset((*self.markers, *self.starters, *self.tokens))
+
+    def parser(self, tools: Sequence[ToolSpec] = ()) -> Splitter:
+        """A parser for one reply.
+
+        Args:
+            tools: What may be called. They tell the types of arguments where the format does not,
+                and calls from other text where no marker does.
+        """
+        known = {tool.name: tool for tool in tools}
+        return Splitter(
+            lambda marker, sink: self.scan(known, marker, sink),
+            markers=self.markers,
+            starters=self.starters,
+        )
+
+    def grammar(
+        self, tools: Sequence[ToolSpec], *, parallel: bool = True, before: str = ""
+    ) -> ToolGrammar:
+        """What a reply that must call a tool has to follow; a value for GRAMMARS' ``tool_call``.
+
+        Args:
+            tools: One of them is called, or more.
+            parallel: Whether more than one may be, where the format knows how.
+            before: Written first, such as what ends thinking that the prompt began.
+        """
+        return ToolGrammar(
+            calls=[self.parts(tool) for tool in tools],
+            begin=before + self.begin,
+            separator=self.separator if parallel else None,
+            end=self.end,
+        )
+
+    def write(self, calls: Sequence[tuple[str, Mapping[str, object]]]) -> str:
+        """Calls as the model writes them, for templates that do not.
+
+        Args:
+            calls: Name and arguments of each.
+        """
+        spelled = [self.spell(name, arguments) for name, arguments in calls]
+        separator = self.end + self.begin if self.separator is None else self.separator
+        return self.begin + separator.join(spelled) + self.end
+
+
+def tool_specs(tools: Sequence[Mapping[str, object]]) -> list[ToolSpec]:
+    """Tools as the OpenAI API describes them; what has no name is left out."""
+    specs = []
+    for tool in tools:
+        function = tool.get("function", tool)
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+            parameters = function.get("parameters")
+            known = parameters if isinstance(parameters, Mapping) else {}
+            specs.append(ToolSpec(str(function["name"]), known))
+    return specs
+
+
+def as_json(value: object) -> str:
+    """JSON as models write it."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def inside_string(text: str) -> str:
+    """A text as it stands between the quotes of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def schema_of(tool: ToolSpec) -> Mapping[str, object]:
+    """The schema of all arguments, an object's whatever the tool says."""
+    return {"type": "object", **tool.parameters}
+
+
+def with_definitions(tool: ToolSpec, argument: str) -> Mapping[str, object]:
+    """The schema of one argument, with the definitions of the whole that it may refer to."""
+    schema = tool.properties.get(argument)
+    found = schema if isinstance(schema, Mapping) else {}
+    shared = {
+        key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters
+    }
+    return {**found, **shared}

@@ -1,0 +1,84 @@
+"""OpenAI's harmony: a reply is messages in channels, thinking and calls of tools among them.
+
+A message is ``<|start|>assistant<|channel|>NAME to=RECIPIENT <|constrain|>json<|message|>TEXT`` and
+``<|end|>``, or ``<|call|>`` after a call of a tool. The prompt ends in ``<|start|>assistant``.
+
+Source: openai/harmony, docs/format.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from blazr.text.grammars.tool_call import Part
+from blazr.text.scanning import SPACE, one_of, pour, spaces, until
+from blazr.text.splitter import MalformedError, Scan, Sink
+from blazr.text.tool_calls.format import Tools, ToolSpec, as_json, schema_of
+from blazr.text.tool_calls.json_scan import arguments, check_arguments, check_name
+
+MARKERS = ("<|start|>assistant", "<|channel|>")
+STARTERS = (" to=", "to=")
+TOKENS = (
+    *("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>"),
+    *("<|return|>", "<|call|>"),
+)
+_BODY = "<|message|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+_TO = r"(?: ?to=(?:functions\.)?([\w.-]+))?"
+_HEADER = re.compile(
+    rf"(?:<\|start\|>assistant)?{_TO} ?<\|channel\|>(analysis|commentary|final)"
+    rf"{_TO} ?(?:<\|constrain\|>)?[a-z]*"
+)
+
+
+def scan_channels(marker: str, sink: Sink) -> Scan:
+    """Takes messages out of their channels. Calls of tools stay as they are."""
+    header, c = yield from until((yield), _BODY)
+    parts = _HEADER.fullmatch(marker + header)
+    if parts is None:
+        raise MalformedError
+    if parts[1] or parts[3]:
+        sink.text(parts[0] + _BODY, ahead=True)
+        end, c = yield from pour(c, _ENDS, sink.text)
+        sink.text(end, ahead=True)
+    elif parts[2] == "analysis":
+        sink.is_thinking = True
+        sink.settle(ahead=True)
+        stop = sink.stop_thinking
+        _, c = yield from pour(c, _ENDS, sink.reasoning, trim=SPACE, at_end=stop)
+    else:
+        sink.settle(ahead=True)
+        _, c = yield from pour(c, _ENDS, sink.text)
+    sink.settle(ahead=True)
+    return c
+
+
+def scan_call(tools: Tools, marker: str, sink: Sink) -> Scan:
+    """Reads a message to a tool."""
+    header, c = yield from until((yield), _BODY)
+    parts = _HEADER.fullmatch(marker + header)
+    if parts is None or not (parts[1] or parts[3]):
+        raise MalformedError
+    name = check_name(parts[1] or parts[3], tools)
+    c = yield from spaces(c)
+    check_arguments(c)
+    sink.begin(name)
+    c = yield from arguments(c, sink)
+    c = yield from spaces(c)
+    _, c = yield from one_of(c, *_ENDS)
+    return c
+
+
+def parts_call(tool: ToolSpec) -> Sequence[Part]:
+    """What a call looks like to a grammar: it ends with a token that ends the reply."""
+    return (_head(tool.name), schema_of(tool))
+
+
+def spell_call(name: str, values: Mapping[str, object]) -> str:
+    """Writes a call."""
+    return _head(name) + as_json(values)
+
+
+def _head(name: str) -> str:
+    return f"<|channel|>commentary to=functions.{name} <|constrain|>json{_BODY}"

@@ -1,0 +1,136 @@
+"""Calls as Python writes them, in a list: ``[f(city="Genf", days=3), g()]``.
+
+Source: Llama 3.2 and 4 model cards; Liquid AI's LFM2 documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from blazr.text.grammars.tool_call import Maybe, Part
+from blazr.text.scanning import literal, spaces, unexpected
+from blazr.text.splitter import CutOffError, MalformedError, Scan, Sink
+from blazr.text.tool_calls.format import (
+    Tools,
+    ToolSpec,
+    as_json,
+    inside_string,
+    with_definitions,
+)
+from blazr.text.tool_calls.json_call import Shape, json_call, optional
+from blazr.text.tool_calls.json_scan import check_name, quoted, tool_name
+from blazr.text.tool_calls.values import python_to_json
+
+_LONGEST_VALUE = 1_000_000
+
+
+def scan_pythonic(ends: Mapping[str, str]) -> Callable[[Tools, str, Sink], Scan]:
+    """Reads calls of this kind.
+
+    Args:
+        ends: What follows the list, if it does, by the marker before it. What is no marker is a
+            starter, the list's own bracket; only known tools are called then.
+    """
+
+    def scan(tools: Tools, marker: str, sink: Sink) -> Scan:
+        c = (yield) if marker in ends else marker
+        c = yield from spaces(c)
+        c = yield from literal(c, "[")
+        c = yield from spaces(c)
+        must_be_known = marker not in ends
+        while c and c != "]":
+            sink.reopen()
+            if c == "{":  # JSON, which some were trained on as well
+                c = yield from json_call(c, tools, sink, Shape(must_be_known=must_be_known))
+            else:
+                c = yield from _call(c, tools, sink, must_be_known=must_be_known)
+            c = yield from _comma(c, "]")
+        c = yield from literal(c, "]")
+        c = yield from spaces(c)
+        return (yield from optional(c, ends.get(marker, "")))
+
+    return scan
+
+
+def _comma(c: str, end: str) -> Scan:
+    """What parts one thing from the next."""
+    c = yield from spaces(c)
+    if c == ",":
+        c = yield
+        return (yield from spaces(c))
+    if c != end:
+        raise unexpected(c)
+    return c
+
+
+def _call(c: str, tools: Tools, sink: Sink, *, must_be_known: bool) -> Scan:
+    name, c = yield from tool_name(c)
+    name = check_name(name, tools, must_be_known=must_be_known)
+    c = yield from literal(c, "(")
+    c = yield from spaces(c)
+    lead, has_begun = "{", False
+    try:
+        while c != ")":
+            key, c = yield from tool_name(c)
+            c = yield from spaces(c)
+            c = yield from literal(c, "=")
+            c = yield from spaces(c)
+            if not has_begun:
+                sink.begin(name, ahead=True)
+                has_begun = True
+            c = yield from _argument(c, f"{lead}{as_json(key)}: ", sink)
+            lead = ", "
+            c = yield from _comma(c, ")")
+    except CutOffError:
+        raise
+    except MalformedError:
+        if has_begun:
+            sink.close("}" if lead == ", " else "{}")
+        raise
+    if not has_begun:
+        sink.begin(name)
+    sink.arguments("}" if lead == ", " else "{}")
+    return (yield)
+
+
+def _argument(c: str, head: str, sink: Sink) -> Scan:
+    if c in {'"', "'"}:
+        sink.arguments(head + '"')
+        c = yield from quoted(c, sink, lambda text: sink.arguments(inside_string(text)))
+        sink.arguments('"', ahead=True)
+        return c
+    text = ""
+    depth, quote = 0, ""
+    while c and (depth or quote or c not in ",)"):
+        text += c
+        if quote:
+            if c == "\\":
+                text += yield
+            quote = "" if c == quote else quote
+        else:
+            quote = c if c in "\"'" else ""
+            depth += (c in "([{") - (c in ")]}")
+        c = yield
+        if len(text) > _LONGEST_VALUE:
+            break
+    value = python_to_json(text) if c else text
+    if value is None:
+        raise MalformedError
+    sink.arguments(head + value, ahead=True)
+    return c
+
+
+def parts_pythonic(tool: ToolSpec) -> Sequence[Part]:
+    """What a call looks like to a grammar. Values are JSON, which is read like Python's."""
+    found: list[Part] = [tool.name + "("]
+    lead = ""
+    for key in sorted(tool.properties, key=lambda key: key not in tool.required):
+        argument = (f"{lead}{key}=", with_definitions(tool, key))
+        found += argument if key in tool.required else [Maybe(argument)]
+        lead = ", "
+    return (*found, ")")
+
+
+def spell_pythonic(name: str, values: Mapping[str, object]) -> str:
+    """Writes a call of this kind."""
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in values.items())})"

@@ -1,0 +1,400 @@
+"""Every Hugging Face family against transformers: the same logits, the same greedy tokens."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from blazr.core.errors import CheckpointError, ConfigError
+from blazr.models.checkpoint.open import open_checkpoint
+from blazr.models.families import FAMILIES
+from blazr.models.families.detect import detect_family
+from blazr.models.loading.load import LoadedModel, load, plan_model
+from blazr.nn.device import resolve_device
+from networks import VOCAB, Lab
+from references import reference_logits, rewrite_config, save_reference
+
+pytest.importorskip("transformers", reason="the reference is the transformers library")
+
+CPU = resolve_device("cpu")
+TOLERANCE = 1e-4
+# Of other makers' formats, or tested elsewhere.
+NO_REFERENCE = {"oxidizr", "mamba", "gguf"}
+
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 20}
+_LATENT = {
+    "kv_lora_rank": 12,
+    "q_lora_rank": 14,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+}
+_GRANITE = {
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 0.5,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.2,
+}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+_LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 5.0]}
+
+
+def _rope(kind: str, **rest: object) -> dict[str, object]:
+    return {"rope_scaling": {"rope_type": kind, **rest}}
+
+
+# What is odd about each case is in its name.
+CASES: dict[str, tuple[str, dict[str, object]]] = {
+    "llama": ("llama", {}),
+    "llama biases": ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 10}),
+    "llama tied": ("llama", {"tie_word_embeddings": True, "hidden_act": "gelu"}),
+    "llama rope": (
+        "llama",
+        _rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=16,
+        ),
+    ),
+    "llama linear": ("llama", _rope("linear", factor=3.0)),
+    "llama dynamic": ("llama", _rope("dynamic", factor=3.0) | {"max_position_embeddings": 40}),
+    "llama yarn": ("llama", {"rope_scaling": _YARN, "head_dim": 14}),
+    "mistral": ("mistral", {"sliding_window": 7, "head_dim": 6}),
+    "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 window": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {**_EXPERTS, "num_experts": 5, "shared_expert_intermediate_size": 28},
+    ),
+    "qwen2_moe dense layer": (
+        "qwen2_moe",
+        {
+            **_EXPERTS,
+            "num_experts": 5,
+            "shared_expert_intermediate_size": 28,
+            "mlp_only_layers": [0],
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+        },
+    ),
+    "qwen3": ("qwen3", {"head_dim": 12}),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {**_EXPERTS, "num_experts": 6, "head_dim": 12, "norm_topk_prob": True},
+    ),
+    "qwen3_moe dense layer": (
+        "qwen3_moe",
+        {**_EXPERTS, "num_experts": 6, "head_dim": 12, "decoder_sparse_step": 2},
+    ),
+    "phi3": ("phi3", {"partial_rotary_factor": 0.75, "sliding_window": 30}),
+    "phi3 short": (
+        "phi3",
+        {
+            "hidden_size": 16,
+            "original_max_position_embeddings": 512,
+            "rope_scaling": _LONG,
+        },
+    ),
+    "phi3 long": (
+        "phi3",
+        {
+            "hidden_size": 32,
+            "partial_rotary_factor": 0.5,
+            "original_max_position_embeddings": 32,
+            "rope_scaling": _LONG,
+        },
+    ),
+    "gemma": ("gemma", {"head_dim": 10}),
+    "gemma2": (
+        "gemma2",
+        {
+            "head_dim": 10,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
+    "gemma3_text": (
+        "gemma3_text",
+        {
+            "head_dim": 10,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 20,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            },
+        },
+    ),
+    "olmo2": ("olmo2", {}),
+    "olmo3": (
+        "olmo3",
+        {
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "hidden_size": 32,
+            "rope_scaling": _YARN,
+        },
+    ),
+    "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 2}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
+    "smollm3 window": (
+        "smollm3",
+        {
+            "no_rope_layers": [1, 0],
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+    ),
+    "starcoder2": ("starcoder2", {}),
+    "starcoder2 bare": (
+        "starcoder2",
+        {"use_bias": False, "sliding_window": 8, "tie_word_embeddings": False},
+    ),
+    "glm": ("glm", {"head_dim": 12}),
+    "glm4": ("glm4", {"head_dim": 10}),
+    "glm4_moe": (
+        "glm4_moe",
+        {
+            **_EXPERTS,
+            "head_dim": 12,
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            "use_qk_norm": True,
+            "routed_scaling_factor": 1.5,
+            "n_shared_experts": 2,
+        },
+    ),
+    "granite": ("granite", _GRANITE),
+    "granitemoe": (
+        "granitemoe",
+        {**_GRANITE, "num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
+    "gpt_oss": (
+        "gpt_oss",
+        {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
+    ),
+    "deepseek_v2": (
+        "deepseek_v2",
+        {
+            **_LATENT,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.0,
+        },
+    ),
+    "deepseek_v2 lite": (
+        "deepseek_v2",
+        {
+            **_LATENT,
+            "q_lora_rank": None,
+            "rope_scaling": {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.9},
+        },
+    ),
+    "deepseek_v3": (
+        "deepseek_v3",
+        {
+            **_LATENT,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+}
+
+
+# Models that also see images: their language model is one of the above.
+SEEING = {"gemma3": "gemma3_text", "mistral3": "mistral"}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One model, theirs and ours."""
+
+    name: str
+    directory: Path
+    theirs: nn.Module
+    ours: LoadedModel
+    lab: Lab
+
+
+@pytest.fixture(scope="module")
+def make_pair(tmp_path_factory: pytest.TempPathFactory):
+    made: dict[str, Pair] = {}
+
+    def make(name: str) -> Pair:
+        if name not in made:
+            kind, changes = CASES[name]
+            directory = tmp_path_factory.mktemp("model")
+            seed = sum(name.encode())
+            theirs = save_reference(kind, directory, seed=seed, changes=changes)
+            ours = load(str(directory), device=CPU, dtype="float32")
+            made[name] = Pair(name, directory, theirs, ours, Lab(ours.module))
+        return made[name]
+
+    return make
+
+
+@pytest.fixture(scope="module", params=CASES)
+def pair(request, make_pair) -> Pair:
+    return make_pair(request.param)
+
+
+def tokens_of(count: int, seed: int) -> list[int]:
+    chance = torch.Generator().manual_seed(seed)
+    return torch.randint(3, VOCAB, (count,), generator=chance).tolist()
+
+
+def test_every_family_has_a_case() -> None:
+    kinds = {kind for kind, _ in CASES.values()}
+    assert kinds | set(SEEING) == set(FAMILIES) - NO_REFERENCE
+
+
+def test_logits_are_the_same_whole_cut_and_token_by_token(pair: Pair) -> None:
+    for count in (1, 50):
+        ids = tokens_of(count, seed=count)
+        expected = reference_logits(pair.theirs, ids)
+        with torch.inference_mode():
+            whole = pair.ours.module.forward_sequences(torch.tensor([ids]))[0]
+        found = [whole, *(pair.lab.runner.logits(ids, cuts) for cuts in ((), (3, 41), range(50)))]
+        for logits in found:
+            assert (logits - expected).abs().max() < TOLERANCE
+
+
+def test_greedy_tokens_are_the_same_alone_among_strangers_and_from_a_prefix(pair: Pair) -> None:
+    prompts = [tokens_of(count, seed=9) for count in (5, 20, 70, 80)]
+    lab = Lab(pair.ours.module)
+    for _ in range(2):  # the second time from cached prefixes
+        asked = [lab.ask(prompt, max_tokens=40) for prompt in prompts]
+        lab.run()
+        for prompt, request in zip(prompts, asked, strict=True):
+            tokens, _ = lab.answer(request)
+            expected = reference_logits(pair.theirs, [*prompt, *tokens[:-1]])
+            assert tokens == expected[len(prompt) - 1 :].argmax(-1).tolist()
+    alone = Lab(pair.ours.module, max_running=1, prefix_cache=False)
+    request = alone.ask(prompts[1], max_tokens=40)
+    alone.run()
+    assert alone.answer(request)[0] == lab.answer(asked[1])[0]
+
+
+def test_its_family_alone_recognises_it(pair: Pair) -> None:
+    checkpoint = open_checkpoint(pair.directory)
+    names = [name for name in FAMILIES if FAMILIES[name].matches(checkpoint)]
+    assert names == [CASES[pair.name][0]]
+    assert detect_family(checkpoint).name == pair.ours.family == names[0]
+
+
+def _classic(written: dict[str, object]) -> dict[str, object]:
+    """The changes that make a config look as files did before ``rope_parameters``."""
+    new = written["rope_parameters"]
+    whole = new.get("full_attention", new)
+    rest = {k: v for k, v in whole.items() if k not in {"rope_theta", "partial_rotary_factor"}}
+    kind = rest.pop("rope_type")
+    changes = {
+        "rope_parameters": None,
+        "rope_theta": whole["rope_theta"],
+        "partial_rotary_factor": whole.get("partial_rotary_factor"),
+        "rope_scaling": None if kind == "default" else {"type": kind, **rest},
+        "torch_dtype": "float32",
+    }
+    if "sliding_attention" in new:
+        local = new["sliding_attention"]["rope_theta"]
+        is_gemma = written["model_type"] == "gemma3_text"
+        changes |= {"rope_local_base_freq": local} if is_gemma else {}
+    return changes
+
+
+def test_the_classic_spelling_says_the_same(pair: Pair) -> None:
+    path = pair.directory / "config.json"
+    before, text = plan_model(str(pair.directory)).derivation.config, path.read_text()
+    rewrite_config(pair.directory, **_classic(json.loads(text)))
+    try:
+        assert plan_model(str(pair.directory)).derivation.config == before
+    finally:
+        path.write_text(text)
+
+
+def test_a_key_that_nobody_knows_is_refused(pair: Pair) -> None:
+    rewrite_config(pair.directory, attention_twist=0.5)
+    with pytest.raises(ConfigError, match="attention_twist"):
+        plan_model(str(pair.directory))
+    rewrite_config(pair.directory, attention_twist=None)
+
+
+def test_experts_of_four_bits(tmp_path: Path) -> None:
+    """GPT-OSS as it is published; transformers' own decoder says what the numbers are."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "head_dim": 8}
+    theirs = save_reference(
+        "gpt_oss", tmp_path, changes={**CASES["gpt_oss"][1], **sizes, "num_local_experts": 3}
+    )
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    state = theirs.state_dict()
+    for name in [n for n in tensors if n.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inner, outer = tensors.pop(name).shape
+        blocks = torch.randint(0, 256, (experts, outer, inner // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(119, 124, (experts, outer, inner // 32), dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        state[name].copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+    save_file(tensors, path)
+    ids = tokens_of(30, seed=1)
+    ours = load(str(tmp_path), device=CPU, dtype="float32").module
+    with torch.inference_mode():
+        found = ours.forward_sequences(torch.tensor([ids]))[0]
+    assert (found - reference_logits(theirs, ids)).abs().max() < TOLERANCE
+    tensors.pop(next(name for name in tensors if name.endswith("_scales")))
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match="is missing"):
+        plan_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("layout", ["language_model.model.", "model.language_model."])
+@pytest.mark.parametrize("kind", SEEING)
+def test_the_language_model_of_one_that_sees(kind: str, layout: str, tmp_path: Path) -> None:
+    theirs = save_reference(SEEING[kind], tmp_path, changes=CASES[SEEING[kind]][1])
+    path = tmp_path / "model.safetensors"
+    head = "language_model.lm_head." if layout.startswith("language") else "lm_head."
+    renamed = {
+        name.replace("model.", layout).replace("lm_head.", head): tensor
+        for name, tensor in load_file(path).items()
+    }
+    sight = {"vision_tower.patch.weight": torch.ones(2, 3)}
+    save_file(renamed | sight, path)
+    config = tmp_path / "config.json"
+    whole = {"model_type": kind, "text_config": json.loads(config.read_text()), "vision_config": {}}
+    config.write_text(json.dumps(whole))
+    ours = load(str(tmp_path), device=CPU, dtype="float32").module
+    ids = tokens_of(30, seed=1)
+    with torch.inference_mode():
+        found = ours.forward_sequences(torch.tensor([ids]))[0]
+    assert (found - reference_logits(theirs, ids)).abs().max() < TOLERANCE
+    assert any("images" in warning for warning in plan_model(str(tmp_path)).derivation.warnings)

@@ -1,0 +1,229 @@
+"""The laws of TOOL_FORMATS: however a reply is cut, its calls are the same; nothing gets lost."""
+
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.recorded_calls import RECORDED, TOOLS, Recorded
+
+from blazr.text.grammars.tool_call import TextUntil, tool_call
+from blazr.text.splitter import CallArguments, CallBegin, Piece, Splitter, merge
+from blazr.text.tool_calls import TOOL_FORMATS
+from blazr.text.tool_calls.choose import choose_tool_format
+from blazr.text.tool_calls.format import ToolSpec
+
+NAMES = list(TOOL_FORMATS)
+LOST = "ẞ"  # a letter that is in no marker
+ids = [f"{each.format}-{number}" for number, each in enumerate(RECORDED)]
+
+
+def parser(name: str) -> Splitter:
+    return TOOL_FORMATS[name].parser(TOOLS)
+
+
+def parse(name: str, *texts: str) -> list[Piece]:
+    stream = parser(name)
+    return merge([piece for text in texts for piece in stream.push(text)] + stream.flush())
+
+
+def calls_of(pieces: list[Piece]) -> list[list[str]]:
+    calls: list[list[str]] = []
+    for piece in pieces:
+        if isinstance(piece, CallBegin):
+            calls.append([piece.name, ""])
+        elif isinstance(piece, CallArguments):
+            calls[-1][1] += piece.text
+    return calls
+
+
+def text_of(pieces: list[Piece]) -> str:
+    return "".join(piece for piece in pieces if isinstance(piece, str))
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=ids)
+def test_a_recorded_reply_gives_its_calls(recorded: Recorded) -> None:
+    pieces = parse(recorded.format, recorded.reply)
+    assert [tuple(each) for each in calls_of(pieces)] == list(recorded.calls)
+    assert text_of(pieces) == recorded.text
+    assert all(isinstance(json.loads(arguments), dict) for _, arguments in recorded.calls)
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=ids)
+def test_cut_anywhere_it_gives_the_same(recorded: Recorded) -> None:
+    reply, name = recorded.reply, recorded.format
+    whole = parse(name, reply)
+    for cut in range(len(reply) + 1):
+        assert parse(name, reply[:cut], reply[cut:]) == whole, reply[:cut]
+    assert parse(name, *reply) == whole
+
+
+def test_every_format_is_recorded() -> None:
+    assert {each.format for each in RECORDED} == set(NAMES)
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=ids)
+def test_arguments_come_as_they_are_written(recorded: Recorded) -> None:
+    """The name is known before the arguments end, and a cut-off reply keeps what there was."""
+    stream = parser(recorded.format)
+    seen: list[list[Piece]] = [stream.push(character) for character in recorded.reply]
+    begins = [n for n, each in enumerate(seen) if any(isinstance(p, CallBegin) for p in each)]
+    assert begins
+    assert all(len(each) <= 4 for each in seen)
+    for size in range(len(recorded.reply)):
+        pieces = parse(recorded.format, recorded.reply[:size])
+        calls = calls_of(pieces)
+        names = [name for name, _ in recorded.calls]
+        assert [name for name, _ in calls] == names[: len(calls)]
+        finished = calls[:-1]
+        assert finished == [list(each) for each in recorded.calls[: len(finished)]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_text_without_calls_passes_unchanged(name: str) -> None:
+    for text in ("", "Hello!", " \n two\n", "a < b [1] {x} <", "[TOOL", "{not json", "[1, 2]"):
+        assert parse(name, text) == ([text] if text else [])
+        assert parse(name, *text) == ([text] if text else [])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_marker_alone_is_text(name: str) -> None:
+    row = TOOL_FORMATS[name]
+    for marker in (*row.markers, *row.starters):
+        for text in (marker, marker + LOST, f"a {marker} b", marker + "\n", marker * 3):
+            assert text_of(parse(name, text)).split() == text.split()
+
+
+PARTS = sorted(
+    {*"{}[](),:\"'\\ \nn1<>=|/", LOST, '{"name": "get_weather", "arguments": ', "get_weather"}
+)
+
+
+@settings(deadline=None, max_examples=40)
+@pytest.mark.parametrize("name", NAMES)
+@given(data=st.data())
+def test_nothing_is_lost_and_nothing_fails_whatever_comes(name: str, data: st.DataObject) -> None:
+    row = TOOL_FORMATS[name]
+    marks = sorted({*row.markers, *row.starters, *row.tokens, row.begin, row.end} - {""})
+    written = row.write([("get_weather", {"city": "a", "days": 3})])
+    pieces = st.lists(st.sampled_from([*PARTS, *marks, written]), max_size=8)
+    text = "".join(data.draw(pieces))
+    whole = parse(name, text)
+    cut = data.draw(st.integers(0, len(text)))
+    assert parse(name, text[:cut], text[cut:]) == whole
+    assert parse(name, *text) == whole
+    found = text_of(whole) + "".join(map("".join, calls_of(whole)))
+    assert found.count(LOST) >= text.count(LOST)
+    if not calls_of(whole):
+        assert text_of(whole) == text
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=ids)
+def test_a_damaged_reply_loses_nothing(recorded: Recorded) -> None:
+    for place in range(len(recorded.reply) + 1):
+        text = recorded.reply[:place] + LOST + recorded.reply[place:]
+        pieces = parse(recorded.format, text)
+        found = text_of(pieces) + "".join(map("".join, calls_of(pieces)))
+        found += "".join(piece.id or "" for piece in pieces if isinstance(piece, CallBegin))
+        assert LOST in found or re.search(rf'"(tool_call_)?id": "[^"]*{LOST}', text), text
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-999, 999) | st.text("aé\"'\\\n <{", max_size=6),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text("ab", min_size=1), inner),
+    max_leaves=4,
+)
+ANY = ToolSpec("get_weather", {"properties": {"s": {"type": "string"}, "v": {"type": "array"}}})
+
+
+@settings(deadline=None, max_examples=40)
+@pytest.mark.parametrize("name", NAMES)
+@given(
+    text=st.text("aé\"'\\\t <{/>&", max_size=12).map(lambda text: f"x{text}x"),
+    values=st.lists(VALUES, max_size=3),
+)
+def test_what_is_written_is_read_again(name: str, text: str, values: list[object]) -> None:
+    row = TOOL_FORMATS[name]
+    given_calls = [("get_weather", {"s": text, "v": values}), ("now", {})]
+    if row.separator is None and not row.end:
+        given_calls = given_calls[:1]
+    reply = row.write(given_calls)
+    stream = row.parser([ANY, ToolSpec("now", {})])
+    pieces = stream.push(reply) + stream.flush()
+    found = [(name, json.loads(arguments)) for name, arguments in calls_of(pieces)]
+    assert found == given_calls
+    assert not text_of(pieces)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_grammar_of_a_forced_call_fits_what_is_read(name: str) -> None:
+    """Spelled out with the values a model would choose, the grammar's parts are a call."""
+    row = TOOL_FORMATS[name]
+    tool = ToolSpec(
+        "get_weather",
+        {
+            "properties": {"city": {"type": "string"}, "n": {"type": "integer"}},
+            "required": ["city", "n"],
+        },
+    )
+    grammar = row.grammar([tool], before="</think>")
+    values = {"string": '"Ulm"', "integer": "3", "object": '{"city": "Ulm", "n": 3}'}
+    call = ""
+    for part in grammar.calls[0]:
+        if isinstance(part, TextUntil):
+            call += "Ulm" + part.end
+        else:
+            assert isinstance(part, str | dict)
+            call += part if isinstance(part, str) else values[str(part["type"])]
+    calls = [call]
+    if grammar.separator is not None:
+        calls.append(call)
+    assert grammar.begin.startswith("</think>")
+    reply = grammar.begin.removeprefix("</think>") + (grammar.separator or "").join(calls)
+    pieces = parse(name, reply + grammar.end)
+    found = [(name, json.loads(arguments)) for name, arguments in calls_of(pieces)]
+    assert found == [("get_weather", {"city": "Ulm", "n": 3})] * len(calls)
+    assert not text_of(pieces)
+    assert "call:" in tool_call(grammar, {})
+    assert row.grammar([tool], parallel=False).separator is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_marker_holds_another(name: str) -> None:
+    row = TOOL_FORMATS[name]
+    assert row.markers or row.starters
+    assert not any(a in b for a in row.markers for b in row.markers if a != b)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_name_chooses_it(name: str) -> None:
+    assert choose_tool_format("", "llama", name=name) is TOOL_FORMATS[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_long_hostile_text_takes_linear_time(name: str) -> None:
+    """Counted in characters sent to scans, not in seconds."""
+    row = TOOL_FORMATS[name]
+    units = [*row.markers, *row.starters, "[", '"', " ", "{", "<", row.begin]
+    for unit in filter(None, units):
+        counts = []
+        for size in (2_000, 4_000):
+            text = unit * (size // len(unit))
+            sent = 0
+
+            stream = parser(name)
+            advance = stream._advance
+
+            def counted(text: str, advance: Callable[[str], str] = advance) -> str:
+                nonlocal sent
+                rest = advance(text)
+                sent += len(text) - len(rest) + 1
+                return rest
+
+            stream._advance = counted  # type: ignore[method-assign]
+            stream.push(text)
+            stream.flush()
+            counts.append(sent)
+        assert counts[1] <= 2.6 * counts[0] + 100, (unit, counts)

@@ -1,0 +1,152 @@
+"""Log-probabilities of prompts and vectors of them: the same from cached, chunked, preempted."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from blazr.engine.outputs import FinishReason, TokenOutput
+from blazr.engine.request import Request
+from blazr.engine.sampling_params import SamplingParams
+from networks import MIXES, VOCAB, Lab, build_network
+
+GRID = 64
+
+
+@pytest.fixture(scope="module", params=["pure mamba2", "gqa and mlp", "hybrid of all"])
+def model(request):
+    return build_network(MIXES[request.param], seed=5)
+
+
+def tokens_of(count: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(VOCAB) for _ in range(count)]
+
+
+class Scoring(Lab):
+    """A lab that keeps the last output of every request, and asks for whatever is wanted."""
+
+    def __init__(self, *arguments, **changes) -> None:
+        super().__init__(*arguments, **changes)
+        self.prompts: dict[int, tuple] = {}
+        self.last: dict[int, TokenOutput] = {}
+
+    def take(self, outputs) -> None:
+        super().take(outputs)
+        for output in outputs:
+            self.last[output.request_id] = output
+            if output.prompt_logprobs is not None:
+                self.prompts.setdefault(output.request_id, output.prompt_logprobs)
+
+    def score(self, prompt: list[int], num_top: int = 1) -> int:
+        return self.ask(prompt, max_tokens=1, prompt_logprobs=num_top)
+
+    def embed(self, prompt: list[int], pooling: str) -> int:
+        self._ids += 1
+        params = SamplingParams(max_tokens=0)
+        request = Request(prompt_ids=tuple(prompt), params=params, pooling=pooling)
+        self.engine.add(request, request_id=self._ids, now=0.0, seed=7)
+        return self._ids
+
+    def check(self, request: int, prompt: list[int], num_top: int = 1) -> None:
+        """The scores are those of the network's logits, with the likeliest beside them."""
+        found = self.prompts[request]
+        logits = self.runner.logits(prompt).log_softmax(-1)
+        assert found[0] is None
+        assert [each.token_id for each in found[1:]] == prompt[1:]
+        for position, each in enumerate(found[1:]):
+            assert each.logprob == pytest.approx(float(logits[position, each.token_id]), abs=1e-4)
+            assert len(each.top) == num_top
+            assert each.top[0][1] == pytest.approx(float(logits[position].max()), abs=1e-4)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_many_answers_to_one_context_compute_it_once(model, together: bool) -> None:
+    lab = Scoring(model, budget=128)
+    context = tokens_of(500, seed=1)
+    prompts = [context + tokens_of(3 + n, seed=10 + n) for n in range(6)]
+    asked = []
+    for prompt in prompts:
+        asked.append(lab.score(prompt))
+        if not together:
+            lab.run()
+    lab.run()
+    for request, prompt in zip(asked, prompts, strict=True):
+        lab.check(request, prompt)
+    own = sum(len(prompt) - len(context) for prompt in prompts)
+    assert lab.engine.counts.computed_tokens <= len(context) + own + len(prompts) * 2 * GRID
+
+
+def test_scores_are_reused_only_where_there_are_enough(model) -> None:
+    lab = Scoring(model)
+    prompt = tokens_of(300, seed=2)
+    for num_top, cached in ((None, 0), (1, 0), (1, 192), (3, 0), (2, 192), (0, 192)):
+        request = lab.ask(prompt, max_tokens=1, prompt_logprobs=num_top)
+        lab.run()
+        assert lab.cached[request] == cached, num_top
+        if num_top:
+            lab.check(request, prompt, num_top)
+
+
+def test_scores_survive_a_preemption(model) -> None:
+    lab = Scoring(model, budget=100)
+    prompt = tokens_of(400, seed=3)
+    request = lab.score(prompt)
+    lab.step()
+    lab.step()
+    (running,) = lab.scheduler.running
+    lab.scheduler.preempt(running)
+    lab.run()
+    lab.check(request, prompt)
+
+
+def test_a_prompt_can_be_read_without_an_answer(model) -> None:
+    lab = Scoring(model)
+    prompt = tokens_of(100, seed=4)
+    request = lab.ask(prompt, max_tokens=0, prompt_logprobs=1)
+    lab.run()
+    lab.check(request, prompt)
+    assert lab.last[request].finish_reason is FinishReason.LENGTH
+    assert lab.last[request].token_ids == ()
+
+
+def pooled(model, prompt: list[int], pooling: str) -> np.ndarray:
+    """The vector as the definition has it: from the hidden states of the training path."""
+    import torch
+
+    x = torch.nn.functional.embedding(torch.tensor([prompt]), model.embed_tokens.weight)
+    for layer in model.layers:
+        x = layer.forward_sequences(x)
+    states = model.norm(x)[0]
+    return (states.mean(0) if pooling == "mean" else states[-1]).numpy()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_vectors_are_the_pooled_hidden_states(model, pooling: str) -> None:
+    lab = Scoring(model, budget=70)
+    prompts = [tokens_of(length, seed=length) for length in (1, 63, 64, 200, 200)]
+    asked = [lab.embed(prompt, pooling) for prompt in prompts]
+    neighbour = lab.ask(tokens_of(90, seed=9), max_tokens=5)
+    lab.step()
+    lab.scheduler.preempt(lab.scheduler.running[-1])
+    lab.run()
+    for request, prompt in zip(asked, prompts, strict=True):
+        output = lab.last[request]
+        assert output.finish_reason is FinishReason.STOP
+        assert output.token_ids == ()
+        expected = pooled(model, prompt, pooling)
+        assert np.allclose(output.embedding, expected, atol=2e-4 * np.abs(expected).max())
+    assert len(lab.tokens[neighbour, 0]) == 5
+    assert not lab.engine._pooled
+
+
+def test_running_out_of_time_has_a_reason_of_its_own(model) -> None:
+    lab = Scoring(model)
+    request = Request(prompt_ids=(1, 2, 3), timeout_s=5.0)
+    lab.engine.add(request, request_id=1, now=0.0, seed=1)
+    lab.take(lab.engine.step(1.0))
+    lab.take(lab.engine.step(6.0))
+    assert lab.last[1].finish_reason is FinishReason.TIMEOUT
+    assert lab.last[1].error == "the request ran out of time"

@@ -1,0 +1,101 @@
+"""GGUF files as checkpoints: tensors in their places, parts, and tables that lie."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import ggufs
+from blazr.core.errors import CheckpointError
+from blazr.models.checkpoint.open import open_checkpoint
+from blazr.nn.quant.gguf import GGML_TYPES
+
+META = {"general.architecture": "llama"}
+
+
+def blocks(name: str, rows: int, count: int) -> ggufs.Blocks:
+    row = GGML_TYPES[name]
+    data = torch.randint(0, 256, (rows, count * row.nbytes), dtype=torch.uint8)
+    return row.number, (rows, count * row.length), data
+
+
+def refused(path: Path, expected: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(path)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [name for name in GGML_TYPES if GGML_TYPES[name].is_packed])
+def test_packed_tensors_are_read_as_the_bytes_they_are(name: str, tmp_path: Path) -> None:
+    stored = blocks(name, 5, 2)
+    found = open_checkpoint(
+        ggufs.write(tmp_path / "m.gguf", {"w": stored, "b": torch.ones(3)}, META)
+    )
+    assert found.tensors["w"].dtype == name
+    assert found.tensors["w"].shape == stored[1]
+    assert found.tensors["w"].is_packed
+    assert torch.equal(found.read("w"), stored[2])
+    assert torch.equal(found.read("b"), torch.ones(3))
+    assert found.metadata["general.architecture"] == "llama"
+
+
+def test_a_directory_with_one_file(tmp_path: Path) -> None:
+    ggufs.write(tmp_path / "model-Q4_0.gguf", {"a": torch.ones(2)}, META)
+    ggufs.write(tmp_path / "mmproj-model.gguf", {"b": torch.ones(2)}, META)
+    assert set(open_checkpoint(tmp_path).tensors) == {"a"}
+    ggufs.write(tmp_path / "model-Q8_0.gguf", {"a": torch.ones(2)}, META)
+    refused(tmp_path, "name the file")
+
+
+def test_what_lies_beside_it_is_not_about_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"hidden_size": 7}')
+    path = ggufs.write(tmp_path / "m.gguf", {"a": torch.ones(2)}, META)
+    assert open_checkpoint(path).config is None
+
+
+def test_parts_are_one_model(tmp_path: Path) -> None:
+    for number, name in enumerate("abc", 1):
+        part = tmp_path / f"m-{number:05}-of-00003.gguf"
+        ggufs.write(part, {name: torch.full((2,), float(number))}, META if number == 1 else {})
+    for path in (tmp_path, tmp_path / "m-00002-of-00003.gguf"):
+        found = open_checkpoint(path)
+        assert [found.read(name)[0].item() for name in "abc"] == [1, 2, 3]
+        assert found.metadata == META
+    (tmp_path / "m-00003-of-00003.gguf").unlink()
+    refused(tmp_path, "00003-of-00003")
+
+
+def table(*entries: bytes) -> bytes:
+    return ggufs.padded(ggufs.header(len(entries), 0) + b"".join(entries)) + bytes(256)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (table(ggufs.entry("w", (4,), 999, 0)), "type 999"),
+        (table(ggufs.entry("w", (4,), 9, 0)), "type 9"),  # Q8_1: activations only
+        (table(ggufs.entry("w", (2, 33), 2, 0)), "whole blocks"),
+        (table(ggufs.entry("w", (), 2, 0)), "whole blocks"),
+        (table(ggufs.entry("w", (4,), 0, 7)), "not aligned"),
+        (table(ggufs.entry("w", (65,), 0, 0)), "cut short"),
+        (table(ggufs.entry("w", (4,), 0, 2**63)), "cut short"),
+        (table(ggufs.entry("w", (2**62, 2**62, 2**62, 2**62), 0, 0)), "cut short"),
+        (table(ggufs.entry("v", (16,), 0, 0), ggufs.entry("w", (4,), 0, 32)), "overlaps"),
+        (table(ggufs.entry("v", (16,), 0, 0), ggufs.entry("w", (4,), 0, 0)), "overlaps"),
+        (table(), "no tensors"),
+    ],
+)
+def test_a_table_that_lies(tmp_path: Path, data: bytes, expected: str) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(data)
+    refused(path, expected)
+
+
+def test_a_vocabulary_alone_says_so(tmp_path: Path) -> None:
+    refused(ggufs.write(tmp_path / "v.gguf", {}, META), "--vocab")
+
+
+def test_names_that_two_parts_share(tmp_path: Path) -> None:
+    for number in (1, 2):
+        ggufs.write(tmp_path / f"m-0000{number}-of-00002.gguf", {"a": torch.ones(1)}, META)
+    refused(tmp_path, "two files")

@@ -1,0 +1,365 @@
+"""GGUF files of each architecture compute what the same weights do in another layout."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import ggufs
+import tiny
+from blazr.core.errors import BlazrError, CheckpointError, ConfigError, ShapeError
+from blazr.models.causal_lm import CausalLM
+from blazr.models.checkpoint.base import Checkpoint, TensorInfo
+from blazr.models.config import ModelConfig
+from blazr.models.families.detect import detect_family
+from blazr.models.families.gguf import ARCHITECTURES, GGUF
+from blazr.models.loading.describe import describe
+from blazr.models.loading.load import load, plan_model
+from blazr.nn.device import resolve_device
+from blazr.nn.quant import QUANTIZERS
+from blazr.nn.quant.gguf.weight import GgufWeight
+from blazr.nn.quant.weight import stored_weights
+from tiny import Tiny
+
+CPU = resolve_device("cpu")
+GOLDEN = Path(__file__).parents[3] / "golden" / "gguf"
+IDS = torch.tensor([[1, 5, 9, 2, 40, 33, 7, 7, 60, 0]])
+# oxidizr's names and llama.cpp's; {p} stands for gate, up or down
+NAMES = (
+    {
+        "embed_tokens.weight": "token_embd.weight",
+        "norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+        "input_layernorm.weight": "attn_norm.weight",
+        "post_attention_layernorm.weight": "ffn_norm.weight",
+        "self_attn.o_proj.weight": "attn_output.weight",
+        "moe.router.gate.weight": "ffn_gate_inp.weight",
+    }
+    | {
+        f"self_attn.{p}_proj.{part}": f"attn_{p}.{part}"
+        for p in "qkv"
+        for part in ("weight", "bias")
+    }
+    | {f"self_attn.{p}_norm.weight": f"attn_{p}_norm.weight" for p in "qk"}
+    | {f"mlp.{p}_proj.weight": f"ffn_{p}.weight" for p in ("gate", "up", "down")}
+)
+MODELS = {
+    "llama": Tiny(layers=("StandardTransformer",) * 2),
+    "granite": Tiny(layers=("StandardTransformer",) * 2),
+    "granitemoe": Tiny(layers=("GqaWithMoe",) * 2, shared_expert=False, tied=True),
+    "qwen2": Tiny(layers=("StandardTransformer",) * 2, qkv_bias=True, tied=True),
+    "qwen3": Tiny(layers=("StandardTransformer",) * 2, qk_norm=True, head_dim=12),
+    "qwen3moe": Tiny(layers=("GqaWithMoe", "GqaWithMoe"), shared_expert=False, qk_norm=True),
+}
+
+
+def in_pairs(rows: Tensor, head_dim: int) -> Tensor:
+    """Rows as the converters of some models lay them: i, i + D / 2, i + 1, ..."""
+    return rows.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).reshape(rows.shape)
+
+
+def gguf_tensors(model: Tiny, *, pairs: bool) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for name, tensor in tiny.tensors(model).items():
+        place = re.fullmatch(r"layers\.(\d+)\.(.*)", name)
+        at, rest = (f"blk.{place[1]}.", place[2]) if place else ("", name)
+        expert = re.fullmatch(r"moe\.experts\.(\d+)\.(\w+)_proj\.weight", rest)
+        if expert:
+            stack = f"{at}ffn_{expert[2]}_exps.weight"
+            found[stack] = torch.cat([*([found[stack]] if stack in found else []), tensor[None]])
+            continue
+        if pairs and re.match(r"self_attn\.[qk]_proj", rest):
+            found[at + NAMES[rest]] = in_pairs(tensor, model.head_dim)
+        else:
+            found[at + NAMES[rest]] = tensor
+    return found
+
+
+def metadata(arch: str, model: Tiny) -> dict[str, object]:
+    values: dict[str, object] = {
+        "context_length": model.max_seq_len,
+        "embedding_length": model.hidden_size,
+        "block_count": len(model.layers),
+        "attention.head_count": model.num_heads,
+        "attention.head_count_kv": model.num_kv_heads,
+        "attention.key_length": model.head_dim,
+        "attention.value_length": model.head_dim,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.freq_base": 10000.0,
+        "expert_used_count": model.experts_per_tok,
+    }
+    return {"general.architecture": arch} | {f"{arch}.{key}": v for key, v in values.items()}
+
+
+def write(arch: str, directory: Path, **more: object) -> Path:
+    model = MODELS[arch]
+    tensors = gguf_tensors(model, pairs=ARCHITECTURES[arch].rotates_pairs)
+    return ggufs.write(directory / "m.gguf", tensors, metadata(arch, model) | more)
+
+
+def logits(path: Path, **options: str) -> Tensor:
+    module = load(str(path), device=CPU, dtype="float32", **options).module
+    with torch.inference_mode():
+        return module.forward_sequences(IDS)
+
+
+def test_every_architecture_is_tested() -> None:
+    assert {*MODELS, *DECLARED, "mamba"} == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("arch", MODELS)
+def test_the_same_logits_as_in_another_layout(arch: str, tmp_path: Path) -> None:
+    other = tiny.save(MODELS[arch], tmp_path / "other")
+    torch.testing.assert_close(logits(write(arch, tmp_path)), logits(other), rtol=0, atol=1e-5)
+
+
+# Architectures that are compared with what config.json says: its type, its keys beside those that
+# all have, and the metadata that say the same.
+DECLARED: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
+    "gemma": ("gemma", {"head_dim": 12}, {}),
+    "gemma2": (
+        "gemma2",
+        {"query_pre_attn_scalar": 12, "sliding_window": 4},
+        {
+            "attention.sliding_window": 4,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "query_pre_attn_scalar": 12,
+            "sliding_window": 4,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 10_000.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+        {
+            "attention.sliding_window": 4,
+            "rope.freq_base": 1e6,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": 8.0,
+        },
+    ),
+    "olmo2": ("olmo2", {"head_dim": 12}, {}),
+    "phi3": (
+        "phi3",
+        {
+            "sliding_window": 6,
+            "original_max_position_embeddings": 128,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0] * 6,
+                "long_factor": [2.0] * 6,
+            },
+        },
+        {
+            "attention.sliding_window": 6,
+            "rope.scaling.original_context_length": 128,
+            "rope.scaling.attn_factor": (1 + math.log(2) / math.log(128)) ** 0.5,
+        },
+    ),
+    "glm4": ("glm4", {"partial_rotary_factor": 0.5}, {"rope.dimension_count": 6}),
+    "starcoder2": ("starcoder2", {"norm_epsilon": 1e-5}, {"attention.layer_norm_epsilon": 1e-5}),
+}
+
+
+def declared_config(arch: str) -> ModelConfig:
+    """What config.json of the same model gives."""
+    kind, more, _ = DECLARED[arch]
+    sizes: dict[str, object] = {
+        "model_type": kind, "hidden_size": 24, "num_hidden_layers": 7, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 12, "intermediate_size": 40, "vocab_size": 61,
+        "max_position_embeddings": 256, "rope_theta": 10_000.0, "tie_word_embeddings": False,
+    }  # fmt: skip
+    if kind != "starcoder2":
+        sizes["rms_norm_eps"] = 1e-5
+    names = ["model.embed_tokens.weight", "lm_head.weight"]
+    names += [f"model.layers.{index}.x" for index in range(7)]
+    tensors = {name: TensorInfo(name, "F32", (61, 24), Path("x"), 0, 61 * 24 * 4) for name in names}
+    checkpoint = Checkpoint(path=Path("x"), files={}, tensors=tensors, config=sizes | more)
+    return detect_family(checkpoint).derive(checkpoint).config
+
+
+@pytest.mark.parametrize("arch", DECLARED)
+def test_the_same_logits_as_by_config_json(arch: str, tmp_path: Path) -> None:
+    module = CausalLM(declared_config(arch)).eval()
+    tensors: dict[str, Tensor] = {}
+    rules = {False: GGUF.rules, True: GGUF.rules_of(with_shapes((80, 24), (24, 40)))}
+    for name, parameter in module.state_dict().items():
+        is_norm = parameter.dim() == 1 and name.endswith("norm.weight")
+        parameter.copy_(torch.randn(parameter.shape) * 0.3 + is_norm)
+        (theirs,) = rules["gate_up" in name].sources(name)
+        # the converters add what the model adds when it runs
+        tensors[theirs] = parameter + (is_norm and arch.startswith("gemma"))
+    if arch == "phi3":
+        tensors["rope_factors_short.weight"] = torch.ones(6)
+        tensors["rope_factors_long.weight"] = 2 * torch.ones(6)
+    model = Tiny(layers=("",) * 7, hidden_size=24, head_dim=12)
+    more = {f"{arch}.{key}": value for key, value in DECLARED[arch][2].items()}
+    path = ggufs.write(tmp_path / "m.gguf", tensors, metadata(arch, model) | more)
+    with torch.inference_mode():
+        expected = module.forward_sequences(IDS)
+    torch.testing.assert_close(logits(path), expected, rtol=0, atol=1e-4)
+
+
+def with_shapes(up: tuple[int, ...], down: tuple[int, ...]) -> Checkpoint:
+    tensors = {
+        f"blk.0.ffn_{name}.weight": TensorInfo(name, "F32", shape, Path("x"), 0, 0)
+        for name, shape in (("up", up), ("down", down))
+    }
+    return Checkpoint(path=Path("x"), files={}, tensors=tensors)
+
+
+def test_mamba(tmp_path: Path) -> None:
+    names = {
+        "in_proj.weight": "ssm_in.weight", "x_proj.weight": "ssm_x.weight",
+        "dt_proj.weight": "ssm_dt.weight", "dt_proj.bias": "ssm_dt.bias",
+        "conv1d.weight": "ssm_conv1d.weight", "conv1d.bias": "ssm_conv1d.bias",
+        "out_proj.weight": "ssm_out.weight", "A_log": "ssm_a", "D": "ssm_d",
+    }  # fmt: skip
+    shapes = {
+        "in_proj.weight": (32, 8), "conv1d.weight": (16, 1, 4), "conv1d.bias": (16,),
+        "x_proj.weight": (9, 16), "dt_proj.weight": (16, 1), "dt_proj.bias": (16,),
+        "A_log": (16, 4), "D": (16,), "out_proj.weight": (8, 16),
+    }  # fmt: skip
+    hf = {"backbone.embeddings.weight": torch.randn(61, 8), "backbone.norm_f.weight": torch.ones(8)}
+    gguf = {
+        "token_embd.weight": hf["backbone.embeddings.weight"],
+        "output_norm.weight": torch.ones(8),
+    }
+    for layer in range(2):
+        hf[f"backbone.layers.{layer}.norm.weight"] = torch.ones(8)
+        gguf[f"blk.{layer}.attn_norm.weight"] = torch.ones(8)
+        for name, shape in shapes.items():
+            tensor = torch.randn(shape) * 0.5
+            hf[f"backbone.layers.{layer}.mixer.{name}"] = tensor
+            stored = -tensor.exp() if name == "A_log" else tensor
+            gguf[f"blk.{layer}.{names[name]}"] = stored.squeeze(1) if len(shape) == 3 else stored
+    from safetensors.torch import save_file
+
+    save_file(hf, tmp_path / "model.safetensors")
+    known = {"block_count": 2, "context_length": 256, "attention.layer_norm_rms_epsilon": 1e-5}
+    meta = {"general.architecture": "mamba"} | {f"mamba.{k}": v for k, v in known.items()}
+    path = ggufs.write(tmp_path / "m.gguf", gguf, meta)
+    expected = logits(tmp_path / "model.safetensors")
+    torch.testing.assert_close(logits(path), expected, rtol=0, atol=1e-4)
+
+
+def test_multipliers_and_windows_are_read(tmp_path: Path) -> None:
+    plain = logits(write("granite", tmp_path))
+    keys = ("embedding_scale", "residual_scale", "attention.scale", "logit_scale")
+    for key in (*(f"granite.{key}" for key in keys), "granite.rope.freq_base"):
+        assert not torch.allclose(logits(write("granite", tmp_path, **{key: 0.5})), plain)
+    window = write("llama", tmp_path, **{"llama.attention.sliding_window": 4})
+    assert torch.allclose(logits(window)[:, :4], plain[:, :4], atol=1e-5)
+    assert not torch.allclose(logits(window), plain)
+
+
+def test_rope_factors_are_in_a_tensor(tmp_path: Path) -> None:
+    model = MODELS["llama"]
+    tensors = gguf_tensors(model, pairs=True)
+    path = tmp_path / "m.gguf"
+    ones = ggufs.write(
+        path, tensors | {"rope_freqs.weight": torch.ones(4)}, metadata("llama", model)
+    )
+    torch.testing.assert_close(logits(ones), logits(write("llama", tmp_path)))
+    # all by two is the same as linear scaling by two
+    path.unlink()
+    twos = ggufs.write(
+        path, tensors | {"rope_freqs.weight": 2 * torch.ones(4)}, metadata("llama", model)
+    )
+    found = logits(twos)
+    scaling = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
+    torch.testing.assert_close(found, logits(write("llama", tmp_path, **scaling)))
+
+
+def test_yarn_is_what_config_json_means_by_it(tmp_path: Path) -> None:
+    scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 64}
+    more = {f"qwen2.rope.scaling.{key}": value for key, value in scaling.items()}
+    ours = plan_model(str(write("qwen2", tmp_path, **more))).derivation.config.layers[0].mixer
+    config = tiny.hf_config(MODELS["qwen2"], "qwen2") | {
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    }
+    directory = tiny.save(MODELS["qwen2"], tmp_path / "hf", layout="hf")
+    (directory / "config.json").write_text(json.dumps(config))
+    theirs = plan_model(str(directory)).derivation.config.layers[0].mixer
+    positions = torch.arange(200)
+    for mine, other in zip(ours.rope.tables(positions), theirs.rope.tables(positions), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.parametrize("name", QUANTIZERS)
+def test_packed_weights_are_the_numbers_they_stand_for(name: str, tmp_path: Path) -> None:
+    path = GOLDEN / f"stories260K-{name}.gguf"
+    packed = load(str(path), device=CPU, dtype="float32").module
+    plain = load(str(path), device=CPU, dtype="float32").module
+    assert sum(isinstance(each, GgufWeight) for each in stored_weights(packed)) == 31
+    for part in list(plain.modules()):
+        weight = getattr(part, "weight", None)
+        if isinstance(weight, GgufWeight):
+            numbers = torch.nn.Parameter(weight.dequantize(torch.float32), requires_grad=False)
+            del part.weight
+            part.weight = numbers
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            packed.forward_sequences(IDS), plain.forward_sequences(IDS), rtol=0, atol=2e-4
+        )
+
+
+def test_the_text_is_nearly_that_of_the_plain_weights() -> None:
+    module = load(str(GOLDEN / "stories260K-q8_0.gguf"), device=CPU).module
+    case = json.loads((GOLDEN / "greedy.json").read_text())["cases"][0]
+    ids = case["prompt_ids"] + case["greedy_ids"]
+    with torch.inference_mode():
+        scores = module.forward_sequences(torch.tensor([ids]))[0]
+    same = (scores[:-1].argmax(-1) == torch.tensor(ids[1:])).float().mean().item()
+    assert same > 0.95
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"general.architecture": "gpt-j"}, ConfigError),
+        ({"general.architecture": 7}, ConfigError),
+        ({"llama.block_count": 10**6}, ConfigError),
+        ({"llama.block_count": 0}, ConfigError),
+        ({"llama.block_count": 1}, CheckpointError),
+        ({"llama.block_count": 3}, CheckpointError),
+        ({"llama.attention.head_count": 0}, ShapeError),
+        ({"llama.attention.head_count": 3}, ShapeError),
+        ({"llama.attention.head_count_kv": 0}, BlazrError),
+        ({"llama.attention.head_count_kv": 2**30}, ShapeError),
+        ({"llama.attention.key_length": 7}, ShapeError),
+        ({"llama.attention.value_length": 4}, ConfigError),
+        ({"llama.rope.dimension_count": 9}, ConfigError),
+        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, ConfigError),
+        ({"llama.rope.scaling.type": "other", "llama.rope.scaling.factor": 4.0}, ConfigError),
+        ({"llama.attention.head_count": "four"}, ConfigError),
+        ({"llama.context_length": 2**31 - 1}, ConfigError),
+    ],
+)
+def test_metadata_that_do_not_fit(
+    change: dict[str, object], error: type[BlazrError], tmp_path: Path
+) -> None:
+    with pytest.raises(error):
+        describe(str(write("llama", tmp_path, **change)))
+
+
+def test_heads_may_be_given_per_layer(tmp_path: Path) -> None:
+    heads = {"llama.attention.head_count": [4, 4], "llama.attention.head_count_kv": [2, 2]}
+    torch.testing.assert_close(
+        logits(write("llama", tmp_path, **heads)), logits(write("llama", tmp_path))
+    )
+
+
+def test_parts_that_are_not_known_are_refused(tmp_path: Path) -> None:
+    tensors = gguf_tensors(MODELS["llama"], pairs=True) | {"blk.0.attn_sinks.weight": torch.ones(4)}
+    path = ggufs.write(tmp_path / "m.gguf", tensors, metadata("llama", MODELS["llama"]))
+    with pytest.raises(CheckpointError, match="attn_sinks"):
+        load(str(path), device=CPU)

@@ -1,0 +1,130 @@
+"""Products with weights: the same bits whatever else runs, and only what fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blazr.core.errors import ShapeError
+from blazr.nn.kernels.cpu import library, matmul
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+pytestmark = pytest.mark.skipif(bool(library.missing()), reason=library.missing())
+
+
+@pytest.fixture(params=library.ISAS)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    if not library.use(request.param):
+        pytest.skip(f"this processor has no {request.param}")
+    yield request.param
+    library.use()
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("isa", "threads")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_depends_on_itself_alone(dtype: torch.dtype) -> None:
+    """Whatever the batch, its place in it, and the threads."""
+    inner, outer = 203, 150
+    x, gate, up = (torch.randn(size, inner).to(dtype) for size in (130, outer, outer))
+    bias = torch.randn(outer).to(dtype)
+    torch.set_num_threads(1)
+    plain = torch.cat([matmul.linear(row, gate, bias) for row in x.split(1)])
+    gated = torch.cat([matmul.gated_linear(row, gate, up) for row in x.split(1)])
+    for num_threads in (1, 2, 4):
+        torch.set_num_threads(num_threads)
+        for batch in (2, 3, 7, 16, 33, 64, 130):
+            rows = slice(130 - batch, 130)
+            assert torch.equal(matmul.linear(x[rows], gate, bias), plain[rows]), batch
+            assert torch.equal(matmul.gated_linear(x[rows], gate, up), gated[rows]), batch
+
+
+@pytest.mark.usefixtures("isa")
+def test_a_column_depends_on_its_own_weights_alone() -> None:
+    """So that a matrix may be cut among devices, or concatenated."""
+    x, weight = torch.randn(5, 77), torch.randn(141, 77)
+    whole = matmul.linear(x, weight)
+    assert torch.equal(torch.cat([matmul.linear(x, w) for w in weight.split(9)], 1), whole)
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(1, 140),
+    st.integers(1, 140),
+    st.sampled_from(DTYPES),
+    st.sampled_from(library.ISAS),
+)
+def test_any_shape(rows: int, inner: int, outer: int, dtype: torch.dtype, isa: str) -> None:
+    library.use(isa)
+    x, weight = torch.randn(rows, inner).to(dtype), torch.randn(outer, inner).to(dtype)
+    expected = x.double() @ weight.double().T
+    close = {torch.bfloat16: 2**-8, torch.float16: 2**-10, torch.float32: 1e-5}[dtype]
+    torch.testing.assert_close(matmul.linear(x, weight).double(), expected, rtol=close, atol=1e-4)
+    library.use()
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_finite_stays_so(dtype: torch.dtype) -> None:
+    weight = torch.eye(9).to(dtype)
+    huge = torch.finfo(dtype).max
+    x = torch.tensor([[torch.inf, -torch.inf, torch.nan, huge, -huge, 0.0, -0.0, 1.0, 2.0]])
+    got = matmul.linear(x[:, 3:].to(dtype), weight[3:, 3:])
+    assert torch.equal(got, x[:, 3:].to(dtype))
+    assert matmul.linear(x[:, 2:3].to(dtype), weight[2:3, 2:3]).isnan().all()
+    assert torch.equal(matmul.linear(x[:, :1].to(dtype), weight[:1, :1]).float(), x[:, :1])
+    too_large = matmul.linear(torch.full((1, 4), huge, dtype=dtype), torch.ones(1, 4, dtype=dtype))
+    assert too_large.isinf().all()
+
+
+@pytest.mark.usefixtures("isa")
+def test_small_numbers_round_as_torch_rounds_them() -> None:
+    """Subnormal halves, ties, and the step to infinity."""
+    values = torch.cat([torch.logspace(-9, 5, 4000), torch.arange(1, 200) * 2.0**-25])
+    one = torch.ones(1, 1)
+    got = matmul.linear(torch.ones(1, 1, dtype=torch.float16), values.half()[:, None])
+    assert torch.equal(got[0], values.half())
+    bias = torch.ones(len(values), dtype=torch.float16)
+    got = matmul.linear(torch.ones(1, 1, dtype=torch.float16), values.half()[:, None], bias)
+    assert torch.equal(got[0], (values.half().float() + one[0]).half())
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    x, weight = torch.randn(2, 8), torch.randn(4, 8)
+    for arguments in (
+        (x[:, :7], weight),
+        (x.bfloat16(), weight),
+        (x, weight, torch.randn(5)),
+        (x, weight, torch.randn(4).bfloat16()),
+    ):
+        with pytest.raises(ShapeError):
+            matmul.linear(*arguments)
+    with pytest.raises(ShapeError):
+        matmul.gated_linear(x, weight, weight[:3])
+
+
+@pytest.mark.usefixtures("threads")
+def test_torch_and_the_kernels_share_their_threads() -> None:
+    """Two sets of spinning threads would cost each other many times the work."""
+    x, weight = torch.randn(64, 512), torch.randn(512, 512)
+    torch.set_num_threads(3)
+    torch.randn(1 << 20).exp_()
+    before = _own_threads()
+    matmul.linear(x, weight)
+    assert _own_threads() <= before
+
+
+def _own_threads() -> set[str]:
+    return {path.name for path in Path("/proc/self/task").iterdir()}

@@ -1,0 +1,90 @@
+"""Kernels on a sequence's memory agree with the mixers they stand in for, however work is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from blazr.engine.cache.manager import CacheShape
+from blazr.engine.cache.storage import plan_layout
+from blazr.engine.runner import ModelRunner
+from blazr.models.causal_lm import CausalLM
+from blazr.nn.kernels.cpu import library
+from blazr.nn.layers import attention as attention_layer
+from blazr.nn.layers import mamba2 as mamba2_layer
+from networks import VOCAB, build_network
+
+NAMES = (
+    *("gqa", "gqa_window", "gqa_capped", "gqa_sinks", "gqa_nope"),
+    *("mamba2", "mamba2_wide", "mamba2_odd"),
+)
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}
+
+pytestmark = pytest.mark.skipif(bool(library.missing()), reason="kernels are not compiled")
+
+
+@pytest.fixture(params=library.ISAS)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    if not library.use(request.param):
+        pytest.skip(f"this processor has no {request.param}")
+    yield request.param
+    library.use()
+
+
+def model_of(name: str, dtype: torch.dtype) -> CausalLM:
+    return build_network((name, name)).to(dtype)
+
+
+def logits(model: CausalLM, ids: list[int], cuts: list[int]) -> Tensor:
+    layout = plan_layout([layer.mixer.cache_spec(model.dtype) for layer in model.config.layers])
+    shape = CacheShape(
+        grid=64,
+        num_superpages=1,
+        pages_per_superpage=layout.pages_per_superpage,
+        states_per_superpage=layout.states_per_superpage,
+        max_running=1,
+        max_blocks=1,
+    )
+    return ModelRunner(model, layout, shape).logits(ids, cuts)
+
+
+def some_ids(count: int) -> list[int]:
+    return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(5)).tolist()
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("name", NAMES)
+def test_a_kernel_agrees_with_the_mixer(
+    name: str, dtype: torch.dtype, isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, ids = model_of(name, dtype), some_ids(150)
+    with_kernels = logits(model, ids, [1, 63, 64, 70, 71, 130])
+    monkeypatch.setattr(attention_layer, "attention_kernel", lambda *_: None)
+    monkeypatch.setattr(mamba2_layer, "mamba2_kernel", lambda *_: None)
+    reference = logits(model, ids, [1, 63, 64, 70, 71, 130])
+    scale = reference.abs().max().item()
+    assert (with_kernels - reference).abs().max().item() < TOLERANCE[dtype] * scale, isa
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("name", NAMES)
+def test_cutting_a_prompt_changes_no_bit(name: str, dtype: torch.dtype) -> None:
+    model, ids = model_of(name, dtype), some_ids(140)
+    whole = logits(model, ids, [])
+    assert torch.equal(whole, logits(model, ids, list(range(140))))
+    assert torch.equal(whole, logits(model, ids, [7, 64, 100, 128]))
+
+
+@pytest.mark.parametrize("name", ["gqa", "mamba2"])
+def test_threads_change_no_bit(name: str) -> None:
+    model, ids, before = model_of(name, torch.float32), some_ids(90), torch.get_num_threads()
+    found = []
+    for threads in (1, 2, 4):
+        torch.set_num_threads(threads)
+        found.append(logits(model, ids, [20]))
+    torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])

@@ -1,0 +1,190 @@
+"""/v1/messages: translation, blocks and events in their order, errors in Anthropic's shape."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.loopback import Loopback, serving
+from tests.scripted import SCRIPT, scripted_core
+
+PATH = "/v1/messages"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def post(loopback: Loopback, **body: object):
+    return loopback.client.post(PATH, json={"messages": HELLO, "max_tokens": 50, **body})
+
+
+def events(loopback: Loopback, **body: object) -> list[dict]:
+    """The payloads of a stream; each event is named by its type."""
+    raw = {"messages": HELLO, "max_tokens": 50, **body, "stream": True}
+    with loopback.client.stream("POST", PATH, json=raw) as reply:
+        assert reply.status_code == 200
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        text = reply.read().decode()
+    found = []
+    for frame in text.strip().split("\n\n"):
+        name, data = frame.split("\n")
+        payload = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {payload['type']}"
+        found.append(payload)
+    return found
+
+
+def fold(payloads: list[dict]) -> dict:
+    """What a client that joins the pieces has at the end."""
+    message: dict = {}
+    for each in payloads:
+        kind = each["type"]
+        if kind == "message_start":
+            message = each["message"]
+        elif kind == "content_block_start":
+            assert each["index"] == len(message["content"])
+            message["content"].append(each["content_block"])
+        elif kind == "content_block_delta":
+            (field,) = set(each["delta"]) - {"type"}
+            message["content"][each["index"]][field] += each["delta"][field]
+        elif kind == "message_delta":
+            message |= each["delta"] | {"usage": each["usage"]}
+    return message
+
+
+def prompt_of(loopback: Loopback) -> str:
+    ids = loopback.engine.submitted[-1].prompt_ids
+    return loopback.core.tokenizer.decode(ids, skip_special=False)
+
+
+def test_whole_reply(loopback: Loopback) -> None:
+    reply = post(loopback, model="default").json()
+    assert reply.pop("id").startswith("msg_")
+    assert reply == {
+        "type": "message",
+        "role": "assistant",
+        "model": "scripted",
+        "content": [{"type": "text", "text": SCRIPT}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": 4,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 2,
+            "output_tokens": 10,
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"max_tokens": 3}, {"stop_sequences": [" four"]}, {"stop_sequences": [" one"]}]
+)
+def test_the_whole_reply_is_the_fold_of_the_stream(loopback: Loopback, body: dict) -> None:
+    whole = post(loopback, **body).json()
+    folded = fold(events(loopback, **body))
+    assert folded | {"id": ""} == whole | {"id": ""}
+
+
+def test_events_come_in_their_order(loopback: Loopback) -> None:
+    kinds = [each["type"] for each in events(loopback)]
+    assert kinds[:3] == ["message_start", "ping", "content_block_start"]
+    assert set(kinds[3:-3]) == {"content_block_delta"}
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "stop"),
+    [
+        ({}, "end_turn", None),
+        ({"max_tokens": 3}, "max_tokens", None),
+        ({"stop_sequences": [" four"]}, "stop_sequence", " four"),
+    ],
+)
+def test_why_it_ended(loopback: Loopback, body: dict, reason: str, stop: str | None) -> None:
+    reply = post(loopback, **body).json()
+    assert (reply["stop_reason"], reply["stop_sequence"]) == (reason, stop)
+
+
+def test_the_prompt_is_the_rendered_chat(loopback: Loopback) -> None:
+    text = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    post(loopback, system="be kind", messages=[{"role": "user", "content": text}])
+    assert prompt_of(loopback) == "<|system|>\nbe kind\n<|user|>\nhello\n<|assistant|>\n"
+    system = [{"type": "text", "text": "be kind", "cache_control": {"type": "ephemeral"}}]
+    post(loopback, system=system)
+    assert prompt_of(loopback) == "<|system|>\nbe kind\n<|user|>\nhello\n<|assistant|>\n"
+
+
+def test_what_the_assistant_began_is_gone_on_with(loopback: Loopback) -> None:
+    post(loopback, messages=[*HELLO, {"role": "assistant", "content": "Well,"}])
+    assert prompt_of(loopback) == "<|user|>\nhello\n<|assistant|>\nWell,"
+
+
+def test_tools_and_their_results_do_not_disturb(loopback: Loopback) -> None:
+    used = {"type": "tool_use", "id": "t1", "name": "f", "input": {"x": 1}}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "t1",
+        "content": [{"type": "text", "text": "5"}],
+    }
+    thought = {"type": "thinking", "thinking": "hm", "signature": ""}
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": [thought, {"type": "text", "text": "ok"}, used]},
+        {"role": "user", "content": [{"type": "text", "text": "there"}, result]},
+    ]
+    tools = [{"name": "f", "input_schema": {"type": "object"}}, {"type": "web", "name": "search"}]
+    assert post(loopback, messages=messages, tools=tools, tool_choice={"type": "auto"}).is_success
+    prompt = prompt_of(loopback)
+    assert prompt.index("5") < prompt.index("there")  # results come before what was said
+
+
+def test_tokens_are_counted_as_they_are_read(loopback: Loopback) -> None:
+    reply = loopback.client.post(f"{PATH}/count_tokens", json={"messages": HELLO, "system": "a b"})
+    post(loopback, system="a b")
+    assert reply.json() == {"input_tokens": len(loopback.engine.submitted[-1].prompt_ids)}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"max_tokens": None},
+        {"max_tokens": 0},
+        {"messages": []},
+        {"messages": "hello"},
+        {"messages": HELLO * 4097},
+        {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+        {"temperature": 3},
+        {"stop_sequences": ["x"] * 17},
+        {"tool_choice": {"type": "sometimes"}},
+    ],
+)
+def test_refusals_are_in_anthropic_s_shape(loopback: Loopback, body: dict) -> None:
+    reply = post(loopback, **body)
+    assert reply.status_code == 400
+    found = reply.json()
+    assert found["type"] == "error"
+    assert found["error"]["type"] == "invalid_request_error"
+    assert found["error"]["message"]
+
+
+def test_other_refusals_are_too(loopback: Loopback) -> None:
+    reply = post(loopback, model="claude-x")
+    assert (reply.status_code, reply.json()["error"]["type"]) == (404, "not_found_error")
+    reply = loopback.client.post(PATH, content=b"{", headers={"content-type": "application/json"})
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+    with serving(scripted_core(), api_keys=("secret",)) as guarded:
+        assert post(guarded).json()["error"]["type"] == "authentication_error"
+        friend = {"x-api-key": "secret"}
+        body = {"messages": HELLO, "max_tokens": 5}
+        assert guarded.client.post(PATH, json=body, headers=friend).is_success
+
+
+def test_a_stream_that_fails_says_so() -> None:
+    with serving(scripted_core()) as running:
+        body = {"messages": HELLO, "max_tokens": 10**6, "stream": True}
+        running.engine.script *= 5000
+        with running.client.stream("POST", PATH, json=body) as reply:
+            lines = reply.iter_lines()
+            next(lines)
+            running.engine.fails_with = "not a number"
+            last = [line for line in lines if line][-1]
+        error = {"type": "api_error", "message": "not a number"}
+        assert json.loads(last.removeprefix("data: ")) == {"type": "error", "error": error}

@@ -1,0 +1,138 @@
+"""Ollama's dialect: lines of JSON, figures at the end, models under its names."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.loopback import Loopback, serving
+from tests.scripted import SCRIPT, scripted_core
+
+import blazr
+
+HELLO = [{"role": "user", "content": "hello"}]
+FIGURES = {
+    "total_duration",
+    "load_duration",
+    "prompt_eval_count",
+    "prompt_eval_duration",
+    "eval_count",
+    "eval_duration",
+}
+CASES = [
+    ("/api/generate", {"prompt": "hello"}),
+    ("/api/generate", {"prompt": "hello", "system": "be kind"}),
+    ("/api/generate", {"prompt": "hello", "raw": True}),
+    ("/api/generate", {"prompt": "a = ", "suffix": " + 1"}),
+    ("/api/generate", {"prompt": "hello", "options": {"num_predict": 3}}),
+    ("/api/generate", {"prompt": "hello", "options": {"stop": [" four"], "seed": 1}}),
+    ("/api/chat", {"messages": HELLO}),
+    ("/api/chat", {"messages": HELLO, "options": {"num_predict": -1, "num_ctx": 4096}}),
+    ("/api/chat", {"messages": HELLO, "think": False, "keep_alive": "5m"}),
+    ("/api/chat", {"messages": [*HELLO, {"role": "assistant", "content": "Well,"}]}),
+]
+
+
+def post(loopback: Loopback, path: str, **body: object):
+    return loopback.client.post(path, json={"stream": False, **body})
+
+
+def lines(loopback: Loopback, path: str, **body: object) -> list[dict]:
+    """A stream, which is what is sent when nothing else is asked for."""
+    reply = loopback.client.post(path, json=body)
+    assert reply.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in reply.text.splitlines()]
+
+
+def said(line: dict) -> str:
+    return line["message"]["content"] if "message" in line else line["response"]
+
+
+def prompt_of(loopback: Loopback) -> str:
+    ids = loopback.engine.submitted[-1].prompt_ids
+    return loopback.core.tokenizer.decode(ids, skip_special=False)
+
+
+@pytest.mark.parametrize(("path", "body"), CASES, ids=lambda value: json.dumps(value)[:50])
+def test_the_whole_reply_is_the_fold_of_the_stream(
+    loopback: Loopback, path: str, body: dict
+) -> None:
+    whole = post(loopback, path, **body).json()
+    parts = lines(loopback, path, **body)
+    assert "".join(map(said, parts)) == said(whole)
+    last = parts[-1]
+    assert all(part["done"] is False for part in parts[:-1])
+    for name in ("done", "done_reason", "model", "eval_count", "prompt_eval_count"):
+        assert last[name] == whole[name]
+    assert set(whole) >= FIGURES
+    assert whole["total_duration"] >= whole["prompt_eval_duration"] >= 0
+
+
+def test_what_is_said(loopback: Loopback) -> None:
+    whole = post(loopback, "/api/chat", messages=HELLO, model="scripted:latest").json()
+    assert whole["message"] == {"role": "assistant", "content": SCRIPT}
+    assert (whole["done_reason"], whole["eval_count"]) == ("stop", 10)
+    few = post(loopback, "/api/chat", messages=HELLO, options={"num_predict": 3}).json()
+    assert few["done_reason"] == "length"
+
+
+def test_prompts_are_chats_unless_they_are_raw(loopback: Loopback) -> None:
+    post(loopback, "/api/generate", prompt="hi", system="be kind")
+    assert prompt_of(loopback) == "<|system|>\nbe kind\n<|user|>\nhi\n<|assistant|>\n"
+    post(loopback, "/api/generate", prompt="hi", raw=True)
+    assert prompt_of(loopback) == "hi"
+
+
+@pytest.mark.parametrize("path", ["/api/generate", "/api/chat"])
+def test_nothing_asked_says_that_the_model_is_there(loopback: Loopback, path: str) -> None:
+    reply = post(loopback, path, model="scripted").json()
+    assert (reply["done"], reply["done_reason"]) == (True, "load")
+
+
+def test_models_are_found_under_ollama_s_names(loopback: Loopback) -> None:
+    assert loopback.client.get("/api/version").json() == {"version": blazr.__version__}
+    for path in ("/api/tags", "/api/ps"):
+        (card,) = loopback.client.get(path).json()["models"]
+        assert card["name"] == card["model"] == "scripted"
+        assert len(card["digest"]) == 64
+    for spelled in ({"model": "scripted:latest"}, {"name": "scripted"}, {}):
+        shown = post(loopback, "/api/show", **spelled).json()
+        assert {"completion", "embedding"} <= set(shown["capabilities"])
+        assert shown["model_info"]["oxidizr.context_length"] == 512
+
+
+def test_embeddings(loopback: Loopback) -> None:
+    both = post(loopback, "/api/embed", input=["a", "b c"]).json()
+    assert len(both["embeddings"]) == 2
+    assert both["prompt_eval_count"] == 3
+    one = post(loopback, "/api/embed", input="a").json()["embeddings"]
+    assert one == [post(loopback, "/api/embeddings", prompt="a").json()["embedding"]]
+    assert one[0] == pytest.approx(both["embeddings"][0])
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/api/generate", {"prompt": "a", "model": "llama3"}, 404),
+        ("/api/generate", {"prompt": "a", "images": ["x"]}, 400),
+        ("/api/generate", {"prompt": "a", "options": {"temperature": 3}}, 400),
+        ("/api/chat", {"messages": "hello"}, 400),
+        ("/api/show", {"model": "llama3"}, 404),
+        ("/api/embed", {"input": []}, 400),
+    ],
+)
+def test_errors_are_plain(loopback: Loopback, path: str, body: dict, status: int) -> None:
+    reply = post(loopback, path, **body)
+    assert reply.status_code == status
+    assert set(reply.json()) == {"error"}
+    assert isinstance(reply.json()["error"], str)
+
+
+def test_a_stream_that_fails_says_so() -> None:
+    with serving(scripted_core(text="one " * 30000)) as running:
+        body = {"messages": HELLO, "options": {"num_predict": 10**6}}
+        with running.client.stream("POST", "/api/chat", json=body) as reply:
+            found = reply.iter_lines()
+            next(found)
+            running.engine.fails_with = "not a number"
+            assert json.loads(list(found)[-1]) == {"error": "not a number"}

@@ -1,0 +1,155 @@
+"""What a client joins from any dialect's stream is the whole reply, whatever it is made of."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blazr.llm.results import fold, total_usage
+from blazr.server.anthropic.rendering import MessageRenderer
+from blazr.server.openai import chat
+from blazr.server.openai.response_rendering import ResponseRenderer
+from blazr.text.events import (
+    Event,
+    Finished,
+    PromptDone,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+)
+
+TEXTS = st.text(min_size=1, max_size=4)
+
+
+@st.composite
+def replies(draw: st.DrawFn) -> list[Event]:
+    """A reply: thoughts, text and calls of tools in any order, cut anywhere."""
+    events: list[Event] = [PromptDone(0, 7, 2)]
+    num_calls = 0
+    for kind in draw(st.lists(st.sampled_from(["text", "thought", "call"]), max_size=6)):
+        if kind == "call":
+            arguments = json.dumps({"x": draw(TEXTS)})
+            cut = draw(st.integers(0, len(arguments)))
+            events += [
+                ToolCallDelta(0, num_calls, f"call_{num_calls}", "f", arguments[:cut]),
+                TextDelta(0, "", (1, 2)),
+                ToolCallDelta(0, num_calls, arguments=arguments[cut:]),
+            ]
+            num_calls += 1
+        else:
+            pieces = draw(st.lists(TEXTS, min_size=1, max_size=3))
+            delta = TextDelta if kind == "text" else ReasoningDelta
+            events += [delta(0, piece) for piece in pieces]
+    reason = draw(st.sampled_from(["stop", "length"]))
+    return [*events, Finished(0, reason, 9, num_reasoning_tokens=1, num_tool_calls=num_calls)]
+
+
+def run(renderer, events: list[Event]) -> list[dict]:
+    payloads = [payload for event in events for payload in renderer.event(event)]
+    return [*payloads, *renderer.last(usage_of(events))]
+
+
+def usage_of(events: list[Event]):
+    return total_usage(fold(events))
+
+
+def whole_of(renderer, events: list[Event]) -> dict:
+    for event in events:
+        renderer.gather(event)
+    return renderer.whole(fold(events), usage_of(events))
+
+
+@given(replies())
+@settings(max_examples=60, deadline=None)
+def test_messages(events: list[Event]) -> None:
+    streaming, gathering = MessageRenderer("m"), MessageRenderer("m")
+    gathering._id = streaming._id
+    message: dict = {}
+    typed: dict[int, str] = {}
+    for each in run(streaming, events):
+        kind, index = each["type"], each.get("index")
+        if kind == "message_start":
+            message = {**each["message"], "content": []}
+        elif kind == "content_block_start":
+            assert index == len(message["content"])
+            message["content"].append(dict(each["content_block"]))
+        elif kind == "content_block_delta" and each["delta"]["type"] == "input_json_delta":
+            typed[index] = typed.get(index, "") + each["delta"]["partial_json"]
+        elif kind == "content_block_delta":
+            ((field, value),) = {k: v for k, v in each["delta"].items() if k != "type"}.items()
+            message["content"][index][field] += value
+        elif kind == "content_block_stop" and index in typed:
+            message["content"][index]["input"] = json.loads(typed[index])
+        elif kind == "message_delta":
+            message |= each["delta"] | {"usage": each["usage"]}
+    assert message == whole_of(gathering, events)
+
+
+@given(replies())
+@settings(max_examples=60, deadline=None)
+def test_responses(events: list[Event]) -> None:
+    frame = {"id": "resp_1", "object": "response"}
+    ended: list[dict] = []
+    streaming, gathering = (
+        ResponseRenderer(frame, ended.append, wants_logprobs=False) for _ in range(2)
+    )
+    payloads = run(streaming, events)
+    assert [each["sequence_number"] for each in payloads] == list(range(len(payloads)))
+    items: list[dict] = []
+    for each in payloads:
+        kind = each["type"].removeprefix("response.")
+        if kind == "output_item.added":
+            assert each["output_index"] == len(items)
+            items.append({**each["item"], "text": ""})
+        elif kind.endswith(".delta"):
+            assert items[-1]["id"] == each["item_id"]
+            items[-1]["text"] += each["delta"]
+        elif kind == "output_item.done":
+            content = each["item"].get("content", [{"text": each["item"].get("arguments")}])
+            assert items[-1]["text"] == content[0]["text"]
+            items[-1] = each["item"]
+    whole = whole_of(gathering, events)
+    final = payloads[-1]["response"]
+    assert items == final["output"] == whole["output"]
+    assert {**final, "completed_at": 0} == {**whole, "completed_at": 0}
+    assert payloads[-1]["type"] == f"response.{whole['status']}"
+    assert [each["id"] for each in ended] == ["resp_1", "resp_1"]
+
+
+class _Service:
+    name = "m"
+
+
+@given(replies())
+@settings(max_examples=60, deadline=None)
+def test_chats(events: list[Event]) -> None:
+    body = chat.Body(messages=[])
+    chunks = run(chat.ChatRenderer(_Service(), body, kind="chat.completion.chunk"), events)
+    message: dict = {"content": "", "calls": {}}
+    reason = None
+    for choice in (choice for chunk in chunks for choice in chunk["choices"]):
+        delta = choice["delta"]
+        for name in ("content", "reasoning", "reasoning_content"):
+            message[name] = message.get(name, "") + delta.get(name, "")
+        for call in delta.get("tool_calls", ()):
+            mine = message["calls"].setdefault(call["index"], {"arguments": ""})
+            mine["arguments"] += call["function"]["arguments"]
+            if "id" in call:
+                assert not mine["arguments"].removeprefix(call["function"]["arguments"])
+                mine |= {"id": call["id"], "name": call["function"]["name"]}
+        reason = choice["finish_reason"] or reason
+    (choice,) = whole_of(chat.ChatRenderer(_Service(), body, kind="chat.completion"), events)[
+        "choices"
+    ]
+    whole = choice["message"]
+    assert message["content"] == (whole["content"] or "")
+    assert message["reasoning"] == message["reasoning_content"] == whole.get("reasoning", "")
+    assert list(message["calls"].values()) == [
+        {"arguments": c["function"]["arguments"], "id": c["id"], "name": c["function"]["name"]}
+        for c in whole.get("tool_calls", ())
+    ]
+    assert reason == choice["finish_reason"]
+    if whole.get("tool_calls") and events[-1].reason == "stop":
+        assert reason == "tool_calls"

@@ -1,0 +1,222 @@
+"""/v1/responses: every key, events in their order, what is stored and gone on with."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from openai.types.responses import Response
+from tests.loopback import Loopback, serving
+from tests.scripted import SCRIPT, scripted_core, wait_until
+
+PATH = "/v1/responses"
+ENDLESS = {"max_output_tokens": 10**6, "background": True}
+LONG = "one " * 30000
+
+
+def post(loopback: Loopback, **body: object):
+    return loopback.client.post(PATH, json={"input": "hello", **body})
+
+
+def events(loopback: Loopback, **body: object) -> list[dict]:
+    raw = {"input": "hello", **body, "stream": True}
+    with loopback.client.stream("POST", PATH, json=raw) as reply:
+        assert reply.status_code == 200, reply.read()
+        frames = reply.read().decode().strip().split("\n\n")
+    payloads = [json.loads(frame.split("\ndata: ")[1]) for frame in frames]
+    names = [frame.split("\n")[0].removeprefix("event: ") for frame in frames]
+    assert names == [each["type"] for each in payloads]
+    return payloads
+
+
+def prompt_of(loopback: Loopback) -> str:
+    ids = loopback.engine.submitted[-1].prompt_ids
+    return loopback.core.tokenizer.decode(ids, skip_special=False)
+
+
+def test_every_key_is_there(loopback: Loopback) -> None:
+    reply = post(loopback, model="default", instructions="be kind", metadata={"a": "b"}).json()
+    required = {name for name, f in Response.model_fields.items() if f.is_required()}
+    asked = "completed_at background previous_response_id reasoning text truncation usage store"
+    assert required | {*asked.split(), "error", "incomplete_details", "user"} <= set(reply)
+    assert Response.model_validate(reply).output_text == SCRIPT
+    assert reply["status"] == "completed"
+    assert reply["metadata"] == {"a": "b"}
+    assert reply["usage"] == {
+        "input_tokens": 11,
+        "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0},
+        "output_tokens": 10,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 21,
+    }
+    assert prompt_of(loopback).startswith("<|system|>\nbe kind\n<|user|>\nhello\n")
+
+
+def test_events_come_in_their_order(loopback: Loopback) -> None:
+    found = events(loopback)
+    kinds = [each["type"].removeprefix("response.") for each in found]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert set(kinds[4:-4]) == {"output_text.delta"}
+    last = ["output_text.done", "content_part.done", "output_item.done", "completed"]
+    assert kinds[-4:] == last
+    assert "".join(each.get("delta", "") for each in found) == SCRIPT
+    whole = post(loopback).json()
+    final = found[-1]["response"]
+    for reply in (whole, final):
+        reply["output"][0]["id"] = reply["id"] = ""
+        reply["created_at"] = reply["completed_at"] = 0
+    assert final == whole
+
+
+def test_too_few_tokens_make_it_incomplete(loopback: Loopback) -> None:
+    reply = post(loopback, max_output_tokens=3).json()
+    assert reply["status"] == reply["output"][0]["status"] == "incomplete"
+    assert reply["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert events(loopback, max_output_tokens=3)[-1]["type"] == "response.incomplete"
+
+
+def test_log_probabilities(loopback: Loopback) -> None:
+    include = ["message.output_text.logprobs"]
+    for asked in ({"include": include}, {"top_logprobs": 2}):
+        (part,) = post(loopback, **asked).json()["output"][0]["content"]
+        assert len(part["logprobs"]) == 10
+        found = events(loopback, **asked)
+        streamed = [x for each in found if "delta" in each for x in each["logprobs"]]
+        assert streamed == part["logprobs"]
+    assert post(loopback).json()["output"][0]["content"][0]["logprobs"] == []
+
+
+def test_a_conversation_goes_on(loopback: Loopback) -> None:
+    first = post(loopback, instructions="only now").json()["id"]
+    second = post(loopback, input="and then?", previous_response_id=first).json()
+    assert second["previous_response_id"] == first
+    turns = ("<|user|>", "hello", "<|assistant|>", SCRIPT, "<|user|>", "and then?")
+    assert prompt_of(loopback) == "\n".join([*turns, "<|assistant|>\n"])
+    assert "only now" not in prompt_of(loopback)
+    post(loopback, input="so?", previous_response_id=second["id"])
+    assert prompt_of(loopback).count("<|user|>") == 3
+
+
+def test_stored_responses_are_found_until_deleted(loopback: Loopback) -> None:
+    reply = post(loopback).json()
+    where = f"{PATH}/{reply['id']}"
+    assert loopback.client.get(where).json() == reply
+    items = loopback.client.get(f"{where}/input_items").json()
+    assert [each["content"] for each in items["data"]] == ["hello"]
+    assert items["first_id"] == items["last_id"] == items["data"][0]["id"]
+    gone = {"id": reply["id"], "object": "response", "deleted": True}
+    assert loopback.client.delete(where).json() == gone
+    for missing in (loopback.client.get(where), loopback.client.delete(where)):
+        assert missing.status_code == 404
+        assert missing.json()["error"]["code"] == "response_not_found"
+
+
+def test_what_is_not_stored_is_not_found(loopback: Loopback) -> None:
+    reply = post(loopback, store=False).json()
+    assert loopback.client.get(f"{PATH}/{reply['id']}").status_code == 404
+    assert post(loopback, previous_response_id=reply["id"]).status_code == 404
+
+
+def test_keys_do_not_see_each_other_s() -> None:
+    with serving(scripted_core(), api_keys=("a", "b")) as running:
+        mine, other = ({"Authorization": f"Bearer {key}"} for key in "ab")
+        name = running.client.post(PATH, json={"input": "hi"}, headers=mine).json()["id"]
+        assert running.client.get(f"{PATH}/{name}", headers=mine).is_success
+        assert running.client.get(f"{PATH}/{name}", headers=other).status_code == 404
+
+
+def test_items_become_messages(loopback: Loopback) -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+    items = [
+        {"role": "developer", "content": "be kind"},
+        {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "h"}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "ok"}]},
+        call,
+        {**call, "call_id": "c2"},
+        {"type": "function_call_output", "call_id": "c1", "output": "5"},
+        {"role": "user", "content": "go on"},
+    ]
+    tools = [{"type": "function", "name": "f", "parameters": {}}, {"type": "web_search"}]
+    assert post(loopback, input=items, tools=tools).is_success
+    prompt = prompt_of(loopback)
+    assert prompt.index("be kind") < prompt.index("hi") < prompt.index("ok") < prompt.index("go on")
+    assert prompt.count("<|assistant|>") == 2
+
+
+def test_tokens_are_counted_as_they_are_read(loopback: Loopback) -> None:
+    counted = loopback.client.post(f"{PATH}/input_tokens", json={"input": "hello"}).json()
+    usage = post(loopback).json()["usage"]
+    assert counted == {"object": "response.input_tokens", "input_tokens": usage["input_tokens"]}
+
+
+def test_in_the_background_until_done(loopback: Loopback) -> None:
+    reply = post(loopback, background=True).json()
+    assert reply["status"] == "in_progress"
+    assert reply["output"] == []
+    where = f"{PATH}/{reply['id']}"
+    wait_until(lambda: loopback.client.get(where).json()["status"] == "completed")
+    found = loopback.client.get(where).json()
+    assert found["output"][0]["content"][0]["text"] == SCRIPT
+    assert loopback.client.post(f"{where}/cancel").json() == found
+
+
+def test_in_the_background_until_cancelled() -> None:
+    with serving(scripted_core(text=LONG)) as running:
+        where = f"{PATH}/{post(running, **ENDLESS).json()['id']}"
+        refused = post(running, previous_response_id=where.rpartition("/")[2])
+        assert refused.status_code == 400
+        wait_until(lambda: running.engine.num_running == 1)
+        assert running.client.post(f"{where}/cancel").json()["status"] == "cancelled"
+        wait_until(lambda: running.engine.num_running == 0)
+        assert running.service.num_working == 0
+        assert running.client.get(where).json()["status"] == "cancelled"
+        where = f"{PATH}/{post(running, **ENDLESS).json()['id']}"
+        assert running.client.delete(where).is_success
+        wait_until(lambda: running.engine.num_running == 0)
+        running.engine.fails_with = "not a number"
+        where = f"{PATH}/{post(running, **ENDLESS).json()['id']}"
+        wait_until(lambda: running.client.get(where).json()["status"] == "failed")
+        assert "not a number" in running.client.get(where).json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": []}, "messages"),
+        ({"input": [{"type": "image_generation_call"}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
+        ({"input": [{"role": "user", "content": "a"}] * 4097}, "input"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "function", "name": "f"}] * 129}, "tools"),
+        ({"background": True, "stream": True}, "background"),
+        ({"background": True, "store": False}, "background"),
+        ({"max_output_tokens": -1}, "max_tokens"),
+        ({"top_logprobs": 21}, "logprobs"),
+        ({"text": {"format": {"type": "riddle"}}}, "text"),
+    ],
+)
+def test_refusals_name_the_field(loopback: Loopback, body: dict, param: str) -> None:
+    reply = post(loopback, **body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == param
+
+
+def test_only_the_background_can_be_cancelled(loopback: Loopback) -> None:
+    name = post(loopback).json()["id"]
+    assert loopback.client.post(f"{PATH}/{name}/cancel").status_code == 400
+
+
+def test_a_stream_that_fails_says_so() -> None:
+    with serving(scripted_core(text=LONG)) as running:
+        raw = {"input": "hello", "stream": True, "max_output_tokens": 10**6}
+        with running.client.stream("POST", PATH, json=raw) as reply:
+            lines = reply.iter_lines()
+            next(lines)
+            running.engine.fails_with = "not a number"
+            last = json.loads([line for line in lines if line][-1].removeprefix("data: "))
+        assert last["type"] == "response.failed"
+        assert last["response"]["error"]["message"] == "not a number"
+        found = running.client.get(f"{PATH}/{last['response']['id']}").json()
+        assert found["status"] == "failed"

@@ -1,0 +1,179 @@
+"""Embeddings, scores, rankings and decisions over a script's engine.
+
+Its vector for a prompt of T tokens is (3, 4, T); even tokens score -0.25, odd ones -2.5.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+
+import pytest
+from tests.loopback import Loopback
+
+
+def post(loopback: Loopback, path: str, **body: object):
+    return loopback.client.post(path, json=body)
+
+
+def embed(loopback: Loopback, **body: object):
+    return post(loopback, "/v1/embeddings", **body)
+
+
+def test_embeddings_have_the_documented_shape_and_length_one(loopback: Loopback) -> None:
+    reply = embed(loopback, model="default", input=["a", "b c d"]).json()
+    assert reply["object"] == "list"
+    assert reply["model"] == "scripted"
+    assert reply["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
+    assert [(each["object"], each["index"]) for each in reply["data"]] == [
+        ("embedding", 0), ("embedding", 1),
+    ]  # fmt: skip
+    length = math.sqrt(9 + 16 + 9)
+    assert reply["data"][1]["embedding"] == pytest.approx([3 / length, 4 / length, 3 / length])
+    (asked,) = {each.pooling for each in loopback.engine.submitted[-2:]}
+    assert asked == "mean"
+
+
+def test_base64_holds_the_same_numbers(loopback: Loopback) -> None:
+    plain = embed(loopback, input="a").json()["data"][0]["embedding"]
+    packed = embed(loopback, input="a", encoding_format="base64").json()["data"][0]["embedding"]
+    assert struct.unpack("<3f", base64.b64decode(packed)) == pytest.approx(plain)
+
+
+def test_fewer_dimensions_are_of_length_one_too(loopback: Loopback) -> None:
+    reply = embed(loopback, input="a", dimensions=2, pooling="last").json()
+    assert reply["data"][0]["embedding"] == pytest.approx([0.6, 0.8])
+    assert loopback.engine.submitted[-1].pooling == "last"
+
+
+@pytest.mark.parametrize("given", ["a b", [5, 6], ["a b", "c"], [[5, 6], [7]]])
+def test_inputs_of_every_shape(loopback: Loopback, given: object) -> None:
+    assert embed(loopback, input=given).is_success
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": ["a", [1]]}, "input"),
+        ({"input": ["a"] * 2049}, "input"),
+        ({"input": [10**9]}, "prompt"),
+        ({"input": ""}, "prompt"),
+        ({"input": "a", "dimensions": 4}, "dimensions"),
+        ({"input": "a", "dimensions": 0}, "dimensions"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
+        ({"input": "a", "pooling": "max"}, "pooling"),
+        ({"input": None}, "input"),
+    ],
+)
+def test_refusals_name_the_field(loopback: Loopback, body: dict, param: str) -> None:
+    reply = embed(loopback, **body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == param
+
+
+def cosine(a: int, b: int) -> float:
+    """Of the script's vectors for prompts of so many tokens."""
+    return (25 + a * b) / math.sqrt((25 + a * a) * (25 + b * b))
+
+
+@pytest.mark.parametrize("path", ["/v1/score", "/score"])
+def test_scores_are_cosines(loopback: Loopback, path: str) -> None:
+    reply = post(loopback, path, text_1="a", text_2=["a", "b c d"]).json()
+    assert [each["score"] for each in reply["data"]] == pytest.approx([1, cosine(1, 3)])
+    pairs = post(loopback, path, text_1=["a", "b c"], text_2=["d e", "f"]).json()["data"]
+    assert [each["score"] for each in pairs] == pytest.approx([cosine(1, 2)] * 2)
+
+
+def test_scores_by_labels_are_probabilities(loopback: Loopback) -> None:
+    reply = post(loopback, "/v1/score", text_1="a", text_2="b", method="labels").json()
+    assert 0 < reply["data"][0]["score"] < 1
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+def test_documents_come_in_order(loopback: Loopback, path: str) -> None:
+    documents = ["a b c d e f", {"text": "a"}, "a b"]
+    body = {"query": "q", "documents": documents, "method": "embedding"}
+    results = post(loopback, path, **body).json()["results"]
+    assert [each["index"] for each in results] == [1, 2, 0]
+    assert results[0]["document"] == {"text": "a"}
+    scores = [each["relevance_score"] for each in results]
+    assert scores == sorted(scores, reverse=True)
+    top = post(loopback, path, **body, top_n=1, return_documents=False).json()["results"]
+    assert top == [{"index": 1, "relevance_score": scores[0]}]
+
+
+def test_rerank_asks_the_model_whether_a_document_fits(loopback: Loopback) -> None:
+    reply = post(loopback, "/v1/rerank", query="the query", documents=["one", "two"]).json()
+    assert all(0 < each["relevance_score"] < 1 for each in reply["results"])
+    tokenizer = loopback.core.tokenizer
+    asked = [tokenizer.decode(each.prompt_ids) for each in loopback.engine.submitted[-4:]]
+    assert [each[-3:].strip() for each in asked] == ["yes", "no", "yes", "no"]
+    assert all("<Query>: the query" in each for each in asked)
+    assert "<Document>: two" in asked[3]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/score", {"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}),
+        ("/v1/score", {"text_1": "a", "text_2": []}),
+        ("/v1/rerank", {"query": "a", "documents": []}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"] * 600}),
+        ("/v1/decisions", {"input": "a", "questions": []}),
+        ("/v1/decisions", {"input": "a", "questions": [{"type": "riddle"}]}),
+        ("/v1/decisions", {"input": "a", "questions": [{"type": "choice", "choices": []}]}),
+        (
+            "/v1/decisions",
+            {"input": [{"type": "image"}], "questions": [{"type": "predicate"}]},
+        ),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(loopback: Loopback, path: str, body: dict) -> None:
+    assert post(loopback, path, **body).status_code == 400
+
+
+QUESTIONS = [
+    {"type": "predicate", "instructions": "It is about money.", "name": "money"},
+    {
+        "type": "choice",
+        "instructions": [{"type": "input_text", "text": "Which team?"}],
+        "choices": [{"value": "billing", "description": "bills"}, {"value": True}, {"value": "x"}],
+    },
+    {"type": "score", "instructions": "How angry?", "levels": [{"label": "a"}, {"label": "b"}]},
+]
+
+
+def test_decisions_answer_in_order_and_add_up(loopback: Loopback) -> None:
+    items = [
+        {"role": "developer", "content": "be fair"},
+        {"role": "user", "content": [{"type": "input_text", "text": "I was charged twice"}]},
+    ]
+    reply = post(loopback, "/v1/decisions", input=items, questions=QUESTIONS).json()
+    predicate, choice, rating = reply["answers"]
+    assert predicate["name"] == "money"
+    assert 0 < predicate["probability"] < 1
+    shares = {str(each["value"]): each["probability"] for each in choice["probabilities"]}
+    assert set(shares) == {"billing", "True", "x"}
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares[str(choice["choice"])] == choice["confidence"] == max(shares.values())
+    assert choice["name"] is None
+    levels = rating["probabilities"]
+    assert rating["score"] == pytest.approx(levels[1]["probability"])
+    assert [each["value"] for each in levels] == [0, 1]
+    assert reply["usage"]["total_tokens"] == reply["usage"]["input_tokens"] > 0
+
+
+def test_probabilities_are_those_of_the_labels_tokens(loopback: Loopback) -> None:
+    question = {"type": "choice", "choices": [{"value": "yes"}, {"value": "no"}]}
+    reply = post(loopback, "/v1/decisions", input="a", questions=[question]).json()
+    encode = loopback.core.tokenizer.encode
+    weights = [
+        math.exp(sum(-0.25 if each % 2 == 0 else -2.5 for each in encode(label)))
+        for label in ("yes", "no")
+    ]
+    (answer,) = reply["answers"]
+    found = [each["probability"] for each in answer["probabilities"]]
+    assert found == pytest.approx([weight / sum(weights) for weight in weights])

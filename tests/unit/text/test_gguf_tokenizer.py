@@ -1,0 +1,187 @@
+"""Tokenizers in GGUF metadata: merges, words, special tokens, and metadata that are wrong."""
+
+from array import array
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blazr.core.errors import CheckpointError
+from blazr.text.chat_template import choose_template
+from blazr.text.tokenizer import Tokenizer
+from blazr.text.tokenizers import hf
+from blazr.text.tokenizers.choose import choose_tokenizer
+from blazr.text.tokenizers.gguf import from_metadata, load
+from blazr.text.tokenizers.gguf_patterns import PATTERNS
+from blazr.text.tokenizers.sentencepiece import SentencePieceBpe
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+# pieces of a little SentencePiece vocabulary: text, type, score
+PIECES = [
+    ("<unk>", UNKNOWN, 0.0), ("<s>", CONTROL, 0.0), ("</s>", CONTROL, 0.0), ("<0x0A>", BYTE, 0.0),
+    ("▁", NORMAL, -20.0), ("a", NORMAL, -21.0), ("b", NORMAL, -22.0), ("c", NORMAL, -23.0),
+    ("ab", NORMAL, -5.0), ("bc", NORMAL, -4.0), ("▁a", NORMAL, -6.0), ("abc", NORMAL, -3.0),
+    ("<think>", USER_DEFINED, 0.0), ("<|end|>", USER_DEFINED, 0.0), ("[pad]", UNUSED, 0.0),
+]  # fmt: skip
+
+
+def metadata(pieces: list[tuple[str, int, float]], **more: object) -> dict[str, object]:
+    texts, types, scores = (list(each) for each in zip(*pieces, strict=True))
+    entries = {
+        "model": "llama",
+        "tokens": texts,
+        "token_type": memoryview(array("i", types)),
+        "scores": memoryview(array("f", scores)),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unknown_token_id": 0,
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in (entries | more).items()}
+
+
+def little(**more: object) -> Tokenizer:
+    return from_metadata(metadata(PIECES, **more), name="little")
+
+
+def spelled(tokenizer: Tokenizer, text: str, *, allow_special: bool = False) -> list[str]:
+    return [PIECES[i][0] for i in tokenizer.encode(text, allow_special=allow_special)]
+
+
+def test_the_best_score_is_merged_first() -> None:
+    # bc before ab; then a+bc is no piece of its own beside the space, but abc would be
+    assert spelled(little(), "abc") == ["▁", "abc"]
+    assert spelled(little(), "ab") == ["▁", "ab"]
+    assert spelled(little(), "aabc b") == ["▁a", "abc", "▁", "b"]
+    assert spelled(little(add_space_prefix=False), "abc ab") == ["abc", "▁", "ab"]
+
+
+def test_bytes_and_the_unknown() -> None:
+    assert spelled(little(), "a\n") == ["▁a", "<0x0A>"]
+    assert spelled(little(), "aé") == ["▁a", "<unk>"]
+    assert little().token_bytes(3) == b"\n"
+
+
+def test_special_user_defined_and_unused_tokens() -> None:
+    tokenizer = little()
+    assert set(tokenizer.special_ids) == {"<unk>", "<s>", "</s>", "<|end|>"}
+    assert spelled(tokenizer, "a<think>a") == ["▁a", "<think>", "▁a"]
+    assert "<s>" not in spelled(tokenizer, "<s>a")
+    assert spelled(tokenizer, "<s>a</s>", allow_special=True) == ["<s>", "▁a", "</s>"]
+    assert tokenizer.unassigned(17) == [14, 15, 16]
+    assert tokenizer.decode(tokenizer.encode("ab a")) == "ab a"
+
+
+def test_the_beginning_and_the_end() -> None:
+    assert (little().bos_id, little().eos_ids) == (1, (2, 13))
+    assert little(add_bos_token=False).bos_id is None
+    assert little(eot_token_id=12).eos_ids == (2, 12, 13)
+    assert little(eos_token_id=10**6).eos_ids == (13, 2)
+
+
+def test_in_the_harmony_form_a_part_does_not_end_a_text() -> None:
+    more = [*PIECES, ("<|return|>", CONTROL, 0.0), ("<|call|>", CONTROL, 0.0)]
+    found = from_metadata(metadata(more, eot_token_id=13), name="harmony")
+    assert found.eos_ids == (2, 15, 16)
+
+
+@given(text=st.text("abc ▁\n", max_size=40))
+def test_words_apart_are_the_text_as_a_whole(text: str) -> None:
+    usable = {t: s for t, kind, s in PIECES if kind == NORMAL}
+    ids = {t: i for i, (t, kind, _) in enumerate(PIECES) if kind == NORMAL}
+    apart = SentencePieceBpe(usable, ids, byte_ids={10: 3}, unknown_id=0)
+    # a piece that crosses into the next word, which no text here has, turns the cutting off
+    crossing = {"z▁z": -99.0}
+    whole = SentencePieceBpe(usable | crossing, ids | {"z▁z": 99}, byte_ids={10: 3}, unknown_id=0)
+    text = text.replace(" ", "▁")
+    assert apart.encode(text) == whole.encode(text)
+
+
+def test_byte_pairs_are_those_of_tokenizer_json(golden: Path) -> None:
+    ours = load(str(golden / "gguf" / "byte_level.gguf"))
+    theirs = hf.load(str(golden / "tokenizers" / "byte_level" / "tokenizer.json"))
+    assert ours.special_ids == theirs.special_ids
+    for text in ("The cat sat.", "  I'll\n\n go  ", "été 日本 😀", "a<think>b", "<|im_end|>", ""):
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.encode(text, allow_special=True) == theirs.encode(text, allow_special=True)
+    assert all(ours.token_bytes(i) == theirs.token_bytes(i) for i in range(ours.size))
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_every_pattern_keeps_all_of_a_text(name: str, golden: Path) -> None:
+    tokens = [chr(c) for c in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x144))]
+    entries = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": name,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": ["a b"],
+    }
+    tokenizer = from_metadata(entries, name=name)
+    text = "Ab1234567 I'LL été\u3000\u4e2d\u56fd \U0001f600\t_\r\n\n  $5.00 (x|y) 한 ༼ "
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_word_pieces() -> None:
+    words = ["[PAD]", "[UNK]", "▁un", "aff", "able", "▁the", "."]
+    entries = {
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.tokens": words,
+        "tokenizer.ggml.token_type": memoryview(array("i", [3, 3, 1, 1, 1, 1, 1])),
+        "tokenizer.ggml.unknown_token_id": 1,
+    }
+    tokenizer = from_metadata(entries, name="bert")
+    assert tokenizer.encode("The UNAFFABLE xyz") == [5, 2, 3, 4, 1]
+    assert tokenizer.decode([5, 2, 3, 4]) == "the unaffable"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "rwkv"},
+        {"model": 5},
+        {"tokens": []},
+        {"tokens": "abc"},
+        {"scores": memoryview(array("f", [1.0]))},
+        {"scores": [1, 2]},
+        {"token_type": memoryview(array("i", [1]))},
+    ],
+)
+def test_metadata_that_cannot_be_used(change: dict[str, object]) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        little(**change)
+    assert "--vocab" in caught.value.hint
+
+
+def test_an_unknown_pattern_is_named() -> None:
+    entries = {"model": "gpt2", "pre": "of-tomorrow", "merges": []}
+    with pytest.raises(CheckpointError, match="not known") as caught:
+        little(**entries)
+    assert "of-tomorrow" in caught.value.found
+
+
+def test_the_file_itself_comes_before_what_lies_beside_it(golden: Path) -> None:
+    found = choose_tokenizer(
+        directory=golden / "tokenizers" / "byte_level",
+        vocab=None,
+        vocab_size=15,
+        metadata=metadata(PIECES) | {"general.name": "itself"},
+    )
+    assert found is not None
+    assert found.name == "itself"
+    named = choose_tokenizer(
+        directory=None, vocab=str(golden / "gguf" / "byte_level.gguf"), vocab_size=15
+    )
+    assert named is not None
+    assert named.size == 325
+
+
+def test_the_template_is_in_the_file() -> None:
+    source = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
+    template = choose_template(
+        directory=None,
+        name_or_path=None,
+        family="gguf",
+        tokenizer=little(),
+        metadata={"tokenizer.chat_template": source, "tokenizer.chat_template.tool_use": "x"},
+    )
+    assert template.name == "the model's own"

@@ -1,0 +1,92 @@
+"""Values written without JSON's quotes."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blazr.text.tool_calls.format import ToolSpec
+from blazr.text.tool_calls.values import python_to_json, to_json, types_of
+
+
+@pytest.mark.parametrize(
+    ("text", "types", "expected"),
+    [
+        ("3", {"integer"}, 3),
+        ("3", {"number"}, 3),
+        ("3", {"string", "null"}, "3"),
+        ("3", set(), 3),
+        ("null", {"string", "null"}, None),
+        ("True", {"boolean"}, True),
+        ("None", {"integer", "null"}, None),
+        ("None", set(), "None"),
+        ("True", {"string"}, "True"),
+        ('{"a": [1]}', {"object"}, {"a": [1]}),
+        ('"x"', set(), '"x"'),
+        ("two words", {"integer"}, "two words"),
+        ("NaN", {"number"}, "NaN"),
+        ("007", set(), "007"),
+        ("", {"integer"}, ""),
+        ("é\n", set(), "é\n"),
+    ],
+)
+def test_the_schema_says_what_a_value_is(text: str, types: set[str], expected: object) -> None:
+    assert json.loads(to_json(text, frozenset(types))) == expected
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": "string"}, {"string"}),
+        ({"type": ["string", "null"]}, {"string", "null"}),
+        ({"enum": ["a", 1, None]}, {"string", "integer", "null"}),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, {"string", "null"}),
+        ({"anyOf": [{"type": "string"}, {"$ref": "#/$defs/x"}]}, set()),
+        ({}, set()),
+        (True, set()),
+    ],
+)
+def test_types_are_read_from_a_schema(schema: object, expected: set[str]) -> None:
+    assert types_of(ToolSpec("f", {"properties": {"x": schema}}), "x") == expected
+    assert types_of(ToolSpec("f", {"properties": {"x": schema}}), "y") == set()
+    assert types_of(None, "x") == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[1, (2, 'a'), {'b': None}]", [1, [2, "a"], {"b": None}]),
+        ("(1,)", [1]),
+        ("[1, 2 , ]", [1, 2]),
+        ("-1.5e3", -1500.0),
+        (r"'it\'s \"q\" \x41 \u00e9 \ud83d\ude00'", 'it\'s "q" A é 😀'),
+        ("true", True),
+        ("{}", {}),
+    ],
+)
+def test_python_literals_become_json(text: str, expected: object) -> None:
+    found = python_to_json(text)
+    assert found is not None
+    assert json.loads(found) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "f()", "1 2", "[1", "'a", "{1: 2}", "NaN", "a.b", "[[" * 5000, "__import__"]
+)
+def test_what_is_no_literal_is_refused(text: str) -> None:
+    assert python_to_json(text) is None
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-9, 9) | st.text("aé'\"\\\n\0 ,]", max_size=5),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text("ab'"), inner),
+        max_leaves=6,
+    )
+)
+def test_repr_and_json_are_both_read(value: object) -> None:
+    for text in (repr(value), json.dumps(value)):
+        found = python_to_json(text)
+        assert found is not None
+        assert json.loads(found) == value
