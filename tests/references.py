@@ -26,6 +26,220 @@ SIZES: dict[str, object] = {
 # Whatever a library remembers outside the file must not tell the classes apart.
 _KEPT = ("inv_freq", "embed_scale")
 
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 20}
+_LATENT = {
+    "kv_lora_rank": 12,
+    "q_lora_rank": 14,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+}
+_GRANITE = {
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 0.5,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.2,
+}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+_LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 5.0]}
+
+
+def _rope(kind: str, **rest: object) -> dict[str, object]:
+    return {"rope_scaling": {"rope_type": kind, **rest}}
+
+
+# What is odd about each case is in its name.
+CASES: dict[str, tuple[str, dict[str, object]]] = {
+    "llama": ("llama", {}),
+    "llama biases": ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 10}),
+    "llama tied": ("llama", {"tie_word_embeddings": True, "hidden_act": "gelu"}),
+    "llama rope": (
+        "llama",
+        _rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=16,
+        ),
+    ),
+    "llama linear": ("llama", _rope("linear", factor=3.0)),
+    "llama dynamic": ("llama", _rope("dynamic", factor=3.0) | {"max_position_embeddings": 40}),
+    "llama yarn": ("llama", {"rope_scaling": _YARN, "head_dim": 14}),
+    "mistral": ("mistral", {"sliding_window": 7, "head_dim": 6}),
+    "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 window": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {**_EXPERTS, "num_experts": 5, "shared_expert_intermediate_size": 28},
+    ),
+    "qwen2_moe dense layer": (
+        "qwen2_moe",
+        {
+            **_EXPERTS,
+            "num_experts": 5,
+            "shared_expert_intermediate_size": 28,
+            "mlp_only_layers": [0],
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+        },
+    ),
+    "qwen3": ("qwen3", {"head_dim": 12}),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {**_EXPERTS, "num_experts": 6, "head_dim": 12, "norm_topk_prob": True},
+    ),
+    "qwen3_moe dense layer": (
+        "qwen3_moe",
+        {**_EXPERTS, "num_experts": 6, "head_dim": 12, "decoder_sparse_step": 2},
+    ),
+    "phi3": ("phi3", {"partial_rotary_factor": 0.75, "sliding_window": 30}),
+    "phi3 short": (
+        "phi3",
+        {
+            "hidden_size": 16,
+            "original_max_position_embeddings": 512,
+            "rope_scaling": _LONG,
+        },
+    ),
+    "phi3 long": (
+        "phi3",
+        {
+            "hidden_size": 32,
+            "partial_rotary_factor": 0.5,
+            "original_max_position_embeddings": 32,
+            "rope_scaling": _LONG,
+        },
+    ),
+    "gemma": ("gemma", {"head_dim": 10}),
+    "gemma2": (
+        "gemma2",
+        {
+            "head_dim": 10,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
+    "gemma3_text": (
+        "gemma3_text",
+        {
+            "head_dim": 10,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 20,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            },
+        },
+    ),
+    "olmo2": ("olmo2", {}),
+    "olmo3": (
+        "olmo3",
+        {
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "hidden_size": 32,
+            "rope_scaling": _YARN,
+        },
+    ),
+    "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 2}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
+    "smollm3 window": (
+        "smollm3",
+        {
+            "no_rope_layers": [1, 0],
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+    ),
+    "starcoder2": ("starcoder2", {}),
+    "starcoder2 bare": (
+        "starcoder2",
+        {"use_bias": False, "sliding_window": 8, "tie_word_embeddings": False},
+    ),
+    "glm": ("glm", {"head_dim": 12}),
+    "glm4": ("glm4", {"head_dim": 10}),
+    "glm4_moe": (
+        "glm4_moe",
+        {
+            **_EXPERTS,
+            "head_dim": 12,
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            "use_qk_norm": True,
+            "routed_scaling_factor": 1.5,
+            "n_shared_experts": 2,
+        },
+    ),
+    "granite": ("granite", _GRANITE),
+    "granitemoe": (
+        "granitemoe",
+        {**_GRANITE, "num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
+    "gpt_oss": (
+        "gpt_oss",
+        {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
+    ),
+    "deepseek_v2": (
+        "deepseek_v2",
+        {
+            **_LATENT,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.0,
+        },
+    ),
+    "deepseek_v2 lite": (
+        "deepseek_v2",
+        {
+            **_LATENT,
+            "q_lora_rank": None,
+            "rope_scaling": {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.9},
+        },
+    ),
+    "deepseek_v3 dense": (
+        "deepseek_v3",
+        {
+            **_LATENT,
+            "attention_bias": True,
+            "first_k_dense_replace": 5,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": False,
+            "rope_interleave": False,
+        },
+    ),
+    "deepseek_v3": (
+        "deepseek_v3",
+        {
+            **_LATENT,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+}
+
 
 def save_reference(
     model_type: str, directory: Path, *, seed: int = 0, changes: dict[str, object] | None = None

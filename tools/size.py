@@ -11,15 +11,15 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "blazr"
 
 # Lines at full scope, docstrings and blanks included.
 BUDGETS = {
-    "core": 580,
+    "core": 720,
     "nn": 10_840,
-    "models": 5_112,
-    "text": 3_875,
+    "models": 7_000,
+    "text": 7_000,
     "engine": 5_022,
-    "llm": 1_000,
-    "server": 3_440,
+    "llm": 1_300,
+    "server": 5_000,
     "bench": 820,
-    "cli": 1_180,
+    "cli": 1_300,
 }
 
 

@@ -19,8 +19,8 @@ from blazr.nn.quant.gguf.block_type import TILE, BlockType
 from blazr.nn.quant.gguf.weight import GgufWeight
 from blazr.nn.quant.policy import QuantizePolicy
 
-# The router decides in float32; latent attention reads these two as tensors.
-_PLAIN = ("router", "k_up_proj", "v_up_proj")
+# The router decides in float32; latent attention reads the others as tensors at every step.
+_PLAIN = ("router", "k_up_proj", "v_up_proj", "kv_up_proj")
 _STACKS = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
 
 Storage = Mapping[str, BlockType]

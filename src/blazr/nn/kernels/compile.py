@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "cpu" / "csrc"
-LIBRARY = SOURCES.parent / "libblazr_cpu.so"
+LIBRARY = SOURCES.parent / "libblazr_cpu.so.1"  # no name that Python would import
 
 # An object file per instruction set: only what runs after cpuid's consent may use its instructions.
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")

@@ -43,8 +43,7 @@ def _latent_attention(reading: Reading, index: int) -> DeepseekMlaConfig:
 
 def _softmax_experts(reading: Reading, index: int) -> FeedForwardConfig | None:
     """DeepSeek-V2's [arXiv:2405.04434]."""
-    if index < reading.size("first_k_dense_replace", 0, minimum=0):
-        return None
+    first = reading.size("first_k_dense_replace", 0, minimum=0)
     method = reading.reader.text("topk_method")
     limited = method is not None and method.value == "group_limited_greedy"
     if method is not None and not limited and method.value != "greedy":
@@ -56,7 +55,7 @@ def _softmax_experts(reading: Reading, index: int) -> FeedForwardConfig | None:
     experts = read_experts(reading)
     shared = reading.size("n_shared_experts", 2)
     groups = read_groups(reading, judged_by=1)
-    return replace(
+    experts = replace(
         experts,
         norm_topk_prob=False,
         groups=groups if limited else None,
@@ -64,6 +63,7 @@ def _softmax_experts(reading: Reading, index: int) -> FeedForwardConfig | None:
         shared_expert=True,
         shared_intermediate_size=shared * experts.intermediate_size,
     )
+    return experts if index >= first else None
 
 
 def _check_scoring(reading: Reading, wanted: str) -> None:

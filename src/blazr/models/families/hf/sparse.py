@@ -44,20 +44,17 @@ def _mixtral(reading: Reading, index: int) -> FeedForwardConfig:
 def _qwen_moe(reading: Reading, index: int) -> MoeConfig | None:
     """Experts in every so manieth layer that ``mlp_only_layers`` does not name."""
     dense, step = reading.reader.integers("mlp_only_layers"), reading.size("decoder_sparse_step", 1)
-    if (dense and index in dense.value) or (index + 1) % step:
-        return None
-    return replace(read_experts(reading), norm_topk_prob=reading.flag("norm_topk_prob"))
+    experts = replace(read_experts(reading), norm_topk_prob=reading.flag("norm_topk_prob"))
+    is_dense = (dense is not None and index in dense.value) or (index + 1) % step
+    return None if is_dense else experts
 
 
 def _qwen2_moe(reading: Reading, index: int) -> MoeConfig | None:
-    experts = _qwen_moe(reading, index)
+    experts, shared = _qwen_moe(reading, index), reading.size("shared_expert_intermediate_size")
     if experts is None:
         return None
     return replace(
-        experts,
-        shared_expert=True,
-        shared_expert_gate=True,
-        shared_intermediate_size=reading.size("shared_expert_intermediate_size"),
+        experts, shared_expert=True, shared_expert_gate=True, shared_intermediate_size=shared
     )
 
 
@@ -110,11 +107,9 @@ def read_groups(reading: Reading, *, judged_by: int) -> ExpertGroups | None:
 
 def sigmoid_experts(reading: Reading, index: int) -> MoeConfig | None:
     """Experts behind the first dense layers, as DeepSeek-V3 has them [arXiv:2412.19437]."""
-    if index < reading.size("first_k_dense_replace", 0, minimum=0):
-        return None
-    experts = read_experts(reading)
+    experts, first = read_experts(reading), reading.size("first_k_dense_replace", 0, minimum=0)
     shared = reading.size("n_shared_experts", 1, minimum=0)
-    return replace(
+    experts = replace(
         experts,
         scoring="sigmoid",
         correction_bias=True,
@@ -124,6 +119,7 @@ def sigmoid_experts(reading: Reading, index: int) -> MoeConfig | None:
         shared_expert=shared > 0,
         shared_intermediate_size=shared * experts.intermediate_size or None,
     )
+    return experts if index >= first else None
 
 
 MIXTRAL = hf_family(

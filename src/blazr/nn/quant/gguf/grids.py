@@ -42,48 +42,46 @@ def codebook(name: str, device: torch.device) -> Tensor:
 # One bit a number, the lowest bit of the first byte first; zlib, base 85.
 _MAPS = {
     "iq2_xxs": r"""
-    c-nPRORB^$43oj#tB`je2YP^R=KfcCw)5@K5e=lV<VbEmf91ogR%p3E0BR^O#16P=^@J3)+t0mx___f>P^zDolEn6;is
-    &dxI!#Zg_{KuzkVd4Mw`?l*l~*(z5~c8Qj-!-YZym34v`$TQ4<4*~)dpL;rq|+W4irx`d$&)6^vGb7UkLBrzcFbHqcf>
-    sMFwRxr;MTG;*}m%Qlby-@@TSk)X7om@@#uKQIjUUWQ&$2&y}*gX5TV=Bc|Cuh1wL(2Kn3A3Yj<N%;gblzhT7_jxp@MF
-    =lA5st5R^Hl2J=^JV`E{Z0D^#$6R7
+    cmV~$!HEMw5Ckwal>cp*%cll5fc-fCR8IQ+o!>t9%6TkOM<Kl1`!y$hQ_E+08OlBBIfM`(3vjZl@|9Vw0TZxkN?@_51^
+    A3md;tauP8jn6yWj=T%M^+z07?Y}05IU)=kCslRpg<iHFOQuk_8Na6FVTV6Cj9vUdS*644?oy3_xHY8w4mI04~E&C{Qe
+    X0XQH400RI3pqEgj0tmo)tU?ehQ3eHI02qMG28==h1EL0i0RR9C1^_^?1OpHN1ONa4ARqt$@DIja6(a
     """,
     "iq2_xs": r"""
-    c-mc2TdsvL2pkgnkBRPwCicH3cK=&BJX-bM<{ZTW!^|+oxJIi-qkD|rsuaR~iB<*?x~C4>8J0pJW<V>X*vo#SY&(-c)w
-    (<-fCU6QVt|)*=>oJ=N8h~B3mmYKBw*Y)Ca<s*uvOak7T*la5<g=kAh?T96(5+bR(Mt@J=L5^n!u1sF+~=p=RjVCGbM+
-    vDH*59tF!>kC`)-u3GzO}jM8X_r-*1ytubG*&a^iqGs?p-do}D8x2NWXU?%O)=7t88q040RdJ=Ak)9T+$YBcFD31^6BC
-    _W+mG1}iEA-T}Oj@u6-pQ1yByIl9%`W3mW#F%j~<yh(N0zSL~oH^Zy%}}tQx4=M73#xoc?jNErTmD?iDs40;(&MG>YYM
-    NuDE=SK;cc#9vM%q_=>7msuqjC
+    cmV~$L5jmb5Ckw4^xQjO|EC8scQ3^M|H?}5`~JOW-zUHKea`L`zrUVc63=_~edj9A*;cBUtrx?*>vL7w%!*=~s6glU{y
+    k^Uir-()CXeT12%fW@bTONNQ3R}|hT;PXFyMWAHc?NT)@Xv_yG_8L8Z83!P7$qu7SiyI=RNyfpQ}7)Tk$osGXZm-T&2Z
+    I7mUO-xJoBMHQQhSJZJZcVs=?z&|p@o^pFjvq0v;083;WAfMGW277qZlLSz7x4m1D_1Qejqjk#Cu^6=bIT@Zzdef_jC6
+    aqs*=u+gO3IK(!>J=qIGy+hDFLnbOE)W0;3Ia45PO3m)8goS>3IhWGU?}5&=>is55cvmAuqjC
     """,
     "iq2_s": r"""
-    c-n1JU5W-F3~NE(E9iYHjPDBe{#V(wI=kPpE5rQ7#3X8F%Z9aF@G^(h-0EI3Em0|W3^QwctZ7zp0a8G#rYWS&oF&YfEj
-    @sgh^u5FBBgC>LAkBEEtarKv-X}c)kMD5E9g)N*35uFS6j&;COQ!QC2=T0oAzp}=fs8f?3xctXeG?g^dQAA!2(KVP=j1
-    x!<Qgx@l7F)Pu!TMd$m>{ZzEray(N$AzRb24)#*U9zYZZF^+2!@EVQ9?ARiEH!J<ErE8usn4?()-BQhW*1pE<<S|Z6aT
-    82aQO}QP4+el6zUY~*z7~Sl6pK?p!Q_DMIhH4w7?joIO9P^#Dw9CRS7mu8OBC|vDii4FoWN_zK9m?6y$}qXC*pyH_2f!
-    )+bXep&HXz~CYasM7Fd3(JhmM~KIbkHJ7yU4;E692~{FNElHOf~Fzm+TBn!W(JyjC6
+    cmV~$!3o4L3;-|%oWBd{J}zAU3Do<qa#DAne*2zR_t|f+d9Ux}?r>eX`|a-gd(ZA(-RnD99nOlK>h7!i<QO$OekZFKD`
+    %p7ea_qWeb(3g_C0&q>v>{YVZXh)*LSk|p1oqHT63(BRG;`x)}UAHlthLU@SXcSGsflHPt7@2$aG>b{d&z_u~V%%R=6;
+    S5O6I!DeeH0C`1jr`|ZBh@9ei{_xeuObH`b+sqX&z?Dx^VzLWc*SL{^e>a*WR4ByFm7-gpd_S<*&`i|;*_KKZq&9TBl_
+    xeuOL$BDWu)+m=C+jJLoeD?^#qYi6Sy8F(IaWw1hA=SBik%88WJ)0bX(uEjDF6bh?)O^XmCx|@`i^?kb=wKPzV`c=!*{
+    YC#<0@{@)_np)nF(fn8kQIzmxTFEjtrdNKoI&dKhJ=0#_m>>X8F%xB#HIuKW^WkOVSn;WwOAFe)Vg1SkazD1sVmAQ^wT
+    yjC6
     """,
     "iq3_xxs": r"""
-    c-l=-F%H5o3_M%0RAmZ7_lgPeigaLyA4Q!IuVCbv_?)J2Rn;aw-<^~BWtxCXwzFx0%xW)eST<YW5KL&L;j#hAAHoX-c)
-    &}FY<X@1m|7IGsjrX>q7@bAuHrcP3L2_`6x)_>^v5;&o?@Fdagv_Uo9H*utGOGEJ93R6P|L2rgx{U}Y-UnrS3sKYtPIb
-    F!WdDS7|dsT<9UQCqzhJe8+4kK5km%XvHjm=J(sMgqk-e3v^zjTJayVggoDWMJzTWE4a0T)3l-9P!ydlNePrBA?Xny*@
-    kmBo4W|8$?wEo20v5Uy_5
+    cmV~$F>V4e5CFj0)vjb+WeR$W3gs0?k)Hg>qC&hPWuBRt>!-80AAReb;+p;OvR=I)40~?(7p1^r^23mhKCV0HY;bf2sz
+    shoHwd^m$pxSU`uNVmS7-2!e)Wz;Ucd#*VAzrgaGWe;AH=E_`NR>6Qqlm#rXGrg>14nl%<b13z$A8f*jSj56U!g~Rtr!
+    h@o=&*6{=t$-cUsX2$%{?PZNn`!-NOG#DW3?h6I116r2KzRm3s~q(qwl0RaCNx)k;
     """,
     "iq3_s": r"""
-    c-k#d!AiqG5PdVu!e&pqA>uXNMyUCUt<-~hDT4SrX{pfmmf{D9Rs{Q#&TgE;z`Qr}-rMBob#A|%IbF{W(Id*&Lkwq!%0
-    ~0(%@Ao{OU0lD_x2OXCI^OquXIKLt}o^pYnG?L6&oz+9HeSVPSrN(A}t!YmF^Xmp*3Qy-5G8(e|b5Y-VC?q(AA>+32wu
-    C)HmEXp@c1}PT|h83}iuXSwt^ePGkv?U+Lf3a_=1ov?9@{igP&9v4ypFswx3&TJZ@M2_=SuX>*z&qp%+CoXl)ge8!drA
-    @5Agyn!FG+()?*sDei}n1QT95(J|p-wR7#Aht{0!Hx!aZfy;cl!bD4D3uqR(zW`GY5;6>@R{_|3X$jRqNR^eu)^e<Ll^
-    vCYlKPU1;QQ+o$IB(hKom+bHx0SXmXXwyZnVo8~6jd#wQ>
+    cmV~$L249H6ac__kJs?0SHFi5x1G)iaZb^ZWT9??AYNw@A|%;O@BpF_!Cca+zu(T=pK*A8d;Yj|Oa1=1OfRENTZT`4I4
+    <$9txbxZ>-Njq)=?_?#&t9C_I3E;ChPN*n;cxm%T${=>UncFrHYH4@oFMBIY>CU!8qicDqg=n4Ts_Qet6t(D|t5F=7a6
+    K+>I5hJDYv7?^(xa;=5!{bFR^X`d5b^+49gwA+DlgC&=k3o@T9ms8o|2=IX0vB{3RinCes+;(n~NwlJP$i(^F}hXn@x8
+    01fhqUi)@q9rwzQ?30_S*XZ%sc|1iJ?FL+wL-0oKw+nVgOLz!(J8&=is&i8tSK8hVMf3RoD6I9QrTT#dzm3A_8LnI0!p
+    Ds2*7{3#wQ>
     """,
     "iq1_s": r"""
-    c-k#eK}(!R7=CxE;dM-9V?RN1diSfb(^(PgE$L;EU0C#DLh=VZ*|bQ>IZZw%yXlwN6ha`hG?#HO$v6$G@ldv(umMk2dT
-    8mb2WdTox*h^v8VtnDuD#8?@Vw9Syw7v(LR2?w<}y}3b9YJG^C&5*&qs>Nl?x;NhAB!%0hRecnsm$a2YwJ@;QqccSPG~
-    @n#@N5uBY$^gNY22s7}?HYgoxmY#Y+!Ajh1yxWA4l1OzVO1-XRyWBes^wA;LAoBq<x!%nuPhFWp9`{&R@7DG%<XIwD^I
-    s3Q$Jf@<B<<hd(0^?jzIHG8vQn*?-$Ub(LsHW&@kYNcQ%|}dP%c;av8KJU^mWiJv*28-WD<$YEG%#}+D!ES;XeDuFD(V
-    lG#i@A4$V;H%7rH52w&LB_pg1xSvl=L<CZ@9?{WdkSxbxSuMq|l64F4MqT|O(RS}O@H(bLXvHn!_OntvSw2GXTKiD_6X
-    GLxujp0!)qyF+V=7Bv?g3oFy??D1-6?{(2le%HQrc>Le(m#@Cb_P%)g$;r#{<KcsUbe#9?p_<1{H>jE?+1SCIq;Fwj@y
-    PMjA_U90?}vdY$)D1%>fQq-z{36HBT$I&mG*v%J#A~V%aSj@pZtCEAg}V1eou`2@uUxU_YQ=)6;l3U7EjmAKr#y2F0kd
-    O91c}@u6ikZ68>90+)KINV7E3oVy0wcNC7Qg*Gnz$6Ckekcj5w;yQl$8BcV}uIeIA*;9XR~L2uzcrHYS+2)y-rqrtcg6
-    e{stpn$cM#il(dTBx(R&0u-;P1DmAvG}u@dX;b%ns9v~6p49X^c}lqEMlIFjzJBbrp$X4T{{D_p5YV7e^~xM<^E7<_56
-    qcAaL=FI+lT|4v2#Y&dpW2-Egd@Fdf5G@Dheeu*|v(bMFD;1sQ1
+    cmV~$&ud&o902g|j$Qd?Qo}Y*AoTQo&$N!SCB)pUm*ueoOM7`w+J7LYSW6Ml{&<=0YhPz8l!7SsG8xkLWm>i|2U%ZW3q
+    94~LGk7x)EtW09E4t!6pWwG<ujsiEXh#6U)><<PopAHq{2{FpP6eqW~iJ8H0}-M%ALUPglUL@hug+sCqo^Tc`A|&?Gk?
+    HFjuG}QBW_rjJk2|nIn4^)It?J?mt145*$lpkW}Tw@8M5%MZ3dWei+VwemJRj%*-gRcYmL`%VLPBvNbmhL0x#^Ka8pEV
+    Xd<kti-q>igeD<l#VVH4%s`^dFmUwlw{}$zexpCII2wUdW_KcRnO!jg$1EmLfru!iNZmWfo{BKz#4_?OQM+yBT+}9AjT
+    *tpxGbnP*(MNs6GY5k;$0#!9Xu}lPwjV(V&hee>@xvu2pxpRQPOQyC)U(`W<N%273OBkNuPH-Cq?02C6E7ayRf^)-E^8
+    ydID0{|>!td$e3mJghIXlSdnqy}#Sl;@9IZ50C!&>gmfb>b;L&zkB@j?9uGOpEhoV@k~G9b~SB=$MwR&_58%jxz$${-)
+    I9<i2Gp{m{I%z{cLXCF%mr7&ff-u2v=<gJM6*Ox?Prk^6lcU+XpSvS`2$~?zj6VfE%!eu(3`id{D>BeK(cQgY_$HO>{H
+    R(PNW}B*Q>5+~l(gbtIY&lMHo(nCti$N<fcS?6pw{IS@Dd&*KQYsYtRZOLIjkZg31r<-n5+byPtrk_`8$G<@DD3_jSc0
+    plu=G<o0>C2W=~cH?O|LR(+l9v;^l{|*CvBv*fQOD}WIB*s@(a^ft6c9{50=Mh`vYz$@wbR-JLI~nR|^G&!A7~Y50TU}
+    u!>PR#Jjd}cv03dM5YnpflrZ*)I1f064GtiBSr6S3&T)<ND4uWooremE9b>n~I1sQ1
     """,
 }
