@@ -34,7 +34,11 @@ EXTENSIBLE = {
     "server/anthropic": ("ROUTES", lambda row: row.handler.__module__, {"rendering"}),
     "server/ollama": ("ROUTES", lambda row: row.handler.__module__, set()),
     "server/native": ("ROUTES", lambda row: row.handler.__module__, set()),
-    "server/openai": ("ROUTES", lambda row: row.handler.__module__, {"items", "labels", "response_rendering", "schema"}),
+    "server/openai": (
+        "ROUTES",
+        lambda row: row.handler.__module__,
+        {"items", "labels", "response_rendering", "schema"},
+    ),
     "text/tokenizers": (
         "TOKENIZERS",
         lambda row: row.__module__,

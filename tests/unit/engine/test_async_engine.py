@@ -66,10 +66,12 @@ class Bench:
 
 @pytest.fixture
 def bench():
+    before = set(threading.enumerate())
     bench = Bench()
     yield bench
     bench.engine.close()
-    assert not any(t.name == "blazr-engine" for t in threading.enumerate())
+    left = set(threading.enumerate()) - before
+    assert not any(thread.name == "blazr-engine" for thread in left)
 
 
 def collect(outputs, timeout: float = 20.0):

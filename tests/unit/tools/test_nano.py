@@ -28,7 +28,7 @@ def _tools(monkeypatch):
 
 @pytest.fixture
 def corpus_folder(tmp_path):
-    for name in ("tinystories-sample", "stories260k-samples"):
+    for name in ("tinystories-sample", "stories260k-samples", "stories260k-draws"):
         (tmp_path / name).mkdir()
         numbered = [STORY.replace("Spot", f"Spot{chr(97 + n)}") for n in range(20)]
         text = "\n<|endoftext|>\n".join(f"{name} {story}" for story in numbered)
