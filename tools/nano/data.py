@@ -124,6 +124,12 @@ def split_stories(path: Path) -> list[str]:
     return [story for part in parts if (story := _tidy(part))]
 
 
+def held_out_stories(folder: Path) -> list[str]:
+    """The stories of the TinyStories sample that are never trained on."""
+    real = split_stories(folder / "tinystories-sample" / "stories.txt")
+    return real[len(real) - round(len(real) * HELD_OUT) :]
+
+
 def load_corpus(folder: Path, *, seed: int) -> Corpus:
     """Read and mix everything. The same seed gives the same documents.
 
@@ -133,8 +139,8 @@ def load_corpus(folder: Path, *, seed: int) -> Corpus:
     """
     rng = random.Random(seed)
     real = split_stories(folder / "tinystories-sample" / "stories.txt")
-    cut = len(real) - round(len(real) * HELD_OUT)
-    real, held_out = real[:cut], real[cut:]
+    held_out = held_out_stories(folder)
+    real = real[: len(real) - len(held_out)]
     sampled, drawn = (
         [story for story in split_stories(folder / name / "stories.txt") if _is_sound(story)]
         for name in ("stories260k-samples", "stories260k-draws")

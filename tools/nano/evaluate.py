@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from data import END, load_corpus
+from data import END, held_out_stories
 from tokenizers import Tokenizer
 
 from blazr.models.causal_lm import CausalLM
@@ -82,7 +82,7 @@ def main() -> None:
         loaded = load(folder, device=resolve_device("cpu"), dtype="float32")
         tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
         models.append((folder, loaded.module, tokenizer))
-    stories = load_corpus(Path(arguments.corpus), seed=0).held_out
+    stories = held_out_stories(Path(arguments.corpus))
     readers = [(tokenizer, model.config.max_seq_len) for _, model, tokenizer in models]
     stories = common_prefixes(stories, readers)
     print(f"{len(stories)} stories, {sum(len(s.encode()) for s in stories):,} bytes")
