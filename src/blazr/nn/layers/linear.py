@@ -47,9 +47,12 @@ class DepthwiseConv(nn.Module):
     Args:
         channels: Filters.
         kernel: Taps of each.
+        bias: Whether there is one.
     """
 
-    def __init__(self, channels: int, kernel: int) -> None:
+    bias: nn.Parameter | None
+
+    def __init__(self, channels: int, kernel: int, *, bias: bool = True) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(channels, kernel))
-        self.bias = nn.Parameter(torch.empty(channels))
+        self.bias = nn.Parameter(torch.empty(channels)) if bias else None

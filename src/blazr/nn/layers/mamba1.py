@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from blazr.nn.layers.base import MixerConfig
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.linear import DepthwiseConv, Linear
+from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.recurrent import RecurrentMixer, State
 from blazr.nn.ops.conv1d import causal_conv1d
+from blazr.nn.ops.norm import rms_norm
 from blazr.nn.ops.ssd import selective_scan
 
 OXIDIZR_STATE_LIMIT = 30.0
@@ -30,6 +32,11 @@ class Mamba1Config(MixerConfig):
         state_size: N.
         dt_rank: Size of the step-size projection's input (oxidizr: the inner size).
         conv_kernel: K, taps of the causal convolution.
+        bias: Whether the projections into the mixer and out of it have biases.
+        conv_bias: Whether the convolution has one.
+        inner_norms: Whether step sizes, B and C are normalised, without weights (FalconMamba) or
+            with them (Jamba).
+        norm_eps: Of these norms.
         variant: ``"mamba_ssm"``: ``A = -exp(a_log)``. ``"oxidizr"``: ``A = exp(-a_log)``, which
             grows the state, and every element of it is limited to 30 after each token.
     """
@@ -39,6 +46,10 @@ class Mamba1Config(MixerConfig):
     state_size: int
     dt_rank: int
     conv_kernel: int = 4
+    bias: bool = False
+    conv_bias: bool = True
+    inner_norms: Literal["none", "plain", "weighted"] = "none"
+    norm_eps: float = 1e-6
     variant: Literal["oxidizr", "mamba_ssm"] = "mamba_ssm"
 
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
@@ -64,13 +75,17 @@ class Mamba1(RecurrentMixer):
         super().__init__()
         self.config = config
         inner, rank, states = config.inner_size, config.dt_rank, config.state_size
-        self.in_proj = Linear(config.hidden_size, 2 * inner)
-        self.conv1d = DepthwiseConv(inner, config.conv_kernel)
+        self.in_proj = Linear(config.hidden_size, 2 * inner, bias=config.bias)
+        self.conv1d = DepthwiseConv(inner, config.conv_kernel, bias=config.conv_bias)
         self.x_proj = Linear(inner, rank + 2 * states)
         self.dt_proj = Linear(rank, inner, bias=True)
         self.a_log = nn.Parameter(torch.empty(inner, states))
         self.d = nn.Parameter(torch.empty(inner))
-        self.out_proj = Linear(inner, config.hidden_size)
+        self.out_proj = Linear(inner, config.hidden_size, bias=config.bias)
+        self.sizes = {"dt": rank, "b": states, "c": states}
+        if config.inner_norms == "weighted":
+            for name, size in self.sizes.items():
+                setattr(self, f"{name}_norm", NormConfig(size, config.norm_eps).build())
 
     def state_spec(self) -> Mapping[str, TensorSpec]:
         """State and convolution window."""
@@ -82,8 +97,8 @@ class Mamba1(RecurrentMixer):
         u, gate = self.in_proj(x).chunk(2, -1)
         window = torch.cat((state["conv"], u.float()), 1)
         u = F.silu(causal_conv1d(window, self.conv1d.weight, self.conv1d.bias))
-        sizes = [cfg.dt_rank, cfg.state_size, cfg.state_size]
-        dt, b, c = self.x_proj(u).split(sizes, -1)
+        parts = self.x_proj(u).split(tuple(self.sizes.values()), -1)
+        dt, b, c = (self._normed(*each) for each in zip(self.sizes, parts, strict=True))
         dt = F.softplus(self.dt_proj(dt).float())
         a_log = self.a_log.float()
         if cfg.variant == "oxidizr":
@@ -93,3 +108,12 @@ class Mamba1(RecurrentMixer):
         y, ssm = selective_scan(u, dt, a, b.float(), c.float(), state["ssm"], clamp=clamp)
         y = (y + self.d.float() * u) * F.silu(gate.float())
         return self.out_proj(y), {"ssm": ssm, "conv": window[:, 1 - cfg.conv_kernel :]}
+
+    def _normed(self, name: str, x: Tensor) -> Tensor:
+        cfg = self.config
+        if cfg.inner_norms == "weighted":
+            normed: Tensor = getattr(self, f"{name}_norm")(x)
+            return normed
+        if cfg.inner_norms == "plain":
+            return rms_norm(x, x.new_ones(self.sizes[name]), cfg.norm_eps)
+        return x

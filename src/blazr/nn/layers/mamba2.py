@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +41,13 @@ class Mamba2Config(MixerConfig):
         num_groups: G, how many input and output maps the heads share.
         conv_kernel: K, taps of the causal convolution.
         norm_eps: Of the gated norm.
+        norm: Whether the gate comes before the norm or behind it, or there is no norm.
+        norm_groups: The norm is taken over each of so many groups of channels.
+        in_bias: Whether the projection into the mixer has a bias.
+        conv_bias: Whether the convolution has one.
+        out_bias: Whether the projection out of the mixer has one.
+        dt_limits: Least and most that a step size may be.
+        multipliers: Applied to z, x, B, C and dt as they are projected; None for none.
     """
 
     hidden_size: int
@@ -48,6 +57,13 @@ class Mamba2Config(MixerConfig):
     num_groups: int = 1
     conv_kernel: int = 4
     norm_eps: float = 1e-6
+    norm: Literal["gate_first", "norm_first", "none"] = "gate_first"
+    norm_groups: int = 1
+    in_bias: bool = True
+    conv_bias: bool = True
+    out_bias: bool = True
+    dt_limits: tuple[float, float] = (DT_MIN, DT_MAX)
+    multipliers: tuple[float, float, float, float, float] | None = None
 
     @property
     def inner_size(self) -> int:
@@ -96,18 +112,20 @@ class Mamba2(Mixer):
         self.config = config
         heads, inner = config.num_heads, config.inner_size
         projected = inner + config.conv_size + heads  # z | x B C | dt
-        self.in_proj = Linear(config.hidden_size, projected, bias=True)
-        self.conv1d = DepthwiseConv(config.conv_size, config.conv_kernel)
+        self.in_proj = Linear(config.hidden_size, projected, bias=config.in_bias)
+        self.conv1d = DepthwiseConv(config.conv_size, config.conv_kernel, bias=config.conv_bias)
         self.dt_bias = nn.Parameter(torch.empty(heads))
         self.a_log = nn.Parameter(torch.empty(heads))
         self.d = nn.Parameter(torch.empty(heads))
-        self.norm = NormConfig(inner, config.norm_eps).build()
-        self.out_proj = Linear(inner, config.hidden_size, bias=True)
+        self.norm = None
+        if config.norm != "none":
+            self.norm = NormConfig(inner, config.norm_eps).build()
+        self.out_proj = Linear(inner, config.hidden_size, bias=config.out_bias)
         self._kernel_weights: Mamba2Weights | None = None
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C); appends to the log, writes the checkpoints the batch asks for."""
-        projected = self.in_proj(x)
+        projected = self._project(x)
         step = mamba2_kernel(x.device.type, projected.dtype) if self._fits_kernel else None
         if step is not None:
             return self.out_proj(step(projected, self._weights(), _memory(cache), batch.table))
@@ -124,7 +142,7 @@ class Mamba2(Mixer):
     def forward_sequences(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C), every sequence from a zero state."""
         cfg = self.config
-        z, raw, dt = self._cut(self.in_proj(x))
+        z, raw, dt = self._cut(self._project(x))
         post = F.silu(causal_conv1d_sequences(raw, self.conv1d.weight, self.conv1d.bias))
         post = post.to(raw.dtype)
         a = decay_rates(self.a_log)
@@ -142,35 +160,45 @@ class Mamba2(Mixer):
             outputs.append(y + xs * self.d.float()[:, None])
         return self._finish(torch.cat(outputs, 1), z)
 
+    def _project(self, x: Tensor) -> Tensor:
+        projected: Tensor = self.in_proj(x)
+        if self.config.multipliers is None:
+            return projected
+        return projected * _multipliers(self.config, projected.device, projected.dtype)
+
     def _cut(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         cfg = self.config
         sizes = [cfg.inner_size, cfg.conv_size, cfg.num_heads]
         z, raw, dt = projected.split(sizes, -1)
-        return z, raw, step_sizes(dt, self.dt_bias)
+        low, high = cfg.dt_limits
+        return z, raw, step_sizes(dt, self.dt_bias, low=low, high=high)
 
     @property
     def _fits_kernel(self) -> bool:
         cfg = self.config
-        return cfg.head_dim <= 128 and cfg.state_size <= 256 and cfg.conv_kernel <= 8
+        is_usual = cfg.norm == "gate_first" and cfg.norm_groups == 1
+        return is_usual and cfg.head_dim <= 128 and cfg.state_size <= 256 and cfg.conv_kernel <= 8
 
     def _weights(self) -> Mamba2Weights:
         """As the kernel takes them; made once, when weights are in place."""
         if self._kernel_weights is None:
-            cfg = self.config
+            cfg, conv = self.config, self.conv1d
+            assert self.norm is not None
+            bias = conv.weight.new_zeros(cfg.conv_size) if conv.bias is None else conv.bias
             self._kernel_weights = Mamba2Weights(
                 heads=cfg.num_heads,
                 head_dim=cfg.head_dim,
                 state_size=cfg.state_size,
                 groups=cfg.num_groups,
-                conv_weight=self.conv1d.weight.float().t().contiguous(),
-                conv_bias=self.conv1d.bias.float(),
+                conv_weight=conv.weight.float().t().contiguous(),
+                conv_bias=bias.float(),
                 dt_bias=self.dt_bias.float(),
                 a=decay_rates(self.a_log),
                 d=self.d.float(),
                 norm=self.norm.weight.float(),
                 eps=self.norm.eps,
-                dt_min=DT_MIN,
-                dt_max=DT_MAX,
+                dt_min=cfg.dt_limits[0],
+                dt_max=cfg.dt_limits[1],
             )
         return self._kernel_weights
 
@@ -183,7 +211,13 @@ class Mamba2(Mixer):
         return x.unflatten(-1, (cfg.num_heads, -1)), self._maps(b)  # (..., H, P), (..., G, N)
 
     def _finish(self, y: Tensor, z: Tensor) -> Tensor:
-        y = gated_rms_norm(y.flatten(-2), z, self.norm.weight, self.norm.eps)
+        cfg, y = self.config, y.flatten(-2)
+        if self.norm is None:
+            return self.out_proj(y * F.silu(z.float()))
+        gate_first, groups = cfg.norm == "gate_first", cfg.norm_groups
+        y = gated_rms_norm(
+            y, z, self.norm.weight, self.norm.eps, groups=groups, gate_first=gate_first
+        )
         return self.out_proj(y)
 
     def _decode(self, raw: Tensor, dt: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
@@ -275,6 +309,19 @@ class Mamba2(Mixer):
         first = max(edge, span.log_length)
         for name, values in rows.items():
             live[name][first - edge : total - edge] = values[first:]
+
+
+@lru_cache(maxsize=64)
+def _multipliers(config: Mamba2Config, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """One for each projected channel, shared by the layers of a model."""
+    assert config.multipliers is not None
+    maps = config.map_size
+    sizes = (config.inner_size, config.inner_size, maps, maps, config.num_heads)
+    rows = [
+        torch.full((size,), value, device=device, dtype=dtype)
+        for size, value in zip(sizes, config.multipliers, strict=True)
+    ]
+    return torch.cat(rows)
 
 
 def _memory(cache: LayerCache) -> Mamba2Memory:

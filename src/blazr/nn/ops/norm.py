@@ -46,19 +46,32 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     return F.layer_norm(x.float(), weight.shape, weight.float(), bias.float(), eps).to(x.dtype)
 
 
-def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm of ``x * silu(gate)`` over all channels: the gate comes before the norm.
+def gated_rms_norm(
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    groups: int = 1,
+    gate_first: bool = True,
+) -> Tensor:
+    """RMSNorm of ``x * silu(gate)``, or ``silu(gate)`` times the RMSNorm of x.
 
     Args:
         x: (..., C), float32.
         gate: (..., C).
         weight: (C,).
         eps: Added to the mean square.
+        groups: The mean is taken over the channels of each of so many groups.
+        gate_first: Whether the gate comes before the norm.
 
     Returns:
         (..., C), float32.
 
     Source: Dao and Gu 2024, arXiv:2405.21060, section 7.1.
     """
-    gated = x * F.silu(gate.float())
-    return gated * torch.rsqrt(gated.square().mean(-1, keepdim=True) + eps) * weight.float()
+    factor = F.silu(gate.float())
+    grouped = (x * factor if gate_first else x).unflatten(-1, (groups, -1))
+    mean = grouped.square().mean(-1, keepdim=True)
+    normed = (grouped * torch.rsqrt(mean + eps)).flatten(-2) * weight.float()
+    return normed if gate_first else normed * factor

@@ -118,7 +118,7 @@ def _packed_linear(x: Tensor, packed: Tensor, rows: int, bias: Tensor | None = N
 
 def _samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for kind in BLOCK_BYTES:
-        for count, blocks, rows in ((1, 2, 32), (5, 3, 7), (26, 1, 50), (130, 2, 17), (0, 1, 4)):
+        for count, blocks, rows in ((1, 2, 32), (5, 3, 7), (26, 1, 50), (140, 2, 300), (0, 1, 4)):
             packed = pack(kind, _random_blocks(kind, rows, blocks))
             x = torch.randn(count, BLOCK * blocks).to(dtype)
             yield x, packed, rows

@@ -10,17 +10,21 @@ DT_MIN, DT_MAX = 0.001, 0.1
 A_MIN, A_MAX = 1e-6, 1e6
 
 
-def step_sizes(raw: Tensor, bias: Tensor) -> Tensor:
-    """Step sizes of Mamba-2 and Mamba-3: ``clip(softplus(raw + bias), 0.001, 0.1)``.
+def step_sizes(
+    raw: Tensor, bias: Tensor, *, low: float = DT_MIN, high: float = DT_MAX
+) -> Tensor:
+    """Step sizes of Mamba-2 and Mamba-3: ``clip(softplus(raw + bias), low, high)``.
 
     Args:
         raw: (..., H).
         bias: (H,).
+        low: Least.
+        high: Most; oxidizr limits both.
 
     Returns:
         (..., H), float32.
     """
-    return F.softplus(raw.float() + bias.float()).clamp(DT_MIN, DT_MAX)
+    return F.softplus(raw.float() + bias.float()).clamp(low, high)
 
 
 def decay_rates(a_log: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ struct MatmulQ {
 
   // Rows [m0, m1) of x with groups [g0, g1) of w, ordered as in matmul.hpp.
   static void part(const PackedLinear& call, int64_t m0, int64_t m1, int64_t g0, int64_t g1) {
-    const bool few = m1 - m0 <= kFewRows;
+    const bool few = call.x.m <= kFewRows;  // as in matmul.hpp
     const int64_t group = few ? kFewRows : I::cols, ld = (g1 - g0) * kGroup;
     float sums[kFewRows * kFewColumns];
     static_assert(I::cols * kManyColumns <= kFewRows * kFewColumns);
