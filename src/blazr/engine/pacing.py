@@ -4,7 +4,7 @@ from __future__ import annotations
 
 PACE = 1.1  # factor by which an estimate moves towards each new value
 LEAST_SHARE = 0.1  # of a step with prefill that its decoding is taken to cost
-MIN_TOKENS = 32  # prefill goes on, however slow it seems
+MIN_TOKENS = 8  # prefill goes on, however slow it seems
 
 
 class Pacing:
