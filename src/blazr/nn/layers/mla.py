@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,7 +15,11 @@ from blazr.nn.layers.linear import Linear, Matrix
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.ops.attention import attention, decode_attention
+from blazr.nn.ops.sequence import Pages, attention_kernel
 from blazr.nn.quant.weight import Weight
+
+FEW_TOKENS = 16  # of a sequence in one step, up to which latents are not expanded
+MAX_KEY, MAX_LATENT = 576, 512  # what the kernel has room for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,15 +134,48 @@ class Mla(Mixer):
         q, q_rope = self._queries(x, batch.positions, batch.lengths)
         parts = torch.empty((len(x), self.o_proj.weight.shape[1]), dtype=q.dtype, device=q.device)
         out = parts.unflatten(-1, (self.num_heads, -1))  # (T, H, E)
-        for group in batch.decode_groups:
-            rows = group.rows
-            out[rows] = self._decode(q[rows], q_rope[rows], group, cache)
-        for index in range(batch.num_decodes, len(batch.spans)):
+        rest = self._step_absorbed(q, q_rope, batch, cache, out)
+        for index in rest:
             span, pages = batch.spans[index], batch.block_tables[index]
             latents = cache.read("latent", pages, span.total)
             keys = cache.read("k_rope", pages, span.total)
             out[span.rows] = self._attend(q[span.rows], q_rope[span.rows], latents, keys)
         return self.o_proj(parts)
+
+    def _step_absorbed(  # noqa: PLR0917  (queries in two parts, where memory is, where results go)
+        self, q: Tensor, q_rope: Tensor, batch: ForwardBatch, cache: LayerCache, out: Tensor
+    ) -> list[int]:
+        """Attend to the latents themselves where few tokens look back; the sequences left over.
+
+        Expanding the latents of a long memory for a handful of tokens would cost more than they do.
+        """
+        size = cache.paged["latent"].shape[-1], cache.paged["k_rope"].shape[-1]
+        attend = attention_kernel(q.device.type, q.dtype)
+        if attend is None or size[0] > MAX_LATENT or sum(size) > MAX_KEY:
+            for group in batch.decode_groups:
+                rows = group.rows
+                out[rows] = self._decode(q[rows], q_rope[rows], group, cache)
+            return list(range(batch.num_decodes, len(batch.spans)))
+        few = [i for i, span in enumerate(batch.spans) if span.length <= FEW_TOKENS]
+        if not few:
+            return list(range(len(batch.spans)))
+        table, rows = batch.table, torch.arange(len(q))
+        if len(few) < len(batch.spans):
+            rows = torch.cat([rows[batch.spans[i].rows] for i in few])
+            table = replace(
+                table,
+                spans=table.spans[few],
+                block_tables=table.block_tables[few],
+                longest=max(batch.spans[i].length for i in few),
+            )
+        k_up, v_up = self._up()
+        queries = q.new_empty(*q.shape[:2], sum(size))
+        queries[rows] = torch.cat((torch.einsum("thd,hdr->thr", q[rows], k_up), q_rope[rows]), -1)
+        latents, k_rope = cache.paged["latent"].unsqueeze(2), cache.paged["k_rope"].unsqueeze(2)
+        pages = Pages(keys=latents, more_keys=k_rope, values=latents, scale=self.scale)
+        mixed = attend(queries, pages, table)[rows]
+        out[rows] = torch.einsum("thr,her->the", mixed, v_up)
+        return [i for i, span in enumerate(batch.spans) if span.length > FEW_TOKENS]
 
     def forward_sequences(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C), every sequence from position 0."""
