@@ -27,7 +27,7 @@ class EngineConfig:
     max_running: int = 32
     max_waiting: int = 128
     token_budget: int = 512
-    prefill_share: float = 2.0
+    prefill_share: float = 1.75
     memory: str = "auto"
     max_seq_len: int | None = None
     prefix_cache: bool = True

@@ -18,7 +18,7 @@ from blazr.nn.ops.attention import attention, decode_attention
 from blazr.nn.ops.sequence import Pages, attention_kernel
 from blazr.nn.quant.weight import Weight
 
-FEW_TOKENS = 16  # of a sequence in one step, up to which latents are not expanded
+FEW_TOKENS = 32  # of a sequence in one step, up to which latents are not expanded
 MAX_KEY, MAX_LATENT = 576, 512  # what the kernel has room for
 
 
