@@ -18,201 +18,15 @@ from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import Scheduler
 from blazr.models.causal_lm import CausalLM
 from blazr.models.config import ModelConfig
-from blazr.nn.layers.attention import AttentionConfig
-from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.cache_spec import GRID
 from blazr.nn.layers.decoder_layer import LayerConfig
-from blazr.nn.layers.mamba1 import Mamba1Config
-from blazr.nn.layers.mamba2 import Mamba2Config
-from blazr.nn.layers.mamba3 import Mamba3Config
-from blazr.nn.layers.mla import DeepseekMlaConfig, MlaConfig
-from blazr.nn.layers.mlp import MlpConfig
-from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.layers.norm import NormConfig
-from blazr.nn.layers.rope import RopeConfig, RopeScaling
-from blazr.nn.ops.moe import ExpertGroups
+from blazr.nn.layers.parallel import ParallelMixerConfig
+from blazr.nn.layers.shared_block import SharedBlockConfig
+from examples import FEED_FORWARD_EXAMPLES, HIDDEN, MIXER_EXAMPLES, SHARED_AGAIN
 
-HIDDEN, VOCAB, CONTEXT = 24, 53, 1024
+VOCAB, CONTEXT = 53, 1024
 NAN_BYTE = 0xFF
-
-MIXER_EXAMPLES: dict[str, MixerConfig] = {
-    "gqa": AttentionConfig(
-        hidden_size=HIDDEN, num_heads=4, num_kv_heads=2, head_dim=6, rope=RopeConfig(6)
-    ),
-    "gqa_window": AttentionConfig(
-        hidden_size=HIDDEN,
-        num_heads=3,
-        num_kv_heads=1,
-        head_dim=8,
-        rope=RopeConfig(8, 500.0),
-        qkv_bias=True,
-        qk_norm=True,
-        sliding_window=37,
-    ),
-    "gqa_capped": AttentionConfig(
-        hidden_size=HIDDEN,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
-        rope=RopeConfig(5, interleaved=True),
-        qk_norm=True,
-        qk_norm_all_heads=True,
-        norm_unit_offset=True,
-        o_bias=True,
-        sliding_window=70,
-        attention_multiplier=0.5,
-        attn_logit_softcap=2.0,
-    ),
-    "gqa_sinks": AttentionConfig(
-        hidden_size=HIDDEN,
-        num_heads=6,
-        num_kv_heads=3,
-        head_dim=4,
-        rope=RopeConfig(4, 1000.0, RopeScaling(kind="yarn", factor=4.0, original_max_seq_len=32)),
-        sliding_window=41,
-        sinks=True,
-    ),
-    "gqa_nope": AttentionConfig(
-        hidden_size=HIDDEN, num_heads=3, num_kv_heads=3, head_dim=6, rope=None, fused_qkv=True
-    ),
-    "gqa_long": AttentionConfig(
-        hidden_size=HIDDEN,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=4,
-        rope=RopeConfig(
-            4,
-            scaling=RopeScaling(
-                kind="longrope",
-                original_max_seq_len=100,
-                factors=(1.0, 1.5),
-                long_factors=(2.0, 7.0),
-            ),
-        ),
-    ),
-    "gqa_dynamic": AttentionConfig(
-        hidden_size=HIDDEN,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=4,
-        rope=RopeConfig(
-            4, scaling=RopeScaling(kind="dynamic", factor=3.0, original_max_seq_len=90)
-        ),
-    ),
-    "mla_deepseek": DeepseekMlaConfig(
-        hidden_size=HIDDEN,
-        num_heads=3,
-        head_dim=8,
-        rope_dim=4,
-        kv_latent=10,
-        q_latent=14,
-        rope=RopeConfig(4, interleaved=True),
-        v_head_dim=6,
-        bias=True,
-        attention_multiplier=0.4,
-    ),
-    "mla_deepseek_lite": DeepseekMlaConfig(
-        hidden_size=HIDDEN,
-        num_heads=2,
-        head_dim=6,
-        rope_dim=4,
-        kv_latent=9,
-        q_latent=None,
-        rope=RopeConfig(4),
-        v_head_dim=7,
-        attention_multiplier=0.3,
-    ),
-    "mla": MlaConfig(
-        hidden_size=HIDDEN,
-        num_heads=3,
-        head_dim=8,
-        rope_dim=4,
-        kv_latent=10,
-        q_latent=14,
-        rope=RopeConfig(4),
-    ),
-    "mamba2": Mamba2Config(hidden_size=HIDDEN, num_heads=6, head_dim=8, state_size=5, num_groups=2),
-    "mamba2_wide": Mamba2Config(hidden_size=HIDDEN, num_heads=4, head_dim=64, state_size=128),
-    "mamba2_odd": Mamba2Config(
-        hidden_size=HIDDEN, num_heads=5, head_dim=7, state_size=19, conv_kernel=3
-    ),
-    "mamba3": Mamba3Config(hidden_size=HIDDEN, num_heads=6, head_dim=8, state_size=4),
-    "mamba3_mimo": Mamba3Config(
-        hidden_size=HIDDEN,
-        num_heads=4,
-        head_dim=8,
-        state_size=5,
-        num_groups=2,
-        use_conv=True,
-        complex_rope=False,
-        mimo_rank=2,
-        conv_kernel=3,
-    ),
-    "mamba1": Mamba1Config(hidden_size=HIDDEN, inner_size=32, state_size=4, dt_rank=3),
-    "mamba1_oxidizr": Mamba1Config(
-        hidden_size=HIDDEN, inner_size=48, state_size=16, dt_rank=48, variant="oxidizr"
-    ),
-}
-
-FEED_FORWARD_EXAMPLES: dict[str, FeedForwardConfig] = {
-    "mlp": MlpConfig(hidden_size=HIDDEN, intermediate_size=36),
-    "gelu": MlpConfig(
-        hidden_size=HIDDEN,
-        intermediate_size=36,
-        activation="gelu_tanh",
-        bias=True,
-        fused_gate_up=True,
-    ),
-    "plain": MlpConfig(hidden_size=HIDDEN, intermediate_size=36, gated=False),
-    "clamped": MoeConfig(
-        hidden_size=HIDDEN,
-        intermediate_size=20,
-        num_experts=5,
-        experts_per_token=2,
-        fused_gate_up="interleaved",
-        router_bias=True,
-        expert_bias=True,
-        swiglu_limit=7.0,
-        swiglu_alpha=1.702,
-    ),
-    "grouped": MoeConfig(
-        hidden_size=HIDDEN,
-        intermediate_size=20,
-        num_experts=6,
-        experts_per_token=2,
-        shared_expert=True,
-        shared_intermediate_size=14,
-        shared_expert_gate=True,
-        scoring="sigmoid",
-        routed_scaling_factor=1.5,
-        groups=ExpertGroups(3, 2, judged_by=2),
-        correction_bias=True,
-    ),
-    "moe": MoeConfig(
-        hidden_size=HIDDEN,
-        intermediate_size=20,
-        num_experts=5,
-        experts_per_token=2,
-        shared_expert=True,
-    ),
-}
-
-MIXES: dict[str, tuple[str, ...]] = {
-    "pure mamba1": ("mamba1", "mamba1"),
-    "pure mamba2": ("mamba2", "mamba2"),
-    "pure mamba3": ("mamba3", "mamba3_mimo"),
-    "mla and experts": ("mla+moe", "mla+moe"),
-    "mla and mlp": ("mla+mlp", "mla+mlp"),
-    "gqa and mlp": ("gqa+mlp", "gqa_window+mlp"),
-    "caps, sinks and odd experts": ("gqa_capped+gelu", "gqa_sinks+clamped", "gqa_nope+plain"),
-    "deepseek": ("mla_deepseek_lite+mlp", "mla_deepseek+grouped"),
-    "hybrid": ("mamba2", "mla+moe", "mamba2", "gqa+mlp"),
-    "hybrid of all": ("mamba1", "gqa+moe", "mamba3_mimo", "mla+mlp", "mamba2", "mamba3"),
-}
-# Long sequences are rotated otherwise from their first token on: they share prefixes with few.
-LENGTH_MIXES: dict[str, tuple[str, ...]] = {
-    "turned by length": ("gqa_long+mlp", "gqa_dynamic+mlp"),
-}
 
 
 def build_network(mix: Sequence[str], *, seed: int = 0, std: float = 0.35) -> CausalLM:
@@ -221,11 +35,16 @@ def build_network(mix: Sequence[str], *, seed: int = 0, std: float = 0.35) -> Ca
     rms, layer = NormConfig(HIDDEN, 1e-5), NormConfig(HIDDEN, 1e-6, "layer")
     layers = []
     for kind in mix:
-        mixer, _, feed = kind.partition("+")
+        name, _, feed = kind.partition("+")
+        mixer = {"none": ParallelMixerConfig(), "again": SHARED_AGAIN}.get(name)
+        mixer = mixer or MIXER_EXAMPLES[name]
+        is_shared = isinstance(mixer, SharedBlockConfig)
         layers.append(
             LayerConfig(
-                mixer=MIXER_EXAMPLES[mixer],
-                mixer_norm=layer if mixer in {"mamba2", "mamba3"} else rms,
+                mixer=mixer,
+                mixer_norm=layer if name in {"mamba2", "mamba3"} else None if is_shared else rms,
+                joins_embedding=is_shared,
+                shares_layer=mix.index("shared_block") if name == "again" else None,
                 feed_forward=FEED_FORWARD_EXAMPLES[feed] if feed else None,
                 feed_forward_norm=rms if feed else None,
             )

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from blazr.engine.outputs import FinishReason
-from networks import LENGTH_MIXES, MIXES, VOCAB, Lab, build_network
+from examples import LENGTH_MIXES, MIXES
+from networks import VOCAB, Lab, build_network
 
 MAX_TOKENS = 10
 

@@ -8,7 +8,8 @@ from blazr.engine.outputs import FinishReason
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
 from constrained import Automaton
-from networks import MIXES, VOCAB, Lab, build_network
+from examples import MIXES
+from networks import VOCAB, Lab, build_network
 
 
 def runs_and_choices(seed: int) -> Automaton:

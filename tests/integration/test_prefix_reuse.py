@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from networks import CONTEXT, MIXES, VOCAB, Lab, build_network
+from examples import MIXES
+from networks import CONTEXT, VOCAB, Lab, build_network
 
 GRID = 64
 

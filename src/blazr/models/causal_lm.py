@@ -43,6 +43,9 @@ class CausalLM(nn.Module):
         self.config = config
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(layer) for layer in config.layers)
+        for layer, spec in zip(self.layers, config.layers, strict=True):
+            if spec.shares_layer is not None:
+                layer.mixer.share(self.layers[spec.shares_layer].mixer)
         self.norm = config.final_norm.build()
         if not config.tie_word_embeddings:
             self.lm_head = Linear(config.hidden_size, config.vocab_size)
@@ -67,9 +70,9 @@ class CausalLM(nn.Module):
         Returns:
             Hidden states before the final norm, (T, C).
         """
-        x = self._embed(batch.token_ids)
+        x = embedded = self._embed(batch.token_ids)
         for layer, cache in zip(self.layers, caches, strict=True):
-            x = layer(x, batch, cache)
+            x = layer(x, batch, cache, embedded)
         return x
 
     def forward_sequences(self, token_ids: Tensor) -> Tensor:
@@ -81,10 +84,10 @@ class CausalLM(nn.Module):
         Returns:
             Logits, (B, T, V), float32.
         """
-        x = self._embed(token_ids)
+        x = embedded = self._embed(token_ids)
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
-            x = layer.forward_sequences(x)
+            x = layer.forward_sequences(x, embedded)
         return self.logits(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ A rule is one line::
     Rule("layers.{i}.moe.experts.{e}.{p}_proj.weight", "layers.{i}.feed_forward.experts.{p}_proj",
          Stack("e"), p=("gate", "up", "down"))
 
-``{i}`` and ``{e}`` stand for whole numbers, ``{p}`` for one of the words of ``p``.
+``{i}`` and ``{e}`` stand for whole numbers, ``{p}`` for one of the words of ``p``. A rule that has
+no placeholders is about one tensor, and goes before those about many.
 """
 
 from __future__ import annotations
@@ -123,8 +124,10 @@ class RuleBook:
 
     def match(self, name: str) -> Match | None:
         """What the tensor of this name becomes, or None when no rule knows it."""
-        key, numbers = _split(name)
-        row = self._by_source.get(key)
+        row, numbers = self._by_source.get(name), []
+        if row is None:
+            key, numbers = _split(name)
+            row = self._by_source.get(key)
         if row is None:
             return None
         values = dict(zip(row.order, numbers, strict=True))
@@ -138,8 +141,8 @@ class RuleBook:
     def sources(self, parameter: str, slot: int | None = None) -> list[str]:
         """Names a tensor for this parameter may have."""
         key, numbers = _split(parameter)
-        names = []
-        for row in self._by_target.get(key, ()):
+        names = [row.source for row in self._by_target.get(parameter, ())]
+        for row in self._by_target.get(key, ()) if key != parameter else ():
             if slot is not None and slot != (_part(row) or slot):
                 continue
             values = dict(zip(row.used, numbers, strict=True))

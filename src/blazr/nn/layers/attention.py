@@ -37,6 +37,9 @@ class AttentionConfig(MixerConfig):
         sliding_window: Tokens a query sees, or None for all.
         attention_multiplier: Applied to the scores; None for ``head_dim ** -0.5``.
         attn_logit_softcap: Scores z become ``softcap * tanh(z / softcap)``; None leaves them.
+        output_size: Channels that come out; None for C.
+        output_gate: Whether a sigmoid of more query channels weighs the heads' outputs, head by
+            head behind the queries (Qwen3-Next).
         sinks: Whether every head has a score that takes its share and gives nothing (GPT-OSS).
     """
 
@@ -55,6 +58,8 @@ class AttentionConfig(MixerConfig):
     sliding_window: int | None = None
     attention_multiplier: float | None = None
     attn_logit_softcap: float | None = None
+    output_size: int | None = None
+    output_gate: bool = False
     sinks: bool = False
 
     @property
@@ -89,10 +94,11 @@ class Attention(Mixer):
         if config.fused_qkv:
             self.qkv_proj = Linear(hidden, query + 2 * key, bias=config.qkv_bias)
         else:
-            self.q_proj = Linear(hidden, query, bias=config.qkv_bias)
+            gated = 2 if config.output_gate else 1
+            self.q_proj = Linear(hidden, gated * query, bias=config.qkv_bias)
             self.k_proj = Linear(hidden, key, bias=config.qkv_bias)
             self.v_proj = Linear(hidden, key, bias=config.qkv_bias)
-        self.o_proj = Linear(query, hidden, bias=config.o_bias)
+        self.o_proj = Linear(query, config.output_size or hidden, bias=config.o_bias)
         if config.qk_norm:
             offset, eps = config.norm_unit_offset, config.norm_eps
             sizes = (query, key) if config.qk_norm_all_heads else (dim, dim)
@@ -102,7 +108,7 @@ class Attention(Mixer):
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C); writes the new keys and values, then attends to all in memory."""
-        q, k, v = self._project(x, batch.positions, batch.lengths)
+        q, k, v, gate = self._project(x, batch.positions, batch.lengths)
         cache.write("k", k, batch.slot_mapping)
         cache.write("v", v, batch.slot_mapping)
         attend = attention_kernel(q.device.type, q.dtype)
@@ -115,7 +121,7 @@ class Attention(Mixer):
                 softcap=self.config.attn_logit_softcap,
                 sinks=None if self.sinks is None else self.sinks.float(),
             )
-            return self.o_proj(attend(q, pages, batch.table).flatten(-2))
+            return self._finish(attend(q, pages, batch.table), gate)
         out = torch.empty_like(q)
         for group in batch.decode_groups:
             out[group.rows] = self._decode(q[group.rows], group, cache).to(q.dtype)
@@ -124,21 +130,24 @@ class Attention(Mixer):
             keys = cache.read("k", table, span.total)
             values = cache.read("v", table, span.total)
             out[span.rows] = self._attend(q[span.rows], keys, values)
-        return self.o_proj(out.flatten(-2))
+        return self._finish(out, gate)
 
     def forward_sequences(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C), every sequence from position 0."""
-        q, k, v = self._project(x, torch.arange(x.shape[1], device=x.device))
-        return self.o_proj(self._attend(q, k, v).flatten(-2))
+        q, k, v, gate = self._project(x, torch.arange(x.shape[1], device=x.device))
+        return self._finish(self._attend(q, k, v), gate)
 
     def _project(
         self, x: Tensor, positions: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        dim = self.config.head_dim
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries (..., H, D), keys and values (..., K, D), and the outputs' gate (..., H * D)."""
+        dim, gate = self.config.head_dim, None
         if self.config.fused_qkv:
             q, k, v = self.qkv_proj(x).split(self.sizes, -1)
         else:
             q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if self.config.output_gate:
+            q, gate = (t.flatten(-2) for t in q.unflatten(-1, (-1, 2 * dim)).chunk(2, -1))
         if self.config.qk_norm_all_heads:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (t.unflatten(-1, (-1, dim)) for t in (q, k, v))  # (..., H or K, D)
@@ -146,9 +155,13 @@ class Attention(Mixer):
             q, k = self.q_norm(q), self.k_norm(k)
         rope = self.config.rope
         if rope is None:
-            return q, k, v
+            return q, k, v, gate
         tables = rope.tables(positions, lengths)
-        return rope.rotate(q, tables), rope.rotate(k, tables), v
+        return rope.rotate(q, tables), rope.rotate(k, tables), v, gate
+
+    def _finish(self, heads: Tensor, gate: Tensor | None) -> Tensor:
+        out = heads.flatten(-2)
+        return self.o_proj(out if gate is None else out * gate.sigmoid())
 
     def _decode(self, q: Tensor, group: DecodeGroup, cache: LayerCache) -> Tensor:
         keys, values = (cache.read_together(name, group.pages) for name in ("k", "v"))

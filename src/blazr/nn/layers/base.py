@@ -43,6 +43,10 @@ class Mixer(nn.Module, ABC):
     def forward_sequences(self, x: Tensor) -> Tensor:
         """Whole sequences from nothing, (B, T, C) to (B, T, C), differentiable: for training."""
 
+    def share(self, owner: Mixer) -> None:
+        """Use what an earlier layer's mixer owns; only some mixers own anything to share."""
+        raise NotImplementedError(type(owner).__name__)
+
 
 class FeedForwardConfig(ABC):
     """Sizes of a feed-forward. Implementations are frozen dataclasses."""

@@ -136,6 +136,15 @@ class LayerCache:
         """All entries of the pages (b, m), (b, m * GRID, ...)."""
         return self.paged[name][pages].flatten(1, 2)
 
+    def part(self, name: str) -> LayerCache:
+        """The window of one part of a layer that has several."""
+        start = f"{name}."
+        paged, checkpoint, live = (
+            {key.removeprefix(start): each[key] for key in each if key.startswith(start)}
+            for each in (self.paged, self.checkpoint, self.live)
+        )
+        return LayerCache(paged, checkpoint, live)
+
     def state(self, name: str, batch: ForwardBatch, index: int) -> Tensor:
         """Where sequence ``index`` stands, for a layer that keeps a working state.
 

@@ -62,3 +62,21 @@ class CacheSpec:
                 name: TensorSpec((GRID, *spec.shape), spec.dtype) for name, spec in self.log.items()
             }
         return self.checkpoint
+
+
+def merge_specs(parts: Mapping[str, CacheSpec]) -> CacheSpec:
+    """What a layer of several parts remembers, ``part.name`` by ``part.name``.
+
+    Parts with a log and parts with a working state do not mix in one layer.
+    """
+    is_logged = [bool(spec.log) for spec in parts.values() if spec.checkpoint]
+    assert len(set(is_logged)) <= 1, "parts with and without a log in one layer"
+
+    paged: dict[str, TensorSpec] = {}
+    checkpoint: dict[str, TensorSpec] = {}
+    log: dict[str, TensorSpec] = {}
+    for part, spec in parts.items():
+        paged |= {f"{part}.{name}": tensor for name, tensor in spec.paged.items()}
+        checkpoint |= {f"{part}.{name}": tensor for name, tensor in spec.checkpoint.items()}
+        log |= {f"{part}.{name}": tensor for name, tensor in spec.log.items()}
+    return CacheSpec(paged=paged, checkpoint=checkpoint, log=log)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
@@ -23,6 +24,9 @@ class LayerConfig:
         mixer_post_norm: Of what the mixer puts out, or None.
         feed_forward_post_norm: Of what the feed-forward puts out, or None.
         residual_multiplier: Applied to what both add to the residual stream.
+        joins_embedding: Whether the mixer sees the embedded tokens beside the residual stream, as
+            2 * C channels (Zamba2).
+        shares_layer: Index of an earlier layer whose mixer owns what this one's uses, too.
     """
 
     mixer: MixerConfig
@@ -32,6 +36,8 @@ class LayerConfig:
     mixer_post_norm: NormConfig | None = None
     feed_forward_post_norm: NormConfig | None = None
     residual_multiplier: float = 1.0
+    joins_embedding: bool = False
+    shares_layer: int | None = None
 
 
 class DecoderLayer(nn.Module):
@@ -40,6 +46,7 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
         self.residual_multiplier = config.residual_multiplier
+        self.joins_embedding = config.joins_embedding
         self.mixer_norm = _build(config.mixer_norm)
         self.mixer = config.mixer.build()
         self.mixer_post_norm = _build(config.mixer_post_norm)
@@ -49,13 +56,22 @@ class DecoderLayer(nn.Module):
             self.feed_forward = config.feed_forward.build()
             self.feed_forward_post_norm = _build(config.feed_forward_post_norm)
 
-    def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
-        """One serving step, (T, C) to (T, C)."""
-        return self._feed(x, self.mixer(self.mixer_norm(x), batch, cache))
+    def forward(
+        self, x: Tensor, batch: ForwardBatch, cache: LayerCache, embedded: Tensor | None = None
+    ) -> Tensor:
+        """One serving step, (T, C) to (T, C); ``embedded`` is what the first layer saw."""
+        return self._feed(x, self.mixer(self._see(x, embedded), batch, cache))
 
-    def forward_sequences(self, x: Tensor) -> Tensor:
+    def forward_sequences(self, x: Tensor, embedded: Tensor | None = None) -> Tensor:
         """Whole sequences from nothing, (B, T, C) to (B, T, C)."""
-        return self._feed(x, self.mixer.forward_sequences(self.mixer_norm(x)))
+        return self._feed(x, self.mixer.forward_sequences(self._see(x, embedded)))
+
+    def _see(self, x: Tensor, embedded: Tensor | None) -> Tensor:
+        if self.joins_embedding:
+            assert embedded is not None
+            x = torch.cat((x, embedded), -1)
+        seen: Tensor = self.mixer_norm(x)
+        return seen
 
     def _feed(self, x: Tensor, mixed: Tensor) -> Tensor:
         x = self._add(x, self.mixer_post_norm(mixed))

@@ -24,6 +24,8 @@ class MlpConfig(FeedForwardConfig):
         gated: Whether the activation of a second projection is multiplied in.
         bias: Whether the projections have biases.
         fused_gate_up: Whether both upward projections are stored as one matrix (Phi-3).
+        gate_multiplier: Applied before the activation (Falcon-H1).
+        down_multiplier: Applied to the output.
     """
 
     hidden_size: int
@@ -32,6 +34,8 @@ class MlpConfig(FeedForwardConfig):
     gated: bool = True
     bias: bool = False
     fused_gate_up: bool = False
+    gate_multiplier: float = 1.0
+    down_multiplier: float = 1.0
 
     def build(self) -> Mlp:
         """The module, with uninitialised parameters."""
@@ -56,13 +60,20 @@ class Mlp(FeedForward):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) to (..., C)."""
+        y, scale = self._feed(x), self.config.down_multiplier
+        return y if scale == 1 else y * scale
+
+    def _feed(self, x: Tensor) -> Tensor:
         if self.config.fused_gate_up:
             gate, up = self.gate_up_proj(x).chunk(2, -1)
             return self.down_proj(self.activation(gate) * up)
         if not self.config.gated:
             return self.down_proj(self.activation(self.up_proj(x)))
         gate, up = self.gate_proj.weight, self.up_proj.weight
-        is_plain = self.config.activation == "silu" and not self.config.bias
+        scale = self.config.gate_multiplier
+        is_plain = self.config.activation == "silu" and not self.config.bias and scale == 1
         if is_plain and not (isinstance(gate, Weight) or isinstance(up, Weight)):
             return self.down_proj(gated_linear(x.to(gate.dtype), gate, up))
-        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+        inner = self.gate_proj(x)
+        inner = inner if scale == 1 else inner * scale
+        return self.down_proj(self.activation(inner) * self.up_proj(x))

@@ -41,6 +41,8 @@ class MoeConfig(FeedForwardConfig):
         expert_bias: Whether the experts' matrices have biases (GPT-OSS).
         swiglu_limit: Clamps the inner activations (GPT-OSS); None for none.
         swiglu_alpha: Steepness of the clamped form.
+        latent_size: Experts work on so many channels, projected from C and back (Nemotron 3);
+            None for C itself.
     """
 
     hidden_size: int
@@ -62,6 +64,7 @@ class MoeConfig(FeedForwardConfig):
     expert_bias: bool = False
     swiglu_limit: float | None = None
     swiglu_alpha: float = 1.0
+    latent_size: int | None = None
 
     @property
     def weighs_by_softmax_of_chosen(self) -> bool:
@@ -93,7 +96,8 @@ class Experts(nn.Module):
         super().__init__()
         self.config = config
         self.activation = ACTIVATIONS[config.activation]
-        experts, inner, hidden = config.num_experts, config.intermediate_size, config.hidden_size
+        experts, inner = config.num_experts, config.intermediate_size
+        hidden = config.latent_size or config.hidden_size
         upward = {"gate": inner, "up": inner} if config.gated else {"up": inner}
         if config.fused_gate_up is not None:
             upward = {"gate_up": 2 * inner}
@@ -160,6 +164,9 @@ class Moe(FeedForward):
         if config.correction_bias:
             self.correction_bias = nn.Parameter(torch.empty(config.num_experts))
         self.experts = Experts(config)
+        if config.latent_size is not None:
+            self.latent_down_proj = Linear(config.hidden_size, config.latent_size)
+            self.latent_up_proj = Linear(config.latent_size, config.hidden_size)
         if config.shared_expert:
             self.shared_expert = Mlp(
                 MlpConfig(
@@ -167,6 +174,7 @@ class Moe(FeedForward):
                     intermediate_size=config.shared_intermediate_size or config.intermediate_size,
                     activation=config.activation,
                     gated=config.gated,
+                    fused_gate_up=config.fused_gate_up is not None,
                 )
             )
         if config.shared_expert_gate:
@@ -182,7 +190,11 @@ class Moe(FeedForward):
         if self.router.bias is not None:
             logits = logits + self.router.bias.float()
         weights, chosen = self._route(logits)
-        out = self.experts(rows, weights, chosen).view_as(x)
+        if self.config.latent_size is None:
+            out = self.experts(rows, weights, chosen).view_as(x)
+        else:
+            latent = self.experts(self.latent_down_proj(rows), weights, chosen)
+            out = self.latent_up_proj(latent).view_as(x)
         if not self.config.shared_expert:
             return out
         shared = self.shared_expert(x)

@@ -10,9 +10,7 @@ DT_MIN, DT_MAX = 0.001, 0.1
 A_MIN, A_MAX = 1e-6, 1e6
 
 
-def step_sizes(
-    raw: Tensor, bias: Tensor, *, low: float = DT_MIN, high: float = DT_MAX
-) -> Tensor:
+def step_sizes(raw: Tensor, bias: Tensor, *, low: float = DT_MIN, high: float = DT_MAX) -> Tensor:
     """Step sizes of Mamba-2 and Mamba-3: ``clip(softplus(raw + bias), low, high)``.
 
     Args:
@@ -85,7 +83,8 @@ def ssd_output(
     """
     rows, queries = x.shape[1], c.shape[1]
     per_group = x.shape[2] // b.shape[2]
-    total = log_decay.cumsum(1).transpose(1, 2)  # (B, H, R)
+    # sums of many decays lose digits that their differences need
+    total = log_decay.double().cumsum(1).transpose(1, 2)  # (B, H, R)
     last = total[..., rows - queries :]  # (B, H, Q)
 
     # decay from row r to row t, and nothing from the future
@@ -94,11 +93,11 @@ def ssd_output(
         future = torch.ones(queries, rows, dtype=torch.bool, device=x.device)
         gap = gap.masked_fill(future.triu(rows - queries + 1), float("-inf"))
     similarity = torch.einsum("bqgn,brgn->bgqr", c, b).repeat_interleave(per_group, 1)
-    weights = similarity * gap.exp() * scale.transpose(1, 2).unsqueeze(-2)  # (B, H, Q, R)
+    weights = similarity * gap.exp().float() * scale.transpose(1, 2).unsqueeze(-2)  # (B, H, Q, R)
 
     y = torch.matmul(weights, x.transpose(1, 2))  # (B, H, Q, P)
     if carried is not None:
-        y = y + carried * last.exp().unsqueeze(-1)
+        y = y + carried * last.exp().float().unsqueeze(-1)
     return y.transpose(1, 2)
 
 
@@ -116,11 +115,11 @@ def ssd_state(x: Tensor, scale: Tensor, log_decay: Tensor, b: Tensor, state: Ten
         (B, H, P, N), float32 like everything here.
     """
     per_group = x.shape[2] // b.shape[2]
-    total = log_decay.cumsum(1).transpose(1, 2)  # (B, H, R)
-    to_end = (total[..., -1:] - total).exp() * scale.transpose(1, 2)
+    total = log_decay.double().cumsum(1).transpose(1, 2)  # (B, H, R)
+    to_end = (total[..., -1:] - total).exp().float() * scale.transpose(1, 2)
     weighted = x.permute(0, 2, 3, 1) * to_end.unsqueeze(-2)  # (B, H, P, R)
     b_heads = b.transpose(1, 2).repeat_interleave(per_group, 1)  # (B, H, R, N)
-    return state * total[..., -1, None, None].exp() + torch.matmul(weighted, b_heads)
+    return state * total[..., -1, None, None].exp().float() + torch.matmul(weighted, b_heads)
 
 
 def selective_scan(

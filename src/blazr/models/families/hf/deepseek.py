@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from blazr.core.errors import ConfigError
 from blazr.models.families.hf.dense import LLAMA_RULES
-from blazr.models.families.hf.derive import Reading, Traits, hf_family
+from blazr.models.families.hf.derive import Traits, hf_family
+from blazr.models.families.hf.reading import Reading
 from blazr.models.families.hf.rope import mscale, read_rope, rope_parameters
 from blazr.models.families.hf.sparse import read_experts, read_groups, sigmoid_experts
 from blazr.nn.layers.base import FeedForwardConfig

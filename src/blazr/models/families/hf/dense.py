@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blazr.models.families.hf.derive import Flags, Reading, Traits, hf_family
+from blazr.models.families.hf.derive import Flags, Traits, hf_family
 from blazr.models.families.hf.names import (
     GEMMA_NORMS,
     GLM_NORMS,
@@ -10,6 +10,7 @@ from blazr.models.families.hf.names import (
     OLMO_NORMS,
     hf_rules,
 )
+from blazr.models.families.hf.reading import Reading
 from blazr.models.families.hf.rope import read_rope, rope_parameters
 from blazr.nn.layers.rope import RopeConfig
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.config import ModelConfig
-from blazr.models.families.base import Derivation, Family, Ledger
-from blazr.models.families.config_reader import ConfigReader, Setting
-from blazr.models.families.hf.names import HEADS, PREFIXES
+from blazr.models.families.base import Derivation, Family
+from blazr.models.families.config_reader import ConfigReader
+from blazr.models.families.hf.names import EMBEDDINGS, HEADS
 from blazr.models.families.hf.neutral import is_neutral
+from blazr.models.families.hf.reading import Flag, Reading
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.oxidizr import read_max_seq_len
 from blazr.models.families.oxidizr_shapes import split_layers
@@ -29,10 +29,6 @@ from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import RopeConfig
 
-V = TypeVar("V", int, float, bool, str)
-Flag = bool | str
-
-MAX_SIZE = 2**28
 MAX_EXTRA_LAYERS = 16
 # What the names of tensors that see images begin with.
 SIGHT = tuple(
@@ -40,137 +36,6 @@ SIGHT = tuple(
     for before in ("", "model.")
     for part in ("vision_tower.", "multi_modal_projector.", "vision_model.")
 )
-ACTIVATIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "silu": "silu",
-        "swish": "silu",
-        "gelu": "gelu",
-        "gelu_new": "gelu_tanh",
-        "gelu_pytorch_tanh": "gelu_tanh",
-        "relu": "relu",
-        "relu2": "relu2",
-    }
-)
-
-
-class Reading:
-    """One config while it is read.
-
-    Args:
-        reader: config.json over the type's defaults.
-    """
-
-    def __init__(self, reader: ConfigReader) -> None:
-        self.reader = reader
-        self.ledger = Ledger()
-        self.num_layers = self.size("num_layers")
-        self.hidden_size = self.size("hidden_size")
-
-    def size(self, name: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """A size.
-
-        Raises:
-            ConfigError: It is missing, or no size.
-        """
-        found = self.reader.integer(name, minimum=minimum)
-        if found is not None and found.value > MAX_SIZE:
-            raise ConfigError(
-                f"{found.source} is out of range.",
-                found=f"{found.value:,}",
-                expected=f"at most {MAX_SIZE:,}",
-            )
-        return self._choose(name, found, default)
-
-    def number(self, name: str, default: float | None = None) -> float:
-        """A number above 0.
-
-        Raises:
-            ConfigError: It is missing or something else.
-        """
-        return self._choose(name, self.reader.number(name, above=0), default)
-
-    def optional_number(self, name: str) -> float | None:
-        """A number above 0, or None where the config is silent."""
-        found = self.reader.number(name, above=0)
-        return self.ledger.choose(name, found, 0.0) if found else None
-
-    def flag(self, name: Flag) -> bool:
-        """True or false, itself or by the key that says so; silence is false."""
-        if isinstance(name, bool):
-            return name
-        found = self.reader.boolean(name)
-        return self.ledger.choose(name, found, default=False) if found else False
-
-    def window(self) -> int | None:
-        """The sliding window, or None where there is none."""
-        found = self.reader.integer("sliding_window")
-        return found.value if found and found.value else None
-
-    def layer_type(self, index: int) -> str | None:
-        """What ``layer_types`` says about a layer, or None.
-
-        Raises:
-            ConfigError: The list is too short.
-        """
-        types = self.reader.texts("layer_types")
-        if types is None:
-            return None
-        if len(types.value) < self.num_layers:
-            raise ConfigError(
-                f"{types.source} is too short.",
-                found=f"{len(types.value)} types",
-                expected=f"{self.num_layers}, one a layer",
-            )
-        kind = types.value[index]
-        if kind not in {"full_attention", "sliding_attention"}:
-            raise ConfigError(
-                f"{types.source}: layers of this type are not supported here.",
-                found=repr(kind)[:100],
-                expected="full_attention, sliding_attention",
-            )
-        return kind
-
-    def activation(self, name: str) -> str:
-        """The activation by its name in ACTIVATIONS.
-
-        Raises:
-            ConfigError: It is unknown.
-        """
-        found = self.reader.text(name)
-        if found is None:
-            return "silu"
-        if found.value not in ACTIVATIONS:
-            raise ConfigError(
-                f"{found.source} is not supported.",
-                found=repr(found.value)[:100],
-                expected=", ".join(ACTIVATIONS),
-            )
-        return ACTIVATIONS[found.value]
-
-    def refuse(self, name: str, why: str) -> None:
-        """Refuse a key that holds anything but null, false or zero.
-
-        Raises:
-            ConfigError: It does.
-        """
-        self.reader.mark(name)
-        if value := self.reader.raw.get(name):
-            raise ConfigError(
-                f"{self.reader.source}: {name!r} is not supported: {why}.",
-                found=repr(value)[:100],
-                expected="null",
-            )
-
-    def _choose(self, name: str, found: Setting[V] | None, default: V | None) -> V:
-        if found is not None:
-            return self.ledger.record(name, found.value, found.source)
-        if default is None:
-            raise ConfigError(
-                f"{self.reader.source}: {name!r} is missing.",
-                hint="copy config.json from the original model beside the weights",
-            )
-        return self.ledger.record(name, default, "default")
-
 
 Numbers = Callable[[Reading], Mapping[str, float | None]]
 Flags = Mapping[str, Flag]
@@ -190,7 +55,8 @@ class Traits:
         mlp: Flags of MlpConfig, by field.
         model_numbers: Numbers of ModelConfig, by field.
         residual_multiplier: Key of what both halves of a layer are multiplied with.
-        mixer: A layer's mixer, where it is not attention.
+        layer: A whole layer, where its halves do not look like Llama's.
+        mixer: A layer's mixer, or None where it is attention.
         feed_forward: A layer's feed-forward, where it is not an MLP.
         rope: A layer's rotation from its head size and index, where that differs by layer.
         window: A layer's sliding window.
@@ -200,6 +66,9 @@ class Traits:
         unit_offset: Whether norms store their weights less one.
         activation: Key of the activation.
         check: Refuses what would compute something else.
+        prepare: Puts an older spelling of the config in today's.
+        says_nothing: Keys of the config that change nothing here.
+        unused: What the names of tensors begin with that the network has no place for.
     """
 
     rules: RuleBook
@@ -209,7 +78,8 @@ class Traits:
     mlp: Flags = field(default_factory=dict)
     model_numbers: Numbers | None = None
     residual_multiplier: str | None = None
-    mixer: Callable[[Reading, int], MixerConfig] | None = None
+    layer: Callable[[Reading, NormConfig, int], LayerConfig] | None = None
+    mixer: Callable[[Reading, int], MixerConfig | None] | None = None
     feed_forward: Callable[[Reading, int], FeedForwardConfig | None] | None = None
     rope: Callable[[Reading, int, int], RopeConfig | None] | None = None
     window: Callable[[Reading, int], int | None] | None = None
@@ -219,6 +89,9 @@ class Traits:
     unit_offset: bool = False
     activation: str = "hidden_act"
     check: Callable[[Reading], None] | None = None
+    prepare: Callable[[Mapping[str, object]], Mapping[str, object]] | None = None
+    says_nothing: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
 
 
 def hf_family(name: str, traits: Traits, *, section: str = "") -> Family:
@@ -235,7 +108,11 @@ def hf_family(name: str, traits: Traits, *, section: str = "") -> Family:
         derive=lambda checkpoint: _derive(checkpoint, traits, section),
         rules=traits.rules,
         ignored=(".rotary_emb.inv_freq",),
-        unused=lambda checkpoint: (*_extra_layers(checkpoint), *(SIGHT if section else ())),
+        unused=lambda checkpoint: (
+            *traits.unused,
+            *_extra_layers(checkpoint),
+            *(SIGHT if section else ()),
+        ),
     )
 
 
@@ -250,12 +127,15 @@ def _derive(checkpoint: Checkpoint, traits: Traits, section: str) -> Derivation:
     if section:
         part = ConfigReader(own).section(section)
         own, source = part.raw if part else {}, f"{source}: {section}"
+    own = traits.prepare(own) if traits.prepare else own
     reader = ConfigReader({**traits.defaults, **own}, source)
     reading = Reading(reader)
     ledger = reading.ledger
     if section:
         ledger.warn("the parts of the model that see images are left out: it reads text alone.")
     _check_layers(checkpoint, reading)
+    for key in traits.says_nothing:
+        reader.mark(key)
     if traits.check is not None:
         traits.check(reading)
     norm = NormConfig(
@@ -288,7 +168,7 @@ def _derive(checkpoint: Checkpoint, traits: Traits, section: str) -> Derivation:
 def _vocab_size(checkpoint: Checkpoint, reading: Reading) -> int:
     """By the embedding's rows, which fine-tuning may have changed."""
     declared = reading.reader.integer("vocab_size", minimum=1)
-    info = checkpoint.tensors.get(_prefix(checkpoint) + "embed_tokens.weight")
+    info = checkpoint.tensors.get(_embedding(checkpoint))
     if info is None or len(info.shape) != 2:  # the plan reports it
         return reading.ledger.choose("vocab_size", declared, 1)
     return reading.ledger.settle("vocab_size", info.shape[0], info.name, declared)
@@ -301,15 +181,16 @@ def _extra_layers(checkpoint: Checkpoint) -> tuple[str, ...]:
     if count is None or extra is None:
         return ()
     first, number = count.value, min(extra.value, MAX_EXTRA_LAYERS)
-    return tuple(f"{PREFIXES[0]}layers.{first + index}." for index in range(number))
+    return tuple(f"{_prefix(checkpoint)}layers.{first + index}." for index in range(number))
+
+
+def _embedding(checkpoint: Checkpoint) -> str:
+    return next((name for name in EMBEDDINGS if name in checkpoint.tensors), EMBEDDINGS[0])
 
 
 def _prefix(checkpoint: Checkpoint) -> str:
     """What the names of the language model begin with."""
-    for prefix in PREFIXES:
-        if prefix + "embed_tokens.weight" in checkpoint.tensors:
-            return prefix
-    return PREFIXES[0]
+    return _embedding(checkpoint).rpartition("emb")[0]
 
 
 def _check_layers(checkpoint: Checkpoint, reading: Reading) -> None:
@@ -327,13 +208,15 @@ def _check_layers(checkpoint: Checkpoint, reading: Reading) -> None:
 
 
 def _layer(reading: Reading, traits: Traits, norm: NormConfig, index: int) -> LayerConfig:
+    if traits.layer is not None:
+        return traits.layer(reading, norm, index)
     feed_forward = traits.feed_forward(reading, index) if traits.feed_forward else None
-    mixer = traits.mixer or (lambda reading, index: _attention(reading, traits, norm, index))
+    mixer = traits.mixer(reading, index) if traits.mixer else None
     before = norm if traits.norms != "behind" else None
     behind = norm if traits.norms != "before" else None
     key = traits.residual_multiplier
     return LayerConfig(
-        mixer=mixer(reading, index),
+        mixer=mixer or read_attention(reading, traits, norm, index),
         mixer_norm=before,
         mixer_post_norm=behind,
         feed_forward=feed_forward or read_mlp(reading, traits.mlp, traits.activation),
@@ -343,7 +226,14 @@ def _layer(reading: Reading, traits: Traits, norm: NormConfig, index: int) -> La
     )
 
 
-def _attention(reading: Reading, traits: Traits, norm: NormConfig, index: int) -> AttentionConfig:
+def read_attention(
+    reading: Reading, traits: Traits, norm: NormConfig, index: int
+) -> AttentionConfig:
+    """Attention as the config and the traits have it.
+
+    Raises:
+        ConfigError: Something is missing, contradicts itself, or is of an unknown kind.
+    """
     heads = reading.size("num_attention_heads")
     kv_heads = reading.size("num_kv_heads", heads)
     dim = reading.size("head_dim", reading.hidden_size // heads or 1)

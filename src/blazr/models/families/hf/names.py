@@ -6,13 +6,17 @@ what they call the norms around a layer's halves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from blazr.models.families.rules import Mxfp4, Rule, RuleBook, Stack, Transpose
 
 # Models that also see images have their language model in a part of its own.
 PREFIXES = ("model.", "language_model.model.", "model.language_model.")
+EMBEDDINGS = (
+    *(f"{prefix}embed_tokens.weight" for prefix in PREFIXES),
+    "backbone.embeddings.weight",
+)
 HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 _PARTS = ("weight", "bias")
 _LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
@@ -34,8 +38,13 @@ GLM_NORMS = {
 OLMO_NORMS = {"post_attention": "mixer_post_norm", "post_feedforward": "feed_forward_post_norm"}
 
 
-def hf_rules(norms: Mapping[str, str]) -> RuleBook:
-    """The names of a model whose layers call their norms like this."""
+def hf_rules(norms: Mapping[str, str], more: Sequence[Rule] = ()) -> RuleBook:
+    """The names of a model whose layers call their norms like this.
+
+    Args:
+        norms: Ours by theirs.
+        more: Names that no other model has.
+    """
     rules = [
         Rule("model.embed_tokens.weight", "embed_tokens.weight"),
         Rule("model.norm.{p}", "norm.{p}", p=_PARTS),
@@ -44,7 +53,7 @@ def hf_rules(norms: Mapping[str, str]) -> RuleBook:
         Rule(f"{_LAYER}{theirs}_layernorm.{{p}}", f"{_OURS}{ours}.{{p}}", p=_PARTS)
         for theirs, ours in norms.items()
     ]
-    rules += [*_attention(), *_mlp(), *_experts()]
+    rules += [*_attention(), *_mlp(), *_experts(), *more]
     heads = [Rule(head, "lm_head.weight") for head in HEADS]
     return RuleBook([*heads, *(_behind(prefix, rule) for prefix in PREFIXES for rule in rules)])
 

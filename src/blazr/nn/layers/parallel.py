@@ -1,0 +1,86 @@
+"""Mixers side by side: all see the same input, and their outputs are added."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from blazr.nn.layers.base import Mixer, MixerConfig
+from blazr.nn.layers.batch import ForwardBatch, LayerCache
+from blazr.nn.layers.cache_spec import CacheSpec, merge_specs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelPart:
+    """One of the mixers.
+
+    Args:
+        name: What its parameters and its memory are called by.
+        mixer: The mixer.
+        input_multiplier: Applied to what it sees.
+        output_multiplier: Applied to what it puts out.
+    """
+
+    name: str
+    mixer: MixerConfig
+    input_multiplier: float = 1.0
+    output_multiplier: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelMixerConfig(MixerConfig):
+    """Mixers side by side.
+
+    Args:
+        parts: Them; none at all adds nothing, for layers that are a feed-forward alone.
+    """
+
+    parts: tuple[ParallelPart, ...] = ()
+
+    def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
+        """All that the parts remember, each under its name."""
+        return merge_specs({part.name: part.mixer.cache_spec(dtype) for part in self.parts})
+
+    def length_class(self, length: int) -> int:
+        """As the parts have it."""
+        return max((part.mixer.length_class(length) for part in self.parts), default=0)
+
+    def build(self) -> ParallelMixer:
+        """The module, with uninitialised parameters."""
+        return ParallelMixer(self)
+
+
+class ParallelMixer(Mixer):
+    """The sum of its parts, such as attention and a state space [Falcon-H1, arXiv:2507.22448]."""
+
+    def __init__(self, config: ParallelMixerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.parts = nn.ModuleDict({part.name: part.mixer.build() for part in config.parts})
+
+    def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
+        """(T, C) to (T, C); each part reads and writes its own share of the cache."""
+        out = torch.zeros_like(x)
+        for part, mixer, seen in self._each(x):
+            out = out + _scaled(mixer(seen, batch, cache.part(part.name)), part.output_multiplier)
+        return out
+
+    def forward_sequences(self, x: Tensor) -> Tensor:
+        """(B, T, C) to (B, T, C), every sequence from nothing."""
+        out = torch.zeros_like(x)
+        for part, mixer, seen in self._each(x):
+            out = out + _scaled(mixer.forward_sequences(seen), part.output_multiplier)
+        return out
+
+    def _each(self, x: Tensor) -> list[tuple[ParallelPart, Mixer, Tensor]]:
+        found = []
+        for part, mixer in zip(self.config.parts, self.parts.values(), strict=True):
+            assert isinstance(mixer, Mixer)
+            found.append((part, mixer, _scaled(x, part.input_multiplier)))
+        return found
+
+
+def _scaled(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1 else x * factor

@@ -1,0 +1,190 @@
+"""A transformer block that several layers share, each before a mixer of its own (Zamba2)."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from blazr.nn.layers.base import FeedForwardConfig, Mixer, MixerConfig
+from blazr.nn.layers.batch import ForwardBatch, LayerCache
+from blazr.nn.layers.cache_spec import CacheSpec, merge_specs
+from blazr.nn.layers.linear import Linear
+from blazr.nn.layers.norm import NormConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockConfig:
+    """The shared block.
+
+    Args:
+        hidden_size: C.
+        attention: Sees the residual stream beside the embedded tokens, 2 * C channels.
+        feed_forward: Sees what attention puts out.
+        eps: Of the norms before both.
+        users: Numbers of the layers that use it.
+        adapted: Its matrices that have an adapter for each user, such as ``"attention.q_proj"``.
+        adapter_rank: Of these adapters.
+    """
+
+    hidden_size: int
+    attention: MixerConfig
+    feed_forward: FeedForwardConfig
+    eps: float
+    users: tuple[int, ...]
+    adapted: tuple[str, ...] = ()
+    adapter_rank: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedBlockConfig(MixerConfig):
+    """A layer's use of the block, and its own mixer.
+
+    Args:
+        block: The block.
+        user: This layer's number among all that use such blocks.
+        owns: Whether the block's parameters are found in this layer.
+        mixer: Sees the residual stream plus what the block puts out.
+        mixer_norm: Before it.
+    """
+
+    block: BlockConfig
+    user: int
+    owns: bool
+    mixer: MixerConfig
+    mixer_norm: NormConfig
+
+    def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
+        """What the block's attention and the mixer remember for this layer."""
+        parts = {"attention": self.block.attention, "mixer": self.mixer}
+        return merge_specs({name: part.cache_spec(dtype) for name, part in parts.items()})
+
+    def length_class(self, length: int) -> int:
+        """As the parts have it."""
+        return max(self.block.attention.length_class(length), self.mixer.length_class(length))
+
+    def build(self) -> SharedBlockMixer:
+        """The module, with uninitialised parameters; without the block unless it owns that."""
+        return SharedBlockMixer(self)
+
+
+class Adapter(nn.Module):
+    """A correction of low rank."""
+
+    def __init__(self, base: Linear, rank: int) -> None:
+        super().__init__()
+        rows, columns = base.weight.shape
+        self.down = Linear(columns, rank)
+        self.up = Linear(rank, rows)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) to (..., out)."""
+        return self.up(self.down(x))
+
+
+class _Adapted(nn.Module):
+    """``base(x) + adapter(x)``; both belong to others, so neither counts as a part."""
+
+    def __init__(self, base: nn.Module, adapter: nn.Module) -> None:
+        super().__init__()
+        self._each = (base, adapter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        base, adapter = self._each
+        y: Tensor = base(x) + adapter(x)
+        return y
+
+
+class Block(nn.Module):
+    """The block's parameters, and the adapters of all its users."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.attention_norm = NormConfig(2 * config.hidden_size, config.eps).build()
+        self.attention = config.attention.build()
+        self.feed_forward_norm = NormConfig(config.hidden_size, config.eps).build()
+        self.feed_forward = config.feed_forward.build()
+        self.adapters = nn.ModuleDict({str(user): self._make_adapters() for user in config.users})
+
+    def adapted(self, name: str, user: int) -> nn.Module:
+        """A part of the block as one user has it; its parameters stay the block's."""
+        part = getattr(self, name)
+        changes = {
+            path.removeprefix(f"{name}."): path
+            for path in self.config.adapted
+            if path.startswith(f"{name}.")
+        }
+        if not changes:
+            return part  # type: ignore[no-any-return]  # a module
+        twin = copy.copy(part)
+        twin._modules = dict(part._modules)  # else the part itself would change
+        adapters = self.adapters[str(user)]
+        assert isinstance(adapters, nn.ModuleDict)
+        for own, path in changes.items():
+            setattr(twin, own, _Adapted(getattr(part, own), adapters[_key(path)]))
+        return twin
+
+    def _make_adapters(self) -> nn.ModuleDict:
+        adapters = {}
+        for path in self.config.adapted:
+            base = self.get_submodule(path)
+            assert isinstance(base, Linear)
+            adapters[_key(path)] = Adapter(base, self.config.adapter_rank)
+        return nn.ModuleDict(adapters)
+
+
+class SharedBlockMixer(Mixer):
+    """``mixer(norm(x + linear(block(x, embedded))))`` [arXiv:2411.15242].
+
+    The block is one object, used by several layers; each has its own share of memory.
+    """
+
+    def __init__(self, config: SharedBlockConfig) -> None:
+        super().__init__()
+        self.config = config
+        hidden = config.block.hidden_size
+        self.linear = Linear(hidden, hidden)
+        self.mixer_norm = config.mixer_norm.build()
+        self.mixer = config.mixer.build()
+        self._block: tuple[Block, nn.Module, nn.Module] | None = None  # a tuple is no part
+        if config.owns:
+            self.block = Block(config.block)
+            self._use(self.block)
+
+    def share(self, owner: Mixer) -> None:
+        """Use the block of a layer before this one."""
+        assert isinstance(owner, SharedBlockMixer)
+        self._use(owner.block)
+
+    def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
+        """(T, 2 * C), the residual stream beside the embedded tokens, to (T, C)."""
+        block, attention, feed_forward = self._parts()
+        mixed = attention(block.attention_norm(x), batch, cache.part("attention"))
+        return self.mixer(self._join(x, mixed, block, feed_forward), batch, cache.part("mixer"))
+
+    def forward_sequences(self, x: Tensor) -> Tensor:
+        """(B, T, 2 * C) to (B, T, C), every sequence from nothing."""
+        block, attention, feed_forward = self._parts()
+        assert isinstance(attention, Mixer)
+        mixed = attention.forward_sequences(block.attention_norm(x))
+        return self.mixer.forward_sequences(self._join(x, mixed, block, feed_forward))
+
+    def _use(self, block: Block) -> None:
+        user = self.config.user
+        parts = (block.adapted(name, user) for name in ("attention", "feed_forward"))
+        self._block = (block, *parts)  # type: ignore[assignment]  # exactly two
+
+    def _parts(self) -> tuple[Block, nn.Module, nn.Module]:
+        assert self._block is not None, "the network gives layers their shared blocks"
+        return self._block
+
+    def _join(self, x: Tensor, mixed: Tensor, block: Block, feed_forward: nn.Module) -> Tensor:
+        fed = self.linear(feed_forward(block.feed_forward_norm(mixed)))
+        return self.mixer_norm(x[..., : fed.shape[-1]] + fed)  # type: ignore[no-any-return]
+
+
+def _key(path: str) -> str:
+    return path.replace(".", "_")  # names of modules hold no dots

@@ -1,0 +1,92 @@
+"""The gated delta rule: a fast-weight memory that decays and is corrected, token by token."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# A decay for each pair of tokens and each key channel would be much to hold.
+_ROWS_AT_ONCE = 16
+
+
+def gated_delta_scan(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The definition, one token after the other.
+
+        h = exp(log_decay[t]) h;    d = beta[t] (v[t] - h^T k[t]);    h = h + k[t] (outer) d
+        y[t] = h^T q[t]
+
+    Args:
+        q: Queries, (B, T, H, N).
+        k: Keys, (B, T, H, N).
+        v: Values, (B, T, H, P).
+        log_decay: At most 0; one for each head, (B, T, H, 1), or each key channel, (B, T, H, N).
+        beta: How much of the error is corrected, (B, T, H).
+        state: Where each sequence starts, (B, H, N, P).
+
+    Returns:
+        y (B, T, H, P) and the state after the last token. All float32.
+
+    Source: Yang, Kautz and Hatamizadeh 2024, arXiv:2412.06464, equation 10.
+    """
+    outputs = []
+    for t in range(q.shape[1]):
+        state = log_decay[:, t].exp().unsqueeze(-1) * state
+        error = v[:, t] - torch.einsum("bhnp,bhn->bhp", state, k[:, t])
+        state = state + k[:, t].unsqueeze(-1) * (beta[:, t, :, None] * error).unsqueeze(-2)
+        outputs.append(torch.einsum("bhnp,bhn->bhp", state, q[:, t]))
+    return torch.stack(outputs, 1), state
+
+
+def gated_delta_chunk(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same for one chunk at once; arguments and results as in :func:`gated_delta_scan`.
+
+    What each token adds depends on what those before it in the chunk added, linearly: a triangular
+    system, solved for all of them. One token is a chunk, too.
+
+    Source: arXiv:2412.06464, section 3.3 (the UT transform of arXiv:2406.06484); with a decay for
+    each key channel: arXiv:2510.26692.
+    """
+    q, k, v, log_decay = (each.transpose(1, 2) for each in (q, k, v, log_decay))  # (B, H, T, ...)
+    beta = beta.transpose(1, 2).unsqueeze(-1)
+    # sums of many decays lose digits that their differences need
+    total = log_decay.double().cumsum(2)
+    fade = total.exp().float()
+    added = beta * (v - (k * fade) @ state)
+    if q.shape[2] > 1:
+        among_keys = _decayed_products(k, k, total).tril(-1) * beta
+        # the diagonal is taken to be one
+        added = torch.linalg.solve_triangular(among_keys, added, upper=False, unitriangular=True)
+    y = (q * fade) @ state + _decayed_products(q, k, total).tril() @ added
+    remaining = (total[:, :, -1:] - total).exp().float()
+    state = fade[:, :, -1].unsqueeze(-1) * state + (k * remaining).mT @ added
+    return y.transpose(1, 2), state
+
+
+def _decayed_products(x: Tensor, k: Tensor, total: Tensor) -> Tensor:
+    """``x[i] . (exp(total[i] - total[j]) k[j])`` for j up to i, (B, H, T, T); the rest is free."""
+    if total.shape[-1] == 1:
+        gap = (total - total.mT).clamp(max=0)  # (B, H, T, T)
+        return (x @ k.mT) * gap.exp().float()
+    rows = [_products_of_rows(x, k, total, low) for low in range(0, x.shape[2], _ROWS_AT_ONCE)]
+    return torch.cat(rows, 2)
+
+
+def _products_of_rows(x: Tensor, k: Tensor, total: Tensor, low: int) -> Tensor:
+    """The same for the few rows from ``low`` on, (B, H, rows, T).
+
+    With tokens before them, the decay goes by way of ``low``: both factors are at most 1.
+    """
+    own, past = slice(low, low + _ROWS_AT_ONCE), slice(0, low)
+    at_low = total[:, :, low, None]
+    new = x[:, :, own] * (total[:, :, own] - at_low).exp().float()
+    old = k[:, :, past] * (at_low - total[:, :, past]).exp().float()
+    gap = total[:, :, own].unsqueeze(3) - total[:, :, own].unsqueeze(2)  # (B, H, rows, rows, N)
+    decay = gap.clamp(max=0).exp().float()
+    among = torch.einsum("bhin,bhijn,bhjn->bhij", x[:, :, own], decay, k[:, :, own])
+    beyond = x.shape[2] - low - among.shape[3]
+    return F.pad(torch.cat((new @ old.mT, among), 3), (0, beyond))

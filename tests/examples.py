@@ -1,0 +1,309 @@
+"""Small configurations of every kind of mixer and feed-forward, and mixes of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from blazr.nn.layers.attention import AttentionConfig
+from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
+from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
+from blazr.nn.layers.mamba1 import Mamba1Config
+from blazr.nn.layers.mamba2 import Mamba2Config
+from blazr.nn.layers.mamba3 import Mamba3Config
+from blazr.nn.layers.mla import DeepseekMlaConfig, MlaConfig
+from blazr.nn.layers.mlp import MlpConfig
+from blazr.nn.layers.moe import MoeConfig
+from blazr.nn.layers.norm import NormConfig
+from blazr.nn.layers.parallel import ParallelMixerConfig, ParallelPart
+from blazr.nn.layers.rope import RopeConfig, RopeScaling
+from blazr.nn.layers.shared_block import BlockConfig, SharedBlockConfig
+from blazr.nn.layers.short_conv import ShortConvConfig
+from blazr.nn.ops.moe import ExpertGroups
+
+HIDDEN = 24
+NORM_EPS = 0.1  # the norm of a few channels that are all small would blow up every rounding
+
+MIXER_EXAMPLES: dict[str, MixerConfig] = {
+    "gqa": AttentionConfig(
+        hidden_size=HIDDEN, num_heads=4, num_kv_heads=2, head_dim=6, rope=RopeConfig(6)
+    ),
+    "gqa_window": AttentionConfig(
+        hidden_size=HIDDEN,
+        num_heads=3,
+        num_kv_heads=1,
+        head_dim=8,
+        rope=RopeConfig(8, 500.0),
+        qkv_bias=True,
+        qk_norm=True,
+        sliding_window=37,
+    ),
+    "gqa_capped": AttentionConfig(
+        hidden_size=HIDDEN,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        rope=RopeConfig(5, interleaved=True),
+        qk_norm=True,
+        qk_norm_all_heads=True,
+        norm_unit_offset=True,
+        o_bias=True,
+        sliding_window=70,
+        attention_multiplier=0.5,
+        attn_logit_softcap=2.0,
+    ),
+    "gqa_sinks": AttentionConfig(
+        hidden_size=HIDDEN,
+        num_heads=6,
+        num_kv_heads=3,
+        head_dim=4,
+        rope=RopeConfig(4, 1000.0, RopeScaling(kind="yarn", factor=4.0, original_max_seq_len=32)),
+        sliding_window=41,
+        sinks=True,
+    ),
+    "gqa_nope": AttentionConfig(
+        hidden_size=HIDDEN, num_heads=3, num_kv_heads=3, head_dim=6, rope=None, fused_qkv=True
+    ),
+    "gqa_gated": AttentionConfig(
+        hidden_size=HIDDEN,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=6,
+        rope=RopeConfig(2),
+        qk_norm=True,
+        norm_unit_offset=True,
+        output_gate=True,
+    ),
+    "gqa_long": AttentionConfig(
+        hidden_size=HIDDEN,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=4,
+        rope=RopeConfig(
+            4,
+            scaling=RopeScaling(
+                kind="longrope",
+                original_max_seq_len=100,
+                factors=(1.0, 1.5),
+                long_factors=(2.0, 7.0),
+            ),
+        ),
+    ),
+    "gqa_dynamic": AttentionConfig(
+        hidden_size=HIDDEN,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=4,
+        rope=RopeConfig(
+            4, scaling=RopeScaling(kind="dynamic", factor=3.0, original_max_seq_len=90)
+        ),
+    ),
+    "mla_deepseek": DeepseekMlaConfig(
+        hidden_size=HIDDEN,
+        num_heads=3,
+        head_dim=8,
+        rope_dim=4,
+        kv_latent=10,
+        q_latent=14,
+        rope=RopeConfig(4, interleaved=True),
+        v_head_dim=6,
+        bias=True,
+        attention_multiplier=0.4,
+    ),
+    "mla_deepseek_lite": DeepseekMlaConfig(
+        hidden_size=HIDDEN,
+        num_heads=2,
+        head_dim=6,
+        rope_dim=4,
+        kv_latent=9,
+        q_latent=None,
+        rope=RopeConfig(4),
+        v_head_dim=7,
+        attention_multiplier=0.3,
+    ),
+    "mla": MlaConfig(
+        hidden_size=HIDDEN,
+        num_heads=3,
+        head_dim=8,
+        rope_dim=4,
+        kv_latent=10,
+        q_latent=14,
+        rope=RopeConfig(4),
+    ),
+    "mamba2": Mamba2Config(hidden_size=HIDDEN, num_heads=6, head_dim=8, state_size=5, num_groups=2),
+    "mamba2_wide": Mamba2Config(hidden_size=HIDDEN, num_heads=4, head_dim=64, state_size=128),
+    "mamba2_odd": Mamba2Config(
+        hidden_size=HIDDEN, num_heads=5, head_dim=7, state_size=19, conv_kernel=3
+    ),
+    "mamba3": Mamba3Config(hidden_size=HIDDEN, num_heads=6, head_dim=8, state_size=4),
+    "mamba3_mimo": Mamba3Config(
+        hidden_size=HIDDEN,
+        num_heads=4,
+        head_dim=8,
+        state_size=5,
+        num_groups=2,
+        use_conv=True,
+        complex_rope=False,
+        mimo_rank=2,
+        conv_kernel=3,
+    ),
+    "mamba1": Mamba1Config(hidden_size=HIDDEN, inner_size=32, state_size=4, dt_rank=3),
+    "mamba1_oxidizr": Mamba1Config(
+        hidden_size=HIDDEN, inner_size=48, state_size=16, dt_rank=48, variant="oxidizr"
+    ),
+    "mamba1_normed": Mamba1Config(
+        hidden_size=HIDDEN,
+        inner_size=20,
+        state_size=5,
+        dt_rank=4,
+        conv_kernel=3,
+        bias=True,
+        conv_bias=False,
+        inner_norms="weighted",
+    ),
+    "mamba2_groups": Mamba2Config(
+        hidden_size=HIDDEN,
+        num_heads=4,
+        head_dim=6,
+        state_size=7,
+        num_groups=2,
+        norm_groups=2,
+        norm_eps=NORM_EPS,
+        in_bias=False,
+        conv_bias=False,
+        out_bias=False,
+        dt_limits=(0.0, math.inf),
+    ),
+    "mamba2_bare": Mamba2Config(
+        hidden_size=HIDDEN,
+        num_heads=3,
+        head_dim=6,
+        state_size=7,
+        norm="none",
+        multipliers=(0.5, 1.5, 0.7, 1.2, 2.0),
+        dt_limits=(0.0, math.inf),
+    ),
+    "short_conv": ShortConvConfig(hidden_size=HIDDEN),
+    "gated_delta": GatedDeltaConfig(
+        hidden_size=HIDDEN,
+        num_key_heads=2,
+        num_heads=4,
+        key_head_dim=5,
+        value_head_dim=6,
+        norm_eps=NORM_EPS,
+    ),
+    "gated_delta_grouped": GatedDeltaConfig(
+        hidden_size=HIDDEN,
+        num_key_heads=2,
+        num_heads=6,
+        key_head_dim=4,
+        value_head_dim=3,
+        conv_kernel=3,
+        grouped=True,
+        norm_eps=NORM_EPS,
+    ),
+    "kimi_delta": KimiDeltaConfig(
+        hidden_size=HIDDEN,
+        num_key_heads=3,
+        num_heads=3,
+        key_head_dim=5,
+        value_head_dim=5,
+        norm_eps=NORM_EPS,
+    ),
+}
+MIXER_EXAMPLES["parallel"] = ParallelMixerConfig(
+    (
+        ParallelPart(name="mamba", mixer=MIXER_EXAMPLES["mamba2"], output_multiplier=0.7),
+        ParallelPart(name="attention", mixer=MIXER_EXAMPLES["gqa"], input_multiplier=1.3),
+    )
+)
+_BLOCK = BlockConfig(
+    hidden_size=HIDDEN,
+    attention=AttentionConfig(
+        hidden_size=2 * HIDDEN,
+        num_heads=4,
+        num_kv_heads=4,
+        head_dim=6,
+        rope=RopeConfig(6),
+        output_size=HIDDEN,
+    ),
+    feed_forward=MlpConfig(hidden_size=HIDDEN, intermediate_size=20, fused_gate_up=True),
+    eps=10.0,  # what attention averages away would be blown up again
+    users=(0, 1),
+    adapted=("attention.q_proj", "feed_forward.gate_up_proj"),
+    adapter_rank=3,
+)
+_SHARED = SharedBlockConfig(
+    block=_BLOCK,
+    user=0,
+    owns=True,
+    mixer=MIXER_EXAMPLES["mamba2_groups"],
+    mixer_norm=NormConfig(HIDDEN, NORM_EPS),
+)
+MIXER_EXAMPLES["shared_block"] = _SHARED
+# Not an example of its own: it needs a layer before it that owns the block.
+SHARED_AGAIN = replace(_SHARED, user=1, owns=False)
+
+FEED_FORWARD_EXAMPLES: dict[str, FeedForwardConfig] = {
+    "mlp": MlpConfig(hidden_size=HIDDEN, intermediate_size=36),
+    "gelu": MlpConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=36,
+        activation="gelu_tanh",
+        bias=True,
+        fused_gate_up=True,
+    ),
+    "plain": MlpConfig(hidden_size=HIDDEN, intermediate_size=36, gated=False),
+    "clamped": MoeConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=20,
+        num_experts=5,
+        experts_per_token=2,
+        fused_gate_up="interleaved",
+        router_bias=True,
+        expert_bias=True,
+        swiglu_limit=7.0,
+        swiglu_alpha=1.702,
+    ),
+    "grouped": MoeConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=20,
+        num_experts=6,
+        experts_per_token=2,
+        shared_expert=True,
+        shared_intermediate_size=14,
+        shared_expert_gate=True,
+        scoring="sigmoid",
+        routed_scaling_factor=1.5,
+        groups=ExpertGroups(3, 2, judged_by=2),
+        correction_bias=True,
+    ),
+    "moe": MoeConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=20,
+        num_experts=5,
+        experts_per_token=2,
+        shared_expert=True,
+    ),
+}
+
+MIXES: dict[str, tuple[str, ...]] = {
+    "pure mamba1": ("mamba1", "mamba1"),
+    "pure mamba2": ("mamba2", "mamba2"),
+    "pure mamba3": ("mamba3", "mamba3_mimo"),
+    "mla and experts": ("mla+moe", "mla+moe"),
+    "mla and mlp": ("mla+mlp", "mla+mlp"),
+    "gqa and mlp": ("gqa+mlp", "gqa_window+mlp"),
+    "caps, sinks and odd experts": ("gqa_capped+gelu", "gqa_sinks+clamped", "gqa_nope+plain"),
+    "deepseek": ("mla_deepseek_lite+mlp", "mla_deepseek+grouped"),
+    "short convolutions": ("short_conv+mlp", "gqa+moe", "short_conv"),
+    "gated delta": ("gated_delta_grouped+mlp", "gqa_gated+moe", "gated_delta+mlp", "kimi_delta"),
+    "side by side": ("parallel+mlp", "none+mlp", "parallel+moe"),
+    "shared block": ("mamba2_groups", "shared_block", "mamba2_bare", "again"),
+    "hybrid": ("mamba2", "mla+moe", "mamba2", "gqa+mlp"),
+    "hybrid of all": ("mamba1", "gqa+moe", "mamba3_mimo", "mla+mlp", "mamba2", "mamba3"),
+}
+# Long sequences are rotated otherwise from their first token on: they share prefixes with few.
+LENGTH_MIXES: dict[str, tuple[str, ...]] = {
+    "turned by length": ("gqa_long+mlp", "gqa_dynamic+mlp"),
+}
