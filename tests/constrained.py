@@ -33,7 +33,7 @@ class RandomScores:
         self.num_drawn = 0
 
     def execute(self, plan: StepPlan) -> StepResult:
-        sequences = [row.sequence for row in plan.rows if row.samples]
+        sequences = [sequence for row in plan.rows for sequence in row.drawing]
         if not sequences:
             return StepResult()
         self.num_drawn += len(sequences)

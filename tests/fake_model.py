@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Tokens
 
+from blazr.engine.block import NO_PAGE
 from blazr.engine.cache.arena import ItemClass
 from blazr.engine.cache.manager import CacheManager
 from blazr.engine.runner import StepResult
@@ -49,6 +50,9 @@ class FakeModel:
         bugs: Mistakes to make on purpose, by name.
     """
 
+    cursed: frozenset[int] = frozenset()
+    """Ids of requests whose sixth token cannot be computed."""
+
     def __init__(self, memory: CacheManager, bugs: frozenset[str] = frozenset()) -> None:
         self.memory = memory
         self.bugs = bugs
@@ -83,7 +87,13 @@ class FakeModel:
             self.logs[run_slot] = [POISON] * self.memory.shape.grid
         tokens = [self._row(row.sequence, row.num_tokens, i) for i, row in enumerate(plan.rows)]
         self.computed += plan.num_tokens
-        sampled = [t for t, row in zip(tokens, plan.rows, strict=True) if row.samples]
+        sampled = []
+        for token, row in zip(tokens, plan.rows, strict=True):
+            sampled += [token] * (1 + len(row.forks)) if row.samples else []
+            for fork in row.forks:
+                self.logs[fork.run_slot] = self.logs[row.sequence.run_slot].copy()
+                if fork.page != NO_PAGE:
+                    self.cells[fork.page] = self.cells[row.sequence.pages[-1]].copy()
         if "results permuted between rows" in self.bugs:
             sampled.reverse()
         return StepResult([Sampled(token) for token in sampled])
@@ -95,6 +105,8 @@ class FakeModel:
         writes = dict(sequence.pending)
         for position in range(start, start + count):
             token = sequence.tokens[position]
+            if position == 5 and sequence.request_id in self.cursed:
+                raise RuntimeError("cursed")
             state = mix(state, token + 1)
             total = (total + state) % MODULUS
             at = position

@@ -129,6 +129,15 @@ def test_forked(model, alone):
             agree(lab.answer(request, index), expected)
 
 
+def test_replies_to_one_prompt_compute_it_once(model, alone):
+    for expected in alone[:3]:
+        lab = Lab(model)
+        request = lab.ask(expected[0], max_tokens=MAX_TOKENS, n=4)
+        lab.run()
+        new = sum(len(lab.answer(request, index)[0]) - 1 for index in range(4))
+        assert lab.engine.counts.computed_tokens == len(expected[0]) + new
+
+
 def test_neighbours_cancelled(model, alone):
     rng = random.Random(4)
     lab = Lab(model, budget=60)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from blazr.engine.cache.manager import CacheManager
 from blazr.engine.scheduler import StepPlan
-from blazr.nn.layers.batch import DecodeGroup, ForwardBatch, Span, group_decodes
+from blazr.nn.layers.batch import ForwardBatch, Span
 
 
 def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> ForwardBatch:
@@ -28,31 +28,32 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
     wanted: list[int] = []
     spans: list[Span] = []
     first = 0
-    for index, (sequence, length, samples) in enumerate(plan.rows):
+    for index, (sequence, length, samples, _) in enumerate(plan.rows):
         start, last = sequence.computed, first + length
         assert sequence.run_slot is not None
         runs.append(sequence.run_slot)
         states.append(sequence.checkpoint or 0)
-        tokens += sequence.tokens[start : start + length]
-        positions += range(start, start + length)
-        lengths += [sequence.max_computed] * length
-        owners += [index] * length
+        if length == 1:
+            tokens.append(sequence.tokens[start])
+            positions.append(start)
+            lengths.append(sequence.max_computed)
+            owners.append(index)
+        else:
+            tokens += sequence.tokens[start : start + length]
+            positions += range(start, start + length)
+            lengths += [sequence.max_computed] * length
+            owners += [index] * length
         logged = start - sequence.checkpoint_length if has_states else 0
         spans.append(Span(first, length, start, logged, tuple(sequence.pending)))
-        if sequence.request.pooling is not None:
-            pass  # its hidden states are wanted, not its logits
-        elif sequence.request.params.prompt_logprobs is not None:
-            wanted += range(first, last)
+        if sequence.asks_of_prompt:
+            # pooled hidden states are wanted instead of logits, or logits at every token
+            wanted += range(first, last) if sequence.request.pooling is None else ()
         elif samples:
             wanted.append(last - 1)
         first = last
     grid, tables = memory.shape.grid, memory.block_tables[runs]
     at = np.array(positions, np.int64)
     slots = tables[owners, at // grid] * grid + at % grid
-    decodes = plan.num_decodes
-    groups: tuple[DecodeGroup, ...] = ()
-    if decodes and memory.shape.pages_per_superpage:
-        groups = group_decodes(tables[:decodes], at[:decodes] + 1, device)
     return ForwardBatch(
         token_ids=_place(np.array(tokens, np.int64), device),
         positions=_place(at, device),
@@ -62,8 +63,7 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
         run_slots=_place(np.array(runs, np.int64), device),
         logits_indices=_place(np.array(wanted, np.int64), device),
         spans=tuple(spans),
-        num_decodes=decodes,
-        decode_groups=groups,
+        num_decodes=plan.num_decodes,
         lengths=_place(np.array(lengths, np.int64), device),
     )
 

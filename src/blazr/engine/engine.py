@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from blazr.core.errors import ContextLengthError, RequestError
 from blazr.engine.cache.arena import ItemClass
-from blazr.engine.constraint import advance
+from blazr.engine.constraint import Constraint, advance
 from blazr.engine.outputs import FinishReason, TokenLogprobs, TokenOutput
 from blazr.engine.request import Request
 from blazr.engine.runner import StepResult
 from blazr.engine.sampling.sampler import Sampled
-from blazr.engine.scheduler import PlannedSequence, Scheduler, StepPlan
+from blazr.engine.scheduler import Scheduler, StepPlan
 from blazr.engine.sequence import Phase, Sequence
 
 Execute = Callable[[StepPlan], StepResult]
@@ -181,7 +181,10 @@ class Engine:
             raise
         except BaseException as error:  # noqa: BLE001  (a panic in an extension is no Exception)
             message = f"{type(error).__name__}: {str(error)[:200]}"
-            return outputs + [self._fail(row.sequence, message) for row in plan.rows]
+            self.scheduler.cancel(plan)
+            if len(plan.rows) == 1:
+                outputs.append(self._fail(plan.rows[0].sequence, message))
+            return outputs
         self._collect(plan, result)
         self.scheduler.commit(plan)
         for index in result.prompt_logprobs:
@@ -193,12 +196,12 @@ class Engine:
             if row.samples and row.sequence.request.pooling is not None:
                 outputs.append(self._embed(row.sequence))
             elif row.samples:
-                outputs.append(self._append(row, next(sampled)))
+                outputs += [self._append(sequence, next(sampled)) for sequence in row.drawing]
         return outputs
 
     def fail_all(self, message: str) -> list[TokenOutput]:
         """End everything with an error, publishing nothing: the engine itself is in doubt."""
-        return [self._fail(sequence, message) for sequence in list(self.scheduler.sequences())]
+        return [self._fail(sequence, message) for sequence in self.scheduler.sequences()]
 
     def stats(self) -> dict[str, float]:
         """Figures for the metrics, by name."""
@@ -234,8 +237,7 @@ class Engine:
             limit = min(limit, self.max_seq_len)
         return min(wanted, limit)
 
-    def _append(self, row: PlannedSequence, sampled: Sampled) -> TokenOutput:
-        sequence = row.sequence
+    def _append(self, sequence: Sequence, sampled: Sampled) -> TokenOutput:
         if sampled.error is not None:
             return self._fail(sequence, sampled.error)
         token, params = sampled.token_id, sequence.request.params
@@ -245,12 +247,15 @@ class Engine:
         stops = stops or token in params.stop_token_ids
         if stops and sequence.num_output >= params.min_tokens:
             return self._end(sequence, FinishReason.STOP, stop_id=token)
-        try:
-            tokens, is_complete = _follow(sequence, token)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # noqa: BLE001  (a panic in an extension is no Exception)
-            return self._fail(sequence, f"{type(error).__name__}: {str(error)[:200]}")
+        tokens: tuple[int, ...] = (token,)
+        is_complete = False
+        if sequence.constraint is not None:
+            try:
+                tokens, is_complete = _follow(sequence, sequence.constraint, token)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # noqa: BLE001  (a panic in an extension is no Exception)
+                return self._fail(sequence, f"{type(error).__name__}: {str(error)[:200]}")
         sequence.tokens.extend(tokens)
         self.counts.generated_tokens += len(tokens)
         logprobs = () if sampled.logprobs is None else (sampled.logprobs,)
@@ -361,15 +366,13 @@ class Engine:
         return [self._fail(self.scheduler.waiting[0], "the cache memory cannot hold this request")]
 
 
-def _follow(sequence: Sequence, token: int) -> tuple[tuple[int, ...], bool]:
+def _follow(sequence: Sequence, constraint: Constraint, token: int) -> tuple[tuple[int, ...], bool]:
     """The token drawn and those its constraint forces after it; then whether nothing may follow.
 
     Forced tokens skip the draw. Where log-probabilities are asked for, every token needs scores of
     its own, so none is skipped.
     """
-    constraint, params = sequence.constraint, sequence.request.params
-    if constraint is None:
-        return (token,), False
+    params = sequence.request.params
     room = sequence.max_length - len(sequence.tokens) if params.logprobs is None else 1
     ends = sequence.request.stop_ids | set(params.stop_token_ids)
     tokens = advance(constraint, token, most=room, but=ends)

@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blazr.engine.batching import build_batch
+from blazr.engine.block import NO_PAGE
 from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.cache.storage import Layout, Storage
 from blazr.engine.outputs import TokenLogprobs
 from blazr.engine.sampling.sampler import Sampled, Sampler, many_logprobs
 from blazr.engine.scheduler import PlannedSequence, StepPlan
+from blazr.engine.sequence import Sequence as RunningSequence
 from blazr.models.causal_lm import CausalLM
-from blazr.nn.layers.batch import ForwardBatch, Span, group_decodes
+from blazr.nn.layers.batch import ForwardBatch, Span
 from blazr.nn.layers.cache_spec import GRID
 
 
@@ -72,6 +74,7 @@ class ModelRunner:
         result = StepResult(pooled=self._pool(plan, hidden))
         if len(batch.logits_indices):
             self._sample(plan, self.model.logits(hidden[batch.logits_indices]), result)
+        self._fork(plan)
         return result
 
     @torch.inference_mode()
@@ -116,37 +119,48 @@ class ModelRunner:
 
     def _pool(self, plan: StepPlan, hidden: Tensor) -> dict[int, NDArray[np.float64]]:
         pooled, first = {}, 0
-        for index, row in enumerate(plan.rows):
-            start, first = first, first + row.num_tokens
-            how = row.sequence.request.pooling
-            if how == "mean" or (how == "last" and row.samples):
+        for index, (sequence, length, samples, _) in enumerate(plan.rows):
+            start, first = first, first + length
+            how = sequence.request.pooling
+            if how == "mean" or (how == "last" and samples):
                 part = hidden[start:first]
                 states = self.model.norm(part if how == "mean" else part[-1:])
                 pooled[index] = states.sum(0, dtype=torch.float64).cpu().numpy()
         return pooled
 
+    def _fork(self, plan: StepPlan) -> None:
+        """Copy what replies to one prompt cannot share: a page just begun, the log, the state."""
+        for row in plan.rows:
+            for fork in row.forks:
+                assert row.sequence.run_slot is not None
+                self.storage.copy_run_slot(row.sequence.run_slot, fork.run_slot)
+                if fork.page != NO_PAGE:
+                    self.storage.copy_page(row.sequence.pages[-1], fork.page)
+
     def _sample(self, plan: StepPlan, logits: Tensor, result: StepResult) -> None:
-        last, sequences, at = [], [], 0
+        last: list[int] = []
+        sequences: list[RunningSequence] = []
+        at = 0
         for index, row in enumerate(plan.rows):
-            if row.sequence.request.pooling is not None:
+            sequence, length, samples, _ = row
+            if not sequence.asks_of_prompt:
+                at += samples
+            elif sequence.request.pooling is not None:
                 continue
-            asked = row.sequence.request.params.prompt_logprobs
-            if asked is not None:
-                part = logits[at : at + row.num_tokens]
-                result.prompt_logprobs[index] = _prompt_logprobs(row, part, asked)
-                at += row.num_tokens
-            elif row.samples:
-                at += 1
-            if row.samples:
-                last.append(at - 1)
-                sequences.append(row.sequence)
+            else:
+                part, at = logits[at : at + length], at + length
+                result.prompt_logprobs[index] = _prompt_logprobs(row, part)
+            if samples:
+                last += [at - 1] * (1 + len(row.forks))
+                sequences += row.drawing
         if sequences:
-            rows = logits if len(last) == len(logits) else logits[last]
+            rows = logits if last == list(range(len(logits))) else logits[last]
             result.sampled = self.sampler.sample(rows, sequences)
 
 
-def _prompt_logprobs(row: PlannedSequence, logits: Tensor, num_top: int) -> list[TokenLogprobs]:
+def _prompt_logprobs(row: PlannedSequence, logits: Tensor) -> list[TokenLogprobs]:
     sequence = row.sequence
+    num_top = sequence.request.params.prompt_logprobs or 0
     first = sequence.computed + 1
     following = sequence.tokens[first : min(first + row.num_tokens, sequence.num_prompt)]
     found: list[TokenLogprobs] = []
@@ -169,8 +183,6 @@ def _single(
     blocks = -(-(start + length) // GRID)
     one = torch.zeros(1, dtype=torch.int64, device=device)
     table = first_page + np.arange(blocks)[None]
-    decodes = int(length == 1)
-    groups = group_decodes(table, np.array([start + 1]), device) if decodes else ()
     return ForwardBatch(
         token_ids=token_ids,
         positions=positions,
@@ -180,7 +192,6 @@ def _single(
         run_slots=one,
         logits_indices=positions,
         spans=(span,),
-        num_decodes=decodes,
-        decode_groups=groups,
+        num_decodes=int(length == 1),
         lengths=torch.full_like(positions, max_length),
     )

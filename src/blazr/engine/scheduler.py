@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from blazr.engine.cache.arena import OutOfMemoryError
-from blazr.engine.cache.manager import CacheManager
+from blazr.engine.cache.manager import CacheManager, Fork
 from blazr.engine.sequence import Phase, Sequence
 
 MAX_COMPARED = 64
@@ -23,11 +22,21 @@ class PlannedSequence(NamedTuple):
         sequence: Whose tokens.
         num_tokens: How many of them, from ``sequence.computed`` on.
         samples: Whether they reach the end, so that the next token can be drawn.
+        forks: Replies to the same request that begin where this step ends: each draws a token of
+            its own from the same scores and takes a copy of what may still be written to.
     """
 
     sequence: Sequence
     num_tokens: int
     samples: bool
+    forks: tuple[Fork, ...] = ()
+
+    @property
+    def drawing(self) -> tuple[Sequence, ...]:
+        """Who draws a token from the scores after its last token."""
+        if not self.samples:
+            return ()
+        return (self.sequence, *(fork.sequence for fork in self.forks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +103,16 @@ class Scheduler:
         self.counts = SchedulerCounts()
         self._limit = memory.shape.max_running
         self._fresh_run_slots: list[int] = []
+        self._suspects: dict[Sequence, int] = {}
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
         sequence.phase = Phase.WAITING
         insort(self.waiting, sequence, key=lambda s: s.order)
 
-    def sequences(self) -> Iterator[Sequence]:
+    def sequences(self) -> list[Sequence]:
         """Everything that has not finished."""
-        yield from self.running
-        yield from self.waiting
+        return [*self.running, *self.waiting]
 
     def schedule(self, prefill_budget: int | None = None) -> StepPlan:
         """Decide the next step and reserve its memory.
@@ -111,9 +120,14 @@ class Scheduler:
         Args:
             prefill_budget: Most prefill tokens beside decoding sequences; None is no limit.
         """
+        suspect = self._next_suspect() if self._suspects else None
+        if suspect is not None:
+            return self._schedule_alone(suspect)
         self._admit()
-        decodes = [s for s in self.running if s.remaining == 1]
-        prefills = [s for s in self.running if s.remaining > 1]
+        decodes: list[Sequence] = []
+        prefills: list[Sequence] = []
+        for sequence in self.running:
+            (decodes if sequence.remaining == 1 else prefills).append(sequence)
         left = self.token_budget - len(decodes)
         if decodes and prefill_budget is not None:
             left = min(left, prefill_budget)
@@ -131,13 +145,30 @@ class Scheduler:
         # a later sequence may have pushed out an earlier row
         kept = [row for row in rows if row.sequence.phase is Phase.RUNNING]
         kept.sort(key=lambda row: not (row.num_tokens == 1 and row.samples))
-        return self._finish_plan(kept)
+        return self._finish_plan([self._fork(row) for row in kept])
 
     def commit(self, plan: StepPlan) -> None:
         """The step was computed."""
         for row in plan.rows:
-            if row.sequence.phase is Phase.RUNNING:
-                self.memory.commit(row.sequence, row.num_tokens)
+            self.memory.commit(row.sequence, row.num_tokens)
+            for fork in row.forks:
+                self.memory.adopt(fork, row.sequence)
+                self.waiting.remove(fork.sequence)
+                self._run(fork.sequence)
+
+    def cancel(self, plan: StepPlan) -> None:
+        """The step failed: give back what was reserved for replies that have not begun.
+
+        Of several sequences nobody knows whose fault it was. Each starts again and runs alone until
+        it is past that step, so that only the one that fails again need end.
+        """
+        for row in plan.rows:
+            for fork in row.forks:
+                self.memory.cancel_fork(fork)
+        if len(plan.rows) > 1:
+            for sequence, num_tokens, *_ in plan.rows:
+                self._suspects[sequence] = sequence.computed + num_tokens
+                self.preempt(sequence, publish=False)
 
     def finish(self, sequence: Sequence, *, publish: bool = True) -> None:
         """Take a sequence out for good and free its memory.
@@ -154,14 +185,38 @@ class Scheduler:
             self.waiting.remove(sequence)
         sequence.phase = Phase.FINISHED
 
-    def preempt(self, sequence: Sequence) -> None:
-        """Take a running sequence's memory; it goes back to its place in line."""
+    def preempt(self, sequence: Sequence, *, publish: bool = True) -> None:
+        """Take a running sequence's memory; it goes back to its place in line.
+
+        Args:
+            sequence: A running one.
+            publish: False after a failure: nothing of it may be reused.
+        """
         self.running.remove(sequence)
-        self.memory.release(sequence)
+        self.memory.release(sequence, publish=publish)
         sequence.num_preemptions += 1
         self.counts.preempted += 1
-        self._limit = max(1, len(self.running))
         self.add(sequence)
+
+    def _next_suspect(self) -> Sequence | None:
+        """One that must run alone, if there is still any."""
+        for sequence, until in list(self._suspects.items()):
+            if sequence.phase is not Phase.FINISHED and sequence.computed < until:
+                return sequence
+            del self._suspects[sequence]
+        return None
+
+    def _schedule_alone(self, sequence: Sequence) -> StepPlan:
+        if sequence.phase is Phase.WAITING:
+            if not self.memory.free_run_slots:
+                self.preempt(self.running[-1])
+            self.waiting.remove(sequence)
+            self._start(sequence)
+        row = self._plan(sequence, min(sequence.remaining, self.token_budget))
+        if row is None:  # it gave way to older ones; next time they have given way to it
+            for other in list(self.running):
+                self.preempt(other)
+        return self._finish_plan([] if row is None else [row])
 
     def _admit(self) -> None:
         held = []
@@ -184,6 +239,9 @@ class Scheduler:
         self.memory.start(sequence)
         assert sequence.run_slot is not None
         self._fresh_run_slots.append(sequence.run_slot)
+        self._run(sequence)
+
+    def _run(self, sequence: Sequence) -> None:
         sequence.phase = Phase.RUNNING
         insort(self.running, sequence, key=lambda s: s.order)
         if not sequence.num_preemptions:
@@ -197,8 +255,14 @@ class Scheduler:
     def _must_hold(self, sequence: Sequence) -> bool:
         """Whether a running prefill is about to compute a prefix this sequence shares.
 
-        It is asked to keep its state where the two part, and the sequence waits until then.
+        It is asked to keep its state where the two part, and the sequence waits until then. A reply
+        to the same request waits until it can begin where that prefill ends.
         """
+        if _may_fork(sequence) and any(
+            other.request_id == sequence.request_id and not other.num_output
+            for other in self.running
+        ):
+            return True
         if not self.memory.reads_prefix(sequence):
             return False
         grid, wanted = self.memory.shape.grid, sequence.request.params.prompt_logprobs
@@ -225,9 +289,27 @@ class Scheduler:
                 self.memory.reserve(sequence, num_tokens)
             except OutOfMemoryError:
                 self.preempt(self.running[-1])
+                self._limit = max(1, len(self.running))
                 continue
             return PlannedSequence(sequence, num_tokens, sequence.remaining == num_tokens)
         return None
+
+    def _fork(self, row: PlannedSequence) -> PlannedSequence:
+        """Let the request's other replies begin with this one, as many as there is room for."""
+        sequence = row.sequence
+        if not row.samples or sequence.num_output or not _may_fork(sequence):
+            return row
+        upto, room = sequence.computed + row.num_tokens, self._limit - len(self.running)
+        forks: list[Fork] = []
+        for other in self.waiting:
+            if len(forks) >= room:
+                break
+            if other.request_id == sequence.request_id and not other.num_output:
+                fork = self.memory.reserve_fork(other, upto)
+                if fork is None:
+                    break
+                forks.append(fork)
+        return row._replace(forks=tuple(forks))
 
     def _finish_plan(self, rows: list[PlannedSequence]) -> StepPlan:
         memory = self.memory
@@ -241,6 +323,11 @@ class Scheduler:
         memory.new_pages.clear()
         memory.new_states.clear()
         return plan
+
+
+def _may_fork(sequence: Sequence) -> bool:
+    """Whether its request has several replies that need nothing but the end of the prompt."""
+    return sequence.request.params.n > 1 and not sequence.asks_of_prompt
 
 
 def _scores_enough(other: Sequence, wanted: int | None) -> bool:

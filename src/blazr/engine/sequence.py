@@ -50,6 +50,9 @@ class Sequence:
         created: Nodes it put there.
         scores: Log-probabilities of the prompt's tokens so far, until they are handed out.
         takes_likeliest: Whether its next token is the argmax and nothing more is asked, ever.
+        asks_of_prompt: Whether the prompt's own tokens are asked about, not only what follows.
+        num_prompt: Tokens of the prompt.
+        max_computed: Most tokens of it that may ever be computed: the last one drawn is not.
     """
 
     request_id: int
@@ -77,20 +80,17 @@ class Sequence:
     created: list[Node] = field(default_factory=list)
     scores: list[TokenLogprobs | None] | None = None
     takes_likeliest: bool = field(init=False)
+    asks_of_prompt: bool = field(init=False)
+    num_prompt: int = field(init=False)
+    max_computed: int = field(init=False)
 
     def __post_init__(self) -> None:
         """Settle what every step would ask again."""
-        self.takes_likeliest = self.constraint is None and self.request.params.takes_likeliest
-
-    @property
-    def num_prompt(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.request.prompt_ids)
-
-    @property
-    def max_computed(self) -> int:
-        """Most tokens of it that may ever be computed: the last one drawn is not."""
-        return max(self.num_prompt, self.max_length - 1)
+        request, params = self.request, self.request.params
+        self.takes_likeliest = self.constraint is None and params.takes_likeliest
+        self.asks_of_prompt = request.pooling is not None or params.prompt_logprobs is not None
+        self.num_prompt = len(request.prompt_ids)
+        self.max_computed = max(self.num_prompt, self.max_length - 1)
 
     @property
     def num_output(self) -> int:

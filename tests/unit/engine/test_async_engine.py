@@ -131,6 +131,30 @@ def test_a_failing_step_ends_its_requests_and_nothing_else(bench, error):
     assert collect(bench.ask((1, 2, 3))[1])[0] == right_answer((1, 2, 3))
 
 
+def test_of_a_batch_that_fails_only_the_guilty_request_ends(bench):
+    batched = []
+
+    def fault(plan):
+        batched.append(len(plan.rows))
+        if any(2 in row.sequence.request.prompt_ids[:1] for row in plan.rows):
+            raise PanicError("broken")
+
+    prompts = [(1, 2, 3), (2, 2, 2), (3, 4), (1, 4, 4, 1, 0, 2)]
+    bench.fault = lambda plan: time.sleep(0.2)  # so that all are there before the next step
+    asked = [bench.ask(prompt, n=2)[1] for prompt in prompts]
+    bench.fault = fault
+    for prompt, outputs in zip(prompts, asked, strict=True):
+        for _ in range(2):
+            tokens, end = collect(outputs)
+            if prompt[0] == 2:
+                assert end.finish_reason is FinishReason.ERROR
+        if prompt[0] != 2:
+            assert end.finish_reason is FinishReason.LENGTH
+    assert max(batched) > 1
+    for prompt in prompts[2:]:
+        assert collect(bench.ask(prompt)[1])[0] == right_answer(prompt)
+
+
 def test_when_the_thread_dies_health_says_so_and_a_new_engine_takes_over(bench):
     may_restart = threading.Event()
 

@@ -74,8 +74,9 @@ class EngineMachine(RuleBasedStateMachine):
         choices=st.sampled_from([1, 1, 1, 2, 3]),
         salt=st.sampled_from(["", "", "", "other"]),
         priority=st.sampled_from([0, 0, 0, 1]),
+        is_cursed=st.sampled_from([False] * 7 + [True]),
     )
-    def add(self, base, cut, tail, max_tokens, choices, salt, priority):
+    def add(self, base, cut, tail, max_tokens, choices, salt, priority, is_cursed):
         prompt = (*self.prompts[base % len(self.prompts)][:cut], *tail)[:28] or (0,)
         request = Request(
             prompt_ids=prompt,
@@ -84,6 +85,8 @@ class EngineMachine(RuleBasedStateMachine):
             priority=priority,
         )
         self.prompts.append(prompt)
+        if is_cursed:
+            self.model.cursed |= {self.next_id}
         self.asked[self.next_id] = request
         self.engine.add(request, request_id=self.next_id, now=0.0, seed=0)
         self.next_id += 1
@@ -113,7 +116,8 @@ class EngineMachine(RuleBasedStateMachine):
             key = (output.request_id, output.index)
             assert key not in self.ended, "a reply ended twice"
             self.got.setdefault(key, []).extend(output.token_ids)
-            assert output.num_cached_tokens < output.num_prompt_tokens
+            # a reply that begins where another's prompt ends computes nothing of it
+            assert output.num_cached_tokens < output.num_prompt_tokens + bool(output.index)
             if output.finish_reason is not None:
                 self.ended[key] = output.finish_reason
 
@@ -212,6 +216,8 @@ class EngineMachine(RuleBasedStateMachine):
                 room = self.engine.max_seq_len - len(request.prompt_ids)
                 limit = self.memory.shape.max_tokens - len(request.prompt_ids)
                 assert len(self.got[key]) == min(wanted, room, limit)
+            elif reason is FinishReason.ERROR:
+                assert key[0] in self.model.cursed, "one request's failure ended another"
             else:
                 assert reason is FinishReason.ABORT
         expected = sum(r.params.n for r in self.asked.values())

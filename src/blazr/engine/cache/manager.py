@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -65,6 +66,20 @@ class CacheShape:
         if self.has_states:
             superpages -= 2  # its two states may lie outside their class's own superpages
         return superpages * self.pages_per_superpage * self.grid
+
+
+class Fork(NamedTuple):
+    """Memory for a reply that goes on from the end of another's prompt.
+
+    Args:
+        sequence: The reply.
+        run_slot: Where the other's log and working state are copied to.
+        page: Where its last page is copied to, or NO_PAGE where no page is begun.
+    """
+
+    sequence: Sequence
+    run_slot: int
+    page: int
 
 
 class CacheManager:
@@ -162,6 +177,43 @@ class CacheManager:
                 self._keep_state(sequence, edge, slot)
                 self.arena.release(ItemClass.STATE, slot)
         sequence.pending.clear()
+
+    def reserve_fork(self, sequence: Sequence, upto: int) -> Fork | None:
+        """Memory of its own for a reply that goes on after ``upto`` tokens; None without room."""
+        if not self.free_run_slots:
+            return None
+        page = NO_PAGE
+        if self.shape.has_pages and upto % self.shape.grid:
+            try:
+                page = self._allocate(ItemClass.PAGE)
+            except OutOfMemoryError:
+                return None
+        return Fork(sequence, self.free_run_slots.pop(), page)
+
+    def cancel_fork(self, fork: Fork) -> None:
+        """Take back what was reserved."""
+        self.free_run_slots.append(fork.run_slot)
+        if fork.page != NO_PAGE:
+            self.arena.release(ItemClass.PAGE, fork.page)
+
+    def adopt(self, fork: Fork, source: Sequence) -> None:
+        """Let a reply go on where another stands: whole pages and the checkpoint are shared."""
+        sequence = fork.sequence
+        sequence.run_slot, sequence.node = fork.run_slot, source.node
+        assert sequence.node is not None
+        self.trie.lock(sequence.node)
+        sequence.published, sequence.computed = source.published, source.computed
+        sequence.num_cached, sequence.reuse = source.num_prompt, "whole"
+        sequence.pages = source.pages[: source.computed // self.shape.grid]
+        for page in sequence.pages:
+            self.arena.share(ItemClass.PAGE, page)
+        if fork.page != NO_PAGE:
+            sequence.pages.append(fork.page)
+        self.block_tables[fork.run_slot, : len(sequence.pages)] = sequence.pages
+        sequence.checkpoint = source.checkpoint
+        sequence.checkpoint_length = source.checkpoint_length
+        if sequence.checkpoint is not None:
+            self.arena.share(ItemClass.STATE, sequence.checkpoint)
 
     def release(self, sequence: Sequence, *, publish: bool = True) -> None:
         """Finish, abort and preemption alike: publish what is whole, drop every reference.

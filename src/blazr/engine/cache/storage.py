@@ -93,6 +93,16 @@ class Storage:
             for tensor in self._run:
                 tensor[list(ids)] = 0
 
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy all that a page holds to another."""
+        if self._pages is not None:
+            self._pages[target] = self._pages[source]
+
+    def copy_run_slot(self, source: int, target: int) -> None:
+        """Copy one sequence's log rows and working states to another's."""
+        for tensor in self._run:
+            tensor[target] = tensor[source]
+
     def _cut(
         self, layout: Layout, shape: CacheShape, device: torch.device
     ) -> tuple[LayerCache, ...]:

@@ -72,7 +72,6 @@ class ForwardBatch:
         logits_indices: (J,), int64, tokens whose logits are wanted.
         spans: The B sequences in plain numbers.
         num_decodes: How many of the first sequences compute exactly one token.
-        decode_groups: These, as attention takes them.
         lengths: (T,), int64, how long the sequence of each token may become, for positions that
             turn otherwise in long sequences.
     """
@@ -86,8 +85,17 @@ class ForwardBatch:
     logits_indices: Tensor
     spans: tuple[Span, ...]
     num_decodes: int = 0
-    decode_groups: tuple[DecodeGroup, ...] = ()
     lengths: Tensor | None = None
+
+    @cached_property
+    def decode_groups(self) -> tuple[DecodeGroup, ...]:
+        """The decoding sequences as attention takes them, made when the first layer asks."""
+        count = self.num_decodes
+        if not count:
+            return ()
+        totals = np.array([span.total for span in self.spans[:count]], np.int64)
+        tables = self.block_tables[:count].cpu().numpy()
+        return group_decodes(tables, totals, self.block_tables.device)
 
     @cached_property
     def table(self) -> StepTable:
