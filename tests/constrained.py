@@ -33,7 +33,8 @@ class RandomScores:
         self.num_drawn = 0
 
     def execute(self, plan: StepPlan) -> StepResult:
-        sequences = [sequence for row in plan.rows for sequence in row.drawing]
+        sequences = [row.sequence for row in plan.rows if row.samples]
+        sequences += [fork.sequence for fork in plan.forks]
         if not sequences:
             return StepResult()
         self.num_drawn += len(sequences)

@@ -87,13 +87,13 @@ class FakeModel:
             self.logs[run_slot] = [POISON] * self.memory.shape.grid
         tokens = [self._row(row.sequence, row.num_tokens, i) for i, row in enumerate(plan.rows)]
         self.computed += plan.num_tokens
-        sampled = []
-        for token, row in zip(tokens, plan.rows, strict=True):
-            sampled += [token] * (1 + len(row.forks)) if row.samples else []
-            for fork in row.forks:
-                self.logs[fork.run_slot] = self.logs[row.sequence.run_slot].copy()
-                if fork.page != NO_PAGE:
-                    self.cells[fork.page] = self.cells[row.sequence.pages[-1]].copy()
+        drawn = {r.sequence: t for t, r in zip(tokens, plan.rows, strict=True) if r.samples}
+        for fork in plan.forks:
+            drawn[fork.sequence] = drawn[fork.source]
+            self.logs[fork.run_slot] = self.logs[fork.source.run_slot].copy()
+            if fork.page != NO_PAGE:
+                self.cells[fork.page] = self.cells[fork.source.pages[-1]].copy()
+        sampled = list(drawn.values())
         if "results permuted between rows" in self.bugs:
             sampled.reverse()
         return StepResult([Sampled(token) for token in sampled])

@@ -28,7 +28,7 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
     wanted: list[int] = []
     spans: list[Span] = []
     first = 0
-    for index, (sequence, length, samples, _) in enumerate(plan.rows):
+    for index, (sequence, length, samples) in enumerate(plan.rows):
         start, last = sequence.computed, first + length
         assert sequence.run_slot is not None
         runs.append(sequence.run_slot)

@@ -196,8 +196,8 @@ class Engine:
             if row.samples and row.sequence.request.pooling is not None:
                 outputs.append(self._embed(row.sequence))
             elif row.samples:
-                outputs += [self._append(sequence, next(sampled)) for sequence in row.drawing]
-        return outputs
+                outputs.append(self._append(row.sequence, next(sampled)))
+        return outputs + [self._append(fork.sequence, next(sampled)) for fork in plan.forks]
 
     def fail_all(self, message: str) -> list[TokenOutput]:
         """End everything with an error, publishing nothing: the engine itself is in doubt."""

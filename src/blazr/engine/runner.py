@@ -119,7 +119,7 @@ class ModelRunner:
 
     def _pool(self, plan: StepPlan, hidden: Tensor) -> dict[int, NDArray[np.float64]]:
         pooled, first = {}, 0
-        for index, (sequence, length, samples, _) in enumerate(plan.rows):
+        for index, (sequence, length, samples) in enumerate(plan.rows):
             start, first = first, first + length
             how = sequence.request.pooling
             if how == "mean" or (how == "last" and samples):
@@ -130,19 +130,18 @@ class ModelRunner:
 
     def _fork(self, plan: StepPlan) -> None:
         """Copy what replies to one prompt cannot share: a page just begun, the log, the state."""
-        for row in plan.rows:
-            for fork in row.forks:
-                assert row.sequence.run_slot is not None
-                self.storage.copy_run_slot(row.sequence.run_slot, fork.run_slot)
-                if fork.page != NO_PAGE:
-                    self.storage.copy_page(row.sequence.pages[-1], fork.page)
+        for fork in plan.forks:
+            assert fork.source.run_slot is not None
+            self.storage.copy_run_slot(fork.source.run_slot, fork.run_slot)
+            if fork.page != NO_PAGE:
+                self.storage.copy_page(fork.source.pages[-1], fork.page)
 
     def _sample(self, plan: StepPlan, logits: Tensor, result: StepResult) -> None:
         last: list[int] = []
         sequences: list[RunningSequence] = []
         at = 0
         for index, row in enumerate(plan.rows):
-            sequence, length, samples, _ = row
+            sequence, length, samples = row
             if not sequence.asks_of_prompt:
                 at += samples
             elif sequence.request.pooling is not None:
@@ -151,8 +150,11 @@ class ModelRunner:
                 part, at = logits[at : at + length], at + length
                 result.prompt_logprobs[index] = _prompt_logprobs(row, part)
             if samples:
-                last += [at - 1] * (1 + len(row.forks))
-                sequences += row.drawing
+                last.append(at - 1)
+                sequences.append(sequence)
+        for fork in plan.forks:
+            last.append(last[sequences.index(fork.source)])
+            sequences.append(fork.sequence)
         if sequences:
             rows = logits if last == list(range(len(logits))) else logits[last]
             result.sampled = self.sampler.sample(rows, sequences)

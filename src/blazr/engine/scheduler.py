@@ -22,21 +22,11 @@ class PlannedSequence(NamedTuple):
         sequence: Whose tokens.
         num_tokens: How many of them, from ``sequence.computed`` on.
         samples: Whether they reach the end, so that the next token can be drawn.
-        forks: Replies to the same request that begin where this step ends: each draws a token of
-            its own from the same scores and takes a copy of what may still be written to.
     """
 
     sequence: Sequence
     num_tokens: int
     samples: bool
-    forks: tuple[Fork, ...] = ()
-
-    @property
-    def drawing(self) -> tuple[Sequence, ...]:
-        """Who draws a token from the scores after its last token."""
-        if not self.samples:
-            return ()
-        return (self.sequence, *(fork.sequence for fork in self.forks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +35,15 @@ class StepPlan:
 
     Args:
         rows: What is computed.
+        forks: Replies that begin where a row's prompt ends: after the draws of the rows each draws
+            a token of its own from the same scores, and takes a copy of what is still written to.
         fresh_run_slots: Run slots handed out since the last step.
         fresh_pages: Pages handed out since the last step.
         fresh_states: State slots handed out since the last step.
     """
 
     rows: tuple[PlannedSequence, ...]
+    forks: tuple[Fork, ...] = ()
     fresh_run_slots: tuple[int, ...] = ()
     fresh_pages: tuple[int, ...] = ()
     fresh_states: tuple[int, ...] = ()
@@ -145,16 +138,16 @@ class Scheduler:
         # a later sequence may have pushed out an earlier row
         kept = [row for row in rows if row.sequence.phase is Phase.RUNNING]
         kept.sort(key=lambda row: not (row.num_tokens == 1 and row.samples))
-        return self._finish_plan([self._fork(row) for row in kept])
+        return self._finish_plan(kept)
 
     def commit(self, plan: StepPlan) -> None:
         """The step was computed."""
         for row in plan.rows:
             self.memory.commit(row.sequence, row.num_tokens)
-            for fork in row.forks:
-                self.memory.adopt(fork, row.sequence)
-                self.waiting.remove(fork.sequence)
-                self._run(fork.sequence)
+        for fork in plan.forks:
+            self.memory.adopt(fork)
+            self.waiting.remove(fork.sequence)
+            self._run(fork.sequence)
 
     def cancel(self, plan: StepPlan) -> None:
         """The step failed: give back what was reserved for replies that have not begun.
@@ -162,9 +155,8 @@ class Scheduler:
         Of several sequences nobody knows whose fault it was. Each starts again and runs alone until
         it is past that step, so that only the one that fails again need end.
         """
-        for row in plan.rows:
-            for fork in row.forks:
-                self.memory.cancel_fork(fork)
+        for fork in plan.forks:
+            self.memory.cancel_fork(fork)
         if len(plan.rows) > 1:
             for sequence, num_tokens, *_ in plan.rows:
                 self._suspects[sequence] = sequence.computed + num_tokens
@@ -258,7 +250,7 @@ class Scheduler:
         It is asked to keep its state where the two part, and the sequence waits until then. A reply
         to the same request waits until it can begin where that prefill ends.
         """
-        if _may_fork(sequence) and any(
+        if sequence.forks_at_end and any(
             other.request_id == sequence.request_id and not other.num_output
             for other in self.running
         ):
@@ -294,27 +286,29 @@ class Scheduler:
             return PlannedSequence(sequence, num_tokens, sequence.remaining == num_tokens)
         return None
 
-    def _fork(self, row: PlannedSequence) -> PlannedSequence:
+    def _fork(self, row: PlannedSequence, room: int) -> list[Fork]:
         """Let the request's other replies begin with this one, as many as there is room for."""
-        sequence = row.sequence
-        if not row.samples or sequence.num_output or not _may_fork(sequence):
-            return row
-        upto, room = sequence.computed + row.num_tokens, self._limit - len(self.running)
+        source, upto = row.sequence, row.sequence.computed + row.num_tokens
         forks: list[Fork] = []
         for other in self.waiting:
             if len(forks) >= room:
                 break
-            if other.request_id == sequence.request_id and not other.num_output:
-                fork = self.memory.reserve_fork(other, upto)
+            if other.request_id == source.request_id and not other.num_output:
+                fork = self.memory.reserve_fork(other, source, upto)
                 if fork is None:
                     break
                 forks.append(fork)
-        return row._replace(forks=tuple(forks))
+        return forks
 
     def _finish_plan(self, rows: list[PlannedSequence]) -> StepPlan:
         memory = self.memory
+        forks: list[Fork] = []
+        for row in rows:
+            if row.sequence.forks_at_end and row.samples and not row.sequence.num_output:
+                forks += self._fork(row, self._limit - len(self.running) - len(forks))
         plan = StepPlan(
             tuple(rows),
+            tuple(forks),
             tuple(self._fresh_run_slots),
             tuple(memory.new_pages),
             tuple(memory.new_states),
@@ -323,11 +317,6 @@ class Scheduler:
         memory.new_pages.clear()
         memory.new_states.clear()
         return plan
-
-
-def _may_fork(sequence: Sequence) -> bool:
-    """Whether its request has several replies that need nothing but the end of the prompt."""
-    return sequence.request.params.n > 1 and not sequence.asks_of_prompt
 
 
 def _scores_enough(other: Sequence, wanted: int | None) -> bool:

@@ -51,6 +51,7 @@ class Sequence:
         scores: Log-probabilities of the prompt's tokens so far, until they are handed out.
         takes_likeliest: Whether its next token is the argmax and nothing more is asked, ever.
         asks_of_prompt: Whether the prompt's own tokens are asked about, not only what follows.
+        forks_at_end: Whether other replies to its request can begin where its prompt ends.
         num_prompt: Tokens of the prompt.
         max_computed: Most tokens of it that may ever be computed: the last one drawn is not.
     """
@@ -81,6 +82,7 @@ class Sequence:
     scores: list[TokenLogprobs | None] | None = None
     takes_likeliest: bool = field(init=False)
     asks_of_prompt: bool = field(init=False)
+    forks_at_end: bool = field(init=False)
     num_prompt: int = field(init=False)
     max_computed: int = field(init=False)
 
@@ -89,6 +91,7 @@ class Sequence:
         request, params = self.request, self.request.params
         self.takes_likeliest = self.constraint is None and params.takes_likeliest
         self.asks_of_prompt = request.pooling is not None or params.prompt_logprobs is not None
+        self.forks_at_end = params.n > 1 and not self.asks_of_prompt
         self.num_prompt = len(request.prompt_ids)
         self.max_computed = max(self.num_prompt, self.max_length - 1)
 

@@ -145,7 +145,7 @@ def test_of_a_batch_that_fails_only_the_guilty_request_ends(bench):
     bench.fault = fault
     for prompt, outputs in zip(prompts, asked, strict=True):
         for _ in range(2):
-            tokens, end = collect(outputs)
+            _, end = collect(outputs)
             if prompt[0] == 2:
                 assert end.finish_reason is FinishReason.ERROR
         if prompt[0] != 2:

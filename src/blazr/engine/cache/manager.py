@@ -73,11 +73,13 @@ class Fork(NamedTuple):
 
     Args:
         sequence: The reply.
+        source: The other.
         run_slot: Where the other's log and working state are copied to.
         page: Where its last page is copied to, or NO_PAGE where no page is begun.
     """
 
     sequence: Sequence
+    source: Sequence
     run_slot: int
     page: int
 
@@ -178,8 +180,11 @@ class CacheManager:
                 self.arena.release(ItemClass.STATE, slot)
         sequence.pending.clear()
 
-    def reserve_fork(self, sequence: Sequence, upto: int) -> Fork | None:
-        """Memory of its own for a reply that goes on after ``upto`` tokens; None without room."""
+    def reserve_fork(self, sequence: Sequence, source: Sequence, upto: int) -> Fork | None:
+        """Memory of its own for a reply that goes on where ``source`` has ``upto`` tokens.
+
+        None without room.
+        """
         if not self.free_run_slots:
             return None
         page = NO_PAGE
@@ -188,7 +193,7 @@ class CacheManager:
                 page = self._allocate(ItemClass.PAGE)
             except OutOfMemoryError:
                 return None
-        return Fork(sequence, self.free_run_slots.pop(), page)
+        return Fork(sequence, source, self.free_run_slots.pop(), page)
 
     def cancel_fork(self, fork: Fork) -> None:
         """Take back what was reserved."""
@@ -196,9 +201,9 @@ class CacheManager:
         if fork.page != NO_PAGE:
             self.arena.release(ItemClass.PAGE, fork.page)
 
-    def adopt(self, fork: Fork, source: Sequence) -> None:
+    def adopt(self, fork: Fork) -> None:
         """Let a reply go on where another stands: whole pages and the checkpoint are shared."""
-        sequence = fork.sequence
+        sequence, source = fork.sequence, fork.source
         sequence.run_slot, sequence.node = fork.run_slot, source.node
         assert sequence.node is not None
         self.trie.lock(sequence.node)
