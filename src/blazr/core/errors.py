@@ -2,6 +2,7 @@
 
     BlazrError
     ├── ConfigError            a config.json, flag or option is wrong
+    │   └── UnknownFamilyError     config.json names a kind of model that blazr has no network for
     ├── CheckpointError        a file cannot be read, or does not hold what the model needs
     ├── ShapeError             tensors do not fit together
     ├── UnknownNameError       a name that is in no table
@@ -53,6 +54,10 @@ class BlazrError(Exception):
 
 class ConfigError(BlazrError):
     """A configuration file, flag or option is wrong."""
+
+
+class UnknownFamilyError(ConfigError):
+    """config.json names a kind of model that blazr has no network for."""
 
 
 class CheckpointError(BlazrError):

@@ -222,6 +222,7 @@ class Engine:
             "states_used": memory.arena.used(ItemClass.STATE),
             "states_free": memory.arena.room(ItemClass.STATE),
             "prefix_blocks": memory.trie.num_nodes,
+            "cache_bytes": memory.shape.num_bytes,
             "page_evictions": memory.trie.evictions[ItemClass.PAGE],
             "state_evictions": memory.trie.evictions[ItemClass.STATE],
         }

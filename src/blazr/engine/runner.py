@@ -73,7 +73,8 @@ class ModelRunner:
         hidden = self.model(batch, self.storage.layers)
         result = StepResult(pooled=self._pool(plan, hidden))
         if len(batch.logits_indices):
-            self._sample(plan, self.model.logits(hidden[batch.logits_indices]), result)
+            logits = self.model.logits(hidden[batch.logits_indices])
+            draw_tokens(self.sampler, plan, logits, result)
         self._fork(plan)
         return result
 
@@ -136,28 +137,38 @@ class ModelRunner:
             if fork.page != NO_PAGE:
                 self.storage.copy_page(fork.source.pages[-1], fork.page)
 
-    def _sample(self, plan: StepPlan, logits: Tensor, result: StepResult) -> None:
-        last: list[int] = []
-        sequences: list[RunningSequence] = []
-        at = 0
-        for index, row in enumerate(plan.rows):
-            sequence, length, samples = row
-            if not sequence.asks_of_prompt:
-                at += samples
-            elif sequence.request.pooling is not None:
-                continue
-            else:
-                part, at = logits[at : at + length], at + length
-                result.prompt_logprobs[index] = _prompt_logprobs(row, part)
-            if samples:
-                last.append(at - 1)
-                sequences.append(sequence)
-        for fork in plan.forks:
-            last.append(last[sequences.index(fork.source)])
-            sequences.append(fork.sequence)
-        if sequences:
-            rows = logits if last == list(range(len(logits))) else logits[last]
-            result.sampled = self.sampler.sample(rows, sequences)
+
+def draw_tokens(sampler: Sampler, plan: StepPlan, logits: Tensor, result: StepResult) -> None:
+    """Draw what a step's sequences want, and score the prompts that ask for it.
+
+    Args:
+        sampler: Draws.
+        plan: The step.
+        logits: (J, V), float32: of every token of a sequence whose prompt is scored, of the last
+            one of others that sample, in the plan's order.
+        result: Gets the tokens and the log-probabilities.
+    """
+    last: list[int] = []
+    sequences: list[RunningSequence] = []
+    at = 0
+    for index, row in enumerate(plan.rows):
+        sequence, length, samples = row
+        if not sequence.asks_of_prompt:
+            at += samples
+        elif sequence.request.pooling is not None:
+            continue
+        else:
+            part, at = logits[at : at + length], at + length
+            result.prompt_logprobs[index] = _prompt_logprobs(row, part)
+        if samples:
+            last.append(at - 1)
+            sequences.append(sequence)
+    for fork in plan.forks:
+        last.append(last[sequences.index(fork.source)])
+        sequences.append(fork.sequence)
+    if sequences:
+        rows = logits if last == list(range(len(logits))) else logits[last]
+        result.sampled = sampler.sample(rows, sequences)
 
 
 def _prompt_logprobs(row: PlannedSequence, logits: Tensor) -> list[TokenLogprobs]:

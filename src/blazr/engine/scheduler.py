@@ -86,11 +86,15 @@ class Scheduler:
     Args:
         memory: Pages, states and prefixes.
         token_budget: Most tokens in a step.
+        cuts_prompts: Whether a prompt may be computed in pieces.
     """
 
-    def __init__(self, memory: CacheManager, *, token_budget: int) -> None:
+    def __init__(
+        self, memory: CacheManager, *, token_budget: int, cuts_prompts: bool = True
+    ) -> None:
         self.memory = memory
         self.token_budget = token_budget
+        self.cuts_prompts = cuts_prompts
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.counts = SchedulerCounts()
@@ -131,7 +135,7 @@ class Scheduler:
                 break
             if sequence.phase is not Phase.RUNNING:
                 continue
-            row = self._plan(sequence, min(sequence.remaining, left))
+            row = self._plan(sequence, self._most(sequence, left))
             if row is not None:
                 rows.append(row)
                 left -= row.num_tokens
@@ -204,7 +208,7 @@ class Scheduler:
                 self.preempt(self.running[-1])
             self.waiting.remove(sequence)
             self._start(sequence)
-        row = self._plan(sequence, min(sequence.remaining, self.token_budget))
+        row = self._plan(sequence, self._most(sequence, self.token_budget))
         if row is None:  # it gave way to older ones; next time they have given way to it
             for other in list(self.running):
                 self.preempt(other)
@@ -273,6 +277,9 @@ class Scheduler:
                 other.wanted.add(shared - lag)
                 return True
         return False
+
+    def _most(self, sequence: Sequence, budget: int) -> int:
+        return min(sequence.remaining, budget) if self.cuts_prompts else sequence.remaining
 
     def _plan(self, sequence: Sequence, num_tokens: int) -> PlannedSequence | None:
         """Reserve memory for one sequence, taking it from younger ones if need be."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from blazr.core.errors import UnknownFamilyError
 from blazr.llm.form import PLAIN
 from blazr.llm.no_tokenizer import NoTokenizer
 from blazr.llm.text_engine import ModelInfo, TextEngine
@@ -19,6 +20,7 @@ from blazr.text.tool_calls.choose import choose_tool_format
 if TYPE_CHECKING:
     from blazr.engine.config import EngineConfig
     from blazr.models.loading.load import LoadedModel
+    from blazr.pipelines.fallback import FallbackModel
 
 _log = logging.getLogger(__name__)
 
@@ -35,29 +37,39 @@ def open_model(
     chat_template: str | None = None,
     engine: EngineConfig | None = None,
     quantize: str | None = None,
+    tool_parser: str | None = None,
+    reasoning_parser: str | None = None,
 ) -> TextEngine:
     """Load a model and start its engine; the arguments are those of `ModelFace`.
 
     Raises:
         BlazrError: The model cannot be loaded.
     """
+    _check_parsers(tool_parser, reasoning_parser)  # before minutes are spent on weights
     # Imported here, because these import torch and the callers must start without it.
     from blazr.engine.build import build_engine
     from blazr.engine.config import EngineConfig
     from blazr.models.loading.load import load
     from blazr.nn.device import resolve_device
+    from blazr.pipelines.fallback import FallbackModel, build_fallback_engine, load_fallback
 
-    place = resolve_device(device)
-    loaded = load(model, device=place, dtype=dtype, quantize=quantize)
-    tokenizer, template, reply_format = _open_text(loaded, vocab=vocab, chat_template=chat_template)
-    config = engine or EngineConfig()
+    place, config = resolve_device(device), engine or EngineConfig()
+    loaded: LoadedModel | FallbackModel
+    try:
+        loaded = load(model, device=place, dtype=dtype, quantize=quantize)
+    except UnknownFamilyError as error:
+        loaded = load_fallback(model, error, device=place, dtype=dtype)
+    tokenizer, template = _open_text(loaded, vocab=vocab, chat_template=chat_template)
+    reply_format = _choose_format(
+        loaded, tokenizer, template, tool_parser=tool_parser, reasoning_parser=reasoning_parser
+    )
+    banned_ids = tokenizer.unassigned(loaded.vocab_size)
+    if isinstance(loaded, FallbackModel):
+        runs = build_fallback_engine(loaded, config=config, banned_ids=banned_ids)
+    else:
+        runs = build_engine(loaded.module, place, config=config, banned_ids=banned_ids)
     return TextEngine(
-        build_engine(
-            loaded.module,
-            place,
-            config=config,
-            banned_ids=tokenizer.unassigned(loaded.config.vocab_size),
-        ),
+        runs,
         _describe(loaded, device=str(place), max_seq_len=config.max_seq_len),
         tokenizer=tokenizer,
         template=template,
@@ -66,9 +78,9 @@ def open_model(
 
 
 def _open_text(
-    loaded: LoadedModel, *, vocab: str | None, chat_template: str | None
-) -> tuple[Tokenizer, ChatTemplate | None, ReplyFormat]:
-    vocab_size = loaded.config.vocab_size
+    loaded: LoadedModel | FallbackModel, *, vocab: str | None, chat_template: str | None
+) -> tuple[Tokenizer, ChatTemplate | None]:
+    vocab_size = loaded.vocab_size
     if vocab is None:
         declared = loaded.metadata.get("tokenizer_vocab")
         vocab = declared if isinstance(declared, str) else None
@@ -77,7 +89,7 @@ def _open_text(
     )
     if tokenizer is None:
         _log.warning("no vocabulary is known for %s: token ids only (see --vocab)", loaded.name)
-        return NoTokenizer(), None, PLAIN
+        return NoTokenizer(), None
     template = choose_template(
         directory=loaded.directory,
         name_or_path=chat_template,
@@ -86,29 +98,48 @@ def _open_text(
         vocab_size=vocab_size,
         metadata=loaded.gguf,
     )
+    return tokenizer, template
+
+
+def _check_parsers(tool_parser: str | None, reasoning_parser: str | None) -> None:
+    """Refuse the name of a format that there is not."""
+    choose_tool_format("", "", name=tool_parser or "none")
+    choose_reasoning("", "", name=reasoning_parser or "none")
+
+
+def _choose_format(
+    loaded: LoadedModel | FallbackModel,
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    *,
+    tool_parser: str | None,
+    reasoning_parser: str | None,
+) -> ReplyFormat:
+    if template is None:
+        return PLAIN
     about = (template.source, loaded.family, tokenizer.special_ids)
-    reply_format = ReplyFormat(
-        reasoning=choose_reasoning(*about), tool_format=choose_tool_format(*about)
+    return ReplyFormat(
+        reasoning=choose_reasoning(*about, name=reasoning_parser),
+        tool_format=choose_tool_format(*about, name=tool_parser),
     )
-    return tokenizer, template, reply_format
 
 
-def _describe(loaded: LoadedModel, *, device: str, max_seq_len: int | None) -> ModelInfo:
+def _describe(
+    loaded: LoadedModel | FallbackModel, *, device: str, max_seq_len: int | None
+) -> ModelInfo:
     from blazr.nn.quant.weight import stored_weights
 
-    config, module = loaded.config, loaded.module
-    weights = list(stored_weights(module))
+    weights = list(stored_weights(loaded.module))
     directory = loaded.directory
-    specs = [layer.mixer.cache_spec(module.dtype) for layer in config.layers]
     return ModelInfo(
         name=loaded.name,
         family=loaded.family,
-        vocab_size=config.vocab_size,
-        max_seq_len=min(config.max_seq_len, max_seq_len or config.max_seq_len),
+        vocab_size=loaded.vocab_size,
+        max_seq_len=min(loaded.max_seq_len, max_seq_len or loaded.max_seq_len),
         num_parameters=sum(weight.numel() for weight in weights),
         size_bytes=sum(weight.nbytes for weight in weights),
         device=device,
         adds_bos=loaded.family not in _FAMILIES_WITHOUT_BOS,
         stop_ids=frozenset(sidecars.eos_ids(directory) if directory is not None else ()),
-        is_unbounded=not any(spec.paged for spec in specs),
+        is_unbounded=loaded.is_unbounded,
     )

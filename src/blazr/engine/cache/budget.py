@@ -41,16 +41,18 @@ def plan_cache(
     running = config.max_running
     while running >= 1:
         left = allowed - running * layout.run_bytes
+        superpages = left // layout.superpage_bytes if layout.superpage_bytes else 0
         shape = CacheShape(
             grid=GRID,
-            num_superpages=left // layout.superpage_bytes if layout.superpage_bytes else 0,
+            num_superpages=superpages,
             pages_per_superpage=layout.pages_per_superpage,
             states_per_superpage=layout.states_per_superpage,
             max_running=running,
             max_blocks=blocks,
+            num_bytes=superpages * layout.superpage_bytes + running * layout.run_bytes,
         )
         if shape.num_superpages >= sum(shape.floor) and shape.max_tokens >= GRID:
-            _report(layout, shape, config)
+            _report(shape, config)
             return shape
         running = running // 2
     raise CapacityError(
@@ -71,8 +73,7 @@ def _bytes_for(layout: Layout, running: int, pages: int, states: int) -> int:
     return superpages * layout.superpage_bytes + running * layout.run_bytes
 
 
-def _report(layout: Layout, shape: CacheShape, config: EngineConfig) -> None:
-    total = shape.num_superpages * layout.superpage_bytes + shape.max_running * layout.run_bytes
+def _report(shape: CacheShape, config: EngineConfig) -> None:
     holds = []
     if shape.has_pages:
         holds.append(f"{shape.num_superpages * shape.pages_per_superpage * GRID} tokens")
@@ -80,7 +81,7 @@ def _report(layout: Layout, shape: CacheShape, config: EngineConfig) -> None:
         holds.append(f"{shape.num_superpages * shape.states_per_superpage} recurrent states")
     logger.info(
         "caches: %.1f MiB for %d sequences at once, with room for %s",
-        total / 2**20,
+        shape.num_bytes / 2**20,
         shape.max_running,
         " or ".join(holds),
     )

@@ -28,6 +28,7 @@ class CacheShape:
         states_per_superpage: 0 for models without recurrent layers.
         max_running: Sequences that run at once.
         max_blocks: Blocks of the longest sequence.
+        num_bytes: Memory of all that.
     """
 
     grid: int
@@ -36,6 +37,7 @@ class CacheShape:
     states_per_superpage: int
     max_running: int
     max_blocks: int
+    num_bytes: int = 0
 
     @property
     def has_pages(self) -> bool:

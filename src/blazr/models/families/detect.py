@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blazr.core.errors import CheckpointError, ConfigError
+from blazr.core.errors import CheckpointError, UnknownFamilyError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families import FAMILIES
 from blazr.models.families.base import Family
@@ -14,17 +14,18 @@ def detect_family(checkpoint: Checkpoint) -> Family:
 
     Raises:
         CheckpointError: They are no family's.
-        ConfigError: config.json names a type of model that blazr does not know.
+        UnknownFamilyError: config.json names a type of model that blazr does not know.
     """
     for family in FAMILIES.values():
         if family.matches(checkpoint):
             return family
     kind = model_type(checkpoint)
     if kind is not None:
-        raise ConfigError(
+        raise UnknownFamilyError(
             "config.json: this model_type is not supported.",
             found=repr(kind)[:100],
             expected=", ".join(FAMILIES),
+            hint="pip install 'blazr[transformers]': what transformers knows runs through it",
         )
     names = ", ".join(name[:40] for name in list(checkpoint.tensors)[:4])
     raise CheckpointError(

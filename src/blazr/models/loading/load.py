@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,14 +13,15 @@ from torch import nn
 from blazr.core.errors import CapacityError, ConfigError
 from blazr.core.gguf import Value
 from blazr.models.causal_lm import CausalLM
-from blazr.models.checkpoint.base import Checkpoint
+from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo
 from blazr.models.checkpoint.hub import find_model
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.config import ModelConfig
 from blazr.models.families.base import Derivation, Derived, Family
 from blazr.models.families.config_reader import ConfigReader
 from blazr.models.families.detect import detect_family
-from blazr.models.loading.packed import choose_storage, place
+from blazr.models.families.rules import RuleBook
+from blazr.models.loading.packed import choose_storage, open_up, place
 from blazr.models.loading.plan import LoadPlan, plan_load
 from blazr.models.loading.weights import choose_dtype, copied_bytes, read_weights
 from blazr.nn.device import Device
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 
 SSM_A = ("stored", "trained")
 _LISTED_NAMES = 5
+# Of what is free, for weights that are plain though they need not be.
+_ROOM = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,22 @@ class LoadedModel:
     derivation: tuple[Derived, ...]
     metadata: Mapping[str, object]
     gguf: Mapping[str, Value]
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of its embedding."""
+        return self.config.vocab_size
+
+    @property
+    def max_seq_len(self) -> int:
+        """Its context, tokens."""
+        return self.config.max_seq_len
+
+    @property
+    def is_unbounded(self) -> bool:
+        """Whether it reads prompts of any length (no attention in it)."""
+        specs = (layer.mixer.cache_spec(self.module.dtype) for layer in self.config.layers)
+        return not any(spec.paged for spec in specs)
 
     @property
     def directory(self) -> Path | None:
@@ -108,12 +127,13 @@ def plan_model(model: str, *, revision: str | None = None) -> PlannedModel:
         module = CausalLM(derivation.config)
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     rules = family.rules_of(checkpoint) if family.rules_of else family.rules
+    unused = family.unused(checkpoint) if family.unused else ()
     plan = plan_load(
         checkpoint.tensors,
         shapes,
         rules,
         ignored=family.ignored,
-        ignored_beginnings=family.unused(checkpoint) if family.unused else (),
+        ignored_beginnings=(*unused, *_zero_biases(checkpoint, rules, shapes)),
     )
     plan.check()
     return PlannedModel(
@@ -124,6 +144,20 @@ def plan_model(model: str, *, revision: str | None = None) -> PlannedModel:
         module=module,
         plan=plan,
     )
+
+
+def _zero_biases(
+    checkpoint: Checkpoint, rules: RuleBook, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[str]:
+    """Biases of nothing but zeros, which some quantizers write where the layer has none."""
+    for name in checkpoint.tensors:
+        weight = checkpoint.tensors.get(f"{name.removesuffix('.bias')}.weight")
+        if not name.endswith(".bias") or not isinstance(weight, QuantizedInfo):
+            continue
+        match = rules.match(name)
+        has_place = match is not None and match.parameter in shapes
+        if not has_place and not checkpoint.read(name).count_nonzero():
+            yield name
 
 
 def load(
@@ -163,6 +197,7 @@ def load(
     _log_derivation(planned.derivation)
     chosen = choose_dtype(dtype, planned.plan, device)
     storage = choose_storage(planned.plan, module, policy)
+    storage = open_up(planned.plan, storage, chosen, room=int(device.free_bytes() * _ROOM))
     _check_memory(copied_bytes(planned.plan, chosen, device.torch_device, storage), device)
     weights = read_weights(
         planned.plan, checkpoint, dtype=chosen, device=device.torch_device, storage=storage

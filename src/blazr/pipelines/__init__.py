@@ -1,0 +1,1 @@
+"""What other libraries run for us, behind the engine's own face."""

@@ -1,0 +1,263 @@
+"""Generation through transformers, for kinds of models that blazr has no network for.
+
+Scheduling, sampling, grammars and streaming are the engine's own. Each sequence runs alone, through
+the library's class and with the library's cache: nothing is batched, no prefix is reused, prompts
+are not cut, and the memory of caches has no bound but the number of sequences.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from blazr.core.errors import CheckpointError, UnknownFamilyError
+from blazr.core.gguf import Value
+from blazr.engine.async_engine import AsyncEngine
+from blazr.engine.cache.manager import CacheManager, CacheShape
+from blazr.engine.engine import Engine
+from blazr.engine.pacing import Pacing
+from blazr.engine.runner import StepResult, draw_tokens
+from blazr.engine.sampling.sampler import Sampler
+from blazr.engine.scheduler import Scheduler, StepPlan
+from blazr.models.checkpoint.hub import find_model
+from blazr.nn.layers.cache_spec import GRID
+
+if TYPE_CHECKING:
+    from blazr.engine.config import EngineConfig
+    from blazr.engine.sequence import Sequence as RunningSequence
+    from blazr.nn.device import Device
+
+MAX_RUNNING = 8
+DEFAULT_CONTEXT = 2048
+_LISTED_NAMES = 5
+# Relative difference between a cached step and a whole pass that rounding can explain.
+_AGREES = 0.02
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FallbackModel:
+    """A network of transformers, ready to run.
+
+    Args:
+        module: A causal language model of that library, in evaluation mode.
+        family: Its ``model_type``.
+        directory: Where it lies.
+        name: What to call it.
+        metadata: The contents of config.json.
+        vocab_size: Rows of its embedding.
+        max_seq_len: Its context, tokens.
+        gguf: Always empty.
+        is_unbounded: Never: the context is a promise of its config.
+    """
+
+    module: torch.nn.Module
+    family: str
+    directory: Path
+    name: str
+    metadata: Mapping[str, object]
+    vocab_size: int
+    max_seq_len: int
+    gguf: Mapping[str, Value]
+    is_unbounded: bool = False
+
+
+def load_fallback(
+    model: str, cause: UnknownFamilyError, *, device: Device, dtype: str = "auto"
+) -> FallbackModel:
+    """Load a model through transformers. Code that lies beside the weights is never run.
+
+    Args:
+        model: A directory or a Hub id.
+        cause: Why blazr does not run it by itself; raised again where transformers cannot either.
+        device: Where to.
+        dtype: As `blazr.models.loading.load.load` takes it.
+
+    Raises:
+        UnknownFamilyError: transformers is not installed, or does not know the model.
+        CheckpointError: The files do not hold what the network needs.
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise cause from None
+    files = find_model(model)
+    directory = files.path if files.path.is_dir() else files.path.parent
+    auto: Any = transformers.AutoModelForCausalLM
+    try:
+        network, problems = auto.from_pretrained(
+            directory,
+            dtype=dtype,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        raise UnknownFamilyError(
+            f"{cause.message[:-1]}, and transformers cannot load it either.",
+            found=f"{cause.found}; {type(error).__name__}: {str(error)[:200]}",
+            expected=f"one of {cause.expected}, or what transformers knows (code is never run)",
+        ) from error
+    missing = sorted(problems["missing_keys"])
+    if missing:
+        raise CheckpointError(
+            f"{len(missing)} tensors of {files.name} are missing.",
+            found=", ".join(name[:100] for name in missing[:_LISTED_NAMES]),
+        )
+    config = network.config.get_text_config()
+    context = getattr(config, "max_position_embeddings", None) or DEFAULT_CONTEXT
+    log.warning(
+        "%s (%s) runs through transformers: one sequence at a time, without batching, prefix reuse,"
+        " or kernels of ours",
+        files.name,
+        network.config.model_type,
+    )
+    return FallbackModel(
+        module=network.to(device.torch_device).eval().requires_grad_(requires_grad=False),
+        family=network.config.model_type,
+        directory=directory,
+        name=files.name,
+        metadata=network.config.to_dict(),
+        vocab_size=network.get_output_embeddings().weight.shape[0],
+        max_seq_len=context,
+        gguf={},
+    )
+
+
+def build_fallback_engine(
+    model: FallbackModel, *, config: EngineConfig, banned_ids: Sequence[int] = ()
+) -> AsyncEngine:
+    """The engine over such a network.
+
+    Args:
+        model: Weights in place, on the device.
+        config: How many sequences run and wait.
+        banned_ids: Ids that are never generated.
+    """
+    runner = TransformersRunner(model.module, model.vocab_size, banned_ids)
+    running = min(config.max_running, MAX_RUNNING)
+    max_seq_len = min(model.max_seq_len, config.max_seq_len or model.max_seq_len)
+    shape = CacheShape(
+        grid=GRID,
+        num_superpages=0,
+        pages_per_superpage=0,
+        states_per_superpage=0,
+        max_running=running,
+        max_blocks=0,
+    )
+
+    def build() -> Engine:
+        memory = CacheManager(shape, prefix_cache=False)
+        return Engine(
+            Scheduler(memory, token_budget=config.token_budget, cuts_prompts=False),
+            runner.execute,
+            vocab_size=model.vocab_size,
+            max_seq_len=max_seq_len,
+        )
+
+    return AsyncEngine(
+        build,
+        logits=runner.logits,
+        pacing=Pacing(share=config.prefill_share, token_budget=config.token_budget),
+        max_unfinished=running + config.max_waiting,
+    )
+
+
+class TransformersRunner:
+    """Executes plans with a network of transformers.
+
+    Args:
+        network: A causal language model of that library.
+        vocab_size: Rows of its embedding.
+        banned_ids: Ids that are never drawn.
+    """
+
+    def __init__(
+        self, network: torch.nn.Module, vocab_size: int, banned_ids: Sequence[int] = ()
+    ) -> None:
+        self.network: Any = network
+        self._device = next(network.parameters()).device
+        self._sampler = Sampler(vocab_size, banned_ids, self._device)
+        self._pasts: dict[int, Any] = {}
+        self._resumes = self._can_resume()
+        if not self._resumes:
+            log.warning("its cache does not agree with a whole pass: every step computes all again")
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute a step, one sequence after the other."""
+        for slot in plan.fresh_run_slots:
+            self._pasts.pop(slot, None)
+        result, parts = StepResult(), []
+        for index, (sequence, length, samples) in enumerate(plan.rows):
+            out = self._step(sequence, length)
+            how = sequence.request.pooling
+            if how is not None:
+                hidden = out.hidden_states[-1][0, -length:]
+                states = hidden if how == "mean" else hidden[-1:]
+                result.pooled[index] = states.sum(0, dtype=torch.float64).cpu().numpy()
+            elif sequence.asks_of_prompt:
+                parts.append(out.logits[0, -length:])
+            elif samples:
+                parts.append(out.logits[0, -1:])
+        for fork in plan.forks:
+            assert fork.source.run_slot is not None
+            self._pasts[fork.run_slot] = copy.deepcopy(self._pasts.get(fork.source.run_slot))
+        if parts:
+            draw_tokens(self._sampler, plan, torch.cat(parts).float(), result)
+        return result
+
+    @torch.inference_mode()
+    def logits(self, token_ids: Sequence[int], cuts: Sequence[int] = ()) -> Tensor:
+        """Scores at every position of one sequence, (T, V) float32; ``cuts`` change nothing."""
+        del cuts
+        return self._forward(token_ids, None).logits[0].float()
+
+    def _step(self, sequence: RunningSequence, length: int) -> Any:
+        start, slot = sequence.computed, sequence.run_slot
+        assert slot is not None
+        past = self._pasts.get(slot) if start and self._resumes else None
+        first = start if past is not None else 0
+        ids = sequence.tokens[first : start + length]
+        out = self._forward(ids, past, hidden=sequence.request.pooling is not None)
+        if self._resumes:
+            self._pasts[slot] = out.past_key_values
+        return out
+
+    def _forward(self, token_ids: Sequence[int], past: Any, *, hidden: bool = False) -> Any:
+        known = 0 if past is None else past.get_seq_length()
+        ids = torch.tensor(np.array(token_ids, np.int64), device=self._device)[None]
+        mask = torch.ones(1, known + ids.shape[1], dtype=torch.int64, device=self._device)
+        kwargs: dict[str, Any] = {} if past is None else {"past_key_values": past}
+        if hidden:
+            kwargs["output_hidden_states"] = True
+        return self.network(
+            input_ids=ids, attention_mask=mask, use_cache=True, return_dict=True, **kwargs
+        )
+
+    @torch.inference_mode()
+    def _can_resume(self) -> bool:
+        """Whether a few tokens computed from the cache get the scores of a whole pass."""
+        ids = [1, 2, 3, 1, 2, 3]
+        whole = self._forward(ids, None).logits[0].float()
+        past, scores = None, []
+        for piece in ([1, 2, 3, 1], [2], [3]):
+            try:
+                out = self._forward(piece, past)
+                past = out.past_key_values
+                scores.append(out.logits[0].float())
+            except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):
+                return False
+            if past is None:
+                return False
+        error = (torch.cat(scores) - whole).abs().max() / whole.abs().max()
+        return bool(error < _AGREES)

@@ -1,0 +1,114 @@
+"""Models without a network of ours run through transformers, behind the same face."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from blazr import LLM, SamplingParams
+from blazr.core.errors import CheckpointError, UnknownFamilyError
+
+transformers = pytest.importorskip("transformers")
+
+KINDS = {
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256},
+    "gpt_neox": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+    },
+    "opt": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "ffn_dim": 64,
+        "word_embed_proj_dim": 32,
+        "max_position_embeddings": 256,
+    },
+    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "rwkv": {
+        "hidden_size": 32,
+        "attention_hidden_size": 32,
+        "num_hidden_layers": 2,
+        "context_length": 256,
+    },
+}
+VOCAB = 97
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+PROMPTS = [[5, 9, 22, 7], [3], list(range(3, 40))]
+
+
+def write(kind: str, directory) -> torch.nn.Module:
+    torch.manual_seed(3)
+    config = transformers.AutoConfig.for_model(
+        kind, vocab_size=VOCAB, bos_token_id=1, eos_token_id=2, pad_token_id=0, **KINDS[kind]
+    )
+    network = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    network.save_pretrained(directory)
+    return network
+
+
+def greedy(network: torch.nn.Module, prompt: list[int], count: int) -> list[int]:
+    ids = list(prompt)
+    with torch.inference_mode():
+        for _ in range(count):
+            ids.append(int(network(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_tokens_as_the_library(kind, tmp_path):
+    network = write(kind, tmp_path)
+    with LLM(str(tmp_path), device="cpu", dtype="float32") as llm:
+        replies = llm.generate(PROMPTS, GREEDY)
+        for prompt, reply in zip(PROMPTS, replies, strict=True):
+            assert list(reply.token_ids) == greedy(network, prompt, 12)
+            assert reply.usage.cached_tokens == 0
+        with torch.inference_mode():
+            expected = network(torch.tensor([PROMPTS[2]])).logits[0]
+        torch.testing.assert_close(llm.logits(PROMPTS[2]), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_several_replies_and_scores_of_the_prompt(tmp_path):
+    network = write("gpt2", tmp_path)
+    with LLM(str(tmp_path), device="cpu", dtype="float32") as llm:
+        params = SamplingParams(
+            temperature=0.8, seed=4, n=3, max_tokens=8, ignore_eos=True, prompt_logprobs=0
+        )
+        together = llm.generate([PROMPTS[0]], params)
+        plain = SamplingParams(temperature=0.8, seed=4, n=3, max_tokens=8, ignore_eos=True)
+        forked = llm.generate([PROMPTS[0]], plain)
+        assert [each.token_ids for each in forked] == [each.token_ids for each in together]
+        with torch.inference_mode():
+            scores = network(torch.tensor([PROMPTS[0]])).logits[0].log_softmax(-1)
+        found = [each.logprob for each in together[0].prompt_logprobs[1:]]
+        expected = scores[:-1].gather(1, torch.tensor(PROMPTS[0][1:])[:, None])[:, 0]
+        assert found == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_a_missing_tensor_is_named(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    write("opt", tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    gone = next(name for name in tensors if name.endswith("fc1.weight"))
+    del tensors[gone]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"fc1\.weight"):
+        LLM(str(tmp_path), device="cpu")
+
+
+def test_code_beside_the_weights_is_never_run(tmp_path):
+    write("gpt2", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"model_type": "homemade", "auto_map": {"AutoConfig": "evil.Config"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "evil.py").write_text("raise SystemExit('this ran')")
+    with pytest.raises(UnknownFamilyError, match="homemade"):
+        LLM(str(tmp_path), device="cpu")
