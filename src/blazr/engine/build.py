@@ -14,7 +14,7 @@ from blazr.engine.pacing import Pacing
 from blazr.engine.runner import ModelRunner
 from blazr.engine.scheduler import Scheduler
 from blazr.models.causal_lm import CausalLM
-from blazr.nn.device import Device
+from blazr.nn.device import Device, release_threads
 
 
 def build_engine(
@@ -52,6 +52,7 @@ def build_engine(
             length_class=model.config.length_class,
         )
 
+    release_threads()  # of this thread, which has loaded the weights; the engine's now computes
     return AsyncEngine(
         build,
         logits=runner.logits,

@@ -81,7 +81,7 @@ class SamplingParams:
             _refuse("logit_bias", "a bias out of range", "-100 to 100")
 
     def _check_ranges(self) -> None:
-        for name, low, high in _RANGES:
+        for name, low, high in RANGES:
             value = getattr(self, name)
             # written so that NaN, which compares false with everything, is refused too
             if value is not None and not low <= value <= high:
@@ -116,7 +116,7 @@ class SamplingParams:
         return self.temperature == 0
 
 
-_RANGES = (
+RANGES = (
     ("temperature", 0, 2),
     ("top_p", 0, 1),
     ("top_k", 0, 2**31 - 1),

@@ -28,6 +28,7 @@ from blazr.engine.runner import StepResult, draw_tokens
 from blazr.engine.sampling.sampler import Sampler
 from blazr.engine.scheduler import Scheduler, StepPlan
 from blazr.models.checkpoint.hub import find_model
+from blazr.nn.device import release_threads
 from blazr.nn.layers.cache_spec import GRID
 
 if TYPE_CHECKING:
@@ -164,6 +165,7 @@ def build_fallback_engine(
             max_seq_len=max_seq_len,
         )
 
+    release_threads()  # of this thread; the engine's now computes
     return AsyncEngine(
         build,
         logits=runner.logits,

@@ -12,7 +12,7 @@ from blazr.nn.layers.batch import DecodeGroup, ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.norm import NormConfig
-from blazr.nn.layers.rope import RopeConfig
+from blazr.nn.layers.rope import Positions, RopeConfig
 from blazr.nn.ops.attention import attention, decode_attention
 from blazr.nn.ops.sequence import Pages, attention_kernel
 
@@ -108,9 +108,9 @@ class Attention(Mixer):
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C); writes the new keys and values, then attends to all in memory."""
-        q, k, v, gate = self._project(x, batch.positions, batch.lengths)
-        cache.write("k", k, batch.slot_mapping)
-        cache.write("v", v, batch.slot_mapping)
+        q, k, v, gate = self._project(x, batch.rotary)
+        cache.write("k", k, batch)
+        cache.write("v", v, batch)
         attend = attention_kernel(q.device.type, q.dtype)
         if attend is not None and self.config.head_dim <= 512:
             pages = Pages(
@@ -134,11 +134,11 @@ class Attention(Mixer):
 
     def forward_sequences(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C), every sequence from position 0."""
-        q, k, v, gate = self._project(x, torch.arange(x.shape[1], device=x.device))
+        q, k, v, gate = self._project(x, Positions(torch.arange(x.shape[1], device=x.device)))
         return self._finish(self._attend(q, k, v), gate)
 
     def _project(
-        self, x: Tensor, positions: Tensor, lengths: Tensor | None = None
+        self, x: Tensor, positions: Positions
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries (..., H, D), keys and values (..., K, D), and the outputs' gate (..., H * D)."""
         dim, gate = self.config.head_dim, None
@@ -156,7 +156,7 @@ class Attention(Mixer):
         rope = self.config.rope
         if rope is None:
             return q, k, v, gate
-        tables = rope.tables(positions, lengths)
+        tables = positions.tables(rope)
         return rope.rotate(q, tables), rope.rotate(k, tables), v, gate
 
     def _finish(self, heads: Tensor, gate: Tensor | None) -> Tensor:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blazr.nn.layers.cache_spec import GRID
+from blazr.nn.layers.rope import Positions
 from blazr.nn.ops.sequence import StepTable
 
 
@@ -88,6 +89,16 @@ class ForwardBatch:
     lengths: Tensor | None = None
 
     @cached_property
+    def rotary(self) -> Positions:
+        """The positions, as rotary embeddings take them."""
+        return Positions(self.positions, self.lengths)
+
+    @cached_property
+    def places(self) -> tuple[Tensor, Tensor]:
+        """Page and place in it where each token's entry is written, (T,) each."""
+        return self.slot_mapping // GRID, self.slot_mapping % GRID
+
+    @cached_property
     def decode_groups(self) -> tuple[DecodeGroup, ...]:
         """The decoding sequences as attention takes them, made when the first layer asks."""
         count = self.num_decodes
@@ -129,10 +140,9 @@ class LayerCache:
     checkpoint: Mapping[str, Tensor] = field(default_factory=dict)
     live: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def write(self, name: str, values: Tensor, slot_mapping: Tensor) -> None:
+    def write(self, name: str, values: Tensor, batch: ForwardBatch) -> None:
         """Put one entry per token, (T, ...), at its place in the pages."""
-        pages = self.paged[name]
-        pages[slot_mapping // pages.shape[1], slot_mapping % pages.shape[1]] = values
+        self.paged[name][batch.places] = values
 
     def read(self, name: str, pages: Tensor, length: int) -> Tensor:
         """The first ``length`` entries, (length, ...), of the sequence that holds these pages."""

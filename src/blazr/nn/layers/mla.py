@@ -13,7 +13,7 @@ from blazr.nn.layers.batch import DecodeGroup, ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.linear import Linear, Matrix
 from blazr.nn.layers.norm import NormConfig
-from blazr.nn.layers.rope import RopeConfig
+from blazr.nn.layers.rope import Positions, RopeConfig
 from blazr.nn.ops.attention import attention, decode_attention
 from blazr.nn.ops.sequence import Pages, attention_kernel
 from blazr.nn.quant.weight import Weight
@@ -35,7 +35,7 @@ class MlaConfig(MixerConfig):
         rope_dim: P, rotated channels per query head and of the one shared key.
         kv_latent: R, size of the remembered latent.
         q_latent: Size of the query latent; None where there is none (DeepSeek-V2-Lite).
-        rope: Rotation of ``rope_dim`` channels.
+        rope: Rotation of ``rope_dim`` channels; None leaves them as they are (Kimi).
     """
 
     hidden_size: int
@@ -44,11 +44,11 @@ class MlaConfig(MixerConfig):
     rope_dim: int
     kv_latent: int
     q_latent: int | None
-    rope: RopeConfig
+    rope: RopeConfig | None
 
     def length_class(self, length: int) -> int:
         """As the rotation has it."""
-        return self.rope.length_class(length)
+        return self.rope.length_class(length) if self.rope is not None else 0
 
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
         """The latent and the rotated key of every token: ``kv_latent + rope_dim`` numbers."""
@@ -106,16 +106,18 @@ class Mla(Mixer):
         self.rope = config.rope
         self.scale = config.scale
 
+    def _rotate(self, x: Tensor, positions: Positions) -> Tensor:
+        """Each head of (..., H, P)."""
+        if self.rope is None:
+            return x
+        return self.rope.rotate(x, positions.tables(self.rope))
+
     @abstractmethod
-    def _compress(
-        self, x: Tensor, positions: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def _compress(self, x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         """What is remembered: the latents (..., R) and the rotated keys (..., P)."""
 
     @abstractmethod
-    def _queries(
-        self, x: Tensor, positions: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def _queries(self, x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         """The unrotated parts (..., H, D) and the rotated ones (..., H, P)."""
 
     @abstractmethod
@@ -128,10 +130,10 @@ class Mla(Mixer):
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C); writes the new latents, then attends to all in memory."""
-        latent, k_rope = self._compress(x, batch.positions, batch.lengths)
-        cache.write("latent", latent, batch.slot_mapping)
-        cache.write("k_rope", k_rope, batch.slot_mapping)
-        q, q_rope = self._queries(x, batch.positions, batch.lengths)
+        latent, k_rope = self._compress(x, batch.rotary)
+        cache.write("latent", latent, batch)
+        cache.write("k_rope", k_rope, batch)
+        q, q_rope = self._queries(x, batch.rotary)
         parts = torch.empty((len(x), self.o_proj.weight.shape[1]), dtype=q.dtype, device=q.device)
         out = parts.unflatten(-1, (self.num_heads, -1))  # (T, H, E)
         rest = self._step_absorbed(q, q_rope, batch, cache, out)
@@ -179,7 +181,7 @@ class Mla(Mixer):
 
     def forward_sequences(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C), every sequence from position 0."""
-        positions = torch.arange(x.shape[1], device=x.device)
+        positions = Positions(torch.arange(x.shape[1], device=x.device))
         latent, k_rope = self._compress(x, positions)
         q, q_rope = self._queries(x, positions)
         return self.o_proj(self._attend(q, q_rope, latent, k_rope).flatten(-2))
@@ -221,20 +223,15 @@ class OxidizrMla(Mla):
         self.k_rope_proj = Linear(hidden, config.rope_dim)
         self.o_proj = Linear(inner, hidden)
 
-    def _compress(
-        self, x: Tensor, positions: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        tables = self.rope.tables(positions, lengths)
-        k_rope = self.rope.rotate(self.k_rope_proj(x).unsqueeze(-2), tables).squeeze(-2)
-        return self.kv_down_proj(x), k_rope
+    def _compress(self, x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
+        k_rope = self._rotate(self.k_rope_proj(x).unsqueeze(-2), positions)
+        return self.kv_down_proj(x), k_rope.squeeze(-2)
 
-    def _queries(
-        self, x: Tensor, positions: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def _queries(self, x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         heads = (self.num_heads, -1)
         q = self.q_up_proj(self.q_down_proj(x)).unflatten(-1, heads)
         q_rope = self.q_rope_proj(x).unflatten(-1, heads)
-        return q, self.rope.rotate(q_rope, self.rope.tables(positions, lengths))
+        return q, self._rotate(q_rope, positions)
 
     def _expand(self, latent: Tensor) -> tuple[Tensor, Tensor]:
         heads = (self.num_heads, -1)
@@ -269,22 +266,18 @@ class DeepseekMla(Mla):
         self.kv_up_proj = Linear(config.kv_latent, heads * sum(self.kv_parts))
         self.o_proj = Linear(heads * config.v_head_dim, hidden, bias=bias)
 
-    def _compress(
-        self, x: Tensor, positions: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def _compress(self, x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         latent, k_rope = self.kv_down_proj(x).split(self.latent_parts, -1)
-        tables = self.rope.tables(positions, lengths)
-        return self.kv_norm(latent), self.rope.rotate(k_rope.unsqueeze(-2), tables).squeeze(-2)
+        k_rope = self._rotate(k_rope.unsqueeze(-2), positions).squeeze(-2)
+        return self.kv_norm(latent), k_rope
 
-    def _queries(
-        self, x: Tensor, positions: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def _queries(self, x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         if self.q_down_proj is None:
             q = self.q_proj(x)
         else:
             q = self.q_up_proj(self.q_norm(self.q_down_proj(x)))
         q, q_rope = q.unflatten(-1, (self.num_heads, -1)).split(self.parts, -1)
-        return q, self.rope.rotate(q_rope, self.rope.tables(positions, lengths))
+        return q, self._rotate(q_rope, positions)
 
     def _expand(self, latent: Tensor) -> tuple[Tensor, Tensor]:
         both = self.kv_up_proj(latent).unflatten(-1, (self.num_heads, -1))

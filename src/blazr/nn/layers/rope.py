@@ -143,6 +143,27 @@ class RopeConfig:
         return (cos, sin) if factor == 1 else (cos * factor, sin * factor)
 
 
+class Positions:
+    """Where the tokens of a step stand, and the tables of rotation there, made once for all layers.
+
+    Args:
+        positions: (T,), int64.
+        lengths: (T,), int64, how long each token's sequence may become, as `RopeConfig.tables`
+            takes it.
+    """
+
+    def __init__(self, positions: Tensor, lengths: Tensor | None = None) -> None:
+        self._positions = positions
+        self._lengths = lengths
+        self._tables: dict[RopeConfig, tuple[Tensor, Tensor]] = {}
+
+    def tables(self, rope: RopeConfig) -> tuple[Tensor, Tensor]:
+        """Cosine and sine, (T, pairs) each, float32."""
+        if rope not in self._tables:
+            self._tables[rope] = rope.tables(self._positions, self._lengths)
+        return self._tables[rope]
+
+
 def _ntk_growth(scaling: RopeScaling, length: int) -> float:
     length = max(length, scaling.original_max_seq_len)
     return scaling.factor * length / scaling.original_max_seq_len - (scaling.factor - 1)
