@@ -19,6 +19,10 @@ KERNELS: Table[Kernel] = Table(
                 ("linear", "blazr.nn.kernels.cpu.matmul:linear"),
                 ("gated_linear", "blazr.nn.kernels.cpu.matmul:gated_linear"),
                 ("packed_linear", "blazr.nn.kernels.cpu.matmul_q:packed_linear"),
+                ("packed_gated_linear", "blazr.nn.kernels.cpu.matmul_q:packed_gated_linear"),
+                ("packed_rows", "blazr.nn.kernels.cpu.matmul_q:packed_rows"),
+                ("rms_norm", "blazr.nn.kernels.cpu.rows:rms_norm"),
+                ("rotate_and_store", "blazr.nn.kernels.cpu.rows:rotate_and_store"),
                 ("mamba2", "blazr.nn.kernels.cpu.sequence:mamba2"),
                 ("paged_attention", "blazr.nn.kernels.cpu.sequence:paged_attention"),
             )

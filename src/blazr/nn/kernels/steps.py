@@ -92,3 +92,20 @@ class Pages:
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotation:
+    """How heads are rotated, and where keys and values go.
+
+    Args:
+        cos: (T, pairs), float32.
+        sin: (T, pairs), float32.
+        interleaved: Whether the channels of a pair lie side by side, not ``pairs`` apart.
+        slots: (T,), int64, page id * GRID + offset.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
+    slots: Tensor

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from blazr.nn.layers.base import Mixer, MixerConfig
-from blazr.nn.layers.batch import DecodeGroup, ForwardBatch, LayerCache
+from blazr.nn.layers.batch import DecodeGroup, ForwardBatch, LayerCache, rotate_and_write
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.norm import NormConfig
@@ -108,20 +108,20 @@ class Attention(Mixer):
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C); writes the new keys and values, then attends to all in memory."""
-        q, k, v, gate = self._project(x, batch.rotary)
-        cache.write("k", k, batch)
-        cache.write("v", v, batch)
+        q, k, v, gate = self._project(x)
+        pages = cache.paged["k"], cache.paged["v"]
+        q = rotate_and_write((q, k, v), self.config.rope, batch, pages)
         attend = attention_kernel(q.device.type, q.dtype)
         if attend is not None and self.config.head_dim <= 512:
-            pages = Pages(
-                keys=cache.paged["k"],
-                values=cache.paged["v"],
+            memory = Pages(
+                keys=pages[0],
+                values=pages[1],
                 scale=self.config.scale,
                 window=self.config.sliding_window,
                 softcap=self.config.attn_logit_softcap,
                 sinks=None if self.sinks is None else self.sinks.float(),
             )
-            return self._finish(attend(q, pages, batch.table), gate)
+            return self._finish(attend(q, memory, batch.table), gate)
         out = torch.empty_like(q)
         for group in batch.decode_groups:
             out[group.rows] = self._decode(q[group.rows], group, cache).to(q.dtype)
@@ -134,12 +134,12 @@ class Attention(Mixer):
 
     def forward_sequences(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C), every sequence from position 0."""
-        q, k, v, gate = self._project(x, Positions(torch.arange(x.shape[1], device=x.device)))
+        q, k, v, gate = self._project(x)
+        positions = Positions(torch.arange(x.shape[1], device=x.device))
+        q, k = positions.rotate(q, self.config.rope), positions.rotate(k, self.config.rope)
         return self._finish(self._attend(q, k, v), gate)
 
-    def _project(
-        self, x: Tensor, positions: Positions
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries (..., H, D), keys and values (..., K, D), and the outputs' gate (..., H * D)."""
         dim, gate = self.config.head_dim, None
         if self.config.fused_qkv:
@@ -153,11 +153,7 @@ class Attention(Mixer):
         q, k, v = (t.unflatten(-1, (-1, dim)) for t in (q, k, v))  # (..., H or K, D)
         if self.config.qk_norm and not self.config.qk_norm_all_heads:
             q, k = self.q_norm(q), self.k_norm(k)
-        rope = self.config.rope
-        if rope is None:
-            return q, k, v, gate
-        tables = positions.tables(rope)
-        return rope.rotate(q, tables), rope.rotate(k, tables), v, gate
+        return q, k, v, gate
 
     def _finish(self, heads: Tensor, gate: Tensor | None) -> Tensor:
         out = heads.flatten(-2)

@@ -44,8 +44,12 @@ class Mixer(nn.Module, ABC):
         """Whole sequences from nothing, (B, T, C) to (B, T, C), differentiable: for training."""
 
     def share(self, owner: Mixer) -> None:
-        """Use what an earlier layer's mixer owns; only some mixers own anything to share."""
-        raise NotImplementedError(type(owner).__name__)
+        """Use what an earlier layer's mixer owns.
+
+        Raises:
+            TypeError: This kind of mixer shares nothing.
+        """
+        raise TypeError(f"{type(self).__name__} takes nothing from {type(owner).__name__}")
 
 
 class FeedForwardConfig(ABC):

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blazr.nn.layers.cache_spec import GRID
-from blazr.nn.layers.rope import Positions
-from blazr.nn.ops.sequence import StepTable
+from blazr.nn.layers.rope import Positions, RopeConfig
+from blazr.nn.ops.sequence import Rotation, StepTable, store_kernel
 
 
 class Span(NamedTuple):
@@ -140,10 +140,6 @@ class LayerCache:
     checkpoint: Mapping[str, Tensor] = field(default_factory=dict)
     live: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def write(self, name: str, values: Tensor, batch: ForwardBatch) -> None:
-        """Put one entry per token, (T, ...), at its place in the pages."""
-        self.paged[name][batch.places] = values
-
     def read(self, name: str, pages: Tensor, length: int) -> Tensor:
         """The first ``length`` entries, (length, ...), of the sequence that holds these pages."""
         stored = self.paged[name]
@@ -199,6 +195,34 @@ def group_decodes(
         parts = (torch.from_numpy(part) for part in (rows, pages, visible))
         groups.append(DecodeGroup(*(part.to(device, non_blocking=True) for part in parts)))
     return tuple(groups)
+
+
+def rotate_and_write(
+    heads: tuple[Tensor, Tensor, Tensor],
+    rope: RopeConfig | None,
+    batch: ForwardBatch,
+    pages: tuple[Tensor, Tensor],
+) -> Tensor:
+    """Rotate queries and keys, and put keys and values at their places in the pages.
+
+    Args:
+        heads: Queries (T, H, D), keys (T, K, D) and values (T, K, E).
+        rope: How; None leaves queries and keys as they are.
+        batch: The step.
+        pages: (pages, GRID, K, D) for keys and (pages, GRID, K, E) for values.
+
+    Returns:
+        The queries, (T, H, D).
+    """
+    q, k, v = heads
+    store = store_kernel(q.device.type, q.dtype)
+    if store is not None and rope is not None:
+        cos, sin = batch.rotary.tables(rope)
+        turn = Rotation(cos=cos, sin=sin, interleaved=rope.interleaved, slots=batch.slot_mapping)
+        return store(q, k, v, turn, *pages)
+    pages[0][batch.places] = batch.rotary.rotate(k, rope)
+    pages[1][batch.places] = v
+    return batch.rotary.rotate(q, rope)
 
 
 def concat_rows(parts: list[Tensor]) -> Tensor:

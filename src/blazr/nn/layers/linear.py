@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from blazr.nn.ops.matmul import linear
+from blazr.nn.ops.matmul import gated_linear, linear
 from blazr.nn.quant.weight import Weight
 
 Matrix = nn.Parameter | Weight
 
 
-def multiply(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+def multiply(x: Tensor, weight: Tensor | Weight, bias: Tensor | None = None) -> Tensor:
     """``x weight.T + bias`` in the weight's dtype, however the weight is stored."""
     x = x.to(weight.dtype)
     return weight.matmul(x, bias) if isinstance(weight, Weight) else linear(x, weight, bias)
+
+
+def multiply_gated(x: Tensor, gate: Tensor | Weight, up: Tensor | Weight) -> Tensor:
+    """``silu(x gate.T) * (x up.T)`` in the weights' dtype, however they are stored."""
+    if isinstance(gate, Weight) and isinstance(up, Weight):
+        return gate.gated(x.to(gate.dtype), up)
+    if isinstance(gate, Weight) or isinstance(up, Weight):
+        return F.silu(multiply(x, gate)) * multiply(x, up)
+    return gated_linear(x.to(gate.dtype), gate, up)
 
 
 class Linear(nn.Module):

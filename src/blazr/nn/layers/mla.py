@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blazr.nn.layers.base import Mixer, MixerConfig
-from blazr.nn.layers.batch import DecodeGroup, ForwardBatch, LayerCache
+from blazr.nn.layers.batch import DecodeGroup, ForwardBatch, LayerCache, rotate_and_write
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.linear import Linear, Matrix
 from blazr.nn.layers.norm import NormConfig
@@ -106,19 +106,13 @@ class Mla(Mixer):
         self.rope = config.rope
         self.scale = config.scale
 
-    def _rotate(self, x: Tensor, positions: Positions) -> Tensor:
-        """Each head of (..., H, P)."""
-        if self.rope is None:
-            return x
-        return self.rope.rotate(x, positions.tables(self.rope))
+    @abstractmethod
+    def _compress(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What is remembered: the latents (..., R), and the keys (..., 1, P) before rotation."""
 
     @abstractmethod
-    def _compress(self, x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
-        """What is remembered: the latents (..., R) and the rotated keys (..., P)."""
-
-    @abstractmethod
-    def _queries(self, x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
-        """The unrotated parts (..., H, D) and the rotated ones (..., H, P)."""
+    def _queries(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The parts that stay (..., H, D), and those to be rotated (..., H, P)."""
 
     @abstractmethod
     def _expand(self, latent: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,17 +124,18 @@ class Mla(Mixer):
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C); writes the new latents, then attends to all in memory."""
-        latent, k_rope = self._compress(x, batch.rotary)
-        cache.write("latent", latent, batch)
-        cache.write("k_rope", k_rope, batch)
-        q, q_rope = self._queries(x, batch.rotary)
+        latent, k_rope = self._compress(x)
+        q, q_rope = self._queries(x)
+        # one key for all heads, and the latent in the place of its values
+        pages = cache.paged["k_rope"].unsqueeze(2), cache.paged["latent"].unsqueeze(2)
+        q_rope = rotate_and_write((q_rope, k_rope, latent.unsqueeze(1)), self.rope, batch, pages)
         parts = torch.empty((len(x), self.o_proj.weight.shape[1]), dtype=q.dtype, device=q.device)
         out = parts.unflatten(-1, (self.num_heads, -1))  # (T, H, E)
         rest = self._step_absorbed(q, q_rope, batch, cache, out)
         for index in rest:
-            span, pages = batch.spans[index], batch.block_tables[index]
-            latents = cache.read("latent", pages, span.total)
-            keys = cache.read("k_rope", pages, span.total)
+            span, table = batch.spans[index], batch.block_tables[index]
+            latents = cache.read("latent", table, span.total)
+            keys = cache.read("k_rope", table, span.total)
             out[span.rows] = self._attend(q[span.rows], q_rope[span.rows], latents, keys)
         return self.o_proj(parts)
 
@@ -182,8 +177,10 @@ class Mla(Mixer):
     def forward_sequences(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C), every sequence from position 0."""
         positions = Positions(torch.arange(x.shape[1], device=x.device))
-        latent, k_rope = self._compress(x, positions)
-        q, q_rope = self._queries(x, positions)
+        latent, k_rope = self._compress(x)
+        q, q_rope = self._queries(x)
+        q_rope, k_rope = positions.rotate(q_rope, self.rope), positions.rotate(k_rope, self.rope)
+        k_rope = k_rope.squeeze(-2)
         return self.o_proj(self._attend(q, q_rope, latent, k_rope).flatten(-2))
 
     def _attend(self, q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor) -> Tensor:
@@ -223,15 +220,13 @@ class OxidizrMla(Mla):
         self.k_rope_proj = Linear(hidden, config.rope_dim)
         self.o_proj = Linear(inner, hidden)
 
-    def _compress(self, x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
-        k_rope = self._rotate(self.k_rope_proj(x).unsqueeze(-2), positions)
-        return self.kv_down_proj(x), k_rope.squeeze(-2)
+    def _compress(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.kv_down_proj(x), self.k_rope_proj(x).unsqueeze(-2)
 
-    def _queries(self, x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
+    def _queries(self, x: Tensor) -> tuple[Tensor, Tensor]:
         heads = (self.num_heads, -1)
         q = self.q_up_proj(self.q_down_proj(x)).unflatten(-1, heads)
-        q_rope = self.q_rope_proj(x).unflatten(-1, heads)
-        return q, self._rotate(q_rope, positions)
+        return q, self.q_rope_proj(x).unflatten(-1, heads)
 
     def _expand(self, latent: Tensor) -> tuple[Tensor, Tensor]:
         heads = (self.num_heads, -1)
@@ -266,18 +261,17 @@ class DeepseekMla(Mla):
         self.kv_up_proj = Linear(config.kv_latent, heads * sum(self.kv_parts))
         self.o_proj = Linear(heads * config.v_head_dim, hidden, bias=bias)
 
-    def _compress(self, x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
+    def _compress(self, x: Tensor) -> tuple[Tensor, Tensor]:
         latent, k_rope = self.kv_down_proj(x).split(self.latent_parts, -1)
-        k_rope = self._rotate(k_rope.unsqueeze(-2), positions).squeeze(-2)
-        return self.kv_norm(latent), k_rope
+        return self.kv_norm(latent), k_rope.unsqueeze(-2)
 
-    def _queries(self, x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
+    def _queries(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.q_down_proj is None:
             q = self.q_proj(x)
         else:
             q = self.q_up_proj(self.q_norm(self.q_down_proj(x)))
         q, q_rope = q.unflatten(-1, (self.num_heads, -1)).split(self.parts, -1)
-        return q, self._rotate(q_rope, positions)
+        return q, q_rope
 
     def _expand(self, latent: Tensor) -> tuple[Tensor, Tensor]:
         both = self.kv_up_proj(latent).unflatten(-1, (self.num_heads, -1))

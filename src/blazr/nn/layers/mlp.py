@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from blazr.nn.layers.base import FeedForward, FeedForwardConfig
-from blazr.nn.layers.linear import Linear
+from blazr.nn.layers.linear import Linear, multiply_gated
 from blazr.nn.ops.activation import ACTIVATIONS
-from blazr.nn.ops.matmul import gated_linear
-from blazr.nn.quant.weight import Weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +70,8 @@ class Mlp(FeedForward):
         gate, up = self.gate_proj.weight, self.up_proj.weight
         scale = self.config.gate_multiplier
         is_plain = self.config.activation == "silu" and not self.config.bias and scale == 1
-        if is_plain and not (isinstance(gate, Weight) or isinstance(up, Weight)):
-            return self.down_proj(gated_linear(x.to(gate.dtype), gate, up))
+        if is_plain:
+            return self.down_proj(multiply_gated(x, gate, up))
         inner = self.gate_proj(x)
         inner = inner if scale == 1 else inner * scale
         return self.down_proj(self.activation(inner) * self.up_proj(x))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from blazr.nn.layers.base import FeedForward, FeedForwardConfig
-from blazr.nn.layers.linear import Linear, Matrix
+from blazr.nn.layers.linear import Linear, Matrix, multiply, multiply_gated
 from blazr.nn.layers.mlp import Mlp, MlpConfig
 from blazr.nn.ops.activation import ACTIVATIONS, clamped_swiglu
 from blazr.nn.ops.matmul import linear
@@ -29,6 +29,7 @@ class MoeConfig(FeedForwardConfig):
         shared_expert: Whether one more expert serves every token.
         shared_intermediate_size: I of the shared expert; None for that of the others.
         shared_expert_gate: Whether a sigmoid weighs the shared expert (Qwen2-MoE).
+        shared_fused_gate_up: Whether its upward projections are stored as one matrix (Granite 4).
         activation: A name of ACTIVATIONS.
         gated: Whether the activation of a second projection is multiplied in.
         fused_gate_up: How both upward projections lie in one matrix, or None for two matrices.
@@ -52,6 +53,7 @@ class MoeConfig(FeedForwardConfig):
     shared_expert: bool = False
     shared_intermediate_size: int | None = None
     shared_expert_gate: bool = False
+    shared_fused_gate_up: bool = False
     activation: str = "silu"
     gated: bool = True
     fused_gate_up: Literal["halves", "interleaved"] | None = None
@@ -128,7 +130,9 @@ class Experts(nn.Module):
 
     def _expert(self, x: Tensor, index: int) -> Tensor:
         fused = self.config.fused_gate_up
-        if fused == "halves":
+        if self.config.is_usual and self.config.swiglu_limit is None:
+            hidden = multiply_gated(x, self._matrix("gate", index), self._matrix("up", index))
+        elif fused == "halves":
             hidden = self._gate(*self._multiply(x, "gate_up", index).chunk(2, -1))
         elif fused == "interleaved":
             both = self._multiply(x, "gate_up", index)
@@ -140,11 +144,12 @@ class Experts(nn.Module):
         return self._multiply(hidden, "down", index)
 
     def _multiply(self, x: Tensor, name: str, index: int) -> Tensor:
-        stack: Matrix = getattr(self, f"{name}_proj")
         bias = getattr(self, f"{name}_bias")[index] if self.config.expert_bias else None
-        if isinstance(stack, Weight):
-            return stack.select(index).matmul(x, bias)
-        return linear(x, stack[index], bias)
+        return multiply(x, self._matrix(name, index), bias)
+
+    def _matrix(self, name: str, index: int) -> Tensor | Weight:
+        stack: Matrix = getattr(self, f"{name}_proj")
+        return stack.select(index) if isinstance(stack, Weight) else stack[index]
 
     def _gate(self, gate: Tensor, up: Tensor) -> Tensor:
         limit = self.config.swiglu_limit
@@ -174,7 +179,7 @@ class Moe(FeedForward):
                     intermediate_size=config.shared_intermediate_size or config.intermediate_size,
                     activation=config.activation,
                     gated=config.gated,
-                    fused_gate_up=config.fused_gate_up is not None,
+                    fused_gate_up=config.shared_fused_gate_up,
                 )
             )
         if config.shared_expert_gate:

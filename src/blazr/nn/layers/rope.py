@@ -163,6 +163,10 @@ class Positions:
             self._tables[rope] = rope.tables(self._positions, self._lengths)
         return self._tables[rope]
 
+    def rotate(self, x: Tensor, rope: RopeConfig | None) -> Tensor:
+        """Rotate every head of x, (..., T, H, D); None leaves them."""
+        return x if rope is None else rope.rotate(x, self.tables(rope))
+
 
 def _ntk_growth(scaling: RopeScaling, length: int) -> float:
     length = max(length, scaling.original_max_seq_len)

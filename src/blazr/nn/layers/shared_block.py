@@ -118,7 +118,7 @@ class Block(nn.Module):
             if path.startswith(f"{name}.")
         }
         if not changes:
-            return part  # type: ignore[no-any-return]  # a module
+            return part
         twin = copy.copy(part)
         twin._modules = dict(part._modules)  # else the part itself would change
         adapters = self.adapters[str(user)]
@@ -183,7 +183,8 @@ class SharedBlockMixer(Mixer):
 
     def _join(self, x: Tensor, mixed: Tensor, block: Block, feed_forward: nn.Module) -> Tensor:
         fed = self.linear(feed_forward(block.feed_forward_norm(mixed)))
-        return self.mixer_norm(x[..., : fed.shape[-1]] + fed)  # type: ignore[no-any-return]
+        seen: Tensor = self.mixer_norm(x[..., : fed.shape[-1]] + fed)
+        return seen
 
 
 def _key(path: str) -> str:

@@ -9,9 +9,21 @@ from __future__ import annotations
 
 from blazr.core.table import Table
 from blazr.nn.ops.matmul import gated_linear, linear
+from blazr.nn.ops.norm import rms_norm
 from blazr.nn.ops.op import Op
-from blazr.nn.ops.packed import packed_linear
+from blazr.nn.ops.packed import packed_gated_linear, packed_linear, packed_rows
 
 OPS: Table[Op[...]] = Table(
-    "operation", {op.name: op for op in (linear, gated_linear, packed_linear)}
+    "operation",
+    {
+        op.name: op
+        for op in (
+            linear,
+            gated_linear,
+            packed_linear,
+            packed_gated_linear,
+            packed_rows,
+            rms_norm,
+        )
+    },
 )

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from blazr.nn.ops.op import Op
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False) -> Tensor:
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False) -> Tensor:
     """``x / sqrt(mean(x^2) + eps) * weight``, cast to x's dtype before the weight is applied.
 
     Args:
         x: (..., C).
-        weight: (C,).
+        weight: (C,), in the dtype of x.
         eps: Added to the mean square.
         unit_offset: Whether the weight is stored less one (Gemma); it is then applied in float32,
             as one plus a small weight would be rounded in anything narrower.
@@ -27,6 +31,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False
     if unit_offset:
         return (normed * (1 + weight.float())).to(x.dtype)
     return normed.to(x.dtype) * weight
+
+
+def _rms_norm_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for rows, size in ((1, 16), (3, 40), (2, 7), (5, 1), (0, 8), (300, 300)):
+        yield torch.randn(rows, size).to(dtype), torch.randn(size).to(dtype), 1e-5
+    yield torch.randn(2, 3, 24).to(dtype), torch.randn(24).to(dtype), 0.1
+    yield torch.randn(4, 20).to(dtype)[:, 3:12], torch.randn(9).to(dtype), 1e-6
+    yield torch.zeros(2, 8).to(dtype), torch.randn(8).to(dtype), 1e-6
+
+
+rms_norm = Op("rms_norm", reference=_rms_norm, samples=_rms_norm_samples)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

@@ -1,135 +1,256 @@
-"""Products with weights packed for processors: 16 rows interleaved, activations as int8.
-
-A packed matrix is (groups, blocks, bytes) uint8: a group is 16 rows, a block 32 columns of them. A
-block holds 16 float16 scales and then the numbers, four columns of each row after the other:
-
-    Q8_0    544 bytes: 8 lines of 64 with columns 4j to 4j + 3, as q + 128
-    Q4_0    288 bytes: 4 lines of 64 with columns 8j to 8j + 3 in the low nibbles and
-            8j + 4 to 8j + 7 in the high ones, as q + 8
-"""
+"""Products with weights packed for processors: 16 rows interleaved, activations as int8."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
+from blazr.nn.kernels.packing import BLOCK, GROUP, PACKINGS, Packed, Packing
 from blazr.nn.ops.op import Op
 
-BLOCK, GROUP, SCALES = 32, 16, 32
-# Bytes of a block by GGML type: what can be packed.
-BLOCK_BYTES = {"Q8_0": 544, "Q4_0": 288}
-_FILE_BYTES = {"Q8_0": 34, "Q4_0": 18}
+_VECTORS = 8  # of 64 bytes in a block: four columns of 16 rows each
 
 
-def pack(kind: str, blocks: Tensor) -> Tensor:
-    """Interleave the rows of a matrix of GGML blocks.
+def interleave(packing: Packing, codes: Tensor, scales: Sequence[Tensor]) -> Tensor:
+    """Put a matrix in the order that kernels read.
 
     Args:
-        kind: ``"Q8_0"`` or ``"Q4_0"``.
-        blocks: (out, blocks * bytes of a block in files), uint8.
+        packing: The layout.
+        codes: (out, in), uint8, with the offset in them.
+        scales: What is before the codes: (out, superblocks, how many, bytes) uint8 each.
 
     Returns:
-        (out / 16 rounded up, blocks, bytes of a packed block), uint8; rows added are zero.
+        (out / 16 rounded up, superblocks, bytes of a superblock), uint8; rows added are zero.
 
     Raises:
-        ShapeError: The rows are no whole blocks.
+        ShapeError: The rows are no whole superblocks.
     """
-    rows, row_bytes = blocks.shape
-    size = _FILE_BYTES[kind]
-    if row_bytes % size:
+    rows, columns = codes.shape
+    if columns % packing.columns:
         raise ShapeError(
-            f"rows of {kind} are whole blocks.",
-            found=f"{row_bytes} bytes a row",
-            expected=f"a multiple of {size}",
+            "rows are whole blocks.",
+            found=f"{columns} columns",
+            expected=f"a multiple of {packing.columns}",
         )
-    blocks = F.pad(blocks, (0, 0, 0, -rows % GROUP))
-    split = blocks.view(-1, GROUP, row_bytes // size, size)  # (groups, 16, blocks, bytes)
-    scales, body = split[..., :2], split[..., 2:]
-    if kind == "Q4_0":
-        # in files the first half of a block is in the low nibbles; here every first four columns
-        columns = torch.cat([body & 15, body >> 4], -1).unflatten(-1, (4, 2, 4))
-        body = (columns[..., 0, :] | (columns[..., 1, :] << 4)).flatten(-2)
+    missing = -rows % GROUP
+    if missing:
+        codes = F.pad(codes, (0, 0, 0, missing))
+        scales = [F.pad(each, (0, 0, 0, 0, 0, 0, 0, missing)) for each in scales]
+    # four columns are a word, so that words are what moves
+    words = codes.contiguous().view(torch.int32).view(-1, GROUP, columns // BLOCK, _VECTORS)
+    vectors = words.permute(0, 2, 3, 1).contiguous().view(torch.uint8)  # (..., vectors, 64)
+    supers = columns // packing.columns
+    lines = _join(packing, vectors).view(len(vectors), supers, -1)
+    before = [
+        each.unflatten(0, (-1, GROUP)).permute(0, 2, 3, 1, 4).reshape(len(vectors), supers, -1)
+        for each in scales
+    ]
+    return torch.cat([*before, lines], -1)
+
+
+def _join(packing: Packing, vectors: Tensor) -> Tensor:
+    """The bytes of blocks from their eight vectors: (..., 8, 64) to (..., bytes)."""
+    if packing.bits == _VECTORS:
+        return vectors.flatten(-2)
+    low = vectors & 15
+    parts = [low[..., ::2, :] | (low[..., 1::2, :] << 4)]
+    bits = packing.bits - 4
+    if bits:
+        fields = (vectors >> 4).unflatten(-2, (bits, _VECTORS // bits))
+        shifts = torch.arange(0, _VECTORS, bits, dtype=torch.uint8)[:, None]
+        parts.append((fields << shifts).sum(-2, dtype=torch.uint8))
+    return torch.cat([part.flatten(-2) for part in parts], -1)
+
+
+def unpack(packed: Packed) -> Tensor:
+    """A packed matrix as plain numbers, (rows, columns), float32."""
+    whole = _numbers(packed.packing, packed.blocks).flatten(0, 1)[: packed.rows]
+    return whole if packed.row_scales is None else whole * packed.row_scales[:, None]
+
+
+def _numbers(packing: Packing, blocks: Tensor) -> Tensor:
+    """(groups, superblocks, bytes) to (groups, 16, columns), float32."""
+    groups, supers = blocks.shape[:2]
+    before, body = blocks.split([packing.scale_bytes, packing.nbytes - packing.scale_bytes], -1)
+    codes = _split(packing, body.unflatten(-1, (packing.blocks, -1)))
+    vectors = _VECTORS // packing.parts
+    codes = codes.view(groups, supers, packing.blocks * packing.parts, vectors, GROUP, 4)
+    if packing.table:
+        values = torch.tensor(packing.table, dtype=torch.float32)[codes.int()]
     else:
-        body = body ^ 0x80
-    lines = body.unflatten(-1, (-1, 4)).permute(0, 2, 3, 1, 4)  # (groups, blocks, lines, 16, 4)
-    return torch.cat([scales.transpose(1, 2).flatten(2), lines.flatten(2)], -1)
+        values = codes.float() - packing.offset
+    scales, minima = _scales(packing, before)
+    numbers = values * scales[:, :, :, None, :, None]
+    if minima is not None:
+        numbers = numbers - minima[:, :, :, None, :, None]
+    return numbers.permute(0, 4, 1, 2, 3, 5).flatten(2)
 
 
-def unpack(packed: Tensor, rows: int) -> Tensor:
-    """The first so many rows of a packed matrix, (rows, blocks * 32), float32."""
-    scales, lines = _split(packed)
-    whole = _decode(scales.transpose(1, 2), lines.permute(0, 3, 1, 2, 4))  # (groups, 16, in)
-    return whole.flatten(0, 1)[:rows]
+def _split(packing: Packing, body: Tensor) -> Tensor:
+    """The eight vectors of blocks: (..., bytes) to (..., 8, 64)."""
+    if packing.bits == _VECTORS:
+        return body
+    low = body[..., :256].unflatten(-1, (-1, 64))
+    vectors = torch.stack([low & 15, low >> 4], -2).flatten(-3, -2)
+    bits = packing.bits - 4
+    if bits:
+        shifts = torch.arange(0, _VECTORS, bits, dtype=torch.uint8)[:, None]
+        above = body[..., 256:].unflatten(-1, (-1, 1, 64)) >> shifts
+        vectors = vectors | ((above & (2**bits - 1)).flatten(-3, -2) << 4)
+    return vectors
 
 
-def unpack_rows(packed: Tensor, ids: Tensor) -> Tensor:
-    """Some rows of a packed matrix: (N,) int64 to (N, blocks * 32), float32."""
-    scales, lines = _split(packed[ids // GROUP])
-    each, lane = torch.arange(len(ids), device=ids.device), ids % GROUP
-    return _decode(scales[each, :, lane], lines[each, :, :, lane])
+def _scales(packing: Packing, before: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Scales and minima, (groups, superblocks, 1 or all parts, 16) each."""
+
+    def halves(start: int) -> Tensor:
+        return before[..., start : start + 32].contiguous().view(torch.float16).float()[:, :, None]
+
+    def numbers(start: int, count: int) -> Tensor:
+        return before[..., start : start + 16 * count].unflatten(-1, (count, GROUP))
+
+    count = packing.blocks * packing.parts
+    found: tuple[Tensor, Tensor | None]
+    match packing.scales:
+        case "none":
+            found = torch.ones(*before.shape[:2], 1, GROUP), None
+        case "half":
+            found = halves(0), None
+        case "half, minimum":
+            found = halves(0), halves(32)
+        case "half, zero":
+            found = halves(0), halves(0) * numbers(32, 1).float()
+        case "exponent":
+            exponents = numbers(0, 1).int()
+            # half of 2 ** (e - 127), the two smallest of which are subnormal
+            small = 0x00200000 << exponents.clamp(max=1)
+            bits = torch.where(exponents < 2, small, (exponents - 1) << 23)
+            found = bits.view(torch.float32), None
+        case "signed":
+            found = halves(0) * numbers(32, count).contiguous().view(torch.int8).float(), None
+        case "minimum":
+            minima = halves(32) * numbers(64 + 16 * count, count).float()
+            found = halves(0) * numbers(64, count).float(), minima
+    return found
 
 
-def _split(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales, (groups, blocks, 16) float32, and lines, (groups, blocks, lines, 16, 4) uint8."""
-    scales = packed[..., :SCALES].contiguous().view(torch.float16).float()
-    return scales, packed[..., SCALES:].unflatten(-1, (-1, GROUP, 4))
+def _rounded(x: Tensor) -> Tensor:
+    """Activations as the kernels see them.
+
+    With ``m`` the largest magnitude of a block of 32, its numbers become ``round(x * 127 / m)``,
+    ties to even, times ``m / 127``.
+    """
+    blocks = x.float().unflatten(-1, (-1, BLOCK))
+    largest = blocks.abs().amax(-1, keepdim=True)
+    # 127 / largest would round twice, as a reciprocal
+    inverse = largest.new_tensor(127.0) / largest
+    whole = torch.round(blocks * torch.where(largest < 2.0**-120, 0, inverse))
+    return (whole * (largest * (1 / 127))).flatten(-2)
 
 
-def _decode(scales: Tensor, lines: Tensor) -> Tensor:
-    """Rows from their scales, (..., blocks), and lines, (..., blocks, lines, 4)."""
-    lines = lines.short()
-    if lines.shape[-2] == BLOCK // 8:
-        numbers = torch.cat([lines & 15, lines >> 4], -1) - 8
-    else:
-        numbers = lines - 128
-    return (numbers.flatten(-2) * scales[..., None]).flatten(-2)
+def _product(x: Tensor, packed: Packed) -> Tensor:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return F.linear(_rounded(x).to(wide), unpack(packed).to(wide))
 
 
-def _packed_linear(x: Tensor, packed: Tensor, rows: int, bias: Tensor | None = None) -> Tensor:
-    """``x weight.T + bias`` with a packed weight, x rounded to int8 in blocks of 32.
+def _packed_linear(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
+    """``x weight.T + bias`` with a packed weight; x is rounded to int8 in blocks of 32.
 
-    The rounding is part of the definition: with ``m`` the largest magnitude of a block of x, its
-    numbers become ``round(x * 127 / m)``, ties to even, times ``m / 127``.
+    The rounding is part of the definition.
 
     Args:
         x: (..., in).
-        packed: From ``pack``.
-        rows: ``out``: rows of the weight; fewer than are in ``packed`` where some were added.
+        packed: (out, in).
         bias: (out,), in the dtype of x.
 
     Returns:
         (..., out), in the dtype of x.
     """
-    blocks = x.float().unflatten(-1, (-1, BLOCK))
-    largest = blocks.abs().amax(-1, keepdim=True)
-    inverse = (
-        largest.new_tensor(127.0) / largest
-    )  # 127 / largest would round twice, as a reciprocal
-    whole = torch.round(blocks * torch.where(largest < 2.0**-120, 0, inverse))
-    rounded = (whole * (largest * (1 / 127))).flatten(-2)
-    wide = torch.promote_types(x.dtype, torch.float32)
-    y = F.linear(rounded.to(wide), unpack(packed, rows).to(wide))
+    y = _product(x, packed)
     return (y if bias is None else y + bias).to(x.dtype)
 
 
-def _samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    for kind in BLOCK_BYTES:
-        for count, blocks, rows in ((1, 2, 32), (5, 3, 7), (26, 1, 50), (140, 2, 300), (0, 1, 4)):
-            packed = pack(kind, _random_blocks(kind, rows, blocks))
-            x = torch.randn(count, BLOCK * blocks).to(dtype)
-            yield x, packed, rows
-            yield x * 1e-4, packed, rows, torch.randn(rows).to(dtype)
-        yield torch.zeros(2, 3, BLOCK * blocks).to(dtype), packed, rows
+def _packed_gated_linear(x: Tensor, gate: Packed, up: Packed) -> Tensor:
+    """``silu(x gate.T) * (x up.T)`` with packed weights of one packing.
+
+    Args:
+        x: (..., in), rounded as for ``packed_linear``.
+        gate: (out, in).
+        up: (out, in).
+
+    Returns:
+        (..., out), in the dtype of x.
+    """
+    return (F.silu(_product(x, gate)) * _product(x, up)).to(x.dtype)
 
 
-def _random_blocks(kind: str, rows: int, blocks: int) -> Tensor:
-    body = torch.randint(0, 256, (rows, blocks, _FILE_BYTES[kind] - 2), dtype=torch.uint8)
-    scales = (torch.rand(rows, blocks, 1) * 0.01).half().view(torch.uint8)
-    return torch.cat([scales, body], -1).flatten(1)
+def _packed_rows(out: Tensor, packed: Packed, ids: Tensor) -> Tensor:
+    """Some rows of a packed matrix, as an embedding gives them.
+
+    Args:
+        out: (N, in): where they go.
+        packed: (rows, in).
+        ids: (N,), int64.
+
+    Returns:
+        ``out``.
+    """
+    groups = _numbers(packed.packing, packed.blocks[ids // GROUP])
+    rows = groups[torch.arange(len(ids)), ids % GROUP]
+    out.copy_(rows if packed.row_scales is None else rows * packed.row_scales[ids, None])
+    return out
 
 
-packed_linear = Op("packed_linear", reference=_packed_linear, samples=_samples)
+def random_packed(packing: Packing, rows: int, supers: int) -> Packed:
+    """A matrix of random codes with ordinary scales."""
+    groups = -(-rows // GROUP)
+    blocks = torch.randint(0, 256, (groups, supers, packing.nbytes), dtype=torch.uint8)
+    # the first two rows of 16 in a superblock are its float16 numbers, if it has any
+    halves = {"half, minimum": 64, "minimum": 64, "exponent": 0, "none": 0}.get(packing.scales, 32)
+    size = 2e-4 if packing.parts * packing.blocks > 1 else 1e-2
+    scales = (torch.rand(groups, supers, halves // 2) * size).half()
+    blocks[..., :halves] = scales.view(torch.uint8)
+    if packing.scales == "exponent":
+        blocks[..., :GROUP] = torch.randint(115, 125, (groups, supers, GROUP))
+    row_scales = torch.rand(rows) * 0.01 if packing.scales == "none" else None
+    return Packed(packing, blocks, rows, row_scales)
+
+
+# (rows of x, superblocks, rows of the weight)
+_SIZES = ((1, 2, 32), (5, 3, 7), (26, 1, 50), (140, 2, 300), (0, 1, 4))
+
+
+def _linear_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for packing in PACKINGS.values():
+        for count, supers, rows in _SIZES:
+            packed = random_packed(packing, rows, supers)
+            x = torch.randn(count, packed.columns).to(dtype)
+            yield x, packed
+            yield x * 1e-4, packed, torch.randn(rows).to(dtype)
+        yield torch.zeros(2, 3, packed.columns).to(dtype), packed
+
+
+def _gated_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for packing in PACKINGS.values():
+        for count, supers, rows in ((1, 1, 33), (9, 2, 16)):
+            gate, up = (random_packed(packing, rows, supers) for _ in range(2))
+            yield torch.randn(count, gate.columns).to(dtype), gate, up
+
+
+def _row_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for packing in PACKINGS.values():
+        for count, supers, rows in ((1, 1, 1), (70, 2, 33), (0, 1, 4)):
+            packed = random_packed(packing, rows, supers)
+            out = torch.empty(count, packed.columns, dtype=dtype)
+            yield out, packed, torch.randint(0, rows, (count,))
+
+
+packed_linear = Op("packed_linear", reference=_packed_linear, samples=_linear_samples)
+packed_gated_linear = Op(
+    "packed_gated_linear", reference=_packed_gated_linear, samples=_gated_samples
+)
+packed_rows = Op("packed_rows", reference=_packed_rows, samples=_row_samples)

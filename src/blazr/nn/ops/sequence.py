@@ -13,19 +13,22 @@ import torch
 from torch import Tensor
 
 from blazr.nn.kernels.resolve import resolve
-from blazr.nn.kernels.steps import Mamba2Memory, Mamba2Weights, Pages, StepTable
+from blazr.nn.kernels.steps import Mamba2Memory, Mamba2Weights, Pages, Rotation, StepTable
 
 __all__ = [
     "Mamba2Memory",
     "Mamba2Weights",
     "Pages",
+    "Rotation",
     "StepTable",
     "attention_kernel",
     "mamba2_kernel",
+    "store_kernel",
 ]
 
 
 Mamba2Step = Callable[[Tensor, Mamba2Weights, Mamba2Memory, StepTable], Tensor]
+Store = Callable[[Tensor, Tensor, Tensor, Rotation, Tensor, Tensor], Tensor]
 PagedAttention = Callable[[Tensor, Pages, StepTable], Tensor]
 
 
@@ -43,3 +46,14 @@ def mamba2_kernel(device: str, dtype: torch.dtype) -> Mamba2Step | None:
 def attention_kernel(device: str, dtype: torch.dtype) -> PagedAttention | None:
     """Attention of queries (T, H, D) to all that their pages hold, (T, H, E), or None."""
     return resolve("paged_attention", device, dtype)
+
+
+@cache
+def store_kernel(device: str, dtype: torch.dtype) -> Store | None:
+    """Rotation of queries and keys, and writing of keys and values, or None without a kernel.
+
+    It takes queries (T, H, D), keys (T, K, D) and values (T, K, E), how they are rotated, and the
+    pages (pages, GRID, K, D) and (pages, GRID, K, E) that keys and values are written to. Returns
+    the queries.
+    """
+    return resolve("rotate_and_store", device, dtype)

@@ -1,12 +1,18 @@
-"""Weights in the order that the CPU kernels read, packed from GGUF blocks once they are loaded."""
+"""Weights in the order that the CPU kernels read, packed from others once they are loaded."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from blazr.nn.ops.packed import BLOCK, BLOCK_BYTES, GROUP, pack, packed_linear, unpack, unpack_rows
+from blazr.nn.kernels.packing import PACKINGS, Packed, Packing
+from blazr.nn.kernels.resolve import resolve
+from blazr.nn.ops.packed import packed_gated_linear, packed_linear, packed_rows
+from blazr.nn.quant.exact import ShiftedWeight
+from blazr.nn.quant.gguf.block_type import BlockType
+from blazr.nn.quant.gguf.packing import pack_blocks
 from blazr.nn.quant.gguf.weight import GgufWeight
+from blazr.nn.quant.stored import StoredStack
 from blazr.nn.quant.weight import Weight
 
 
@@ -14,68 +20,92 @@ class PackedWeight(Weight):
     """16 rows interleaved; products round their activations to int8 (see ``nn/ops/packed.py``).
 
     Args:
-        packed: (..., groups, blocks, bytes), uint8.
+        packing: The layout.
+        blocks: (..., groups, superblocks, bytes), uint8.
         rows: ``out``.
         dtype: What products and rows come in.
     """
 
-    packed: Tensor
+    blocks: Tensor
 
-    def __init__(self, packed: Tensor, rows: int, dtype: torch.dtype) -> None:
-        super().__init__((*packed.shape[:-3], rows, packed.shape[-2] * BLOCK), dtype)
-        self.register_buffer("packed", packed)
+    def __init__(self, packing: Packing, blocks: Tensor, rows: int, dtype: torch.dtype) -> None:
+        super().__init__((*blocks.shape[:-3], rows, blocks.shape[-2] * packing.columns), dtype)
+        self.packing = packing
+        self.register_buffer("blocks", blocks)
+        self._matrices: dict[int, PackedWeight] = {}
+        self._matrix = Packed(packing, blocks, rows)
 
     @property
     def nbytes(self) -> int:
         """Memory it takes."""
-        return self.packed.nbytes
+        return self.blocks.nbytes
 
     @property
     def device(self) -> torch.device:
         """Where it is."""
-        return self.packed.device
+        return self.blocks.device
 
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """See `Weight.matmul`."""
-        return packed_linear(x, self.packed, self.shape[-2], bias)
+        return packed_linear(x, self._matrix, bias)
+
+    def gated(self, x: Tensor, up: Weight) -> Tensor:
+        """See `Weight.gated`."""
+        if isinstance(up, PackedWeight):
+            other = up._matrix
+            if other.packing is self.packing and other.blocks.shape == self.blocks.shape:
+                return packed_gated_linear(x, self._matrix, other)
+        return super().gated(x, up)
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """See `Weight.dequantize`."""
-        stack = self.packed.flatten(0, -4) if len(self.shape) > 2 else self.packed[None]
-        whole = torch.stack([unpack(one, self.shape[-2]).to(dtype) for one in stack])
-        return whole.view(self.shape)
+        if len(self.shape) == 2:
+            out = torch.empty(self.shape, dtype=dtype)
+            return packed_rows(out, self._matrix, torch.arange(self.shape[0]))
+        return torch.stack([self.select(i).dequantize(dtype) for i in range(self.shape[0])])
 
     def rows(self, ids: Tensor) -> Tensor:
         """See `Weight.rows`."""
-        return unpack_rows(self.packed, ids.flatten()).to(self.dtype).unflatten(0, ids.shape)
+        out = torch.empty(ids.numel(), self.shape[1], dtype=self.dtype)
+        return packed_rows(out, self._matrix, ids.flatten()).view(*ids.shape, -1)
 
     def select(self, index: int) -> PackedWeight:
         """See `Weight.select`."""
-        return PackedWeight(self.packed[index], self.shape[-2], self.dtype)
+        found = self._matrices.get(index)
+        if found is None:
+            found = PackedWeight(self.packing, self.blocks[index], self.shape[-2], self.dtype)
+            self._matrices[index] = found
+        return found
 
     def extra_repr(self) -> str:
         """For people: the shape."""
-        return f"packed, {list(self.shape)}"
+        return f"packed, {self.packing.bits} bits, {list(self.shape)}"
 
 
-def pack_weights(module: nn.Module) -> None:
-    """Put a PackedWeight in the place of every GgufWeight of a network that can be packed.
+def can_pack(kind: BlockType, dtype: torch.dtype) -> bool:
+    """Whether a CPU's kernels compute with such blocks in a dtype."""
+    return kind.name in PACKINGS and resolve("packed_linear", "cpu", dtype) is not None
 
-    One weight at a time is in memory twice. A weight that stands in several places stays one.
-    """
-    packed: dict[Weight, PackedWeight] = {}
-    for path, part in list(module.named_modules(remove_duplicate=False)):
-        if isinstance(part, GgufWeight) and part.kind.name in BLOCK_BYTES:
-            if part not in packed:
-                packed[part] = _packed(part)
-            module.set_submodule(path, packed[part])
+
+def pack_weight(weight: Weight) -> Weight:
+    """The same numbers as the kernels want them, or the weight itself where they cannot have it."""
+    if weight.device.type != "cpu":
+        return weight
+    if isinstance(weight, GgufWeight):
+        return _packed(weight) if can_pack(weight.kind, weight.dtype) else weight
+    if isinstance(weight, ShiftedWeight):
+        weight.inner = pack_weight(weight.inner)
+    elif isinstance(weight, StoredStack):
+        weight.matrices = nn.ModuleList(
+            pack_weight(weight.select(i)) for i in range(weight.shape[0])
+        )
+    return weight
 
 
 def _packed(weight: GgufWeight) -> PackedWeight:
-    rows, kind = weight.shape[-2], weight.kind.name
+    packing, rows = PACKINGS[weight.kind.name], weight.shape[-2]
     flat = weight.blocks.flatten(0, -3) if len(weight.shape) > 2 else weight.blocks[None]
-    bytes_ = (-(-rows // GROUP), weight.shape[-1] // BLOCK, BLOCK_BYTES[kind])
-    out = torch.empty((len(flat), *bytes_), dtype=torch.uint8, device=weight.device)
-    for index, blocks in enumerate(flat):
-        out[index] = pack(kind, blocks)
-    return PackedWeight(out.view(*weight.shape[:-2], *bytes_), rows, weight.dtype)
+    if len(flat) == 1:
+        return PackedWeight(packing, pack_blocks(weight.kind, flat[0]), rows, weight.dtype)
+    each = [pack_blocks(weight.kind, blocks) for blocks in flat]
+    return PackedWeight(packing, torch.stack(each), rows, weight.dtype)

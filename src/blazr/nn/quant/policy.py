@@ -18,7 +18,9 @@ PARTS: tuple[tuple[str, str], ...] = (
     ("feed_forward", ".feed_forward."),
 )
 # Where little is stored in coarse steps, the scores still deserve finer ones.
-_HEAD = {"q4_0": "q8_0"}
+_HEAD = {"q4_0": "q8_0", "q4_k": "q8_0", "int4": "int8"}
+# In place of one whose blocks are longer than a weight's rows allow.
+SHORTER = {"q4_k": "q8_0"}
 
 
 @dataclass(frozen=True, slots=True)

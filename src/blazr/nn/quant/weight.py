@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -39,6 +40,10 @@ class Weight(nn.Module, ABC):
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """``x W.T + bias``: (..., in) to (..., out), in ``dtype``; for a matrix."""
 
+    def gated(self, x: Tensor, up: Weight) -> Tensor:
+        """``silu(x W.T) * (x up.T)``: the inner half of a gated MLP."""
+        return F.silu(self.matmul(x)) * up.matmul(x)
+
     @abstractmethod
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """All of it as a plain tensor."""
@@ -59,6 +64,13 @@ class Weight(nn.Module, ABC):
 def stored_weights(module: nn.Module) -> Iterator[Tensor | Weight]:
     """Every parameter of a network, packed ones as the weights they are."""
     yield from module.parameters()
+    inner = {
+        id(part)
+        for each in module.modules()
+        if isinstance(each, Weight)
+        for part in each.modules()
+        if part is not each
+    }
     for part in module.modules():
-        if isinstance(part, Weight):
+        if isinstance(part, Weight) and id(part) not in inner:
             yield part

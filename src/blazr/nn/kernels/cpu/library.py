@@ -19,6 +19,11 @@ ISAS = ("avx512", "avx2", "portable")
 _POINTER, _INT64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
 
+def fields(kind: type, names: str) -> list[tuple[str, type]]:
+    """Fields of one type for a ctypes structure."""
+    return [(name, kind) for name in names.split()]
+
+
 @cache
 def library() -> ctypes.CDLL:
     """The library, ready to be called. Every call releases the GIL.
@@ -34,13 +39,16 @@ def library() -> ctypes.CDLL:
         *(_INT, _POINTER, _POINTER, _INT64, _POINTER, _POINTER, _POINTER),  # dtype x w ldw w2 b y
         *(_INT64, _INT64, _INT64, _INT),  # m n k threads
     ]
-    found.blazr_packed_linear.argtypes = [
-        *(_INT, _INT, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER),  # kind dtype x w b y room
-        *(_INT64, _INT64, _INT64, _INT),  # m n k threads
-    ]
-    for name in ("blazr_mamba2", "blazr_attention"):
+    # packing dtype x, w and w2 by reference, b y room, m n k threads
+    found.blazr_packed_linear.argtypes = [_INT, _INT, *[_POINTER] * 6, *[_INT64] * 3, _INT]
+    # packing dtype, w by reference, ids y, m k threads
+    found.blazr_packed_rows.argtypes = [_INT, _INT, *[_POINTER] * 3, _INT64, _INT64, _INT]
+    found.blazr_packed_rows.restype = None
+    for name in ("blazr_mamba2", "blazr_attention", "blazr_rotate"):
         getattr(found, name).argtypes = [_INT, _POINTER, _INT]  # dtype call threads
         getattr(found, name).restype = None
+    found.blazr_rms_norm.argtypes = [_INT, _POINTER, _INT64, _INT]  # dtype call m threads
+    found.blazr_rms_norm.restype = None
     found.blazr_linear.restype = found.blazr_packed_linear.restype = None
     return found
 

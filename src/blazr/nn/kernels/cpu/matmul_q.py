@@ -1,37 +1,74 @@
-"""Products with packed weights: ``csrc/matmul_q.hpp`` behind the op's signature."""
+"""Products with packed weights: ``csrc/matmul_q.hpp`` behind the ops' signatures."""
 
 from __future__ import annotations
+
+import ctypes
 
 import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
 from blazr.nn.kernels.cpu.library import DTYPES, library
+from blazr.nn.kernels.packing import GROUP, Packed
 
-# Bytes of a packed block to what kernels.hpp numbers.
-_PACKINGS = {544: 0, 288: 1}
+# Activations as int8 and their scales and sums, in bytes for eight numbers.
+_ROOM = 11
 
 
-def packed_linear(x: Tensor, packed: Tensor, rows: int, bias: Tensor | None = None) -> Tensor:
+class _Matrix(ctypes.Structure):
+    """``PackedMatrix`` of kernels.hpp."""
+
+    _fields_ = (("blocks", ctypes.c_void_p), ("row_scales", ctypes.c_void_p))
+
+
+def packed_linear(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
     """See ``blazr.nn.ops.packed.packed_linear``; a row's result depends on that row alone."""
-    groups, blocks, size = packed.shape
-    shape, dtype, k = x.shape, x.dtype, blocks * 32
-    fits = shape[-1] == k and groups == (rows + 15) // 16 and packed.dtype == torch.uint8
-    if not fits or (bias is not None and (bias.shape != (rows,) or bias.dtype != dtype)):
-        raise ShapeError(
-            "a packed matrix does not fit what it is multiplied with.",
-            found=f"{tuple(shape)} {dtype}, {rows} rows",
-            expected=f"{groups} groups of 16 rows and {k} columns",
-        )
-    x, packed = x.contiguous(), packed.contiguous()
+    if bias is not None and (bias.shape != (packed.rows,) or bias.dtype != x.dtype):
+        raise _misfit(packed, bias)
+    return _call(x, packed, None, bias)
+
+
+def packed_gated_linear(x: Tensor, gate: Packed, up: Packed) -> Tensor:
+    """See ``blazr.nn.ops.packed.packed_gated_linear``; rounds once, at the end."""
+    if gate.packing is not up.packing or gate.blocks.shape != up.blocks.shape:
+        raise _misfit(gate, up.blocks)
+    return _call(x, gate, up, None)
+
+
+def packed_rows(out: Tensor, packed: Packed, ids: Tensor) -> Tensor:
+    """See ``blazr.nn.ops.packed.packed_rows``."""
+    if out.shape != (len(ids), packed.columns) or ids.dtype != torch.int64:
+        raise _misfit(packed, out)
+    # a number that is no row would read what is not ours
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < packed.rows:
+        raise _misfit(packed, ids)
+    library().blazr_packed_rows(
+        packed.packing.number,
+        DTYPES[out.dtype],
+        ctypes.byref(_matrix(packed)),
+        ids.contiguous().data_ptr(),
+        out.data_ptr(),
+        *out.shape,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def _call(x: Tensor, packed: Packed, second: Packed | None, bias: Tensor | None) -> Tensor:
+    shape, dtype, rows, k = x.shape, x.dtype, packed.rows, packed.columns
+    groups = packed.blocks.shape[0]
+    if shape[-1] != k or groups != (rows + GROUP - 1) // GROUP:
+        raise _misfit(packed, x)
+    x = x.contiguous()
     m = shape[0] if len(shape) == 2 else shape[:-1].numel()
     y = torch.empty(m, rows, dtype=dtype)
-    room = torch.empty(m * (k + k // 4), dtype=torch.uint8)  # the activations as int8
+    room = torch.empty(m * k * _ROOM // 8, dtype=torch.uint8)
     library().blazr_packed_linear(
-        _PACKINGS[size],
+        packed.packing.number,
         DTYPES[dtype],
         x.data_ptr(),
-        packed.data_ptr(),
+        ctypes.byref(_matrix(packed)),
+        None if second is None else ctypes.byref(_matrix(second)),
         None if bias is None else bias.contiguous().data_ptr(),
         y.data_ptr(),
         room.data_ptr(),
@@ -41,3 +78,16 @@ def packed_linear(x: Tensor, packed: Tensor, rows: int, bias: Tensor | None = No
         torch.get_num_threads(),
     )
     return y if len(shape) == 2 else y.view(*shape[:-1], rows)
+
+
+def _matrix(packed: Packed) -> _Matrix:
+    scales = packed.row_scales
+    return _Matrix(packed.blocks.data_ptr(), None if scales is None else scales.data_ptr())
+
+
+def _misfit(packed: Packed, other: Tensor) -> ShapeError:
+    return ShapeError(
+        "a packed matrix does not fit what it is used with.",
+        found=f"{tuple(other.shape)} {other.dtype}",
+        expected=f"to go with {packed.rows} rows and {packed.columns} columns",
+    )

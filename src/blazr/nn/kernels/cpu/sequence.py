@@ -7,26 +7,22 @@ import ctypes
 import torch
 from torch import Tensor
 
-from blazr.nn.kernels.cpu.library import DTYPES, library
+from blazr.nn.kernels.cpu.library import DTYPES, fields, library
 from blazr.nn.kernels.steps import Mamba2Memory, Mamba2Weights, Pages, StepTable
 
 _POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-
-
-def _fields(kind: type, names: str) -> list[tuple[str, type]]:
-    return [(name, kind) for name in names.split()]
 
 
 class _Mamba2(ctypes.Structure):
     """``Mamba2`` of kernels.hpp."""
 
     _fields_ = (
-        *_fields(_POINTER, "proj post y dt out"),
-        *_fields(_POINTER, "conv_weight conv_bias dt_bias a d norm_weight"),
-        *_fields(_POINTER, "states conv_states log_raw log_xb log_dt spans checkpoints"),
-        *_fields(_INT64, "num_spans num_tokens longest heads head_dim state_size groups taps"),
-        *_fields(_INT64, "state_stride conv_state_stride"),
-        *_fields(_FLOAT, "dt_min dt_max eps"),
+        *fields(_POINTER, "proj post y dt out"),
+        *fields(_POINTER, "conv_weight conv_bias dt_bias a d norm_weight"),
+        *fields(_POINTER, "states conv_states log_raw log_xb log_dt spans checkpoints"),
+        *fields(_INT64, "num_spans num_tokens longest heads head_dim state_size groups taps"),
+        *fields(_INT64, "state_stride conv_state_stride"),
+        *fields(_FLOAT, "dt_min dt_max eps"),
     )
 
 
@@ -34,11 +30,11 @@ class _Attention(ctypes.Structure):
     """``Attention`` of kernels.hpp."""
 
     _fields_ = (
-        *_fields(_POINTER, "q keys more_keys values out sinks block_tables spans"),
-        *_fields(_INT64, "key_size more_key_size value_size table_stride"),
-        *_fields(_INT64, "key_stride more_key_stride value_stride"),
-        *_fields(_INT64, "num_spans longest heads kv_heads window"),
-        *_fields(_FLOAT, "scale softcap"),
+        *fields(_POINTER, "q keys more_keys values out sinks block_tables spans"),
+        *fields(_INT64, "key_size more_key_size value_size table_stride"),
+        *fields(_INT64, "key_stride more_key_stride value_stride"),
+        *fields(_INT64, "num_spans longest heads kv_heads window"),
+        *fields(_FLOAT, "scale softcap"),
     )
 
 

@@ -22,10 +22,12 @@ class Quantizer:
     Args:
         kind: The blocks it makes.
         encode: (N, block length) float32 to (N, block bytes) uint8.
+        by_rows: Whether it takes whole rows in place of blocks, and gives rows of blocks.
     """
 
     kind: BlockType
     encode: Callable[[Tensor], Tensor]
+    by_rows: bool = False
 
     def __call__(self, values: Tensor) -> Tensor:
         """Rows of numbers to rows of blocks: (..., in) to (..., bytes of a row).
@@ -33,7 +35,8 @@ class Quantizer:
         Args:
             values: Of any floating-point dtype; ``in`` is a multiple of the block length.
         """
-        blocks = self.encode(values.float().reshape(-1, self.kind.length))
+        length = values.shape[-1] if self.by_rows else self.kind.length
+        blocks = self.encode(values.float().reshape(-1, length))
         return blocks.view(*values.shape[:-1], -1)
 
 

@@ -77,13 +77,41 @@ struct Int8<Avx512> {
   using Floats = __m512;  // the same
   static constexpr int cols = 8;
   static Floats zero_floats() { return _mm512_setzero_ps(); }
+  static Floats ones() { return _mm512_set1_ps(1.0f); }
   static Floats halves(const uint8_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
   }
+  static Floats unsigned_bytes(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)));
+  }
+  static Floats signed_bytes(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+  }
+  // Bytes e as half of 2 ** (e - 127); the two smallest are subnormal.
+  static Floats powers(const uint8_t* p) {
+    const __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+    const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+    const __m512i small = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), e);
+    const __mmask16 is_small = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
+    return _mm512_castsi512_ps(_mm512_mask_blend_epi32(is_small, normal, small));
+  }
+  static Floats times(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
   static Ints set(int value) { return _mm512_set1_epi32(value); }
   static Line load(const uint8_t* p) { return _mm512_loadu_si512(p); }
+  static void keep(uint8_t* p, Line x) { _mm512_storeu_si512(p, x); }
   static Line low_nibbles(Line x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
   static Line high_nibbles(Line x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }
+  static Line look_up(const uint8_t* table, Line x) {
+    const __m128i values = _mm_loadu_si128((const __m128i*)table);
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), x);
+  }
+  static Line join(Line a, Line b) { return _mm512_or_si512(a, b); }
+  // Bits moved up so far, or down, of which `mask` is kept in each byte.
+  static Line moved(Line x, int up, int mask) {
+    const Words words = (Words)x;
+    return _mm512_and_si512((Line)(up > 0 ? words << up : words >> -up), _mm512_set1_epi8(mask));
+  }
+  template <bool kSmall>  // whether bytes of w are below 128
   static Ints dot(Ints acc, Line w, const int8_t* x) {
     int four;
     memcpy(&four, x, 4);
@@ -93,7 +121,13 @@ struct Int8<Avx512> {
     const Floats both = _mm512_mul_ps(scale, _mm512_set1_ps(x_scale));
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc), both, total);
   }
+  static Floats subtract(Floats total, Floats minimum, float x_sum) {
+    return _mm512_fnmadd_ps(minimum, _mm512_set1_ps(x_sum), total);
+  }
   static void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
+
+ private:
+  using Words = uint16_t __attribute__((vector_size(64)));
 };
 
 }  // namespace

@@ -58,52 +58,69 @@ struct Int8;
 
 template <>
 struct Int8<Portable> {
-  struct Line {
-    uint8_t bytes[64];  // four of each row
-  };
-  struct Ints {
-    int32_t of[16];
-  };
-  struct Floats {
-    float of[16];
-  };
+  using Line = uint8_t __attribute__((vector_size(64)));  // four of each row
+  using Ints = int32_t __attribute__((vector_size(64)));
+  using Floats = float __attribute__((vector_size(64)));
   static constexpr int cols = 2;
-  static Floats zero_floats() { return {}; }
-  static Floats halves(const uint8_t* p) {
+  static Floats zero_floats() { return Floats{}; }
+  static Floats ones() { return Floats{} + 1.0f; }
+  [[gnu::noinline]] static Floats halves(const uint8_t* p) {
     f16 scales[16];
     memcpy(scales, p, sizeof scales);
-    Floats x;
-    for (int i = 0; i < 16; i++) x.of[i] = to_float(scales[i]);
+    Floats x{};
+    for (int i = 0; i < 16; i++) x[i] = to_float(scales[i]);
     return x;
   }
-  static Ints set(int value) {
-    Ints x;
-    for (int i = 0; i < 16; i++) x.of[i] = value;
+  static Floats unsigned_bytes(const uint8_t* p) { return floats<uint8_t>(p); }
+  static Floats signed_bytes(const uint8_t* p) { return floats<int8_t>(p); }
+  // Bytes e as half of 2 ** (e - 127); the two smallest are subnormal.
+  static Floats powers(const uint8_t* p) {
+    Floats x{};
+    for (int i = 0; i < 16; i++)
+      x[i] = bits_as<float>(p[i] < 2 ? 0x00200000u << p[i] : uint32_t(p[i] - 1) << 23);
     return x;
   }
+  static Floats times(Floats a, Floats b) { return a * b; }
+  static Ints set(int value) { return Ints{} + value; }
   static Line load(const uint8_t* p) {
     Line x;
-    memcpy(x.bytes, p, 64);
+    memcpy(&x, p, 64);
     return x;
   }
-  static Line low_nibbles(Line x) {
-    for (int i = 0; i < 64; i++) x.bytes[i] &= 15;
+  static void keep(uint8_t* p, Line x) { memcpy(p, &x, 64); }
+  static Line low_nibbles(Line x) { return x & 15; }
+  static Line high_nibbles(Line x) { return x >> 4; }
+  [[gnu::noinline]] static Line look_up(const uint8_t* table, Line x) {
+    for (int i = 0; i < 64; i++) x[i] = table[x[i]];
     return x;
   }
-  static Line high_nibbles(Line x) {
-    for (int i = 0; i < 64; i++) x.bytes[i] >>= 4;
-    return x;
+  static Line join(Line a, Line b) { return a | b; }
+  // Bits moved up so far, or down, of which `mask` is kept in each byte.
+  static Line moved(Line x, int up, int mask) {
+    return (up > 0 ? x << up : x >> -up) & uint8_t(mask);
   }
-  static Ints dot(Ints acc, const Line& w, const int8_t* x) {
-    for (int i = 0; i < 16; i++)
-      for (int j = 0; j < 4; j++) acc.of[i] += int32_t(w.bytes[4 * i + j]) * x[j];
+  template <bool kSmall>  // not inlined, which would take the compiler a minute
+  [[gnu::noinline]] static Ints dot(Ints acc, Line w, const int8_t* x) {
+    const Ints four = bits_as<Ints>(w);
+    for (int j = 0; j < 4; j++) acc += (four >> 8 * j & 255) * x[j];
     return acc;
   }
-  static Floats add(Floats total, const Ints& acc, const Floats& scale, float x_scale) {
-    for (int i = 0; i < 16; i++) total.of[i] += float(acc.of[i]) * (scale.of[i] * x_scale);
-    return total;
+  static Floats add(Floats total, Ints acc, Floats scale, float x_scale) {
+    return total + __builtin_convertvector(acc, Floats) * (scale * x_scale);
   }
-  static void store(float* p, const Floats& x) { memcpy(p, x.of, sizeof x.of); }
+  static Floats subtract(Floats total, Floats minimum, float x_sum) {
+    return total - minimum * x_sum;
+  }
+  static void store(float* p, Floats x) { memcpy(p, &x, 64); }
+
+ private:
+  template <class T>
+  static Floats floats(const uint8_t* p) {
+    typedef T Sixteen __attribute__((vector_size(16)));
+    Sixteen bytes;
+    memcpy(&bytes, p, 16);
+    return __builtin_convertvector(bytes, Floats);
+  }
 };
 
 }  // namespace

@@ -27,7 +27,8 @@ using LinearPart = void (*)(const Linear& call, int64_t m0, int64_t m1, int64_t 
 // A part has up to kFewRows rows and kFewColumns columns, or more rows and kManyColumns columns.
 inline constexpr int64_t kFewRows = 24, kFewColumns = 128, kManyColumns = 256;
 
-// Activations as int8: q (m, k), and for each row and block of 32 a scale and the sum of its q.
+// Activations as int8: q (m, k), for each row and block of 32 a scale, and for each half of a block
+// the sum of its q.
 struct Activations {
   int8_t* q;
   float* scales;
@@ -35,23 +36,45 @@ struct Activations {
   int64_t m, k;
 };
 
-// y = activations @ w.T + bias with w packed (see matmul_q.hpp); x is room for the activations.
+// See packings.hpp.
+struct PackedMatrix {
+  const uint8_t* blocks;
+  const float* row_scales;  // (n), or null
+};
+
+struct PackedLinear;
+
+// Rounds columns [n0, n1) of a row of y from their sums.
+using Finish = void (*)(const PackedLinear& call, int64_t row, int64_t n0, int64_t n1, float* sums,
+                        float* ups);
+
+// As Linear, with packed weights; x is room for the activations.
 struct PackedLinear {
   const void* activations;
-  const uint8_t* w;
-  const void* bias;  // (n) or null
+  PackedMatrix w, w2;  // w2.blocks may be null
+  const void* bias;    // (n) or null
   void* y;
   int64_t n;
   Activations x;
+  Finish finish;
 };
 
 // Fills one row of call.x.
 using Quantize = void (*)(const PackedLinear& call, int64_t row);
-// The part of rows [m0, m1) and groups [g0, g1) of 16 columns of y.
-using PackedPart = void (*)(const PackedLinear& call, int64_t m0, int64_t m1, int64_t g0,
-                            int64_t g1);
 
-enum Packing : int { kQ8 = 0, kQ4 = 1, kNumPackings = 2 };
+// By number; packings.hpp draws them.
+enum Packing : int {
+  kQ8_0, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kIq4Nl, kMxfp4, kIq4Xs, kQ2K, kQ3K, kQ4K, kQ5K, kQ6K,
+  kInt8, kInt4By32, kInt4By64, kInt4By128, kNumPackings
+};
+
+struct PackedKernel {
+  // Rows [m0, m1) and groups [g0, g1) of 16 columns of y.
+  void (*part)(const PackedLinear& call, int64_t m0, int64_t m1, int64_t g0, int64_t g1);
+  // One of the 16 rows of a superblock as plain numbers.
+  void (*unpack)(const uint8_t* superblock, int lane, float* out);
+  int64_t bytes, columns;  // of a superblock
+};
 
 // What a step computes of one sequence: `length` tokens from row `first` of the packed batch, with
 // `start` in memory before them, `log_length` of these since the checkpoint in `state_slot`. Row
@@ -133,12 +156,48 @@ inline constexpr int64_t kMaxKey = 576, kMaxValue = 512, kQueriesTogether = 8;
 using AttentionPart = void (*)(const Attention& call, int64_t span, int64_t kv_head, int64_t first,
                                int64_t count);
 
+// RMSNorm of rows (see rows.hpp).
+struct RmsNorm {
+  const void* x;       // (m, size), `stride` numbers from row to row
+  const void* weight;  // (size)
+  void* out;           // (m, size)
+  int64_t size, stride;
+  float eps;
+  int unit_offset;  // whether the weight is stored less one
+};
+
+// Rows [m0, m1) of a norm.
+using RmsNormPart = void (*)(const RmsNorm& call, int64_t m0, int64_t m1);
+
+// Rotation of queries and keys; keys and values go to their places in the pages (see rows.hpp).
+// A token's heads lie side by side; strides are numbers from token to token, or page to page.
+struct Rotary {
+  const void* q;         // (T, heads, key_size)
+  const void* k;         // (T, kv_heads, key_size)
+  const void* v;         // (T, kv_heads, value_size)
+  const float* cos;      // (T, pairs)
+  const float* sin;      // (T, pairs)
+  const int64_t* slots;  // (T), page * 64 + place
+  void* out;             // (T, heads, key_size), the queries
+  void* keys;            // (pages, 64, kv_heads, key_size)
+  void* values;          // (pages, 64, kv_heads, value_size)
+  int64_t tokens, heads, kv_heads, key_size, value_size, pairs;
+  int64_t q_stride, k_stride, v_stride, key_page, value_page;
+  int64_t interleaved;  // whether the channels of a pair lie side by side
+};
+
+// Tokens [t0, t1).
+using RotaryPart = void (*)(const Rotary& call, int64_t t0, int64_t t1);
+
 struct Kernels {
   LinearPart linear[kNumDtypes];
   Quantize quantize[kNumDtypes];
-  PackedPart packed[kNumPackings][kNumDtypes];
+  Finish finish[kNumDtypes];
+  PackedKernel packed[kNumPackings];
   Mamba2Parts mamba2[kNumDtypes];
   AttentionPart attention[kNumDtypes];
+  RmsNormPart rms_norm[kNumDtypes];
+  RotaryPart rotate[kNumDtypes];
 };
 
 extern const Kernels kernels_portable;

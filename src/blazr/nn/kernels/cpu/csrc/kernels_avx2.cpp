@@ -4,5 +4,5 @@
 //
 #include "table.hpp"
 
-extern const Kernels kernels_avx2 = kernels_of<Avx2>();
+extern const Kernels kernels_avx2 = kernels_of<Avx2>(kAllPackings);
 #endif

@@ -4,5 +4,5 @@
 //
 #include "table.hpp"
 
-extern const Kernels kernels_avx512 = kernels_of<Avx512>();
+extern const Kernels kernels_avx512 = kernels_of<Avx512>(kAllPackings);
 #endif

@@ -3,4 +3,4 @@
 //
 #include "table.hpp"
 
-extern const Kernels kernels_portable = kernels_of<Portable>();
+extern const Kernels kernels_portable = kernels_of<Portable>(kAllPackings);

@@ -102,27 +102,49 @@ void blazr_linear(int dtype, const void* x, const void* w, int64_t ldw, const vo
   });
 }
 
-// See PackedLinear in kernels.hpp. `room` has m * (k + k / 4) bytes, aligned to 4.
-void blazr_packed_linear(int packing, int dtype, const void* x, const uint8_t* w, const void* bias,
-                         void* y, void* room, int64_t m, int64_t n, int64_t k, int threads) {
+// See PackedLinear in kernels.hpp. `room` has m * k * 11 / 8 bytes, aligned to 4.
+void blazr_packed_linear(int packing, int dtype, const void* x, const PackedMatrix* w,
+                         const PackedMatrix* w2, const void* bias, void* y, void* room, int64_t m,
+                         int64_t n, int64_t k, int threads) {
   const int64_t num_blocks = k / 32, groups = (n + 15) / 16;
   float* scales = static_cast<float*>(room);
   int32_t* sums = reinterpret_cast<int32_t*>(scales + m * num_blocks);
-  int8_t* q = reinterpret_cast<int8_t*>(sums + m * num_blocks);
-  const PackedLinear call{x, w, bias, y, n, {q, scales, sums, m, k}};
+  int8_t* q = reinterpret_cast<int8_t*>(sums + 2 * m * num_blocks);
+  const PackedKernel& kernel = kernels->packed[packing];
+  const PackedLinear call{x, *w, w2 ? *w2 : PackedMatrix{}, bias, y, n, {q, scales, sums, m, k},
+                          kernels->finish[dtype]};
   if (m * n * k < kSmallWork) threads = 1;
   const Quantize quantize = kernels->quantize[dtype];
   parallel_for(m, m * k < kSmallWork ? 1 : threads, [&](int64_t row) { quantize(call, row); });
   const bool few = m <= kFewRows;
-  const int64_t group_bytes = num_blocks * (packing == kQ8 ? 544 : 288);
+  const int64_t group_bytes = k / kernel.columns * kernel.bytes;
   const int64_t across = clamp(few ? groups / (4 * threads) : kPanelBytes / (group_bytes + 1), 1,
                                (few ? kFewColumns : kManyColumns) / 16);
   const int64_t rows = few ? kFewRows : 120;
   const int64_t down = (m + rows - 1) / rows, parts = (groups + across - 1) / across;
-  const PackedPart part = kernels->packed[packing][dtype];
   parallel_for(parts * down, threads, [&](int64_t i) {
     const int64_t m0 = i % down * rows, g0 = i / down * across;
-    part(call, m0, m0 + rows < m ? m0 + rows : m, g0, g0 + across < groups ? g0 + across : groups);
+    kernel.part(call, m0, m0 + rows < m ? m0 + rows : m, g0,
+                g0 + across < groups ? g0 + across : groups);
+  });
+}
+
+// Rows ids[0 .. m) of a packed matrix with k columns, into y (m, k).
+void blazr_packed_rows(int packing, int dtype, const PackedMatrix* w, const int64_t* ids, void* y,
+                       int64_t m, int64_t k, int threads) {
+  const PackedKernel& kernel = kernels->packed[packing];
+  const int64_t bytes = kernel.bytes, columns = kernel.columns, supers = k / columns;
+  PackedLinear call{};
+  call.y = y, call.n = k;
+  parallel_for(m, m * k < kSmallWork ? 1 : threads, [&](int64_t row) {
+    const int64_t id = ids[row];
+    for (int64_t s = 0; s < supers; s++) {
+      float numbers[256];
+      kernel.unpack(w->blocks + (id / 16 * supers + s) * bytes, int(id % 16), numbers);
+      if (w->row_scales)
+        for (int64_t i = 0; i < columns; i++) numbers[i] *= w->row_scales[id];
+      kernels->finish[dtype](call, row, s * columns, (s + 1) * columns, numbers, nullptr);
+    }
   });
 }
 
@@ -161,6 +183,25 @@ void blazr_attention(int dtype, const Attention* call, int threads) {
     const int64_t left = call->spans[span].length * group - first;
     if (left > 0)
       part(*call, span, rest % call->kv_heads, first, left < kQueriesTogether ? left : kQueriesTogether);
+  });
+}
+
+// See RmsNorm in kernels.hpp.
+void blazr_rms_norm(int dtype, const RmsNorm* call, int64_t m, int threads) {
+  const RmsNormPart part = kernels->rms_norm[dtype];
+  const int64_t rows = kSmallWork / (call->size + 1) + 1;  // of a part
+  parallel_for((m + rows - 1) / rows, threads, [&](int64_t i) {
+    part(*call, i * rows, i * rows + rows < m ? i * rows + rows : m);
+  });
+}
+
+// See Rotary in kernels.hpp.
+void blazr_rotate(int dtype, const Rotary* call, int threads) {
+  const RotaryPart part = kernels->rotate[dtype];
+  constexpr int64_t kTokens = 16;  // of a part
+  parallel_for((call->tokens + kTokens - 1) / kTokens, threads, [&](int64_t i) {
+    const int64_t t0 = i * kTokens, t1 = t0 + kTokens;
+    part(*call, t0, t1 < call->tokens ? t1 : call->tokens);
   });
 }
 

@@ -131,21 +131,9 @@ struct Matmul {
       if (call.w2)
         strip({(const T*)call.w2 + offset, call.ldw}, n, x, rows, call.k, sums[1], !few);
       for (int64_t row = 0; row < rows; row++)
-        finish(call, m + row, n0, n1, sums[0] + row * n, sums[1] + row * n);
+        finish((const T*)call.bias, call.w2 != nullptr, n0, n, sums[0] + row * n, sums[1] + row * n,
+               (T*)call.y + (m + row) * call.n);
     }
-  }
-
-  // Bias, gate and rounding of one row's columns [n0, n1).
-  static void finish(const Linear& call, int64_t row, int64_t n0, int64_t n1, float* sums,
-                     const float* ups) {
-    const T* bias = (const T*)call.bias + n0;
-    T* y = (T*)call.y + row * call.n + n0;
-    const int64_t n = n1 - n0;
-    if (call.bias)
-      for (int64_t i = 0; i < n; i++) sums[i] += to_float(bias[i]);
-    if (call.w2)
-      for (int64_t i = 0; i < n; i++) sums[i] = silu(sums[i]) * ups[i];
-    for (int64_t i = 0; i < n; i++) round_to(sums[i], y[i]);
   }
 };
 

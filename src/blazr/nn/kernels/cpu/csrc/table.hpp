@@ -1,10 +1,13 @@
 // The table of one instruction set.
 #pragma once
 
+#include <utility>
+
 #include "attention.hpp"
 #include "mamba2.hpp"
 #include "matmul.hpp"
 #include "matmul_q.hpp"
+#include "rows.hpp"
 
 namespace {
 
@@ -14,17 +17,19 @@ constexpr Mamba2Parts mamba2_parts() {
   return {Of::convolve, Of::recur, Of::finish, Of::remember};
 }
 
-template <class Isa>
-constexpr Kernels kernels_of() {
+constexpr std::make_integer_sequence<int, kNumPackings> kAllPackings;
+
+template <class Isa, int... kPackings>
+constexpr Kernels kernels_of(std::integer_sequence<int, kPackings...>) {
   return {
       .linear = {Matmul<Isa, bf16>::part, Matmul<Isa, f16>::part, Matmul<Isa, float>::part},
       .quantize = {quantize<bf16>, quantize<f16>, quantize<float>},
-      .packed = {{MatmulQ<Isa, bf16, 8>::part, MatmulQ<Isa, f16, 8>::part,
-                  MatmulQ<Isa, float, 8>::part},
-                 {MatmulQ<Isa, bf16, 4>::part, MatmulQ<Isa, f16, 4>::part,
-                  MatmulQ<Isa, float, 4>::part}},
+      .finish = {finish_packed<bf16>, finish_packed<f16>, finish_packed<float>},
+      .packed = {packed_kernel<Int8<Isa>, kPackings>()...},
       .mamba2 = {mamba2_parts<bf16>(), mamba2_parts<f16>(), mamba2_parts<float>()},
       .attention = {AttentionOf<bf16>::attend, AttentionOf<f16>::attend, AttentionOf<float>::attend},
+      .rms_norm = {RowParts<bf16>::rms_norm, RowParts<f16>::rms_norm, RowParts<float>::rms_norm},
+      .rotate = {RowParts<bf16>::rotate, RowParts<f16>::rotate, RowParts<float>::rotate},
   };
 }
 

@@ -1,0 +1,200 @@
+// How packed weights lie in memory: scales and codes, combined freely into the packings.
+//
+// A matrix is groups of 16 rows, interleaved so that a vector lane is a row and nothing is added
+// across lanes. A group is superblocks of 1 to 8 blocks, one after the other; a block is 32 columns
+// of the 16 rows. A superblock holds what scales it, then the codes of its blocks:
+//
+//   [ scales, see below ][ codes of block 0 ][ codes of block 1 ] ...
+//
+// The codes of a block are eight vectors of 64 bytes; vector v holds columns 4v .. 4v+3:
+//
+//   [ r0: 4 columns | r1: 4 columns | ... | r15 ]
+//
+// of whole bytes, or of nibbles where vector 2j is in the lower halves and 2j+1 in the upper halves
+// of line j, perhaps followed by lines with the bits above the nibbles.
+//
+// A number is scale * (code - offset) - minimum. The instructions multiply unsigned with signed
+// bytes, hence the offset; it is taken off again with the sum of the activations.
+#pragma once
+
+#include "kernels.hpp"
+#include "types.hpp"
+
+namespace {
+
+constexpr int kBlock = 32, kGroup = 16, kHalves = 2 * kGroup;  // columns, rows, bytes
+
+// ---- scales: what comes before the codes. Part i is 32 / kParts columns of the superblock.
+
+template <class I>
+struct HalfScales {  // [ 16 float16 ]
+  static constexpr int kBytes = kHalves, kParts = 1;
+  static constexpr bool kHasMinima = false;
+  struct Shared {};
+  static Shared shared(const uint8_t*) { return {}; }
+  static typename I::Floats scale(const Shared&, const uint8_t* s, int) { return I::halves(s); }
+};
+
+template <class I>
+struct HalfScalesAndMinima {  // [ 16 float16 ][ minima: 16 float16 ]
+  static constexpr int kBytes = 2 * kHalves, kParts = 1;
+  static constexpr bool kHasMinima = true;
+  struct Shared {};
+  static Shared shared(const uint8_t*) { return {}; }
+  static typename I::Floats scale(const Shared&, const uint8_t* s, int) { return I::halves(s); }
+  static typename I::Floats minimum(const Shared&, const uint8_t* s, int) {
+    return I::halves(s + kHalves);
+  }
+};
+
+template <class I>
+struct HalfScalesAndZeros {  // [ 16 float16 ][ 16 uint8 ]; a minimum is scale * uint8
+  static constexpr int kBytes = kHalves + kGroup, kParts = 1;
+  static constexpr bool kHasMinima = true;
+  struct Shared {
+    typename I::Floats scale, minimum;
+  };
+  static Shared shared(const uint8_t* s) {
+    const typename I::Floats scale = I::halves(s);
+    return {scale, I::times(scale, I::unsigned_bytes(s + kHalves))};
+  }
+  static typename I::Floats scale(const Shared& all, const uint8_t*, int) { return all.scale; }
+  static typename I::Floats minimum(const Shared& all, const uint8_t*, int) { return all.minimum; }
+};
+
+template <class I>
+struct Exponents {  // [ 16 uint8 e ]; a scale is half of 2 ** (e - 127)
+  static constexpr int kBytes = kGroup, kParts = 1;
+  static constexpr bool kHasMinima = false;
+  struct Shared {};
+  static Shared shared(const uint8_t*) { return {}; }
+  static typename I::Floats scale(const Shared&, const uint8_t* s, int) { return I::powers(s); }
+};
+
+template <class I>
+struct NoScales {  // all are 1: rows are scaled at the end
+  static constexpr int kBytes = 0, kParts = 1;
+  static constexpr bool kHasMinima = false;
+  struct Shared {};
+  static Shared shared(const uint8_t*) { return {}; }
+  static typename I::Floats scale(const Shared&, const uint8_t*, int) { return I::ones(); }
+};
+
+template <class I, int kPartsOfBlock>
+struct SignedScales {  // [ 16 float16 d ][ for each part: 16 int8 ]; a scale is d * int8
+  static constexpr int kParts = kPartsOfBlock, kBytes = kHalves + 8 * kParts * kGroup;
+  static constexpr bool kHasMinima = false;
+  struct Shared {
+    typename I::Floats d;
+  };
+  static Shared shared(const uint8_t* s) { return {I::halves(s)}; }
+  static typename I::Floats scale(const Shared& all, const uint8_t* s, int part) {
+    return I::times(all.d, I::signed_bytes(s + kHalves + kGroup * part));
+  }
+};
+
+template <class I, int kPartsOfBlock>
+struct ScalesAndMinima {  // [ 16 float16 d ][ 16 float16 m ][ parts: 16 uint8 ][ parts: 16 uint8 ]
+  static constexpr int kParts = kPartsOfBlock, kBytes = 2 * (kHalves + 8 * kParts * kGroup);
+  static constexpr bool kHasMinima = true;
+  struct Shared {
+    typename I::Floats d, m;
+  };
+  static Shared shared(const uint8_t* s) { return {I::halves(s), I::halves(s + kHalves)}; }
+  static typename I::Floats scale(const Shared& all, const uint8_t* s, int part) {
+    return I::times(all.d, I::unsigned_bytes(s + 2 * kHalves + kGroup * part));
+  }
+  static typename I::Floats minimum(const Shared& all, const uint8_t* s, int part) {
+    return I::times(all.m, I::unsigned_bytes(s + 2 * kHalves + kGroup * (8 * kParts + part)));
+  }
+};
+
+// ---- codes: vector v of a block.
+
+template <class I>
+struct Bytes {
+  static constexpr int kBytes = 512, kOffset = 128, kLargest = 255;
+  static typename I::Line vector(const uint8_t* block, int v) { return I::load(block + 64 * v); }
+};
+
+template <class I, int kOff>
+struct Nibbles {
+  static constexpr int kBytes = 256, kOffset = kOff, kLargest = 15;
+  static typename I::Line vector(const uint8_t* block, int v) {
+    const typename I::Line both = I::load(block + 64 * (v / 2));
+    return v % 2 ? I::high_nibbles(both) : I::low_nibbles(both);
+  }
+};
+
+// Nibbles, and 8 / kBits vectors in each line of the bits above them, lowest first.
+template <class I, int kBits, int kOff>
+struct TallNibbles {
+  static constexpr int kBytes = 256 + 64 * kBits, kOffset = kOff, kLargest = (16 << kBits) - 1;
+  static typename I::Line vector(const uint8_t* block, int v) {
+    constexpr int kFields = 8 / kBits;
+    const typename I::Line above = I::load(block + 256 + 64 * (v / kFields));
+    // the field is moved to bit 4
+    const int left = 4 - v % kFields * kBits;
+    return I::join(Nibbles<I, 0>::vector(block, v), I::moved(above, left, ((1 << kBits) - 1) << 4));
+  }
+};
+
+// Nibbles that number the values of a table.
+template <class I, class Table>
+struct Numbered {
+  static constexpr int kBytes = 256, kOffset = Table::kOffset, kLargest = Table::kLargest;
+  static typename I::Line vector(const uint8_t* block, int v) {
+    return I::look_up(Table::kCodes, Nibbles<I, 0>::vector(block, v));
+  }
+};
+
+struct NonLinear {  // of IQ4_NL and IQ4_XS, plus 127
+  static constexpr int kOffset = 127, kLargest = 240;
+  static constexpr uint8_t kCodes[16] = {0,   23,  44,  62,  78,  92,  105, 117,
+                                         128, 140, 152, 165, 180, 196, 216, 240};
+};
+
+struct Float4 {  // E2M1, doubled, plus 12
+  static constexpr int kOffset = 12, kLargest = 24;
+  static constexpr uint8_t kCodes[16] = {12, 13, 14, 15, 16, 18, 20, 24,
+                                         12, 11, 10, 9,  8,  6,  4,  0};
+};
+
+template <class I, int kBlocksOfSuperblock, class ScalesOf, class CodesOf>
+struct PackingOf {
+  using Scales = ScalesOf;
+  using Codes = CodesOf;
+  static constexpr int kBlocks = kBlocksOfSuperblock;
+  static constexpr int64_t kBytes = Scales::kBytes + kBlocks * Codes::kBytes;
+};
+
+// By number, as `Packing` of kernels.hpp has them.
+template <class I, int kPacking>
+constexpr auto packing_of() {
+  if constexpr (kPacking == kQ8_0) return PackingOf<I, 1, HalfScales<I>, Bytes<I>>{};
+  if constexpr (kPacking == kQ4_0) return PackingOf<I, 1, HalfScales<I>, Nibbles<I, 8>>{};
+  if constexpr (kPacking == kQ4_1) return PackingOf<I, 1, HalfScalesAndMinima<I>, Nibbles<I, 0>>{};
+  if constexpr (kPacking == kQ5_0) return PackingOf<I, 1, HalfScales<I>, TallNibbles<I, 1, 16>>{};
+  if constexpr (kPacking == kQ5_1)
+    return PackingOf<I, 1, HalfScalesAndMinima<I>, TallNibbles<I, 1, 0>>{};
+  if constexpr (kPacking == kIq4Nl) return PackingOf<I, 1, HalfScales<I>, Numbered<I, NonLinear>>{};
+  if constexpr (kPacking == kMxfp4) return PackingOf<I, 1, Exponents<I>, Numbered<I, Float4>>{};
+  if constexpr (kPacking == kIq4Xs)
+    return PackingOf<I, 8, SignedScales<I, 1>, Numbered<I, NonLinear>>{};
+  if constexpr (kPacking == kQ2K) return PackingOf<I, 8, ScalesAndMinima<I, 2>, Nibbles<I, 0>>{};
+  if constexpr (kPacking == kQ3K) return PackingOf<I, 8, SignedScales<I, 2>, Nibbles<I, 4>>{};
+  if constexpr (kPacking == kQ4K) return PackingOf<I, 8, ScalesAndMinima<I, 1>, Nibbles<I, 0>>{};
+  if constexpr (kPacking == kQ5K)
+    return PackingOf<I, 8, ScalesAndMinima<I, 1>, TallNibbles<I, 1, 0>>{};
+  if constexpr (kPacking == kQ6K)
+    return PackingOf<I, 8, SignedScales<I, 2>, TallNibbles<I, 2, 32>>{};
+  if constexpr (kPacking == kInt8) return PackingOf<I, 1, NoScales<I>, Bytes<I>>{};
+  if constexpr (kPacking == kInt4By32)
+    return PackingOf<I, 1, HalfScalesAndZeros<I>, Nibbles<I, 0>>{};
+  if constexpr (kPacking == kInt4By64)
+    return PackingOf<I, 2, HalfScalesAndZeros<I>, Nibbles<I, 0>>{};
+  if constexpr (kPacking == kInt4By128)
+    return PackingOf<I, 4, HalfScalesAndZeros<I>, Nibbles<I, 0>>{};
+}
+
+}  // namespace

@@ -1,0 +1,70 @@
+// What is done to each row alone: RMSNorm, and rotation with the writing of keys and values.
+#pragma once
+
+#include <math.h>
+
+#include "kernels.hpp"
+#include "lanes.hpp"
+#include "types.hpp"
+
+namespace {
+
+template <class T>
+struct RowParts {
+  // Rows [m0, m1): x / sqrt(mean(x^2) + eps) times the weight, or one plus it; rounded once.
+  static void rms_norm(const RmsNorm& call, int64_t m0, int64_t m1) {
+    const int64_t size = call.size;
+    const T* weight = (const T*)call.weight;
+    for (int64_t m = m0; m < m1; m++) {
+      const T* x = (const T*)call.x + m * call.stride;
+      T* out = (T*)call.out + m * size;
+      float squares[16]{};
+      int64_t i = 0;
+      for (; i + 16 <= size; i += 16)
+        for (int j = 0; j < 16; j++) squares[j] += to_float(x[i + j]) * to_float(x[i + j]);
+      for (int j = 0; i < size; i++, j++) squares[j] += to_float(x[i]) * to_float(x[i]);
+      const float scale = 1.0f / sqrtf(sum16(load16(squares)) / float(size) + call.eps);
+      const float one = call.unit_offset ? 1.0f : 0.0f;
+      for (i = 0; i < size; i++)
+        round_to(to_float(x[i]) * scale * (one + to_float(weight[i])), out[i]);
+    }
+  }
+
+  // Tokens [t0, t1): queries are rotated into call.out; keys are rotated into their page, values
+  // copied into theirs.
+  //
+  //   page of keys   [ token 0: head 0 | head 1 | ... ][ token 1: ... ]   64 tokens
+  static void rotate(const Rotary& call, int64_t t0, int64_t t1) {
+    for (int64_t t = t0; t < t1; t++) {
+      const float* cos = call.cos + t * call.pairs;
+      const float* sin = call.sin + t * call.pairs;
+      const int64_t page = call.slots[t] / 64, at = call.slots[t] % 64;
+      const T* q = (const T*)call.q + t * call.q_stride;
+      T* out = (T*)call.out + t * call.heads * call.key_size;
+      for (int64_t h = 0; h < call.heads; h++)
+        turn(call, q + h * call.key_size, cos, sin, out + h * call.key_size);
+      const T* k = (const T*)call.k + t * call.k_stride;
+      T* keys = (T*)call.keys + page * call.key_page + at * call.kv_heads * call.key_size;
+      for (int64_t h = 0; h < call.kv_heads; h++)
+        turn(call, k + h * call.key_size, cos, sin, keys + h * call.key_size);
+      const int64_t width = call.kv_heads * call.value_size;
+      memcpy((T*)call.values + page * call.value_page + at * width,
+             (const T*)call.v + t * call.v_stride, width * sizeof(T));
+    }
+  }
+
+  // One head; channels behind the pairs stay.
+  static void turn(const Rotary& call, const T* x, const float* cos, const float* sin, T* out) {
+    const int64_t pairs = call.pairs;
+    const int64_t step = call.interleaved ? 2 : 1, apart = call.interleaved ? 1 : pairs;
+    for (int64_t i = 0; i < pairs; i++) {
+      const float a = to_float(x[i * step]), b = to_float(x[i * step + apart]);
+      const float ac = a * cos[i], bs = b * sin[i], bc = b * cos[i], as = a * sin[i];
+      round_to(ac - bs, out[i * step]);
+      round_to(bc + as, out[i * step + apart]);
+    }
+    for (int64_t i = 2 * pairs; i < call.key_size; i++) out[i] = x[i];
+  }
+};
+
+}  // namespace

@@ -1,0 +1,99 @@
+"""What is done to each row alone: ``csrc/rows.hpp`` behind the ops' signatures."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from blazr.core.errors import ShapeError
+from blazr.nn.kernels.cpu.library import DTYPES, fields, library
+from blazr.nn.kernels.steps import Rotation
+
+_POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
+
+
+class _RmsNorm(ctypes.Structure):
+    """``RmsNorm`` of kernels.hpp."""
+
+    _fields_ = (
+        *fields(_POINTER, "x weight out"),
+        *fields(_INT64, "size stride"),
+        ("eps", ctypes.c_float),
+        ("unit_offset", ctypes.c_int),
+    )
+
+
+class _Rotary(ctypes.Structure):
+    """``Rotary`` of kernels.hpp."""
+
+    _fields_ = (
+        *fields(_POINTER, "q k v cos sin slots out keys values"),
+        *fields(_INT64, "tokens heads kv_heads key_size value_size pairs"),
+        *fields(_INT64, "q_stride k_stride v_stride key_page value_page interleaved"),
+    )
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False) -> Tensor:
+    """See ``blazr.nn.ops.norm.rms_norm``; a row's result depends on that row alone."""
+    size, shape = weight.shape[0], x.shape
+    if shape[-1] != size or x.dtype != weight.dtype:
+        raise ShapeError(
+            "a norm does not fit what it is applied to.",
+            found=f"{tuple(shape)} {x.dtype}",
+            expected=f"(..., {size}) {weight.dtype}",
+        )
+    if len(shape) != 2 or x.stride(1) != 1:
+        x = x.reshape(-1, size).contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype)
+    call = _RmsNorm(
+        x.data_ptr(),
+        weight.contiguous().data_ptr(),
+        out.data_ptr(),
+        size,
+        x.stride(0),
+        eps,
+        unit_offset,
+    )
+    threads = torch.get_num_threads()
+    library().blazr_rms_norm(DTYPES[x.dtype], ctypes.byref(call), len(x), threads)
+    return out if len(shape) == 2 else out.view(shape)
+
+
+def rotate_and_store(  # noqa: PLR0917  (what is rotated and stored, how, and where to)
+    q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, keys: Tensor, values: Tensor
+) -> Tensor:
+    """See ``blazr.nn.ops.sequence.store_kernel``."""
+    q, k, v = _with_dense_heads(q), _with_dense_heads(k), _with_dense_heads(v)
+    out = torch.empty(q.shape, dtype=q.dtype)
+    call = _Rotary(
+        q.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        rotation.cos.data_ptr(),
+        rotation.sin.data_ptr(),
+        rotation.slots.data_ptr(),
+        out.data_ptr(),
+        keys.data_ptr(),
+        values.data_ptr(),
+        len(q),
+        q.shape[1],
+        k.shape[1],
+        k.shape[2],
+        v.shape[2],
+        rotation.cos.shape[1],
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        keys.stride(0),
+        values.stride(0),
+        rotation.interleaved,
+    )
+    library().blazr_rotate(DTYPES[q.dtype], ctypes.byref(call), torch.get_num_threads())
+    return out
+
+
+def _with_dense_heads(x: Tensor) -> Tensor:
+    """The heads of a token side by side; tokens may lie apart, as in a part of a fused product."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

@@ -1,0 +1,106 @@
+"""Weights as the kernels read them; ``csrc/packings.hpp`` draws the layouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+BLOCK, GROUP = 32, 16  # columns of a block of activations, rows of a group
+_HALF = 2 * GROUP
+
+Scales = Literal["half", "half, minimum", "half, zero", "exponent", "none", "signed", "minimum"]
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """A layout.
+
+    Args:
+        number: As ``kernels.hpp`` has it.
+        blocks: Blocks of 32 columns in a superblock.
+        scales: What is before the codes.
+        bits: Of a code.
+        offset: Taken off each code; of a table's values where there is one.
+        parts: Scales of a block, where ``scales`` are those of a superblock.
+        table: What codes stand for, for kinds that are no whole numbers.
+    """
+
+    number: int
+    blocks: int
+    scales: Scales
+    bits: int
+    offset: int = 0
+    parts: int = 1
+    table: tuple[int, ...] = ()
+
+    @property
+    def columns(self) -> int:
+        """Of a superblock."""
+        return BLOCK * self.blocks
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of a superblock before its codes."""
+        many = 8 * self.parts * GROUP
+        return {
+            "half": _HALF,
+            "half, minimum": 2 * _HALF,
+            "half, zero": _HALF + GROUP,
+            "exponent": GROUP,
+            "none": 0,
+            "signed": _HALF + many,
+            "minimum": 2 * (_HALF + many),
+        }[self.scales]
+
+    @property
+    def nbytes(self) -> int:
+        """Of a superblock of 16 rows."""
+        return self.scale_bytes + self.columns * GROUP * self.bits // 8
+
+
+class Packed(NamedTuple):
+    """A packed matrix, (rows, columns).
+
+    Args:
+        packing: Its layout.
+        blocks: (groups, superblocks, bytes), uint8.
+        rows: Fewer than are in ``blocks`` where some were added.
+        row_scales: (rows,), float32: what rows are multiplied with in the end; or None.
+    """
+
+    packing: Packing
+    blocks: Tensor
+    rows: int
+    row_scales: Tensor | None = None
+
+    @property
+    def columns(self) -> int:
+        """``in``."""
+        return self.blocks.shape[1] * self.packing.columns
+
+
+_NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_FLOAT4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+# By GGML type, or for what safetensors files hold.
+PACKINGS = {
+    "Q8_0": Packing(0, 1, "half", 8, 128),
+    "Q4_0": Packing(1, 1, "half", 4, 8),
+    "Q4_1": Packing(2, 1, "half, minimum", 4),
+    "Q5_0": Packing(3, 1, "half", 5, 16),
+    "Q5_1": Packing(4, 1, "half, minimum", 5),
+    "IQ4_NL": Packing(5, 1, "half", 4, table=_NON_LINEAR),
+    "MXFP4": Packing(6, 1, "exponent", 4, table=_FLOAT4),
+    "IQ4_XS": Packing(7, 8, "signed", 4, table=_NON_LINEAR),
+    "Q2_K": Packing(8, 8, "minimum", 4, parts=2),
+    "Q3_K": Packing(9, 8, "signed", 4, 4, parts=2),
+    "Q4_K": Packing(10, 8, "minimum", 4),
+    "Q5_K": Packing(11, 8, "minimum", 5),
+    "Q6_K": Packing(12, 8, "signed", 6, 32, parts=2),
+    "int8": Packing(13, 1, "none", 8, 128),
+    "int4 by 32": Packing(14, 1, "half, zero", 4),
+    "int4 by 64": Packing(15, 2, "half, zero", 4),
+    "int4 by 128": Packing(16, 4, "half, zero", 4),
+}

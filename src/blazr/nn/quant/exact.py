@@ -1,0 +1,176 @@
+"""Quantized matrices as GGML blocks, where the blocks stand for exactly the same numbers.
+
+``(q - zero) * scale`` with a float16 scale is ``(q - 8) * scale``, which is a block of Q4_0 (or
+with 128 of Q8_0), plus ``(8 - zero) * scale``, which is one number for a whole group: the sum of a
+group's inputs times that number is added to the product. Where a row has one scale, the blocks'
+scales are 1 and the product is multiplied with it, whatever float it is. Columns whose groups are
+not runs are put in the order of their groups, and inputs with them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from blazr.nn.ops.matmul import linear
+from blazr.nn.quant.gguf import GGML_TYPES
+from blazr.nn.quant.gguf.block_type import BlockType
+from blazr.nn.quant.gguf.weight import GgufWeight
+from blazr.nn.quant.hf.scheme import Grid
+from blazr.nn.quant.stored import StoredWeight
+from blazr.nn.quant.weight import Weight
+
+_NARROW, _WIDE = 4, 8
+_KINDS = {_NARROW: GGML_TYPES["Q4_0"], _WIDE: GGML_TYPES["Q8_0"]}
+
+
+class ShiftedWeight(Weight):
+    """A matrix in blocks, with rows scaled, numbers added by group, or columns in another order.
+
+    Args:
+        inner: The blocks.
+        scale: (out,), float32: what rows are multiplied with; None for 1.
+        shift: (out, G), float32: what is then added to a row's groups; None for nothing.
+        order: (in,), int64: which column each of the inner columns is; None for the same.
+    """
+
+    inner: Weight
+    scale: Tensor | None
+    shift: Tensor | None
+    order: Tensor | None
+
+    def __init__(
+        self,
+        inner: Weight,
+        *,
+        scale: Tensor | None = None,
+        shift: Tensor | None = None,
+        order: Tensor | None = None,
+    ) -> None:
+        super().__init__(tuple(inner.shape), inner.dtype)
+        self.inner = inner
+        self.register_buffer("scale", scale)
+        self.register_buffer("shift", shift)
+        self.register_buffer("order", order)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory it takes."""
+        more = (self.scale, self.shift, self.order)
+        return self.inner.nbytes + sum(each.nbytes for each in more if each is not None)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.inner.device
+
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """See `Weight.matmul`."""
+        if self.order is not None:
+            x = x[..., self.order]
+        if self.scale is None and self.shift is None:
+            return self.inner.matmul(x, bias)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        y = self.inner.matmul(x).to(wide)
+        if self.scale is not None:
+            y = y * self.scale
+        if self.shift is not None:
+            sums = x.to(wide).unflatten(-1, (self.shift.shape[1], -1)).sum(-1)
+            y = y + linear(sums, self.shift.to(wide))
+        return (y if bias is None else y + bias).to(x.dtype)
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """See `Weight.dequantize`."""
+        whole = self.inner.dequantize(torch.float32)
+        return self._settled(whole, self.scale, self.shift).to(dtype)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """See `Weight.rows`."""
+        scale, shift = (None if each is None else each[ids] for each in (self.scale, self.shift))
+        return self._settled(self.inner.rows(ids).float(), scale, shift).to(self.dtype)
+
+    def select(self, index: int) -> Weight:
+        """See `Weight.select`."""
+        raise AssertionError(index)  # one matrix is no stack
+
+    def _settled(self, inner: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
+        if scale is not None:
+            inner = inner * scale.unsqueeze(-1)
+        if shift is not None:
+            inner = inner + shift.repeat_interleave(self.shape[-1] // shift.shape[-1], -1)
+        return inner if self.order is None else inner[..., self.order.argsort()]
+
+
+def in_blocks(weight: StoredWeight) -> Weight:
+    """The same numbers in blocks; the weight itself where blocks cannot stand for them exactly."""
+    tiles = list(weight.tiles())
+    first = weight.layout.grid(weight.parts, tiles[0]) if tiles else None
+    if first is None or not _is_even(first):
+        return weight
+    order = None if first.groups is None else first.groups.argsort(stable=True)
+    if order is not None and torch.equal(order, torch.arange(len(order), device=order.device)):
+        order = None
+    rows, groups = weight.shape[0], first.scales.shape[1]
+    kind = _KINDS[_NARROW if first.bits <= _NARROW else _WIDE]
+    bytes_ = kind.row_bytes(weight.shape[1])
+    blocks = torch.empty((rows, bytes_), dtype=torch.uint8, device=weight.device)
+    scale = torch.empty(rows, device=weight.device) if groups == 1 else None
+    shift = torch.zeros((rows, groups), device=weight.device)
+    center = 2 ** (_NARROW - 1) if kind.name == "Q4_0" else 2 ** (_WIDE - 1)
+    for tile in tiles:
+        part = weight.layout.grid(weight.parts, tile)
+        assert part is not None
+        shift[tile] = (center + part.low - part.zeros).float() * part.scales
+        if scale is not None:
+            scale[tile] = part.scales[:, 0]
+        halves = part.scales.half() if scale is None else torch.ones_like(part.scales).half()
+        if scale is None and not torch.equal(halves.float(), part.scales):
+            return weight
+        codes = part.codes if order is None else part.codes[:, order]
+        blocks[tile] = make_blocks(kind, codes - part.low, halves)
+    inner = GgufWeight(blocks, kind, weight.dtype)
+    moved = shift if shift.count_nonzero() else None
+    if scale is None and moved is None and order is None:
+        return inner
+    return ShiftedWeight(inner, scale=scale, shift=moved, order=order)
+
+
+def _is_even(grid: Grid) -> bool:
+    """Whether all groups are whole blocks, and alike once columns are put in their order."""
+    columns, count = grid.codes.shape[1], grid.scales.shape[1]
+    size = columns // max(1, count)
+    if size * count != columns or size == 0 or size % _KINDS[_NARROW].length:
+        return False
+    if grid.groups is None:
+        return min(grid.size, columns) == size
+    return bool((grid.groups.bincount(minlength=count) == size).all())
+
+
+def make_blocks(kind: BlockType, codes: Tensor, scales: Tensor) -> Tensor:
+    """Blocks of Q4_0 or Q8_0.
+
+    Args:
+        kind: Which.
+        codes: (R, in), whole numbers from 0.
+        scales: (R, G), float16, of equal runs of columns.
+
+    Returns:
+        (R, bytes of a row), uint8.
+    """
+    numbers = codes.to(torch.uint8).view(len(codes), -1, kind.length)
+    if kind.name == "Q4_0":
+        low, high = numbers.chunk(2, -1)
+        body = low | (high << 4)
+    else:
+        body = numbers ^ 0x80
+    each = scales.repeat_interleave(body.shape[1] // scales.shape[1], 1)
+    return torch.cat((each[..., None].contiguous().view(torch.uint8), body), -1).flatten(1)
+
+
+def take_blocks(kind: BlockType, blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """The codes from 0, (R, in) uint8, and the scales, (R, blocks) float16, of `make_blocks`."""
+    each = blocks.unflatten(1, (-1, kind.nbytes))
+    scales = each[..., :2].contiguous().view(torch.float16)[..., 0]
+    body = each[..., 2:]
+    codes = torch.cat((body & 15, body >> 4), -1) if kind.name == "Q4_0" else body ^ 0x80
+    return codes.flatten(1), scales

@@ -1,0 +1,28 @@
+"""SCHEMES: how quantized Hugging Face checkpoints store matrices, by their ``quant_method``.
+
+Importing it imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from blazr.core.table import Table
+
+if TYPE_CHECKING:
+    from blazr.nn.quant.hf.scheme import Scheme
+
+_MODULE = "blazr.nn.quant.hf."
+
+SCHEMES: Table[Scheme] = Table(
+    "quantization method",
+    {},
+    lazy={
+        "fp8": _MODULE + "fp8:FP8",
+        "fbgemm_fp8": _MODULE + "fp8:FP8",
+        "gptq": _MODULE + "gptq:GPTQ",
+        "awq": _MODULE + "awq:AWQ",
+        "compressed-tensors": _MODULE + "compressed_tensors:COMPRESSED_TENSORS",
+        "bitsandbytes": _MODULE + "bitsandbytes:BITSANDBYTES",
+    },
+)

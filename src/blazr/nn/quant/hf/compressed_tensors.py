@@ -1,0 +1,182 @@
+"""compressed-tensors: whole numbers or eight-bit floats, scaled per matrix, row, group or block.
+
+    pack-quantized    weight_packed      int32, (out, in * bits / 32), first column lowest
+                      weight_shape       (out, in)
+                      weight_zero_point  int32, (out * bits / 32, groups), or absent
+                      weight_g_idx       int32, (in,): the group of each column, or absent
+    int-quantized     weight             int8, (out, in)
+                      weight_zero_point  int8, like the scales, or absent
+    float-quantized   weight             float8, (out, in)
+    all of them       weight_scale       (1,), (out, 1), (out, groups), or by blocks
+
+Packed numbers and zero points are stored plus half their range. Numbers are ``(q - zero) * scale``.
+Activations stay as they are: what is lost by rounding them too is not lost here.
+
+Source: the compressed-tensors library's description of its formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from blazr.core.errors import CheckpointError
+from blazr.nn.quant.hf.bits import WORD, span, unpack
+from blazr.nn.quant.hf.fp8 import FLOATS, SCALES, fp8_layout
+from blazr.nn.quant.hf.scheme import (
+    MAX_SIZE,
+    Grid,
+    GridLayout,
+    Layout,
+    Parts,
+    Read,
+    Scheme,
+    Settings,
+    agree,
+    group_size,
+    need,
+)
+
+WIDTHS = (2, 4, 8)
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense")
+
+
+class CompressedLayout(GridLayout):
+    """See the module.
+
+    Args:
+        shape: (out, in).
+        bits: Of a number.
+        size: Columns of a group, where there is no ``weight_g_idx``.
+        packed: Whether numbers are packed in words.
+    """
+
+    def __init__(self, shape: tuple[int, int], bits: int, size: int, *, packed: bool) -> None:
+        super().__init__(f"compressed-int{bits}", shape)
+        self.bits = bits
+        self.size = size
+        self.packed = packed
+
+    def grid(self, parts: Mapping[str, Tensor], rows: slice) -> Grid:
+        """See `Layout.grid`."""
+        scales = self._rows(parts["weight_scale"].float(), rows)
+        groups = parts.get("weight_g_idx")
+        return Grid(
+            codes=self._codes(parts, rows),
+            scales=scales,
+            zeros=self._zeros(parts, rows, scales),
+            size=self.size,
+            bits=self.bits,
+            low=-(2 ** (self.bits - 1)),
+            groups=None if groups is None else groups.long(),
+        )
+
+    def _codes(self, parts: Mapping[str, Tensor], rows: slice) -> Tensor:
+        if not self.packed:
+            return parts["weight"][rows].int()
+        codes = unpack(parts["weight_packed"][rows], self.bits, 1)[:, : self.shape[1]]
+        return codes - 2 ** (self.bits - 1)
+
+    def _zeros(self, parts: Mapping[str, Tensor], rows: slice, scales: Tensor) -> Tensor:
+        zeros = parts.get("weight_zero_point")
+        if zeros is None:
+            return torch.zeros_like(scales, dtype=torch.int32)
+        if zeros.dtype != torch.int32:
+            return self._rows(zeros.int(), rows)
+        words, inside = span(rows, self.shape[0], WORD // self.bits)
+        return unpack(zeros[words], self.bits, 0)[inside] - 2 ** (self.bits - 1)
+
+    def _rows(self, values: Tensor, rows: slice) -> Tensor:
+        """(R, G) of values for the whole matrix, or by rows."""
+        values = values.reshape(-1, 1) if values.dim() < 2 else values
+        return values.expand(self.shape[0], -1)[rows]
+
+
+def _layout(settings: Settings, parts: Parts, read: Read) -> Layout | None:
+    _check(settings)
+    if "weight_packed" in parts:
+        return _packed(parts, read)
+    if parts["weight"].dtype in FLOATS:
+        return fp8_layout(parts, "weight_scale", _block(settings))
+    if parts["weight"].dtype != "I8":
+        return None
+    rows, columns = need(parts, "weight", ("I8",), 2)
+    groups = _groups(parts, rows)
+    if "weight_zero_point" in parts:
+        zeros, scale = parts["weight_zero_point"], parts["weight_scale"]
+        need(parts, "weight_zero_point", ("I8",), len(zeros.shape))
+        agree(parts, zeros.shape, scale.shape, "zero points")
+    size = group_size(parts, columns, groups, 0)
+    return CompressedLayout((rows, columns), 8, size, packed=False)
+
+
+def _packed(parts: Parts, read: Read) -> Layout:
+    need(parts, "weight_shape", ("I64", "I32"), 1)
+    rows, words = need(parts, "weight_packed", ("I32",), 2)
+    sizes = read("weight_shape").tolist()
+    if len(sizes) != 2 or not all(0 < size < MAX_SIZE for size in sizes):
+        raise CheckpointError(
+            f"{parts['weight_shape'].name[:100]!r} holds no shape.", found=str(sizes)[:100]
+        )
+    out, columns = sizes
+    agree(parts, (out,), (rows,), "rows")
+    bits = next((b for b in WIDTHS if -(-columns * b // WORD) == words), 0)
+    if not bits:
+        agree(parts, (words,), (-(-columns * 4 // WORD),), "words of a row:")
+    groups = _groups(parts, rows)
+    if "weight_zero_point" in parts:
+        shape = need(parts, "weight_zero_point", ("I32",), 2)
+        agree(parts, shape, (-(-rows * bits // WORD), groups), "zero points")
+    size = 1
+    if "weight_g_idx" in parts:
+        agree(parts, need(parts, "weight_g_idx", ("I32", "I64"), 1), (columns,), "g_idx")
+        index = read("weight_g_idx")
+        within = int(index.min()) >= 0 and int(index.max()) < groups
+        agree(parts, (within,), (True,), "columns are of groups there are:")
+    else:
+        size = group_size(parts, columns, groups, 0)
+    return CompressedLayout((rows, columns), bits, size, packed=True)
+
+
+def _groups(parts: Parts, rows: int) -> int:
+    """How many groups a row has, by the shape of the scales."""
+    scale = parts.get("weight_scale")
+    shape = need(parts, "weight_scale", SCALES, len(scale.shape) if scale else 2)
+    if shape in {(), (1,)}:
+        return 1
+    agree(parts, (shape[0], len(shape)), (rows, 2), "rows of scales")
+    return shape[1]
+
+
+def _weights(settings: Settings) -> Iterator[Settings]:
+    groups = settings.section("config_groups")
+    for name in groups.raw:
+        yield groups.section(name).section("weights")
+
+
+def _block(settings: Settings) -> tuple[int, int] | None:
+    for weights in _weights(settings):
+        if weights.raw.get("block_structure") is not None:
+            return weights.sizes("block_structure", (128, 128))
+    return None
+
+
+def _check(settings: Settings) -> None:
+    """Refuse what would change the numbers, and is not here."""
+    if settings.text("format", _FORMATS[0]) not in {*_FORMATS, "mixed-precision"}:
+        raise settings.wrong("format", ", ".join(_FORMATS))
+    if settings.section("sparsity_config").text("format", "dense") != "dense":
+        raise settings.section("sparsity_config").wrong("format", "dense")
+    if settings.section("transform_config").raw.get("config_groups"):
+        raise settings.wrong("transform_config", "none")
+
+
+COMPRESSED_TENSORS = Scheme(
+    mains=("weight_packed", "weight"),
+    others=("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
+    layout=_layout,
+    ignored=("input_scale", "input_zero_point", "output_scale", "output_zero_point", "k_scale",
+             "v_scale", "q_scale"),
+)  # fmt: skip

@@ -1,0 +1,95 @@
+"""FP8: eight-bit floats with a scale for the whole matrix, for each row, or for each block.
+
+    weight             float8 E4M3 (or E5M2), (out, in)
+    weight_scale_inv   float32, (out / 128, in / 128) rounded up: DeepSeek-V3, transformers
+    weight_scale       one number, or (out, 1)
+
+Numbers are ``weight * scale``. Blocks at the right and lower edge may be smaller.
+
+Source: DeepSeek-V3 technical report [arXiv:2412.19437], section 3.3, and the model card's
+``README_WEIGHTS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+
+from torch import Tensor
+
+from blazr.nn.quant.hf.scheme import Layout, Parts, Read, Scheme, Settings, agree, need
+
+FLOATS = ("F8_E4M3", "F8_E5M2")
+SCALES = ("F32", "BF16", "F16")
+_KEYS = ("weight_scale_inv", "weight_scale")
+
+
+class Fp8Layout(Layout):
+    """Floats of eight bits, scaled.
+
+    Args:
+        shape: (out, in).
+        block: Rows and columns that share a scale.
+        scale: Which part holds the scales.
+    """
+
+    def __init__(self, shape: tuple[int, int], block: tuple[int, int], scale: str) -> None:
+        super().__init__("fp8", shape)
+        self.block = block
+        self.scale = scale
+
+    def decode(self, parts: Mapping[str, Tensor], rows: slice) -> Tensor:
+        """See `Layout.decode`."""
+        height, width = self.block
+        start, stop, _ = rows.indices(self.shape[0])
+        numbers = parts["weight"][start:stop].float()
+        scales = parts[self.scale].float()
+        if scales.dim() < 2:
+            scales = scales.reshape(1, 1)
+        first = start // height
+        scales = scales[first : ceil(stop / height)].repeat_interleave(height, 0)
+        scales = scales[start - first * height :][: stop - start]
+        scales = scales.repeat_interleave(width, 1)[:, : self.shape[1]]
+        return numbers * scales
+
+
+def fp8_layout(parts: Parts, key: str, block: tuple[int, int] | None) -> Fp8Layout:
+    """The layout of a float8 matrix by the shape of its scales.
+
+    Args:
+        parts: Its tensors, ``weight`` among them.
+        key: Which are the scales.
+        block: Rows and columns of a block, or None where there are none.
+
+    Raises:
+        CheckpointError: The scales fit nothing.
+    """
+    rows, columns = need(parts, "weight", FLOATS, 2)
+    scale = parts.get(key)
+    shape = need(parts, key, SCALES, len(scale.shape) if scale else 0)
+    if shape in {(), (1,), (1, 1)}:
+        return Fp8Layout((rows, columns), (max(rows, 1), max(columns, 1)), key)
+    if block is None:
+        agree(parts, shape, (rows, 1), "scales")
+        return Fp8Layout((rows, columns), (1, max(columns, 1)), key)
+    agree(parts, shape, (ceil(rows / block[0]), ceil(columns / block[1])), "scales")
+    return Fp8Layout((rows, columns), block, key)
+
+
+def _layout(settings: Settings, parts: Parts, read: Read) -> Layout | None:
+    del read
+    if parts["weight"].dtype not in FLOATS:
+        return None
+    key = next((key for key in _KEYS if key in parts), _KEYS[0])
+    block = None
+    if settings.raw.get("weight_block_size") is not None or key == _KEYS[0]:
+        block = settings.sizes("weight_block_size", (128, 128))
+    return fp8_layout(parts, key, block)
+
+
+FP8 = Scheme(
+    mains=("weight",),
+    others=_KEYS,
+    layout=_layout,
+    ignored=("input_scale", "activation_scale", "k_scale", "v_scale"),
+)

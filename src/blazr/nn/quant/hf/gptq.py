@@ -1,0 +1,95 @@
+"""GPTQ: whole numbers with a scale and a zero point per group of columns [arXiv:2210.17323].
+
+    qweight   int32, (in * bits / 32, out): a word holds numbers of one row, first column lowest
+    qzeros    int32, (groups, out * bits / 32)
+    scales    float16, (groups, out)
+    g_idx     int32, (in,): the group of each column; with "act order" groups are not runs
+
+Numbers are ``(q - zero) * scale``. The first version of the format stores zero points less one
+(``checkpoint_format`` ``"gptq"``), the second as they are (``"gptq_v2"``).
+
+Source: AutoGPTQ's and GPTQModel's description of the format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from blazr.nn.quant.hf.bits import WORD, span, unpack
+from blazr.nn.quant.hf.scheme import (
+    Grid,
+    GridLayout,
+    Layout,
+    Parts,
+    Read,
+    Scheme,
+    Settings,
+    agree,
+    group_size,
+    need,
+)
+
+WIDTHS = (2, 4, 8)
+_FORMATS = {"gptq": 1, "gptq_v2": 0}
+
+
+class GptqLayout(GridLayout):
+    """See the module.
+
+    Args:
+        shape: (out, in).
+        bits: Of a number.
+        size: Columns of a group, where there is no ``g_idx``.
+        offset: What is added to the stored zero points.
+    """
+
+    def __init__(self, shape: tuple[int, int], bits: int, size: int, *, offset: int) -> None:
+        super().__init__(f"gptq-int{bits}", shape)
+        self.bits = bits
+        self.size = size
+        self.offset = offset
+
+    def grid(self, parts: Mapping[str, Tensor], rows: slice) -> Grid:
+        """See `Layout.grid`."""
+        words, inside = span(rows, self.shape[0], WORD // self.bits)
+        zeros = unpack(parts["qzeros"][:, words], self.bits, 1)[:, inside]
+        # the writer wraps a zero point of 0 around to the largest number
+        zeros = (zeros + self.offset) & (2**self.bits - 1)
+        groups = parts.get("g_idx")
+        return Grid(
+            codes=unpack(parts["qweight"][:, rows], self.bits, 0).T,
+            scales=parts["scales"][:, rows].float().T,
+            zeros=zeros.T,
+            size=self.size,
+            bits=self.bits,
+            groups=None if groups is None else groups.long(),
+        )
+
+
+def _layout(settings: Settings, parts: Parts, read: Read) -> Layout:
+    kind = settings.text("checkpoint_format", "gptq")
+    if kind not in _FORMATS:
+        raise settings.wrong("checkpoint_format", ", ".join(_FORMATS))
+    groups, out = need(parts, "scales", ("F16", "BF16", "F32"), 2)
+    packed, columns = need(parts, "qweight", ("I32",), 2)
+    agree(parts, (columns,), (out,), "qweight's rows")
+    zero_shape = need(parts, "qzeros", ("I32",), 2)
+    bits = zero_shape[1] * WORD // max(out, 1)
+    if bits not in WIDTHS:
+        raise settings.wrong("bits", ", ".join(map(str, WIDTHS)))
+    inner = packed * WORD // bits
+    agree(parts, zero_shape, (groups, -(-out * bits // WORD)), "qzeros")
+    size = 1
+    if "g_idx" not in parts:
+        size = group_size(parts, inner, groups, settings.integer("group_size", 0))
+    else:
+        agree(parts, need(parts, "g_idx", ("I32", "I64"), 1), (inner,), "g_idx")
+        index = read("g_idx")
+        within = not len(index) or (int(index.min()) >= 0 and int(index.max()) < groups)
+        agree(parts, (within,), (True,), "columns are of groups there are:")
+    return GptqLayout((out, inner), bits, size, offset=_FORMATS[kind])
+
+
+GPTQ = Scheme(mains=("qweight",), others=("qzeros", "scales", "g_idx"), layout=_layout)
