@@ -9,23 +9,34 @@ from dataclasses import dataclass
 from typing import cast
 
 import httpx2
+from tests.scripted import ScriptedEngine, wait_until
 
 from blazr.llm.async_llm import AsyncLLM
 from blazr.llm.text_engine import TextEngine
 from blazr.server.app import build_app
 from blazr.server.config import ServerConfig
+from blazr.server.models import Models
 from blazr.server.serve import DrainingServer, address_of, listen, make_server
-from blazr.server.service import Service
-from tests.scripted import ScriptedEngine, wait_until
+from blazr.server.state import ServerState
+from blazr.server.tracing import Tracer
 
 
 @dataclass
 class Loopback:
     url: str
-    core: TextEngine
-    service: Service
+    models: Models
     server: DrainingServer
     client: httpx2.Client
+
+    @property
+    def service(self) -> ServerState:
+        return self.models.state
+
+    @property
+    def core(self) -> TextEngine:
+        service = self.models.seats[0].service
+        assert service is not None
+        return service.llm.core
 
     @property
     def engine(self) -> ScriptedEngine:
@@ -33,20 +44,30 @@ class Loopback:
 
 
 @contextmanager
-def serving(core: TextEngine, **settings: object) -> Iterator[Loopback]:
+def serving(
+    core: TextEngine, *, tracer: Tracer | None = None, **settings: object
+) -> Iterator[Loopback]:
     """Serve a core until the block ends. The core is closed with it."""
     config = ServerConfig(**{"host": "127.0.0.1", "port": 0, **settings})
+    models = Models.of(AsyncLLM(core), config, aliases=("org/name",))
+    with serving_models(models, tracer) as running:
+        yield running
+
+
+@contextmanager
+def serving_models(models: Models, tracer: Tracer | None = None) -> Iterator[Loopback]:
+    """Serve models until the block ends. They are closed with it."""
+    config = models.state.config
     sock = listen(config)
     url = address_of(sock)
-    app = build_app(AsyncLLM(core), config, aliases=("org/name",))
-    server = make_server(app, app.state.service)
+    server = make_server(build_app(models, tracer=tracer), models)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
     thread.start()
     wait_until(lambda: server.started)
     try:
         with httpx2.Client(base_url=url, timeout=30) as client:
-            yield Loopback(url, core, app.state.service, server, client)
+            yield Loopback(url, models, server, client)
     finally:
         server.should_exit = True
         thread.join()
-        core.close()
+        models.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from hybrids import HYBRIDS
 from networks import VOCAB
 
 SIZES: dict[str, object] = {
@@ -23,8 +24,13 @@ SIZES: dict[str, object] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+# Norms of what attention has averaged away would blow up every rounding.
+_SPREAD = {"zamba2": 0.1, "kimi_linear": 0.2, "jamba": 0.15}
+_SPREAD |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), 0.15)
+# Those whose norms store their weights less one.
+_OFFSET = ("gemma", "qwen3_next", "qwen3_5")
 # Whatever a library remembers outside the file must not tell the classes apart.
-_KEPT = ("inv_freq", "embed_scale")
+_KEPT = ("inv_freq", "embed_scale", "mup_vector")
 
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 20}
 _LATENT = {
@@ -238,6 +244,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
             "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
         },
     ),
+    **HYBRIDS,
 }
 
 
@@ -262,14 +269,19 @@ def save_reference(
     model = model.float().eval().requires_grad_(requires_grad=False)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if not any(word in name for word in _KEPT):
-            _fill(name, tensor, is_offset="gemma" in model_type)
+            _fill(
+                name,
+                tensor,
+                is_offset=model_type.startswith(_OFFSET),
+                spread=_SPREAD.get(model_type, 0.3),
+            )
     model.save_pretrained(directory)
     return model
 
 
-def _fill(name: str, tensor: Tensor, *, is_offset: bool) -> None:
+def _fill(name: str, tensor: Tensor, *, is_offset: bool, spread: float) -> None:
     if tensor.dim() > 1:
-        tensor.normal_(0, 0.3)
+        tensor.normal_(0, spread)
         return
     tensor.normal_(0, 0.2)
     if "norm" in name and name.endswith("weight") and not is_offset:

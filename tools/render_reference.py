@@ -184,7 +184,7 @@ def render_http() -> str:
         table(
             ("metric", "kind", "labels", "what it counts"),
             (
-                (f"`{name}`", row.kind, ", ".join(row.labels), row.help)
+                (f"`{name}`", row.kind, ", ".join(row.all_labels), row.help)
                 for name, row in METRICS.items()
             ),
         ),

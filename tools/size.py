@@ -11,15 +11,16 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "blazr"
 
 # Lines at full scope, docstrings and blanks included.
 BUDGETS = {
-    "core": 720,
+    "core": 800,
     "nn": 10_840,
-    "models": 7_000,
-    "text": 7_000,
+    "models": 8_800,
+    "text": 7_100,
     "engine": 5_022,
-    "llm": 1_300,
-    "server": 5_000,
-    "bench": 820,
-    "cli": 1_300,
+    "pipelines": 400,
+    "llm": 1_500,
+    "server": 7_400,
+    "bench": 1_700,
+    "cli": 2_000,
 }
 
 

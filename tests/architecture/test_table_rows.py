@@ -16,7 +16,7 @@ FIXED = {"DTYPES"}
 
 # A directory where each file is to be a row: the table, how a row tells its module, the helpers.
 EXTENSIBLE = {
-    "cli": ("COMMANDS", lambda row: row.__module__, {"app", "options"}),
+    "cli": ("COMMANDS", lambda row: row.__module__, {"app", "options", "models"}),
     "models/families": (
         "FAMILIES",
         lambda row: row.derive.__module__,
@@ -24,6 +24,8 @@ EXTENSIBLE = {
             "base",
             "config_reader",
             "detect",
+            "gguf_architectures",
+            "gguf_hybrid",
             "gguf_model",
             "gqa",
             "oxidizr_mixers",
@@ -31,13 +33,13 @@ EXTENSIBLE = {
             "rules",
         },
     ),
-    "server/anthropic": ("ROUTES", lambda row: row.handler.__module__, {"rendering"}),
-    "server/ollama": ("ROUTES", lambda row: row.handler.__module__, set()),
-    "server/native": ("ROUTES", lambda row: row.handler.__module__, set()),
+    "server/anthropic": ("ROUTES", lambda row: row.handler.__module__, {"rendering", "replies"}),
+    "server/ollama": ("ROUTES", lambda row: row.handler.__module__, {"replies"}),
+    "server/native": ("ROUTES", lambda row: row.handler.__module__, {"replies"}),
     "server/openai": (
         "ROUTES",
         lambda row: row.handler.__module__,
-        {"items", "labels", "response_rendering", "schema"},
+        {"items", "labels", "replies", "response_rendering", "response_replies", "schema"},
     ),
     "text/tokenizers": (
         "TOKENIZERS",

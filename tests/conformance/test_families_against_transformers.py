@@ -17,6 +17,7 @@ from blazr.models.families import FAMILIES
 from blazr.models.families.detect import detect_family
 from blazr.models.loading.load import LoadedModel, load, plan_model
 from blazr.nn.device import resolve_device
+from hybrids import classic_layers
 from networks import VOCAB, Lab
 from references import CASES, reference_logits, rewrite_config, save_reference
 
@@ -25,9 +26,14 @@ pytest.importorskip("transformers", reason="the reference is the transformers li
 CPU = resolve_device("cpu")
 TOLERANCE = 1e-4
 # Of other makers' formats, or tested elsewhere.
-NO_REFERENCE = {"oxidizr", "mamba", "gguf"}
+NO_REFERENCE = {"oxidizr", "gguf"}
 # Models that also see images: their language model is one of the above.
-SEEING = {"gemma3": "gemma3_text", "mistral3": "mistral"}
+SEEING = {
+    "gemma3": "gemma3_text",
+    "mistral3": "mistral",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
 
 
 @dataclass(frozen=True)
@@ -109,16 +115,18 @@ def test_its_family_alone_recognises_it(pair: Pair) -> None:
 
 def _classic(written: dict[str, object]) -> dict[str, object]:
     """The changes that make a config look as files did before ``rope_parameters``."""
-    new = written["rope_parameters"]
+    changes = classic_layers(written) | {"torch_dtype": "float32"}
+    new = written.get("rope_parameters")
+    if new is None:
+        return changes
     whole = new.get("full_attention", new)
     rest = {k: v for k, v in whole.items() if k not in {"rope_theta", "partial_rotary_factor"}}
     kind = rest.pop("rope_type")
-    changes = {
+    changes |= {
         "rope_parameters": None,
         "rope_theta": whole["rope_theta"],
         "partial_rotary_factor": whole.get("partial_rotary_factor"),
         "rope_scaling": None if kind == "default" else {"type": kind, **rest},
-        "torch_dtype": "float32",
     }
     if "sliding_attention" in new:
         local = new["sliding_attention"]["rope_theta"]
@@ -144,6 +152,7 @@ def test_a_key_that_nobody_knows_is_refused(pair: Pair) -> None:
     rewrite_config(pair.directory, attention_twist=None)
 
 
+@pytest.mark.usefixtures("reference_ops")
 def test_experts_of_four_bits(tmp_path: Path) -> None:
     """GPT-OSS as it is published; transformers' own decoder says what the numbers are."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -171,6 +180,45 @@ def test_experts_of_four_bits(tmp_path: Path) -> None:
     save_file(tensors, path)
     with pytest.raises(CheckpointError, match="is missing"):
         plan_model(str(tmp_path))
+
+
+def test_shared_blocks_repeated_in_the_file(tmp_path: Path) -> None:
+    theirs = save_reference("zamba2", tmp_path, changes=CASES["zamba2"][1])
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    copies = {
+        name.replace(f"layers.{owner}.", f"layers.{user}."): tensor.clone()
+        for name, tensor in tensors.items()
+        for owner, user in ((1, 4), (3, 5))
+        if f"layers.{owner}.shared_transformer." in name
+    }
+    save_file(tensors | copies, path)
+    ids = tokens_of(30, seed=1)
+    ours = load(str(tmp_path), device=CPU, dtype="float32").module
+    with torch.inference_mode():
+        found = ours.forward_sequences(torch.tensor([ids]))[0]
+    assert (found - reference_logits(theirs, ids)).abs().max() < TOLERANCE
+
+
+def test_experts_stacked_in_the_file(tmp_path: Path) -> None:
+    """Qwen3.5 as it is published: one tensor for all experts' gates and ups, one for the downs."""
+    theirs = save_reference("qwen3_5_moe_text", tmp_path, changes=CASES["qwen3_5_moe_text"][1])
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    for layer in range(2):
+        at = f"model.layers.{layer}.mlp.experts."
+        stacks = {
+            name: torch.stack([tensors.pop(f"{at}{e}.{name}_proj.weight") for e in range(6)])
+            for name in ("gate", "up", "down")
+        }
+        tensors[f"{at}gate_up_proj"] = torch.cat((stacks["gate"], stacks["up"]), 1)
+        tensors[f"{at}down_proj"] = stacks["down"]
+    save_file(tensors, path)
+    ids = tokens_of(30, seed=1)
+    ours = load(str(tmp_path), device=CPU, dtype="float32").module
+    with torch.inference_mode():
+        found = ours.forward_sequences(torch.tensor([ids]))[0]
+    assert (found - reference_logits(theirs, ids)).abs().max() < TOLERANCE
 
 
 @pytest.mark.parametrize("layout", ["language_model.model.", "model.language_model."])

@@ -82,7 +82,7 @@ def test_samples_for_kernels_are_usable(name: str) -> None:
         assert op.reference(*arguments).isfinite().all()
 
 
-@pytest.mark.parametrize("name", QUANTIZERS)
+@pytest.mark.parametrize("name", [name for name in QUANTIZERS if name.endswith("_0")])
 def test_quantizing_what_was_decoded_changes_nothing(name: str) -> None:
     quantize = QUANTIZERS[name]
     once = quantize(torch.randn(7, 3 * quantize.kind.length))

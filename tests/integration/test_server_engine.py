@@ -130,8 +130,8 @@ def test_a_client_that_leaves_frees_its_memory_within_two_steps(
     assert metric(server, "blazr_engine_waiting") == 0
     assert metric(server, "blazr_engine_steps_total") - steps_at_abort[0] <= 2
     text = server.client.get("/metrics").text
-    assert 'blazr_requests_total{outcome="cancelled"} 1.0' in text
-    assert 'blazr_engine_finished_total{reason="abort"} 2.0' in text
+    assert 'blazr_requests_total{model="tiny",outcome="cancelled"} 1.0' in text
+    assert 'blazr_engine_finished_total{model="tiny",reason="abort"} 2.0' in text
 
 
 def test_health_tells_of_a_dead_engine_until_it_is_back(server: Loopback) -> None:

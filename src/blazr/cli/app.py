@@ -33,7 +33,9 @@ class _Commands(TyperGroup):
         if name not in COMMANDS:
             return None
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        single.command(name, context_settings=_HELP)(COMMANDS[name])
+        # each flag of a server may come from BLAZR_<FLAG>, as containers like to have it
+        more = {"auto_envvar_prefix": "BLAZR"} if name == "serve" else {}
+        single.command(name, context_settings={**_HELP, **more})(COMMANDS[name])
         return typer.main.get_command(single)
 
 

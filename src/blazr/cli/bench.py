@@ -54,6 +54,11 @@ def bench(  # noqa: PLR0913  (one argument per flag)
         str | None, typer.Option(help=f"Random weights of a shape: {', '.join(RANDOM_SHAPES)}.")
     ] = None,
     url: Annotated[str | None, typer.Option(help="Measure a server; shows BLAZR_API_KEY.")] = None,
+    versus: Annotated[
+        str | None,
+        typer.Option("--vs", help="llama.cpp: run a GGUF file in both, by turns."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each, with --vs.")] = 5,
     workload: Annotated[
         Path | None, typer.Option(help="Requests from a file of JSON lines.")
     ] = None,
@@ -89,6 +94,14 @@ def bench(  # noqa: PLR0913  (one argument per flag)
         raise ConfigError("--random is a model of its own.", expected="no MODEL and no --url")
     if plot is not None and find_spec("matplotlib") is None:  # better now than after a long run
         raise ConfigError("--plot needs matplotlib.", hint="pip install 'blazr[train]'")
+    if versus is not None:
+        report = _run_against(
+            versus, Path(name), levels=_parse_levels(concurrency or "1,8"), threads=threads,
+            prompt_tokens=prompt_tokens, output_tokens=output_tokens, rounds=rounds, seed=seed,
+        )  # fmt: skip
+        _keep(report, history)
+        _show_against(report, as_json=as_json)
+        return
     ask = Ask(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
     asks = read_workload(workload, ask) if workload else [ask]
     is_timed = rate < math.inf or any(each.arrival_s is not None for each in asks)
@@ -104,32 +117,85 @@ def bench(  # noqa: PLR0913  (one argument per flag)
     else:
         facts, levels = _run_here(plan, name, random, device=device, dtype=dtype, threads=threads)
     _complain(levels)
-    report = {
-        **origin(),
-        **facts,
-        "seed": seed,
-        "scenario": {
-            "workload": workload.name if workload else None,
-            "prompt_tokens": prompt_tokens,
-            "output_tokens": output_tokens,
-            "shared_prefix": shared_prefix,
-            "rate": rate if rate < math.inf else None,
-            "goodput": goodput,
-        },
-        "levels": levels,
+    scenario = {
+        "workload": workload.name if workload else None,
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": output_tokens,
+        "shared_prefix": shared_prefix,
+        "rate": rate if rate < math.inf else None,
+        "goodput": goodput,
     }
-    try:
-        if history is not None:
-            with history.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(report) + "\n")
-        if plot is not None:
-            _plot(levels, plot, title=str(facts["model"]))
-    except OSError as error:
-        raise ConfigError("the run cannot be written down.", found=str(error)[:200]) from None
+    report = {**origin(), **facts, "seed": seed, "scenario": scenario, "levels": levels}
+    _keep(report, history)
+    if plot is not None:
+        _plot(levels, plot, title=str(facts["model"]))
     if as_json:
         print(json.dumps(report, indent=2))
     else:
         _show(facts, levels)
+
+
+def _keep(report: _Figures, history: Path | None) -> None:
+    """Append a run to a file of JSON lines.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    if history is None:
+        return
+    try:
+        with history.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(report) + "\n")
+    except OSError as error:
+        raise ConfigError("the run cannot be written down.", found=str(error)[:200]) from None
+
+
+def _run_against(
+    rival: str,
+    path: Path,
+    *,
+    levels: Sequence[int | None],
+    threads: int | None,
+    **work: int,
+) -> dict[str, object]:
+    """The report of a comparison.
+
+    Raises:
+        ConfigError: The rival is unknown or not installed, or the model is no GGUF file.
+        EngineError: One of the two failed.
+    """
+    if rival != "llama.cpp":
+        raise ConfigError("unknown rival.", found=repr(rival[:50]), expected="llama.cpp")
+    import torch
+
+    from blazr.bench.report import origin
+    from blazr.bench.versus import compare
+
+    torch.set_num_threads(threads or torch.get_num_threads())
+    facts, results = compare(path, levels=[level for level in levels if level], **work)
+    return {**origin(), **facts, "results": results}
+
+
+def _show_against(report: _Figures, *, as_json: bool) -> None:
+    """Print it, for programs or for people."""
+    if as_json:
+        print(json.dumps(report, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    print("{model}, {threads} threads, against {rival}".format_map(report))
+    table = Table("", "blazr, tokens/s", "llama.cpp", "ratio", "of the bandwidth")
+    for row in cast("Sequence[dict[str, float]]", report["results"]):
+        share = row.get("bandwidth_share")
+        table.add_row(
+            "{kind}, {streams} at once".format_map(row),
+            "{blazr_tokens_per_s:,.1f}".format_map(row),
+            "{rival_tokens_per_s:,.1f}".format_map(row),
+            "{ratio:.2f} ({ratio_min:.2f} to {ratio_max:.2f})".format_map(row),
+            "" if share is None else f"{share:.0%}",
+        )
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,4 +366,7 @@ def _plot(levels: Sequence[_Figures], path: Path, *, title: str) -> None:
         axes.set(xlabel="requests at once", ylabel=label, ylim=(0, None))
         axes.set_xticks(places, [str(place) for place in places])
         axes.grid(alpha=0.3)
-    figure.savefig(path, format="png", dpi=120)
+    try:
+        figure.savefig(path, format="png", dpi=120)
+    except OSError as error:
+        raise ConfigError("the plot cannot be written.", found=str(error)[:200]) from None

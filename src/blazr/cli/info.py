@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from blazr.cli import options
+
+if TYPE_CHECKING:
+    from blazr.models.loading.fit import Fit
 
 
 def info(
     model_argument: options.ModelArgument = None,
     *,
     model: options.Model = None,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Say what memory it needs here, packed in each way.")
+    ] = False,
+    device: options.DeviceName = "auto",
     as_json: options.Json = False,
     verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
 ) -> None:
     """Show a model's configuration, its sizes, and where each value came from."""
+    if fit:
+        _fit(options.pick_model(model, model_argument), device, as_json=as_json)
+        return
     from blazr.models.loading.describe import describe
 
     report = describe(options.pick_model(model, model_argument))
@@ -24,6 +38,30 @@ def info(
         return
     for line in _screen(report):
         print(line)
+
+
+def _fit(model: str, device: str, *, as_json: bool) -> None:
+    from blazr.models.loading.fit import fit
+    from blazr.nn.device import resolve_device
+
+    found = fit(model, resolve_device(device))
+    if as_json:
+        print(json.dumps(asdict(found), indent=2))
+        return
+    for line in _fit_screen(found):
+        print(line)
+
+
+def _fit_screen(found: Fit) -> Iterator[str]:
+    yield f"{found.device}: {found.free_bytes / 1e9:.1f} GB free"
+    if found.bytes_per_token:
+        yield f"{found.bytes_per_token:,} bytes a token, in {found.dtype}"
+    if found.state_bytes:
+        yield f"{found.state_bytes:,} bytes a sequence, whatever its length"
+    yield f"{'--quantize':<12} {'weights':>12} {'context':>14}"
+    for each in found.choices:
+        context = f"{each.context:,}" if each.context else "does not fit"
+        yield f"{each.quantization:<12} {each.weights_bytes / 1e6:>9,.0f} MB {context:>14}"
 
 
 def _screen(report: Mapping[str, object]) -> Iterator[str]:

@@ -49,7 +49,8 @@ Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Quantize = Annotated[
     str | None,
     typer.Option(
-        help="Pack weights while loading: q8_0, q4_0, or by part: experts=q4_0,lm_head=q8_0."
+        help="Pack weights while loading: q8_0, q4_0, int8, int4, or by part:"
+        " experts=q4_0,lm_head=q8_0."
     ),
 ]
 Memory = Annotated[

@@ -2,125 +2,228 @@
 
 from __future__ import annotations
 
-import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from blazr.cli import options
-from blazr.core import env, log
+from blazr.cli.models import ModelPlan, Opening, apply_settings, plan_models
+from blazr.core import log
 from blazr.core.errors import ConfigError
 
-_log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from blazr.server.config import ServerConfig
+    from blazr.server.models import Models
+
+
+AccessLog = Literal["text", "json", "off"]
+
+
+def _listed(
+    ctx: typer.Context, param: typer.CallbackParam, value: list[str] | None
+) -> list[str] | None:
+    """Several values in one environment variable stand between commas."""
+    source = ctx.get_parameter_source(param.name or "")
+    if value is None or source is None or source.name != "ENVIRONMENT":
+        return value
+    return [each for each in ",".join(value).split(",") if each]
+
+
+def _named(
+    ctx: typer.Context, param: typer.CallbackParam, value: list[str] | None
+) -> list[str] | None:
+    """A model named on the command line goes before those named elsewhere, flag or not."""
+    source = ctx.get_parameter_source("model")
+    if ctx.params.get("model_argument") and source is not None and source.name != "COMMANDLINE":
+        return None
+    return _listed(ctx, param, value)
 
 
 def serve(  # noqa: PLR0913  (one argument per flag)
     model_argument: options.ModelArgument = None,
     *,
-    model: options.Model = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Directory, .safetensors or .gguf file, Hugging Face id; NAME=PATH, repeated, "
+            "for several that are loaded when they are asked for.  [default: built-in nano]",
+            show_default=False,
+            callback=_named,
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            callback=apply_settings, is_eager=True, help="TOML file with flags and [models]."
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 8080,
+    uds: Annotated[str | None, typer.Option(help="Socket file to listen on instead.")] = None,
+    tls_cert: Annotated[
+        str | None, typer.Option(help="File with the certificate, for HTTPS.")
+    ] = None,
+    tls_key: Annotated[str | None, typer.Option(help="File with the certificate's key.")] = None,
+    root_path: Annotated[
+        str, typer.Option(help="What a proxy puts before every path, such as /llm.")
+    ] = "",
     api_key: Annotated[
         list[str] | None,
-        typer.Option(help="Key that clients must show; repeatable. Also BLAZR_API_KEY."),
+        typer.Option(help="Key that clients must show; repeatable.", callback=_listed),
     ] = None,
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with one key a line; # begins a comment.")
     ] = None,
     cors_origin: Annotated[
         list[str] | None,
-        typer.Option(help="Origin that browsers may call from, besides loopback; * is any."),
+        typer.Option(
+            help="Origin that browsers may call from, besides loopback; * is any; repeatable.",
+            callback=_listed,
+        ),
     ] = None,
     served_model_name: Annotated[
-        str | None, typer.Option(help="What the model is called.  [by model]")
+        list[str] | None,
+        typer.Option(
+            help="What the model is called; more are also answered to.  [by model]",
+            callback=_listed,
+        ),
     ] = None,
     accept_any_model: Annotated[
         bool, typer.Option("--accept-any-model", help="Answer whatever model a request names.")
     ] = False,
+    idle_unload: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds after which a model nobody uses leaves the memory."),
+    ] = None,
+    models_memory: Annotated[
+        str | None,
+        typer.Option(help="Most memory of all models: 24GiB. Those used longest ago give way."),
+    ] = None,
     memory: options.Memory = "auto",
-    max_running: Annotated[
-        int, typer.Option(envvar="BLAZR_MAX_RUNNING", help="Most replies computed at once.")
-    ] = 32,
-    max_waiting: Annotated[
-        int, typer.Option(envvar="BLAZR_MAX_WAITING", help="Most replies queued.")
-    ] = 128,
+    max_running: Annotated[int, typer.Option(help="Most replies computed at once.")] = 32,
+    max_waiting: Annotated[int, typer.Option(help="Most replies queued.")] = 128,
     max_seq_len: Annotated[
         int | None,
-        typer.Option(
-            envvar="BLAZR_MAX_SEQ_LEN",
-            min=2,
-            help="Lower the context to this.  [by model]",
-            show_default=False,
-        ),
+        typer.Option(min=2, help="Lower the context to this.  [by model]", show_default=False),
     ] = None,
-    token_budget: Annotated[
-        int, typer.Option(envvar="BLAZR_TOKEN_BUDGET", help="Most tokens computed in one step.")
-    ] = 512,
-    prefix_cache: Annotated[
-        bool, typer.Option(envvar="BLAZR_PREFIX_CACHE", help="Reuse prefixes of earlier requests.")
-    ] = True,
-    drain_timeout: Annotated[
-        float, typer.Option(help="Seconds that running replies get to finish when stopping.")
+    token_budget: Annotated[int, typer.Option(help="Most tokens computed in one step.")] = 512,
+    prefix_cache: Annotated[bool, typer.Option(help="Reuse prefixes of earlier requests.")] = True,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0, help="What running replies get to finish when stopping.")
     ] = 30.0,
+    ui: Annotated[
+        bool, typer.Option(help="The chat page at / and the viewer of the API at /docs.")
+    ] = True,
+    access_log: Annotated[
+        AccessLog, typer.Option(help="A line for each request: text, json or off.")
+    ] = "text",
+    otlp_endpoint: Annotated[
+        str | None, typer.Option(help="Send traces there: http://localhost:4318.")
+    ] = None,
     vocab: options.Vocab = None,
     chat_template: options.ChatTemplate = None,
+    tool_parser: Annotated[
+        str | None, typer.Option(help="How calls of tools are written, or none.  [by model]")
+    ] = None,
+    reasoning_parser: Annotated[
+        str | None, typer.Option(help="How thinking is marked, or none.  [by model]")
+    ] = None,
     device: options.DeviceName = "auto",
     cpu: options.Cpu = False,
     dtype: options.Dtype = "auto",
     quantize: options.Quantize = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Serve a model over HTTP, in the dialects of OpenAI, Anthropic and Ollama."""
+    """Serve models over HTTP, in the dialects of OpenAI, Anthropic and Ollama."""
+    from blazr.engine.config import parse_memory
     from blazr.server.config import ServerConfig
-    from blazr.server.serve import address_of, listen
-    from blazr.server.serve import serve as run_server
 
     if not verbose:
         log.setup("info")
-    name = options.pick_model(model, model_argument)
-    config = ServerConfig(
-        host=host,
-        port=port,
-        api_keys=_keys(api_key or [], api_key_file),
-        cors_origins=tuple(cors_origin or ()),
-        served_name=served_model_name,
-        accept_any_model=accept_any_model,
-        drain_timeout_s=drain_timeout,
-    )
-    sock = listen(config)
-    # torch comes with these, and a port in use should be told at once
-    from blazr.engine.config import EngineConfig
-    from blazr.llm.async_llm import AsyncLLM
-    from blazr.llm.open import open_model
-
-    core = open_model(
-        name,
+    opening = Opening(
         device=options.pick_device(device, cpu=cpu),
         dtype=dtype,
         vocab=vocab,
         chat_template=chat_template,
         quantize=quantize,
-        engine=EngineConfig(
-            memory=memory,
-            max_running=max_running,
-            max_waiting=max_waiting,
-            max_seq_len=max_seq_len,
-            token_budget=token_budget,
-            prefix_cache=prefix_cache,
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
+        memory=memory,
+        max_running=max_running,
+        max_waiting=max_waiting,
+        max_seq_len=max_seq_len,
+        token_budget=token_budget,
+        prefix_cache=prefix_cache,
+    )
+    named = [*([model_argument] if model_argument else []), *(model or ())]
+    plans = plan_models(named, config, opening, default=options.BUILT_IN)
+    bound = parse_memory(models_memory, free_bytes=0) if models_memory else None
+    _run(
+        plans,
+        ServerConfig(
+            host=host,
+            port=port,
+            uds=uds,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            root_path=root_path,
+            api_keys=_keys(api_key or [], api_key_file),
+            cors_origins=tuple(cors_origin or ()),
+            served_names=tuple(served_model_name or ()),
+            accept_any_model=accept_any_model,
+            idle_unload_s=idle_unload,
+            models_memory_bytes=bound,
+            drain_timeout_s=drain_seconds,
+            has_ui=ui,
+            access_log=access_log,
+            otlp_endpoint=otlp_endpoint,
         ),
     )
-    try:
-        _say(f"blazr serves {core.info.name} on {address_of(sock)} ({core.info.device})")
-        if not config.is_loopback and not config.api_keys:
-            _say(
-                "warning: anyone who can reach this machine can use it; "
-                "set --api-key, or listen on --host 127.0.0.1"
-            )
-        run_server(AsyncLLM(core), config, sock, aliases=(name,))
-    finally:
-        core.close()
+
+
+def _run(plans: Sequence[ModelPlan], config: ServerConfig) -> None:
+    """Listen, load what is alone, serve."""
+    from blazr.server.serve import address_of, listen, serve
+
+    if len(plans) > 1 and config.served_names:
+        raise ConfigError("several models have names already.", found="--served-model-name")
+    sock = listen(config)
+    models = _open(plans, config)
+    names = ", ".join(seat.source.name for seat in models.seats)
+    address = address_of(sock, is_tls=config.tls_cert is not None)
+    info = models.seats[0].info
+    _say(f"blazr serves {names} on {address}" + (f" ({info.device})" if info else ""))
+    if not config.is_loopback and not config.api_keys:
+        _say(
+            "warning: anyone who can reach this machine can use it; "
+            "set --api-key, or listen on --host 127.0.0.1"
+        )
+    serve(models, sock)
+
+
+def _open(plans: Sequence[ModelPlan], config: ServerConfig) -> Models:
+    """The models; one that is alone is loaded now, so that what is wrong with it shows at once."""
+    # torch comes with these, and a port in use should be told before
+    from blazr.server.models import Models, ModelSource
+
+    if len(plans) > 1:
+        sources = [
+            ModelSource(name=plan.name or plan.path, open=plan.open, num_bytes=plan.num_bytes)
+            for plan in plans
+        ]
+        return Models(sources, config)
+    (plan,) = plans
+    llm = plan.open()
+    name, *more = config.served_names or (plan.name or llm.core.info.name,)
+    source = ModelSource(name=name, open=plan.open, aliases=(*more, plan.path))
+    models = Models([source], config)
+    models.adopt(llm)
+    return models
 
 
 def _say(line: str) -> None:
@@ -128,7 +231,7 @@ def _say(line: str) -> None:
 
 
 def _keys(given: list[str], file: Path | None) -> tuple[str, ...]:
-    keys = [*given, *(key.strip() for key in env.get("BLAZR_API_KEY").split(",") if key.strip())]
+    keys = [*given]
     if file is not None:
         try:
             lines = file.read_text(encoding="utf-8").splitlines()

@@ -23,6 +23,16 @@ class Variable:
     default: str = ""
 
 
+# Where several values may be given they stand between commas.
+SERVE_FLAGS = (
+    *("MODEL", "CONFIG", "HOST", "PORT", "UDS", "TLS_CERT", "TLS_KEY", "ROOT_PATH"),
+    *("API_KEY_FILE", "CORS_ORIGIN", "SERVED_MODEL_NAME", "ACCEPT_ANY_MODEL"),
+    *("IDLE_UNLOAD", "MODELS_MEMORY", "MAX_RUNNING", "MAX_WAITING", "MAX_SEQ_LEN"),
+    *("TOKEN_BUDGET", "DRAIN_SECONDS", "ACCESS_LOG", "OTLP_ENDPOINT", "VOCAB"),
+    *("CHAT_TEMPLATE", "TOOL_PARSER", "REASONING_PARSER", "DEVICE", "CPU", "DTYPE"),
+    *("QUANTIZE", "VERBOSE", "UI"),
+)
+
 ENV: Table[Variable] = Table(
     "environment variable",
     {
@@ -30,12 +40,13 @@ ENV: Table[Variable] = Table(
         for row in (
             Variable("BLAZR_LOG", "log level: info, debug, or blazr=debug,uvicorn=info"),
             Variable("RUST_LOG", "read like BLAZR_LOG when that is unset"),
-            Variable("BLAZR_API_KEY", "an API key the server asks for (comma-separated for more)"),
+            *(
+                Variable(f"BLAZR_{flag}", f"like blazr serve --{flag.lower().replace('_', '-')}")
+                for flag in SERVE_FLAGS
+            ),
+            # these are more than flags of one command
+            Variable("BLAZR_API_KEY", "like blazr serve --api-key; blazr bench --url shows it"),
             Variable("BLAZR_MEMORY", "like --memory; the flag goes before its variable"),
-            Variable("BLAZR_MAX_RUNNING", "like blazr serve --max-running"),
-            Variable("BLAZR_MAX_WAITING", "like blazr serve --max-waiting"),
-            Variable("BLAZR_MAX_SEQ_LEN", "like blazr serve --max-seq-len"),
-            Variable("BLAZR_TOKEN_BUDGET", "like blazr serve --token-budget"),
             Variable("BLAZR_PREFIX_CACHE", "0 is blazr serve --no-prefix-cache"),
             Variable("BLAZR_KERNELS", "reference, or the CPU kernels for avx512, avx2 or portable"),
             Variable("BLAZR_DEBUG", "1 shows tracebacks", "0"),

@@ -17,11 +17,12 @@ class Metric:
 
     Args:
         help: What it counts or measures, with its unit.
-        labels: Names of its labels.
+        labels: Names of its labels, besides the model's.
         buckets: Upper edges of a histogram, seconds; none makes it a counter.
         figure: Name of the engine's figure it shows; with a label, the beginning of the names of
             several, of which the rest is the label's value.
         is_gauge: Whether that figure may also fall.
+        by_model: Whether each model has its own.
     """
 
     help: str
@@ -29,11 +30,17 @@ class Metric:
     buckets: tuple[float, ...] = ()
     figure: str = ""
     is_gauge: bool = False
+    by_model: bool = True
 
     @property
     def kind(self) -> str:
         """``"histogram"``, ``"gauge"`` or ``"counter"``."""
         return "histogram" if self.buckets else "gauge" if self.is_gauge else "counter"
+
+    @property
+    def all_labels(self) -> tuple[str, ...]:
+        """Names of its labels, the model's first."""
+        return ("model", *self.labels) if self.by_model else self.labels
 
 
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -46,8 +53,11 @@ METRICS: Table[Metric] = Table(
             "requests to generate, by outcome: ok, cancelled, failed, rejected", ("outcome",)
         ),
         "blazr_http_responses": Metric(
-            "HTTP answers, by status; none where the client left first", ("status",)
+            "HTTP answers, by status; none where the client left first",
+            ("status",),
+            by_model=False,
         ),
+        "blazr_model_loads": Metric("times a model was loaded, by outcome", ("outcome",)),
         "blazr_prompt_tokens": Metric("prompt tokens read"),
         "blazr_cached_prompt_tokens": Metric("prompt tokens that were not computed again"),
         "blazr_generated_tokens": Metric("tokens generated"),
@@ -55,6 +65,9 @@ METRICS: Table[Metric] = Table(
             "from the request to its first token", buckets=_FIRST_TOKEN_S
         ),
         "blazr_inter_token_seconds": Metric("between tokens of a reply", buckets=_BETWEEN_TOKENS_S),
+        "blazr_request_seconds": Metric(
+            "from the request to the end of its reply", buckets=_FIRST_TOKEN_S
+        ),
         **{
             f"blazr_engine_{name}": Metric(text, figure=figure, is_gauge=True)
             for name, figure, text in (
@@ -66,6 +79,7 @@ METRICS: Table[Metric] = Table(
                 ("states_used", "states_used", "recurrent states in use, by replies or for reuse"),
                 ("states_free", "states_free", "states that can be had without evicting"),
                 ("prefix_blocks", "prefix_blocks", "blocks of prompts and replies that are known"),
+                ("cache_bytes", "cache_bytes", "memory set aside for caches"),
             )
         },
         **{
@@ -92,35 +106,47 @@ METRICS: Table[Metric] = Table(
 )
 
 
+Figures = Callable[[], Mapping[str, int | float]]
+
+
 class Metrics:
-    """The metrics of one server.
+    """The metrics of one server."""
 
-    Args:
-        stats: Gives the engine's figures by name; read when the metrics are rendered.
-    """
-
-    def __init__(self, stats: Callable[[], Mapping[str, int | float]]) -> None:
+    def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_EngineFigures(stats))
+        self._engines: dict[str, Figures] = {}
+        self._registry.register(_EngineFigures(self._engines))
         self._counters = {
-            name: Counter(name, row.help, row.labels, registry=self._registry)
+            name: Counter(name, row.help, row.all_labels, registry=self._registry)
             for name, row in METRICS.items()
             if not row.buckets and not row.figure
         }
         self._histograms = {
-            name: Histogram(name, row.help, buckets=row.buckets, registry=self._registry)
+            name: Histogram(
+                name, row.help, row.all_labels, buckets=row.buckets, registry=self._registry
+            )
             for name, row in METRICS.items()
             if row.buckets
         }
+
+    def watch(self, model: str, figures: Figures) -> None:
+        """Show the figures of a model's engine, asked for whenever the metrics are rendered."""
+        self._engines[model] = figures
+
+    def unwatch(self, model: str) -> None:
+        """The model's engine has gone."""
+        self._engines.pop(model, None)
 
     def count(self, name: str, amount: float = 1, **labels: str) -> None:
         """Add to a counter."""
         counter = self._counters[name]
         (counter.labels(**labels) if labels else counter).inc(amount)
 
-    def observe(self, name: str, value_s: float) -> None:
-        """Put a duration into a histogram."""
-        self._histograms[name].observe(value_s)
+    def observer(self, name: str, **labels: str) -> Callable[[float], None]:
+        """What puts durations, in seconds, into a histogram; kept, it looks nothing up."""
+        histogram = self._histograms[name]
+        observe: Callable[[float], None] = histogram.labels(**labels).observe
+        return observe
 
     def render(self) -> bytes:
         """All of them, in Prometheus' text format."""
@@ -128,18 +154,24 @@ class Metrics:
 
 
 class _EngineFigures:
-    def __init__(self, stats: Callable[[], Mapping[str, int | float]]) -> None:
-        self._stats = stats
+    def __init__(self, engines: Mapping[str, Figures]) -> None:
+        self._engines = engines
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        figures = self._stats()
+        figures = {model: ask() for model, ask in self._engines.items()}
         for name, row in METRICS.items():
             if not row.figure:
                 continue
             kind = GaugeMetricFamily if row.is_gauge else CounterMetricFamily
-            family = kind(name, row.help, labels=row.labels)
-            for figure, value in figures.items():
-                if figure == row.figure or (row.labels and figure.startswith(row.figure)):
-                    rest = figure.removeprefix(row.figure)
-                    family.add_metric([rest] if row.labels else [], value)
+            family = kind(name, row.help, labels=row.all_labels)
+            for model, values in figures.items():
+                for rest, value in _of_row(row, values):
+                    family.add_metric([model, rest] if row.labels else [model], value)
             yield family
+
+
+def _of_row(row: Metric, values: Mapping[str, int | float]) -> Iterator[tuple[str, int | float]]:
+    """The figures a row shows, each after what its name has more than the row's."""
+    for name, value in values.items():
+        if name == row.figure or (row.labels and name.startswith(row.figure)):
+            yield name.removeprefix(row.figure), value

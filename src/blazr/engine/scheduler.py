@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from blazr.engine.cache.arena import OutOfMemoryError
-from blazr.engine.cache.manager import CacheManager, Fork
-from blazr.engine.sequence import Phase, Sequence
+from blazr.engine.cache.manager import CacheManager
+from blazr.engine.sequence import Fork, Phase, Sequence
 
 MAX_COMPARED = 64
 

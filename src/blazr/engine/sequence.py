@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from blazr.engine.block import Node
 from blazr.engine.constraint import Constraint
@@ -104,3 +105,19 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens that must be computed before the next can be sampled; 1 while decoding."""
         return len(self.tokens) - self.computed
+
+
+class Fork(NamedTuple):
+    """Memory for a reply that goes on from the end of another's prompt.
+
+    Args:
+        sequence: The reply.
+        source: The other.
+        run_slot: Where the other's log and working state are copied to.
+        page: Where its last page is copied to, or -1 where no page is begun.
+    """
+
+    sequence: Sequence
+    source: Sequence
+    run_slot: int
+    page: int

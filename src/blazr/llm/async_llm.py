@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
@@ -20,6 +21,38 @@ from blazr.text.messages import Message
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Characters or token ids that are encoded in less time than another thread takes to wake.
+SHORT = 1000
+# Steps of replies that are looked at before the loop goes on with others.
+MOST = 256
+
+
+class Bell:
+    """Wakes the replies of an event loop, all that got something in a step at once.
+
+    Args:
+        loop: Theirs.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._rung: deque[AsyncReply] = deque()
+        self._is_ringing = False
+
+    def ring(self, reply: AsyncReply) -> None:
+        """There is something for a reply; on the engine's thread."""
+        self._rung.append(reply)
+        if not self._is_ringing:
+            self._is_ringing = True
+            # the loop may be gone when the last tokens of an abandoned reply arrive
+            with contextlib.suppress(RuntimeError):
+                self.loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        self._is_ringing = False  # first, so that whoever comes now rings again
+        for _ in range(len(self._rung)):  # others may come faster than these are woken
+            self._rung.popleft().wake()
+
 
 class AsyncReply:
     """The replies to some prompts, on an event loop. Made by `AsyncLLM.start`.
@@ -27,12 +60,15 @@ class AsyncReply:
     Whoever made it calls `abort` at the end, whatever happened.
     """
 
-    def __init__(self, core: TextEngine, requests: Sequence[PreparedRequest]) -> None:
+    def __init__(self, core: TextEngine, requests: Sequence[PreparedRequest], bell: Bell) -> None:
         self._core = core
-        self._loop = asyncio.get_running_loop()
-        self._wake = asyncio.Event()
+        self._loop = bell.loop
+        self._has_news = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline_s = 0.0
         self._failure: Exception | None = None
-        self._reply = Reply(core.engine, core.tokenizer, requests, notify=self._notify)
+        self._reply = Reply(core.engine, core.tokenizer, requests, notify=lambda: bell.ring(self))
 
     @property
     def is_done(self) -> bool:
@@ -46,30 +82,59 @@ class AsyncReply:
             EngineError: Nothing happened, and the engine does not work any more.
             Exception: What `fail` was given.
         """
-        try:
-            async with asyncio.timeout(RETRY_S if self._reply.is_starved else timeout_s):
-                await self._wake.wait()
-        except TimeoutError:
+        if self._has_news:
+            await asyncio.sleep(0)  # an engine that is faster than we are holds up nobody else
+        else:
+            await self._wait(RETRY_S if self._reply.is_starved else timeout_s)
+        if not self._has_news:
             self._core.check()
-        self._wake.clear()
         if self._failure is not None:
             raise self._failure
-        return self._reply.take()
+        events = self._reply.take(MOST)
+        self._has_news = self._reply.has_more
+        return events
 
     def abort(self) -> None:
         """End what still runs."""
         self._reply.abort()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def fail(self, error: Exception) -> None:
         """Make the waiting `take`, and every later one, raise; on the event loop's thread."""
         self._failure = error
-        self._wake.set()
+        self.wake()
 
-    def _notify(self) -> None:
-        # The loop may be gone when the last tokens of an abandoned reply arrive.
-        with contextlib.suppress(RuntimeError):
-            if not self._wake.is_set():
-                self._loop.call_soon_threadsafe(self._wake.set)
+    def wake(self) -> None:
+        """There is something to take; on the event loop's thread."""
+        self._has_news = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _wait(self, timeout_s: float) -> None:
+        """Wait to be woken. One timer serves many waits, because most end long before it."""
+        self._deadline_s = self._loop.time() + timeout_s
+        if self._timer is None or self._timer.when() > self._deadline_s:
+            self._set_timer()
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._deadline_s, self._time_out)
+
+    def _time_out(self) -> None:
+        self._timer = None
+        if self._waiter is None or self._waiter.done():
+            return
+        if self._loop.time() < self._deadline_s:
+            self._set_timer()  # it was set for an earlier wait
+        else:
+            self._waiter.set_result(None)
 
 
 class AsyncLLM(ModelFace):
@@ -78,17 +143,27 @@ class AsyncLLM(ModelFace):
     Its arguments are those of `ModelFace`; it loads the model before it returns.
     """
 
+    _bell: Bell | None = None
+
     async def start(self, requests: Sequence[GenerationRequest]) -> AsyncReply:
-        """Tokenize on a worker thread and begin to generate; it raises what `Reply` raises."""
+        """Tokenize, what is long on a worker thread, and begin to generate.
+
+        It raises what `Reply` raises.
+        """
 
         def prepare() -> list[PreparedRequest]:
             return [self.core.prepare(each) for each in requests]
 
         if any(each.has_grammar for each in requests):
             prepared = await asyncio.wrap_future(self.core.grammars.submit(prepare))
+        elif sum(each.length for each in requests) <= SHORT:
+            prepared = prepare()
         else:
             prepared = await asyncio.to_thread(prepare)
-        return AsyncReply(self.core, prepared)
+        loop = asyncio.get_running_loop()
+        if self._bell is None or self._bell.loop is not loop:
+            self._bell = Bell(loop)
+        return AsyncReply(self.core, prepared, self._bell)
 
     async def events(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[Event]:
         """The events of all replies, as they happen. Closing the iterator ends the replies."""

@@ -25,12 +25,16 @@ class ModelFace:
         engine: Sizes and limits of the engine; None takes the defaults.
         quantize: Pack plain weights while loading: ``"q8_0"``, ``"q4_0"``, or by part
             (``"experts=q4_0,lm_head=q8_0"``).
+        tool_parser: How it writes calls of tools: a row of TOOL_FORMATS, or ``"none"``; None is
+            found out.
+        reasoning_parser: How it marks its thinking: a row of REASONING, or ``"none"``; None is
+            found out.
 
     Raises:
         BlazrError: The model cannot be loaded.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what can be said of a model)
         self,
         model: str | TextEngine = "nano",
         *,
@@ -40,6 +44,8 @@ class ModelFace:
         chat_template: str | None = None,
         engine: EngineConfig | None = None,
         quantize: str | None = None,
+        tool_parser: str | None = None,
+        reasoning_parser: str | None = None,
     ) -> None:
         if not isinstance(model, TextEngine):
             model = open_model(
@@ -50,6 +56,8 @@ class ModelFace:
                 chat_template=chat_template,
                 engine=engine,
                 quantize=quantize,
+                tool_parser=tool_parser,
+                reasoning_parser=reasoning_parser,
             )
         self.core = model
 

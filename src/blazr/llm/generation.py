@@ -27,6 +27,7 @@ class GenerationRequest:
         tool_name: The one that must be called, where only one will do.
         parallel_tool_calls: Whether several may be called at once.
         template_variables: More variables for the chat template.
+        thinking_budget: Most tokens to think; None is what `template_variables` say of it.
         add_special_tokens: Put the beginning-of-text token before a text prompt, where the
             model's family has one.
         add_generation_prompt: End the rendered chat where the assistant begins to speak.
@@ -50,6 +51,7 @@ class GenerationRequest:
     tool_name: str | None = None
     parallel_tool_calls: bool = True
     template_variables: Mapping[str, object] | None = None
+    thinking_budget: int | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -72,8 +74,15 @@ class GenerationRequest:
             )
 
     @property
+    def length(self) -> int:
+        """How much there is to read: characters, or token ids."""
+        chat = sum(len(each.content or "") for each in self.messages or ())
+        more = sum(map(len, map(str, self.tools or ()))) + len(self.suffix or "")
+        return len(self.prompt or ()) + chat + more
+
+    @property
     def has_grammar(self) -> bool:
-        """Whether the reply must follow one."""
+        """Whether the reply must follow one, which takes time to compile."""
         return self.params.grammar is not None or self.tool_choice == "required"
 
 

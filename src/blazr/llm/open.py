@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 _FAMILIES_WITHOUT_BOS = {"oxidizr"}
 
 
-def open_model(
+def open_model(  # noqa: PLR0913  (what can be said of a model)
     model: str = "nano",
     *,
     device: str = "auto",

@@ -70,10 +70,20 @@ class Reply:
         """Whether nothing runs because others fill the queue, so that no event will come."""
         return self._num_done == self._num_submitted < len(self._prompts)
 
-    def take(self) -> list[Event]:
-        """The events since the last call, in order; empty when there are none."""
+    @property
+    def has_more(self) -> bool:
+        """Whether there is something to take."""
+        return bool(self._inbox)
+
+    def take(self, most: int | None = None) -> list[Event]:
+        """The events since the last call, in order; empty when there are none.
+
+        Args:
+            most: Steps of replies to look at, at most; None is all.
+        """
         events: list[Event] = []
-        for _ in range(len(self._inbox)):  # what comes meanwhile waits for the next call
+        # what comes meanwhile waits for the next call
+        for _ in range(len(self._inbox) if most is None else min(most, len(self._inbox))):
             position, output = self._inbox.popleft()
             prompt = self._prompts[position]
             choice, was_done = prompt.choices[output.index], prompt.is_done

@@ -15,7 +15,9 @@ from blazr.llm.token_engine import TokenEngine
 from blazr.text.chat_template import ChatTemplate
 from blazr.text.grammars.compiler import GrammarCompiler
 from blazr.text.messages import Message
+from blazr.text.reasoning import thinking_budget
 from blazr.text.stream import ReplyFormat
+from blazr.text.thinking import ThinkingBudget
 from blazr.text.tokenizer import Tokenizer
 
 # No vocabulary packs more characters than this into a token on average, so a text longer than
@@ -171,15 +173,35 @@ class TextEngine:
     def _constraint(
         self, request: GenerationRequest, reply_format: ReplyFormat, ids: Sequence[int]
     ) -> Constraint | None:
-        grammar = choose_grammar(reply_format, request)
-        if grammar is None:
-            return None
-        thinking, after = reply_format.reasoning, None
-        if thinking is not None:
-            tail = self.tokenizer.decode(ids[-_TAIL:], skip_special=False)
-            # what the prompt has begun must end before the grammar begins
-            after = thinking.end if thinking.has_begun(tail) else None
-        return self.grammars.compile(grammar, after=after)
+        """What the reply must follow: a grammar, a bound on its thinking, or both."""
+        grammar, thinking = choose_grammar(reply_format, request), reply_format.reasoning
+        if thinking is None:
+            return None if grammar is None else self.grammars.compile(grammar)
+        source = "" if self.template is None else self.template.source
+        tail = self.tokenizer.decode(ids[-_TAIL:], skip_special=False)
+        budget = thinking_budget(source, request.template_variables, most=request.thinking_budget)
+        has_begun, is_over = thinking.has_begun(tail), thinking.has_ended(tail)
+        # a grammar leaves room for thinking where the model is known to think
+        may_begin = not is_over and budget != 0 and thinking.begin.strip() in source
+        calls_tool, constraint = request.tool_choice == "required", None
+        if grammar is not None:
+            constraint = self.grammars.compile(
+                grammar,
+                after=thinking.end + thinking.link if has_begun or may_begin else None,
+                begin=None if has_begun else thinking.begin.strip(),
+                header="" if calls_tool or request.continue_final_message else thinking.header,
+            )
+        if budget is None or is_over or (constraint is not None and not (has_begun or may_begin)):
+            return constraint
+        return ThinkingBudget(
+            thinking,
+            self.tokenizer,
+            vocab_size=self.info.vocab_size,
+            budget=budget,
+            is_inside=has_begun,
+            inner=constraint,
+            with_header=not calls_tool,
+        )
 
     def _all_stop_ids(self) -> frozenset[int]:
         """Every id that ends a reply of some kind; no grammar may take one for text."""

@@ -42,10 +42,11 @@ class CausalLM(nn.Module):
         super().__init__()
         self.config = config
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(layer) for layer in config.layers)
-        for layer, spec in zip(self.layers, config.layers, strict=True):
+        layers = [DecoderLayer(layer) for layer in config.layers]
+        for layer, spec in zip(layers, config.layers, strict=True):
             if spec.shares_layer is not None:
-                layer.mixer.share(self.layers[spec.shares_layer].mixer)
+                layer.mixer.share(layers[spec.shares_layer].mixer)
+        self.layers = nn.ModuleList(layers)
         self.norm = config.final_norm.build()
         if not config.tie_word_embeddings:
             self.lm_head = Linear(config.hidden_size, config.vocab_size)

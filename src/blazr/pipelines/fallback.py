@@ -11,6 +11,7 @@ import copy
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,10 +88,10 @@ def load_fallback(
         UnknownFamilyError: transformers is not installed, or does not know the model.
         CheckpointError: The files do not hold what the network needs.
     """
-    try:
-        import transformers
-    except ImportError:
-        raise cause from None
+    if find_spec("transformers") is None:
+        raise cause
+    import transformers
+
     files = find_model(model)
     directory = files.path if files.path.is_dir() else files.path.parent
     auto: Any = transformers.AutoModelForCausalLM

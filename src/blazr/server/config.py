@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
+from typing import Literal
 
 from blazr.core.errors import ConfigError
 
 MAX_BODY_BYTES = 10_000_000
 MAX_HEADER_BYTES = 16 * 1024
 MAX_HEADER_FIELDS = 100
+_ROOT_PATH = re.compile(r"(/[\w.~-]+)+")
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -22,8 +25,17 @@ class ServerConfig:
         port: Port to listen on; 0 picks a free one.
         api_keys: Keys of which a client must show one; none leaves the server open.
         cors_origins: Origins that browsers may call from, besides loopback; ``"*"`` is any.
-        served_name: What the model is called; None takes its own name.
+        uds: Socket file to listen on instead.
+        tls_cert: File with the certificate and those that vouch for it; with ``tls_key``.
+        tls_key: File with its key.
+        root_path: What a proxy has put before every path; requests may come with it or without.
+        served_names: What the model is called, the one it shows first; none takes its own name.
         accept_any_model: Answer whatever model a request names.
+        idle_unload_s: Silence after which a model leaves the memory; None keeps it.
+        models_memory_bytes: Most memory of all models together; None is no bound.
+        has_ui: Whether there are the chat page and the viewer of the API.
+        access_log: A line for every request: ``"text"``, ``"json"`` or ``"off"``.
+        otlp_endpoint: Where traces go, in OpenTelemetry's protocol over HTTP; None makes none.
         max_body_bytes: Longest request body.
         request_timeout_s: Longest time for a reply.
         body_timeout_s: Longest time a body may take to arrive.
@@ -32,15 +44,25 @@ class ServerConfig:
         drain_timeout_s: How long running requests may take when the server stops.
 
     Raises:
-        ConfigError: A key is empty or cannot be sent in a header.
+        ConfigError: A key is empty or cannot be sent in a header; of certificate and key one is
+            missing; the root path is none.
     """
 
     host: str = "0.0.0.0"
     port: int = 8080
     api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
-    served_name: str | None = None
+    uds: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    root_path: str = ""
+    served_names: tuple[str, ...] = ()
     accept_any_model: bool = False
+    idle_unload_s: float | None = None
+    models_memory_bytes: int | None = None
+    has_ui: bool = True
+    access_log: Literal["text", "json", "off"] = "text"
+    otlp_endpoint: str | None = None
     max_body_bytes: int = MAX_BODY_BYTES
     request_timeout_s: float = 600.0
     body_timeout_s: float = 60.0
@@ -57,10 +79,25 @@ class ServerConfig:
                     expected="printable ASCII",
                 )
 
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("TLS needs a certificate and its key.", expected="both or neither")
+        if self.root_path and not _ROOT_PATH.fullmatch(self.root_path):
+            raise ConfigError(
+                "the root path is not understood.",
+                found=repr(self.root_path)[:100],
+                expected="'/something', without a slash at its end",
+            )
+        if self.access_log not in {"text", "json", "off"}:
+            raise ConfigError(
+                "the form of the access log is unknown.",
+                found=repr(self.access_log)[:50],
+                expected="text, json or off",
+            )
+
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can connect."""
-        return self.host in LOOPBACK
+        return self.uds is not None or self.host in LOOPBACK
 
     def key_digests(self) -> tuple[bytes, ...]:
         """SHA-256 of each key; the keys themselves are not looked at again."""

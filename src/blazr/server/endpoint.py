@@ -15,7 +15,9 @@ from starlette.types import Receive, Scope, Send
 
 from blazr.server.config import ServerConfig
 from blazr.server.errors import HttpError, Shape, clean
-from blazr.server.service import Call, Service
+from blazr.server.models import Models
+from blazr.server.service import Call
+from blazr.server.state import Service
 
 MAX_JSON_DEPTH = 64
 
@@ -32,6 +34,8 @@ class Route:
         handler: What answers; takes a `Call`.
         body: Type of the request body; None where there is none.
         is_open: Whether it is answered without a key, and while the server stops.
+        needs_model: Whether it is about a model; what has a body is. The body's ``model`` or the
+            query's says which.
         shape: How it writes errors; None is OpenAI's way.
     """
 
@@ -41,40 +45,49 @@ class Route:
     body: type[msgspec.Struct] | None = None
     is_open: bool = False
     shape: Shape | None = None
+    needs_model: bool = False
 
 
 class Endpoint:
     """A route as an ASGI application."""
 
-    def __init__(self, route: Route, service: Service) -> None:
+    def __init__(self, route: Route, models: Models) -> None:
         self._route = route
-        self._service = service
+        self._models = models
         self._decoder = msgspec.json.Decoder(route.body) if route.body is not None else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Errors are raised; the middleware renders them."""
-        if self._decoder is None:
+        state = self._models.state
+        if self._decoder is not None:
+            _check_content_type(HTTPConnection(scope).headers.get("content-type", ""))
+            raw = await _read_body(scope, receive, state.config)
+            body = _decode(self._decoder, raw)
+            name = getattr(body, "model", None)
+        elif self._route.needs_model:
+            body, name = None, HTTPConnection(scope).query_params.get("model")
+        else:
             response = await self._route.handler(self._call(scope, None))
             await response(scope, receive, send)
             return
-        _check_content_type(HTTPConnection(scope).headers.get("content-type", ""))
-        raw = await _read_body(scope, receive, self._service.config)
-        call = self._call(scope, _decode(self._decoder, raw))
 
         async def work() -> None:
-            response = await self._route.handler(call)
-            await response(scope, receive, send)
+            async with self._models.using(name) as service:
+                response = await self._route.handler(self._call(scope, body, service))
+                await response(scope, receive, send)
 
-        with self._service.working():
+        with state.working():
             await _until_gone(receive, work())
 
-    def _call(self, scope: Scope, body: object) -> Call[object]:
+    def _call(self, scope: Scope, body: object, service: Service | None = None) -> Call[object]:
         return Call(
             body=body,
-            service=self._service,
+            models=self._models,
+            used=service,
             path=dict(scope.get("path_params", {})),
             tenant=scope.get("tenant", ""),
             request_id=scope.get("request_id", ""),
+            facts=scope.setdefault("facts", {}),
         )
 
 

@@ -34,7 +34,6 @@ _TYPES = {
     500: "server_error",
     501: "not_supported_error",
     503: "unavailable_error",
-    504: "timeout_error",
 }
 
 

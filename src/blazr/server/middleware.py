@@ -6,16 +6,20 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import sys
 import uuid
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from time import monotonic
 
+import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from blazr.server.config import LOOPBACK, MAX_HEADER_BYTES, MAX_HEADER_FIELDS, ServerConfig
 from blazr.server.errors import HttpError, Shape, clean
-from blazr.server.service import Service
+from blazr.server.state import ServerState
+from blazr.server.tracing import Tracer
 
 _log = logging.getLogger(__name__)
 
@@ -23,23 +27,34 @@ _MAX_REQUEST_ID = 128
 
 
 class Surroundings:
-    """Outermost: names the request, logs it, counts its answer, and turns errors to answers.
+    """Outermost: names the request, tells of it, counts its answer, and turns errors to answers.
 
     The client's ``X-Request-Id`` is echoed and logged, and is a key to nothing.
     """
 
-    def __init__(self, app: ASGIApp, *, service: Service, shapes: Mapping[str, Shape]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        state: ServerState,
+        shapes: Mapping[str, Shape],
+        tracer: Tracer | None = None,
+    ) -> None:
         self._app = app
-        self._service = service
+        self._state = state
         self._shapes = shapes  # by path, where errors are not in OpenAI's shape
+        self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on."""
         if scope["type"] != "http":
             return
-        started_s = monotonic()
-        request_id = _request_id(Headers(scope=scope).get("x-request-id", ""))
+        started_s, started = monotonic(), datetime.now(UTC)
+        headers = Headers(scope=scope)
+        request_id = _request_id(headers.get("x-request-id", ""))
         scope["request_id"] = request_id
+        scope["path"] = _below(self._state.config.root_path, scope["path"])
+        facts: dict[str, str | int] = scope.setdefault("facts", {})
         status = 0
 
         async def note(message: Message) -> None:
@@ -62,29 +77,49 @@ class Surroundings:
                 shape = self._shapes.get(scope["path"])
                 await answer.response(shape)(scope, receive, note)
         finally:
-            self._service.metrics.count("blazr_http_responses", status=str(status or "none"))
-            took_ms = (monotonic() - started_s) * 1000
-            path = clean(scope["path"], 100)
-            _log.info("%s %s %d %.1f ms %s", scope["method"], path, status, took_ms, request_id)
+            self._state.metrics.count("blazr_http_responses", status=str(status or "none"))
+            facts |= {
+                "method": clean(scope["method"], 20),
+                "path": clean(scope["path"], 100),
+                "status": status,
+                "request_id": request_id,
+            }
+            took_s = monotonic() - started_s
+            self._log(started, took_s, facts)
+            if self._tracer is not None:
+                self._tracer.record(started, took_s, facts, headers)
+
+    def _log(self, started: datetime, took_s: float, facts: Mapping[str, str | int]) -> None:
+        """One line for a request; of what was said there is nothing in it."""
+        took_ms = round(took_s * 1000, 1)
+        if self._state.config.access_log == "text":
+            told = [facts[name] for name in ("method", "path", "status")]
+            _log.info("%s %s %d %.1f ms %s", *told, took_ms, facts["request_id"])
+        elif self._state.config.access_log == "json":
+            line = {"time": started.isoformat(), "ms": took_ms, **facts}
+            sys.stderr.write(msgspec.json.encode(line).decode() + "\n")
 
 
 class Gate:
     """Innermost: refuses what must not come in, before anything of the body is read."""
 
-    def __init__(self, app: ASGIApp, *, service: Service, open_paths: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, *, state: ServerState, open_paths: frozenset[str]) -> None:
         self._app = app
-        self._service = service
+        self._state = state
         self._open_paths = open_paths
-        self._digests = service.config.key_digests()
+        # a path with a parameter opens all that begins like it
+        self._open_prefixes = tuple(path.partition("{")[0] for path in open_paths if "{" in path)
+        self._digests = state.config.key_digests()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or raise what refuses it."""
         headers = Headers(scope=scope)
         _check_header_size(headers)
-        _check_host(headers, self._service.config)
-        if scope["path"] not in self._open_paths:
+        _check_host(headers, self._state.config)
+        path = scope["path"]
+        if path not in self._open_paths and not path.startswith(self._open_prefixes):
             scope["tenant"] = self._check_key(headers)
-            if self._service.is_draining:
+            if self._state.is_draining:
                 raise HttpError(
                     503, "the server is stopping.", code="stopping", headers={"Retry-After": "5"}
                 )
@@ -94,7 +129,9 @@ class Gate:
         if not self._digests:
             return ""
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        shown = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        shown = headers.get("x-api-key", headers.get("api-key", ""))
+        if scheme.lower() == "bearer":
+            shown = token.strip()
         digest = hashlib.sha256(shown.encode("utf-8", "surrogateescape")).digest()
         # every key is compared, so that time tells nothing about which one was close
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
@@ -113,6 +150,13 @@ def _request_id(given: str) -> str:
     return given if is_fit else uuid.uuid4().hex
 
 
+def _below(root: str, path: str) -> str:
+    """A path as our routes have it; a proxy may have left its prefix on, or taken it off."""
+    if root and (path == root or path.startswith(f"{root}/")):
+        return path[len(root) :] or "/"
+    return path
+
+
 def _check_header_size(headers: Headers) -> None:
     num_bytes = sum(len(name) + len(value) for name, value in headers.raw)
     if num_bytes > MAX_HEADER_BYTES or len(headers.raw) > MAX_HEADER_FIELDS:
@@ -126,7 +170,7 @@ def _check_header_size(headers: Headers) -> None:
 
 def _check_host(headers: Headers, config: ServerConfig) -> None:
     """Refuse foreign names for this machine: a web page may have pointed its own name here."""
-    if not config.is_loopback or config.api_keys:
+    if not config.is_loopback or config.uds or config.api_keys:
         return
     host = headers.get("host", "").strip()
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]

@@ -8,7 +8,7 @@ from blazr.core.table import Table
 from blazr.server.anthropic import messages
 from blazr.server.anthropic.rendering import error_object as anthropic_error
 from blazr.server.endpoint import Route
-from blazr.server.native import cache, generate, infill, status, tokens
+from blazr.server.native import cache, generate, infill, pages, status, tokens
 from blazr.server.ollama import embed as ollama_embed
 from blazr.server.ollama import generate as ollama_generate
 from blazr.server.ollama import models as ollama_models
@@ -31,6 +31,9 @@ ROUTES: Table[Route] = Table(
     {
         f"{row.method} {row.path}": row
         for row in (
+            Route("GET", "/", pages.chat_page, is_open=True),
+            Route("GET", "/docs", pages.docs_page, is_open=True),
+            Route("GET", "/ui/{name}", pages.asset, is_open=True),
             Route("GET", "/health", status.health, is_open=True),
             Route("GET", "/v1/health", status.health, is_open=True),
             Route("GET", "/ping", status.health, is_open=True),
@@ -38,7 +41,7 @@ ROUTES: Table[Route] = Table(
             Route("GET", "/version", status.version),
             Route("GET", "/openapi.json", status.openapi),
             Route("GET", "/metrics", status.metrics),
-            Route("GET", "/debug/cache", cache.show_cache),
+            Route("GET", "/debug/cache", cache.show_cache, needs_model=True),
             Route("GET", "/v1/models", models.list_models),
             Route("GET", "/v1/models/{model:path}", models.show_model),
             Route("POST", "/v1/completions", completions.complete, completions.Body),
@@ -80,7 +83,7 @@ ROUTES: Table[Route] = Table(
             Route("POST", "/tokenize", tokens.tokenize, tokens.TokenizeBody),
             Route("POST", "/detokenize", tokens.detokenize, tokens.DetokenizeBody),
             Route("POST", "/apply-template", tokens.apply_template, tokens.ChatTextBody),
-            Route("GET", "/tokenizer_info", tokens.tokenizer_info),
+            Route("GET", "/tokenizer_info", tokens.tokenizer_info, needs_model=True),
             _Ollama("GET", "/api/version", ollama_models.version),
             _Ollama("GET", "/api/tags", ollama_models.tags),
             _Ollama("GET", "/api/ps", ollama_models.running),

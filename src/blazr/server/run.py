@@ -12,7 +12,8 @@ from blazr.llm.async_llm import AsyncReply
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Fold, Usage, total_usage
 from blazr.server.errors import HttpError, openai_shape
-from blazr.server.service import Call, PrefixReport, json_response
+from blazr.server.service import Call, json_response
+from blazr.server.state import PrefixReport
 from blazr.text.events import Event, Finished, PromptDone, TextDelta
 
 PREFIX_HEADER = "X-Blazr-Prefix-Cache"
@@ -74,7 +75,7 @@ class Run:
         try:
             reply = await call.service.llm.start(requests)
         except Exception:
-            call.service.metrics.count("blazr_requests", outcome="rejected")
+            call.service.count("blazr_requests", outcome="rejected")
             raise
         return cls(call, reply, n=requests[0].params.n, started_s=started_s)
 
@@ -126,17 +127,26 @@ class Run:
         self._reply.abort()
         self.service.forget(self._reply)
         if self._first is not None:
-            self.service.remember(self._call.tenant, self._report(self._first))
+            self.service.state.remember(self._call.tenant, self._report(self._first))
         outcome = "failed" if self._has_failed else "ok" if self.is_done else "cancelled"
-        metrics, usage = self.service.metrics, self.usage()
-        metrics.count("blazr_requests", outcome=outcome)
-        metrics.count("blazr_prompt_tokens", usage.prompt_tokens)
-        metrics.count("blazr_cached_prompt_tokens", usage.cached_tokens)
-        metrics.count("blazr_generated_tokens", usage.completion_tokens)
+        service, usage = self.service, self.usage()
+        service.count("blazr_requests", outcome=outcome)
+        service.count("blazr_prompt_tokens", usage.prompt_tokens)
+        service.count("blazr_cached_prompt_tokens", usage.cached_tokens)
+        service.count("blazr_generated_tokens", usage.completion_tokens)
+        service.whole_request(monotonic() - self._started_s)
+        self._call.facts.update(
+            model=service.name,
+            outcome=outcome,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            output_tokens=usage.completion_tokens,
+        )
 
     def _report(self, prompt: PromptDone) -> PrefixReport:
         return PrefixReport(
             request_id=self._call.request_id,
+            model=self.service.name,
             prompt_tokens=prompt.num_prompt_tokens,
             cached_tokens=prompt.num_cached_tokens,
             reason=prompt.reuse,
@@ -144,13 +154,12 @@ class Run:
 
     def _measure(self, event: Event) -> None:
         now_s = monotonic()
-        metrics = self.service.metrics
         if isinstance(event, PromptDone):
-            metrics.observe("blazr_time_to_first_token_seconds", now_s - self._started_s)
+            self.service.first_token(now_s - self._started_s)
         elif isinstance(event, TextDelta):
             before_s = self._last_s.get(event.index)
             if before_s is not None:
-                metrics.observe("blazr_inter_token_seconds", now_s - before_s)
+                self.service.between_tokens(now_s - before_s)
             self._last_s[event.index] = now_s
 
 
@@ -158,7 +167,7 @@ def failure_of(event: Event) -> HttpError | None:
     """The error that an event amounts to, if it is one."""
     if isinstance(event, Finished) and event.reason in {"error", "abort", "timeout"}:
         message = event.error or "the reply was cut off."
-        status = 504 if event.reason == "timeout" else 500
+        status = 408 if event.reason == "timeout" else 500  # its own limit, mostly
         return HttpError(status, message, code=f"generation_{event.reason}")
     return None
 
@@ -170,7 +179,7 @@ async def finish(run: Run, renderer: Renderer) -> object:
         The whole, as the dialect has it.
 
     Raises:
-        HttpError: 500 or 504, when one of the replies failed.
+        HttpError: 500 or 408, when one of the replies failed.
     """
     try:
         while not run.is_done:

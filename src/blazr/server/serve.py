@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Callable
+from pathlib import Path
 from time import monotonic
 from types import FrameType
 
@@ -14,10 +16,10 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from blazr.core.errors import ConfigError
-from blazr.llm.async_llm import AsyncLLM
 from blazr.server.app import build_app
 from blazr.server.config import MAX_HEADER_BYTES, ServerConfig
-from blazr.server.service import Service
+from blazr.server.models import Models
+from blazr.server.tracing import Tracer
 
 _log = logging.getLogger(__name__)
 
@@ -27,11 +29,16 @@ _HEADER_S = 10.0
 
 
 def listen(config: ServerConfig) -> socket.socket:
-    """Take the port, before anything slow is done.
+    """Take the port, or the socket file, before anything slow is done.
 
     Raises:
-        ConfigError: It is in use or not allowed, or there is no such address.
+        ConfigError: It is in use or not allowed, or there is no such address; or certificate and
+            key cannot be used.
     """
+    if config.tls_cert is not None:
+        _check_certificate(config.tls_cert, config.tls_key)
+    if config.uds is not None:
+        return _listen_on_file(Path(config.uds))
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     # asyncio turns Nagle's delay of 40 ms off only for sockets that say they are TCP
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -50,19 +57,51 @@ def listen(config: ServerConfig) -> socket.socket:
     return sock
 
 
-def address_of(sock: socket.socket) -> str:
+def _check_certificate(cert: str, key: str | None) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "the TLS certificate cannot be used.",
+            found=str(error)[:200],
+            expected="a certificate and its key in PEM files, without a password",
+        ) from None
+
+
+def _listen_on_file(path: Path) -> socket.socket:
+    """A socket file that this user alone can connect to; one that nobody listens to is replaced."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket() and not _answers(path):
+            path.unlink()
+        sock.bind(str(path))
+        path.chmod(0o600)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"cannot listen on {str(path)[:200]}.", found=str(error)[:200]) from None
+    return sock
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def address_of(sock: socket.socket, *, is_tls: bool = False) -> str:
     """The URL of a listening socket."""
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{sock.getsockname()}"
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    host = f"[{host}]" if ":" in host else host
+    return f"{'https' if is_tls else 'http'}://{host}:{port}"
 
 
-def serve(
-    llm: AsyncLLM,
-    config: ServerConfig,
-    sock: socket.socket,
-    *,
-    aliases: tuple[str, ...] = (),
-) -> None:
+def serve(models: Models, sock: socket.socket) -> None:
     """Serve until a signal says to stop.
 
     The first SIGTERM or SIGINT refuses new requests and lets running ones finish for
@@ -70,17 +109,27 @@ def serve(
     once.
 
     Args:
-        llm: The model.
-        config: How to behave.
+        models: What to serve, and how. Closed at the end.
         sock: What `listen` returned. Closed at the end.
-        aliases: More names the model answers to.
+
+    Raises:
+        ConfigError: Tracing is asked for and not installed.
     """
-    app = build_app(llm, config, aliases=aliases)
-    make_server(app, app.state.service).run(sockets=[sock])
+    config = models.state.config
+    tracer = None if config.otlp_endpoint is None else Tracer(config.otlp_endpoint)
+    try:
+        make_server(build_app(models, tracer=tracer), models).run(sockets=[sock])
+    finally:
+        models.close()
+        if tracer is not None:
+            tracer.close()
+        if config.uds is not None:
+            Path(config.uds).unlink(missing_ok=True)
 
 
-def make_server(app: ASGIApp, service: Service) -> DrainingServer:
+def make_server(app: ASGIApp, models: Models) -> DrainingServer:
     """The server around an application, ready to run."""
+    config = models.state.config
     settings = uvicorn.Config(
         app,
         http=PatientProtocol,
@@ -93,8 +142,10 @@ def make_server(app: ASGIApp, service: Service) -> DrainingServer:
         proxy_headers=False,
         timeout_keep_alive=_IDLE_S,
         timeout_graceful_shutdown=5,
+        ssl_certfile=config.tls_cert,
+        ssl_keyfile=config.tls_key,
     )
-    return DrainingServer(settings, service)
+    return DrainingServer(settings, models)
 
 
 class PatientProtocol(H11Protocol):
@@ -120,19 +171,20 @@ class DrainingServer(uvicorn.Server):
 
     Args:
         settings: uvicorn's.
-        service: Told when to refuse new requests; tells what still runs.
+        models: Told when to refuse new requests; tell what still runs.
         now_s: Monotonic time.
     """
 
     def __init__(
         self,
         settings: uvicorn.Config,
-        service: Service,
+        models: Models,
         *,
         now_s: Callable[[], float] = monotonic,
     ) -> None:
         super().__init__(settings)
-        self._service = service
+        self._models = models
+        self._state = models.state
         self._now_s = now_s
         self._deadline_s: float | None = None
 
@@ -141,8 +193,8 @@ class DrainingServer(uvicorn.Server):
         if self._deadline_s is not None:
             self.should_exit = self.force_exit = True
             return
-        self._service.is_draining = True
-        self._deadline_s = self._now_s() + self._service.config.drain_timeout_s
+        self._state.is_draining = True
+        self._deadline_s = self._now_s() + self._state.config.drain_timeout_s
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second; says whether to stop listening."""
@@ -150,9 +202,9 @@ class DrainingServer(uvicorn.Server):
             return True
         if self._deadline_s is None:
             return False
-        if self._service.num_working and self._now_s() < self._deadline_s:
+        if self._state.num_working and self._now_s() < self._deadline_s:
             return False
-        if self._service.num_working:
-            _log.warning("ending %d requests that still run", self._service.num_working)
-            self._service.stop()
+        if self._state.num_working:
+            _log.warning("ending %d requests that still run", self._state.num_working)
+            self._models.stop()
         return True

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import takewhile
 from time import monotonic
 
 import msgspec
@@ -15,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from blazr.server.errors import HttpError
 from blazr.server.run import Renderer, Run, failure_of
+from blazr.text.events import Event
 
 _log = logging.getLogger(__name__)
 
@@ -77,37 +77,37 @@ class EventStream(Response):
         self._renderer = renderer
         self._framing = framing
         self._has_begun = False
-        self._last_sent_s = monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Send the frames as they come."""
+        watch = _Watch(self._run.service.config.send_timeout_s)
         try:
-            await self._send_events(send)
+            await self._send_events(send, watch)
             self._run.end()  # so that nothing of it runs any more when the client knows the end
-            await self._send_bytes(send, self._framing.end, is_last=True)
-        except TimeoutError:
+            await self._send_bytes(send, watch, self._framing.end, is_last=True)
+        except asyncio.CancelledError:
+            if not watch.has_cancelled():
+                raise
             _log.warning("dropped a client that does not read")
         finally:
             self._run.end()
+            watch.close()
 
-    async def _send_events(self, send: Send) -> None:
-        config = self._run.service.config
+    async def _send_events(self, send: Send, watch: _Watch) -> None:
+        keep_alive_s = self._run.service.config.keep_alive_s
         try:
             while not self._run.is_done:
-                events = await self._run.take(timeout_s=config.keep_alive_s)
-                failure = next((each for each in map(failure_of, events) if each), None)
+                events = await self._run.take(timeout_s=keep_alive_s)
+                data, failure = self._render(events)
                 if failure is not None and not self._has_begun:
                     raise failure  # noqa: TRY301  (nothing was sent, so the status can tell)
-                sound = takewhile(lambda event: failure_of(event) is None, events)
-                data = self._frames(each for event in sound for each in self._renderer.event(event))
-                if not data and monotonic() - self._last_sent_s >= config.keep_alive_s:
+                if not data and monotonic() - watch.sent_s >= keep_alive_s:
                     data = self._framing.keep_alive  # nothing to tell, but the connection lives
-                await self._send_bytes(send, data)
+                await self._send_bytes(send, watch, data)
                 if failure is not None:
                     raise failure  # noqa: TRY301
-            await self._send_bytes(send, self._frames(self._renderer.last(self._run.usage())))
-        except TimeoutError:
-            raise
+            last = self._frames(self._renderer.last(self._run.usage()))
+            await self._send_bytes(send, watch, last)
         except Exception as error:
             if not self._has_begun:
                 raise
@@ -115,23 +115,78 @@ class EventStream(Response):
             failure = HttpError.of(error)
             if failure.code == "internal_error":
                 _log.exception("a stream failed")
-            await self._send_bytes(send, self._frames(self._renderer.failure(failure)))
+            await self._send_bytes(send, watch, self._frames(self._renderer.failure(failure)))
+
+    def _render(self, events: Iterable[Event]) -> tuple[bytes, HttpError | None]:
+        """The frames of some events, up to one that is a failure."""
+        data = b""
+        for event in events:
+            failure = failure_of(event)
+            if failure is not None:
+                return data, failure
+            data += self._frames(self._renderer.event(event))
+        return data, None
 
     def _frames(self, payloads: Iterable[object]) -> bytes:
         return b"".join(map(self._framing.encode, payloads))
 
-    async def _send_bytes(self, send: Send, data: bytes, *, is_last: bool = False) -> None:
+    async def _send_bytes(
+        self, send: Send, watch: _Watch, data: bytes, *, is_last: bool = False
+    ) -> None:
+        watch.begin()
         if data and not self._has_begun:
             self._has_begun = True
             self.headers.update(self._run.headers)
-            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-            await self._send(send, start)
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         if data or is_last:
-            await self._send(
-                send, {"type": "http.response.body", "body": data, "more_body": not is_last}
-            )
+            await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+        watch.end(did_send=bool(data))
 
-    async def _send(self, send: Send, message: dict[str, object]) -> None:
-        async with asyncio.timeout(self._run.service.config.send_timeout_s):
-            await send(message)
-        self._last_sent_s = monotonic()
+
+class _Watch:
+    """Cancels the task it was made in when something is sent for too long.
+
+    One timer for a stream, because one for each of its thousands of frames costs as much as they.
+
+    Args:
+        limit_s: What is too long.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.sent_s = monotonic()
+        self._task = task
+        self._limit_s = limit_s
+        self._began_s: float | None = None
+        self._has_cancelled = False
+        self._look_in(limit_s)
+
+    def begin(self) -> None:
+        """Something is to be sent."""
+        self._began_s = monotonic()
+
+    def end(self, *, did_send: bool) -> None:
+        """It is sent, if there was anything."""
+        if did_send:
+            self.sent_s = self._began_s or 0.0
+        self._began_s = None
+
+    def has_cancelled(self) -> bool:
+        """Whether the task was cancelled by this and nobody else; then it goes on."""
+        return self._has_cancelled and not self._task.uncancel()
+
+    def close(self) -> None:
+        """The task has ended."""
+        self._timer.cancel()
+
+    def _look_in(self, delay_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)
+
+    def _look(self) -> None:
+        took_s = 0.0 if self._began_s is None else monotonic() - self._began_s
+        if took_s < self._limit_s:
+            self._look_in(self._limit_s - took_s)
+        else:
+            self._has_cancelled = True
+            self._task.cancel()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
 from blazr.core.table import Table
@@ -21,6 +21,8 @@ class ReasoningFormat:
         begin: Before it. A prompt that ends so has begun it already.
         end: After it.
         force_end: What to make the model write to end it early.
+        link: What stands after ``end``, before the answer.
+        header: What the answer begins with, whether something was thought or not.
         is_anywhere: Whether it may begin after other text; else only where the reply begins.
         drops: Markers around the answer, which belong to neither.
         tokens: Special tokens it is made of, besides ``begin`` and ``end``.
@@ -34,6 +36,8 @@ class ReasoningFormat:
     begin: str
     end: str
     force_end: str = ""
+    link: str = ""
+    header: str = ""
     is_anywhere: bool = False
     drops: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
@@ -67,9 +71,19 @@ class ReasoningFormat:
             is_inside=is_inside,
         )
 
-    def end_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """The tokens to make the model write when its budget of thinking is spent."""
-        return tuple(tokenizer.encode(self.force_end, allow_special=True))
+    def has_ended(self, prompt: str) -> bool:
+        """Whether a prompt ends where the model has thought already, or may not."""
+        return prompt.rstrip().endswith(self.end.strip()) and not self.has_begun(prompt)
+
+    def end_ids(self, tokenizer: Tokenizer, *, with_header: bool = True) -> tuple[int, ...]:
+        """The tokens to make the model write when its budget of thinking is spent.
+
+        Args:
+            tokenizer: The model's.
+            with_header: Whether what begins an answer is to come too.
+        """
+        text = self.force_end if with_header else self.force_end.removesuffix(self.header)
+        return tuple(tokenizer.encode(text, allow_special=True))
 
     def _scan(self, marker: str, sink: Sink) -> Scan:
         sink.is_thinking = marker not in self.drops
@@ -91,6 +105,8 @@ REASONING: Table[ReasoningFormat] = Table(
                 begin="<|channel|>analysis<|message|>",
                 end="<|end|>",
                 force_end="<|end|><|start|>assistant<|channel|>final<|message|>",
+                link="<|start|>assistant",
+                header="<|channel|>final<|message|>",
                 tokens=harmony.TOKENS,
                 signs=("<|channel|>", "<|message|>"),
                 scan=harmony.scan_channels,
@@ -212,6 +228,30 @@ def choose_reasoning(
         if family in row.families or is_known:
             return row
     return None
+
+
+# Most tokens of thinking by effort, where the chat template cannot tell the model of it.
+EFFORTS = {"none": 0, "minimal": 128, "low": 1024, "medium": 4096}
+
+
+def thinking_budget(
+    template_source: str, variables: Mapping[str, object] | None, *, most: int | None = None
+) -> int | None:
+    """Most tokens that a reply may think; None is no bound.
+
+    Args:
+        template_source: The model's chat template, which tells it of some of the variables.
+        variables: Those that `thinking_variables` knows, or a client gave.
+        most: What the client asked for; less goes before more.
+    """
+    variables = variables or {}
+    bounds = [] if most is None else [most]
+    if variables.get("enable_thinking") is False and "enable_thinking" not in template_source:
+        bounds.append(0)
+    effort = variables.get("reasoning_effort")
+    if "reasoning_effort" not in template_source and effort in EFFORTS:
+        bounds.append(EFFORTS[str(effort)])
+    return min(bounds, default=None)
 
 
 def thinking_variables(

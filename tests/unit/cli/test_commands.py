@@ -15,9 +15,6 @@ import blazr
 from blazr.cli import COMMANDS
 from blazr.cli.app import app
 from blazr.cli.chat import Conversation, talk
-from blazr.cli.serve import _keys
-from blazr.core.env import ENV
-from blazr.core.errors import ConfigError
 from blazr.engine.config import EngineConfig
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.llm import LLM
@@ -122,29 +119,15 @@ def test_wrong_ids_are_told(ids: str) -> None:
     assert len(done.stderr) < 400
 
 
-def test_keys_come_from_flags_environment_and_file(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("BLAZR_API_KEY", "b, c")
-    file = tmp_path / "keys"
-    file.write_text("# ours\nd\n\n e \n")
-    assert _keys(["a"], file) == ("a", "b", "c", "d", "e")
-    file.write_text("#\n")
-    with pytest.raises(ConfigError):
-        _keys([], file)
-    with pytest.raises(ConfigError):
-        _keys([], tmp_path / "none")
-
-
-def test_flags_have_the_engine_s_defaults_and_declared_variables() -> None:
+def test_flags_have_the_engine_s_defaults() -> None:
     """The command line states them again, because its help must come before torch does."""
     defaults, seen = EngineConfig(), set()
     for name in ("serve", "generate", "chat"):
         group = typer.main.get_command(app)
         command = group.get_command(typer.Context(group), name)
         for row in command.params:
-            if row.envvar is not None:
+            if hasattr(defaults, row.name):
                 seen.add(row.name)
-                assert row.envvar == f"BLAZR_{row.name.upper()}"
-                assert row.envvar in ENV
                 assert row.default == getattr(defaults, row.name), (name, row.name)
     assert seen == {f.name for f in fields(EngineConfig)} - {"prefill_share"}
 

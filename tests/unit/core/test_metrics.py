@@ -4,39 +4,51 @@ from blazr.core.metrics import METRICS, Metrics
 
 
 def test_counts_durations_and_figures_are_rendered() -> None:
-    figures = {"num_running": 3, "steps": 7, "reuse_no-state": 2, "reuse_whole": 1}
-    metrics = Metrics(lambda: figures)
-    metrics.count("blazr_requests", outcome="ok")
-    metrics.count("blazr_requests", 2, outcome="ok")
-    metrics.observe("blazr_inter_token_seconds", 0.004)
+    metrics = Metrics()
+    metrics.watch("a", lambda: {"num_running": 3, "steps": 7, "reuse_no-state": 2})
+    metrics.watch("b", lambda: {"num_running": 1, "reuse_whole": 1})
+    metrics.count("blazr_requests", model="a", outcome="ok")
+    metrics.count("blazr_requests", 2, model="a", outcome="ok")
+    metrics.observer("blazr_inter_token_seconds", model="a")(0.004)
     text = metrics.render().decode()
-    assert 'blazr_requests_total{outcome="ok"} 3.0' in text
-    assert 'blazr_inter_token_seconds_bucket{le="0.005"} 1.0' in text
-    assert 'blazr_inter_token_seconds_bucket{le="0.0025"} 0.0' in text
-    assert "blazr_engine_running 3.0" in text
-    assert "blazr_engine_steps_total 7.0" in text
-    assert 'blazr_engine_prefixes_total{reason="no-state"} 2.0' in text
-    assert 'blazr_engine_prefixes_total{reason="whole"} 1.0' in text
+    assert 'blazr_requests_total{model="a",outcome="ok"} 3.0' in text
+    assert 'blazr_inter_token_seconds_bucket{le="0.005",model="a"} 1.0' in text
+    assert 'blazr_inter_token_seconds_bucket{le="0.0025",model="a"} 0.0' in text
+    assert 'blazr_engine_running{model="a"} 3.0' in text
+    assert 'blazr_engine_running{model="b"} 1.0' in text
+    assert 'blazr_engine_steps_total{model="a"} 7.0' in text
+    assert 'blazr_engine_prefixes_total{model="a",reason="no-state"} 2.0' in text
+    assert 'blazr_engine_prefixes_total{model="b",reason="whole"} 1.0' in text
 
 
 def test_every_row_can_be_used() -> None:
-    figures = {row.figure + "x" * len(row.labels): 1 for row in METRICS.values()}
-    metrics = Metrics(lambda: figures)
+    metrics = Metrics()
+    metrics.watch(
+        "x", lambda: {row.figure + "x" * len(row.labels): 1 for row in METRICS.values()}
+    )
     for name, row in METRICS.items():
         if row.figure:
             continue
+        labels = dict.fromkeys(row.all_labels, "x")
         if row.buckets:
-            metrics.observe(name, row.buckets[0])
+            metrics.observer(name, **labels)(row.buckets[0])
         else:
-            metrics.count(name, **dict.fromkeys(row.labels, "x"))
+            metrics.count(name, **labels)
     text = metrics.render().decode()
     for name, row in METRICS.items():
         shown = name + {"counter": "_total", "histogram": "_count", "gauge": ""}[row.kind]
-        labels = "".join(f'{{{label}="x"}}' for label in row.labels)
-        assert f"\n{shown}{labels} 1.0\n" in text
+        labels = ",".join(f'{label}="x"' for label in row.all_labels)
+        assert f"\n{shown}{{{labels}}} 1.0\n" in text
+
+
+def test_an_engine_that_has_gone_shows_no_figures() -> None:
+    metrics = Metrics()
+    metrics.watch("a", lambda: {"num_running": 3})
+    metrics.unwatch("a")
+    assert "blazr_engine_running{" not in metrics.render().decode()
 
 
 def test_two_servers_count_for_themselves() -> None:
-    first, second = Metrics(dict), Metrics(dict)
-    first.count("blazr_generated_tokens", 5)
-    assert "blazr_generated_tokens_total 0.0" in second.render().decode()
+    first, second = Metrics(), Metrics()
+    first.count("blazr_generated_tokens", 5, model="a")
+    assert "blazr_generated_tokens_total{" not in second.render().decode()

@@ -119,3 +119,9 @@ def test_unfit_request_ids_are_replaced(loopback: Loopback, given: str) -> None:
 def test_unusable_keys_are_refused(key: str) -> None:
     with pytest.raises(ConfigError):
         ServerConfig(api_keys=(key,))
+
+
+def test_a_wrong_method_is_told_every_right_one(loopback: Loopback) -> None:
+    reply = loopback.client.put("/v1/responses/resp_1")
+    assert reply.status_code == 405
+    assert reply.headers["allow"] == "DELETE, GET, HEAD"

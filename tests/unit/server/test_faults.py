@@ -95,10 +95,10 @@ def test_a_failed_reply_is_a_500_or_an_error_in_the_stream(running: Loopback) ->
     assert running.client.post("/v1/completions", json=raw).is_success
 
 
-def test_running_out_of_time_is_a_504(running: Loopback) -> None:
+def test_running_out_of_time_is_a_408(running: Loopback) -> None:
     running.engine.fails_with, running.engine.fails_as = "too late", FinishReason.TIMEOUT
     reply = running.client.post("/v1/completions", json={"prompt": "a"})
-    assert reply.status_code == 504
+    assert reply.status_code == 408
     assert reply.json()["error"]["type"] == "timeout_error"
 
 

@@ -150,16 +150,27 @@ def test_metrics_count_what_happened(loopback: Loopback) -> None:
         lines = loopback.client.get("/metrics").text.splitlines()
         return float(next((x.split()[1] for x in lines if x.startswith(f"{name} ")), 0))
 
-    names = ("blazr_generated_tokens_total", 'blazr_requests_total{outcome="ok"}')
+    mine = 'model="scripted"'
+    names = (
+        f"blazr_generated_tokens_total{{{mine}}}",
+        f'blazr_requests_total{{{mine},outcome="ok"}}',
+    )
     before = [value(name) for name in names]
     loopback.client.post("/v1/completions", json={"prompt": "a"})
     assert [value(name) for name in names] == [before[0] + 10, before[1] + 1]
-    assert value("blazr_time_to_first_token_seconds_count") > 0
-    assert value("blazr_engine_steps_total") > 0
+    assert value(f"blazr_time_to_first_token_seconds_count{{{mine}}}") > 0
+    assert value(f"blazr_request_seconds_count{{{mine}}}") > 0
+    assert value(f"blazr_engine_steps_total{{{mine}}}") > 0
 
 
-def test_served_name_replaces_the_model_s() -> None:
-    with serving(scripted_core(), served_name="mine") as running:
-        assert running.client.get("/v1/models").json()["data"][0]["id"] == "mine"
-        body = {"model": "mine", "prompt": "a"}
-        assert running.client.post("/v1/completions", json=body).json()["model"] == "mine"
+def test_served_names_replace_the_model_s() -> None:
+    with serving(scripted_core(), served_names=("mine", "ours")) as running:
+        (card,) = running.client.get("/v1/models").json()["data"]
+        assert card["id"] == "mine"
+
+        def ask(name: str) -> dict:
+            body = {"model": name, "prompt": "a"}
+            return running.client.post("/v1/completions", json=body).json()
+
+        assert ask("mine")["model"] == ask("ours")["model"] == ask("default")["model"] == "mine"
+        assert ask("scripted")["error"]["code"] == "model_not_found"

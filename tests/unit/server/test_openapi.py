@@ -1,40 +1,240 @@
-"""The OpenAPI document says what the routes are."""
+"""The OpenAPI document says what the endpoints take, and what they answer: no more, no less."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 
+import jsonschema
 import pytest
-from tests.loopback import Loopback
+from tests.loopback import Loopback, serving
+from tests.scripted import scripted_core
 
+from blazr.server.answers import ANSWERS
 from blazr.server.routes import ROUTES
+from blazr.text.reasoning import REASONING
+from blazr.text.stream import ReplyFormat
+from blazr.text.tool_calls import TOOL_FORMATS
+
+TEXT = (
+    "<think>\nHm.\n</think>\n\nLet me look.\n"
+    '<tool_call>\n{"name": "look", "arguments": {"at": "x"}}\n</tool_call>'
+)
+HELLO = [{"role": "user", "content": "hello"}]
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+FLAT = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+LONG = {"max_tokens": 100}
+CHAT = {"messages": HELLO, "tools": [TOOL], **LONG}
+USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+MESSAGES = {"messages": HELLO, "tools": [{"name": "look", "input_schema": {}}], **LONG}
+QUESTIONS = [
+    {"type": "predicate", "instructions": "?", "name": "a"},
+    {"type": "choice", "choices": [{"value": "a"}, {"value": True}]},
+    {"type": "score", "levels": [{"label": "a"}, {"label": "b"}]},
+]
+# Bodies by endpoint; those that nothing is said of here get none.
+BODIES: dict[str, list[dict]] = {
+    "/v1/completions": [
+        {"prompt": "a", "echo": True, "logprobs": 2, "prompt_logprobs": 1},
+        {"prompt": ["a", "b"], "n": 2, "stop": "five"},
+        {"prompt": "a", "logprobs": 1, "max_tokens": 3, **USAGE},
+        {"prompt": "a", "stream": True},
+    ],
+    "/v1/chat/completions": [
+        {**CHAT, "logprobs": True, "top_logprobs": 2},
+        {"messages": HELLO, "max_tokens": 2},
+        {**CHAT, "logprobs": True, **USAGE},
+        {**CHAT, "stream": True},
+    ],
+    "/v1/chat/completions/input_tokens": [{"messages": HELLO}],
+    "/v1/responses": [
+        {"input": "a", "tools": [FLAT], "top_logprobs": 1},
+        {"input": "a", "max_output_tokens": 3, "text": {"verbosity": "low"}},
+        {"input": "a", "tools": [FLAT], "top_logprobs": 1, "stream": True},
+        {"input": "a", "max_output_tokens": 3, "stream": True},
+    ],
+    "/v1/responses/input_tokens": [{"input": "a"}],
+    "/v1/embeddings": [{"input": ["a", "b"]}, {"input": "a", "encoding_format": "base64"}],
+    "/v1/decisions": [{"input": "a", "questions": QUESTIONS}],
+    "/v1/score": [{"text_1": "a", "text_2": ["b", "c"]}],
+    "/v1/rerank": [
+        {"query": "a", "documents": ["b", "c"]},
+        {"query": "a", "documents": ["b"], "return_documents": False, "method": "embedding"},
+    ],
+    "/v1/messages": [MESSAGES, {**MESSAGES, "stream": True}, {"messages": HELLO, "max_tokens": 2}],
+    "/v1/messages/count_tokens": [{"messages": HELLO}],
+    "/generate": [{"prompt": "a"}],
+    "/infill": [
+        {"input_prefix": "a", "input_suffix": "b"},
+        {"input_prefix": "a", "n_predict": 2, "stream": True},
+    ],
+    "/tokenize": [
+        {"prompt": "a b", "return_token_strs": True},
+        {"content": "a b", "with_pieces": True},
+    ],
+    "/detokenize": [{"tokens": [1, 2]}],
+    "/apply-template": [{"messages": HELLO}],
+    "/api/show": [{"model": "scripted"}],
+    "/api/generate": [
+        {"prompt": "a"},
+        {"prompt": "a", "stream": False, "options": {"num_predict": 2}},
+        {"model": "scripted"},
+    ],
+    "/api/chat": [
+        {"messages": HELLO, "tools": [TOOL]},
+        {"messages": HELLO, "tools": [TOOL], "stream": False},
+    ],
+    "/api/embed": [{"input": "a"}],
+    "/api/embeddings": [{"prompt": "a"}],
+}
+for one, other in {
+    "/score": "/v1/score",
+    "/rerank": "/v1/rerank",
+    "/v2/rerank": "/v1/rerank",
+    "/v1/infill": "/infill",
+}.items():
+    BODIES[one] = BODIES[other]
 
 
-@pytest.fixture
-def document(loopback: Loopback) -> dict:
-    return loopback.client.get("/openapi.json").json()
+@pytest.fixture(scope="module")
+def speaking() -> Iterator[Loopback]:
+    """A model that thinks, talks and calls a tool."""
+    core = scripted_core(text=TEXT)
+    core.reply_format = ReplyFormat(
+        reasoning=REASONING["think"], tool_format=TOOL_FORMATS["hermes"]
+    )
+    with serving(core) as running:
+        yield running
 
 
-def test_every_route_is_there_with_its_body(document: dict) -> None:
-    for row in ROUTES.values():
-        path = row.path.replace(":path", "")
-        operation = document["paths"][path][row.method.lower()]
+@pytest.fixture(scope="module")
+def document(speaking: Loopback) -> dict:
+    return speaking.client.get("/openapi.json").json()
+
+
+@pytest.fixture(scope="module")
+def closed(document: dict) -> dict:
+    """The schemas, where what is not said may not be there."""
+    components = json.loads(json.dumps(document["components"]))
+    for schema in components["schemas"].values():
+        if "properties" in schema:
+            schema["additionalProperties"] = False
+    return components
+
+
+def problems(closed: dict, schema: dict, value: object) -> list[str]:
+    whole = {"components": closed, **schema}
+    validator = jsonschema.Draft202012Validator(whole)
+    return [f"{error.json_path}: {error.message[:300]}" for error in validator.iter_errors(value)]
+
+
+def stream_of(reply, item: dict) -> Iterator[tuple[dict, object]]:
+    """What a stream consists of, each with its schema."""
+    if "ndjson" in reply.headers["content-type"]:
+        yield from ((item, json.loads(line)) for line in reply.text.splitlines())
+        return
+    data = item["properties"]["data"]
+    ends = [each for each in data.get("anyOf", []) if "const" in each]
+    inner = [each for each in data.get("anyOf", [data]) if "contentSchema" in each]
+    for event in reply.text.strip().split("\n\n"):
+        text = event.rpartition("data: ")[2]
+        if ends and text == ends[0]["const"]:
+            continue
+        yield inner[0]["contentSchema"], json.loads(text)
+
+
+def test_every_endpoint_is_there_with_its_body(document: dict) -> None:
+    shown = [row for row in ROUTES.values() if not ANSWERS[row.handler].is_hidden]
+    assert len(shown) == sum(len(operations) for operations in document["paths"].values())
+    for row in shown:
+        operation = document["paths"][row.path.replace(":path", "")][row.method.lower()]
         assert operation["summary"]
+        assert operation["tags"]
         assert ("requestBody" in operation) is (row.body is not None)
-        assert [each["name"] for each in operation["parameters"]] == re.findall(r"{(\w+)}", path)
+        in_path = [each["name"] for each in operation["parameters"] if each["in"] == "path"]
+        assert in_path == re.findall(r"{(\w+)(?::path)?}", row.path)
         assert operation["security"] == ([] if row.is_open else [{}, {"key": []}])
+        assert {"200", "default"} == set(operation["responses"])
 
 
-def test_every_reference_leads_somewhere(document: dict) -> None:
+def test_names_are_unique_and_every_reference_leads_somewhere(document: dict) -> None:
     names = re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document))
-    assert len(names) > 30
+    assert len(names) > 100
     assert set(names) <= set(document["components"]["schemas"])
+    assert not [name for name in names if "." in name]
+    ids = [op["operationId"] for path in document["paths"].values() for op in path.values()]
+    assert len(ids) == len(set(ids))
+    for schema in document["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
 
 
-def test_bodies_name_their_fields(document: dict) -> None:
+def test_fields_are_explained_and_bounded(document: dict) -> None:
     body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]
     name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
     schema = document["components"]["schemas"][name]
     assert schema["required"] == ["messages"]
     assert {"tools", "response_format", "continue_final_message"} <= set(schema["properties"])
+    temperature = schema["properties"]["temperature"]
+    assert "greedy" in temperature["description"]
+    assert {"type": "number", "minimum": 0, "maximum": 2} in temperature["anyOf"]
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_what_is_answered_is_what_is_said(
+    speaking: Loopback, document: dict, closed: dict, path: str
+) -> None:
+    content = document["paths"][path]["post"]["responses"]["200"]["content"]
+    for body in BODIES[path]:
+        reply = speaking.client.post(path, json=body)
+        assert reply.status_code == 200, reply.text
+        kind = reply.headers["content-type"].partition(";")[0]
+        if "schema" in content[kind]:
+            assert problems(closed, content[kind]["schema"], reply.json()) == []
+            continue
+        told = list(stream_of(reply, content[kind]["itemSchema"]))
+        assert told
+        assert [problems(closed, *each) for each in told] == [[]] * len(told)
+
+
+def test_what_is_looked_up_is_what_is_said(
+    speaking: Loopback, document: dict, closed: dict
+) -> None:
+    made = speaking.client.post("/v1/responses", json={"input": "a", "max_output_tokens": 1}).json()
+    lookups = [
+        (method, path, operation)
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+        if method != "post"
+    ]
+    assert len(lookups) >= 15
+    for method, path, operation in sorted(lookups, key=lambda each: each[0] == "delete"):
+        filled = path.replace("{id}", made["id"]).replace("{model}", "default")
+        reply = speaking.client.request(method, filled)
+        content = operation["responses"]["200"]["content"]
+        kind = reply.headers["content-type"].partition(";")[0]
+        value = reply.json() if kind == "application/json" else reply.text
+        assert problems(closed, content[kind]["schema"], value) == [], path
+
+
+@pytest.mark.parametrize("path", [*BODIES, "/v1/responses/{id}/cancel"])
+def test_errors_are_what_is_said(
+    speaking: Loopback, document: dict, closed: dict, path: str
+) -> None:
+    reply = speaking.client.post(path, content=b"[", headers={"Content-Type": "application/json"})
+    assert 400 <= reply.status_code < 500
+    said = document["paths"][path]["post"]["responses"]["default"]["content"]["application/json"]
+    assert problems(closed, said["schema"], reply.json()) == []
+
+
+def test_every_endpoint_with_a_body_is_tried(document: dict) -> None:
+    with_body = {path for path, each in document["paths"].items() if "post" in each}
+    assert with_body - set(BODIES) == {"/v1/responses/{id}/cancel"}
+
+
+def test_examples_work(speaking: Loopback, document: dict) -> None:
+    for path, operations in document["paths"].items():
+        if "requestBody" in operations.get("post", {}):
+            example = operations["post"]["requestBody"]["content"]["application/json"]["example"]
+            reply = speaking.client.post(path, json=example)
+            assert reply.status_code == 200, (path, reply.text)

@@ -85,6 +85,7 @@ def test_the_latest_requests_are_listed_newest_first() -> None:
         assert [each["request_id"] for each in found] == [f"mine-{i}" for i in range(102, 2, -1)]
         assert found[0] == {
             "request_id": "mine-102",
+            "model": "scripted",
             "prompt_tokens": 3,
             "cached_tokens": 2,
             "reason": "partial",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from blazr.engine.cache.arena import Arena, ItemClass, OutOfMemoryError
 from blazr.engine.cache.prefix import PrefixTrie
 from blazr.engine.outputs import TokenLogprobs
 from blazr.engine.scores import is_enough, pack, unpack
-from blazr.engine.sequence import Sequence
+from blazr.engine.sequence import Fork, Sequence
 
 LONG_PROMPT_EDGES = 4096
 
@@ -68,22 +67,6 @@ class CacheShape:
         if self.has_states:
             superpages -= 2  # its two states may lie outside their class's own superpages
         return superpages * self.pages_per_superpage * self.grid
-
-
-class Fork(NamedTuple):
-    """Memory for a reply that goes on from the end of another's prompt.
-
-    Args:
-        sequence: The reply.
-        source: The other.
-        run_slot: Where the other's log and working state are copied to.
-        page: Where its last page is copied to, or NO_PAGE where no page is begun.
-    """
-
-    sequence: Sequence
-    source: Sequence
-    run_slot: int
-    page: int
 
 
 class CacheManager:

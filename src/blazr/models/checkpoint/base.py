@@ -15,6 +15,8 @@ from blazr.models.checkpoint.disk import MappedFile
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from blazr.nn.quant.hf.scheme import Layout
+
 # Bytes of one element, and torch's name for the type.
 ELEMENT_TYPES: Mapping[str, tuple[int, str]] = MappingProxyType(
     {
@@ -72,6 +74,26 @@ class TensorInfo:
         """Its shape as bytes, for packed tensors: rows are whole blocks."""
         rows = self.shape[:-1]
         return (*rows, self.nbytes // prod(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedInfo(TensorInfo):
+    """A matrix that several tensors of a quantized checkpoint stand for.
+
+    Its name, shape and place are those of the matrix, its ``dtype`` is for people.
+
+    Args:
+        parts: The tensors by their suffix, the first of them where the matrix lies.
+        layout: How they stand for it.
+    """
+
+    parts: Mapping[str, TensorInfo]
+    layout: Layout
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes of all parts."""
+        return sum(part.nbytes for part in self.parts.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +157,16 @@ class Checkpoint:
         Raises:
             CheckpointError: The file has gone or changed.
         """
+        return self.view(self.tensors[name])
+
+    def view(self, info: TensorInfo) -> Tensor:
+        """The same for a tensor by its place: a part of a quantized matrix.
+
+        Raises:
+            CheckpointError: The file has gone or changed.
+        """
         import torch  # headers are read without it
 
-        info = self.tensors[name]
         size, torch_name = ELEMENT_TYPES.get(info.dtype, ELEMENT_TYPES["U8"])
         shape = info.bytes_shape if info.is_packed else info.shape
         dtype: torch.dtype = getattr(torch, torch_name)
@@ -155,7 +184,8 @@ class Checkpoint:
     def drop(self, name: str) -> None:
         """Give back the memory behind a tensor that was read and copied."""
         info = self.tensors[name]
-        self._map(info.file).drop(info.start, info.end)
+        for part in info.parts.values() if isinstance(info, QuantizedInfo) else (info,):
+            self._map(part.file).drop(part.start, part.end)
 
     def _map(self, file: Path) -> MappedFile:
         if file not in self._mapped:

@@ -68,6 +68,26 @@ def find_model(model: str, *, revision: str | None = None) -> ModelFiles:
     )
 
 
+def fetch_model(model: str, *, revision: str | None = None) -> Path:
+    """Fetch a model from the Hub, or what is missing of it, whatever lies here by its name.
+
+    Args:
+        model: Its Hub id.
+        revision: Branch, tag or commit; None for the default branch.
+
+    Returns:
+        Its directory in the cache.
+
+    Raises:
+        CheckpointError: It is no Hub id, there is no such model, or it cannot be fetched.
+    """
+    if not _REPO_ID.fullmatch(model):
+        raise CheckpointError(
+            f"{model[:100]!r} is no Hub id.", expected="organisation/name, as on huggingface.co"
+        )
+    return _fetch(model, revision)
+
+
 def _local(model: str) -> Path | None:
     """The path as typed, if there is anything; no system accepts every string as a path."""
     try:

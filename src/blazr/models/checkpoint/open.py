@@ -10,6 +10,7 @@ from blazr.models.checkpoint import FORMATS
 from blazr.models.checkpoint.base import Checkpoint, Format, TensorInfo
 from blazr.models.checkpoint.disk import read_json
 from blazr.models.checkpoint.find import find_weights
+from blazr.models.checkpoint.quantized import join_quantized
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -20,7 +21,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
     Raises:
         CheckpointError: The files cannot be found or are not sound.
-        ConfigError: config.json is not a JSON object.
+        ConfigError: config.json is not a JSON object, or the weights are quantized in a way that
+            is not supported.
     """
     found = find_weights(path)
     tensors: dict[str, TensorInfo] = {}
@@ -43,7 +45,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     config_path = (path if path.is_dir() else path.parent) / "config.json"
     # a file that describes itself is not described by what happens to lie beside it
     has_config = config_path.exists() and not headers[0].metadata
-    return Checkpoint(
+    checkpoint = Checkpoint(
         path=path,
         files={file: file.stat().st_size for file in found.files},
         tensors=tensors,
@@ -51,6 +53,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         config_path=config_path if has_config else None,
         metadata=headers[0].metadata,
     )
+    return join_quantized(checkpoint)
 
 
 def _format_of(file: Path) -> Format:

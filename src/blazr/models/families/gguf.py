@@ -8,23 +8,20 @@ otherwise their tensors show.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Literal
 
 from blazr.core.errors import ConfigError, ShapeError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.config import ModelConfig
 from blazr.models.families.base import Derivation, Family, Ledger
 from blazr.models.families.config_reader import ConfigReader
+from blazr.models.families.gguf_architectures import ARCHITECTURES, Architecture
+from blazr.models.families.gguf_hybrid import hybrid_rules, read_experts, read_layer
 from blazr.models.families.gguf_model import GgufModel
 from blazr.models.families.oxidizr import read_max_seq_len
 from blazr.models.families.rules import DecayLog, Rule, RuleBook, Stack
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
-from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.layers.norm import NormConfig
@@ -34,69 +31,6 @@ DEFAULT_EPS = 1e-5
 DEFAULT_ROPE_THETA = 10000.0
 ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
-    """What a name in ``general.architecture`` stands for, as differences from Llama.
-
-    Args:
-        has_attention: Whether its mixers are attention, not Mamba.
-        rotates_pairs: Whether channels that are rotated together lie side by side.
-        norms: Whether norms stand before, behind, or on both sides of a layer's halves.
-        norm_kind: RMSNorm or LayerNorm.
-        activation: Of its feed-forwards.
-        full_every: Every so manieth layer has no window; 0: all have the one there is.
-        window_theta: Base of the rotation in layers with a window, where that differs.
-        scales_embedding: Whether embedded tokens are multiplied with the root of their size.
-        wide_scale_layers: A model of so many layers scales scores by hidden size over heads.
-    """
-
-    has_attention: bool = True
-    rotates_pairs: bool = False
-    norms: Literal["before", "behind", "both"] = "before"
-    norm_kind: Literal["rms", "layer"] = "rms"
-    activation: str = "silu"
-    full_every: int = 0
-    window_theta: float | None = None
-    scales_embedding: bool = False
-    wide_scale_layers: int = 0
-
-
-_GELU = "gelu_tanh"
-_PAIRS = Architecture(rotates_pairs=True)
-# llama is Mistral and Mixtral, too.
-ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
-    {
-        "llama": _PAIRS,
-        "granite": _PAIRS,
-        "granitemoe": _PAIRS,
-        "qwen2": Architecture(),
-        "qwen3": Architecture(),
-        "qwen3moe": Architecture(),
-        "phi3": Architecture(),
-        "olmo2": Architecture(norms="behind"),
-        "glm4": Architecture(rotates_pairs=True, norms="both"),
-        "starcoder2": Architecture(norm_kind="layer", activation=_GELU),
-        "gemma": Architecture(activation=_GELU, scales_embedding=True),
-        "gemma2": Architecture(
-            norms="both",
-            activation=_GELU,
-            full_every=2,
-            scales_embedding=True,
-            wide_scale_layers=46,
-        ),
-        "gemma3": Architecture(
-            norms="both",
-            activation=_GELU,
-            full_every=6,
-            window_theta=10_000.0,
-            scales_embedding=True,
-            wide_scale_layers=62,
-        ),
-        "mamba": Architecture(has_attention=False),
-    }
-)
 
 
 def _attention(model: GgufModel, row: Architecture, layer: int) -> AttentionConfig:
@@ -151,7 +85,12 @@ def _heads(model: GgufModel, at: str, layer: int) -> tuple[int, int, int]:
     return heads, kv_heads, dim
 
 
-def _rope(model: GgufModel, row: Architecture, head_dim: int, *, has_window: bool) -> RopeConfig:
+def _rope(
+    model: GgufModel, row: Architecture, head_dim: int, *, has_window: bool
+) -> RopeConfig | None:
+    told = model.reader.boolean(model.key("rope.scaling.finetuned"))
+    if row.rotation == "never" or (row.rotation == "told" and not (told and told.value)):
+        return None
     dim = model.integer("rope.dimension_count", head_dim)
     if not 0 < dim <= head_dim or dim % 2:
         raise ConfigError(
@@ -212,35 +151,21 @@ def _factors(model: GgufModel, name: str, dim: int) -> tuple[float, ...]:
     return tuple(factors)
 
 
-def _mamba(model: GgufModel, layer: int) -> Mamba1Config:
-    at = f"blk.{layer}."
-    flag = model.reader.boolean(model.key("ssm.dt_b_c_rms"))
-    if flag is not None and flag.value:
-        raise ConfigError(
-            f"{flag.source}: norms inside the mixer (FalconMamba) are not supported.",
-            hint="take another model",
-        )
-    return Mamba1Config(
-        hidden_size=model.hidden_size,
-        inner_size=model.size(at + "ssm_a", 0),
-        state_size=model.size(at + "ssm_a", 1),
-        dt_rank=model.size(at + "ssm_dt.weight", 1),
-        conv_kernel=model.size(at + "ssm_conv1d.weight", 1),
-    )
-
-
 def _feed_forward(model: GgufModel, row: Architecture, layer: int) -> FeedForwardConfig:
     at = f"blk.{layer}."
     if model.has(at + "ffn_gate_inp.weight"):
         experts = model.size(at + "ffn_gate_inp.weight", 0)
         stacked = model.has(at + "ffn_down_exps.weight")
         names = at + "ffn_down_exps.weight", at + "ffn_down.0.weight"
-        return MoeConfig(
+        config = MoeConfig(
             hidden_size=model.hidden_size,
             intermediate_size=model.size(names[0], 2) if stacked else model.size(names[1], 1),
             num_experts=model.ledger.record("num_experts", experts, f"tensor {at}ffn_gate_inp"),
             experts_per_token=min(model.integer("expert_used_count"), experts),
+            activation=row.activation,
+            norm_topk_prob=row.norm_topk_prob,
         )
+        return read_experts(model, config, at) if row.hybrid else config
     inner, upward = model.size(at + "ffn_down.weight", 1), model.size(at + "ffn_up.weight", 0)
     is_fused = upward == 2 * inner
     return MlpConfig(
@@ -261,8 +186,14 @@ def _eps(model: GgufModel, row: Architecture) -> float:
 def _layer(model: GgufModel, row: Architecture, norm: NormConfig, index: int) -> LayerConfig:
     before = norm if row.norms != "behind" else None
     behind = norm if row.norms != "before" else None
-    if not row.has_attention:
-        return LayerConfig(mixer=_mamba(model, index), mixer_norm=before)
+    if row.hybrid:
+        return read_layer(
+            model,
+            index,
+            norm,
+            attention=lambda: _attention(model, row, index),
+            feed_forward=lambda: _feed_forward(model, row, index),
+        )
     mixer: MixerConfig = _attention(model, row, index)
     return LayerConfig(
         mixer=mixer,
@@ -315,7 +246,7 @@ def _architecture(checkpoint: Checkpoint) -> Architecture:
     return row
 
 
-def _rules(*, fused: bool) -> RuleBook:
+def _rules(*, fused: bool) -> list[Rule]:
     layer, ours = "blk.{i}.", "layers.{i}."
     mixer, feed = ours + "mixer.", ours + "feed_forward."
     parts, projections = ("weight", "bias"), ("gate", "up", "down")
@@ -334,32 +265,37 @@ def _rules(*, fused: bool) -> RuleBook:
         **({"ffn_up": "feed_forward.gate_up_proj"} if fused else {}),
         "ssm_conv1d": "mixer.conv1d",
         **{f"ssm_{name}": f"mixer.{name}_proj" for name in ("in", "x", "dt", "out")},
+        **{f"ssm_{name}_norm": f"mixer.{name}_norm" for name in ("dt", "b", "c")},
+        **{f"shortconv.{name}_proj": f"mixer.{name}_proj" for name in ("in", "out")},
+        "shortconv.conv": "mixer.conv1d",
+        **{f"ffn_{name}_shexp": f"feed_forward.shared_expert.{name}_proj" for name in projections},
+        **{f"ffn_latent_{name}": f"feed_forward.latent_{name}_proj" for name in ("down", "up")},
     }
-    return RuleBook(
-        [
-            Rule("token_embd.weight", "embed_tokens.weight"),
-            Rule("output_norm.{p}", "norm.{p}", p=parts),
-            Rule("output.weight", "lm_head.weight"),
-            *(
-                Rule(f"{layer}{theirs}.{{p}}", f"{ours}{name}.{{p}}", p=parts)
-                for theirs, name in (norms | matrices).items()
-            ),
-            Rule(layer + "ffn_gate_inp.weight", feed + "router.weight"),
-            Rule(layer + "ffn_{p}_exps.weight", feed + "experts.{p}_proj", p=projections),
-            Rule(
-                layer + "ffn_{p}.{e}.weight", feed + "experts.{p}_proj", Stack("e"), p=projections
-            ),
-            Rule(layer + "ssm_a", mixer + "a_log", DecayLog()),
-            Rule(layer + "ssm_d", mixer + "d"),
-        ]
-    )
+    return [
+        Rule("token_embd.weight", "embed_tokens.weight"),
+        Rule("output_norm.{p}", "norm.{p}", p=parts),
+        Rule("output.weight", "lm_head.weight"),
+        *(
+            Rule(f"{layer}{theirs}.{{p}}", f"{ours}{name}.{{p}}", p=parts)
+            for theirs, name in (norms | matrices).items()
+        ),
+        Rule(layer + "ffn_gate_inp.weight", feed + "router.weight"),
+        Rule(layer + "exp_probs_b.bias", feed + "correction_bias"),
+        Rule(layer + "ffn_{p}_exps.weight", feed + "experts.{p}_proj", p=projections),
+        Rule(layer + "ffn_{p}.{e}.weight", feed + "experts.{p}_proj", Stack("e"), p=projections),
+        Rule(layer + "ssm_a", mixer + "a_log", DecayLog()),
+        Rule(layer + "ssm_d", mixer + "d"),
+    ]
 
 
-_PLAIN, _FUSED = _rules(fused=False), _rules(fused=True)
+_PLAIN, _FUSED = RuleBook(_rules(fused=False)), RuleBook(_rules(fused=True))
 
 
 def _rules_of(checkpoint: Checkpoint) -> RuleBook:
     """Both upward matrices of an MLP may be one, under the name of the second."""
+    row = ARCHITECTURES.get(str(checkpoint.metadata.get("general.architecture")))
+    if row is not None and row.hybrid:
+        return RuleBook([*_rules(fused=False), *hybrid_rules(checkpoint)])
     up, down = (checkpoint.tensors.get(f"blk.0.ffn_{name}.weight") for name in ("up", "down"))
     is_fused = up is not None and down is not None and up.shape[:1] == (2 * down.shape[-1],)
     return _FUSED if is_fused else _PLAIN

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.config import ModelConfig
 from blazr.models.families.base import Context, Derivation, Family, Ledger
 from blazr.models.families.config_reader import ConfigReader
-from blazr.models.families.oxidizr import DEFAULT_EPS, mamba1_rules, read_max_seq_len
+from blazr.models.families.hf.derive import model_type, refuse_unread
+from blazr.models.families.hf.state_space import TRAINING, mixer_rules
+from blazr.models.families.oxidizr import DEFAULT_EPS, read_max_seq_len
 from blazr.models.families.oxidizr_mixers import derive_mamba1
 from blazr.models.families.oxidizr_shapes import TensorGroup, split_layers
 from blazr.models.families.rules import Rule, RuleBook
 from blazr.nn.layers.decoder_layer import LayerConfig
+from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.norm import NormConfig
 
 PREFIX = "backbone."
+_TOLD = ("state_size", "conv_kernel", "tie_word_embeddings")  # by tensors
+_SAID_TWICE = (
+    "d_model",
+    "n_layer",
+    "d_inner",
+    "ssm_cfg",
+    "rms_norm",
+    "fused_add_norm",
+    "pad_vocab_size_multiple",
+)
 
 
 def _derive(checkpoint: Checkpoint) -> Derivation:
     reader, ledger = ConfigReader(checkpoint.config), Ledger()
-    kind = reader.text("model_type")
-    if kind is not None and kind.value != "mamba":
+    activation = reader.text("hidden_act")
+    if activation is not None and activation.value not in {"silu", "swish"}:
         raise ConfigError(
-            f"{kind.source}: this model is not supported.",
-            found=repr(kind.value)[:100],
-            expected="mamba",
+            f"{activation.source} is not supported.",
+            found=repr(activation.value)[:100],
+            expected="silu",
         )
     layers = split_layers(checkpoint.tensors, PREFIX)
     top = TensorGroup("", checkpoint.tensors)
@@ -42,13 +57,26 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
         hidden_size=hidden.value,
         max_seq_len=read_max_seq_len(reader, ledger),
         layers=tuple(
-            LayerConfig(mixer=derive_mamba1(layer, context, at="mixer."), mixer_norm=norm)
-            for layer in layers
+            LayerConfig(mixer=_mixer(layer, context), mixer_norm=norm) for layer in layers
         ),
         final_norm=norm,
         tie_word_embeddings=not top.has("lm_head."),
     )
+    if model_type(checkpoint) is not None:
+        for key in (*TRAINING, *_TOLD, *_SAID_TWICE):
+            reader.mark(key)
+        refuse_unread(reader)
     return Derivation(config, tuple(ledger.values.values()), tuple(ledger.warnings))
+
+
+def _mixer(layer: TensorGroup, context: Context) -> Mamba1Config:
+    mixer, reader = derive_mamba1(layer, context, at="mixer."), context.reader
+    has_bias, has_conv_bias = reader.boolean("use_bias"), reader.boolean("use_conv_bias")
+    return replace(
+        mixer,
+        bias=has_bias.value if has_bias else layer.has("mixer.in_proj.bias"),
+        conv_bias=has_conv_bias.value if has_conv_bias else True,
+    )
 
 
 def _rules() -> RuleBook:
@@ -60,14 +88,20 @@ def _rules() -> RuleBook:
             Rule(PREFIX + "norm_f.weight", "norm.weight"),
             Rule("lm_head.weight", "lm_head.weight"),
             Rule(layer + "norm.weight", "layers.{i}.mixer_norm.weight"),
-            *mamba1_rules(layer + "mixer."),
+            *mixer_rules(layer + "mixer."),
         ]
     )
 
 
+def _matches(checkpoint: Checkpoint) -> bool:
+    """By names; other models with such names have a config that says what they are."""
+    is_named = any(name.startswith(PREFIX) for name in checkpoint.tensors)
+    return is_named and model_type(checkpoint) in {None, "mamba"}
+
+
 MAMBA = Family(
     name="mamba",
-    matches=lambda checkpoint: any(name.startswith(PREFIX) for name in checkpoint.tensors),
+    matches=_matches,
     derive=_derive,
     rules=_rules(),
 )

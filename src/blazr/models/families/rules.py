@@ -43,7 +43,12 @@ class Squeeze:
 
 @dataclass(frozen=True, slots=True)
 class DecayLog:
-    """The decay rates ``-exp(a_log)`` are stored, and ``a_log`` is wanted."""
+    """The decay rates ``-exp(a_log)`` are stored, perhaps as a column; ``a_log`` is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reshape:
+    """The same numbers in another shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,7 @@ class Mxfp4:
     part: int
 
 
-Transform = Stack | Squeeze | DecayLog | Transpose | Mxfp4
+Transform = Stack | Squeeze | DecayLog | Reshape | Transpose | Mxfp4
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,8 @@ class RuleBook:
 
     def match(self, name: str) -> Match | None:
         """What the tensor of this name becomes, or None when no rule knows it."""
-        row, numbers = self._by_source.get(name), []
+        row = self._by_source.get(name) if "#" not in name else None
+        numbers: list[str] = []
         if row is None:
             key, numbers = _split(name)
             row = self._by_source.get(key)

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from math import prod
 from typing import Literal
 
 from blazr.core.errors import CheckpointError
 from blazr.models.checkpoint.base import TensorInfo
-from blazr.models.families.rules import Mxfp4, RuleBook, Squeeze, Stack, Transform, Transpose
+from blazr.models.families.rules import (
+    DecayLog,
+    Mxfp4,
+    Reshape,
+    RuleBook,
+    Squeeze,
+    Stack,
+    Transform,
+    Transpose,
+)
 
 LISTED_PROBLEMS = 12
 # Nearest names are looked for among this many: the search is quadratic.
@@ -174,6 +184,10 @@ class _Matching:
             shape = (*shape[:-2], shape[-1], shape[-2])
         elif isinstance(transform, Mxfp4):
             shape = (*shape[:-1], shape[-1] // 32, 16)[: len(shape) + 1 - transform.part]
+        if isinstance(transform, Reshape) and prod(info.shape) == prod(shape):
+            return
+        if isinstance(transform, DecayLog) and info.shape == (*shape, 1):
+            return
         if info.shape != shape:
             detail = f"is {list(info.shape)}, the model needs {list(shape)}"
             self.problems.append(Problem("wrong shape", info.name, detail))

@@ -16,13 +16,19 @@ from torch import Tensor
 
 from blazr.core.errors import CheckpointError
 from blazr.core.table import Table
-from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint
+from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, QuantizedInfo
 from blazr.models.families.rules import DecayLog, Mxfp4, Squeeze, Stack, Transform, Transpose
-from blazr.models.loading.packed import Storage, read_packed, read_plain, stays_mapped
+from blazr.models.loading.packed import (
+    Storage,
+    is_repacked,
+    packed_bytes,
+    read_plain,
+    read_weight,
+    stays_mapped,
+)
 from blazr.models.loading.plan import LoadPlan, LoadStep
 from blazr.nn.device import Device
-from blazr.nn.quant.gguf.weight import GgufWeight
-from blazr.nn.quant.mxfp4 import decode_mxfp4
+from blazr.nn.quant.weight import Weight
 
 DTYPES: Table[torch.dtype] = Table(
     "dtype",
@@ -62,16 +68,28 @@ def stored_as(plan: LoadPlan) -> str:
 
 
 def stored_dtype(plan: LoadPlan) -> torch.dtype:
-    """The dtype most bytes are stored in; bfloat16 stands for packed blocks.
+    """The dtype most bytes are stored in.
+
+    For packed blocks it is bfloat16, for quantized matrices that of the tensors beside them.
 
     Raises:
         CheckpointError: Some tensors hold no floating-point numbers.
     """
     name = stored_as(plan)
     if name not in ELEMENT_TYPES:
-        return torch.bfloat16
+        return _beside_packed(plan)
     found: torch.dtype = getattr(torch, ELEMENT_TYPES[name][1])
     return torch.float32 if found == torch.float64 else found
+
+
+def _beside_packed(plan: LoadPlan) -> torch.dtype:
+    infos = [info for step in plan.steps for info in step.sources]
+    if any(isinstance(info, QuantizedInfo) for info in infos):
+        for name in ("BF16", "F16", "F32"):
+            if any(info.dtype == name for info in infos):
+                found: torch.dtype = getattr(torch, ELEMENT_TYPES[name][1])
+                return found
+    return torch.bfloat16
 
 
 def choose_dtype(name: str, plan: LoadPlan, device: Device) -> torch.dtype:
@@ -101,7 +119,7 @@ class Weights:
         not_finite: Tensors that hold NaN or infinity.
     """
 
-    tensors: dict[str, Tensor | GgufWeight]
+    tensors: dict[str, Tensor | Weight]
     not_finite: tuple[str, ...]
 
 
@@ -109,12 +127,15 @@ def copied_bytes(plan: LoadPlan, dtype: torch.dtype, device: torch.device, stora
     """Memory the plan will allocate: all parameters but those that stay views of a mapped file."""
     total = 0
     for step in plan.steps:
-        kind = storage.get(step.parameter)
-        is_mapped = _stays_mapped(step, dtype) if kind is None else stays_mapped(step, kind)
+        storing = storage.get(step.parameter)
+        if storing is None:
+            is_mapped = _stays_mapped(step, dtype)
+        else:
+            is_mapped = stays_mapped(step, storing) and not is_repacked(storing, dtype)
         if device.type == "cpu" and is_mapped:
             continue
-        numbers = math.prod(step.shape)
-        total += kind.row_bytes(numbers) if kind else numbers * dtype.itemsize
+        plain = math.prod(step.shape) * dtype.itemsize
+        total += plain if storing is None else packed_bytes(step, storing)
     return total
 
 
@@ -146,13 +167,14 @@ def read_weights(
     Raises:
         CheckpointError: A file has gone or changed.
     """
-    tensors: dict[str, Tensor | GgufWeight] = {}
+    tensors: dict[str, Tensor | Weight] = {}
     not_finite: list[str] = []
     for step in plan.steps:
-        kind = storage.get(step.parameter)
-        if kind is not None:
-            packed = read_packed(step, checkpoint, kind, dtype=dtype, device=device)
-            tensors[step.parameter] = packed
+        storing = storage.get(step.parameter)
+        if storing is not None:
+            tensors[step.parameter] = read_weight(
+                step, checkpoint, storing, dtype=dtype, device=device
+            )
             continue
         tensor = _reader(step)(step, checkpoint, dtype, device)
         tensors[step.parameter] = tensor
@@ -161,20 +183,15 @@ def read_weights(
 
 
 def _reader(step: LoadStep) -> Callable[[LoadStep, Checkpoint, torch.dtype, torch.device], Tensor]:
-    match step.transform:
-        case Stack():
-            return _stack
-        case Mxfp4():
-            return _unpack
-        case _:
-            return _take
+    return _stack if isinstance(step.transform, Stack) else _take
 
 
 def _take(
     step: LoadStep, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     (info,) = step.sources
-    tensor = _transformed(read_plain(info, checkpoint), step.transform).to(device, dtype)
+    tensor = _transformed(read_plain(info, checkpoint), step.transform)
+    tensor = tensor.reshape(step.shape).to(device, dtype)
     if not (device.type == "cpu" and _stays_mapped(step, dtype)):
         checkpoint.drop(info.name)
     return tensor
@@ -198,18 +215,6 @@ def _stack(
     whole = torch.empty(step.shape, dtype=dtype, device=device)
     for part, info in zip(whole, step.sources, strict=True):
         part.copy_(read_plain(info, checkpoint))
-        checkpoint.drop(info.name)
-    return whole
-
-
-def _unpack(
-    step: LoadStep, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    whole = torch.empty(step.shape, dtype=dtype, device=device)
-    numbers, exponents = (checkpoint.read(info.name) for info in step.sources)
-    for part, own, scales in zip(whole, numbers, exponents, strict=True):
-        part.copy_(decode_mxfp4(own, scales))
-    for info in step.sources:
         checkpoint.drop(info.name)
     return whole
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from blazr.nn.kernels.packing import PACKINGS, Packed, Packing
-from blazr.nn.kernels.resolve import resolve
-from blazr.nn.ops.packed import packed_gated_linear, packed_linear, packed_rows
+from blazr.nn.ops.packed import (
+    PACKINGS,
+    Packed,
+    Packing,
+    are_kernels_here,
+    packed_gated_linear,
+    packed_linear,
+    packed_rows,
+)
 from blazr.nn.quant.exact import ShiftedWeight
 from blazr.nn.quant.gguf.block_type import BlockType
 from blazr.nn.quant.gguf.packing import pack_blocks
@@ -84,7 +90,7 @@ class PackedWeight(Weight):
 
 def can_pack(kind: BlockType, dtype: torch.dtype) -> bool:
     """Whether a CPU's kernels compute with such blocks in a dtype."""
-    return kind.name in PACKINGS and resolve("packed_linear", "cpu", dtype) is not None
+    return kind.name in PACKINGS and are_kernels_here(dtype)
 
 
 def pack_weight(weight: Weight) -> Weight:

@@ -57,7 +57,7 @@ class Thinking(msgspec.Struct):
     """Whether to think before answering."""
 
     type: str
-    budget_tokens: int | None = None
+    budget_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class CountBody(msgspec.Struct, kw_only=True):
@@ -79,9 +79,10 @@ class ToolChoice(msgspec.Struct):
 
 
 class OutputConfig(msgspec.Struct):
-    """The form of the answer."""
+    """The form of the answer, and how much to think before it."""
 
     format: dict[str, Any] | None = None
+    effort: str | None = None
 
 
 class Body(CountBody, kw_only=True):
@@ -100,7 +101,6 @@ class Body(CountBody, kw_only=True):
 async def answer(call: Call[Body]) -> Response:
     """Answer a chat."""
     body = call.body
-    call.service.check_model(body.model)
     form = body.output_config.format if body.output_config else None
     params = sampling_params(
         body.stop_sequences,
@@ -120,7 +120,6 @@ async def answer(call: Call[Body]) -> Response:
 
 async def count_tokens(call: Call[CountBody]) -> Response:
     """How many tokens a chat has."""
-    call.service.check_model(call.body.model)
     request = _to_request(call, SamplingParams())
     ids = await asyncio.to_thread(call.service.llm.core.encode_chat, request)
     return json_response({"input_tokens": len(ids)})
@@ -157,10 +156,12 @@ def _to_request(
         )
     one, thinks = choice.disable_parallel_tool_use, body.thinking
     enabled = thinks.type != "disabled" if thinks else None
+    effort = body.output_config.effort if isinstance(body, Body) and body.output_config else None
     return GenerationRequest(
         messages=messages,
         params=params,
-        template_variables=thinking_variables(enabled=enabled) or None,
+        template_variables=thinking_variables(enabled=enabled, effort=effort) or None,
+        thinking_budget=thinks.budget_tokens if thinks and enabled else None,
         **tool_choice(tools, _CHOICES[choice.type], name=choice.name, parallel=not one),
         # what an assistant has begun to say is gone on with
         continue_final_message=last is not None and last.role == "assistant",

@@ -20,7 +20,6 @@ _ERROR_TYPES = {
     429: "rate_limit_error",
     500: "api_error",
     503: "overloaded_error",
-    504: "timeout_error",
 }
 
 

@@ -30,6 +30,6 @@ async def show_cache(call: Call[None]) -> Response:
                 for name, count in stats.items()
                 if name.startswith(_REASON)
             },
-            "recent": call.service.reports(call.tenant),
+            "recent": call.state.reports(call.tenant),
         }
     )

@@ -6,32 +6,35 @@ from starlette.responses import Response
 
 import blazr
 from blazr.server.errors import HttpError
-from blazr.server.service import Call, Service, json_response
+from blazr.server.service import Call, json_response
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def health(call: Call[None]) -> Response:
-    """Whether the engine works: its last sign of life, not that of this process."""
-    service = call.service
-    _check(service)
-    info = service.llm.core.info
+    """Whether the engines work: their last signs of life, not that of this process."""
+    _check(call)
+    first, loaded = call.models.seats[0], call.models.loaded()
+    ages_s = [service.llm.core.engine.health().heartbeat_age_s for service in loaded]
     return json_response(
         {
             "status": "ok",
             "version": blazr.__version__,
-            "model": service.name,
-            "device": info.device,
-            "heartbeat_age_s": round(service.llm.core.engine.health().heartbeat_age_s, 3),
+            "model": first.source.name,
+            "device": first.info and first.info.device,
+            "heartbeat_age_s": round(max(ages_s), 3) if ages_s else None,
+            "models": {seat.source.name: seat.status for seat in call.models.seats},
         }
     )
 
 
 async def ready(call: Call[None]) -> Response:
     """Whether new requests are welcome."""
-    _check(call.service)
-    if call.service.is_draining:
-        raise HttpError(503, "the server is stopping.", code="stopping")
+    _check(call)
+    if call.state.is_draining:
+        raise HttpError(
+            503, "the server is stopping.", code="stopping", headers={"Retry-After": "5"}
+        )
     return json_response({"status": "ready"})
 
 
@@ -42,13 +45,14 @@ async def version(call: Call[None]) -> Response:  # noqa: ARG001
 
 async def openapi(call: Call[None]) -> Response:
     """The endpoints and their bodies, as an OpenAPI document."""
-    return json_response(call.service.document)
+    return json_response(call.state.document)
 
 
 async def metrics(call: Call[None]) -> Response:
     """Everything counted, for Prometheus."""
-    return Response(call.service.metrics.render(), media_type=_PROMETHEUS)
+    return Response(call.state.metrics.render(), media_type=_PROMETHEUS)
 
 
-def _check(service: Service) -> None:
-    service.llm.core.check()
+def _check(call: Call[None]) -> None:
+    for service in call.models.loaded():
+        service.llm.core.check()

@@ -46,7 +46,6 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 async def tokenize(call: Call[TokenizeBody]) -> Response:
     """Text to token ids."""
     body, service = call.body, call.service
-    service.check_model(body.model)
     core = service.llm.core
     adds = body.add_special if body.add_special_tokens is None else body.add_special_tokens
     text = body.content if body.prompt is None else body.prompt
@@ -67,14 +66,12 @@ async def tokenize(call: Call[TokenizeBody]) -> Response:
 
 async def count_tokens(call: Call[ChatTextBody]) -> Response:
     """How many tokens a chat has."""
-    call.service.check_model(call.body.model)
     ids = await asyncio.to_thread(call.service.llm.core.encode_chat, _to_request(call.body))
     return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
 
 async def apply_template(call: Call[ChatTextBody]) -> Response:
     """A chat as the text that the model reads."""
-    call.service.check_model(call.body.model)
     core = call.service.llm.core
     ids = await asyncio.to_thread(core.encode_chat, _to_request(call.body))
     return json_response({"prompt": core.tokenizer.decode(ids, skip_special=False)})
@@ -96,7 +93,6 @@ def _to_request(
 
 async def detokenize(call: Call[DetokenizeBody]) -> Response:
     """Token ids to text."""
-    call.service.check_model(call.body.model)
     tokenizer, ids = call.service.llm.tokenizer, call.body.tokens
     limit = max(tokenizer.size, call.service.llm.core.info.vocab_size)
     if not all(0 <= each < limit for each in ids):

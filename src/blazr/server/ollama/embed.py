@@ -8,7 +8,6 @@ import msgspec
 from starlette.responses import Response
 
 from blazr.llm.results import Completion, Usage
-from blazr.server.ollama.models import check_model
 from blazr.server.run import Renderer, Run, whole_answer
 from blazr.server.service import Call
 from blazr.server.vectors import unit_vectors, vector_requests
@@ -31,7 +30,6 @@ class OldBody(msgspec.Struct, kw_only=True):
 
 async def embed(call: Call[EmbedBody]) -> Response:
     """Texts as vectors."""
-    check_model(call.service, call.body.model)
     given = call.body.input
     texts = [given] if isinstance(given, str) else given
     run = await Run.start(call, vector_requests(call, texts, None))
@@ -40,7 +38,6 @@ async def embed(call: Call[EmbedBody]) -> Response:
 
 async def embed_one(call: Call[OldBody]) -> Response:
     """A text as a vector."""
-    check_model(call.service, call.body.model)
     run = await Run.start(call, vector_requests(call, [call.body.prompt], None))
     return await whole_answer(run, _Vector())
 

@@ -17,7 +17,7 @@ from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Usage
 from blazr.server.errors import HttpError
 from blazr.server.messages import ChatMessage, to_messages
-from blazr.server.ollama.models import check_model, error_object
+from blazr.server.ollama.models import error_object
 from blazr.server.params import sampling_params, scheduling, tool_choice
 from blazr.server.parts import Part, PartsRenderer
 from blazr.server.run import Run, whole_answer
@@ -70,7 +70,7 @@ class ChatBody(_Common, kw_only=True):
 
 async def generate(call: Call[GenerateBody]) -> Response:
     """Answer a prompt."""
-    body = call.body
+    body, params = call.body, _params(call)
     if body.images:
         raise RequestError("this model reads only text.", param="images")
     plain = body.raw or body.suffix is not None
@@ -81,7 +81,7 @@ async def generate(call: Call[GenerateBody]) -> Response:
             prompt=body.prompt if plain else None,
             messages=None if plain else [*system, Message(role="user", content=body.prompt)],
             suffix=body.suffix,
-            params=_params(call),
+            params=params,
             template_variables=_variables(body),
             **scheduling(call),
         )
@@ -90,13 +90,13 @@ async def generate(call: Call[GenerateBody]) -> Response:
 
 async def chat(call: Call[ChatBody]) -> Response:
     """Answer a chat."""
-    body = call.body
+    body, params = call.body, _params(call)
     request = None
     if body.messages:
         request = GenerationRequest(
             messages=to_messages(body.messages),
             **tool_choice(body.tools),
-            params=_params(call),
+            params=params,
             template_variables=_variables(body),
             continue_final_message=body.messages[-1].role == "assistant",
             **scheduling(call),
@@ -189,7 +189,6 @@ async def _answer(
     request: GenerationRequest | None,
     renderer: LineRenderer,
 ) -> Response:
-    check_model(call.service, call.body.model)
     if request is None:
         return json_response(renderer.loaded())
     run = await Run.start(call, [request])

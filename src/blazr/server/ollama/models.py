@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 import blazr
 from blazr.server.errors import HttpError
-from blazr.server.service import Call, Service, json_response
+from blazr.server.models import Seat
+from blazr.server.service import Call, json_response
 
 
 class ShowBody(msgspec.Struct, kw_only=True):
@@ -20,19 +21,14 @@ class ShowBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     name: str | None = None
 
+    def __post_init__(self) -> None:
+        """Settle which."""
+        self.model = self.model or self.name
+
 
 def error_object(error: HttpError) -> dict[str, object]:
     """Ollama's error object."""
     return {"error": error.text}
-
-
-def check_model(service: Service, name: str | None) -> None:
-    """Refuse a model that is not the one loaded; ``:latest`` says nothing.
-
-    Raises:
-        HttpError: 404.
-    """
-    service.check_model(None if name is None else name.removesuffix(":latest"))
 
 
 async def version(call: Call[None]) -> Response:  # noqa: ARG001
@@ -41,23 +37,32 @@ async def version(call: Call[None]) -> Response:  # noqa: ARG001
 
 
 async def tags(call: Call[None]) -> Response:
-    """The models there are: the one loaded."""
-    return json_response({"models": [_card(call.service)]})
+    """The models there are, in memory or not."""
+    return json_response({"models": [_card(call, seat) for seat in call.models.seats]})
 
 
 async def running(call: Call[None]) -> Response:
     """The models in memory."""
-    size = call.service.llm.core.info.size_bytes
-    never = (datetime.now(UTC) + timedelta(days=365)).isoformat()
-    more = {"expires_at": never, "size_vram": size}
-    return json_response({"models": [{**_card(call.service), **more}]})
+    never = datetime.now(UTC) + timedelta(days=365)
+    return json_response(
+        {
+            "models": [
+                {
+                    **_card(call, seat),
+                    "expires_at": never.isoformat(),
+                    "size_vram": seat.num_bytes,
+                }
+                for seat in call.models.seats
+                if seat.service is not None
+            ]
+        }
+    )
 
 
 async def show(call: Call[ShowBody]) -> Response:
     """About a model."""
     core = call.service.llm.core
-    check_model(call.service, call.body.model or call.body.name)
-    card, info = _card(call.service), core.info
+    card, info = _card(call, call.models.find(call.body.model)), core.info
     capabilities = ["completion", "embedding"]
     return json_response(
         {
@@ -75,20 +80,22 @@ async def show(call: Call[ShowBody]) -> Response:
     )
 
 
-def _card(service: Service) -> dict[str, object]:
-    info = service.llm.core.info
-    began = datetime.now(UTC) - timedelta(seconds=monotonic() - service.started_s)
+def _card(call: Call[None] | Call[ShowBody], seat: Seat) -> dict[str, object]:
+    """What is known of a model; its figures only once it was loaded."""
+    info, name = seat.info, seat.source.name
+    began = datetime.now(UTC) - timedelta(seconds=monotonic() - call.state.started_s)
+    family = "" if info is None else info.family
     return {
-        "name": service.name,
-        "model": service.name,
+        "name": name,
+        "model": name,
         "modified_at": began.isoformat(),
-        "size": info.size_bytes,
-        "digest": hashlib.sha256(service.name.encode()).hexdigest(),
+        "size": seat.num_bytes if info is None else info.size_bytes,
+        "digest": hashlib.sha256(name.encode()).hexdigest(),
         "details": {
             "format": "safetensors",
-            "family": info.family,
-            "families": [info.family],
-            "parameter_size": f"{info.num_parameters / 1e6:.1f}M",
+            "family": family,
+            "families": [family] if family else [],
+            "parameter_size": "" if info is None else f"{info.num_parameters / 1e6:.1f}M",
             "quantization_level": "",
         },
     }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 from starlette.responses import Response
 
 from blazr.core.errors import RequestError
@@ -24,8 +25,9 @@ from blazr.server.openai.schema import (
 )
 from blazr.server.params import check_num_replies
 from blazr.server.run import Renderer, Run, whole_answer
-from blazr.server.service import Call, Service
+from blazr.server.service import Call
 from blazr.server.sse import EventStream
+from blazr.server.state import Service
 from blazr.text.events import (
     Event,
     PromptDone,
@@ -35,6 +37,9 @@ from blazr.text.events import (
     ToolCallDelta,
 )
 from blazr.text.reasoning import thinking_variables
+
+# vLLM has it under the second name.
+Budget = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Body(SamplingBody, kw_only=True):
@@ -52,12 +57,13 @@ class Body(SamplingBody, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     reasoning_effort: str | None = None
+    max_thinking_tokens: Budget | None = None
+    thinking_token_budget: Budget | None = None
 
 
 async def answer(call: Call[Body]) -> Response:
     """Answer a chat."""
     body, service = call.body, call.service
-    service.check_model(body.model)
     params = _params(body)
     check_num_replies(1, params.n)
     request = GenerationRequest(
@@ -65,6 +71,11 @@ async def answer(call: Call[Body]) -> Response:
         params=params,
         **tool_fields(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
         template_variables=_variables(body),
+        thinking_budget=(
+            body.thinking_token_budget
+            if body.max_thinking_tokens is None
+            else body.max_thinking_tokens
+        ),
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
         **schedule_of(call),

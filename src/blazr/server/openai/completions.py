@@ -22,8 +22,9 @@ from blazr.server.openai.schema import (
 )
 from blazr.server.params import check_num_replies, finite, to_prompts
 from blazr.server.run import Renderer, Run, whole_answer
-from blazr.server.service import Call, Service
+from blazr.server.service import Call
 from blazr.server.sse import EventStream
+from blazr.server.state import Service
 from blazr.text.events import Event, Finished, PromptDone, TextDelta, TokenText
 
 
@@ -42,7 +43,6 @@ class Body(SamplingBody, kw_only=True):
 async def complete(call: Call[Body]) -> Response:
     """Continue one prompt or many."""
     body, service = call.body, call.service
-    service.check_model(body.model)
     params, prompts = _params(body), to_prompts(body.prompt)
     check_num_replies(len(prompts), params.n)
     requests = [

@@ -66,7 +66,6 @@ class Body(msgspec.Struct, kw_only=True):
 async def decide(call: Call[Body]) -> Response:
     """Answer questions about one input; the input is read once."""
     body = call.body
-    call.service.check_model(body.model)
     about = to_messages(body.input)
     asks = [
         Ask(messages=[*about, Message(role="user", content=_prompt(each))], labels=_labels(each))

@@ -29,7 +29,6 @@ class Body(msgspec.Struct, kw_only=True):
 async def embed(call: Call[Body]) -> Response:
     """Texts as vectors: the mean of a text's hidden states, or the last one."""
     body, service = call.body, call.service
-    service.check_model(body.model)
     inputs = to_prompts(body.input, param="input", most=MAX_INPUTS)
     run = await Run.start(call, vector_requests(call, inputs, body.pooling))
     return await whole_answer(run, _Vectors(service.name, body))

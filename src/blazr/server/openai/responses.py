@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,7 +94,6 @@ class Kept:
 async def create(call: Call[Body]) -> Response:
     """Answer, and keep the answer unless told not to."""
     body, service = call.body, call.service
-    service.check_model(body.model)
     params, frame = _params(call), _frame(call)
     messages = _conversation(call)
     request = _to_request(call, messages, params)
@@ -109,7 +108,13 @@ async def create(call: Call[Body]) -> Response:
     if body.background:
         frame |= {"status": "in_progress", "output": []}
         task = asyncio.create_task(_in_background(run, renderer))
-        task.add_done_callback(lambda _: run.end())  # also where it is cancelled before it begins
+        working = ExitStack()
+        working.enter_context(call.state.working())
+        service.hold()
+        working.callback(service.release)
+        working.callback(run.end)
+        # a callback, because a task that is cancelled before it begins does nothing
+        task.add_done_callback(lambda _: working.close())
         keeper.keep(frame).task = task
         return json_response(frame)
     if body.stream:
@@ -146,7 +151,7 @@ async def cancel(call: Call[None]) -> Response:
 async def delete(call: Call[None]) -> Response:
     """Forget a stored response; one in the background is stopped."""
     kept = _find(call)
-    call.service.kept.pop(call.tenant, call.path["id"])
+    call.state.kept.pop(call.tenant, call.path["id"])
     if kept.task is not None:
         kept.task.cancel()
     return json_response({"id": call.path["id"], "object": "response", "deleted": True})
@@ -154,7 +159,6 @@ async def delete(call: Call[None]) -> Response:
 
 async def count_tokens(call: Call[CountBody]) -> Response:
     """How many tokens an input has."""
-    call.service.check_model(call.body.model)
     request = _to_request(call, _conversation(call), SamplingParams())
     ids = await asyncio.to_thread(call.service.llm.core.encode_chat, request)
     return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
@@ -184,23 +188,22 @@ class _Keeper:
         kept.response = response
         kept.messages = [*self._messages, *to_messages(output)]
         kept.task = None
-        if self._call.service.kept.get(self._call.tenant, str(response["id"])) is kept:
+        if self._call.state.kept.get(self._call.tenant, str(response["id"])) is kept:
             self._put(kept)
 
     def _put(self, kept: Kept) -> None:
         size = len(msgspec.json.encode((kept.response, kept.input)))
         name = str(kept.response["id"])
-        self._call.service.kept.put(self._call.tenant, name, kept, num_bytes=size)
+        self._call.state.kept.put(self._call.tenant, name, kept, num_bytes=size)
 
 
 async def _in_background(run: Run, renderer: ResponseRenderer) -> None:
-    with run.service.working():
-        try:
-            await finish(run, renderer)
-        except asyncio.CancelledError:
-            renderer.failed(HttpError(500, ""), "cancelled")
-        except Exception as error:  # noqa: BLE001  (whoever looks it up gets told)
-            renderer.failed(HttpError.of(error))
+    try:
+        await finish(run, renderer)
+    except asyncio.CancelledError:
+        renderer.failed(HttpError(500, ""), "cancelled")
+    except Exception as error:  # noqa: BLE001  (whoever looks it up gets told)
+        renderer.failed(HttpError.of(error))
 
 
 def _params(call: Call[Body]) -> SamplingParams:
@@ -299,7 +302,7 @@ def _find(call: Call[None]) -> Kept:
 
 
 def _lookup(call: Call[object], name: str, *, param: str | None) -> Kept:
-    kept = call.service.kept.get(call.tenant, name)
+    kept = call.state.kept.get(call.tenant, name)
     if not isinstance(kept, Kept):
         message = f"there is no response {clean(name, 100)!r}: it was not stored, or is too old."
         raise HttpError(404, message, param=param, code="response_not_found")

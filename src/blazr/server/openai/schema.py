@@ -25,7 +25,8 @@ from blazr.server.params import (
     tool_choice,
     unix_time,
 )
-from blazr.server.service import Call, Service
+from blazr.server.service import Call
+from blazr.server.state import Service
 from blazr.text.events import TokenText
 
 # Fields that SamplingParams has under the same name.

@@ -117,7 +117,6 @@ async def _compare(
     method: Method,
     show: Show,
 ) -> Response:
-    call.service.check_model(call.body.model)
     if method == "labels":
         wanted = call.body.instruction or _INSTRUCTION
         asks = [

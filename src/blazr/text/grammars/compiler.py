@@ -74,13 +74,23 @@ class GrammarCompiler:
         self._num_pending = 0
 
     def compile(
-        self, grammar: Mapping[str, object], *, after: str | None = None
+        self,
+        grammar: Mapping[str, object],
+        *,
+        after: str | None = None,
+        begin: str | None = None,
+        header: str = "",
     ) -> GrammarConstraint:
         """What a reply must follow.
 
+        Special tokens in these texts are spelled by name.
+
         Args:
             grammar: One row's name in GRAMMARS and its value, such as ``{"regex": "[a-z]+"}``.
-            after: Text or special token that ends a free part before it, such as ``"</think>"``.
+            after: What ends a free part before it, such as ``"</think>"``; None is no such part.
+            begin: What the free part begins with, such as ``"<think>"``; then there may be none.
+                Without it there must be one.
+            header: What stands between that and the grammar.
 
         Returns:
             The beginning; every reply forks its own from it.
@@ -88,7 +98,11 @@ class GrammarCompiler:
         Raises:
             GrammarError: It is wrong, too complex, or cannot be enforced.
         """
-        source = self._source(grammar, after)
+        source = self._source(grammar)
+        if after is not None or header:
+            source = _after(source, after, begin, header, self._tokenizer.special_ids)
+        if len(source.encode()) > MAX_SOURCE_BYTES:
+            raise GrammarError("the grammar is too long.", expected=f"{MAX_SOURCE_BYTES} bytes")
         entry = self._entry(source, hashlib.sha256(source.encode()).digest())
         if entry.constraint is not None:
             return entry.constraint
@@ -127,7 +141,7 @@ class GrammarCompiler:
         with self._lock:
             self._num_pending -= 1
 
-    def _source(self, grammar: Mapping[str, object], after: str | None) -> str:
+    def _source(self, grammar: Mapping[str, object]) -> str:
         if not self._tokenizer.size:
             hint = "name the vocabulary: --vocab llama3"
             raise GrammarError("this model has no known vocabulary.", hint=hint)
@@ -135,12 +149,7 @@ class GrammarCompiler:
             expected = "one of " + ", ".join(GRAMMARS)
             raise GrammarError("the kind of grammar is unknown.", expected=expected)
         [(name, value)] = grammar.items()
-        source = GRAMMARS[name](value, self._tokenizer.special_ids)
-        if after is not None:
-            source = _after(source, after, self._tokenizer.special_ids)
-        if len(source.encode()) > MAX_SOURCE_BYTES:
-            raise GrammarError("the grammar is too long.", expected=f"{MAX_SOURCE_BYTES} bytes")
-        return source
+        return GRAMMARS[name](value, self._tokenizer.special_ids)
 
     def _entry(self, source: str, key: bytes) -> _Entry:
         with self._lock:
@@ -208,15 +217,26 @@ class GrammarCompiler:
             size -= entry.num_bytes
 
 
-def _after(source: str, end: str, special_ids: Mapping[str, int]) -> str:
-    """A grammar that begins when free text has ended."""
+def _after(  # noqa: PLR0917
+    source: str,
+    end: str | None,
+    begin: str | None,
+    header: str,
+    special_ids: Mapping[str, int],
+) -> str:
+    """A grammar with a free part before it, or a header, or both."""
     from blazr.text.grammars.tool_call import text_with_specials
 
-    if end in special_ids:
-        free = f"free: /(?s:.*)/ {text_with_specials(end, special_ids)}"
-    else:
-        free = f"free[suffix={json.dumps(end)}]: /(?s:.*)/"
-    first = {"lark_grammar": f"start: free /\\n{{0,2}}/ @body\n{free}"}
+    def spell(text: str) -> str:
+        return text_with_specials(text, special_ids) if text else ""
+
+    lines, free = [], ""
+    if end is not None:
+        free = "free /\\n{0,2}/" if begin is None else f"({spell(begin)} free /\\n{{0,2}}/)?"
+        has_special = any(name and name in end for name in special_ids)
+        suffix = "" if has_special else f"[suffix={json.dumps(end)}]"
+        lines = [f"free{suffix}: /(?s:.*)/ {spell(end) if has_special else ''}"]
+    first = {"lark_grammar": "\n".join([f"start: {free} {spell(header)} @body", *lines])}
     if source.startswith("{"):
         body = {"name": "body", **json.loads(source)["grammars"][0]}
     else:

@@ -20,6 +20,14 @@ KEYS = sorted(
     | {"q_lora_rank", "v_head_dim", "n_group", "topk_group", "first_k_dense_replace"}
     | {"partial_rotary_factor", "original_max_position_embeddings", "no_rope_layers"}
     | {"mlp_only_layers", "decoder_sparse_step", "query_pre_attn_scalar", "attention_bias"}
+    | {"layers_block_type", "hybrid_override_pattern", "attn_layer_indices", "full_attn_idxs"}
+    | {"mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_expand"}
+    | {"num_heads", "state_size", "expand", "n_groups", "time_step_limit", "time_step_rank"}
+    | {"mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_mamba_heads", "num_mem_blocks"}
+    | {"mamba_d_ssm", "mlp_multipliers", "ssm_multipliers", "lm_head_multiplier"}
+    | {"attn_layer_period", "expert_layer_offset", "block_ff_dim", "block_multiple_of"}
+    | {"block_ffn_dim_multiplier", "full_attention_interval", "linear_attn_config"}
+    | {"linear_num_key_heads", "linear_num_value_heads", "mlp_layer_types"}
 )
 INNER = sorted({alias.partition(".")[2] for names in ALIASES.values() for alias in names} - {""})
 SCALING = ("rope_type", "type", "factor", "low_freq_factor", "original_max_position_embeddings")
@@ -36,6 +44,12 @@ words = st.sampled_from(
         "mamba-1",
         "mistral",
         "qwen2",
+        "auto",
+        "linear_attention",
+        "full_attention",
+        "hybrid",
+        "conv",
+        "M*-E",
         "",
         "\ud800",
     ]

@@ -43,10 +43,15 @@ def test_backbone(embedding: str) -> None:
     assert all(MAMBA.rules.match(name) for name in shapes)
 
 
-def test_other_models_behind_backbone_are_refused() -> None:
+@pytest.mark.parametrize(("kind", "is_it"), [(None, True), ("mamba", True), ("mamba2", False)])
+def test_of_names_behind_backbone_it_takes_its_own(kind: str | None, is_it: bool) -> None:
     shapes = {"backbone.embeddings.weight": (5, 4), "backbone.layers.0.norm.weight": (4,)}
-    with pytest.raises(ConfigError, match="model_type"):
-        MAMBA.derive(tiny.from_shapes(shapes, {"model_type": "falcon_mamba"}))
+    assert MAMBA.matches(tiny.from_shapes(shapes, {"model_type": kind})) is is_it
+
+
+def test_other_activations_are_refused() -> None:
+    with pytest.raises(ConfigError, match="hidden_act"):
+        MAMBA.derive(tiny.from_shapes({}, {"model_type": "mamba", "hidden_act": "relu"}))
 
 
 def test_inside_an_oxidizr_model() -> None:

@@ -17,11 +17,13 @@ from pathlib import Path
 import torch
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
+from blazr.nn.quant.weight import stored_weights
 def peak():  # of this program; resource.getrusage counts its parent's too
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
 before = peak()
-load(sys.argv[1], device=resolve_device("cpu"), dtype="float32")
-print(peak() - before)
+quantize = sys.argv[2] if len(sys.argv) > 2 else None
+model = load(sys.argv[1], device=resolve_device("cpu"), dtype="float32", quantize=quantize).module
+print(peak() - before, sum(each.nbytes for each in stored_weights(model)) // 2**20)
 """
 MODEL = Tiny(
     layers=("MlaWithMoe", "MlaWithMlp"),
@@ -40,8 +42,25 @@ def test_peak_memory_is_one_copy_of_the_weights(tmp_path: Path, dtype, copies: i
     save_file(weights, tmp_path / "model.safetensors")
     megabytes = (tmp_path / "model.safetensors").stat().st_size * copies / 2**20
     assert megabytes > 300
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=False
-    )
+    peak, _ = measure(tmp_path)
+    assert megabytes * 0.9 < peak < megabytes + 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantize", ["q4_0", "int4"])
+def test_quantizing_never_holds_more_than_the_result(tmp_path: Path, quantize: str) -> None:
+    """The law for large models is 1.2 times the result and 300 MB; a tile is all it takes."""
+    weights = {n: torch.ones(s, dtype=torch.bfloat16) for n, s in tiny.shapes(MODEL).items()}
+    save_file(weights, tmp_path / "model.safetensors")
+    peak, result = measure(tmp_path, quantize)
+    assert 30 < result < 110
+    assert peak < 1.2 * result + 60
+
+
+def measure(path: Path, *options: str) -> tuple[int, int]:
+    """Peak memory of loading, and what the weights take, in MiB."""
+    program = [sys.executable, "-c", PROGRAM, str(path), *options]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert megabytes * 0.9 < int(done.stdout) < megabytes + 100
+    peak, result = map(int, done.stdout.split())
+    return peak, result

@@ -10,8 +10,10 @@ import tiny
 from blazr.models.causal_lm import CausalLM
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
+from blazr.nn.kernels.cpu import library
 from blazr.nn.quant.gguf.weight import GgufWeight
-from blazr.nn.quant.weight import stored_weights
+from blazr.nn.quant.packed import PackedWeight
+from blazr.nn.quant.weight import Weight, stored_weights
 from tiny import Tiny
 
 CPU = resolve_device("cpu")
@@ -27,12 +29,12 @@ KINDS = (
 IDS = torch.tensor([[1, 5, 9, 2, 40, 33, 7, 7, 60, 0]])
 
 
-def packed_parts(module: CausalLM) -> dict[str, GgufWeight]:
-    return {name: each for name, each in module.named_modules() if isinstance(each, GgufWeight)}
+def packed_parts(module: CausalLM, kind: type[Weight] = GgufWeight) -> dict[str, Weight]:
+    return {name: each for name, each in module.named_modules() if isinstance(each, kind)}
 
 
-def unpack(module: CausalLM) -> None:
-    for name, weight in packed_parts(module).items():
+def unpack(module: CausalLM, kind: type[Weight] = GgufWeight) -> None:
+    for name, weight in packed_parts(module, kind).items():
         owner, _, attribute = name.rpartition(".")
         parent = module.get_submodule(owner)
         delattr(parent, attribute)
@@ -40,6 +42,7 @@ def unpack(module: CausalLM) -> None:
         setattr(parent, attribute, nn.Parameter(plain, requires_grad=False))
 
 
+@pytest.mark.usefixtures("reference_ops")
 @pytest.mark.parametrize("quantize", ["q8_0", "q4_0"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_is_as_the_numbers_it_stands_for(kind: str, quantize: str, tmp_path: Path) -> None:
@@ -55,6 +58,26 @@ def test_packed_is_as_the_numbers_it_stands_for(kind: str, quantize: str, tmp_pa
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.skipif(bool(library.missing()), reason=library.missing())
+@pytest.mark.parametrize("quantize", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernels_lose_little_to_rounded_activations(
+    kind: str, quantize: str, tmp_path: Path
+) -> None:
+    model = Tiny(layers=(kind, kind), intermediate_size=64, kv_latent=32, q_latent=32)
+    path = str(tiny.save(model, tmp_path / "m"))
+    fast = load(path, device=CPU, dtype="float32", quantize=quantize).module
+    exact = load(path, device=CPU, dtype="float32", quantize=quantize).module
+    assert len(packed_parts(fast, PackedWeight)) >= 5
+    assert not packed_parts(fast)
+    unpack(exact, PackedWeight)
+    with torch.inference_mode():
+        found, expected = fast.forward_sequences(IDS), exact.forward_sequences(IDS)
+    # a little may choose another expert
+    assert 0 < (found - expected).norm() < 0.25 * expected.norm()
+
+
+@pytest.mark.usefixtures("reference_ops")
 def test_what_is_packed_and_what_is_not(tmp_path: Path) -> None:
     model = Tiny(layers=("MlaWithMoe", "Mamba2"), kv_latent=32)
     module = load(str(tiny.save(model, tmp_path / "m")), device=CPU, quantize="q4_0").module
@@ -72,6 +95,7 @@ def test_what_is_packed_and_what_is_not(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.usefixtures("reference_ops")
 def test_parts_are_packed_as_asked(tmp_path: Path) -> None:
     path = str(tiny.save(Tiny(layers=("MlaWithMoe",), tied=True), tmp_path / "m"))
     module = load(path, device=CPU, quantize="experts=q8_0,lm_head=q4_0").module

@@ -2,133 +2,181 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
-from torch import nn
 
 from blazr.core.errors import ShapeError
 from blazr.nn.kernels.cpu import library, matmul_q
-from blazr.nn.ops.packed import BLOCK_BYTES, pack, packed_linear, unpack, unpack_rows
+from blazr.nn.kernels.packing import PACKINGS, Packed
+from blazr.nn.ops.packed import (
+    interleave,
+    packed_linear,
+    packed_rows,
+    random_packed,
+    unpack,
+)
 from blazr.nn.quant.gguf import GGML_TYPES
+from blazr.nn.quant.gguf.packing import pack_blocks
 from blazr.nn.quant.gguf.weight import GgufWeight
-from blazr.nn.quant.packed import PackedWeight, pack_weights
+from blazr.nn.quant.packed import PackedWeight, pack_weight
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
-
-def _blocks(kind: str, rows: int, blocks: int) -> torch.Tensor:
-    row = GGML_TYPES[kind]
-    data = torch.randint(0, 256, (rows, blocks, row.nbytes), dtype=torch.uint8)
-    data[..., :2] = torch.randn(rows, blocks, 1).half().view(torch.uint8)
-    return data.flatten(1)
+GGML = [name for name in PACKINGS if name in GGML_TYPES]
+needs_library = pytest.mark.skipif(bool(library.missing()), reason=library.missing())
 
 
-@pytest.mark.parametrize("kind", BLOCK_BYTES)
+def _blocks(name: str, rows: int, blocks: int) -> torch.Tensor:
+    """Blocks of any numbers but those that are none."""
+    kind = GGML_TYPES[name]
+    data = torch.randint(0, 256, (8 * rows * blocks, kind.nbytes), dtype=torch.uint8)
+    data = data[kind.decode(data).isfinite().all(1)]
+    return data[: rows * blocks].view(rows, -1)
+
+
+def _quiet(name: str, rows: int, blocks: int) -> torch.Tensor:
+    """Blocks whose numbers are neither huge nor all zero."""
+    kind = GGML_TYPES[name]
+    data = _blocks(name, 4096, 1)
+    size = kind.decode(data).abs().amax(1)
+    return data[(size > 1e-2) & (size < 10)][: rows * blocks].view(rows, -1)
+
+
+@pytest.mark.parametrize("name", GGML)
 @pytest.mark.parametrize("rows", [1, 16, 37])
-def test_unpacked_is_what_was_packed(kind: str, rows: int) -> None:
-    blocks = _blocks(kind, rows, 3)
-    packed = pack(kind, blocks)
-    assert packed.shape == (-(-rows // 16), 3, BLOCK_BYTES[kind])
-    decoded = GGML_TYPES[kind].decode(blocks)
-    assert torch.equal(unpack(packed, rows), decoded)
+def test_unpacked_is_what_was_packed(name: str, rows: int) -> None:
+    kind, blocks = GGML_TYPES[name], _blocks(name, rows, 3)
+    packed = Packed(PACKINGS[name], pack_blocks(kind, blocks), rows)
+    assert packed.blocks.shape == (-(-rows // 16), 3, PACKINGS[name].nbytes)
+    decoded = kind.decode(blocks)
+    assert torch.equal(unpack(packed), decoded)
     ids = torch.randint(0, rows, (9,))
-    assert torch.equal(unpack_rows(packed, ids), decoded[ids])
+    out = torch.empty(9, 3 * kind.length)
+    assert torch.equal(packed_rows.reference(out, packed, ids), decoded[ids])
+    if not library.missing():
+        assert torch.equal(matmul_q.packed_rows(out.zero_(), packed, ids), decoded[ids])
+
+
+def test_packing_costs_little_memory() -> None:
+    for name in ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4"):
+        packing, kind = PACKINGS[name], GGML_TYPES[name]
+        assert packing.columns == kind.length
+        assert kind.nbytes <= packing.nbytes / 16 <= 1.03 * kind.nbytes
 
 
 def test_half_a_block_is_refused() -> None:
+    codes = torch.zeros(16, 48, dtype=torch.uint8)
     with pytest.raises(ShapeError):
-        pack("Q8_0", torch.zeros(16, 35, dtype=torch.uint8))
+        interleave(PACKINGS["Q8_0"], codes, [torch.zeros(16, 1, 1, 2, dtype=torch.uint8)])
 
 
 def test_activations_lose_less_than_a_hundredth() -> None:
-    packed = pack("Q8_0", _blocks("Q8_0", 64, 8))
+    packed = random_packed(PACKINGS["Q8_0"], 64, 8)
     x = torch.randn(10, 256)
-    exact = x @ unpack(packed, 64).T
-    error = (packed_linear(x, packed, 64) - exact).norm() / exact.norm()
+    exact = x @ unpack(packed).T
+    error = (packed_linear(x, packed) - exact).norm() / exact.norm()
     assert 0 < error < 0.01
 
 
-@pytest.mark.skipif(bool(library.missing()), reason=library.missing())
-@pytest.mark.parametrize("isa", library.ISAS)
-@pytest.mark.parametrize("kind", BLOCK_BYTES)
-def test_a_row_depends_on_itself_alone(kind: str, isa: str) -> None:
-    if not library.use(isa):
-        pytest.skip(f"this processor has no {isa}")
-    before = torch.get_num_threads()
-    packed, x = pack(kind, _blocks(kind, 150, 4)), torch.randn(130, 128).bfloat16()
-    try:
-        torch.set_num_threads(1)
-        alone = torch.cat([matmul_q.packed_linear(row, packed, 150) for row in x.split(1)])
-        for num_threads in (1, 2, 4):
-            torch.set_num_threads(num_threads)
-            for batch in (2, 3, 7, 16, 33, 130):
-                got = matmul_q.packed_linear(x[-batch:], packed, 150)
-                assert torch.equal(got, alone[-batch:]), (batch, num_threads)
-    finally:
-        torch.set_num_threads(before)
-        library.use()
+@pytest.fixture
+def _as_before() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    library.use()
 
 
-@pytest.mark.skipif(bool(library.missing()), reason=library.missing())
+@needs_library
+@pytest.mark.usefixtures("_as_before")
 @pytest.mark.parametrize("isa", library.ISAS)
-def test_every_form_rounds_activations_alike(isa: str) -> None:
-    """Extremes of both operands: -128 and 127, all nibbles, blocks of zeros, what is not finite."""
+@pytest.mark.parametrize("name", PACKINGS)
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_row_depends_on_itself_alone(name: str, isa: str, *, gated: bool) -> None:
     if not library.use(isa):
         pytest.skip(f"this processor has no {isa}")
+    weights = [random_packed(PACKINGS[name], 150, 2) for _ in range(1 + gated)]
+    function = matmul_q.packed_gated_linear if gated else matmul_q.packed_linear
+    x = torch.randn(130, weights[0].columns).bfloat16()
+    torch.set_num_threads(1)
+    alone = torch.cat([function(row, *weights) for row in x.split(1)])
+    for num_threads, batches in ((1, (2, 3, 7, 16, 33)), (2, (1, 7, 130)), (4, (16, 33))):
+        torch.set_num_threads(num_threads)
+        for batch in batches:
+            got = function(x[-batch:], *weights)
+            assert torch.equal(got, alone[-batch:]), (batch, num_threads)
+
+
+@needs_library
+@pytest.mark.parametrize("isa", library.ISAS)
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q6_K", "IQ4_NL", "int8"])
+def test_every_form_rounds_activations_alike(name: str, isa: str) -> None:
+    """Extremes of both operands: the ends of every code, blocks of zeros, what is not finite."""
+    if not library.use(isa):
+        pytest.skip(f"this processor has no {isa}")
+    packed = random_packed(PACKINGS[name], 16, 2)
+    codes = packed.blocks[..., packed.packing.scale_bytes :]
+    codes[..., ::4], codes[..., 1::4] = 0, 0xFF
+    columns = packed.columns
+    x = torch.stack([torch.full((columns,), 3.0), -torch.arange(columns), torch.zeros(columns)])
     try:
-        for kind in BLOCK_BYTES:
-            blocks = _blocks(kind, 16, 2).view(16, 2, -1)
-            blocks[..., :2] = torch.ones(1).half().view(torch.uint8)
-            blocks[0, :, 2:], blocks[1, :, 2:], blocks[2, :, 2:] = 0x80, 0x7F, 0xFF
-            packed = pack(kind, blocks.flatten(1))
-            x = torch.stack([torch.full((64,), 3.0), -torch.arange(64.0), torch.zeros(64)])
-            expected = packed_linear.reference(x.double(), packed, 16).float()
-            torch.testing.assert_close(matmul_q.packed_linear(x, packed, 16), expected)
-            for value in (torch.inf, torch.nan):
-                x[1, 5] = value
-                got = matmul_q.packed_linear(x, packed, 16)
-                assert not got[1].isfinite().any()
-                torch.testing.assert_close(got[[0, 2]], expected[[0, 2]])
+        expected = packed_linear.reference(x.double(), packed).float()
+        near = {"rtol": 1e-5, "atol": 1e-6 * float(expected.abs().max())}
+        torch.testing.assert_close(matmul_q.packed_linear(x, packed), expected, **near)
+        for value in (torch.inf, torch.nan):
+            x[1, 5] = value
+            got = matmul_q.packed_linear(x, packed)
+            assert not got[1].isfinite().any()
+            torch.testing.assert_close(got[[0, 2]], expected[[0, 2]], **near)
     finally:
         library.use()
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    packed = pack("Q8_0", _blocks("Q8_0", 20, 2))
-    for arguments in ((torch.randn(1, 32), packed, 20), (torch.randn(1, 64), packed, 40)):
+    packed, other = (random_packed(PACKINGS[name], 20, 2) for name in ("Q8_0", "Q4_0"))
+    x = torch.randn(1, 64)
+    for arguments in ((x[:, :32], packed), (x, packed._replace(rows=40)), (x, packed, x[0])):
         with pytest.raises(ShapeError):
             matmul_q.packed_linear(*arguments)
+    with pytest.raises(ShapeError):
+        matmul_q.packed_gated_linear(x, packed, other)
+    for ids in ([20], [-1], [0, 1]):
+        with pytest.raises(ShapeError):
+            matmul_q.packed_rows(torch.empty(1, 64), packed, torch.tensor(ids))
 
 
-class _Network(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = GgufWeight(_blocks("Q8_0", 20, 2), GGML_TYPES["Q8_0"], torch.float32)
-        self.embedding = self.head
-        stack = torch.stack([_blocks("Q4_0", 17, 1) for _ in range(3)])
-        self.experts = GgufWeight(stack, GGML_TYPES["Q4_0"], torch.bfloat16)
-        self.other = GgufWeight(
-            torch.zeros(4, 210, dtype=torch.uint8), GGML_TYPES["Q6_K"], torch.float32
-        )
-
-
+@needs_library
 @torch.inference_mode()
-def test_a_network_is_packed_where_it_can_be() -> None:
-    network = _Network()
-    head, experts, other = network.head, network.experts, network.other
-    pack_weights(network)
-    assert isinstance(network.head, PackedWeight)
-    assert network.head is network.embedding
-    assert network.other is other
-    for old, new in ((head, network.head), (experts, network.experts)):
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_K"])
+def test_weights_are_packed_alone_and_in_stacks(name: str) -> None:
+    kind = GGML_TYPES[name]
+    stack = GgufWeight(_quiet(name, 3 * 20, 2).view(3, 20, -1), kind, torch.bfloat16)
+    packed = pack_weight(stack)
+    for old, new in ((stack, packed), (stack.select(1), packed.select(1))):
+        assert isinstance(new, PackedWeight)
         assert (new.shape, new.dtype) == (old.shape, old.dtype)
         assert torch.equal(new.dequantize(torch.float32), old.dequantize(torch.float32))
+    old, new, up = stack.select(1), packed.select(1), packed.select(2)
     ids = torch.tensor([[0, 19], [3, 3]])
-    assert torch.equal(network.embedding.rows(ids), head.rows(ids))
-    assert torch.equal(
-        network.experts.select(1).dequantize(torch.float32),
-        experts.select(1).dequantize(torch.float32),
-    )
-    x = torch.randn(5, 64)
-    close = network.head.matmul(x) - head.matmul(x)
-    assert close.norm() < 0.01 * head.matmul(x).norm()
+    assert torch.equal(new.rows(ids), old.rows(ids))
+    x = torch.randn(5, old.shape[1]).bfloat16()
+    exact = old.matmul(x).float()
+    assert (new.matmul(x) - exact).norm() < 0.02 * exact.norm()
+    exact = old.gated(x, stack.select(2)).float()
+    assert (new.gated(x, up) - exact).norm() < 0.05 * exact.norm()
+    assert (new.gated(x, stack.select(2)) - exact).norm() < 0.05 * exact.norm()
+
+
+@needs_library
+def test_what_kernels_cannot_have_stays_as_it_is() -> None:
+    kind = GGML_TYPES["IQ2_XXS"]
+    weight = GgufWeight(torch.zeros(4, kind.nbytes, dtype=torch.uint8), kind, torch.float32)
+    assert pack_weight(weight) is weight
+    kind = GGML_TYPES["Q8_0"]
+    weight = GgufWeight(torch.zeros(4, kind.nbytes, dtype=torch.uint8), kind, torch.float64)
+    assert pack_weight(weight) is weight
+
+
+@pytest.mark.usefixtures("reference_ops")
+def test_the_reference_packs_nothing() -> None:
+    weight = GgufWeight(_quiet("Q8_0", 4, 1), GGML_TYPES["Q8_0"], torch.float32)
+    assert pack_weight(weight) is weight

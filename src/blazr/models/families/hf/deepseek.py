@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from blazr.core.errors import ConfigError
 from blazr.models.families.hf.dense import LLAMA_RULES
 from blazr.models.families.hf.derive import Traits, hf_family
 from blazr.models.families.hf.reading import Reading
@@ -45,14 +44,8 @@ def _latent_attention(reading: Reading, index: int) -> DeepseekMlaConfig:
 def _softmax_experts(reading: Reading, index: int) -> FeedForwardConfig | None:
     """DeepSeek-V2's [arXiv:2405.04434]."""
     first = reading.size("first_k_dense_replace", 0, minimum=0)
-    method = reading.reader.text("topk_method")
-    limited = method is not None and method.value == "group_limited_greedy"
-    if method is not None and not limited and method.value != "greedy":
-        raise ConfigError(
-            f"{method.source} is not supported.",
-            found=repr(method.value)[:100],
-            expected="greedy, group_limited_greedy",
-        )
+    reading.expect("topk_method", "greedy", "group_limited_greedy")
+    limited = reading.reader.raw.get("topk_method") == "group_limited_greedy"
     experts = read_experts(reading)
     shared = reading.size("n_shared_experts", 2)
     groups = read_groups(reading, judged_by=1)
@@ -68,15 +61,8 @@ def _softmax_experts(reading: Reading, index: int) -> FeedForwardConfig | None:
 
 
 def _check_scoring(reading: Reading, wanted: str) -> None:
-    for key, value in (("scoring_func", wanted), ("moe_layer_freq", 1)):
-        reading.reader.mark(key)
-        found = reading.reader.raw.get(key, value)
-        if found != value:
-            raise ConfigError(
-                f"{reading.reader.source}: {key!r} is not supported.",
-                found=repr(found)[:100],
-                expected=repr(value),
-            )
+    reading.expect("scoring_func", wanted)
+    reading.expect("moe_layer_freq", 1)
 
 
 def _check_v2(reading: Reading) -> None:
@@ -86,13 +72,7 @@ def _check_v2(reading: Reading) -> None:
 
 def _check_v3(reading: Reading) -> None:
     _check_scoring(reading, "sigmoid")
-    method = reading.reader.text("topk_method")
-    if method is not None and method.value != "noaux_tc":
-        raise ConfigError(
-            f"{method.source} is not supported.",
-            found=repr(method.value)[:100],
-            expected="noaux_tc",
-        )
+    reading.expect("topk_method", "noaux_tc")
 
 
 DEEPSEEK_V2 = hf_family(

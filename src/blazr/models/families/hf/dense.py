@@ -216,6 +216,7 @@ GEMMA2 = hf_family(
         unit_offset=True,
         activation="hidden_activation",
         check=_gemma_check,
+        says_nothing=("sliding_window_size",),
     ),
 )
 _GEMMA3 = Traits(

@@ -34,7 +34,7 @@ MAX_EXTRA_LAYERS = 16
 SIGHT = tuple(
     before + part
     for before in ("", "model.")
-    for part in ("vision_tower.", "multi_modal_projector.", "vision_model.")
+    for part in ("vision_tower.", "multi_modal_projector.", "vision_model.", "visual.")
 )
 
 Numbers = Callable[[Reading], Mapping[str, float | None]]
@@ -68,6 +68,7 @@ class Traits:
         check: Refuses what would compute something else.
         prepare: Puts an older spelling of the config in today's.
         says_nothing: Keys of the config that change nothing here.
+        rules_of: Tensor names of one checkpoint, where they differ by layer.
         unused: What the names of tensors begin with that the network has no place for.
     """
 
@@ -91,7 +92,8 @@ class Traits:
     check: Callable[[Reading], None] | None = None
     prepare: Callable[[Mapping[str, object]], Mapping[str, object]] | None = None
     says_nothing: tuple[str, ...] = ()
-    unused: tuple[str, ...] = ()
+    rules_of: Callable[[Checkpoint], RuleBook] | None = None
+    unused: Callable[[Checkpoint], tuple[str, ...]] | None = None
 
 
 def hf_family(name: str, traits: Traits, *, section: str = "") -> Family:
@@ -107,9 +109,10 @@ def hf_family(name: str, traits: Traits, *, section: str = "") -> Family:
         matches=lambda checkpoint: model_type(checkpoint) == name,
         derive=lambda checkpoint: _derive(checkpoint, traits, section),
         rules=traits.rules,
+        rules_of=traits.rules_of,
         ignored=(".rotary_emb.inv_freq",),
         unused=lambda checkpoint: (
-            *traits.unused,
+            *(traits.unused(checkpoint) if traits.unused else ()),
             *_extra_layers(checkpoint),
             *(SIGHT if section else ()),
         ),
@@ -129,7 +132,7 @@ def _derive(checkpoint: Checkpoint, traits: Traits, section: str) -> Derivation:
         own, source = part.raw if part else {}, f"{source}: {section}"
     own = traits.prepare(own) if traits.prepare else own
     reader = ConfigReader({**traits.defaults, **own}, source)
-    reading = Reading(reader)
+    reading = Reading(reader, checkpoint.tensors)
     ledger = reading.ledger
     if section:
         ledger.warn("the parts of the model that see images are left out: it reads text alone.")
@@ -159,7 +162,7 @@ def _derive(checkpoint: Checkpoint, traits: Traits, section: str) -> Derivation:
             "tie_word_embeddings", tied, source, reader.boolean("tie_word_embeddings")
         ),
     )
-    _refuse_unread(reader)
+    refuse_unread(reader)
     return Derivation(
         replace(config, **numbers), tuple(ledger.values.values()), tuple(ledger.warnings)
     )
@@ -275,7 +278,12 @@ def _flags(reading: Reading, flags: Flags) -> dict[str, Any]:
     return {name: reading.flag(value) for name, value in flags.items()}
 
 
-def _refuse_unread(reader: ConfigReader) -> None:
+def refuse_unread(reader: ConfigReader) -> None:
+    """Refuse a config with a key that nobody has asked for and that may mean something.
+
+    Raises:
+        ConfigError: There is one.
+    """
     types = reader.raw.get("layer_types")
     if isinstance(types, list) and all(kind == "full_attention" for kind in types):
         reader.mark("layer_types")

@@ -23,11 +23,11 @@ _KEYS = {
     "max_sequence_length", "rope_theta", "rope_scaling", "rope_parameters",
     "partial_rotary_factor", "use_flash_attn", "use_flash_attention_2", "attn_implementation",
     "scale_attn_weights", "original_max_position_embeddings", "max_position_embeddings",
-    "intermediate_size", "num_key_value_heads", "head_dim", "qk_head_dim", "aux_loss_alpha",
-    "seq_aux", "ep_size", "moe_layer_freq", "initial_context_length", "experts_per_token",
-    "num_experts_per_tok", "full_attn_mod", "interpolate_factor", "cache_implementation",
-    "norm_type", "mlp_type", "activation_function", "attention_softmax_in_fp32",
-    "scale_attention_softmax_in_fp32", "layer_norm_epsilon",
+    "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "qk_head_dim",
+    "aux_loss_alpha", "seq_aux", "ep_size", "moe_layer_freq", "initial_context_length",
+    "experts_per_token", "num_experts_per_tok", "full_attn_mod", "interpolate_factor",
+    "cache_implementation", "norm_type", "mlp_type", "activation_function",
+    "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "layer_norm_epsilon",
 }  # fmt: skip
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import TypeVar
 
 from blazr.core.errors import ConfigError
+from blazr.models.checkpoint.base import TensorInfo
 from blazr.models.families.base import Ledger
 from blazr.models.families.config_reader import ConfigReader, Setting
 
@@ -32,10 +33,14 @@ class Reading:
 
     Args:
         reader: config.json over the type's defaults.
+        tensors: What the file holds, where several forms of one type go by one config.
     """
 
-    def __init__(self, reader: ConfigReader) -> None:
+    def __init__(
+        self, reader: ConfigReader, tensors: Mapping[str, TensorInfo] | None = None
+    ) -> None:
         self.reader = reader
+        self.tensors = tensors or {}
         self.ledger = Ledger()
         self.num_layers = self.size("num_layers")
         self.hidden_size = self.size("hidden_size")
@@ -80,13 +85,23 @@ class Reading:
         found = self.reader.integer("sliding_window")
         return found.value if found and found.value else None
 
-    def layer_type(self, index: int) -> str | None:
-        """What ``layer_types`` says about a layer, or None.
+    def layer_type(
+        self,
+        index: int,
+        known: Collection[str] = ("full_attention", "sliding_attention"),
+        key: str = "layer_types",
+    ) -> str | None:
+        """What a list of the layers' types says about a layer, or None where there is no list.
+
+        Args:
+            index: The layer.
+            known: Types that may be there.
+            key: Where the list is.
 
         Raises:
-            ConfigError: The list is too short.
+            ConfigError: The list is too short, or holds something unknown.
         """
-        types = self.reader.texts("layer_types")
+        types = self.reader.texts(key)
         if types is None:
             return None
         if len(types.value) < self.num_layers:
@@ -96,11 +111,11 @@ class Reading:
                 expected=f"{self.num_layers}, one a layer",
             )
         kind = types.value[index]
-        if kind not in {"full_attention", "sliding_attention"}:
+        if kind not in known:
             raise ConfigError(
                 f"{types.source}: layers of this type are not supported here.",
                 found=repr(kind)[:100],
-                expected="full_attention, sliding_attention",
+                expected=", ".join(known),
             )
         return kind
 
@@ -121,6 +136,21 @@ class Reading:
             )
         return ACTIVATIONS[found.value]
 
+    def expect(self, name: str, *allowed: object) -> None:
+        """Refuse a key that holds anything but null or one of these values.
+
+        Raises:
+            ConfigError: It does.
+        """
+        self.reader.mark(name)
+        found = self.reader.raw.get(name)
+        if found is not None and found not in allowed:
+            raise ConfigError(
+                f"{self.reader.source}: {name!r} is not supported.",
+                found=repr(found)[:100],
+                expected=", ".join(repr(value) for value in allowed),
+            )
+
     def refuse(self, name: str, why: str) -> None:
         """Refuse a key that holds anything but null, false or zero.
 
@@ -134,6 +164,20 @@ class Reading:
                 found=repr(value)[:100],
                 expected="null",
             )
+
+    def derived(self, name: str, value: float) -> int:
+        """A size that follows from others.
+
+        Raises:
+            ConfigError: It is none.
+        """
+        if not 1 <= value <= MAX_SIZE:
+            raise ConfigError(
+                f"{self.reader.source}: what follows for {name!r} is out of range.",
+                found=f"{value:g}"[:100],
+                expected=f"1 to {MAX_SIZE:,}",
+            )
+        return int(value)
 
     def _choose(self, name: str, found: Setting[V] | None, default: V | None) -> V:
         if found is not None:

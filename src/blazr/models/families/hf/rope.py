@@ -84,7 +84,8 @@ def mscale(factor: float, weight: float = 1.0) -> float:
 def _scaling(
     reader: ConfigReader, parameters: ConfigReader, rope: RopeConfig
 ) -> RopeScaling | None:
-    kind = parameters.text("rope_type") or parameters.text("type")
+    old = parameters.text("type")
+    kind = parameters.text("rope_type") or old
     if kind is None:
         return None
     if kind.value not in KINDS:
@@ -188,7 +189,10 @@ def _longrope(
 
 
 # What some configs repeat here, and what only other kinds look at.
-_NEUTRAL = {"max_position_embeddings", "finetuned", "factor", "original_max_position_embeddings"}
+_NEUTRAL = {
+    *("max_position_embeddings", "finetuned", "factor", "original_max_position_embeddings"),
+    *("mrope_section", "mrope_interleaved"),  # text has one position, whatever images have
+}
 
 
 def _refuse_unread(parameters: ConfigReader) -> None:

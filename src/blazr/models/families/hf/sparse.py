@@ -50,7 +50,8 @@ def _qwen_moe(reading: Reading, index: int) -> MoeConfig | None:
     return None if is_dense else experts
 
 
-def _qwen2_moe(reading: Reading, index: int) -> MoeConfig | None:
+def qwen2_moe(reading: Reading, index: int) -> MoeConfig | None:
+    """The same beside an expert that every token weighs for itself."""
     experts, shared = _qwen_moe(reading, index), reading.size("shared_expert_intermediate_size")
     if experts is None:
         return None
@@ -144,7 +145,7 @@ QWEN2_MOE = hf_family(
         rules=LLAMA_RULES,
         defaults={"qkv_bias": True, "sliding_window": 4096, "max_window_layers": 28},
         attention={"qkv_bias": "qkv_bias"},
-        feed_forward=_qwen2_moe,
+        feed_forward=qwen2_moe,
         window=qwen_window,
     ),
 )

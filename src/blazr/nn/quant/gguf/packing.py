@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from blazr.nn.kernels.packing import GROUP, PACKINGS
-from blazr.nn.ops.packed import interleave
+from blazr.nn.ops.packed import GROUP, PACKINGS, interleave
 from blazr.nn.quant.gguf.bits import fields, shifted, words
 from blazr.nn.quant.gguf.block_type import TILE, BlockType
 

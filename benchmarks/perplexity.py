@@ -1,0 +1,76 @@
+"""What packed weights cost: perplexity of a text, as stored and quantized.
+
+    python benchmarks/perplexity.py nano stories.txt --quantize none q8_0 q4_k
+    python benchmarks/perplexity.py model.gguf stories.txt        (and llama.cpp's)
+
+The first tokens of the text in windows that do not overlap, each from nothing.
+"""
+
+import argparse
+import math
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from blazr.llm.llm import LLM
+from blazr.models.loading.load import load
+from blazr.nn.device import resolve_device
+
+
+def windows_of(model: str, text: str, count: int, length: int) -> torch.Tensor:
+    with LLM(model, device="cpu") as llm:
+        start = [llm.tokenizer.bos_id] if llm.tokenizer.bos_id is not None else []
+        ids = llm.tokenizer.encode(text[: 8 * count * length])
+    body = length - len(start)
+    assert len(ids) >= count * body, "the text is too short"
+    return torch.tensor([[*start, *ids[i * body : (i + 1) * body]] for i in range(count)])
+
+
+@torch.inference_mode()
+def ours(model: str, windows: torch.Tensor, quantize: str | None, dtype: str) -> float:
+    module = load(model, device=resolve_device("cpu"), dtype=dtype, quantize=quantize).module
+    losses = [
+        F.cross_entropy(module.forward_sequences(row[None])[0, :-1].float(), row[1:])
+        for row in windows
+    ]
+    return math.exp(torch.stack(losses).mean())
+
+
+def theirs(model: str, windows: torch.Tensor) -> float:
+    import llama_cpp
+    import numpy as np
+
+    length = windows.shape[1]
+    llama = llama_cpp.Llama(model, n_ctx=length, logits_all=True, verbose=False, n_threads=1)
+    losses = []
+    for row in windows:
+        llama.reset()
+        llama.eval(row.tolist())
+        scores = torch.from_numpy(np.array(llama.scores[: length - 1]))
+        losses.append(F.cross_entropy(scores, row[1:]))
+    return math.exp(torch.stack(losses).mean())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("text", type=Path)
+    parser.add_argument("--quantize", nargs="+", default=["none"])
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--windows", type=int, default=100)
+    parser.add_argument("--length", type=int, default=256)
+    options = parser.parse_args()
+    text = options.text.read_text(encoding="utf-8")
+    windows = windows_of(options.model, text, options.windows, options.length)
+    print(f"{options.model}: {windows.numel()} tokens")
+    for name in options.quantize:
+        found = ours(options.model, windows, None if name == "none" else name, options.dtype)
+        print(f"  {name:8} {found:.4f}")
+    if options.model.endswith(".gguf") and find_spec("llama_cpp"):
+        print(f"  llama.cpp {theirs(options.model, windows):.4f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""The same network in float64, with the reference operations, a layer at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from blazr.models.causal_lm import CausalLM, Embedding
+from blazr.nn.layers.decoder_layer import DecoderLayer
+from blazr.nn.layers.linear import Linear, multiply
+from blazr.nn.quant.packed import PackedWeight
+from blazr.nn.quant.weight import Weight
+
+# Rows of the head that are plain numbers at a time.
+_TILE = 2**14
+
+
+def reference_layers(model: CausalLM, token_ids: Tensor) -> Iterator[Tensor]:
+    """What every layer puts out for one sequence, computed whole.
+
+    Weights are those of the model, packed ones as the numbers they stand for, unless the rounding
+    of their inputs is part of their products' definition. One layer is in memory twice. Kernels
+    compute no gradients, so where gradients count none of them runs.
+
+    Args:
+        model: The network.
+        token_ids: (T,), int64.
+
+    Yields:
+        (T, C), float64; the first is the embedding.
+    """
+    with torch.enable_grad():
+        rows = model.embed_tokens(token_ids)
+        scale = rows.new_tensor(model.config.embedding_multiplier).double()
+        x = embedded = rows.detach().double()[None] * scale
+        yield x[0]
+        for layer in model.layers:
+            whole = in_float64(layer)
+            assert isinstance(whole, DecoderLayer)
+            x = whole.forward_sequences(x, embedded).detach()
+            yield x[0]
+
+
+def reference_logits(model: CausalLM, hidden: Tensor) -> Tensor:
+    """Scores from what the last layer put out: (T, C) to (T, V), float64."""
+    config = model.config
+    with torch.enable_grad():
+        normed = in_float64(model.norm)(hidden).detach()
+    part = model.embed_tokens if config.tie_word_embeddings else model.lm_head
+    if isinstance(part.weight, Weight):
+        with torch.enable_grad():
+            whole = in_float64(part)
+            assert isinstance(whole, Embedding | Linear)
+            scores = multiply(normed, whole.weight).detach()
+    else:
+        tiles = part.weight.detach().split(_TILE)
+        scores = torch.cat([normed @ tile.double().T for tile in tiles], -1)
+    scores = scores / config.logits_scaling
+    cap = config.logit_softcap
+    return scores if cap is None else torch.tanh(scores / cap) * cap
+
+
+def in_float64(module: nn.Module) -> nn.Module:
+    """A copy with plain weights of float64; those stay packed whose products round their inputs."""
+    copy = deepcopy(module)
+    for path, part in list(copy.named_modules()):
+        if not isinstance(part, Weight) or _is_gone(copy, path):
+            continue
+        part.dtype = torch.float64
+        if not _rounds(copy, path):
+            owner, _, name = path.rpartition(".")
+            parent = copy.get_submodule(owner)
+            delattr(parent, name)  # a module's place takes modules only
+            plain = part.dequantize(torch.float64)
+            setattr(parent, name, nn.Parameter(plain, requires_grad=False))
+    return copy.double()
+
+
+def _is_gone(module: nn.Module, path: str) -> bool:
+    """Whether a part belonged to a weight that is plain now."""
+    try:
+        module.get_submodule(path)
+    except AttributeError:
+        return True
+    return False
+
+
+def _rounds(module: nn.Module, path: str) -> bool:
+    """Whether a weight, what it is made of, or what it is a part of rounds the inputs."""
+    owner, outermost = module, module.get_submodule(path)
+    for name in path.split("."):
+        owner = owner.get_submodule(name)
+        if isinstance(owner, Weight):
+            outermost = owner
+            break
+    return any(isinstance(each, PackedWeight) for each in outermost.modules())

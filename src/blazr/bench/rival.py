@@ -1,0 +1,159 @@
+"""The same file in blazr and in llama.cpp, by turns: A B A B, so that both see the same machine.
+
+llama.cpp runs in a process of its own, because two engines' threads in one process wait on each
+other. Both decode greedily, from prompts of random tokens, and neither stops at an end of text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Protocol
+from uuid import uuid4
+
+from blazr.bench.load import drive
+from blazr.bench.rival_process import Job, serve
+from blazr.bench.workload import Ask
+from blazr.core.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from blazr.bench.offline import EngineTarget
+
+
+class Side(Protocol):
+    """One of the two."""
+
+    def run(self, job: Job) -> float:
+        """Tokens per second: prefilled where a job has one output token, else decoded."""
+
+
+class BlazrSide:
+    """An engine of this process."""
+
+    def __init__(self, target: EngineTarget) -> None:
+        self._target = target
+
+    def run(self, job: Job) -> float:
+        """See `Side.run`."""
+        asks = [Ask(prompt_ids=tuple(ids), output_tokens=job.output_tokens) for ids in job.prompts]
+        records = asyncio.run(drive(self._target, asks, len(asks), salt=uuid4().hex))
+        failed = next((record.error for record in records if record.error), "")
+        if failed:
+            raise EngineError("a request failed.", found=failed)
+        if job.output_tokens == 1:
+            return sum(r.prompt_tokens for r in records) / max(r.ttft_s for r in records)
+        # while all of them decode
+        start = max(record.token_s[0] for record in records)
+        end = min(record.token_s[-1] for record in records)
+        count = sum(start < at <= end for record in records for at in record.token_s)
+        return count / (end - start)
+
+
+class LlamaCppSide:
+    """llama.cpp, through llama-cpp-python, in another process."""
+
+    def __init__(self, path: Path, *, threads: int, context: int, streams: int) -> None:
+        spawn = get_context("spawn")
+        self._pipe, theirs = spawn.Pipe()
+        self._process = spawn.Process(
+            target=serve,
+            args=(theirs, str(path)),
+            kwargs={"threads": threads, "context": context, "streams": streams},
+            daemon=True,
+        )
+        self._process.start()
+        theirs.close()
+        self._receive()
+
+    def run(self, job: Job) -> float:
+        """See `Side.run`."""
+        self._pipe.send(job)
+        return self._receive()
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.close()
+        self._process.join(10)
+        self._process.kill()
+
+    def _receive(self) -> float:
+        try:
+            answer = self._pipe.recv()
+        except EOFError:
+            raise EngineError("llama.cpp's process ended.") from None
+        if isinstance(answer, str):
+            raise EngineError("llama.cpp failed.", found=answer[:200])
+        return float(answer)
+
+
+@contextmanager
+def llama_cpp(path: Path, *, threads: int, context: int, streams: int) -> Iterator[LlamaCppSide]:
+    """llama.cpp with a model, until the block ends.
+
+    Raises:
+        ConfigError: llama-cpp-python is not installed, or the model is no GGUF file.
+        EngineError: llama.cpp cannot load it.
+    """
+    if find_spec("llama_cpp") is None:
+        raise ConfigError(
+            "--vs llama.cpp needs llama-cpp-python.", hint="pip install 'blazr[llama-cpp]'"
+        )
+    if path.suffix != ".gguf":
+        raise ConfigError(
+            "llama.cpp reads GGUF files.", found=str(path)[:100], expected="a .gguf file"
+        )
+    side = LlamaCppSide(path, threads=threads, context=context, streams=streams)
+    try:
+        yield side
+    finally:
+        side.close()
+
+
+def rival_version() -> str:
+    """Of llama-cpp-python."""
+    return version("llama-cpp-python")
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """One kind of work, done by both sides by turns.
+
+    Args:
+        streams: Sequences at once.
+        kind: ``"decode"`` or ``"prefill"``.
+        ours: Tokens per second, round by round.
+        theirs: The same of the other side.
+        bandwidth: Bytes per second that memory gave in each round.
+    """
+
+    streams: int
+    kind: str
+    ours: Sequence[float]
+    theirs: Sequence[float]
+    bandwidth: Sequence[float]
+
+    def figures(self) -> Mapping[str, object]:
+        """Medians, and the median, least and greatest of the rounds' ratios."""
+        ratios = [a / b for a, b in zip(self.ours, self.theirs, strict=True)]
+        return {
+            "streams": self.streams,
+            "kind": self.kind,
+            "blazr_tokens_per_s": median(self.ours),
+            "rival_tokens_per_s": median(self.theirs),
+            "ratio": median(ratios),
+            "ratio_min": min(ratios),
+            "ratio_max": max(ratios),
+            "bandwidth_bytes_per_s": median(self.bandwidth),
+        }
+
+    def share(self, nbytes: float) -> float:
+        """Of the bandwidth of its own round, where every step reads so many bytes."""
+        rates = zip(self.ours, self.bandwidth, strict=True)
+        return median(rate / self.streams * nbytes / bandwidth for rate, bandwidth in rates)

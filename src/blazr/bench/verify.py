@@ -1,0 +1,282 @@
+"""Does the engine compute what the network says? Against float64, and against transformers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor, nn
+
+from blazr.bench.reference import reference_layers, reference_logits
+from blazr.core.errors import EngineError
+from blazr.engine.async_engine import AsyncEngine
+from blazr.engine.build import build_engine
+from blazr.engine.config import EngineConfig
+from blazr.engine.outputs import FinishReason, TokenOutput
+from blazr.engine.request import Request
+from blazr.engine.sampling_params import SamplingParams
+from blazr.models.causal_lm import CausalLM
+from blazr.models.loading.describe import layer_type_of
+from blazr.models.loading.load import LoadedModel, load
+from blazr.nn.device import Device
+from blazr.nn.quant.weight import Weight
+
+# Relative errors that rounding explains. Packed products round their inputs to eight bits, as the
+# reference does, and a hair's difference before may be a step's after.
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+PACKED_TOLERANCE = 2e-2
+# Transformers computes in float32.
+_THEIRS = 1e-3
+_PROMPTS, _PROMPT_LEN, _MOST_FAULTS = 2, 48, 8
+
+
+@dataclass(frozen=True, slots=True)
+class LayerError:
+    """How far a layer's output is off: the largest of its tokens' relative errors."""
+
+    index: int
+    type: str
+    error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Greedy:
+    """Greedy tokens of the engine beside the reference's.
+
+    Args:
+        tokens: How many were compared.
+        agreeing: How many are the reference's first choice, or as good but for rounding.
+        faults: Positions of the first others: prompt, token, what the engine chose, what it should.
+    """
+
+    tokens: int
+    agreeing: int
+    faults: tuple[tuple[int, int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What was found.
+
+    Args:
+        model: Its name.
+        family: Its family.
+        dtype: What the engine computes in.
+        device: Where.
+        tolerance: The relative error that is allowed.
+        layers: The error of every layer, the embedding first.
+        logits_error: That of the scores.
+        first_diverging_layer: The first whose error is not allowed, or None.
+        greedy: Agreement of greedy tokens.
+        transformers: ``"agrees"``, ``"differs"``, or why it was not asked.
+        transformers_error: The error of our reference's scores beside theirs, or None.
+    """
+
+    model: str
+    family: str
+    dtype: str
+    device: str
+    tolerance: float
+    layers: tuple[LayerError, ...]
+    logits_error: float
+    first_diverging_layer: int | None
+    greedy: Greedy
+    transformers: str
+    transformers_error: float | None
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether nothing is wrong."""
+        is_same = self.first_diverging_layer is None and self.logits_error <= self.tolerance
+        is_greedy = self.greedy.agreeing == self.greedy.tokens
+        return is_same and is_greedy and self.transformers != "differs"
+
+
+def verify(
+    model: str,
+    device: Device,
+    *,
+    dtype: str = "auto",
+    quantize: str | None = None,
+    max_tokens: int = 16,
+    tolerance: float | None = None,
+) -> Verdict:
+    """Run random prompts through the engine and through the reference.
+
+    The engine reads a prompt in two pieces and generates for several prompts at once, so that its
+    memory and its batches are at work.
+
+    Args:
+        model: A directory, a file, ``nano``, or a Hub id.
+        device: Where the engine runs.
+        dtype: What it computes in.
+        quantize: As for loading; the reference has the same numbers.
+        max_tokens: Greedy tokens for each prompt.
+        tolerance: The relative error to allow; None for what the dtype explains.
+
+    Raises:
+        BlazrError: The model cannot be loaded or run.
+    """
+    loaded = load(model, device=device, dtype=dtype, quantize=quantize)
+    module = loaded.module
+    allowed = tolerance or _tolerance(module)
+    prompts = _prompts(module)
+    config = EngineConfig(max_running=_PROMPTS, max_seq_len=_PROMPT_LEN + max_tokens + 1)
+    engine = build_engine(module, device, config=config)
+    try:
+        with _recorded(module) as outputs:
+            scores = engine.logits(prompts[0], (len(prompts[0]) // 2,))
+        replies = _generate(engine, prompts, max_tokens)
+    finally:
+        engine.close()
+    layers, logits_error, hidden = _compare(module, prompts[0], outputs, scores)
+    first = next((each.index for each in layers if not each.error <= allowed), None)
+    theirs, their_error = _ask_transformers(loaded, prompts[0], reference_logits(module, hidden))
+    return Verdict(
+        model=loaded.name,
+        family=loaded.family,
+        dtype=str(module.dtype).removeprefix("torch."),
+        device=str(device),
+        tolerance=allowed,
+        layers=layers,
+        logits_error=logits_error,
+        first_diverging_layer=first,
+        greedy=_judge(module, prompts, replies, allowed),
+        transformers=theirs,
+        transformers_error=their_error,
+    )
+
+
+def _tolerance(module: CausalLM) -> float:
+    is_packed = any(isinstance(part, Weight) for part in module.modules())
+    own = TOLERANCES[module.dtype]
+    return max(own, PACKED_TOLERANCE) if is_packed else own
+
+
+def _prompts(module: CausalLM) -> list[list[int]]:
+    """Random tokens, the same for the same vocabulary."""
+    chance = torch.Generator().manual_seed(module.config.vocab_size)
+    length = min(_PROMPT_LEN, module.config.max_seq_len // 2)
+    sizes = [length, max(1, length // 3)][:_PROMPTS]
+    vocab = module.config.vocab_size
+    return [torch.randint(vocab, (size,), generator=chance).tolist() for size in sizes]
+
+
+@contextmanager
+def _recorded(module: CausalLM) -> Iterator[list[list[Tensor]]]:
+    """What the embedding and every layer put out, in pieces, while the engine runs."""
+    outputs: list[list[Tensor]] = [[] for _ in range(len(module.layers) + 1)]
+
+    def recorder(index: int) -> Callable[[nn.Module, object, Tensor], None]:
+        def record(part: nn.Module, inputs: object, output: Tensor) -> None:
+            del part, inputs
+            outputs[index].append(output.clone())
+
+        return record
+
+    parts = (module.embed_tokens, *module.layers)
+    hooks = [part.register_forward_hook(recorder(index)) for index, part in enumerate(parts)]
+    try:
+        yield outputs
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _compare(
+    module: CausalLM, prompt: Sequence[int], outputs: list[list[Tensor]], scores: Tensor
+) -> tuple[tuple[LayerError, ...], float, Tensor]:
+    """Errors of layers and scores, and the reference's last hidden states."""
+    ids = torch.tensor(prompt, dtype=torch.int64, device=module.device)
+    types = ["Embedding", *(layer_type_of(layer) for layer in module.config.layers)]
+    scale = torch.tensor(module.config.embedding_multiplier, dtype=module.dtype).double()
+    errors, hidden = [], torch.empty(0)
+    for index, expected in enumerate(reference_layers(module, ids)):
+        found = torch.cat(outputs[index]).double()
+        found = found * scale.to(found.device) if index == 0 else found
+        errors.append(LayerError(index - 1, types[index], _relative(found, expected)))
+        hidden = expected
+    return tuple(errors), _relative(scores, reference_logits(module, hidden)), hidden
+
+
+def _relative(found: Tensor, expected: Tensor) -> float:
+    """The largest relative error of a row; infinite where a number is not finite."""
+    gap = (found.double() - expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-30)
+    return float(gap.max()) if bool(gap.isfinite().all()) else float("inf")
+
+
+def _generate(engine: AsyncEngine, prompts: list[list[int]], count: int) -> list[list[int]]:
+    """Greedy tokens for all prompts at once.
+
+    Raises:
+        EngineError: A step failed.
+    """
+    replies: list[list[int]] = [[] for _ in prompts]
+    ends = [threading.Event() for _ in prompts]
+    errors: list[str] = []
+
+    def sink_of(index: int) -> Callable[[TokenOutput], None]:
+        def sink(output: TokenOutput) -> None:
+            replies[index] += output.token_ids
+            if output.finish_reason is FinishReason.ERROR:
+                errors.append(output.error or "a step failed")
+            if output.finish_reason is not None:
+                ends[index].set()
+
+        return sink
+
+    params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+    for index, prompt in enumerate(prompts):
+        request = Request(prompt_ids=tuple(prompt), params=params)
+        engine.submit(request, sink_of(index))
+    for end in ends:
+        end.wait()
+    if errors:
+        raise EngineError("the engine could not generate.", found=errors[0][:100])
+    return replies
+
+
+def _judge(
+    module: CausalLM, prompts: list[list[int]], replies: list[list[int]], allowed: float
+) -> Greedy:
+    """Each token is the first choice of the reference, given those before it, or nearly."""
+    total, faults = 0, []
+    for index, (prompt, reply) in enumerate(zip(prompts, replies, strict=True)):
+        ids = torch.tensor([*prompt, *reply[:-1]], dtype=torch.int64, device=module.device)
+        *_, hidden = reference_layers(module, ids)
+        scores = reference_logits(module, hidden[len(prompt) - 1 :])
+        for position, (row, chosen) in enumerate(zip(scores, reply, strict=True)):
+            total += 1
+            best = int(row.argmax())
+            if row[best] - row[chosen] > allowed * (row.max() - row.mean()):
+                faults.append((index, position, chosen, best))
+    first = tuple(faults[:_MOST_FAULTS])
+    return Greedy(tokens=total, agreeing=total - len(faults), faults=first)
+
+
+def _ask_transformers(
+    loaded: LoadedModel, prompt: Sequence[int], scores: Tensor
+) -> tuple[str, float | None]:
+    """What the transformers library makes of the same files, where it can read them."""
+    if find_spec("transformers") is None:
+        return "not installed", None
+    kind = loaded.metadata.get("model_type")
+    is_packed = any(isinstance(part, Weight) for part in loaded.module.modules())
+    if not loaded.path.is_dir() or kind is None or is_packed:
+        return "not applicable", None
+    import transformers
+
+    if kind not in transformers.CONFIG_MAPPING:
+        return "not applicable", None
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        loaded.path, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+    )
+    with torch.inference_mode():
+        found = theirs(torch.tensor([prompt])).logits[0]
+    error = _relative(found.to(scores.device), scores)
+    allowed = max(_THEIRS, TOLERANCES[loaded.module.dtype])
+    return ("agrees" if error <= allowed else "differs"), error

@@ -1,0 +1,94 @@
+"""``blazr bench --vs llama.cpp``: rounds of both on one file, and what came of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from blazr.bench.offline import EngineTarget
+from blazr.bench.rival import BlazrSide, Match, llama_cpp, rival_version
+from blazr.bench.rival_process import Job
+from blazr.bench.roofline import measure_bandwidth, step_bytes
+from blazr.engine.build import build_engine
+from blazr.engine.config import EngineConfig
+from blazr.models.loading.load import load
+from blazr.nn.device import resolve_device
+
+_PROBE_BYTES = 2**28
+_WARMUP_TOKENS = 4
+
+
+def compare(
+    path: Path,
+    *,
+    levels: Sequence[int],
+    prompt_tokens: int,
+    output_tokens: int,
+    rounds: int,
+    seed: int,
+) -> tuple[Mapping[str, object], list[Mapping[str, object]]]:
+    """Decode at each level, and one prompt, on both sides by turns.
+
+    Args:
+        path: A GGUF file.
+        levels: Sequences at once.
+        prompt_tokens: Of each sequence; the prompt that is timed alone has four times as many.
+        output_tokens: Decoded in each.
+        rounds: Of each kind of work.
+        seed: Of the prompts.
+
+    Returns:
+        Facts about the run, and the figures of each kind of work.
+
+    Raises:
+        ConfigError: llama-cpp-python is not installed, or the model is no GGUF file.
+        EngineError: One of the two failed.
+    """
+    threads, cpu = torch.get_num_threads(), resolve_device("cpu")
+    long = 4 * prompt_tokens
+    context = max(long, prompt_tokens + output_tokens) + 8
+    chance, streams = random.Random(seed), max(levels)
+    with llama_cpp(path, threads=threads, context=context, streams=streams) as theirs:
+        loaded = load(str(path), device=cpu)
+        config = EngineConfig(max_running=max(EngineConfig().max_running, streams))
+        engine = build_engine(loaded.module, cpu, config=config)
+        try:
+            size = loaded.config.vocab_size
+            ours = BlazrSide(EngineTarget(engine, vocab_size=size))
+
+            def job(count: int, length: int, output: int) -> Job:
+                return Job([chance.choices(range(size), k=length) for _ in range(count)], output)
+
+            def play(kind: str, count: int, length: int, output: int) -> Match:
+                found: tuple[list[float], list[float], list[float]] = ([], [], [])
+                for side in (ours, theirs):
+                    side.run(job(count, length, min(output, _WARMUP_TOKENS)))
+                for _ in range(rounds):
+                    work = job(count, length, output)
+                    found[0].append(ours.run(work))
+                    found[1].append(theirs.run(work))
+                    found[2].append(measure_bandwidth(cpu, nbytes=_PROBE_BYTES, rounds=3))
+                return Match(count, kind, *found)
+
+            results: list[Mapping[str, object]] = []
+            for level in levels:
+                match = play("decode", level, prompt_tokens, output_tokens)
+                length = prompt_tokens + output_tokens / 2
+                nbytes = step_bytes(loaded.module, batch=level, context_len=length)
+                results.append({**match.figures(), "bandwidth_share": match.share(nbytes)})
+            results.append(play("prefill", 1, long, 1).figures())
+        finally:
+            engine.close()
+    facts = {
+        "model": loaded.name,
+        "bytes": path.stat().st_size,
+        "rival": f"llama-cpp-python {rival_version()}",
+        "threads": threads,
+        "rounds": rounds,
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": output_tokens,
+    }
+    return facts, results

@@ -1,0 +1,143 @@
+"""``blazr pull``, ``list`` and ``rm``: the models in the Hugging Face cache."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blazr.cli import options
+from blazr.core.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedRepoInfo, HFCacheInfo
+
+_SUFFIXES = (".safetensors", ".gguf")
+_COMMIT = 12
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit.  [by the Hub]")]
+
+
+def pull(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Hugging Face ids.")],
+    *,
+    revision: Revision = None,
+    verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
+) -> None:
+    """Fetch models from the Hugging Face Hub into its cache, where all commands find them."""
+    from blazr.models.checkpoint.hub import fetch_model
+
+    for model in models:
+        print(fetch_model(model, revision=revision))
+
+
+def list_models(
+    *,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
+) -> None:
+    """List the models in the Hugging Face cache, the last used first."""
+    rows = [_describe(repo) for repo in _models(_scan())]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        used = str(row["last_used"])[:10]
+        size = f"{_number(row['bytes']) / 1e6:,.0f} MB"
+        note = "" if row["has_weights"] else "  (no weights that blazr reads)"
+        print(f"{row['name']:<48} {size:>12}  {used}{note}")
+
+
+def remove(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Hugging Face ids.")],
+    *,
+    revision: Revision = None,
+    yes: Yes = False,
+    verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
+) -> None:
+    """Remove models from the Hugging Face cache."""
+    cache = _scan()
+    commits = [
+        commit for model in models for commit in _commits(_find(cache, model), model, revision)
+    ]
+    plan = cache.delete_revisions(*commits) if cache is not None else None
+    assert plan is not None  # nothing is found in no cache
+    size = f"{plan.expected_freed_size / 1e6:,.0f} MB"
+    if not yes and not _is_sure(f"remove {', '.join(models)} ({size})?"):
+        raise typer.Exit(1)
+    plan.execute()
+    print(f"{size} are free again")
+
+
+def _is_sure(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise ConfigError("nobody is there to be asked.", hint="say --yes")
+    return typer.confirm(question)
+
+
+def _scan() -> HFCacheInfo | None:
+    """What is in the cache; None where there is none."""
+    from huggingface_hub import constants, scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        return scan_cache_dir(constants.HF_HUB_CACHE)
+    except CacheNotFound:
+        return None
+
+
+def _models(cache: HFCacheInfo | None) -> Sequence[CachedRepoInfo]:
+    repos: Iterable[CachedRepoInfo] = cache.repos if cache is not None else ()
+    found = [repo for repo in repos if repo.repo_type == "model"]
+    return sorted(found, key=lambda repo: (-repo.last_accessed, repo.repo_id))
+
+
+def _find(cache: HFCacheInfo | None, model: str) -> CachedRepoInfo:
+    found = {repo.repo_id: repo for repo in _models(cache)}
+    if model not in found:
+        raise CheckpointError(
+            f"{model[:100]!r} is not in the cache.",
+            expected=", ".join(sorted(found)[:8]) or "(the cache is empty)",
+            hint="blazr list shows all",
+        )
+    return found[model]
+
+
+def _commits(repo: CachedRepoInfo, model: str, wanted: str | None) -> list[str]:
+    """The revisions of a model that a name stands for: all, or by branch, tag or commit."""
+    found = [
+        each.commit_hash
+        for each in repo.revisions
+        if wanted is None or wanted in each.refs or each.commit_hash.startswith(wanted)
+    ]
+    if not found:
+        there = (", ".join([*each.refs, each.commit_hash[:_COMMIT]]) for each in repo.revisions)
+        raise CheckpointError(
+            f"{model[:100]!r} has no such revision in the cache.",
+            found=repr(wanted)[:100],
+            expected="; ".join(there)[:300],
+        )
+    return found
+
+
+def _describe(repo: CachedRepoInfo) -> dict[str, object]:
+    names = [file.file_name for revision in repo.revisions for file in revision.files]
+    return {
+        "name": repo.repo_id,
+        "bytes": repo.size_on_disk,
+        "last_used": datetime.fromtimestamp(repo.last_accessed, UTC).isoformat(),
+        "revisions": sorted(
+            [*revision.refs, revision.commit_hash[:_COMMIT]][0] for revision in repo.revisions
+        ),
+        "has_weights": any(name.endswith(_SUFFIXES) for name in names),
+        "path": str(repo.repo_path),
+    }
+
+
+def _number(value: object) -> int:
+    assert isinstance(value, int)
+    return value

@@ -1,0 +1,64 @@
+"""``blazr convert``: write a model again, quantized, so that the next start is instant."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blazr.cli import options
+
+
+def convert(
+    model: Annotated[str, typer.Argument(help="Directory, .safetensors file, Hugging Face id.")],
+    out: Annotated[Path, typer.Argument(help="Directory to write; new or empty.")],
+    *,
+    quantize: options.Quantize = None,
+    dtype: Annotated[
+        str, typer.Option(help="Of what is not quantized: auto, float32, bfloat16 or float16.")
+    ] = "auto",
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
+) -> None:
+    """Write a model as safetensors, quantized or in another dtype.
+
+    Quantized matrices are written as compressed-tensors, which other programs read as well.
+    """
+    # torch comes with it, which takes a second
+    from blazr.models.loading.convert import convert as run
+
+    with _bar() as progress:
+        made = run(model, out, quantize=quantize, dtype=dtype, progress=progress)
+    if as_json:
+        report = {
+            "path": str(made.path),
+            "bytes": made.nbytes,
+            "quantized": made.num_quantized,
+            "plain": made.num_plain,
+        }
+        print(json.dumps(report))
+        return
+    print(
+        f"{made.path}: {made.nbytes / 1e9:.2f} GB, {made.num_quantized} matrices quantized,", end=""
+    )
+    print(f" {made.num_plain} tensors plain")
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on stderr where somebody watches."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("convert", total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)

@@ -1,0 +1,108 @@
+"""Quantized checkpoints: the tensors that stand for a matrix become one, under its plain name.
+
+So that families never see them: ``q_proj.qweight``, ``q_proj.scales`` and the rest are
+``q_proj.weight`` of the matrix's own shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from blazr.core.errors import ConfigError
+from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo, TensorInfo
+from blazr.models.checkpoint.disk import read_json
+from blazr.nn.quant.hf import SCHEMES
+from blazr.nn.quant.hf.scheme import Scheme, Settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Files of their own in which older writers keep the settings, and the method each means.
+_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+# Read by the rules of the family that has it.
+_ELSEWHERE = {"mxfp4"}
+
+
+def join_quantized(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with one tensor for each quantized matrix; itself where nothing is quantized.
+
+    Raises:
+        CheckpointError: Tensors are missing or do not fit each other.
+        ConfigError: The method or one of its settings is not supported.
+    """
+    settings = _settings(checkpoint)
+    if settings is None:
+        return checkpoint
+    method = settings.text("quant_method", "").lower()
+    if method in _ELSEWHERE:
+        return checkpoint
+    if method not in SCHEMES:
+        raise settings.wrong("quant_method", ", ".join((*SCHEMES, *_ELSEWHERE)))
+    return replace(checkpoint, tensors=_joined(checkpoint, SCHEMES[method], settings))
+
+
+def _settings(checkpoint: Checkpoint) -> Settings | None:
+    """What config.json, or a file of its own, says about the quantization."""
+    config = checkpoint.config or {}
+    for key in ("quantization_config", "compression_config"):
+        raw = config.get(key)
+        if raw is None:
+            continue
+        if not isinstance(raw, Mapping):
+            raise ConfigError(
+                f"config.json: {key!r} has a wrong value.",
+                found=repr(raw)[:100],
+                expected="an object",
+            )
+        return Settings({"quant_method": _guess(checkpoint), **raw})
+    if "qweight" not in {name.rpartition(".")[2] for name in checkpoint.tensors}:
+        return None
+    for name, method in _FILES.items():
+        path = checkpoint.directory / name
+        if path.exists():
+            return Settings({**read_json(path), "quant_method": method}, name)
+    return Settings({"quant_method": _guess(checkpoint)})
+
+
+def _guess(checkpoint: Checkpoint) -> str:
+    """The method by the names of tensors, for files that do not say it."""
+    ends = {name.rpartition(".")[2] for name in checkpoint.tensors}
+    if "qweight" in ends:
+        return "gptq" if "g_idx" in ends else "awq"
+    return "fp8" if "weight_scale_inv" in ends else "compressed-tensors"
+
+
+def _joined(checkpoint: Checkpoint, scheme: Scheme, settings: Settings) -> Mapping[str, TensorInfo]:
+    tensors, found, used = checkpoint.tensors, dict[str, TensorInfo](), set[str]()
+    ends = tuple(f".{end}" for end in scheme.mains)
+    for name, info in tensors.items():
+        main = next((end for end in ends if name.endswith(end)), None)
+        if main is None:
+            continue
+        base = name.removesuffix(main)
+        parts = {main[1:]: info}
+        for end in scheme.others:
+            if other := tensors.get(f"{base}.{end}"):
+                parts[end] = other
+        layout = scheme.layout(settings, parts, _reader(checkpoint, parts))
+        if layout is None:
+            continue
+        used.update(part.name for part in parts.values())
+        whole = f"{base}.weight"
+        found[name] = QuantizedInfo(
+            whole, layout.name, layout.shape, info.file, info.start, info.end, parts, layout
+        )
+    ignored = tuple(f".{end}" for end in scheme.ignored)
+    joined = dict[str, TensorInfo]()
+    for name, info in tensors.items():
+        if name in found:
+            joined[found[name].name] = found[name]
+        elif name not in used and not name.endswith(ignored):
+            joined[name] = info
+    return joined
+
+
+def _reader(checkpoint: Checkpoint, parts: Mapping[str, TensorInfo]) -> Callable[[str], Tensor]:
+    return lambda key: checkpoint.view(parts[key])

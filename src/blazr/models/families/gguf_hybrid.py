@@ -1,0 +1,186 @@
+"""GGUF's hybrids: what a layer is made of, its tensors tell."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Literal
+
+from blazr.core.errors import ShapeError
+from blazr.models.checkpoint.base import Checkpoint
+from blazr.models.families.gguf_model import GgufModel
+from blazr.models.families.rules import DecayLog, Reshape, Rule
+from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
+from blazr.nn.layers.decoder_layer import LayerConfig
+from blazr.nn.layers.mamba1 import Mamba1Config
+from blazr.nn.layers.mamba2 import Mamba2Config
+from blazr.nn.layers.moe import MoeConfig
+from blazr.nn.layers.norm import NormConfig
+from blazr.nn.layers.parallel import ParallelMixerConfig, ParallelPart
+from blazr.nn.layers.short_conv import ShortConvConfig
+from blazr.nn.ops.moe import ExpertGroups
+
+SIGMOID = 2  # llama.cpp's number for it
+_PARTS = ("weight", "bias")
+_MIXES = ("attn_q.", "attn_qkv.", "ssm_in.", "shortconv.in_proj.")
+_BLOCK = re.compile(r"blk\.(\d+)\.(.+)", re.ASCII)
+
+
+def read_mamba1(model: GgufModel, layer: int, eps: float) -> Mamba1Config:
+    """Mamba-1, in FalconMamba's and Jamba's forms, too."""
+    at = f"blk.{layer}."
+    plain = model.reader.boolean(model.key("ssm.dt_b_c_rms"))
+    norms: Literal["none", "plain", "weighted"] = "plain" if plain and plain.value else "none"
+    return Mamba1Config(
+        hidden_size=model.hidden_size,
+        inner_size=model.size(at + "ssm_a", 0),
+        state_size=model.size(at + "ssm_a", 1),
+        dt_rank=model.size(at + "ssm_dt.weight", 1),
+        conv_kernel=model.size(at + "ssm_conv1d.weight", 1),
+        bias=model.has(at + "ssm_in.bias"),
+        conv_bias=model.has(at + "ssm_conv1d.bias"),
+        inner_norms="weighted" if model.has(at + "ssm_dt_norm.weight") else norms,
+        norm_eps=eps,
+    )
+
+
+def read_mamba2(model: GgufModel, layer: int, eps: float) -> Mamba2Config:
+    """Mamba-2.
+
+    Raises:
+        ShapeError: The metadata do not fit the tensors.
+    """
+    at = f"blk.{layer}."
+    heads, inner = model.size(at + "ssm_a", 0), model.size(at + "ssm_out.weight", 1)
+    states, groups = model.integer("ssm.state_size"), model.integer("ssm.group_count", 1)
+    if not heads or inner % heads or not groups or heads % groups or not states:
+        raise ShapeError(
+            f"{at}ssm_a does not fit the metadata.",
+            found=f"{heads} heads, {inner} channels, {groups} groups, {states} states"[:100],
+            expected="heads that divide the channels, groups that divide the heads",
+        )
+    return Mamba2Config(
+        hidden_size=model.hidden_size,
+        num_heads=heads,
+        head_dim=inner // heads,
+        state_size=states,
+        num_groups=groups,
+        conv_kernel=model.size(at + "ssm_conv1d.weight", 1),
+        norm="gate_first" if model.has(at + "ssm_norm.weight") else "none",
+        norm_eps=eps,
+        norm_groups=groups,
+        in_bias=model.has(at + "ssm_in.bias"),
+        conv_bias=model.has(at + "ssm_conv1d.bias"),
+        out_bias=model.has(at + "ssm_out.bias"),
+        dt_limits=(0.0, math.inf),
+    )
+
+
+def read_experts(model: GgufModel, experts: MoeConfig, at: str) -> MoeConfig:
+    """The experts of a hybrid, from plain ones: how they are scored, and what is beside them.
+
+    Args:
+        model: The file.
+        experts: Their sizes.
+        at: How the layer's names begin.
+    """
+    norm, scale = model.reader.boolean(model.key("expert_weights_norm")), "expert_weights_scale"
+    count = model.integer("expert_group_count", 1)
+    kept = model.integer("expert_group_used_count", count)
+    gated, latent = model.has(at + "ffn_gate_exps.weight"), at + "ffn_latent_down.weight"
+    shared = at + "ffn_down_shexp.weight"
+    return replace(
+        experts,
+        gated=gated,
+        scoring="sigmoid" if model.integer("expert_gating_func", 1) == SIGMOID else "softmax",
+        norm_topk_prob=norm.value if norm else experts.norm_topk_prob,
+        routed_scaling_factor=model.number(scale, 1.0),
+        correction_bias=model.has(at + "exp_probs_b.bias"),
+        groups=ExpertGroups(count, kept, judged_by=2) if 0 < kept < count else None,
+        shared_expert=model.has(shared),
+        shared_intermediate_size=model.size(shared, 1) if model.has(shared) else None,
+        latent_size=model.size(latent, 0) if model.has(latent) else None,
+    )
+
+
+def read_layer(
+    model: GgufModel,
+    index: int,
+    norm: NormConfig,
+    *,
+    attention: Callable[[], MixerConfig],
+    feed_forward: Callable[[], FeedForwardConfig],
+) -> LayerConfig:
+    """A layer of what its tensors show: mixers side by side, one mixer, or a feed-forward alone.
+
+    Args:
+        model: The file.
+        index: Which layer.
+        norm: Before its halves.
+        attention: Reads attention.
+        feed_forward: Reads a feed-forward.
+    """
+    at = f"blk.{index}."
+    mixers: dict[str, MixerConfig] = {}
+    if model.has(at + "ssm_x.weight"):
+        mixers["mamba"] = read_mamba1(model, index, norm.eps)
+    elif model.has(at + "ssm_in.weight"):
+        mixers["mamba"] = read_mamba2(model, index, norm.eps)
+    if model.has(at + "shortconv.in_proj.weight"):
+        mixers["conv"] = ShortConvConfig(
+            hidden_size=model.hidden_size,
+            conv_kernel=model.size(at + "shortconv.conv.weight", 1),
+        )
+    if model.has(at + "attn_q.weight") or model.has(at + "attn_qkv.weight"):
+        mixers["attention"] = attention()
+    feeds = model.has(at + "ffn_down.weight") or model.has(at + "ffn_gate_inp.weight")
+    parts = tuple(ParallelPart(name=name, mixer=mixer) for name, mixer in mixers.items())
+    return LayerConfig(
+        mixer=parts[0].mixer if len(parts) == 1 else ParallelMixerConfig(parts),
+        mixer_norm=norm if parts else None,
+        feed_forward=feed_forward() if feeds else None,
+        feed_forward_norm=norm if feeds else None,
+        residual_multiplier=model.number("residual_scale", 1.0),
+    )
+
+
+def hybrid_rules(checkpoint: Checkpoint) -> list[Rule]:
+    """Names that mean one thing in one layer and another in the next."""
+    layers: dict[str, set[str]] = {}
+    for name in checkpoint.tensors:
+        found = _BLOCK.fullmatch(name)
+        if found:
+            layers.setdefault(found[1], set()).add(found[2])
+    last = Rule("token_embd_norm.weight", "norm.weight")  # LFM2's has this name
+    return [last, *(rule for item in layers.items() for rule in _layer_rules(*item))]
+
+
+def _layer_rules(number: str, names: set[str]) -> Iterable[Rule]:
+    at, ours = f"blk.{number}.", f"layers.{number}."
+    attends = any(name.startswith(_MIXES[:2]) for name in names)
+    if not any(name.startswith(_MIXES) for name in names):
+        yield Rule(at + "attn_norm.weight", ours + "feed_forward_norm.weight")
+    mamba = ours + "mixer."
+    if attends and "ssm_in.weight" in names:
+        mamba += "parts.mamba."
+        yield from _attention(at, ours + "mixer.parts.attention.")
+    if "ssm_in.weight" in names and "ssm_x.weight" not in names:
+        yield from _mamba2(at, mamba)
+
+
+def _attention(at: str, ours: str) -> Iterable[Rule]:
+    words = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "output": "o_proj"}
+    for theirs, name in words.items():
+        yield Rule(f"{at}attn_{theirs}.{{p}}", f"{ours}{name}.{{p}}", p=_PARTS)
+
+
+def _mamba2(at: str, ours: str) -> Iterable[Rule]:
+    for name in ("in", "out"):
+        yield Rule(f"{at}ssm_{name}.{{p}}", f"{ours}{name}_proj.{{p}}", p=_PARTS)
+    yield Rule(at + "ssm_conv1d.{p}", ours + "conv1d.{p}", p=_PARTS)
+    yield Rule(at + "ssm_dt.bias", ours + "dt_bias")
+    yield Rule(at + "ssm_a", ours + "a_log", DecayLog())
+    yield Rule(at + "ssm_d", ours + "d", Reshape())
+    yield Rule(at + "ssm_norm.weight", ours + "norm.weight", Reshape())

@@ -1,0 +1,244 @@
+"""Gated delta networks between layers of attention: Qwen3-Next, Qwen3.5 and Kimi Linear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from blazr.core.errors import ConfigError
+from blazr.models.checkpoint.base import Checkpoint
+from blazr.models.families.hf.dense import LLAMA_BIASES
+from blazr.models.families.hf.derive import Traits, hf_family
+from blazr.models.families.hf.names import LLAMA_NORMS, hf_rules
+from blazr.models.families.hf.reading import Reading
+from blazr.models.families.hf.sparse import qwen2_moe, sigmoid_experts
+from blazr.models.families.hf.state_space import FULL, LINEAR, further_tokens, rules_where
+from blazr.models.families.rules import Rule, RuleBook, Squeeze
+from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
+from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
+from blazr.nn.layers.mla import DeepseekMlaConfig
+
+_LAYER, _MIXER, _FEED = "model.layers.{i}.", "layers.{i}.mixer.", "layers.{i}.feed_forward."
+_THREE = ("gate", "up", "down")
+
+
+def _qwen_rules() -> RuleBook:
+    at = _LAYER + "linear_attn."
+    projections = ("qkvz", "ba", "qkv", "z", "b", "a")
+    return hf_rules(
+        LLAMA_NORMS,
+        [
+            Rule(at + "in_proj_{p}.weight", _MIXER + "in_proj_{p}.weight", p=projections),
+            Rule(at + "{p}", _MIXER + "{p}", p=("dt_bias", "norm.weight", "out_proj.weight")),
+            Rule(at + "conv1d.weight", _MIXER + "conv1d.weight", Squeeze(1)),
+            Rule(at + "A_log", _MIXER + "a_log"),
+            Rule(
+                _LAYER + "mlp.experts.{p}_proj", _FEED + "experts.{p}_proj", p=("gate_up", "down")
+            ),
+        ],
+    )
+
+
+def _attends(reading: Reading, index: int, otherwise: Callable[[], bool]) -> bool:
+    """Whether a layer attends to tokens; ``otherwise`` says so where types are not listed."""
+    kind = reading.layer_type(index, (LINEAR, FULL))
+    return otherwise() if kind is None else kind == FULL
+
+
+def _value_heads(reading: Reading) -> int:
+    keys, values = (
+        reading.size("linear_num_key_heads", 16),
+        reading.size("linear_num_value_heads", 32),
+    )
+    if values % keys:
+        raise ConfigError(
+            f"{reading.reader.source}: {values} heads of values cannot share {keys} of keys.",
+            expected='a "linear_num_key_heads" that divides "linear_num_value_heads"',
+        )
+    return values
+
+
+def _qwen_mixer(reading: Reading, index: int) -> MixerConfig | None:
+    every = reading.size("full_attention_interval", 4)
+    if _attends(reading, index, lambda: (index + 1) % every == 0):
+        return None
+    key_heads, heads = reading.size("linear_num_key_heads", 16), _value_heads(reading)
+    return GatedDeltaConfig(
+        hidden_size=reading.hidden_size,
+        num_key_heads=key_heads,
+        num_heads=heads,
+        key_head_dim=reading.size("linear_key_head_dim", 128),
+        value_head_dim=reading.size("linear_value_head_dim", 128),
+        conv_kernel=reading.size("linear_conv_kernel_dim", 4, minimum=2),
+        norm_eps=reading.number("rms_norm_eps", 1e-6),
+        grouped=any(".in_proj_qkvz." in name for name in reading.tensors),
+    )
+
+
+def _qwen_experts(reading: Reading, index: int) -> FeedForwardConfig | None:
+    experts = qwen2_moe(reading, index)
+    if experts is not None and any("experts.gate_up_proj" in name for name in reading.tensors):
+        return replace(experts, fused_gate_up="halves")
+    return experts
+
+
+def _qwen_check(reading: Reading) -> None:
+    reading.expect("hidden_act", "silu", "swish")
+    reading.expect("attn_output_gate", True)  # noqa: FBT003  (what the key may say)
+
+
+_NEXT = Traits(
+    rules=_qwen_rules(),
+    defaults={
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "norm_topk_prob": True,
+    },
+    attention={**LLAMA_BIASES, "qk_norm": True, "output_gate": True},
+    mixer=_qwen_mixer,
+    feed_forward=_qwen_experts,
+    unit_offset=True,
+    check=_qwen_check,
+    says_nothing=(
+        *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"),
+        *("linear_value_head_dim", "linear_conv_kernel_dim"),
+        "mamba_ssm_dtype",
+        "mtp_num_hidden_layers",
+        "mtp_use_dedicated_embeddings",
+    ),
+    unused=further_tokens,
+)
+QWEN3_NEXT = hf_family("qwen3_next", _NEXT)
+_DENSE = replace(
+    _NEXT, defaults={"head_dim": 256, "partial_rotary_factor": 0.25}, feed_forward=None
+)
+QWEN3_5_TEXT = hf_family("qwen3_5_text", _DENSE)
+QWEN3_5 = hf_family("qwen3_5", _DENSE, section="text_config")
+QWEN3_5_MOE_TEXT = hf_family("qwen3_5_moe_text", _NEXT)
+QWEN3_5_MOE = hf_family("qwen3_5_moe", _NEXT, section="text_config")
+
+
+_KIMI_NAMES = {
+    "model_max_length": "max_position_embeddings",
+    "moe_renormalize": "norm_topk_prob",
+    "num_expert_group": "n_group",
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
+}
+_KIMI_INNER = {
+    "head_dim": "linear_head_dim",
+    "num_heads": "linear_num_heads",
+    "short_conv_kernel_size": "linear_conv_kernel_dim",
+}
+
+
+def _kimi_config(own: Mapping[str, object]) -> dict[str, object]:
+    """Its own words for what DeepSeek has, and a part about the delta networks."""
+    changed = {_KIMI_NAMES.get(key, key): value for key, value in own.items()}
+    inner = changed.pop("linear_attn_config", None)
+    if isinstance(inner, Mapping):
+        changed |= {_KIMI_INNER.get(str(key), str(key)): inner[key] for key in inner}
+    return changed
+
+
+def _kimi_mixer(reading: Reading, index: int) -> MixerConfig:
+    attend = reading.reader.integers("full_attn_layers")  # counted from one
+    listed = attend.value if attend else range(5, reading.num_layers + 1, 4)
+    if _attends(reading, index, lambda: index + 1 in listed):
+        return _kimi_latent(reading)
+    heads, dim = reading.size("linear_num_heads", 32), reading.size("linear_head_dim", 128)
+    return KimiDeltaConfig(
+        hidden_size=reading.hidden_size,
+        num_key_heads=heads,
+        num_heads=heads,
+        key_head_dim=dim,
+        value_head_dim=dim,
+        conv_kernel=reading.size("linear_conv_kernel_dim", 4, minimum=2),
+        norm_eps=reading.number("rms_norm_eps", 1e-5),
+    )
+
+
+def _kimi_latent(reading: Reading) -> DeepseekMlaConfig:
+    """DeepSeek's attention without rotation."""
+    plain, other = reading.size("qk_nope_head_dim", 128), reading.size("qk_rope_head_dim", 64)
+    latent = reading.reader.integer("q_lora_rank", minimum=1)
+    return DeepseekMlaConfig(
+        hidden_size=reading.hidden_size,
+        num_heads=reading.size("num_attention_heads"),
+        head_dim=plain,
+        rope_dim=other,
+        kv_latent=reading.size("kv_lora_rank", 512),
+        q_latent=latent.value if latent else None,
+        rope=None,
+        v_head_dim=reading.size("v_head_dim", 128),
+        bias=reading.flag("attention_bias"),
+        attention_multiplier=(plain + other) ** -0.5,
+    )
+
+
+def _kimi_feed(reading: Reading, index: int) -> FeedForwardConfig | None:
+    kind = reading.layer_type(index, ("dense", "sparse"), "mlp_layer_types")
+    experts = sigmoid_experts(reading, index if kind is None else reading.num_layers)
+    return None if kind == "dense" else experts
+
+
+def _kimi_check(reading: Reading) -> None:
+    reading.expect("hidden_act", "silu", "swish")
+    reading.expect("moe_router_activation_func", "sigmoid")
+    reading.expect("moe_layer_freq", 1)
+    for key in ("mla_use_nope", "use_grouped_topk"):
+        reading.expect(key, True)  # noqa: FBT003  (what the key may say)
+
+
+def _kimi_rules_of(checkpoint: Checkpoint) -> RuleBook:
+    """What both kinds of mixer put out goes through a matrix of one name."""
+    at, sparse = _LAYER + "self_attn.", _LAYER + "block_sparse_moe."
+    same = tuple(f"{name}_proj.weight" for name in ("b", "f_a", "f_b", "g_a", "g_b"))
+    projection = "{p}_proj.weight"
+    return hf_rules(
+        LLAMA_NORMS,
+        [
+            Rule(at + "{p}", _MIXER + "{p}", p=(*same, "dt_bias")),
+            Rule(at + "A_log", _MIXER + "a_log"),
+            Rule(at + "o_norm.weight", _MIXER + "norm.weight"),
+            *(
+                Rule(f"{at}{n}_conv1d.weight", f"{_MIXER}{n}_conv1d.weight", Squeeze(1))
+                for n in "qkv"
+            ),
+            Rule(sparse + projection, _FEED + projection, p=_THREE),
+            Rule(sparse + "gate.e_score_correction_bias", _FEED + "correction_bias"),
+            Rule(
+                sparse + "shared_experts." + projection,
+                _FEED + "shared_expert." + projection,
+                p=_THREE,
+            ),
+            *rules_where(
+                checkpoint,
+                r"model\.layers\.(\d+)\.self_attn\.A_log",
+                lambda: [Rule(at + "o_proj.weight", _MIXER + "out_proj.weight")],
+            ),
+        ],
+    )
+
+
+KIMI_LINEAR = hf_family(
+    "kimi_linear",
+    Traits(
+        rules=hf_rules(LLAMA_NORMS),
+        rules_of=_kimi_rules_of,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.446,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1024,
+        },
+        mixer=_kimi_mixer,
+        feed_forward=_kimi_feed,
+        prepare=_kimi_config,
+        check=_kimi_check,
+        says_nothing=("kda_layers",),
+    ),
+)

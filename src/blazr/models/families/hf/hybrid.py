@@ -1,0 +1,312 @@
+"""Attention and state spaces in one model: Bamba, Granite 4, Falcon-H1 and Jamba."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from blazr.core.errors import ConfigError
+from blazr.models.checkpoint.base import Checkpoint
+from blazr.models.families.hf.dense import LLAMA_BIASES, granite_attention, granite_numbers
+from blazr.models.families.hf.derive import Traits, hf_family, read_attention, read_mlp
+from blazr.models.families.hf.names import LLAMA_NORMS, hf_rules
+from blazr.models.families.hf.reading import Reading
+from blazr.models.families.hf.rope import read_rope
+from blazr.models.families.hf.sparse import read_experts
+from blazr.models.families.hf.state_space import (
+    FULL,
+    LINEAR,
+    TRAINING,
+    Mamba2Keys,
+    mixer_rules,
+    no_rotation,
+    read_mamba1,
+    read_mamba2,
+    with_types,
+    without_auto,
+)
+from blazr.models.families.rules import Rule, RuleBook, Stack
+from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
+from blazr.nn.layers.decoder_layer import LayerConfig
+from blazr.nn.layers.mamba2 import Mamba2Config
+from blazr.nn.layers.norm import NormConfig
+from blazr.nn.layers.parallel import ParallelMixerConfig, ParallelPart
+from blazr.nn.layers.rope import RopeConfig
+
+_LAYER, _FEED = "model.layers.{i}.", "layers.{i}.feed_forward."
+_PARTS = ("weight", "bias")
+_THREE = ("gate", "up", "down")
+_NORMS = {"input": "mixer_norm", "pre_ff": "feed_forward_norm"}
+
+
+def _rules(more: Sequence[Rule] = ()) -> RuleBook:
+    """The names that Jamba began with."""
+    feed = tuple(f"{name}_proj.{part}" for name in _THREE for part in _PARTS)
+    names = [
+        Rule("model.final_layernorm.weight", "norm.weight"),
+        *mixer_rules(_LAYER + "mamba."),
+        Rule(_LAYER + "feed_forward.{p}", _FEED + "{p}", p=feed),
+    ]
+    return hf_rules(_NORMS, [*names, *more])
+
+
+def _norm(reading: Reading, eps: float) -> NormConfig:
+    return NormConfig(reading.hidden_size, reading.number("rms_norm_eps", eps))
+
+
+def _bamba_mixer(reading: Reading, index: int) -> MixerConfig | None:
+    reader = reading.reader
+    listed = reader.integers("attn_layer_indices")
+    if listed is not None and index in listed.value:
+        return None
+    return read_mamba2(reading, Mamba2Keys(), _norm(reading, 1e-5))
+
+
+_MAMBA2_DEFAULTS = {"mamba_conv_bias": True, "mamba_d_state": 256, "mamba_n_heads": 128}
+BAMBA = hf_family(
+    "bamba",
+    Traits(
+        rules=_rules(),
+        defaults={
+            **_MAMBA2_DEFAULTS,
+            "num_key_value_heads": 8,
+            "partial_rotary_factor": 0.5,
+            "rms_norm_eps": 1e-5,
+        },
+        attention=LLAMA_BIASES,
+        mlp={"bias": "mlp_bias"},
+        mixer=_bamba_mixer,
+        prepare=without_auto,
+        check=lambda reading: reading.expect("hidden_act", "silu", "swish"),
+        says_nothing=(*TRAINING, *Mamba2Keys().names, "attn_rotary_emb"),
+    ),
+)
+
+
+def _granite_mixer(reading: Reading, index: int) -> MixerConfig | None:
+    if reading.layer_type(index, (LINEAR, FULL)) == FULL:
+        return None
+    return read_mamba2(reading, Mamba2Keys(), _norm(reading, 1e-6))
+
+
+def _granite_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
+    del index
+    reading.expect("position_embedding_type", "rope", "nope")
+    rotates = reading.reader.raw.get("position_embedding_type") == "rope"
+    return read_rope(reading.reader, dim) if rotates else None
+
+
+def _granite_feed(reading: Reading, index: int) -> FeedForwardConfig:
+    """Experts beside an MLP that is always there."""
+    del index
+    shared = reading.size("shared_intermediate_size")
+    if not reading.size("num_experts", 0, minimum=0):
+        mlp = read_mlp(reading, {"fused_gate_up": True})
+        return replace(mlp, intermediate_size=shared)
+    return replace(
+        read_experts(reading, "intermediate_size"),
+        fused_gate_up="halves",
+        shared_expert=True,
+        shared_fused_gate_up=True,
+        shared_intermediate_size=shared,
+    )
+
+
+def _granite_rules(*, sparse: bool) -> RuleBook:
+    at, ours = _LAYER + "shared_mlp.", _FEED + ("shared_expert." if sparse else "")
+    return hf_rules(
+        LLAMA_NORMS,
+        [
+            *mixer_rules(_LAYER + "mamba."),
+            Rule(at + "input_linear.weight", ours + "gate_up_proj.weight"),
+            Rule(at + "output_linear.weight", ours + "down_proj.weight"),
+        ],
+    )
+
+
+_GRANITE_SPARSE, _GRANITE_DENSE = _granite_rules(sparse=True), _granite_rules(sparse=False)
+
+
+def _granite_rules_of(checkpoint: Checkpoint) -> RuleBook:
+    sparse = any(".block_sparse_moe." in name for name in checkpoint.tensors)
+    return _GRANITE_SPARSE if sparse else _GRANITE_DENSE
+
+
+def _granite_check(reading: Reading) -> None:
+    reading.expect("hidden_act", "silu", "swish")
+    reading.expect("normalization_function", "rmsnorm")
+
+
+GRANITE_HYBRID = hf_family(
+    "granitemoehybrid",
+    Traits(
+        rules=_GRANITE_SPARSE,
+        rules_of=_granite_rules_of,
+        defaults={**_MAMBA2_DEFAULTS, "shared_intermediate_size": 1024},
+        attention=LLAMA_BIASES,
+        attention_numbers=granite_attention,
+        mixer=_granite_mixer,
+        feed_forward=_granite_feed,
+        rope=_granite_rope,
+        model_numbers=granite_numbers,
+        residual_multiplier="residual_multiplier",
+        prepare=lambda own: with_types(own, "layer_types", "layers_block_type"),
+        check=_granite_check,
+        says_nothing=(*TRAINING, *Mamba2Keys().names, "init_method"),
+    ),
+)
+
+
+def _numbers(reading: Reading, key: str, count: int) -> tuple[float, ...]:
+    found = reading.reader.numbers(key)
+    if found is None:
+        return (1.0,) * count
+    if len(found.value) != count:
+        raise ConfigError(
+            f"{found.source} has a wrong value.",
+            found=f"{len(found.value)} numbers",
+            expected=f"{count}",
+        )
+    return tuple(found.value)
+
+
+def _falcon_mamba2(reading: Reading, norm: NormConfig) -> Mamba2Config:
+    z, x, b, c, dt = _numbers(reading, "ssm_multipliers", 5)
+    order: Literal["norm_first", "gate_first"] = "gate_first"
+    if reading.flag("mamba_norm_before_gate"):
+        order = "norm_first"
+    return replace(
+        read_mamba2(reading, Mamba2Keys(), norm),
+        norm=order if reading.flag("mamba_rms_norm") else "none",
+        out_bias=reading.flag("projectors_bias"),
+        multipliers=(z, x, b, c, dt),
+    )
+
+
+def _falcon_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
+    """Both kinds of mixer see the same input [arXiv:2507.22448]."""
+    gate, down = _numbers(reading, "mlp_multipliers", 2)
+    attention = read_attention(reading, _FALCON, norm, index)
+    scale = attention.scale * reading.number("key_multiplier", 1.0)
+    parts = (
+        ParallelPart(
+            name="mamba",
+            mixer=_falcon_mamba2(reading, norm),
+            input_multiplier=reading.number("ssm_in_multiplier", 1.0),
+            output_multiplier=reading.number("ssm_out_multiplier", 1.0),
+        ),
+        ParallelPart(
+            name="attention",
+            mixer=replace(attention, attention_multiplier=scale),
+            input_multiplier=reading.number("attention_in_multiplier", 1.0),
+            output_multiplier=reading.number("attention_out_multiplier", 1.0),
+        ),
+    )
+    mlp = read_mlp(reading, {"bias": "mlp_bias"})
+    return LayerConfig(
+        mixer=ParallelMixerConfig(parts),
+        mixer_norm=norm,
+        feed_forward=replace(mlp, gate_multiplier=gate, down_multiplier=down),
+        feed_forward_norm=norm,
+    )
+
+
+def _falcon_numbers(reading: Reading) -> dict[str, float | None]:
+    return {
+        "embedding_multiplier": reading.number("embedding_multiplier", 1.0),
+        "logits_scaling": 1 / reading.number("lm_head_multiplier", 1.0),
+    }
+
+
+def _falcon_config(own: Mapping[str, object]) -> dict[str, object]:
+    """The mixer may be narrower than ``mamba_expand`` has it."""
+    changed = without_auto(own)
+    inner, heads = changed.get("mamba_d_ssm"), changed.get("mamba_n_heads")
+    if isinstance(inner, int) and isinstance(heads, int) and heads > 0:
+        changed.setdefault("mamba_d_head", inner // heads)
+    return changed
+
+
+_FALCON_ATTENTION = tuple(f"{name}_proj.{part}" for name in "qkvo" for part in _PARTS)
+_FALCON = Traits(
+    rules=_rules(
+        [
+            *mixer_rules(_LAYER + "mamba.", "layers.{i}.mixer.parts.mamba."),
+            Rule(
+                _LAYER + "self_attn.{p}",
+                "layers.{i}.mixer.parts.attention.{p}",
+                p=_FALCON_ATTENTION,
+            ),
+        ]
+    ),
+    defaults={
+        **_MAMBA2_DEFAULTS,
+        "mamba_norm_before_gate": True,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+    },
+    attention=LLAMA_BIASES,
+    layer=_falcon_layer,
+    model_numbers=_falcon_numbers,
+    prepare=_falcon_config,
+    check=lambda reading: reading.expect("hidden_act", "silu", "swish"),
+    says_nothing=(*TRAINING, "mamba_d_ssm", "mamba_use_mlp", "mlp_expansion_factor"),
+)
+FALCON_H1 = hf_family("falcon_h1", _FALCON)
+
+
+def _every(reading: Reading, name: str, period: int, offset: int) -> Callable[[int], bool]:
+    """Whether a layer is one of every so many."""
+    step = reading.size(f"{name}_layer_period", period)
+    first = reading.size(f"{name}_layer_offset", offset, minimum=0)
+    return lambda index: index % step == first
+
+
+def _jamba_mixer(reading: Reading, index: int) -> MixerConfig | None:
+    attends = _every(reading, "attn", 8, 4)
+    if attends(index):
+        return None
+    eps = reading.number("rms_norm_eps", 1e-6)
+    return replace(read_mamba1(reading, "mamba_"), inner_norms="weighted", norm_eps=eps)
+
+
+def _jamba_feed(reading: Reading, index: int) -> FeedForwardConfig | None:
+    has_experts = _every(reading, "expert", 2, 1)
+    experts = replace(read_experts(reading, "intermediate_size"), norm_topk_prob=False)
+    return experts if has_experts(index) and experts.num_experts > 1 else None
+
+
+def _jamba_check(reading: Reading) -> None:
+    reading.expect("hidden_act", "silu", "swish")
+    reading.expect("mamba_inner_layernorms", True)  # noqa: FBT003  (what the key may say)
+
+
+JAMBA = hf_family(
+    "jamba",
+    Traits(
+        rules=_rules(
+            [
+                Rule(_LAYER + "feed_forward.router.weight", _FEED + "router.weight"),
+                Rule(
+                    _LAYER + "feed_forward.experts.{e}.{p}_proj.weight",
+                    _FEED + "experts.{p}_proj",
+                    Stack("e"),
+                    p=_THREE,
+                ),
+            ]
+        ),
+        defaults={
+            "num_key_value_heads": 8,
+            "num_experts": 16,
+            "num_experts_per_tok": 2,
+            "mamba_conv_bias": True,
+        },
+        mixer=_jamba_mixer,
+        feed_forward=_jamba_feed,
+        rope=no_rotation,
+        prepare=without_auto,
+        check=_jamba_check,
+        says_nothing=(*TRAINING, "sliding_window", "n_ctx", "calc_logits_for_entire_prompt"),
+    ),
+)

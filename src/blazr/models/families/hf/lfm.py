@@ -1,0 +1,142 @@
+"""LFM2: short convolutions between a few layers of attention, with an MLP or experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from blazr.models.families.hf.derive import Traits, hf_family, read_mlp
+from blazr.models.families.hf.names import hf_rules
+from blazr.models.families.hf.reading import Reading
+from blazr.models.families.hf.sparse import read_experts
+from blazr.models.families.hf.state_space import FULL
+from blazr.models.families.rules import Rule, Squeeze, Stack
+from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
+from blazr.nn.layers.short_conv import ShortConvConfig
+
+CONV = "conv"
+_LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
+_MIXER, _FEED = _OURS + "mixer.", _OURS + "feed_forward."
+_PARTS = ("weight", "bias")
+_WORDS = {"w1": "gate", "w3": "up", "w2": "down"}
+
+
+def _rules() -> list[Rule]:
+    at = _LAYER + "conv."
+    return [
+        Rule("model.embedding_norm.weight", "norm.weight"),
+        Rule(_LAYER + "operator_norm.weight", _OURS + "mixer_norm.weight"),
+        Rule(_LAYER + "ffn_norm.weight", _OURS + "feed_forward_norm.weight"),
+        Rule(at + "conv.weight", _MIXER + "conv1d.weight", Squeeze(1)),
+        Rule(at + "conv.bias", _MIXER + "conv1d.bias"),
+        *(Rule(f"{at}{n}_proj.{{p}}", f"{_MIXER}{n}_proj.{{p}}", p=_PARTS) for n in ("in", "out")),
+        Rule(_LAYER + "self_attn.out_proj.weight", _MIXER + "o_proj.weight"),
+        Rule(_LAYER + "self_attn.{p}_layernorm.weight", _MIXER + "{p}_norm.weight", p=("q", "k")),
+        Rule(_LAYER + "feed_forward.gate.weight", _FEED + "router.weight"),
+        Rule(_LAYER + "feed_forward.expert_bias", _FEED + "correction_bias"),
+        *(
+            Rule(f"{_LAYER}feed_forward.{theirs}.weight", f"{_FEED}{ours}_proj.weight")
+            for theirs, ours in _WORDS.items()
+        ),
+        *(
+            Rule(
+                f"{_LAYER}feed_forward.experts.{{e}}.{theirs}.weight",
+                f"{_FEED}experts.{ours}_proj",
+                Stack("e"),
+            )
+            for theirs, ours in _WORDS.items()
+        ),
+    ]
+
+
+def _config(own: Mapping[str, object]) -> dict[str, object]:
+    """The MLP's size had another name."""
+    size = own.get("block_ff_dim")
+    return {**own, **({} if size is None else {"intermediate_size": size})}
+
+
+def _mixer(reading: Reading, index: int) -> MixerConfig | None:
+    kind, attend = (
+        reading.layer_type(index, (CONV, FULL)),
+        reading.reader.integers("full_attn_idxs"),
+    )
+    listed = attend is None or index in attend.value
+    if kind == FULL or (kind is None and listed):
+        return None
+    return ShortConvConfig(
+        hidden_size=reading.hidden_size,
+        conv_kernel=reading.size("conv_L_cache", 3, minimum=2),
+        bias=reading.flag("conv_bias"),
+    )
+
+
+def _feed(reading: Reading, index: int) -> FeedForwardConfig:
+    """Its size is two thirds of what is said, and a multiple of something."""
+    del index
+    mlp = read_mlp(reading, {})
+    step = reading.size("block_multiple_of", 256)
+    share = reading.number("block_ffn_dim_multiplier", 1.0)
+    if not reading.flag("block_auto_adjust_ff_dim"):
+        return mlp
+    two_thirds = int(2 * mlp.intermediate_size / 3)
+    wanted = reading.derived("block_ffn_dim_multiplier", share * two_thirds)
+    return replace(mlp, intermediate_size=-(-wanted // step) * step)
+
+
+def _experts(reading: Reading, index: int) -> FeedForwardConfig | None:
+    dense = reading.size("num_dense_layers", 2, minimum=0)
+    experts = replace(
+        read_experts(reading),
+        scoring="sigmoid",
+        correction_bias=reading.flag("use_expert_bias"),
+        norm_topk_prob=reading.flag("norm_topk_prob"),
+        routed_scaling_factor=reading.number("routed_scaling_factor", 1.0),
+    )
+    return experts if index >= dense else None
+
+
+_UNUSED_KEYS = (
+    *("block_ff_dim", "block_dim", "block_mlp_init_scale", "block_norm_eps"),
+    *("block_out_init_scale", "block_use_xavier_init", "conv_dim", "conv_dim_out"),
+    *("conv_use_xavier_init", "num_heads", "tie_embedding", "use_pos_enc"),
+    *("conv_L_cache", "conv_bias"),
+)
+
+
+def _check(reading: Reading) -> None:
+    reading.expect("block_use_swiglu", True)  # noqa: FBT003  (what the key may say)
+
+
+_LFM2 = Traits(
+    rules=hf_rules({}, _rules()),
+    defaults={
+        "num_key_value_heads": 8,
+        "rope_theta": 1_000_000.0,
+        "norm_eps": 1e-5,
+        "block_auto_adjust_ff_dim": True,
+    },
+    attention={"qk_norm": True},
+    mixer=_mixer,
+    feed_forward=_feed,
+    eps="norm_eps",
+    prepare=_config,
+    check=_check,
+    says_nothing=_UNUSED_KEYS,
+)
+LFM2 = hf_family("lfm2", _LFM2)
+LFM2_MOE = hf_family(
+    "lfm2_moe",
+    replace(
+        _LFM2,
+        defaults={
+            "num_key_value_heads": 8,
+            "rope_theta": 1_000_000.0,
+            "norm_eps": 1e-5,
+            "num_experts": 32,
+            "num_experts_per_tok": 4,
+            "use_expert_bias": True,
+            "norm_topk_prob": True,
+        },
+        feed_forward=_experts,
+    ),
+)

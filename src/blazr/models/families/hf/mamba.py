@@ -1,0 +1,222 @@
+"""Models named ``backbone.``: state spaces alone (Mamba-2, FalconMamba), and Nemotron-H."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from blazr.models.checkpoint.base import Checkpoint
+from blazr.models.families.hf.derive import Traits, hf_family, read_attention, read_mlp
+from blazr.models.families.hf.reading import Reading
+from blazr.models.families.hf.sparse import sigmoid_experts
+from blazr.models.families.hf.state_space import (
+    FULL,
+    LINEAR,
+    TRAINING,
+    Mamba2Keys,
+    further_tokens,
+    mixer_rules,
+    no_rotation,
+    read_mamba1,
+    read_mamba2,
+    rules_where,
+    with_types,
+    without_auto,
+)
+from blazr.models.families.rules import Rule, RuleBook, Stack
+from blazr.nn.layers.base import FeedForwardConfig
+from blazr.nn.layers.decoder_layer import LayerConfig
+from blazr.nn.layers.norm import NormConfig
+from blazr.nn.layers.parallel import ParallelMixerConfig
+
+_LAYER, _MIXER, _FEED = "backbone.layers.{i}.", "layers.{i}.mixer.", "layers.{i}.feed_forward."
+_BACKBONE = [
+    Rule("lm_head.weight", "lm_head.weight"),
+    Rule("backbone.{p}.weight", "embed_tokens.weight", p=("embeddings", "embedding")),
+    Rule("backbone.norm_f.weight", "norm.weight"),
+    Rule(_LAYER + "norm.weight", "layers.{i}.mixer_norm.weight"),
+    *mixer_rules(_LAYER + "mixer."),
+]
+_MAMBA2_KEYS = Mamba2Keys(
+    heads="num_heads",
+    head_dim="head_dim",
+    states="state_size",
+    groups="n_groups",
+    kernel="conv_kernel",
+    expand="expand",
+    bias="use_bias",
+    conv_bias="use_conv_bias",
+)
+
+
+def _check_silu(reading: Reading) -> None:
+    reading.expect("hidden_act", "silu", "swish")
+
+
+def _check_mamba2(reading: Reading) -> None:
+    _check_silu(reading)
+    reading.expect("rms_norm", True)  # noqa: FBT003  (what the key may say)
+
+
+def _mamba2_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
+    del index
+    return LayerConfig(mixer=read_mamba2(reading, _MAMBA2_KEYS, norm), mixer_norm=norm)
+
+
+def _falcon_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
+    del index
+    eps = reading.number("mixer_rms_eps", 1e-6)
+    mixer = replace(read_mamba1(reading), inner_norms="plain", norm_eps=eps)
+    return LayerConfig(mixer=mixer, mixer_norm=norm)
+
+
+_NEMOTRON_KEYS = replace(
+    _MAMBA2_KEYS, heads="mamba_num_heads", head_dim="mamba_head_dim", states="ssm_state_size"
+)
+_NEMOTRON_TYPES = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
+_NEMOTRON_OLD = {
+    "mamba_n_groups": "n_groups",
+    "mamba_d_conv": "conv_kernel",
+    "mamba_conv_bias": "use_conv_bias",
+    "mamba_dt_limit": "time_step_limit",
+    "attention_head_dim": "head_dim",
+}
+
+
+def _nemotron_config(own: Mapping[str, object]) -> dict[str, object]:
+    """Layer types were one letter each, and some keys had other names."""
+    changed = with_types(own, "layers_block_type", "layer_types")
+    pattern = changed.pop("hybrid_override_pattern", None)
+    if changed["layers_block_type"] is None and isinstance(pattern, str):
+        changed["layers_block_type"] = [_NEMOTRON_TYPES.get(letter, letter) for letter in pattern]
+    types = changed["layers_block_type"]
+    if isinstance(types, list):
+        changed["num_hidden_layers"] = len(types)
+    for old, new in _NEMOTRON_OLD.items():
+        if old in changed:
+            changed.setdefault(new, changed.pop(old))
+    return changed
+
+
+def _nemotron_experts(reading: Reading) -> FeedForwardConfig:
+    reading.refuse("mlp_bias", "experts have no biases")
+    experts = sigmoid_experts(reading, reading.num_layers)
+    assert experts is not None
+    latent = reading.reader.integer("moe_latent_size", minimum=1)
+    return replace(
+        experts,
+        activation=reading.activation("mlp_hidden_act"),
+        gated=False,
+        shared_expert=True,
+        shared_intermediate_size=reading.size("moe_shared_expert_intermediate_size"),
+        latent_size=latent.value if latent else None,
+    )
+
+
+def _nemotron_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
+    """One half of a layer each: a mixer, or a feed-forward."""
+    kind = reading.layer_type(index, tuple(_NEMOTRON_TYPES.values()), "layers_block_type")
+    if kind == LINEAR:
+        return LayerConfig(mixer=read_mamba2(reading, _NEMOTRON_KEYS, norm), mixer_norm=norm)
+    if kind == FULL:
+        return LayerConfig(mixer=read_attention(reading, _NEMOTRON, norm, index), mixer_norm=norm)
+    if kind == "moe":
+        feed = _nemotron_experts(reading)
+    else:
+        feed = read_mlp(reading, {"gated": False, "bias": "mlp_bias"}, "mlp_hidden_act")
+    return LayerConfig(
+        mixer=ParallelMixerConfig(), mixer_norm=None, feed_forward=feed, feed_forward_norm=norm
+    )
+
+
+def _check_nemotron(reading: Reading) -> None:
+    reading.expect("mamba_hidden_act", "silu", "swish")
+    reading.refuse("attention_bias", "no released model has it")
+    ignored = ("mamba_proj_bias", "rms_norm_eps", "norm_eps", "sliding_window", "layer_types")
+    for key in (*ignored, "num_query_groups"):
+        reading.reader.mark(key)  # the library does not look at them, either
+
+
+def _nemotron_rules(checkpoint: Checkpoint) -> RuleBook:
+    """The norm of a layer is before its mixer or before its feed-forward."""
+    at = _LAYER + "mixer."
+    attention = tuple(f"{name}_proj.weight" for name in "qkvo")
+    projections = tuple(
+        f"{name}_proj.{part}" for name in ("up", "down") for part in ("weight", "bias")
+    )
+    experts = _FEED + "experts.{p}_proj"
+    shared = "{p}_proj.weight"
+    return RuleBook(
+        [
+            *_BACKBONE,
+            Rule(at + "{p}", _MIXER + "{p}", p=attention),
+            Rule(at + "{p}", _FEED + "{p}", p=projections),
+            Rule(at + "gate.weight", _FEED + "router.weight"),
+            Rule(at + "gate.e_score_correction_bias", _FEED + "correction_bias"),
+            Rule(at + "experts.{e}." + shared, experts, Stack("e"), p=("up", "down")),
+            Rule(
+                at + "shared_experts." + shared, _FEED + "shared_expert." + shared, p=("up", "down")
+            ),
+            Rule(at + "fc1_latent_proj.weight", _FEED + "latent_down_proj.weight"),
+            Rule(at + "fc2_latent_proj.weight", _FEED + "latent_up_proj.weight"),
+            *rules_where(
+                checkpoint,
+                r"backbone\.layers\.(\d+)\.mixer\.(up_proj|gate)\.",
+                lambda: [Rule(_LAYER + "norm.weight", "layers.{i}.feed_forward_norm.weight")],
+            ),
+        ]
+    )
+
+
+MAMBA2 = hf_family(
+    "mamba2",
+    Traits(
+        rules=RuleBook(_BACKBONE),
+        defaults={"layer_norm_epsilon": 1e-5, "n_groups": 8, "use_conv_bias": True},
+        layer=_mamba2_layer,
+        eps="layer_norm_epsilon",
+        prepare=without_auto,
+        check=_check_mamba2,
+        says_nothing=(*TRAINING, "norm_before_gate"),
+    ),
+)
+FALCON_MAMBA = hf_family(
+    "falcon_mamba",
+    Traits(
+        rules=RuleBook(_BACKBONE),
+        defaults={"layer_norm_epsilon": 1e-5, "use_conv_bias": True},
+        layer=_falcon_layer,
+        eps="layer_norm_epsilon",
+        prepare=without_auto,
+        check=_check_silu,
+        says_nothing=TRAINING,
+    ),
+)
+_NEMOTRON = Traits(
+    rules=RuleBook(_BACKBONE),
+    rules_of=_nemotron_rules,
+    defaults={
+        "layer_norm_epsilon": 1e-5,
+        "n_groups": 8,
+        "use_conv_bias": True,
+        "head_dim": 128,
+        "mlp_hidden_act": "relu2",
+        "norm_topk_prob": True,
+    },
+    layer=_nemotron_layer,
+    rope=no_rotation,
+    eps="layer_norm_epsilon",
+    prepare=_nemotron_config,
+    check=_check_nemotron,
+    says_nothing=(
+        *TRAINING,
+        *_NEMOTRON_KEYS.names,
+        "mlp_hidden_act",
+        *("moe_shared_expert_overlap", "mtp_layers_block_type", "mtp_hybrid_override_pattern"),
+        *("norm_topk_prob", "n_group", "topk_group", "routed_scaling_factor", "moe_latent_size"),
+        *("n_routed_experts", "n_shared_experts", "moe_intermediate_size"),
+        "moe_shared_expert_intermediate_size",
+    ),
+    unused=further_tokens,
+)
+NEMOTRON_H = hf_family("nemotron_h", _NEMOTRON)

@@ -1,0 +1,181 @@
+"""Zamba2: Mamba-2 layers, some of them behind one of a few shared transformer blocks."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from blazr.models.checkpoint.base import Checkpoint
+from blazr.models.families.config_reader import ConfigReader
+from blazr.models.families.hf.derive import Traits, hf_family, read_mlp
+from blazr.models.families.hf.names import hf_rules
+from blazr.models.families.hf.reading import Reading
+from blazr.models.families.hf.rope import read_rope
+from blazr.models.families.hf.state_space import (
+    LINEAR,
+    TRAINING,
+    Mamba2Keys,
+    mixer_rules,
+    read_mamba2,
+    with_types,
+)
+from blazr.models.families.rules import Rule, RuleBook
+from blazr.nn.layers.attention import AttentionConfig
+from blazr.nn.layers.decoder_layer import LayerConfig
+from blazr.nn.layers.mamba2 import Mamba2Config
+from blazr.nn.layers.norm import NormConfig
+from blazr.nn.layers.shared_block import BlockConfig, SharedBlockConfig
+
+HYBRID = "hybrid"
+LONG_CONTEXT = 16_384
+GATED_NORM_EPS = 1e-5  # whatever the config says about other norms
+_LAYER, _MIXER = "model.layers.{i}.", "layers.{i}.mixer."
+_BLOCK = _MIXER + "block."
+_ADAPTED = {"linear_q": "attention.q_proj", "linear_k": "attention.k_proj"}
+_ADAPTED |= {"linear_v": "attention.v_proj", "gate_up_proj": "feed_forward.gate_up_proj"}
+_ADAPTER = re.compile(
+    r"model\.layers\.(\d+)\.shared_transformer\.(?:self_attn|feed_forward)"
+    r"\.(\w+)_adapter_list\.(\d+)\.([01])\.weight",
+    re.ASCII,
+)
+_KEYS = Mamba2Keys(
+    heads="n_mamba_heads",
+    head_dim="mamba_headdim",
+    groups="mamba_ngroups",
+    bias="add_bias_linear",
+    conv_bias=True,
+)
+
+
+def _rules() -> list[Rule]:
+    shared, decoder = _LAYER + "shared_transformer.", _LAYER + "mamba_decoder."
+    attention = tuple(f"{name}_proj.weight" for name in "qkvo")
+    feed = tuple(f"{n}_proj.{part}" for n in ("gate_up", "down") for part in ("weight", "bias"))
+    return [
+        Rule("model.final_layernorm.weight", "norm.weight"),
+        *mixer_rules(_LAYER + "mamba."),
+        *mixer_rules(decoder + "mamba.", _MIXER + "mixer."),
+        Rule(decoder + "input_layernorm.weight", _MIXER + "mixer_norm.weight"),
+        Rule(_LAYER + "linear.weight", _MIXER + "linear.weight"),
+        Rule(shared + "input_layernorm.weight", _BLOCK + "attention_norm.weight"),
+        Rule(shared + "pre_ff_layernorm.weight", _BLOCK + "feed_forward_norm.weight"),
+        Rule(shared + "self_attn.{p}", _BLOCK + "attention.{p}", p=attention),
+        Rule(shared + "feed_forward.{p}", _BLOCK + "feed_forward.{p}", p=feed),
+    ]
+
+
+def _rules_of(checkpoint: Checkpoint) -> RuleBook:
+    """The adapters of a shared block lie with its first user, by the number of the user."""
+    more = []
+    for name in checkpoint.tensors:
+        found = _ADAPTER.fullmatch(name)
+        if found is None or found[2] not in _ADAPTED:
+            continue
+        layer, path, user = found[1], _ADAPTED[found[2]].replace(".", "_"), found[3]
+        half = "up" if found[4] == "1" else "down"
+        at = _BLOCK.replace("{i}", layer)
+        more.append(Rule(name, f"{at}adapters.{user}.{path}.{half}.weight"))
+    return hf_rules({"input": "mixer_norm"}, [*_rules(), *more])
+
+
+def _copies(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Some files repeat the shared blocks in each layer that uses them."""
+    part, count = ".shared_transformer.", ConfigReader(checkpoint.config).integer("num_mem_blocks")
+    users = sorted(
+        {name.partition(part)[0] for name in checkpoint.tensors if part in name}, key=_number
+    )
+    return tuple(f"{user}{part}" for user in users[count.value if count else 1 :])
+
+
+def _number(name: str) -> int:
+    number = name.rpartition(".")[2]
+    return int(number) if number.isdecimal() and number.isascii() and len(number) < 9 else 0
+
+
+def _config(own: Mapping[str, object]) -> dict[str, object]:
+    changed = with_types(own, "layers_block_type", "layer_types")
+    if changed.get("use_long_context"):
+        changed["max_position_embeddings"] = LONG_CONTEXT
+    return changed
+
+
+def _kinds(reading: Reading) -> list[str | None]:
+    known = (LINEAR, HYBRID)
+    count = reading.num_layers
+    return [reading.layer_type(index, known, "layers_block_type") for index in range(count)]
+
+
+def _mamba2(reading: Reading, norm: NormConfig) -> Mamba2Config:
+    least = reading.number("time_step_min", 0.001)
+    mixer = read_mamba2(reading, _KEYS, norm)
+    return replace(mixer, norm_eps=GATED_NORM_EPS, dt_limits=(least, math.inf))
+
+
+def _block(reading: Reading, norm: NormConfig, users: tuple[int, ...]) -> BlockConfig:
+    hidden = reading.hidden_size
+    heads = reading.size("num_attention_heads")
+    dim = 2 * hidden // heads or 1
+    rope = read_rope(reading.reader, dim) if reading.flag("use_mem_rope") else None
+    in_attention = reading.flag("use_shared_attention_adapter")
+    return BlockConfig(
+        hidden_size=hidden,
+        attention=AttentionConfig(
+            hidden_size=2 * hidden,
+            num_heads=heads,
+            num_kv_heads=reading.size("num_kv_heads", heads),
+            head_dim=dim,
+            rope=rope,
+            attention_multiplier=(dim / 2) ** -0.5,
+            output_size=hidden,
+        ),
+        feed_forward=read_mlp(reading, {"fused_gate_up": True, "bias": "add_bias_linear"}),
+        eps=norm.eps,
+        users=users,
+        adapted=tuple(
+            path for path in _ADAPTED.values() if in_attention or not path.startswith("attention")
+        ),
+        adapter_rank=reading.size("adapter_rank", 128),
+    )
+
+
+def _layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
+    """The blocks take turns, and each belongs to the first layer that uses it."""
+    kinds, mixer = _kinds(reading), _mamba2(reading, norm)
+    if kinds[index] != HYBRID:
+        return LayerConfig(mixer=mixer, mixer_norm=norm)
+    hybrids = [number for number, kind in enumerate(kinds) if kind == HYBRID]
+    user, blocks = hybrids.index(index), reading.size("num_mem_blocks", 1)
+    users = tuple(range(user % blocks, len(hybrids), blocks))
+    owns = user == users[0]
+    return LayerConfig(
+        mixer=SharedBlockConfig(
+            block=_block(reading, norm, users),
+            user=user,
+            owns=owns,
+            mixer=mixer,
+            mixer_norm=norm,
+        ),
+        mixer_norm=None,
+        joins_embedding=True,
+        shares_layer=None if owns else hybrids[users[0]],
+    )
+
+
+ZAMBA2 = hf_family(
+    "zamba2",
+    Traits(
+        rules=hf_rules({"input": "mixer_norm"}, _rules()),
+        rules_of=_rules_of,
+        defaults={"rms_norm_eps": 1e-5, "hidden_act": "gelu", "mamba_d_state": 64},
+        layer=_layer,
+        prepare=_config,
+        unused=_copies,
+        says_nothing=(
+            *TRAINING,
+            *("attention_head_dim", "attention_hidden_size", "hybrid_layer_ids", "kv_channels"),
+            *("num_query_groups", "use_conv_bias", "use_long_context"),
+        ),
+    ),
+)

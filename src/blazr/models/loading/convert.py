@@ -1,0 +1,289 @@
+"""From one checkpoint to another, quantized on the way, a tile of rows at a time.
+
+Names stay what they are, so the family stays what it is. Quantized matrices are written as
+compressed-tensors (``pack-quantized``), which other programs read as well; the numbers that a
+converted model loads with are those that ``--quantize`` makes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from blazr.core.errors import CapacityError, ConfigError
+from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, QuantizedInfo, TensorInfo
+from blazr.models.checkpoint.write import Entry, SafetensorsWriter
+from blazr.models.families.rules import Stack
+from blazr.models.loading.load import PlannedModel, plan_model
+from blazr.models.loading.packed import choose_storage, tiles_of
+from blazr.models.loading.weights import DTYPES, stored_dtype
+from blazr.nn.quant.exact import take_blocks
+from blazr.nn.quant.gguf.quantize import Quantizer
+from blazr.nn.quant.groups import group_of
+from blazr.nn.quant.hf.bits import WORD, pack
+from blazr.nn.quant.policy import parse_policy
+
+WRITABLE = ("q8_0", "q4_0", "int8", "int4")
+_BESIDE = (
+    *("tokenizer*", "*.tiktoken", "*.jinja", "chat_template.json", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab.json", "merges.txt", "generation_config.json", "LICENSE*"),
+)
+_REPLACED = {"quantization_config", "compression_config"}
+_BITS = {"Q4_0": 4, "Q8_0": 8}
+_SPARE_BYTES = 64 * 2**20
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What a conversion made.
+
+    Args:
+        path: The directory.
+        nbytes: Size of its weights.
+        num_quantized: Matrices that were quantized.
+        num_plain: Tensors that were not.
+    """
+
+    path: Path
+    nbytes: int
+    num_quantized: int
+    num_plain: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One stored tensor, and what becomes of it."""
+
+    info: TensorInfo
+    dtype: torch.dtype
+    name: str | None = None  # of a quantization, with its quantizer
+    quantizer: Quantizer | None = None
+
+    @property
+    def group(self) -> int:
+        """Columns that share a scale."""
+        assert self.quantizer is not None
+        assert self.name is not None
+        is_shared = self.name.startswith("int")
+        columns = self.info.shape[-1]
+        return group_of(self.name, columns) if is_shared else self.quantizer.kind.length
+
+    def entries(self) -> Iterator[tuple[str, Entry]]:
+        """The tensors that will be written."""
+        name, shape = self.info.name, self.info.shape
+        if self.quantizer is None:
+            yield name, Entry(_name_of(self.dtype), shape)
+            return
+        base, (rows, columns) = name.removesuffix("weight"), shape
+        words = -(-columns * _BITS[self.quantizer.kind.name] // WORD)
+        yield f"{base}weight_packed", Entry("I32", (rows, words))
+        yield f"{base}weight_scale", Entry("F16", (rows, columns // self.group))
+        yield f"{base}weight_shape", Entry("I64", (2,))
+
+
+def convert(
+    model: str,
+    out: Path,
+    *,
+    quantize: str | None = None,
+    dtype: str = "auto",
+    revision: str | None = None,
+    progress: Progress | None = None,
+) -> Converted:
+    """Write a model again, quantized or in another dtype.
+
+    Args:
+        model: A directory, a file, ``nano``, or a Hub id.
+        out: The directory to make; it may be there if it is empty.
+        quantize: As for loading: names of WRITABLE, alone or by part. None for plain numbers.
+        dtype: Of plain tensors; ``"auto"`` keeps what they are stored in, and for quantized
+            matrices takes that of the tensors beside them.
+        revision: Branch, tag or commit of a Hub id.
+        progress: Told the bytes read so far, and all of them.
+
+    Raises:
+        CheckpointError: There is no such model, or its files are not sound.
+        ConfigError: The directory is in use, or the quantization cannot be written.
+        UnknownNameError: There is no such dtype or quantization.
+        CapacityError: The disk is too full.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} is in use.", expected="a new or empty directory")
+    planned = plan_model(model, revision=revision)
+    if planned.checkpoint.metadata:
+        raise ConfigError(
+            "a GGUF file cannot be converted.",
+            hint="its blocks load as they are; convert the model that it was made of",
+        )
+    jobs = _jobs(planned, quantize, dtype)
+    entries = dict(entry for job in jobs for entry in job.entries())
+    nbytes = sum(entry.nbytes for entry in entries.values())
+    _check_disk(out, nbytes)
+    was_there = out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with SafetensorsWriter(out / "model.safetensors", entries) as writer:
+            _write(jobs, planned.checkpoint, writer, progress)
+        _write_config(out, planned.checkpoint, jobs)
+        _copy_beside(planned.checkpoint.directory, out)
+    except BaseException:
+        shutil.rmtree(out)
+        if was_there:
+            out.mkdir()
+        raise
+    num_quantized = sum(job.quantizer is not None for job in jobs)
+    return Converted(out, nbytes, num_quantized, len(jobs) - num_quantized)
+
+
+def _jobs(planned: PlannedModel, quantize: str | None, dtype: str) -> list[_Job]:
+    policy = parse_policy(quantize)
+    for name in {policy.default, *policy.rules.values()} - {None, "none"}:
+        if name not in WRITABLE:
+            raise ConfigError(
+                "safetensors cannot hold this quantization.",
+                found=repr(name)[:100],
+                expected=", ".join(WRITABLE),
+            )
+    storage = choose_storage(planned.plan, planned.module, policy)
+    config = planned.module.config
+    head = "embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+    plain = stored_dtype(planned.plan) if dtype == "auto" else DTYPES[dtype]
+    jobs = []
+    for step in planned.plan.steps:
+        storing = storage.get(step.parameter)
+        chosen = policy.choose(step.parameter, is_head=step.parameter == head)
+        can = isinstance(storing, Quantizer) and isinstance(step.transform, Stack | None)
+        for info in step.sources:
+            is_kept = dtype == "auto" and not info.is_packed
+            own = _dtype_of(info) if is_kept or not _is_float(info) else plain
+            if can and len(info.shape) == 2 and info.name.endswith(".weight"):
+                assert isinstance(storing, Quantizer)
+                jobs.append(_Job(info, own, chosen, storing))
+            else:
+                jobs.append(_Job(info, own))
+    return jobs
+
+
+def _dtype_of(info: TensorInfo) -> torch.dtype:
+    found: torch.dtype = getattr(torch, ELEMENT_TYPES[info.dtype][1])
+    return found
+
+
+def _is_float(info: TensorInfo) -> bool:
+    return info.is_packed or info.dtype.startswith(("F", "BF"))
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    wanted = str(dtype).removeprefix("torch.")
+    return next(name for name, (_, each) in ELEMENT_TYPES.items() if each == wanted)
+
+
+def _check_disk(out: Path, nbytes: int) -> None:
+    there = next(each for each in (out, *out.absolute().parents) if each.exists())
+    free = shutil.disk_usage(there).free
+    if nbytes + _SPARE_BYTES > free:
+        raise CapacityError(
+            "the disk is too full.",
+            found=f"{free / 1e9:.1f} GB are free in {there}"[:100],
+            expected=f"{nbytes / 1e9:.1f} GB",
+        )
+
+
+def _write(
+    jobs: list[_Job], checkpoint: Checkpoint, writer: SafetensorsWriter, progress: Progress | None
+) -> None:
+    total, done = sum(job.info.nbytes for job in jobs), 0
+    for job in jobs:
+        name = job.info.name
+        if job.quantizer is None:
+            for tensor in _plain(job, checkpoint):
+                writer.write(name, tensor)
+        else:
+            for end, tensor in _packed(job, checkpoint).items():
+                writer.write(f"{name.removesuffix('weight')}{end}", tensor)
+        checkpoint.drop(name)
+        done += job.info.nbytes
+        if progress is not None:
+            progress(done, total)
+
+
+def _plain(job: _Job, checkpoint: Checkpoint) -> Iterator[Tensor]:
+    if not isinstance(job.info, QuantizedInfo):
+        yield checkpoint.read(job.info.name).to(job.dtype)
+        return
+    for _, tile in tiles_of(job.info, checkpoint):
+        yield tile.to(job.dtype)
+
+
+def _packed(job: _Job, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
+    quantizer, (rows, columns) = job.quantizer, job.info.shape
+    assert quantizer is not None
+    bits = _BITS[quantizer.kind.name]
+    packed = torch.empty((rows, -(-columns * bits // WORD)), dtype=torch.int32)
+    scales = torch.empty((rows, columns // job.group), dtype=torch.float16)
+    for part, numbers in tiles_of(job.info, checkpoint):
+        codes, each = take_blocks(quantizer.kind, quantizer(numbers))
+        packed[part] = pack(codes, bits)
+        scales[part] = each[:, :: job.group // quantizer.kind.length]
+        checkpoint.drop(job.info.name)
+    shape = torch.tensor([rows, columns])
+    return {"weight_packed": packed, "weight_scale": scales, "weight_shape": shape}
+
+
+def _write_config(out: Path, checkpoint: Checkpoint, jobs: list[_Job]) -> None:
+    quantized = [job for job in jobs if job.quantizer is not None]
+    # four-bit experts stay as they are, and so does what config.json says of them
+    is_kept = not quantized and any(job.info.dtype == "U8" for job in jobs)
+    replaced = () if is_kept else _REPLACED
+    config = {k: v for k, v in (checkpoint.config or {}).items() if k not in replaced}
+    if quantized:
+        config["quantization_config"] = _settings(quantized, jobs)
+    if config:
+        text = json.dumps(config, indent=2, ensure_ascii=False)
+        (out / "config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _settings(quantized: list[_Job], jobs: list[_Job]) -> Mapping[str, object]:
+    """What compressed-tensors calls a config: schemes, and the modules that each is for."""
+    modules: dict[tuple[int, int | None], list[str]] = {}
+    for job in quantized:
+        assert job.quantizer is not None
+        size = None if job.group == job.info.shape[-1] else job.group
+        module = job.info.name.removesuffix(".weight")
+        modules.setdefault((_BITS[job.quantizer.kind.name], size), []).append(module)
+    groups = {
+        f"group_{index}": {
+            "targets": targets,
+            "weights": {
+                "num_bits": bits,
+                "type": "int",
+                "symmetric": True,
+                "strategy": "group" if size else "channel",
+                "group_size": size,
+            },
+        }
+        for index, ((bits, size), targets) in enumerate(modules.items())
+    }
+    plain = [job.info for job in jobs if job.quantizer is None and len(job.info.shape) > 1]
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": groups,
+        "ignore": [info.name.removesuffix(".weight") for info in plain],
+    }
+
+
+def _copy_beside(source: Path, out: Path) -> None:
+    for pattern in _BESIDE:
+        for path in sorted(source.glob(pattern)):
+            if path.is_file():
+                shutil.copyfile(path, out / path.name)

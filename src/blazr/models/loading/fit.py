@@ -1,0 +1,104 @@
+"""What a model needs on a machine, packed in each way, from its headers alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from blazr.models.loading.load import plan_model
+from blazr.models.loading.packed import choose_storage, packed_bytes
+from blazr.models.loading.weights import choose_dtype
+from blazr.nn.device import Device
+from blazr.nn.layers.cache_spec import GRID
+from blazr.nn.quant import QUANTIZERS
+from blazr.nn.quant.policy import QuantizePolicy
+
+AS_STORED = "as stored"
+# Beside weights and caches: torch itself, activations, the sampler.
+_SPARE_BYTES = 2**29
+# A sequence has its own copy of the recurrent states, a checkpoint, and the zeros it began with.
+_STATES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One way of holding the weights.
+
+    Args:
+        quantization: A name of QUANTIZERS, or AS_STORED.
+        weights_bytes: What they take.
+        context: The longest sequence that then fits, in tokens, at most the model's own; 0 where
+            not even the weights do.
+    """
+
+    quantization: str
+    weights_bytes: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A model on a machine.
+
+    Args:
+        device: The machine.
+        free_bytes: What can be taken there now.
+        dtype: What would be computed in.
+        max_seq_len: The model's own context.
+        bytes_per_token: What all layers remember of a token.
+        state_bytes: What they remember of a sequence, whatever its length.
+        choices: One for each way.
+    """
+
+    device: str
+    free_bytes: int
+    dtype: str
+    max_seq_len: int
+    bytes_per_token: int
+    state_bytes: int
+    choices: tuple[Choice, ...]
+
+
+def fit(model: str, device: Device, *, revision: str | None = None) -> Fit:
+    """Work out what fits; no tensor is read.
+
+    Args:
+        model: A directory, a file, ``nano``, or a Hub id.
+        device: Where it would run.
+        revision: Branch, tag or commit of a Hub id.
+
+    Raises:
+        CheckpointError: There is no such model, or its tensors are not those of its kind.
+        ShapeError: Its tensors do not fit each other.
+        ConfigError: config.json has a wrong value.
+    """
+    planned = plan_model(model, revision=revision)
+    config, free = planned.derivation.config, device.free_bytes()
+    dtype = choose_dtype("auto", planned.plan, device)
+    specs = [layer.mixer.cache_spec(dtype) for layer in config.layers]
+    per_token = sum(spec.bytes_per_token for spec in specs)
+    states = sum(spec.bytes_per_checkpoint for spec in specs)
+
+    def choice(name: str) -> Choice:
+        policy = QuantizePolicy(None if name == AS_STORED else name)
+        storage = choose_storage(planned.plan, planned.module, policy)
+        weights = sum(
+            packed_bytes(step, storage[step.parameter])
+            if step.parameter in storage
+            else math.prod(step.shape) * dtype.itemsize
+            for step in planned.plan.steps
+        )
+        left = free - weights - _SPARE_BYTES - _STATES * states
+        tokens = left // per_token // GRID * GRID if per_token else config.max_seq_len
+        context = min(tokens, config.max_seq_len) if left > 0 else 0
+        return Choice(quantization=name, weights_bytes=weights, context=context)
+
+    return Fit(
+        device=str(device),
+        free_bytes=free,
+        dtype=str(dtype).removeprefix("torch."),
+        max_seq_len=config.max_seq_len,
+        bytes_per_token=per_token,
+        state_bytes=states,
+        choices=tuple(choice(name) for name in (AS_STORED, *QUANTIZERS)),
+    )

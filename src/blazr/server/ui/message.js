@@ -1,0 +1,135 @@
+// How one message looks. Views hold no state of their own but what is folded.
+
+import { copyText, el, icon, iconButton } from "./dom.js";
+import { highlight } from "./highlight.js";
+import { LiveMarkdown } from "./markdown.js";
+import { costs, duration } from "./reply.js";
+
+/** What the person asked, with the buttons for it. */
+export function userView(message, { onEdit }) {
+  const copy = iconButton("copy", "Copy the message", () => copyText(message.content, copy));
+  const text = el("div", { className: "said" }, message.content);
+  const edit = iconButton("edit", "Edit and send again", () => onEdit(view));
+  const view = el("article", { className: "message user", "aria-label": "You" }, text,
+    el("div", { className: "actions" }, edit, copy));
+  return view;
+}
+
+/** A message being edited: Enter sends, Escape gives up. */
+export function editorView(message, { onSave, onCancel }) {
+  const area = el("textarea", { value: message.content, rows: 3, "aria-label": "Edit the message" });
+  const save = () => area.value.trim() && onSave(area.value);
+  area.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      save();
+    } else if (event.key === "Escape") {
+      event.stopPropagation();
+      onCancel();
+    }
+  });
+  const form = el("form", { className: "message user editor", onsubmit: (event) => {
+    event.preventDefault();
+    save();
+  } }, area, el("div", { className: "row end" },
+    el("button", { type: "button", onclick: onCancel }, "Cancel"),
+    el("button", { type: "submit", className: "primary" }, "Send")));
+  return { form, area };
+}
+
+/** What the model answers; `update` follows the message as it grows. */
+export class ReplyView {
+  constructor(message, { onRetry, onResults, results = new Map(), isLast }) {
+    this.message = message;
+    this.results = results;
+    this.onResults = onResults;
+    this.isLast = isLast;
+    this.thought = el("div", { className: "markdown" });
+    this.thoughtLabel = el("span", {}, "Thinking");
+    this.thinking = el("details", { className: "thinking", hidden: true },
+      el("summary", {}, icon("thought"), this.thoughtLabel), this.thought);
+    this.text = el("div", { className: "markdown reply" });
+    this.calls = el("div", { className: "calls" });
+    this.notice = el("div", { className: "notice", role: "alert", hidden: true });
+    this.stats = el("ul", { className: "stats", "aria-label": "What the reply cost" });
+    const copy = iconButton("copy", "Copy the reply", () => copyText(message.content, copy));
+    const retry = iconButton("retry", "Try again (Alt+R)", onRetry);
+    this.actions = el("div", { className: "actions" }, retry, copy, this.stats);
+    this.root = el("article", { className: "message assistant", "aria-label": message.model },
+      this.thinking, this.text, this.calls, this.notice, this.actions);
+    this.liveText = new LiveMarkdown(this.text);
+    this.liveThought = new LiveMarkdown(this.thought);
+  }
+
+  update(isRunning) {
+    const { message } = this;
+    this.root.classList.toggle("running", isRunning);
+    this.root.setAttribute("aria-busy", String(isRunning));
+    this.thinking.hidden = !message.thought;
+    if (message.thought) {
+      this.liveThought.update(message.thought);
+      this.thoughtLabel.textContent = this.thoughtTitle(isRunning);
+    }
+    this.liveText.update(message.content);
+    this.updateCalls(isRunning);
+    this.notice.textContent = message.error ?? NOTICES[message.finish] ?? "";
+    this.notice.classList.toggle("error", Boolean(message.error));
+    this.notice.hidden = isRunning || !this.notice.textContent;
+    this.actions.hidden = isRunning;
+    const shown = isRunning ? [] : costs(message.stats);
+    this.stats.replaceChildren(...shown.map(([text, title]) => el("li", { title }, text)));
+  }
+
+  thoughtTitle(isRunning) {
+    const ms = this.message.stats?.thoughtMs;
+    if (ms > 100) return `Thought for ${duration(ms)}`;
+    return isRunning ? "Thinking…" : "Thoughts";
+  }
+
+  updateCalls(isRunning) {
+    const { calls } = this.message;
+    if (!calls?.length) return;
+    const open = calls.filter((call) => !this.results.has(call.id));
+    const asks = this.isLast && !isRunning && open.length > 0;
+    const cards = calls.map((call) => callCard(call, this.results.get(call.id), asks));
+    if (asks) cards.push(this.resultsButton(open, cards));
+    this.calls.replaceChildren(...cards);
+  }
+
+  resultsButton(open, cards) {
+    const send = () => {
+      const areas = cards.flatMap((card) => [...card.querySelectorAll("textarea")]);
+      this.onResults(open.map((call, place) => ({ callId: call.id, content: areas[place].value })));
+    };
+    return el("button", { type: "button", className: "primary", onclick: send }, "Send results");
+  }
+}
+
+const NOTICES = {
+  length: "Cut off at the most tokens allowed. Settings has the limit.",
+  stopped: "Stopped.",
+};
+
+/** A call of a tool: its name, its arguments, what came of it or a place to write that. */
+function callCard(call, result, asks) {
+  const code = el("pre", { tabIndex: 0 }, el("code", {}, ...highlight(pretty(call.arguments), "json")));
+  const card = el("section", { className: "call", "aria-label": `Call of ${call.name}` },
+    el("header", {}, icon("tool"), el("strong", {}, call.name), el("span", {}, "tool call")), code);
+  if (result !== undefined) {
+    card.append(el("div", { className: "result-label" }, "Result"),
+      el("pre", { className: "result", tabIndex: 0 }, result));
+  } else if (asks) {
+    const area = el("textarea", { rows: 2, placeholder: "What the tool answers" });
+    card.append(el("label", {}, "Result", area));
+  }
+  return card;
+}
+
+/** JSON with indents; as it is while it is not whole. */
+export function pretty(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}

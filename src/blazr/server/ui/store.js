@@ -1,0 +1,131 @@
+// Chats and settings, kept in this browser only.
+
+const CHAT = "blazr.chat.";
+const SETTINGS = "blazr.settings";
+const MAX_CHATS = 100;
+
+/** Settings that go into requests as numbers, by field: label, bounds, step and what it does. */
+export const NUMBERS = {
+  temperature: ["Temperature", 0, 2, 0.05, "0 always takes the likeliest token"],
+  top_p: ["Top p", 0, 1, 0.01, "smallest set of tokens with this probability"],
+  top_k: ["Top k", 0, 1000, 1, "this many of the likeliest; 0 is all"],
+  min_p: ["Min p", 0, 1, 0.01, "share of the likeliest token's probability"],
+  max_tokens: ["Max tokens", 1, 1000000, 1, "longest reply"],
+  repetition_penalty: ["Repetition penalty", 0.1, 10, 0.05, "1 is off"],
+  presence_penalty: ["Presence penalty", -2, 2, 0.1, "0 is off"],
+  frequency_penalty: ["Frequency penalty", -2, 2, 0.1, "0 is off"],
+  seed: ["Seed", 0, 4294967295, 1, "makes replies repeatable"],
+};
+
+export const DEFAULTS = { system: "", stop: "", tools: "", thinking: "", model: "", max_tokens: 512 };
+
+/** A chat without messages. */
+export function newChat() {
+  return { id: newId(), created: Date.now(), messages: [] };
+}
+
+// Secure contexts alone have randomUUID, and this page may come from another machine.
+function newId() {
+  const bytes = crypto.getRandomValues(new Uint8Array(12));
+  return [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/** Every chat, the newest first. */
+export function loadChats() {
+  const chats = storedKeys(CHAT).map((name) => parsed(name)).filter((chat) => isChat(chat));
+  return chats.sort((a, b) => b.created - a.created);
+}
+
+function isChat(value) {
+  return value !== null && typeof value.id === "string" && Array.isArray(value.messages);
+}
+
+/** Keep a chat; where there is no room, the oldest ones go. */
+export function saveChat(chat) {
+  const text = JSON.stringify(chat);
+  const others = loadChats().filter((other) => other.id !== chat.id);
+  for (const old of others.splice(MAX_CHATS - 1)) forgetChat(old.id);
+  for (;;) {
+    try {
+      localStorage.setItem(CHAT + chat.id, text);
+      return;
+    } catch {
+      const oldest = others.pop();
+      if (oldest === undefined) return; // it stays in memory
+      forgetChat(oldest.id);
+    }
+  }
+}
+
+export function forgetChat(id) {
+  localStorage.removeItem(CHAT + id);
+}
+
+export function forgetAll() {
+  for (const name of storedKeys("blazr.")) localStorage.removeItem(name);
+}
+
+export function loadSettings() {
+  return { ...DEFAULTS, ...parsed(SETTINGS) };
+}
+
+export function saveSettings(settings) {
+  try {
+    localStorage.setItem(SETTINGS, JSON.stringify(settings));
+  } catch {
+    // they last until the page is left
+  }
+}
+
+function storedKeys(prefix) {
+  try {
+    return Object.keys(localStorage).filter((name) => name.startsWith(prefix));
+  } catch {
+    return [];
+  }
+}
+
+function parsed(name) {
+  try {
+    return JSON.parse(localStorage.getItem(name));
+  } catch {
+    return null;
+  }
+}
+
+/** The request for a chat as it stands. */
+export function requestBody(chat, settings) {
+  const body = { model: settings.model || "default", stream: true,
+    stream_options: { include_usage: true } };
+  for (const name of Object.keys(NUMBERS)) {
+    if (Number.isFinite(settings[name])) body[name] = settings[name];
+  }
+  const stop = settings.stop.split("\n").filter(Boolean);
+  if (stop.length) body.stop = stop;
+  if (settings.tools.trim()) body.tools = JSON.parse(settings.tools);
+  if (settings.thinking) {
+    body.chat_template_kwargs = { enable_thinking: settings.thinking === "on" };
+  }
+  const system = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
+  body.messages = [...system, ...chat.messages.filter(isSaid).map(asSent)];
+  return body;
+}
+
+/** An assistant's message that failed before it began is not a message. */
+function isSaid(message) {
+  const { role, content, calls = [], thought } = message;
+  return role !== "assistant" || content || thought || calls.length > 0;
+}
+
+function asSent(message) {
+  if (message.role === "tool") {
+    return { role: "tool", tool_call_id: message.callId, content: message.content };
+  }
+  const sent = { role: message.role, content: message.content };
+  if (message.thought) sent.reasoning_content = message.thought;
+  if (message.calls?.length) {
+    sent.tool_calls = message.calls.map(({ id, name, arguments: given }) =>
+      ({ id, type: "function", function: { name, arguments: given } }));
+  }
+  return sent;
+}

@@ -1,0 +1,119 @@
+"""The viewer of the API, and the pages' Markdown."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+RENDERED = """async (texts) => {
+  const { renderMarkdown, LiveMarkdown } = await import("/ui/markdown.js");
+  const live = document.createElement("div");
+  const follower = new LiveMarkdown(live);
+  return texts.map((text) => {
+    const root = document.createElement("div");
+    root.append(renderMarkdown(text));
+    for (let end = 0; end <= text.length; end += 7) follower.update(text.slice(0, end));
+    follower.update(text);
+    const names = [...root.querySelectorAll("*")].flatMap((each) =>
+      [each.tagName, ...each.getAttributeNames().map((name) => `${each.tagName} ${name}`)]);
+    const links = [...root.querySelectorAll("a")].map((each) => each.protocol);
+    return { html: root.innerHTML, live: live.innerHTML, names, links };
+  });
+}"""
+PIECES = [
+    *"*_~`#>|-+!()[]<>\\\"'&=: \n\n\t",
+    *("a", "word", "1. ", "- ", "```", "~~~", "**", "---", "|--|--|", "| a | b |", "    "),
+    *("[x](", "](javascript:alert(1))", "<script>", "<img src=x onerror=alert(1)>", "</div>"),
+    *("https://example.com", "<https://a.b>", "data:text/html,x", "é", "🙂", "\u202e", "- [x] "),
+]
+TAGS = """
+P H1 H2 H3 H4 H5 H6 HR BR UL OL LI PRE CODE DIV SPAN BUTTON BLOCKQUOTE TABLE THEAD TBODY TR
+TH TD STRONG EM DEL A INPUT svg use"""
+ALLOWED = {
+    *TAGS.split(),
+    *("A href", "A target", "A rel", "SPAN class", "SPAN title", "DIV class", "DIV tabindex"),
+    *("BUTTON type", "BUTTON class", "BUTTON title", "BUTTON aria-label", "OL start", "LI class"),
+    *("INPUT type", "INPUT disabled", "PRE tabindex", "TH class", "TD class"),
+    *("svg class", "svg aria-hidden", "use href"),
+}
+EXAMPLES = {
+    "a *b* **c** ***d*** ~~e~~ `f`": "<p>a <em>b</em> <strong>c</strong> "
+    "<strong><em>d</em></strong> <del>e</del> <code>f</code></p>",
+    "snake_case_name and 2 * 3 * 4": "<p>snake_case_name and 2 * 3 * 4</p>",
+    "a\nb\\\nc": "<p>a<br>b<br>c</p>",
+    "# One #\n## Two": "<h1>One</h1><h2>Two</h2>",
+    "- a\n  - b\n- c": "<ul><li>a<ul><li>b</li></ul></li><li>c</li></ul>",
+    "3. a\n4. b": '<ol start="3"><li>a</li><li>b</li></ol>',
+    "> a\n> > b": "<blockquote><p>a</p><blockquote><p>b</p></blockquote></blockquote>",
+    "\\*a\\* &amp; <b>": "<p>*a* &amp;amp; &lt;b&gt;</p>",
+    "``a ` b``": "<p><code>a ` b</code></p>",
+    "[a](https://x.y/z_(1))": '<p><a href="https://x.y/z_(1)" target="_blank" '
+    'rel="noopener noreferrer nofollow">a</a></p>',
+    "[a](javascript:b)": '<p><span class="no-link" title="javascript:b">a</span></p>',
+}
+
+
+@pytest.fixture(scope="module")
+def page(chromium):
+    from tests.browser.conftest import models_saying
+    from tests.loopback import serving_models
+
+    with serving_models(models_saying("x")) as running:
+        page = chromium.new_page()
+        page.goto(f"{running.url}/docs")
+        yield page
+        page.close()
+
+
+def test_markdown_is_what_people_expect(page) -> None:
+    found = page.evaluate(RENDERED, list(EXAMPLES))
+    assert {text: each["html"] for text, each in zip(EXAMPLES, found, strict=True)} == EXAMPLES
+
+
+def test_markdown_is_the_same_however_it_arrives_and_only_known_elements(page) -> None:
+    rng = random.Random(3)
+    texts = ["".join(rng.choices(PIECES, k=rng.randint(1, 40))) for _ in range(600)]
+    for text, found in zip(texts, page.evaluate(RENDERED, texts), strict=True):
+        assert set(found["names"]) <= ALLOWED, text
+        assert set(found["links"]) <= {"http:", "https:", "mailto:"}, text
+        assert found["live"] == found["html"], text
+
+
+def test_long_and_deep_markdown_stays_quick(page) -> None:
+    """It only has to end: each of these would take minutes if it were quadratic or worse."""
+    deep = ["> " * 5000 + "x", "- " * 5000 + "x", "*" * 20000, "[" * 20000, "`" * 9999 + "a"]
+    long = ["**a " * 3000, "a_" * 10000, "|" * 20000 + "\n|--|", "# " + "#" * 20000, "x\n" * 20000]
+    whole = """async (texts) => {
+        const { renderMarkdown } = await import("/ui/markdown.js");
+        for (const text of texts) renderMarkdown(text);
+        return texts.length;
+    }"""
+    assert page.evaluate(whole, deep + long) == 10
+
+
+def test_the_api_is_shown_and_tried(page) -> None:
+    page.fill("#filter", "POST tokenize")
+    visible = page.locator("details.operation:visible summary code").all_inner_texts()
+    assert visible == ["/tokenize", "/detokenize"]
+    row = page.locator("details.operation:visible").first
+    row.locator("summary").click()
+    assert "add_special_tokens" in row.locator("table").first.inner_text()
+    row.locator("textarea").fill('{"prompt": "one two"}')
+    row.get_by_role("button", name="Send").click()
+    page.wait_for_selector(".answer span")
+    assert '"count": 2' in row.locator(".answer").inner_text()
+
+
+def test_types_lead_to_their_schemas(page) -> None:
+    page.fill("#filter", "")
+    row = page.locator(
+        "details.operation", has=page.get_by_text("/v1/chat/completions", exact=True)
+    )
+    row.locator("summary").click()
+    row.get_by_role("link", name="ChatChunk").click()
+    schema = page.locator("#schema-ChatChunk")
+    assert schema.get_attribute("open") is not None
+    assert "choices" in schema.inner_text()

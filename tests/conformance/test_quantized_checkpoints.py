@@ -1,0 +1,314 @@
+"""Every kind of quantized checkpoint: its numbers, products with them, and what it generates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+import tiny
+from blazr.core.errors import BlazrError, CheckpointError, ConfigError
+from blazr.models.checkpoint.base import QuantizedInfo
+from blazr.models.checkpoint.open import open_checkpoint
+from blazr.models.loading.load import load, plan_model
+from blazr.models.loading.packed import _read_matrix, choose_storage, open_up, stored_weight
+from blazr.nn.device import resolve_device
+from blazr.nn.quant.exact import ShiftedWeight
+from blazr.nn.quant.gguf.weight import GgufWeight
+from blazr.nn.quant.policy import QuantizePolicy
+from blazr.nn.quant.stored import StoredWeight
+from blazr.nn.quant.weight import Weight
+from networks import Lab
+from quantized import KINDS, quantize_directory
+from references import save_reference
+from tiny import Tiny
+
+CPU = resolve_device("cpu")
+MODEL = Tiny(
+    layers=("StandardTransformer", "StandardTransformer"), hidden_size=64, num_heads=4,
+    head_dim=16, intermediate_size=160, vocab_size=53, max_seq_len=1024,
+)  # fmt: skip
+# Which are held in blocks of GGUF files, exactly; the others stay as they are stored.
+IN_BLOCKS = {
+    "gptq": "Q4_0", "gptq ordered": "Q4_0", "gptq zeros ordered": "Q4_0", "gptq v2 zeros": "Q4_0",
+    "gptq whole rows": "Q4_0", "gptq 8 bits": "Q8_0", "gptq 8 bits zeros": "Q8_0",
+    "gptq 2 bits": "Q4_0", "awq": "Q4_0", "compressed int4": "Q4_0",
+    "compressed int4 zeros": "Q4_0", "compressed int4 ordered": "Q4_0",
+    "compressed int4 channel": "Q4_0", "compressed int8 packed": "Q8_0",
+    "compressed int8": "Q8_0", "compressed int8 half": "Q8_0", "compressed int8 zeros": "Q8_0",
+    "bitsandbytes int8": "Q8_0",
+}  # fmt: skip
+
+
+def write_matrix(name: str, directory: Path, rows: int, columns: int) -> torch.Tensor:
+    """A checkpoint of one matrix; what it stands for."""
+    torch.manual_seed(rows + columns)
+    parts, whole = KINDS[name].encode(torch.randn(rows, columns))
+    directory.mkdir(exist_ok=True)
+    save_file({f"a.{end}": part for end, part in parts.items()}, directory / "model.safetensors")
+    config = {"quantization_config": KINDS[name].config}
+    (directory / "config.json").write_text(json.dumps(config))
+    return whole
+
+
+def read_matrix(directory: Path, *, as_stored: bool = False) -> Weight:
+    checkpoint = open_checkpoint(directory)
+    assert list(checkpoint.tensors) == ["a.weight"]
+    info = checkpoint.tensors["a.weight"]
+    assert isinstance(info, QuantizedInfo)
+    if as_stored:
+        return stored_weight(info, checkpoint, torch.float32)
+    return _read_matrix(info, checkpoint, torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("as_stored", [True, False])
+@pytest.mark.parametrize("name", KINDS)
+def test_numbers_products_and_rows(name: str, tmp_path: Path, *, as_stored: bool) -> None:
+    whole = write_matrix(name, tmp_path, 264, 192)
+    weight = read_matrix(tmp_path, as_stored=as_stored)
+    assert weight.shape == whole.shape
+    rounding = 3e-7 if name == "bitsandbytes int8" and not as_stored else 0
+    torch.testing.assert_close(weight.dequantize(torch.float32), whole, rtol=rounding, atol=0)
+    ids = torch.tensor([[5, 0], [263, 5]])
+    torch.testing.assert_close(weight.rows(ids), whole[ids], rtol=rounding, atol=0)
+    for count in (1, 7):
+        x, bias = torch.randn(count, 192), torch.randn(264)
+        for plus in (None, bias):
+            expected = x.double() @ whole.double().T + (0 if plus is None else plus)
+            found = weight.matmul(x, plus)
+            torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("rows", [1, 16, 48, 2000])
+def test_tiles_change_nothing(name: str, rows: int, tmp_path: Path) -> None:
+    if rows % 16 and name.startswith(("gptq", "awq")):
+        return  # whole words of zero points
+    whole = write_matrix(name, tmp_path, rows, 480)
+    stored = read_matrix(tmp_path, as_stored=True)
+    assert isinstance(stored, StoredWeight)
+    for part in (slice(0, rows), slice(rows // 3, rows), slice(rows // 2, rows // 2 + 1)):
+        assert torch.equal(stored.layout.decode(stored.parts, part), whole[part])
+    assert torch.equal(stored.dequantize(torch.float32), whole)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_it_is_held_in(name: str, tmp_path: Path) -> None:
+    write_matrix(name, tmp_path, 640, 192)
+    weight = read_matrix(tmp_path)
+    if name in IN_BLOCKS:
+        blocks = weight.inner if isinstance(weight, ShiftedWeight) else weight
+        assert isinstance(blocks, GgufWeight)
+        assert blocks.kind.name == IN_BLOCKS[name]
+        assert weight.nbytes < 1.3 * blocks.nbytes
+    else:
+        assert isinstance(weight, StoredWeight)
+        assert weight.nbytes <= (tmp_path / "model.safetensors").stat().st_size
+
+
+@pytest.mark.usefixtures("reference_ops")
+@pytest.mark.parametrize("name", KINDS)
+def test_a_model_generates_what_its_numbers_do(name: str, tmp_path: Path) -> None:
+    source = tiny.save(MODEL, tmp_path / "source", layout="hf")
+    numbers = quantize_directory(source, name, tmp_path / "q", tmp_path / "p")
+    assert len(numbers) == 14
+    check_same_tokens(tmp_path)
+
+
+@pytest.mark.usefixtures("reference_ops")
+@pytest.mark.parametrize("name", ["fp8 per block", "gptq zeros ordered", "awq", "compressed int8"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe", "deepseek_v3"])
+def test_other_families(family: str, name: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 96}
+    if family != "qwen2":
+        sizes["moe_intermediate_size"] = 32
+    if family == "deepseek_v3":
+        sizes |= {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 24, "v_head_dim": 32,
+                  "qk_rope_head_dim": 8, "num_key_value_heads": 4, "n_routed_experts": 8,
+                  "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1,
+                  "first_k_dense_replace": 1}  # fmt: skip
+        # fused latents have 40 rows, which words of eight and groups of 32 columns both divide
+    if family == "qwen3_moe":
+        sizes |= {"num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
+    save_reference(family, tmp_path / "source", seed=3, changes=sizes)
+    quantize_directory(tmp_path / "source", name, tmp_path / "q", tmp_path / "p")
+    check_same_tokens(tmp_path)
+
+
+def check_same_tokens(directory: Path) -> None:
+    labs = [Lab(load(str(directory / name), device=CPU, dtype="float32").module) for name in "qp"]
+    answers = []
+    for lab in labs:
+        asked = [lab.ask(prompt, max_tokens=16) for prompt in ([1, 5, 9, 2, 40], list(range(30)))]
+        lab.run()
+        answers.append([lab.answer(request) for request in asked])
+    for (tokens, logits), (expected, reference) in zip(*answers, strict=True):
+        assert tokens == expected
+        torch.testing.assert_close(logits, reference, rtol=1e-4, atol=1e-3)
+
+
+# What a file may hold or not, and the first tensor of each kind, whose shape the plan checks.
+OPTIONAL = {"g_idx", "weight_g_idx", "weight_zero_point", "weight_format"}
+FIRST = {"weight", "qweight", "weight_packed"}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_each_part_that_is_missing_or_of_another_shape_is_told(name: str, tmp_path: Path) -> None:
+    write_matrix(name, tmp_path, 64, 96)
+    whole = load_file(tmp_path / "model.safetensors")
+    for key in whole:
+        end = key.removeprefix("a.")
+        if end in FIRST or end == "weight_format":
+            continue
+        longer = torch.cat((whole[key].reshape(-1), whole[key].reshape(-1)))
+        for changed in ({}, {key: longer}, {key: whole[key][None, None, None]}):
+            if not changed and end in OPTIONAL:
+                continue
+            left = {n: tensor for n, tensor in whole.items() if n != key}
+            save_file(left | changed, tmp_path / "model.safetensors")
+            with pytest.raises((CheckpointError, ConfigError)) as caught:
+                open_checkpoint(tmp_path)
+            assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("gptq", {"checkpoint_format": "marlin"}),
+        ("gptq odd groups", {"group_size": "many"}),
+        ("gptq", {"quant_method": "aqlm"}),
+        ("gptq", {"quant_method": ["gptq"]}),
+        ("awq", {"version": "gemv"}),
+        ("awq", {"bits": 3}),
+        ("fp8 per block", {"weight_block_size": [0, 128]}),
+        ("fp8 per block", {"weight_block_size": 128}),
+        ("compressed int4", {"format": "marlin-24"}),
+        ("compressed int4", {"sparsity_config": {"format": "sparse-24-bitmask"}}),
+        ("compressed int4", {"transform_config": {"config_groups": {"u": {}}}}),
+        ("compressed fp8", {"config_groups": 3}),
+    ],
+)
+def test_settings_that_are_not_supported_are_told(
+    name: str, change: dict[str, object], tmp_path: Path
+) -> None:
+    write_matrix(name, tmp_path, 64, 96)
+    config = {"quantization_config": {**KINDS[name].config, **change}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BlazrError) as caught:
+        open_checkpoint(tmp_path)
+    assert len(str(caught.value)) < 600
+
+
+STATES = [b"", b"[]", b"{", b'{"shape": [1e9, 2], "blocksize": 64}', b"[" * 9000,
+          b'{"shape": [64, 96], "blocksize": 0}']  # fmt: skip
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_damaged_state_is_told(state: bytes, tmp_path: Path) -> None:
+    write_matrix("bitsandbytes nf4", tmp_path, 64, 96)
+    tensors = load_file(tmp_path / "model.safetensors")
+    key = "a.weight.quant_state.bitsandbytes__nf4"
+    tensors[key] = torch.tensor(list(state), dtype=torch.uint8)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError):
+        open_checkpoint(tmp_path)
+
+
+def test_a_group_that_does_not_exist_is_told(tmp_path: Path) -> None:
+    for name, key in (("gptq ordered", "a.g_idx"), ("compressed int4 ordered", "a.weight_g_idx")):
+        write_matrix(name, tmp_path, 64, 96)
+        tensors = load_file(tmp_path / "model.safetensors")
+        tensors[key][5] = 99
+        save_file(tensors, tmp_path / "model.safetensors")
+        with pytest.raises(CheckpointError):
+            open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "file"), [("gptq", "quantize_config.json"), ("awq", "quant_config.json")]
+)
+def test_older_files_keep_their_settings_beside(name: str, file: str, tmp_path: Path) -> None:
+    whole = write_matrix(name, tmp_path, 64, 96)
+    (tmp_path / "config.json").write_text("{}")
+    settings = {k: v for k, v in KINDS[name].config.items() if k != "quant_method"}
+    (tmp_path / file).write_text(json.dumps(settings))
+    assert torch.equal(read_matrix(tmp_path).dequantize(torch.float32), whole)
+    (tmp_path / file).unlink()  # names and shapes tell as much
+    assert torch.equal(read_matrix(tmp_path).dequantize(torch.float32), whole)
+
+
+@pytest.mark.usefixtures("reference_ops")
+def test_biases_of_zeros_are_left_where_no_layer_has_one(tmp_path: Path) -> None:
+    source = tiny.save(MODEL, tmp_path / "source", layout="hf")
+    quantize_directory(source, "gptq", tmp_path / "q", tmp_path / "p")
+    path = tmp_path / "q" / "model.safetensors"
+    tensors = load_file(path)
+    bias = "model.layers.0.self_attn.o_proj.bias"
+    save_file(tensors | {bias: torch.zeros(64)}, path)
+    check_same_tokens(tmp_path)
+    save_file(tensors | {bias: torch.ones(64)}, path)
+    with pytest.raises(CheckpointError, match="left over"):
+        plan_model(str(tmp_path / "q"))
+
+
+@pytest.mark.parametrize("name", ["fp8 per block", "bitsandbytes nf4", "gptq", "gptq odd groups"])
+def test_floats_and_tables_are_plain_where_there_is_room(name: str, tmp_path: Path) -> None:
+    source = tiny.save(MODEL, tmp_path / "source", layout="hf")
+    quantize_directory(source, name, tmp_path / "q", tmp_path / "p")
+    planned = plan_model(str(tmp_path / "q"))
+    storage = choose_storage(planned.plan, planned.module, QuantizePolicy())
+    assert len(storage) == 14
+    numbers = sum(torch.Size(step.shape).numel() for step in planned.plan.steps if "_proj" in
+                  step.parameter)  # fmt: skip
+    assert open_up(planned.plan, storage, torch.bfloat16, room=2 * numbers - 1) == storage
+    opened = open_up(planned.plan, storage, torch.bfloat16, room=2 * numbers)
+    assert len(opened) == (14 if name.startswith("gptq") else 0)
+
+
+@pytest.mark.parametrize("name", ["awq", "fp8 per block"])
+def test_another_quantization_can_be_asked_for(name: str, tmp_path: Path) -> None:
+    source = tiny.save(MODEL, tmp_path / "source", layout="hf")
+    quantize_directory(source, name, tmp_path / "q", tmp_path / "p")
+    weights = []
+    for part in "qp":
+        loaded = load(str(tmp_path / part), device=CPU, dtype="float32", quantize="q8_0").module
+        weights.append(loaded.layers[1].mixer.q_proj.weight)
+    ours, theirs = (weight.dequantize(torch.float32) for weight in weights)
+    assert torch.equal(ours, theirs)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=4,
+)
+SETTINGS = (
+    *("quant_method", "bits", "group_size", "checkpoint_format", "version", "w_bit", "format"),
+    *("weight_block_size", "config_groups", "sparsity_config", "transform_config", "q_group_size"),
+)
+
+
+@pytest.mark.parametrize("name", ["gptq odd groups", "awq", "fp8 per block", "compressed fp8"])
+@given(changes=st.dictionaries(st.sampled_from(SETTINGS), JSON, min_size=1, max_size=2))
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_odd_settings_are_told_or_do_no_harm(
+    name: str, changes: dict[str, object], tmp_path: Path
+) -> None:
+    write_matrix(name, tmp_path, 64, 96)
+    config = {"quantization_config": {**KINDS[name].config, **changes}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    message = ""
+    try:
+        checkpoint = open_checkpoint(tmp_path)
+    except BlazrError as error:
+        message = str(error)
+    else:
+        if isinstance(checkpoint.tensors.get("a.weight"), QuantizedInfo):
+            assert read_matrix(tmp_path, as_stored=True).dequantize(torch.float32).numel()
+    assert len(message) < 700

@@ -1,0 +1,308 @@
+"""Quantized checkpoints written byte by byte, from the formats' descriptions and not our readers.
+
+Each encoder takes a matrix of float32 and gives the tensors that a file would hold in its place,
+and the numbers that they stand for.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+Encoded = tuple[dict[str, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A way of quantizing: the encoder of a matrix, and what config.json says."""
+
+    encode: Callable[[Tensor], Encoded]
+    config: dict[str, object] = field(default_factory=dict)
+
+
+def words(numbers: Tensor, bits: int, dim: int) -> Tensor:
+    """Numbers from 0 in int32 words along a dimension, the first lowest; zeros fill up the last."""
+    numbers = numbers.movedim(dim, -1).long()
+    count = 32 // bits
+    short = -numbers.shape[-1] % count
+    numbers = torch.nn.functional.pad(numbers, (0, short)).unflatten(-1, (-1, count))
+    packed = sum(numbers[..., place] << (bits * place) for place in range(count))
+    return torch.where(packed >= 2**31, packed - 2**32, packed).int().movedim(-1, dim).contiguous()
+
+
+def on_grid(
+    weight: Tensor, bits: int, size: int, *, zeros: bool, groups: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes from 0, scales by group (float16), zero points by group, and what they stand for."""
+    columns = weight.shape[1]
+    groups = torch.arange(columns) // size if groups is None else groups
+    count, top = int(groups.max()) + 1, 2**bits - 1
+    codes = torch.empty(weight.shape, dtype=torch.long)
+    scale = torch.empty(len(weight), count)
+    zero = torch.empty(len(weight), count, dtype=torch.long)
+    for group in range(count):
+        part = weight[:, groups == group]
+        if zeros:
+            low, high = part.amin(1).clamp(max=0), part.amax(1).clamp(min=0)
+            scale[:, group] = ((high - low) / top).clamp(min=1e-6).half().float()
+            zero[:, group] = (-low / scale[:, group]).round().clamp(0, top).long()
+        else:
+            scale[:, group] = (part.abs().amax(1) / (top // 2)).clamp(min=1e-6).half().float()
+            zero[:, group] = 2 ** (bits - 1)
+        each = part / scale[:, group, None] + zero[:, group, None]
+        codes[:, groups == group] = each.round().clamp(0, top).long()
+    return codes, scale, zero
+
+
+def stands_for(codes: Tensor, scale: Tensor, zero: Tensor, groups: Tensor) -> Tensor:
+    return (codes - zero[:, groups]).float() * scale[:, groups]
+
+
+def gptq(
+    weight: Tensor, *, bits: int = 4, size: int = 32, zeros: bool = False, order: bool = False,
+    index: bool = True, version: int = 1,
+) -> Encoded:  # fmt: skip
+    columns = weight.shape[1]
+    groups = torch.arange(columns) // size
+    if order:
+        groups = groups[torch.randperm(columns)]
+    codes, scale, zero = on_grid(weight, bits, size, zeros=zeros, groups=groups)
+    stored = (zero - 1) % 2**bits if version == 1 else zero
+    parts = {
+        "qweight": words(codes.T, bits, 0),
+        "qzeros": words(stored.T, bits, 1),
+        "scales": scale.T.half().contiguous(),
+        "g_idx": groups.int(),
+    }
+    if not index:
+        del parts["g_idx"]
+    return parts, stands_for(codes, scale, zero, groups)
+
+
+def awq(weight: Tensor, *, size: int = 32) -> Encoded:
+    codes, scale, zero = on_grid(weight, 4, size, zeros=True)
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+
+    def pack(numbers: Tensor) -> Tensor:
+        return words(numbers.unflatten(1, (-1, 8))[..., order].flatten(1), 4, 1)
+
+    parts = {"qweight": pack(codes.T), "qzeros": pack(zero.T), "scales": scale.T.half()}
+    groups = torch.arange(weight.shape[1]) // size
+    return {k: v.contiguous() for k, v in parts.items()}, stands_for(codes, scale, zero, groups)
+
+
+def packed(
+    weight: Tensor, *, bits: int = 4, size: int = 32, zeros: bool = False, order: bool = False
+) -> Encoded:
+    columns = weight.shape[1]
+    size = size or columns
+    groups = torch.arange(columns) // size
+    if order:
+        groups = groups[torch.randperm(columns)]
+    codes, scale, zero = on_grid(weight, bits, size, zeros=zeros, groups=groups)
+    parts = {
+        "weight_packed": words(codes, bits, 1),
+        "weight_scale": scale.half(),
+        "weight_shape": torch.tensor(weight.shape),
+    }
+    if zeros:
+        parts["weight_zero_point"] = words(zero, bits, 0)
+    if order:
+        parts["weight_g_idx"] = groups.int()
+    return parts, stands_for(codes, scale, zero, groups)
+
+
+def int8(weight: Tensor, *, scales: torch.dtype = torch.float32, zeros: bool = False) -> Encoded:
+    codes, scale, zero = on_grid(weight, 8, weight.shape[1], zeros=zeros)
+    scale = scale.to(scales)
+    groups = torch.zeros(weight.shape[1], dtype=torch.long)
+    parts = {"weight": (codes - 128).to(torch.int8), "weight_scale": scale}
+    if zeros:
+        parts["weight_zero_point"] = (zero - 128).to(torch.int8)
+    return parts, stands_for(codes, scale.float(), zero, groups)
+
+
+def fp8(
+    weight: Tensor, *, block: tuple[int, int] | None = None, key: str = "weight_scale",
+    scales: torch.dtype = torch.float32,
+) -> Encoded:  # fmt: skip
+    """Per block, per row (block of one row), or per matrix (None)."""
+    rows, columns = weight.shape
+    height, width = block or (rows, columns)
+    down, across = -(-rows // height), -(-columns // width)
+    scale = torch.empty(down, across)
+    whole = torch.empty(rows, columns)
+    stored = torch.empty(rows, columns, dtype=torch.float8_e4m3fn)
+    for i in range(down):
+        for j in range(across):
+            place = (slice(i * height, (i + 1) * height), slice(j * width, (j + 1) * width))
+            scale[i, j] = (weight[place].abs().max() / 448).to(scales).float()
+            stored[place] = (weight[place] / scale[i, j]).clamp(-448, 448).to(stored.dtype)
+            whole[place] = stored[place].float() * scale[i, j]
+    found = scale if block else scale.reshape(())
+    return {"weight": stored, key: found.to(scales)}, whole
+
+
+NF4 = torch.tensor([
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+    0.7229568362236023, 1.0,
+])  # fmt: skip
+
+
+def nf4(weight: Tensor, *, block: int = 64, nested: int = 0) -> Encoded:
+    """Source: the layout of bitsandbytes' QuantState; the second table here is a plain ramp."""
+    flat = weight.flatten()
+    padded = torch.nn.functional.pad(flat, (0, -len(flat) % block)).view(-1, block)
+    scale = padded.abs().amax(1)
+    state = {"quant_type": "nf4", "blocksize": block, "dtype": "float16",
+             "shape": list(weight.shape)}  # fmt: skip
+    parts = {"weight.quant_map": NF4.clone()}
+    if nested:
+        offset = float(scale.mean())
+        outer = torch.nn.functional.pad(scale - offset, (0, -len(scale) % nested)).view(-1, nested)
+        largest, ramp = outer.abs().amax(1), torch.linspace(-1, 1, 256)
+        share = (outer / largest[:, None].clamp(min=1e-9)).flatten()[: len(scale)]
+        codes = (share[:, None] - ramp).abs().argmin(1)
+        scale = ramp[codes] * largest.repeat_interleave(nested)[: len(scale)] + offset
+        parts |= {"weight.absmax": codes.to(torch.uint8), "weight.nested_absmax": largest,
+                  "weight.nested_quant_map": ramp}  # fmt: skip
+        state |= {"nested_blocksize": nested, "nested_offset": offset, "nested_dtype": "float32"}
+    else:
+        parts["weight.absmax"] = scale
+    codes = ((padded / scale[:, None])[..., None] - NF4).abs().argmin(-1)
+    whole = (NF4[codes] * scale[:, None]).flatten()[: len(flat)].view(weight.shape)
+    pairs = codes.flatten()[: len(flat)].view(-1, 2)
+    parts["weight"] = (pairs[:, :1] << 4 | pairs[:, 1:]).to(torch.uint8)
+    key = "weight.quant_state.bitsandbytes__nf4"
+    parts[key] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+    return parts, whole
+
+
+def scb(weight: Tensor) -> Encoded:
+    largest = weight.abs().amax(1)
+    codes = (weight / largest[:, None] * 127).round()
+    whole = codes * largest[:, None] * 7.874015718698502e-3
+    parts = {"weight": codes.to(torch.int8), "SCB": largest}
+    return {**parts, "weight_format": torch.tensor(0, dtype=torch.uint8)}, whole
+
+
+def _gptq_config(bits: int, size: int, **more: object) -> dict[str, object]:
+    return {"quant_method": "gptq", "bits": bits, "group_size": size, **more}
+
+
+def _compressed(kind: str, **weights: object) -> dict[str, object]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+    return {"quant_method": "compressed-tensors", "format": kind, "config_groups": {"g": group}}
+
+
+_FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+_BNB4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+
+KINDS: dict[str, Kind] = {
+    "fp8 per matrix": Kind(fp8, {"quant_method": "fp8", "activation_scheme": "static"}),
+    "fp8 per block": Kind(
+        lambda w: fp8(w, block=(128, 128), key="weight_scale_inv"),
+        {**_FP8, "weight_block_size": [128, 128]},
+    ),
+    "fp8 small blocks": Kind(
+        lambda w: fp8(w, block=(24, 40), key="weight_scale_inv"),
+        {**_FP8, "weight_block_size": [24, 40]},
+    ),
+    "fbgemm fp8 per row": Kind(
+        lambda w: fp8(w, block=(1, w.shape[1])), {"quant_method": "fbgemm_fp8"}
+    ),
+    "gptq": Kind(gptq, _gptq_config(4, 32)),
+    "gptq ordered": Kind(lambda w: gptq(w, order=True), _gptq_config(4, 32, desc_act=True)),
+    "gptq zeros ordered": Kind(
+        lambda w: gptq(w, order=True, zeros=True), _gptq_config(4, 32, desc_act=True, sym=False)
+    ),
+    "gptq v2 zeros": Kind(
+        lambda w: gptq(w, zeros=True, version=2),
+        _gptq_config(4, 32, sym=False, checkpoint_format="gptq_v2"),
+    ),
+    "gptq whole rows": Kind(lambda w: gptq(w, size=w.shape[1]), _gptq_config(4, -1)),
+    "gptq odd groups": Kind(lambda w: gptq(w, size=24, index=False), _gptq_config(4, 24)),
+    "gptq 8 bits": Kind(lambda w: gptq(w, bits=8), _gptq_config(8, 32)),
+    "gptq 8 bits zeros": Kind(
+        lambda w: gptq(w, bits=8, zeros=True, index=False), _gptq_config(8, 32, sym=False)
+    ),
+    "gptq 2 bits": Kind(lambda w: gptq(w, bits=2, zeros=True), _gptq_config(2, 32)),
+    "awq": Kind(awq, {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}),
+    "compressed int4": Kind(packed, _compressed("pack-quantized", num_bits=4, group_size=32)),
+    "compressed int4 zeros": Kind(
+        lambda w: packed(w, zeros=True), _compressed("pack-quantized", num_bits=4, symmetric=False)
+    ),
+    "compressed int4 ordered": Kind(
+        lambda w: packed(w, order=True), _compressed("pack-quantized", num_bits=4, actorder="group")
+    ),
+    "compressed int4 channel": Kind(
+        lambda w: packed(w, size=0), _compressed("pack-quantized", num_bits=4, strategy="channel")
+    ),
+    "compressed int8 packed": Kind(
+        lambda w: packed(w, bits=8, size=0), _compressed("pack-quantized", num_bits=8)
+    ),
+    "compressed int8": Kind(int8, _compressed("int-quantized", num_bits=8, strategy="channel")),
+    "compressed int8 half": Kind(
+        lambda w: int8(w, scales=torch.float16), _compressed("int-quantized", num_bits=8)
+    ),
+    "compressed int8 zeros": Kind(
+        lambda w: int8(w, zeros=True), _compressed("int-quantized", num_bits=8, symmetric=False)
+    ),
+    "compressed fp8": Kind(
+        lambda w: fp8(w, block=(1, w.shape[1])), _compressed("float-quantized", num_bits=8)
+    ),
+    "compressed fp8 per matrix": Kind(fp8, _compressed("float-quantized", num_bits=8)),
+    "compressed fp8 per block": Kind(
+        lambda w: fp8(w, block=(16, 32)),
+        _compressed("float-quantized", num_bits=8, block_structure=[16, 32]),
+    ),
+    "bitsandbytes nf4": Kind(nf4, _BNB4),
+    "bitsandbytes nf4 nested": Kind(
+        lambda w: nf4(w, nested=16), {**_BNB4, "bnb_4bit_use_double_quant": True}
+    ),
+    "bitsandbytes int8": Kind(scb, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
+}
+
+
+def quantize_directory(source: Path, name: str, quantized: Path, plain: Path) -> dict[str, Tensor]:
+    """Write a model's projections quantized, and as the numbers that they then are.
+
+    Args:
+        source: A directory of model.safetensors and config.json.
+        name: One of KINDS.
+        quantized: Where the quantized model goes.
+        plain: Where the same numbers go as float32.
+
+    Returns:
+        The numbers of the quantized matrices, by name.
+    """
+    kind, tensors = KINDS[name], load_file(source / "model.safetensors")
+    torch.manual_seed(sum(name.encode()))
+    stored, numbers = {}, {}
+    for key, tensor in tensors.items():
+        if "_proj." in key and key.endswith(".weight"):
+            parts, numbers[key] = kind.encode(tensor.float())
+            base = key.removesuffix("weight")
+            stored.update({base + end: part for end, part in parts.items()})
+        else:
+            stored[key] = tensor
+    written = json.loads((source / "config.json").read_text())
+    for directory, what, more in (
+        (quantized, stored, {"quantization_config": kind.config}),
+        (plain, tensors | numbers, {}),
+    ):
+        directory.mkdir(parents=True, exist_ok=True)
+        save_file(what, directory / "model.safetensors")
+        (directory / "config.json").write_text(json.dumps(written | more))
+        for beside in source.glob("tokenizer*"):
+            shutil.copy(beside, directory)
+    return numbers

@@ -1,0 +1,99 @@
+"""Verifying: a sound engine passes, whatever its layers; one that computes otherwise does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+
+import tiny
+from blazr.bench.verify import verify
+from blazr.cli.verify import verify as command
+from blazr.nn.device import resolve_device
+from blazr.nn.layers.mla import Mla
+from references import save_reference
+from tiny import Tiny
+
+CPU = resolve_device("cpu")
+HYBRID = Tiny(
+    layers=("Mamba2", "Mamba1", "MlaWithMoe", "Mamba3", "GqaWithMoe"), hidden_size=64,
+    intermediate_size=64, kv_latent=32,
+)  # fmt: skip
+
+
+@pytest.fixture
+def hybrid(tmp_path: Path) -> str:
+    return str(tiny.save(HYBRID, tmp_path / "m"))
+
+
+@pytest.mark.parametrize("quantize", [None, "q8_0", "int4"])
+def test_a_sound_engine_passes(hybrid: str, quantize: str | None) -> None:
+    found = verify(hybrid, CPU, dtype="float32", quantize=quantize, max_tokens=4)
+    assert found.is_ok, found
+    assert found.first_diverging_layer is None
+    assert [layer.index for layer in found.layers] == [-1, 0, 1, 2, 3, 4]
+    assert found.layers[3].type == "MlaWithMoe"
+    assert (found.greedy.tokens, found.greedy.agreeing) == (8, 8)
+    if quantize is None:
+        assert found.layers[0].error == 0
+        assert 0 < found.logits_error < 1e-5
+    assert found.transformers in {"not applicable", "not installed"}
+
+
+def test_the_first_layer_that_is_wrong_is_named(
+    hybrid: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forward = Mla.forward
+
+    def wrong(self, x, batch, cache):
+        return forward(self, x, batch, cache) * 1.01
+
+    monkeypatch.setattr(Mla, "forward", wrong)
+    found = verify(hybrid, CPU, dtype="float32", max_tokens=4)
+    assert found.first_diverging_layer == 2
+    assert not found.is_ok
+    with pytest.raises(typer.Exit) as caught:
+        command(hybrid, dtype="float32", tokens=4, device="cpu")
+    assert caught.value.exit_code == 1
+    assert "diverges" in capsys.readouterr().out
+
+
+def test_wrong_tokens_are_told(hybrid: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from blazr.engine.sampling.sampler import Sampler
+
+    sample = Sampler.sample
+
+    def second(self, logits, sequences):
+        worst = logits.clone()
+        worst.scatter_(1, logits.argmax(1, keepdim=True), -1e9)
+        return sample(self, worst, sequences)
+
+    monkeypatch.setattr(Sampler, "sample", second)
+    found = verify(hybrid, CPU, dtype="float32", max_tokens=4)
+    assert found.first_diverging_layer is None
+    assert found.greedy.agreeing < found.greedy.tokens
+    assert len(found.greedy.faults[0]) == 4
+    assert not found.is_ok
+
+
+def test_json_for_other_programs(hybrid: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command(hybrid, tokens=2, device="cpu", as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"] is True
+    assert found["greedy"]["agreeing"] == found["greedy"]["tokens"] == 4
+    assert len(found["layers"]) == 6
+
+
+def test_transformers_is_asked_where_it_can_be(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    theirs = save_reference("qwen2", tmp_path, seed=1)
+    found = verify(str(tmp_path), CPU, dtype="float32", max_tokens=4)
+    assert found.transformers == "agrees"
+    assert found.transformers_error is not None
+    with torch.no_grad():
+        theirs.lm_head.weight.mul_(1.1)
+        theirs.model.norm.weight.mul_(2)
+    assert found.is_ok

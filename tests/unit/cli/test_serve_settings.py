@@ -1,0 +1,201 @@
+"""What a server is told by flags, by the environment and by a file; which models it is to have."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import typer
+from typer.core import TyperOption
+
+from blazr.cli.app import app
+from blazr.cli.models import Opening, plan_models
+from blazr.cli.serve import _keys
+from blazr.core.env import ENV, SERVE_FLAGS
+from blazr.core.errors import ConfigError
+
+GROUP = typer.main.get_command(app)
+SERVE = GROUP.get_command(typer.Context(GROUP), "serve")
+OPTIONS = [row for row in SERVE.params if isinstance(row, TyperOption) and row.name != "config"]
+# Of flags that are no switches, and take neither a number nor any text.
+SAMPLES = {"access_log": "json"}
+
+
+@pytest.fixture(autouse=True)
+def _level() -> Iterator[None]:
+    """--verbose changes it."""
+    logger = logging.getLogger("blazr")
+    before = (logger.level, list(logger.handlers), logger.propagate)
+    yield
+    logger.level, logger.handlers[:], logger.propagate = before
+
+
+def settings(*args: str) -> dict[str, object]:
+    return SERVE.make_context("serve", list(args)).params
+
+
+def sample(row: TyperOption) -> str:
+    if row.name in SAMPLES:
+        return SAMPLES[row.name]
+    if row.is_flag:
+        return "0" if row.default else "1"
+    return "12"
+
+
+def said(row: TyperOption, value: str) -> list[str]:
+    if row.is_flag:
+        return [(row.secondary_opts or row.opts)[0]]
+    return [row.opts[0], value]
+
+
+@pytest.mark.parametrize("row", OPTIONS, ids=lambda row: row.name)
+def test_every_flag_is_also_a_variable_and_a_setting(
+    row: TyperOption, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    value = sample(row)
+    wanted = settings(*said(row, value))[row.name]
+    assert wanted != settings()[row.name]
+    monkeypatch.setenv(f"BLAZR_{row.name.upper()}", value)
+    assert settings()[row.name] == wanted
+    monkeypatch.delenv(f"BLAZR_{row.name.upper()}")
+    text = msgspec.json.encode(wanted, enc_hook=str).decode()  # which is TOML too
+    file = tmp_path / "blazr.toml"
+    file.write_text(f"{row.name.replace('_', '-')} = {text}\n")
+    assert settings("--config", str(file))[row.name] == wanted
+    monkeypatch.setenv("BLAZR_CONFIG", str(file))
+    assert settings()[row.name] == wanted
+
+
+def test_every_flag_s_variable_is_declared() -> None:
+    flags = {f"BLAZR_{row.name.upper()}" for row in SERVE.params if isinstance(row, TyperOption)}
+    assert flags <= set(ENV)
+    assert {f"BLAZR_{name}" for name in SERVE_FLAGS} <= flags
+
+
+def test_flags_go_before_the_environment_and_that_before_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "blazr.toml"
+    file.write_text("port = 1\nhost = 'file'\nuds = 'file'\n")
+    monkeypatch.setenv("BLAZR_PORT", "2")
+    monkeypatch.setenv("BLAZR_HOST", "environment")
+    found = settings("--config", str(file), "--port", "3")
+    assert (found["port"], found["host"], found["uds"]) == (3, "environment", "file")
+
+
+def test_several_values_stand_between_commas(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BLAZR_API_KEY", "b, c")
+    assert settings()["api_key"] == ["b", "c"]
+    assert settings("--api-key", "a,b")["api_key"] == ["a,b"]
+    file = tmp_path / "blazr.toml"
+    file.write_text("cors-origin = ['a', 'b']\nserved-model-name = 'one'\n")
+    found = settings("--config", str(file))
+    assert (found["cors_origin"], found["served_model_name"]) == (["a", "b"], ["one"])
+
+
+def test_a_model_on_the_command_line_goes_before_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLAZR_MODEL", "other")
+    assert settings()["model"] == ["other"]
+    assert settings("mine")["model"] is None
+    assert settings("mine", "--model", "another")["model"] == ["another"]
+
+
+@pytest.mark.parametrize(
+    "text", ["nope = 1", "port", "config = 'x'", "help = true", "\x00", "a = 1\na = 2"]
+)
+def test_a_wrong_file_is_refused(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "blazr.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError):
+        settings("--config", str(file))
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        settings("--config", str(tmp_path / "none.toml"))
+
+
+def test_keys_come_from_flags_and_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\nd\n\n e \n")
+    assert _keys(["a", "b"], file) == ("a", "b", "d", "e")
+    file.write_text("#\n")
+    with pytest.raises(ConfigError):
+        _keys([], file)
+    with pytest.raises(ConfigError):
+        _keys([], tmp_path / "none")
+
+
+OPENING = Opening(**{name: settings().get(name) for name in Opening.__struct_fields__})
+
+
+def plan(*named: str, file: Path | None = None) -> list[tuple[str | None, str]]:
+    plans = plan_models(named, file, OPENING, default="nano")
+    return [(each.name, each.path) for each in plans]
+
+
+def test_models_of_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plan() == [(None, "nano")]
+    assert plan("a/b") == [(None, "a/b")]
+    assert plan("small=nano") == [("small", "nano")]
+    assert plan("a=x", "b=y=z") == [("a", "x"), ("b", "y=z")]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd=name").mkdir()
+    assert plan("odd=name") == [(None, "odd=name")]
+
+
+@pytest.mark.parametrize("named", [("a", "b"), ("x=a", "b"), ("x=a", "x=b")])
+def test_several_models_need_names(named: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="several models need a name"):
+        plan(*named)
+
+
+def test_models_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "blazr.toml"
+    file.write_text(
+        "port = 1\n[models]\nsmall = 'nano'\n"
+        "[models.'org/big']\npath = '/x'\nmax-seq-len = 100\ndtype = 'bfloat16'\n"
+    )
+    assert plan(file=file) == [("small", "nano"), ("org/big", "/x")]
+    small, big = plan_models((), file, OPENING, default="nano")
+    assert small.opening == OPENING
+    assert (big.opening.max_seq_len, big.opening.dtype) == (100, "bfloat16")
+    assert big.opening.max_running == OPENING.max_running
+    assert plan("mine", file=file) == [(None, "mine")]
+    assert settings("--config", str(file))["port"] == 1
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "models = 1",
+        "[models]\na = 1",
+        "[models.a]\ndtype = 'float32'",
+        "[models.a]\npath = 'x'\nport = 1",
+        "[models.a]\npath = 'x'\nmax-running = 'many'",
+        "[models]\n'' = 'x'",
+    ],
+)
+def test_wrong_tables_of_models_are_refused(table: str, tmp_path: Path) -> None:
+    file = tmp_path / "blazr.toml"
+    file.write_text(table)
+    with pytest.raises(ConfigError):
+        plan(file=file)
+
+
+def test_the_size_of_weights_is_known_before_they_are_loaded(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(b"x" * 10)
+    (tmp_path / "b.safetensors").write_bytes(b"x" * 20)
+    (tmp_path / "config.json").write_bytes(b"x" * 40)
+
+    def size(path: Path | str) -> int:
+        return plan_models([str(path)], None, OPENING, default="")[0].num_bytes
+
+    assert size(tmp_path) == 30
+    assert size(tmp_path / "a.safetensors") == 10
+    assert size("org/name") == 0

@@ -1,0 +1,132 @@
+"""Converted checkpoints load with the numbers that quantizing at load makes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tiny
+from blazr.cli.convert import convert as command
+from blazr.core.errors import ConfigError, UnknownNameError
+from blazr.models.loading import convert as module
+from blazr.models.loading.convert import convert
+from blazr.models.loading.load import load
+from blazr.nn.device import resolve_device
+from blazr.nn.quant.weight import Weight
+from tiny import Tiny
+
+CPU = resolve_device("cpu")
+HYBRID = Tiny(layers=("Mamba2", "MlaWithMoe"), hidden_size=128, intermediate_size=64, kv_latent=32)
+LLAMA = Tiny(layers=("StandardTransformer",), hidden_size=128, intermediate_size=256)
+
+
+def numbers(path: Path, quantize: str | None = None) -> dict[str, torch.Tensor]:
+    """All weights of a model as float32, by parameter."""
+    loaded = load(str(path), device=CPU, dtype="float32", quantize=quantize).module
+    found = {name: each.detach() for name, each in loaded.named_parameters()}
+    for name, part in loaded.named_modules():
+        inside = any(f"{name}.".startswith(f"{other}.") for other in found if other != name)
+        if isinstance(part, Weight) and not inside:
+            found[name] = part.dequantize(torch.float32)
+    return found
+
+
+@pytest.mark.parametrize("quantize", ["q8_0", "q4_0", "int8", "int4", "experts=int4,mixer=q8_0"])
+@pytest.mark.parametrize("model", [HYBRID, LLAMA])
+def test_it_loads_with_the_same_numbers(model: Tiny, quantize: str, tmp_path: Path) -> None:
+    layout = "hf" if model is LLAMA else "oxidizr"
+    source = tiny.save(model, tmp_path / "a", layout=layout)
+    seen: list[tuple[int, int]] = []
+    made = convert(
+        str(source), tmp_path / "b", quantize=quantize, progress=lambda *now: seen.append(now)
+    )
+    expected, found = numbers(source, quantize), numbers(made.path)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    assert made.num_quantized >= 1
+    assert made.nbytes < sum(t.nbytes for t in load_file(source / "model.safetensors").values())
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1]
+
+
+def test_without_a_quantization_the_dtype_changes(tmp_path: Path) -> None:
+    source = tiny.save(LLAMA, tmp_path / "a", layout="hf")
+    convert(str(source), tmp_path / "b", dtype="bfloat16")
+    for name, tensor in load_file(tmp_path / "b" / "model.safetensors").items():
+        assert torch.equal(tensor, load_file(source / "model.safetensors")[name].bfloat16())
+
+
+def test_a_quantized_model_can_be_made_plain_again_or_otherwise(tmp_path: Path) -> None:
+    source = tiny.save(LLAMA, tmp_path / "a", layout="hf")
+    convert(str(source), tmp_path / "b", quantize="int4")
+    convert(str(tmp_path / "b"), tmp_path / "c", dtype="float32")
+    config = json.loads((tmp_path / "c" / "config.json").read_text())
+    assert "quantization_config" not in config
+    for name, tensor in numbers(tmp_path / "b").items():
+        assert torch.equal(numbers(tmp_path / "c")[name], tensor)
+    convert(str(tmp_path / "b"), tmp_path / "d", quantize="q8_0")
+    assert numbers(tmp_path / "d").keys() == numbers(source).keys()
+
+
+def test_files_beside_the_weights_come_along(tmp_path: Path) -> None:
+    source = tiny.save(LLAMA, tmp_path / "a", layout="hf")
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "notes.txt"):
+        (source / name).write_text(name)
+    convert(str(source), tmp_path / "b", quantize="q8_0")
+    there = {path.name for path in (tmp_path / "b").iterdir()}
+    assert there == {"model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json",
+                     "generation_config.json"}  # fmt: skip
+
+
+def test_nothing_is_left_behind_after_an_error(tmp_path: Path, monkeypatch) -> None:
+    source = tiny.save(LLAMA, tmp_path / "a", layout="hf")
+    with pytest.raises(UnknownNameError):
+        convert(str(source), tmp_path / "b", quantize="q9")
+    assert not (tmp_path / "b").exists()
+
+    def fail(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(str(source), tmp_path / "b", quantize="q8_0", progress=fail)
+    assert not (tmp_path / "b").exists()
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "file").write_text("mine")
+    with pytest.raises(ConfigError, match="in use"):
+        convert(str(source), tmp_path / "c", quantize="q8_0")
+    assert (tmp_path / "c" / "file").read_text() == "mine"
+
+
+def test_a_full_disk_is_told_first(tmp_path: Path, monkeypatch) -> None:
+    source = tiny.save(LLAMA, tmp_path / "a", layout="hf")
+    monkeypatch.setattr(module, "_SPARE_BYTES", 2**60)
+    with pytest.raises(module.CapacityError):
+        convert(str(source), tmp_path / "b", quantize="q8_0")
+    assert not (tmp_path / "b").exists()
+
+
+def test_the_command_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tiny.save(LLAMA, tmp_path / "a", layout="hf")
+    command(str(source), tmp_path / "b", quantize="int8", as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert found["quantized"] == 9
+    assert found["plain"] == 3
+    weights = load_file(tmp_path / "b" / "model.safetensors").values()
+    assert found["bytes"] == sum(tensor.nbytes for tensor in weights)
+    command(str(source), tmp_path / "c", dtype="bfloat16")
+    assert "0 matrices quantized" in capsys.readouterr().out
+
+
+def test_what_safetensors_cannot_hold_is_told(tmp_path: Path) -> None:
+    source = tiny.save(LLAMA, tmp_path / "a", layout="hf")
+    with pytest.raises(ConfigError, match="cannot hold") as caught:
+        convert(str(source), tmp_path / "b", quantize="q4_k")
+    assert "q4_0" in caught.value.expected
+    gguf = Path(__file__).parents[3] / "golden" / "gguf" / "stories260K-q4_0.gguf"
+    with pytest.raises(ConfigError, match="GGUF"):
+        convert(str(gguf), tmp_path / "b")

@@ -1,0 +1,62 @@
+"""What fits: counted from headers, and what the weights then really take."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import tiny
+from blazr.cli.info import info
+from blazr.models.loading.fit import AS_STORED, fit
+from blazr.models.loading.load import load
+from blazr.nn.device import Device, resolve_device
+from blazr.nn.quant import QUANTIZERS
+from blazr.nn.quant.weight import stored_weights
+from tiny import Tiny
+
+CPU = resolve_device("cpu")
+MODEL = Tiny(layers=("Mamba2", "MlaWithMoe", "StandardTransformer"), hidden_size=256,
+             intermediate_size=256, kv_latent=32, vocab_size=500)  # fmt: skip
+GGUF = Path(__file__).parents[3] / "golden" / "gguf" / "stories260K-q4_0.gguf"
+
+
+class Small(Device):
+    """A machine with little memory."""
+
+    def free_bytes(self) -> int:
+        return 2**29 + 5 * 2**20
+
+
+@pytest.mark.parametrize("name", [AS_STORED, *QUANTIZERS])
+def test_weights_take_what_was_said(name: str, tmp_path: Path) -> None:
+    path = str(tiny.save(MODEL, tmp_path / "m"))
+    choice = next(each for each in fit(path, CPU).choices if each.quantization == name)
+    module = load(path, device=CPU, quantize=None if name == AS_STORED else name).module
+    taken = sum(each.nbytes for each in stored_weights(module))
+    assert choice.weights_bytes <= taken <= 1.06 * choice.weights_bytes  # rows come in sixteens
+    assert choice.context == MODEL.max_seq_len
+
+
+def test_a_small_machine_holds_less(tmp_path: Path) -> None:
+    path = str(tiny.save(replace(MODEL, max_seq_len=2**26), tmp_path / "m"))
+    found = fit(path, Small("cpu", "small"))
+    by_name = {each.quantization: each for each in found.choices}
+    assert by_name[AS_STORED].context == 0
+    assert 64 <= by_name["q8_0"].context < by_name["q4_0"].context < 2**26
+    assert found.bytes_per_token > 0
+    assert found.state_bytes > 0
+    left = found.free_bytes - by_name["q4_0"].weights_bytes
+    assert by_name["q4_0"].context * found.bytes_per_token < left
+
+
+def test_gguf_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    info(str(GGUF), fit=True, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert [each["quantization"] for each in found["choices"]] == [AS_STORED, *QUANTIZERS]
+    info(str(GGUF), fit=True)
+    assert "as stored" in capsys.readouterr().out
+    info(str(GGUF))
+    assert "Q4_0" in capsys.readouterr().out

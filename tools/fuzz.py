@@ -1,0 +1,348 @@
+"""Break the readers of files from strangers: GGUF, safetensors and config, tokenizers, templates.
+
+Run: python tools/fuzz.py TARGET [--seconds N | --runs N] [--seed N] [--save DIRECTORY]
+
+Sound files are changed a little, by bytes and by values, and read. Whatever is raised must be a
+BlazrError, within `TIME_LIMIT` seconds and `MEMORY_LIMIT` bytes above what the sound files took.
+An input that fails is saved, and so is the one at work when the process dies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import signal
+import struct
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from blazr.core.errors import BlazrError
+
+GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "golden"
+TIME_LIMIT = 10
+MEMORY_LIMIT = 500_000_000
+# Address space beyond what the sound files took: a forged size must not take the machine along.
+ADDRESS_LIMIT = 2_000_000_000
+TEXT = "Once upon a time, \u00e9\u4f60\U0001f600 <s>\n 1234  <|im_end|>"
+
+Files = dict[str, bytes]
+HOSTILE: tuple[object, ...] = (
+    None, True, False, 0, 1, -1, 2**31, -(2**31), 2**63 - 1, 2**64, 10**30, 0.5, -1e308, 1e-320,
+    float("inf"), float("nan"), "", "x", "\ud800", "\x00", "a" * 5000, "{{", "(", "(a+)+$", "[^",
+    [], {}, [None], [[]], {"": None}, [0] * 5000, "1" * 5000,
+)  # fmt: skip
+MAGIC = (0, 1, 2, 7, 8, 9, 255, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**64 - 1)
+SNIPPETS = (
+    "{% for i in range(999999999) %}x{% endfor %}", "{{ messages * 99999999 }}", "{{ ''.__class__ }}",
+    "{% set x = messages %}", "{{ raise_exception('no') }}", "{{ 9 ** 99999999 }}", "{% if %}",
+    "{{ 'x' * 999999999 }}", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{{ none.x }}",
+    "{{ messages | tojson(indent=99999999) }}", "{{ 'x'.ljust(999999999) }}", "{% include 'x' %}",
+    "{{ '%0999999999d' % 1 }}", "{{ '{:>999999999}'.format(1) }}", "{{ messages[0]['nothing'].x }}",
+    "{% for a in messages recursive %}{{ loop(messages) }}{% endfor %}", "{{ (" * 300,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Something that reads files.
+
+    Args:
+        read: Reads what lies in a directory.
+        seeds: Sound files, by name.
+    """
+
+    read: Callable[[Path], object]
+    seeds: tuple[Files, ...]
+
+
+def _plan(directory: Path) -> object:
+    from blazr.models.loading.load import plan_model
+
+    files = sorted(directory.glob("*.gguf"))
+    return plan_model(str(files[0] if files else directory))
+
+
+def _tokenize(directory: Path) -> None:
+    from blazr.text.detokenize import decode
+    from blazr.text.tokenizers.choose import choose_tokenizer
+
+    file = next(iter(directory.glob("*.gguf")), next(iter(directory.glob("*.tiktoken")), directory))
+    tokenizer = choose_tokenizer(directory=None, vocab=str(file), vocab_size=None)
+    assert tokenizer is not None
+    decode(tokenizer, tokenizer.encode(TEXT))
+    decode(tokenizer, [*range(min(tokenizer.size, 600)), 2**20], skip_special=False)
+
+
+def _render(directory: Path) -> None:
+    from blazr.text.chat_template import choose_template
+    from blazr.text.messages import Message
+    from blazr.text.tokenizers.choose import choose_tokenizer
+
+    golden = GOLDEN / "tokenizers" / "byte_level"
+    tokenizer = choose_tokenizer(directory=golden, vocab=None, vocab_size=None)
+    assert tokenizer is not None
+    turns = {"system": "Be kind.", "user": "Hi", "assistant": "Hello"}
+    chat = [Message(role=role, content=content) for role, content in turns.items()]
+    template = choose_template(
+        directory=directory, name_or_path=None, family="llama", tokenizer=tokenizer
+    )
+    template.render(chat, add_generation_prompt=True)
+    template.encode(chat, tokenizer)
+
+
+def _files(*names: str) -> Files:
+    return {Path(name).name: (GOLDEN / name).read_bytes() for name in names}
+
+
+def _headers(name: str) -> Files:
+    """A GGUF file whose tensors are zeros: only the header is changed."""
+    from blazr.core.gguf import read_gguf_header
+
+    path = GOLDEN / "gguf" / name
+    with path.open("rb") as file:
+        start = read_gguf_header(file).data_start
+    return {name: path.read_bytes()[:start] + bytes(path.stat().st_size - start)}
+
+
+def _gguf() -> Target:
+    return Target(_plan, (_headers("stories260K-q8_0.gguf"), _headers("stories260K-q4_0.gguf")))
+
+
+def _safetensors() -> Target:
+    folders = ("hf_llama", "hybrid_nano", "mla_moe", "mamba3_mimo", "gqa_mlp")
+    names = ("config.json", "model.safetensors")
+    return Target(
+        _plan,
+        tuple(_files(*(f"oxidizr/{each}/{n}" for n in names)) for each in folders),
+    )
+
+
+def _tokenizer() -> Target:
+    at = "tokenizers/"
+    return Target(
+        _tokenize,
+        (
+            _files(at + "byte_level/tokenizer.json", at + "byte_level/tokenizer_config.json"),
+            _files(at + "stories260k/tokenizer.json", at + "stories260k/tokenizer_config.json"),
+            _files(at + "ranks/tiny.tiktoken", at + "ranks/tiny.tiktoken.json"),
+            _files("gguf/byte_level.gguf"),
+            {"v.gguf": next(iter(_headers("stories260K-q8_0.gguf").values()))},
+        ),
+    )
+
+
+def _template() -> Target:
+    sources = sorted((GOLDEN / "templates").glob("*.jinja"))
+    plain = tuple({"chat_template.jinja": each.read_bytes()} for each in sources)
+    config = {"chat_template": sources[0].read_text(), "bos_token": "<s>", "eos_token": "</s>"}
+    return Target(_render, (*plain, {"tokenizer_config.json": json.dumps(config).encode()}))
+
+
+TARGETS: Mapping[str, Callable[[], Target]] = {
+    "gguf": _gguf,
+    "safetensors": _safetensors,
+    "tokenizer": _tokenizer,
+    "template": _template,
+}
+
+
+def changed(files: Files, chance: random.Random) -> Files:
+    """The files with one to a few changes."""
+    found = dict(files)
+    for _ in range(chance.choice((1, 1, 1, 2, 4))):
+        name = chance.choice(list(found))
+        data = found[name]
+        if name.endswith(".json") and chance.random() < 0.8:
+            data = _changed_json(data, chance)
+        elif name.endswith(".safetensors") and chance.random() < 0.7:
+            data = _changed_safetensors(data, chance)
+        elif name.endswith((".jinja", ".tiktoken")):
+            data = _changed_text(data, chance)
+        else:
+            data = _changed_bytes(data, chance)
+        found[name] = data
+    return found
+
+
+def _place(data: bytes, chance: random.Random) -> int:
+    """Mostly near the beginning, where counts and sizes are."""
+    reach = chance.choice((32, 512, 12_000, len(data)))
+    return chance.randrange(min(len(data), reach) + 1)
+
+
+def _changed_bytes(data: bytes, chance: random.Random) -> bytes:
+    at = _place(data, chance)
+    width = chance.choice((1, 2, 4, 8))
+    number = (chance.choice(MAGIC) + chance.randrange(-1, 2)) % 2 ** (8 * width)
+    match chance.randrange(6):
+        case 0:
+            return data[:at]
+        case 1:
+            return data[:at] + chance.randbytes(chance.randrange(1, 9)) + data[at:]
+        case 2:
+            return data[:at] + data[at + chance.randrange(1, 65) :]
+        case 3:
+            other = _place(data, chance)
+            return data[:at] + data[other : other + chance.randrange(1, 65)] + data[at:]
+        case _:
+            return data[:at] + number.to_bytes(width, "little") + data[at + width :]
+
+
+def _changed_text(data: bytes, chance: random.Random) -> bytes:
+    lines = data.splitlines(keepends=True) or [b""]
+    at = chance.randrange(len(lines))
+    match chance.randrange(5):
+        case 0:
+            lines.insert(at, chance.choice(SNIPPETS).encode())
+        case 1:
+            del lines[at]
+        case 2:
+            lines[at] *= chance.choice((2, 50))
+        case 3:
+            lines[at] = _changed_bytes(lines[at], chance)
+        case _:
+            return _changed_bytes(data, chance)
+    return b"".join(lines)
+
+
+def _changed_json(data: bytes, chance: random.Random) -> bytes:
+    """One value inside in place of another; or the text itself is odd."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return data
+    if chance.random() < 0.02:
+        return b"[" * 200_000
+    places: list[tuple[object, object]] = []
+    level = [value]
+    while level:
+        node = level.pop()
+        keys = range(min(len(node), 40)) if isinstance(node, list) else node
+        for key in keys:
+            places.append((node, key))
+            if isinstance(node[key], dict | list):
+                level.append(node[key])
+    if not places:
+        return data
+    node, key = chance.choice(places)
+    match chance.randrange(5):
+        case 0:
+            del node[key]
+        case 1:
+            other, at = chance.choice(places)
+            node[key] = json.loads(json.dumps(other[at])) if _holds(other, at) else None
+        case 2 if isinstance(node, dict):
+            node[str(chance.choice(HOSTILE))] = node[key]
+        case _:
+            node[key] = chance.choice(HOSTILE)
+    return json.dumps(value).encode()
+
+
+def _holds(node: object, key: object) -> bool:
+    if isinstance(node, list):
+        return isinstance(key, int) and key < len(node)
+    return isinstance(node, dict) and key in node
+
+
+def _changed_safetensors(data: bytes, chance: random.Random) -> bytes:
+    """The header's JSON changed, and its length told rightly."""
+    (size,) = struct.unpack_from("<Q", data) if len(data) >= 8 else (0,)
+    if size > len(data):
+        return _changed_bytes(data, chance)
+    header = _changed_json(data[8 : 8 + size], chance)
+    return struct.pack("<Q", len(header)) + header + data[8 + size :]
+
+
+class Overdue(Exception):
+    """An input took too long."""
+
+
+def _ring(number: int, frame: object) -> None:
+    raise Overdue(number)
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _write(files: Files, directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for old in directory.iterdir():
+        old.unlink()
+    for name, data in files.items():
+        (directory / name).write_bytes(data)
+
+
+def attempt(target: Target, files: Files, directory: Path) -> str | None:
+    """Read files as anyone would; what is wrong with how that went, or None."""
+    _write(files, directory)
+    before = _peak()
+    signal.alarm(TIME_LIMIT)
+    try:
+        target.read(directory)
+    except BlazrError:
+        pass
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # noqa: BLE001  (Rust's panics are no Exception)
+        return traceback.format_exc()
+    finally:
+        signal.alarm(0)
+    taken = _peak() - before
+    return f"took {taken:,} bytes" if taken > MEMORY_LIMIT else None
+
+
+def fuzz(
+    name: str, *, seconds: float = float("inf"), runs: int | None = None, seed: int = 0, save: Path
+) -> list[str]:
+    """Try inputs until the time or the number of runs is over; what went wrong.
+
+    Args:
+        name: A row of TARGETS.
+        seconds: How long.
+        runs: How many inputs.
+        seed: Of the changes.
+        save: Where inputs that fail are left.
+    """
+    signal.signal(signal.SIGALRM, _ring)
+    target, chance = TARGETS[name](), random.Random(seed)
+    failures: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for seed_files in target.seeds:
+            problem = attempt(target, seed_files, Path(folder))
+            assert problem is None, f"a sound file fails: {problem}"
+        count, end = 0, time.monotonic() + seconds
+        while time.monotonic() < end and (runs is None or count < runs):
+            files, count = changed(chance.choice(target.seeds), chance), count + 1
+            _write(files, save / f"{name}-last")
+            problem = attempt(target, files, Path(folder))
+            if problem is not None and problem[-300:] not in failures:
+                failures[problem[-300:]] = problem
+                _write(files, save / f"{name}-{seed}-{count}")
+                print(f"{name}-{seed}-{count}: {problem}", flush=True)
+    _write({}, save / f"{name}-last")
+    print(f"{name}: {count:,} inputs, {len(failures)} failures, peak {_peak() // 10**6} MB")
+    return list(failures.values())
+
+
+def main() -> int:
+    """Run one target."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target", choices=TARGETS)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--runs", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save", type=Path, default=Path("fuzz-failures"))
+    options = vars(parser.parse_args())
+    return 1 if fuzz(options.pop("target"), **options) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
