@@ -12,8 +12,9 @@ import pytest
 from hypothesis import settings
 
 # Set before anything imports torch or the hub's client, which read them once.
+# One thread where several processes share the cores: more would wait on each other, spinning.
 _THREADS = "1" if "PYTEST_XDIST_WORKER" in os.environ else "2"  # noqa: TID251
-os.environ.setdefault("OMP_NUM_THREADS", _THREADS)  # noqa: TID251  (torch's variable, not ours)
+os.environ["OMP_NUM_THREADS"] = _THREADS  # noqa: TID251  (torch's variable, not ours)
 os.environ["HF_HUB_OFFLINE"] = "1"  # noqa: TID251
 for name in list(os.environ):  # noqa: TID251
     if name.startswith("BLAZR_") or name == "RUST_LOG":

@@ -3,7 +3,8 @@
 Run: python tools/fuzz.py TARGET [--seconds N | --runs N] [--seed N] [--save DIRECTORY]
 
 Sound files are changed a little, by bytes and by values, and read. Whatever is raised must be a
-BlazrError, within `TIME_LIMIT` seconds and `MEMORY_LIMIT` bytes above what the sound files took.
+BlazrError, within `TIME_LIMIT` seconds of the processor and `MEMORY_LIMIT` bytes above what was
+taken before.
 An input that fails is saved, and so is the one at work when the process dies.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import lzma
 import random
 import resource
 import signal
@@ -21,7 +23,10 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from blazr.core.errors import BlazrError
 
@@ -40,7 +45,7 @@ HOSTILE: tuple[object, ...] = (
 )  # fmt: skip
 MAGIC = (0, 1, 2, 7, 8, 9, 255, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**64 - 1)
 SNIPPETS = (
-    "{% for i in range(999999999) %}x{% endfor %}", "{{ messages * 99999999 }}", "{{ ''.__class__ }}",
+    "{% for i in range(999999999) %}x{% endfor %}", "{{ messages * 99999999 }}", "{{ ''.__mro__ }}",
     "{% set x = messages %}", "{{ raise_exception('no') }}", "{{ 9 ** 99999999 }}", "{% if %}",
     "{{ 'x' * 999999999 }}", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{{ none.x }}",
     "{{ messages | tojson(indent=99999999) }}", "{{ 'x'.ljust(999999999) }}", "{% include 'x' %}",
@@ -112,7 +117,10 @@ def _headers(name: str) -> Files:
 
 
 def _gguf() -> Target:
-    return Target(_plan, (_headers("stories260K-q8_0.gguf"), _headers("stories260K-q4_0.gguf")))
+    packed = (_headers("stories260K-q8_0.gguf"), _headers("stories260K-q4_0.gguf"))
+    names = ("qwen35moe", "deepseek2-lite", "nemotron_h_moe", "gpt-oss", "gemma3", "jamba")
+    made = ((GOLDEN / "gguf" / "converted" / f"{name}.gguf.xz").read_bytes() for name in names)
+    return Target(_plan, (*packed, *({"model.gguf": lzma.decompress(each)} for each in made)))
 
 
 def _safetensors() -> Target:
@@ -220,15 +228,7 @@ def _changed_json(data: bytes, chance: random.Random) -> bytes:
         return data
     if chance.random() < 0.02:
         return b"[" * 200_000
-    places: list[tuple[object, object]] = []
-    level = [value]
-    while level:
-        node = level.pop()
-        keys = range(min(len(node), 40)) if isinstance(node, list) else node
-        for key in keys:
-            places.append((node, key))
-            if isinstance(node[key], dict | list):
-                level.append(node[key])
+    places = _places(value)
     if not places:
         return data
     node, key = chance.choice(places)
@@ -243,6 +243,19 @@ def _changed_json(data: bytes, chance: random.Random) -> bytes:
         case _:
             node[key] = chance.choice(HOSTILE)
     return json.dumps(value).encode()
+
+
+def _places(value: Any) -> list[tuple[Any, Any]]:
+    """Every value inside: what holds it, and under which key."""
+    places: list[tuple[Any, Any]] = []
+    level = [value] if isinstance(value, dict | list) else []
+    while level:
+        node = level.pop()
+        for key in range(min(len(node), 40)) if isinstance(node, list) else node:
+            places.append((node, key))
+            if isinstance(node[key], dict | list):
+                level.append(node[key])
+    return places
 
 
 def _holds(node: object, key: object) -> bool:
@@ -260,12 +273,19 @@ def _changed_safetensors(data: bytes, chance: random.Random) -> bytes:
     return struct.pack("<Q", len(header)) + header + data[8 + size :]
 
 
-class Overdue(Exception):
+class OverdueError(Exception):
     """An input took too long."""
 
 
-def _ring(number: int, frame: object) -> None:
-    raise Overdue(number)
+def _ring(number: int, _frame: FrameType | None) -> None:
+    raise OverdueError(number)
+
+
+def _limit_memory() -> None:
+    """What forges a size gets a MemoryError and not the machine."""
+    import_module("torch")  # takes much of it, and is no reader's fault
+    size = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * 4096
+    resource.setrlimit(resource.RLIMIT_AS, (size + ADDRESS_LIMIT, resource.RLIM_INFINITY))
 
 
 def _peak() -> int:
@@ -284,7 +304,8 @@ def attempt(target: Target, files: Files, directory: Path) -> str | None:
     """Read files as anyone would; what is wrong with how that went, or None."""
     _write(files, directory)
     before = _peak()
-    signal.alarm(TIME_LIMIT)
+    signal.signal(signal.SIGPROF, _ring)
+    signal.setitimer(signal.ITIMER_PROF, TIME_LIMIT)
     try:
         target.read(directory)
     except BlazrError:
@@ -294,7 +315,7 @@ def attempt(target: Target, files: Files, directory: Path) -> str | None:
     except BaseException:  # noqa: BLE001  (Rust's panics are no Exception)
         return traceback.format_exc()
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     taken = _peak() - before
     return f"took {taken:,} bytes" if taken > MEMORY_LIMIT else None
 
@@ -311,7 +332,7 @@ def fuzz(
         seed: Of the changes.
         save: Where inputs that fail are left.
     """
-    signal.signal(signal.SIGALRM, _ring)
+    _limit_memory()
     target, chance = TARGETS[name](), random.Random(seed)
     failures: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:

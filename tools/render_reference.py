@@ -7,6 +7,7 @@ Run: python tools/render_reference.py           write the pages
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,11 +29,20 @@ from blazr.core.metrics import METRICS
 from blazr.core.table import Table
 from blazr.engine.config import EngineConfig
 from blazr.engine.sampling_params import SamplingParams
+from blazr.models.families import FAMILIES
+from blazr.models.families.gguf_architectures import ARCHITECTURES
 from blazr.server.config import ServerConfig
 from blazr.server.errors import HttpError
 from blazr.server.routes import ROUTES
 
-REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
+ROOT = Path(__file__).resolve().parent.parent
+REFERENCE, GOLDEN = ROOT / "docs" / "reference", ROOT / "tests" / "golden"
+NATIVE = (
+    "What blazr runs with networks of its own, and what each was compared with. Every other causal "
+    "language model that the transformers library knows runs "
+    "[through it](../how-to/models.md#everything-else-through-transformers)."
+)
+ELSEWHERE = {"oxidizr": "what its trainer recorded", "gguf": "see below"}
 NOTE = "<!-- Written by tools/render_reference.py (`make docs`); do not edit. -->"
 
 
@@ -251,11 +261,58 @@ def render_tables() -> str:
     return "\n\n".join(parts)
 
 
+def render_models() -> str:
+    """Every family: what runs it, and what its network was compared with."""
+    headers = _recorded("headers/*.json", _model_type)
+    gguf = _recorded("gguf/converted/*.gguf.xz", lambda path: path.name.partition(".")[0])
+    families = (
+        (f"`{name}`", "transformers: logits, greedy tokens", ", ".join(headers.get(name, ())))
+        if name not in {"oxidizr", "gguf"}
+        else (f"`{name}`", ELSEWHERE[name], "")
+        for name in FAMILIES
+    )
+    architectures = (
+        (f"`{name}`", ", ".join(each for each in gguf if _architecture(each) == name))
+        for name in ARCHITECTURES
+    )
+    return "\n\n".join(
+        (
+            "# Models",
+            NATIVE,
+            "## Families",
+            table(("family", "compared with", "headers of releases that plan"), families),
+            "## Architectures in GGUF",
+            "Each was compared with transformers on files of llama.cpp's own converter.",
+            table(("architecture", "files compared"), architectures),
+        )
+    )
+
+
+def _recorded(pattern: str, key: Callable[[Path], str]) -> dict[str, list[str]]:
+    """Golden files by a key, as their names without suffixes."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(GOLDEN.glob(pattern)):
+        name = path.name.removesuffix(".json").removesuffix(".gguf.xz")
+        found.setdefault(key(path), []).append(name)
+    return found
+
+
+def _model_type(path: Path) -> str:
+    return str(json.loads(path.read_text(encoding="utf-8"))["config"]["model_type"])
+
+
+def _architecture(name: str) -> str:
+    """Of a golden file: the longest architecture its name begins with."""
+    fitting = (each for each in ARCHITECTURES if name == each or name.startswith(f"{each}-"))
+    return max(fitting, key=len)
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "cli": render_cli,
     "environment": render_environment,
     "errors": render_errors,
     "http": render_http,
+    "models": render_models,
     "modules": render_modules,
     "parameters": render_parameters,
     "tables": render_tables,

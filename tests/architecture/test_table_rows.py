@@ -26,6 +26,7 @@ EXTENSIBLE = {
             "detect",
             "gguf_architectures",
             "gguf_hybrid",
+            "gguf_latent",
             "gguf_model",
             "gqa",
             "oxidizr_mixers",
@@ -35,7 +36,7 @@ EXTENSIBLE = {
     ),
     "server/anthropic": ("ROUTES", lambda row: row.handler.__module__, {"rendering", "replies"}),
     "server/ollama": ("ROUTES", lambda row: row.handler.__module__, {"replies"}),
-    "server/native": ("ROUTES", lambda row: row.handler.__module__, {"replies"}),
+    "server/native": ("ROUTES", lambda row: row.handler.__module__, {"pieces", "replies"}),
     "server/openai": (
         "ROUTES",
         lambda row: row.handler.__module__,

@@ -52,6 +52,8 @@ class BlazrSide:
         # while all of them decode
         start = max(record.token_s[0] for record in records)
         end = min(record.token_s[-1] for record in records)
+        if end <= start:
+            raise EngineError("the sequences never ran together.", hint="raise --output-tokens")
         count = sum(start < at <= end for record in records for at in record.token_s)
         return count / (end - start)
 

@@ -29,6 +29,8 @@ def measure_bandwidth(device: Device, *, nbytes: int = BUFFER_BYTES, rounds: int
     """
     import torch
 
+    from blazr.nn.device import release_threads
+
     is_cuda = device.kind == "cuda"
     size = min(nbytes, device.free_bytes() // 4) // 4
     # ones, because zeros need not be anywhere before they are written
@@ -43,6 +45,7 @@ def measure_bandwidth(device: Device, *, nbytes: int = BUFFER_BYTES, rounds: int
         else:
             source.sum()
         best_s = min(best_s, perf_counter() - started_s)
+    release_threads()  # of this thread; an engine's may compute next
     return source.nbytes * (2 if is_cuda else 1) / best_s
 
 

@@ -19,6 +19,7 @@ from blazr.nn.device import resolve_device
 
 _PROBE_BYTES = 2**28
 _WARMUP_TOKENS = 4
+_UNPACED = 1e6
 
 
 def compare(
@@ -53,7 +54,9 @@ def compare(
     chance, streams = random.Random(seed), max(levels)
     with llama_cpp(path, threads=threads, context=context, streams=streams) as theirs:
         loaded = load(str(path), device=cpu)
-        config = EngineConfig(max_running=max(EngineConfig().max_running, streams))
+        # the other side, too, reads all prompts before it decodes
+        at_once = max(EngineConfig().max_running, streams)
+        config = EngineConfig(max_running=at_once, prefill_share=_UNPACED)
         engine = build_engine(loaded.module, cpu, config=config)
         try:
             size = loaded.config.vocab_size

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
 
 from blazr.server.anthropic import messages
 from blazr.server.anthropic import replies as anthropic
-from blazr.server.native import cache, generate, infill, pages, status, tokens
+from blazr.server.native import (
+    cache,
+    completion,
+    generate,
+    infill,
+    pages,
+    props,
+    status,
+    tokens,
+)
 from blazr.server.native import replies as native
+from blazr.server.native.pieces import FRAMING
 from blazr.server.ollama import embed as ollama_embed
 from blazr.server.ollama import generate as ollama_generate
 from blazr.server.ollama import models as ollama_models
@@ -67,9 +77,11 @@ ANSWERS: Mapping[Handler, Answer] = {
     status.metrics: Answer(media_type="text/plain"),
     cache.show_cache: Answer(whole=native.CacheReport),
     generate.generate: Answer(whole=native.Generated),
-    infill.infill: Answer(
-        whole=native.InfillPiece, events=native.InfillPiece, framing=replace(DATA, end=b"")
+    completion.complete: Answer(
+        whole=native.TextPiece | list[native.TextPiece], events=native.TextPiece, framing=FRAMING
     ),
+    infill.infill: Answer(whole=native.TextPiece, events=native.TextPiece, framing=FRAMING),
+    props.show_props: Answer(whole=native.Props),
     tokens.tokenize: Answer(whole=native.Tokens),
     tokens.detokenize: Answer(whole=native.Text),
     tokens.apply_template: Answer(whole=native.Prompt),

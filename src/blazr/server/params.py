@@ -42,8 +42,8 @@ def grammar_of(
     kind = "text" if form is None else form.get("type")
     if form is None or kind == "text":
         return None
-    if kind == "json_object":
-        return {"json_object": True}
+    if kind == "json_object":  # llama.cpp's server takes a schema with it
+        return {"json_schema": form["schema"]} if "schema" in form else {"json_object": True}
     inner = form.get("json_schema", form)  # the newer API has it flat
     if kind == "json_schema" and isinstance(inner, Mapping) and "schema" in inner:
         return {"json_schema": inner["schema"]}

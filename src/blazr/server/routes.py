@@ -8,7 +8,16 @@ from blazr.core.table import Table
 from blazr.server.anthropic import messages
 from blazr.server.anthropic.rendering import error_object as anthropic_error
 from blazr.server.endpoint import Route
-from blazr.server.native import cache, generate, infill, pages, status, tokens
+from blazr.server.native import (
+    cache,
+    completion,
+    generate,
+    infill,
+    pages,
+    props,
+    status,
+    tokens,
+)
 from blazr.server.ollama import embed as ollama_embed
 from blazr.server.ollama import generate as ollama_generate
 from blazr.server.ollama import models as ollama_models
@@ -42,15 +51,16 @@ ROUTES: Table[Route] = Table(
             Route("GET", "/openapi.json", status.openapi),
             Route("GET", "/metrics", status.metrics),
             Route("GET", "/debug/cache", cache.show_cache, needs_model=True),
-            Route("GET", "/v1/models", models.list_models),
+            *(Route("GET", path, models.list_models) for path in ("/v1/models", "/models")),
             Route("GET", "/v1/models/{model:path}", models.show_model),
             Route("POST", "/v1/completions", completions.complete, completions.Body),
-            Route("POST", "/v1/chat/completions", chat.answer, chat.Body),
-            Route(
-                "POST",
-                "/v1/chat/completions/input_tokens",
-                tokens.count_tokens,
-                tokens.ChatTextBody,
+            *(
+                Route("POST", path, chat.answer, chat.Body)
+                for path in ("/v1/chat/completions", "/chat/completions")
+            ),
+            *(
+                Route("POST", f"{path}/input_tokens", tokens.count_tokens, tokens.ChatTextBody)
+                for path in ("/v1/chat/completions", "/chat/completions")
             ),
             Route("POST", "/v1/responses", responses.create, responses.Body),
             Route(
@@ -76,6 +86,8 @@ ROUTES: Table[Route] = Table(
                 "POST", "/v1/messages/count_tokens", messages.count_tokens, messages.CountBody
             ),
             Route("POST", "/generate", generate.generate, generate.Body),
+            Route("POST", "/completion", completion.complete, completion.Body),
+            Route("GET", "/props", props.show_props, needs_model=True),
             *(
                 Route("POST", path, infill.infill, infill.Body)
                 for path in ("/infill", "/v1/infill")

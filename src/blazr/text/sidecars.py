@@ -69,4 +69,6 @@ def _text(token: object) -> str | None:
     """A token's name, written as a string or as an object with its ``content``."""
     if isinstance(token, Mapping):
         token = token.get("content")
-    return token if isinstance(token, str) else None
+    # half a surrogate pair, which JSON can spell, is no character
+    is_name = isinstance(token, str) and not any("\ud800" <= each <= "\udfff" for each in token)
+    return str(token) if is_name else None

@@ -23,9 +23,7 @@ def test_counts_durations_and_figures_are_rendered() -> None:
 
 def test_every_row_can_be_used() -> None:
     metrics = Metrics()
-    metrics.watch(
-        "x", lambda: {row.figure + "x" * len(row.labels): 1 for row in METRICS.values()}
-    )
+    metrics.watch("x", lambda: {row.figure + "x" * len(row.labels): 1 for row in METRICS.values()})
     for name, row in METRICS.items():
         if row.figure:
             continue

@@ -78,7 +78,75 @@ def test_the_middle_is_filled_in(loopback: Loopback, path: str) -> None:
     text = loopback.client.post(path, json={**body, "stream": True}).text
     parts = [json.loads(frame.removeprefix("data: ")) for frame in text.strip().split("\n\n")]
     assert "".join(part["content"] for part in parts) == whole["content"]
+    for end in (parts[-1], whole):
+        assert end.pop("timings")["prompt_n"] + end["tokens_cached"] == end["tokens_evaluated"]
     assert parts[-1] == {**whole, "content": ""}
+
+
+def test_completion_in_the_words_of_llama_cpp(loopback: Loopback) -> None:
+    """Texts, objects, and ids with texts among them are prompts; several make a list."""
+    encode = loopback.core.tokenizer.encode
+    single = loopback.client.post(
+        "/completion", json={"prompt": "a b", "n_predict": 3, "seed": -1, "return_tokens": True}
+    ).json()
+    assert (single["content"], single["stop_type"]) == (" one two three", "limit")
+    assert (single["tokens_predicted"], single["tokens"]) == (3, encode(" one two three"))
+    assert not single["truncated"]
+    assert single["generation_settings"]["n_predict"] == single["timings"]["predicted_n"] == 3
+    prompt = ["a b", encode("a b"), ["a", *encode(" b")], {"prompt_string": "a b"}]
+    several = loopback.client.post("/completion", json={"prompt": prompt, "n_predict": 1}).json()
+    assert [each["index"] for each in several] == [0, 1, 2, 3]
+    assert {each["content"] for each in several} == {" one"}
+    asked = [each.prompt_ids for each in loopback.engine.submitted[-4:]]
+    assert asked == [tuple(encode("a b"))] * 4
+    mixed = loopback.client.post("/completion", json={"prompt": [*encode("a"), " b"]}).json()
+    assert mixed["content"] == SCRIPT
+
+
+def test_completion_takes_biases_of_texts_and_reports_probabilities(loopback: Loopback) -> None:
+    encode = loopback.core.tokenizer.encode
+    (five,), (six,) = encode(" five"), encode(" six")
+    body = {"prompt": "a", "n_predict": 2, "n_probs": 2, "repeat_penalty": 1.5, "top_k": 7}
+    for given in ([[five, 1.5], [" six", False]], {str(five): 1.5, " six": -100}):
+        reply = loopback.client.post("/completion", json={**body, "logit_bias": given}).json()
+        params = loopback.engine.submitted[-1].params
+        assert params.logit_bias == {five: 1.5, six: -100.0}
+        assert (params.repetition_penalty, params.top_k, params.logprobs) == (1.5, 7, 2)
+        rows = reply["completion_probabilities"]
+        assert [row["token"] for row in rows] == [" one", " two"]
+        assert [row["id"] for row in rows] == encode(" one two")
+
+
+@pytest.mark.parametrize("stop", [None, [" four"]])
+def test_a_streamed_completion_is_the_whole_one(loopback: Loopback, stop: list | None) -> None:
+    body = {"prompt": ["a", "b"], "n_predict": 9, "stop": stop, "n_probs": 1}
+    wholes = loopback.client.post("/completion", json=body).json()
+    text = loopback.client.post("/completion", json={**body, "stream": True}).text
+    parts = [json.loads(frame.removeprefix("data: ")) for frame in text.strip().split("\n\n")]
+    for whole in wholes:
+        *pieces, end = (part for part in parts if part["index"] == whole["index"])
+        assert "".join(piece["content"] for piece in pieces) == whole["content"]
+        assert not any(piece["stop"] for piece in pieces)
+        for name in ("stop_type", "stopping_word", "has_new_line", "tokens_predicted"):
+            assert end[name] == whole[name], name
+        rows = [row for piece in pieces for row in piece["completion_probabilities"]]
+        assert rows == whole["completion_probabilities"]
+
+
+def test_props_and_models_where_llama_cpp_has_them(loopback: Loopback) -> None:
+    props = loopback.client.get("/props").json()
+    assert props["default_generation_settings"]["n_ctx"] == 512
+    assert "{% for message in messages %}" in props["chat_template"]
+    assert props["eos_token"] == "<|endoftext|>"
+    listed = loopback.client.get("/models").json()
+    assert listed["first_id"] == listed["data"][0]["id"] == "scripted"
+
+
+def test_a_schema_may_come_with_json_object(loopback: Loopback) -> None:
+    form = {"type": "json_object", "schema": {"type": "hiccup"}}
+    body = {"messages": [{"role": "user", "content": "a"}], "response_format": form}
+    for path in ("/v1/chat/completions", "/chat/completions"):
+        assert loopback.client.post(path, json=body).status_code == 400
 
 
 @pytest.mark.parametrize("path", unsupported.PATHS)
@@ -102,6 +170,11 @@ def test_any_model_name_will_do_where_that_is_wished() -> None:
         ("/detokenize", {"tokens": [10**9]}),
         ("/detokenize", {"tokens": [-1]}),
         ("/generate", {"prompt": 5}),
+        ("/completion", {"prompt": []}),
+        ("/completion", {"prompt": [1, {"prompt_string": "a"}]}),
+        ("/completion", {"prompt": {"prompt_string": "a", "multimodal_data": "x"}}),
+        ("/completion", {"prompt": "a", "logit_bias": {"a" * 257: 1}}),
+        ("/completion", {"prompt": "a", "json_schema": {"type": "hiccup"}}),
     ],
 )
 def test_refusals(loopback: Loopback, path: str, body: dict) -> None:
@@ -116,7 +189,8 @@ def test_models(loopback: Loopback) -> None:
     (card,) = loopback.client.get("/v1/models").json()["data"]
     assert card["id"] == "scripted"
     assert card["object"] == "model"
-    assert card["max_model_len"] == 512
+    assert card["max_model_len"] == card["max_input_tokens"] == 512
+    assert (card["type"], card["display_name"]) == ("model", "scripted")
     for name in ("scripted", "default", "org/name"):
         assert loopback.client.get(f"/v1/models/{name}").json()["id"] == "scripted"
 

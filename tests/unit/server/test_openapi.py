@@ -65,6 +65,10 @@ BODIES: dict[str, list[dict]] = {
     "/v1/messages": [MESSAGES, {**MESSAGES, "stream": True}, {"messages": HELLO, "max_tokens": 2}],
     "/v1/messages/count_tokens": [{"messages": HELLO}],
     "/generate": [{"prompt": "a"}],
+    "/completion": [
+        {"prompt": ["a", "b"], "n_predict": 2, "n_probs": 2, "return_tokens": True},
+        {"prompt": "a", "n_predict": 2, "n_probs": 1, "stream": True},
+    ],
     "/infill": [
         {"input_prefix": "a", "input_suffix": "b"},
         {"input_prefix": "a", "n_predict": 2, "stream": True},
@@ -93,6 +97,8 @@ for one, other in {
     "/rerank": "/v1/rerank",
     "/v2/rerank": "/v1/rerank",
     "/v1/infill": "/infill",
+    "/chat/completions": "/v1/chat/completions",
+    "/chat/completions/input_tokens": "/v1/chat/completions/input_tokens",
 }.items():
     BODIES[one] = BODIES[other]
 

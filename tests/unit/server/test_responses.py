@@ -102,7 +102,9 @@ def test_stored_responses_are_found_until_deleted(loopback: Loopback) -> None:
     where = f"{PATH}/{reply['id']}"
     assert loopback.client.get(where).json() == reply
     items = loopback.client.get(f"{where}/input_items").json()
-    assert [each["content"] for each in items["data"]] == ["hello"]
+    (item,) = items["data"]
+    assert item["content"] == [{"type": "input_text", "text": "hello"}]
+    assert item["status"] == "completed"
     assert items["first_id"] == items["last_id"] == items["data"][0]["id"]
     gone = {"id": reply["id"], "object": "response", "deleted": True}
     assert loopback.client.delete(where).json() == gone

@@ -8,6 +8,7 @@ otherwise their tensors show.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from blazr.core.errors import ConfigError, ShapeError
 from blazr.models.checkpoint.base import Checkpoint
@@ -16,9 +17,10 @@ from blazr.models.families.base import Derivation, Family, Ledger
 from blazr.models.families.config_reader import ConfigReader
 from blazr.models.families.gguf_architectures import ARCHITECTURES, Architecture
 from blazr.models.families.gguf_hybrid import hybrid_rules, read_experts, read_layer
+from blazr.models.families.gguf_latent import latent_rules, read_latent
 from blazr.models.families.gguf_model import GgufModel
 from blazr.models.families.oxidizr import read_max_seq_len
-from blazr.models.families.rules import DecayLog, Rule, RuleBook, Stack
+from blazr.models.families.rules import DecayLog, Reshape, Rule, RuleBook, Stack
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
@@ -36,19 +38,19 @@ SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.we
 def _attention(model: GgufModel, row: Architecture, layer: int) -> AttentionConfig:
     at = f"blk.{layer}."
     heads, kv_heads, dim = _heads(model, at, layer)
-    window = model.integer("attention.sliding_window", 0)
-    if row.full_every and (layer + 1) % row.full_every == 0:
-        window = 0
+    window = _window(model, row, layer)
+    is_still = bool(row.still_every) and (layer + 1) % row.still_every == 0
     scale = model.number("attention.scale", 0.0)
     if row.wide_scale_layers == model.num_layers:
         scale = (model.hidden_size / heads) ** -0.5
     norm = at + "attn_q_norm.weight"
+    gated = model.has(at + "attn_q.weight") and model.size(at + "attn_q.weight", 0) != heads * dim
     return AttentionConfig(
         hidden_size=model.hidden_size,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=dim,
-        rope=_rope(model, row, dim, has_window=window > 0),
+        rope=None if is_still else _rope(model, row, dim, has_window=window > 0),
         qkv_bias=model.has(at + "attn_q.bias") or model.has(at + "attn_qkv.bias"),
         o_bias=model.has(at + "attn_output.bias"),
         fused_qkv=model.has(at + "attn_qkv.weight"),
@@ -58,7 +60,17 @@ def _attention(model: GgufModel, row: Architecture, layer: int) -> AttentionConf
         sliding_window=window or None,
         attention_multiplier=scale or None,
         attn_logit_softcap=model.number("attn_logit_softcapping", 0.0) or None,
+        output_gate=gated,
+        sinks=model.has(at + "attn_sinks.weight"),
     )
+
+
+def _window(model: GgufModel, row: Architecture, layer: int) -> int:
+    """How many tokens a layer sees; 0 for all."""
+    window = model.integer("attention.sliding_window", 0)
+    told = model.flag("attention.sliding_window_pattern", layer=layer)
+    is_full = bool(row.full_every) and (layer + 1) % row.full_every == 0
+    return window if (told if told is not None else not is_full) else 0
 
 
 def _heads(model: GgufModel, at: str, layer: int) -> tuple[int, int, int]:
@@ -70,6 +82,8 @@ def _heads(model: GgufModel, at: str, layer: int) -> tuple[int, int, int]:
         rows, wanted = model.size(at + "attn_qkv.weight", 0), (heads + 2 * kv_heads) * dim
     else:
         rows, wanted = model.size(at + "attn_q.weight", 0), heads * dim
+        # a gate of the output may lie behind each head's queries
+        rows = rows // 2 if model.has(at + "attn_k.weight") and rows == 2 * wanted else rows
     if rows != wanted or not kv_heads or not dim or dim % 2 or heads % kv_heads:
         raise ShapeError(
             f"{at}attn_q does not fit the metadata.",
@@ -88,8 +102,8 @@ def _heads(model: GgufModel, at: str, layer: int) -> tuple[int, int, int]:
 def _rope(
     model: GgufModel, row: Architecture, head_dim: int, *, has_window: bool
 ) -> RopeConfig | None:
-    told = model.reader.boolean(model.key("rope.scaling.finetuned"))
-    if row.rotation == "never" or (row.rotation == "told" and not (told and told.value)):
+    is_still = row.rotation == "told" and model.flag("rope.scaling.finetuned") is False
+    if row.rotation == "never" or is_still:
         return None
     dim = model.integer("rope.dimension_count", head_dim)
     if not 0 < dim <= head_dim or dim % 2:
@@ -98,10 +112,20 @@ def _rope(
             found=str(dim)[:100],
             expected=f"an even number up to {head_dim}",
         )
-    if has_window and row.window_theta is not None:
-        return RopeConfig(dim, model.number("rope.freq_base_swa", row.window_theta))
     theta = model.number("rope.freq_base", DEFAULT_ROPE_THETA)
-    return RopeConfig(dim, theta, _scaling(model, dim), interleaved=row.rotates_pairs)
+    if has_window and row.plain_window:
+        return RopeConfig(dim, model.number("rope.freq_base_swa", row.window_theta or theta))
+    if row.rotation == "told" and dim != head_dim:
+        raise ConfigError(
+            f"the metadata's {model.key('rope.dimension_count')!r} is not supported.",
+            found=f"{dim} of {head_dim} channels"[:100],
+            expected="all channels of a head: converters mix up the others",
+            hint="take the same model as safetensors",
+        )
+    scaling = _scaling(model, dim)
+    if scaling is not None and not row.whole_ramp:
+        scaling = replace(scaling, truncate=False)
+    return RopeConfig(dim, theta, scaling, interleaved=row.rotates_pairs)
 
 
 def _scaling(model: GgufModel, dim: int) -> RopeScaling | None:
@@ -125,11 +149,15 @@ def _scaling(model: GgufModel, dim: int) -> RopeScaling | None:
     if name == "linear":
         return RopeScaling(kind="linear", factor=factor)
     if name == "yarn" and trained:
-        stretched = attention * (0.1 * math.log(max(factor, 1.0)) + 1)
+        # where queries and keys are stretched by a factor of their own, the tables are not
+        is_apart = bool(model.number("rope.scaling.yarn_log_multiplier", 0.0))
+        stretched = attention * (1 if is_apart else 0.1 * math.log(max(factor, 1.0)) + 1)
         return RopeScaling(
             kind="yarn",
             factor=factor,
             original_max_seq_len=trained,
+            beta_fast=model.number("rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=model.number("rope.scaling.yarn_beta_slow", 1.0),
             attention_factor=stretched,
         )
     raise ConfigError(
@@ -163,9 +191,13 @@ def _feed_forward(model: GgufModel, row: Architecture, layer: int) -> FeedForwar
             num_experts=model.ledger.record("num_experts", experts, f"tensor {at}ffn_gate_inp"),
             experts_per_token=min(model.integer("expert_used_count"), experts),
             activation=row.activation,
+            scoring="sigmoid" if row.by_sigmoid else "softmax",
             norm_topk_prob=row.norm_topk_prob,
+            gated=model.has(at + ("ffn_gate_exps.weight" if stacked else "ffn_gate.0.weight")),
         )
-        return read_experts(model, config, at) if row.hybrid else config
+        if row.swiglu is not None:
+            config = replace(config, swiglu_alpha=row.swiglu[0], swiglu_limit=row.swiglu[1])
+        return read_experts(model, config, at)
     inner, upward = model.size(at + "ffn_down.weight", 1), model.size(at + "ffn_up.weight", 0)
     is_fused = upward == 2 * inner
     return MlpConfig(
@@ -194,7 +226,12 @@ def _layer(model: GgufModel, row: Architecture, norm: NormConfig, index: int) ->
             attention=lambda: _attention(model, row, index),
             feed_forward=lambda: _feed_forward(model, row, index),
         )
-    mixer: MixerConfig = _attention(model, row, index)
+    latent = model.has(f"blk.{index}.attn_kv_a_mqa.weight")
+    mixer: MixerConfig = (
+        read_latent(model, index, lambda dim: _rope(model, row, dim, has_window=False))
+        if latent
+        else _attention(model, row, index)
+    )
     return LayerConfig(
         mixer=mixer,
         mixer_norm=before,
@@ -246,7 +283,7 @@ def _architecture(checkpoint: Checkpoint) -> Architecture:
     return row
 
 
-def _rules(*, fused: bool) -> list[Rule]:
+def _rules(*, fused: bool = False, norms_before: bool = False) -> list[Rule]:
     layer, ours = "blk.{i}.", "layers.{i}."
     mixer, feed = ours + "mixer.", ours + "feed_forward."
     parts, projections = ("weight", "bias"), ("gate", "up", "down")
@@ -258,6 +295,8 @@ def _rules(*, fused: bool) -> list[Rule]:
         "attn_q_norm": "mixer.q_norm",
         "attn_k_norm": "mixer.k_norm",
     }
+    if norms_before:  # the one behind attention is the one before the other half
+        norms["post_attention_norm"] = norms["ffn_norm"]
     matrices = {
         **{f"attn_{name}": f"mixer.{name}_proj" for name in ("q", "k", "v", "qkv")},
         "attn_output": "mixer.o_proj",
@@ -279,7 +318,12 @@ def _rules(*, fused: bool) -> list[Rule]:
             Rule(f"{layer}{theirs}.{{p}}", f"{ours}{name}.{{p}}", p=parts)
             for theirs, name in (norms | matrices).items()
         ),
-        Rule(layer + "ffn_gate_inp.weight", feed + "router.weight"),
+        Rule(layer + "ffn_norm", ours + "feed_forward_norm.weight"),  # Falcon-H1's
+        Rule(layer + "attn_sinks.weight", mixer + "sinks"),
+        *latent_rules(),
+        Rule(layer + "ffn_gate_inp.{p}", feed + "router.{p}", p=parts),
+        Rule(layer + "ffn_gate_inp_shexp.weight", feed + "shared_expert_gate.weight", Reshape()),
+        Rule(layer + "ffn_{p}_exps.bias", feed + "experts.{p}_bias", p=projections),
         Rule(layer + "exp_probs_b.bias", feed + "correction_bias"),
         Rule(layer + "ffn_{p}_exps.weight", feed + "experts.{p}_proj", p=projections),
         Rule(layer + "ffn_{p}.{e}.weight", feed + "experts.{p}_proj", Stack("e"), p=projections),
@@ -288,17 +332,25 @@ def _rules(*, fused: bool) -> list[Rule]:
     ]
 
 
-_PLAIN, _FUSED = RuleBook(_rules(fused=False)), RuleBook(_rules(fused=True))
+_PLAIN = RuleBook(_rules())
 
 
 def _rules_of(checkpoint: Checkpoint) -> RuleBook:
     """Both upward matrices of an MLP may be one, under the name of the second."""
-    row = ARCHITECTURES.get(str(checkpoint.metadata.get("general.architecture")))
-    if row is not None and row.hybrid:
-        return RuleBook([*_rules(fused=False), *hybrid_rules(checkpoint)])
+    name = str(checkpoint.metadata.get("general.architecture"))
+    row = ARCHITECTURES.get(name, Architecture())
+    before = row.norms == "before" and "blk.0.post_attention_norm.weight" in checkpoint.tensors
     up, down = (checkpoint.tensors.get(f"blk.0.ffn_{name}.weight") for name in ("up", "down"))
     is_fused = up is not None and down is not None and up.shape[:1] == (2 * down.shape[-1],)
-    return _FUSED if is_fused else _PLAIN
+    more = hybrid_rules(checkpoint) if row.hybrid else []
+    return RuleBook([*_rules(fused=is_fused and not row.hybrid, norms_before=before), *more])
+
+
+def _unused(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Layers that predict further tokens come after the others."""
+    model = GgufModel(checkpoint)
+    more = model.integer("nextn_predict_layers", 0)
+    return tuple(f"blk.{model.num_layers + index}." for index in range(min(more, 100)))
 
 
 GGUF = Family(
@@ -308,4 +360,5 @@ GGUF = Family(
     rules=_PLAIN,
     rules_of=_rules_of,
     ignored=(ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS),
+    unused=_unused,
 )

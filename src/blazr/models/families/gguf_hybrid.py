@@ -14,6 +14,7 @@ from blazr.models.families.gguf_model import GgufModel
 from blazr.models.families.rules import DecayLog, Reshape, Rule
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
+from blazr.nn.layers.gated_delta import GatedDeltaConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.moe import MoeConfig
@@ -22,9 +23,10 @@ from blazr.nn.layers.parallel import ParallelMixerConfig, ParallelPart
 from blazr.nn.layers.short_conv import ShortConvConfig
 from blazr.nn.ops.moe import ExpertGroups
 
-SIGMOID = 2  # llama.cpp's number for it
+SOFTMAX, SIGMOID = 1, 2  # llama.cpp's numbers; 0 is neither
 _PARTS = ("weight", "bias")
 _MIXES = ("attn_q.", "attn_qkv.", "ssm_in.", "shortconv.in_proj.")
+_DELTA = "attn_gate.weight"
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)", re.ASCII)
 
 
@@ -78,8 +80,37 @@ def read_mamba2(model: GgufModel, layer: int, eps: float) -> Mamba2Config:
     )
 
 
+def read_delta(model: GgufModel, layer: int, eps: float) -> GatedDeltaConfig:
+    """A gated delta network, Qwen3-Next's or Qwen3.5's.
+
+    Raises:
+        ShapeError: The metadata do not fit the tensors.
+    """
+    at = f"blk.{layer}."
+    heads, inner = model.size(at + "ssm_a", 0), model.size(at + "ssm_out.weight", 1)
+    keys, states = model.integer("ssm.group_count"), model.integer("ssm.state_size")
+    if not heads or inner % heads or not keys or heads % keys or not states:
+        raise ShapeError(
+            f"{at}ssm_a does not fit the metadata.",
+            found=f"{heads} heads, {inner} channels, {keys} heads of keys of {states}"[:100],
+            expected="heads that divide the channels, heads of keys that divide the heads",
+        )
+    grouped = model.has(at + "ssm_ba.weight")
+    return GatedDeltaConfig(
+        hidden_size=model.hidden_size,
+        num_key_heads=keys,
+        num_heads=heads,
+        key_head_dim=states,
+        value_head_dim=inner // heads,
+        conv_kernel=model.size(at + "ssm_conv1d.weight", 1),
+        norm_eps=eps,
+        grouped_gates=grouped,
+        tiled=not grouped,
+    )
+
+
 def read_experts(model: GgufModel, experts: MoeConfig, at: str) -> MoeConfig:
-    """The experts of a hybrid, from plain ones: how they are scored, and what is beside them.
+    """Experts from plain ones: how they are scored, and what is beside them.
 
     Args:
         model: The file.
@@ -87,22 +118,35 @@ def read_experts(model: GgufModel, experts: MoeConfig, at: str) -> MoeConfig:
         at: How the layer's names begin.
     """
     norm, scale = model.reader.boolean(model.key("expert_weights_norm")), "expert_weights_scale"
-    count = model.integer("expert_group_count", 1)
-    kept = model.integer("expert_group_used_count", count)
-    gated, latent = model.has(at + "ffn_gate_exps.weight"), at + "ffn_latent_down.weight"
-    shared = at + "ffn_down_shexp.weight"
+    latent, shared = at + "ffn_latent_down.weight", at + "ffn_down_shexp.weight"
+    usual = SIGMOID if experts.scoring == "sigmoid" else SOFTMAX
+    by_sigmoid = (model.integer("expert_gating_func", 0) or usual) == SIGMOID
     return replace(
         experts,
-        gated=gated,
-        scoring="sigmoid" if model.integer("expert_gating_func", 1) == SIGMOID else "softmax",
+        scoring="sigmoid" if by_sigmoid else "softmax",
         norm_topk_prob=norm.value if norm else experts.norm_topk_prob,
         routed_scaling_factor=model.number(scale, 1.0),
         correction_bias=model.has(at + "exp_probs_b.bias"),
-        groups=ExpertGroups(count, kept, judged_by=2) if 0 < kept < count else None,
+        router_bias=model.has(at + "ffn_gate_inp.bias"),
+        expert_bias=model.has(at + "ffn_down_exps.bias"),
+        groups=_groups(model, experts, judged_by=2 if by_sigmoid else 1),
+        shared_expert_gate=model.has(at + "ffn_gate_inp_shexp.weight"),
         shared_expert=model.has(shared),
         shared_intermediate_size=model.size(shared, 1) if model.has(shared) else None,
         latent_size=model.size(latent, 0) if model.has(latent) else None,
     )
+
+
+def _groups(model: GgufModel, experts: MoeConfig, *, judged_by: int) -> ExpertGroups | None:
+    count = model.integer("expert_group_count", 1)
+    kept = model.integer("expert_group_used_count", count)
+    if count > 0 and experts.num_experts % count:
+        raise ShapeError(
+            "the groups of experts do not fit.",
+            found=f"{experts.num_experts} experts in {count} groups"[:100],
+            expected="groups of equal size",
+        )
+    return ExpertGroups(count, kept, judged_by) if 0 < kept < count else None
 
 
 def read_layer(
@@ -124,7 +168,10 @@ def read_layer(
     """
     at = f"blk.{index}."
     mixers: dict[str, MixerConfig] = {}
-    if model.has(at + "ssm_x.weight"):
+    is_delta = model.has(at + _DELTA)
+    if is_delta:
+        mixers["delta"] = read_delta(model, index, norm.eps)
+    elif model.has(at + "ssm_x.weight"):
         mixers["mamba"] = read_mamba1(model, index, norm.eps)
     elif model.has(at + "ssm_in.weight"):
         mixers["mamba"] = read_mamba2(model, index, norm.eps)
@@ -133,7 +180,7 @@ def read_layer(
             hidden_size=model.hidden_size,
             conv_kernel=model.size(at + "shortconv.conv.weight", 1),
         )
-    if model.has(at + "attn_q.weight") or model.has(at + "attn_qkv.weight"):
+    elif not is_delta and any(model.has(f"{at}{name}weight") for name in _MIXES[:2]):
         mixers["attention"] = attention()
     feeds = model.has(at + "ffn_down.weight") or model.has(at + "ffn_gate_inp.weight")
     parts = tuple(ParallelPart(name=name, mixer=mixer) for name, mixer in mixers.items())
@@ -168,6 +215,8 @@ def _layer_rules(number: str, names: set[str]) -> Iterable[Rule]:
         yield from _attention(at, ours + "mixer.parts.attention.")
     if "ssm_in.weight" in names and "ssm_x.weight" not in names:
         yield from _mamba2(at, mamba)
+    if _DELTA in names:
+        yield from _delta(at, ours + "mixer.")
 
 
 def _attention(at: str, ours: str) -> Iterable[Rule]:
@@ -184,3 +233,11 @@ def _mamba2(at: str, ours: str) -> Iterable[Rule]:
     yield Rule(at + "ssm_a", ours + "a_log", DecayLog())
     yield Rule(at + "ssm_d", ours + "d", Reshape())
     yield Rule(at + "ssm_norm.weight", ours + "norm.weight", Reshape())
+
+
+def _delta(at: str, ours: str) -> Iterable[Rule]:
+    projections = {"attn_qkv": "qkv", "attn_gate": "z", "ssm_ba": "ba"}
+    projections |= {"ssm_alpha": "a", "ssm_beta": "b"}
+    for theirs, name in projections.items():
+        yield Rule(f"{at}{theirs}.weight", f"{ours}in_proj_{name}.weight")
+    yield from _mamba2(at, ours)

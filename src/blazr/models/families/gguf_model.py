@@ -42,7 +42,7 @@ class GgufModel:
         self.reader = ConfigReader(nested, "the metadata")
         self.architecture = str(checkpoint.metadata["general.architecture"])
         self.hidden_size = self.size("token_embd.weight", 1)
-        self.num_layers = self._count_layers()
+        self.num_layers = self._count_layers() - self.integer("nextn_predict_layers", 0)
 
     def key(self, name: str) -> str:
         """A key of this architecture."""
@@ -90,6 +90,15 @@ class GgufModel:
         if found is None:
             return default or 0
         return self.ledger.record(_NAMES.get(name, name), found.value, found.source)
+
+    def flag(self, name: str, *, layer: int | None = None) -> bool | None:
+        """A truth, which may be given per layer; None where nothing is said."""
+        key = self.key(name)
+        values = self.checkpoint.metadata.get(key)
+        if isinstance(values, memoryview):
+            return bool(values[layer]) if layer is not None and layer < len(values) else None
+        found = self.reader.boolean(key) if isinstance(values, bool) else None
+        return found.value if found else None
 
     def number(self, name: str, default: float) -> float:
         """A number above 0.

@@ -36,6 +36,9 @@ class GatedDeltaConfig(MixerConfig):
         conv_kernel: K, taps of the causal convolution.
         norm_eps: Of the gated norm.
         grouped: Whether the projections lie together by key head (Qwen3-Next) or apart (Qwen3.5).
+        grouped_gates: Whether those of decay and beta alone do (Qwen3-Next in GGUF).
+        tiled: Whether the values of one key head lie ``num_key_heads`` heads apart (Qwen3.5 in
+            GGUF) and not side by side.
     """
 
     hidden_size: int
@@ -46,6 +49,8 @@ class GatedDeltaConfig(MixerConfig):
     conv_kernel: int = 4
     norm_eps: float = 1e-6
     grouped: bool = False
+    grouped_gates: bool = False
+    tiled: bool = False
 
     @property
     def key_size(self) -> int:
@@ -147,7 +152,8 @@ class DeltaMixer(RecurrentMixer):
         cfg = self.config
         x = x.unflatten(-1, (cfg.num_key_heads, -1))
         x = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _L2_EPS)
-        return x.repeat_interleave(cfg.num_heads // cfg.num_key_heads, -2)
+        share = cfg.num_heads // cfg.num_key_heads
+        return x.repeat(1, 1, share, 1) if cfg.tiled else x.repeat_interleave(share, -2)
 
 
 class GatedDelta(DeltaMixer):
@@ -162,8 +168,11 @@ class GatedDelta(DeltaMixer):
         else:
             self.in_proj_qkv = Linear(hidden, config.conv_size)
             self.in_proj_z = Linear(hidden, config.value_size)
-            self.in_proj_b = Linear(hidden, heads)
-            self.in_proj_a = Linear(hidden, heads)
+            if config.grouped_gates:
+                self.in_proj_ba = Linear(hidden, 2 * heads)
+            else:
+                self.in_proj_b = Linear(hidden, heads)
+                self.in_proj_a = Linear(hidden, heads)
         self.conv1d = DepthwiseConv(config.conv_size, config.conv_kernel, bias=False)
         self.dt_bias = nn.Parameter(torch.empty(heads))
         self.a_log = nn.Parameter(torch.empty(heads))
@@ -173,7 +182,8 @@ class GatedDelta(DeltaMixer):
             qkv, z, b, a = self._project_grouped(x)
         else:
             qkv, z = self.in_proj_qkv(x), self.in_proj_z(x)
-            b, a = self.in_proj_b(x), self.in_proj_a(x)
+            is_grouped = self.config.grouped_gates
+            b, a = self._gates(x) if is_grouped else (self.in_proj_b(x), self.in_proj_a(x))
         step = F.softplus(a.float() + self.dt_bias.float())
         decay = -self.a_log.float().exp() * step
         gate = z.unflatten(-1, (self.config.num_heads, -1))
@@ -186,8 +196,11 @@ class GatedDelta(DeltaMixer):
         sizes = (cfg.key_head_dim, cfg.key_head_dim, values, values)
         rows = self.in_proj_qkvz(x).unflatten(-1, (cfg.num_key_heads, -1))
         q, k, v, z = (part.flatten(-2) for part in rows.split(sizes, -1))
-        b, a = self.in_proj_ba(x).unflatten(-1, (cfg.num_key_heads, -1)).split((share, share), -1)
-        return torch.cat((q, k, v), -1), z, b.flatten(-2), a.flatten(-2)
+        return torch.cat((q, k, v), -1), z, *self._gates(x)
+
+    def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        both = self.in_proj_ba(x).unflatten(-1, (self.config.num_key_heads, 2, -1))
+        return both[..., 0, :].flatten(-2), both[..., 1, :].flatten(-2)
 
     def _convolve(self, window: Tensor) -> Tensor:
         return causal_conv1d(window, self.conv1d.weight, self.conv1d.bias)

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from blazr.nn.layers.base import Mixer, MixerConfig
 from blazr.nn.layers.batch import DecodeGroup, ForwardBatch, LayerCache, rotate_and_write
@@ -15,6 +15,7 @@ from blazr.nn.layers.linear import Linear, Matrix
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import Positions, RopeConfig
 from blazr.nn.ops.attention import attention, decode_attention
+from blazr.nn.ops.matmul import linear
 from blazr.nn.ops.sequence import Pages, attention_kernel
 from blazr.nn.quant.weight import Weight
 
@@ -78,12 +79,14 @@ class DeepseekMlaConfig(MlaConfig):
         norm_eps: Of the norms of both latents.
         bias: Whether the projections from and to the hidden size have biases.
         attention_multiplier: Applied to the scores.
+        apart: Whether the upward matrices are two, of keys and of values (GGUF), and not one.
     """
 
     v_head_dim: int
     norm_eps: float = 1e-6
     bias: bool = False
     attention_multiplier: float
+    apart: bool = False
 
     @property
     def scale(self) -> float:
@@ -92,7 +95,7 @@ class DeepseekMlaConfig(MlaConfig):
 
     def build(self) -> Mla:
         """The module, with uninitialised parameters."""
-        return DeepseekMla(self)
+        return ApartMla(self) if self.apart else DeepseekMla(self)
 
 
 class Mla(Mixer):
@@ -258,7 +261,8 @@ class DeepseekMla(Mla):
             self.q_up_proj = Linear(latent, query)
         self.kv_down_proj = Linear(hidden, sum(self.latent_parts), bias=bias)
         self.kv_norm = NormConfig(config.kv_latent, config.norm_eps).build()
-        self.kv_up_proj = Linear(config.kv_latent, heads * sum(self.kv_parts))
+        if not config.apart:
+            self.kv_up_proj = Linear(config.kv_latent, heads * sum(self.kv_parts))
         self.o_proj = Linear(heads * config.v_head_dim, hidden, bias=bias)
 
     def _compress(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -282,6 +286,25 @@ class DeepseekMla(Mla):
         both = _dense(self.kv_up_proj.weight).unflatten(0, (self.num_heads, -1))
         k, v = both.split(self.kv_parts, 1)
         return k, v
+
+
+class ApartMla(DeepseekMla):
+    """The same with the upward matrices head by head, that of the keys turned over."""
+
+    def __init__(self, config: DeepseekMlaConfig) -> None:
+        super().__init__(config)
+        heads, latent = config.num_heads, config.kv_latent
+        self.k_up = nn.Parameter(torch.empty(heads, latent, config.head_dim))
+        self.v_up = nn.Parameter(torch.empty(heads, config.v_head_dim, latent))
+
+    def _expand(self, latent: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = self._up()
+        shape = (self.num_heads, -1)
+        keys = linear(latent, k.flatten(0, 1)).unflatten(-1, shape)
+        return keys, linear(latent, v.flatten(0, 1)).unflatten(-1, shape)
+
+    def _up(self) -> tuple[Tensor, Tensor]:
+        return self.k_up.transpose(1, 2), self.v_up
 
 
 def _dense(weight: Matrix) -> Tensor:

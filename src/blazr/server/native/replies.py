@@ -77,17 +77,96 @@ class Generated(Struct):
     response: str
 
 
-class InfillPiece(Struct):
-    """More text."""
+class PieceLogprob(Struct):
+    """A token that might have stood there."""
 
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class PieceProbabilities(PieceLogprob):
+    """A token, and the likeliest in its place."""
+
+    top_logprobs: list[PieceLogprob]
+
+
+class Settings(Struct):
+    """How replies are sampled, in llama.cpp's names."""
+
+    n_predict: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    ignore_eos: bool
+    seed: int | None
+    stop: list[str]
+    n_probs: int
+
+
+class Timings(Struct):
+    """How long a prompt and its reply took. Of ``prompt_n``, nothing was in the cache."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+
+
+class TextPiece(Struct):
+    """A text, or more of it; the last one says how it ended."""
+
+    index: int
     content: str
+    tokens: list[int]
     stop: bool
     stop_type: Literal["limit", "eos", "word"] | UnsetType = UNSET
     stopping_word: str | UnsetType = UNSET
+    has_new_line: bool | UnsetType = UNSET
+    truncated: bool | UnsetType = UNSET
     model: str | UnsetType = UNSET
     tokens_predicted: int | UnsetType = UNSET
     tokens_evaluated: int | UnsetType = UNSET
     tokens_cached: int | UnsetType = UNSET
+    generation_settings: Settings | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
+    completion_probabilities: list[PieceProbabilities] | UnsetType = UNSET
+
+
+class Defaults(Struct):
+    """The context, and how replies are sampled where a request does not say."""
+
+    n_ctx: int
+    params: Settings
+
+
+class Modalities(Struct):
+    """What is read besides text."""
+
+    vision: bool
+    audio: bool
+
+
+class Props(Struct):
+    """What a client of llama.cpp's server asks first."""
+
+    default_generation_settings: Defaults
+    model_alias: str
+    modalities: Modalities
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    build_info: str
 
 
 class Piece(Struct):

@@ -12,6 +12,7 @@ from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest
 from blazr.server.messages import ChatMessage, to_messages
 from blazr.server.service import Call, json_response
+from blazr.text.tokenizer import Tokenizer
 
 
 class ChatTextBody(msgspec.Struct, kw_only=True):
@@ -49,7 +50,9 @@ async def tokenize(call: Call[TokenizeBody]) -> Response:
     core = service.llm.core
     adds = body.add_special if body.add_special_tokens is None else body.add_special_tokens
     text = body.content if body.prompt is None else body.prompt
-    request = _to_request(body, text, adds_special=adds is not False)
+    # llama.cpp's spelling has llama.cpp's default: nothing is added
+    adds = body.content is None if adds is None else adds
+    request = _to_request(body, text, adds_special=adds)
     encode = core.encode_prompt if request.messages is None else core.encode_chat
     ids = await asyncio.to_thread(encode, request)
     strings = [core.tokenizer.token_bytes(each).decode("utf-8", "replace") for each in ids]
@@ -108,7 +111,13 @@ async def detokenize(call: Call[DetokenizeBody]) -> Response:
 async def tokenizer_info(call: Call[None]) -> Response:
     """What a client that tokenizes for itself asks."""
     tokenizer = call.service.llm.tokenizer
+    bos, eos = special_names(tokenizer)
+    return json_response({"tokenizer": tokenizer.name, "eos_token": eos, "bos_token": bos})
+
+
+def special_names(tokenizer: Tokenizer) -> tuple[str | None, str | None]:
+    """The tokens that begin and end a text, as they are written; None where there is none."""
     names = {token_id: name for name, token_id in tokenizer.special_ids.items()}
     eos = next((names[each] for each in tokenizer.eos_ids if each in names), None)
     bos = names.get(tokenizer.bos_id) if tokenizer.bos_id is not None else None
-    return json_response({"tokenizer": tokenizer.name, "eos_token": eos, "bos_token": bos})
+    return bos, eos

@@ -208,7 +208,7 @@ def _tops(token: TokenText) -> dict[str, float] | None:
 
 def _params(body: Body) -> SamplingParams:
     more: dict[str, Any] = {"logprobs": body.logprobs, "prompt_logprobs": body.prompt_logprobs}
-    if body.best_of is not None and body.best_of != (body.n or 1):
+    if body.best_of and body.best_of != (body.n or 1):  # OpenAI's schema has 0 for none
         if body.best_of < (body.n or 1) or body.stream:
             raise RequestError(
                 "best_of generates more than it gives back, and so cannot stream.",

@@ -9,6 +9,7 @@ import msgspec
 
 from blazr.core.errors import RequestError
 from blazr.server.messages import MAX_MESSAGES
+from blazr.server.params import new_id
 from blazr.text.messages import Message
 
 _TEXT_PARTS = {"text", "input_text", "output_text", "reasoning_text", "summary_text", "refusal"}
@@ -60,6 +61,19 @@ def to_messages(items: str | Iterable[Item], *, param: str = "input") -> list[Me
             "there are too many items.", param=param, expected=f"at most {MAX_MESSAGES}"
         )
     return messages
+
+
+def shown(item: Item) -> dict[str, object]:
+    """An item as it is shown again: with an id, a status, and its content in parts."""
+    plain = {name: x for name, x in msgspec.to_builtins(item).items() if x is not None}
+    if isinstance(item.content, str):
+        part: dict[str, Any] = {"type": "input_text", "text": item.content}
+        if item.role == "assistant":
+            part |= {"type": "output_text", "annotations": []}
+        plain["content"] = [part]
+    if item.type == "reasoning":
+        plain["summary"] = []
+    return {"id": new_id("item_"), "status": "completed", **plain}
 
 
 def text_of(content: str | list[ItemPart] | None, *, param: str = "input") -> str:

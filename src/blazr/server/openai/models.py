@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from time import monotonic
 
 from starlette.responses import Response
@@ -14,7 +14,8 @@ from blazr.server.service import Call, json_response
 async def list_models(call: Call[None]) -> Response:
     """The models there are, in memory or not."""
     cards = [_card(call, seat) for seat in call.models.seats]
-    return json_response({"object": "list", "data": cards})
+    ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}
+    return json_response({"object": "list", "data": cards, **ends})
 
 
 async def show_model(call: Call[None]) -> Response:
@@ -23,18 +24,27 @@ async def show_model(call: Call[None]) -> Response:
 
 
 def _card(call: Call[None], seat: Seat) -> dict[str, object]:
-    """What is known of a model; one that was never loaded keeps the rest to itself."""
+    """What is known of a model; one that was never loaded keeps the rest to itself.
+
+    In the words of OpenAI and of Anthropic, vLLM and llama.cpp, whose clients ask the same path.
+    """
     info, name = seat.info, seat.source.name
     age_s = monotonic() - call.state.started_s
+    created = (datetime.now(UTC) - timedelta(seconds=age_s)).replace(microsecond=0)
     return {
         "id": name,
         "object": "model",
-        "created": int(datetime.now(UTC).timestamp() - age_s),
+        "created": int(created.timestamp()),
         "owned_by": "blazr" if info is None else info.family,
         "root": name,
         "parent": None,
         "permission": [],
         "status": {"value": seat.status},
+        "type": "model",
+        "display_name": name,
+        "created_at": created.isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": info and info.max_seq_len,
         "max_model_len": info and info.max_seq_len,
         "meta": info
         and {

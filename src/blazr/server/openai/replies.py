@@ -248,6 +248,11 @@ class ModelCard(Struct):
     parent: None
     permission: list[str]
     status: ModelStatus
+    type: Literal["model"]
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: int | None
     max_model_len: int | None
     meta: ModelMeta | None
 
@@ -257,6 +262,9 @@ class ModelList(Struct):
 
     object: Literal["list"]
     data: list[ModelCard]
+    first_id: str
+    last_id: str
+    has_more: bool
 
 
 class InputTokens(Struct):

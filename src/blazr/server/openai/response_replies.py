@@ -147,13 +147,21 @@ class ResponseDeleted(Struct):
     deleted: Literal[True]
 
 
+class ShownPart(ItemPart):
+    """One part of an item's content; what an assistant said has a place for annotations."""
+
+    annotations: list[dict[str, Any]] | UnsetType = UNSET
+
+
 class InputItem(Struct):
-    """An item of what was asked, as it was given."""
+    """An item of what was asked, with its content in parts."""
 
     id: str
     type: str
+    status: ItemStatus
     role: str | UnsetType = UNSET
-    content: str | list[ItemPart] | UnsetType = UNSET
+    content: list[ShownPart] | UnsetType = UNSET
+    summary: list[dict[str, Any]] | UnsetType = UNSET
     call_id: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET

@@ -15,7 +15,7 @@ from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest
 from blazr.server.errors import HttpError, clean
-from blazr.server.openai.items import Item, to_messages
+from blazr.server.openai.items import Item, shown, to_messages
 from blazr.server.openai.response_rendering import ResponseRenderer
 from blazr.server.openai.schema import ToolChoice, tool_fields
 from blazr.server.params import grammar_of, new_id, sampling_params, scheduling, unix_time
@@ -175,8 +175,7 @@ class _Keeper:
     def keep(self, response: dict[str, object]) -> Kept:
         given = self._call.body.input
         items = [Item(role="user", content=given)] if isinstance(given, str) else given
-        listed = [{"id": new_id("item_"), **_plain(item)} for item in items]
-        self._kept = Kept(response, [*listed], self._messages)
+        self._kept = Kept(response, [shown(item) for item in items], self._messages)
         self._put(self._kept)
         return self._kept
 

@@ -29,7 +29,14 @@ def load(path: str) -> Tokenizer:
     Raises:
         CheckpointError: A file cannot be read, or is of a kind without byte-exact decoding.
     """
-    return HuggingFaceTokenizer(Path(path))
+    file = Path(path)
+    try:
+        return HuggingFaceTokenizer(file)
+    except BaseException as error:
+        # the package panics over some files, and a panic is no Exception
+        if type(error).__name__ != "PanicException":
+            raise
+        raise CheckpointError(f"{file.name} is not sound.", found=str(error)[:100]) from None
 
 
 class HuggingFaceTokenizer:

@@ -1,0 +1,84 @@
+"""``POST /completion``: prompts continued, as llama.cpp's server spells it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+from starlette.responses import Response
+
+from blazr.core.errors import RequestError
+from blazr.llm.generation import GenerationRequest, Prompt
+from blazr.server.native.pieces import FRAMING, PieceRenderer, SamplingBody, to_params
+from blazr.server.params import MAX_PROMPTS, check_num_replies, scheduling
+from blazr.server.run import Run, whole_answer
+from blazr.server.service import Call
+from blazr.server.sse import EventStream
+from blazr.text.tokenizer import Tokenizer
+
+
+class PromptText(msgspec.Struct, kw_only=True):
+    """A prompt as an object; there is no use for images and sounds."""
+
+    prompt_string: str
+    multimodal_data: str | list[str] | None = None
+
+
+class Body(SamplingBody, kw_only=True):
+    """The request. Left as it is, it asks for all that fits.
+
+    A prompt is a text, or token ids with texts among them; a list of such is several prompts.
+    """
+
+    prompt: str | PromptText | list[str | int | PromptText | list[int | str]]
+    n_predict: int | None = -1
+
+
+async def complete(call: Call[Body]) -> Response:
+    """Continue a prompt, or several."""
+    params = await to_params(call)
+    prompts = await asyncio.to_thread(_prompts, call.body.prompt, call.service.llm.tokenizer)
+    check_num_replies(len(prompts), param="prompt")
+    renderer = PieceRenderer(call, params)
+    requests = [
+        GenerationRequest(prompt=each, params=params, **scheduling(call)) for each in prompts
+    ]
+    run = await Run.start(call, requests)
+    if call.body.stream:
+        return EventStream(run, renderer, FRAMING)
+    return await whole_answer(run, renderer)
+
+
+def _prompts(
+    given: str | PromptText | list[str | int | PromptText | list[int | str]], tokenizer: Tokenizer
+) -> list[Prompt]:
+    if not isinstance(given, list):
+        return [_prompt(given, tokenizer)]
+    if any(isinstance(each, int) for each in given):
+        parts = [each for each in given if isinstance(each, int | str)]
+        if len(parts) == len(given):
+            return [_prompt(parts, tokenizer)]
+    elif 0 < len(given) <= MAX_PROMPTS:
+        return [_prompt(each, tokenizer) for each in given if not isinstance(each, int)]
+    raise RequestError(
+        "prompt has the wrong shape.",
+        param="prompt",
+        found=f"a list of {len(given)}",
+        expected=f"a prompt, or a list of at most {MAX_PROMPTS}",
+    )
+
+
+def _prompt(given: str | PromptText | Sequence[int | str], tokenizer: Tokenizer) -> Prompt:
+    if isinstance(given, str):
+        return given
+    if isinstance(given, PromptText):
+        if given.multimodal_data:
+            raise RequestError(
+                "this model reads only text.", param="prompt", found="multimodal_data"
+            )
+        return given.prompt_string
+    ids: list[int] = []
+    for part in given:
+        ids += [part] if isinstance(part, int) else tokenizer.encode(part)
+    return ids

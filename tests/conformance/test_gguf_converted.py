@@ -1,0 +1,38 @@
+"""Files that llama.cpp's own converter made: the logits of the models they were made of."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+import torch
+
+from blazr.models.families.gguf_architectures import ARCHITECTURES
+from blazr.models.loading.load import load
+from blazr.nn.device import resolve_device
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "gguf" / "converted"
+EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
+CPU = resolve_device("cpu")
+
+
+def unpacked(name: str, directory: Path) -> Path:
+    path = directory / "model.gguf"
+    path.write_bytes(lzma.decompress((GOLDEN / f"{name}.gguf.xz").read_bytes()))
+    return path
+
+
+def test_every_architecture_is_there(tmp_path: Path) -> None:
+    kinds = {name.split("-")[0] for name in EXPECTED["logits"]}
+    assert {name.split("-")[0] for name in ARCHITECTURES} == kinds
+
+
+@pytest.mark.parametrize("name", EXPECTED["logits"])
+def test_the_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    loaded = load(str(unpacked(name, tmp_path)), device=CPU, dtype="float32")
+    expected = torch.tensor(EXPECTED["logits"][name])
+    with torch.inference_mode():
+        found = loaded.module.forward_sequences(torch.tensor([EXPECTED["tokens"]]))[0]
+    torch.testing.assert_close(found[-len(expected) :], expected, rtol=0, atol=1e-4)

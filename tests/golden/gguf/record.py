@@ -1,0 +1,155 @@
+"""Record `converted/`: what llama.cpp's converter makes of tiny models of transformers.
+
+Run: PYTHONPATH=src:tests python tests/golden/gguf/record.py LLAMA_CPP
+
+LLAMA_CPP is a checkout, or `vendor/llama.cpp` of llama-cpp-python's source package. The vocabulary
+is left out, as the converter knows released ones only. Weights are multiples of 1/32, so that the
+files can be compressed.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from hybrids import classic_layers
+from networks import VOCAB
+from references import CASES, reference_logits, rewrite_config, save_reference
+
+HERE = Path(__file__).resolve().parent / "converted"
+TOKENS = [3 + (7 * index) % 41 for index in range(50)]
+KEPT = 2  # rows of logits, the last ones
+STEP = 32
+
+Changes = dict[str, object]
+_FALCON: Changes = {"head_dim": 6}
+_NEMOTRON: Changes = {"mamba_num_heads": 4, "mamba_head_dim": 16}
+_DELTA: Changes = {
+    "head_dim": 16,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+_MAMBA: Changes = {"intermediate_size": 48}
+_SIGMOID: Changes = {"scoring_func": "sigmoid"}
+# By the architecture: whose model it is, and what GGUF cannot say or the converter cannot take.
+MODELS: dict[str, tuple[str, Changes]] = {
+    "llama": ("llama biases", {}),
+    "llama-rope": ("llama rope", {}),
+    "llama-yarn": ("llama yarn", {}),
+    "llama-experts": ("mixtral", {"num_local_experts": 3}),
+    "qwen2": ("qwen2", {}),
+    "qwen2moe": ("qwen2_moe", {}),
+    "qwen3": ("qwen3", {}),
+    "qwen3moe": ("qwen3_moe", {}),
+    "phi3": ("phi3 long", {}),
+    "gemma": ("gemma", {}),
+    "gemma2": ("gemma2", {"query_pre_attn_scalar": 10}),
+    "gemma3": (
+        "gemma3_text",
+        {"query_pre_attn_scalar": 10, "num_hidden_layers": 6, "layer_types": None},
+    ),
+    "olmo2": ("olmo2", {}),
+    "olmo2-windows": ("olmo3", {}),
+    "olmoe": ("olmoe", {"num_experts": 4}),
+    "smollm3": ("smollm3", {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}),
+    "starcoder2": ("starcoder2", {}),
+    "chatglm": ("glm", {"head_dim": 6, "partial_rotary_factor": 1.0, "rms_norm_eps": 1e-5}),
+    "glm4": ("glm4", {"head_dim": 12}),
+    "glm4moe": ("glm4_moe", {}),
+    "granite": ("granite", {}),
+    "granitemoe": ("granitemoe", {"num_local_experts": 3}),
+    "gpt-oss": ("gpt_oss", {}),
+    "deepseek2": ("deepseek_v2", {}),
+    "deepseek2-lite": (
+        "deepseek_v2 lite",
+        {
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "mscale": 0.7,
+                "mscale_all_dim": 0.7,
+            }
+        },
+    ),
+    "deepseek2-v3": ("deepseek_v3", {}),
+    "mamba": ("mamba", _MAMBA),
+    "mamba-norms": ("falcon_mamba", {**_MAMBA, "mixer_rms_eps": 1e-5}),
+    "mamba2": ("mamba2", _MAMBA),
+    "jamba": ("jamba", {"num_experts": 3}),
+    "granitehybrid": ("granitemoehybrid", {"num_local_experts": 3}),
+    "nemotron_h": ("nemotron_h", {**_NEMOTRON, "mlp_bias": False, "use_bias": False}),
+    "nemotron_h_moe": ("nemotron_h experts", _NEMOTRON),
+    "falcon-h1": ("falcon_h1", _FALCON),
+    "lfm2": ("lfm2", {}),
+    "lfm2moe": ("lfm2_moe", {"routed_scaling_factor": 1.0}),
+    "qwen3next": ("qwen3_next", {**_DELTA, "num_experts": 3}),
+    "qwen35": ("qwen3_5_text", _DELTA),
+    "qwen35moe": ("qwen3_5_moe_text", {**_DELTA, "num_experts": 3}),
+}
+# What files of releases say and those of this version of transformers do not.
+SAID: dict[str, Changes] = {"deepseek2-v3": _SIGMOID}
+
+
+def _spelled(directory: Path, name: str) -> None:
+    """The config as the converter expects it."""
+    written = json.loads((directory / "config.json").read_text())
+    classic = {} if name.startswith("qwen3") else classic_layers(written)
+    classic.pop("num_hidden_layers", None)
+    rewrite_config(directory, **classic, **SAID.get(name, {}))
+    vocabulary = {"model": {"vocab": {str(i): i for i in range(VOCAB)}}, "added_tokens": []}
+    (directory / "tokenizer.json").write_text(json.dumps(vocabulary))
+
+
+def _convert(directory: Path, path: Path) -> None:
+    import gguf  # llama.cpp's own
+    from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
+
+    hparams = ModelBase.load_hparams(directory, False)
+    kind = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
+    without = {
+        "model_arch": kind.model_arch,
+        "no_mtp": True,
+        "set_vocab": lambda self: self.gguf_writer.add_tokenizer_model("none"),
+    }
+    converter = type(kind.__name__, (kind,), without)
+    with torch.inference_mode():
+        converter(directory, gguf.LlamaFileType.ALL_F32, path, model_name="tiny").write()
+
+
+def record(name: str) -> list[list[float]]:
+    """Write one file; the last rows of its model's logits."""
+    case, changes = MODELS[name]
+    kind, settings = CASES[case]
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        theirs = save_reference(kind, directory, seed=7, changes=settings | changes)
+        for tensor in theirs.parameters():
+            tensor.mul_(STEP).round_().div_(STEP)
+        theirs.save_pretrained(directory)
+        logits = reference_logits(theirs, TOKENS)
+        _spelled(directory, name)
+        path = directory / "model.gguf"
+        _convert(directory, path)
+        (HERE / f"{name}.gguf.xz").write_bytes(lzma.compress(path.read_bytes(), preset=9))
+    return [[round(value, 6) for value in row] for row in logits[-KEPT:].tolist()]
+
+
+def main() -> None:
+    """Record all."""
+    root = Path(sys.argv[1])
+    sys.path[:0] = [str(root), str(root / "gguf-py")]
+    HERE.mkdir(exist_ok=True)
+    logits = {name: record(name) for name in MODELS}
+    lines = [f'"{name}": {json.dumps(rows)}' for name, rows in logits.items()]
+    text = f'{{"tokens": {TOKENS},\n"logits": {{\n' + ",\n".join(lines) + "\n}}\n"
+    (HERE / "expected.json").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
