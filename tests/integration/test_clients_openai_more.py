@@ -118,7 +118,7 @@ def test_responses_go_on_and_are_deleted(client: openai.OpenAI) -> None:
     first = client.responses.create(input="hello", **asked)
     second = client.responses.create(input="and?", previous_response_id=first.id, **asked)
     assert second.usage.input_tokens > first.usage.total_tokens
-    assert client.responses.input_items.list(first.id).data[0].content[0] == "h"
+    assert client.responses.input_items.list(first.id).data[0].content[0].text == "hello"
     client.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(first.id)

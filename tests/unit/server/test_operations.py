@@ -7,6 +7,7 @@ import shutil
 import ssl
 import stat
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -211,4 +212,4 @@ def test_traces() -> None:
 
 def test_opentelemetry_is_not_imported_unasked() -> None:
     code = "import sys, blazr.server.app; sys.exit(any('opentelemetry' in m for m in sys.modules))"
-    assert subprocess.run(["python", "-c", code], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
