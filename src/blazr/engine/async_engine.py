@@ -214,8 +214,10 @@ class AsyncEngine:
             started = time.monotonic()
             engine = self._engine
             before = engine.counts.computed_tokens
-            decodes = sum(s.remaining == 1 for s in engine.scheduler.running)
-            outputs = engine.step(started, self._pacing.prefill_budget())
+            running = engine.scheduler.running
+            decodes = sum(s.remaining == 1 for s in running)
+            budget = self._pacing.prefill_budget(decodes, len(running) - decodes)
+            outputs = engine.step(started, budget)
             computed = engine.counts.computed_tokens - before
             self._pacing.learn(decodes, max(computed - decodes, 0), time.monotonic() - started)
             self._deliver(outputs)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 PACE = 1.1  # factor by which an estimate moves towards each new value
-LEAST_SHARE = 0.1  # of a step with prefill that its decoding is taken to cost
+LEAST_SHARE = 0.1  # of a step that it is taken to cost whatever is in it
 MIN_TOKENS = 8  # prefill goes on, however slow it seems
+MOST_PRESSURE = 2.0  # a crowd of prompts may slow decoding down by so much more
 
 
 class Pacing:
-    """Learns from the lengths of steps what a prefill token costs.
+    """Learns what a step costs: so much, and so much more for every token in it.
 
     While sequences decode, a step may take at most ``share`` times as long as without prefill.
+    Where more sequences wait for their prompts than decode, the time for prefill is up to twice
+    that: a handful of readers must not keep a crowd waiting, nor the weights be read for a handful.
 
     Args:
         share: That factor, at least 1.
@@ -20,15 +23,22 @@ class Pacing:
     def __init__(self, *, share: float, token_budget: int) -> None:
         self._share = share
         self._budget = token_budget
-        self._decode_s: float | None = None
+        self._base_s: float | None = None
         self._token_s: float | None = None
         self.longest_step_s = 0.0
 
-    def prefill_budget(self) -> int:
-        """Most prefill tokens in the next step, if something decodes in it."""
-        if self._decode_s is None or self._token_s is None:
+    def prefill_budget(self, num_decodes: int, num_prompts: int = 1) -> int:
+        """Most prefill tokens in the next step, if something decodes in it.
+
+        Args:
+            num_decodes: Sequences that decode in it.
+            num_prompts: Sequences whose prompts are being computed.
+        """
+        if self._base_s is None or self._token_s is None:
             return MIN_TOKENS
-        affordable = (self._share - 1) * self._decode_s / self._token_s
+        decode_s = self._base_s + self._token_s * num_decodes
+        pressure = min(max(num_prompts / max(num_decodes, 1), 1.0), MOST_PRESSURE)
+        affordable = (self._share - 1) * pressure * decode_s / self._token_s
         return max(MIN_TOKENS, min(int(affordable), self._budget))
 
     def learn(self, num_decodes: int, num_prefill_tokens: int, seconds: float) -> None:
@@ -40,20 +50,17 @@ class Pacing:
             seconds: How long it took.
         """
         self.longest_step_s = max(self.longest_step_s, seconds)
+        num_tokens, least_s = num_decodes + num_prefill_tokens, LEAST_SHARE * seconds
         if not num_prefill_tokens:
-            self._decode_s = _follow(self._decode_s, seconds)
-        elif not num_decodes:
-            self._learn_token(seconds, num_prefill_tokens)
-        elif self._decode_s is not None:
-            self._learn_token(seconds - self._decode_s, num_prefill_tokens)
-        elif self._token_s is not None:
-            rest = seconds - self._token_s * num_prefill_tokens
-            self._decode_s = max(rest, LEAST_SHARE * seconds)
-
-    def _learn_token(self, seconds: float, count: int) -> None:
-        # a handful of tokens costs a whole step, which says little about many
-        if count >= MIN_TOKENS:
-            self._token_s = _follow(self._token_s, max(seconds / count, 1e-7))
+            rest_s = seconds - (self._token_s or 0.0) * num_tokens
+            self._base_s = _follow(self._base_s, max(rest_s, least_s))
+        elif num_decodes and self._base_s is None:
+            if self._token_s is not None:
+                self._base_s = max(seconds - self._token_s * num_tokens, least_s)
+        elif num_prefill_tokens >= MIN_TOKENS:
+            # a handful of tokens costs a whole step, which says little about many
+            base_s = (self._base_s or 0.0) if num_decodes else 0.0
+            self._token_s = _follow(self._token_s, max((seconds - base_s) / num_tokens, 1e-7))
 
 
 def _follow(old: float | None, new: float) -> float:

@@ -20,7 +20,7 @@ def drive(pace: Pacing, *, decode_s: float, token_s: float, steps: int = 60) -> 
     pace.learn(0, BUDGET, BUDGET * token_s)
     seconds = 0.0
     for _ in range(steps):
-        count = pace.prefill_budget()
+        count = pace.prefill_budget(8)
         seconds = decode_s + count * token_s
         pace.learn(8, count, seconds)
     return seconds
@@ -33,6 +33,25 @@ def test_a_step_with_prefill_is_share_times_one_without(share):
     assert drive(pace, decode_s=0.1, token_s=0.0005) == pytest.approx(share * 0.1, rel=0.05)
 
 
+def test_a_crowd_of_prompts_gets_up_to_twice_the_time():
+    pace = pacing(1.75)
+    pace.learn(0, BUDGET, BUDGET * 0.0005)
+    pace.learn(8, 0, 0.1)
+    assert pace.prefill_budget(8, 1) == pace.prefill_budget(8, 8) == pytest.approx(150, abs=1)
+    assert pace.prefill_budget(8, 12) == pytest.approx(225, abs=1)
+    assert pace.prefill_budget(8, 90) == pytest.approx(300, abs=1)
+
+
+def test_more_sequences_decode_longer_though_no_step_is_without_prefill():
+    pace = pacing(2.0)
+    pace.learn(0, BUDGET, BUDGET * 0.001)
+    pace.learn(1, 0, 0.011)
+    for _ in range(50):
+        count = pace.prefill_budget(30)
+        pace.learn(30, count, 0.01 + 0.001 * (30 + count))
+    assert count == pytest.approx(40, abs=4)
+
+
 def test_it_learns_even_if_no_step_is_without_prefill():
     assert drive(pacing(), decode_s=0.1, token_s=0.0005) == pytest.approx(0.2, rel=0.1)
 
@@ -42,7 +61,7 @@ def test_steps_that_are_held_up_now_and_then_change_little():
     pace.learn(0, BUDGET, BUDGET * 0.0005)
     for step in range(100):
         pace.learn(8, 0, 1.0 if step % 4 == 0 else 0.1)
-    assert pace.prefill_budget() * 0.0005 == pytest.approx(0.1, rel=0.25)
+    assert pace.prefill_budget(8) * 0.0005 == pytest.approx(0.1, rel=0.25)
 
 
 @given(
@@ -53,7 +72,7 @@ def test_steps_that_are_held_up_now_and_then_change_little():
 def test_prefill_goes_on_within_its_bounds(decode_s, token_s, share):
     pace = pacing(share)
     drive(pace, decode_s=decode_s, token_s=token_s)
-    assert MIN_TOKENS <= pace.prefill_budget() <= BUDGET
+    assert MIN_TOKENS <= pace.prefill_budget(8) <= BUDGET
 
 
 def test_the_longest_step_is_remembered():
