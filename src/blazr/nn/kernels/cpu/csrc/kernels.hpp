@@ -26,6 +26,8 @@ using LinearPart = void (*)(const Linear& call, int64_t m0, int64_t m1, int64_t 
 
 // A part has up to kFewRows rows and kFewColumns columns, or more rows and kManyColumns columns.
 inline constexpr int64_t kFewRows = 24, kFewColumns = 128, kManyColumns = 256;
+// Plain weights: up to here a part takes its rows in groups of few, all but the first from the cache.
+inline constexpr int64_t kStillFew = 4 * kFewRows;
 
 // Activations as int8: q (m, k), for each row and block of 32 a scale, and for each half of a block
 // the sum of its q.

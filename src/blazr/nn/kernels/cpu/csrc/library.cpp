@@ -88,12 +88,12 @@ void blazr_linear(int dtype, const void* x, const void* w, int64_t ldw, const vo
   const Linear call{x, w, w2, bias, y, m, n, k, ldw};
   const int64_t bytes = dtype == kF32 ? 4 : 2;
   if (m * n * k < kSmallWork) threads = 1;
-  const bool few = m <= kFewRows;
+  const bool few = m <= kStillFew;
   // parts small enough to share out evenly, large enough to read in long runs
   const int64_t columns =
       (clamp(few ? n / (4 * threads) : kPanelBytes / (k * bytes + 1), 16,
              few ? kFewColumns : kManyColumns) + 3) / 4 * 4;
-  const int64_t rows = few ? kFewRows : 120;
+  const int64_t rows = few ? kStillFew : 120;
   const int64_t across = (n + columns - 1) / columns, down = (m + rows - 1) / rows;
   const LinearPart part = kernels->linear[dtype];
   parallel_for(across * down, threads, [&](int64_t i) {

@@ -120,8 +120,10 @@ struct Matmul {
   // Rows [m0, m1), columns [n0, n1). With many rows of x a few of them stay in the first cache
   // while the part of w goes by in the second.
   static void part(const Linear& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
-    const bool few = call.m <= kFewRows;  // not of this part alone: the last one may be short
-    const int64_t group = few ? kFewRows : D::cols, n = n1 - n0, offset = n0 * call.ldw;
+    const bool few = call.m <= kStillFew;  // not of this part alone: the last one may be short
+    const int64_t turns = larger((call.m + kFewRows - 1) / kFewRows, 1);
+    const int64_t group = few ? (call.m + turns - 1) / turns : D::cols;
+    const int64_t n = n1 - n0, offset = n0 * call.ldw;
     static_assert(D::cols * kManyColumns <= kFewRows * kFewColumns);
     float sums[2][kFewRows * kFewColumns];
     for (int64_t m = m0; m < m1; m += group) {
