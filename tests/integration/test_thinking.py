@@ -60,8 +60,8 @@ def test_named_formats_are_used(llm: LLM) -> None:
 
 def test_wrong_names_are_told_before_anything_is_loaded() -> None:
     for flag in ("tool_parser", "reasoning_parser"):
-        with pytest.raises(UnknownNameError, match="thnik"):
-            open_model("/there/is/none", **{flag: "thnik"})
+        with pytest.raises(UnknownNameError, match="wonder"):
+            open_model("/there/is/none", **{flag: "wonder"})
 
 
 def test_thinking_is_bounded(llm: LLM) -> None:
