@@ -16,7 +16,7 @@ import torch
 
 from blazr.bench.roofline import measure_bandwidth
 from blazr.nn.device import resolve_device
-from blazr.nn.kernels.cpu import library
+from blazr.nn.kernels.cpu import compiled
 from blazr.nn.kernels.packing import PACKINGS
 from blazr.nn.ops.matmul import linear
 from blazr.nn.ops.packed import packed_linear, random_packed
@@ -67,7 +67,7 @@ def main() -> None:
     options = parser.parse_args()
     cpu, names = resolve_device("cpu"), options.formats
     print(
-        f"{library.in_use()}, {torch.get_num_threads()} threads, {options.out} x {options.columns}"
+        f"{compiled.in_use()}, {torch.get_num_threads()} threads, {options.out} x {options.columns}"
     )
     formats = products(options.out, options.columns)
     formats = {name: formats[name] for name in names or formats}

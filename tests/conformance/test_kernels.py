@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from blazr.nn.kernels import KERNELS
-from blazr.nn.kernels.cpu import library
+from blazr.nn.kernels.cpu import compiled
 from blazr.nn.kernels.kernel import Kernel
 from blazr.nn.ops import OPS
 
@@ -22,7 +22,7 @@ FORMS = [
     (row, isa)
     for row in KERNELS.values()
     if row.device == "cpu" and row.op not in STEPS
-    for isa in library.ISAS
+    for isa in compiled.ISAS
 ]
 
 
@@ -41,8 +41,8 @@ def _widened(argument: object) -> object:
 @pytest.fixture
 def _best_again() -> Iterator[None]:
     yield
-    if not library.missing():
-        library.use()
+    if not compiled.missing():
+        compiled.use()
 
 
 @pytest.mark.usefixtures("_best_again")
@@ -52,7 +52,7 @@ def _best_again() -> Iterator[None]:
 def test_a_kernel_agrees_with_the_reference(row: Kernel, isa: str) -> None:
     if row.missing():
         pytest.skip(row.missing())
-    if not library.use(isa):
+    if not compiled.use(isa):
         pytest.skip(f"this processor has no {isa}")
     op, function = OPS[row.op], _function(row)
     for dtype in row.dtypes:

@@ -6,7 +6,7 @@ Kernels know tensors and their own libraries; only ``blazr.nn.ops`` calls them.
 from __future__ import annotations
 
 from blazr.core.table import Table
-from blazr.nn.kernels.cpu import library
+from blazr.nn.kernels.cpu import compiled
 from blazr.nn.kernels.kernel import Kernel
 
 KERNELS: Table[Kernel] = Table(
@@ -14,7 +14,7 @@ KERNELS: Table[Kernel] = Table(
     {
         f"{row.device}.{row.op}": row
         for row in (
-            Kernel(op, "cpu", tuple(library.DTYPES), target, library.missing, library.in_use)
+            Kernel(op, "cpu", tuple(compiled.DTYPES), target, compiled.missing, compiled.in_use)
             for op, target in (
                 ("linear", "blazr.nn.kernels.cpu.matmul:linear"),
                 ("gated_linear", "blazr.nn.kernels.cpu.matmul:gated_linear"),

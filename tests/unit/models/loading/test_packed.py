@@ -10,7 +10,7 @@ import tiny
 from blazr.models.causal_lm import CausalLM
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
-from blazr.nn.kernels.cpu import library
+from blazr.nn.kernels.cpu import compiled
 from blazr.nn.quant.gguf.weight import GgufWeight
 from blazr.nn.quant.packed import PackedWeight
 from blazr.nn.quant.weight import Weight, stored_weights
@@ -58,7 +58,7 @@ def test_packed_is_as_the_numbers_it_stands_for(kind: str, quantize: str, tmp_pa
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.skipif(bool(library.missing()), reason=library.missing())
+@pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())
 @pytest.mark.parametrize("quantize", ["q8_0", "q4_0"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_kernels_lose_little_to_rounded_activations(

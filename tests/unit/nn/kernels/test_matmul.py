@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu import library, matmul
+from blazr.nn.kernels.cpu import compiled, matmul
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
-pytestmark = pytest.mark.skipif(bool(library.missing()), reason=library.missing())
+pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())
 
 
-@pytest.fixture(params=library.ISAS)
+@pytest.fixture(params=compiled.ISAS)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    if not library.use(request.param):
+    if not compiled.use(request.param):
         pytest.skip(f"this processor has no {request.param}")
     yield request.param
-    library.use()
+    compiled.use()
 
 
 @pytest.fixture
@@ -64,15 +64,15 @@ def test_a_column_depends_on_its_own_weights_alone() -> None:
     st.integers(1, 140),
     st.integers(1, 140),
     st.sampled_from(DTYPES),
-    st.sampled_from(library.ISAS),
+    st.sampled_from(compiled.ISAS),
 )
 def test_any_shape(rows: int, inner: int, outer: int, dtype: torch.dtype, isa: str) -> None:
-    library.use(isa)
+    compiled.use(isa)
     x, weight = torch.randn(rows, inner).to(dtype), torch.randn(outer, inner).to(dtype)
     expected = x.double() @ weight.double().T
     close = {torch.bfloat16: 2**-8, torch.float16: 2**-10, torch.float32: 1e-5}[dtype]
     torch.testing.assert_close(matmul.linear(x, weight).double(), expected, rtol=close, atol=1e-4)
-    library.use()
+    compiled.use()
 
 
 @pytest.mark.usefixtures("isa")

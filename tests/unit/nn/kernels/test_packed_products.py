@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu import library, matmul_q
+from blazr.nn.kernels.cpu import compiled, matmul_q
 from blazr.nn.kernels.packing import PACKINGS, Packed
 from blazr.nn.ops.packed import (
     interleave,
@@ -23,7 +23,7 @@ from blazr.nn.quant.gguf.weight import GgufWeight
 from blazr.nn.quant.packed import PackedWeight, pack_weight
 
 GGML = [name for name in PACKINGS if name in GGML_TYPES]
-needs_library = pytest.mark.skipif(bool(library.missing()), reason=library.missing())
+needs_library = pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())
 
 
 def _blocks(name: str, rows: int, blocks: int) -> torch.Tensor:
@@ -53,7 +53,7 @@ def test_unpacked_is_what_was_packed(name: str, rows: int) -> None:
     ids = torch.randint(0, rows, (9,))
     out = torch.empty(9, 3 * kind.length)
     assert torch.equal(packed_rows.reference(out, packed, ids), decoded[ids])
-    if not library.missing():
+    if not compiled.missing():
         assert torch.equal(matmul_q.packed_rows(out.zero_(), packed, ids), decoded[ids])
 
 
@@ -83,16 +83,16 @@ def _as_before() -> Iterator[None]:
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
-    library.use()
+    compiled.use()
 
 
 @needs_library
 @pytest.mark.usefixtures("_as_before")
-@pytest.mark.parametrize("isa", library.ISAS)
+@pytest.mark.parametrize("isa", compiled.ISAS)
 @pytest.mark.parametrize("name", PACKINGS)
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_row_depends_on_itself_alone(name: str, isa: str, *, gated: bool) -> None:
-    if not library.use(isa):
+    if not compiled.use(isa):
         pytest.skip(f"this processor has no {isa}")
     weights = [random_packed(PACKINGS[name], 150, 2) for _ in range(1 + gated)]
     function = matmul_q.packed_gated_linear if gated else matmul_q.packed_linear
@@ -107,11 +107,11 @@ def test_a_row_depends_on_itself_alone(name: str, isa: str, *, gated: bool) -> N
 
 
 @needs_library
-@pytest.mark.parametrize("isa", library.ISAS)
+@pytest.mark.parametrize("isa", compiled.ISAS)
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q6_K", "IQ4_NL", "int8"])
 def test_every_form_rounds_activations_alike(name: str, isa: str) -> None:
     """Extremes of both operands: the ends of every code, blocks of zeros, what is not finite."""
-    if not library.use(isa):
+    if not compiled.use(isa):
         pytest.skip(f"this processor has no {isa}")
     packed = random_packed(PACKINGS[name], 16, 2)
     codes = packed.blocks[..., packed.packing.scale_bytes :]
@@ -128,7 +128,7 @@ def test_every_form_rounds_activations_alike(name: str, isa: str) -> None:
             assert not got[1].isfinite().any()
             torch.testing.assert_close(got[[0, 2]], expected[[0, 2]], **near)
     finally:
-        library.use()
+        compiled.use()
 
 
 def test_what_does_not_fit_is_refused() -> None:

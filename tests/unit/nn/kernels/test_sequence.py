@@ -12,7 +12,7 @@ from blazr.engine.cache.manager import CacheShape
 from blazr.engine.cache.storage import plan_layout
 from blazr.engine.runner import ModelRunner
 from blazr.models.causal_lm import CausalLM
-from blazr.nn.kernels.cpu import library
+from blazr.nn.kernels.cpu import compiled
 from blazr.nn.layers import attention as attention_layer
 from blazr.nn.layers import mamba2 as mamba2_layer
 from networks import VOCAB, build_network
@@ -23,15 +23,15 @@ NAMES = (
 )
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}
 
-pytestmark = pytest.mark.skipif(bool(library.missing()), reason="kernels are not compiled")
+pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason="kernels are not compiled")
 
 
-@pytest.fixture(params=library.ISAS)
+@pytest.fixture(params=compiled.ISAS)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    if not library.use(request.param):
+    if not compiled.use(request.param):
         pytest.skip(f"this processor has no {request.param}")
     yield request.param
-    library.use()
+    compiled.use()
 
 
 def model_of(name: str, dtype: torch.dtype) -> CausalLM:

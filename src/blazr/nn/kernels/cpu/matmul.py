@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.library import DTYPES, library
+from blazr.nn.kernels.cpu.compiled import DTYPES, kernels
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -37,7 +37,7 @@ def _call(x: Tensor, weight: Tensor, second: Tensor | None, bias: Tensor | None)
     x = x.contiguous()
     m = shape[0] if len(shape) == 2 else shape[:-1].numel()
     y = torch.empty(m, n, dtype=dtype)
-    library().blazr_linear(
+    kernels().blazr_linear(
         DTYPES[dtype],
         x.data_ptr(),
         weight.data_ptr(),

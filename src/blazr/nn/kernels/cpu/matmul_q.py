@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.library import DTYPES, library
+from blazr.nn.kernels.cpu.compiled import DTYPES, kernels
 from blazr.nn.kernels.packing import GROUP, Packed
 
 # Activations as int8 and their scales and sums, in bytes for eight numbers.
@@ -42,7 +42,7 @@ def packed_rows(out: Tensor, packed: Packed, ids: Tensor) -> Tensor:
     # a number that is no row would read what is not ours
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < packed.rows:
         raise _misfit(packed, ids)
-    library().blazr_packed_rows(
+    kernels().blazr_packed_rows(
         packed.packing.number,
         DTYPES[out.dtype],
         ctypes.byref(_matrix(packed)),
@@ -63,7 +63,7 @@ def _call(x: Tensor, packed: Packed, second: Packed | None, bias: Tensor | None)
     m = shape[0] if len(shape) == 2 else shape[:-1].numel()
     y = torch.empty(m, rows, dtype=dtype)
     room = torch.empty(m * k * _ROOM // 8, dtype=torch.uint8)
-    library().blazr_packed_linear(
+    kernels().blazr_packed_linear(
         packed.packing.number,
         DTYPES[dtype],
         x.data_ptr(),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.library import DTYPES, fields, library
+from blazr.nn.kernels.cpu.compiled import DTYPES, fields, kernels
 from blazr.nn.kernels.steps import Rotation
 
 _POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
@@ -57,7 +57,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False
         unit_offset,
     )
     threads = torch.get_num_threads()
-    library().blazr_rms_norm(DTYPES[x.dtype], ctypes.byref(call), len(x), threads)
+    kernels().blazr_rms_norm(DTYPES[x.dtype], ctypes.byref(call), len(x), threads)
     return out if len(shape) == 2 else out.view(shape)
 
 
@@ -90,7 +90,7 @@ def rotate_and_store(  # noqa: PLR0917  (what is rotated and stored, how, and wh
         values.stride(0),
         rotation.interleaved,
     )
-    library().blazr_rotate(DTYPES[q.dtype], ctypes.byref(call), torch.get_num_threads())
+    kernels().blazr_rotate(DTYPES[q.dtype], ctypes.byref(call), torch.get_num_threads())
     return out
 
 

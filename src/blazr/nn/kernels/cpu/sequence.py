@@ -7,7 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from blazr.nn.kernels.cpu.library import DTYPES, fields, library
+from blazr.nn.kernels.cpu.compiled import DTYPES, fields, kernels
 from blazr.nn.kernels.steps import Mamba2Memory, Mamba2Weights, Pages, StepTable
 
 _POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -77,7 +77,7 @@ def mamba2(proj: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: St
         weights.dt_max,
         weights.eps,
     )
-    library().blazr_mamba2(DTYPES[proj.dtype], ctypes.byref(call), torch.get_num_threads())
+    kernels().blazr_mamba2(DTYPES[proj.dtype], ctypes.byref(call), torch.get_num_threads())
     return out
 
 
@@ -110,5 +110,5 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
         pages.scale,
         pages.softcap or 0.0,
     )
-    library().blazr_attention(DTYPES[q.dtype], ctypes.byref(call), torch.get_num_threads())
+    kernels().blazr_attention(DTYPES[q.dtype], ctypes.byref(call), torch.get_num_threads())
     return out

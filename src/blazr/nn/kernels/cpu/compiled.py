@@ -25,7 +25,7 @@ def fields(kind: type, names: str) -> list[tuple[str, type]]:
 
 
 @cache
-def library() -> ctypes.CDLL:
+def kernels() -> ctypes.CDLL:
     """The library, ready to be called. Every call releases the GIL.
 
     Raises:
@@ -94,7 +94,7 @@ def use(isa: str = "") -> bool:
 
 def in_use() -> str:
     """The instruction set that runs."""
-    return _text(library().blazr_in_use())
+    return _text(kernels().blazr_in_use())
 
 
 def _text(raw: bytes | None) -> str:

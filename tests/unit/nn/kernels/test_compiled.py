@@ -12,10 +12,10 @@ import torch
 
 from blazr.nn.kernels import compile as compiling
 from blazr.nn.kernels.compile import compile_library, find_compiler, fingerprint
-from blazr.nn.kernels.cpu import library, matmul
+from blazr.nn.kernels.cpu import compiled, matmul
 
 needs_compiler = pytest.mark.skipif(not find_compiler(), reason="there is no C++ compiler")
-needs_library = pytest.mark.skipif(bool(library.missing()), reason=library.missing())
+needs_library = pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())
 
 REPORT = """
 import torch
@@ -40,15 +40,15 @@ def _report() -> tuple[str, str]:
 
 @needs_library
 def test_the_instruction_set_can_be_chosen() -> None:
-    assert library.isas()[-1] == "portable"
+    assert compiled.isas()[-1] == "portable"
     try:
-        for isa in library.isas():
-            assert library.use(isa)
-            assert library.in_use() == isa
-        assert not library.use("mmx")
+        for isa in compiled.isas():
+            assert compiled.use(isa)
+            assert compiled.in_use() == isa
+        assert not compiled.use("mmx")
     finally:
-        library.use()
-    assert library.in_use() == library.isas()[0]
+        compiled.use()
+    assert compiled.in_use() == compiled.isas()[0]
 
 
 @needs_library
@@ -77,25 +77,25 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
 
 
 def test_a_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    if library.missing():
-        pytest.skip(library.missing())
-    monkeypatch.setattr(library, "fingerprint", lambda: "0" * 16)
-    library.missing.cache_clear()
+    if compiled.missing():
+        pytest.skip(compiled.missing())
+    monkeypatch.setattr(compiled, "fingerprint", lambda: "0" * 16)
+    compiled.missing.cache_clear()
     try:
-        assert "older than their sources" in library.missing()
+        assert "older than their sources" in compiled.missing()
     finally:
         monkeypatch.undo()
-        library.missing.cache_clear()
+        compiled.missing.cache_clear()
 
 
 def test_no_library_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(library, "LIBRARY", tmp_path / "none.so")
-    library.missing.cache_clear()
+    monkeypatch.setattr(compiled, "LIBRARY", tmp_path / "none.so")
+    compiled.missing.cache_clear()
     try:
-        assert "not compiled" in library.missing()
+        assert "not compiled" in compiled.missing()
     finally:
         monkeypatch.undo()
-        library.missing.cache_clear()
+        compiled.missing.cache_clear()
 
 
 @pytest.mark.slow
@@ -109,12 +109,12 @@ def test_a_build_without_optimisation_gives_the_same_bits(tmp_path: Path) -> Non
     plain.blazr_sources.restype = ctypes.c_char_p
     assert plain.blazr_sources().decode() == fingerprint()
     x, gate, up = torch.randn(40, 75), torch.randn(50, 75), torch.randn(50, 75)
-    plain.blazr_linear.argtypes = library.library().blazr_linear.argtypes
-    for number, isa in enumerate(library.ISAS):
-        if plain.blazr_use(number, None) or not library.use(isa):
+    plain.blazr_linear.argtypes = compiled.kernels().blazr_linear.argtypes
+    for number, isa in enumerate(compiled.ISAS):
+        if plain.blazr_use(number, None) or not compiled.use(isa):
             continue
         y = torch.empty(40, 50)
         a, b, c, d = (t.data_ptr() for t in (x, gate, up, y))
         plain.blazr_linear(2, a, b, 75, c, None, d, 40, 50, 75, 1)
         assert torch.equal(y, matmul.gated_linear(x, gate, up)), isa
-    library.use()
+    compiled.use()
