@@ -21,6 +21,10 @@ KERNELS: Table[Kernel] = Table(
                 ("packed_linear", "blazr.nn.kernels.cpu.matmul_q:packed_linear"),
                 ("packed_gated_linear", "blazr.nn.kernels.cpu.matmul_q:packed_gated_linear"),
                 ("packed_rows", "blazr.nn.kernels.cpu.matmul_q:packed_rows"),
+                *(
+                    (name, f"blazr.nn.kernels.cpu.pointwise:{name}")
+                    for name in ("add", "scale", "widen", "activate", "sigmoid_gate", "embedding")
+                ),
                 ("rms_norm", "blazr.nn.kernels.cpu.rows:rms_norm"),
                 ("rotate_and_store", "blazr.nn.kernels.cpu.rows:rotate_and_store"),
                 ("mamba2", "blazr.nn.kernels.cpu.sequence:mamba2"),

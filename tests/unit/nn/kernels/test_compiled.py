@@ -109,12 +109,12 @@ def test_a_build_without_optimisation_gives_the_same_bits(tmp_path: Path) -> Non
     plain.blazr_sources.restype = ctypes.c_char_p
     assert plain.blazr_sources().decode() == fingerprint()
     x, gate, up = torch.randn(40, 75), torch.randn(50, 75), torch.randn(50, 75)
-    plain.blazr_linear.argtypes = compiled.kernels().blazr_linear.argtypes
     for number, isa in enumerate(compiled.ISAS):
         if plain.blazr_use(number, None) or not compiled.use(isa):
             continue
         y = torch.empty(40, 50)
         a, b, c, d = (t.data_ptr() for t in (x, gate, up, y))
-        plain.blazr_linear(2, a, b, 75, c, None, d, 40, 50, 75, 1)
+        call = matmul.Linear(a, b, c, None, d, compiled.DTYPES[x.dtype], 40, 50, 75, 75)
+        plain.blazr_linear(ctypes.byref(call), 1)
         assert torch.equal(y, matmul.gated_linear(x, gate, up)), isa
     compiled.use()

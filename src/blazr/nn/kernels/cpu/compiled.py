@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -10,11 +11,18 @@ import torch
 
 from blazr.core import env
 from blazr.nn.kernels.compile import LIBRARY, find_compiler, fingerprint
+from blazr.nn.kernels.recording import NativeCall, recording
 
 # As kernels.hpp numbers them.
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 # As library.cpp numbers them, best first.
 ISAS = ("avx512", "avx2", "portable")
+
+# Each is ``blazr_NAME(const Struct* call, int threads)``.
+_ENTRIES = (
+    *("linear", "packed_linear", "packed_rows", "rows", "pointwise", "rms_norm", "rotate"),
+    *("mamba2", "attention"),
+)
 
 _POINTER, _INT64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
@@ -35,22 +43,40 @@ def kernels() -> ctypes.CDLL:
     if why:
         raise OSError(why)
     found = _open(LIBRARY)
-    found.blazr_linear.argtypes = [
-        *(_INT, _POINTER, _POINTER, _INT64, _POINTER, _POINTER, _POINTER),  # dtype x w ldw w2 b y
-        *(_INT64, _INT64, _INT64, _INT),  # m n k threads
-    ]
-    # packing dtype x, w and w2 by reference, b y room, m n k threads
-    found.blazr_packed_linear.argtypes = [_INT, _INT, *[_POINTER] * 6, *[_INT64] * 3, _INT]
-    # packing dtype, w by reference, ids y, m k threads
-    found.blazr_packed_rows.argtypes = [_INT, _INT, *[_POINTER] * 3, _INT64, _INT64, _INT]
-    found.blazr_packed_rows.restype = None
-    for name in ("blazr_mamba2", "blazr_attention", "blazr_rotate"):
-        getattr(found, name).argtypes = [_INT, _POINTER, _INT]  # dtype call threads
-        getattr(found, name).restype = None
-    found.blazr_rms_norm.argtypes = [_INT, _POINTER, _INT64, _INT]  # dtype call m threads
-    found.blazr_rms_norm.restype = None
-    found.blazr_linear.restype = found.blazr_packed_linear.restype = None
+    for name in _ENTRIES:
+        entry = getattr(found, f"blazr_{name}")
+        entry.argtypes, entry.restype = [_POINTER, _INT], None
+    found.blazr_replay.argtypes, found.blazr_replay.restype = [_POINTER, _INT64, _INT], None
     return found
+
+
+def run(name: str, call: ctypes.Structure) -> None:
+    """Make a call now, or keep it, where a step is recorded."""
+    entry = getattr(kernels(), f"blazr_{name}")
+    here = recording()
+    if here is None:
+        entry(ctypes.byref(call), torch.get_num_threads())
+    else:
+        here.keep(ctypes.cast(entry, _POINTER).value or 0, call)
+
+
+class _Recorded(ctypes.Structure):
+    """``Recorded`` of kernels.hpp."""
+
+    _fields_ = (*fields(_POINTER, "run call"),)
+
+
+def replayer(calls: Sequence[NativeCall]) -> Callable[[], None]:
+    """Something that makes recorded calls again, in one call from Python."""
+    rows = [_Recorded(address, ctypes.addressof(call)) for address, call in calls]
+    table = (_Recorded * len(rows))(*rows)
+    replay, count, keep = kernels().blazr_replay, len(rows), list(calls)
+
+    def again() -> None:
+        assert keep  # the table points into them
+        replay(table, count, torch.get_num_threads())
+
+    return again
 
 
 @cache

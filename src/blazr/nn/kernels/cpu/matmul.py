@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, kernels
+from blazr.nn.kernels.cpu.compiled import DTYPES, fields, run
+
+
+class Linear(ctypes.Structure):
+    """``Linear`` of kernels.hpp."""
+
+    _fields_ = (
+        *fields(ctypes.c_void_p, "x w w2 bias y"),
+        *fields(ctypes.c_int64, "dtype m n k ldw"),
+    )
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -37,19 +48,19 @@ def _call(x: Tensor, weight: Tensor, second: Tensor | None, bias: Tensor | None)
     x = x.contiguous()
     m = shape[0] if len(shape) == 2 else shape[:-1].numel()
     y = torch.empty(m, n, dtype=dtype)
-    kernels().blazr_linear(
-        DTYPES[dtype],
+    call = Linear(
         x.data_ptr(),
         weight.data_ptr(),
-        row,
         None if second is None else second.data_ptr(),
         None if bias is None else bias.contiguous().data_ptr(),
         y.data_ptr(),
+        DTYPES[dtype],
         m,
         n,
         k,
-        torch.get_num_threads(),
+        row,
     )
+    run("linear", call)
     return y if len(shape) == 2 else y.view(*shape[:-1], n)
 
 

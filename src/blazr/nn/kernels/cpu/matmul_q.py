@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, kernels
+from blazr.nn.kernels.cpu.compiled import DTYPES, fields, run
 from blazr.nn.kernels.packing import GROUP, Packed
+from blazr.nn.kernels.recording import recording
 
 # Activations as int8 and their scales and sums, in bytes for eight numbers.
 _ROOM = 11
@@ -18,7 +19,30 @@ _ROOM = 11
 class _Matrix(ctypes.Structure):
     """``PackedMatrix`` of kernels.hpp."""
 
-    _fields_ = (("blocks", ctypes.c_void_p), ("row_scales", ctypes.c_void_p))
+    _fields_ = (*fields(ctypes.c_void_p, "blocks row_scales"),)
+
+
+class _PackedLinear(ctypes.Structure):
+    """``PackedLinear`` of kernels.hpp; the library's own part is left empty."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("w", _Matrix),
+        ("w2", _Matrix),
+        *fields(ctypes.c_void_p, "bias y room"),
+        *fields(ctypes.c_int64, "packing dtype m n k"),
+        ("own", ctypes.c_byte * 48),
+    )
+
+
+class _PackedRows(ctypes.Structure):
+    """``PackedRows`` of kernels.hpp."""
+
+    _fields_ = (
+        ("w", _Matrix),
+        *fields(ctypes.c_void_p, "ids y"),
+        *fields(ctypes.c_int64, "packing dtype m k"),
+    )
 
 
 def packed_linear(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
@@ -39,18 +63,18 @@ def packed_rows(out: Tensor, packed: Packed, ids: Tensor) -> Tensor:
     """See ``blazr.nn.ops.packed.packed_rows``."""
     if out.shape != (len(ids), packed.columns) or ids.dtype != torch.int64:
         raise _misfit(packed, out)
-    # a number that is no row would read what is not ours
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < packed.rows:
+    # a number that is no row would read what is not ours; recorded steps get theirs from draws
+    if len(ids) and recording() is None and not 0 <= int(ids.min()) <= int(ids.max()) < packed.rows:
         raise _misfit(packed, ids)
-    kernels().blazr_packed_rows(
-        packed.packing.number,
-        DTYPES[out.dtype],
-        ctypes.byref(_matrix(packed)),
+    call = _PackedRows(
+        _matrix(packed),
         ids.contiguous().data_ptr(),
         out.data_ptr(),
+        packed.packing.number,
+        DTYPES[out.dtype],
         *out.shape,
-        torch.get_num_threads(),
     )
+    run("packed_rows", call)
     return out
 
 
@@ -63,20 +87,20 @@ def _call(x: Tensor, packed: Packed, second: Packed | None, bias: Tensor | None)
     m = shape[0] if len(shape) == 2 else shape[:-1].numel()
     y = torch.empty(m, rows, dtype=dtype)
     room = torch.empty(m * k * _ROOM // 8, dtype=torch.uint8)
-    kernels().blazr_packed_linear(
-        packed.packing.number,
-        DTYPES[dtype],
+    call = _PackedLinear(
         x.data_ptr(),
-        ctypes.byref(_matrix(packed)),
-        None if second is None else ctypes.byref(_matrix(second)),
+        _matrix(packed),
+        _Matrix() if second is None else _matrix(second),
         None if bias is None else bias.contiguous().data_ptr(),
         y.data_ptr(),
         room.data_ptr(),
+        packed.packing.number,
+        DTYPES[dtype],
         m,
         rows,
         k,
-        torch.get_num_threads(),
     )
+    run("packed_linear", call)
     return y if len(shape) == 2 else y.view(*shape[:-1], rows)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, fields, kernels
+from blazr.nn.kernels.cpu.compiled import DTYPES, fields, run
 from blazr.nn.kernels.steps import Rotation
 
 _POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
@@ -19,7 +19,7 @@ class _RmsNorm(ctypes.Structure):
 
     _fields_ = (
         *fields(_POINTER, "x weight out"),
-        *fields(_INT64, "size stride"),
+        *fields(_INT64, "dtype m inner size stride"),
         ("eps", ctypes.c_float),
         ("unit_offset", ctypes.c_int),
     )
@@ -31,7 +31,7 @@ class _Rotary(ctypes.Structure):
     _fields_ = (
         *fields(_POINTER, "q k v cos sin slots out keys values"),
         *fields(_INT64, "tokens heads kv_heads key_size value_size pairs"),
-        *fields(_INT64, "q_stride k_stride v_stride key_page value_page interleaved"),
+        *fields(_INT64, "q_stride k_stride v_stride key_page value_page interleaved dtype"),
     )
 
 
@@ -44,21 +44,25 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False
             found=f"{tuple(shape)} {x.dtype}",
             expected=f"(..., {size}) {weight.dtype}",
         )
-    if len(shape) != 2 or x.stride(1) != 1:
-        x = x.reshape(-1, size).contiguous()
-    out = torch.empty(x.shape, dtype=x.dtype)
+    inner = 1 if len(shape) == 2 else shape[1] if len(shape) == 3 else 0
+    # heads side by side, tokens perhaps apart, as in a part of a fused product
+    if not inner or x.stride(-1) != 1 or (inner > 1 and x.stride(1) != size):
+        x, inner = x.reshape(-1, size).contiguous(), 1
+    out = torch.empty(shape, dtype=x.dtype)
     call = _RmsNorm(
         x.data_ptr(),
         weight.contiguous().data_ptr(),
         out.data_ptr(),
+        DTYPES[x.dtype],
+        len(x) * inner,
+        inner,
         size,
         x.stride(0),
         eps,
         unit_offset,
     )
-    threads = torch.get_num_threads()
-    kernels().blazr_rms_norm(DTYPES[x.dtype], ctypes.byref(call), len(x), threads)
-    return out if len(shape) == 2 else out.view(shape)
+    run("rms_norm", call)
+    return out
 
 
 def rotate_and_store(  # noqa: PLR0917  (what is rotated and stored, how, and where to)
@@ -89,8 +93,9 @@ def rotate_and_store(  # noqa: PLR0917  (what is rotated and stored, how, and wh
         keys.stride(0),
         values.stride(0),
         rotation.interleaved,
+        DTYPES[q.dtype],
     )
-    kernels().blazr_rotate(DTYPES[q.dtype], ctypes.byref(call), torch.get_num_threads())
+    run("rotate", call)
     return out
 
 

@@ -7,7 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from blazr.nn.kernels.cpu.compiled import DTYPES, fields, kernels
+from blazr.nn.kernels.cpu.compiled import DTYPES, fields, run
 from blazr.nn.kernels.steps import Mamba2Memory, Mamba2Weights, Pages, StepTable
 
 _POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -21,7 +21,7 @@ class _Mamba2(ctypes.Structure):
         *fields(_POINTER, "conv_weight conv_bias dt_bias a d norm_weight"),
         *fields(_POINTER, "states conv_states log_raw log_xb log_dt spans checkpoints"),
         *fields(_INT64, "num_spans num_tokens longest heads head_dim state_size groups taps"),
-        *fields(_INT64, "state_stride conv_state_stride"),
+        *fields(_INT64, "state_stride conv_state_stride dtype"),
         *fields(_FLOAT, "dt_min dt_max eps"),
     )
 
@@ -33,7 +33,7 @@ class _Attention(ctypes.Structure):
         *fields(_POINTER, "q keys more_keys values out sinks block_tables spans"),
         *fields(_INT64, "key_size more_key_size value_size table_stride"),
         *fields(_INT64, "key_stride more_key_stride value_stride"),
-        *fields(_INT64, "num_spans longest heads kv_heads window"),
+        *fields(_INT64, "num_spans longest heads kv_heads window dtype"),
         *fields(_FLOAT, "scale softcap"),
     )
 
@@ -73,11 +73,12 @@ def mamba2(proj: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: St
         len(weights.conv_weight),
         memory.states.stride(0),
         memory.conv_states.stride(0),
+        DTYPES[proj.dtype],
         weights.dt_min,
         weights.dt_max,
         weights.eps,
     )
-    kernels().blazr_mamba2(DTYPES[proj.dtype], ctypes.byref(call), torch.get_num_threads())
+    run("mamba2", call)
     return out
 
 
@@ -107,8 +108,9 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
         q.shape[1],
         keys.shape[2],
         pages.window or 0,
+        DTYPES[q.dtype],
         pages.scale,
         pages.softcap or 0.0,
     )
-    kernels().blazr_attention(DTYPES[q.dtype], ctypes.byref(call), torch.get_num_threads())
+    run("attention", call)
     return out

@@ -18,7 +18,7 @@ struct Linear {
   const void* w2;    // or null
   const void* bias;  // (n) or null
   void* y;
-  int64_t m, n, k, ldw;
+  int64_t dtype, m, n, k, ldw;
 };
 
 // The part of a Linear that one task computes: rows [m0, m1) and columns [n0, n1) of y.
@@ -50,15 +50,33 @@ struct PackedLinear;
 using Finish = void (*)(const PackedLinear& call, int64_t row, int64_t n0, int64_t n1, float* sums,
                         float* ups);
 
-// As Linear, with packed weights; x is room for the activations.
+// As Linear, with packed weights.
 struct PackedLinear {
   const void* activations;
   PackedMatrix w, w2;  // w2.blocks may be null
   const void* bias;    // (n) or null
   void* y;
-  int64_t n;
+  void* room;  // m * k * 11 / 8 bytes, aligned to 4
+  int64_t packing, dtype, m, n, k;
+  // filled in by the library:
   Activations x;
   Finish finish;
+};
+
+// Rows ids[0 .. m) of a packed matrix with k columns, into y (m, k).
+struct PackedRows {
+  PackedMatrix w;
+  const int64_t* ids;
+  void* y;
+  int64_t packing, dtype, m, k;
+};
+
+// Rows ids[0 .. m) of a plain matrix, `bytes` each and `stride` bytes apart, into y.
+struct Rows {
+  const void* w;
+  const int64_t* ids;
+  void* y;
+  int64_t m, bytes, stride;
 };
 
 // Fills one row of call.x.
@@ -114,6 +132,7 @@ struct Mamba2 {
   int64_t num_spans, num_tokens, longest;
   int64_t heads, head_dim, state_size, groups, taps;
   int64_t state_stride, conv_state_stride;  // numbers from one slot to the next
+  int64_t dtype;
   float dt_min, dt_max, eps;
 
   int64_t inner() const { return heads * head_dim; }
@@ -147,6 +166,7 @@ struct Attention {
   int64_t key_strides[2], value_stride;  // numbers from one page to the next
   int64_t num_spans, longest, heads, kv_heads;
   int64_t window;  // tokens, or 0
+  int64_t dtype;
   float scale, softcap;
 };
 
@@ -160,10 +180,11 @@ using AttentionPart = void (*)(const Attention& call, int64_t span, int64_t kv_h
 
 // RMSNorm of rows (see rows.hpp).
 struct RmsNorm {
-  const void* x;       // (m, size), `stride` numbers from row to row
+  const void* x;       // (m / inner, inner, size): rows side by side, `stride` numbers from one
+                       // lot of `inner` to the next
   const void* weight;  // (size)
   void* out;           // (m, size)
-  int64_t size, stride;
+  int64_t dtype, m, inner, size, stride;
   float eps;
   int unit_offset;  // whether the weight is stored less one
 };
@@ -186,10 +207,39 @@ struct Rotary {
   int64_t tokens, heads, kv_heads, key_size, value_size, pairs;
   int64_t q_stride, k_stride, v_stride, key_page, value_page;
   int64_t interleaved;  // whether the channels of a pair lie side by side
+  int64_t dtype;
 };
 
 // Tokens [t0, t1).
 using RotaryPart = void (*)(const Rotary& call, int64_t t0, int64_t t1);
+
+// What is done to each number alone (see pointwise.hpp).
+enum PointwiseKind : int {
+  kAdd,       // a + b * scale
+  kScale,     // a * scale
+  kWiden,     // a, divided by `scale` and capped at `cap` unless these are 1 and 0, as float32
+  kSilu, kGelu, kGeluTanh, kRelu, kRelu2,  // of a, times b if given
+  kSigmoid,   // a * sigmoid(b)
+  kNumPointwise
+};
+
+// Rows lie `..._stride` numbers apart; out is dense.
+struct Pointwise {
+  const void* a;  // (m, n)
+  const void* b;  // (m, n) or null
+  void* out;      // (m, n)
+  int64_t kind, dtype, m, n, a_stride, b_stride;
+  float scale, cap;
+};
+
+// Rows [m0, m1), columns [n0, n1).
+using PointwisePart = void (*)(const Pointwise& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1);
+
+// A call that was made, to be made again.
+struct Recorded {
+  void (*run)(const void* call, int threads);
+  const void* call;
+};
 
 struct Kernels {
   LinearPart linear[kNumDtypes];
@@ -200,6 +250,7 @@ struct Kernels {
   AttentionPart attention[kNumDtypes];
   RmsNormPart rms_norm[kNumDtypes];
   RotaryPart rotate[kNumDtypes];
+  PointwisePart pointwise[kNumDtypes];
 };
 
 extern const Kernels kernels_portable;

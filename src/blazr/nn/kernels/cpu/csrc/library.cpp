@@ -1,4 +1,6 @@
 // The C interface: chooses an instruction set, cuts work into parts, runs them on torch's threads.
+#include <string.h>
+
 #include <atomic>
 
 #include "kernels.hpp"
@@ -82,11 +84,12 @@ const char* blazr_in_use() { return kernels ? kNames[in_use] : nullptr; }
 // What this was compiled from, so that a library left over from other sources is not used.
 const char* blazr_sources() { return BLAZR_SOURCES; }
 
-// See Linear in kernels.hpp. The caller has checked shapes; null for what is not given.
-void blazr_linear(int dtype, const void* x, const void* w, int64_t ldw, const void* w2,
-                  const void* bias, void* y, int64_t m, int64_t n, int64_t k, int threads) {
-  const Linear call{x, w, w2, bias, y, m, n, k, ldw};
-  const int64_t bytes = dtype == kF32 ? 4 : 2;
+// Every kernel has one form, so that calls can be kept and made again (see Recorded): the structs of
+// kernels.hpp say what they do. The caller has checked shapes; null stands for what is not given.
+
+void blazr_linear(const Linear* call, int threads) {
+  const int64_t m = call->m, n = call->n, k = call->k;
+  const int64_t bytes = call->dtype == kF32 ? 4 : 2;
   if (m * n * k < kSmallWork) threads = 1;
   const bool few = m <= kStillFew;
   // parts small enough to share out evenly, large enough to read in long runs
@@ -95,26 +98,24 @@ void blazr_linear(int dtype, const void* x, const void* w, int64_t ldw, const vo
              few ? kFewColumns : kManyColumns) + 3) / 4 * 4;
   const int64_t rows = few ? kStillFew : 120;
   const int64_t across = (n + columns - 1) / columns, down = (m + rows - 1) / rows;
-  const LinearPart part = kernels->linear[dtype];
+  const LinearPart part = kernels->linear[call->dtype];
   parallel_for(across * down, threads, [&](int64_t i) {
     const int64_t m0 = i % down * rows, n0 = i / down * columns;
-    part(call, m0, m0 + rows < m ? m0 + rows : m, n0, n0 + columns < n ? n0 + columns : n);
+    part(*call, m0, m0 + rows < m ? m0 + rows : m, n0, n0 + columns < n ? n0 + columns : n);
   });
 }
 
-// See PackedLinear in kernels.hpp. `room` has m * k * 11 / 8 bytes, aligned to 4.
-void blazr_packed_linear(int packing, int dtype, const void* x, const PackedMatrix* w,
-                         const PackedMatrix* w2, const void* bias, void* y, void* room, int64_t m,
-                         int64_t n, int64_t k, int threads) {
-  const int64_t num_blocks = k / 32, groups = (n + 15) / 16;
-  float* scales = static_cast<float*>(room);
-  int32_t* sums = reinterpret_cast<int32_t*>(scales + m * num_blocks);
-  int8_t* q = reinterpret_cast<int8_t*>(sums + 2 * m * num_blocks);
-  const PackedKernel& kernel = kernels->packed[packing];
-  const PackedLinear call{x, *w, w2 ? *w2 : PackedMatrix{}, bias, y, n, {q, scales, sums, m, k},
-                          kernels->finish[dtype]};
+void blazr_packed_linear(const PackedLinear* given, int threads) {
+  PackedLinear call = *given;
+  const int64_t m = call.m, n = call.n, k = call.k, num_blocks = k / 32, groups = (n + 15) / 16;
+  call.x.scales = static_cast<float*>(call.room);
+  call.x.sums = reinterpret_cast<int32_t*>(call.x.scales + m * num_blocks);
+  call.x.q = reinterpret_cast<int8_t*>(call.x.sums + 2 * m * num_blocks);
+  call.x.m = m, call.x.k = k;
+  call.finish = kernels->finish[call.dtype];
+  const PackedKernel& kernel = kernels->packed[call.packing];
   if (m * n * k < kSmallWork) threads = 1;
-  const Quantize quantize = kernels->quantize[dtype];
+  const Quantize quantize = kernels->quantize[call.dtype];
   parallel_for(m, m * k < kSmallWork ? 1 : threads, [&](int64_t row) { quantize(call, row); });
   const bool few = m <= kFewRows;
   const int64_t group_bytes = k / kernel.columns * kernel.bytes;
@@ -129,28 +130,26 @@ void blazr_packed_linear(int packing, int dtype, const void* x, const PackedMatr
   });
 }
 
-// Rows ids[0 .. m) of a packed matrix with k columns, into y (m, k).
-void blazr_packed_rows(int packing, int dtype, const PackedMatrix* w, const int64_t* ids, void* y,
-                       int64_t m, int64_t k, int threads) {
-  const PackedKernel& kernel = kernels->packed[packing];
-  const int64_t bytes = kernel.bytes, columns = kernel.columns, supers = k / columns;
+void blazr_packed_rows(const PackedRows* given, int threads) {
+  const PackedKernel& kernel = kernels->packed[given->packing];
+  const int64_t bytes = kernel.bytes, columns = kernel.columns, supers = given->k / columns;
   PackedLinear call{};
-  call.y = y, call.n = k;
-  parallel_for(m, m * k < kSmallWork ? 1 : threads, [&](int64_t row) {
-    const int64_t id = ids[row];
+  call.y = given->y, call.n = given->k;
+  const int few = given->m * given->k < kSmallWork ? 1 : threads;
+  parallel_for(given->m, few, [&](int64_t row) {
+    const int64_t id = given->ids[row];
     for (int64_t s = 0; s < supers; s++) {
       float numbers[256];
-      kernel.unpack(w->blocks + (id / 16 * supers + s) * bytes, int(id % 16), numbers);
-      if (w->row_scales)
-        for (int64_t i = 0; i < columns; i++) numbers[i] *= w->row_scales[id];
-      kernels->finish[dtype](call, row, s * columns, (s + 1) * columns, numbers, nullptr);
+      kernel.unpack(given->w.blocks + (id / 16 * supers + s) * bytes, int(id % 16), numbers);
+      if (given->w.row_scales)
+        for (int64_t i = 0; i < columns; i++) numbers[i] *= given->w.row_scales[id];
+      kernels->finish[given->dtype](call, row, s * columns, (s + 1) * columns, numbers, nullptr);
     }
   });
 }
 
-// See Mamba2 in kernels.hpp.
-void blazr_mamba2(int dtype, const Mamba2* call, int threads) {
-  const Mamba2Parts& parts = kernels->mamba2[dtype];
+void blazr_mamba2(const Mamba2* call, int threads) {
+  const Mamba2Parts& parts = kernels->mamba2[call->dtype];
   const int few = call->num_tokens > 8 ? threads : 1;
   constexpr int64_t kRows = 16;
   const int64_t strips = (call->longest + kRows - 1) / kRows;
@@ -171,11 +170,10 @@ void blazr_mamba2(int dtype, const Mamba2* call, int threads) {
   parallel_for(call->num_spans, few, [&](int64_t i) { parts.remember(*call, call->spans[i]); });
 }
 
-// See Attention in kernels.hpp.
-void blazr_attention(int dtype, const Attention* call, int threads) {
+void blazr_attention(const Attention* call, int threads) {
   const int64_t group = call->heads / call->kv_heads;
   const int64_t blocks = (call->longest * group + kQueriesTogether - 1) / kQueriesTogether;
-  const AttentionPart part = kernels->attention[dtype];
+  const AttentionPart part = kernels->attention[call->dtype];
   // the longest way back comes first, so that no thread is left with it at the end
   parallel_for(call->num_spans * call->kv_heads * blocks, threads, [&](int64_t i) {
     const int64_t span = i % call->num_spans, rest = i / call->num_spans;
@@ -186,23 +184,46 @@ void blazr_attention(int dtype, const Attention* call, int threads) {
   });
 }
 
-// See RmsNorm in kernels.hpp.
-void blazr_rms_norm(int dtype, const RmsNorm* call, int64_t m, int threads) {
-  const RmsNormPart part = kernels->rms_norm[dtype];
-  const int64_t rows = kSmallWork / (call->size + 1) + 1;  // of a part
+void blazr_rms_norm(const RmsNorm* call, int threads) {
+  const RmsNormPart part = kernels->rms_norm[call->dtype];
+  const int64_t rows = kSmallWork / (call->size + 1) + 1, m = call->m;  // of a part
   parallel_for((m + rows - 1) / rows, threads, [&](int64_t i) {
     part(*call, i * rows, i * rows + rows < m ? i * rows + rows : m);
   });
 }
 
-// See Rotary in kernels.hpp.
-void blazr_rotate(int dtype, const Rotary* call, int threads) {
-  const RotaryPart part = kernels->rotate[dtype];
+void blazr_rotate(const Rotary* call, int threads) {
+  const RotaryPart part = kernels->rotate[call->dtype];
   constexpr int64_t kTokens = 16;  // of a part
   parallel_for((call->tokens + kTokens - 1) / kTokens, threads, [&](int64_t i) {
     const int64_t t0 = i * kTokens, t1 = t0 + kTokens;
     part(*call, t0, t1 < call->tokens ? t1 : call->tokens);
   });
+}
+
+void blazr_pointwise(const Pointwise* call, int threads) {
+  const PointwisePart part = kernels->pointwise[call->dtype];
+  constexpr int64_t kNumbers = 1 << 14;  // of a part
+  const int64_t strips = (call->n + kNumbers - 1) / kNumbers;
+  const int64_t rows = clamp(kNumbers / (call->n + 1), 1, call->m + 1);
+  parallel_for((call->m + rows - 1) / rows * strips, threads, [&](int64_t i) {
+    const int64_t m0 = i / strips * rows, n0 = i % strips * kNumbers;
+    part(*call, m0, m0 + rows < call->m ? m0 + rows : call->m, n0,
+         n0 + kNumbers < call->n ? n0 + kNumbers : call->n);
+  });
+}
+
+void blazr_rows(const Rows* call, int threads) {
+  const int few = call->m * call->bytes < kSmallWork ? 1 : threads;
+  parallel_for(call->m, few, [&](int64_t row) {
+    memcpy(static_cast<char*>(call->y) + row * call->bytes,
+           static_cast<const char*>(call->w) + call->ids[row] * call->stride, size_t(call->bytes));
+  });
+}
+
+// Make calls again, one after the other.
+void blazr_replay(const Recorded* calls, int64_t count, int threads) {
+  for (int64_t i = 0; i < count; i++) calls[i].run(calls[i].call, threads);
 }
 
 }  // extern "C"

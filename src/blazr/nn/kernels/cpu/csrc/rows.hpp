@@ -16,7 +16,7 @@ struct RowParts {
     const int64_t size = call.size;
     const T* weight = (const T*)call.weight;
     for (int64_t m = m0; m < m1; m++) {
-      const T* x = (const T*)call.x + m * call.stride;
+      const T* x = (const T*)call.x + m / call.inner * call.stride + m % call.inner * size;
       T* out = (T*)call.out + m * size;
       float squares[16]{};
       int64_t i = 0;

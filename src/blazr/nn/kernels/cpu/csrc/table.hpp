@@ -7,6 +7,7 @@
 #include "mamba2.hpp"
 #include "matmul.hpp"
 #include "matmul_q.hpp"
+#include "pointwise.hpp"
 #include "rows.hpp"
 
 namespace {
@@ -30,6 +31,7 @@ constexpr Kernels kernels_of(std::integer_sequence<int, kPackings...>) {
       .attention = {AttentionOf<bf16>::attend, AttentionOf<f16>::attend, AttentionOf<float>::attend},
       .rms_norm = {RowParts<bf16>::rms_norm, RowParts<f16>::rms_norm, RowParts<float>::rms_norm},
       .rotate = {RowParts<bf16>::rotate, RowParts<f16>::rotate, RowParts<float>::rotate},
+      .pointwise = {PointwiseOf<bf16>::part<>, PointwiseOf<f16>::part<>, PointwiseOf<float>::part<>},
   };
 }
 

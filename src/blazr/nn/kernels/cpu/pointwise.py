@@ -1,0 +1,121 @@
+"""What is done to each number alone: ``csrc/pointwise.hpp`` behind the ops' signatures."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from blazr.core.errors import ShapeError
+from blazr.nn.kernels.cpu.compiled import DTYPES, fields, run
+from blazr.nn.kernels.recording import recording
+
+# As kernels.hpp numbers them.
+_ADD, _SCALE, _WIDEN, _SIGMOID = 0, 1, 2, 8
+_ACTIVATIONS = {"silu": 3, "gelu": 4, "gelu_tanh": 5, "relu": 6, "relu2": 7}
+
+
+class _Pointwise(ctypes.Structure):
+    """``Pointwise`` of kernels.hpp."""
+
+    _fields_ = (
+        *fields(ctypes.c_void_p, "a b out"),
+        *fields(ctypes.c_int64, "kind dtype m n a_stride b_stride"),
+        *fields(ctypes.c_float, "scale cap"),
+    )
+
+
+class _Rows(ctypes.Structure):
+    """``Rows`` of kernels.hpp."""
+
+    _fields_ = (*fields(ctypes.c_void_p, "w ids y"), *fields(ctypes.c_int64, "m bytes stride"))
+
+
+def add(a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+    """See ``blazr.nn.ops.pointwise.add``."""
+    return _call(_ADD, a, b, scale=scale)
+
+
+def scale(a: Tensor, factor: float) -> Tensor:
+    """See ``blazr.nn.ops.pointwise.scale``."""
+    return _call(_SCALE, a, scale=factor)
+
+
+def widen(a: Tensor, divisor: float = 1.0, cap: float | None = None) -> Tensor:
+    """See ``blazr.nn.ops.pointwise.widen``."""
+    out = torch.empty(a.shape, dtype=torch.float32)
+    return _call(_WIDEN, a, out=out, scale=divisor, cap=cap or 0.0)
+
+
+def activate(a: Tensor, kind: str, b: Tensor | None = None) -> Tensor:
+    """See ``blazr.nn.ops.pointwise.activate``."""
+    return _call(_ACTIVATIONS[kind], a, b)
+
+
+def sigmoid_gate(a: Tensor, gate: Tensor) -> Tensor:
+    """See ``blazr.nn.ops.pointwise.sigmoid_gate``."""
+    return _call(_SIGMOID, a, gate)
+
+
+def embedding(weight: Tensor, ids: Tensor) -> Tensor:
+    """See ``blazr.nn.ops.pointwise.embedding``."""
+    # a number that is no row would read what is not ours; recorded steps get theirs from draws
+    if len(ids) and recording() is None and not 0 <= int(ids.min()) <= int(ids.max()) < len(weight):
+        raise ShapeError(
+            "a token id is no row of the embedding.",
+            found=f"{int(ids.min())} to {int(ids.max())}",
+            expected=f"0 to {len(weight) - 1}",
+        )
+    weight = weight if weight.stride(1) == 1 else weight.contiguous()
+    rows, width = ids.numel(), weight.shape[1]
+    out = torch.empty(*ids.shape, width, dtype=weight.dtype)
+    size, ids = weight.element_size(), ids.contiguous()
+    call = _Rows(
+        *(each.data_ptr() for each in (weight, ids, out)),
+        rows,
+        width * size,
+        weight.stride(0) * size,
+    )
+    run("rows", call)
+    return out
+
+
+def _call(  # noqa: PLR0913  (what is done, to what, and how)
+    kind: int,
+    a: Tensor,
+    b: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    scale: float = 1.0,
+    cap: float = 0.0,
+) -> Tensor:
+    if b is not None and (b.shape != a.shape or b.dtype != a.dtype):
+        raise ShapeError(
+            "two tensors do not go together.",
+            found=f"{tuple(b.shape)} {b.dtype}",
+            expected=f"{tuple(a.shape)} {a.dtype}",
+        )
+    out = torch.empty(a.shape, dtype=a.dtype) if out is None else out
+    a, b = _rows(a), None if b is None else _rows(b)
+    call = _Pointwise(
+        a.data_ptr(),
+        None if b is None else b.data_ptr(),
+        out.data_ptr(),
+        kind,
+        DTYPES[a.dtype],
+        *a.shape,
+        a.stride(0),
+        0 if b is None else b.stride(0),
+        scale,
+        cap,
+    )
+    run("pointwise", call)
+    return out
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Two dimensions; numbers of a row side by side."""
+    if x.dim() != 2:
+        x = x.reshape(-1, x.shape[-1])
+    return x if x.stride(1) == 1 else x.contiguous()

@@ -1,0 +1,129 @@
+"""What is done to each number alone, and rows of an embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blazr.nn.ops.activation import ACTIVATIONS
+from blazr.nn.ops.op import Op
+
+
+def _add(a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+    """``a + b * scale``.
+
+    Args:
+        a: (..., C).
+        b: (..., C), in the dtype of a.
+        scale: 1 leaves b.
+
+    Returns:
+        (..., C), in the dtype of a.
+    """
+    return a + (b if scale == 1 else b * scale)
+
+
+def _scale(a: Tensor, factor: float) -> Tensor:
+    """``a * factor``, (..., C), in the dtype of a."""
+    return a * factor
+
+
+def _widen(a: Tensor, divisor: float = 1.0, cap: float | None = None) -> Tensor:
+    """Scores of a vocabulary as they are drawn from.
+
+    Args:
+        a: (..., V).
+        divisor: They are divided by it.
+        cap: Scores z then become ``cap * tanh(z / cap)`` [arXiv:2408.00118]; None leaves them.
+
+    Returns:
+        (..., V), float32.
+    """
+    wide = a.float() if divisor == 1 else a.float() / divisor
+    return wide if cap is None else torch.tanh(wide / cap) * cap
+
+
+def _activate(a: Tensor, kind: str, b: Tensor | None = None) -> Tensor:
+    """``act(a)``, or ``act(a) * b``.
+
+    Args:
+        a: (..., I).
+        kind: A name of ACTIVATIONS.
+        b: (..., I), in the dtype of a, or None.
+
+    Returns:
+        (..., I), in the dtype of a.
+    """
+    y = ACTIVATIONS[kind](a)
+    return y if b is None else y * b
+
+
+def _sigmoid_gate(a: Tensor, gate: Tensor) -> Tensor:
+    """``a * sigmoid(gate)``, (..., C) each, in the dtype of a."""
+    return a * gate.sigmoid()
+
+
+def _embedding(weight: Tensor, ids: Tensor) -> Tensor:
+    """Rows of a matrix.
+
+    Args:
+        weight: (V, C).
+        ids: (...), int64.
+
+    Returns:
+        (..., C), in the dtype of the weight.
+    """
+    return F.embedding(ids, weight)
+
+
+_SHAPES = ((1, 16), (3, 40), (2, 7), (5, 1), (0, 8), (2, 3, 24), (3, 20000))
+
+
+def _pairs(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    for shape in _SHAPES:
+        yield 2 * torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+    wide = torch.randn(4, 20).to(dtype)
+    yield wide[:, 3:12], wide[:, 10:19]
+
+
+def _add_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for a, b in _pairs(dtype):
+        yield a, b
+        yield a, b, 0.22
+
+
+def _scale_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for a, _ in _pairs(dtype):
+        yield a, 12.5
+
+
+def _widen_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for a, _ in _pairs(dtype):
+        yield (a,)
+        yield a * 10, 8.0
+        yield a * 10, 1.0, 30.0
+
+
+def _activate_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for kind in ACTIVATIONS:
+        for a, b in _pairs(dtype):
+            yield 4 * a, kind
+            yield 4 * a, kind, b
+        yield torch.tensor([[0.0, -0.0, 50, -50, 1e-4, -1e-4]]).to(dtype), kind
+
+
+def _embedding_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for rows, width, count in ((5, 8, 3), (40, 7, 70), (3, 16, 0)):
+        yield torch.randn(rows, width).to(dtype), torch.randint(0, rows, (count,))
+    yield torch.randn(9, 20).to(dtype)[:, 2:7], torch.randint(0, 9, (2, 3))
+
+
+add = Op("add", reference=_add, samples=_add_samples)
+scale = Op("scale", reference=_scale, samples=_scale_samples)
+widen = Op("widen", reference=_widen, samples=_widen_samples)
+activate = Op("activate", reference=_activate, samples=_activate_samples)
+sigmoid_gate = Op("sigmoid_gate", reference=_sigmoid_gate, samples=_pairs)
+embedding = Op("embedding", reference=_embedding, samples=_embedding_samples)
