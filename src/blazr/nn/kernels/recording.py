@@ -1,7 +1,7 @@
 """Steps that are made again: the calls of kernels, kept with their addresses, and nothing between.
 
 While a step is recorded nothing is computed. Modules run on memory that is theirs from then on, and
-where they would call a kernel the call is kept. What is more than kernels (see `Foreign`) is kept
+where they would call a kernel the call is kept. What is more than kernels (see `ForeignError`) is kept
 as it is and runs in Python, part by part of a layer (see `part`).
 """
 
@@ -26,7 +26,7 @@ NativeCall = tuple[int, object]  # the kernel's address, its arguments as a ctyp
 PythonCall = Callable[[object], None]  # given the step that is computed
 
 
-class Foreign(Exception):
+class ForeignError(Exception):
     """An operation that computes and is no kernel, or looks at numbers a recording has not."""
 
 
@@ -139,7 +139,7 @@ class Recording(TorchDispatchMode):
         self._depth += 1
         try:
             return function(*args)
-        except Foreign:
+        except ForeignError:
             del self.calls[mark:]
             out = self._arena.take(like.shape, like.dtype)
             self.calls.append(self._as_it_is(function, args, out))
@@ -181,7 +181,7 @@ class Recording(TorchDispatchMode):
         # operations made of others are judged by these
         found = func.decompose(*args, **kwargs)
         if found is NotImplemented:
-            raise Foreign(str(func))
+            raise ForeignError(str(func))
         return found
 
 

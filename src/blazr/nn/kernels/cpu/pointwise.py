@@ -81,7 +81,7 @@ def embedding(weight: Tensor, ids: Tensor) -> Tensor:
     return out
 
 
-def _call(  # noqa: PLR0913  (what is done, to what, and how)
+def _call(
     kind: int,
     a: Tensor,
     b: Tensor | None = None,
