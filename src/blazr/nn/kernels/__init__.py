@@ -26,6 +26,7 @@ KERNELS: Table[Kernel] = Table(
                     for name in ("add", "scale", "widen", "activate", "sigmoid_gate", "embedding")
                 ),
                 ("rms_norm", "blazr.nn.kernels.cpu.rows:rms_norm"),
+                ("layer_norm", "blazr.nn.kernels.cpu.rows:layer_norm"),
                 ("rotate_and_store", "blazr.nn.kernels.cpu.rows:rotate_and_store"),
                 ("mamba2", "blazr.nn.kernels.cpu.sequence:mamba2"),
                 ("paged_attention", "blazr.nn.kernels.cpu.sequence:paged_attention"),

@@ -12,6 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from blazr.nn.kernels.recording import part
 from blazr.nn.kernels.resolve import resolve
 from blazr.nn.kernels.steps import Mamba2Memory, Mamba2Weights, Pages, Rotation, StepTable
 
@@ -23,6 +24,7 @@ __all__ = [
     "StepTable",
     "attention_kernel",
     "mamba2_kernel",
+    "part",
     "store_kernel",
 ]
 

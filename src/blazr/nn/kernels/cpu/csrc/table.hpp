@@ -29,7 +29,7 @@ constexpr Kernels kernels_of(std::integer_sequence<int, kPackings...>) {
       .packed = {packed_kernel<Int8<Isa>, kPackings>()...},
       .mamba2 = {mamba2_parts<bf16>(), mamba2_parts<f16>(), mamba2_parts<float>()},
       .attention = {AttentionOf<bf16>::attend, AttentionOf<f16>::attend, AttentionOf<float>::attend},
-      .rms_norm = {RowParts<bf16>::rms_norm, RowParts<f16>::rms_norm, RowParts<float>::rms_norm},
+      .norm = {RowParts<bf16>::norm, RowParts<f16>::norm, RowParts<float>::norm},
       .rotate = {RowParts<bf16>::rotate, RowParts<f16>::rotate, RowParts<float>::rotate},
       .pointwise = {PointwiseOf<bf16>::part<>, PointwiseOf<f16>::part<>, PointwiseOf<float>::part<>},
   };
