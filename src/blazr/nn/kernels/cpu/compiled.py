@@ -20,7 +20,7 @@ ISAS = ("avx512", "avx2", "portable")
 
 # Each is ``blazr_NAME(const Struct* call, int threads)``.
 _ENTRIES = (
-    *("linear", "packed_linear", "packed_rows", "rows", "pointwise", "norm", "rotate"),
+    *("linear", "packed_linear", "packed_rows", "rows", "pointwise", "norm", "rotate", "angles"),
     *("mamba2", "attention"),
 )
 

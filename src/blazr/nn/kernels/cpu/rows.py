@@ -25,6 +25,16 @@ class _Norm(ctypes.Structure):
     )
 
 
+class _Angles(ctypes.Structure):
+    """``Angles`` of kernels.hpp."""
+
+    _fields_ = (
+        *fields(_POINTER, "frequencies positions out"),
+        *fields(_INT64, "tokens pairs"),
+        ("factor", ctypes.c_float),
+    )
+
+
 class _Rotary(ctypes.Structure):
     """``Rotary`` of kernels.hpp."""
 
@@ -74,6 +84,16 @@ def _norm(
         unit_offset,
     )
     run("norm", call)
+    return out
+
+
+def rotary_tables(frequencies: Tensor, positions: Tensor, factor: float = 1.0) -> Tensor:
+    """See ``blazr.nn.ops.rope.rotary_tables``."""
+    frequencies, positions = frequencies.contiguous(), positions.contiguous()
+    tokens, pairs = len(positions), len(frequencies)
+    out = torch.empty(2, tokens, pairs)
+    pointers = (each.data_ptr() for each in (frequencies, positions, out))
+    run("angles", _Angles(*pointers, tokens, pairs, factor))
     return out
 
 

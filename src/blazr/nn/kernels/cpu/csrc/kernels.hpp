@@ -214,6 +214,15 @@ struct Rotary {
 // Tokens [t0, t1).
 using RotaryPart = void (*)(const Rotary& call, int64_t t0, int64_t t1);
 
+// Cosine and sine of position * frequency, times the factor.
+struct Angles {
+  const float* frequencies;  // (pairs)
+  const int64_t* positions;  // (tokens)
+  float* out;                // (2, tokens, pairs)
+  int64_t tokens, pairs;
+  float factor;
+};
+
 // What is done to each number alone (see pointwise.hpp).
 enum PointwiseKind : int {
   kAdd,       // a + b * scale

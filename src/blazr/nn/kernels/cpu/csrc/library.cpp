@@ -1,4 +1,5 @@
 // The C interface: chooses an instruction set, cuts work into parts, runs them on torch's threads.
+#include <math.h>
 #include <string.h>
 
 #include <atomic>
@@ -218,6 +219,19 @@ void blazr_rows(const Rows* call, int threads) {
   parallel_for(call->m, few, [&](int64_t row) {
     memcpy(static_cast<char*>(call->y) + row * call->bytes,
            static_cast<const char*>(call->w) + call->ids[row] * call->stride, size_t(call->bytes));
+  });
+}
+
+void blazr_angles(const Angles* call, int threads) {
+  const int64_t pairs = call->pairs;
+  const int few = call->tokens * pairs < kSmallWork / 16 ? 1 : threads;
+  parallel_for(call->tokens, few, [&](int64_t t) {
+    float *cosine = call->out + t * pairs, *sine = cosine + call->tokens * pairs;
+    for (int64_t i = 0; i < pairs; i++) {
+      const float angle = float(call->positions[t]) * call->frequencies[i];
+      cosine[i] = float(cos(double(angle))) * call->factor;
+      sine[i] = float(sin(double(angle))) * call->factor;
+    }
   });
 }
 
