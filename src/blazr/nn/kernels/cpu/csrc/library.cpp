@@ -1,5 +1,6 @@
 // The C interface: chooses an instruction set, cuts work into parts, runs them on torch's threads.
 #include <math.h>
+#include <sched.h>
 #include <string.h>
 
 #include <atomic>
@@ -13,12 +14,49 @@ namespace {
 using ParallelRegion = void (*)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
 
 ParallelRegion parallel_region = nullptr;
+int (*num_threads)() = nullptr;  // of the region that the caller is in
 const Kernels* kernels = nullptr;
 int in_use = 0;
 
-// Call body(i) for i in [0, num_parts), each once, on up to `threads` threads.
+// Threads that go through recorded calls together. Each runs every call; the loops inside share
+// their parts out and meet at the end, which is several times cheaper than a region for each.
+struct Team {
+  std::atomic<int> threads{1}, arrived{0}, loops{0};
+  std::atomic<int64_t> next{0};  // part of the loop they are in
+
+  void meet() {
+    const int loop = loops.load(std::memory_order_acquire);
+    if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == threads.load(std::memory_order_relaxed)) {
+      arrived.store(0, std::memory_order_relaxed);
+      next.store(0, std::memory_order_relaxed);
+      loops.store(loop + 1, std::memory_order_release);
+      return;
+    }
+    // somebody else's work may keep the others from running
+    for (int turn = 0; loops.load(std::memory_order_acquire) == loop; turn++)
+      if (turn > 10000) sched_yield();
+      else relax();
+  }
+
+  static void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+  }
+};
+
+thread_local Team* team = nullptr;
+
+// Call body(i) for i in [0, num_parts), each once, on up to `threads` threads. What a kernel does
+// outside of such loops must not write to memory that others see: a team does it on every thread.
 template <class Body>
 void parallel_for(int64_t num_parts, int threads, const Body& body) {
+  if (team) {
+    for (int64_t i; (i = team->next.fetch_add(1, std::memory_order_relaxed)) < num_parts;) body(i);
+    return team->meet();
+  }
   struct Work {
     const Body& body;
     int64_t num_parts;
@@ -69,13 +107,15 @@ extern "C" {
 // Name of instruction set i, best first, or null where this processor lacks it or there is none.
 const char* blazr_isa(int i) { return i >= 0 && i < 3 && find(i) ? kNames[i] : nullptr; }
 
-// Run on instruction set i (see blazr_isa), and on the threads behind `region`, or on the caller's.
-int blazr_use(int i, ParallelRegion region) {
+// Run on instruction set i (see blazr_isa), and on the threads behind `region`, or on the caller's;
+// `count` tells how many threads a region has.
+int blazr_use(int i, ParallelRegion region, int (*count)()) {
   const Kernels* found = i >= 0 && i < 3 ? find(i) : nullptr;
   if (!found) return -1;
   kernels = found;
   in_use = i;
   parallel_region = region;
+  num_threads = count;
   return 0;
 }
 
@@ -235,9 +275,30 @@ void blazr_angles(const Angles* call, int threads) {
   });
 }
 
-// Make calls again, one after the other.
+// Make calls again, one after the other, in one parallel region.
 void blazr_replay(const Recorded* calls, int64_t count, int threads) {
-  for (int64_t i = 0; i < count; i++) calls[i].run(calls[i].call, threads);
+  struct Work {
+    const Recorded* calls;
+    int64_t count;
+    int threads;
+    Team team;
+  } work{calls, count, threads, {}};
+  const auto run = [](void* data) {
+    Work& all = *static_cast<Work*>(data);
+    for (int64_t i = 0; i < all.count; i++) all.calls[i].run(all.calls[i].call, all.threads);
+  };
+  const auto run_together = [](void* data) {
+    Work& all = *static_cast<Work*>(data);
+    // how many there are only the runtime knows: it may grant fewer than were asked for
+    all.team.threads.store(num_threads(), std::memory_order_relaxed);
+    team = &all.team;
+    for (int64_t i = 0; i < all.count; i++) all.calls[i].run(all.calls[i].call, all.threads);
+    team = nullptr;
+  };
+  if (threads > 1 && parallel_region && num_threads)
+    parallel_region(run_together, &work, unsigned(threads), 0);
+  else
+    run(&work);
 }
 
 }  // extern "C"
