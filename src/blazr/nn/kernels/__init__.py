@@ -28,6 +28,10 @@ KERNELS: Table[Kernel] = Table(
                 ("rms_norm", "blazr.nn.kernels.cpu.rows:rms_norm"),
                 ("rotate_and_store", "blazr.nn.kernels.cpu.rows:rotate_and_store"),
                 ("mamba2", "blazr.nn.kernels.cpu.sequence:mamba2"),
+                *(
+                    (name, f"blazr.nn.kernels.cpu.recurrent:{name}")
+                    for name in ("convolve", "mamba1")
+                ),
                 ("paged_attention", "blazr.nn.kernels.cpu.sequence:paged_attention"),
             )
         )

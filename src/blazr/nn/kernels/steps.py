@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
+
+# What is gated with silu, or at last with a sigmoid, and normalised.
+GatedNorm = Literal["gate_first", "norm_first", "norm_sigmoid", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +43,13 @@ class Mamba2Weights:
         dt_bias: (H,).
         a: (H,), negative.
         d: (H,).
-        norm: (H * P,).
+        norm: (H * P,), or None where ``order`` has no norm.
+        order: How the output is gated and normalised.
+        norm_groups: The norm is taken over each of so many groups of channels.
         eps: Of the gated norm.
         dt_min: Step sizes are at least this.
         dt_max: And at most this.
+        multipliers: Of all that is projected, or None.
     """
 
     heads: int
@@ -54,10 +61,13 @@ class Mamba2Weights:
     dt_bias: Tensor
     a: Tensor
     d: Tensor
-    norm: Tensor
+    norm: Tensor | None
+    order: GatedNorm
+    norm_groups: int
     eps: float
     dt_min: float
     dt_max: float
+    multipliers: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +79,66 @@ class Mamba2Memory:
     log_raw: Tensor
     log_xb: Tensor
     log_dt: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A tensor that sequences carry along from step to step.
+
+    Args:
+        kept: As it was at grid edges, (slots, ...).
+        working: As it stands, (runs, ...); right after a grid edge what was kept there counts.
+    """
+
+    kept: Tensor
+    working: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A causal convolution; float32, dense.
+
+    Args:
+        weight: (K, channels).
+        bias: (channels,).
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba1Rows:
+    """What Mamba-1's recurrence takes of T tokens.
+
+    Args:
+        u: (T, inner).
+        dt: Step sizes before softplus, (T, inner).
+        b: (T, N).
+        c: (T, N).
+        gate: (T, inner).
+    """
+
+    u: Tensor
+    dt: Tensor
+    b: Tensor
+    c: Tensor
+    gate: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba1Weights:
+    """Of Mamba-1's recurrence; float32, dense.
+
+    Args:
+        a: Decay rates, (inner, N).
+        d: (inner,).
+        limit: Numbers of the state are at most this, up or down; 0 for no limit.
+    """
+
+    a: Tensor
+    d: Tensor
+    limit: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

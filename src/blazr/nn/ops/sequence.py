@@ -8,21 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from blazr.nn.kernels.resolve import resolve
-from blazr.nn.kernels.steps import Mamba2Memory, Mamba2Weights, Pages, Rotation, StepTable
+from blazr.nn.kernels.steps import (
+    Carried,
+    Filter,
+    GatedNorm,
+    Mamba1Rows,
+    Mamba1Weights,
+    Mamba2Memory,
+    Mamba2Weights,
+    Pages,
+    Rotation,
+    StepTable,
+)
 
 __all__ = [
+    "Carried",
+    "Filter",
+    "GatedNorm",
+    "Mamba1Rows",
+    "Mamba1Weights",
     "Mamba2Memory",
     "Mamba2Weights",
     "Pages",
+    "Recurrences",
     "Rotation",
     "StepTable",
     "attention_kernel",
     "mamba2_kernel",
+    "recurrences",
     "store_kernel",
 ]
 
@@ -30,6 +49,33 @@ __all__ = [
 Mamba2Step = Callable[[Tensor, Mamba2Weights, Mamba2Memory, StepTable], Tensor]
 Store = Callable[[Tensor, Tensor, Tensor, Rotation, Tensor, Tensor], Tensor]
 PagedAttention = Callable[[Tensor, Pages, StepTable], Tensor]
+
+
+class Convolve(Protocol):
+    """A causal convolution with SiLU behind it, or between two gates and without: (T, channels)."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        how: Filter,
+        window: Carried,
+        table: StepTable,
+        gates: tuple[Tensor, Tensor] | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Run it; the window holds the last K - 1 inputs, behind the first gate."""
+
+
+class Recurrences(NamedTuple):
+    """Kernels of mixers that carry a state, over packed sequences. All write what is carried.
+
+    Args:
+        convolve: See `Convolve`.
+        mamba1: Mamba-1's recurrence and gate, (T, inner).
+    """
+
+    convolve: Convolve
+    mamba1: Callable[[Mamba1Rows, Mamba1Weights, Carried, StepTable], Tensor]
 
 
 @cache
@@ -40,6 +86,13 @@ def mamba2_kernel(device: str, dtype: torch.dtype) -> Mamba2Step | None:
     takes, (T, H * P); checkpoints and logs are written.
     """
     return resolve("mamba2", device, dtype)
+
+
+@cache
+def recurrences(device: str, dtype: torch.dtype) -> Recurrences | None:
+    """They, or None without kernels."""
+    found = [resolve(name, device, dtype) for name in Recurrences._fields]
+    return None if None in found else Recurrences(*found)  # type: ignore[arg-type]  # as said
 
 
 @cache

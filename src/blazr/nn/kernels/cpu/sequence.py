@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from blazr.nn.kernels.cpu.compiled import DTYPES, fields, run
+from blazr.nn.kernels.cpu.recurrent import ORDERS
 from blazr.nn.kernels.steps import Mamba2Memory, Mamba2Weights, Pages, StepTable
 
 _POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -18,10 +19,10 @@ class _Mamba2(ctypes.Structure):
 
     _fields_ = (
         *fields(_POINTER, "proj post y dt out"),
-        *fields(_POINTER, "conv_weight conv_bias dt_bias a d norm_weight"),
+        *fields(_POINTER, "conv_weight conv_bias dt_bias a d norm_weight multipliers"),
         *fields(_POINTER, "states conv_states log_raw log_xb log_dt spans checkpoints"),
         *fields(_INT64, "num_spans num_tokens longest heads head_dim state_size groups taps"),
-        *fields(_INT64, "state_stride conv_state_stride dtype"),
+        *fields(_INT64, "state_stride conv_state_stride dtype norm norm_groups"),
         *fields(_FLOAT, "dt_min dt_max eps"),
     )
 
@@ -55,7 +56,8 @@ def mamba2(proj: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: St
         weights.dt_bias.data_ptr(),
         weights.a.data_ptr(),
         weights.d.data_ptr(),
-        weights.norm.data_ptr(),
+        None if weights.norm is None else weights.norm.data_ptr(),
+        None if weights.multipliers is None else weights.multipliers.data_ptr(),
         memory.states.data_ptr(),
         memory.conv_states.data_ptr(),
         memory.log_raw.data_ptr(),
@@ -74,6 +76,8 @@ def mamba2(proj: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: St
         memory.states.stride(0),
         memory.conv_states.stride(0),
         DTYPES[proj.dtype],
+        ORDERS.index(weights.order),
+        weights.norm_groups,
         weights.dt_min,
         weights.dt_max,
         weights.eps,

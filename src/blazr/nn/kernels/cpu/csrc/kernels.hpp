@@ -108,10 +108,13 @@ struct Checkpoint {
   int64_t distance, slot;
 };
 
+// How a recurrence's output is gated and normalised (see gated_norm.hpp).
+enum GatedNorm : int { kGateFirst, kNormFirst, kNormSigmoid, kGateOnly };
+
 // The Mamba-2 mixer between its projections (see mamba2.hpp). Numbers without a type here are in
 // the dtype of proj.
 struct Mamba2 {
-  const void* proj;          // (T, inner + conv + heads)
+  void* proj;                // (T, inner + conv + heads); multiplied in place
   void* post;                // (T, conv), room
   float* y;                  // (T, inner), room
   float* dt;                 // (T, heads), room
@@ -122,6 +125,7 @@ struct Mamba2 {
   const float* a;            // (heads), negative
   const float* d;            // (heads)
   const float* norm_weight;  // (inner)
+  const float* multipliers;  // (inner + conv + heads), of proj, or null
   float* states;             // (slots, heads, head_dim, state_size)
   void* conv_states;         // (slots, taps - 1, conv)
   void* log_raw;             // (runs, 64, conv)
@@ -132,7 +136,7 @@ struct Mamba2 {
   int64_t num_spans, num_tokens, longest;
   int64_t heads, head_dim, state_size, groups, taps;
   int64_t state_stride, conv_state_stride;  // numbers from one slot to the next
-  int64_t dtype;
+  int64_t dtype, norm, norm_groups;
   float dt_min, dt_max, eps;
 
   int64_t inner() const { return heads * head_dim; }
@@ -145,6 +149,7 @@ struct Mamba2 {
 inline constexpr int64_t kMaxTaps = 8, kMaxHeadDim = 128, kMaxStateSize = 256, kHeadsTogether = 4;
 
 struct Mamba2Parts {
+  void (*multiply)(const Mamba2& call, int64_t token);
   // Rows [t0, t1) of a sequence.
   void (*convolve)(const Mamba2& call, const Span& span, int64_t t0, int64_t t1);
   // Heads [h0, h1) of a sequence, at most kHeadsTogether, of one group.
@@ -152,6 +157,61 @@ struct Mamba2Parts {
   void (*finish)(const Mamba2& call, int64_t token);
   void (*remember)(const Mamba2& call, const Span& span);
 };
+
+// A tensor that sequences carry along: as it was at grid edges, and as it stands.
+struct Carried {
+  void* kept;     // (slots, ...)
+  void* working;  // (runs, ...)
+  int64_t kept_stride, working_stride;  // numbers from one to the next
+};
+
+// The sequences of a step.
+struct Sequences {
+  const Span* spans;
+  const Checkpoint* checkpoints;
+  int64_t num_spans, num_tokens, longest;
+};
+
+// A causal convolution (see convolution.hpp); gates lie as x does.
+struct Convolution {
+  const void* x;         // (T, channels)
+  const void* in_gate;   // x is multiplied with it; or null
+  const void* out_gate;  // the result is; or null
+  void* out;             // (T, channels)
+  const float* weight;   // (taps, channels)
+  const float* bias;     // (channels)
+  Carried window;        // (taps - 1, channels)
+  Sequences sequences;
+  int64_t channels, taps, dtype, silu;
+  int64_t x_stride, out_stride, window_stride;  // numbers from row to row
+};
+
+struct ConvolutionParts {
+  // Rows [t0, t1) of a sequence.
+  void (*convolve)(const Convolution& call, const Span& span, int64_t t0, int64_t t1);
+  void (*remember)(const Convolution& call, const Span& span);
+};
+
+// The recurrence of Mamba-1, and its gate (see mamba1.hpp).
+struct Mamba1 {
+  const void* u;     // (T, inner)
+  const void* dt;    // (T, inner), before softplus
+  const void* b;     // (T, state_size)
+  const void* c;     // (T, state_size)
+  const void* gate;  // (T, inner)
+  void* out;         // (T, inner)
+  const float* a;    // (inner, state_size)
+  const float* d;    // (inner)
+  Carried state;     // (inner, state_size), float32
+  Sequences sequences;
+  int64_t inner, state_size, dtype;
+  int64_t b_stride, c_stride, gate_stride;  // numbers from row to row
+  float limit;                              // of a number of the state, or 0
+};
+
+// Channels [c0, c1) of a sequence, at most kChannelsTogether.
+using Mamba1Part = void (*)(const Mamba1& call, const Span& span, int64_t c0, int64_t c1);
+inline constexpr int64_t kChannelsTogether = 16;
 
 // Attention over pages (see attention.hpp).
 struct Attention {
@@ -247,6 +307,8 @@ struct Kernels {
   Finish finish[kNumDtypes];
   PackedKernel packed[kNumPackings];
   Mamba2Parts mamba2[kNumDtypes];
+  ConvolutionParts convolution[kNumDtypes];
+  Mamba1Part mamba1[kNumDtypes];
   AttentionPart attention[kNumDtypes];
   RmsNormPart rms_norm[kNumDtypes];
   RotaryPart rotate[kNumDtypes];

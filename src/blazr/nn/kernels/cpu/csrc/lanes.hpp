@@ -67,6 +67,23 @@ inline float sum16(Lanes v) {
   return out[0];
 }
 
+// exp_approx of each lane.
+inline Lanes exp16(Lanes x) {
+  const Lanes low = all16(-87.0f), high = all16(88.0f), magic = all16(0x1.8p23f);
+  x = x < low ? low : x;
+  x = x > high ? high : x;
+  const Lanes shifted = x * 1.44269504f + magic, n = shifted - magic;
+  const Lanes r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Lanes p = fma16(all16(1.0f / 5040), r, all16(1.0f / 720));
+  p = fma16(p, r, all16(1.0f / 120));
+  p = fma16(p, r, all16(1.0f / 24));
+  p = fma16(p, r, all16(1.0f / 6));
+  p = fma16(p, r, all16(0.5f));
+  p = fma16(p, r, all16(1.0f));
+  p = fma16(p, r, all16(1.0f));
+  return p * (Lanes)(((Lane)shifted - (Lane)magic + 127) << 23);
+}
+
 // Numbers of any format to floats, with zeros up to `room`.
 template <class T>
 inline void widen(const T* from, int64_t n, int64_t room, float* to) {

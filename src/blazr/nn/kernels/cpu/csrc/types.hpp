@@ -86,6 +86,22 @@ inline float exp_approx(float x) {
   return p * bits_as<float>(exponent);
 }
 
+// log(1 + exp(x)); log(1 + u) = 2 artanh(u / (2 + u)), whose series is short for u up to 1.
+inline float softplus(float x) {
+  const float u = exp_approx(x < 0 ? x : -x), s = u / (2.0f + u), square = s * s;
+  float p = 1.0f / 15;
+  p = p * square + 1.0f / 13;
+  p = p * square + 1.0f / 11;
+  p = p * square + 1.0f / 9;
+  p = p * square + 1.0f / 7;
+  p = p * square + 1.0f / 5;
+  p = p * square + 1.0f / 3;
+  p = p * square + 1.0f;
+  return (x < 0 ? 0.0f : x) + 2.0f * s * p;
+}
+
+inline float sigmoid(float x) { return 1.0f / (1.0f + exp_approx(-x)); }
+
 inline float silu(float x) { return x / (1.0f + exp_approx(-x)); }
 
 // Columns [n0, n0 + n) of a row y from their sums: bias, or null; gate by `ups`, or not; rounding.
