@@ -23,14 +23,22 @@ KERNELS: Table[Kernel] = Table(
                 ("packed_rows", "blazr.nn.kernels.cpu.matmul_q:packed_rows"),
                 *(
                     (name, f"blazr.nn.kernels.cpu.pointwise:{name}")
-                    for name in ("add", "scale", "widen", "activate", "sigmoid_gate", "embedding")
+                    for name in (
+                        "add",
+                        "scale",
+                        "widen",
+                        "activate",
+                        "sigmoid_gate",
+                        "embedding",
+                        "take_pieces",
+                    )
                 ),
                 ("rms_norm", "blazr.nn.kernels.cpu.rows:rms_norm"),
                 ("rotate_and_store", "blazr.nn.kernels.cpu.rows:rotate_and_store"),
                 ("mamba2", "blazr.nn.kernels.cpu.sequence:mamba2"),
                 *(
                     (name, f"blazr.nn.kernels.cpu.recurrent:{name}")
-                    for name in ("convolve", "mamba1")
+                    for name in ("convolve", "mamba1", "mamba3", "gated_delta", "gated_norm")
                 ),
                 ("paged_attention", "blazr.nn.kernels.cpu.sequence:paged_attention"),
             )

@@ -17,7 +17,7 @@ from blazr.nn.layers.linear import DepthwiseConv, Linear
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.ops.conv1d import causal_conv1d, causal_conv1d_sequences
 from blazr.nn.ops.norm import gated_rms_norm
-from blazr.nn.ops.sequence import Mamba2Memory, Mamba2Weights, mamba2_kernel
+from blazr.nn.ops.sequence import GatedNorm, Mamba2Memory, Mamba2Weights, mamba2_kernel
 from blazr.nn.ops.ssd import (
     DT_MAX,
     DT_MIN,
@@ -190,10 +190,12 @@ class Mamba2(Mixer):
             dt_bias=self.dt_bias.float(),
             a=decay_rates(self.a_log),
             d=self.d.float(),
-            norm=None if self.norm is None else self.norm.weight.float(),
-            order=cfg.norm,
-            norm_groups=cfg.norm_groups,
-            eps=cfg.norm_eps,
+            norm=GatedNorm(
+                order=cfg.norm,
+                weight=None if self.norm is None else self.norm.weight.float(),
+                eps=cfg.norm_eps,
+                groups=cfg.norm_groups,
+            ),
             dt_min=cfg.dt_limits[0],
             dt_max=cfg.dt_limits[1],
             multipliers=multipliers,

@@ -16,12 +16,18 @@ from torch import Tensor
 from blazr.nn.kernels.resolve import resolve
 from blazr.nn.kernels.steps import (
     Carried,
+    DeltaRows,
+    DeltaWeights,
     Filter,
     GatedNorm,
+    GateOrder,
     Mamba1Rows,
     Mamba1Weights,
     Mamba2Memory,
     Mamba2Weights,
+    Mamba3Memory,
+    Mamba3Rows,
+    Mamba3Weights,
     Pages,
     Rotation,
     StepTable,
@@ -29,12 +35,18 @@ from blazr.nn.kernels.steps import (
 
 __all__ = [
     "Carried",
+    "DeltaRows",
+    "DeltaWeights",
     "Filter",
+    "GateOrder",
     "GatedNorm",
     "Mamba1Rows",
     "Mamba1Weights",
     "Mamba2Memory",
     "Mamba2Weights",
+    "Mamba3Memory",
+    "Mamba3Rows",
+    "Mamba3Weights",
     "Pages",
     "Recurrences",
     "Rotation",
@@ -72,10 +84,16 @@ class Recurrences(NamedTuple):
     Args:
         convolve: See `Convolve`.
         mamba1: Mamba-1's recurrence and gate, (T, inner).
+        mamba3: Mamba-3's recurrence, (T, H * width).
+        gated_delta: The gated delta rule, norm and gate, (T, H * P).
+        gated_norm: Of x and its gate, (T, C) each.
     """
 
     convolve: Convolve
     mamba1: Callable[[Mamba1Rows, Mamba1Weights, Carried, StepTable], Tensor]
+    mamba3: Callable[[Mamba3Rows, Mamba3Weights, Mamba3Memory, StepTable], Tensor]
+    gated_delta: Callable[[DeltaRows, DeltaWeights, Carried, StepTable], Tensor]
+    gated_norm: Callable[[Tensor, Tensor, GatedNorm], Tensor]
 
 
 @cache

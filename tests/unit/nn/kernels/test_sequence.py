@@ -21,7 +21,9 @@ from networks import VOCAB, build_network
 NAMES = (
     *("gqa", "gqa_window", "gqa_capped", "gqa_sinks", "gqa_nope"),
     *("mamba2", "mamba2_wide", "mamba2_odd", "mamba2_groups", "mamba2_bare", "mamba2_norm_first"),
-    *("mamba1", "mamba1_oxidizr", "mamba1_normed", "short_conv"),
+    *("mamba1", "mamba1_oxidizr", "mamba1_normed", "short_conv", "short_conv_biased"),
+    *("mamba3", "mamba3_mimo", "mamba3_wide", "gated_delta", "gated_delta_grouped"),
+    *("gated_delta_wide", "kimi_delta"),
 )
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CUTS = [1, 63, 64, 70, 71, 130]
@@ -87,7 +89,7 @@ def test_cutting_a_prompt_changes_no_bit(name: str, dtype: torch.dtype) -> None:
     assert torch.equal(whole, logits(model, ids, [7, 64, 100, 128]))
 
 
-@pytest.mark.parametrize("name", ["gqa", "mamba2", "mamba1", "short_conv"])
+@pytest.mark.parametrize("name", ["gqa", "mamba2", "mamba1", "mamba3", "short_conv", "kimi_delta"])
 def test_threads_change_no_bit(name: str) -> None:
     model, ids, before = model_of(name, torch.float32), some_ids(90), torch.get_num_threads()
     found = []

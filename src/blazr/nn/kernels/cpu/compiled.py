@@ -21,7 +21,8 @@ ISAS = ("avx512", "avx2", "portable")
 # Each is ``blazr_NAME(const Struct* call, int threads)``.
 _ENTRIES = (
     *("linear", "packed_linear", "packed_rows", "rows", "pointwise", "rms_norm", "rotate"),
-    *("mamba2", "attention", "convolution", "mamba1"),
+    *("mamba2", "attention", "convolution", "mamba1", "mamba3", "gated_delta", "gated_rows"),
+    "pieces",
 )
 
 _POINTER, _INT64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int

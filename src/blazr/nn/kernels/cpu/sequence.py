@@ -41,7 +41,7 @@ class _Attention(ctypes.Structure):
 
 def mamba2(proj: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: StepTable) -> Tensor:
     """See ``blazr.nn.ops.sequence.mamba2``."""
-    tokens, heads = len(proj), weights.heads
+    tokens, heads, norm = len(proj), weights.heads, weights.norm
     conv, inner = weights.conv_bias.shape[0], heads * weights.head_dim
     post, out = proj.new_empty(tokens, conv), proj.new_empty(tokens, inner)
     y = torch.empty(tokens, inner + heads)  # the second part holds the step sizes
@@ -56,7 +56,7 @@ def mamba2(proj: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: St
         weights.dt_bias.data_ptr(),
         weights.a.data_ptr(),
         weights.d.data_ptr(),
-        None if weights.norm is None else weights.norm.data_ptr(),
+        None if norm.weight is None else norm.weight.data_ptr(),
         None if weights.multipliers is None else weights.multipliers.data_ptr(),
         memory.states.data_ptr(),
         memory.conv_states.data_ptr(),
@@ -76,11 +76,11 @@ def mamba2(proj: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: St
         memory.states.stride(0),
         memory.conv_states.stride(0),
         DTYPES[proj.dtype],
-        ORDERS.index(weights.order),
-        weights.norm_groups,
+        ORDERS.index(norm.order),
+        norm.groups,
         weights.dt_min,
         weights.dt_max,
-        weights.eps,
+        norm.eps,
     )
     run("mamba2", call)
     return out

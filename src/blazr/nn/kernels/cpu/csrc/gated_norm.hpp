@@ -28,4 +28,12 @@ inline void gated_norm(int64_t kind, int64_t groups, int64_t n, float eps, const
   for (int64_t i = 0; i < n; i++) round_to(y[i], out[i]);
 }
 
+template <class T>
+inline void gated_row(const GatedRows& call, int64_t m) {
+  float y[kMaxGated];
+  widen((const T*)call.x + m * call.n, call.n, call.n, y);
+  gated_norm(call.norm, call.groups, call.n, call.eps, (const T*)call.gate + m * call.gate_stride,
+             call.weight, y, (T*)call.out + m * call.n);
+}
+
 }  // namespace

@@ -79,6 +79,14 @@ struct Rows {
   int64_t m, bytes, stride;
 };
 
+// Rows in another order: piece i of a row is piece order[i] of x's, all of one size.
+struct Pieces {
+  const void* x;
+  const int64_t* order;
+  void* out;  // dense
+  int64_t m, count, bytes, x_stride;  // rows; pieces of a row; of a piece; from row to row, bytes
+};
+
 // Fills one row of call.x.
 using Quantize = void (*)(const PackedLinear& call, int64_t row);
 
@@ -213,6 +221,70 @@ struct Mamba1 {
 using Mamba1Part = void (*)(const Mamba1& call, const Span& span, int64_t c0, int64_t c1);
 inline constexpr int64_t kChannelsTogether = 16;
 
+// Mamba-3's recurrence (see mamba3.hpp).
+struct Mamba3 {
+  const void* x;        // (T, heads, width)
+  const void* b;        // (T, groups, state_size)
+  const void* c;        // (T, groups, state_size)
+  const void* dt;       // (T, heads), before softplus
+  const void* mix;      // (T, heads), before the sigmoid
+  const void* theta;    // (T, heads, state_size / 2), or null
+  void* out;            // (T, heads, width)
+  const float* norm;    // (state_size)
+  const float* b_bias;  // (heads, state_size)
+  const float* c_bias;  // (heads, state_size)
+  const float* dt_bias; // (heads)
+  const float* a;       // (heads), negative
+  const float* d;       // (heads)
+  // float32: (heads, width, state_size), (heads, width), (heads, state_size), (heads, state_size / 2)
+  Carried state, x_before, b_before, angle;
+  Sequences sequences;
+  int64_t heads, groups, width, state_size, dtype, silu;
+  int64_t x_stride, map_stride, dt_stride;  // numbers from row to row
+  float eps, dt_min, dt_max;
+};
+
+inline constexpr int64_t kMaxWidth = 1024;
+
+// One head of a sequence.
+using Mamba3Part = void (*)(const Mamba3& call, const Span& span, int64_t head);
+
+// The gated delta rule and its gated norm (see gated_delta.hpp).
+struct GatedDelta {
+  const void* q;             // (T, key_heads, key_dim)
+  const void* k;             // (T, key_heads, key_dim)
+  const void* v;             // (T, heads, value_dim)
+  const void* decay;         // (T, heads, decays), before softplus
+  const void* beta;          // (T, heads), before the sigmoid
+  const void* gate;          // (T, heads, value_dim)
+  void* out;                 // (T, heads, value_dim)
+  const float* dt_bias;      // (heads, decays)
+  const float* a;            // (heads), negative
+  const float* norm_weight;  // (value_dim)
+  Carried state;             // (heads, key_dim, value_dim), float32
+  Sequences sequences;
+  int64_t heads, key_heads, key_dim, value_dim, decays, tiled, norm, dtype;
+  int64_t qkv_stride, decay_stride, beta_stride, gate_stride;  // numbers from row to row
+  float eps;
+};
+
+// One value head of a sequence.
+using GatedDeltaPart = void (*)(const GatedDelta& call, const Span& span, int64_t head);
+
+// A gated norm by itself.
+struct GatedRows {
+  const void* x;        // (m, n)
+  const void* gate;     // (m, n), rows gate_stride numbers apart
+  const float* weight;  // (n)
+  void* out;            // (m, n)
+  int64_t m, n, groups, norm, gate_stride, dtype;
+  float eps;
+};
+
+// Row m.
+using GatedRowsPart = void (*)(const GatedRows& call, int64_t m);
+inline constexpr int64_t kMaxGated = 1 << 15;
+
 // Attention over pages (see attention.hpp).
 struct Attention {
   const void* q;                // (T, heads, key_sizes[0] + key_sizes[1])
@@ -309,6 +381,9 @@ struct Kernels {
   Mamba2Parts mamba2[kNumDtypes];
   ConvolutionParts convolution[kNumDtypes];
   Mamba1Part mamba1[kNumDtypes];
+  Mamba3Part mamba3[kNumDtypes];
+  GatedDeltaPart gated_delta[kNumDtypes];
+  GatedRowsPart gated_rows[kNumDtypes];
   AttentionPart attention[kNumDtypes];
   RmsNormPart rms_norm[kNumDtypes];
   RotaryPart rotate[kNumDtypes];

@@ -21,6 +21,17 @@ inline Lanes load16(const float* p) {
 }
 inline void store16(float* p, Lanes v) { memcpy(p, &v, sizeof v); }
 
+// The same of a row with `left` numbers left; there are zeros behind them.
+inline Lanes load_some(const float* p, int64_t left) {
+  if (left >= 16) return load16(p);
+  Lanes v{};
+  memcpy(&v, p, size_t(left) * sizeof(float));
+  return v;
+}
+inline void store_some(float* p, int64_t left, Lanes v) {
+  memcpy(p, &v, left >= 16 ? sizeof v : size_t(left) * sizeof(float));
+}
+
 // a * b + c. Rounded once where the processor can; never left to the compiler, which might fuse in
 // one place and not in another.
 inline Lanes fma16(Lanes a, Lanes b, Lanes c) {
@@ -82,6 +93,30 @@ inline Lanes exp16(Lanes x) {
   p = fma16(p, r, all16(1.0f));
   p = fma16(p, r, all16(1.0f));
   return p * (Lanes)(((Lane)shifted - (Lane)magic + 127) << 23);
+}
+
+// Cosine and sine, to about 2 units in the last place of the angle: that less its nearest multiple of
+// pi / 2, in three parts, goes into the polynomials of Moshier's Cephes.
+inline void cos_sin16(Lanes x, float* cos, float* sin) {
+  const Lanes magic = all16(0x1.8p23f), shifted = x * 0.636619772f + magic, turns = magic - shifted;
+  Lanes r = fma16(turns, all16(1.5703125f), x);
+  r = fma16(turns, all16(4.837512969970703125e-4f), r);
+  r = fma16(turns, all16(7.54978995489188216e-8f), r);
+  const Lanes far = all16(0.8f);  // more than pi / 4: angles that float32 cannot tell apart
+  r = r > far ? far : r;
+  r = r < -far ? -far : r;
+  const Lanes z = r * r;
+  Lanes s = fma16(all16(-1.9515295891e-4f), z, all16(8.3321608736e-3f));
+  s = fma16(s, z, all16(-1.6666654611e-1f));
+  s = fma16(s * z, r, r);
+  Lanes c = fma16(all16(2.443315711809948e-5f), z, all16(-1.388731625493765e-3f));
+  c = fma16(c, z, all16(4.166664568298827e-2f));
+  c = fma16(c * z, z, fma16(all16(-0.5f), z, all16(1.0f)));
+  const Lane quarter = (Lane)shifted;  // its low bits are the multiple's
+  const auto swap = (quarter & 1) != 0;
+  const Lane sine = swap ? (Lane)c : (Lane)s, cosine = swap ? (Lane)s : (Lane)c;
+  store16(sin, (Lanes)(sine ^ ((quarter & 2) << 30)));
+  store16(cos, (Lanes)(cosine ^ (((quarter + 1) & 2) << 30)));
 }
 
 // Numbers of any format to floats, with zeros up to `room`.

@@ -197,6 +197,26 @@ void blazr_mamba1(const Mamba1* call, int threads) {
   });
 }
 
+void blazr_mamba3(const Mamba3* call, int threads) {
+  const Mamba3Part part = kernels->mamba3[call->dtype];
+  parallel_for(call->sequences.num_spans * call->heads, threads, [&](int64_t i) {
+    part(*call, call->sequences.spans[i / call->heads], i % call->heads);
+  });
+}
+
+void blazr_gated_delta(const GatedDelta* call, int threads) {
+  const GatedDeltaPart part = kernels->gated_delta[call->dtype];
+  parallel_for(call->sequences.num_spans * call->heads, threads, [&](int64_t i) {
+    part(*call, call->sequences.spans[i / call->heads], i % call->heads);
+  });
+}
+
+void blazr_gated_rows(const GatedRows* call, int threads) {
+  const GatedRowsPart part = kernels->gated_rows[call->dtype];
+  parallel_for(call->m, call->m * call->n < kSmallWork ? 1 : threads,
+               [&](int64_t m) { part(*call, m); });
+}
+
 void blazr_attention(const Attention* call, int threads) {
   const int64_t group = call->heads / call->kv_heads;
   const int64_t blocks = (call->longest * group + kQueriesTogether - 1) / kQueriesTogether;
@@ -245,6 +265,16 @@ void blazr_rows(const Rows* call, int threads) {
   parallel_for(call->m, few, [&](int64_t row) {
     memcpy(static_cast<char*>(call->y) + row * call->bytes,
            static_cast<const char*>(call->w) + call->ids[row] * call->stride, size_t(call->bytes));
+  });
+}
+
+void blazr_pieces(const Pieces* call, int threads) {
+  const int few = call->m * call->count * call->bytes < kSmallWork ? 1 : threads;
+  parallel_for(call->m, few, [&](int64_t row) {
+    const char* x = static_cast<const char*>(call->x) + row * call->x_stride;
+    char* out = static_cast<char*>(call->out) + row * call->count * call->bytes;
+    for (int64_t i = 0; i < call->count; i++)
+      memcpy(out + i * call->bytes, x + call->order[i] * call->bytes, size_t(call->bytes));
   });
 }
 

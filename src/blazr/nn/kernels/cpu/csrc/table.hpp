@@ -5,8 +5,10 @@
 
 #include "attention.hpp"
 #include "convolution.hpp"
+#include "gated_delta.hpp"
 #include "mamba1.hpp"
 #include "mamba2.hpp"
+#include "mamba3.hpp"
 #include "matmul.hpp"
 #include "matmul_q.hpp"
 #include "pointwise.hpp"
@@ -37,6 +39,9 @@ constexpr Kernels kernels_of(std::integer_sequence<int, kPackings...>) {
       .mamba2 = {mamba2_parts<bf16>(), mamba2_parts<f16>(), mamba2_parts<float>()},
       .convolution = {convolution_parts<bf16>(), convolution_parts<f16>(), convolution_parts<float>()},
       .mamba1 = {Mamba1Of<bf16>::scan, Mamba1Of<f16>::scan, Mamba1Of<float>::scan},
+      .mamba3 = {Mamba3Of<bf16>::recur, Mamba3Of<f16>::recur, Mamba3Of<float>::recur},
+      .gated_delta = {GatedDeltaOf<bf16>::recur, GatedDeltaOf<f16>::recur, GatedDeltaOf<float>::recur},
+      .gated_rows = {gated_row<bf16>, gated_row<f16>, gated_row<float>},
       .attention = {AttentionOf<bf16>::attend, AttentionOf<f16>::attend, AttentionOf<float>::attend},
       .rms_norm = {RowParts<bf16>::rms_norm, RowParts<f16>::rms_norm, RowParts<float>::rms_norm},
       .rotate = {RowParts<bf16>::rotate, RowParts<f16>::rotate, RowParts<float>::rotate},
