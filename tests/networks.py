@@ -74,6 +74,7 @@ class Lab:
         tokens: Room for this many tokens, and a few recurrent states.
         budget: Tokens per step.
         prefix_cache: Whether prefixes are reused.
+        replay: Whether decode steps are recorded and made again.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Lab:
         tokens: int = 16 * CONTEXT,
         budget: int = 256,
         prefix_cache: bool = True,
+        replay: bool = True,
     ) -> None:
         specs = [layer.mixer.cache_spec(torch.float32) for layer in model.config.layers]
         layout = plan_layout(specs)
@@ -99,7 +101,7 @@ class Lab:
             max_blocks=CONTEXT // GRID,
         )
         self.memory = CacheManager(shape, prefix_cache=prefix_cache)
-        self.runner = ModelRunner(model, layout, shape)
+        self.runner = ModelRunner(model, layout, shape, replay=replay)
         self.scheduler = Scheduler(self.memory, token_budget=budget)
         self.engine = Engine(
             self.scheduler,

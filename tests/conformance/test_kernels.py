@@ -66,7 +66,7 @@ def test_a_kernel_agrees_with_the_reference(row: Kernel, isa: str) -> None:
             assert got.dtype == op.reference(*arguments).dtype
             torch.testing.assert_close(
                 got.double(),
-                expected,
+                expected.double(),
                 rtol=RELATIVE[dtype],
                 atol=1e-5,
                 msg=f"{dtype}: {[getattr(a, 'shape', a) for a in arguments]}",

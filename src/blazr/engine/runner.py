@@ -16,6 +16,7 @@ from blazr.engine.block import NO_PAGE
 from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.cache.storage import Layout, Storage
 from blazr.engine.outputs import TokenLogprobs
+from blazr.engine.replay import Replays
 from blazr.engine.sampling.sampler import Sampled, Sampler, many_logprobs
 from blazr.engine.scheduler import PlannedSequence, StepPlan
 from blazr.engine.sequence import Sequence as RunningSequence
@@ -49,16 +50,24 @@ class ModelRunner:
         layout: How pages and states lie in memory.
         shape: How many there are.
         banned_ids: Ids that are never drawn.
+        replay: Whether decode steps are recorded and made again.
     """
 
     def __init__(
-        self, model: CausalLM, layout: Layout, shape: CacheShape, *, banned_ids: Sequence[int] = ()
+        self,
+        model: CausalLM,
+        layout: Layout,
+        shape: CacheShape,
+        *,
+        banned_ids: Sequence[int] = (),
+        replay: bool = True,
     ) -> None:
         self.model = model
         self.layout = layout
         self.shape = shape
         self.storage = Storage(layout, shape, model.device)
         self.sampler = Sampler(model.config.vocab_size, banned_ids, model.device)
+        self.replays = Replays(model, self.storage.layers) if replay else None
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, memory: CacheManager) -> StepResult:
@@ -70,13 +79,27 @@ class ModelRunner:
         self.storage.clear_states(plan.fresh_states)
         self.storage.clear_run_slots(plan.fresh_run_slots)
         batch = build_batch(plan, memory, self.model.device)
-        hidden = self.model(batch, self.storage.layers)
-        result = StepResult(pooled=self._pool(plan, hidden))
-        if len(batch.logits_indices):
-            logits = self.model.logits(hidden[batch.logits_indices])
+        result = StepResult()
+        logits = self._replay(plan, batch)
+        if logits is None:
+            hidden = self.model(batch, self.storage.layers)
+            result.pooled = self._pool(plan, hidden)
+            if len(batch.logits_indices):
+                logits = self.model.logits(hidden[batch.logits_indices])
+        if logits is not None:
             draw_tokens(self.sampler, plan, logits, result)
         self._fork(plan)
         return result
+
+    def _replay(self, plan: StepPlan, batch: ForwardBatch) -> Tensor | None:
+        """Logits of a step in which every sequence decodes and draws, if it was recorded."""
+        count = len(batch.spans)
+        is_decode = batch.num_decodes == len(batch.logits_indices) == count
+        if self.replays is None or not is_decode:
+            return None
+        if any(row.sequence.request.pooling is not None for row in plan.rows):
+            return None
+        return self.replays.logits(batch)
 
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int], cuts: Sequence[int] = ()) -> Tensor:

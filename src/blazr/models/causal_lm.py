@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from blazr.models.config import ModelConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.decoder_layer import DecoderLayer
 from blazr.nn.layers.linear import Linear, Matrix, multiply
+from blazr.nn.ops.pointwise import embedding, scale, widen
+from blazr.nn.ops.sequence import part
 from blazr.nn.quant.weight import Weight
 
 
@@ -28,7 +30,7 @@ class Embedding(nn.Module):
         """(...) int64 to (..., C)."""
         if isinstance(self.weight, Weight):
             return self.weight.rows(token_ids)
-        return F.embedding(token_ids, self.weight)
+        return embedding(self.weight, token_ids)
 
 
 class CausalLM(nn.Module):
@@ -94,13 +96,16 @@ class CausalLM(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every vocabulary entry: (..., C) to (..., V), float32."""
         head = self.embed_tokens if self.config.tie_word_embeddings else self.lm_head
-        scores = multiply(self.norm(hidden), head.weight).float()
-        divisor, cap = self.config.logits_scaling, self.config.logit_softcap
-        if divisor != 1:
-            scores = scores / divisor
-        return scores if cap is None else torch.tanh(scores / cap) * cap
+        scores = multiply(part(self.norm, hidden, like=hidden), head.weight)
+        return widen(scores, self.config.logits_scaling, self.config.logit_softcap)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         x = self.embed_tokens(token_ids)
-        scale = self.config.embedding_multiplier
-        return x if scale == 1 else x * x.new_tensor(scale)
+        factor = self.config.embedding_multiplier
+        return x if factor == 1 else scale(x, _rounded(factor, x.dtype))
+
+
+@functools.cache
+def _rounded(factor: float, dtype: torch.dtype) -> float:
+    """As the models' own tensors hold it (Gemma)."""
+    return torch.tensor(factor, dtype=dtype).item()

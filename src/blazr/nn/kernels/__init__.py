@@ -34,6 +34,7 @@ KERNELS: Table[Kernel] = Table(
                     )
                 ),
                 ("rms_norm", "blazr.nn.kernels.cpu.rows:rms_norm"),
+                ("layer_norm", "blazr.nn.kernels.cpu.rows:layer_norm"),
                 ("rotate_and_store", "blazr.nn.kernels.cpu.rows:rotate_and_store"),
                 ("mamba2", "blazr.nn.kernels.cpu.sequence:mamba2"),
                 *(

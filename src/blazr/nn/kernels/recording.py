@@ -1,16 +1,18 @@
 """Steps that are made again: the calls of kernels, kept with their addresses, and nothing between.
 
 While a step is recorded nothing is computed. Modules run on memory that is theirs from then on, and
-where they would call a kernel the call is kept. What is more than kernels (see `ForeignError`) is kept
-as it is and runs in Python, part by part of a layer (see `part`).
+where they would call a kernel the call is kept. What is more than kernels (see `ForeignError`) is
+kept as it is and runs in Python, part by part of a layer (see `part`).
 """
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,7 +24,7 @@ _EMPTY = {
     torch.ops.aten.empty_like.default,
 }
 
-NativeCall = tuple[int, object]  # the kernel's address, its arguments as a ctypes structure
+NativeCall = tuple[int, ctypes.Structure]  # the kernel's address, its arguments
 PythonCall = Callable[[object], None]  # given the step that is computed
 
 
@@ -63,7 +65,8 @@ class Region:
                 self._offset += -(-count // _ALIGNMENT) * _ALIGNMENT
                 return chunk[first : first + count].view(dtype).view(shape)
             self._chunk, self._offset = self._chunk + 1, 0
-        self._chunks.append(torch.empty(max(count, _CHUNK), dtype=torch.uint8))
+        # numpy's, as new tensors are the recording's
+        self._chunks.append(torch.from_numpy(np.empty(max(count, _CHUNK), np.uint8)))
         return self.take(shape, dtype)
 
 
@@ -99,7 +102,7 @@ class Arena:
         return self._region.take(shape, dtype)
 
 
-class Recording(TorchDispatchMode):
+class Recording:
     """Calls in order, made while this is entered; see the module.
 
     Args:
@@ -108,24 +111,25 @@ class Recording(TorchDispatchMode):
     """
 
     def __init__(self, arena: Arena, step: object) -> None:
-        super().__init__()
         self.calls: list[NativeCall | PythonCall] = []
         self._arena = arena
         self._step = step
         self._depth = 0
+        self._watch = _Watch(arena)
         arena.begin()
 
-    def __enter__(self) -> Recording:
+    def __enter__(self) -> Self:
         """From here on calls are kept."""
         _here.recording = self
-        return super().__enter__()  # type: ignore[no-any-return]  # torch does not say
+        self._watch.__enter__()  # type: ignore[no-untyped-call]
+        return self
 
     def __exit__(self, *raised: object) -> None:
         """From here on calls are made again."""
         _here.recording = None
-        super().__exit__(*raised)
+        self._watch.__exit__(*raised)  # type: ignore[no-untyped-call]
 
-    def keep(self, address: int, call: object) -> None:
+    def keep(self, address: int, call: ctypes.Structure) -> None:
         """A kernel's call."""
         self.calls.append((address, call))
 
@@ -162,6 +166,14 @@ class Recording(TorchDispatchMode):
 
         return call
 
+
+class _Watch(TorchDispatchMode):
+    """Sees every operation of torch; nothing that computes goes through."""
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._arena = arena
+
     def __torch_dispatch__(
         self,
         func: Any,
@@ -171,18 +183,18 @@ class Recording(TorchDispatchMode):
     ) -> Any:
         """Views are harmless, new memory comes from the arena, all else is foreign."""
         kwargs = kwargs or {}
-        if func.is_view:
-            return func(*args, **kwargs)
         if func in _EMPTY:
             like = args[0] if isinstance(args[0], Tensor) else None
             size = args[0] if like is None else args[1] if len(args) > 1 else like.shape
             dtype = kwargs.get("dtype") or (torch.float32 if like is None else like.dtype)
             return self._arena.take(torch.Size(size), dtype)
-        # operations made of others are judged by these
-        found = func.decompose(*args, **kwargs)
-        if found is NotImplemented:
-            raise ForeignError(str(func))
-        return found
+        with self:  # operations made of others are judged by these: a reshape may be a copy
+            found = func.decompose(*args, **kwargs)
+        if found is not NotImplemented:
+            return found
+        if func.is_view:
+            return func(*args, **kwargs)
+        raise ForeignError(str(func))
 
 
 def part(function: Callable[..., Tensor], *args: Any, like: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import Positions, RopeConfig
 from blazr.nn.ops.attention import attention, decode_attention
+from blazr.nn.ops.pointwise import sigmoid_gate
 from blazr.nn.ops.sequence import Pages, attention_kernel
 
 
@@ -157,7 +158,7 @@ class Attention(Mixer):
 
     def _finish(self, heads: Tensor, gate: Tensor | None) -> Tensor:
         out = heads.flatten(-2)
-        return self.o_proj(out if gate is None else out * gate.sigmoid())
+        return self.o_proj(out if gate is None else sigmoid_gate(out, gate))
 
     def _decode(self, q: Tensor, group: DecodeGroup, cache: LayerCache) -> Tensor:
         keys, values = (cache.read_together(name, group.pages) for name in ("k", "v"))

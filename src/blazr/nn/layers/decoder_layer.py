@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.norm import NormConfig
+from blazr.nn.ops.pointwise import add
+from blazr.nn.ops.sequence import part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ class DecoderLayer(nn.Module):
         self, x: Tensor, batch: ForwardBatch, cache: LayerCache, embedded: Tensor | None = None
     ) -> Tensor:
         """One serving step, (T, C) to (T, C); ``embedded`` is what the first layer saw."""
-        return self._feed(x, self.mixer(self._see(x, embedded), batch, cache))
+        return self._feed(x, part(self.mixer, self._see(x, embedded), batch, cache, like=x))
 
     def forward_sequences(self, x: Tensor, embedded: Tensor | None = None) -> Tensor:
         """Whole sequences from nothing, (B, T, C) to (B, T, C)."""
@@ -69,20 +71,23 @@ class DecoderLayer(nn.Module):
     def _see(self, x: Tensor, embedded: Tensor | None) -> Tensor:
         if self.joins_embedding:
             assert embedded is not None
-            x = torch.cat((x, embedded), -1)
-        seen: Tensor = self.mixer_norm(x)
-        return seen
+            wide = x.new_empty(*x.shape[:-1], 2 * x.shape[-1])
+            x = part(_join, x, embedded, like=wide)
+        return part(self.mixer_norm, x, like=x)
 
     def _feed(self, x: Tensor, mixed: Tensor) -> Tensor:
-        x = self._add(x, self.mixer_post_norm(mixed))
+        x = self._add(x, part(self.mixer_post_norm, mixed, like=x))
         if not self.has_feed_forward:
             return x
-        fed = self.feed_forward(self.feed_forward_norm(x))
-        return self._add(x, self.feed_forward_post_norm(fed))
+        fed = part(self.feed_forward, part(self.feed_forward_norm, x, like=x), like=x)
+        return self._add(x, part(self.feed_forward_post_norm, fed, like=x))
 
     def _add(self, x: Tensor, change: Tensor) -> Tensor:
-        scale = self.residual_multiplier
-        return x + (change if scale == 1 else change * scale)
+        return add(x, change, self.residual_multiplier)
+
+
+def _join(x: Tensor, embedded: Tensor) -> Tensor:
+    return torch.cat((x, embedded), -1)
 
 
 def _build(norm: NormConfig | None) -> nn.Module:

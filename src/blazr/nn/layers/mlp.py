@@ -8,7 +8,7 @@ from torch import Tensor
 
 from blazr.nn.layers.base import FeedForward, FeedForwardConfig
 from blazr.nn.layers.linear import Linear, multiply_gated
-from blazr.nn.ops.activation import ACTIVATIONS
+from blazr.nn.ops.pointwise import activate, scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,6 @@ class Mlp(FeedForward):
         super().__init__()
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.bias
         self.config = config
-        self.activation = ACTIVATIONS[config.activation]
         if config.fused_gate_up:
             self.gate_up_proj = Linear(hidden, 2 * inner, bias=bias)
         else:
@@ -58,20 +57,20 @@ class Mlp(FeedForward):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) to (..., C)."""
-        y, scale = self._feed(x), self.config.down_multiplier
-        return y if scale == 1 else y * scale
+        y, factor = self._feed(x), self.config.down_multiplier
+        return y if factor == 1 else scale(y, factor)
 
     def _feed(self, x: Tensor) -> Tensor:
+        kind, factor = self.config.activation, self.config.gate_multiplier
         if self.config.fused_gate_up:
             gate, up = self.gate_up_proj(x).chunk(2, -1)
-            return self.down_proj(self.activation(gate) * up)
+            return self.down_proj(activate(gate, kind, up))
         if not self.config.gated:
-            return self.down_proj(self.activation(self.up_proj(x)))
+            return self.down_proj(activate(self.up_proj(x), kind))
         gate, up = self.gate_proj.weight, self.up_proj.weight
-        scale = self.config.gate_multiplier
-        is_plain = self.config.activation == "silu" and not self.config.bias and scale == 1
+        is_plain = kind == "silu" and not self.config.bias and factor == 1
         if is_plain:
             return self.down_proj(multiply_gated(x, gate, up))
         inner = self.gate_proj(x)
-        inner = inner if scale == 1 else inner * scale
-        return self.down_proj(self.activation(inner) * self.up_proj(x))
+        inner = inner if factor == 1 else scale(inner, factor)
+        return self.down_proj(activate(inner, kind, self.up_proj(x)))

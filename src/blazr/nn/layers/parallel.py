@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from blazr.nn.layers.base import Mixer, MixerConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, merge_specs
+from blazr.nn.ops.pointwise import add, scale
+from blazr.nn.ops.sequence import part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,25 +64,27 @@ class ParallelMixer(Mixer):
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C); each part reads and writes its own share of the cache."""
-        out = torch.zeros_like(x)
-        for part, mixer, seen in self._each(x):
-            out = out + _scaled(mixer(seen, batch, cache.part(part.name)), part.output_multiplier)
-        return out
+        out = None
+        for each, mixer, seen in self._each(x):
+            mixed = part(mixer, seen, batch, cache.part(each.name), like=x)
+            factor = each.output_multiplier
+            out = _scaled(mixed, factor) if out is None else add(out, mixed, factor)
+        return torch.zeros_like(x) if out is None else out
 
     def forward_sequences(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C), every sequence from nothing."""
         out = torch.zeros_like(x)
-        for part, mixer, seen in self._each(x):
-            out = out + _scaled(mixer.forward_sequences(seen), part.output_multiplier)
+        for each, mixer, seen in self._each(x):
+            out = out + _scaled(mixer.forward_sequences(seen), each.output_multiplier)
         return out
 
     def _each(self, x: Tensor) -> list[tuple[ParallelPart, Mixer, Tensor]]:
         found = []
-        for part, mixer in zip(self.config.parts, self.parts.values(), strict=True):
+        for each, mixer in zip(self.config.parts, self.parts.values(), strict=True):
             assert isinstance(mixer, Mixer)
-            found.append((part, mixer, _scaled(x, part.input_multiplier)))
+            found.append((each, mixer, _scaled(x, each.input_multiplier)))
         return found
 
 
 def _scaled(x: Tensor, factor: float) -> Tensor:
-    return x if factor == 1 else x * factor
+    return x if factor == 1 else scale(x, factor)

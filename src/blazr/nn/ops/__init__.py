@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from blazr.core.table import Table
 from blazr.nn.ops.matmul import gated_linear, linear
-from blazr.nn.ops.norm import rms_norm
+from blazr.nn.ops.norm import layer_norm, rms_norm
 from blazr.nn.ops.op import Op
 from blazr.nn.ops.packed import packed_gated_linear, packed_linear, packed_rows
 from blazr.nn.ops.pointwise import activate, add, embedding, scale, sigmoid_gate, take_pieces, widen
@@ -24,7 +24,7 @@ OPS: Table[Op[...]] = Table(
             packed_linear,
             packed_gated_linear,
             packed_rows,
-            rms_norm,
+            *(rms_norm, layer_norm),
             *(add, scale, widen, activate, sigmoid_gate, embedding, take_pieces),
         )
     },

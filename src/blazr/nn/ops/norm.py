@@ -33,7 +33,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = Fals
     return normed.to(x.dtype) * weight
 
 
-def _rms_norm_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+def _rms_norm_samples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, float]]:
     for rows, size in ((1, 16), (3, 40), (2, 7), (5, 1), (0, 8), (300, 300)):
         yield torch.randn(rows, size).to(dtype), torch.randn(size).to(dtype), 1e-5
     yield torch.randn(2, 3, 24).to(dtype), torch.randn(24).to(dtype), 0.1
@@ -44,7 +44,7 @@ def _rms_norm_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
 rms_norm = Op("rms_norm", reference=_rms_norm, samples=_rms_norm_samples)
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """``(x - mean) / sqrt(var + eps) * weight + bias`` with the biased variance.
 
     Args:
@@ -59,6 +59,14 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     Source: Ba, Kiros and Hinton 2016, arXiv:1607.06450.
     """
     return F.layer_norm(x.float(), weight.shape, weight.float(), bias.float(), eps).to(x.dtype)
+
+
+def _layer_norm_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for x, weight, eps in _rms_norm_samples(dtype):
+        yield x + 3, weight, torch.randn(len(weight)).to(dtype), eps
+
+
+layer_norm = Op("layer_norm", reference=_layer_norm, samples=_layer_norm_samples)
 
 
 def gated_rms_norm(

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from blazr.nn.kernels.recording import part
 from blazr.nn.kernels.resolve import resolve
 from blazr.nn.kernels.steps import (
     Carried,
@@ -53,6 +54,7 @@ __all__ = [
     "StepTable",
     "attention_kernel",
     "mamba2_kernel",
+    "part",
     "recurrences",
     "store_kernel",
 ]

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from blazr.nn.kernels.cpu import compiled
-from blazr.nn.kernels.recording import Arena, Recording
+from blazr.nn.kernels.recording import Arena, Recording, part
 from blazr.nn.layers.base import Mixer, MixerConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache, Span
 from examples import HIDDEN, MIXER_EXAMPLES
@@ -76,15 +75,15 @@ def test_a_recorded_step_is_the_step(name: str, dtype: torch.dtype) -> None:
         _ = batch.table  # made before; from here on nobody looks at the sequences
         recording = Recording(Arena(), object())
         with recording:
-            out: Tensor = mixer(x, replace_spans(batch), later)
+            out = part(mixer, x, replace_spans(batch), later, like=x)
         calls = [call for call in recording.calls if isinstance(call, tuple)]
         assert len(calls) == len(recording.calls)
         compiled.replayer(calls)()
     assert torch.equal(out, expected)
-    for part in config.cache_spec(dtype).checkpoint:
-        assert torch.equal(now.checkpoint[part], later.checkpoint[part]), part
-    for part in config.cache_spec(dtype).live:
-        assert torch.equal(now.live[part], later.live[part]), part
+    for each in config.cache_spec(dtype).checkpoint:
+        assert torch.equal(now.checkpoint[each], later.checkpoint[each]), each
+    for each in config.cache_spec(dtype).live:
+        assert torch.equal(now.live[each], later.live[each]), each
 
 
 def replace_spans(batch: ForwardBatch) -> ForwardBatch:

@@ -20,7 +20,7 @@ ISAS = ("avx512", "avx2", "portable")
 
 # Each is ``blazr_NAME(const Struct* call, int threads)``.
 _ENTRIES = (
-    *("linear", "packed_linear", "packed_rows", "rows", "pointwise", "rms_norm", "rotate"),
+    *("linear", "packed_linear", "packed_rows", "rows", "pointwise", "norm", "rotate"),
     *("mamba2", "attention", "convolution", "mamba1", "mamba3", "gated_delta", "gated_rows"),
     "pieces",
 )

@@ -14,11 +14,11 @@ from blazr.nn.kernels.steps import Rotation
 _POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
 
 
-class _RmsNorm(ctypes.Structure):
-    """``RmsNorm`` of kernels.hpp."""
+class _Norm(ctypes.Structure):
+    """``Norm`` of kernels.hpp."""
 
     _fields_ = (
-        *fields(_POINTER, "x weight out"),
+        *fields(_POINTER, "x weight bias out"),
         *fields(_INT64, "dtype m inner size stride"),
         ("eps", ctypes.c_float),
         ("unit_offset", ctypes.c_int),
@@ -37,6 +37,17 @@ class _Rotary(ctypes.Structure):
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False) -> Tensor:
     """See ``blazr.nn.ops.norm.rms_norm``; a row's result depends on that row alone."""
+    return _norm(x, weight, None, eps, unit_offset=unit_offset)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """See ``blazr.nn.ops.norm.layer_norm``; a row's result depends on that row alone."""
+    return _norm(x, weight, bias, eps)
+
+
+def _norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, unit_offset: bool = False
+) -> Tensor:
     size, shape = weight.shape[0], x.shape
     if shape[-1] != size or x.dtype != weight.dtype:
         raise ShapeError(
@@ -49,9 +60,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False
     if not inner or x.stride(-1) != 1 or (inner > 1 and x.stride(1) != size):
         x, inner = x.reshape(-1, size).contiguous(), 1
     out = torch.empty(shape, dtype=x.dtype)
-    call = _RmsNorm(
+    call = _Norm(
         x.data_ptr(),
         weight.contiguous().data_ptr(),
+        None if bias is None else bias.contiguous().data_ptr(),
         out.data_ptr(),
         DTYPES[x.dtype],
         len(x) * inner,
@@ -61,7 +73,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False
         eps,
         unit_offset,
     )
-    run("rms_norm", call)
+    run("norm", call)
     return out
 
 

@@ -310,11 +310,12 @@ inline constexpr int64_t kMaxKey = 576, kMaxValue = 512, kQueriesTogether = 8;
 using AttentionPart = void (*)(const Attention& call, int64_t span, int64_t kv_head, int64_t first,
                                int64_t count);
 
-// RMSNorm of rows (see rows.hpp).
-struct RmsNorm {
+// RMSNorm or LayerNorm of rows (see rows.hpp).
+struct Norm {
   const void* x;       // (m / inner, inner, size): rows side by side, `stride` numbers from one
                        // lot of `inner` to the next
   const void* weight;  // (size)
+  const void* bias;    // (size): LayerNorm; null: RMSNorm
   void* out;           // (m, size)
   int64_t dtype, m, inner, size, stride;
   float eps;
@@ -322,7 +323,7 @@ struct RmsNorm {
 };
 
 // Rows [m0, m1) of a norm.
-using RmsNormPart = void (*)(const RmsNorm& call, int64_t m0, int64_t m1);
+using NormPart = void (*)(const Norm& call, int64_t m0, int64_t m1);
 
 // Rotation of queries and keys; keys and values go to their places in the pages (see rows.hpp).
 // A token's heads lie side by side; strides are numbers from token to token, or page to page.
@@ -385,7 +386,7 @@ struct Kernels {
   GatedDeltaPart gated_delta[kNumDtypes];
   GatedRowsPart gated_rows[kNumDtypes];
   AttentionPart attention[kNumDtypes];
-  RmsNormPart rms_norm[kNumDtypes];
+  NormPart norm[kNumDtypes];
   RotaryPart rotate[kNumDtypes];
   PointwisePart pointwise[kNumDtypes];
 };

@@ -231,8 +231,8 @@ void blazr_attention(const Attention* call, int threads) {
   });
 }
 
-void blazr_rms_norm(const RmsNorm* call, int threads) {
-  const RmsNormPart part = kernels->rms_norm[call->dtype];
+void blazr_norm(const Norm* call, int threads) {
+  const NormPart part = kernels->norm[call->dtype];
   const int64_t rows = kSmallWork / (call->size + 1) + 1, m = call->m;  // of a part
   parallel_for((m + rows - 1) / rows, threads, [&](int64_t i) {
     part(*call, i * rows, i * rows + rows < m ? i * rows + rows : m);

@@ -1,4 +1,4 @@
-// What is done to each row alone: RMSNorm, and rotation with the writing of keys and values.
+// What is done to each row alone: norms, and rotation with the writing of keys and values.
 #pragma once
 
 #include <math.h>
@@ -11,22 +11,40 @@ namespace {
 
 template <class T>
 struct RowParts {
-  // Rows [m0, m1): x / sqrt(mean(x^2) + eps) times the weight, or one plus it; rounded once.
-  static void rms_norm(const RmsNorm& call, int64_t m0, int64_t m1) {
+  // The sum of (x - mean)^2, in sixteen running sums; of x itself where kSquared is not set.
+  template <bool kSquared>
+  static float total(const T* x, int64_t size, float mean) {
+    float sums[16]{};
+    int64_t i = 0;
+    for (; i + 16 <= size; i += 16)
+      for (int j = 0; j < 16; j++) {
+        const float v = to_float(x[i + j]) - mean;
+        sums[j] += kSquared ? v * v : v;
+      }
+    for (int j = 0; i < size; i++, j++) {
+      const float v = to_float(x[i]) - mean;
+      sums[j] += kSquared ? v * v : v;
+    }
+    return sum16(load16(sums));
+  }
+
+  // Rows [m0, m1): x / sqrt(mean(x^2) + eps) times the weight, or one plus it; or, with a bias, the
+  // same of x - mean(x), and the bias added. Rounded once.
+  static void norm(const Norm& call, int64_t m0, int64_t m1) {
     const int64_t size = call.size;
-    const T* weight = (const T*)call.weight;
+    const T *weight = (const T*)call.weight, *bias = (const T*)call.bias;
     for (int64_t m = m0; m < m1; m++) {
       const T* x = (const T*)call.x + m / call.inner * call.stride + m % call.inner * size;
       T* out = (T*)call.out + m * size;
-      float squares[16]{};
-      int64_t i = 0;
-      for (; i + 16 <= size; i += 16)
-        for (int j = 0; j < 16; j++) squares[j] += to_float(x[i + j]) * to_float(x[i + j]);
-      for (int j = 0; i < size; i++, j++) squares[j] += to_float(x[i]) * to_float(x[i]);
-      const float scale = 1.0f / sqrtf(sum16(load16(squares)) / float(size) + call.eps);
+      const float mean = bias ? total<false>(x, size, 0) / float(size) : 0;
+      const float scale = 1.0f / sqrtf(total<true>(x, size, mean) / float(size) + call.eps);
       const float one = call.unit_offset ? 1.0f : 0.0f;
-      for (i = 0; i < size; i++)
-        round_to(to_float(x[i]) * scale * (one + to_float(weight[i])), out[i]);
+      if (bias)
+        for (int64_t i = 0; i < size; i++)
+          round_to((to_float(x[i]) - mean) * scale * to_float(weight[i]) + to_float(bias[i]), out[i]);
+      else
+        for (int64_t i = 0; i < size; i++)
+          round_to(to_float(x[i]) * scale * (one + to_float(weight[i])), out[i]);
     }
   }
 

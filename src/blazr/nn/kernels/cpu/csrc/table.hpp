@@ -43,7 +43,7 @@ constexpr Kernels kernels_of(std::integer_sequence<int, kPackings...>) {
       .gated_delta = {GatedDeltaOf<bf16>::recur, GatedDeltaOf<f16>::recur, GatedDeltaOf<float>::recur},
       .gated_rows = {gated_row<bf16>, gated_row<f16>, gated_row<float>},
       .attention = {AttentionOf<bf16>::attend, AttentionOf<f16>::attend, AttentionOf<float>::attend},
-      .rms_norm = {RowParts<bf16>::rms_norm, RowParts<f16>::rms_norm, RowParts<float>::rms_norm},
+      .norm = {RowParts<bf16>::norm, RowParts<f16>::norm, RowParts<float>::norm},
       .rotate = {RowParts<bf16>::rotate, RowParts<f16>::rotate, RowParts<float>::rotate},
       .pointwise = {PointwiseOf<bf16>::part<>, PointwiseOf<f16>::part<>, PointwiseOf<float>::part<>},
   };

@@ -1,0 +1,117 @@
+"""Decode steps made again from a recording: the same bits, and nothing computed while recording."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from blazr.engine.replay import Replays
+from blazr.nn.kernels.cpu import compiled
+from blazr.nn.kernels.recording import Arena, ForeignError, Recording, part
+from blazr.nn.ops.pointwise import add, scale
+from blazr.nn.ops.replay import record
+from examples import MIXES
+from networks import Lab, build_network
+
+pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason="the kernels are not compiled")
+
+# Layers whose decode steps are kernels and nothing else.
+ALL_KERNELS = ("pure mamba2", "gqa and mlp")
+
+
+def answers(model, *, replay: bool):
+    lab = Lab(model, replay=replay)
+    asked = [lab.ask([5 + i, 7, 11 * i + 2], max_tokens=6 + 5 * i) for i in range(4)]
+    lab.run()
+    return [lab.answer(request) for request in asked], lab.runner.replays
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_replayed_steps_give_the_same_bits(mix):
+    model = build_network(MIXES[mix], seed=5)
+    expected, none = answers(model, replay=False)
+    got, replays = answers(model, replay=True)
+    assert none is None
+    made = [replays.num_python(size) for size in (1, 2, 3, 4)]
+    assert None not in made
+    if mix in ALL_KERNELS:
+        assert made == [0, 0, 0, 0]
+    for (tokens, logits), (wanted, scores) in zip(got, expected, strict=True):
+        assert tokens == wanted
+        assert torch.equal(logits, scores)
+
+
+@torch.inference_mode()
+def test_nothing_is_computed_while_recording():
+    x, y = torch.ones(2, 8), torch.full((2, 8), 3.0)
+    replay = record(lambda: scale(add(x, y), 2.0), None, Arena())
+    assert replay is not None
+    x.fill_(5.0)
+    assert replay(None).unique().tolist() == [16.0]
+    x.fill_(1.0)
+    assert replay(None).unique().tolist() == [8.0]
+
+
+@torch.inference_mode()
+def test_a_part_that_is_more_than_kernels_runs_as_it_is():
+    x, steps = torch.ones(2, 8), []
+
+    def odd(y, step):
+        steps.append(step)
+        return torch.sort(add(y, y)).values
+
+    def run():
+        return scale(part(odd, scale(x, 3.0), "recorded", like=x), 2.0)
+
+    replay = record(run, "recorded", Arena())
+    assert replay is not None
+    assert replay.num_python == 1
+    assert replay("real").unique().tolist() == [12.0]
+    assert steps == ["recorded", "real"]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        lambda x: x + 1,
+        lambda x: x.t().reshape(-1),
+        lambda x: x[:, :4].contiguous(),
+        lambda x: x.to(torch.bfloat16),
+        lambda x: x.sum().item(),
+        lambda x: torch.zeros(3),
+        lambda x: x.fill_(0),
+        lambda x: torch.nn.functional.layer_norm(x, (8,)),
+    ],
+)
+def test_what_computes_is_seen(foreign):
+    x = torch.ones(2, 8)
+    with pytest.raises(ForeignError), Recording(Arena(), None):
+        foreign(x)
+    assert x.unique().tolist() == [1.0]
+    assert record(lambda: foreign(x), None, Arena()) is None
+
+
+@torch.inference_mode()
+def test_parts_take_turns_in_memory():
+    """What passes from one part to the next survives it, however many there are."""
+    x = torch.randn(3, 40)
+
+    def run():
+        y = x
+        for factor in range(1, 9):
+            y = add(y, part(lambda z, f=factor: scale(scale(z, 0.5), f), y, like=y))
+        return y
+
+    replay = record(run, None, Arena())
+    assert replay is not None
+    assert torch.equal(replay(None), run())
+
+
+def test_devices_without_kernels_compute_every_step(monkeypatch):
+    model = build_network(MIXES["gqa and mlp"], seed=1)
+    monkeypatch.setattr("blazr.engine.replay.can_replay", lambda _: False)
+    got, replays = answers(model, replay=True)
+    assert isinstance(replays, Replays)
+    assert replays.num_python(1) is None
+    assert got[0][0]
