@@ -147,6 +147,9 @@ MIXER_EXAMPLES: dict[str, MixerConfig] = {
         hidden_size=HIDDEN, num_heads=5, head_dim=7, state_size=19, conv_kernel=3
     ),
     "mamba3": Mamba3Config(hidden_size=HIDDEN, num_heads=6, head_dim=8, state_size=4),
+    "mamba3_wide": Mamba3Config(
+        hidden_size=HIDDEN, num_heads=2, head_dim=5, state_size=34, use_conv=True
+    ),
     "mamba3_mimo": Mamba3Config(
         hidden_size=HIDDEN,
         num_heads=4,
@@ -194,7 +197,19 @@ MIXER_EXAMPLES: dict[str, MixerConfig] = {
         multipliers=(0.5, 1.5, 0.7, 1.2, 2.0),
         dt_limits=(0.0, math.inf),
     ),
+    "mamba2_norm_first": Mamba2Config(
+        hidden_size=HIDDEN,
+        num_heads=4,
+        head_dim=9,
+        state_size=6,
+        num_groups=2,
+        norm="norm_first",
+        norm_groups=2,
+        norm_eps=NORM_EPS,
+        multipliers=(0.8, 1.1, 0.9, 1.2, 0.7),
+    ),
     "short_conv": ShortConvConfig(hidden_size=HIDDEN),
+    "short_conv_biased": ShortConvConfig(hidden_size=HIDDEN, conv_kernel=4, bias=True),
     "gated_delta": GatedDeltaConfig(
         hidden_size=HIDDEN,
         num_key_heads=2,
@@ -211,6 +226,16 @@ MIXER_EXAMPLES: dict[str, MixerConfig] = {
         value_head_dim=3,
         conv_kernel=3,
         grouped=True,
+        norm_eps=NORM_EPS,
+    ),
+    "gated_delta_wide": GatedDeltaConfig(
+        hidden_size=HIDDEN,
+        num_key_heads=2,
+        num_heads=4,
+        key_head_dim=16,
+        value_head_dim=80,
+        grouped_gates=True,
+        tiled=True,
         norm_eps=NORM_EPS,
     ),
     "kimi_delta": KimiDeltaConfig(

@@ -17,7 +17,10 @@ from blazr.nn.ops import OPS
 # Half a unit in the last place of the result, and what sums in float32 lose.
 RELATIVE = {torch.bfloat16: 2**-8, torch.float16: 2**-10, torch.float32: 1e-5}
 # Whole steps of a mixer, whose definition is the mixer; tests/unit/nn/kernels/test_sequence.py
-STEPS = ("mamba2", "paged_attention", "rotate_and_store")
+STEPS = (
+    *("mamba2", "convolve", "mamba1", "mamba3", "gated_delta", "gated_norm"),
+    *("paged_attention", "rotate_and_store"),
+)
 FORMS = [
     (row, isa)
     for row in KERNELS.values()

@@ -11,31 +11,32 @@ from blazr.core.table import Table
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.kernels.kernel import Kernel
 
-_ALL, _WIDE = tuple(compiled.DTYPES), (torch.float32,)
+# By module of ``blazr.nn.kernels.cpu``, its functions that stand in for the op of their name.
+_CPU = {
+    "matmul": ("linear", "gated_linear"),
+    "matmul_q": ("packed_linear", "packed_gated_linear", "packed_rows"),
+    "pointwise": (
+        *("add", "scale", "widen", "activate", "sigmoid_gate"),
+        *("embedding", "take_pieces"),
+    ),
+    "rows": ("rms_norm", "layer_norm", "rotary_tables", "rotate_and_store"),
+    "sequence": ("mamba2", "paged_attention"),
+    "recurrent": ("convolve", "mamba1", "mamba3", "gated_delta", "gated_norm"),
+}
+_FLOAT32_ALONE = {"rotary_tables"}
+
+
+def _on_cpu(module: str, op: str) -> Kernel:
+    return Kernel(
+        op,
+        "cpu",
+        (torch.float32,) if op in _FLOAT32_ALONE else tuple(compiled.DTYPES),
+        f"blazr.nn.kernels.cpu.{module}:{op}",
+        compiled.missing,
+        compiled.in_use,
+    )
+
 
 KERNELS: Table[Kernel] = Table(
-    "kernel",
-    {
-        f"{row.device}.{row.op}": row
-        for row in (
-            Kernel(op, "cpu", dtypes, target, compiled.missing, compiled.in_use)
-            for dtypes, op, target in (
-                (_WIDE, "rotary_tables", "blazr.nn.kernels.cpu.rows:rotary_tables"),
-                (_ALL, "linear", "blazr.nn.kernels.cpu.matmul:linear"),
-                (_ALL, "gated_linear", "blazr.nn.kernels.cpu.matmul:gated_linear"),
-                (_ALL, "packed_linear", "blazr.nn.kernels.cpu.matmul_q:packed_linear"),
-                (_ALL, "packed_gated_linear", "blazr.nn.kernels.cpu.matmul_q:packed_gated_linear"),
-                (_ALL, "packed_rows", "blazr.nn.kernels.cpu.matmul_q:packed_rows"),
-                *(
-                    (_ALL, name, f"blazr.nn.kernels.cpu.pointwise:{name}")
-                    for name in ("add", "scale", "widen", "activate", "sigmoid_gate", "embedding")
-                ),
-                (_ALL, "rms_norm", "blazr.nn.kernels.cpu.rows:rms_norm"),
-                (_ALL, "layer_norm", "blazr.nn.kernels.cpu.rows:layer_norm"),
-                (_ALL, "rotate_and_store", "blazr.nn.kernels.cpu.rows:rotate_and_store"),
-                (_ALL, "mamba2", "blazr.nn.kernels.cpu.sequence:mamba2"),
-                (_ALL, "paged_attention", "blazr.nn.kernels.cpu.sequence:paged_attention"),
-            )
-        )
-    },
+    "kernel", {f"cpu.{op}": _on_cpu(module, op) for module, ops in _CPU.items() for op in ops}
 )

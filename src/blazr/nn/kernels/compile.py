@@ -25,8 +25,12 @@ _FLAGS = {
     ),
     "kernels_avx2.cpp": _AVX2,
 }
-# No contraction: a product and a sum are fused where the source says so, in every tile alike.
-_COMMON = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-exceptions")
+# No contraction: a product and a sum are fused where the source says so, in every tile alike. No
+# traps: comparisons of numbers that are chosen between become masks, and loops of them vector code.
+_COMMON = (
+    *("-std=c++20", "-fPIC", "-fvisibility=hidden", "-fno-exceptions"),
+    *("-ffp-contract=off", "-fno-trapping-math"),
+)
 _TIMEOUT_S = 600
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
+
+# SiLU of the gate before the norm or behind it; a sigmoid behind it; no norm.
+GateOrder = Literal["gate_first", "norm_first", "norm_sigmoid", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +30,23 @@ class StepTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GatedNorm:
+    """How a recurrence's output meets its gate.
+
+    Args:
+        order: Whether the gate comes first.
+        weight: (C,), float32; None where there is no norm.
+        eps: Added to the mean square.
+        groups: The mean is taken over each of so many groups of channels.
+    """
+
+    order: GateOrder
+    weight: Tensor | None
+    eps: float
+    groups: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2Weights:
     """What lies between a Mamba-2 mixer's projections; float32, dense.
 
@@ -39,10 +60,10 @@ class Mamba2Weights:
         dt_bias: (H,).
         a: (H,), negative.
         d: (H,).
-        norm: (H * P,).
-        eps: Of the gated norm.
+        norm: Of all heads' output.
         dt_min: Step sizes are at least this.
         dt_max: And at most this.
+        multipliers: Of all that is projected, or None.
     """
 
     heads: int
@@ -54,10 +75,10 @@ class Mamba2Weights:
     dt_bias: Tensor
     a: Tensor
     d: Tensor
-    norm: Tensor
-    eps: float
+    norm: GatedNorm
     dt_min: float
     dt_max: float
+    multipliers: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +90,175 @@ class Mamba2Memory:
     log_raw: Tensor
     log_xb: Tensor
     log_dt: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A tensor that sequences carry along from step to step.
+
+    Args:
+        kept: As it was at grid edges, (slots, ...).
+        working: As it stands, (runs, ...); right after a grid edge what was kept there counts.
+    """
+
+    kept: Tensor
+    working: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A causal convolution; float32, dense.
+
+    Args:
+        weight: (K, channels).
+        bias: (channels,).
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba1Rows:
+    """What Mamba-1's recurrence takes of T tokens.
+
+    Args:
+        u: (T, inner).
+        dt: Step sizes before softplus, (T, inner).
+        b: (T, N).
+        c: (T, N).
+        gate: (T, inner).
+    """
+
+    u: Tensor
+    dt: Tensor
+    b: Tensor
+    c: Tensor
+    gate: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba1Weights:
+    """Of Mamba-1's recurrence; float32, dense.
+
+    Args:
+        a: Decay rates, (inner, N).
+        d: (inner,).
+        limit: Numbers of the state are at most this, up or down; 0 for no limit.
+    """
+
+    a: Tensor
+    d: Tensor
+    limit: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba3Rows:
+    """What Mamba-3's recurrence takes of T tokens.
+
+    Args:
+        x: (T, H * width).
+        b: (T, G * N).
+        c: (T, G * N), beside b.
+        dt: Step sizes before softplus, (T, H).
+        mix: Before the sigmoid, (T, H).
+        theta: Angles per step size, (T, H * N / 2), or None.
+    """
+
+    x: Tensor
+    b: Tensor
+    c: Tensor
+    dt: Tensor
+    mix: Tensor
+    theta: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba3Weights:
+    """Of Mamba-3's recurrence; float32, dense.
+
+    Args:
+        groups: G.
+        norm: Of b and c, (N,).
+        eps: Of this norm.
+        b_bias: (H, N).
+        c_bias: (H, N).
+        dt_bias: (H,).
+        a: (H,), negative.
+        d: (H,).
+        dt_limits: Least and most that a step size may be.
+        silu: Whether x is still to be activated.
+    """
+
+    groups: int
+    norm: Tensor
+    eps: float
+    b_bias: Tensor
+    c_bias: Tensor
+    dt_bias: Tensor
+    a: Tensor
+    d: Tensor
+    dt_limits: tuple[float, float]
+    silu: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba3Memory:
+    """What Mamba-3's recurrence carries along; float32.
+
+    Args:
+        state: (..., H, width, N).
+        x: Of the token before, (..., H, width).
+        b: Of the token before, (..., H, N).
+        angle: (..., H, N / 2), or None.
+    """
+
+    state: Carried
+    x: Carried
+    b: Carried
+    angle: Carried | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaRows:
+    """What a gated delta network's recurrence takes of T tokens.
+
+    Args:
+        q: (T, key heads * N).
+        k: (T, key heads * N), beside q.
+        v: (T, H * P), beside k.
+        decay: Before softplus, (T, H) or (T, H * N).
+        beta: Before the sigmoid, (T, H).
+        gate: Before its activation, (T, H * P).
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    decay: Tensor
+    beta: Tensor
+    gate: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaWeights:
+    """Of a gated delta network's recurrence; float32, dense.
+
+    Args:
+        heads: H.
+        key_heads: Heads of queries and keys.
+        tiled: Whether the values of one key head lie ``key_heads`` heads apart.
+        dt_bias: (H,) or (H * N,).
+        a: (H,), negative.
+        norm: Of each head's output.
+    """
+
+    heads: int
+    key_heads: int
+    tiled: bool
+    dt_bias: Tensor
+    a: Tensor
+    norm: GatedNorm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

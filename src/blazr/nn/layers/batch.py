@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blazr.nn.layers.cache_spec import GRID
 from blazr.nn.layers.rope import Positions, RopeConfig
-from blazr.nn.ops.sequence import Rotation, StepTable, store_kernel
+from blazr.nn.ops.sequence import Carried, Rotation, StepTable, store_kernel
 
 
 class Span(NamedTuple):
@@ -158,6 +158,10 @@ class LayerCache:
             for each in (self.paged, self.checkpoint, self.live)
         )
         return LayerCache(paged, checkpoint, live)
+
+    def carried(self, name: str) -> Carried:
+        """What a layer without a log carries along by that name."""
+        return Carried(self.checkpoint[name], self.live[name])
 
     def state(self, name: str, batch: ForwardBatch, index: int) -> Tensor:
         """Where sequence ``index`` stands, for a layer that keeps a working state.

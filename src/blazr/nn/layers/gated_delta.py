@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import gcd
 from typing import NamedTuple
 
 import torch
@@ -12,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from blazr.nn.layers.base import MixerConfig
+from blazr.nn.layers.batch import LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.linear import DepthwiseConv, Linear
 from blazr.nn.layers.norm import NormConfig
@@ -19,6 +22,16 @@ from blazr.nn.layers.recurrent import RecurrentMixer, State
 from blazr.nn.ops.conv1d import causal_conv1d
 from blazr.nn.ops.gated_delta import gated_delta_chunk
 from blazr.nn.ops.norm import rms_norm
+from blazr.nn.ops.pointwise import take_pieces
+from blazr.nn.ops.sequence import (
+    Carried,
+    DeltaRows,
+    DeltaWeights,
+    GatedNorm,
+    GateOrder,
+    Recurrences,
+    StepTable,
+)
 
 _L2_EPS = 1e-6
 
@@ -92,23 +105,30 @@ class KimiDeltaConfig(GatedDeltaConfig):
 
 
 class Projections(NamedTuple):
-    """What a delta network makes of its input.
+    """What a delta network makes of its input, before all that is not linear.
 
     Args:
-        qkv: Before the convolution, (B, T, conv_size).
-        gate: Of the output, before its activation, (B, T, H, P).
-        log_decay: (B, T, H, 1 or N), float32.
-        beta: (B, T, H), float32.
+        qkv: (B, T, conv_size), in as many parts as there are convolutions.
+        gate: Of the output, (B, T, H * P).
+        decay: (B, T, H) or (B, T, H * N).
+        beta: (B, T, H).
     """
 
-    qkv: Tensor
+    qkv: tuple[Tensor, ...]
     gate: Tensor
-    log_decay: Tensor
+    decay: Tensor
     beta: Tensor
 
 
 class DeltaMixer(RecurrentMixer):
-    """The gated delta rule between convolution and gated norm [arXiv:2412.06464]."""
+    """The gated delta rule between convolution and gated norm [arXiv:2412.06464].
+
+    Decays are ``exp(-exp(a_log) softplus(decay + dt_bias))``.
+    """
+
+    a_log: nn.Parameter
+    dt_bias: nn.Parameter
+    order: GateOrder
 
     def __init__(self, config: GatedDeltaConfig) -> None:
         super().__init__()
@@ -118,15 +138,12 @@ class DeltaMixer(RecurrentMixer):
 
     @abstractmethod
     def _project(self, x: Tensor) -> Projections:
-        """(B, T, C) to all that follows from each token alone."""
+        """(..., C) to all that follows from each token alone."""
 
+    @property
     @abstractmethod
-    def _convolve(self, window: Tensor) -> Tensor:
-        """(B, K - 1 + T, conv_size) to (B, T, conv_size), float32."""
-
-    @abstractmethod
-    def _activate(self, gate: Tensor) -> Tensor:
-        """The activation of the output's gate."""
+    def _convolutions(self) -> tuple[DepthwiseConv, ...]:
+        """Of each part of queries, keys and values."""
 
     def state_spec(self) -> Mapping[str, TensorSpec]:
         """State and convolution window."""
@@ -135,17 +152,64 @@ class DeltaMixer(RecurrentMixer):
     def advance(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """At most GRID tokens of B sequences, (B, T, C) to (B, T, C)."""
         cfg, made = self.config, self._project(x)
-        window = torch.cat((state["conv"], made.qkv), 1)
-        post = F.silu(self._convolve(window))
+        window = torch.cat((state["conv"], torch.cat(made.qkv, -1)), 1)
+        parts = window.split([part.shape[-1] for part in made.qkv], -1)
+        convolved = [
+            causal_conv1d(part, conv.weight, None)
+            for part, conv in zip(parts, self._convolutions, strict=True)
+        ]
+        post = F.silu(torch.cat(convolved, -1))
         q, k, v = post.split((cfg.key_size, cfg.key_size, cfg.value_size), -1)
         q, k = (self._key_heads(each) for each in (q, k))
         v = v.unflatten(-1, (cfg.num_heads, -1))
         q = q * cfg.key_head_dim**-0.5
-        y, delta = gated_delta_chunk(q, k, v, made.log_decay, made.beta, state["delta"])
-        y = rms_norm(y, self.norm.weight.float(), self.norm.eps)
-        y = y * self._activate(made.gate.float())
+        step = F.softplus(made.decay.float() + self.dt_bias.float())
+        log_decay = self._rates.unsqueeze(-1) * step.unflatten(-1, (cfg.num_heads, -1))
+        beta = made.beta.float().sigmoid()
+        y, delta = gated_delta_chunk(q, k, v, log_decay, beta, state["delta"])
+        y = rms_norm(y, self.norm.weight.float(), self.norm.eps).flatten(-2)
+        gate = made.gate.float()
+        y = y * (F.silu(gate) if self.order == "norm_first" else gate.sigmoid())
         before = window.shape[1] - cfg.conv_kernel + 1
-        return self.out_proj(y.flatten(-2)), {"delta": delta, "conv": window[:, before:]}
+        return self.out_proj(y), {"delta": delta, "conv": window[:, before:]}
+
+    @property
+    def fits_kernels(self) -> bool:
+        """Whether the kernels have room for it."""
+        cfg = self.config
+        return max(cfg.key_head_dim, cfg.value_head_dim) <= 256 and cfg.conv_kernel <= 8
+
+    def step(self, x: Tensor, kernels: Recurrences, table: StepTable, cache: LayerCache) -> Tensor:
+        """A whole step by kernels, (T, C) to (T, C)."""
+        cfg, made, low = self.config, self._project(x), 0
+        qkv = made.gate.new_empty(len(x), cfg.conv_size)
+        window = cache.carried("conv")
+        for part, conv in zip(made.qkv, self._convolutions, strict=True):
+            own = slice(low, low + part.shape[1])
+            seen = Carried(window.kept[..., own], window.working[..., own])
+            kernels.convolve(part, conv.filter, seen, table, out=qkv[:, own])
+            low = own.stop
+        q, k, v = qkv.split((cfg.key_size, cfg.key_size, cfg.value_size), -1)
+        rows = DeltaRows(q=q, k=k, v=v, decay=made.decay, beta=made.beta, gate=made.gate)
+        y = kernels.gated_delta(rows, self._weights, cache.carried("delta"), table)
+        return self.out_proj(y)
+
+    @property
+    def _rates(self) -> Tensor:
+        return -self.a_log.float().exp().flatten()  # (H,)
+
+    @cached_property
+    def _weights(self) -> DeltaWeights:
+        """As the kernel takes them; made once, when weights are in place."""
+        cfg, norm = self.config, self.norm
+        return DeltaWeights(
+            heads=cfg.num_heads,
+            key_heads=cfg.num_key_heads,
+            tiled=cfg.tiled,
+            dt_bias=self.dt_bias.float(),
+            a=self._rates,
+            norm=GatedNorm(order=self.order, weight=norm.weight.float(), eps=norm.eps),
+        )
 
     def _key_heads(self, x: Tensor) -> Tensor:
         """Of length one, one for each value head: (B, T, H, N)."""
@@ -157,7 +221,9 @@ class DeltaMixer(RecurrentMixer):
 
 
 class GatedDelta(DeltaMixer):
-    """Qwen's: ``log_decay = -exp(a_log) softplus(a + dt_bias)``, one for each head."""
+    """Qwen's: one decay for each head."""
+
+    order = "norm_first"
 
     def __init__(self, config: GatedDeltaConfig) -> None:
         super().__init__(config)
@@ -177,46 +243,35 @@ class GatedDelta(DeltaMixer):
         self.dt_bias = nn.Parameter(torch.empty(heads))
         self.a_log = nn.Parameter(torch.empty(heads))
 
+    @property
+    def _convolutions(self) -> tuple[DepthwiseConv, ...]:
+        return (self.conv1d,)
+
     def _project(self, x: Tensor) -> Projections:
-        if self.config.grouped:
-            qkv, z, b, a = self._project_grouped(x)
+        cfg, share = self.config, self.config.num_heads // self.config.num_key_heads
+        if cfg.grouped:
+            keys, values = cfg.key_head_dim, share * cfg.value_head_dim
+            parts = (keys, keys, values, values)
+            rows = _ungroup(self.in_proj_qkvz(x), cfg.num_key_heads, parts)
+            qkv, z = rows.split((cfg.conv_size, cfg.value_size), -1)
         else:
             qkv, z = self.in_proj_qkv(x), self.in_proj_z(x)
-            is_grouped = self.config.grouped_gates
-            b, a = self._gates(x) if is_grouped else (self.in_proj_b(x), self.in_proj_a(x))
-        step = F.softplus(a.float() + self.dt_bias.float())
-        decay = -self.a_log.float().exp() * step
-        gate = z.unflatten(-1, (self.config.num_heads, -1))
-        return Projections(qkv, gate, decay.unsqueeze(-1), b.float().sigmoid())
-
-    def _project_grouped(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        cfg = self.config
-        share = cfg.num_heads // cfg.num_key_heads
-        values = share * cfg.value_head_dim
-        sizes = (cfg.key_head_dim, cfg.key_head_dim, values, values)
-        rows = self.in_proj_qkvz(x).unflatten(-1, (cfg.num_key_heads, -1))
-        q, k, v, z = (part.flatten(-2) for part in rows.split(sizes, -1))
-        return torch.cat((q, k, v), -1), z, *self._gates(x)
-
-    def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        both = self.in_proj_ba(x).unflatten(-1, (self.config.num_key_heads, 2, -1))
-        return both[..., 0, :].flatten(-2), both[..., 1, :].flatten(-2)
-
-    def _convolve(self, window: Tensor) -> Tensor:
-        return causal_conv1d(window, self.conv1d.weight, self.conv1d.bias)
-
-    def _activate(self, gate: Tensor) -> Tensor:
-        return F.silu(gate)
+        if cfg.grouped or cfg.grouped_gates:
+            b, a = _ungroup(self.in_proj_ba(x), cfg.num_key_heads, (share, share)).chunk(2, -1)
+        else:
+            b, a = self.in_proj_b(x), self.in_proj_a(x)
+        return Projections((qkv,), z, a, b)
 
 
 class KimiDelta(DeltaMixer):
     """Kimi's: the decay has low rank and differs by key channel [arXiv:2510.26692]."""
 
+    order = "norm_sigmoid"
+
     def __init__(self, config: KimiDeltaConfig) -> None:
         super().__init__(config)
         hidden, heads, dim = config.hidden_size, config.num_heads, config.key_head_dim
         sizes = {"q": config.key_size, "k": config.key_size, "v": config.value_size}
-        self.sizes = sizes
         for name, size in sizes.items():
             setattr(self, f"{name}_proj", Linear(hidden, size))
             setattr(self, f"{name}_conv1d", DepthwiseConv(size, config.conv_kernel, bias=False))
@@ -226,20 +281,24 @@ class KimiDelta(DeltaMixer):
         self.dt_bias = nn.Parameter(torch.empty(config.key_size))
         self.a_log = nn.Parameter(torch.empty(1, 1, heads, 1))
 
+    @property
+    def _convolutions(self) -> tuple[DepthwiseConv, ...]:
+        return tuple(getattr(self, f"{name}_conv1d") for name in "qkv")
+
     def _project(self, x: Tensor) -> Projections:
-        heads = (self.config.num_heads, -1)
-        qkv = torch.cat([getattr(self, f"{name}_proj")(x) for name in self.sizes], -1)
-        step = F.softplus(self.f_b_proj(self.f_a_proj(x)).float() + self.dt_bias.float())
-        decay = -self.a_log.float().exp() * step.unflatten(-1, heads)
-        gate = self.g_b_proj(self.g_a_proj(x)).unflatten(-1, heads)
-        return Projections(qkv, gate, decay, self.b_proj(x).float().sigmoid())
+        qkv = tuple(getattr(self, f"{name}_proj")(x) for name in "qkv")
+        decay, gate = self.f_b_proj(self.f_a_proj(x)), self.g_b_proj(self.g_a_proj(x))
+        return Projections(qkv, gate, decay, self.b_proj(x))
 
-    def _convolve(self, window: Tensor) -> Tensor:
-        parts = window.split(tuple(self.sizes.values()), -1)
-        convs = [getattr(self, f"{name}_conv1d") for name in self.sizes]
-        return torch.cat(
-            [causal_conv1d(x, conv.weight, None) for x, conv in zip(parts, convs, strict=True)], -1
-        )
 
-    def _activate(self, gate: Tensor) -> Tensor:
-        return gate.sigmoid()
+def _ungroup(x: Tensor, groups: int, sizes: tuple[int, ...]) -> Tensor:
+    """What lies together by group, ``sizes`` channels of each part, part by part instead."""
+    size = gcd(*sizes)
+    return take_pieces(x, _order(groups, tuple(each // size for each in sizes), x.device), size)
+
+
+@lru_cache(maxsize=64)
+def _order(groups: int, counts: tuple[int, ...], device: torch.device) -> Tensor:
+    """Which pieces those of every part are, in order."""
+    numbers = torch.arange(groups * sum(counts), device=device).view(groups, -1)
+    return torch.cat([part.flatten() for part in numbers.split(list(counts), -1)])

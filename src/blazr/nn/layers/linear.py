@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from blazr.nn.ops.matmul import gated_linear, linear
+from blazr.nn.ops.sequence import Filter
 from blazr.nn.quant.weight import Weight
 
 Matrix = nn.Parameter | Weight
@@ -66,3 +69,10 @@ class DepthwiseConv(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(channels, kernel))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
+
+    @cached_property
+    def filter(self) -> Filter:
+        """As kernels take it; made once, when weights are in place."""
+        weight = self.weight.float().t().contiguous()
+        bias = weight.new_zeros(weight.shape[1]) if self.bias is None else self.bias.float()
+        return Filter(weight, bias)

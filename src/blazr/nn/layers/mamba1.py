@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import torch
@@ -11,12 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from blazr.nn.layers.base import MixerConfig
+from blazr.nn.layers.batch import LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.linear import DepthwiseConv, Linear
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.recurrent import RecurrentMixer, State
 from blazr.nn.ops.conv1d import causal_conv1d
 from blazr.nn.ops.norm import rms_norm
+from blazr.nn.ops.pointwise import dense
+from blazr.nn.ops.sequence import Mamba1Rows, Mamba1Weights, Recurrences, StepTable
 from blazr.nn.ops.ssd import selective_scan
 
 OXIDIZR_STATE_LIMIT = 30.0
@@ -54,12 +58,11 @@ class Mamba1Config(MixerConfig):
 
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
         """State and convolution window at grid edges, and a working copy of both."""
-        del dtype  # the state is float32 whatever the activations are
         window = (self.conv_kernel - 1, self.inner_size)
         return CacheSpec(
             checkpoint={
                 "ssm": TensorSpec((self.inner_size, self.state_size), torch.float32),
-                "conv": TensorSpec(window, torch.float32),
+                "conv": TensorSpec(window, dtype),
             }
         )
 
@@ -100,14 +103,37 @@ class Mamba1(RecurrentMixer):
         parts = self.x_proj(u).split(tuple(self.sizes.values()), -1)
         dt, b, c = (self._normed(*each) for each in zip(self.sizes, parts, strict=True))
         dt = F.softplus(self.dt_proj(dt).float())
-        a_log = self.a_log.float()
-        if cfg.variant == "oxidizr":
-            a, clamp = torch.exp(-a_log), OXIDIZR_STATE_LIMIT
-        else:
-            a, clamp = -torch.exp(a_log), None
+        a, clamp = self._rates()
         y, ssm = selective_scan(u, dt, a, b.float(), c.float(), state["ssm"], clamp=clamp)
         y = (y + self.d.float() * u) * F.silu(gate.float())
         return self.out_proj(y), {"ssm": ssm, "conv": window[:, 1 - cfg.conv_kernel :]}
+
+    @property
+    def fits_kernels(self) -> bool:
+        """Whether the kernels have room for it."""
+        return self.config.state_size <= 256 and self.config.conv_kernel <= 8
+
+    def step(self, x: Tensor, kernels: Recurrences, table: StepTable, cache: LayerCache) -> Tensor:
+        """A whole step by kernels, (T, C) to (T, C)."""
+        raw, gate = self.in_proj(x).chunk(2, -1)
+        u = kernels.convolve(raw, self.conv1d.filter, cache.carried("conv"), table)
+        parts = self.x_proj(u).split(tuple(self.sizes.values()), -1)
+        dt, b, c = (self._normed(*each) for each in zip(self.sizes, parts, strict=True))
+        rows = Mamba1Rows(u=u, dt=self.dt_proj(dense(dt)), b=b, c=c, gate=gate)
+        return self.out_proj(kernels.mamba1(rows, self._weights, cache.carried("ssm"), table))
+
+    @cached_property
+    def _weights(self) -> Mamba1Weights:
+        """As the kernel takes them; made once, when weights are in place."""
+        a, clamp = self._rates()
+        return Mamba1Weights(a.contiguous(), self.d.float(), clamp or 0.0)
+
+    def _rates(self) -> tuple[Tensor, float | None]:
+        """Decay rates, and the state's limit."""
+        a_log = self.a_log.float()
+        if self.config.variant == "oxidizr":
+            return torch.exp(-a_log), OXIDIZR_STATE_LIMIT
+        return -torch.exp(a_log), None
 
     def _normed(self, name: str, x: Tensor) -> Tensor:
         cfg = self.config
@@ -115,5 +141,11 @@ class Mamba1(RecurrentMixer):
             normed: Tensor = getattr(self, f"{name}_norm")(x)
             return normed
         if cfg.inner_norms == "plain":
-            return rms_norm(x, x.new_ones(self.sizes[name]), cfg.norm_eps)
+            return rms_norm(x, _ones(self.sizes[name], x.device, x.dtype), cfg.norm_eps)
         return x
+
+
+@lru_cache(maxsize=16)
+def _ones(size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A norm's weight, where it has none."""
+    return torch.ones(size, device=device, dtype=dtype)

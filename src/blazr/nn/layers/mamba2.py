@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import torch
@@ -17,7 +17,7 @@ from blazr.nn.layers.linear import DepthwiseConv, Linear
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.ops.conv1d import causal_conv1d, causal_conv1d_sequences
 from blazr.nn.ops.norm import gated_rms_norm
-from blazr.nn.ops.sequence import Mamba2Memory, Mamba2Weights, mamba2_kernel
+from blazr.nn.ops.sequence import GatedNorm, Mamba2Memory, Mamba2Weights, mamba2_kernel
 from blazr.nn.ops.ssd import (
     DT_MAX,
     DT_MIN,
@@ -121,14 +121,13 @@ class Mamba2(Mixer):
         if config.norm != "none":
             self.norm = NormConfig(inner, config.norm_eps).build()
         self.out_proj = Linear(inner, config.hidden_size, bias=config.out_bias)
-        self._kernel_weights: Mamba2Weights | None = None
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C); appends to the log, writes the checkpoints the batch asks for."""
-        projected = self._project(x)
+        projected: Tensor = self.in_proj(x)
         step = mamba2_kernel(x.device.type, projected.dtype) if self._fits_kernel else None
         if step is not None:
-            return self.out_proj(step(projected, self._weights(), _memory(cache), batch.table))
+            return self.out_proj(step(projected, self._weights, _memory(cache), batch.table))
         z, raw, dt = self._cut(projected)
         decodes = batch.num_decodes
         parts = []
@@ -142,7 +141,7 @@ class Mamba2(Mixer):
     def forward_sequences(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C), every sequence from a zero state."""
         cfg = self.config
-        z, raw, dt = self._cut(self._project(x))
+        z, raw, dt = self._cut(self.in_proj(x))
         post = F.silu(causal_conv1d_sequences(raw, self.conv1d.weight, self.conv1d.bias))
         post = post.to(raw.dtype)
         a = decay_rates(self.a_log)
@@ -160,14 +159,10 @@ class Mamba2(Mixer):
             outputs.append(y + xs * self.d.float()[:, None])
         return self._finish(torch.cat(outputs, 1), z)
 
-    def _project(self, x: Tensor) -> Tensor:
-        projected: Tensor = self.in_proj(x)
-        if self.config.multipliers is None:
-            return projected
-        return projected * _multipliers(self.config, projected.device, projected.dtype)
-
     def _cut(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         cfg = self.config
+        if cfg.multipliers is not None:
+            projected = projected * _multipliers(cfg, projected.device, projected.dtype)
         sizes = [cfg.inner_size, cfg.conv_size, cfg.num_heads]
         z, raw, dt = projected.split(sizes, -1)
         low, high = cfg.dt_limits
@@ -176,31 +171,35 @@ class Mamba2(Mixer):
     @property
     def _fits_kernel(self) -> bool:
         cfg = self.config
-        is_usual = cfg.norm == "gate_first" and cfg.norm_groups == 1
-        return is_usual and cfg.head_dim <= 128 and cfg.state_size <= 256 and cfg.conv_kernel <= 8
+        return cfg.head_dim <= 128 and cfg.state_size <= 256 and cfg.conv_kernel <= 8
 
+    @cached_property
     def _weights(self) -> Mamba2Weights:
         """As the kernel takes them; made once, when weights are in place."""
-        if self._kernel_weights is None:
-            cfg, conv = self.config, self.conv1d
-            assert self.norm is not None
-            bias = conv.weight.new_zeros(cfg.conv_size) if conv.bias is None else conv.bias
-            self._kernel_weights = Mamba2Weights(
-                heads=cfg.num_heads,
-                head_dim=cfg.head_dim,
-                state_size=cfg.state_size,
-                groups=cfg.num_groups,
-                conv_weight=conv.weight.float().t().contiguous(),
-                conv_bias=bias.float(),
-                dt_bias=self.dt_bias.float(),
-                a=decay_rates(self.a_log),
-                d=self.d.float(),
-                norm=self.norm.weight.float(),
-                eps=self.norm.eps,
-                dt_min=cfg.dt_limits[0],
-                dt_max=cfg.dt_limits[1],
-            )
-        return self._kernel_weights
+        cfg, conv, multipliers = self.config, self.conv1d.filter, None
+        if cfg.multipliers is not None:
+            weight = self.conv1d.weight
+            multipliers = _multipliers(cfg, weight.device, weight.dtype).float()
+        return Mamba2Weights(
+            heads=cfg.num_heads,
+            head_dim=cfg.head_dim,
+            state_size=cfg.state_size,
+            groups=cfg.num_groups,
+            conv_weight=conv.weight,
+            conv_bias=conv.bias,
+            dt_bias=self.dt_bias.float(),
+            a=decay_rates(self.a_log),
+            d=self.d.float(),
+            norm=GatedNorm(
+                order=cfg.norm,
+                weight=None if self.norm is None else self.norm.weight.float(),
+                eps=cfg.norm_eps,
+                groups=cfg.norm_groups,
+            ),
+            dt_min=cfg.dt_limits[0],
+            dt_max=cfg.dt_limits[1],
+            multipliers=multipliers,
+        )
 
     def _maps(self, rows: Tensor) -> Tensor:
         return rows.float().unflatten(-1, (self.config.num_groups, -1))  # (..., G, N)

@@ -4,20 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from blazr.nn.layers.base import MixerConfig
+from blazr.nn.layers.batch import LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.linear import DepthwiseConv, Linear
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.recurrent import RecurrentMixer, State
 from blazr.nn.ops.conv1d import causal_conv1d
 from blazr.nn.ops.norm import gated_rms_norm, rms_norm
+from blazr.nn.ops.pointwise import activate, dense
 from blazr.nn.ops.rope import rotate_pairs
-from blazr.nn.ops.ssd import decay_rates, ssd_output, ssd_state, state_output, step_sizes
+from blazr.nn.ops.sequence import (
+    GatedNorm,
+    Mamba3Memory,
+    Mamba3Rows,
+    Mamba3Weights,
+    Recurrences,
+    StepTable,
+)
+from blazr.nn.ops.ssd import (
+    DT_MAX,
+    DT_MIN,
+    decay_rates,
+    ssd_output,
+    ssd_state,
+    state_output,
+    step_sizes,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +84,6 @@ class Mamba3Config(MixerConfig):
 
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
         """State, the previous input and map, the angle, the convolution window."""
-        del dtype  # the state is float32 whatever the activations are
         heads = self.num_heads
         shapes = {
             "ssm": (heads, self.state_dim, self.state_size),
@@ -74,11 +92,11 @@ class Mamba3Config(MixerConfig):
         }
         if self.complex_rope:
             shapes["angle"] = (heads, self.state_size // 2)
+        specs = {name: TensorSpec(shape, torch.float32) for name, shape in shapes.items()}
         if self.use_conv:
-            shapes["conv"] = (self.conv_kernel - 1, self.inner_size + 2 * self.map_size)
-        return CacheSpec(
-            checkpoint={name: TensorSpec(shape, torch.float32) for name, shape in shapes.items()}
-        )
+            window = (self.conv_kernel - 1, self.inner_size + 2 * self.map_size)
+            specs["conv"] = TensorSpec(window, dtype)
+        return CacheSpec(checkpoint=specs)
 
     def build(self) -> Mamba3:
         """The module, with uninitialised parameters."""
@@ -119,7 +137,7 @@ class Mamba3(RecurrentMixer):
         self.out_proj = Linear(inner, hidden, bias=True)
 
     def state_spec(self) -> Mapping[str, TensorSpec]:
-        """The tensors of the state, all float32."""
+        """The tensors of the state."""
         return self.config.cache_spec(torch.float32).checkpoint
 
     def advance(self, x: Tensor, state: State) -> tuple[Tensor, State]:
@@ -151,6 +169,56 @@ class Mamba3(RecurrentMixer):
             y = self.mimo_x_down(y).float()
         y = gated_rms_norm(y.flatten(-2), z, self.norm.weight, self.norm.eps)
         return self.out_proj(y), after
+
+    @property
+    def fits_kernels(self) -> bool:
+        """Whether the kernels have room for it."""
+        cfg = self.config
+        has_room = cfg.state_size <= 256 and cfg.state_dim <= 1024 and cfg.inner_size <= 1 << 15
+        return has_room and cfg.conv_kernel <= 8
+
+    def step(self, x: Tensor, kernels: Recurrences, table: StepTable, cache: LayerCache) -> Tensor:
+        """A whole step by kernels, (T, C) to (T, C)."""
+        cfg, maps = self.config, self.config.map_size
+        sizes = [cfg.inner_size, cfg.inner_size + 2 * maps, cfg.num_heads]
+        z, xbc, dt = self.in_proj(x).split(sizes, -1)
+        if cfg.use_conv:
+            xbc = kernels.convolve(xbc, self.conv1d.filter, cache.carried("conv"), table)
+        inputs, b, c = xbc.split([cfg.inner_size, maps, maps], -1)
+        if cfg.mimo_rank:
+            inputs = dense(inputs) if cfg.use_conv else activate(inputs, "silu")
+            inputs = self.mimo_x_up(inputs.view(-1, cfg.head_dim)).view(len(x), -1)
+        theta = self.theta_proj(x) if cfg.complex_rope else None
+        rows = Mamba3Rows(x=inputs, b=b, c=c, dt=dt, mix=self.lambda_proj(x), theta=theta)
+        memory = Mamba3Memory(
+            state=cache.carried("ssm"),
+            x=cache.carried("x"),
+            b=cache.carried("b"),
+            angle=cache.carried("angle") if cfg.complex_rope else None,
+        )
+        weights, norm = self._weights
+        y = kernels.mamba3(rows, weights, memory, table)
+        if cfg.mimo_rank:
+            y = self.mimo_x_down(y.view(-1, cfg.state_dim)).view(len(x), -1)
+        return self.out_proj(kernels.gated_norm(y, z, norm))
+
+    @cached_property
+    def _weights(self) -> tuple[Mamba3Weights, GatedNorm]:
+        """As the kernels take them; made once, when weights are in place."""
+        cfg, norm = self.config, self.norm
+        weights = Mamba3Weights(
+            groups=cfg.num_groups,
+            norm=self.bc_norm.weight.float(),
+            eps=self.bc_norm.eps,
+            b_bias=self.b_bias.float(),
+            c_bias=self.c_bias.float(),
+            dt_bias=self.dt_bias.float(),
+            a=decay_rates(self.a_log),
+            d=self.d.float(),
+            dt_limits=(DT_MIN, DT_MAX),
+            silu=not (cfg.use_conv or cfg.mimo_rank),
+        )
+        return weights, GatedNorm(order="gate_first", weight=norm.weight.float(), eps=norm.eps)
 
     def _convolve(self, xbc: Tensor, state: State, after: State) -> tuple[Tensor, Tensor, Tensor]:
         cfg = self.config

@@ -11,6 +11,8 @@ from torch import Tensor
 from blazr.nn.layers.base import Mixer
 from blazr.nn.layers.batch import ForwardBatch, LayerCache, concat_rows
 from blazr.nn.layers.cache_spec import GRID, TensorSpec
+from blazr.nn.layers.linear import Linear
+from blazr.nn.ops.sequence import Recurrences, StepTable, recurrences
 
 State = dict[str, Tensor]
 
@@ -22,6 +24,8 @@ class RecurrentMixer(Mixer):
     is where it stands, so a resumed sequence needs no copy.
     """
 
+    out_proj: Linear
+
     @abstractmethod
     def state_spec(self) -> Mapping[str, TensorSpec]:
         """The tensors of the state."""
@@ -30,8 +34,20 @@ class RecurrentMixer(Mixer):
     def advance(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """At most GRID tokens of B sequences: (B, T, C) to (B, T, C), and the state after them."""
 
+    @abstractmethod
+    def step(self, x: Tensor, kernels: Recurrences, table: StepTable, cache: LayerCache) -> Tensor:
+        """A whole step by kernels, (T, C) to (T, C)."""
+
+    @property
+    @abstractmethod
+    def fits_kernels(self) -> bool:
+        """Whether they have room for it."""
+
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C); updates working states, writes the checkpoints asked for."""
+        kernels = recurrences(x.device.type, self.out_proj.weight.dtype)
+        if kernels is not None and self.fits_kernels:
+            return self.step(x, kernels, batch.table, cache)
         decodes = batch.num_decodes
         parts = []
         if decodes:

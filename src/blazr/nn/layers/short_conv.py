@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from blazr.nn.layers.base import MixerConfig
+from blazr.nn.layers.batch import LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.linear import DepthwiseConv, Linear
 from blazr.nn.layers.recurrent import RecurrentMixer, State
 from blazr.nn.ops.conv1d import causal_conv1d
+from blazr.nn.ops.sequence import Recurrences, StepTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,17 @@ class ShortConv(RecurrentMixer):
         window = torch.cat((state["conv"], b * inputs), 1)
         y = causal_conv1d(window, self.conv1d.weight, self.conv1d.bias).to(x.dtype)
         return self.out_proj(c * y), {"conv": window[:, window.shape[1] - self._before :]}
+
+    @property
+    def fits_kernels(self) -> bool:
+        """Whether the kernels have room for it."""
+        return self.config.conv_kernel <= 8
+
+    def step(self, x: Tensor, kernels: Recurrences, table: StepTable, cache: LayerCache) -> Tensor:
+        """A whole step by kernels, (T, C) to (T, C)."""
+        b, c, inputs = self.in_proj(x).chunk(3, -1)
+        window = cache.carried("conv")
+        return self.out_proj(kernels.convolve(inputs, self.conv1d.filter, window, table, (b, c)))
 
     @property
     def _before(self) -> int:

@@ -12,7 +12,7 @@ from blazr.nn.ops.matmul import gated_linear, linear
 from blazr.nn.ops.norm import layer_norm, rms_norm
 from blazr.nn.ops.op import Op
 from blazr.nn.ops.packed import packed_gated_linear, packed_linear, packed_rows
-from blazr.nn.ops.pointwise import activate, add, embedding, scale, sigmoid_gate, widen
+from blazr.nn.ops.pointwise import activate, add, embedding, scale, sigmoid_gate, take_pieces, widen
 from blazr.nn.ops.rope import rotary_tables
 
 OPS: Table[Op[...]] = Table(
@@ -26,7 +26,7 @@ OPS: Table[Op[...]] = Table(
             packed_gated_linear,
             packed_rows,
             *(rms_norm, layer_norm, rotary_tables),
-            *(add, scale, widen, activate, sigmoid_gate, embedding),
+            *(add, scale, widen, activate, sigmoid_gate, embedding, take_pieces),
         )
     },
 )

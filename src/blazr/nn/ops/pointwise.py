@@ -79,6 +79,21 @@ def _embedding(weight: Tensor, ids: Tensor) -> Tensor:
     return F.embedding(ids, weight)
 
 
+def _take_pieces(x: Tensor, order: Tensor, size: int) -> Tensor:
+    """Pieces of each row in another order.
+
+    Args:
+        x: (..., C).
+        order: (count,), int64, which of the pieces of ``size`` channels each is; they are not
+            checked.
+        size: Divides C.
+
+    Returns:
+        (..., count * size), in the dtype of x.
+    """
+    return x.unflatten(-1, (-1, size)).index_select(-2, order).flatten(-2)
+
+
 _SHAPES = ((1, 16), (3, 40), (2, 7), (5, 1), (0, 8), (2, 3, 24), (3, 20000))
 
 
@@ -121,9 +136,22 @@ def _embedding_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     yield torch.randn(9, 20).to(dtype)[:, 2:7], torch.randint(0, 9, (2, 3))
 
 
+def _take_pieces_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for shape, size in (((3, 24), 4), ((1, 5), 1), ((2, 3, 12), 6), ((0, 8), 2)):
+        x = torch.randn(shape).to(dtype)
+        yield x, torch.randperm(shape[-1] // size), size
+    yield torch.randn(4, 20).to(dtype)[:, 2:14], torch.tensor([2, 0]), 3
+
+
 add = Op("add", reference=_add, samples=_add_samples)
 scale = Op("scale", reference=_scale, samples=_scale_samples)
 widen = Op("widen", reference=_widen, samples=_widen_samples)
 activate = Op("activate", reference=_activate, samples=_activate_samples)
 sigmoid_gate = Op("sigmoid_gate", reference=_sigmoid_gate, samples=_pairs)
+take_pieces = Op("take_pieces", reference=_take_pieces, samples=_take_pieces_samples)
 embedding = Op("embedding", reference=_embedding, samples=_embedding_samples)
+
+
+def dense(x: Tensor) -> Tensor:
+    """Its numbers side by side: itself, or a copy that a kernel makes."""
+    return x if x.is_contiguous() else scale(x, 1.0)

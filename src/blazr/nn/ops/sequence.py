@@ -8,23 +8,54 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from blazr.nn.kernels.recording import part
 from blazr.nn.kernels.resolve import resolve
-from blazr.nn.kernels.steps import Mamba2Memory, Mamba2Weights, Pages, Rotation, StepTable
+from blazr.nn.kernels.steps import (
+    Carried,
+    DeltaRows,
+    DeltaWeights,
+    Filter,
+    GatedNorm,
+    GateOrder,
+    Mamba1Rows,
+    Mamba1Weights,
+    Mamba2Memory,
+    Mamba2Weights,
+    Mamba3Memory,
+    Mamba3Rows,
+    Mamba3Weights,
+    Pages,
+    Rotation,
+    StepTable,
+)
 
 __all__ = [
+    "Carried",
+    "DeltaRows",
+    "DeltaWeights",
+    "Filter",
+    "GateOrder",
+    "GatedNorm",
+    "Mamba1Rows",
+    "Mamba1Weights",
     "Mamba2Memory",
     "Mamba2Weights",
+    "Mamba3Memory",
+    "Mamba3Rows",
+    "Mamba3Weights",
     "Pages",
+    "Recurrences",
     "Rotation",
     "StepTable",
     "attention_kernel",
     "mamba2_kernel",
     "part",
+    "recurrences",
     "store_kernel",
 ]
 
@@ -32,6 +63,39 @@ __all__ = [
 Mamba2Step = Callable[[Tensor, Mamba2Weights, Mamba2Memory, StepTable], Tensor]
 Store = Callable[[Tensor, Tensor, Tensor, Rotation, Tensor, Tensor], Tensor]
 PagedAttention = Callable[[Tensor, Pages, StepTable], Tensor]
+
+
+class Convolve(Protocol):
+    """A causal convolution with SiLU behind it, or between two gates and without: (T, channels)."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        how: Filter,
+        window: Carried,
+        table: StepTable,
+        gates: tuple[Tensor, Tensor] | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Run it; the window holds the last K - 1 inputs, behind the first gate."""
+
+
+class Recurrences(NamedTuple):
+    """Kernels of mixers that carry a state, over packed sequences. All write what is carried.
+
+    Args:
+        convolve: See `Convolve`.
+        mamba1: Mamba-1's recurrence and gate, (T, inner).
+        mamba3: Mamba-3's recurrence, (T, H * width).
+        gated_delta: The gated delta rule, norm and gate, (T, H * P).
+        gated_norm: Of x and its gate, (T, C) each.
+    """
+
+    convolve: Convolve
+    mamba1: Callable[[Mamba1Rows, Mamba1Weights, Carried, StepTable], Tensor]
+    mamba3: Callable[[Mamba3Rows, Mamba3Weights, Mamba3Memory, StepTable], Tensor]
+    gated_delta: Callable[[DeltaRows, DeltaWeights, Carried, StepTable], Tensor]
+    gated_norm: Callable[[Tensor, Tensor, GatedNorm], Tensor]
 
 
 @cache
@@ -42,6 +106,13 @@ def mamba2_kernel(device: str, dtype: torch.dtype) -> Mamba2Step | None:
     takes, (T, H * P); checkpoints and logs are written.
     """
     return resolve("mamba2", device, dtype)
+
+
+@cache
+def recurrences(device: str, dtype: torch.dtype) -> Recurrences | None:
+    """They, or None without kernels."""
+    found = [resolve(name, device, dtype) for name in Recurrences._fields]
+    return None if None in found else Recurrences(*found)  # type: ignore[arg-type]  # as said
 
 
 @cache

@@ -20,8 +20,9 @@ ISAS = ("avx512", "avx2", "portable")
 
 # Each is ``blazr_NAME(const Struct* call, int threads)``.
 _ENTRIES = (
-    *("linear", "packed_linear", "packed_rows", "rows", "pointwise", "norm", "rotate", "angles"),
-    *("mamba2", "attention"),
+    *("linear", "packed_linear", "packed_rows", "rows", "pieces", "pointwise"),
+    *("norm", "rotate", "angles", "attention"),
+    *("mamba2", "convolution", "mamba1", "mamba3", "gated_delta", "gated_rows"),
 )
 
 _POINTER, _INT64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int

@@ -32,6 +32,15 @@ class _Rows(ctypes.Structure):
     _fields_ = (*fields(ctypes.c_void_p, "w ids y"), *fields(ctypes.c_int64, "m bytes stride"))
 
 
+class _Pieces(ctypes.Structure):
+    """``Pieces`` of kernels.hpp."""
+
+    _fields_ = (
+        *fields(ctypes.c_void_p, "x order out"),
+        *fields(ctypes.c_int64, "m count bytes x_stride"),
+    )
+
+
 def add(a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
     """See ``blazr.nn.ops.pointwise.add``."""
     return _call(_ADD, a, b, scale=scale)
@@ -78,6 +87,23 @@ def embedding(weight: Tensor, ids: Tensor) -> Tensor:
         weight.stride(0) * size,
     )
     run("rows", call)
+    return out
+
+
+def take_pieces(x: Tensor, order: Tensor, size: int) -> Tensor:
+    """See ``blazr.nn.ops.pointwise.take_pieces``."""
+    rows, bytes_each = _rows(x), x.element_size()
+    out = torch.empty(*x.shape[:-1], len(order) * size, dtype=x.dtype)
+    call = _Pieces(
+        rows.data_ptr(),
+        order.data_ptr(),
+        out.data_ptr(),
+        len(rows),
+        len(order),
+        size * bytes_each,
+        rows.stride(0) * bytes_each,
+    )
+    run("pieces", call)
     return out
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from blazr.nn.kernels.cpu.compiled import DTYPES, fields, run
+from blazr.nn.kernels.cpu.recurrent import ORDERS
 from blazr.nn.kernels.steps import Mamba2Memory, Mamba2Weights, Pages, StepTable
 
 _POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -18,10 +19,10 @@ class _Mamba2(ctypes.Structure):
 
     _fields_ = (
         *fields(_POINTER, "proj post y dt out"),
-        *fields(_POINTER, "conv_weight conv_bias dt_bias a d norm_weight"),
+        *fields(_POINTER, "conv_weight conv_bias dt_bias a d norm_weight multipliers"),
         *fields(_POINTER, "states conv_states log_raw log_xb log_dt spans checkpoints"),
         *fields(_INT64, "num_spans num_tokens longest heads head_dim state_size groups taps"),
-        *fields(_INT64, "state_stride conv_state_stride dtype"),
+        *fields(_INT64, "state_stride conv_state_stride dtype norm norm_groups"),
         *fields(_FLOAT, "dt_min dt_max eps"),
     )
 
@@ -40,7 +41,7 @@ class _Attention(ctypes.Structure):
 
 def mamba2(proj: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: StepTable) -> Tensor:
     """See ``blazr.nn.ops.sequence.mamba2``."""
-    tokens, heads = len(proj), weights.heads
+    tokens, heads, norm = len(proj), weights.heads, weights.norm
     conv, inner = weights.conv_bias.shape[0], heads * weights.head_dim
     post, out = proj.new_empty(tokens, conv), proj.new_empty(tokens, inner)
     y = torch.empty(tokens, inner + heads)  # the second part holds the step sizes
@@ -55,7 +56,8 @@ def mamba2(proj: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: St
         weights.dt_bias.data_ptr(),
         weights.a.data_ptr(),
         weights.d.data_ptr(),
-        weights.norm.data_ptr(),
+        None if norm.weight is None else norm.weight.data_ptr(),
+        None if weights.multipliers is None else weights.multipliers.data_ptr(),
         memory.states.data_ptr(),
         memory.conv_states.data_ptr(),
         memory.log_raw.data_ptr(),
@@ -74,9 +76,11 @@ def mamba2(proj: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: St
         memory.states.stride(0),
         memory.conv_states.stride(0),
         DTYPES[proj.dtype],
+        ORDERS.index(norm.order),
+        norm.groups,
         weights.dt_min,
         weights.dt_max,
-        weights.eps,
+        norm.eps,
     )
     run("mamba2", call)
     return out

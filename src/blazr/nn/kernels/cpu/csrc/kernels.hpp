@@ -79,6 +79,14 @@ struct Rows {
   int64_t m, bytes, stride;
 };
 
+// Rows in another order: piece i of a row is piece order[i] of x's, all of one size.
+struct Pieces {
+  const void* x;
+  const int64_t* order;
+  void* out;  // dense
+  int64_t m, count, bytes, x_stride;  // rows; pieces of a row; of a piece; from row to row, bytes
+};
+
 // Fills one row of call.x.
 using Quantize = void (*)(const PackedLinear& call, int64_t row);
 
@@ -108,10 +116,13 @@ struct Checkpoint {
   int64_t distance, slot;
 };
 
+// How a recurrence's output is gated and normalised (see gated_norm.hpp).
+enum GatedNorm : int { kGateFirst, kNormFirst, kNormSigmoid, kGateOnly };
+
 // The Mamba-2 mixer between its projections (see mamba2.hpp). Numbers without a type here are in
 // the dtype of proj.
 struct Mamba2 {
-  const void* proj;          // (T, inner + conv + heads)
+  void* proj;                // (T, inner + conv + heads); multiplied in place
   void* post;                // (T, conv), room
   float* y;                  // (T, inner), room
   float* dt;                 // (T, heads), room
@@ -122,6 +133,7 @@ struct Mamba2 {
   const float* a;            // (heads), negative
   const float* d;            // (heads)
   const float* norm_weight;  // (inner)
+  const float* multipliers;  // (inner + conv + heads), of proj, or null
   float* states;             // (slots, heads, head_dim, state_size)
   void* conv_states;         // (slots, taps - 1, conv)
   void* log_raw;             // (runs, 64, conv)
@@ -132,7 +144,7 @@ struct Mamba2 {
   int64_t num_spans, num_tokens, longest;
   int64_t heads, head_dim, state_size, groups, taps;
   int64_t state_stride, conv_state_stride;  // numbers from one slot to the next
-  int64_t dtype;
+  int64_t dtype, norm, norm_groups;
   float dt_min, dt_max, eps;
 
   int64_t inner() const { return heads * head_dim; }
@@ -145,6 +157,7 @@ struct Mamba2 {
 inline constexpr int64_t kMaxTaps = 8, kMaxHeadDim = 128, kMaxStateSize = 256, kHeadsTogether = 4;
 
 struct Mamba2Parts {
+  void (*multiply)(const Mamba2& call, int64_t token);
   // Rows [t0, t1) of a sequence.
   void (*convolve)(const Mamba2& call, const Span& span, int64_t t0, int64_t t1);
   // Heads [h0, h1) of a sequence, at most kHeadsTogether, of one group.
@@ -152,6 +165,125 @@ struct Mamba2Parts {
   void (*finish)(const Mamba2& call, int64_t token);
   void (*remember)(const Mamba2& call, const Span& span);
 };
+
+// A tensor that sequences carry along: as it was at grid edges, and as it stands.
+struct Carried {
+  void* kept;     // (slots, ...)
+  void* working;  // (runs, ...)
+  int64_t kept_stride, working_stride;  // numbers from one to the next
+};
+
+// The sequences of a step.
+struct Sequences {
+  const Span* spans;
+  const Checkpoint* checkpoints;
+  int64_t num_spans, num_tokens, longest;
+};
+
+// A causal convolution (see convolution.hpp); gates lie as x does.
+struct Convolution {
+  const void* x;         // (T, channels)
+  const void* in_gate;   // x is multiplied with it; or null
+  const void* out_gate;  // the result is; or null
+  void* out;             // (T, channels)
+  const float* weight;   // (taps, channels)
+  const float* bias;     // (channels)
+  Carried window;        // (taps - 1, channels)
+  Sequences sequences;
+  int64_t channels, taps, dtype, silu;
+  int64_t x_stride, out_stride, window_stride;  // numbers from row to row
+};
+
+struct ConvolutionParts {
+  // Rows [t0, t1) of a sequence.
+  void (*convolve)(const Convolution& call, const Span& span, int64_t t0, int64_t t1);
+  void (*remember)(const Convolution& call, const Span& span);
+};
+
+// The recurrence of Mamba-1, and its gate (see mamba1.hpp).
+struct Mamba1 {
+  const void* u;     // (T, inner)
+  const void* dt;    // (T, inner), before softplus
+  const void* b;     // (T, state_size)
+  const void* c;     // (T, state_size)
+  const void* gate;  // (T, inner)
+  void* out;         // (T, inner)
+  const float* a;    // (inner, state_size)
+  const float* d;    // (inner)
+  Carried state;     // (inner, state_size), float32
+  Sequences sequences;
+  int64_t inner, state_size, dtype;
+  int64_t b_stride, c_stride, gate_stride;  // numbers from row to row
+  float limit;                              // of a number of the state, or 0
+};
+
+// Channels [c0, c1) of a sequence, at most kChannelsTogether.
+using Mamba1Part = void (*)(const Mamba1& call, const Span& span, int64_t c0, int64_t c1);
+inline constexpr int64_t kChannelsTogether = 16;
+
+// Mamba-3's recurrence (see mamba3.hpp).
+struct Mamba3 {
+  const void* x;        // (T, heads, width)
+  const void* b;        // (T, groups, state_size)
+  const void* c;        // (T, groups, state_size)
+  const void* dt;       // (T, heads), before softplus
+  const void* mix;      // (T, heads), before the sigmoid
+  const void* theta;    // (T, heads, state_size / 2), or null
+  void* out;            // (T, heads, width)
+  const float* norm;    // (state_size)
+  const float* b_bias;  // (heads, state_size)
+  const float* c_bias;  // (heads, state_size)
+  const float* dt_bias; // (heads)
+  const float* a;       // (heads), negative
+  const float* d;       // (heads)
+  // float32: (heads, width, state_size), (heads, width), (heads, state_size), (heads, state_size / 2)
+  Carried state, x_before, b_before, angle;
+  Sequences sequences;
+  int64_t heads, groups, width, state_size, dtype, silu;
+  int64_t x_stride, map_stride, dt_stride;  // numbers from row to row
+  float eps, dt_min, dt_max;
+};
+
+inline constexpr int64_t kMaxWidth = 1024;
+
+// One head of a sequence.
+using Mamba3Part = void (*)(const Mamba3& call, const Span& span, int64_t head);
+
+// The gated delta rule and its gated norm (see gated_delta.hpp).
+struct GatedDelta {
+  const void* q;             // (T, key_heads, key_dim)
+  const void* k;             // (T, key_heads, key_dim)
+  const void* v;             // (T, heads, value_dim)
+  const void* decay;         // (T, heads, decays), before softplus
+  const void* beta;          // (T, heads), before the sigmoid
+  const void* gate;          // (T, heads, value_dim)
+  void* out;                 // (T, heads, value_dim)
+  const float* dt_bias;      // (heads, decays)
+  const float* a;            // (heads), negative
+  const float* norm_weight;  // (value_dim)
+  Carried state;             // (heads, key_dim, value_dim), float32
+  Sequences sequences;
+  int64_t heads, key_heads, key_dim, value_dim, decays, tiled, norm, dtype;
+  int64_t qkv_stride, decay_stride, beta_stride, gate_stride;  // numbers from row to row
+  float eps;
+};
+
+// One value head of a sequence.
+using GatedDeltaPart = void (*)(const GatedDelta& call, const Span& span, int64_t head);
+
+// A gated norm by itself.
+struct GatedRows {
+  const void* x;        // (m, n)
+  const void* gate;     // (m, n), rows gate_stride numbers apart
+  const float* weight;  // (n)
+  void* out;            // (m, n)
+  int64_t m, n, groups, norm, gate_stride, dtype;
+  float eps;
+};
+
+// Row m.
+using GatedRowsPart = void (*)(const GatedRows& call, int64_t m);
+inline constexpr int64_t kMaxGated = 1 << 15;
 
 // Attention over pages (see attention.hpp).
 struct Attention {
@@ -257,6 +389,11 @@ struct Kernels {
   Finish finish[kNumDtypes];
   PackedKernel packed[kNumPackings];
   Mamba2Parts mamba2[kNumDtypes];
+  ConvolutionParts convolution[kNumDtypes];
+  Mamba1Part mamba1[kNumDtypes];
+  Mamba3Part mamba3[kNumDtypes];
+  GatedDeltaPart gated_delta[kNumDtypes];
+  GatedRowsPart gated_rows[kNumDtypes];
   AttentionPart attention[kNumDtypes];
   NormPart norm[kNumDtypes];
   RotaryPart rotate[kNumDtypes];

@@ -14,16 +14,28 @@ namespace {
 // Sixteen lanes; a processor with narrower registers takes several.
 using Lanes = float __attribute__((vector_size(64)));
 
-inline Lanes load16(const float* p) {
+[[gnu::always_inline]] inline Lanes load16(const float* p) {
   Lanes v;
   memcpy(&v, p, sizeof v);
   return v;
 }
-inline void store16(float* p, Lanes v) { memcpy(p, &v, sizeof v); }
+[[gnu::always_inline]] inline void store16(float* p, Lanes v) { memcpy(p, &v, sizeof v); }
+
+// The same of a row with `left` numbers left; there are zeros behind them.
+[[gnu::always_inline]] inline Lanes load_some(const float* p, int64_t left) {
+  if (left >= 16) return load16(p);
+  Lanes v{};
+  memcpy(&v, p, size_t(left) * sizeof(float));
+  return v;
+}
+[[gnu::always_inline]] inline void store_some(float* p, int64_t left, Lanes v) {
+  if (left >= 16) return store16(p, v);
+  memcpy(p, &v, size_t(left) * sizeof(float));
+}
 
 // a * b + c. Rounded once where the processor can; never left to the compiler, which might fuse in
 // one place and not in another.
-inline Lanes fma16(Lanes a, Lanes b, Lanes c) {
+[[gnu::always_inline]] inline Lanes fma16(Lanes a, Lanes b, Lanes c) {
 #if defined(__AVX512F__)
   return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
@@ -43,12 +55,12 @@ inline Lanes fma16(Lanes a, Lanes b, Lanes c) {
 #endif
 }
 
-inline Lanes all16(float x) { return x - Lanes{}; }
+[[gnu::always_inline]] inline Lanes all16(float x) { return x - Lanes{}; }
 
 using Lane = int32_t __attribute__((vector_size(64)));
 
 // The sums of four vectors; lanes are added at distance 8, 4, 2, 1.
-inline void sum4(const Lanes* v, float* out) {
+[[gnu::always_inline]] inline void sum4(const Lanes* v, float* out) {
   const Lane low8{0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
       high8{8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31},
       low4{0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27},
@@ -60,16 +72,57 @@ inline void sum4(const Lanes* v, float* out) {
   for (int q = 0; q < 4; q++) out[q] = (f[4 * q] + f[4 * q + 2]) + (f[4 * q + 1] + f[4 * q + 3]);
 }
 
-inline float sum16(Lanes v) {
+[[gnu::always_inline]] inline float sum16(Lanes v) {
   const Lanes four[4] = {v, v, v, v};
   float out[4];
   sum4(four, out);
   return out[0];
 }
 
+// exp_approx of each lane.
+[[gnu::always_inline]] inline Lanes exp16(Lanes x) {
+  const Lanes low = all16(-87.0f), high = all16(88.0f), magic = all16(0x1.8p23f);
+  x = x < low ? low : x;
+  x = x > high ? high : x;
+  const Lanes shifted = x * 1.44269504f + magic, n = shifted - magic;
+  const Lanes r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Lanes p = fma16(all16(1.0f / 5040), r, all16(1.0f / 720));
+  p = fma16(p, r, all16(1.0f / 120));
+  p = fma16(p, r, all16(1.0f / 24));
+  p = fma16(p, r, all16(1.0f / 6));
+  p = fma16(p, r, all16(0.5f));
+  p = fma16(p, r, all16(1.0f));
+  p = fma16(p, r, all16(1.0f));
+  return p * (Lanes)(((Lane)shifted - (Lane)magic + 127) << 23);
+}
+
+// Cosine and sine, to about 2 units in the last place of the angle: that less its nearest multiple of
+// pi / 2, in three parts, goes into the polynomials of Moshier's Cephes.
+inline void cos_sin16(Lanes x, float* cos, float* sin) {
+  const Lanes magic = all16(0x1.8p23f), shifted = x * 0.636619772f + magic, turns = magic - shifted;
+  Lanes r = fma16(turns, all16(1.5703125f), x);
+  r = fma16(turns, all16(4.837512969970703125e-4f), r);
+  r = fma16(turns, all16(7.54978995489188216e-8f), r);
+  const Lanes far = all16(0.8f);  // more than pi / 4: angles that float32 cannot tell apart
+  r = r > far ? far : r;
+  r = r < -far ? -far : r;
+  const Lanes z = r * r;
+  Lanes s = fma16(all16(-1.9515295891e-4f), z, all16(8.3321608736e-3f));
+  s = fma16(s, z, all16(-1.6666654611e-1f));
+  s = fma16(s * z, r, r);
+  Lanes c = fma16(all16(2.443315711809948e-5f), z, all16(-1.388731625493765e-3f));
+  c = fma16(c, z, all16(4.166664568298827e-2f));
+  c = fma16(c * z, z, fma16(all16(-0.5f), z, all16(1.0f)));
+  const Lane quarter = (Lane)shifted;  // its low bits are the multiple's
+  const auto swap = (quarter & 1) != 0;
+  const Lane sine = swap ? (Lane)c : (Lane)s, cosine = swap ? (Lane)s : (Lane)c;
+  store16(sin, (Lanes)(sine ^ ((quarter & 2) << 30)));
+  store16(cos, (Lanes)(cosine ^ (((quarter + 1) & 2) << 30)));
+}
+
 // Numbers of any format to floats, with zeros up to `room`.
 template <class T>
-inline void widen(const T* from, int64_t n, int64_t room, float* to) {
+[[gnu::always_inline]] inline void widen(const T* from, int64_t n, int64_t room, float* to) {
   for (int64_t i = 0; i < n; i++) to[i] = to_float(from[i]);
   for (int64_t i = n; i < room; i++) to[i] = 0;
 }

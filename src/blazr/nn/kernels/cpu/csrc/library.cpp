@@ -74,6 +74,18 @@ void parallel_for(int64_t num_parts, int threads, const Body& body) {
     run(&work);
 }
 
+// Call body(span, t0, t1) for strips of rows of every sequence.
+template <class Body>
+void in_strips(const Span* spans, int64_t num_spans, int64_t longest, int threads, const Body& body) {
+  constexpr int64_t kRows = 16;
+  const int64_t strips = (longest + kRows - 1) / kRows;
+  parallel_for(num_spans * strips, threads, [&](int64_t i) {
+    const Span& span = spans[i / strips];
+    const int64_t t0 = i % strips * kRows, t1 = t0 + kRows;
+    body(span, t0, t1 < span.length ? t1 : span.length);
+  });
+}
+
 int64_t clamp(int64_t value, int64_t low, int64_t high) {
   return value < low ? low : value > high ? high : value;
 }
@@ -192,13 +204,10 @@ void blazr_packed_rows(const PackedRows* given, int threads) {
 void blazr_mamba2(const Mamba2* call, int threads) {
   const Mamba2Parts& parts = kernels->mamba2[call->dtype];
   const int few = call->num_tokens > 8 ? threads : 1;
-  constexpr int64_t kRows = 16;
-  const int64_t strips = (call->longest + kRows - 1) / kRows;
-  parallel_for(call->num_spans * strips, few, [&](int64_t i) {
-    const Span& span = call->spans[i / strips];
-    const int64_t t0 = i % strips * kRows, t1 = t0 + kRows;
-    parts.convolve(*call, span, t0, t1 < span.length ? t1 : span.length);
-  });
+  if (call->multipliers)
+    parallel_for(call->num_tokens, few, [&](int64_t token) { parts.multiply(*call, token); });
+  in_strips(call->spans, call->num_spans, call->longest, few,
+            [&](const Span& span, int64_t t0, int64_t t1) { parts.convolve(*call, span, t0, t1); });
   const int64_t group = call->heads / call->groups;
   const int64_t blocks = (group + kHeadsTogether - 1) / kHeadsTogether;
   parallel_for(call->num_spans * call->groups * blocks, threads, [&](int64_t i) {
@@ -209,6 +218,44 @@ void blazr_mamba2(const Mamba2* call, int threads) {
   });
   parallel_for(call->num_tokens, few, [&](int64_t token) { parts.finish(*call, token); });
   parallel_for(call->num_spans, few, [&](int64_t i) { parts.remember(*call, call->spans[i]); });
+}
+
+void blazr_convolution(const Convolution* call, int threads) {
+  const ConvolutionParts& parts = kernels->convolution[call->dtype];
+  const Sequences& all = call->sequences;
+  const int few = all.num_tokens > 8 ? threads : 1;
+  in_strips(all.spans, all.num_spans, all.longest, few,
+            [&](const Span& span, int64_t t0, int64_t t1) { parts.convolve(*call, span, t0, t1); });
+  parallel_for(all.num_spans, few, [&](int64_t i) { parts.remember(*call, all.spans[i]); });
+}
+
+void blazr_mamba1(const Mamba1* call, int threads) {
+  const Mamba1Part part = kernels->mamba1[call->dtype];
+  const int64_t blocks = (call->inner + kChannelsTogether - 1) / kChannelsTogether;
+  parallel_for(call->sequences.num_spans * blocks, threads, [&](int64_t i) {
+    const int64_t c0 = i % blocks * kChannelsTogether, c1 = c0 + kChannelsTogether;
+    part(*call, call->sequences.spans[i / blocks], c0, c1 < call->inner ? c1 : call->inner);
+  });
+}
+
+void blazr_mamba3(const Mamba3* call, int threads) {
+  const Mamba3Part part = kernels->mamba3[call->dtype];
+  parallel_for(call->sequences.num_spans * call->heads, threads, [&](int64_t i) {
+    part(*call, call->sequences.spans[i / call->heads], i % call->heads);
+  });
+}
+
+void blazr_gated_delta(const GatedDelta* call, int threads) {
+  const GatedDeltaPart part = kernels->gated_delta[call->dtype];
+  parallel_for(call->sequences.num_spans * call->heads, threads, [&](int64_t i) {
+    part(*call, call->sequences.spans[i / call->heads], i % call->heads);
+  });
+}
+
+void blazr_gated_rows(const GatedRows* call, int threads) {
+  const GatedRowsPart part = kernels->gated_rows[call->dtype];
+  parallel_for(call->m, call->m * call->n < kSmallWork ? 1 : threads,
+               [&](int64_t m) { part(*call, m); });
 }
 
 void blazr_attention(const Attention* call, int threads) {
@@ -272,6 +319,16 @@ void blazr_angles(const Angles* call, int threads) {
       cosine[i] = float(cos(double(angle))) * call->factor;
       sine[i] = float(sin(double(angle))) * call->factor;
     }
+  });
+}
+
+void blazr_pieces(const Pieces* call, int threads) {
+  const int few = call->m * call->count * call->bytes < kSmallWork ? 1 : threads;
+  parallel_for(call->m, few, [&](int64_t row) {
+    const char* x = static_cast<const char*>(call->x) + row * call->x_stride;
+    char* out = static_cast<char*>(call->out) + row * call->count * call->bytes;
+    for (int64_t i = 0; i < call->count; i++)
+      memcpy(out + i * call->bytes, x + call->order[i] * call->bytes, size_t(call->bytes));
   });
 }
 

@@ -14,8 +14,8 @@
 //   logs    (runs, GRID, ...)       proj's x B C; post's x B; dt in float32
 #pragma once
 
-#include <math.h>
-
+#include "convolution.hpp"
+#include "gated_norm.hpp"
 #include "kernels.hpp"
 #include "lanes.hpp"
 #include "types.hpp"
@@ -39,31 +39,25 @@ struct Mamba2Of {
     }
   };
 
+  static void multiply(const Mamba2& call, int64_t token) {
+    T* row = (T*)call.proj + token * call.ld_proj();
+    for (int64_t i = 0; i < call.ld_proj(); i++)
+      round_to(to_float(row[i]) * call.multipliers[i], row[i]);
+  }
+
   // Rows [t0, t1) of one sequence: convolution, SiLU, and step sizes.
   static void convolve(const Mamba2& call, const Span& span, int64_t t0, int64_t t1) {
     const int64_t conv = call.conv(), taps = call.taps;
     const Before before{call, span};
     for (int64_t t = t0; t < t1; t++) {
-      const T* rows[kMaxTaps];
+      const T *rows[kMaxTaps], *gates[kMaxTaps]{};
       for (int64_t j = 0; j < taps; j++) rows[j] = before(t + 1 - taps + j);
-      T* post = (T*)call.post + (span.first + t) * conv;
-      constexpr int64_t kBlock = 256;
-      for (int64_t c0 = 0; c0 < conv; c0 += kBlock) {
-        const int64_t n = smaller(kBlock, conv - c0);
-        float sums[kBlock];
-        for (int64_t c = 0; c < n; c++) sums[c] = call.conv_bias[c0 + c];
-        for (int64_t j = 0; j < taps; j++) {
-          const T* row = rows[j] + c0;
-          const float* weight = call.conv_weight + j * conv + c0;
-          for (int64_t c = 0; c < n; c++) sums[c] += weight[c] * to_float(row[c]);
-        }
-        for (int64_t c = 0; c < n; c++) round_to(silu(sums[c]), post[c0 + c]);
-      }
+      convolve_row(rows, gates, call.conv_weight, call.conv_bias, taps, conv, true,
+                   (T*)call.post + (span.first + t) * conv);
       const T* raw = (const T*)call.proj + (span.first + t + 1) * call.ld_proj() - call.heads;
       float* dt = call.dt + (span.first + t) * call.heads;
       for (int64_t h = 0; h < call.heads; h++) {
-        const float wide = to_float(raw[h]) + call.dt_bias[h];
-        const float step = wide > 20.0f ? wide : log1pf(expf(wide));
+        const float step = softplus(to_float(raw[h]) + call.dt_bias[h]);
         dt[h] = step < call.dt_min ? call.dt_min : step > call.dt_max ? call.dt_max : step;
       }
     }
@@ -255,11 +249,8 @@ struct Mamba2Of {
   static void finish(const Mamba2& call, int64_t token) {
     const int64_t inner = call.inner();
     const T* z = (const T*)call.proj + token * call.ld_proj();
-    float* y = call.y + token * inner;
-    T* out = (T*)call.out + token * inner;
-    for (int64_t i = 0; i < inner; i++) y[i] *= silu(to_float(z[i]));
-    const float scale = 1.0f / sqrtf(mean_square(y, inner) + call.eps);
-    for (int64_t i = 0; i < inner; i++) round_to(y[i] * scale * call.norm_weight[i], out[i]);
+    gated_norm(call.norm, call.norm_groups, inner, call.eps, z, call.norm_weight,
+               call.y + token * inner, (T*)call.out + token * inner);
   }
 
   // Write the convolution's checkpoints, then log the rows after the last grid edge.

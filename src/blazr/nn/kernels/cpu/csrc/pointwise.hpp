@@ -29,7 +29,7 @@ inline float activated(float x) {
     return 0.5f * x * (1.0f + tanh_approx(0.79788456f * (x + 0.044715f * x * x * x)));
   if constexpr (kKind == kRelu) return x < 0 ? 0.0f : x;
   if constexpr (kKind == kRelu2) return x < 0 ? 0.0f : x * x;
-  return 1.0f / (1.0f + exp_approx(-x));  // kSigmoid
+  return sigmoid(x);  // kSigmoid
 }
 
 template <class T>

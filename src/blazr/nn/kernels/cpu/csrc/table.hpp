@@ -4,7 +4,11 @@
 #include <utility>
 
 #include "attention.hpp"
+#include "convolution.hpp"
+#include "gated_delta.hpp"
+#include "mamba1.hpp"
 #include "mamba2.hpp"
+#include "mamba3.hpp"
 #include "matmul.hpp"
 #include "matmul_q.hpp"
 #include "pointwise.hpp"
@@ -15,7 +19,12 @@ namespace {
 template <class T>
 constexpr Mamba2Parts mamba2_parts() {
   using Of = Mamba2Of<T>;
-  return {Of::convolve, Of::recur, Of::finish, Of::remember};
+  return {Of::multiply, Of::convolve, Of::recur, Of::finish, Of::remember};
+}
+
+template <class T>
+constexpr ConvolutionParts convolution_parts() {
+  return {ConvolutionOf<T>::convolve, ConvolutionOf<T>::remember};
 }
 
 constexpr std::make_integer_sequence<int, kNumPackings> kAllPackings;
@@ -28,6 +37,11 @@ constexpr Kernels kernels_of(std::integer_sequence<int, kPackings...>) {
       .finish = {finish_packed<bf16>, finish_packed<f16>, finish_packed<float>},
       .packed = {packed_kernel<Int8<Isa>, kPackings>()...},
       .mamba2 = {mamba2_parts<bf16>(), mamba2_parts<f16>(), mamba2_parts<float>()},
+      .convolution = {convolution_parts<bf16>(), convolution_parts<f16>(), convolution_parts<float>()},
+      .mamba1 = {Mamba1Of<bf16>::scan, Mamba1Of<f16>::scan, Mamba1Of<float>::scan},
+      .mamba3 = {Mamba3Of<bf16>::recur, Mamba3Of<f16>::recur, Mamba3Of<float>::recur},
+      .gated_delta = {GatedDeltaOf<bf16>::recur, GatedDeltaOf<f16>::recur, GatedDeltaOf<float>::recur},
+      .gated_rows = {gated_row<bf16>, gated_row<f16>, gated_row<float>},
       .attention = {AttentionOf<bf16>::attend, AttentionOf<f16>::attend, AttentionOf<float>::attend},
       .norm = {RowParts<bf16>::norm, RowParts<f16>::norm, RowParts<float>::norm},
       .rotate = {RowParts<bf16>::rotate, RowParts<f16>::rotate, RowParts<float>::rotate},

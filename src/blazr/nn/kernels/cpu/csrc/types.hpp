@@ -3,6 +3,8 @@
 // This header is compiled once for each instruction set, so everything in it has internal linkage
 // (an unnamed namespace): a function compiled for AVX-512 must never be the one that the linker
 // keeps for a processor without it. For the same reason no kernel calls into the C++ library.
+// What loops call for each number is inlined by order: only then are they turned into vector code,
+// and compilers give up on that in files as large as these become.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +21,7 @@ struct f16 {
 };
 
 template <class To, class From>
-inline To bits_as(From from) {
+[[gnu::always_inline]] inline To bits_as(From from) {
   static_assert(sizeof(To) == sizeof(From));
   To to;
   memcpy(&to, &from, sizeof to);
@@ -30,11 +32,11 @@ inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
-inline float to_float(float x) { return x; }
+[[gnu::always_inline]] inline float to_float(float x) { return x; }
 
-inline float to_float(bf16 x) { return bits_as<float>(uint32_t(x.bits) << 16); }
+[[gnu::always_inline]] inline float to_float(bf16 x) { return bits_as<float>(uint32_t(x.bits) << 16); }
 
-inline float to_float(f16 x) {
+[[gnu::always_inline]] inline float to_float(f16 x) {
   const uint32_t magnitude = x.bits & 0x7fff, sign = uint32_t(x.bits & 0x8000) << 16;
   // the exponent is rebiased by a product, which also normalises subnormals
   uint32_t wide = bits_as<uint32_t>(bits_as<float>(magnitude << 13) * 0x1p112f);
@@ -43,15 +45,15 @@ inline float to_float(f16 x) {
 }
 
 // Round to the nearest, ties to even; NaN stays NaN.
-inline void round_to(float x, float& out) { out = x; }
+[[gnu::always_inline]] inline void round_to(float x, float& out) { out = x; }
 
-inline void round_to(float x, bf16& out) {
+[[gnu::always_inline]] inline void round_to(float x, bf16& out) {
   const uint32_t u = bits_as<uint32_t>(x);
   const uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
   out.bits = uint16_t((u & 0x7fffffff) > 0x7f800000 ? (u >> 16) | 0x40 : rounded);
 }
 
-inline void round_to(float x, f16& out) {
+[[gnu::always_inline]] inline void round_to(float x, f16& out) {
   const uint32_t u = bits_as<uint32_t>(x), sign = (u >> 16) & 0x8000, magnitude = u & 0x7fffffff;
   uint32_t half;
   if (magnitude > 0x7f800000) {
@@ -68,7 +70,7 @@ inline void round_to(float x, f16& out) {
 }
 
 // exp to about 2 units in the last place, in steps a compiler turns into vector code.
-inline float exp_approx(float x) {
+[[gnu::always_inline]] inline float exp_approx(float x) {
   x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
   const float magic = 0x1.8p23f;  // adding it leaves the nearest integer in the low bits
   const float shifted = x * 1.44269504f + magic;
@@ -86,7 +88,23 @@ inline float exp_approx(float x) {
   return p * bits_as<float>(exponent);
 }
 
-inline float silu(float x) { return x / (1.0f + exp_approx(-x)); }
+// log(1 + exp(x)); log(1 + u) = 2 artanh(u / (2 + u)), whose series is short for u up to 1.
+[[gnu::always_inline]] inline float softplus(float x) {
+  const float u = exp_approx(x < 0 ? x : -x), s = u / (2.0f + u), square = s * s;
+  float p = 1.0f / 15;
+  p = p * square + 1.0f / 13;
+  p = p * square + 1.0f / 11;
+  p = p * square + 1.0f / 9;
+  p = p * square + 1.0f / 7;
+  p = p * square + 1.0f / 5;
+  p = p * square + 1.0f / 3;
+  p = p * square + 1.0f;
+  return (x < 0 ? 0.0f : x) + 2.0f * s * p;
+}
+
+[[gnu::always_inline]] inline float sigmoid(float x) { return 1.0f / (1.0f + exp_approx(-x)); }
+
+[[gnu::always_inline]] inline float silu(float x) { return x / (1.0f + exp_approx(-x)); }
 
 // Columns [n0, n0 + n) of a row y from their sums: bias, or null; gate by `ups`, or not; rounding.
 template <class T>

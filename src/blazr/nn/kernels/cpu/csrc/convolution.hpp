@@ -1,0 +1,86 @@
+// Causal depthwise convolution over packed sequences, perhaps between two gates.
+//
+//   window   row -3 | row -2 | row -1       the last inputs before this step's, of one sequence
+//   x        row  0 | row  1 | ...          out[t] = bias + sum over j of weight[j] x[t + 1 - taps + j]
+#pragma once
+
+#include "kernels.hpp"
+#include "sequences.hpp"
+#include "types.hpp"
+
+namespace {
+
+// One row of output from `taps` rows; where a row has a gate, their product is rounded first.
+template <class T>
+inline void convolve_row(const T* const* rows, const T* const* gates, const float* weight,
+                         const float* bias, int64_t taps, int64_t channels, bool with_silu, T* out) {
+  constexpr int64_t kBlock = 256;
+  for (int64_t c0 = 0; c0 < channels; c0 += kBlock) {
+    const int64_t n = smaller(kBlock, channels - c0);
+    float sums[kBlock];
+    for (int64_t c = 0; c < n; c++) sums[c] = bias[c0 + c];
+    for (int64_t j = 0; j < taps; j++) {
+      const T *row = rows[j] + c0, *gate = gates[j] ? gates[j] + c0 : nullptr;
+      const float* w = weight + j * channels + c0;
+      T product[kBlock];
+      if (gate) {
+        for (int64_t c = 0; c < n; c++) round_to(to_float(row[c]) * to_float(gate[c]), product[c]);
+        row = product;
+      }
+      for (int64_t c = 0; c < n; c++) sums[c] += w[c] * to_float(row[c]);
+    }
+    if (with_silu)
+      for (int64_t c = 0; c < n; c++) sums[c] = silu(sums[c]);
+    for (int64_t c = 0; c < n; c++) round_to(sums[c], out[c0 + c]);
+  }
+}
+
+template <class T>
+struct ConvolutionOf {
+  // Where the row at distance t from this step's first lies, and its gate.
+  static const T* row(const Convolution& call, const Span& span, int64_t t, const T** gate) {
+    *gate = nullptr;
+    if (t < 0)
+      return standing<T>(call.window, span) + (call.taps - 1 + t) * call.window_stride;
+    const int64_t at = (span.first + t) * call.x_stride;
+    if (call.in_gate) *gate = (const T*)call.in_gate + at;
+    return (const T*)call.x + at;
+  }
+
+  static void convolve(const Convolution& call, const Span& span, int64_t t0, int64_t t1) {
+    for (int64_t t = t0; t < t1; t++) {
+      const T *rows[kMaxTaps], *gates[kMaxTaps];
+      for (int64_t j = 0; j < call.taps; j++)
+        rows[j] = row(call, span, t + 1 - call.taps + j, &gates[j]);
+      T* out = (T*)call.out + (span.first + t) * call.out_stride;
+      convolve_row(rows, gates, call.weight, call.bias, call.taps, call.channels, call.silu, out);
+      if (!call.out_gate) continue;
+      const T* gate = (const T*)call.out_gate + (span.first + t) * call.x_stride;
+      for (int64_t c = 0; c < call.channels; c++)
+        round_to(to_float(out[c]) * to_float(gate[c]), out[c]);
+    }
+  }
+
+  // Rows before the one at this distance, into a window. It may be the one that is read: each row
+  // comes from one behind it.
+  static void write(const Convolution& call, const Span& span, int64_t distance, T* window) {
+    for (int64_t j = 0; j < call.taps - 1; j++) {
+      const T *gate, *from = row(call, span, distance + 1 - call.taps + j, &gate);
+      T* to = window + j * call.window_stride;
+      if (gate)
+        for (int64_t c = 0; c < call.channels; c++)
+          round_to(to_float(from[c]) * to_float(gate[c]), to[c]);
+      else
+        memmove(to, from, size_t(call.channels) * sizeof(T));
+    }
+  }
+
+  static void remember(const Convolution& call, const Span& span) {
+    const Checkpoint* some = call.sequences.checkpoints + span.checkpoints;
+    for (int64_t i = 0; i < span.num_checkpoints; i++)
+      write(call, span, some[i].distance, kept<T>(call.window, some[i].slot));
+    write(call, span, span.length, working<T>(call.window, span));
+  }
+};
+
+}  // namespace

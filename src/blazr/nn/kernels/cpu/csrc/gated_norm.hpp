@@ -1,0 +1,39 @@
+// The last step of a recurrent mixer: its output meets its gate, and is normalised.
+#pragma once
+
+#include <math.h>
+
+#include "kernels.hpp"
+#include "lanes.hpp"
+#include "types.hpp"
+
+namespace {
+
+// y (n) becomes norm(y * silu(gate)), norm(y) times silu or sigmoid of gate, or y * silu(gate), as
+// `kind` says; the mean square is taken over each of `groups` parts. y is used up.
+template <class T>
+inline void gated_norm(int64_t kind, int64_t groups, int64_t n, float eps, const T* gate,
+                       const float* weight, float* y, T* out) {
+  if (kind == kGateFirst || kind == kGateOnly)
+    for (int64_t i = 0; i < n; i++) y[i] *= silu(to_float(gate[i]));
+  if (kind != kGateOnly)
+    for (int64_t low = 0, size = n / groups; low < n; low += size) {
+      const float scale = 1.0f / sqrtf(mean_square(y + low, size) + eps);
+      for (int64_t i = low; i < low + size; i++) y[i] = y[i] * scale * weight[i];
+    }
+  if (kind == kNormFirst)
+    for (int64_t i = 0; i < n; i++) y[i] *= silu(to_float(gate[i]));
+  if (kind == kNormSigmoid)
+    for (int64_t i = 0; i < n; i++) y[i] *= sigmoid(to_float(gate[i]));
+  for (int64_t i = 0; i < n; i++) round_to(y[i], out[i]);
+}
+
+template <class T>
+inline void gated_row(const GatedRows& call, int64_t m) {
+  float y[kMaxGated];
+  widen((const T*)call.x + m * call.n, call.n, call.n, y);
+  gated_norm(call.norm, call.groups, call.n, call.eps, (const T*)call.gate + m * call.gate_stride,
+             call.weight, y, (T*)call.out + m * call.n);
+}
+
+}  // namespace

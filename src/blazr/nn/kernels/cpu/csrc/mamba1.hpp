@@ -1,0 +1,94 @@
+// Mamba-1's recurrence, token by token, and the gate behind it.
+//
+//   h = exp(dt a) h + dt u (outer) b;    y = h . c + d u;    out = y silu(gate)
+//
+// with a decay of its own for each channel and each number of its state.
+#pragma once
+
+#include "kernels.hpp"
+#include "lanes.hpp"
+#include "sequences.hpp"
+#include "types.hpp"
+
+namespace {
+
+template <class T>
+struct Mamba1Of {
+  static constexpr int64_t kTogether = kChannelsTogether, kTokens = 32;
+
+  // Some channels of one sequence; rows of state and maps are padded with zeros to whole vectors.
+  struct Channels {
+    const Mamba1& call;
+    int64_t low, count, wide;
+    float state[kTogether * kMaxStateSize], a[kTogether * kMaxStateSize];
+    float b[kTokens * kMaxStateSize], c[kTokens * kMaxStateSize];
+    float u[kTokens][kTogether]{}, dt[kTokens][kTogether]{}, y[kTokens][kTogether];
+
+    Channels(const Mamba1& call, int64_t c0, int64_t c1)
+        : call(call), low(c0), count(c1 - c0), wide(round_up(call.state_size, 16)) {
+      spread(call.a, a);
+    }
+    void spread(const float* from, float* to) const {
+      memset(to, 0, size_t(kTogether * wide) * sizeof(float));
+      for (int64_t i = 0; i < count; i++)
+        memcpy(to + i * wide, from + (low + i) * call.state_size, size_t(call.state_size) * sizeof(float));
+    }
+    void gather(float* to) const {
+      for (int64_t i = 0; i < count; i++)
+        memcpy(to + (low + i) * call.state_size, state + i * wide, size_t(call.state_size) * sizeof(float));
+    }
+    // Rows [first, first + rows) of the packed batch, at most kTokens.
+    void advance(int64_t first, int64_t rows) {
+      for (int64_t t = 0; t < rows; t++) {
+        const int64_t at = (first + t) * call.inner + low;
+        widen((const T*)call.b + (first + t) * call.b_stride, call.state_size, wide, b + t * wide);
+        widen((const T*)call.c + (first + t) * call.c_stride, call.state_size, wide, c + t * wide);
+        for (int64_t i = 0; i < count; i++) u[t][i] = to_float(((const T*)call.u)[at + i]);
+        for (int64_t i = 0; i < count; i++) dt[t][i] = softplus(to_float(((const T*)call.dt)[at + i]));
+      }
+      for (int64_t i = 0; i < kTogether; i += 4)
+        for (int64_t t = 0; t < rows; t++) step(i, t);
+      for (int64_t t = 0; t < rows; t++) {
+        const T* gate = (const T*)call.gate + (first + t) * call.gate_stride + low;
+        T* out = (T*)call.out + (first + t) * call.inner + low;
+        for (int64_t i = 0; i < count; i++)
+          round_to((y[t][i] + call.d[low + i] * u[t][i]) * silu(to_float(gate[i])), out[i]);
+      }
+    }
+    // Four channels, one token.
+    void step(int64_t i, int64_t t) {
+      const Lanes most = all16(call.limit), least = -most;
+      Lanes sums[4]{};
+      for (int64_t j = 0; j < wide; j += 16) {
+        const Lanes bs = load16(b + t * wide + j), cs = load16(c + t * wide + j);
+#pragma GCC unroll 4
+        for (int q = 0; q < 4; q++) {
+          float* held = state + (i + q) * wide + j;
+          const float size = dt[t][i + q];
+          const Lanes decay = exp16(load16(a + (i + q) * wide + j) * size);
+          Lanes h = fma16(load16(held), decay, bs * (size * u[t][i + q]));
+          if (call.limit > 0) {
+            h = h < least ? least : h;
+            h = h > most ? most : h;
+          }
+          store16(held, h);
+          sums[q] = fma16(h, cs, sums[q]);
+        }
+      }
+      sum4(sums, y[t] + i);
+    }
+  };
+
+  static void scan(const Mamba1& call, const Span& span, int64_t c0, int64_t c1) {
+    Channels some(call, c0, c1);
+    some.spread(standing<float>(call.state, span), some.state);
+    const auto advance = [&](int64_t t, int64_t end) {
+      for (; t < end; t += kTokens) some.advance(span.first + t, smaller(kTokens, end - t));
+    };
+    in_stretches(call.sequences, span, advance,
+                 [&](int64_t slot) { some.gather(kept<float>(call.state, slot)); });
+    some.gather(working<float>(call.state, span));
+  }
+};
+
+}  // namespace

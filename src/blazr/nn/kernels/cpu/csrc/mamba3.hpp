@@ -1,0 +1,128 @@
+// Mamba-3's recurrence, token by token: each step adds this token's input and the one before.
+//
+//   h = e h + (1 - l) dt e x' (outer) b' + l dt x (outer) b;    y = h . c + d x
+//
+// with e = exp(a dt) and l = sigmoid(mix). b and c are normalised, shifted, and rotated by an angle
+// that grows by theta dt with each token.
+#pragma once
+
+#include <math.h>
+
+#include "kernels.hpp"
+#include "lanes.hpp"
+#include "sequences.hpp"
+#include "types.hpp"
+
+namespace {
+
+template <class T>
+struct Mamba3Of {
+  // One head of one sequence. The state is advanced where it lies; x and b are those of the token
+  // before until a token replaces them. Maps have zeros behind them, to whole vectors.
+  struct Head {
+    const Mamba3& call;
+    const int64_t head, n, width;
+    float* state;  // (width, N)
+    float x[kMaxWidth], b[kMaxStateSize]{}, angle[kMaxStateSize]{}, c[kMaxStateSize]{};
+
+    Head(const Mamba3& call, const Span& span, int64_t head)
+        : call(call), head(head), n(call.state_size), width(call.width) {
+      state = working<float>(call.state, span) + head * width * n;
+      const float* from = standing<float>(call.state, span) + head * width * n;
+      if (from != state) memcpy(state, from, size_t(width * n) * sizeof(float));
+      memcpy(x, standing<float>(call.x_before, span) + head * width, size_t(width) * sizeof(float));
+      memcpy(b, standing<float>(call.b_before, span) + head * n, size_t(n) * sizeof(float));
+      if (call.theta)
+        memcpy(angle, standing<float>(call.angle, span) + head * (n / 2), size_t(n / 2) * sizeof(float));
+    }
+    void write(float* to_x, float* to_b, float* to_angle) const {
+      memcpy(to_x + head * width, x, size_t(width) * sizeof(float));
+      memcpy(to_b + head * n, b, size_t(n) * sizeof(float));
+      if (call.theta) memcpy(to_angle + head * (n / 2), angle, size_t(n / 2) * sizeof(float));
+    }
+    void keep(int64_t slot) const {
+      memcpy(kept<float>(call.state, slot) + head * width * n, state, size_t(width * n) * sizeof(float));
+      write(kept<float>(call.x_before, slot), kept<float>(call.b_before, slot),
+            kept<float>(call.angle, slot));
+    }
+    // b or c of a token.
+    void read_map(const void* maps, const float* bias, int64_t token, float* to) const {
+      const int64_t group = head / (call.heads / call.groups);
+      widen((const T*)maps + token * call.map_stride + group * n, n, n, to);
+      const float scale = 1.0f / sqrtf(mean_square(to, n) + call.eps);
+      for (int64_t i = 0; i < n; i++) to[i] = to[i] * scale * call.norm[i] + bias[head * n + i];
+    }
+    void advance(int64_t token) {
+      const float raw = to_float(((const T*)call.dt)[token * call.dt_stride + head]);
+      const float wide = softplus(raw + call.dt_bias[head]);
+      const float dt = wide < call.dt_min ? call.dt_min : wide > call.dt_max ? call.dt_max : wide;
+      const float decay = exp_approx(dt * call.a[head]);
+      const float mix = sigmoid(to_float(((const T*)call.mix)[token * call.heads + head]));
+      const float now = mix * dt, before = (1.0f - mix) * dt * decay;
+
+      float new_x[kMaxWidth], new_b[kMaxStateSize]{};
+      widen((const T*)call.x + token * call.x_stride + head * width, width, width, new_x);
+      if (call.silu)
+        for (int64_t p = 0; p < width; p++) new_x[p] = silu(new_x[p]);
+      read_map(call.b, call.b_bias, token, new_b);
+      read_map(call.c, call.c_bias, token, c);
+      if (call.theta) turn((const T*)call.theta + (token * call.heads + head) * (n / 2), dt, new_b);
+
+      float y[kMaxWidth];
+      for (int64_t p = 0; p < width; p++) x[p] *= before;
+      int64_t p = 0;
+      for (; p + 4 <= width; p += 4) rows<4>(p, decay, now, new_x, new_b, y);
+      for (; p < width; p++) rows<1>(p, decay, now, new_x, new_b, y);
+      T* out = (T*)call.out + (token * call.heads + head) * width;
+      for (p = 0; p < width; p++) round_to(y[p] + call.d[head] * new_x[p], out[p]);
+      memcpy(x, new_x, size_t(width) * sizeof(float));
+      memcpy(b, new_b, size_t(n) * sizeof(float));
+    }
+    // Pairs of b and c, side by side, by the angle behind this token.
+    void turn(const T* theta, float dt, float* new_b) {
+      float cos[kMaxStateSize / 2], sin[kMaxStateSize / 2];
+      for (int64_t i = 0; i < n / 2; i++) angle[i] += to_float(theta[i]) * dt;
+      for (int64_t i = 0; i < n / 2; i += 16) cos_sin16(load16(angle + i), cos + i, sin + i);
+      for (float* map : {new_b, c})
+        for (int64_t i = 0; i < n / 2; i++) {
+          const float real = map[2 * i], other = map[2 * i + 1];
+          map[2 * i] = real * cos[i] - other * sin[i];
+          map[2 * i + 1] = real * sin[i] + other * cos[i];
+        }
+    }
+    // Rows of the state, and what they put out.
+    template <int Rows>
+    void rows(int64_t p, float decay, float now, const float* new_x, const float* new_b, float* y) {
+      Lanes sums[4]{};
+      for (int64_t j = 0; j < n; j += 16) {
+        const Lanes old_bs = load16(b + j), bs = load16(new_b + j), cs = load16(c + j);
+#pragma GCC unroll 4
+        for (int q = 0; q < Rows; q++) {
+          float* held = state + (p + q) * n + j;
+          Lanes h = load_some(held, n - j) * decay;
+          h = fma16(all16(x[p + q]), old_bs, h);
+          h = fma16(all16(now * new_x[p + q]), bs, h);
+          store_some(held, n - j, h);
+          sums[q] = fma16(h, cs, sums[q]);
+        }
+      }
+      float found[4];
+      sum4(sums, found);
+      for (int q = 0; q < Rows; q++) y[p + q] = found[q];
+    }
+  };
+
+  static void recur(const Mamba3& call, const Span& span, int64_t h) {
+    Head head(call, span, h);
+    in_stretches(
+        call.sequences, span,
+        [&](int64_t t, int64_t end) {
+          for (; t < end; t++) head.advance(span.first + t);
+        },
+        [&](int64_t slot) { head.keep(slot); });
+    head.write(working<float>(call.x_before, span), working<float>(call.b_before, span),
+               working<float>(call.angle, span));
+  }
+};
+
+}  // namespace
