@@ -23,6 +23,7 @@ KERNELS: Table[Kernel] = Table(
                 (_WIDE, "rotary_tables", "blazr.nn.kernels.cpu.rows:rotary_tables"),
                 (_ALL, "linear", "blazr.nn.kernels.cpu.matmul:linear"),
                 (_ALL, "gated_linear", "blazr.nn.kernels.cpu.matmul:gated_linear"),
+                (_ALL, "linear_heads", "blazr.nn.kernels.cpu.matmul:linear_heads"),
                 (_ALL, "packed_linear", "blazr.nn.kernels.cpu.matmul_q:packed_linear"),
                 (_ALL, "packed_gated_linear", "blazr.nn.kernels.cpu.matmul_q:packed_gated_linear"),
                 (_ALL, "packed_rows", "blazr.nn.kernels.cpu.matmul_q:packed_rows"),

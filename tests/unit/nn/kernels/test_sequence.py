@@ -15,11 +15,13 @@ from blazr.models.causal_lm import CausalLM
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.layers import attention as attention_layer
 from blazr.nn.layers import mamba2 as mamba2_layer
+from blazr.nn.layers import mla as mla_layer
 from networks import VOCAB, build_network
 
 NAMES = (
     *("gqa", "gqa_window", "gqa_capped", "gqa_sinks", "gqa_nope"),
     *("mamba2", "mamba2_wide", "mamba2_odd"),
+    *("mla", "mla_deepseek", "mla_deepseek_lite", "mla_nope", "mla_apart"),
 )
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}
 
@@ -63,6 +65,7 @@ def test_a_kernel_agrees_with_the_mixer(
     model, ids = model_of(name, dtype), some_ids(150)
     with_kernels = logits(model, ids, [1, 63, 64, 70, 71, 130])
     monkeypatch.setattr(attention_layer, "attention_kernel", lambda *_: None)
+    monkeypatch.setattr(mla_layer, "attention_kernel", lambda *_: None)
     monkeypatch.setattr(mamba2_layer, "mamba2_kernel", lambda *_: None)
     reference = logits(model, ids, [1, 63, 64, 70, 71, 130])
     scale = reference.abs().max().item()

@@ -20,7 +20,8 @@ ISAS = ("avx512", "avx2", "portable")
 
 # Each is ``blazr_NAME(const Struct* call, int threads)``.
 _ENTRIES = (
-    *("linear", "packed_linear", "packed_rows", "rows", "pointwise", "norm", "rotate", "angles"),
+    *("linear", "linear_heads", "packed_linear", "packed_rows", "rows"),
+    *("pointwise", "norm", "rotate", "angles"),
     *("mamba2", "attention"),
 )
 
