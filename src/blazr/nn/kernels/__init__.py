@@ -13,7 +13,7 @@ from blazr.nn.kernels.kernel import Kernel
 
 # By module of ``blazr.nn.kernels.cpu``, its functions that stand in for the op of their name.
 _CPU = {
-    "matmul": ("linear", "gated_linear"),
+    "matmul": ("linear", "gated_linear", "linear_heads"),
     "matmul_q": ("packed_linear", "packed_gated_linear", "packed_rows"),
     "pointwise": (
         *("add", "scale", "widen", "activate", "sigmoid_gate"),

@@ -8,7 +8,7 @@ that have kernels are rows of OPS; the others are functions of this package's mo
 from __future__ import annotations
 
 from blazr.core.table import Table
-from blazr.nn.ops.matmul import gated_linear, linear
+from blazr.nn.ops.matmul import gated_linear, linear, linear_heads
 from blazr.nn.ops.norm import layer_norm, rms_norm
 from blazr.nn.ops.op import Op
 from blazr.nn.ops.packed import packed_gated_linear, packed_linear, packed_rows
@@ -22,6 +22,7 @@ OPS: Table[Op[...]] = Table(
         for op in (
             linear,
             gated_linear,
+            linear_heads,
             packed_linear,
             packed_gated_linear,
             packed_rows,

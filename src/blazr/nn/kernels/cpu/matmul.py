@@ -16,8 +16,14 @@ class Linear(ctypes.Structure):
 
     _fields_ = (
         *fields(ctypes.c_void_p, "x w w2 bias y"),
-        *fields(ctypes.c_int64, "dtype m n k ldw"),
+        *fields(ctypes.c_int64, "dtype m n k ldw ldx ldy"),
     )
+
+
+class _LinearHeads(ctypes.Structure):
+    """``LinearHeads`` of kernels.hpp."""
+
+    _fields_ = (("first", Linear), *fields(ctypes.c_int64, "heads w_head x_head y_head"))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -35,6 +41,35 @@ def gated_linear(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     return _call(x, gate, up, None)
 
 
+def linear_heads(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+    """See ``blazr.nn.ops.matmul.linear_heads``; a row's result depends on that row alone."""
+    (m, heads, k), n = x.shape, weight.shape[1]
+    out = torch.empty(m, heads, n, dtype=x.dtype) if out is None else out
+    fit = weight.shape == (heads, n, k) and out.shape == (m, heads, n)
+    if not fit or not x.dtype == weight.dtype == out.dtype or out.stride(2) != 1:
+        raise _misfit(weight, x)
+    x, weight = (t if t.stride(2) == 1 else t.contiguous() for t in (x, weight))
+    first = Linear(
+        x.data_ptr(),
+        weight.data_ptr(),
+        None,
+        None,
+        out.data_ptr(),
+        DTYPES[x.dtype],
+        m,
+        n,
+        k,
+        weight.stride(1),
+        x.stride(0),
+        out.stride(0),
+    )
+    run(
+        "linear_heads",
+        _LinearHeads(first, heads, weight.stride(0), x.stride(1), out.stride(1)),
+    )
+    return out
+
+
 def _call(x: Tensor, weight: Tensor, second: Tensor | None, bias: Tensor | None) -> Tensor:
     n, k = weight.shape
     shape, dtype = x.shape, x.dtype
@@ -45,8 +80,9 @@ def _call(x: Tensor, weight: Tensor, second: Tensor | None, bias: Tensor | None)
         weight = weight.contiguous()
         second = None if second is None else second.contiguous()
         row = k
-    x = x.contiguous()
-    m = shape[0] if len(shape) == 2 else shape[:-1].numel()
+    if len(shape) != 2 or x.stride(1) != 1:
+        x = x.reshape(-1, k).contiguous()
+    m = len(x)
     y = torch.empty(m, n, dtype=dtype)
     call = Linear(
         x.data_ptr(),
@@ -59,6 +95,8 @@ def _call(x: Tensor, weight: Tensor, second: Tensor | None, bias: Tensor | None)
         n,
         k,
         row,
+        x.stride(0),
+        n,
     )
     run("linear", call)
     return y if len(shape) == 2 else y.view(*shape[:-1], n)

@@ -11,14 +11,20 @@ enum Dtype : int { kBf16 = 0, kF16 = 1, kF32 = 2, kNumDtypes = 3 };
 //   m  [ x x x x x x x ]    n  [ w w w w w w w ]     m  [ y y y y ]
 //   |  [ x x x x x x x ]    |  [ w w w w w w w ]     |  [ y y y y ]
 //
-// Rows of w are as the file has them, ldw numbers apart; x and y are dense.
+// Rows of w are as the file has them; those of each matrix lie ldw, ldx and ldy numbers apart.
 struct Linear {
   const void* x;
   const void* w;
   const void* w2;    // or null
   const void* bias;  // (n) or null
   void* y;
-  int64_t dtype, m, n, k, ldw;
+  int64_t dtype, m, n, k, ldw, ldx, ldy;
+};
+
+// The same head by head, y[:, h] = x[:, h] @ w[h].T: all but the first lie so many numbers further.
+struct LinearHeads {
+  Linear first;  // without w2 and bias
+  int64_t heads, w_head, x_head, y_head;
 };
 
 // The part of a Linear that one task computes: rows [m0, m1) and columns [n0, n1) of y.
@@ -303,7 +309,7 @@ struct Attention {
 };
 
 // What attention.hpp has room for.
-inline constexpr int64_t kMaxKey = 576, kMaxValue = 512, kQueriesTogether = 8;
+inline constexpr int64_t kMaxKey = 576, kMaxValue = 512, kQueriesTogether = 24;
 
 // Queries [first, first + count) of sequence `span` and one key/value head, at most
 // kQueriesTogether; query i is head i % group of token i / group.
@@ -326,7 +332,8 @@ struct Norm {
 using NormPart = void (*)(const Norm& call, int64_t m0, int64_t m1);
 
 // Rotation of queries and keys; keys and values go to their places in the pages (see rows.hpp).
-// A token's heads lie side by side; strides are numbers from token to token, or page to page.
+// Keys and values of a token lie side by side; strides are numbers from token to token, from head to
+// head, or from page to page.
 struct Rotary {
   const void* q;         // (T, heads, key_size)
   const void* k;         // (T, kv_heads, key_size)
@@ -338,7 +345,7 @@ struct Rotary {
   void* keys;            // (pages, 64, kv_heads, key_size)
   void* values;          // (pages, 64, kv_heads, value_size)
   int64_t tokens, heads, kv_heads, key_size, value_size, pairs;
-  int64_t q_stride, k_stride, v_stride, key_page, value_page;
+  int64_t q_stride, q_head, k_stride, v_stride, out_stride, out_head, key_page, value_page;
   int64_t interleaved;  // whether the channels of a pair lie side by side
   int64_t dtype;
 };

@@ -140,22 +140,32 @@ const char* blazr_sources() { return BLAZR_SOURCES; }
 // Every kernel has one form, so that calls can be kept and made again (see Recorded): the structs of
 // kernels.hpp say what they do. The caller has checked shapes; null stands for what is not given.
 
-void blazr_linear(const Linear* call, int threads) {
-  const int64_t m = call->m, n = call->n, k = call->k;
-  const int64_t bytes = call->dtype == kF32 ? 4 : 2;
-  if (m * n * k < kSmallWork) threads = 1;
+void blazr_linear_heads(const LinearHeads* call, int threads) {
+  const Linear& first = call->first;
+  const int64_t m = first.m, n = first.n, k = first.k;
+  const int64_t bytes = first.dtype == kF32 ? 4 : 2;
+  if (call->heads * m * n * k < kSmallWork) threads = 1;
   const bool few = m <= kStillFew;
   // parts small enough to share out evenly, large enough to read in long runs
   const int64_t columns =
-      (clamp(few ? n / (4 * threads) : kPanelBytes / (k * bytes + 1), 16,
+      (clamp(few ? call->heads * n / (4 * threads) : kPanelBytes / (k * bytes + 1), 16,
              few ? kFewColumns : kManyColumns) + 3) / 4 * 4;
   const int64_t rows = few ? kStillFew : 120;
   const int64_t across = (n + columns - 1) / columns, down = (m + rows - 1) / rows;
-  const LinearPart part = kernels->linear[call->dtype];
-  parallel_for(across * down, threads, [&](int64_t i) {
-    const int64_t m0 = i % down * rows, n0 = i / down * columns;
-    part(*call, m0, m0 + rows < m ? m0 + rows : m, n0, n0 + columns < n ? n0 + columns : n);
+  const LinearPart part = kernels->linear[first.dtype];
+  parallel_for(call->heads * across * down, threads, [&](int64_t i) {
+    const int64_t m0 = i % down * rows, n0 = i / down % across * columns, head = i / down / across;
+    Linear one = first;
+    one.w = static_cast<const char*>(first.w) + head * call->w_head * bytes;
+    one.x = static_cast<const char*>(first.x) + head * call->x_head * bytes;
+    one.y = static_cast<char*>(first.y) + head * call->y_head * bytes;
+    part(one, m0, m0 + rows < m ? m0 + rows : m, n0, n0 + columns < n ? n0 + columns : n);
   });
+}
+
+void blazr_linear(const Linear* call, int threads) {
+  const LinearHeads one{*call, 1, 0, 0, 0};
+  blazr_linear_heads(&one, threads);
 }
 
 void blazr_packed_linear(const PackedLinear* given, int threads) {
@@ -259,16 +269,17 @@ void blazr_gated_rows(const GatedRows* call, int threads) {
 }
 
 void blazr_attention(const Attention* call, int threads) {
-  const int64_t group = call->heads / call->kv_heads;
-  const int64_t blocks = (call->longest * group + kQueriesTogether - 1) / kQueriesTogether;
+  const int64_t group = call->heads / call->kv_heads, most = call->longest * group;
+  // as many queries together as there are, but work for every thread
+  const int64_t step = clamp(most * call->num_spans * call->kv_heads / threads, 4, kQueriesTogether);
+  const int64_t blocks = (most + step - 1) / step;
   const AttentionPart part = kernels->attention[call->dtype];
   // the longest way back comes first, so that no thread is left with it at the end
   parallel_for(call->num_spans * call->kv_heads * blocks, threads, [&](int64_t i) {
     const int64_t span = i % call->num_spans, rest = i / call->num_spans;
-    const int64_t first = (blocks - 1 - rest / call->kv_heads) * kQueriesTogether;
+    const int64_t first = (blocks - 1 - rest / call->kv_heads) * step;
     const int64_t left = call->spans[span].length * group - first;
-    if (left > 0)
-      part(*call, span, rest % call->kv_heads, first, left < kQueriesTogether ? left : kQueriesTogether);
+    if (left > 0) part(*call, span, rest % call->kv_heads, first, left < step ? left : step);
   });
 }
 
