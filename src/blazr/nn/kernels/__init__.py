@@ -17,6 +17,7 @@ KERNELS: Table[Kernel] = Table(
             Kernel(op, "cpu", tuple(compiled.DTYPES), target, compiled.missing, compiled.in_use)
             for op, target in (
                 ("linear", "blazr.nn.kernels.cpu.matmul:linear"),
+                ("wide_linear", "blazr.nn.kernels.cpu.matmul:wide_linear"),
                 ("gated_linear", "blazr.nn.kernels.cpu.matmul:gated_linear"),
                 ("packed_linear", "blazr.nn.kernels.cpu.matmul_q:packed_linear"),
                 ("packed_gated_linear", "blazr.nn.kernels.cpu.matmul_q:packed_gated_linear"),
@@ -25,6 +26,8 @@ KERNELS: Table[Kernel] = Table(
                     (name, f"blazr.nn.kernels.cpu.pointwise:{name}")
                     for name in ("add", "scale", "widen", "activate", "sigmoid_gate", "embedding")
                 ),
+                ("choose_experts", "blazr.nn.kernels.cpu.moe:choose_experts"),
+                ("experts", "blazr.nn.kernels.cpu.moe:experts"),
                 ("rms_norm", "blazr.nn.kernels.cpu.rows:rms_norm"),
                 ("layer_norm", "blazr.nn.kernels.cpu.rows:layer_norm"),
                 ("rotate_and_store", "blazr.nn.kernels.cpu.rows:rotate_and_store"),

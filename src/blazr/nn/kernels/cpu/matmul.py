@@ -16,16 +16,20 @@ class Linear(ctypes.Structure):
 
     _fields_ = (
         *fields(ctypes.c_void_p, "x w w2 bias y"),
-        *fields(ctypes.c_int64, "dtype m n k ldw"),
+        *fields(ctypes.c_int64, "dtype m n k ldw wide"),
     )
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """See ``blazr.nn.ops.matmul.linear``; a row's result depends on that row alone."""
-    n = weight.shape[0]
-    if bias is not None and (bias.shape != (n,) or bias.dtype != weight.dtype):
-        raise _misfit(weight, bias)
+    _check_bias(weight, bias)
     return _call(x, weight, None, bias)
+
+
+def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """See ``blazr.nn.ops.matmul.wide_linear``; a row's result depends on that row alone."""
+    _check_bias(weight, bias)
+    return _call(x, weight, None, bias, wide=True)
 
 
 def gated_linear(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
@@ -35,7 +39,14 @@ def gated_linear(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     return _call(x, gate, up, None)
 
 
-def _call(x: Tensor, weight: Tensor, second: Tensor | None, bias: Tensor | None) -> Tensor:
+def _check_bias(weight: Tensor, bias: Tensor | None) -> None:
+    if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != weight.dtype):
+        raise _misfit(weight, bias)
+
+
+def _call(
+    x: Tensor, weight: Tensor, second: Tensor | None, bias: Tensor | None, *, wide: bool = False
+) -> Tensor:
     n, k = weight.shape
     shape, dtype = x.shape, x.dtype
     if shape[-1] != k or dtype != weight.dtype:
@@ -47,7 +58,7 @@ def _call(x: Tensor, weight: Tensor, second: Tensor | None, bias: Tensor | None)
         row = k
     x = x.contiguous()
     m = shape[0] if len(shape) == 2 else shape[:-1].numel()
-    y = torch.empty(m, n, dtype=dtype)
+    y = torch.empty(m, n, dtype=torch.float32 if wide else dtype)
     call = Linear(
         x.data_ptr(),
         weight.data_ptr(),
@@ -59,6 +70,7 @@ def _call(x: Tensor, weight: Tensor, second: Tensor | None, bias: Tensor | None)
         n,
         k,
         row,
+        wide,
     )
     run("linear", call)
     return y if len(shape) == 2 else y.view(*shape[:-1], n)

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "attention.hpp"
+#include "experts.hpp"
 #include "mamba2.hpp"
 #include "matmul.hpp"
 #include "matmul_q.hpp"
@@ -11,6 +12,11 @@
 #include "rows.hpp"
 
 namespace {
+
+template <class T>
+constexpr ExpertsParts experts_parts() {
+  return {ExpertsOf<T>::hidden, ExpertsOf<T>::combine};
+}
 
 template <class T>
 constexpr Mamba2Parts mamba2_parts() {
@@ -32,6 +38,8 @@ constexpr Kernels kernels_of(std::integer_sequence<int, kPackings...>) {
       .norm = {RowParts<bf16>::norm, RowParts<f16>::norm, RowParts<float>::norm},
       .rotate = {RowParts<bf16>::rotate, RowParts<f16>::rotate, RowParts<float>::rotate},
       .pointwise = {PointwiseOf<bf16>::part<>, PointwiseOf<f16>::part<>, PointwiseOf<float>::part<>},
+      .route = route_token,
+      .experts = {experts_parts<bf16>(), experts_parts<f16>(), experts_parts<float>()},
   };
 }
 

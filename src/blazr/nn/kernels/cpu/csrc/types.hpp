@@ -89,9 +89,9 @@ inline float exp_approx(float x) {
 inline float silu(float x) { return x / (1.0f + exp_approx(-x)); }
 
 // Columns [n0, n0 + n) of a row y from their sums: bias, or null; gate by `ups`, or not; rounding.
-template <class T>
+template <class T, class Y>
 inline void finish(const T* bias, bool gated, int64_t n0, int64_t n, float* sums, const float* ups,
-                   T* y) {
+                   Y* y) {
   if (bias)
     for (int64_t i = 0; i < n; i++) sums[i] += to_float(bias[n0 + i]);
   if (gated)
