@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
@@ -15,9 +15,6 @@ class Matrix(Protocol):
 
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """``x W.T + bias``."""
-
-    def gated(self, x: Tensor, up: Any) -> Tensor:
-        """``silu(x W.T) * (x up.T)``."""
 
 
 class Matrices(Protocol):

@@ -96,6 +96,7 @@ class Experts(nn.Module):
     up_proj: Matrix
     gate_up_proj: Matrix
     down_proj: Matrix
+    gate_bias: nn.Parameter
 
     def __init__(self, config: MoeConfig) -> None:
         super().__init__()
@@ -171,9 +172,7 @@ class Moe(FeedForward):
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) to (..., C)."""
         rows = x.flatten(0, -2)
-        bias = self.correction_bias
-        if bias is not None and bias.dtype != torch.float32:
-            bias = widen(bias)
+        bias = None if self.correction_bias is None else widen(self.correction_bias)
         weights, chosen = route(self._logits(rows), self.config.routing, bias)
         if self.config.latent_size is None:
             out = self.experts(rows, weights, chosen).view_as(x)
@@ -189,9 +188,8 @@ class Moe(FeedForward):
 
     def _logits(self, x: Tensor) -> Tensor:
         """The router decides in float32: a rounded logit could choose another expert."""
-        weight, bias = self.router.weight, self.router.bias
-        if isinstance(weight, Weight):
-            weight = weight.dequantize(torch.float32)
+        matrix, bias = self.router.weight, self.router.bias
+        weight: Tensor = matrix.dequantize(torch.float32) if isinstance(matrix, Weight) else matrix
         if weight.dtype != x.dtype:
             x, weight = widen(x), weight.float()
         return wide_linear(x, weight, None if bias is None else bias.to(weight.dtype))

@@ -116,8 +116,10 @@ def _hidden(x: Tensor, mlps: ExpertMlps, expert: int) -> Tensor:
         both = _product(x, up, mlps.up_bias, expert)
         if mlps.fused is None:
             return activation(both)
-        halves = both.chunk(2, -1) if mlps.fused == "halves" else (both[..., ::2], both[..., 1::2])
-        return _gate(*halves, mlps)
+        if mlps.fused == "halves":
+            first, second = both.chunk(2, -1)
+            return _gate(first, second, mlps)
+        return _gate(both[..., ::2], both[..., 1::2], mlps)
     gate = _matrix(mlps.gate, expert)
     has_bias = mlps.gate_bias is not None or mlps.up_bias is not None
     if mlps.activation == "silu" and mlps.limit is None and not has_bias:
@@ -138,9 +140,7 @@ def _matrix(stack: Stack, expert: int) -> _Matrix:
     return stack[expert] if isinstance(stack, Tensor) else stack.select(expert)
 
 
-def _product(
-    x: Tensor, matrix: _Matrix, biases: Tensor | None, expert: int
-) -> Tensor:
+def _product(x: Tensor, matrix: _Matrix, biases: Tensor | None, expert: int) -> Tensor:
     bias = None if biases is None else biases[expert].to(x.dtype)
     if isinstance(matrix, Tensor):
         return linear(x, matrix.to(x.dtype), bias)
@@ -149,18 +149,13 @@ def _product(
     return matrix.matmul(x, bias)
 
 
-def _fused(
-    x: Tensor, gate: _Matrix, up: _Matrix
-) -> Tensor | None:
+def _fused(x: Tensor, gate: _Matrix, up: _Matrix) -> Tensor | None:
     """``silu(x gate.T) * (x up.T)`` where one operation does both."""
-    if isinstance(gate, Tensor) or isinstance(up, Tensor):
-        if isinstance(gate, Tensor) and isinstance(up, Tensor):
-            return gated_linear(x, gate.to(x.dtype), up.to(x.dtype))
-        return None
-    if isinstance(gate, Packed):
-        is_alike = isinstance(up, Packed) and up.packing is gate.packing
-        return packed_gated_linear(x, gate, up) if is_alike else None
-    return None if isinstance(up, Packed) else gate.gated(x, up)
+    if isinstance(gate, Tensor) and isinstance(up, Tensor):
+        return gated_linear(x, gate.to(x.dtype), up.to(x.dtype))
+    if isinstance(gate, Packed) and isinstance(up, Packed) and gate.packing is up.packing:
+        return packed_gated_linear(x, gate, up)
+    return None
 
 
 _ROUTINGS = (
@@ -185,7 +180,10 @@ def _choose_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
 
 
 # (tokens, experts, experts per token, hidden, inner)
-_SIZES = ((1, 4, 2, 40, 33), (9, 5, 1, 16, 20), (70, 3, 3, 31, 9), (130, 2, 1, 8, 300), (0, 4, 2, 8, 8))
+_SIZES = (
+    *((1, 4, 2, 40, 33), (9, 5, 1, 16, 20), (70, 3, 3, 31, 9)),
+    *((130, 2, 1, 8, 300), (0, 4, 2, 8, 8)),
+)
 
 
 def _experts_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
@@ -199,13 +197,13 @@ def _experts_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
         up, down = numbers(count, inner, size), numbers(count, size, inner)
         usual = ExpertMlps(gate=numbers(count, inner, size), up=up, down=down)
         both = numbers(count, 2 * inner, size)
-        biases = {"up_bias": numbers(count, 2 * inner), "down_bias": numbers(count, size)}
+        clamped = ExpertMlps(up=both, down=down, fused="interleaved", limit=0.7, alpha=1.7)
         for mlps in (
             usual,
             replace(usual, activation="gelu", gate_bias=numbers(count, inner)),
             ExpertMlps(up=up, down=down, activation="relu2"),
             ExpertMlps(up=both, down=down, fused="halves"),
-            ExpertMlps(up=both, down=down, fused="interleaved", limit=0.7, alpha=1.7, **biases),
+            replace(clamped, up_bias=numbers(count, 2 * inner), down_bias=numbers(count, size)),
         ):
             yield numbers(tokens, size), torch.rand(tokens, top), chosen, mlps
     wide = numbers(3, 20, 2 * 8)

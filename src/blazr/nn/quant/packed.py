@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,7 @@ class PackedWeight(Weight):
     """
 
     blocks: Tensor
+    packed: Packed
 
     def __init__(self, packing: Packing, blocks: Tensor, rows: int, dtype: torch.dtype) -> None:
         super().__init__((*blocks.shape[:-3], rows, blocks.shape[-2] * packing.columns), dtype)
@@ -121,8 +123,8 @@ def _packed(weight: Weight, parts: Sequence[GgufWeight]) -> Weight:
     if len(weight.shape) == 2:
         blocks = pack_blocks(kind, parts[0].blocks)
         return PackedWeight(packing, blocks, rows, weight.dtype)
-    matrices = (matrix for part in parts for matrix in part.blocks.view(-1, *part.blocks.shape[-2:]))
-    for index, matrix in enumerate(matrices):
+    stacks = (part.blocks.view(-1, *part.blocks.shape[-2:]) for part in parts)
+    for index, matrix in enumerate(chain.from_iterable(stacks)):
         packed = pack_blocks(kind, matrix)
         if index == 0:
             blocks = packed.new_empty((weight.shape[0], *packed.shape))
