@@ -13,12 +13,13 @@ from blazr.nn.kernels.kernel import Kernel
 
 # By module of ``blazr.nn.kernels.cpu``, its functions that stand in for the op of their name.
 _CPU = {
-    "matmul": ("linear", "gated_linear", "linear_heads"),
+    "matmul": ("linear", "wide_linear", "gated_linear", "linear_heads"),
     "matmul_q": ("packed_linear", "packed_gated_linear", "packed_rows"),
     "pointwise": (
         *("add", "scale", "widen", "activate", "sigmoid_gate"),
         *("embedding", "take_pieces"),
     ),
+    "moe": ("choose_experts", "experts"),
     "rows": ("rms_norm", "layer_norm", "rotary_tables", "rotate_and_store"),
     "sequence": ("mamba2", "paged_attention"),
     "recurrent": ("convolve", "mamba1", "mamba3", "gated_delta", "gated_norm"),

@@ -25,6 +25,21 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
+def _wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x weight.T + bias`` in float32: for decisions that rounding must not turn.
+
+    Args:
+        x: (..., in).
+        weight: (out, in), in the dtype of x.
+        bias: (out,), in the dtype of x.
+
+    Returns:
+        (..., out), float32.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return F.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide))
+
+
 def _gated_linear(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     """``silu(x gate.T) * (x up.T)``: the inner half of a gated MLP, reading x once.
 
@@ -94,5 +109,6 @@ def _heads_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
 
 
 linear = Op("linear", reference=_linear, samples=_linear_samples)
+wide_linear = Op("wide_linear", reference=_wide_linear, samples=_linear_samples)
 gated_linear = Op("gated_linear", reference=_gated_linear, samples=_matrices)
 linear_heads = Op("linear_heads", reference=_linear_heads, samples=_heads_samples)

@@ -16,7 +16,7 @@ class Linear(ctypes.Structure):
 
     _fields_ = (
         *fields(ctypes.c_void_p, "x w w2 bias y"),
-        *fields(ctypes.c_int64, "dtype m n k ldw ldx ldy"),
+        *fields(ctypes.c_int64, "dtype m n k ldw ldx ldy wide"),
     )
 
 
@@ -28,10 +28,14 @@ class _LinearHeads(ctypes.Structure):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """See ``blazr.nn.ops.matmul.linear``; a row's result depends on that row alone."""
-    n = weight.shape[0]
-    if bias is not None and (bias.shape != (n,) or bias.dtype != weight.dtype):
-        raise _misfit(weight, bias)
+    _check_bias(weight, bias)
     return _call(x, weight, None, bias)
+
+
+def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """See ``blazr.nn.ops.matmul.wide_linear``; a row's result depends on that row alone."""
+    _check_bias(weight, bias)
+    return _call(x, weight, None, bias, wide=True)
 
 
 def gated_linear(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
@@ -62,6 +66,7 @@ def linear_heads(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor
         weight.stride(1),
         x.stride(0),
         out.stride(0),
+        False,  # noqa: FBT003
     )
     run(
         "linear_heads",
@@ -70,7 +75,14 @@ def linear_heads(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor
     return out
 
 
-def _call(x: Tensor, weight: Tensor, second: Tensor | None, bias: Tensor | None) -> Tensor:
+def _check_bias(weight: Tensor, bias: Tensor | None) -> None:
+    if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != weight.dtype):
+        raise _misfit(weight, bias)
+
+
+def _call(
+    x: Tensor, weight: Tensor, second: Tensor | None, bias: Tensor | None, *, wide: bool = False
+) -> Tensor:
     n, k = weight.shape
     shape, dtype = x.shape, x.dtype
     if shape[-1] != k or dtype != weight.dtype:
@@ -83,7 +95,7 @@ def _call(x: Tensor, weight: Tensor, second: Tensor | None, bias: Tensor | None)
     if len(shape) != 2 or x.stride(1) != 1:
         x = x.reshape(-1, k).contiguous()
     m = len(x)
-    y = torch.empty(m, n, dtype=dtype)
+    y = torch.empty(m, n, dtype=torch.float32 if wide else dtype)
     call = Linear(
         x.data_ptr(),
         weight.data_ptr(),
@@ -97,6 +109,7 @@ def _call(x: Tensor, weight: Tensor, second: Tensor | None, bias: Tensor | None)
         row,
         x.stride(0),
         n,
+        wide,
     )
     run("linear", call)
     return y if len(shape) == 2 else y.view(*shape[:-1], n)

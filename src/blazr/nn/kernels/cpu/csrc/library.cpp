@@ -96,6 +96,138 @@ constexpr int64_t kPanelBytes = 512 << 10;
 // Below this many products, waking a thread costs more than it brings.
 constexpr int64_t kSmallWork = 1 << 16;
 
+// How a product is shared out: parts of so many rows of x and columns (packed: groups) of w.
+struct Cut {
+  int64_t m, n, rows, columns;
+
+  int64_t down() const { return (m + rows - 1) / rows; }
+  int64_t parts() const { return down() * ((n + columns - 1) / columns); }
+  // Call part(m0, m1, n0, n1) for part i.
+  template <class Part>
+  void run(int64_t i, const Part& part) const {
+    const int64_t m0 = i % down() * rows, n0 = i / down() * columns;
+    part(m0, m0 + rows < m ? m0 + rows : m, n0, n0 + columns < n ? n0 + columns : n);
+  }
+};
+
+// Parts small enough to share out evenly, large enough to read in long runs.
+Cut cut_of(const Linear& call, int threads) {
+  const int64_t bytes = call.k * (call.dtype == kF32 ? 4 : 2);
+  const bool few = call.m <= kStillFew;
+  const int64_t columns = clamp(few ? call.n / (4 * threads) : kPanelBytes / (bytes + 1), 16,
+                                few ? kFewColumns : kManyColumns);
+  return {call.m, call.n, few ? kStillFew : kManyRows, (columns + 3) / 4 * 4};
+}
+
+Cut cut_of(const PackedLinear& call, int threads) {
+  const PackedKernel& kernel = kernels->packed[call.packing];
+  const int64_t groups = (call.n + 15) / 16, bytes = call.k / kernel.columns * kernel.bytes;
+  const bool few = call.m <= kFewRows;
+  const int64_t across = clamp(few ? groups / (4 * threads) : kPanelBytes / (bytes + 1), 1,
+                               (few ? kFewColumns : kManyColumns) / 16);
+  return {call.m, groups, few ? kFewRows : kManyRows, across};
+}
+
+void multiply_part(const Linear& call, const Cut& cut, int64_t i) {
+  cut.run(i, [&](int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
+    kernels->linear[call.dtype](call, m0, m1, n0, n1);
+  });
+}
+
+void multiply_part(const PackedLinear& call, const Cut& cut, int64_t i) {
+  cut.run(i, [&](int64_t m0, int64_t m1, int64_t g0, int64_t g1) {
+    kernels->packed[call.packing].part(call, m0, m1, g0, g1);
+  });
+}
+
+template <class Call>
+void multiply(const Call& call, int threads) {
+  if (call.m * call.n * call.k < kSmallWork) threads = 1;
+  const Cut cut = cut_of(call, threads);
+  parallel_for(cut.parts(), threads, [&](int64_t i) { multiply_part(call, cut, i); });
+}
+
+// Rounds call.activations, (m, k), to call.x, in call.room.
+void round_activations(PackedLinear& call, int threads) {
+  const int64_t m = call.m, k = call.k, num_blocks = k / 32;
+  call.x.scales = static_cast<float*>(call.room);
+  call.x.sums = reinterpret_cast<int32_t*>(call.x.scales + m * num_blocks);
+  call.x.q = reinterpret_cast<int8_t*>(call.x.sums + 2 * m * num_blocks);
+  call.x.m = m, call.x.k = k;
+  const Quantize quantize = kernels->quantize[call.dtype];
+  parallel_for(m, m * k < kSmallWork ? 1 : threads, [&](int64_t row) { quantize(call, row); });
+}
+
+// Puts rows in the order of their experts: a counting sort.
+void sort_rows(const Experts& call) {
+  int64_t *first = call.first(), *next = call.tasks();
+  for (int64_t e = 0; e <= call.experts; e++) first[e] = 0;
+  for (int64_t i = 0; i < call.rows(); i++) first[call.ids[i] + 1]++;
+  for (int64_t e = 0; e < call.experts; e++) {
+    first[e + 1] += first[e];
+    next[e] = first[e];
+  }
+  for (int64_t i = 0; i < call.rows(); i++) {
+    const int64_t row = next[call.ids[i]]++;
+    call.order()[row] = i;
+    call.place()[i] = row;
+  }
+}
+
+// Products of each expert's rows; make(e) is that of expert e.
+template <class Make>
+void multiply_sorted(const Experts& call, int threads, const Make& make) {
+  int64_t *tasks = call.tasks(), *first = call.first();
+  parallel_for(1, 1, [&](int64_t) {
+    tasks[0] = 0;
+    for (int64_t e = 0; e < call.experts; e++)
+      tasks[e + 1] = tasks[e] + (first[e + 1] > first[e] ? cut_of(make(e), threads).parts() : 0);
+  });
+  parallel_for(tasks[call.experts], threads, [&](int64_t i) {
+    int64_t low = 0, high = call.experts;  // the last expert whose tasks begin at i or before
+    while (high - low > 1) {
+      const int64_t middle = (low + high) / 2;
+      (tasks[middle] <= i ? low : high) = middle;
+    }
+    const auto one = make(low);
+    multiply_part(one, cut_of(one, threads), i - tasks[low]);
+  });
+}
+
+// Rows x (rows, k) times the matrices of their experts, gated where there is a second stack, into y:
+// float32 if `wide`. `rounded` is x for packed matrices.
+void multiply_experts(const Experts& call, const ExpertStack& w, const ExpertStack* w2,
+                      const PackedLinear& rounded, void* y, bool wide, int threads) {
+  const int64_t size = call.dtype == kF32 ? 4 : 2, y_size = wide ? 4 : size, k = rounded.k;
+  const auto at = [](const void* from, int64_t bytes) -> const void* {
+    return from ? static_cast<const char*>(from) + bytes : nullptr;
+  };
+  const auto of = [&](const ExpertStack& stack, int64_t e) { return at(stack.w, e * stack.stride); };
+  const auto y_of = [&](int64_t first) { return static_cast<char*>(y) + first * w.n * y_size; };
+  if (w.packing < 0)
+    return multiply_sorted(call, threads, [&](int64_t e) {
+      const int64_t first = call.first()[e], count = call.first()[e + 1] - first;
+      return Linear{at(rounded.activations, first * k * size), of(w, e),
+                    w2 ? of(*w2, e) : nullptr, nullptr, y_of(first), call.dtype, count, w.n, k,
+                    w.ldw, k, w.n, wide};
+    });
+  const auto matrix_of = [&](const ExpertStack& stack, int64_t e) {
+    return PackedMatrix{static_cast<const uint8_t*>(of(stack, e)),
+                        stack.row_scales ? stack.row_scales + e * stack.n : nullptr};
+  };
+  multiply_sorted(call, threads, [&](int64_t e) {
+    const int64_t first = call.first()[e], blocks = k / 32;
+    PackedLinear one = rounded;
+    one.w = matrix_of(w, e);
+    one.w2 = w2 ? matrix_of(*w2, e) : PackedMatrix{};
+    one.y = y_of(first);
+    one.packing = w.packing, one.n = w.n, one.m = one.x.m = call.first()[e + 1] - first;
+    one.x.q += first * k, one.x.scales += first * blocks, one.x.sums += 2 * first * blocks;
+    one.finish = kernels->finish[wide ? int64_t(kF32) : call.dtype];
+    return one;
+  });
+}
+
 const char* const kNames[] = {"avx512", "avx2", "portable"};
 
 const Kernels* find(int isa) {
@@ -140,57 +272,30 @@ const char* blazr_sources() { return BLAZR_SOURCES; }
 // Every kernel has one form, so that calls can be kept and made again (see Recorded): the structs of
 // kernels.hpp say what they do. The caller has checked shapes; null stands for what is not given.
 
-void blazr_linear_heads(const LinearHeads* call, int threads) {
-  const Linear& first = call->first;
-  const int64_t m = first.m, n = first.n, k = first.k;
-  const int64_t bytes = first.dtype == kF32 ? 4 : 2;
-  if (call->heads * m * n * k < kSmallWork) threads = 1;
-  const bool few = m <= kStillFew;
-  // parts small enough to share out evenly, large enough to read in long runs
-  const int64_t columns =
-      (clamp(few ? call->heads * n / (4 * threads) : kPanelBytes / (k * bytes + 1), 16,
-             few ? kFewColumns : kManyColumns) + 3) / 4 * 4;
-  const int64_t rows = few ? kStillFew : 120;
-  const int64_t across = (n + columns - 1) / columns, down = (m + rows - 1) / rows;
-  const LinearPart part = kernels->linear[first.dtype];
-  parallel_for(call->heads * across * down, threads, [&](int64_t i) {
-    const int64_t m0 = i % down * rows, n0 = i / down % across * columns, head = i / down / across;
-    Linear one = first;
-    one.w = static_cast<const char*>(first.w) + head * call->w_head * bytes;
-    one.x = static_cast<const char*>(first.x) + head * call->x_head * bytes;
-    one.y = static_cast<char*>(first.y) + head * call->y_head * bytes;
-    part(one, m0, m0 + rows < m ? m0 + rows : m, n0, n0 + columns < n ? n0 + columns : n);
-  });
-}
+void blazr_linear(const Linear* call, int threads) { multiply(*call, threads); }
 
-void blazr_linear(const Linear* call, int threads) {
-  const LinearHeads one{*call, 1, 0, 0, 0};
-  blazr_linear_heads(&one, threads);
+void blazr_linear_heads(const LinearHeads* call, int threads) {
+  Linear all = call->first;
+  all.n *= call->heads;
+  if (all.m * all.n * all.k < kSmallWork) threads = 1;
+  Cut cut = cut_of(all, threads);
+  cut.n = call->first.n;
+  const int64_t parts = cut.parts(), bytes = all.dtype == kF32 ? 4 : 2;
+  parallel_for(call->heads * parts, threads, [&](int64_t i) {
+    const int64_t head = i / parts;
+    Linear one = call->first;
+    one.w = static_cast<const char*>(one.w) + head * call->w_head * bytes;
+    one.x = static_cast<const char*>(one.x) + head * call->x_head * bytes;
+    one.y = static_cast<char*>(one.y) + head * call->y_head * bytes;
+    multiply_part(one, cut, i % parts);
+  });
 }
 
 void blazr_packed_linear(const PackedLinear* given, int threads) {
   PackedLinear call = *given;
-  const int64_t m = call.m, n = call.n, k = call.k, num_blocks = k / 32, groups = (n + 15) / 16;
-  call.x.scales = static_cast<float*>(call.room);
-  call.x.sums = reinterpret_cast<int32_t*>(call.x.scales + m * num_blocks);
-  call.x.q = reinterpret_cast<int8_t*>(call.x.sums + 2 * m * num_blocks);
-  call.x.m = m, call.x.k = k;
   call.finish = kernels->finish[call.dtype];
-  const PackedKernel& kernel = kernels->packed[call.packing];
-  if (m * n * k < kSmallWork) threads = 1;
-  const Quantize quantize = kernels->quantize[call.dtype];
-  parallel_for(m, m * k < kSmallWork ? 1 : threads, [&](int64_t row) { quantize(call, row); });
-  const bool few = m <= kFewRows;
-  const int64_t group_bytes = k / kernel.columns * kernel.bytes;
-  const int64_t across = clamp(few ? groups / (4 * threads) : kPanelBytes / (group_bytes + 1), 1,
-                               (few ? kFewColumns : kManyColumns) / 16);
-  const int64_t rows = few ? kFewRows : 120;
-  const int64_t down = (m + rows - 1) / rows, parts = (groups + across - 1) / across;
-  parallel_for(parts * down, threads, [&](int64_t i) {
-    const int64_t m0 = i % down * rows, g0 = i / down * across;
-    kernel.part(call, m0, m0 + rows < m ? m0 + rows : m, g0,
-                g0 + across < groups ? g0 + across : groups);
-  });
+  round_activations(call, threads);
+  multiply(call, threads);
 }
 
 void blazr_packed_rows(const PackedRows* given, int threads) {
@@ -341,6 +446,44 @@ void blazr_pieces(const Pieces* call, int threads) {
     for (int64_t i = 0; i < call->count; i++)
       memcpy(out + i * call->bytes, x + call->order[i] * call->bytes, size_t(call->bytes));
   });
+}
+
+void blazr_route(const Route* call, int threads) {
+  constexpr int64_t kTokens = 32;  // of a part
+  parallel_for((call->m + kTokens - 1) / kTokens, threads, [&](int64_t i) {
+    for (int64_t t = i * kTokens; t < (i + 1) * kTokens && t < call->m; t++)
+      kernels->route(*call, t);
+  });
+}
+
+void blazr_experts(const Experts* given, int threads) {
+  const Experts& call = *given;
+  const ExpertsParts& parts = kernels->experts[call.dtype];
+  const int64_t rows = call.rows(), bytes = call.k * (call.dtype == kF32 ? 4 : 2);
+  const int few = rows * call.k < kSmallWork ? 1 : threads;
+  parallel_for(1, 1, [&](int64_t) { sort_rows(call); });
+  parallel_for(rows, few, [&](int64_t row) {
+    memcpy(static_cast<char*>(call.x_rows) + row * bytes,
+           static_cast<const char*>(call.x) + call.order()[row] / call.top * bytes, size_t(bytes));
+  });
+  PackedLinear x{};
+  x.activations = call.x_rows, x.dtype = call.dtype, x.m = rows, x.k = call.k;
+  x.room = call.int8_room;
+  if (call.up.packing >= 0 || call.gate.packing >= 0) round_activations(x, threads);
+  const bool is_alike = call.gate.packing == call.up.packing && call.gate.ldw == call.up.ldw;
+  const bool is_bare = !call.gate.bias && !call.up.bias && call.limit == 0;
+  if (call.gate.w && call.activation == kSilu && is_alike && is_bare) {
+    multiply_experts(call, call.gate, &call.up, x, call.hidden, false, threads);
+  } else {
+    float* ups = call.sums + (call.gate.w ? rows * call.inner : 0);
+    if (call.gate.w) multiply_experts(call, call.gate, nullptr, x, call.sums, true, threads);
+    multiply_experts(call, call.up, nullptr, x, ups, true, threads);
+    parallel_for(rows, few, [&](int64_t row) { parts.hidden(call, row); });
+  }
+  x.activations = call.hidden, x.k = call.inner;
+  if (call.down.packing >= 0) round_activations(x, threads);
+  multiply_experts(call, call.down, nullptr, x, call.sums, true, threads);
+  parallel_for(call.m, few, [&](int64_t token) { parts.combine(call, token); });
 }
 
 // Make calls again, one after the other, in one parallel region.

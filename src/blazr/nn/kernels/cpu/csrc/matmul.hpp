@@ -141,9 +141,14 @@ struct Matmul {
       strip({(const T*)call.w + offset, call.ldw}, n, x, rows, call.k, sums[0], !few);
       if (call.w2)
         strip({(const T*)call.w2 + offset, call.ldw}, n, x, rows, call.k, sums[1], !few);
-      for (int64_t row = 0; row < rows; row++)
-        finish((const T*)call.bias, call.w2 != nullptr, n0, n, sums[0] + row * n, sums[1] + row * n,
-               (T*)call.y + (m + row) * call.ldy);
+      for (int64_t row = 0; row < rows; row++) {
+        float *own = sums[0] + row * n, *ups = sums[1] + row * n;
+        const int64_t at = (m + row) * call.ldy;
+        if (call.wide)
+          finish((const T*)call.bias, call.w2 != nullptr, n0, n, own, ups, (float*)call.y + at);
+        else
+          finish((const T*)call.bias, call.w2 != nullptr, n0, n, own, ups, (T*)call.y + at);
+      }
     }
   }
 };

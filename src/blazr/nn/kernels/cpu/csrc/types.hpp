@@ -108,9 +108,9 @@ inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step 
 [[gnu::always_inline]] inline float silu(float x) { return x / (1.0f + exp_approx(-x)); }
 
 // Columns [n0, n0 + n) of a row y from their sums: bias, or null; gate by `ups`, or not; rounding.
-template <class T>
+template <class T, class Y>
 inline void finish(const T* bias, bool gated, int64_t n0, int64_t n, float* sums, const float* ups,
-                   T* y) {
+                   Y* y) {
   if (bias)
     for (int64_t i = 0; i < n; i++) sums[i] += to_float(bias[n0 + i]);
   if (gated)
