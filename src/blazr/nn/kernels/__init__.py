@@ -35,6 +35,8 @@ KERNELS: Table[Kernel] = Table(
                 (_ALL, "rotate_and_store", "blazr.nn.kernels.cpu.rows:rotate_and_store"),
                 (_ALL, "mamba2", "blazr.nn.kernels.cpu.sequence:mamba2"),
                 (_ALL, "paged_attention", "blazr.nn.kernels.cpu.sequence:paged_attention"),
+                ((torch.uint8,), "pack", "blazr.nn.kernels.cpu.blocks:pack"),
+                (_WIDE, "encode_q4_k", "blazr.nn.kernels.cpu.blocks:encode_q4_k"),
             )
         )
     },

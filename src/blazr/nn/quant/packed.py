@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from blazr.nn.ops.packed import (
+    GROUP,
     PACKINGS,
     Packed,
     Packing,
@@ -21,6 +22,10 @@ from blazr.nn.quant.gguf.weight import GgufWeight
 from blazr.nn.quant.stored import StoredStack
 from blazr.nn.quant.weight import Weight
 
+# Blocks of 32 that may share a scale and a code of 0, most first.
+_RUNS = (4, 2)
+_CENTER, _LARGEST_ZERO = 8, 255  # the code of 0 in Q4_0, and what it can be in int4
+
 
 class PackedWeight(Weight):
     """16 rows interleaved; products round their activations to int8 (see ``nn/ops/packed.py``).
@@ -30,21 +35,33 @@ class PackedWeight(Weight):
         blocks: (..., groups, superblocks, bytes), uint8.
         rows: ``out``.
         dtype: What products and rows come in.
+        row_scales: (..., out), float32: what rows are multiplied with; None for 1.
     """
 
     blocks: Tensor
+    row_scales: Tensor | None
 
-    def __init__(self, packing: Packing, blocks: Tensor, rows: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        packing: Packing,
+        blocks: Tensor,
+        rows: int,
+        dtype: torch.dtype,
+        *,
+        row_scales: Tensor | None = None,
+    ) -> None:
         super().__init__((*blocks.shape[:-3], rows, blocks.shape[-2] * packing.columns), dtype)
         self.packing = packing
         self.register_buffer("blocks", blocks)
+        self.register_buffer("row_scales", row_scales)
         self._matrices: dict[int, PackedWeight] = {}
-        self._matrix = Packed(packing, blocks, rows)
+        self._matrix = Packed(packing, blocks, rows, row_scales)
 
     @property
     def nbytes(self) -> int:
         """Memory it takes."""
-        return self.blocks.nbytes
+        scales = self.row_scales
+        return self.blocks.nbytes + (0 if scales is None else scales.nbytes)
 
     @property
     def device(self) -> torch.device:
@@ -79,7 +96,13 @@ class PackedWeight(Weight):
         """See `Weight.select`."""
         found = self._matrices.get(index)
         if found is None:
-            found = PackedWeight(self.packing, self.blocks[index], self.shape[-2], self.dtype)
+            found = PackedWeight(
+                self.packing,
+                self.blocks[index],
+                self.shape[-2],
+                self.dtype,
+                row_scales=None if self.row_scales is None else self.row_scales[index],
+            )
             self._matrices[index] = found
         return found
 
@@ -100,18 +123,86 @@ def pack_weight(weight: Weight) -> Weight:
     if isinstance(weight, GgufWeight):
         return _packed(weight) if can_pack(weight.kind, weight.dtype) else weight
     if isinstance(weight, ShiftedWeight):
-        weight.inner = pack_weight(weight.inner)
-    elif isinstance(weight, StoredStack):
+        return _pack_shifted(weight)
+    if isinstance(weight, StoredStack):
         weight.matrices = nn.ModuleList(
             pack_weight(weight.select(i)) for i in range(weight.shape[0])
         )
     return weight
 
 
-def _packed(weight: GgufWeight) -> PackedWeight:
-    packing, rows = PACKINGS[weight.kind.name], weight.shape[-2]
-    flat = weight.blocks.flatten(0, -3) if len(weight.shape) > 2 else weight.blocks[None]
-    if len(flat) == 1:
-        return PackedWeight(packing, pack_blocks(weight.kind, flat[0]), rows, weight.dtype)
-    each = [pack_blocks(weight.kind, blocks) for blocks in flat]
-    return PackedWeight(packing, torch.stack(each), rows, weight.dtype)
+def _pack_shifted(weight: ShiftedWeight) -> Weight:
+    """What is multiplied with rows and added to groups goes into the packing, where it can."""
+    inner, scale = weight.inner, weight.scale
+    if not isinstance(inner, GgufWeight) or not can_pack(inner.kind, inner.dtype):
+        return weight
+    zeros = None if weight.shift is None else _zeros(inner, scale, weight.shift)
+    if weight.shift is not None and zeros is None:
+        weight.inner = _packed(inner)
+        return weight
+    packed = _packed(inner, scale, zeros)
+    return packed if weight.order is None else ShiftedWeight(packed, order=weight.order)
+
+
+def _zeros(inner: GgufWeight, scale: Tensor | None, shift: Tensor) -> Tensor | None:
+    """The codes of 0 in groups, (out, G) uint8, if that is what is added; else None."""
+    if inner.kind.name != "Q4_0":
+        return None
+    step = inner.shape[1] // inner.kind.length // shift.shape[1]
+    scales = _block_scales(inner)[:, ::step].contiguous().view(torch.float16).float().squeeze(-1)
+    if scale is not None:
+        scales = scales * scale[:, None]
+    zeros = (_CENTER - shift / scales).round()
+    zeros = torch.where(scales == 0, _CENTER, zeros).nan_to_num(-1).clamp(-1, 256)
+    is_exact = torch.equal((_CENTER - zeros) * scales, shift)
+    return zeros.byte() if is_exact and zeros.amin() >= 0 and zeros.amax() <= 255 else None
+
+
+def _packed(
+    weight: GgufWeight, scale: Tensor | None = None, zeros: Tensor | None = None
+) -> PackedWeight:
+    rows = weight.shape[-2]
+    blocks = weight.blocks.flatten(0, -2)
+    name = _packing_of(weight, zeros)
+    packing = PACKINGS[name]
+    if name == "int8":
+        own = _block_scales(weight)[..., 0, :].contiguous().view(torch.float16).squeeze(-1).float()
+        scale = own if scale is None else own * scale
+    if zeros is not None:
+        zeros = zeros.repeat_interleave(weight.shape[-1] // packing.columns // zeros.shape[1], 1)
+    stack = weight.shape[:-2]
+    if rows % GROUP == 0 or stack.numel() == 1:
+        packed = pack_blocks(name, blocks, zeros)
+        packed = packed.view(*stack, -1, *packed.shape[1:])
+    else:
+        each = [pack_blocks(name, part) for part in blocks.split(rows)]
+        packed = torch.stack(each).view(*stack, *each[0].shape)
+    return PackedWeight(packing, packed, rows, weight.dtype, row_scales=scale)
+
+
+def _packing_of(weight: GgufWeight, zeros: Tensor | None) -> str:
+    """The packing that takes least: a scale that blocks share is kept once."""
+    name, count = weight.kind.name, weight.shape[-1] // weight.kind.length
+    if name == "Q8_0" and count > 1 and _share_scales(weight, count):
+        return "int8"
+    if name != "Q4_0":
+        return name
+    whole = count if zeros is None else count // zeros.shape[1]  # blocks with one code of 0
+    for run in _RUNS:
+        if whole % run == 0 and _share_scales(weight, run):
+            return f"int4 by {run * weight.kind.length}"
+    return name if zeros is None else "int4 by 32"
+
+
+def _block_scales(weight: GgufWeight) -> Tensor:
+    """The bytes of the scales of Q8_0 or Q4_0, (..., out, blocks, 2)."""
+    blocks: Tensor = weight.blocks.unflatten(-1, (-1, weight.kind.nbytes))
+    return blocks[..., :2]
+
+
+def _share_scales(weight: GgufWeight, run: int) -> bool:
+    """Whether all runs of so many blocks have one scale each."""
+    scales = _block_scales(weight).flatten(0, -3)
+    # one row says it of nearly all that have not
+    parts = (part.unflatten(1, (-1, run)) for part in (scales[:1], scales))
+    return all(bool((part == part[:, :, :1]).all()) for part in parts)

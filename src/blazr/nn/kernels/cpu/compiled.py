@@ -21,7 +21,7 @@ ISAS = ("avx512", "avx2", "portable")
 # Each is ``blazr_NAME(const Struct* call, int threads)``.
 _ENTRIES = (
     *("linear", "packed_linear", "packed_rows", "rows", "pointwise", "norm", "rotate", "angles"),
-    *("mamba2", "attention"),
+    *("mamba2", "attention", "pack", "encode_q4_k"),
 )
 
 _POINTER, _INT64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "attention.hpp"
+#include "encode.hpp"
 #include "mamba2.hpp"
 #include "matmul.hpp"
 #include "matmul_q.hpp"
@@ -27,6 +28,7 @@ constexpr Kernels kernels_of(std::integer_sequence<int, kPackings...>) {
       .quantize = {quantize<bf16>, quantize<f16>, quantize<float>},
       .finish = {finish_packed<bf16>, finish_packed<f16>, finish_packed<float>},
       .packed = {packed_kernel<Int8<Isa>, kPackings>()...},
+      .encode_q4_k = encode_q4_k,
       .mamba2 = {mamba2_parts<bf16>(), mamba2_parts<f16>(), mamba2_parts<float>()},
       .attention = {AttentionOf<bf16>::attend, AttentionOf<f16>::attend, AttentionOf<float>::attend},
       .norm = {RowParts<bf16>::norm, RowParts<f16>::norm, RowParts<float>::norm},
