@@ -247,6 +247,7 @@ MIXER_EXAMPLES: dict[str, MixerConfig] = {
         norm_eps=NORM_EPS,
     ),
 }
+MIXER_EXAMPLES["mla_apart"] = replace(MIXER_EXAMPLES["mla_deepseek"], apart=True)
 MIXER_EXAMPLES["parallel"] = ParallelMixerConfig(
     (
         ParallelPart(name="mamba", mixer=MIXER_EXAMPLES["mamba2"], output_multiplier=0.7),

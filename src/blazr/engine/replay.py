@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from blazr.engine.batching import build_batch
+from blazr.engine.cache.manager import CacheManager
+from blazr.engine.scheduler import StepPlan
 from blazr.models.causal_lm import CausalLM
 from blazr.nn.layers.batch import ForwardBatch, LayerCache, Span
 from blazr.nn.layers.rope import Positions, RopeConfig
@@ -34,108 +37,146 @@ class Replays:
         self._model = model
         self._caches = caches
         self._arena = Arena()
+        self._ropes: set[RopeConfig] = set()
         self._seen: Counter[int] = Counter()
-        self._made: dict[int, tuple[_Inputs, Replay | None]] = {}
+        self._made: dict[int, tuple[_Inputs, Replay]] = {}
         self._is_possible = can_replay(model.device.type)
 
-    def logits(self, batch: ForwardBatch) -> Tensor | None:
-        """(B, V), float32, overwritten by the next step; None where a step has to be computed.
+    def logits(self, plan: StepPlan, memory: CacheManager) -> Tensor | None:
+        """(B, V), float32, overwritten by the next step; None where the step has to be computed.
 
         Args:
-            batch: Every sequence decodes, and draws a token.
+            plan: Recorded if every sequence decodes, and draws a token.
+            memory: Where the sequences' memory is.
         """
-        size = len(batch.spans)
-        if not self._is_possible:
+        size = len(plan.rows)
+        is_asked = any(row.sequence.asks_of_prompt for row in plan.rows)
+        if not self._is_possible or plan.num_decodes < size or is_asked:
             return None
         if size not in self._made:
             self._seen[size] += 1
-            if self._seen[size] < _SEEN:
+            if self._seen[size] < _SEEN or not self._record(size, memory.shape.max_blocks):
                 return None
-            self._made[size] = self._record(batch)
         inputs, replay = self._made[size]
-        if replay is None:
-            return None
-        inputs.take(batch)
-        return replay(batch)
+        inputs.take(plan, memory)
+        return replay(build_batch(plan, memory, self._model.device) if replay.num_python else None)
 
     def num_python(self, size: int) -> int | None:
         """How many parts of such a step stay in Python; None if it is not recorded."""
-        replay = self._made[size][1] if size in self._made else None
-        return None if replay is None else replay.num_python
+        return self._made[size][1].num_python if size in self._made else None
 
-    def _record(self, batch: ForwardBatch) -> tuple[_Inputs, Replay | None]:
-        inputs = _Inputs(batch)
+    def _record(self, size: int, max_blocks: int) -> bool:
+        inputs = _Inputs(size, max_blocks, self._ropes)
 
         def run() -> Tensor:
+            inputs.rotary.prepare()
             return self._model.logits(self._model(inputs.batch, self._caches))
 
         replay = record(run, inputs.batch, self._arena)
+        if inputs.rotary.unknown - self._ropes:
+            self._ropes |= inputs.rotary.unknown
+            return self._record(size, max_blocks)
         self._is_possible = replay is not None
-        return inputs, replay
+        if replay is not None:
+            self._made[size] = inputs, replay
+        return self._is_possible
 
 
 class _Inputs:
-    """Tensors that hold a step's inputs, step after step.
+    """Arrays that hold a step's inputs, step after step, and a batch of tensors over them.
 
     Args:
-        batch: A step of as many sequences.
+        size: Sequences that decode.
+        max_blocks: Blocks that a sequence may have.
+        ropes: Rotations that the layers want.
     """
 
-    def __init__(self, batch: ForwardBatch) -> None:
-        count = len(batch.spans)
-        spans, tables = batch.table.spans, batch.table.block_tables
-        self._table = StepTable(
-            spans=torch.empty_like(spans),
-            checkpoints=torch.empty((count, 2), dtype=torch.int64),  # a token passes one edge
-            block_tables=torch.empty_like(tables),
+    def __init__(self, size: int, max_blocks: int, ropes: set[RopeConfig]) -> None:
+        self._tokens, self._positions, self._slots = np.zeros((3, size), np.int64)
+        self._spans = np.zeros((size, 8), np.int64)
+        self._edges = np.zeros((size, 2), np.int64)  # a token passes one edge at most
+        self._tables = np.zeros((size, max_blocks), np.int64)
+        self.rotary = _Rotary(torch.from_numpy(self._positions), ropes)
+        table = StepTable(
+            spans=torch.from_numpy(self._spans),
+            checkpoints=torch.from_numpy(self._edges),
+            block_tables=torch.from_numpy(self._tables),
             longest=1,
         )
-        self._rotary = _Positions(count)
+        unseen = torch.empty(0, dtype=torch.int64)
         self.batch = ForwardBatch(
-            token_ids=torch.empty_like(batch.token_ids),
-            positions=torch.empty_like(batch.positions),
-            block_tables=self._table.block_tables,
-            slot_mapping=torch.empty_like(batch.slot_mapping),
-            state_slots=torch.empty_like(batch.state_slots),
-            run_slots=torch.empty_like(batch.run_slots),
-            logits_indices=batch.logits_indices,
+            token_ids=torch.from_numpy(self._tokens),
+            positions=torch.from_numpy(self._positions),
+            block_tables=table.block_tables,
+            slot_mapping=torch.from_numpy(self._slots),
+            state_slots=unseen,
+            run_slots=unseen,
+            logits_indices=unseen,
             spans=_Unseen(),
-            num_decodes=count,
+            num_decodes=size,
         )
-        self.batch.__dict__.update(table=self._table, rotary=self._rotary)
+        self.batch.__dict__.update(table=table, rotary=self.rotary)
 
-    def take(self, batch: ForwardBatch) -> None:
+    def take(self, plan: StepPlan, memory: CacheManager) -> None:
         """Hold this step's numbers."""
-        for name in ("token_ids", "positions", "slot_mapping", "state_slots", "run_slots"):
-            getattr(self.batch, name).copy_(getattr(batch, name))
-        mine, given = self._table, batch.table
-        mine.spans.copy_(given.spans)
-        mine.block_tables.copy_(given.block_tables)
-        if len(given.checkpoints):
-            mine.checkpoints[: len(given.checkpoints)] = given.checkpoints
-        self._rotary.take(batch.rotary)
+        grid, has_states = memory.shape.grid, memory.shape.has_states
+        tokens, positions, runs, spans = [], [], [], []
+        edges: list[tuple[int, int]] = []
+        lengths = []
+        for index, (sequence, _, _) in enumerate(plan.rows):
+            start, run, state = sequence.computed, sequence.run_slot, sequence.checkpoint or 0
+            logged = start - sequence.checkpoint_length if has_states else 0
+            tokens.append(sequence.tokens[start])
+            positions.append(start)
+            runs.append(run)
+            lengths.append(sequence.max_computed)
+            spans.append((index, 1, start, logged, state, run, len(edges), len(sequence.pending)))
+            edges += sequence.pending
+        self._tokens[:], self._positions[:], self._spans[:] = tokens, positions, spans
+        if edges:
+            self._edges[: len(edges)] = edges
+        memory.block_tables.take(runs, 0, out=self._tables, mode="clip")
+        pages = self._tables[np.arange(len(runs)), self._positions // grid]
+        self._slots[:] = pages * grid + self._positions % grid
+        self.rotary.take(lengths)
 
 
-class _Positions(Positions):
-    """Tables of rotation that are filled before each step."""
+class _Rotary(Positions):
+    """Rotation of the tokens of a recorded step.
 
-    def __init__(self, count: int) -> None:
-        super().__init__(torch.empty(0, dtype=torch.int64))
-        self._count = count
+    Args:
+        positions: (B,), int64, other numbers in each step.
+        ropes: What is prepared; others are noted in ``unknown``.
+    """
+
+    def __init__(self, positions: Tensor, ropes: set[RopeConfig]) -> None:
+        super().__init__(positions)
+        self._ropes = ropes
+        self.unknown: set[RopeConfig] = set()
+
+    def prepare(self) -> None:
+        """Record the tables, before all layers."""
+        for rope in self._ropes:
+            if rope.length_class(1) == 0:
+                self._tables[rope] = rope.tables(self._positions)
+            else:  # how it turns is decided in Python, step by step
+                room = np.empty((2, len(self._positions), rope.num_pairs), np.float32)
+                self._tables[rope] = torch.from_numpy(room[0]), torch.from_numpy(room[1])
 
     def tables(self, rope: RopeConfig) -> tuple[Tensor, Tensor]:
-        """See `Positions.tables`; the first call makes room."""
+        """See `Positions.tables`."""
         if rope not in self._tables:
-            # numpy's, as new tensors are the recording's
-            cos, sin = np.empty((2, self._count, rope.num_pairs), np.float32)
-            self._tables[rope] = torch.from_numpy(cos), torch.from_numpy(sin)
+            self.unknown.add(rope)
+            raise ForeignError("a rotation that was not prepared")
         return self._tables[rope]
 
-    def take(self, positions: Positions) -> None:
-        """Hold this step's angles."""
+    def take(self, lengths: list[int]) -> None:
+        """Fill the tables that depend on how long sequences may become."""
         for rope, own in self._tables.items():
-            for mine, given in zip(own, positions.tables(rope), strict=True):
-                mine.copy_(given)
+            if rope.length_class(1) != 0:
+                made = rope.tables(self._positions, torch.tensor(lengths))
+                for mine, given in zip(own, made, strict=True):
+                    mine.copy_(given)
 
 
 class _Unseen(tuple[Span, ...]):

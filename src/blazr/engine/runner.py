@@ -78,10 +78,10 @@ class ModelRunner:
         self.storage.clear_pages(plan.fresh_pages)
         self.storage.clear_states(plan.fresh_states)
         self.storage.clear_run_slots(plan.fresh_run_slots)
-        batch = build_batch(plan, memory, self.model.device)
         result = StepResult()
-        logits = self._replay(plan, batch)
+        logits = None if self.replays is None else self.replays.logits(plan, memory)
         if logits is None:
+            batch = build_batch(plan, memory, self.model.device)
             hidden = self.model(batch, self.storage.layers)
             result.pooled = self._pool(plan, hidden)
             if len(batch.logits_indices):
@@ -90,16 +90,6 @@ class ModelRunner:
             draw_tokens(self.sampler, plan, logits, result)
         self._fork(plan)
         return result
-
-    def _replay(self, plan: StepPlan, batch: ForwardBatch) -> Tensor | None:
-        """Logits of a step in which every sequence decodes and draws, if it was recorded."""
-        count = len(batch.spans)
-        is_decode = batch.num_decodes == len(batch.logits_indices) == count
-        if self.replays is None or not is_decode:
-            return None
-        if any(row.sequence.request.pooling is not None for row in plan.rows):
-            return None
-        return self.replays.logits(batch)
 
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int], cuts: Sequence[int] = ()) -> Tensor:

@@ -5,44 +5,39 @@ Kernels know tensors and their own libraries; only ``blazr.nn.ops`` calls them.
 
 from __future__ import annotations
 
+import torch
+
 from blazr.core.table import Table
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.kernels.kernel import Kernel
 
+# By module of ``blazr.nn.kernels.cpu``, its functions that stand in for the op of their name.
+_CPU = {
+    "matmul": ("linear", "wide_linear", "gated_linear", "linear_heads"),
+    "matmul_q": ("packed_linear", "packed_gated_linear", "packed_rows"),
+    "pointwise": (
+        *("add", "scale", "widen", "activate", "sigmoid_gate"),
+        *("embedding", "take_pieces"),
+    ),
+    "moe": ("choose_experts", "experts"),
+    "rows": ("rms_norm", "layer_norm", "rotary_tables", "rotate_and_store"),
+    "sequence": ("mamba2", "paged_attention"),
+    "recurrent": ("convolve", "mamba1", "mamba3", "gated_delta", "gated_norm"),
+}
+_FLOAT32_ALONE = {"rotary_tables"}
+
+
+def _on_cpu(module: str, op: str) -> Kernel:
+    return Kernel(
+        op,
+        "cpu",
+        (torch.float32,) if op in _FLOAT32_ALONE else tuple(compiled.DTYPES),
+        f"blazr.nn.kernels.cpu.{module}:{op}",
+        compiled.missing,
+        compiled.in_use,
+    )
+
+
 KERNELS: Table[Kernel] = Table(
-    "kernel",
-    {
-        f"{row.device}.{row.op}": row
-        for row in (
-            Kernel(op, "cpu", tuple(compiled.DTYPES), target, compiled.missing, compiled.in_use)
-            for op, target in (
-                ("linear", "blazr.nn.kernels.cpu.matmul:linear"),
-                ("gated_linear", "blazr.nn.kernels.cpu.matmul:gated_linear"),
-                ("packed_linear", "blazr.nn.kernels.cpu.matmul_q:packed_linear"),
-                ("packed_gated_linear", "blazr.nn.kernels.cpu.matmul_q:packed_gated_linear"),
-                ("packed_rows", "blazr.nn.kernels.cpu.matmul_q:packed_rows"),
-                *(
-                    (name, f"blazr.nn.kernels.cpu.pointwise:{name}")
-                    for name in (
-                        "add",
-                        "scale",
-                        "widen",
-                        "activate",
-                        "sigmoid_gate",
-                        "embedding",
-                        "take_pieces",
-                    )
-                ),
-                ("rms_norm", "blazr.nn.kernels.cpu.rows:rms_norm"),
-                ("layer_norm", "blazr.nn.kernels.cpu.rows:layer_norm"),
-                ("rotate_and_store", "blazr.nn.kernels.cpu.rows:rotate_and_store"),
-                ("mamba2", "blazr.nn.kernels.cpu.sequence:mamba2"),
-                *(
-                    (name, f"blazr.nn.kernels.cpu.recurrent:{name}")
-                    for name in ("convolve", "mamba1", "mamba3", "gated_delta", "gated_norm")
-                ),
-                ("paged_attention", "blazr.nn.kernels.cpu.sequence:paged_attention"),
-            )
-        )
-    },
+    "kernel", {f"cpu.{op}": _on_cpu(module, op) for module, ops in _CPU.items() for op in ops}
 )

@@ -61,13 +61,13 @@ class Packing:
 
 
 class Packed(NamedTuple):
-    """A packed matrix, (rows, columns).
+    """A packed matrix, (rows, columns), or a stack of them.
 
     Args:
         packing: Its layout.
-        blocks: (groups, superblocks, bytes), uint8.
+        blocks: (..., groups, superblocks, bytes), uint8.
         rows: Fewer than are in ``blocks`` where some were added.
-        row_scales: (rows,), float32: what rows are multiplied with in the end; or None.
+        row_scales: (..., rows), float32: what rows are multiplied with in the end; or None.
     """
 
     packing: Packing
@@ -78,7 +78,12 @@ class Packed(NamedTuple):
     @property
     def columns(self) -> int:
         """``in``."""
-        return self.blocks.shape[1] * self.packing.columns
+        return self.blocks.shape[-2] * self.packing.columns
+
+    def select(self, index: int) -> Packed:
+        """One matrix of a stack."""
+        scales = None if self.row_scales is None else self.row_scales[index]
+        return Packed(self.packing, self.blocks[index], self.rows, scales)
 
 
 _NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)

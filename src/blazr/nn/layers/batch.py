@@ -206,6 +206,8 @@ def rotate_and_write(
     rope: RopeConfig | None,
     batch: ForwardBatch,
     pages: tuple[Tensor, Tensor],
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Rotate queries and keys, and put keys and values at their places in the pages.
 
@@ -214,19 +216,23 @@ def rotate_and_write(
         rope: How; None leaves queries and keys as they are.
         batch: The step.
         pages: (pages, GRID, K, D) for keys and (pages, GRID, K, E) for values.
+        out: Where the queries go, (T, H, D), perhaps a part of a wider tensor; None for anywhere.
 
     Returns:
         The queries, (T, H, D).
     """
     q, k, v = heads
     store = store_kernel(q.device.type, q.dtype)
-    if store is not None and rope is not None:
-        cos, sin = batch.rotary.tables(rope)
-        turn = Rotation(cos=cos, sin=sin, interleaved=rope.interleaved, slots=batch.slot_mapping)
-        return store(q, k, v, turn, *pages)
+    if store is not None:
+        none = torch.empty(len(q), 0)
+        cos, sin = (none, none) if rope is None else batch.rotary.tables(rope)
+        interleaved = rope is not None and rope.interleaved
+        turn = Rotation(cos=cos, sin=sin, interleaved=interleaved, slots=batch.slot_mapping)
+        return store(q, k, v, turn, *pages, out)
     pages[0][batch.places] = batch.rotary.rotate(k, rope)
     pages[1][batch.places] = v
-    return batch.rotary.rotate(q, rope)
+    turned = batch.rotary.rotate(q, rope)
+    return turned if out is None else out.copy_(turned)
 
 
 def concat_rows(parts: list[Tensor]) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -11,15 +11,13 @@ from torch import Tensor, nn
 from blazr.nn.layers.base import Mixer, MixerConfig
 from blazr.nn.layers.batch import DecodeGroup, ForwardBatch, LayerCache, rotate_and_write
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
-from blazr.nn.layers.linear import Linear, Matrix
+from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import Positions, RopeConfig
 from blazr.nn.ops.attention import attention, decode_attention
-from blazr.nn.ops.matmul import linear
+from blazr.nn.ops.matmul import linear, linear_heads
 from blazr.nn.ops.sequence import Pages, attention_kernel
-from blazr.nn.quant.weight import Weight
 
-FEW_TOKENS = 32  # of a sequence in one step, up to which latents are not expanded
 MAX_KEY, MAX_LATENT = 576, 512  # what the kernel has room for
 
 
@@ -99,7 +97,13 @@ class DeepseekMlaConfig(MlaConfig):
 
 
 class Mla(Mixer):
-    """Latent attention: expanded keys and values in prefill, the latent itself in decode."""
+    """Latent attention in its absorbed form [arXiv:2405.04434, section 2.1].
+
+    With kernels every token attends to the latents themselves, in prefill as in decode: one
+    formula, so neither cutting a prompt elsewhere nor other sequences can change a bit. Without
+    them prefill expands keys and values. The upward matrices are plain numbers however the others
+    are stored, and that of the keys is kept turned over as well: H * D * R more numbers a layer.
+    """
 
     o_proj: Linear
 
@@ -108,6 +112,9 @@ class Mla(Mixer):
         self.num_heads = config.num_heads
         self.rope = config.rope
         self.scale = config.scale
+        sizes = config.kv_latent, config.kv_latent + config.rope_dim
+        self._fits_kernel = sizes[0] <= MAX_LATENT and sizes[1] <= MAX_KEY
+        self._kernel_up: tuple[Tensor, Tensor] | None = None
 
     @abstractmethod
     def _compress(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,51 +138,35 @@ class Mla(Mixer):
         q, q_rope = self._queries(x)
         # one key for all heads, and the latent in the place of its values
         pages = cache.paged["k_rope"].unsqueeze(2), cache.paged["latent"].unsqueeze(2)
-        q_rope = rotate_and_write((q_rope, k_rope, latent.unsqueeze(1)), self.rope, batch, pages)
+        rotated = q_rope, k_rope, latent.unsqueeze(1)
+        attend = attention_kernel(q.device.type, q.dtype)
+        if attend is not None and self._fits_kernel:
+            up, kept = self._kernel_weights(), latent.shape[-1]
+            queries = q.new_empty(*q.shape[:2], kept + q_rope.shape[-1])
+            linear_heads(q, up[0], queries[..., :kept])
+            rotate_and_write(rotated, self.rope, batch, pages, out=queries[..., kept:])
+            memory = Pages(keys=pages[1], more_keys=pages[0], values=pages[1], scale=self.scale)
+            mixed = attend(queries, memory, batch.table)
+            return self.o_proj(linear_heads(mixed, up[1]).flatten(-2))
+        q_rope = rotate_and_write(rotated, self.rope, batch, pages)
         parts = torch.empty((len(x), self.o_proj.weight.shape[1]), dtype=q.dtype, device=q.device)
         out = parts.unflatten(-1, (self.num_heads, -1))  # (T, H, E)
-        rest = self._step_absorbed(q, q_rope, batch, cache, out)
-        for index in rest:
+        for group in batch.decode_groups:
+            rows = group.rows
+            out[rows] = self._decode(q[rows], q_rope[rows], group, cache)
+        for index in range(batch.num_decodes, len(batch.spans)):
             span, table = batch.spans[index], batch.block_tables[index]
             latents = cache.read("latent", table, span.total)
             keys = cache.read("k_rope", table, span.total)
             out[span.rows] = self._attend(q[span.rows], q_rope[span.rows], latents, keys)
         return self.o_proj(parts)
 
-    def _step_absorbed(  # noqa: PLR0917  (queries in two parts, where memory is, where results go)
-        self, q: Tensor, q_rope: Tensor, batch: ForwardBatch, cache: LayerCache, out: Tensor
-    ) -> list[int]:
-        """Attend to the latents themselves where few tokens look back; the sequences left over.
-
-        Expanding the latents of a long memory for a handful of tokens would cost more than they do.
-        """
-        size = cache.paged["latent"].shape[-1], cache.paged["k_rope"].shape[-1]
-        attend = attention_kernel(q.device.type, q.dtype)
-        if attend is None or size[0] > MAX_LATENT or sum(size) > MAX_KEY:
-            for group in batch.decode_groups:
-                rows = group.rows
-                out[rows] = self._decode(q[rows], q_rope[rows], group, cache)
-            return list(range(batch.num_decodes, len(batch.spans)))
-        few = [i for i, span in enumerate(batch.spans) if span.length <= FEW_TOKENS]
-        if not few:
-            return list(range(len(batch.spans)))
-        table, rows = batch.table, torch.arange(len(q))
-        if len(few) < len(batch.spans):
-            rows = torch.cat([rows[batch.spans[i].rows] for i in few])
-            table = replace(
-                table,
-                spans=table.spans[few],
-                block_tables=table.block_tables[few],
-                longest=max(batch.spans[i].length for i in few),
-            )
-        k_up, v_up = self._up()
-        queries = q.new_empty(*q.shape[:2], sum(size))
-        queries[rows] = torch.cat((torch.einsum("thd,hdr->thr", q[rows], k_up), q_rope[rows]), -1)
-        latents, k_rope = cache.paged["latent"].unsqueeze(2), cache.paged["k_rope"].unsqueeze(2)
-        pages = Pages(keys=latents, more_keys=k_rope, values=latents, scale=self.scale)
-        mixed = attend(queries, pages, table)[rows]
-        out[rows] = torch.einsum("thr,her->the", mixed, v_up)
-        return [i for i, span in enumerate(batch.spans) if span.length > FEW_TOKENS]
+    def _kernel_weights(self) -> tuple[Tensor, Tensor]:
+        """The matrices of `_up` by output, (H, R, D) and (H, E, R); once weights are in place."""
+        if self._kernel_up is None:
+            keys, values = self._up()
+            self._kernel_up = keys.transpose(1, 2).contiguous(), values
+        return self._kernel_up
 
     def forward_sequences(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C), every sequence from position 0."""
@@ -238,7 +229,9 @@ class OxidizrMla(Mla):
 
     def _up(self) -> tuple[Tensor, Tensor]:
         heads = (self.num_heads, -1)
-        k, v = _dense(self.k_up_proj.weight), _dense(self.v_up_proj.weight)
+        k, v = self.k_up_proj.weight, self.v_up_proj.weight
+        assert isinstance(k, Tensor)
+        assert isinstance(v, Tensor)
         return k.unflatten(0, heads), v.unflatten(0, heads)
 
 
@@ -283,8 +276,9 @@ class DeepseekMla(Mla):
         return k, v
 
     def _up(self) -> tuple[Tensor, Tensor]:
-        both = _dense(self.kv_up_proj.weight).unflatten(0, (self.num_heads, -1))
-        k, v = both.split(self.kv_parts, 1)
+        both = self.kv_up_proj.weight
+        assert isinstance(both, Tensor)
+        k, v = both.unflatten(0, (self.num_heads, -1)).split(self.kv_parts, 1)
         return k, v
 
 
@@ -305,7 +299,3 @@ class ApartMla(DeepseekMla):
 
     def _up(self) -> tuple[Tensor, Tensor]:
         return self.k_up.transpose(1, 2), self.v_up
-
-
-def _dense(weight: Matrix) -> Tensor:
-    return weight.dequantize(weight.dtype) if isinstance(weight, Weight) else weight

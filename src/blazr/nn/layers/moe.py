@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from blazr.nn.layers.base import FeedForward, FeedForwardConfig
-from blazr.nn.layers.linear import Linear, Matrix, multiply, multiply_gated
+from blazr.nn.layers.linear import Linear, Matrix
 from blazr.nn.layers.mlp import Mlp, MlpConfig
-from blazr.nn.ops.activation import ACTIVATIONS, clamped_swiglu
-from blazr.nn.ops.matmul import linear
-from blazr.nn.ops.moe import ExpertGroups, experts_mlp, route, route_top_k
+from blazr.nn.ops.matmul import wide_linear
+from blazr.nn.ops.moe import ExpertGroups, ExpertMlps, Routing, Stack, experts, route
+from blazr.nn.ops.packed import Packed
+from blazr.nn.ops.pointwise import add, sigmoid_gate, widen
 from blazr.nn.quant.weight import Weight
 
 
@@ -69,17 +70,19 @@ class MoeConfig(FeedForwardConfig):
     latent_size: int | None = None
 
     @property
-    def weighs_by_softmax_of_chosen(self) -> bool:
-        """Whether the logits of the chosen experts alone tell their weights."""
+    def routing(self) -> Routing:
+        """How experts are chosen."""
         is_softmax = self.scoring == "softmax" and self.norm_topk_prob
         is_free = self.groups is None and not self.correction_bias
-        return is_softmax and is_free and self.routed_scaling_factor == 1
-
-    @property
-    def is_usual(self) -> bool:
-        """Whether experts are gated by silu and have two upward matrices and no biases."""
-        is_odd = self.fused_gate_up is not None or self.expert_bias
-        return self.gated and self.activation == "silu" and not is_odd
+        # the logits of the chosen experts alone tell their weights
+        of_chosen = is_softmax and is_free and self.routed_scaling_factor == 1
+        return Routing(
+            self.experts_per_token,
+            "softmax of chosen" if of_chosen else self.scoring,
+            self.norm_topk_prob,
+            self.groups,
+            self.routed_scaling_factor,
+        )
 
     def build(self) -> Moe:
         """The module, with uninitialised parameters."""
@@ -93,11 +96,11 @@ class Experts(nn.Module):
     up_proj: Matrix
     gate_up_proj: Matrix
     down_proj: Matrix
+    gate_bias: nn.Parameter
 
     def __init__(self, config: MoeConfig) -> None:
         super().__init__()
         self.config = config
-        self.activation = ACTIVATIONS[config.activation]
         experts, inner = config.num_experts, config.intermediate_size
         hidden = config.latent_size or config.hidden_size
         upward = {"gate": inner, "up": inner} if config.gated else {"up": inner}
@@ -112,50 +115,31 @@ class Experts(nn.Module):
             self.down_bias = nn.Parameter(torch.empty(experts, hidden))
 
     def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Each token through its experts: see `experts_mlp`."""
-        if self.config.is_usual:
-            gate, up, down = self.gate_proj, self.up_proj, self.down_proj
-            if not (isinstance(gate, Weight) or isinstance(up, Weight) or isinstance(down, Weight)):
-                return experts_mlp(x, weights, chosen, gate, up, down)
-        return self._one_by_one(x, weights, chosen)
+        """Each token through its experts: see ``blazr.nn.ops.moe.experts``."""
+        config, dtype = self.config, self.down_proj.dtype
+        has_gate = config.gated and config.fused_gate_up is None
+        up, bias = "gate_up" if config.fused_gate_up else "up", config.expert_bias
+        mlps = ExpertMlps(
+            up=_stack(getattr(self, f"{up}_proj")),
+            down=_stack(self.down_proj),
+            gate=_stack(self.gate_proj) if has_gate else None,
+            fused=config.fused_gate_up,
+            activation=config.activation,
+            up_bias=getattr(self, f"{up}_bias") if bias else None,
+            gate_bias=self.gate_bias if bias and has_gate else None,
+            down_bias=self.down_bias if bias else None,
+            limit=config.swiglu_limit,
+            alpha=config.swiglu_alpha,
+        )
+        stacks = (mlps.up, mlps.down, mlps.gate)
+        are_read = all(each is None or isinstance(each, Tensor | Packed) for each in stacks)
+        # weights in other storage are multiplied expert by expert
+        function = experts if are_read else experts.reference
+        return function(x.to(dtype), weights, chosen, mlps)
 
-    def _one_by_one(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """The same for packed matrices, decoded when their expert is chosen, and other forms."""
-        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        for expert in chosen.unique().tolist():
-            tokens, place = (chosen == expert).nonzero(as_tuple=True)
-            share = self._expert(x[tokens], expert).float()
-            out = out.index_add(0, tokens, share * weights[tokens, place, None])
-        return out.to(x.dtype)
 
-    def _expert(self, x: Tensor, index: int) -> Tensor:
-        fused = self.config.fused_gate_up
-        if self.config.is_usual and self.config.swiglu_limit is None:
-            hidden = multiply_gated(x, self._matrix("gate", index), self._matrix("up", index))
-        elif fused == "halves":
-            hidden = self._gate(*self._multiply(x, "gate_up", index).chunk(2, -1))
-        elif fused == "interleaved":
-            both = self._multiply(x, "gate_up", index)
-            hidden = self._gate(both[..., ::2], both[..., 1::2])
-        elif self.config.gated:
-            hidden = self._gate(self._multiply(x, "gate", index), self._multiply(x, "up", index))
-        else:
-            hidden = self.activation(self._multiply(x, "up", index))
-        return self._multiply(hidden, "down", index)
-
-    def _multiply(self, x: Tensor, name: str, index: int) -> Tensor:
-        bias = getattr(self, f"{name}_bias")[index] if self.config.expert_bias else None
-        return multiply(x, self._matrix(name, index), bias)
-
-    def _matrix(self, name: str, index: int) -> Tensor | Weight:
-        stack: Matrix = getattr(self, f"{name}_proj")
-        return stack.select(index) if isinstance(stack, Weight) else stack[index]
-
-    def _gate(self, gate: Tensor, up: Tensor) -> Tensor:
-        limit = self.config.swiglu_limit
-        if limit is None:
-            return self.activation(gate) * up
-        return clamped_swiglu(gate, up, alpha=self.config.swiglu_alpha, limit=limit)
+def _stack(matrix: Matrix) -> Stack:
+    return matrix.packed or matrix if isinstance(matrix, Weight) else matrix
 
 
 class Moe(FeedForward):
@@ -188,13 +172,8 @@ class Moe(FeedForward):
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) to (..., C)."""
         rows = x.flatten(0, -2)
-        # the router decides in float32: a rounded logit could choose another expert
-        router = self.router.weight
-        wide = router.dequantize(torch.float32) if isinstance(router, Weight) else router.float()
-        logits = linear(rows.float(), wide)
-        if self.router.bias is not None:
-            logits = logits + self.router.bias.float()
-        weights, chosen = self._route(logits)
+        bias = None if self.correction_bias is None else widen(self.correction_bias)
+        weights, chosen = route(self._logits(rows), self.config.routing, bias)
         if self.config.latent_size is None:
             out = self.experts(rows, weights, chosen).view_as(x)
         else:
@@ -204,19 +183,13 @@ class Moe(FeedForward):
             return out
         shared = self.shared_expert(x)
         if self.config.shared_expert_gate:
-            shared = shared * self.shared_expert_gate(x).sigmoid()
-        return out + shared
+            shared = sigmoid_gate(shared, self.shared_expert_gate(x))
+        return add(out, shared)
 
-    def _route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        config = self.config
-        if config.weighs_by_softmax_of_chosen:
-            return route_top_k(logits, config.experts_per_token)
-        return route(
-            logits,
-            config.experts_per_token,
-            scoring=config.scoring,
-            normalize=config.norm_topk_prob,
-            bias=self.correction_bias,
-            groups=config.groups,
-            scale=config.routed_scaling_factor,
-        )
+    def _logits(self, x: Tensor) -> Tensor:
+        """The router decides in float32: a rounded logit could choose another expert."""
+        matrix, bias = self.router.weight, self.router.bias
+        weight: Tensor = matrix.dequantize(torch.float32) if isinstance(matrix, Weight) else matrix
+        if weight.dtype != x.dtype:
+            x, weight = widen(x), weight.float()
+        return wide_linear(x, weight, None if bias is None else bias.to(weight.dtype))

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from blazr.nn.ops.rope import rotate_half, rotate_pairs
+from blazr.nn.ops.rope import rotary_tables, rotate_half, rotate_pairs
 
 ScalingKind = Literal["linear", "factors", "dynamic", "yarn", "longrope", "llama3"]
 
@@ -137,10 +137,10 @@ class RopeConfig:
         return turned if channels == x.shape[-1] else torch.cat((turned, x[..., channels:]), -1)
 
     def _tables(self, positions: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        angles = positions.float()[:, None] * _frequencies_on(self, length, positions.device)
+        frequencies = _frequencies_on(self, length, positions.device)
         factor = 1.0 if self.scaling is None else self.scaling.attention_factor
-        cos, sin = angles.cos(), angles.sin()
-        return (cos, sin) if factor == 1 else (cos * factor, sin * factor)
+        both = rotary_tables(frequencies, positions, factor)
+        return both[0], both[1]
 
 
 class Positions:

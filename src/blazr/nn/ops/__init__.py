@@ -8,11 +8,13 @@ that have kernels are rows of OPS; the others are functions of this package's mo
 from __future__ import annotations
 
 from blazr.core.table import Table
-from blazr.nn.ops.matmul import gated_linear, linear
+from blazr.nn.ops.matmul import gated_linear, linear, linear_heads, wide_linear
+from blazr.nn.ops.moe import choose_experts, experts
 from blazr.nn.ops.norm import layer_norm, rms_norm
 from blazr.nn.ops.op import Op
 from blazr.nn.ops.packed import packed_gated_linear, packed_linear, packed_rows
 from blazr.nn.ops.pointwise import activate, add, embedding, scale, sigmoid_gate, take_pieces, widen
+from blazr.nn.ops.rope import rotary_tables
 
 OPS: Table[Op[...]] = Table(
     "operation",
@@ -20,11 +22,14 @@ OPS: Table[Op[...]] = Table(
         op.name: op
         for op in (
             linear,
+            wide_linear,
             gated_linear,
+            linear_heads,
             packed_linear,
             packed_gated_linear,
             packed_rows,
-            *(rms_norm, layer_norm),
+            *(choose_experts, experts),
+            *(rms_norm, layer_norm, rotary_tables),
             *(add, scale, widen, activate, sigmoid_gate, embedding, take_pieces),
         )
     },

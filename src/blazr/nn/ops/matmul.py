@@ -25,6 +25,21 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
+def _wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x weight.T + bias`` in float32: for decisions that rounding must not turn.
+
+    Args:
+        x: (..., in).
+        weight: (out, in), in the dtype of x.
+        bias: (out,), in the dtype of x.
+
+    Returns:
+        (..., out), float32.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return F.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide))
+
+
 def _gated_linear(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     """``silu(x gate.T) * (x up.T)``: the inner half of a gated MLP, reading x once.
 
@@ -39,6 +54,22 @@ def _gated_linear(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     Source: Shazeer 2020, arXiv:2002.05202 (SwiGLU).
     """
     return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+
+def _linear_heads(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+    """``x[:, h] weight[h].T``: each head by a matrix of its own.
+
+    Args:
+        x: (T, H, in).
+        weight: (H, out, in), in the dtype of x.
+        out: (T, H, out), where the result goes, perhaps a part of a wider tensor; None for
+            anywhere.
+
+    Returns:
+        (T, H, out), in the dtype of x.
+    """
+    found = torch.einsum("thi,hoi->tho", x, weight)
+    return found if out is None else out.copy_(found)
 
 
 # (rows, in, out): whole tiles, tails of each kind, a single row, nothing at all.
@@ -67,5 +98,17 @@ def _linear_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     yield torch.randn(4, 6).to(dtype), torch.randn(6, 9).to(dtype).T
 
 
+def _heads_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    sizes = ((1, 16, 64, 512), (5, 3, 40, 33), (33, 2, 7, 130), (2, 1, 1, 5), (100, 2, 32, 18))
+    for rows, heads, inner, outer in (*sizes, (0, 2, 8, 4)):
+        weight = (torch.randn(heads, outer, inner) * inner**-0.5).to(dtype)
+        yield torch.randn(rows, heads, inner).to(dtype), weight
+    wide = torch.randn(4, 3, 20).to(dtype), torch.randn(3, 10, 9).to(dtype)
+    yield wide[0][..., 5:12], wide[1][:, 2:, 1:8]
+    yield wide[0][..., :10], wide[1].transpose(1, 2)
+
+
 linear = Op("linear", reference=_linear, samples=_linear_samples)
+wide_linear = Op("wide_linear", reference=_wide_linear, samples=_linear_samples)
 gated_linear = Op("gated_linear", reference=_gated_linear, samples=_matrices)
+linear_heads = Op("linear_heads", reference=_linear_heads, samples=_heads_samples)

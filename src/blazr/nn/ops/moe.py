@@ -2,81 +2,77 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from blazr.nn.kernels.experts import ExpertGroups, ExpertMlps, Matrix, Routing, Stack
+from blazr.nn.kernels.packing import Packed
+from blazr.nn.ops.activation import ACTIVATIONS, clamped_swiglu
 from blazr.nn.ops.matmul import gated_linear, linear
+from blazr.nn.ops.op import Op
+from blazr.nn.ops.packed import packed_gated_linear, packed_linear
+
+__all__ = [
+    "ExpertGroups",
+    "ExpertMlps",
+    "Routing",
+    "Stack",
+    "choose_experts",
+    "experts",
+    "route",
+]
+
+_Matrix = Tensor | Packed | Matrix
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertGroups:
-    """Experts in groups of equal size, one after the other.
-
-    Args:
-        count: Groups.
-        kept: Groups that a token may choose from.
-        judged_by: A group is as good as the sum of this many of its best experts.
-    """
-
-    count: int
-    kept: int
-    judged_by: int = 1
-
-
-def route_top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Take the k largest router logits and weigh them by a softmax over those k alone.
-
-    Ties go to the lower index.
+def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Choose experts, and weigh them. Ties go to the lower index.
 
     Args:
         logits: (T, E).
-        k: Experts per token; more than E means all.
+        routing: How.
+        bias: See `choose_experts`.
 
     Returns:
         Weights (T, k) float32 and expert indices (T, k) int64, best first.
     """
-    values, order = logits.float().sort(dim=-1, descending=True, stable=True)
-    k = min(k, logits.shape[-1])
-    return values[:, :k].softmax(-1), order[:, :k]
+    top = min(routing.k, logits.shape[-1])
+    chosen = torch.empty(len(logits), top, dtype=torch.int64, device=logits.device)
+    return choose_experts(logits, chosen, routing, bias), chosen
 
 
-def route(
-    logits: Tensor,
-    k: int,
-    *,
-    scoring: Literal["softmax", "sigmoid"] = "softmax",
-    normalize: bool = True,
-    bias: Tensor | None = None,
-    groups: ExpertGroups | None = None,
-    scale: float = 1.0,
-) -> tuple[Tensor, Tensor]:
+def _choose_experts(
+    logits: Tensor, chosen: Tensor, routing: Routing, bias: Tensor | None = None
+) -> Tensor:
     """Take k experts by their scores. Ties go to the lower index.
 
     Args:
         logits: (T, E).
-        k: Experts per token; more than E means all.
-        scoring: What makes scores of logits, over all experts.
-        normalize: Whether the weights of a token are divided by their sum.
+        chosen: (T, k), int64: where the experts' indices go, best first.
+        routing: How.
         bias: (E,), added to the scores for the choice alone [arXiv:2408.15664].
-        groups: Only experts of the best groups are chosen [arXiv:2405.04434, section 2.2.2].
-        scale: Applied to the weights.
 
     Returns:
-        Weights (T, k) float32 and expert indices (T, k) int64, best first.
+        Weights (T, k), float32.
     """
-    logits = logits.float()
-    scores = logits.softmax(-1) if scoring == "softmax" else logits.sigmoid()
-    choice = scores if bias is None else scores + bias.float()
-    if groups is not None:
-        choice = _best_groups_only(choice, groups)
-    chosen = choice.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    wide, top = torch.promote_types(logits.dtype, torch.float32), chosen.shape[-1]
+    logits = logits.to(wide)
+    if routing.scoring == "softmax of chosen":
+        values, order = logits.sort(dim=-1, descending=True, stable=True)
+        chosen.copy_(order[:, :top])
+        return values[:, :top].softmax(-1)
+    scores = logits.softmax(-1) if routing.scoring == "softmax" else logits.sigmoid()
+    choice = scores if bias is None else scores + bias.to(wide)
+    if routing.groups is not None:
+        choice = _best_groups_only(choice, routing.groups)
+    chosen.copy_(choice.sort(dim=-1, descending=True, stable=True).indices[:, :top])
     weights = scores.gather(-1, chosen)
-    if normalize:
+    if routing.normalize:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return weights * scale, chosen
+    return weights * routing.scale
 
 
 def _best_groups_only(choice: Tensor, groups: ExpertGroups) -> Tensor:
@@ -90,27 +86,130 @@ def _best_groups_only(choice: Tensor, groups: ExpertGroups) -> Tensor:
     return grouped.masked_fill(hidden.unsqueeze(-1), float("-inf")).flatten(-2)
 
 
-def experts_mlp(
-    x: Tensor, weights: Tensor, chosen: Tensor, gate: Tensor, up: Tensor, down: Tensor
-) -> Tensor:
-    """Run each token through its experts' gated MLPs and add up the weighted outputs.
+def _experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Tensor:
+    """Run each token through its experts' MLPs and add up the weighted outputs.
 
     Args:
         x: (T, C).
         weights: (T, k), float32.
-        chosen: (T, k), int64.
-        gate: (E, I, C).
-        up: (E, I, C).
-        down: (E, C, I).
+        chosen: (T, k), int64, below E.
+        mlps: The experts, in the dtype of x.
 
     Returns:
-        (T, C) in the dtype of x; the sum over experts is taken in float32, in expert order.
+        (T, C) in the dtype of x; the sum over experts is taken in float32.
     """
-    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    out = torch.zeros(x.shape, dtype=wide, device=x.device)
     for expert in chosen.unique().tolist():
         tokens, place = (chosen == expert).nonzero(as_tuple=True)
-        rows = x[tokens]
-        hidden = gated_linear(rows, gate[expert], up[expert])
-        share = linear(hidden, down[expert]).float() * weights[tokens, place, None]
-        out = out.index_add(0, tokens, share)
+        hidden = _hidden(x[tokens], mlps, expert)
+        share = _product(hidden, _matrix(mlps.down, expert), mlps.down_bias, expert).to(wide)
+        out = out.index_add(0, tokens, share * weights[tokens, place, None].to(wide))
     return out.to(x.dtype)
+
+
+def _hidden(x: Tensor, mlps: ExpertMlps, expert: int) -> Tensor:
+    """What an expert's down projection is given."""
+    up = _matrix(mlps.up, expert)
+    activation = ACTIVATIONS[mlps.activation]
+    if mlps.gate is None:
+        both = _product(x, up, mlps.up_bias, expert)
+        if mlps.fused is None:
+            return activation(both)
+        if mlps.fused == "halves":
+            first, second = both.chunk(2, -1)
+            return _gate(first, second, mlps)
+        return _gate(both[..., ::2], both[..., 1::2], mlps)
+    gate = _matrix(mlps.gate, expert)
+    has_bias = mlps.gate_bias is not None or mlps.up_bias is not None
+    if mlps.activation == "silu" and mlps.limit is None and not has_bias:
+        fused = _fused(x, gate, up)
+        if fused is not None:
+            return fused
+    gates = _product(x, gate, mlps.gate_bias, expert)
+    return _gate(gates, _product(x, up, mlps.up_bias, expert), mlps)
+
+
+def _gate(gate: Tensor, up: Tensor, mlps: ExpertMlps) -> Tensor:
+    if mlps.limit is not None:
+        return clamped_swiglu(gate, up, alpha=mlps.alpha, limit=mlps.limit)
+    return ACTIVATIONS[mlps.activation](gate) * up
+
+
+def _matrix(stack: Stack, expert: int) -> _Matrix:
+    return stack[expert] if isinstance(stack, Tensor) else stack.select(expert)
+
+
+def _product(x: Tensor, matrix: _Matrix, biases: Tensor | None, expert: int) -> Tensor:
+    bias = None if biases is None else biases[expert].to(x.dtype)
+    if isinstance(matrix, Tensor):
+        return linear(x, matrix.to(x.dtype), bias)
+    if isinstance(matrix, Packed):
+        return packed_linear(x, matrix, bias)
+    return matrix.matmul(x, bias)
+
+
+def _fused(x: Tensor, gate: _Matrix, up: _Matrix) -> Tensor | None:
+    """``silu(x gate.T) * (x up.T)`` where one operation does both."""
+    if isinstance(gate, Tensor) and isinstance(up, Tensor):
+        return gated_linear(x, gate.to(x.dtype), up.to(x.dtype))
+    if isinstance(gate, Packed) and isinstance(up, Packed) and gate.packing is up.packing:
+        return packed_gated_linear(x, gate, up)
+    return None
+
+
+_ROUTINGS = (
+    Routing(1, "softmax of chosen"),
+    Routing(5, "softmax of chosen"),
+    Routing(2),
+    Routing(3, "softmax", normalize=False, scale=2.5),
+    Routing(2, "sigmoid", groups=ExpertGroups(3, 2)),
+    Routing(4, "sigmoid", groups=ExpertGroups(4, 2, judged_by=2), scale=0.5),
+    Routing(100, "sigmoid", normalize=False),
+)
+
+
+def _choose_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for routing in _ROUTINGS:
+        for tokens, count in ((1, 12), (70, 24), (0, 12)):
+            chosen = torch.empty(tokens, min(routing.k, count), dtype=torch.int64)
+            logits = 3 * torch.randn(tokens, count).to(dtype)
+            yield logits, chosen, routing
+            if routing.scoring != "softmax of chosen":
+                yield logits, chosen, routing, torch.randn(count)
+
+
+# (tokens, experts, experts per token, hidden, inner)
+_SIZES = (
+    *((1, 4, 2, 40, 33), (9, 5, 1, 16, 20), (70, 3, 3, 31, 9)),
+    *((130, 2, 1, 8, 300), (0, 4, 2, 8, 8)),
+)
+
+
+def _experts_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    """Nothing is below zero, so that what is rounded between the products stays small."""
+
+    def numbers(*shape: int) -> Tensor:
+        return (torch.rand(shape) / max(1, shape[-1]) ** 0.5).to(dtype)
+
+    for tokens, count, top, size, inner in _SIZES:
+        chosen = torch.rand(tokens, count).argsort(-1)[:, :top]
+        up, down = numbers(count, inner, size), numbers(count, size, inner)
+        usual = ExpertMlps(gate=numbers(count, inner, size), up=up, down=down)
+        both = numbers(count, 2 * inner, size)
+        clamped = ExpertMlps(up=both, down=down, fused="interleaved", limit=0.7, alpha=1.7)
+        for mlps in (
+            usual,
+            replace(usual, activation="gelu", gate_bias=numbers(count, inner)),
+            ExpertMlps(up=up, down=down, activation="relu2"),
+            ExpertMlps(up=both, down=down, fused="halves"),
+            replace(clamped, up_bias=numbers(count, 2 * inner), down_bias=numbers(count, size)),
+        ):
+            yield numbers(tokens, size), torch.rand(tokens, top), chosen, mlps
+    wide = numbers(3, 20, 2 * 8)
+    mlps = ExpertMlps(gate=wide[..., :8], up=wide[..., 8:], down=numbers(3, 20, 8).transpose(1, 2))
+    yield numbers(5, 16)[:, ::2], torch.rand(5, 1), torch.randint(0, 3, (5, 1)), mlps
+
+
+choose_experts = Op("choose_experts", reference=_choose_experts, samples=_choose_samples)
+experts = Op("experts", reference=_experts, samples=_experts_samples, roundings=2)

@@ -24,6 +24,7 @@ class Op(Generic[P]):
         name: Its name in OPS and KERNELS.
         reference: The definition, in plain torch. Its first argument decides which kernel runs.
         samples: Arguments in a dtype, on which every kernel must agree with the reference.
+        roundings: How often numbers are rounded to the dtype on their way.
     """
 
     def __init__(
@@ -32,10 +33,12 @@ class Op(Generic[P]):
         *,
         reference: Callable[P, Tensor],
         samples: Callable[[torch.dtype], Iterable[tuple[object, ...]]],
+        roundings: int = 1,
     ) -> None:
         self.name = name
         self.reference = reference
         self.samples = samples
+        self.roundings = roundings
         self.__doc__ = reference.__doc__
         self._chosen: dict[tuple[torch.device, torch.dtype], Callable[P, Tensor]] = {}
 

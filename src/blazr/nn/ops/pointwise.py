@@ -62,7 +62,7 @@ def _activate(a: Tensor, kind: str, b: Tensor | None = None) -> Tensor:
 
 
 def _sigmoid_gate(a: Tensor, gate: Tensor) -> Tensor:
-    """``a * sigmoid(gate)``, (..., C) each, in the dtype of a."""
+    """``a * sigmoid(gate)``, (..., C), in the dtype of a; the gate is (..., C) or (..., 1)."""
     return a * gate.sigmoid()
 
 
@@ -130,6 +130,12 @@ def _activate_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
         yield torch.tensor([[0.0, -0.0, 50, -50, 1e-4, -1e-4]]).to(dtype), kind
 
 
+def _gate_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for a, b in _pairs(dtype):
+        yield a, b
+        yield a, b[..., :1]
+
+
 def _embedding_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for rows, width, count in ((5, 8, 3), (40, 7, 70), (3, 16, 0)):
         yield torch.randn(rows, width).to(dtype), torch.randint(0, rows, (count,))
@@ -147,7 +153,7 @@ add = Op("add", reference=_add, samples=_add_samples)
 scale = Op("scale", reference=_scale, samples=_scale_samples)
 widen = Op("widen", reference=_widen, samples=_widen_samples)
 activate = Op("activate", reference=_activate, samples=_activate_samples)
-sigmoid_gate = Op("sigmoid_gate", reference=_sigmoid_gate, samples=_pairs)
+sigmoid_gate = Op("sigmoid_gate", reference=_sigmoid_gate, samples=_gate_samples)
 take_pieces = Op("take_pieces", reference=_take_pieces, samples=_take_pieces_samples)
 embedding = Op("embedding", reference=_embedding, samples=_embedding_samples)
 

@@ -2,8 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
+
+from blazr.nn.ops.op import Op
+
+
+def _rotary_tables(frequencies: Tensor, positions: Tensor, factor: float = 1.0) -> Tensor:
+    """Cosine and sine of ``position * frequency``, the product rounded to float32.
+
+    Args:
+        frequencies: Radians per position, (pairs,), float32.
+        positions: (T,), int64.
+        factor: Applied to both.
+
+    Returns:
+        (2, T, pairs), float32.
+    """
+    angles = positions.float()[:, None] * frequencies.float()
+    return torch.stack((angles.cos(), angles.sin())) * factor
+
+
+def _rotary_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for count, pairs in ((1, 1), (3, 32), (0, 4), (40, 7)):
+        positions = torch.randint(0, 100_000, (count,))
+        yield 10000 ** -torch.rand(pairs).to(dtype), positions
+        yield torch.rand(pairs).to(dtype), positions, 1.25
+
+
+rotary_tables = Op("rotary_tables", reference=_rotary_tables, samples=_rotary_samples)
 
 
 def rotate_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

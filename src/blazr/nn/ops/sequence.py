@@ -61,7 +61,7 @@ __all__ = [
 
 
 Mamba2Step = Callable[[Tensor, Mamba2Weights, Mamba2Memory, StepTable], Tensor]
-Store = Callable[[Tensor, Tensor, Tensor, Rotation, Tensor, Tensor], Tensor]
+Store = Callable[[Tensor, Tensor, Tensor, Rotation, Tensor, Tensor, Tensor | None], Tensor]
 PagedAttention = Callable[[Tensor, Pages, StepTable], Tensor]
 
 
@@ -126,7 +126,7 @@ def store_kernel(device: str, dtype: torch.dtype) -> Store | None:
     """Rotation of queries and keys, and writing of keys and values, or None without a kernel.
 
     It takes queries (T, H, D), keys (T, K, D) and values (T, K, E), how they are rotated, and the
-    pages (pages, GRID, K, D) and (pages, GRID, K, E) that keys and values are written to. Returns
-    the queries.
+    pages (pages, GRID, K, D) and (pages, GRID, K, E) that keys and values are written to, and where
+    the queries go, (T, H, D), or None for anywhere. Returns the queries.
     """
     return resolve("rotate_and_store", device, dtype)

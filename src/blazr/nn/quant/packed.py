@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
+
 import torch
 from torch import Tensor, nn
 
@@ -33,13 +36,14 @@ class PackedWeight(Weight):
     """
 
     blocks: Tensor
+    packed: Packed
 
     def __init__(self, packing: Packing, blocks: Tensor, rows: int, dtype: torch.dtype) -> None:
         super().__init__((*blocks.shape[:-3], rows, blocks.shape[-2] * packing.columns), dtype)
         self.packing = packing
         self.register_buffer("blocks", blocks)
         self._matrices: dict[int, PackedWeight] = {}
-        self._matrix = Packed(packing, blocks, rows)
+        self.packed = Packed(packing, blocks, rows)
 
     @property
     def nbytes(self) -> int:
@@ -53,27 +57,27 @@ class PackedWeight(Weight):
 
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """See `Weight.matmul`."""
-        return packed_linear(x, self._matrix, bias)
+        return packed_linear(x, self.packed, bias)
 
     def gated(self, x: Tensor, up: Weight) -> Tensor:
         """See `Weight.gated`."""
         if isinstance(up, PackedWeight):
-            other = up._matrix
+            other = up.packed
             if other.packing is self.packing and other.blocks.shape == self.blocks.shape:
-                return packed_gated_linear(x, self._matrix, other)
+                return packed_gated_linear(x, self.packed, other)
         return super().gated(x, up)
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """See `Weight.dequantize`."""
         if len(self.shape) == 2:
             out = torch.empty(self.shape, dtype=dtype)
-            return packed_rows(out, self._matrix, torch.arange(self.shape[0]))
+            return packed_rows(out, self.packed, torch.arange(self.shape[0]))
         return torch.stack([self.select(i).dequantize(dtype) for i in range(self.shape[0])])
 
     def rows(self, ids: Tensor) -> Tensor:
         """See `Weight.rows`."""
         out = torch.empty(ids.numel(), self.shape[1], dtype=self.dtype)
-        return packed_rows(out, self._matrix, ids.flatten()).view(*ids.shape, -1)
+        return packed_rows(out, self.packed, ids.flatten()).view(*ids.shape, -1)
 
     def select(self, index: int) -> PackedWeight:
         """See `Weight.select`."""
@@ -98,20 +102,31 @@ def pack_weight(weight: Weight) -> Weight:
     if weight.device.type != "cpu":
         return weight
     if isinstance(weight, GgufWeight):
-        return _packed(weight) if can_pack(weight.kind, weight.dtype) else weight
+        return _packed(weight, [weight])
     if isinstance(weight, ShiftedWeight):
         weight.inner = pack_weight(weight.inner)
     elif isinstance(weight, StoredStack):
-        weight.matrices = nn.ModuleList(
-            pack_weight(weight.select(i)) for i in range(weight.shape[0])
-        )
+        each = [weight.select(i) for i in range(weight.shape[0])]
+        blocks = [matrix for matrix in each if isinstance(matrix, GgufWeight)]
+        if len(blocks) == len(each) and len({matrix.kind.name for matrix in blocks}) == 1:
+            return _packed(weight, blocks)
+        weight.matrices = nn.ModuleList(pack_weight(matrix) for matrix in each)
     return weight
 
 
-def _packed(weight: GgufWeight) -> PackedWeight:
-    packing, rows = PACKINGS[weight.kind.name], weight.shape[-2]
-    flat = weight.blocks.flatten(0, -3) if len(weight.shape) > 2 else weight.blocks[None]
-    if len(flat) == 1:
-        return PackedWeight(packing, pack_blocks(weight.kind, flat[0]), rows, weight.dtype)
-    each = [pack_blocks(weight.kind, blocks) for blocks in flat]
-    return PackedWeight(packing, torch.stack(each), rows, weight.dtype)
+def _packed(weight: Weight, parts: Sequence[GgufWeight]) -> Weight:
+    """Blocks of one kind, or the weight they make up where kernels cannot have them."""
+    kind = parts[0].kind
+    if not can_pack(kind, weight.dtype):
+        return weight
+    packing, rows = PACKINGS[kind.name], weight.shape[-2]
+    if len(weight.shape) == 2:
+        blocks = pack_blocks(kind, parts[0].blocks)
+        return PackedWeight(packing, blocks, rows, weight.dtype)
+    stacks = (part.blocks.view(-1, *part.blocks.shape[-2:]) for part in parts)
+    for index, matrix in enumerate(chain.from_iterable(stacks)):
+        packed = pack_blocks(kind, matrix)
+        if index == 0:
+            blocks = packed.new_empty((weight.shape[0], *packed.shape))
+        blocks[index] = packed
+    return PackedWeight(packing, blocks, rows, weight.dtype)

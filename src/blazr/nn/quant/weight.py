@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from blazr.nn.kernels.packing import Packed
+
 
 class Weight(nn.Module, ABC):
     """A matrix (out, in) in storage of its own, or a stack of such matrices (experts).
@@ -20,6 +22,8 @@ class Weight(nn.Module, ABC):
         shape: (..., out, in).
         dtype: What products and rows come in.
     """
+
+    packed: Packed | None = None  # as kernels that take stacks read it
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         super().__init__()

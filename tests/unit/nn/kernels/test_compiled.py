@@ -110,7 +110,7 @@ def test_a_build_without_optimisation_gives_the_same_bits(tmp_path: Path) -> Non
     assert plain.blazr_sources().decode() == fingerprint()
     x, gate, up = torch.randn(40, 75), torch.randn(50, 75), torch.randn(50, 75)
     for number, isa in enumerate(compiled.ISAS):
-        if plain.blazr_use(number, None) or not compiled.use(isa):
+        if plain.blazr_use(number, None, None) or not compiled.use(isa):
             continue
         y = torch.empty(40, 50)
         a, b, c, d = (t.data_ptr() for t in (x, gate, up, y))

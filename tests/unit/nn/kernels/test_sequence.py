@@ -15,6 +15,7 @@ from blazr.models.causal_lm import CausalLM
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.layers import attention as attention_layer
 from blazr.nn.layers import mamba2 as mamba2_layer
+from blazr.nn.layers import mla as mla_layer
 from blazr.nn.layers import recurrent as recurrent_layer
 from networks import VOCAB, build_network
 
@@ -24,6 +25,8 @@ NAMES = (
     *("mamba1", "mamba1_oxidizr", "mamba1_normed", "short_conv", "short_conv_biased"),
     *("mamba3", "mamba3_mimo", "mamba3_wide", "gated_delta", "gated_delta_grouped"),
     *("gated_delta_wide", "kimi_delta"),
+    *("mamba2", "mamba2_wide", "mamba2_odd"),
+    *("mla", "mla_deepseek", "mla_deepseek_lite", "mla_nope", "mla_apart"),
 )
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CUTS = [1, 63, 64, 70, 71]
@@ -73,6 +76,7 @@ def test_a_kernel_is_as_right_as_the_mixer(
         compiled.use(isa)
         found[isa] = logits(model, ids, CUTS)
     monkeypatch.setattr(attention_layer, "attention_kernel", lambda *_: None)
+    monkeypatch.setattr(mla_layer, "attention_kernel", lambda *_: None)
     monkeypatch.setattr(mamba2_layer, "mamba2_kernel", lambda *_: None)
     monkeypatch.setattr(recurrent_layer, "recurrences", lambda *_: None)
     reference = logits(model, ids, CUTS)

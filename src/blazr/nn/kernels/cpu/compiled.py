@@ -20,9 +20,9 @@ ISAS = ("avx512", "avx2", "portable")
 
 # Each is ``blazr_NAME(const Struct* call, int threads)``.
 _ENTRIES = (
-    *("linear", "packed_linear", "packed_rows", "rows", "pointwise", "norm", "rotate"),
-    *("mamba2", "attention", "convolution", "mamba1", "mamba3", "gated_delta", "gated_rows"),
-    "pieces",
+    *("linear", "linear_heads", "packed_linear", "packed_rows", "rows", "pieces", "pointwise"),
+    *("norm", "rotate", "angles", "attention", "route", "experts"),
+    *("mamba2", "convolution", "mamba1", "mamba3", "gated_delta", "gated_rows"),
 )
 
 _POINTER, _INT64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -115,7 +115,7 @@ def use(isa: str = "") -> bool:
     if chosen not in names:
         return False
     found = _open(LIBRARY)
-    found.blazr_use(ISAS.index(chosen), _parallel_region())
+    found.blazr_use(ISAS.index(chosen), *map(_openmp, ("GOMP_parallel", "omp_get_num_threads")))
     return True
 
 
@@ -133,13 +133,13 @@ def _open(path: Path) -> ctypes.CDLL:
     found = ctypes.CDLL(str(path))
     for name in ("blazr_isa", "blazr_in_use", "blazr_sources"):
         getattr(found, name).restype = ctypes.c_char_p
-    found.blazr_use.argtypes = [_INT, _POINTER]
+    found.blazr_use.argtypes = [_INT, _POINTER, _POINTER]
     return found
 
 
 @cache
-def _parallel_region() -> int | None:
-    """Address of GOMP_parallel in the OpenMP runtime that torch computes with.
+def _openmp(name: str) -> int | None:
+    """Address of a function of the OpenMP runtime that torch computes with.
 
     Taken from torch rather than linked: two runtimes in one process keep two sets of spinning
     threads, which cost each other many times the work. None where torch has none; the kernels then
@@ -147,6 +147,6 @@ def _parallel_region() -> int | None:
     """
     try:
         cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        return ctypes.cast(cpu.GOMP_parallel, _POINTER).value
+        return ctypes.cast(getattr(cpu, name), _POINTER).value
     except (OSError, AttributeError):
         return None

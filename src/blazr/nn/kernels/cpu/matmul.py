@@ -16,16 +16,26 @@ class Linear(ctypes.Structure):
 
     _fields_ = (
         *fields(ctypes.c_void_p, "x w w2 bias y"),
-        *fields(ctypes.c_int64, "dtype m n k ldw"),
+        *fields(ctypes.c_int64, "dtype m n k ldw ldx ldy wide"),
     )
+
+
+class _LinearHeads(ctypes.Structure):
+    """``LinearHeads`` of kernels.hpp."""
+
+    _fields_ = (("first", Linear), *fields(ctypes.c_int64, "heads w_head x_head y_head"))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """See ``blazr.nn.ops.matmul.linear``; a row's result depends on that row alone."""
-    n = weight.shape[0]
-    if bias is not None and (bias.shape != (n,) or bias.dtype != weight.dtype):
-        raise _misfit(weight, bias)
+    _check_bias(weight, bias)
     return _call(x, weight, None, bias)
+
+
+def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """See ``blazr.nn.ops.matmul.wide_linear``; a row's result depends on that row alone."""
+    _check_bias(weight, bias)
+    return _call(x, weight, None, bias, wide=True)
 
 
 def gated_linear(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
@@ -35,7 +45,44 @@ def gated_linear(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     return _call(x, gate, up, None)
 
 
-def _call(x: Tensor, weight: Tensor, second: Tensor | None, bias: Tensor | None) -> Tensor:
+def linear_heads(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+    """See ``blazr.nn.ops.matmul.linear_heads``; a row's result depends on that row alone."""
+    (m, heads, k), n = x.shape, weight.shape[1]
+    out = torch.empty(m, heads, n, dtype=x.dtype) if out is None else out
+    fit = weight.shape == (heads, n, k) and out.shape == (m, heads, n)
+    if not fit or not x.dtype == weight.dtype == out.dtype or out.stride(2) != 1:
+        raise _misfit(weight, x)
+    x, weight = (t if t.stride(2) == 1 else t.contiguous() for t in (x, weight))
+    first = Linear(
+        x.data_ptr(),
+        weight.data_ptr(),
+        None,
+        None,
+        out.data_ptr(),
+        DTYPES[x.dtype],
+        m,
+        n,
+        k,
+        weight.stride(1),
+        x.stride(0),
+        out.stride(0),
+        False,  # noqa: FBT003
+    )
+    run(
+        "linear_heads",
+        _LinearHeads(first, heads, weight.stride(0), x.stride(1), out.stride(1)),
+    )
+    return out
+
+
+def _check_bias(weight: Tensor, bias: Tensor | None) -> None:
+    if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != weight.dtype):
+        raise _misfit(weight, bias)
+
+
+def _call(
+    x: Tensor, weight: Tensor, second: Tensor | None, bias: Tensor | None, *, wide: bool = False
+) -> Tensor:
     n, k = weight.shape
     shape, dtype = x.shape, x.dtype
     if shape[-1] != k or dtype != weight.dtype:
@@ -45,9 +92,10 @@ def _call(x: Tensor, weight: Tensor, second: Tensor | None, bias: Tensor | None)
         weight = weight.contiguous()
         second = None if second is None else second.contiguous()
         row = k
-    x = x.contiguous()
-    m = shape[0] if len(shape) == 2 else shape[:-1].numel()
-    y = torch.empty(m, n, dtype=dtype)
+    if len(shape) != 2 or x.stride(1) != 1:
+        x = x.reshape(-1, k).contiguous()
+    m = len(x)
+    y = torch.empty(m, n, dtype=torch.float32 if wide else dtype)
     call = Linear(
         x.data_ptr(),
         weight.data_ptr(),
@@ -59,6 +107,9 @@ def _call(x: Tensor, weight: Tensor, second: Tensor | None, bias: Tensor | None)
         n,
         k,
         row,
+        x.stride(0),
+        n,
+        wide,
     )
     run("linear", call)
     return y if len(shape) == 2 else y.view(*shape[:-1], n)

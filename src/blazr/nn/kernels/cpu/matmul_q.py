@@ -13,7 +13,7 @@ from blazr.nn.kernels.packing import GROUP, Packed
 from blazr.nn.kernels.recording import recording
 
 # Activations as int8 and their scales and sums, in bytes for eight numbers.
-_ROOM = 11
+ROOM = 11
 
 
 class _Matrix(ctypes.Structure):
@@ -86,7 +86,7 @@ def _call(x: Tensor, packed: Packed, second: Packed | None, bias: Tensor | None)
     x = x.contiguous()
     m = shape[0] if len(shape) == 2 else shape[:-1].numel()
     y = torch.empty(m, rows, dtype=dtype)
-    room = torch.empty(m * k * _ROOM // 8, dtype=torch.uint8)
+    room = torch.empty(m * k * ROOM // 8, dtype=torch.uint8)
     call = _PackedLinear(
         x.data_ptr(),
         _matrix(packed),

@@ -13,7 +13,7 @@ from blazr.nn.kernels.recording import recording
 
 # As kernels.hpp numbers them.
 _ADD, _SCALE, _WIDEN, _SIGMOID = 0, 1, 2, 8
-_ACTIVATIONS = {"silu": 3, "gelu": 4, "gelu_tanh": 5, "relu": 6, "relu2": 7}
+ACTIVATIONS = {"silu": 3, "gelu": 4, "gelu_tanh": 5, "relu": 6, "relu2": 7}
 
 
 class _Pointwise(ctypes.Structure):
@@ -21,7 +21,7 @@ class _Pointwise(ctypes.Structure):
 
     _fields_ = (
         *fields(ctypes.c_void_p, "a b out"),
-        *fields(ctypes.c_int64, "kind dtype m n a_stride b_stride"),
+        *fields(ctypes.c_int64, "kind dtype m n a_stride b_stride b_step"),
         *fields(ctypes.c_float, "scale cap"),
     )
 
@@ -59,12 +59,12 @@ def widen(a: Tensor, divisor: float = 1.0, cap: float | None = None) -> Tensor:
 
 def activate(a: Tensor, kind: str, b: Tensor | None = None) -> Tensor:
     """See ``blazr.nn.ops.pointwise.activate``."""
-    return _call(_ACTIVATIONS[kind], a, b)
+    return _call(ACTIVATIONS[kind], a, b)
 
 
 def sigmoid_gate(a: Tensor, gate: Tensor) -> Tensor:
     """See ``blazr.nn.ops.pointwise.sigmoid_gate``."""
-    return _call(_SIGMOID, a, gate)
+    return _call(_SIGMOID, a, gate, is_column=gate.shape == (*a.shape[:-1], 1))
 
 
 def embedding(weight: Tensor, ids: Tensor) -> Tensor:
@@ -115,8 +115,9 @@ def _call(
     out: Tensor | None = None,
     scale: float = 1.0,
     cap: float = 0.0,
+    is_column: bool = False,
 ) -> Tensor:
-    if b is not None and (b.shape != a.shape or b.dtype != a.dtype):
+    if b is not None and ((b.shape != a.shape and not is_column) or b.dtype != a.dtype):
         raise ShapeError(
             "two tensors do not go together.",
             found=f"{tuple(b.shape)} {b.dtype}",
@@ -133,6 +134,7 @@ def _call(
         *a.shape,
         a.stride(0),
         0 if b is None else b.stride(0),
+        not is_column,
         scale,
         cap,
     )

@@ -25,13 +25,24 @@ class _Norm(ctypes.Structure):
     )
 
 
+class _Angles(ctypes.Structure):
+    """``Angles`` of kernels.hpp."""
+
+    _fields_ = (
+        *fields(_POINTER, "frequencies positions out"),
+        *fields(_INT64, "tokens pairs"),
+        ("factor", ctypes.c_float),
+    )
+
+
 class _Rotary(ctypes.Structure):
     """``Rotary`` of kernels.hpp."""
 
     _fields_ = (
         *fields(_POINTER, "q k v cos sin slots out keys values"),
         *fields(_INT64, "tokens heads kv_heads key_size value_size pairs"),
-        *fields(_INT64, "q_stride k_stride v_stride key_page value_page interleaved dtype"),
+        *fields(_INT64, "q_stride q_head k_stride v_stride out_stride out_head"),
+        *fields(_INT64, "key_page value_page interleaved dtype"),
     )
 
 
@@ -77,12 +88,28 @@ def _norm(
     return out
 
 
+def rotary_tables(frequencies: Tensor, positions: Tensor, factor: float = 1.0) -> Tensor:
+    """See ``blazr.nn.ops.rope.rotary_tables``."""
+    frequencies, positions = frequencies.contiguous(), positions.contiguous()
+    tokens, pairs = len(positions), len(frequencies)
+    out = torch.empty(2, tokens, pairs)
+    pointers = (each.data_ptr() for each in (frequencies, positions, out))
+    run("angles", _Angles(*pointers, tokens, pairs, factor))
+    return out
+
+
 def rotate_and_store(  # noqa: PLR0917  (what is rotated and stored, how, and where to)
-    q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, keys: Tensor, values: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rotation: Rotation,
+    keys: Tensor,
+    values: Tensor,
+    out: Tensor | None = None,
 ) -> Tensor:
     """See ``blazr.nn.ops.sequence.store_kernel``."""
-    q, k, v = _with_dense_heads(q), _with_dense_heads(k), _with_dense_heads(v)
-    out = torch.empty(q.shape, dtype=q.dtype)
+    q, k, v = q if q.stride(2) == 1 else q.contiguous(), _with_dense_heads(k), _with_dense_heads(v)
+    out = torch.empty(q.shape, dtype=q.dtype) if out is None else out
     call = _Rotary(
         q.data_ptr(),
         k.data_ptr(),
@@ -100,8 +127,11 @@ def rotate_and_store(  # noqa: PLR0917  (what is rotated and stored, how, and wh
         v.shape[2],
         rotation.cos.shape[1],
         q.stride(0),
+        q.stride(1),
         k.stride(0),
         v.stride(0),
+        out.stride(0),
+        out.stride(1),
         keys.stride(0),
         values.stride(0),
         rotation.interleaved,

@@ -5,20 +5,30 @@
 // arXiv:1805.02867), always whole pages from absolute position 0, keys and channels in one order:
 // what comes out depends on the query's own sequence alone, decoded or prefilled, however cut.
 //
-// A key may lie in two parts (latent and rotated); values may be the first part of the keys.
+//   page of 64 tokens        keys            values, 32 channels at a time
+//                        [ = = = = = ]        [ = = ][     ][     ]
+//   queries together     [ = = = = = ]  scores, weights   [ sums              ]
+//
+// A key may lie in two parts (latent and rotated); values may be the first part of the keys. Keys are
+// read where they lie, as weights are in matmul.hpp. Where a processor adds the products of two pairs of
+// bfloat16 in one step, weights are rounded to it, and values are taken two rows at a time.
 #pragma once
 
 #include <math.h>
 
 #include "kernels.hpp"
 #include "lanes.hpp"
+#include "matmul.hpp"
 #include "types.hpp"
 
 namespace {
 
-template <class T>
+template <class Isa, class T>
 struct AttentionOf {
-  static constexpr int64_t kGrid = 64, kTile = 4;
+  using Products = Matmul<Isa, T>;
+  using D = Dot<Isa, T>;
+  static constexpr int64_t kGrid = 64, kTile = 4, kChannels = 32;
+  static constexpr bool kInPairs = requires(typename D::Reg r) { D::interleave(r, r, &r); };
 
   // Up to kQueriesTogether queries of one sequence and one key/value head. Query i is the one of token
   // i / group, head i % group of those that share the key/value head.
@@ -27,9 +37,10 @@ struct AttentionOf {
     const Span& span;
     const int64_t* table;
     int64_t kv_head, first, count;
-    float q[kQueriesTogether * kMaxKey];
-    float k[kGrid * kMaxKey], v[kGrid * kMaxValue];
-    float sums[kQueriesTogether * kMaxValue], scores[kQueriesTogether * kGrid];
+    T q[kQueriesTogether * kMaxKey];
+    alignas(64) float v[kGrid * kChannels];
+    T narrow[kQueriesTogether * kGrid];  // weights, where rows are taken in pairs
+    float sums[kQueriesTogether * kMaxValue], weights[kQueriesTogether * kGrid];
     float best[kQueriesTogether], total[kQueriesTogether];
 
     Queries(const Attention& call, int64_t span, int64_t kv_head, int64_t first, int64_t count)
@@ -42,8 +53,7 @@ struct AttentionOf {
 
     int64_t group() const { return call.heads / call.kv_heads; }
     int64_t key_size() const { return call.key_sizes[0] + call.key_sizes[1]; }
-    int64_t wide_key() const { return round_up(key_size(), 16); }
-    int64_t wide_value() const { return round_up(call.value_size, 16); }
+    int64_t wide_value() const { return round_up(call.value_size, kChannels); }
     int64_t token(int64_t i) const { return (first + i) / group(); }
     int64_t head(int64_t i) const { return kv_head * group() + (first + i) % group(); }
     int64_t position(int64_t i) const { return span.start + token(i); }
@@ -55,7 +65,7 @@ struct AttentionOf {
     void read_queries() {
       for (int64_t i = 0; i < count; i++) {
         const int64_t row = (span.first + token(i)) * call.heads + head(i);
-        widen((const T*)call.q + row * key_size(), key_size(), wide_key(), q + i * wide_key());
+        memcpy(q + i * key_size(), (const T*)call.q + row * key_size(), key_size() * sizeof(T));
         const bool has_sink = call.sinks;
         best[i] = has_sink ? call.sinks[head(i)] : -INFINITY;
         total[i] = has_sink ? 1.0f : 0.0f;
@@ -63,110 +73,138 @@ struct AttentionOf {
       memset(sums, 0, size_t(count * wide_value()) * sizeof(float));
     }
 
-    // Keys and values of tokens [0, rows) of a page, padded with zeros to whole vectors.
-    void read_page(int64_t page, int64_t rows) {
-      const int64_t size0 = call.key_sizes[0], size1 = call.key_sizes[1];
-      for (int64_t r = 0; r < rows; r++) {
-        const int64_t entry = r * call.kv_heads + kv_head;
-        float* key = k + r * wide_key();
-        widen((const T*)call.keys[0] + page * call.key_strides[0] + entry * size0, size0, size0, key);
-        if (size1)
-          widen((const T*)call.keys[1] + page * call.key_strides[1] + entry * size1, size1, size1,
-                key + size0);
-        memset(key + size0 + size1, 0, size_t(wide_key() - size0 - size1) * sizeof(float));
-        widen((const T*)call.values + page * call.value_stride + entry * call.value_size,
-              call.value_size, wide_value(), v + r * wide_value());
+    // Scaled scores of all queries with the first rows of a page.
+    void score(int64_t page, int64_t rows) {
+      float dots[2][kQueriesTogether * kGrid];
+      const int64_t ld = key_size();
+      for (int part = 0; part < (call.key_sizes[1] ? 2 : 1); part++) {
+        const int64_t size = call.key_sizes[part];
+        const T* keys = (const T*)call.keys[part] + page * call.key_strides[part] + kv_head * size;
+        Products::strip({keys, call.kv_heads * size}, rows, {q + part * call.key_sizes[0], ld}, count,
+                        size, dots[part], true);
       }
-      for (int64_t r = rows; r < round_up(rows, kTile); r++)
-        memset(k + r * wide_key(), 0, size_t(wide_key()) * sizeof(float));
-    }
-
-    // scores[i][r] of `Count` queries with the page's first rows.
-    template <int Count>
-    void score(int64_t i, int64_t rows) {
-      const int64_t size = wide_key();
-      for (int64_t r = 0; r < rows; r += kTile) {
-        Lanes dots[Count][kTile]{};
-        for (int64_t c = 0; c < size; c += 16) {
-          Lanes qs[Count];
-          for (int n = 0; n < Count; n++) qs[n] = load16(q + (i + n) * size + c);
-#pragma GCC unroll 4
-          for (int m = 0; m < kTile; m++) {
-            const Lanes ks = load16(k + (r + m) * size + c);
-#pragma GCC unroll 4
-            for (int n = 0; n < Count; n++) dots[n][m] = fma16(qs[n], ks, dots[n][m]);
-          }
-        }
-        for (int n = 0; n < Count; n++) sum4(dots[n], scores + (i + n) * kGrid + r);
+      for (int64_t i = 0; i < count; i++) {
+        float* s = weights + i * kGrid;
+        const float* a = dots[0] + i * rows;
+        const float* b = dots[1] + i * rows;
+        if (call.key_sizes[1])
+          for (int64_t r = 0; r < rows; r++) s[r] = (a[r] + b[r]) * call.scale;
+        else
+          for (int64_t r = 0; r < rows; r++) s[r] = a[r] * call.scale;
+        if (call.softcap > 0)
+          for (int64_t r = 0; r < rows; r++) s[r] = call.softcap * tanhf(s[r] / call.softcap);
       }
     }
 
     // Turn the scores of query i, of which [low, high) are seen, into weights; returns the factor
     // for what was summed before.
     float weigh(int64_t i, int64_t low, int64_t high) {
-      float* s = scores + i * kGrid;
-      float top = -INFINITY;
-      for (int64_t r = low; r < high; r++) {
-        s[r] *= call.scale;
-        if (call.softcap > 0) s[r] = call.softcap * tanhf(s[r] / call.softcap);
-        top = s[r] > top ? s[r] : top;
-      }
-      for (int64_t r = 0; r < low; r++) s[r] = 0;
-      for (int64_t r = high < low ? low : high; r < kGrid; r++) s[r] = 0;
-      if (!(top > -INFINITY)) {
-        for (int64_t r = low; r < high; r++) s[r] = 0;
-        return 1;
-      }
+      float* s = weights + i * kGrid;
+      for (int64_t r = 0; r < low; r++) s[r] = -INFINITY;
+      for (int64_t r = larger(low, high); r < kGrid; r++) s[r] = -INFINITY;
+      float tops[16], top = -INFINITY;
+      for (int j = 0; j < 16; j++) tops[j] = s[j];
+      for (int64_t r = 16; r < kGrid; r += 16)
+        for (int j = 0; j < 16; j++) tops[j] = s[r + j] > tops[j] ? s[r + j] : tops[j];
+      for (int j = 0; j < 16; j++) top = tops[j] > top ? tops[j] : top;
       const float now = top > best[i] ? top : best[i];
       const float factor = best[i] == -INFINITY ? 0.0f : exp_approx(best[i] - now);
       best[i] = now;
-      for (int64_t r = low; r < high; r++) s[r] = exp_approx(s[r] - now);
-      float sum = 0;
-      for (int64_t r = low; r < high; r++) sum += s[r];
-      total[i] = total[i] * factor + sum;
+      for (int64_t r = 0; r < kGrid; r++)
+        s[r] = s[r] == -INFINITY ? 0.0f : exp_approx(s[r] - now);
+      if constexpr (kInPairs) {
+        T* rounded = narrow + i * kGrid;
+        for (int64_t r = 0; r < kGrid; r++) round_to(s[r], rounded[r]);
+        for (int64_t r = 0; r < kGrid; r++) s[r] = to_float(rounded[r]);
+      }
+      float parts[16]{};
+      for (int64_t r = 0; r < kGrid; r += 16)
+        for (int j = 0; j < 16; j++) parts[j] += s[r + j];
+      total[i] = total[i] * factor + sum16(load16(parts));
       return factor;
     }
 
-    // Add the weighed values of rows [low, high) to the sums of `Count` queries.
-    template <int Count>
-    void mix(int64_t i, const float* factors, int64_t low, int64_t high) {
-      const int64_t size = wide_value();
-      for (int64_t c = 0; c < size; c += 16) {
-        Lanes out[Count];
-        for (int n = 0; n < Count; n++) out[n] = factors[n] * load16(sums + (i + n) * size + c);
-        for (int64_t r = low; r < high; r++) {
-          const Lanes vs = load16(v + r * size + c);
-#pragma GCC unroll 4
-          for (int n = 0; n < Count; n++) out[n] = fma16(all16(scores[(i + n) * kGrid + r]), vs, out[n]);
-        }
-        for (int n = 0; n < Count; n++) store16(sums + (i + n) * size + c, out[n]);
+    // Channels [0, channels) of rows [low, high) of the values, as `mix` takes them.
+    void read_values(const T* values, int64_t channels, int64_t low, int64_t high) {
+      const int64_t width = call.kv_heads * call.value_size;
+      if constexpr (kInPairs) {
+        auto* to = (typename D::Reg*)v;
+        const auto load = [&](int64_t r) {
+          const T* row = values + r * width;
+          return channels < D::step ? D::load_tail(row, int(channels)) : D::load(row);
+        };
+        for (int64_t r = low / 2 * 2; r < high; r += 2)
+          D::interleave(load(r), r + 1 < high ? load(r + 1) : typename D::Reg{}, to + r);
+      } else {
+        for (int64_t r = low; r < high; r++)
+          widen(values + r * width, channels, kChannels, v + r * kChannels);
       }
     }
 
+    // Add rows [low, high) of v, weighed, to 32 channels of the sums of `Count` queries.
     template <int Count>
-    void page(int64_t i, int64_t base, int64_t rows) {
-      score<Count>(i, rows);
-      float factors[Count];
+    void mix(int64_t i, float* to, int64_t low, int64_t high) {
+      const int64_t ld = wide_value();
+      Lanes out[Count][2];
+      for (int n = 0; n < Count; n++) memcpy(out[n], to + n * ld, sizeof out[n]);
+      for (int64_t r = low; r < high; r++) {
+        const Lanes v0 = load16(v + r * kChannels), v1 = load16(v + r * kChannels + 16);
+#pragma GCC unroll 4
+        for (int n = 0; n < Count; n++) {
+          const Lanes weight = all16(weights[(i + n) * kGrid + r]);
+          out[n][0] = fma16(weight, v0, out[n][0]);
+          out[n][1] = fma16(weight, v1, out[n][1]);
+        }
+      }
+      for (int n = 0; n < Count; n++) memcpy(to + n * ld, out[n], sizeof out[n]);
+    }
+
+    // The same, two rows at a time.
+    template <int Count>
+      requires kInPairs
+    void mix(int64_t i, float* to, int64_t low, int64_t high) {
+      const int64_t ld = wide_value();
+      typename Isa::Acc out[Count][2];
+      for (int n = 0; n < Count; n++) memcpy(out[n], to + n * ld, sizeof out[n]);
+      const auto* rows = (const typename D::Reg*)v;
+      for (int64_t r = low / 2 * 2; r < high; r += 2) {
+#pragma GCC unroll 4
+        for (int n = 0; n < Count; n++) {
+          const auto weight = D::pair(narrow + (i + n) * kGrid + r);
+          out[n][0] = D::dot(out[n][0], rows[r], weight);
+          out[n][1] = D::dot(out[n][1], rows[r + 1], weight);
+        }
+      }
+      for (int n = 0; n < Count; n++) memcpy(to + n * ld, out[n], sizeof out[n]);
+    }
+
+    void page(int64_t base, int64_t rows) {
+      const int64_t page = table[base / kGrid];
+      score(page, rows);
       int64_t low = kGrid, high = 0;
-      for (int n = 0; n < Count; n++) {
-        const int64_t from = larger(oldest(i + n) - base, 0);
-        const int64_t to = smaller(position(i + n) - base + 1, kGrid);
-        factors[n] = weigh(i + n, smaller(from, kGrid), larger(to, 0));
+      for (int64_t i = 0; i < count; i++) {
+        const int64_t from = smaller(larger(oldest(i) - base, 0), kGrid);
+        const int64_t to = smaller(larger(position(i) - base + 1, 0), kGrid);
+        const float factor = weigh(i, from, to);
+        float* sum = sums + i * wide_value();
+        for (int64_t c = 0; c < wide_value(); c++) sum[c] *= factor;
         if (from < to) low = smaller(low, from), high = larger(high, to);
       }
-      if (low < high) mix<Count>(i, factors, low, high);
+      const int64_t size = call.value_size;
+      const T* values = (const T*)call.values + page * call.value_stride + kv_head * size;
+      for (int64_t c = 0; c < size; c += kChannels) {
+        read_values(values + c, smaller(size - c, kChannels), low, high);
+        int64_t i = 0;
+        for (; i + kTile <= count; i += kTile) mix<kTile>(i, sums + i * wide_value() + c, low, high);
+        for (; i < count; i++) mix<1>(i, sums + i * wide_value() + c, low, high);
+      }
     }
 
     void run() {
       read_queries();
       const int64_t end = position(count - 1) + 1;
-      for (int64_t base = oldest(0) / kGrid * kGrid; base < end; base += kGrid) {
-        const int64_t rows = smaller(end - base, kGrid);
-        read_page(table[base / kGrid], rows);
-        int64_t i = 0;
-        for (; i + kTile <= count; i += kTile) page<kTile>(i, base, rows);
-        for (; i < count; i++) page<1>(i, base, rows);
-      }
+      for (int64_t base = oldest(0) / kGrid * kGrid; base < end; base += kGrid)
+        page(base, smaller(end - base, kGrid));
       for (int64_t i = 0; i < count; i++) {
         T* out = (T*)call.out + ((span.first + token(i)) * call.heads + head(i)) * call.value_size;
         const float share = total[i] > 0 ? 1.0f / total[i] : 0.0f;

@@ -11,21 +11,28 @@ enum Dtype : int { kBf16 = 0, kF16 = 1, kF32 = 2, kNumDtypes = 3 };
 //   m  [ x x x x x x x ]    n  [ w w w w w w w ]     m  [ y y y y ]
 //   |  [ x x x x x x x ]    |  [ w w w w w w w ]     |  [ y y y y ]
 //
-// Rows of w are as the file has them, ldw numbers apart; x and y are dense.
+// Rows of w are as the file has them; those of each matrix lie ldw, ldx and ldy numbers apart.
 struct Linear {
   const void* x;
   const void* w;
   const void* w2;    // or null
   const void* bias;  // (n) or null
   void* y;
-  int64_t dtype, m, n, k, ldw;
+  int64_t dtype, m, n, k, ldw, ldx, ldy;
+  int64_t wide;  // whether y is float32, whatever the dtype
+};
+
+// The same head by head, y[:, h] = x[:, h] @ w[h].T: all but the first lie so many numbers further.
+struct LinearHeads {
+  Linear first;  // without w2 and bias
+  int64_t heads, w_head, x_head, y_head;
 };
 
 // The part of a Linear that one task computes: rows [m0, m1) and columns [n0, n1) of y.
 using LinearPart = void (*)(const Linear& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1);
 
-// A part has up to kFewRows rows and kFewColumns columns, or more rows and kManyColumns columns.
-inline constexpr int64_t kFewRows = 24, kFewColumns = 128, kManyColumns = 256;
+// A part has up to kFewRows rows and kFewColumns columns, or kManyRows rows and kManyColumns columns.
+inline constexpr int64_t kFewRows = 24, kFewColumns = 128, kManyRows = 120, kManyColumns = 256;
 // Plain weights: up to here a part takes its rows in groups of few, all but the first from the cache.
 inline constexpr int64_t kStillFew = 4 * kFewRows;
 
@@ -303,7 +310,7 @@ struct Attention {
 };
 
 // What attention.hpp has room for.
-inline constexpr int64_t kMaxKey = 576, kMaxValue = 512, kQueriesTogether = 8;
+inline constexpr int64_t kMaxKey = 576, kMaxValue = 512, kQueriesTogether = 24;
 
 // Queries [first, first + count) of sequence `span` and one key/value head, at most
 // kQueriesTogether; query i is head i % group of token i / group.
@@ -326,7 +333,8 @@ struct Norm {
 using NormPart = void (*)(const Norm& call, int64_t m0, int64_t m1);
 
 // Rotation of queries and keys; keys and values go to their places in the pages (see rows.hpp).
-// A token's heads lie side by side; strides are numbers from token to token, or page to page.
+// Keys and values of a token lie side by side; strides are numbers from token to token, from head to
+// head, or from page to page.
 struct Rotary {
   const void* q;         // (T, heads, key_size)
   const void* k;         // (T, kv_heads, key_size)
@@ -338,13 +346,22 @@ struct Rotary {
   void* keys;            // (pages, 64, kv_heads, key_size)
   void* values;          // (pages, 64, kv_heads, value_size)
   int64_t tokens, heads, kv_heads, key_size, value_size, pairs;
-  int64_t q_stride, k_stride, v_stride, key_page, value_page;
+  int64_t q_stride, q_head, k_stride, v_stride, out_stride, out_head, key_page, value_page;
   int64_t interleaved;  // whether the channels of a pair lie side by side
   int64_t dtype;
 };
 
 // Tokens [t0, t1).
 using RotaryPart = void (*)(const Rotary& call, int64_t t0, int64_t t1);
+
+// Cosine and sine of position * frequency, times the factor.
+struct Angles {
+  const float* frequencies;  // (pairs)
+  const int64_t* positions;  // (tokens)
+  float* out;                // (2, tokens, pairs)
+  int64_t tokens, pairs;
+  float factor;
+};
 
 // What is done to each number alone (see pointwise.hpp).
 enum PointwiseKind : int {
@@ -359,14 +376,75 @@ enum PointwiseKind : int {
 // Rows lie `..._stride` numbers apart; out is dense.
 struct Pointwise {
   const void* a;  // (m, n)
-  const void* b;  // (m, n) or null
+  const void* b;  // (m, n), or (m, 1) where b_step is 0 (kSigmoid alone), or null
   void* out;      // (m, n)
-  int64_t kind, dtype, m, n, a_stride, b_stride;
+  int64_t kind, dtype, m, n, a_stride, b_stride, b_step;
   float scale, cap;
 };
 
 // Rows [m0, m1), columns [n0, n1).
 using PointwisePart = void (*)(const Pointwise& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1);
+
+// How scores are made of a router's logits.
+enum Scoring : int { kSoftmaxOfAll, kSigmoidOfEach, kSoftmaxOfChosen };
+
+// The choice of experts (see experts.hpp); best first.
+struct Route {
+  const float* logits;  // (m, experts)
+  const float* bias;    // (experts), added to the scores for the choice, or null
+  float* weights;       // (m, top)
+  int64_t* ids;         // (m, top)
+  float* room;          // (m, 3 * experts + 1)
+  int64_t m, experts, top, scoring, normalize;
+  int64_t groups, kept, judged_by;  // groups is 0 where all may be chosen
+  float scale;
+};
+
+using RouteToken = void (*)(const Route& call, int64_t token);
+
+// Matrices of all experts: plain, or packed.
+struct ExpertStack {
+  const void* w;            // or null
+  const float* row_scales;  // (experts, n), or null
+  const void* bias;         // (experts, n), or null
+  int64_t packing;          // or -1
+  int64_t stride, ldw;      // bytes from one expert to the next; numbers from row to row
+  int64_t n;
+};
+
+enum Fused : int { kNotFused, kHalves, kInterleaved };
+
+// Experts' MLPs (see experts.hpp). There are m * top rows, ordered by expert.
+struct Experts {
+  const void* x;         // (m, k)
+  const int64_t* ids;    // (m, top)
+  const float* weights;  // (m, top)
+  ExpertStack gate;      // n = inner, or none
+  ExpertStack up;        // n = inner, or twice as many with the gate's among them
+  ExpertStack down;      // n = k
+  void* y;               // (m, k)
+  int64_t* table;        // room for 2 * (rows + experts + 1)
+  void* x_rows;          // (rows, k), room
+  float* sums;           // (rows, what is the most of inner, k and, unless usual, 2 * inner), room
+  void* hidden;          // (rows, inner), room
+  void* int8_room;       // rows * (the larger of k and inner) * 11 / 8 bytes, aligned to 4
+  int64_t dtype, m, top, k, inner, experts;
+  int64_t activation;    // of PointwiseKind
+  int64_t fused;         // how gate and up lie in one matrix
+  float alpha, limit;    // of the clamped form; limit is 0 for the others
+
+  int64_t rows() const { return m * top; }
+  // Row r is of token order()[r] / top; its expert's rows begin at first()[expert].
+  int64_t* order() const { return table; }
+  int64_t* place() const { return table + rows(); }
+  int64_t* first() const { return table + 2 * rows(); }
+  int64_t* tasks() const { return first() + experts + 1; }
+};
+
+struct ExpertsParts {
+  void (*hidden)(const Experts& call, int64_t row);
+  void (*combine)(const Experts& call, int64_t token);
+};
 
 // A call that was made, to be made again.
 struct Recorded {
@@ -389,6 +467,8 @@ struct Kernels {
   NormPart norm[kNumDtypes];
   RotaryPart rotate[kNumDtypes];
   PointwisePart pointwise[kNumDtypes];
+  RouteToken route;
+  ExpertsParts experts[kNumDtypes];
 };
 
 extern const Kernels kernels_portable;

@@ -1,4 +1,6 @@
 // The C interface: chooses an instruction set, cuts work into parts, runs them on torch's threads.
+#include <math.h>
+#include <sched.h>
 #include <string.h>
 
 #include <atomic>
@@ -12,12 +14,49 @@ namespace {
 using ParallelRegion = void (*)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
 
 ParallelRegion parallel_region = nullptr;
+int (*num_threads)() = nullptr;  // of the region that the caller is in
 const Kernels* kernels = nullptr;
 int in_use = 0;
 
-// Call body(i) for i in [0, num_parts), each once, on up to `threads` threads.
+// Threads that go through recorded calls together. Each runs every call; the loops inside share
+// their parts out and meet at the end, which is several times cheaper than a region for each.
+struct Team {
+  std::atomic<int> threads{1}, arrived{0}, loops{0};
+  std::atomic<int64_t> next{0};  // part of the loop they are in
+
+  void meet() {
+    const int loop = loops.load(std::memory_order_acquire);
+    if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == threads.load(std::memory_order_relaxed)) {
+      arrived.store(0, std::memory_order_relaxed);
+      next.store(0, std::memory_order_relaxed);
+      loops.store(loop + 1, std::memory_order_release);
+      return;
+    }
+    // somebody else's work may keep the others from running
+    for (int turn = 0; loops.load(std::memory_order_acquire) == loop; turn++)
+      if (turn > 10000) sched_yield();
+      else relax();
+  }
+
+  static void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+  }
+};
+
+thread_local Team* team = nullptr;
+
+// Call body(i) for i in [0, num_parts), each once, on up to `threads` threads. What a kernel does
+// outside of such loops must not write to memory that others see: a team does it on every thread.
 template <class Body>
 void parallel_for(int64_t num_parts, int threads, const Body& body) {
+  if (team) {
+    for (int64_t i; (i = team->next.fetch_add(1, std::memory_order_relaxed)) < num_parts;) body(i);
+    return team->meet();
+  }
   struct Work {
     const Body& body;
     int64_t num_parts;
@@ -57,6 +96,138 @@ constexpr int64_t kPanelBytes = 512 << 10;
 // Below this many products, waking a thread costs more than it brings.
 constexpr int64_t kSmallWork = 1 << 16;
 
+// How a product is shared out: parts of so many rows of x and columns (packed: groups) of w.
+struct Cut {
+  int64_t m, n, rows, columns;
+
+  int64_t down() const { return (m + rows - 1) / rows; }
+  int64_t parts() const { return down() * ((n + columns - 1) / columns); }
+  // Call part(m0, m1, n0, n1) for part i.
+  template <class Part>
+  void run(int64_t i, const Part& part) const {
+    const int64_t m0 = i % down() * rows, n0 = i / down() * columns;
+    part(m0, m0 + rows < m ? m0 + rows : m, n0, n0 + columns < n ? n0 + columns : n);
+  }
+};
+
+// Parts small enough to share out evenly, large enough to read in long runs.
+Cut cut_of(const Linear& call, int threads) {
+  const int64_t bytes = call.k * (call.dtype == kF32 ? 4 : 2);
+  const bool few = call.m <= kStillFew;
+  const int64_t columns = clamp(few ? call.n / (4 * threads) : kPanelBytes / (bytes + 1), 16,
+                                few ? kFewColumns : kManyColumns);
+  return {call.m, call.n, few ? kStillFew : kManyRows, (columns + 3) / 4 * 4};
+}
+
+Cut cut_of(const PackedLinear& call, int threads) {
+  const PackedKernel& kernel = kernels->packed[call.packing];
+  const int64_t groups = (call.n + 15) / 16, bytes = call.k / kernel.columns * kernel.bytes;
+  const bool few = call.m <= kFewRows;
+  const int64_t across = clamp(few ? groups / (4 * threads) : kPanelBytes / (bytes + 1), 1,
+                               (few ? kFewColumns : kManyColumns) / 16);
+  return {call.m, groups, few ? kFewRows : kManyRows, across};
+}
+
+void multiply_part(const Linear& call, const Cut& cut, int64_t i) {
+  cut.run(i, [&](int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
+    kernels->linear[call.dtype](call, m0, m1, n0, n1);
+  });
+}
+
+void multiply_part(const PackedLinear& call, const Cut& cut, int64_t i) {
+  cut.run(i, [&](int64_t m0, int64_t m1, int64_t g0, int64_t g1) {
+    kernels->packed[call.packing].part(call, m0, m1, g0, g1);
+  });
+}
+
+template <class Call>
+void multiply(const Call& call, int threads) {
+  if (call.m * call.n * call.k < kSmallWork) threads = 1;
+  const Cut cut = cut_of(call, threads);
+  parallel_for(cut.parts(), threads, [&](int64_t i) { multiply_part(call, cut, i); });
+}
+
+// Rounds call.activations, (m, k), to call.x, in call.room.
+void round_activations(PackedLinear& call, int threads) {
+  const int64_t m = call.m, k = call.k, num_blocks = k / 32;
+  call.x.scales = static_cast<float*>(call.room);
+  call.x.sums = reinterpret_cast<int32_t*>(call.x.scales + m * num_blocks);
+  call.x.q = reinterpret_cast<int8_t*>(call.x.sums + 2 * m * num_blocks);
+  call.x.m = m, call.x.k = k;
+  const Quantize quantize = kernels->quantize[call.dtype];
+  parallel_for(m, m * k < kSmallWork ? 1 : threads, [&](int64_t row) { quantize(call, row); });
+}
+
+// Puts rows in the order of their experts: a counting sort.
+void sort_rows(const Experts& call) {
+  int64_t *first = call.first(), *next = call.tasks();
+  for (int64_t e = 0; e <= call.experts; e++) first[e] = 0;
+  for (int64_t i = 0; i < call.rows(); i++) first[call.ids[i] + 1]++;
+  for (int64_t e = 0; e < call.experts; e++) {
+    first[e + 1] += first[e];
+    next[e] = first[e];
+  }
+  for (int64_t i = 0; i < call.rows(); i++) {
+    const int64_t row = next[call.ids[i]]++;
+    call.order()[row] = i;
+    call.place()[i] = row;
+  }
+}
+
+// Products of each expert's rows; make(e) is that of expert e.
+template <class Make>
+void multiply_sorted(const Experts& call, int threads, const Make& make) {
+  int64_t *tasks = call.tasks(), *first = call.first();
+  parallel_for(1, 1, [&](int64_t) {
+    tasks[0] = 0;
+    for (int64_t e = 0; e < call.experts; e++)
+      tasks[e + 1] = tasks[e] + (first[e + 1] > first[e] ? cut_of(make(e), threads).parts() : 0);
+  });
+  parallel_for(tasks[call.experts], threads, [&](int64_t i) {
+    int64_t low = 0, high = call.experts;  // the last expert whose tasks begin at i or before
+    while (high - low > 1) {
+      const int64_t middle = (low + high) / 2;
+      (tasks[middle] <= i ? low : high) = middle;
+    }
+    const auto one = make(low);
+    multiply_part(one, cut_of(one, threads), i - tasks[low]);
+  });
+}
+
+// Rows x (rows, k) times the matrices of their experts, gated where there is a second stack, into y:
+// float32 if `wide`. `rounded` is x for packed matrices.
+void multiply_experts(const Experts& call, const ExpertStack& w, const ExpertStack* w2,
+                      const PackedLinear& rounded, void* y, bool wide, int threads) {
+  const int64_t size = call.dtype == kF32 ? 4 : 2, y_size = wide ? 4 : size, k = rounded.k;
+  const auto at = [](const void* from, int64_t bytes) -> const void* {
+    return from ? static_cast<const char*>(from) + bytes : nullptr;
+  };
+  const auto of = [&](const ExpertStack& stack, int64_t e) { return at(stack.w, e * stack.stride); };
+  const auto y_of = [&](int64_t first) { return static_cast<char*>(y) + first * w.n * y_size; };
+  if (w.packing < 0)
+    return multiply_sorted(call, threads, [&](int64_t e) {
+      const int64_t first = call.first()[e], count = call.first()[e + 1] - first;
+      return Linear{at(rounded.activations, first * k * size), of(w, e),
+                    w2 ? of(*w2, e) : nullptr, nullptr, y_of(first), call.dtype, count, w.n, k,
+                    w.ldw, k, w.n, wide};
+    });
+  const auto matrix_of = [&](const ExpertStack& stack, int64_t e) {
+    return PackedMatrix{static_cast<const uint8_t*>(of(stack, e)),
+                        stack.row_scales ? stack.row_scales + e * stack.n : nullptr};
+  };
+  multiply_sorted(call, threads, [&](int64_t e) {
+    const int64_t first = call.first()[e], blocks = k / 32;
+    PackedLinear one = rounded;
+    one.w = matrix_of(w, e);
+    one.w2 = w2 ? matrix_of(*w2, e) : PackedMatrix{};
+    one.y = y_of(first);
+    one.packing = w.packing, one.n = w.n, one.m = one.x.m = call.first()[e + 1] - first;
+    one.x.q += first * k, one.x.scales += first * blocks, one.x.sums += 2 * first * blocks;
+    one.finish = kernels->finish[wide ? int64_t(kF32) : call.dtype];
+    return one;
+  });
+}
+
 const char* const kNames[] = {"avx512", "avx2", "portable"};
 
 const Kernels* find(int isa) {
@@ -80,13 +251,15 @@ extern "C" {
 // Name of instruction set i, best first, or null where this processor lacks it or there is none.
 const char* blazr_isa(int i) { return i >= 0 && i < 3 && find(i) ? kNames[i] : nullptr; }
 
-// Run on instruction set i (see blazr_isa), and on the threads behind `region`, or on the caller's.
-int blazr_use(int i, ParallelRegion region) {
+// Run on instruction set i (see blazr_isa), and on the threads behind `region`, or on the caller's;
+// `count` tells how many threads a region has.
+int blazr_use(int i, ParallelRegion region, int (*count)()) {
   const Kernels* found = i >= 0 && i < 3 ? find(i) : nullptr;
   if (!found) return -1;
   kernels = found;
   in_use = i;
   parallel_region = region;
+  num_threads = count;
   return 0;
 }
 
@@ -99,47 +272,30 @@ const char* blazr_sources() { return BLAZR_SOURCES; }
 // Every kernel has one form, so that calls can be kept and made again (see Recorded): the structs of
 // kernels.hpp say what they do. The caller has checked shapes; null stands for what is not given.
 
-void blazr_linear(const Linear* call, int threads) {
-  const int64_t m = call->m, n = call->n, k = call->k;
-  const int64_t bytes = call->dtype == kF32 ? 4 : 2;
-  if (m * n * k < kSmallWork) threads = 1;
-  const bool few = m <= kStillFew;
-  // parts small enough to share out evenly, large enough to read in long runs
-  const int64_t columns =
-      (clamp(few ? n / (4 * threads) : kPanelBytes / (k * bytes + 1), 16,
-             few ? kFewColumns : kManyColumns) + 3) / 4 * 4;
-  const int64_t rows = few ? kStillFew : 120;
-  const int64_t across = (n + columns - 1) / columns, down = (m + rows - 1) / rows;
-  const LinearPart part = kernels->linear[call->dtype];
-  parallel_for(across * down, threads, [&](int64_t i) {
-    const int64_t m0 = i % down * rows, n0 = i / down * columns;
-    part(*call, m0, m0 + rows < m ? m0 + rows : m, n0, n0 + columns < n ? n0 + columns : n);
+void blazr_linear(const Linear* call, int threads) { multiply(*call, threads); }
+
+void blazr_linear_heads(const LinearHeads* call, int threads) {
+  Linear all = call->first;
+  all.n *= call->heads;
+  if (all.m * all.n * all.k < kSmallWork) threads = 1;
+  Cut cut = cut_of(all, threads);
+  cut.n = call->first.n;
+  const int64_t parts = cut.parts(), bytes = all.dtype == kF32 ? 4 : 2;
+  parallel_for(call->heads * parts, threads, [&](int64_t i) {
+    const int64_t head = i / parts;
+    Linear one = call->first;
+    one.w = static_cast<const char*>(one.w) + head * call->w_head * bytes;
+    one.x = static_cast<const char*>(one.x) + head * call->x_head * bytes;
+    one.y = static_cast<char*>(one.y) + head * call->y_head * bytes;
+    multiply_part(one, cut, i % parts);
   });
 }
 
 void blazr_packed_linear(const PackedLinear* given, int threads) {
   PackedLinear call = *given;
-  const int64_t m = call.m, n = call.n, k = call.k, num_blocks = k / 32, groups = (n + 15) / 16;
-  call.x.scales = static_cast<float*>(call.room);
-  call.x.sums = reinterpret_cast<int32_t*>(call.x.scales + m * num_blocks);
-  call.x.q = reinterpret_cast<int8_t*>(call.x.sums + 2 * m * num_blocks);
-  call.x.m = m, call.x.k = k;
   call.finish = kernels->finish[call.dtype];
-  const PackedKernel& kernel = kernels->packed[call.packing];
-  if (m * n * k < kSmallWork) threads = 1;
-  const Quantize quantize = kernels->quantize[call.dtype];
-  parallel_for(m, m * k < kSmallWork ? 1 : threads, [&](int64_t row) { quantize(call, row); });
-  const bool few = m <= kFewRows;
-  const int64_t group_bytes = k / kernel.columns * kernel.bytes;
-  const int64_t across = clamp(few ? groups / (4 * threads) : kPanelBytes / (group_bytes + 1), 1,
-                               (few ? kFewColumns : kManyColumns) / 16);
-  const int64_t rows = few ? kFewRows : 120;
-  const int64_t down = (m + rows - 1) / rows, parts = (groups + across - 1) / across;
-  parallel_for(parts * down, threads, [&](int64_t i) {
-    const int64_t m0 = i % down * rows, g0 = i / down * across;
-    kernel.part(call, m0, m0 + rows < m ? m0 + rows : m, g0,
-                g0 + across < groups ? g0 + across : groups);
-  });
+  round_activations(call, threads);
+  multiply(call, threads);
 }
 
 void blazr_packed_rows(const PackedRows* given, int threads) {
@@ -218,16 +374,17 @@ void blazr_gated_rows(const GatedRows* call, int threads) {
 }
 
 void blazr_attention(const Attention* call, int threads) {
-  const int64_t group = call->heads / call->kv_heads;
-  const int64_t blocks = (call->longest * group + kQueriesTogether - 1) / kQueriesTogether;
+  const int64_t group = call->heads / call->kv_heads, most = call->longest * group;
+  // as many queries together as there are, but work for every thread
+  const int64_t step = clamp(most * call->num_spans * call->kv_heads / threads, 4, kQueriesTogether);
+  const int64_t blocks = (most + step - 1) / step;
   const AttentionPart part = kernels->attention[call->dtype];
   // the longest way back comes first, so that no thread is left with it at the end
   parallel_for(call->num_spans * call->kv_heads * blocks, threads, [&](int64_t i) {
     const int64_t span = i % call->num_spans, rest = i / call->num_spans;
-    const int64_t first = (blocks - 1 - rest / call->kv_heads) * kQueriesTogether;
+    const int64_t first = (blocks - 1 - rest / call->kv_heads) * step;
     const int64_t left = call->spans[span].length * group - first;
-    if (left > 0)
-      part(*call, span, rest % call->kv_heads, first, left < kQueriesTogether ? left : kQueriesTogether);
+    if (left > 0) part(*call, span, rest % call->kv_heads, first, left < step ? left : step);
   });
 }
 
@@ -268,6 +425,19 @@ void blazr_rows(const Rows* call, int threads) {
   });
 }
 
+void blazr_angles(const Angles* call, int threads) {
+  const int64_t pairs = call->pairs;
+  const int few = call->tokens * pairs < kSmallWork / 16 ? 1 : threads;
+  parallel_for(call->tokens, few, [&](int64_t t) {
+    float *cosine = call->out + t * pairs, *sine = cosine + call->tokens * pairs;
+    for (int64_t i = 0; i < pairs; i++) {
+      const float angle = float(call->positions[t]) * call->frequencies[i];
+      cosine[i] = float(cos(double(angle))) * call->factor;
+      sine[i] = float(sin(double(angle))) * call->factor;
+    }
+  });
+}
+
 void blazr_pieces(const Pieces* call, int threads) {
   const int few = call->m * call->count * call->bytes < kSmallWork ? 1 : threads;
   parallel_for(call->m, few, [&](int64_t row) {
@@ -278,9 +448,68 @@ void blazr_pieces(const Pieces* call, int threads) {
   });
 }
 
-// Make calls again, one after the other.
+void blazr_route(const Route* call, int threads) {
+  constexpr int64_t kTokens = 32;  // of a part
+  parallel_for((call->m + kTokens - 1) / kTokens, threads, [&](int64_t i) {
+    for (int64_t t = i * kTokens; t < (i + 1) * kTokens && t < call->m; t++)
+      kernels->route(*call, t);
+  });
+}
+
+void blazr_experts(const Experts* given, int threads) {
+  const Experts& call = *given;
+  const ExpertsParts& parts = kernels->experts[call.dtype];
+  const int64_t rows = call.rows(), bytes = call.k * (call.dtype == kF32 ? 4 : 2);
+  const int few = rows * call.k < kSmallWork ? 1 : threads;
+  parallel_for(1, 1, [&](int64_t) { sort_rows(call); });
+  parallel_for(rows, few, [&](int64_t row) {
+    memcpy(static_cast<char*>(call.x_rows) + row * bytes,
+           static_cast<const char*>(call.x) + call.order()[row] / call.top * bytes, size_t(bytes));
+  });
+  PackedLinear x{};
+  x.activations = call.x_rows, x.dtype = call.dtype, x.m = rows, x.k = call.k;
+  x.room = call.int8_room;
+  if (call.up.packing >= 0 || call.gate.packing >= 0) round_activations(x, threads);
+  const bool is_alike = call.gate.packing == call.up.packing && call.gate.ldw == call.up.ldw;
+  const bool is_bare = !call.gate.bias && !call.up.bias && call.limit == 0;
+  if (call.gate.w && call.activation == kSilu && is_alike && is_bare) {
+    multiply_experts(call, call.gate, &call.up, x, call.hidden, false, threads);
+  } else {
+    float* ups = call.sums + (call.gate.w ? rows * call.inner : 0);
+    if (call.gate.w) multiply_experts(call, call.gate, nullptr, x, call.sums, true, threads);
+    multiply_experts(call, call.up, nullptr, x, ups, true, threads);
+    parallel_for(rows, few, [&](int64_t row) { parts.hidden(call, row); });
+  }
+  x.activations = call.hidden, x.k = call.inner;
+  if (call.down.packing >= 0) round_activations(x, threads);
+  multiply_experts(call, call.down, nullptr, x, call.sums, true, threads);
+  parallel_for(call.m, few, [&](int64_t token) { parts.combine(call, token); });
+}
+
+// Make calls again, one after the other, in one parallel region.
 void blazr_replay(const Recorded* calls, int64_t count, int threads) {
-  for (int64_t i = 0; i < count; i++) calls[i].run(calls[i].call, threads);
+  struct Work {
+    const Recorded* calls;
+    int64_t count;
+    int threads;
+    Team team;
+  } work{calls, count, threads, {}};
+  const auto run = [](void* data) {
+    Work& all = *static_cast<Work*>(data);
+    for (int64_t i = 0; i < all.count; i++) all.calls[i].run(all.calls[i].call, all.threads);
+  };
+  const auto run_together = [](void* data) {
+    Work& all = *static_cast<Work*>(data);
+    // how many there are only the runtime knows: it may grant fewer than were asked for
+    all.team.threads.store(num_threads(), std::memory_order_relaxed);
+    team = &all.team;
+    for (int64_t i = 0; i < all.count; i++) all.calls[i].run(all.calls[i].call, all.threads);
+    team = nullptr;
+  };
+  if (threads > 1 && parallel_region && num_threads)
+    parallel_region(run_together, &work, unsigned(threads), 0);
+  else
+    run(&work);
 }
 
 }  // extern "C"

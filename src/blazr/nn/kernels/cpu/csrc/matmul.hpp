@@ -44,7 +44,9 @@ struct Matmul {
                                                  const char* next) {
     constexpr int kStepBytes = R * D::step * int(sizeof(T));
     Acc acc[C][kRows];
+#pragma GCC unroll 8
     for (int c = 0; c < C; c++)
+#pragma GCC unroll 8
       for (int r = 0; r < kRows; r++) acc[c][r] = Isa::zero();
     int64_t i = 0;
 #pragma GCC unroll 2
@@ -64,14 +66,21 @@ struct Matmul {
       }
     }
     if (i < k) {
+#pragma GCC unroll 8
       for (int r = 0; r < R; r++) {
         const typename D::Reg a = D::load_tail(w[r] + i, int(k - i));
+#pragma GCC unroll 8
         for (int c = 0; c < C; c++)
           acc[c][r] = D::dot(acc[c][r], a, D::load_tail(x[c] + i, int(k - i)));
       }
     }
+#pragma GCC unroll 8
     for (int c = 0; c < C; c++) {
       float four[kRows];
+      if (R == kRows && sums.gap == 1) {
+        Isa::sum4(acc[c], sums.out + c * sums.ld);
+        continue;
+      }
       Isa::sum4(acc[c], four);
       for (int r = 0; r < R; r++) sums.out[c * sums.ld + r * sums.gap] = four[r];
     }
@@ -128,13 +137,18 @@ struct Matmul {
     float sums[2][kFewRows * kFewColumns];
     for (int64_t m = m0; m < m1; m += group) {
       const int64_t rows = smaller(group, m1 - m);
-      const Rows x{(const T*)call.x + m * call.k, call.k};
+      const Rows x{(const T*)call.x + m * call.ldx, call.ldx};
       strip({(const T*)call.w + offset, call.ldw}, n, x, rows, call.k, sums[0], !few);
       if (call.w2)
         strip({(const T*)call.w2 + offset, call.ldw}, n, x, rows, call.k, sums[1], !few);
-      for (int64_t row = 0; row < rows; row++)
-        finish((const T*)call.bias, call.w2 != nullptr, n0, n, sums[0] + row * n, sums[1] + row * n,
-               (T*)call.y + (m + row) * call.n);
+      for (int64_t row = 0; row < rows; row++) {
+        float *own = sums[0] + row * n, *ups = sums[1] + row * n;
+        const int64_t at = (m + row) * call.ldy;
+        if (call.wide)
+          finish((const T*)call.bias, call.w2 != nullptr, n0, n, own, ups, (float*)call.y + at);
+        else
+          finish((const T*)call.bias, call.w2 != nullptr, n0, n, own, ups, (T*)call.y + at);
+      }
     }
   }
 };

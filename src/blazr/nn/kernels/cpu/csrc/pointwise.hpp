@@ -54,6 +54,9 @@ struct PointwiseOf {
           for (int64_t i = n0; i < n1; i++) wide[i] /= scale;
         if (cap > 0)
           for (int64_t i = n0; i < n1; i++) wide[i] = tanh_approx(wide[i] / cap) * cap;
+      } else if (kKind == kSigmoid && !call.b_step) {
+        const float gate = activated<kSigmoid>(to_float(b[0]));
+        for (int64_t i = n0; i < n1; i++) round_to(to_float(a[i]) * gate, out[i]);
       } else if constexpr (kKind == kSigmoid) {
         for (int64_t i = n0; i < n1; i++)
           round_to(to_float(a[i]) * activated<kKind>(to_float(b[i])), out[i]);

@@ -58,9 +58,9 @@ struct RowParts {
       const float* sin = call.sin + t * call.pairs;
       const int64_t page = call.slots[t] / 64, at = call.slots[t] % 64;
       const T* q = (const T*)call.q + t * call.q_stride;
-      T* out = (T*)call.out + t * call.heads * call.key_size;
+      T* out = (T*)call.out + t * call.out_stride;
       for (int64_t h = 0; h < call.heads; h++)
-        turn(call, q + h * call.key_size, cos, sin, out + h * call.key_size);
+        turn(call, q + h * call.q_head, cos, sin, out + h * call.out_head);
       const T* k = (const T*)call.k + t * call.k_stride;
       T* keys = (T*)call.keys + page * call.key_page + at * call.kv_heads * call.key_size;
       for (int64_t h = 0; h < call.kv_heads; h++)

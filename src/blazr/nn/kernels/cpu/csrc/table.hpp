@@ -7,6 +7,7 @@
 #include "convolution.hpp"
 #include "gated_delta.hpp"
 #include "mamba1.hpp"
+#include "experts.hpp"
 #include "mamba2.hpp"
 #include "mamba3.hpp"
 #include "matmul.hpp"
@@ -15,6 +16,11 @@
 #include "rows.hpp"
 
 namespace {
+
+template <class T>
+constexpr ExpertsParts experts_parts() {
+  return {ExpertsOf<T>::hidden, ExpertsOf<T>::combine};
+}
 
 template <class T>
 constexpr Mamba2Parts mamba2_parts() {
@@ -42,10 +48,13 @@ constexpr Kernels kernels_of(std::integer_sequence<int, kPackings...>) {
       .mamba3 = {Mamba3Of<bf16>::recur, Mamba3Of<f16>::recur, Mamba3Of<float>::recur},
       .gated_delta = {GatedDeltaOf<bf16>::recur, GatedDeltaOf<f16>::recur, GatedDeltaOf<float>::recur},
       .gated_rows = {gated_row<bf16>, gated_row<f16>, gated_row<float>},
-      .attention = {AttentionOf<bf16>::attend, AttentionOf<f16>::attend, AttentionOf<float>::attend},
+      .attention = {AttentionOf<Isa, bf16>::attend, AttentionOf<Isa, f16>::attend,
+                    AttentionOf<Isa, float>::attend},
       .norm = {RowParts<bf16>::norm, RowParts<f16>::norm, RowParts<float>::norm},
       .rotate = {RowParts<bf16>::rotate, RowParts<f16>::rotate, RowParts<float>::rotate},
       .pointwise = {PointwiseOf<bf16>::part<>, PointwiseOf<f16>::part<>, PointwiseOf<float>::part<>},
+      .route = route_token,
+      .experts = {experts_parts<bf16>(), experts_parts<f16>(), experts_parts<float>()},
   };
 }
 

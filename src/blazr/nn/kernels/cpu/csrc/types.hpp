@@ -69,7 +69,8 @@ inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step 
   out.bits = uint16_t(sign | half);
 }
 
-// exp to about 2 units in the last place, in steps a compiler turns into vector code.
+// exp to about 2 units in the last place, in steps a compiler turns into vector code: where it is
+// inlined, which it would not be everywhere by itself.
 [[gnu::always_inline]] inline float exp_approx(float x) {
   x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
   const float magic = 0x1.8p23f;  // adding it leaves the nearest integer in the low bits
@@ -107,9 +108,9 @@ inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step 
 [[gnu::always_inline]] inline float silu(float x) { return x / (1.0f + exp_approx(-x)); }
 
 // Columns [n0, n0 + n) of a row y from their sums: bias, or null; gate by `ups`, or not; rounding.
-template <class T>
+template <class T, class Y>
 inline void finish(const T* bias, bool gated, int64_t n0, int64_t n, float* sums, const float* ups,
-                   T* y) {
+                   Y* y) {
   if (bias)
     for (int64_t i = 0; i < n; i++) sums[i] += to_float(bias[n0 + i]);
   if (gated)

@@ -1,0 +1,162 @@
+"""Mixture of experts: ``csrc/experts.hpp`` behind the ops' signatures."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from blazr.core.errors import ShapeError
+from blazr.nn.kernels.cpu.compiled import DTYPES, fields, run
+from blazr.nn.kernels.cpu.matmul_q import ROOM
+from blazr.nn.kernels.cpu.pointwise import ACTIVATIONS
+from blazr.nn.kernels.experts import ExpertMlps, Routing, Stack
+from blazr.nn.kernels.packing import GROUP, Packed
+
+_POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
+# As kernels.hpp numbers them.
+_SCORINGS = {"softmax": 0, "sigmoid": 1, "softmax of chosen": 2}
+_FUSED = {None: 0, "halves": 1, "interleaved": 2}
+_PLAIN = -1
+
+
+class _Route(ctypes.Structure):
+    """``Route`` of kernels.hpp."""
+
+    _fields_ = (
+        *fields(_POINTER, "logits bias weights ids room"),
+        *fields(_INT64, "m experts top scoring normalize groups kept judged_by"),
+        ("scale", ctypes.c_float),
+    )
+
+
+class _Stack(ctypes.Structure):
+    """``ExpertStack`` of kernels.hpp."""
+
+    _fields_ = (*fields(_POINTER, "w row_scales bias"), *fields(_INT64, "packing stride ldw n"))
+
+
+class _Experts(ctypes.Structure):
+    """``Experts`` of kernels.hpp."""
+
+    _fields_ = (
+        *fields(_POINTER, "x ids weights"),
+        *fields(_Stack, "gate up down"),
+        *fields(_POINTER, "y table x_rows sums hidden int8_room"),
+        *fields(_INT64, "dtype m top k inner experts activation fused"),
+        *fields(ctypes.c_float, "alpha limit"),
+    )
+
+
+def choose_experts(
+    logits: Tensor, chosen: Tensor, routing: Routing, bias: Tensor | None = None
+) -> Tensor:
+    """See ``blazr.nn.ops.moe.choose_experts``."""
+    (tokens, experts), groups = logits.shape, routing.groups
+    top = min(routing.k, experts)
+    if chosen.shape != (tokens, top) or chosen.dtype != torch.int64:
+        raise _misfit(chosen, f"({tokens}, {top}) int64")
+    if bias is not None and bias.shape != (experts,):
+        raise _misfit(bias, f"({experts},)")
+    # what comes in other formats is copied
+    logits = logits.float().contiguous()
+    bias = None if bias is None else bias.float().contiguous()
+    weights, room = torch.empty(tokens, top), torch.empty(tokens, 3 * experts + 1)
+    call = _Route(
+        logits.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        weights.data_ptr(),
+        chosen.data_ptr(),
+        room.data_ptr(),
+        tokens,
+        experts,
+        top,
+        _SCORINGS[routing.scoring],
+        routing.normalize,
+        *((0, 0, 0) if groups is None else (groups.count, groups.kept, groups.judged_by)),
+        routing.scale,
+    )
+    run("route", call)
+    return weights
+
+
+def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Tensor:
+    """See ``blazr.nn.ops.moe.experts``; a row's result depends on that row alone."""
+    (tokens, size), (count, _, inner) = x.shape, _shape(mlps.down)
+    upward = inner if mlps.fused is None else 2 * inner
+    gate = _stack(x, mlps.gate, mlps.gate_bias, (count, inner, size))
+    up = _stack(x, mlps.up, mlps.up_bias, (count, upward, size))
+    down = _stack(x, mlps.down, mlps.down_bias, (count, size, inner))
+    top = chosen.shape[-1]
+    if not chosen.shape == weights.shape == (tokens, top) or chosen.dtype != torch.int64:
+        raise _misfit(chosen, f"({tokens}, {top}) int64, with weights")
+    x, weights, chosen = (each.contiguous() for each in (x, weights, chosen))
+    rows = tokens * top
+    y, x_rows = torch.empty(tokens, size, dtype=x.dtype), torch.empty(rows, size, dtype=x.dtype)
+    table = torch.empty(2 * (rows + count + 1), dtype=torch.int64)
+    sums, hidden = torch.empty(rows, max(size, 2 * inner)), torch.empty(rows, inner, dtype=x.dtype)
+    int8_room = torch.empty(rows * max(size, inner) * ROOM // 8, dtype=torch.uint8)
+    call = _Experts(
+        *(each.data_ptr() for each in (x, chosen, weights)),
+        *(each.call for each in (gate, up, down)),
+        *(each.data_ptr() for each in (y, table, x_rows, sums, hidden, int8_room)),
+        *(DTYPES[x.dtype], tokens, top, size, inner, count),
+        ACTIVATIONS[mlps.activation],
+        _FUSED[mlps.fused],
+        mlps.alpha,
+        mlps.limit or 0.0,
+    )
+    run("experts", call)
+    return y
+
+
+class _Given(NamedTuple):
+    """A stack for the library, and what it points into."""
+
+    call: _Stack
+    tensors: tuple[Tensor | None, ...] = ()
+
+
+def _shape(stack: Stack) -> tuple[int, ...]:
+    if isinstance(stack, Tensor):
+        return tuple(stack.shape)
+    if isinstance(stack, Packed):
+        return (len(stack.blocks), stack.rows, stack.columns)
+    raise ShapeError(
+        "kernels read no such weight.", found=type(stack).__name__, expected="plain or packed"
+    )
+
+
+def _stack(x: Tensor, stack: Stack | None, bias: Tensor | None, shape: tuple[int, ...]) -> _Given:
+    if stack is None:
+        return _Given(_Stack(packing=_PLAIN))
+    if _shape(stack) != shape or (bias is not None and bias.shape != shape[:2]):
+        raise _misfit(x, f"to go with matrices {_shape(stack)}")
+    bias = None if bias is None else bias.to(x.dtype).contiguous()
+    bias_at = None if bias is None else bias.data_ptr()
+    if isinstance(stack, Tensor):
+        if stack.dtype != x.dtype:
+            raise _misfit(x, f"to go with matrices in {stack.dtype}")
+        if stack.stride(2) != 1 or stack.stride(1) < shape[2]:  # copied at every call, but right
+            stack = stack.contiguous()
+        step = stack.stride(0) * stack.element_size()
+        call = _Stack(stack.data_ptr(), None, bias_at, _PLAIN, step, stack.stride(1), shape[1])
+        return _Given(call, (stack, bias))
+    assert isinstance(stack, Packed)  # as _shape has seen
+    blocks, scales = stack.blocks.contiguous(), stack.row_scales
+    if blocks.shape[1] != -(-shape[1] // GROUP):
+        raise _misfit(x, f"to go with {shape[1]} packed rows")
+    scales = None if scales is None else scales.contiguous()
+    scales_at, number = None if scales is None else scales.data_ptr(), stack.packing.number
+    call = _Stack(blocks.data_ptr(), scales_at, bias_at, number, blocks.stride(0), 0, shape[1])
+    return _Given(call, (blocks, scales, bias))
+
+
+def _misfit(other: Tensor, expected: str) -> ShapeError:
+    return ShapeError(
+        "experts do not fit what they are used with.",
+        found=f"{tuple(other.shape)} {other.dtype}",
+        expected=expected,
+    )
