@@ -91,7 +91,7 @@ class Emulated:
         return result
 
     def replayer(self, calls: list[tuple[int, ctypes.Structure]]) -> Callable[[], None]:
-        """As ``compiled.replayer``, which knows addresses alone; here memory is copied call by call."""
+        """As ``compiled.replayer``, which knows addresses alone; memory is copied call by call."""
 
         def again() -> None:
             for address, call in calls:
@@ -106,7 +106,7 @@ class Emulated:
 
     def _ask(self, kind: int, name: str, *arguments: int) -> tuple[int, bytes]:
         assert self._process.stdin
-        numbers = (*arguments, 0, 0, 0)[:4]  # an address and three arguments
+        numbers = (*arguments, 0, 0, 0, 0)[:4]  # an address and three arguments
         self._process.stdin.write(_REQUEST.pack(kind, name.encode(), *numbers))
         self._process.stdin.flush()
         return self._answer()
