@@ -84,6 +84,8 @@ class ScriptedEngine:
         if len(ids) + 1 > self.max_seq_len:
             raise ContextLengthError(
                 f"the prompt has {len(ids)} tokens, and the context holds {self.max_seq_len}.",
+                num_tokens=len(ids),
+                limit=self.max_seq_len,
                 param="prompt",
             )
         with self._work:

@@ -139,6 +139,8 @@ class Engine:
         if len(ids) + 1 > limit:
             raise ContextLengthError(
                 f"the prompt has {len(ids)} tokens, and the context holds {limit}.",
+                num_tokens=len(ids),
+                limit=limit,
                 param="prompt",
                 found=f"{len(ids)} prompt tokens",
                 expected=f"at most {limit - 1}, so that one can be generated",

@@ -206,6 +206,8 @@ def test_refusals_name_the_field(loopback: Loopback, body: dict, param: str) -> 
 def test_too_long_a_prompt_names_both_numbers(loopback: Loopback) -> None:
     error = post(loopback, prompt=[1] * 600).json()["error"]
     assert error["code"] == "context_length_exceeded"
+    assert error["type"] == "exceed_context_size_error"
+    assert (error["n_prompt_tokens"], error["n_ctx"]) == (600, 512)
     assert "600" in error["message"]
     assert "512" in error["message"]
 
@@ -213,7 +215,9 @@ def test_too_long_a_prompt_names_both_numbers(loopback: Loopback) -> None:
 def test_a_text_that_cannot_fit_is_refused_unread(loopback: Loopback) -> None:
     response = post(loopback, prompt="a" * 5000)
     assert response.status_code == 400
-    assert response.json()["error"]["code"] == "context_length_exceeded"
+    error = response.json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert error["n_prompt_tokens"] > error["n_ctx"] == 512
 
 
 def test_best_of_gives_back_n_of_each(loopback: Loopback) -> None:
