@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from blazr.server.config import ServerConfig
 from blazr.server.errors import HttpError, Shape, clean
 from blazr.server.models import Models
+from blazr.server.params import refuse_foreign
 from blazr.server.service import Call
 from blazr.server.state import Service
 
@@ -91,7 +92,7 @@ class Endpoint:
         )
 
 
-def _decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> object:
+def _decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> msgspec.Struct:
     """Decode a JSON body.
 
     Raises:
@@ -99,7 +100,9 @@ def _decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> object:
     """
     try:
         raw.decode()  # the decoder skips unknown fields without looking at their bytes
-        body = decoder.decode(raw)
+        body: msgspec.Struct = decoder.decode(raw)
+        if not {"temperature", "options"}.isdisjoint(body.__struct_fields__):  # it generates
+            refuse_foreign(raw, body)
     except UnicodeDecodeError:
         raise HttpError(400, "the body is not UTF-8.", code="invalid_json") from None
     except RecursionError:

@@ -15,7 +15,7 @@ import msgspec
 
 from blazr.engine.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 from blazr.llm.results import Completion, Usage
-from blazr.server.params import finite, sampling_params
+from blazr.server.params import finite, one_grammar, sampling_params
 from blazr.server.run import Renderer
 from blazr.server.service import Call
 from blazr.server.sse import DATA
@@ -61,6 +61,7 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     ) = []
     n_probs: int | None = None
     json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
     return_tokens: bool | None = None
     stream: bool | None = None
 
@@ -80,7 +81,7 @@ async def to_params(call: Call[SamplingBody]) -> SamplingParams:
         **values,
         seed=None if body.seed == -1 else body.seed,
         logprobs=body.n_probs or None,
-        grammar=None if body.json_schema is None else {"json_schema": body.json_schema},
+        grammar=one_grammar({"json_schema": body.json_schema, "grammar": body.grammar}),
         logit_bias=await asyncio.to_thread(_biases, call) if body.logit_bias else None,
     )
 
