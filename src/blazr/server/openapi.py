@@ -135,7 +135,7 @@ def _operation(row: Route, schemas: Mapping[str, Schema]) -> dict[str, object]:
         "responses": _responses(row, schemas),
         "security": [] if row.is_open else [{}, {"key": []}],
     }
-    if row.body is not None:
+    if row.body is not None and row.method == "POST":
         example = {
             name: _EXAMPLES[name] for name in row.body.__struct_fields__ if name in _EXAMPLES
         }
@@ -154,7 +154,12 @@ def _parameters(row: Route) -> list[dict[str, object]]:
         {"name": name, "in": "path", "required": True, "schema": text}
         for name in _PARAMETER.findall(row.path)
     ]
-    if row.needs_model and row.body is None:
+    if row.body is not None and row.method != "POST":
+        fields = msgspec.json.schema(row.body)["$defs"][row.body.__name__]["properties"]
+        parameters += [
+            {"name": name, "in": "query", "schema": each} for name, each in fields.items()
+        ]
+    if row.needs_model and row.method != "POST":
         about = "Which model; left out it is the first."
         parameters.append({"name": "model", "in": "query", "schema": text, "description": about})
     return parameters

@@ -46,6 +46,7 @@ class SamplingBody(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     n_predict: int | None = None
+    max_tokens: int | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -74,7 +75,9 @@ async def to_params(call: Call[SamplingBody]) -> SamplingParams:
     """
     body = call.body
     values: dict[str, object] = {ours: getattr(body, name) for name, ours in _NAMES.items()}
-    if body.n_predict == -1:  # as many as there are
+    if body.max_tokens is not None and body.n_predict in {None, -1}:
+        values["max_tokens"] = body.max_tokens
+    if values["max_tokens"] == -1:  # as many as there are
         values["max_tokens"] = call.service.llm.core.info.max_seq_len
     return sampling_params(
         body.stop or None,

@@ -69,7 +69,7 @@ def gbnf(value: object, special_ids: Mapping[str, int]) -> str:  # noqa: ARG001
         )
     try:
         return gbnf_to_lark(source)
-    except Exception as error:  # its errors have no base of their own
+    except Exception as error:  # noqa: BLE001  (its errors have no base of their own)
         raise GrammarError(
             "the GBNF grammar is not valid.",
             found=" ".join(str(error).split())[:100],
