@@ -183,11 +183,10 @@ def test_in_the_background_and_followed_from_any_place(loopback: Loopback) -> No
 
 def test_the_background_goes_on_without_its_readers() -> None:
     with serving(scripted_core(text=LONG)) as running:
-        running.engine.go.clear()
         raw = {"input": "hello", **ENDLESS, "stream": True}
         with running.client.stream("POST", PATH, json=raw) as left:
-            running.engine.go.set()
             frame = next(line for line in left.iter_lines() if line.startswith("data: "))
+            running.engine.go.clear()
         where = f"{PATH}/{json.loads(frame[6:])['response']['id']}"
         with running.client.stream("GET", f"{where}?stream=true&starting_after=3") as follower:
             lines = follower.iter_lines()
@@ -195,6 +194,7 @@ def test_the_background_goes_on_without_its_readers() -> None:
             assert json.loads(first[6:])["sequence_number"] == 4
             assert running.engine.num_running == 1
             running.client.post(f"{where}/cancel")
+            running.engine.go.set()
             assert not [line for line in lines if "completed" in line]  # and it ends
         assert running.client.get(where).json()["status"] == "cancelled"
 
