@@ -32,12 +32,14 @@ class ModelSource:
         open: Loads it; called on a worker thread, and again after it was let go.
         aliases: More names it answers to.
         num_bytes: Memory it is expected to take, before it was ever loaded.
+        stays: It cannot be loaded again, and so is never let go.
     """
 
     name: str
     open: Callable[[], AsyncLLM]
     aliases: tuple[str, ...] = ()
     num_bytes: int = 0
+    stays: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +112,8 @@ class Models:
         """One model, loaded already."""
         config = config or ServerConfig()
         name, *others = config.served_names or (llm.core.info.name,)
-        source = ModelSource(name=name, open=lambda: llm, aliases=(*others, *aliases))
+        known = (*others, *aliases)
+        source = ModelSource(name=name, open=lambda: llm, aliases=known, stays=True)
         models = cls([source], config)
         models.adopt(llm)
         return models
@@ -163,7 +166,7 @@ class Models:
     def idle_s(self, seat: Seat) -> float:
         """Silence after which a model leaves the memory; infinity where it stays."""
         wanted = self.state.config.idle_unload_s if seat.idle_s is None else seat.idle_s
-        return float("inf") if wanted is None else wanted
+        return float("inf") if wanted is None or seat.source.stays else wanted
 
     def loaded(self) -> list[Service]:
         """The models in memory."""
