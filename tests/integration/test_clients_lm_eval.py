@@ -30,7 +30,7 @@ TALE = (
     "Once upon a time, there was a little girl named Lily. She loved to play outside in the park "
     "with her friends. One day, she saw a big dog. The dog was very sad. Lily said, "
 )
-TALE *= 3
+TALE *= 6
 ROWS = [
     {"q": TALE + '"Why are you', "choices": [" sad?", " happy today?", " a big red ball?"]},
     {"q": TALE + '"Do not', "choices": [" be sad.", " worry, dog.", " cry"]},
@@ -104,8 +104,8 @@ def test_local_completions(stories: Path, tmp_path: Path, batch_size: int) -> No
     assert [float(score) for score, _ in told] == pytest.approx([s for s, _ in expected], abs=1e-4)
     assert [is_greedy for _, is_greedy in told] == [is_greedy for _, is_greedy in expected]
     assert len({is_greedy for _, is_greedy in told}) == 2  # some are, and some are not
-    # each of the two long contexts was read once, to one block before the choices part
-    assert stats["cached_tokens"] >= 5 * 128, stats
+    # the long context was read once: of the other five, all but the last 128 tokens at most
+    assert stats["cached_tokens"] >= 5 * 256, stats
 
 
 def test_local_chat_completions(tmp_path: Path) -> None:

@@ -100,7 +100,11 @@ def describe(routes: Iterable[Route]) -> dict[str, object]:
     paths: dict[str, dict[str, object]] = {}
     for row in rows:
         path = _PARAMETER.sub(r"{\1}", row.path)
-        paths.setdefault(path, {})[row.method.lower()] = _operation(row, by_type)
+        operation = _operation(row, by_type)
+        links = _links(row, rows)
+        if links:
+            operation["responses"]["200"]["links"] = links
+        paths.setdefault(path, {})[row.method.lower()] = operation
     document = {
         "openapi": "3.2.0",
         "info": {"title": "blazr", "version": blazr.__version__},
@@ -125,10 +129,22 @@ def _types_of(rows: Sequence[Route]) -> list[Any]:
     return list(found.values())
 
 
-def _operation(row: Route, schemas: Mapping[str, Schema]) -> dict[str, object]:
+def _links(row: Route, rows: Iterable[Route]) -> Schema:
+    """What can be done next with what was made: the operations whose paths have its id."""
+    made = f"{row.path}/{{id}}"
+    names = [_name(each) for each in rows if each.path.startswith(made) and row.method == "POST"]
+    given = {"id": "$response.body#/id"}
+    return {name: {"operationId": name, "parameters": given} for name in names}
+
+
+def _name(row: Route) -> str:
+    return re.sub(r"\W+", "_", f"{row.method} {row.path}".lower()).strip("_")
+
+
+def _operation(row: Route, schemas: Mapping[str, Schema]) -> Schema:
     summary = (inspect.getdoc(row.handler) or "").partition("\n")[0]
-    operation: dict[str, object] = {
-        "operationId": re.sub(r"\W+", "_", f"{row.method} {row.path}".lower()).strip("_"),
+    operation: Schema = {
+        "operationId": _name(row),
         "tags": [_DIALECTS[row.handler.__module__.split(".")[2]]],
         "summary": summary,
         "parameters": _parameters(row),

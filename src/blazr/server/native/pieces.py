@@ -77,7 +77,7 @@ async def to_params(call: Call[SamplingBody]) -> SamplingParams:
     values: dict[str, object] = {ours: getattr(body, name) for name, ours in _NAMES.items()}
     if body.max_tokens is not None and body.n_predict in {None, -1}:
         values["max_tokens"] = body.max_tokens
-    if values["max_tokens"] == -1:  # as many as there are
+    elif body.n_predict == -1:  # as many as there are
         values["max_tokens"] = call.service.llm.core.info.max_seq_len
     return sampling_params(
         body.stop or None,
