@@ -19,6 +19,7 @@ from blazr.llm.open import open_model  # noqa: E402  (after what is skipped)
 
 pytestmark = [
     pytest.mark.clients,
+    pytest.mark.timeout(600),
     pytest.mark.filterwarnings("default"),  # theirs are not ours to mend
 ]
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"

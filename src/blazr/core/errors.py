@@ -108,7 +108,13 @@ class ContextLengthError(RequestError):
     """
 
     def __init__(
-        self, message: str, *, num_tokens: int, limit: int, param: str | None = None, **parts: str
+        self,
+        message: str,
+        *,
+        num_tokens: int = 0,
+        limit: int = 0,
+        param: str | None = None,
+        **parts: str,
     ) -> None:
         self.num_tokens = num_tokens
         self.limit = limit
