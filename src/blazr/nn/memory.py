@@ -31,8 +31,8 @@ def zero_bytes(shape: torch.Size, device: torch.device | None = None) -> Tensor:
         return torch.zeros(shape, dtype=torch.uint8, device=device)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     own = mmap.mmap(-1, size + _LARGE_PAGE, flags=flags)
-    whole = torch.frombuffer(own, dtype=torch.uint8)
-    first = -whole.data_ptr() % _LARGE_PAGE
+    first = -torch.frombuffer(own, dtype=torch.uint8).data_ptr() % _LARGE_PAGE
     # whole pages only: of the rest no more is taken than is used
     own.madvise(mmap.MADV_HUGEPAGE, first, size // _LARGE_PAGE * _LARGE_PAGE)
-    return whole[first : first + size].view(shape)
+    # its storage begins where it does: views by absolute offsets find it
+    return torch.frombuffer(own, dtype=torch.uint8, count=size, offset=first).view(shape)
