@@ -18,8 +18,10 @@ from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.loading.load import load, plan_model
 from blazr.models.loading.packed import _read_matrix, choose_storage, open_up, stored_weight
 from blazr.nn.device import resolve_device
+from blazr.nn.kernels.cpu import compiled
 from blazr.nn.quant.exact import ShiftedWeight
 from blazr.nn.quant.gguf.weight import GgufWeight
+from blazr.nn.quant.packed import PackedWeight, pack_weight
 from blazr.nn.quant.policy import QuantizePolicy
 from blazr.nn.quant.stored import StoredWeight
 from blazr.nn.quant.weight import Weight
@@ -109,6 +111,22 @@ def test_what_it_is_held_in(name: str, tmp_path: Path) -> None:
     else:
         assert isinstance(weight, StoredWeight)
         assert weight.nbytes <= (tmp_path / "model.safetensors").stat().st_size
+
+
+@pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())
+@pytest.mark.parametrize("name", IN_BLOCKS)
+def test_kernels_have_the_same_numbers(name: str, tmp_path: Path) -> None:
+    whole = write_matrix(name, tmp_path, 264, 256)
+    packed = pack_weight(read_matrix(tmp_path))
+    inner = packed.inner if isinstance(packed, ShiftedWeight) else packed
+    assert isinstance(inner, PackedWeight)
+    # codes of 0 are in the packing, but for eight bits
+    assert getattr(packed, "shift", None) is None or inner.packing.bits == 8
+    rounding = 3e-7 if name == "bitsandbytes int8" else 0
+    torch.testing.assert_close(packed.dequantize(torch.float32), whole, rtol=rounding, atol=0)
+    x = torch.randn(3, 256)
+    exact = x @ whole.T
+    assert (packed.matmul(x) - exact).norm() < 0.01 * exact.norm()
 
 
 @pytest.mark.usefixtures("reference_ops")

@@ -12,6 +12,7 @@ from torch import Tensor
 from blazr.engine.cache.manager import CacheShape
 from blazr.nn.layers.batch import LayerCache
 from blazr.nn.layers.cache_spec import GRID, CacheSpec, TensorSpec
+from blazr.nn.memory import zero_bytes
 
 ALIGNMENT = 64
 
@@ -68,7 +69,7 @@ class Storage:
 
     def __init__(self, layout: Layout, shape: CacheShape, device: torch.device) -> None:
         size = shape.num_superpages * layout.superpage_bytes
-        self._arena = torch.zeros(size, dtype=torch.uint8, device=device)
+        self._arena = zero_bytes(torch.Size((size,)), device)
         pages = shape.num_superpages * layout.pages_per_superpage
         states = shape.num_superpages * layout.states_per_superpage
         self._pages = self._arena.view(max(pages, 1), -1) if pages else None

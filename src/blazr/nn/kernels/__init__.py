@@ -22,16 +22,21 @@ _CPU = {
     "moe": ("choose_experts", "experts"),
     "rows": ("rms_norm", "layer_norm", "rotary_tables", "rotate_and_store"),
     "sequence": ("mamba2", "paged_attention"),
+    "blocks": ("pack", "encode_q4_k"),
     "recurrent": ("convolve", "mamba1", "mamba3", "gated_delta", "gated_norm"),
 }
-_FLOAT32_ALONE = {"rotary_tables"}
+_DTYPES = {
+    "rotary_tables": (torch.float32,),
+    "pack": (torch.uint8,),
+    "encode_q4_k": (torch.float32,),
+}
 
 
 def _on_cpu(module: str, op: str) -> Kernel:
     return Kernel(
         op,
         "cpu",
-        (torch.float32,) if op in _FLOAT32_ALONE else tuple(compiled.DTYPES),
+        _DTYPES.get(op, tuple(compiled.DTYPES)),
         f"blazr.nn.kernels.cpu.{module}:{op}",
         compiled.missing,
         compiled.in_use,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from blazr.nn.memory import zero_bytes
 from blazr.nn.ops.packed import (
+    GROUP,
     PACKINGS,
     Packed,
     Packing,
@@ -24,6 +23,10 @@ from blazr.nn.quant.gguf.weight import GgufWeight
 from blazr.nn.quant.stored import StoredStack
 from blazr.nn.quant.weight import Weight
 
+# Blocks of 32 that may share a scale and a code of 0, most first.
+_RUNS = (4, 2)
+_CENTER, _LARGEST_ZERO = 8, 255  # the code of 0 in Q4_0, and what it can be in int4
+
 
 class PackedWeight(Weight):
     """16 rows interleaved; products round their activations to int8 (see ``nn/ops/packed.py``).
@@ -33,22 +36,34 @@ class PackedWeight(Weight):
         blocks: (..., groups, superblocks, bytes), uint8.
         rows: ``out``.
         dtype: What products and rows come in.
+        row_scales: (..., out), float32: what rows are multiplied with; None for 1.
     """
 
     blocks: Tensor
+    row_scales: Tensor | None
     packed: Packed
 
-    def __init__(self, packing: Packing, blocks: Tensor, rows: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        packing: Packing,
+        blocks: Tensor,
+        rows: int,
+        dtype: torch.dtype,
+        *,
+        row_scales: Tensor | None = None,
+    ) -> None:
         super().__init__((*blocks.shape[:-3], rows, blocks.shape[-2] * packing.columns), dtype)
         self.packing = packing
         self.register_buffer("blocks", blocks)
+        self.register_buffer("row_scales", row_scales)
         self._matrices: dict[int, PackedWeight] = {}
-        self.packed = Packed(packing, blocks, rows)
+        self.packed = Packed(packing, blocks, rows, row_scales)
 
     @property
     def nbytes(self) -> int:
         """Memory it takes."""
-        return self.blocks.nbytes
+        scales = self.row_scales
+        return self.blocks.nbytes + (0 if scales is None else scales.nbytes)
 
     @property
     def device(self) -> torch.device:
@@ -83,9 +98,21 @@ class PackedWeight(Weight):
         """See `Weight.select`."""
         found = self._matrices.get(index)
         if found is None:
-            found = PackedWeight(self.packing, self.blocks[index], self.shape[-2], self.dtype)
+            found = PackedWeight(
+                self.packing,
+                self.blocks[index],
+                self.shape[-2],
+                self.dtype,
+                row_scales=None if self.row_scales is None else self.row_scales[index],
+            )
             self._matrices[index] = found
         return found
+
+    def is_like(self, matrix: PackedWeight) -> bool:
+        """Whether a matrix could be one of this stack's."""
+        has_scales = (self.row_scales is None, matrix.row_scales is None)
+        is_same = self.packing is matrix.packing and self.shape[-2:] == matrix.shape
+        return is_same and len(set(has_scales)) == 1
 
     def extra_repr(self) -> str:
         """For people: the shape."""
@@ -102,31 +129,109 @@ def pack_weight(weight: Weight) -> Weight:
     if weight.device.type != "cpu":
         return weight
     if isinstance(weight, GgufWeight):
-        return _packed(weight, [weight])
+        return _packed(weight) if can_pack(weight.kind, weight.dtype) else weight
     if isinstance(weight, ShiftedWeight):
-        weight.inner = pack_weight(weight.inner)
-    elif isinstance(weight, StoredStack):
-        each = [weight.select(i) for i in range(weight.shape[0])]
-        blocks = [matrix for matrix in each if isinstance(matrix, GgufWeight)]
-        if len(blocks) == len(each) and len({matrix.kind.name for matrix in blocks}) == 1:
-            return _packed(weight, blocks)
-        weight.matrices = nn.ModuleList(pack_weight(matrix) for matrix in each)
-    return weight
+        return _pack_shifted(weight)
+    return _pack_stack(weight) if isinstance(weight, StoredStack) else weight
 
 
-def _packed(weight: Weight, parts: Sequence[GgufWeight]) -> Weight:
-    """Blocks of one kind, or the weight they make up where kernels cannot have them."""
-    kind = parts[0].kind
-    if not can_pack(kind, weight.dtype):
+def _pack_stack(weight: StoredStack) -> Weight:
+    """Matrices of one packing become one weight, as kernels for experts want them."""
+    whole, done = None, list[Weight]()
+    for index in range(weight.shape[0]):
+        packed = pack_weight(weight.select(index))
+        if whole is None and isinstance(packed, PackedWeight):
+            whole = _room_for(packed, weight.shape[0])
+        if whole is not None and isinstance(packed, PackedWeight) and whole.is_like(packed):
+            part = whole.select(index)
+            part.blocks.copy_(packed.blocks)
+            if part.row_scales is not None and packed.row_scales is not None:
+                part.row_scales.copy_(packed.row_scales)
+            packed = part
+        done.append(packed)
+    if whole is not None and all(whole.select(i) is part for i, part in enumerate(done)):
+        return whole
+    return StoredStack(done)
+
+
+def _room_for(matrix: PackedWeight, count: int) -> PackedWeight:
+    blocks = zero_bytes(torch.Size((count, *matrix.blocks.shape)))
+    scales = matrix.row_scales
+    room = None if scales is None else scales.new_empty((count, *scales.shape))
+    return PackedWeight(matrix.packing, blocks, matrix.shape[0], matrix.dtype, row_scales=room)
+
+
+def _pack_shifted(weight: ShiftedWeight) -> Weight:
+    """What is multiplied with rows and added to groups goes into the packing, where it can."""
+    inner, scale = weight.inner, weight.scale
+    if not isinstance(inner, GgufWeight) or not can_pack(inner.kind, inner.dtype):
         return weight
-    packing, rows = PACKINGS[kind.name], weight.shape[-2]
-    if len(weight.shape) == 2:
-        blocks = pack_blocks(kind, parts[0].blocks)
-        return PackedWeight(packing, blocks, rows, weight.dtype)
-    stacks = (part.blocks.view(-1, *part.blocks.shape[-2:]) for part in parts)
-    for index, matrix in enumerate(chain.from_iterable(stacks)):
-        packed = pack_blocks(kind, matrix)
-        if index == 0:
-            blocks = packed.new_empty((weight.shape[0], *packed.shape))
-        blocks[index] = packed
-    return PackedWeight(packing, blocks, rows, weight.dtype)
+    zeros = None if weight.shift is None else _zeros(inner, scale, weight.shift)
+    if weight.shift is not None and zeros is None:
+        weight.inner = _packed(inner)
+        return weight
+    packed = _packed(inner, scale, zeros)
+    return packed if weight.order is None else ShiftedWeight(packed, order=weight.order)
+
+
+def _zeros(inner: GgufWeight, scale: Tensor | None, shift: Tensor) -> Tensor | None:
+    """The codes of 0 in groups, (out, G) uint8, if that is what is added; else None."""
+    if inner.kind.name != "Q4_0":
+        return None
+    step = inner.shape[1] // inner.kind.length // shift.shape[1]
+    scales = _block_scales(inner)[:, ::step].contiguous().view(torch.float16).float().squeeze(-1)
+    if scale is not None:
+        scales = scales * scale[:, None]
+    zeros = torch.where(scales == 0, _CENTER, (_CENTER - shift / scales).round())
+    fits = bool(((zeros >= 0) & (zeros <= _LARGEST_ZERO)).all())
+    return zeros.byte() if fits and torch.equal((_CENTER - zeros) * scales, shift) else None
+
+
+def _packed(
+    weight: GgufWeight, scale: Tensor | None = None, zeros: Tensor | None = None
+) -> PackedWeight:
+    rows = weight.shape[-2]
+    blocks = weight.blocks.flatten(0, -2)
+    name = _packing_of(weight, zeros)
+    packing = PACKINGS[name]
+    if name == "int8":
+        own = _block_scales(weight)[..., 0, :].contiguous().view(torch.float16).squeeze(-1).float()
+        scale = own if scale is None else own * scale
+    if zeros is not None:
+        zeros = zeros.repeat_interleave(weight.shape[-1] // packing.columns // zeros.shape[1], 1)
+    stack = weight.shape[:-2]
+    if rows % GROUP == 0 or stack.numel() == 1:
+        packed = pack_blocks(name, blocks, zeros)
+        packed = packed.view(*stack, -1, *packed.shape[1:])
+    else:
+        each = [pack_blocks(name, part) for part in blocks.split(rows)]
+        packed = torch.stack(each).view(*stack, *each[0].shape)
+    return PackedWeight(packing, packed, rows, weight.dtype, row_scales=scale)
+
+
+def _packing_of(weight: GgufWeight, zeros: Tensor | None) -> str:
+    """The packing that takes least: a scale that blocks share is kept once."""
+    name, count = weight.kind.name, weight.shape[-1] // weight.kind.length
+    if name == "Q8_0" and count > 1 and _share_scales(weight, count):
+        return "int8"
+    if name != "Q4_0":
+        return name
+    whole = count if zeros is None else count // zeros.shape[1]  # blocks with one code of 0
+    for run in _RUNS:
+        if whole % run == 0 and _share_scales(weight, run):
+            return f"int4 by {run * weight.kind.length}"
+    return name if zeros is None else "int4 by 32"
+
+
+def _block_scales(weight: GgufWeight) -> Tensor:
+    """The bytes of the scales of Q8_0 or Q4_0, (..., out, blocks, 2)."""
+    blocks: Tensor = weight.blocks.unflatten(-1, (-1, weight.kind.nbytes))
+    return blocks[..., :2]
+
+
+def _share_scales(weight: GgufWeight, run: int) -> bool:
+    """Whether all runs of so many blocks have one scale each."""
+    scales = _block_scales(weight).flatten(0, -3)
+    # one row says it of nearly all that have not
+    parts = (part.unflatten(1, (-1, run)) for part in (scales[:1], scales))
+    return all(bool((part == part[:, :, :1]).all()) for part in parts)

@@ -77,6 +77,19 @@ def test_kernels_lose_little_to_rounded_activations(
     assert 0 < (found - expected).norm() < 0.25 * expected.norm()
 
 
+@pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())
+def test_an_embedding_that_is_the_head_is_packed_once(tmp_path: Path) -> None:
+    path = str(tiny.save(Tiny(layers=("Mamba2",), tied=True), tmp_path / "m"))
+    module = load(path, device=CPU, dtype="float32", quantize="q8_0").module
+    packed = packed_parts(module, PackedWeight)
+    vocab, hidden = module.config.vocab_size, module.config.hidden_size
+    whole = [name for name, each in packed.items() if each.shape == (vocab, hidden)]
+    assert whole == ["embed_tokens.weight"]
+    assert not any(each.shape == (vocab, hidden) for each in module.parameters())
+    with torch.inference_mode():
+        assert torch.isfinite(module.forward_sequences(IDS)).all()
+
+
 @pytest.mark.usefixtures("reference_ops")
 def test_what_is_packed_and_what_is_not(tmp_path: Path) -> None:
     model = Tiny(layers=("MlaWithMoe", "Mamba2"), kv_latent=32)

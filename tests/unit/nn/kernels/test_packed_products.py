@@ -46,7 +46,7 @@ def _quiet(name: str, rows: int, blocks: int) -> torch.Tensor:
 @pytest.mark.parametrize("rows", [1, 16, 37])
 def test_unpacked_is_what_was_packed(name: str, rows: int) -> None:
     kind, blocks = GGML_TYPES[name], _blocks(name, rows, 3)
-    packed = Packed(PACKINGS[name], pack_blocks(kind, blocks), rows)
+    packed = Packed(PACKINGS[name], pack_blocks(name, blocks), rows)
     assert packed.blocks.shape == (-(-rows // 16), 3, PACKINGS[name].nbytes)
     decoded = kind.decode(blocks)
     assert torch.equal(unpack(packed), decoded)

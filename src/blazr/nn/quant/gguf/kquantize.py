@@ -11,9 +11,12 @@ best. What follows is ours: the neighbours of the rounded scales and minima are 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
+from blazr.nn.ops.op import Op
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.gguf.quantize import Quantizer
 
@@ -26,6 +29,12 @@ _TILE = 128
 
 
 def _encode_q4_k(blocks: Tensor) -> Tensor:
+    with torch.no_grad():
+        return encode_q4_k(blocks)
+
+
+def _encode_all(blocks: Tensor) -> Tensor:
+    """Blocks of Q4_K from their numbers: (N, 256) float32 to (N, 144) uint8."""
     tiles = [_encode(tile) for tile in blocks.split(_TILE) if len(tile)]
     return torch.cat(tiles or [blocks.new_empty(0, GGML_TYPES["Q4_K"].nbytes, dtype=torch.uint8)])
 
@@ -120,4 +129,10 @@ def _pairs(codes: Tensor) -> Tensor:
     return (low | (high << 4)).flatten(1)
 
 
+def _samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for count in (201, 2, 1, 0):
+        yield (torch.randn(count, 256, dtype=dtype) * torch.rand(count, 1),)
+
+
+encode_q4_k = Op("encode_q4_k", reference=_encode_all, samples=_samples)
 Q4_K = Quantizer(GGML_TYPES["Q4_K"], _encode_q4_k)

@@ -6,36 +6,52 @@ what is before them in a packing: (N, how many, bytes) each. Nothing is rounded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
+from blazr.nn.ops.op import Op
 from blazr.nn.ops.packed import GROUP, PACKINGS, interleave
+from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.gguf.bits import fields, shifted, words
-from blazr.nn.quant.gguf.block_type import TILE, BlockType
+from blazr.nn.quant.gguf.block_type import TILE
 
 Parts = tuple[Tensor, list[Tensor]]
 
 
-def pack_blocks(kind: BlockType, blocks: Tensor) -> Tensor:
-    """Pack a matrix of blocks, a tile of rows at a time.
+def pack_blocks(name: str, blocks: Tensor, zeros: Tensor | None = None) -> Tensor:
+    """Pack a matrix of blocks.
 
     Args:
-        kind: What the blocks are; a name of PACKINGS.
+        name: A name of PACKINGS. int8 is packed from blocks of Q8_0 and without their scales, int4
+            from blocks of Q4_0, of which those of a superblock have the same scale.
         blocks: (out, bytes of a row), uint8.
+        zeros: (out, superblocks), uint8: the codes of 0 of int4; None for 8.
 
     Returns:
         (out / 16 rounded up, superblocks, bytes), uint8.
     """
-    rows, row_bytes = blocks.shape
-    packing, supers = PACKINGS[kind.name], row_bytes // kind.nbytes
+    source = GGML_TYPES[_SOURCES.get(name, name)]
+    supers = blocks.shape[1] // source.row_bytes(PACKINGS[name].columns)
+    with torch.no_grad():
+        return pack(blocks, name, supers, zeros)
+
+
+def _pack(blocks: Tensor, name: str, supers: int, zeros: Tensor | None) -> Tensor:
+    """See ``pack_blocks``; ``supers`` superblocks a row."""
+    rows, packing = len(blocks), PACKINGS[name]
     out = torch.empty(-(-rows // GROUP), supers, packing.nbytes, dtype=torch.uint8)
-    step = max(1, TILE // (GROUP * max(1, supers * kind.length)))
-    for low in range(0, len(out), step):
-        tile = blocks[low * GROUP : (low + step) * GROUP]
-        codes, scales = _PARTS[kind.name](tile.reshape(-1, kind.nbytes))
-        each = [part.unflatten(0, (-1, supers)) for part in scales]
+    if zeros is None:
+        zeros = blocks.new_tensor(8).expand(rows, supers)
+    step = max(1, TILE // (GROUP * max(1, supers * packing.columns)))
+    for low in range(0, len(out), step):  # a tile of rows at a time
+        part = slice(low * GROUP, (low + step) * GROUP)
+        tile = blocks[part]
+        codes, scales = _PARTS[name](tile.reshape(len(tile) * supers, -1))
+        if packing.scales == "half, zero":
+            scales.append(zeros[part].reshape(-1, 1, 1))
+        each = [before.unflatten(0, (-1, supers)) for before in scales]
         out[low : low + step] = interleave(packing, codes.view(len(tile), -1), each)
     return out
 
@@ -55,6 +71,15 @@ def _negated(data: Tensor) -> Tensor:
 
 def _q8_0(blocks: Tensor) -> Parts:
     return blocks[:, 2:] ^ 0x80, [_one(blocks[:, :2])]
+
+
+def _int8(blocks: Tensor) -> Parts:
+    return blocks[:, 2:] ^ 0x80, []
+
+
+def _int4(blocks: Tensor) -> Parts:
+    each = blocks.reshape(-1, GGML_TYPES["Q4_0"].nbytes)
+    return fields(each[:, 2:], 4, 1).view(len(blocks), -1), [_one(blocks[:, :2])]
 
 
 def _nibbles(blocks: Tensor) -> Parts:
@@ -139,4 +164,20 @@ _PARTS: Mapping[str, Callable[[Tensor], Parts]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "int8": _int8,
+    **{f"int4 by {size}": _int4 for size in (32, 64, 128)},
 }
+# What packings that are no GGML type are packed from.
+_SOURCES = {"int8": "Q8_0", **{f"int4 by {size}": "Q4_0" for size in (32, 64, 128)}}
+
+
+def _samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for name, packing in PACKINGS.items():
+        nbytes = GGML_TYPES[_SOURCES.get(name, name)].row_bytes(packing.columns)
+        for rows, supers in ((1, 1), (16, 3), (37, 2), (0, 1)):
+            blocks = torch.randint(0, 256, (rows, supers * nbytes), dtype=dtype)
+            yield blocks, name, supers, None
+            yield blocks, name, supers, torch.randint(0, 256, (rows, supers), dtype=dtype)
+
+
+pack = Op("pack", reference=_pack, samples=_samples)

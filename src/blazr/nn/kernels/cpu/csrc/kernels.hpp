@@ -103,6 +103,24 @@ enum Packing : int {
   kInt8, kInt4By32, kInt4By64, kInt4By128, kNumPackings
 };
 
+// Blocks as files have them, a row after the other, into a packing (see pack.hpp).
+struct Pack {
+  const uint8_t* blocks;  // (rows, supers, bytes of the blocks of a superblock)
+  const uint8_t* zeros;   // (rows, supers): the code of 0 of int4; null for 8
+  uint8_t* out;           // (rows / 16 rounded up, supers, bytes of a superblock)
+  int64_t packing, rows, supers;
+};
+
+// One group of 16 rows, by packing; the same for every instruction set.
+extern void (*const pack_groups[kNumPackings])(const Pack& call, int64_t group);
+
+// Plain numbers into blocks (see encode.hpp).
+struct Encode {
+  const float* x;  // (blocks, 256)
+  uint8_t* out;    // (blocks, bytes of a block)
+  int64_t blocks;
+};
+
 struct PackedKernel {
   // Rows [m0, m1) and groups [g0, g1) of 16 columns of y.
   void (*part)(const PackedLinear& call, int64_t m0, int64_t m1, int64_t g0, int64_t g1);
@@ -457,6 +475,7 @@ struct Kernels {
   Quantize quantize[kNumDtypes];
   Finish finish[kNumDtypes];
   PackedKernel packed[kNumPackings];
+  void (*encode_q4_k)(const Encode& call, int64_t first);
   Mamba2Parts mamba2[kNumDtypes];
   ConvolutionParts convolution[kNumDtypes];
   Mamba1Part mamba1[kNumDtypes];

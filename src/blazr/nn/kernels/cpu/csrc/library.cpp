@@ -316,6 +316,16 @@ void blazr_packed_rows(const PackedRows* given, int threads) {
   });
 }
 
+void blazr_pack(const Pack* call, int threads) {
+  const auto pack = pack_groups[call->packing];
+  parallel_for((call->rows + 15) / 16, threads, [&](int64_t i) { pack(*call, i); });
+}
+
+void blazr_encode_q4_k(const Encode* call, int threads) {
+  const auto encode = kernels->encode_q4_k;
+  parallel_for((call->blocks + 1) / 2, threads, [&](int64_t i) { encode(*call, 2 * i); });
+}
+
 void blazr_mamba2(const Mamba2* call, int threads) {
   const Mamba2Parts& parts = kernels->mamba2[call->dtype];
   const int few = call->num_tokens > 8 ? threads : 1;

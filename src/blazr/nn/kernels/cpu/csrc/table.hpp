@@ -8,6 +8,7 @@
 #include "gated_delta.hpp"
 #include "mamba1.hpp"
 #include "experts.hpp"
+#include "encode.hpp"
 #include "mamba2.hpp"
 #include "mamba3.hpp"
 #include "matmul.hpp"
@@ -42,6 +43,7 @@ constexpr Kernels kernels_of(std::integer_sequence<int, kPackings...>) {
       .quantize = {quantize<bf16>, quantize<f16>, quantize<float>},
       .finish = {finish_packed<bf16>, finish_packed<f16>, finish_packed<float>},
       .packed = {packed_kernel<Int8<Isa>, kPackings>()...},
+      .encode_q4_k = encode_q4_k,
       .mamba2 = {mamba2_parts<bf16>(), mamba2_parts<f16>(), mamba2_parts<float>()},
       .convolution = {convolution_parts<bf16>(), convolution_parts<f16>(), convolution_parts<float>()},
       .mamba1 = {Mamba1Of<bf16>::scan, Mamba1Of<f16>::scan, Mamba1Of<float>::scan},

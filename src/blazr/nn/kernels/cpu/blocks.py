@@ -1,0 +1,55 @@
+"""Blocks of GGUF files: ``csrc/pack.hpp`` and ``csrc/encode.hpp`` behind their references."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from blazr.nn.kernels.cpu.compiled import fields, run
+from blazr.nn.kernels.packing import GROUP, PACKINGS
+from blazr.nn.memory import zero_bytes
+
+_Q4_K_BYTES = 144  # of a block
+
+
+class _Pack(ctypes.Structure):
+    """``Pack`` of kernels.hpp."""
+
+    _fields_ = (
+        *fields(ctypes.c_void_p, "blocks zeros out"),
+        *fields(ctypes.c_int64, "packing rows supers"),
+    )
+
+
+def pack(blocks: Tensor, name: str, supers: int, zeros: Tensor | None) -> Tensor:
+    """See ``blazr.nn.quant.gguf.packing.pack``; the same bits as its reference."""
+    packing, rows = PACKINGS[name], len(blocks)
+    blocks = blocks.contiguous()
+    zeros = None if zeros is None else zeros.contiguous()
+    out = zero_bytes(torch.Size((-(-rows // GROUP), supers, packing.nbytes)))
+    call = _Pack(
+        blocks.data_ptr(),
+        None if zeros is None else zeros.data_ptr(),
+        out.data_ptr(),
+        packing.number,
+        rows,
+        supers,
+    )
+    run("pack", call)
+    return out
+
+
+class _Encode(ctypes.Structure):
+    """``Encode`` of kernels.hpp."""
+
+    _fields_ = (*fields(ctypes.c_void_p, "x out"), ("blocks", ctypes.c_int64))
+
+
+def encode_q4_k(blocks: Tensor) -> Tensor:
+    """See ``blazr.nn.quant.gguf.kquantize``; sums are rounded in another order there."""
+    blocks = blocks.contiguous()
+    out = torch.empty(len(blocks), _Q4_K_BYTES, dtype=torch.uint8)
+    run("encode_q4_k", _Encode(blocks.data_ptr(), out.data_ptr(), len(blocks)))
+    return out
