@@ -4,7 +4,7 @@ BIN := $(if $(wildcard .venv/bin/python),.venv/bin/,)
 PYTHON := $(BIN)python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fix lint types test test-fast kernels sanitize check integration docs size
+.PHONY: help setup fix lint types test test-fast kernels sanitize arm check integration docs size
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -36,14 +36,19 @@ test-fast: ## the half that never imports torch
 kernels: ## compile the CPU kernels in place
 	$(PYTHON) -m blazr.nn.kernels.build
 
+# The same tests with another build of the kernels.
+KERNEL_TESTS = $(PYTHON) -m pytest -p tests.kernel_builds --timeout 900 tests/conformance/test_kernels.py \
+	tests/unit/nn/kernels --kernels
 # libasan comes first, because Python itself was not built with it; torch and Python keep memory.
 SANITIZERS := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
-sanitize: ## the kernels' tests under ASan and UBSan; compiles the kernels before and after
-	$(PYTHON) -m blazr.nn.kernels.build -- $(SANITIZERS)
+sanitize: ## the kernels' tests under ASan and UBSan
+	$(PYTHON) -m blazr.nn.kernels.build --out build/sanitized.so -- $(SANITIZERS)
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
-	ASAN_OPTIONS=detect_leaks=0 $(PYTHON) -m pytest -m '' -s -p no:randomly --timeout 600 \
-	tests/conformance/test_kernels.py tests/unit/nn/kernels; \
-	failed=$$?; $(PYTHON) -m blazr.nn.kernels.build; exit $$failed
+	ASAN_OPTIONS=detect_leaks=0 $(KERNEL_TESTS) build/sanitized.so -s -p no:randomly
+
+arm: ## the kernels' tests on 64-bit Arm: needs g++-aarch64-linux-gnu and qemu-user-static
+	$(PYTHON) -m blazr.nn.kernels.build --out build/arm.so --compiler aarch64-linux-gnu-g++
+	$(KERNEL_TESTS) build/arm.so
 
 check: lint types test ## the gate: lint, types, tests, docs in step
 

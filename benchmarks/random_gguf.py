@@ -7,16 +7,35 @@ values and downward projections in every second layer.
 """
 
 import argparse
+from typing import NamedTuple
 
 import gguf
 import numpy as np
 
 from blazr.nn.quant.gguf import GGML_TYPES
 
+
+class Shape(NamedTuple):
+    """Sizes of a model; what is 0 is not there."""
+
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    architecture: str
+    experts: int = 0
+    experts_used: int = 0
+    state: int = 0
+
+
 SHAPES = {
-    # layers, hidden, inner, heads, heads of keys, vocabulary, architecture
-    "qwen2-0.5b": (24, 896, 4864, 14, 2, 151_936, "qwen2"),
-    "llama-1b": (16, 2048, 8192, 32, 8, 128_256, "llama"),
+    "qwen2-0.5b": Shape(24, 896, 4864, 14, 2, 151_936, "qwen2"),
+    "llama-1b": Shape(16, 2048, 8192, 32, 8, 128_256, "llama"),
+    "moe-8x2": Shape(12, 1024, 2048, 16, 4, 128_256, "llama", experts=8, experts_used=2),
+    "moe-64x6": Shape(12, 1024, 512, 16, 4, 128_256, "llama", experts=64, experts_used=6),
+    "mamba2": Shape(12, 1024, 2048, 32, 0, 128_256, "mamba2", state=64),
 }
 MIXES = {
     "bf16": ("BF16",) * 3,
@@ -48,51 +67,101 @@ def blocks(name: str, rows: int, columns: int, draw: np.random.Generator) -> np.
     return data.reshape(rows, -1)
 
 
-def write(shape: str, mix: str, path: str) -> None:
-    layers, hidden, inner, heads, kv_heads, vocabulary, architecture = SHAPES[shape]
-    usual, better, head = MIXES[mix]
-    draw, writer = np.random.default_rng(0), gguf.GGUFWriter(path, architecture)
-    writer.add_context_length(8192)
-    writer.add_embedding_length(hidden)
-    writer.add_block_count(layers)
-    writer.add_feed_forward_length(inner)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(500_000.0)
-    writer.add_rope_dimension_count(HEAD_DIM)
-    writer.add_vocab_size(vocabulary)
-    writer.add_tokenizer_model("no_vocab")
+class Writer:
+    """Random tensors of one file."""
 
-    def matrix(name: str, rows: int, columns: int, kind: str) -> None:
+    def __init__(self, path: str, architecture: str) -> None:
+        self.draw = np.random.default_rng(0)
+        self.file = gguf.GGUFWriter(path, architecture)
+
+    def matrix(self, name: str, rows: int, columns: int, kind: str, *, stack: int = 0) -> None:
+        """One, or a stack of them."""
+        data = blocks(kind, max(stack, 1) * rows, columns, self.draw)
+        data = data.reshape(stack, rows, -1) if stack else data
         number = gguf.GGMLQuantizationType[kind]
-        writer.add_tensor(f"{name}.weight", blocks(kind, rows, columns, draw), raw_dtype=number)
+        self.file.add_tensor(f"{name}.weight", data, raw_dtype=number)
 
-    def vector(name: str, value: float, size: int) -> None:
-        writer.add_tensor(name, np.full(size, value, dtype=np.float32))
+    def floats(self, name: str, value: float, *size: int) -> None:
+        """The same number everywhere."""
+        self.file.add_tensor(name, np.full(size, value, dtype=np.float32))
 
-    matrix("token_embd", vocabulary, hidden, head)
-    for layer in range(layers):
-        more = better if layer % 2 else usual
-        for name, rows, columns, kind in (
-            ("attn_q", heads * HEAD_DIM, hidden, usual),
-            ("attn_k", kv_heads * HEAD_DIM, hidden, usual),
-            ("attn_v", kv_heads * HEAD_DIM, hidden, more),
-            ("attn_output", hidden, heads * HEAD_DIM, usual),
-            ("ffn_gate", inner, hidden, usual),
-            ("ffn_up", inner, hidden, usual),
-            ("ffn_down", hidden, inner, more),
-        ):
-            matrix(f"blk.{layer}.{name}", rows, columns, kind)
-            if architecture == "qwen2" and name in {"attn_q", "attn_k", "attn_v"}:
-                vector(f"blk.{layer}.{name}.bias", 0, rows)
-        for name in ("attn_norm", "ffn_norm"):
-            vector(f"blk.{layer}.{name}.weight", 1, hidden)
-    vector("output_norm.weight", 1, hidden)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+
+def write(shape: Shape, mix: str, path: str) -> None:
+    writer, (usual, better, head) = Writer(path, shape.architecture), MIXES[mix]
+    file = writer.file
+    file.add_context_length(8192)
+    file.add_embedding_length(shape.hidden)
+    file.add_block_count(shape.layers)
+    file.add_layer_norm_rms_eps(1e-5)
+    file.add_vocab_size(shape.vocabulary)
+    file.add_tokenizer_model("no_vocab")
+    file.add_feed_forward_length(0 if shape.state else shape.inner)
+    file.add_head_count(0 if shape.state else shape.heads)
+    if shape.state:
+        file.add_ssm_conv_kernel(4)
+        file.add_ssm_inner_size(shape.inner)
+        file.add_ssm_state_size(shape.state)
+        file.add_ssm_time_step_rank(shape.heads)
+        file.add_ssm_group_count(1)
+    else:
+        file.add_head_count_kv(shape.kv_heads)
+        file.add_rope_freq_base(500_000.0)
+        file.add_rope_dimension_count(HEAD_DIM)
+    if shape.experts:
+        file.add_expert_count(shape.experts)
+        file.add_expert_used_count(shape.experts_used)
+    writer.matrix("token_embd", shape.vocabulary, shape.hidden, head)
+    for layer in range(shape.layers):
+        writer.floats(f"blk.{layer}.attn_norm.weight", 1, shape.hidden)
+        if shape.state:
+            write_state_space(writer, shape, f"blk.{layer}", usual)
+        else:
+            kinds = usual, better if layer % 2 else usual
+            write_transformer(writer, shape, f"blk.{layer}", kinds)
+    writer.floats("output_norm.weight", 1, shape.hidden)
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
+
+
+def write_transformer(writer: Writer, shape: Shape, block: str, kinds: tuple[str, str]) -> None:
+    usual, better = kinds
+    hidden, inner, experts = shape.hidden, shape.inner, shape.experts
+    queries, keys = shape.heads * HEAD_DIM, shape.kv_heads * HEAD_DIM
+    for name, rows, columns, kind in (
+        ("attn_q", queries, hidden, usual),
+        ("attn_k", keys, hidden, usual),
+        ("attn_v", keys, hidden, better),
+        ("attn_output", hidden, queries, usual),
+    ):
+        writer.matrix(f"{block}.{name}", rows, columns, kind)
+        if shape.architecture == "qwen2" and name != "attn_output":
+            writer.floats(f"{block}.{name}.bias", 0, rows)
+    ending = "_exps" if experts else ""
+    for name, rows, columns, kind in (
+        ("ffn_gate", inner, hidden, usual),
+        ("ffn_up", inner, hidden, usual),
+        ("ffn_down", hidden, inner, better),
+    ):
+        writer.matrix(f"{block}.{name}{ending}", rows, columns, kind, stack=experts)
+    if experts:
+        choice = writer.draw.standard_normal((experts, hidden), dtype=np.float32)
+        writer.file.add_tensor(f"{block}.ffn_gate_inp.weight", choice)
+    writer.floats(f"{block}.ffn_norm.weight", 1, hidden)
+
+
+def write_state_space(writer: Writer, shape: Shape, block: str, usual: str) -> None:
+    inner, heads = shape.inner, shape.heads
+    channels = inner + 2 * shape.state
+    writer.matrix(f"{block}.ssm_in", inner + channels + heads, shape.hidden, usual)
+    writer.matrix(f"{block}.ssm_out", shape.hidden, inner, usual)
+    writer.floats(f"{block}.ssm_conv1d.weight", 0.25, channels, 4)
+    writer.floats(f"{block}.ssm_conv1d.bias", 0, channels)
+    writer.floats(f"{block}.ssm_dt.bias", 0, heads)
+    writer.floats(f"{block}.ssm_a", -1, heads, 1)
+    writer.floats(f"{block}.ssm_d", 1, heads, 1)
+    writer.floats(f"{block}.ssm_norm.weight", 1, 1, inner)
 
 
 if __name__ == "__main__":
@@ -101,4 +170,4 @@ if __name__ == "__main__":
     parser.add_argument("mix", choices=MIXES)
     parser.add_argument("path")
     options = parser.parse_args()
-    write(options.shape, options.mix, options.path)
+    write(SHAPES[options.shape], options.mix, options.path)

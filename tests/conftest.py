@@ -38,8 +38,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --torch-free: the run fails where anything imports torch."""
+    """Add --torch-free, and --templates for chat templates that are not ours to pass on."""
     parser.addoption("--torch-free", action="store_true", help="fail where torch is imported")
+    parser.addoption("--templates", type=Path, help="more chat templates (*.jinja) to try tools on")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from blazr.core.errors import CapacityError, ContextLengthError, EngineError, RequestError
-from blazr.engine.outputs import FinishReason, TokenLogprobs, TokenOutput
+from blazr.engine.outputs import FinishReason, Running, TokenLogprobs, TokenOutput
 from blazr.engine.request import Request
 from blazr.llm.text_engine import ModelInfo, TextEngine
 from blazr.text.chat_template import choose_template
@@ -84,6 +84,8 @@ class ScriptedEngine:
         if len(ids) + 1 > self.max_seq_len:
             raise ContextLengthError(
                 f"the prompt has {len(ids)} tokens, and the context holds {self.max_seq_len}.",
+                num_tokens=len(ids),
+                limit=self.max_seq_len,
                 param="prompt",
             )
         with self._work:
@@ -111,7 +113,21 @@ class ScriptedEngine:
         return Health(not self.broken, self.broken)
 
     def stats(self) -> dict[str, float]:
-        return {"num_running": self.num_running, "steps": self.num_steps}
+        return {"num_running": self.num_running, "max_running": 4, "steps": self.num_steps}
+
+    def running(self) -> list[Running]:
+        return [
+            Running(
+                request_id=each.request_id,
+                index=index,
+                num_prompt_tokens=len(each.request.prompt_ids),
+                num_computed_tokens=len(each.request.prompt_ids) + each.place,
+                num_output_tokens=each.place,
+                max_tokens=each.request.params.max_tokens,
+            )
+            for each in list(self._running.values())
+            for index in sorted(each.waiting)
+        ]
 
     def close(self) -> None:
         with self._work:

@@ -18,7 +18,7 @@ BUDGETS = {
     "engine": 5_022,
     "pipelines": 400,
     "llm": 1_500,
-    "server": 7_400,
+    "server": 7_900,
     "bench": 1_700,
     "cli": 2_000,
 }

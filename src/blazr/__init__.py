@@ -11,8 +11,8 @@ The names below are imported when they are first used, so ``import blazr`` costs
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # checkers take it for typing's, whose import would take ten milliseconds
 if TYPE_CHECKING:
     from blazr.engine.sampling_params import SamplingParams
     from blazr.llm.async_llm import AsyncLLM

@@ -40,7 +40,15 @@ EXTENSIBLE = {
     "server/openai": (
         "ROUTES",
         lambda row: row.handler.__module__,
-        {"items", "labels", "replies", "response_rendering", "response_replies", "schema"},
+        {
+            "items",
+            "labels",
+            "replay",
+            "replies",
+            "response_rendering",
+            "response_replies",
+            "schema",
+        },
     ),
     "text/tokenizers": (
         "TOKENIZERS",

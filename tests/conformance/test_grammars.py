@@ -71,6 +71,7 @@ EXAMPLES = {
     "regex": (r"[a-z]{2}/[0-9]+\.(é|日本)*", r"[a-z]{2}/[0-9]+\.(é|日本)*"),
     "choice": (["yes", "no", 'l"\n🙂', "yes or no"], None),
     "lark": ('start: "(" start ")" | /[0-9]{1,3}/', r"\(*[0-9]{1,3}\)*"),
+    "gbnf": ('root ::= "(" root ")" | [0-9]{1,3}\n', r"\(*[0-9]{1,3}\)*"),
     "tool_call": (CALL, is_calls),
 }
 

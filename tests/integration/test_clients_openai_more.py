@@ -126,6 +126,19 @@ def test_responses_go_on_and_are_deleted(client: openai.OpenAI) -> None:
         client.responses.create(input="and?", previous_response_id=first.id, **asked)
 
 
+def test_responses_in_the_background_are_followed(client: openai.OpenAI) -> None:
+    asked = {"model": "default", "input": "hello", "temperature": 0, "max_output_tokens": 20}
+    found = list(client.responses.create(**asked, background=True, stream=True))
+    assert [each.sequence_number for each in found] == list(range(len(found)))
+    final = found[-1].response
+    assert client.responses.retrieve(final.id).output_text == final.output_text
+    half = len(found) // 2
+    rest = list(client.responses.retrieve(final.id, stream=True, starting_after=half - 1))
+    assert rest == found[half:]
+    with client.responses.stream(response_id=final.id) as stream:
+        assert [each.type for each in stream] == [each.type for each in found]
+
+
 def test_responses_in_the_background(client: openai.OpenAI, server: Loopback) -> None:
     asked = {"model": "tiny", "input": "hello", "max_output_tokens": 200}
     running = client.responses.create(background=True, **asked)

@@ -7,6 +7,7 @@ It needs ``blazr[clients]``; run it with ``-m clients``. By hand, with a model a
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,3 +43,6 @@ def test_answers_are_what_the_document_says(tmp_path: Path) -> None:
             command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
         )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    (num_cases,) = re.findall(r"(\d+) generated", done.stdout)
+    assert int(num_cases) >= 2000
+    assert done.stdout.count("✅") >= 4, done.stdout[-2000:]  # no phase was left out

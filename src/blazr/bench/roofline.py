@@ -30,11 +30,12 @@ def measure_bandwidth(device: Device, *, nbytes: int = BUFFER_BYTES, rounds: int
     import torch
 
     from blazr.nn.device import release_threads
+    from blazr.nn.memory import zero_bytes
 
     is_cuda = device.kind == "cuda"
     size = min(nbytes, device.free_bytes() // 4) // 4
-    # ones, because zeros need not be anywhere before they are written
-    source = torch.ones(size, dtype=torch.float32, device=device.torch_device)
+    # in large pages, as weights are; ones, because zeros need not be anywhere before that
+    source = zero_bytes(torch.Size((4 * size,)), device.torch_device).view(torch.float32).fill_(1)
     copy = torch.empty_like(source) if is_cuda else source
     best_s = float("inf")
     for _ in range(rounds):

@@ -48,7 +48,7 @@ ENV: Table[Variable] = Table(
             Variable("BLAZR_API_KEY", "like blazr serve --api-key; blazr bench --url shows it"),
             Variable("BLAZR_MEMORY", "like --memory; the flag goes before its variable"),
             Variable("BLAZR_PREFIX_CACHE", "0 is blazr serve --no-prefix-cache"),
-            Variable("BLAZR_KERNELS", "reference, or the CPU kernels for avx512, avx2 or portable"),
+            Variable("BLAZR_KERNELS", "reference, or kernels for avx512, avx2, neon or portable"),
             Variable("BLAZR_DEBUG", "1 shows tracebacks", "0"),
             Variable("BLAZR_NO_HISTORY", "1 keeps blazr chat from writing its history file", "0"),
             Variable("HF_HOME", "where the Hugging Face cache lies"),

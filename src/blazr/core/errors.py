@@ -97,7 +97,28 @@ class RequestError(BlazrError):
 
 
 class ContextLengthError(RequestError):
-    """The prompt is longer than the model's context."""
+    """The prompt is longer than the model's context.
+
+    Args:
+        message: What is wrong.
+        num_tokens: Tokens of the prompt; at least so many, where they were not counted.
+        limit: Tokens that the context holds.
+        param: The field at fault.
+        parts: The other parts of a `RequestError`.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        num_tokens: int = 0,
+        limit: int = 0,
+        param: str | None = None,
+        **parts: str,
+    ) -> None:
+        self.num_tokens = num_tokens
+        self.limit = limit
+        super().__init__(message, param=param, **parts)
 
 
 class GrammarError(RequestError):

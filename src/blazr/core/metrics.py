@@ -72,6 +72,7 @@ METRICS: Table[Metric] = Table(
             f"blazr_engine_{name}": Metric(text, figure=figure, is_gauge=True)
             for name, figure, text in (
                 ("running", "num_running", "replies being computed"),
+                ("max_running", "max_running", "replies that can be computed at once"),
                 ("waiting", "num_waiting", "replies in the queue"),
                 ("pages_used", "pages_used", "pages in use, by replies or for reuse"),
                 ("pages_idle", "pages_idle", "of these, pages kept for reuse alone"),

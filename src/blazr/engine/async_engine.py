@@ -18,7 +18,7 @@ from torch import Tensor
 
 from blazr.core.errors import CapacityError, EngineError
 from blazr.engine.engine import Engine
-from blazr.engine.outputs import FinishReason, TokenOutput
+from blazr.engine.outputs import FinishReason, Running, TokenOutput
 from blazr.engine.pacing import Pacing
 from blazr.engine.request import Request
 
@@ -151,6 +151,10 @@ class AsyncEngine:
     def stats(self) -> dict[str, float]:
         """Figures for the metrics, by name."""
         return self._engine.stats() | {"restarts": self._num_restarts}
+
+    def running(self) -> list[Running]:
+        """How far the replies have come that are computed now."""
+        return self._engine.running()
 
     def close(self) -> None:
         """Stop the thread; what still runs ends with an error. May be called twice."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from blazr.core.errors import ContextLengthError, RequestError
 from blazr.engine.cache.arena import ItemClass
 from blazr.engine.constraint import Constraint, advance
-from blazr.engine.outputs import FinishReason, TokenLogprobs, TokenOutput
+from blazr.engine.outputs import FinishReason, Running, TokenLogprobs, TokenOutput
 from blazr.engine.request import Request
 from blazr.engine.runner import StepResult
 from blazr.engine.sampling.sampler import Sampled
@@ -139,6 +139,8 @@ class Engine:
         if len(ids) + 1 > limit:
             raise ContextLengthError(
                 f"the prompt has {len(ids)} tokens, and the context holds {limit}.",
+                num_tokens=len(ids),
+                limit=limit,
                 param="prompt",
                 found=f"{len(ids)} prompt tokens",
                 expected=f"at most {limit - 1}, so that one can be generated",
@@ -209,6 +211,7 @@ class Engine:
         counts, did = self.counts, scheduler.counts
         figures: dict[str, float] = {
             "num_running": len(scheduler.running),
+            "max_running": memory.shape.max_running,
             "num_waiting": len(scheduler.waiting),
             "steps": counts.steps,
             "generated_tokens": counts.generated_tokens,
@@ -230,6 +233,20 @@ class Engine:
         figures |= {f"reuse_{reason}": n for reason, n in did.reuse.copy().items()}
         figures |= {f"finished_{reason}": n for reason, n in counts.finished.copy().items()}
         return figures
+
+    def running(self) -> list[Running]:
+        """How far the replies have come that are computed now."""
+        return [
+            Running(
+                request_id=each.request_id,
+                index=each.index,
+                num_prompt_tokens=each.num_prompt,
+                num_computed_tokens=each.computed,
+                num_output_tokens=each.num_output,
+                max_tokens=each.max_length - each.num_prompt,
+            )
+            for each in self.scheduler.running.copy()  # its thread may change it meanwhile
+        ]
 
     def _max_length(self, request: Request) -> int:
         wanted = len(request.prompt_ids) + request.params.max_tokens

@@ -32,6 +32,27 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """How far a reply has come.
+
+    Args:
+        request_id: The engine's id of the request.
+        index: Which of the request's replies.
+        num_prompt_tokens: Tokens of the prompt.
+        num_computed_tokens: Tokens, of prompt and reply, that are in memory.
+        num_output_tokens: Tokens of the reply.
+        max_tokens: Most tokens of the reply.
+    """
+
+    request_id: int
+    index: int
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    num_output_tokens: int
+    max_tokens: int
+
+
 @dataclass(slots=True, kw_only=True)  # not frozen: one is made for every token
 class TokenOutput:
     """One step of one reply.

@@ -215,6 +215,8 @@ class TextEngine:
         if not self.info.is_unbounded and num_characters > CHARACTERS_PER_TOKEN * context:
             raise ContextLengthError(
                 f"the {param} cannot fit the model's context of {context} tokens.",
+                num_tokens=num_characters // CHARACTERS_PER_TOKEN,
+                limit=context,
                 param=param,
                 found=f"{num_characters} characters",
                 expected=f"at most {CHARACTERS_PER_TOKEN * context} characters",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from blazr.engine.outputs import TokenOutput
+from blazr.engine.outputs import Running, TokenOutput
 from blazr.engine.request import Request
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ class TokenEngine(Protocol):
 
     def stats(self) -> Mapping[str, int | float]:
         """Counters and gauges by name."""
+
+    def running(self) -> Sequence[Running]:
+        """How far the replies have come that are computed now."""
 
     def close(self) -> None:
         """Stop."""

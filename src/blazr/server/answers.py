@@ -17,6 +17,7 @@ from blazr.server.native import (
     infill,
     pages,
     props,
+    slots,
     status,
     tokens,
 )
@@ -73,6 +74,8 @@ ANSWERS: Mapping[Handler, Answer] = {
     status.health: Answer(whole=native.Health),
     status.ready: Answer(whole=native.Ready),
     status.version: Answer(whole=native.Version),
+    status.load: Answer(whole=native.Load),
+    status.server_info: Answer(whole=native.ServerInfo),
     status.openapi: Answer(whole=dict[str, Any]),
     status.metrics: Answer(media_type="text/plain"),
     cache.show_cache: Answer(whole=native.CacheReport),
@@ -82,6 +85,7 @@ ANSWERS: Mapping[Handler, Answer] = {
     ),
     infill.infill: Answer(whole=native.TextPiece, events=native.TextPiece, framing=FRAMING),
     props.show_props: Answer(whole=native.Props),
+    slots.show_slots: Answer(whole=list[native.Slot]),
     tokens.tokenize: Answer(whole=native.Tokens),
     tokens.detokenize: Answer(whole=native.Text),
     tokens.apply_template: Answer(whole=native.Prompt),
@@ -92,7 +96,9 @@ ANSWERS: Mapping[Handler, Answer] = {
     completions.complete: Answer(whole=replies.TextCompletion, events=replies.TextCompletion),
     chat.answer: Answer(whole=replies.ChatCompletion, events=replies.ChatChunk),
     responses.create: Answer(whole=items.ResponseObject, events=items.ResponseEvent, framing=NAMED),
-    responses.retrieve: _SEEN,
+    responses.retrieve: Answer(
+        whole=items.ResponseObject, events=items.ResponseEvent, framing=NAMED
+    ),
     responses.cancel: _SEEN,
     responses.delete: Answer(whole=items.ResponseDeleted),
     responses.input_items: Answer(whole=items.InputItemList),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from blazr.server.config import ServerConfig
 from blazr.server.errors import HttpError, Shape, clean
 from blazr.server.models import Models
+from blazr.server.params import refuse_foreign
 from blazr.server.service import Call
 from blazr.server.state import Service
 
@@ -32,9 +33,10 @@ class Route:
         method: ``"GET"``, ``"POST"`` or ``"DELETE"``.
         path: The path, with parameters in Starlette's syntax.
         handler: What answers; takes a `Call`.
-        body: Type of the request body; None where there is none.
+        body: Type of the request body, or of the query where there is no body; None where neither
+            says anything.
         is_open: Whether it is answered without a key, and while the server stops.
-        needs_model: Whether it is about a model; what has a body is. The body's ``model`` or the
+        needs_model: Whether it is about a model; what is posted is. The body's ``model`` or the
             query's says which.
         shape: How it writes errors; None is OpenAI's way.
     """
@@ -54,22 +56,26 @@ class Endpoint:
     def __init__(self, route: Route, models: Models) -> None:
         self._route = route
         self._models = models
-        self._decoder = msgspec.json.Decoder(route.body) if route.body is not None else None
+        has_body = route.method == "POST" and route.body is not None
+        self._decoder = msgspec.json.Decoder(route.body) if has_body else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Errors are raised; the middleware renders them."""
-        state = self._models.state
+        state, connection = self._models.state, HTTPConnection(scope)
+        body: msgspec.Struct | None = None
         if self._decoder is not None:
-            _check_content_type(HTTPConnection(scope).headers.get("content-type", ""))
+            _check_content_type(connection.headers.get("content-type", ""))
             raw = await _read_body(scope, receive, state.config)
             body = _decode(self._decoder, raw)
-            name = getattr(body, "model", None)
-        elif self._route.needs_model:
-            body, name = None, HTTPConnection(scope).query_params.get("model")
-        else:
-            response = await self._route.handler(self._call(scope, None))
-            await response(scope, receive, send)
+        elif self._route.body is not None:
+            body = _decode_query(self._route.body, connection.query_params)
+        if self._decoder is None and not self._route.needs_model:
+            response = await self._route.handler(self._call(scope, body))
+            await _until_gone(receive, response(scope, receive, send))
             return
+        name = (
+            connection.query_params.get("model") if body is None else getattr(body, "model", None)
+        )
 
         async def work() -> None:
             async with self._models.using(name) as service:
@@ -91,7 +97,7 @@ class Endpoint:
         )
 
 
-def _decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> object:
+def _decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> msgspec.Struct:
     """Decode a JSON body.
 
     Raises:
@@ -99,7 +105,9 @@ def _decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> object:
     """
     try:
         raw.decode()  # the decoder skips unknown fields without looking at their bytes
-        body = decoder.decode(raw)
+        body: msgspec.Struct = decoder.decode(raw)
+        if not {"temperature", "options"}.isdisjoint(body.__struct_fields__):  # it generates
+            refuse_foreign(raw, body)
     except UnicodeDecodeError:
         raise HttpError(400, "the body is not UTF-8.", code="invalid_json") from None
     except RecursionError:
@@ -117,6 +125,21 @@ def _decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> object:
         raise HttpError(400, message, code="invalid_json") from None
     _check_depth(body)
     return body
+
+
+def _decode_query(kind: type[msgspec.Struct], given: Mapping[str, str]) -> msgspec.Struct:
+    """The query of a request. What is not known is ignored.
+
+    Raises:
+        HttpError: 400, saying what is wrong with it and where.
+    """
+    try:
+        return msgspec.convert(dict(given), kind, strict=False)
+    except msgspec.ValidationError as error:
+        field = _FIELD.search(str(error))
+        message = clean(f"{error}.", 200)
+        name = field[1] if field else None
+        raise HttpError(400, message, param=name, code="invalid_value") from None
 
 
 def _check_depth(body: object) -> None:

@@ -46,6 +46,8 @@ class HttpError(Exception):
         param: The field at fault.
         code: For programs.
         headers: Sent along.
+        kind: OpenAI's ``type``, where it is not that of the status.
+        figures: More about it, by the names that clients look for.
     """
 
     def __init__(
@@ -56,6 +58,8 @@ class HttpError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        kind: str | None = None,
+        figures: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -63,6 +67,8 @@ class HttpError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self.kind = kind or _TYPES.get(status, "invalid_request_error")
+        self.figures = figures or {}
 
     @classmethod
     def of(cls, error: BaseException) -> HttpError:
@@ -70,7 +76,14 @@ class HttpError(Exception):
         if isinstance(error, HttpError):
             return error
         if isinstance(error, ContextLengthError):
-            return cls(400, _line(error), param=error.param, code="context_length_exceeded")
+            return cls(  # OpenAI's clients look for the code, llama.cpp's for the type and figures
+                400,
+                _line(error),
+                param=error.param,
+                code="context_length_exceeded",
+                kind="exceed_context_size_error",
+                figures={"n_prompt_tokens": error.num_tokens, "n_ctx": error.limit},
+            )
         if isinstance(error, RequestError):
             return cls(400, _line(error), param=error.param, code="invalid_value")
         if isinstance(error, CapacityError):
@@ -99,9 +112,10 @@ def openai_shape(error: HttpError) -> dict[str, object]:
     return {
         "error": {
             "message": error.text,
-            "type": _TYPES.get(error.status, "invalid_request_error"),
+            "type": error.kind,
             "param": clean(error.param, 100) if error.param is not None else None,
             "code": error.code,
+            **error.figures,
         }
     }
 

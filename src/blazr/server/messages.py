@@ -29,6 +29,8 @@ class ChatMessage(msgspec.Struct):
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    thinking: str | None = None
+    images: list[str] | None = None
 
 
 def to_messages(messages: list[ChatMessage]) -> list[Message]:
@@ -49,6 +51,8 @@ def to_messages(messages: list[ChatMessage]) -> list[Message]:
 
 def _to_message(message: ChatMessage) -> Message:
     content = message.content
+    if message.images:
+        raise RequestError("this model reads only text.", param="messages", found="images")
     if isinstance(content, list):
         content = "".join(_text_of(part) for part in content)
     extra = {
@@ -56,7 +60,7 @@ def _to_message(message: ChatMessage) -> Message:
         for name in ("name", "tool_calls", "tool_call_id")
         if getattr(message, name) is not None
     }
-    thought = message.reasoning_content or message.reasoning
+    thought = message.reasoning_content or message.reasoning or message.thinking
     if thought:
         extra["reasoning_content"] = thought
     # templates know no developers

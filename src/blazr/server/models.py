@@ -32,12 +32,14 @@ class ModelSource:
         open: Loads it; called on a worker thread, and again after it was let go.
         aliases: More names it answers to.
         num_bytes: Memory it is expected to take, before it was ever loaded.
+        stays: It cannot be loaded again, and so is never let go.
     """
 
     name: str
     open: Callable[[], AsyncLLM]
     aliases: tuple[str, ...] = ()
     num_bytes: int = 0
+    stays: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +55,7 @@ class Seat:
         used: When it was last used, in the order of all uses.
         waiting: Who will be told when it is loaded.
         timer: What will let it go when nobody uses it.
+        idle_s: Silence after which it leaves, if a client has asked for that; infinity keeps it.
     """
 
     source: ModelSource
@@ -63,6 +66,7 @@ class Seat:
     used: int = 0
     waiting: list[asyncio.Future[Service]] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
+    idle_s: float | None = None
 
     @property
     def status(self) -> Literal["loaded", "loading", "unloaded"]:
@@ -108,7 +112,8 @@ class Models:
         """One model, loaded already."""
         config = config or ServerConfig()
         name, *others = config.served_names or (llm.core.info.name,)
-        source = ModelSource(name=name, open=lambda: llm, aliases=(*others, *aliases))
+        known = (*others, *aliases)
+        source = ModelSource(name=name, open=lambda: llm, aliases=known, stays=True)
         models = cls([source], config)
         models.adopt(llm)
         return models
@@ -157,6 +162,11 @@ class Models:
             yield service
         finally:
             service.release()
+
+    def idle_s(self, seat: Seat) -> float:
+        """Silence after which a model leaves the memory; infinity where it stays."""
+        wanted = self.state.config.idle_unload_s if seat.idle_s is None else seat.idle_s
+        return float("inf") if wanted is None or seat.source.stays else wanted
 
     def loaded(self) -> list[Service]:
         """The models in memory."""
@@ -275,13 +285,15 @@ class Models:
 
     def _on_idle(self, service: Service) -> None:
         self._emptied.set()
-        idle_s = self.state.config.idle_unload_s
         seat = next((each for each in self.seats if each.service is service), None)
-        if seat is None or idle_s is None:
+        if seat is None:
             return
         if seat.timer is not None:
             seat.timer.cancel()
-        seat.timer = asyncio.get_running_loop().call_later(idle_s, self._time_out, seat)
+        idle_s, loop = self.idle_s(seat), asyncio.get_running_loop()
+        seat.timer = (
+            None if idle_s == float("inf") else loop.call_later(idle_s, self._time_out, seat)
+        )
 
     def _time_out(self, seat: Seat) -> None:
         async def leave() -> None:

@@ -100,7 +100,11 @@ def describe(routes: Iterable[Route]) -> dict[str, object]:
     paths: dict[str, dict[str, object]] = {}
     for row in rows:
         path = _PARAMETER.sub(r"{\1}", row.path)
-        paths.setdefault(path, {})[row.method.lower()] = _operation(row, by_type)
+        operation = _operation(row, by_type)
+        links = _links(row, rows)
+        if links:
+            operation["responses"]["200"]["links"] = links
+        paths.setdefault(path, {})[row.method.lower()] = operation
     document = {
         "openapi": "3.2.0",
         "info": {"title": "blazr", "version": blazr.__version__},
@@ -125,17 +129,29 @@ def _types_of(rows: Sequence[Route]) -> list[Any]:
     return list(found.values())
 
 
-def _operation(row: Route, schemas: Mapping[str, Schema]) -> dict[str, object]:
+def _links(row: Route, rows: Iterable[Route]) -> Schema:
+    """What can be done next with what was made: the operations whose paths have its id."""
+    made = f"{row.path}/{{id}}"
+    names = [_name(each) for each in rows if each.path.startswith(made) and row.method == "POST"]
+    given = {"id": "$response.body#/id"}
+    return {name: {"operationId": name, "parameters": given} for name in names}
+
+
+def _name(row: Route) -> str:
+    return re.sub(r"\W+", "_", f"{row.method} {row.path}".lower()).strip("_")
+
+
+def _operation(row: Route, schemas: Mapping[str, Schema]) -> Schema:
     summary = (inspect.getdoc(row.handler) or "").partition("\n")[0]
-    operation: dict[str, object] = {
-        "operationId": re.sub(r"\W+", "_", f"{row.method} {row.path}".lower()).strip("_"),
+    operation: Schema = {
+        "operationId": _name(row),
         "tags": [_DIALECTS[row.handler.__module__.split(".")[2]]],
         "summary": summary,
         "parameters": _parameters(row),
         "responses": _responses(row, schemas),
         "security": [] if row.is_open else [{}, {"key": []}],
     }
-    if row.body is not None:
+    if row.body is not None and row.method == "POST":
         example = {
             name: _EXAMPLES[name] for name in row.body.__struct_fields__ if name in _EXAMPLES
         }
@@ -154,7 +170,12 @@ def _parameters(row: Route) -> list[dict[str, object]]:
         {"name": name, "in": "path", "required": True, "schema": text}
         for name in _PARAMETER.findall(row.path)
     ]
-    if row.needs_model and row.body is None:
+    if row.body is not None and row.method != "POST":
+        fields = msgspec.json.schema(row.body)["$defs"][row.body.__name__]["properties"]
+        parameters += [
+            {"name": name, "in": "query", "schema": each} for name, each in fields.items()
+        ]
+    if row.needs_model and row.method != "POST":
         about = "Which model; left out it is the first."
         parameters.append({"name": "model", "in": "query", "schema": text, "description": about})
     return parameters

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, TypedDict
 
+import msgspec
+
 from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import Prompt
@@ -15,6 +17,73 @@ from blazr.server.service import Call
 MAX_REPLIES = 256
 MAX_PROMPTS = 128
 MAX_TOOLS = 128
+TEXT = {"type": "text"}  # the response format that holds a reply to nothing
+
+# What others call kinds of grammar that have other names here.
+_GRAMMARS = {"json": "json_schema", "ebnf": "grammar"}
+
+
+_CHATS = "ask /v1/completions or /v1/chat/completions, which have it"
+_SAMPLE = "sample with temperature, top_k, top_p and min_p"
+# Fields by which other servers' answers change, and that are nothing here unless a body has them:
+# what to do instead, the fields, and what asks for nothing besides what is false.
+_REFUSALS: Sequence[tuple[str, str, object]] = (
+    (_CHATS, "json_schema grammar regex ebnf structured_outputs seed stop ignore_eos echo", 0),
+    (_CHATS, "guided_json guided_regex guided_choice guided_grammar prompt_logprobs logprobs", 0),
+    (_CHATS, "logit_bias top_k min_p min_tokens presence_penalty frequency_penalty", 0),
+    (_CHATS, "response_format", TEXT),
+    (_CHATS, "n n_cmpl best_of repetition_penalty repeat_penalty", 1),
+    (_SAMPLE, "mirostat mirostat_mode dry_multiplier xtc_probability dynatemp_range top_a", 0),
+    (_SAMPLE, "smoothing_factor no_repeat_ngram_size epsilon_cutoff eta_cutoff", 0),
+    (_SAMPLE, "typical_p typ_p tfs_z", 1),
+    (_SAMPLE, "top_n_sigma", -1),
+    ("send the endpoint's own field", "max_tokens max_completion_tokens max_output_tokens", -1),
+    ("send the endpoint's own field", "max_new_tokens n_predict num_predict", -1),
+    ("send logit_bias or a grammar", "allowed_token_ids bad_words grammar_lazy n_indent", 0),
+    ("send n and best_of", "use_beam_search", 0),
+    ("send a prompt that fits", "truncate_prompt_tokens", 0),
+    ("send the prompt to /tokenize", "return_token_ids return_tokens_as_token_ids", 0),
+    ("send top_logprobs or n_probs", "logprob_token_ids post_sampling_probs", 0),
+    ("ask /v1/embeddings for their mean", "return_hidden_states", 0),
+    ("send stop, and include_stop_str_in_output", "stop_regex no_stop_trim", 0),
+    ("send max_tokens", "repetition_detection t_max_predict_ms", 0),
+    ("leave it out: the answer comes whole", "stream", 0),
+    ("leave the field reasoning unread", "include_reasoning separate_reasoning", 1),
+    ("leave that to the chat template", "add_special_tokens", 0),
+    ("put them into messages", "documents context conversation", 0),
+    ("send tools, and call them yourself", "functions mcp_servers web_search_options", 0),
+    ("send tool_choice", "function_call", "none"),
+    ("use the model's own", "template", 0),
+    ("send text", "prompt_embeds images", 0),
+    ("ask for text", "audio modalities", ["text"]),
+    ("leave it out: there are no adapters", "lora lora_path", 0),
+)
+_REFUSED = {
+    name: (instead, nothing) for instead, names, nothing in _REFUSALS for name in names.split()
+}
+_foreign = msgspec.json.Decoder(
+    msgspec.defstruct("_Foreign", [(name, Any, None) for name in ("options", *_REFUSED)])
+)
+
+
+def refuse_foreign(raw: bytes, body: msgspec.Struct) -> None:
+    """Refuse fields that other servers have and whose effect would be missed in the answer.
+
+    Args:
+        raw: The body as JSON.
+        body: What we understand of it.
+
+    Raises:
+        RequestError: There is one, and it asks for something.
+    """
+    given: dict[str, Any] = msgspec.structs.asdict(_foreign.decode(raw))
+    inner, options = given.pop("options"), getattr(body, "options", None)
+    own = {*body.__struct_fields__, *(options.__struct_fields__ if options else ())}
+    if options:
+        given |= {name: value for name, value in inner.items() if name in _REFUSED}
+    for name, value in given.items():
+        if name not in own and value and value != _REFUSED[name][1]:
+            raise RequestError(f"this endpoint has no {name}.", param=name, hint=_REFUSED[name][0])
 
 
 def sampling_params(stop: str | list[str] | None = None, **values: object) -> SamplingParams:
@@ -53,6 +122,36 @@ def grammar_of(
         found=repr(kind)[:50],
         expected="'text', 'json_object' or 'json_schema'",
     )
+
+
+def one_grammar(
+    given: Mapping[str, object], form: Mapping[str, object] | None = None
+) -> dict[str, object] | None:
+    """What the reply must follow, wherever it is said; None is any text.
+
+    Args:
+        given: Fields that each may hold a grammar, as vLLM, SGLang and llama.cpp name them.
+        form: A response format as OpenAI spells it.
+
+    Raises:
+        RequestError: There is more than one, or no such format.
+    """
+    found: dict[str, tuple[str, object]] = {}
+    for field, value in given.items():
+        if value is None or value is False or value == "":
+            continue
+        name = field.rpartition(".")[2].removeprefix("guided_")
+        name = _GRAMMARS.get(name, name)
+        if name == "grammar":
+            name = "gbnf" if isinstance(value, str) and "::=" in value else "lark"
+        found[field] = name, value
+    asked = grammar_of(form)
+    if len(found) > 1 or (found and asked):
+        names = ", ".join(found) + (", response_format" if asked else "")
+        raise RequestError(
+            "give one grammar.", param=next(iter(found)).partition(".")[0], found=names[:100]
+        )
+    return dict(found.values()) or asked
 
 
 class ToolFields(TypedDict):

@@ -15,6 +15,7 @@ from blazr.server.native import (
     infill,
     pages,
     props,
+    slots,
     status,
     tokens,
 )
@@ -48,6 +49,8 @@ ROUTES: Table[Route] = Table(
             Route("GET", "/ping", status.health, is_open=True),
             Route("GET", "/ready", status.ready, is_open=True),
             Route("GET", "/version", status.version),
+            Route("GET", "/load", status.load),
+            Route("GET", "/server_info", status.server_info),
             Route("GET", "/openapi.json", status.openapi),
             Route("GET", "/metrics", status.metrics),
             Route("GET", "/debug/cache", cache.show_cache, needs_model=True),
@@ -66,7 +69,7 @@ ROUTES: Table[Route] = Table(
             Route(
                 "POST", "/v1/responses/input_tokens", responses.count_tokens, responses.CountBody
             ),
-            Route("GET", "/v1/responses/{id}", responses.retrieve),
+            Route("GET", "/v1/responses/{id}", responses.retrieve, responses.Query),
             Route("DELETE", "/v1/responses/{id}", responses.delete),
             Route("POST", "/v1/responses/{id}/cancel", responses.cancel),
             Route("GET", "/v1/responses/{id}/input_items", responses.input_items),
@@ -88,6 +91,7 @@ ROUTES: Table[Route] = Table(
             Route("POST", "/generate", generate.generate, generate.Body),
             Route("POST", "/completion", completion.complete, completion.Body),
             Route("GET", "/props", props.show_props, needs_model=True),
+            Route("GET", "/slots", slots.show_slots, slots.Query, needs_model=True),
             *(
                 Route("POST", path, infill.infill, infill.Body)
                 for path in ("/infill", "/v1/infill")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 
 from starlette.responses import Response
@@ -172,29 +172,30 @@ def failure_of(event: Event) -> HttpError | None:
     return None
 
 
-async def finish(run: Run, renderer: Renderer) -> object:
+async def finish(run: Run, take: Callable[[Event], None]) -> None:
     """Generate to the end.
 
-    Returns:
-        The whole, as the dialect has it.
+    Args:
+        run: What is generated.
+        take: Called with every event.
 
     Raises:
         HttpError: 500 or 408, when one of the replies failed.
     """
-    try:
-        while not run.is_done:
-            events = await run.take(timeout_s=run.service.config.keep_alive_s)
-            failures = [failure for failure in map(failure_of, events) if failure]
-            if failures:
-                raise failures[0]
-            for event in events:
-                renderer.gather(event)
-        return renderer.whole(run.completions(), run.usage())
-    finally:
-        run.end()
+    while not run.is_done:
+        events = await run.take(timeout_s=run.service.config.keep_alive_s)
+        failures = [failure for failure in map(failure_of, events) if failure]
+        if failures:
+            raise failures[0]
+        for event in events:
+            take(event)
 
 
 async def whole_answer(run: Run, renderer: Renderer) -> Response:
     """Generate to the end and render it; it raises what `finish` raises."""
-    answer = await finish(run, renderer)
+    try:
+        await finish(run, renderer.gather)
+        answer = renderer.whole(run.completions(), run.usage())
+    finally:
+        run.end()
     return json_response(answer, headers=run.headers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import socket
 import ssl
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 from time import monotonic
 from types import FrameType
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -26,6 +28,7 @@ _log = logging.getLogger(__name__)
 _BACKLOG = 2048
 _IDLE_S = 30
 _HEADER_S = 10.0
+_PROBE_S, _MAX_PROBE_S = 0.1, 2.0
 
 
 def listen(config: ServerConfig) -> socket.socket:
@@ -152,18 +155,67 @@ class PatientProtocol(H11Protocol):
     """HTTP/1.1 that waits for a request's headers, but not for ever.
 
     The other parser that uvicorn has accepts headers of any length.
+
+    A client that will send no more may still read: a program at the end of a pipe does. Or it is
+    gone: that looks the same, until something is sent, which a machine refuses for a client that is
+    gone. So a request that takes a while is answered 102 first [RFC 9110, 15.2].
     """
 
     header_timeout_s = _HEADER_S
+    probe_s = _PROBE_S
+    _is_half_closed = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
         super().connection_made(transport)
         self.loop.call_later(self.header_timeout_s, self._close_if_silent)
 
+    def data_received(self, data: bytes) -> None:
+        """A client has sent something.
+
+        The time it may be idle goes on until that is a request, and not for ever as uvicorn has it.
+        """
+        self.conn.receive_data(data)
+        self.handle_events()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more; returns whether it can still be answered."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or cycle.more_body or self.scheme == "https":
+            return False
+        if not self._is_half_closed:
+            self._is_half_closed = True
+            self.loop.call_later(self.probe_s, self._probe, self.probe_s)
+        return True
+
+    def on_response_complete(self) -> None:
+        """An answer is sent, and the next request is begun if it is there already."""
+        super().on_response_complete()
+        if self._is_half_closed and self.cycle.response_complete:
+            self.transport.close()
+
+    def _should_upgrade(self) -> bool:
+        return False  # many ask for HTTP/2 in passing, which needs no warning
+
     def _close_if_silent(self) -> None:
         if self.cycle is None:
             self.transport.close()
+
+    def _probe(self, delay_s: float) -> None:
+        if self.transport.is_closing():
+            return
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket"), 0)
+        if poll.poll(0):  # an error, which needs no asking for
+            self.transport.abort()
+            return
+        if self.conn.our_state is h11.SEND_RESPONSE:
+            if self.scope["http_version"] == "1.0":  # knows no such answer
+                self.transport.close()
+                return
+            event = h11.InformationalResponse(status_code=102, headers=[], reason="Processing")
+            self.transport.write(self.conn.send(event))
+        self.loop.call_later(delay_s, self._probe, min(2 * delay_s, _MAX_PROBE_S))
 
 
 class DrainingServer(uvicorn.Server):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
@@ -12,6 +13,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from blazr.server.config import ServerConfig
 from blazr.server.errors import HttpError
 from blazr.server.run import Renderer, Run, failure_of
 from blazr.text.events import Event
@@ -56,12 +58,70 @@ NAMED = Framing(_named)  # each event is named by its payload's type
 LINES = Framing(_line, keep_alive=b"", media_type="application/x-ndjson")
 
 
-class EventStream(Response):
-    """The answer that streams.
+class Stream(Response):
+    """An answer that streams.
 
-    It owns the run: whatever happens to the connection, the run is ended. A client that does not
-    read for too long is dropped, so that what waits for it stays small. The headers go out with the
-    first frame, so that they can tell of the prompt; an engine that stops before is a 503.
+    A client that does not read for too long is dropped, so that what waits for it stays small.
+
+    Args:
+        config: How long things may take.
+        framing: How payloads become bytes.
+    """
+
+    def __init__(self, config: ServerConfig, framing: Framing) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(headers=headers, media_type=framing.media_type)
+        del self.headers["content-length"]
+        self._config = config
+        self._framing = framing
+        self._has_begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Send the frames as they come."""
+        watch = Watch(self._config.send_timeout_s)
+        try:
+            await self.send_events(send, watch)
+            self.end()  # so that nothing of it runs any more when the client knows the end
+            await self.send_bytes(send, watch, self._framing.end, is_last=True)
+        except asyncio.CancelledError:
+            if not watch.has_cancelled():
+                raise
+            _log.warning("dropped a client that does not read")
+        finally:
+            self.end()
+            watch.close()
+
+    @abstractmethod
+    async def send_events(self, send: Send, watch: Watch) -> None:
+        """Send everything but the end."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Nothing more will be sent. Idempotent."""
+
+    def late_headers(self) -> Mapping[str, str]:
+        """Headers that are known only when the first frame is sent."""
+        return {}
+
+    async def send_bytes(
+        self, send: Send, watch: Watch, data: bytes, *, is_last: bool = False
+    ) -> None:
+        """Send some frames, and before the first the headers."""
+        watch.begin()
+        if (data or is_last) and not self._has_begun:
+            self._has_begun = True
+            self.headers.update(self.late_headers())
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        if data or is_last:
+            await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+        watch.end(did_send=bool(data))
+
+
+class EventStream(Stream):
+    """What a run generates.
+
+    It owns the run: whatever happens to the connection, the run is ended. The headers go out with
+    the first frame, so that they can tell of the prompt; an engine that stops before is a 503.
 
     Args:
         run: What is generated.
@@ -70,31 +130,21 @@ class EventStream(Response):
     """
 
     def __init__(self, run: Run, renderer: Renderer, framing: Framing = DATA) -> None:
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(headers=headers, media_type=framing.media_type)
-        del self.headers["content-length"]
+        super().__init__(run.service.config, framing)
         self._run = run
         self._renderer = renderer
-        self._framing = framing
-        self._has_begun = False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """Send the frames as they come."""
-        watch = _Watch(self._run.service.config.send_timeout_s)
-        try:
-            await self._send_events(send, watch)
-            self._run.end()  # so that nothing of it runs any more when the client knows the end
-            await self._send_bytes(send, watch, self._framing.end, is_last=True)
-        except asyncio.CancelledError:
-            if not watch.has_cancelled():
-                raise
-            _log.warning("dropped a client that does not read")
-        finally:
-            self._run.end()
-            watch.close()
+    def end(self) -> None:
+        """End the run."""
+        self._run.end()
 
-    async def _send_events(self, send: Send, watch: _Watch) -> None:
-        keep_alive_s = self._run.service.config.keep_alive_s
+    def late_headers(self) -> Mapping[str, str]:
+        """What is to be told of the prompt."""
+        return self._run.headers
+
+    async def send_events(self, send: Send, watch: Watch) -> None:
+        """Send what is generated, or why it failed."""
+        keep_alive_s = self._config.keep_alive_s
         try:
             while not self._run.is_done:
                 events = await self._run.take(timeout_s=keep_alive_s)
@@ -103,11 +153,11 @@ class EventStream(Response):
                     raise failure  # noqa: TRY301  (nothing was sent, so the status can tell)
                 if not data and monotonic() - watch.sent_s >= keep_alive_s:
                     data = self._framing.keep_alive  # nothing to tell, but the connection lives
-                await self._send_bytes(send, watch, data)
+                await self.send_bytes(send, watch, data)
                 if failure is not None:
                     raise failure  # noqa: TRY301
             last = self._frames(self._renderer.last(self._run.usage()))
-            await self._send_bytes(send, watch, last)
+            await self.send_bytes(send, watch, last)
         except Exception as error:
             if not self._has_begun:
                 raise
@@ -115,7 +165,7 @@ class EventStream(Response):
             failure = HttpError.of(error)
             if failure.code == "internal_error":
                 _log.exception("a stream failed")
-            await self._send_bytes(send, watch, self._frames(self._renderer.failure(failure)))
+            await self.send_bytes(send, watch, self._frames(self._renderer.failure(failure)))
 
     def _render(self, events: Iterable[Event]) -> tuple[bytes, HttpError | None]:
         """The frames of some events, up to one that is a failure."""
@@ -130,20 +180,8 @@ class EventStream(Response):
     def _frames(self, payloads: Iterable[object]) -> bytes:
         return b"".join(map(self._framing.encode, payloads))
 
-    async def _send_bytes(
-        self, send: Send, watch: _Watch, data: bytes, *, is_last: bool = False
-    ) -> None:
-        watch.begin()
-        if data and not self._has_begun:
-            self._has_begun = True
-            self.headers.update(self._run.headers)
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        if data or is_last:
-            await send({"type": "http.response.body", "body": data, "more_body": not is_last})
-        watch.end(did_send=bool(data))
 
-
-class _Watch:
+class Watch:
     """Cancels the task it was made in when something is sent for too long.
 
     One timer for a stream, because one for each of its thousands of frames costs as much as they.

@@ -71,6 +71,17 @@ def test_documented_defaults_reach_the_engine(loopback: Loopback) -> None:
         ({"response_format": {"type": "json_object"}}, "grammar", {"json_object": True}),
         ({"structured_outputs": {"choice": ["a", "b"]}}, "grammar", {"choice": ["a", "b"]}),
         ({"structured_outputs": {"json": {"type": "null"}}}, "grammar", {"json_schema": NULL}),
+        ({"structured_outputs": {"json": {}, "regex": None}}, "grammar", {"json_schema": {}}),
+        ({"structured_outputs": {"grammar": "start: /a/"}}, "grammar", {"lark": "start: /a/"}),
+        ({"json_schema": {"type": "null"}}, "grammar", {"json_schema": NULL}),
+        ({"grammar": 'root ::= "a"'}, "grammar", {"gbnf": 'root ::= "a"'}),
+        ({"grammar": ""}, "grammar", None),
+        ({"regex": "[ab]"}, "grammar", {"regex": "[ab]"}),
+        ({"ebnf": 'root ::= "a"'}, "grammar", {"gbnf": 'root ::= "a"'}),
+        ({"guided_json": '{"type": "null"}'}, "grammar", {"json_schema": '{"type": "null"}'}),
+        ({"guided_regex": "[ab]"}, "grammar", {"regex": "[ab]"}),
+        ({"guided_choice": ["a", "b"]}, "grammar", {"choice": ["a", "b"]}),
+        ({"guided_grammar": "start: /a/"}, "grammar", {"lark": "start: /a/"}),
     ],
 )
 def test_fields_reach_the_engine(
@@ -190,6 +201,9 @@ def test_stop_string_ends_the_reply_and_the_work(loopback: Loopback) -> None:
         ({"response_format": {"type": "riddle"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+        ({"structured_outputs": {"riddle": "a"}}, "grammar"),
+        ({"structured_outputs": {"regex": "a"}, "regex": "b"}, "structured_outputs"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
         ({"seed": 2**70}, "seed"),
         ({"min_tokens": 101}, "min_tokens"),
     ],
@@ -206,6 +220,8 @@ def test_refusals_name_the_field(loopback: Loopback, body: dict, param: str) -> 
 def test_too_long_a_prompt_names_both_numbers(loopback: Loopback) -> None:
     error = post(loopback, prompt=[1] * 600).json()["error"]
     assert error["code"] == "context_length_exceeded"
+    assert error["type"] == "exceed_context_size_error"
+    assert (error["n_prompt_tokens"], error["n_ctx"]) == (600, 512)
     assert "600" in error["message"]
     assert "512" in error["message"]
 
@@ -213,7 +229,9 @@ def test_too_long_a_prompt_names_both_numbers(loopback: Loopback) -> None:
 def test_a_text_that_cannot_fit_is_refused_unread(loopback: Loopback) -> None:
     response = post(loopback, prompt="a" * 5000)
     assert response.status_code == 400
-    assert response.json()["error"]["code"] == "context_length_exceeded"
+    error = response.json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert error["n_prompt_tokens"] > error["n_ctx"] == 512
 
 
 def test_best_of_gives_back_n_of_each(loopback: Loopback) -> None:

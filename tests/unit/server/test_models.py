@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import pytest
 from tests.loopback import Loopback, serving_models
@@ -290,3 +291,52 @@ def test_nothing_stays_open() -> None:
         ask(running, "b")
     assert shelf.names == ["a", "b"]
     assert shelf.open_now == set()
+
+
+def ends_in_s(running: Loopback, name: str) -> float:
+    shown = running.client.get("/api/ps").json()["models"]
+    (expires,) = (each["expires_at"] for each in shown if each["name"] == name)
+    return (datetime.fromisoformat(expires) - datetime.now(UTC)).total_seconds()
+
+
+def test_a_client_may_say_how_long_a_model_stays() -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}], "stream": False}
+    asks = {
+        "/api/generate": {"prompt": "a", "stream": False},
+        "/api/chat": chat,
+        "/api/embed": {"input": "a"},
+        "/api/embeddings": {"prompt": "a"},
+    }
+    with shelf_of("a", "b", idle_unload_s=1000) as (shelf, running):
+        ask(running, "b")
+        for path, body in asks.items():
+            for wish, expected in (("1h30m", 5400), (300, 300), ("200", 200)):
+                raw = {**body, "model": "a", "keep_alive": wish}
+                assert running.client.post(path, json=raw).is_success
+                assert expected - 5 < ends_in_s(running, "a") <= expected
+            for wish in (-1, "-1m", None):  # who says nothing leaves it as it is
+                running.client.post(path, json={**body, "model": "a", "keep_alive": wish})
+                assert ends_in_s(running, "a") > 10**7
+            running.client.post(path, json={**body, "model": "a", "keep_alive": 0})
+            wait_until(lambda: shelf.open_now == {"b"})
+        assert 900 < ends_in_s(running, "b") <= 1000
+        assert status(running) == {"a": "unloaded", "b": "loaded"}
+
+
+def test_a_model_can_be_let_go_and_nothing_asked() -> None:
+    with shelf_of("a", "b") as (shelf, running):
+        body = {"model": "b", "stream": False}
+        loaded = running.client.post("/api/generate", json=body).json()
+        assert (loaded["done"], loaded["done_reason"]) == (True, "load")
+        gone = running.client.post("/api/chat", json={**body, "keep_alive": 0}).json()
+        assert (gone["done"], gone["done_reason"]) == (True, "unload")
+        wait_until(lambda: shelf.open_now == set())
+
+
+@pytest.mark.parametrize("wish", ["", "soon", "5", "5x", "5m " * 99, "1e3", [5], "٣m"])
+def test_what_is_no_duration_is_refused(wish: object) -> None:
+    with shelf_of("a") as (_, running):
+        body = {"prompt": "a", "keep_alive": wish, "stream": False}
+        reply = running.client.post("/api/generate", json=body)
+        assert reply.status_code == (200 if wish == "5" else 400)
+        assert wish == "5" or "keep_alive" in reply.json()["error"]

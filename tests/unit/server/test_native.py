@@ -6,7 +6,7 @@ import json
 
 import pytest
 from tests.loopback import Loopback, serving
-from tests.scripted import SCRIPT, scripted_core
+from tests.scripted import SCRIPT, scripted_core, wait_until
 
 import blazr
 from blazr.server.openai import unsupported
@@ -131,6 +131,51 @@ def test_a_streamed_completion_is_the_whole_one(loopback: Loopback, stop: list |
             assert end[name] == whole[name], name
         rows = [row for piece in pieces for row in piece["completion_probabilities"]]
         assert rows == whole["completion_probabilities"]
+
+
+def test_slots_tell_how_far_replies_are_and_not_what_they_say() -> None:
+    with serving(scripted_core(text=" word" * 500)) as running:
+        idle = running.client.get("/slots").json()
+        expected = {"n_ctx": 512, "speculative": False, "is_processing": False}
+        assert idle == [{"id": place, **expected} for place in range(4)]
+        assert running.client.get("/props").json()["total_slots"] == 4
+        body = {"prompt": "a secret", "max_tokens": 10**6, "n": 3, "stream": True}
+        body["ignore_eos"] = True
+        with running.client.stream("POST", "/v1/completions", json=body) as stream:
+            lines = stream.iter_lines()
+            while " word" not in next(lines):
+                pass
+            running.engine.go.clear()
+            busy = running.client.get("/slots?fail_on_no_slot=1").json()
+            assert [slot["is_processing"] for slot in busy] == [True, True, True, False]
+            assert "secret" not in str(busy)
+            (token,) = busy[0]["next_token"]
+            assert token["n_decoded"] > 0
+            assert token["n_decoded"] + token["n_remain"] == 10**6
+            assert busy[0]["n_prompt_tokens"] == busy[0]["n_prompt_tokens_processed"] == 2
+            wait_until(lambda: running.client.get("/load").json() == {"server_load": 1})
+            running.engine.go.set()
+
+
+def test_no_free_slot_is_a_503_where_that_is_asked() -> None:
+    with serving(scripted_core()) as running:
+        running.engine.go.clear()
+        for _ in range(4):
+            body = {"input": "a", "background": True}
+            assert running.client.post("/v1/responses", json=body).is_success
+        assert running.client.get("/slots").is_success
+        refused = running.client.get("/slots?fail_on_no_slot=1")
+        assert refused.status_code == 503
+        assert refused.json()["error"]["type"] == "unavailable_error"
+        assert running.client.get("/slots?fail_on_no_slot=maybe").status_code == 400
+        running.engine.go.set()
+
+
+def test_server_info_knows_the_models(loopback: Loopback) -> None:
+    info = loopback.client.get("/server_info").json()
+    (model,) = info["models"]
+    assert (model["name"], model["status"], model["max_model_len"]) == ("scripted", "loaded", 512)
+    assert info["version"] == loopback.client.get("/version").json()["version"]
 
 
 def test_props_and_models_where_llama_cpp_has_them(loopback: Loopback) -> None:

@@ -136,3 +136,10 @@ def test_a_stream_that_fails_says_so() -> None:
             next(found)
             running.engine.fails_with = "not a number"
             assert json.loads(list(found)[-1]) == {"error": "not a number"}
+
+
+def test_a_model_that_could_not_come_back_stays(loopback: Loopback) -> None:
+    for _ in range(2):
+        body = {"prompt": "a", "stream": False, "keep_alive": 0}
+        assert loopback.client.post("/api/generate", json=body).json()["response"] == SCRIPT
+    assert len(loopback.client.get("/api/ps").json()["models"]) == 1

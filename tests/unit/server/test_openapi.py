@@ -157,7 +157,11 @@ def test_every_endpoint_is_there_with_its_body(document: dict) -> None:
         operation = document["paths"][row.path.replace(":path", "")][row.method.lower()]
         assert operation["summary"]
         assert operation["tags"]
-        assert ("requestBody" in operation) is (row.body is not None)
+        is_post = row.method == "POST"
+        assert ("requestBody" in operation) is (row.body is not None and is_post)
+        in_query = {each["name"] for each in operation["parameters"] if each["in"] == "query"}
+        fields = set() if is_post or row.body is None else set(row.body.__struct_fields__)
+        assert in_query == fields | ({"model"} if row.needs_model else set())
         in_path = [each["name"] for each in operation["parameters"] if each["in"] == "path"]
         assert in_path == re.findall(r"{(\w+)(?::path)?}", row.path)
         assert operation["security"] == ([] if row.is_open else [{}, {"key": []}])

@@ -163,6 +163,51 @@ def test_in_the_background_until_done(loopback: Loopback) -> None:
     assert loopback.client.post(f"{where}/cancel").json() == found
 
 
+def test_in_the_background_and_followed_from_any_place(loopback: Loopback) -> None:
+    expected = events(loopback)
+    found = events(loopback, background=True)
+    assert [each["type"] for each in found] == [each["type"] for each in expected]
+    assert [each["sequence_number"] for each in found] == list(range(len(found)))
+    final = found[-1]["response"]
+    where = f"{PATH}/{final['id']}"
+    assert loopback.client.get(where).json() == final
+
+    def follow(after: int) -> list[dict]:
+        query = {"stream": "true"} | ({} if after < 0 else {"starting_after": str(after)})
+        frames = loopback.client.get(where, params=query).text.strip().split("\n\n")
+        return [json.loads(frame.split("\ndata: ")[1]) for frame in frames if frame]
+
+    for after in (-1, 0, 7, len(found) - 2, len(found) - 1, 10**6):
+        assert follow(after) == found[after + 1 :]
+
+
+def test_the_background_goes_on_without_its_readers() -> None:
+    with serving(scripted_core(text=LONG)) as running:
+        raw = {"input": "hello", **ENDLESS, "stream": True}
+        with running.client.stream("POST", PATH, json=raw) as left:
+            frame = next(line for line in left.iter_lines() if line.startswith("data: "))
+            running.engine.go.clear()
+        where = f"{PATH}/{json.loads(frame[6:])['response']['id']}"
+        with running.client.stream("GET", f"{where}?stream=true&starting_after=3") as follower:
+            lines = follower.iter_lines()
+            first = next(line for line in lines if line.startswith("data: "))
+            assert json.loads(first[6:])["sequence_number"] == 4
+            assert running.engine.num_running == 1
+            running.client.post(f"{where}/cancel")
+            running.engine.go.set()
+            assert not [line for line in lines if "completed" in line]  # and it ends
+        assert running.client.get(where).json()["status"] == "cancelled"
+
+
+def test_only_the_background_can_be_followed(loopback: Loopback) -> None:
+    where = f"{PATH}/{post(loopback).json()['id']}"
+    for query in ({"stream": "true"}, {"stream": "perhaps"}, {"starting_after": "-1"}):
+        refused = loopback.client.get(where, params=query)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] in query
+    assert loopback.client.get(where, params={"stream": "false", "what": "ever"}).is_success
+
+
 def test_in_the_background_until_cancelled() -> None:
     with serving(scripted_core(text=LONG)) as running:
         where = f"{PATH}/{post(running, **ENDLESS).json()['id']}"
@@ -192,7 +237,6 @@ def test_in_the_background_until_cancelled() -> None:
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "function", "name": "f"}] * 129}, "tools"),
-        ({"background": True, "stream": True}, "background"),
         ({"background": True, "store": False}, "background"),
         ({"max_output_tokens": -1}, "max_tokens"),
         ({"top_logprobs": 21}, "logprobs"),

@@ -35,7 +35,7 @@ def refs(count: int) -> dict[str, object]:
 
 
 REFUSED = {
-    "no kind": ({"gbnf": "x"}, "kind of grammar is unknown"),
+    "no kind": ({"riddle": "x"}, "kind of grammar is unknown"),
     "json_object with a schema": ({"json_object": {}}, "takes no schema"),
     "schema of a number": ({"json_schema": 3}, "is no schema"),
     "schema of a list": ({"json_schema": [{}]}, "is no schema"),
@@ -95,6 +95,10 @@ REFUSED = {
     "Lark that never ends": ({"lark": 'start: start "a"'}, "cannot be followed"),
     "Lark in JSON": ({"lark": '{"grammars": []}'}, "no Lark grammar"),
     "Lark too long": ({"lark": "#" * (2 << 20)}, "too long"),
+    "GBNF without a rule": ({"gbnf": "root ::= foo"}, "GBNF grammar is not valid"),
+    "GBNF without a root": ({"gbnf": 'a ::= "b"'}, "GBNF grammar is not valid"),
+    "GBNF of brackets": ({"gbnf": "root ::= " + "(" * 9999}, "GBNF grammar is not valid"),
+    "GBNF too long": ({"gbnf": 'a ::= "a"\n' * 999}, "too long"),
     "no tool": ({"tool_call": ToolGrammar(calls=[])}, "needs a tool"),
     "a tool's schema": ({"tool_call": ToolGrammar(calls=[[{"not": {}}]])}, "see not."),
 }

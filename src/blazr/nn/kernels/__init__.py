@@ -19,16 +19,16 @@ _CPU = {
         *("add", "scale", "widen", "activate", "sigmoid_gate"),
         *("embedding", "take_pieces"),
     ),
+    "blocks": ("pack", "encode_q4_k"),
     "moe": ("choose_experts", "experts"),
     "rows": ("rms_norm", "layer_norm", "rotary_tables", "rotate_and_store"),
     "sequence": ("mamba2", "paged_attention"),
-    "blocks": ("pack", "encode_q4_k"),
     "recurrent": ("convolve", "mamba1", "mamba3", "gated_delta", "gated_norm"),
 }
 _DTYPES = {
     "rotary_tables": (torch.float32,),
-    "pack": (torch.uint8,),
     "encode_q4_k": (torch.float32,),
+    "pack": (torch.uint8,),
 }
 
 

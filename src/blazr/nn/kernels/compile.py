@@ -6,7 +6,6 @@ Standard library only, because the installer's hook runs this file where nothing
 from __future__ import annotations
 
 import hashlib
-import platform
 import shutil
 import subprocess
 import tempfile
@@ -16,15 +15,18 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "cpu" / "csrc"
 LIBRARY = SOURCES.parent / "libblazr_cpu.so.1"  # no name that Python would import
 
-# An object file per instruction set: only what runs after cpuid's consent may use its instructions.
+# An object file per instruction set: only what runs where the processor has it may use its
+# instructions. By what the compiler makes code for; the other files are empty there.
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
-_FLAGS = {
+_X86 = {
     "kernels_avx512.cpp": (
         *_AVX2,
         *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16", "vnni")),
     ),
     "kernels_avx2.cpp": _AVX2,
 }
+_ARM = {"kernels_neon.cpp": ("-march=armv8.2-a+dotprod",)}
+_FLAGS = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
 # No contraction: a product and a sum are fused where the source says so, in every tile alike. No
 # traps: comparisons of numbers that are chosen between become masks, and loops of them vector code.
 _COMMON = (
@@ -64,18 +66,21 @@ def compile_library(
     compiler = compiler or find_compiler()
     if not compiler:
         return "no C++ compiler was found (g++ or clang++)"
-    has_x86 = platform.machine().lower() in {"x86_64", "amd64"}
+    try:
+        special = _FLAGS.get(_machine(compiler), {})
+    except OSError as error:
+        return f"{compiler} does not start: {error.strerror}"
     with tempfile.TemporaryDirectory() as directory:
         objects, calls = [], []
         for source in sorted(SOURCES.glob("*.cpp")):
             objects.append(f"{directory}/{source.stem}.o")
-            special = _FLAGS.get(source.name, ()) if has_x86 else ()
             mark = f'-DBLAZR_SOURCES="{fingerprint()}"'
             end = ("-c", str(source), "-o", objects[-1])
-            calls.append((compiler, *_COMMON, mark, *special, *flags, *end))
+            calls.append((compiler, *_COMMON, mark, *special.get(source.name, ()), *flags, *end))
         built = f"{directory}/{target.name}"
         why = _run_all(calls) or _run_all([(compiler, *flags, "-shared", *objects, "-o", built)])
         if not why:
+            target.parent.mkdir(parents=True, exist_ok=True)
             # moved into place in one step: another process may be loading the old one
             beside = target.with_suffix(".new")
             shutil.copyfile(built, beside)
@@ -83,15 +88,18 @@ def compile_library(
         return why
 
 
+def _machine(compiler: str) -> str:
+    """What a compiler makes code for, which need not be what it runs on."""
+    said = subprocess.run([compiler, "-dumpmachine"], capture_output=True, text=True, check=False)
+    return said.stdout.partition("-")[0]
+
+
 def _run_all(calls: Sequence[Sequence[str]]) -> str:
     """Run commands side by side; what the first that failed said, or an empty string."""
-    try:
-        running = [
-            subprocess.Popen(call, stderr=subprocess.PIPE, text=True, errors="replace")
-            for call in calls
-        ]
-    except OSError as error:
-        return f"{calls[0][0]} does not start: {error.strerror}"
+    running = [
+        subprocess.Popen(call, stderr=subprocess.PIPE, text=True, errors="replace")
+        for call in calls
+    ]
     why = ""
     for call, process in zip(calls, running, strict=True):
         _, said = process.communicate(timeout=_TIMEOUT_S)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from blazr.core import env, log
 from blazr.nn.kernels import KERNELS
+from blazr.nn.kernels.cpu.compiled import explain
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ def describe() -> dict[str, str]:
     """Every row by name, and what runs in its place on this machine, for people."""
     if env.get("BLAZR_KERNELS") == "reference":
         return dict.fromkeys(KERNELS, "reference (BLAZR_KERNELS)")
-    found = {}
+    found = {"cpu": explain()}
     for name, row in KERNELS.items():
         why = row.missing()
         dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in row.dtypes)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from blazr.nn.memory import zero_bytes
 from blazr.nn.ops.packed import (
@@ -108,12 +110,6 @@ class PackedWeight(Weight):
             self._matrices[index] = found
         return found
 
-    def is_like(self, matrix: PackedWeight) -> bool:
-        """Whether a matrix could be one of this stack's."""
-        has_scales = (self.row_scales is None, matrix.row_scales is None)
-        is_same = self.packing is matrix.packing and self.shape[-2:] == matrix.shape
-        return is_same and len(set(has_scales)) == 1
-
     def extra_repr(self) -> str:
         """For people: the shape."""
         return f"packed, {self.packing.bits} bits, {list(self.shape)}"
@@ -132,33 +128,26 @@ def pack_weight(weight: Weight) -> Weight:
         return _packed(weight) if can_pack(weight.kind, weight.dtype) else weight
     if isinstance(weight, ShiftedWeight):
         return _pack_shifted(weight)
-    return _pack_stack(weight) if isinstance(weight, StoredStack) else weight
+    if isinstance(weight, StoredStack):
+        each = [pack_weight(weight.select(i)) for i in range(weight.shape[0])]
+        weight.matrices = nn.ModuleList(each)
+        return _one_stack(each) or weight
+    return weight
 
 
-def _pack_stack(weight: StoredStack) -> Weight:
-    """Matrices of one packing become one weight, as kernels for experts want them."""
-    whole, done = None, list[Weight]()
-    for index in range(weight.shape[0]):
-        packed = pack_weight(weight.select(index))
-        if whole is None and isinstance(packed, PackedWeight):
-            whole = _room_for(packed, weight.shape[0])
-        if whole is not None and isinstance(packed, PackedWeight) and whole.is_like(packed):
-            part = whole.select(index)
-            part.blocks.copy_(packed.blocks)
-            if part.row_scales is not None and packed.row_scales is not None:
-                part.row_scales.copy_(packed.row_scales)
-            packed = part
-        done.append(packed)
-    if whole is not None and all(whole.select(i) is part for i, part in enumerate(done)):
-        return whole
-    return StoredStack(done)
-
-
-def _room_for(matrix: PackedWeight, count: int) -> PackedWeight:
-    blocks = zero_bytes(torch.Size((count, *matrix.blocks.shape)))
-    scales = matrix.row_scales
-    room = None if scales is None else scales.new_empty((count, *scales.shape))
-    return PackedWeight(matrix.packing, blocks, matrix.shape[0], matrix.dtype, row_scales=room)
+def _one_stack(matrices: Sequence[Weight]) -> PackedWeight | None:
+    """Matrices of one packing side by side, as kernels take experts; None for others."""
+    packed = [each for each in matrices if isinstance(each, PackedWeight)]
+    kinds = {(each.packing, each.blocks.shape, each.row_scales is None) for each in packed}
+    if len(packed) < len(matrices) or len(kinds) != 1:
+        return None
+    first = packed[0]
+    scales = [each.row_scales for each in packed if each.row_scales is not None]
+    blocks = zero_bytes(torch.Size((len(packed), *first.blocks.shape)))
+    for room, each in zip(blocks, packed, strict=True):
+        room.copy_(each.blocks)
+    row_scales = torch.stack(scales) if scales else None
+    return PackedWeight(first.packing, blocks, first.shape[0], first.dtype, row_scales=row_scales)
 
 
 def _pack_shifted(weight: ShiftedWeight) -> Weight:

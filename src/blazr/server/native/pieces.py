@@ -15,7 +15,7 @@ import msgspec
 
 from blazr.engine.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 from blazr.llm.results import Completion, Usage
-from blazr.server.params import finite, sampling_params
+from blazr.server.params import finite, one_grammar, sampling_params
 from blazr.server.run import Renderer
 from blazr.server.service import Call
 from blazr.server.sse import DATA
@@ -46,6 +46,7 @@ class SamplingBody(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     n_predict: int | None = None
+    max_tokens: int | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -61,6 +62,7 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     ) = []
     n_probs: int | None = None
     json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
     return_tokens: bool | None = None
     stream: bool | None = None
 
@@ -73,14 +75,16 @@ async def to_params(call: Call[SamplingBody]) -> SamplingParams:
     """
     body = call.body
     values: dict[str, object] = {ours: getattr(body, name) for name, ours in _NAMES.items()}
-    if body.n_predict == -1:  # as many as there are
+    if body.max_tokens is not None and body.n_predict in {None, -1}:
+        values["max_tokens"] = body.max_tokens
+    elif body.n_predict == -1:  # as many as there are
         values["max_tokens"] = call.service.llm.core.info.max_seq_len
     return sampling_params(
         body.stop or None,
         **values,
         seed=None if body.seed == -1 else body.seed,
         logprobs=body.n_probs or None,
-        grammar=None if body.json_schema is None else {"json_schema": body.json_schema},
+        grammar=one_grammar({"json_schema": body.json_schema, "grammar": body.grammar}),
         logit_bias=await asyncio.to_thread(_biases, call) if body.logit_bias else None,
     )
 

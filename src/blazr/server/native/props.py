@@ -19,6 +19,7 @@ async def show_props(call: Call[None]) -> Response:
     return json_response(
         {
             "default_generation_settings": defaults,
+            "total_slots": int(core.engine.stats().get("max_running", 0)),
             "model_alias": call.service.name,
             "modalities": {"vision": False, "audio": False},
             "chat_template": core.template.source if core.template else "",

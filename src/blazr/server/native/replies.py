@@ -32,6 +32,52 @@ class Version(Struct):
     version: str
 
 
+class Load(Struct):
+    """How much is being done."""
+
+    server_load: int
+
+
+class ModelFacts(Struct):
+    """What is known of a model; the rest once it was loaded."""
+
+    name: str
+    status: ModelState
+    family: str | None
+    device: str | None
+    max_model_len: int | None
+    size_bytes: int
+
+
+class ServerInfo(Struct):
+    """What serves, and what it has."""
+
+    version: str
+    uptime_s: float
+    models: list[ModelFacts]
+
+
+class NextToken(Struct):
+    """How far a reply has come."""
+
+    has_next_token: bool
+    n_remain: int
+    n_decoded: int
+
+
+class Slot(Struct):
+    """A place for a reply, and what is known of the one in it."""
+
+    id: int
+    n_ctx: int
+    speculative: bool
+    is_processing: bool
+    id_task: int | UnsetType = UNSET
+    n_prompt_tokens: int | UnsetType = UNSET
+    n_prompt_tokens_processed: int | UnsetType = UNSET
+    next_token: list[NextToken] | UnsetType = UNSET
+
+
 class Pages(Struct):
     """Pages of memory for keys and values."""
 
@@ -161,6 +207,7 @@ class Props(Struct):
     """What a client of llama.cpp's server asks first."""
 
     default_generation_settings: Defaults
+    total_slots: int
     model_alias: str
     modalities: Modalities
     chat_template: str

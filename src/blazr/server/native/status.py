@@ -1,6 +1,8 @@
-"""``GET /health``, ``/ready``, ``/version``, ``/openapi.json`` and ``/metrics``."""
+"""``GET /health``, ``/ready``, ``/version``, ``/load``, ``/metrics`` and such."""
 
 from __future__ import annotations
+
+from time import monotonic
 
 from starlette.responses import Response
 
@@ -41,6 +43,28 @@ async def ready(call: Call[None]) -> Response:
 async def version(call: Call[None]) -> Response:  # noqa: ARG001
     """Which blazr this is."""
     return json_response({"version": blazr.__version__})
+
+
+async def load(call: Call[None]) -> Response:
+    """How many requests are being answered, as vLLM tells it."""
+    return json_response({"server_load": call.state.num_working})
+
+
+async def server_info(call: Call[None]) -> Response:
+    """Which blazr this is, for how long, and what its models are."""
+    models = [
+        {
+            "name": seat.source.name,
+            "status": seat.status,
+            "family": seat.info and seat.info.family,
+            "device": seat.info and seat.info.device,
+            "max_model_len": seat.info and seat.info.max_seq_len,
+            "size_bytes": seat.num_bytes,
+        }
+        for seat in call.models.seats
+    ]
+    uptime_s = round(monotonic() - call.state.started_s, 3)
+    return json_response({"version": blazr.__version__, "uptime_s": uptime_s, "models": models})
 
 
 async def openapi(call: Call[None]) -> Response:

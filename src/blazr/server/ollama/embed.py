@@ -8,6 +8,7 @@ import msgspec
 from starlette.responses import Response
 
 from blazr.llm.results import Completion, Usage
+from blazr.server.ollama.models import keep
 from blazr.server.run import Renderer, Run, whole_answer
 from blazr.server.service import Call
 from blazr.server.vectors import unit_vectors, vector_requests
@@ -19,6 +20,7 @@ class EmbedBody(msgspec.Struct, kw_only=True):
     input: str | list[str]
     model: str | None = None
     dimensions: int | None = None
+    keep_alive: float | str | None = None
 
 
 class OldBody(msgspec.Struct, kw_only=True):
@@ -26,11 +28,13 @@ class OldBody(msgspec.Struct, kw_only=True):
 
     prompt: str
     model: str | None = None
+    keep_alive: float | str | None = None
 
 
 async def embed(call: Call[EmbedBody]) -> Response:
     """Texts as vectors."""
     given = call.body.input
+    keep(call, call.body.keep_alive)
     texts = [given] if isinstance(given, str) else given
     run = await Run.start(call, vector_requests(call, texts, None))
     return await whole_answer(run, _Vectors(call.service.name, call.body.dimensions))
@@ -38,6 +42,7 @@ async def embed(call: Call[EmbedBody]) -> Response:
 
 async def embed_one(call: Call[OldBody]) -> Response:
     """A text as a vector."""
+    keep(call, call.body.keep_alive)
     run = await Run.start(call, vector_requests(call, [call.body.prompt], None))
     return await whole_answer(run, _Vector())
 

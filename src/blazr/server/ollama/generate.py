@@ -17,7 +17,7 @@ from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Usage
 from blazr.server.errors import HttpError
 from blazr.server.messages import ChatMessage, to_messages
-from blazr.server.ollama.models import error_object
+from blazr.server.ollama.models import error_object, keep
 from blazr.server.params import sampling_params, scheduling, tool_choice
 from blazr.server.parts import Part, PartsRenderer
 from blazr.server.run import Run, whole_answer
@@ -49,6 +49,7 @@ class _Common(msgspec.Struct, kw_only=True):
     format: str | dict[str, Any] | None = None
     options: Options | None = None
     think: bool | str | None = None
+    keep_alive: float | str | None = None
 
 
 class GenerateBody(_Common, kw_only=True):
@@ -154,9 +155,9 @@ class LineRenderer(PartsRenderer):
         """All in one."""
         return {**self._line(self.parts), **self._end(usage)}
 
-    def loaded(self) -> object:
-        """The answer where nothing was asked."""
-        return {**self._line([]), "done": True, "done_reason": "load"}
+    def nothing(self, *, leaves: bool) -> object:
+        """The answer where nothing was asked but to load the model, or to let it go."""
+        return {**self._line([]), "done": True, "done_reason": "unload" if leaves else "load"}
 
     def _line(self, parts: Sequence[Part]) -> dict[str, object]:
         text = "".join(part.text for part in parts if part.kind == "text")
@@ -189,8 +190,10 @@ async def _answer(
     request: GenerationRequest | None,
     renderer: LineRenderer,
 ) -> Response:
+    keep(call, call.body.keep_alive)
     if request is None:
-        return json_response(renderer.loaded())
+        seat = call.models.find(call.body.model)
+        return json_response(renderer.nothing(leaves=seat.idle_s == 0))
     run = await Run.start(call, [request])
     if call.body.stream is not False:
         return EventStream(run, renderer, LINES)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import re
 from datetime import UTC, datetime, timedelta
+from math import inf
 from time import monotonic
 
 import msgspec
 from starlette.responses import Response
 
 import blazr
+from blazr.core.errors import RequestError
 from blazr.server.errors import HttpError
 from blazr.server.models import Seat
 from blazr.server.service import Call, json_response
+
+_LONGEST_S = 365 * 86400.0
+_UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_DURATION = r"(\d+(?:\.\d*)?|\.\d+)(h|ms|m|us|ns|s)"
 
 
 class ShowBody(msgspec.Struct, kw_only=True):
@@ -43,20 +51,51 @@ async def tags(call: Call[None]) -> Response:
 
 async def running(call: Call[None]) -> Response:
     """The models in memory."""
-    never = datetime.now(UTC) + timedelta(days=365)
-    return json_response(
-        {
-            "models": [
-                {
-                    **_card(call, seat),
-                    "expires_at": never.isoformat(),
-                    "size_vram": seat.num_bytes,
-                }
-                for seat in call.models.seats
-                if seat.service is not None
-            ]
-        }
-    )
+    shown = [
+        {**_card(call, seat), "expires_at": _end(call, seat), "size_vram": seat.num_bytes}
+        for seat in call.models.seats
+        if seat.service is not None
+    ]
+    return json_response({"models": shown})
+
+
+def keep(call: Call[object], keep_alive: float | str | None) -> None:
+    """Keep the model of a request in memory for as long after it as the client wants.
+
+    Args:
+        call: The request.
+        keep_alive: Seconds, or a duration such as ``"1h30m"``; 0 is no longer, what
+            is negative for ever, and None as before.
+
+    Raises:
+        RequestError: It is no duration.
+    """
+    if keep_alive is None:
+        return
+    seconds = _seconds(keep_alive) if isinstance(keep_alive, str) else keep_alive
+    seat = next(each for each in call.models.seats if each.service is call.service)
+    seat.idle_s = min(seconds, _LONGEST_S) if seconds >= 0 else inf
+
+
+def _seconds(text: str) -> float:
+    """A duration as Go writes it, or a number of seconds."""
+    sign, size = (-1, text[1:]) if text.startswith("-") else (1, text)
+    if size.isascii() and size.isdigit():
+        return sign * float(size[:20])
+    if not re.fullmatch(f"({_DURATION})+", size[:100], re.ASCII):
+        raise RequestError(
+            "keep_alive is no duration.", param="keep_alive", expected="seconds, or such as '5m'"
+        )
+    parts = re.findall(_DURATION, size, re.ASCII)
+    return sign * sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+
+
+def _end(call: Call[None], seat: Seat) -> str:
+    """When a model leaves the memory, if nobody uses it again; a year stands for ever."""
+    left_s = min(call.models.idle_s(seat), _LONGEST_S)
+    if seat.timer is not None and seat.service is not None and not seat.service.num_users:
+        left_s = seat.timer.when() - asyncio.get_running_loop().time()
+    return (datetime.now(UTC) + timedelta(seconds=left_s)).isoformat()
 
 
 async def show(call: Call[ShowBody]) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from starlette.responses import Response
@@ -42,6 +42,12 @@ from blazr.text.reasoning import thinking_variables
 Budget = Annotated[int, msgspec.Meta(ge=0)]
 
 
+class Thinking(msgspec.Struct):
+    """Whether to think before answering, as Z.ai and DeepSeek have it."""
+
+    type: Literal["enabled", "disabled", "auto", "adaptive"]
+
+
 class Body(SamplingBody, kw_only=True):
     """The request."""
 
@@ -57,6 +63,8 @@ class Body(SamplingBody, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     reasoning_effort: str | None = None
+    thinking: Thinking | None = None
+    enable_thinking: bool | None = None
     max_thinking_tokens: Budget | None = None
     thinking_token_budget: Budget | None = None
 
@@ -220,7 +228,10 @@ def _variables(body: Body) -> dict[str, object] | None:
             param="continue_final_message",
             expected="not together with add_generation_prompt",
         )
-    variables = thinking_variables(effort=body.reasoning_effort)
+    enabled = body.enable_thinking
+    if enabled is None and body.thinking is not None:
+        enabled = {"enabled": True, "disabled": False}.get(body.thinking.type)
+    variables = thinking_variables(enabled=enabled, effort=body.reasoning_effort)
     variables |= body.chat_template_kwargs or {}
     if not all(isinstance(value, str | int | float | None) for value in variables.values()):
         raise RequestError(

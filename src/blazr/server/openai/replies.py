@@ -16,6 +16,8 @@ class ErrorBody(Struct):
     type: str
     param: str | None
     code: str | None
+    n_prompt_tokens: int | UnsetType = UNSET
+    n_ctx: int | UnsetType = UNSET
 
 
 class ErrorReply(Struct):

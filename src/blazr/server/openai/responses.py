@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from starlette.responses import Response
@@ -16,6 +16,7 @@ from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest
 from blazr.server.errors import HttpError, clean
 from blazr.server.openai.items import Item, shown, to_messages
+from blazr.server.openai.replay import Log, Replay
 from blazr.server.openai.response_rendering import ResponseRenderer
 from blazr.server.openai.schema import ToolChoice, tool_fields
 from blazr.server.params import grammar_of, new_id, sampling_params, scheduling, unix_time
@@ -83,12 +84,21 @@ class Kept:
         input: What was asked, without what went before.
         messages: The conversation up to its end.
         task: What still generates it in the background.
+        log: What has happened, of one in the background.
     """
 
     response: dict[str, object]
     input: list[object]
     messages: Sequence[Message]
     task: asyncio.Task[None] | None = field(default=None, repr=False)
+    log: Log | None = field(default=None, repr=False)
+
+
+class Query(msgspec.Struct, kw_only=True):
+    """How a response is looked up."""
+
+    stream: bool | None = None
+    starting_after: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 async def create(call: Call[Body]) -> Response:
@@ -99,32 +109,38 @@ async def create(call: Call[Body]) -> Response:
     request = _to_request(call, messages, params)
     keeper = _Keeper(call, messages)
     renderer = ResponseRenderer(frame, keeper.end, wants_logprobs=params.logprobs is not None)
-    if body.background and (body.stream or body.store is False):
+    if body.background and body.store is False:
         raise RequestError(
-            "a response in the background is looked up, so it is stored and not streamed.",
-            param="background",
+            "a response in the background is looked up, so it is stored.", param="background"
         )
     run = await Run.start(call, [request])
     if body.background:
         frame |= {"status": "in_progress", "output": []}
-        task = asyncio.create_task(_in_background(run, renderer))
+        log = Log()
+        task = asyncio.create_task(_in_background(run, renderer, log))
         working = ExitStack()
         working.enter_context(call.state.working())
         service.hold()
-        working.callback(service.release)
-        working.callback(run.end)
+        for callback in (service.release, run.end, log.end):
+            working.callback(callback)
         # a callback, because a task that is cancelled before it begins does nothing
         task.add_done_callback(lambda _: working.close())
-        keeper.keep(frame).task = task
-        return json_response(frame)
+        keeper.keep(frame, log).task = task
+        return Replay(log, service.config) if body.stream else json_response(frame)
     if body.stream:
         return EventStream(run, renderer, NAMED)
     return await whole_answer(run, renderer)
 
 
-async def retrieve(call: Call[None]) -> Response:
-    """A response that was stored."""
-    return json_response(_find(call).response)
+async def retrieve(call: Call[Query]) -> Response:
+    """A response that was stored; one in the background also as a stream, from any place on."""
+    kept, query = _find(call), call.body
+    if not query.stream:
+        return json_response(kept.response)
+    if kept.log is None:
+        raise HttpError(400, "only a response in the background can be followed.", param="stream")
+    after = -1 if query.starting_after is None else query.starting_after
+    return Replay(kept.log, call.state.config, after=after)
 
 
 async def input_items(call: Call[None]) -> Response:
@@ -172,10 +188,10 @@ class _Keeper:
         self._messages = messages
         self._kept: Kept | None = None
 
-    def keep(self, response: dict[str, object]) -> Kept:
+    def keep(self, response: dict[str, object], log: Log | None = None) -> Kept:
         given = self._call.body.input
         items = [Item(role="user", content=given)] if isinstance(given, str) else given
-        self._kept = Kept(response, [shown(item) for item in items], self._messages)
+        self._kept = Kept(response, [shown(item) for item in items], self._messages, log=log)
         self._put(self._kept)
         return self._kept
 
@@ -192,17 +208,19 @@ class _Keeper:
 
     def _put(self, kept: Kept) -> None:
         size = len(msgspec.json.encode((kept.response, kept.input)))
+        size += kept.log.num_bytes if kept.log else 0
         name = str(kept.response["id"])
         self._call.state.kept.put(self._call.tenant, name, kept, num_bytes=size)
 
 
-async def _in_background(run: Run, renderer: ResponseRenderer) -> None:
+async def _in_background(run: Run, renderer: ResponseRenderer, log: Log) -> None:
     try:
-        await finish(run, renderer)
+        await finish(run, lambda event: log.add(renderer.event(event)))
+        log.add(renderer.last(run.usage()))
     except asyncio.CancelledError:
         renderer.failed(HttpError(500, ""), "cancelled")
     except Exception as error:  # noqa: BLE001  (whoever looks it up gets told)
-        renderer.failed(HttpError.of(error))
+        log.add(renderer.failure(HttpError.of(error)))
 
 
 def _params(call: Call[Body]) -> SamplingParams:
@@ -296,7 +314,7 @@ def _plain(value: msgspec.Struct) -> dict[str, Any]:
     return {name: each for name, each in plain.items() if each is not None}
 
 
-def _find(call: Call[None]) -> Kept:
+def _find(call: Call[Any]) -> Kept:
     return _lookup(call, call.path["id"], param=None)
 
 

@@ -18,8 +18,8 @@ from blazr.server.params import (
     Scheduling,
     ToolFields,
     finite,
-    grammar_of,
     new_id,
+    one_grammar,
     sampling_params,
     scheduling,
     tool_choice,
@@ -50,8 +50,11 @@ _SAME_NAMES = (
 
 
 _TOOL_MODES = ("auto", "none", "required")
-# What vLLM calls kinds of grammar that have other names here.
-_GRAMMARS = {"json": "json_schema", "grammar": "lark"}
+# Where llama.cpp, SGLang and older vLLM have a grammar.
+_GRAMMAR_FIELDS = (
+    *("json_schema", "grammar", "regex", "ebnf"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+)
 
 
 class StreamOptions(msgspec.Struct):
@@ -119,6 +122,14 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     n: int | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
+    json_schema: dict[str, Any] | str | None = None
+    grammar: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     cache_salt: Annotated[str, msgspec.Meta(max_length=256)] | None = None
     priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] | None = None
     timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
@@ -141,18 +152,13 @@ def to_params(body: SamplingBody, **more: object) -> SamplingParams:
     """
     values: dict[str, Any] = {name: getattr(body, name) for name in _SAME_NAMES}
     values["include_stop"] = body.include_stop_str_in_output
-    values["grammar"] = _grammar(body)
+    grammars = {
+        f"structured_outputs.{name}": x for name, x in (body.structured_outputs or {}).items()
+    }
+    grammars |= {name: getattr(body, name) for name in _GRAMMAR_FIELDS}
+    values["grammar"] = one_grammar(grammars, body.response_format)
     values |= {name: value for name, value in more.items() if value is not None}
     return sampling_params(body.stop, **values)
-
-
-def _grammar(body: SamplingBody) -> dict[str, object] | None:
-    if body.structured_outputs is None:
-        return grammar_of(body.response_format)
-    named = {_GRAMMARS.get(name, name): x for name, x in body.structured_outputs.items() if x}
-    if len(named) != 1 or body.response_format is not None:
-        raise RequestError("give one grammar.", param="structured_outputs")
-    return named
 
 
 def schedule_of(call: Call[SamplingBody]) -> Scheduling:

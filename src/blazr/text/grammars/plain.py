@@ -1,4 +1,4 @@
-"""Regular expressions, choices and Lark grammars."""
+"""Regular expressions, choices, and grammars in Lark and GBNF."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from blazr.core.errors import GrammarError
 
 MAX_CHOICES = 4096
+# Translating takes time with the square of the rules.
+MAX_GBNF_RULES, MAX_GBNF_CHARACTERS = 500, 1 << 16
 
 
 def regex(value: object, special_ids: Mapping[str, int]) -> str:  # noqa: ARG001
@@ -49,6 +51,30 @@ def lark(value: object, special_ids: Mapping[str, int]) -> str:  # noqa: ARG001
     if source.lstrip().startswith("{"):  # llguidance would take it for its own JSON form
         raise GrammarError("this is no Lark grammar.", expected='rules, such as start: "a" | "b"')
     return source
+
+
+def gbnf(value: object, special_ids: Mapping[str, int]) -> str:  # noqa: ARG001
+    """A context-free grammar as llama.cpp writes it [grammars/README.md of llama.cpp].
+
+    Raises:
+        GrammarError: The value is no string, is too long, or is no such grammar.
+    """
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    source = _string(value, "gbnf")
+    if source.count("::=") > MAX_GBNF_RULES or len(source) > MAX_GBNF_CHARACTERS:
+        raise GrammarError(
+            "the GBNF grammar is too long.",
+            expected=f"at most {MAX_GBNF_RULES} rules and {MAX_GBNF_CHARACTERS} characters",
+        )
+    try:
+        return gbnf_to_lark(source)
+    except Exception as error:  # noqa: BLE001  (its errors have no base of their own)
+        raise GrammarError(
+            "the GBNF grammar is not valid.",
+            found=" ".join(str(error).split())[:100],
+            expected='rules, such as root ::= "a" | "b"',
+        ) from None
 
 
 def literal(text: str) -> str:

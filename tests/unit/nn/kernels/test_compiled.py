@@ -52,6 +52,18 @@ def test_the_instruction_set_can_be_chosen() -> None:
 
 
 @needs_library
+def test_what_runs_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = compiled.isas()
+    assert (
+        compiled.explain() == f"{here[0]} (the best here) of {', '.join(here)}; on torch's threads"
+    )
+    monkeypatch.setenv("BLAZR_KERNELS", "portable")
+    assert "(BLAZR_KERNELS)" in compiled.explain()
+    monkeypatch.setattr(compiled, "_openmp", lambda _: None)
+    assert "on one thread" in compiled.explain()
+
+
+@needs_library
 def test_an_unknown_choice_runs_the_reference_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BLAZR_KERNELS", "mmx")
     shown, said = _report()
@@ -93,6 +105,7 @@ def test_no_library_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     compiled.missing.cache_clear()
     try:
         assert "not compiled" in compiled.missing()
+        assert "torch's operations: " in compiled.explain()
     finally:
         monkeypatch.undo()
         compiled.missing.cache_clear()

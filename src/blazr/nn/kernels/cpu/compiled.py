@@ -16,12 +16,13 @@ from blazr.nn.kernels.recording import NativeCall, recording
 # As kernels.hpp numbers them.
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 # As library.cpp numbers them, best first.
-ISAS = ("avx512", "avx2", "portable")
+ISAS = ("avx512", "avx2", "neon", "portable")
 
 # Each is ``blazr_NAME(const Struct* call, int threads)``.
 _ENTRIES = (
     *("linear", "linear_heads", "packed_linear", "packed_rows", "rows", "pieces", "pointwise"),
-    *("norm", "rotate", "angles", "attention", "route", "experts", "pack", "encode_q4_k"),
+    *("norm", "rotate", "angles", "attention", "route", "experts"),
+    *("pack", "encode_q4_k"),
     *("mamba2", "convolution", "mamba1", "mamba3", "gated_delta", "gated_rows"),
 )
 
@@ -122,6 +123,16 @@ def use(isa: str = "") -> bool:
 def in_use() -> str:
     """The instruction set that runs."""
     return _text(kernels().blazr_in_use())
+
+
+def explain() -> str:
+    """What runs here and why, for people."""
+    why = missing()
+    if why:
+        return f"torch's operations: {why}"
+    why = "BLAZR_KERNELS" if env.get("BLAZR_KERNELS") else "the best here"
+    threads = "torch's threads" if _openmp("GOMP_parallel") else "one thread: torch has no GOMP_parallel"
+    return f"{in_use()} ({why}) of {', '.join(isas())}; on {threads}"
 
 
 def _text(raw: bytes | None) -> str:

@@ -22,14 +22,6 @@ struct Avx2 {
 template <class Isa, class T>
 struct Dot;
 
-// A copy of n numbers with zeros behind them, for the end of a row.
-template <class D, class T>
-inline typename D::Reg padded_load(const T* p, int n) {
-  T all[D::step] = {};
-  memcpy(all, p, n * sizeof(T));
-  return D::load(all);
-}
-
 template <>
 struct Dot<Avx2, bf16> {
   struct Reg {
@@ -79,7 +71,7 @@ struct Int8<Avx2> {
   struct Floats {
     __m256 lo, hi;
   };
-  static constexpr int cols = 2;
+  static constexpr int cols = 2, kTakenOff = 0;
   static Floats zero_floats() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
   static Floats ones() { return {_mm256_set1_ps(1.0f), _mm256_set1_ps(1.0f)}; }
   static Floats halves(const uint8_t* p) {

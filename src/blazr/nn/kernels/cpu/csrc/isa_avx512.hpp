@@ -87,7 +87,7 @@ struct Int8<Avx512> {
   using Line = __m512i;   // four unsigned bytes of each row
   using Ints = __m512i;   // a sum for each row
   using Floats = __m512;  // the same
-  static constexpr int cols = 8;
+  static constexpr int cols = 8, kTakenOff = 0;
   static Floats zero_floats() { return _mm512_setzero_ps(); }
   static Floats ones() { return _mm512_set1_ps(1.0f); }
   static Floats halves(const uint8_t* p) {

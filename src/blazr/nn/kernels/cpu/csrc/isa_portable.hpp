@@ -25,11 +25,7 @@ struct Dot<Portable, T> {
   static Reg load(const T* p) {
     return Reg{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])};
   }
-  static Reg load_tail(const T* p, int n) {
-    Reg reg{};
-    for (int i = 0; i < n; i++) reg[i] = to_float(p[i]);
-    return reg;
-  }
+  static Reg load_tail(const T* p, int n) { return padded_load<Dot>(p, n); }
   static Reg dot(Reg acc, Reg a, Reg b) { return acc + a * b; }
 };
 
@@ -44,11 +40,7 @@ struct Dot<Portable, bf16> {
     memcpy(&halves, p, sizeof halves);
     return (Reg)(__builtin_convertvector(halves, Words) << 16);
   }
-  static Reg load_tail(const bf16* p, int n) {
-    bf16 all[step] = {};
-    memcpy(all, p, n * sizeof(bf16));
-    return load(all);
-  }
+  static Reg load_tail(const bf16* p, int n) { return padded_load<Dot>(p, n); }
   static Reg dot(Reg acc, Reg a, Reg b) { return acc + a * b; }
 };
 
@@ -61,7 +53,7 @@ struct Int8<Portable> {
   using Line = uint8_t __attribute__((vector_size(64)));  // four of each row
   using Ints = int32_t __attribute__((vector_size(64)));
   using Floats = float __attribute__((vector_size(64)));
-  static constexpr int cols = 2;
+  static constexpr int cols = 2, kTakenOff = 0;
   static Floats zero_floats() { return Floats{}; }
   static Floats ones() { return Floats{} + 1.0f; }
   [[gnu::noinline]] static Floats halves(const uint8_t* p) {

@@ -493,4 +493,6 @@ struct Kernels {
 extern const Kernels kernels_portable;
 #if defined(__x86_64__)
 extern const Kernels kernels_avx2, kernels_avx512;
+#elif defined(__aarch64__)
+extern const Kernels kernels_neon;
 #endif

@@ -13,6 +13,7 @@ namespace {
 
 // Sixteen lanes; a processor with narrower registers takes several.
 using Lanes = float __attribute__((vector_size(64)));
+using Lane = int32_t __attribute__((vector_size(64)));
 
 [[gnu::always_inline]] inline Lanes load16(const float* p) {
   Lanes v;
@@ -57,18 +58,22 @@ using Lanes = float __attribute__((vector_size(64)));
 
 [[gnu::always_inline]] inline Lanes all16(float x) { return x - Lanes{}; }
 
-using Lane = int32_t __attribute__((vector_size(64)));
+// Lanes `kIndices` of a and b side by side.
+template <int... kIndices>
+[[gnu::always_inline]] inline Lanes pick(Lanes a, Lanes b) {
+  return __builtin_shufflevector(a, b, kIndices...);
+}
 
 // The sums of four vectors; lanes are added at distance 8, 4, 2, 1.
 [[gnu::always_inline]] inline void sum4(const Lanes* v, float* out) {
-  const Lane low8{0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
-      high8{8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31},
-      low4{0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27},
-      high4{4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31};
-  const Lanes a = __builtin_shuffle(v[0], v[1], low8) + __builtin_shuffle(v[0], v[1], high8);
-  const Lanes b = __builtin_shuffle(v[2], v[3], low8) + __builtin_shuffle(v[2], v[3], high8);
+  const auto fold8 = [](Lanes a, Lanes b) {
+    return pick<0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23>(a, b) +
+           pick<8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31>(a, b);
+  };
+  const Lanes a = fold8(v[0], v[1]), b = fold8(v[2], v[3]);
   float f[16];
-  store16(f, __builtin_shuffle(a, b, low4) + __builtin_shuffle(a, b, high4));
+  store16(f, pick<0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27>(a, b) +
+                 pick<4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31>(a, b));
   for (int q = 0; q < 4; q++) out[q] = (f[4 * q] + f[4 * q + 2]) + (f[4 * q + 1] + f[4 * q + 3]);
 }
 

@@ -2,6 +2,9 @@
 #include <math.h>
 #include <sched.h>
 #include <string.h>
+#if defined(__linux__) && defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
 
 #include <atomic>
 
@@ -228,7 +231,15 @@ void multiply_experts(const Experts& call, const ExpertStack& w, const ExpertSta
   });
 }
 
-const char* const kNames[] = {"avx512", "avx2", "portable"};
+const char* const kNames[] = {"avx512", "avx2", "neon", "portable"};
+constexpr int kNumNames = sizeof kNames / sizeof *kNames;
+
+#if defined(__linux__) && defined(__aarch64__)
+// NEON is always there, its dot-product instructions are not.
+bool has_dot_products() { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
+#elif defined(__aarch64__)
+bool has_dot_products() { return true; }  // Apple
+#endif
 
 const Kernels* find(int isa) {
 #if defined(__x86_64__)
@@ -239,8 +250,10 @@ const Kernels* find(int isa) {
       __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16"))
     return &kernels_avx512;
   if (isa == 1 && avx2) return &kernels_avx2;
+#elif defined(__aarch64__)
+  if (isa == 2 && has_dot_products()) return &kernels_neon;
 #endif
-  return isa == 2 ? &kernels_portable : nullptr;
+  return isa == 3 ? &kernels_portable : nullptr;
 }
 
 }  // namespace
@@ -249,12 +262,12 @@ const Kernels* find(int isa) {
 extern "C" {
 
 // Name of instruction set i, best first, or null where this processor lacks it or there is none.
-const char* blazr_isa(int i) { return i >= 0 && i < 3 && find(i) ? kNames[i] : nullptr; }
+const char* blazr_isa(int i) { return i >= 0 && i < kNumNames && find(i) ? kNames[i] : nullptr; }
 
 // Run on instruction set i (see blazr_isa), and on the threads behind `region`, or on the caller's;
 // `count` tells how many threads a region has.
 int blazr_use(int i, ParallelRegion region, int (*count)()) {
-  const Kernels* found = i >= 0 && i < 3 ? find(i) : nullptr;
+  const Kernels* found = i >= 0 && i < kNumNames ? find(i) : nullptr;
   if (!found) return -1;
   kernels = found;
   in_use = i;

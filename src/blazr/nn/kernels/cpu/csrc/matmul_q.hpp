@@ -46,6 +46,9 @@ struct MatmulQ {
   using Scales = typename P::Scales;
   using Codes = typename P::Codes;
   static constexpr int kParts = Scales::kParts, kVectors = 8 / kParts;
+  static constexpr bool kSmall = Codes::kLargest <= 127;
+  // What is left of the codes' offset once I::dot has taken its part off.
+  static constexpr int kOffset = Codes::kOffset - (kSmall ? 0 : I::kTakenOff);
   // 64-byte lines of a block, rounded up.
   static constexpr int kLines = (P::kBytes / P::kBlocks + 63) / 64;
   // One or two rows of x: w is read in so many runs at once, each fetched so many bytes ahead.
@@ -86,13 +89,13 @@ struct MatmulQ {
     for (int part = 0; part < kParts; part++) {
       typename I::Ints acc[C];
 #pragma GCC unroll 8
-      for (int c = 0; c < C; c++) acc[c] = I::set(-Codes::kOffset * x.sum(c, b, part));
+      for (int c = 0; c < C; c++) acc[c] = I::set(-kOffset * x.sum(c, b, part));
 #pragma GCC unroll 8
       for (int v = part * kVectors; v < (part + 1) * kVectors; v++) {
         const typename I::Line vector = Codes::vector(codes, v);
 #pragma GCC unroll 8
         for (int c = 0; c < C; c++)
-          acc[c] = I::template dot<Codes::kLargest <= 127>(acc[c], vector, x.q(c, b) + 4 * v);
+          acc[c] = I::template dot<kSmall>(acc[c], vector, x.q(c, b) + 4 * v);
       }
       const typename I::Floats scale = Scales::scale(shared, super, i * kParts + part);
 #pragma GCC unroll 8

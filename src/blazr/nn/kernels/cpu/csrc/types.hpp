@@ -69,6 +69,14 @@ inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step 
   out.bits = uint16_t(sign | half);
 }
 
+// A load of n numbers with zeros behind them, for the end of a row. D is a Dot.
+template <class D, class T>
+inline typename D::Reg padded_load(const T* p, int n) {
+  T all[D::step] = {};
+  memcpy(all, p, n * sizeof(T));
+  return D::load(all);
+}
+
 // exp to about 2 units in the last place, in steps a compiler turns into vector code: where it is
 // inlined, which it would not be everywhere by itself.
 [[gnu::always_inline]] inline float exp_approx(float x) {

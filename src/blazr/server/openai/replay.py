@@ -1,0 +1,74 @@
+"""A response in the background as a stream: followed from any place, by any number of clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+
+from starlette.types import Send
+
+from blazr.server.config import ServerConfig
+from blazr.server.sse import NAMED, Stream, Watch
+
+
+class Log:
+    """The events of a response so far, as frames; the place of each is its sequence number."""
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        self.num_bytes = 0
+        self.is_done = False
+        self._news = asyncio.Event()
+
+    def add(self, payloads: Iterable[object]) -> None:
+        """Something has happened."""
+        new = [NAMED.encode(each) for each in payloads]
+        self.frames += new
+        self.num_bytes += sum(map(len, new))
+        self._wake()
+
+    def end(self) -> None:
+        """Nothing more will happen. Idempotent."""
+        self.is_done = True
+        self._wake()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Wait until something happens, or for ``timeout_s``."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._news.wait(), timeout_s)
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()  # those who waited have the old one
+
+
+class Replay(Stream):
+    """Sends a log, and what is added to it. The response goes on without its readers.
+
+    Args:
+        log: What is sent.
+        config: How long things may take.
+        after: The number of the last event that is left out.
+    """
+
+    def __init__(self, log: Log, config: ServerConfig, *, after: int = -1) -> None:
+        super().__init__(config, NAMED)
+        self._log = log
+        self._place = after + 1
+
+    def end(self) -> None:
+        """Nothing: the response is not ours."""
+
+    async def send_events(self, send: Send, watch: Watch) -> None:
+        """Send the frames."""
+        log = self._log
+        while True:
+            data = b"".join(log.frames[self._place :])
+            self._place = max(self._place, len(log.frames))
+            if not data and log.is_done:
+                return
+            if not data:
+                await log.wait(self._config.keep_alive_s)
+                data = b"" if len(log.frames) > self._place else NAMED.keep_alive
+            await self.send_bytes(send, watch, data)

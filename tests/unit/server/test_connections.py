@@ -1,0 +1,190 @@
+"""Unusual and legal ways to use a connection, and ways to hold one up."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from typing import IO
+
+import pytest
+from tests.loopback import Loopback, serving
+from tests.scripted import SCRIPT, scripted_core, wait_until
+
+from blazr.server import serve
+from blazr.server.serve import PatientProtocol
+
+ENDLESS = {"prompt": "a", "max_tokens": 10**9, "ignore_eos": True}
+
+
+@pytest.fixture
+def running() -> Iterator[Loopback]:
+    with serving(scripted_core()) as server:
+        yield server
+        server.engine.go.set()
+
+
+def connect(running: Loopback) -> socket.socket:
+    host, port = running.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def request(path: str, body: dict | None = None, *headers: str, version: str = "1.1") -> bytes:
+    method, data = ("GET", b"") if body is None else ("POST", json.dumps(body).encode())
+    lines = [f"{method} {path} HTTP/{version}", "Host: localhost", *headers]
+    if body is not None:
+        lines += ["Content-Type: application/json", f"Content-Length: {len(data)}"]
+    return "\r\n".join([*lines, "", ""]).encode() + data
+
+
+def answer(stream: IO[bytes]) -> tuple[int, bytes]:
+    """The status and the body of the next answer, informational ones left out."""
+    status = 100
+    while status < 200:
+        status = int(stream.readline().split()[1])
+        fields = {}
+        while line := stream.readline().strip():
+            name, _, value = line.partition(b":")
+            fields[name.lower()] = value.strip()
+    if b"content-length" in fields:
+        return status, stream.read(int(fields[b"content-length"]))
+    body = b""
+    while size := int(stream.readline(), 16):
+        body += stream.read(size + 2)[:-2]
+    stream.readline()
+    return status, body
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_who_sends_no_more_is_answered(
+    running: Loopback, streams: bool, is_slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PatientProtocol, "probe_s", 0.01)
+    with connect(running) as sock, sock.makefile("rb") as stream:
+        if is_slow:
+            running.engine.go.clear()
+        sock.sendall(request("/v1/completions", {"prompt": "a", "stream": streams}))
+        sock.shutdown(socket.SHUT_WR)
+        if is_slow:
+            wait_until(lambda: running.engine.num_running == 1)
+            assert stream.peek(1).startswith(b"HTTP/1.1 102 ")  # is anyone there?
+            running.engine.go.set()
+        status, body = answer(stream)
+        assert status == 200
+        assert body.endswith(b"data: [DONE]\n\n" if streams else b"}")
+        assert SCRIPT.split()[-1].encode() in body
+        assert stream.read() == b""  # nothing more can come, so the connection ends
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_who_sends_no_more_and_leaves_is_forgotten(
+    running: Loopback, streams: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PatientProtocol, "probe_s", 0.01)
+    running.engine.go.clear()
+    with connect(running) as sock:
+        sock.sendall(request("/v1/completions", {**ENDLESS, "stream": streams}))
+        wait_until(lambda: running.engine.num_running == 1)
+        sock.shutdown(socket.SHUT_WR)
+        assert sock.recv(100).startswith(b"HTTP/1.1 102 ")
+    wait_until(lambda: running.engine.num_running == 0)
+    wait_until(lambda: running.service.num_working == 0)
+
+
+def test_older_clients_that_send_no_more_are_gone(
+    running: Loopback, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PatientProtocol, "probe_s", 0.01)
+    running.engine.go.clear()
+    with connect(running) as sock:
+        sock.sendall(request("/v1/completions", ENDLESS, version="1.0"))
+        wait_until(lambda: running.engine.num_running == 1)
+        sock.shutdown(socket.SHUT_WR)
+        assert sock.recv(100) == b""
+    wait_until(lambda: running.engine.num_running == 0)
+
+
+def test_half_a_body_is_no_request(running: Loopback) -> None:
+    with connect(running) as sock:
+        sock.sendall(request("/v1/completions", ENDLESS)[:-3])
+        sock.shutdown(socket.SHUT_WR)
+        assert sock.recv(100) == b""
+    assert running.service.num_working == running.engine.num_running == 0
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_requests_may_be_sent_before_the_answers(running: Loopback, closes: bool) -> None:
+    ask = [
+        request("/health"),
+        request("/v1/completions", {"prompt": "a"}),
+        request("/nope", {"a": "b" * 200_000}),
+        request("/v1/completions", {"prompt": "a", "stream": True}),
+        request("/health"),
+    ]
+    with connect(running) as sock, sock.makefile("rb") as stream:
+        sender = threading.Thread(target=sock.sendall, args=(b"".join(ask),))
+        sender.start()
+        if closes:
+            sender.join()
+            sock.shutdown(socket.SHUT_WR)
+        assert [answer(stream)[0] for _ in ask] == [200, 200, 404, 200, 200]
+        sender.join()
+        if closes:
+            assert stream.read() == b""
+
+
+def test_a_body_can_wait_until_it_is_wanted(running: Loopback) -> None:
+    expect = "Expect: 100-continue"
+    whole = request("/v1/completions", {"prompt": "a"}, expect)
+    head, _, body = whole.partition(b"\r\n\r\n")
+    with connect(running) as sock, sock.makefile("rb") as stream:
+        sock.sendall(head + b"\r\n\r\n")
+        assert stream.readline() == b"HTTP/1.1 100 Continue\r\n"
+        stream.readline()
+        sock.sendall(body)
+        assert answer(stream)[0] == 200
+        sock.sendall(request("/nope", {}, expect).partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
+        assert stream.readline().split()[1] == b"404"  # without it, and without waiting
+
+
+def test_a_wish_for_http_2_is_no_reason_to_complain(
+    running: Loopback, caplog: pytest.LogCaptureFixture
+) -> None:
+    wish = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
+    with connect(running) as sock, sock.makefile("rb") as stream, caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            sock.sendall(request("/v1/completions", {"prompt": "a"}, *wish))
+            assert answer(stream)[0] == 200
+    assert not caplog.records
+
+
+def test_others_are_served_beside_one_who_does_not_read(running: Loopback) -> None:
+    with connect(running) as idle, connect(running) as sock, sock.makefile("rb") as stream:
+        idle.sendall(request("/v1/completions", {**ENDLESS, "stream": True}))
+        wait_until(lambda: running.engine.num_running == 1)
+        for _ in range(30):
+            sock.sendall(request("/v1/completions", {"prompt": "a", "max_tokens": 2}))
+            assert answer(stream)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "beginning", [b"GET /health HTT", request("/nope", {"a": "b" * 100})[:-50]]
+)
+def test_a_connection_in_use_may_not_be_held_up(
+    beginning: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "_IDLE_S", 0.2)
+    with (
+        serving(scripted_core()) as running,
+        connect(running) as sock,
+        sock.makefile("rb") as stream,
+    ):
+        sock.sendall(request("/health"))
+        assert answer(stream)[0] == 200
+        sock.sendall(beginning)
+        if beginning.startswith(b"POST"):
+            assert answer(stream)[0] == 404
+        assert stream.read() == b""

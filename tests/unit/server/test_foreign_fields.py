@@ -1,0 +1,73 @@
+"""Fields of other servers: either they do what they say, or the answer says that they do not."""
+
+from __future__ import annotations
+
+import pytest
+from tests.loopback import Loopback
+
+from blazr.server.params import _REFUSED
+from blazr.server.routes import ROUTES
+
+HELLO = [{"role": "user", "content": "hello"}]
+# By endpoint that generates: the least that it takes.
+SOUND = {
+    "/v1/completions": {"prompt": "a"},
+    "/v1/chat/completions": {"messages": HELLO},
+    "/v1/responses": {"input": "a"},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 5},
+    "/completion": {"prompt": "a"},
+    "/generate": {"prompt": "a"},
+    "/api/chat": {"messages": HELLO, "stream": False},
+    "/api/generate": {"prompt": "a", "stream": False},
+}
+# What clients send along without meaning anything by it.
+IDLE = {
+    "mirostat": 0,
+    "typical_p": 1.0,
+    "typ_p": 1,
+    "top_n_sigma": -1,
+    "xtc_probability": 0.0,
+    "dry_multiplier": 0,
+    "lora": [],
+    "n_cmpl": 1,
+    "use_beam_search": False,
+    "modalities": ["text"],
+    "audio": None,
+    "include_reasoning": True,
+    "truncate_prompt_tokens": None,
+    "function_call": "none",
+    "cache_prompt": True,
+    "samplers": ["top_k"],
+    "metadata": {"user": "a"},
+    "never heard of": 5,
+}
+
+
+@pytest.mark.parametrize("path", SOUND)
+def test_what_is_missing_is_refused_by_name(loopback: Loopback, path: str) -> None:
+    (row,) = (each for each in ROUTES.values() if each.path == path and each.body)
+    for name in sorted(set(_REFUSED) - set(row.body.__struct_fields__)):
+        reply = loopback.client.post(path, json={**SOUND[path], name: 2})
+        assert reply.status_code == 400, name
+        assert f"has no {name}. Try: " in str(reply.json()["error"])
+
+
+@pytest.mark.parametrize("path", SOUND)
+def test_what_asks_for_nothing_is_ignored(loopback: Loopback, path: str) -> None:
+    reply = loopback.client.post(path, json={**IDLE, **SOUND[path]})
+    assert reply.status_code == 200, reply.text
+
+
+def test_options_are_looked_at_too(loopback: Loopback) -> None:
+    for options, expected in (
+        ({"mirostat": 2}, "mirostat"),
+        ({"mirostat": 0, "num_ctx": 512, "typical_p": 1, "num_thread": 4}, ""),
+    ):
+        reply = loopback.client.post("/api/chat", json={**SOUND["/api/chat"], "options": options})
+        assert expected in reply.json().get("error", ""), reply.text
+        assert reply.status_code == (400 if expected else 200)
+
+
+def test_what_only_counts_takes_everything(loopback: Loopback) -> None:
+    body = {"messages": HELLO, "mirostat": 2, "response_format": {"type": "json_object"}}
+    assert loopback.client.post("/v1/chat/completions/input_tokens", json=body).is_success
