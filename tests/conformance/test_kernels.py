@@ -21,7 +21,7 @@ STEPS = (
     *("mamba2", "convolve", "mamba1", "mamba3", "gated_delta", "gated_norm"),
     *("paged_attention", "rotate_and_store"),
 )
-# What is done to weights while they are loaded; tests/unit/nn/quant/test_packed.py
+# What is done to weights while they are loaded; tests/unit/nn/quant/test_packing.py
 LOADING = ("pack", "encode_q4_k")
 FORMS = [
     (row, isa)

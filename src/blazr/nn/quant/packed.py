@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from blazr.nn.memory import zero_bytes
 from blazr.nn.ops.packed import (
     GROUP,
     PACKINGS,
@@ -142,7 +143,9 @@ def _one_stack(matrices: Sequence[Weight]) -> PackedWeight | None:
         return None
     first = packed[0]
     scales = [each.row_scales for each in packed if each.row_scales is not None]
-    blocks = torch.stack([each.blocks for each in packed])
+    blocks = zero_bytes(torch.Size((len(packed), *first.blocks.shape)))
+    for room, each in zip(blocks, packed, strict=True):
+        room.copy_(each.blocks)
     row_scales = torch.stack(scales) if scales else None
     return PackedWeight(first.packing, blocks, first.shape[0], first.dtype, row_scales=row_scales)
 
@@ -168,10 +171,9 @@ def _zeros(inner: GgufWeight, scale: Tensor | None, shift: Tensor) -> Tensor | N
     scales = _block_scales(inner)[:, ::step].contiguous().view(torch.float16).float().squeeze(-1)
     if scale is not None:
         scales = scales * scale[:, None]
-    zeros = (_CENTER - shift / scales).round()
-    zeros = torch.where(scales == 0, _CENTER, zeros).nan_to_num(-1).clamp(-1, 256)
-    is_exact = torch.equal((_CENTER - zeros) * scales, shift)
-    return zeros.byte() if is_exact and zeros.amin() >= 0 and zeros.amax() <= 255 else None
+    zeros = torch.where(scales == 0, _CENTER, (_CENTER - shift / scales).round())
+    fits = bool(((zeros >= 0) & (zeros <= _LARGEST_ZERO)).all())
+    return zeros.byte() if fits and torch.equal((_CENTER - zeros) * scales, shift) else None
 
 
 def _packed(

@@ -36,7 +36,9 @@ def test_weights_take_what_was_said(name: str, tmp_path: Path) -> None:
     choice = next(each for each in fit(path, CPU).choices if each.quantization == name)
     module = load(path, device=CPU, quantize=None if name == AS_STORED else name).module
     taken = sum(each.nbytes for each in stored_weights(module))
-    assert choice.weights_bytes <= taken <= 1.06 * choice.weights_bytes  # rows come in sixteens
+    # rows come in sixteens; kernels keep scales that blocks share once
+    least = 0.92 if name.startswith("int") else 1
+    assert least * choice.weights_bytes <= taken <= 1.06 * choice.weights_bytes
     assert choice.context == MODEL.max_seq_len
 
 

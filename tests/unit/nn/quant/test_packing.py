@@ -18,6 +18,7 @@ from blazr.nn.quant.gguf.kquantize import encode_q4_k
 from blazr.nn.quant.gguf.packing import pack
 from blazr.nn.quant.gguf.weight import GgufWeight
 from blazr.nn.quant.packed import PackedWeight, pack_weight
+from blazr.nn.quant.stored import PlainWeight, StoredStack
 
 pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())
 
@@ -83,6 +84,20 @@ def test_rows_with_a_scale_of_their_own_keep_it() -> None:
         found, expected = packed.dequantize(torch.float32), weight.dequantize(torch.float32)
         # the difference of codes is multiplied once, where the sum was of two products
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_experts_of_one_packing_become_one_weight() -> None:
+    parts = [_grouped(256, 64, zeros=True) for _ in range(3)]
+    each = [ShiftedWeight(inner, shift=shift) for inner, shift in parts]
+    rows = [each[0], ShiftedWeight(parts[1][0], scale=torch.rand(37))]
+    plain = [each[0], PlainWeight(torch.randn(37, 256)), each[1]]
+    for matrices, is_one in ((each, True), (rows, False), (plain, False)):
+        stack = StoredStack(matrices)
+        expected = stack.dequantize(torch.float32)
+        packed = pack_weight(stack)
+        assert isinstance(packed, PackedWeight if is_one else StoredStack)
+        assert torch.equal(packed.dequantize(torch.float32), expected)
+        assert torch.equal(packed.select(1).dequantize(torch.float32), expected[1])
 
 
 def test_what_is_no_code_of_zero_is_added_after_the_product() -> None:
