@@ -77,6 +77,18 @@ template <int... kIndices>
   for (int q = 0; q < 4; q++) out[q] = (f[4 * q] + f[4 * q + 2]) + (f[4 * q + 1] + f[4 * q + 3]);
 }
 
+[[gnu::always_inline]] inline int32_t largest16(Lane v) {
+  const Lane turns[4] = {{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7},
+                         {4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11},
+                         {2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13},
+                         {1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14}};
+  for (const Lane& by : turns) {
+    const Lane other = __builtin_shuffle(v, by);
+    v = v > other ? v : other;
+  }
+  return v[0];
+}
+
 [[gnu::always_inline]] inline float sum16(Lanes v) {
   const Lanes four[4] = {v, v, v, v};
   float out[4];

@@ -3,6 +3,7 @@
 // Exactness: sums within a block are integers, and blocks are added in one order, in every tile.
 #pragma once
 
+#include "lanes.hpp"
 #include "packings.hpp"
 
 namespace {
@@ -11,25 +12,30 @@ namespace {
 // halves of a block.
 template <class T>
 void quantize_row(const T* x, int64_t k, int8_t* q, float* scales, int32_t* sums) {
+  using Bytes16 = int8_t __attribute__((vector_size(16)));
+  const float magic = 0x1.8p23f;  // adding it rounds to the nearest integer, in the low bits
   for (int64_t b = 0; b < k / kBlock; b++, x += kBlock, q += kBlock) {
     float values[kBlock];
-    uint32_t largest = 0;  // magnitudes of floats are ordered like their bits
-    for (int i = 0; i < kBlock; i++) {
-      values[i] = to_float(x[i]);
-      const uint32_t magnitude = bits_as<uint32_t>(values[i]) & 0x7fffffff;
-      largest = magnitude > largest ? magnitude : largest;
+#pragma GCC unroll 1
+    for (int i = 0; i < kBlock; i++) values[i] = to_float(x[i]);
+    const Lanes halves[2] = {load16(values), load16(values + 16)};
+    // magnitudes of floats are ordered like their bits
+    const Lane low = (Lane)halves[0] & 0x7fffffff, high = (Lane)halves[1] & 0x7fffffff;
+    const float max = bits_as<float>(largest16(low > high ? low : high));
+    const Lanes inverse = all16(max >= 0x1p-120f ? 127.0f / max : 0.0f);
+    Lanes whole[4];
+    float totals[4];
+    for (int half = 0; half < 2; half++) {
+      const Lanes shifted = halves[half] * inverse + magic;
+      const Lane numbers = (Lane)shifted - bits_as<int32_t>(magic);
+      const Bytes16 bytes = __builtin_convertvector(numbers, Bytes16);
+      memcpy(q + 16 * half, &bytes, sizeof bytes);
+      whole[half] = whole[half + 2] = shifted - magic;
     }
-    const float max = bits_as<float>(largest);
-    const float inverse = max >= 0x1p-120f ? 127.0f / max : 0.0f;
-    const float magic = 0x1.8p23f;  // adding it rounds to the nearest integer, in the low bits
-    int32_t halves[2] = {0, 0};
-    for (int i = 0; i < kBlock; i++) {
-      const uint32_t shifted = bits_as<uint32_t>(values[i] * inverse + magic);
-      q[i] = int8_t(shifted - bits_as<uint32_t>(magic));
-      halves[i / 16] += q[i];
-    }
+    sum4(whole, totals);
+    for (int half = 0; half < 2; half++)
+      sums[2 * b + half] = bits_as<int32_t>(totals[half] + magic) - bits_as<int32_t>(magic);
     scales[b] = max * (1.0f / 127);  // what is not finite makes the row's results NaN
-    sums[2 * b] = halves[0], sums[2 * b + 1] = halves[1];
   }
 }
 
