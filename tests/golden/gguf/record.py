@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import json
 import lzma
+import re
 import sys
 import tempfile
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from hybrids import classic_layers
 from networks import VOCAB
@@ -83,6 +85,7 @@ MODELS: dict[str, tuple[str, Changes]] = {
     "mamba2": ("mamba2", _MAMBA),
     "jamba": ("jamba", {"num_experts": 3}),
     "granitehybrid": ("granitemoehybrid", {"num_local_experts": 3}),
+    "granitehybrid-bamba": ("bamba", {"hidden_size": 32, "mamba_n_heads": 4}),
     "nemotron_h": ("nemotron_h", {**_NEMOTRON, "mlp_bias": False, "use_bias": False}),
     "nemotron_h_moe": ("nemotron_h experts", _NEMOTRON),
     "falcon-h1": ("falcon_h1", _FALCON),
@@ -91,9 +94,18 @@ MODELS: dict[str, tuple[str, Changes]] = {
     "qwen3next": ("qwen3_next", {**_DELTA, "num_experts": 3}),
     "qwen35": ("qwen3_5_text", _DELTA),
     "qwen35moe": ("qwen3_5_moe_text", {**_DELTA, "num_experts": 3}),
+    "kimi-linear": ("kimi_linear", {"linear_num_heads": 4}),
 }
 # What files of releases say and those of this version of transformers do not.
-SAID: dict[str, Changes] = {"deepseek2-v3": _SIGMOID}
+SAID: dict[str, Changes] = {
+    "deepseek2-v3": _SIGMOID,
+    "granitehybrid-bamba": {"attn_rotary_emb": 4},
+    "kimi-linear": {
+        "first_k_dense_replace": 1,
+        "moe_router_activation_func": "sigmoid",
+        "mlp_layer_types": None,
+    },
+}
 
 
 def _spelled(directory: Path, name: str) -> None:
@@ -102,6 +114,13 @@ def _spelled(directory: Path, name: str) -> None:
     classic = {} if name.startswith("qwen3") else classic_layers(written)
     classic.pop("num_hidden_layers", None)
     rewrite_config(directory, **classic, **SAID.get(name, {}))
+    if name == "kimi-linear":  # whose dense layers this version writes under another name
+        path = directory / "model.safetensors"
+        tensors = {
+            re.sub(r"block_sparse_moe\.(?=(gate|up|down)_proj)", "mlp.", key): tensor
+            for key, tensor in load_file(path).items()
+        }
+        save_file(tensors, path, {"format": "pt"})
     vocabulary = {"model": {"vocab": {str(i): i for i in range(VOCAB)}}, "added_tokens": []}
     (directory / "tokenizer.json").write_text(json.dumps(vocabulary))
 
