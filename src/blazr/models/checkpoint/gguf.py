@@ -16,6 +16,12 @@ _PLAIN = {0: "F32", 1: "F16", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F6
 _PACKED = {row.number: row for row in GGML_TYPES.values() if row.is_packed}
 
 
+def type_numbers() -> dict[str, int]:
+    """What types are called in files, by their names."""
+    packed = {row.name: number for number, row in _PACKED.items()}
+    return {name: number for number, name in _PLAIN.items()} | packed
+
+
 def read_header(path: Path) -> Header:
     """The tensors and the metadata of a file.
 

@@ -207,8 +207,9 @@ def _feed_forward(model: GgufModel, row: Architecture, layer: int) -> FeedForwar
 
 
 def _eps(model: GgufModel, row: Architecture) -> float:
-    kind = "layer_norm_rms_epsilon" if row.norm_kind == "rms" else "layer_norm_epsilon"
-    return model.number(f"attention.{kind}", DEFAULT_EPS)
+    keys = ["attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"]
+    first, second = keys if row.norm_kind == "rms" else keys[::-1]  # some converters mix them up
+    return model.number(first, 0.0) or model.number(second, DEFAULT_EPS)
 
 
 def _any_attention(model: GgufModel, row: Architecture, index: int) -> MixerConfig:

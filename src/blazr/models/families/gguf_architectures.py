@@ -15,12 +15,13 @@ class Architecture:
     """What a name in ``general.architecture`` stands for, as differences from Llama.
 
     Args:
-        families: Names of FAMILIES that are written as this one; with `` experts`` behind them,
-            where that is for models with experts alone.
+        families: Names of FAMILIES that are written as this one, with ``attention`` behind them
+            where that is for models of nothing else, ``experts`` for those that have some.
         hybrid: Whether its layers' tensors tell what they are made of.
         own_names: Names of tensors that others do not have.
         late_norm: Whether the norm before a feed-forward is called by what it is behind.
         rotation: Whether attention rotates: always, never, or as ``rope.scaling.finetuned`` says.
+        fused_mlp: Whether both upward matrices of an MLP are one.
         rotates_pairs: Whether channels that are rotated together lie side by side.
         pairs_rows: Whether they do so in files alone, rows of queries and keys having been moved.
         norms: Whether norms stand before, behind, or on both sides of a layer's halves.
@@ -44,6 +45,7 @@ class Architecture:
     hybrid: bool = False
     own_names: tuple[Rule, ...] = ()
     late_norm: bool = False
+    fused_mlp: bool = False
     rotation: Literal["always", "never", "told"] = "always"
     rotates_pairs: bool = False
     pairs_rows: bool = False
@@ -75,20 +77,24 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "llama": Architecture(
             families=("llama", "mistral", "mistral3", "mixtral experts"), pairs_rows=True
         ),
-        "granite": Architecture(families=("granite",), pairs_rows=True),
-        "granitemoe": Architecture(families=("granitemoe experts",), pairs_rows=True),
+        "granite": Architecture(families=("granite", "granitemoehybrid attention"), pairs_rows=True),
+        "granitemoe": Architecture(
+            families=("granitemoe experts", "granitemoehybrid attention experts"), pairs_rows=True
+        ),
         "smollm3": Architecture(families=("smollm3",), pairs_rows=True, still_every=4),
-        "chatglm": Architecture(families=("glm",), rotates_pairs=True),
+        "chatglm": Architecture(families=("glm",), fused_mlp=True, rotates_pairs=True),
         "qwen2": Architecture(families=("qwen2",)),
         "qwen2moe": Architecture(families=("qwen2_moe experts",), norm_topk_prob=False),
         "olmoe": Architecture(families=("olmoe experts",), norm_topk_prob=False),
         "qwen3": Architecture(families=("qwen3",)),
         "qwen3moe": Architecture(families=("qwen3_moe experts",)),
-        "phi3": Architecture(families=("phi3",)),
+        "phi3": Architecture(families=("phi3",), fused_mlp=True),
         "olmo2": Architecture(
             families=("olmo2", "olmo3"), norms="behind", full_every=4, plain_window=True
         ),
-        "glm4": Architecture(families=("glm4",), rotates_pairs=True, norms="both"),
+        "glm4": Architecture(
+            families=("glm4",), fused_mlp=True, rotates_pairs=True, norms="both"
+        ),
         "glm4moe": Architecture(
             families=("glm4_moe experts",),
             late_norm=True,

@@ -15,6 +15,7 @@ from blazr.models.families.gguf_names import (
     DELTA,
     FUSED_ATTENTION,
     KIMI,
+    LATENT,
     MAMBA,
     MAMBA1,
 )
@@ -29,7 +30,7 @@ from blazr.nn.layers.parallel import ParallelMixerConfig, ParallelPart
 from blazr.nn.layers.short_conv import ShortConvConfig
 from blazr.nn.ops.moe import ExpertGroups
 
-_ATTENDING = (ATTENTION, FUSED_ATTENTION, "attn_kv_a_mqa.weight")
+_ATTENDING = (ATTENTION, FUSED_ATTENTION, LATENT)
 SOFTMAX, SIGMOID = 1, 2  # llama.cpp's numbers; 0 is neither
 
 

@@ -6,24 +6,33 @@ in the next, what is in the layer decides.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 from blazr.models.families.gguf_architectures import Architecture
 from blazr.models.families.rules import DecayLog, Pairs, Reshape, Rule, RuleBook, Stack, Transform
+from blazr.nn.layers.attention import AttentionConfig
+from blazr.nn.layers.base import MixerConfig
+from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
+from blazr.nn.layers.mamba1 import Mamba1Config
+from blazr.nn.layers.mamba2 import Mamba2Config
+from blazr.nn.layers.mla import DeepseekMlaConfig
+from blazr.nn.layers.short_conv import ShortConvConfig
 
 _PARTS, _PROJECTIONS = ("weight", "bias"), ("gate", "up", "down")
 _LAYER, _OURS = "blk.{i}.", "layers.{i}."
+_SHORT = {"shortconv.in_proj": "in_proj", "shortconv.out_proj": "out_proj"}
+_SHORT |= {"shortconv.conv": "conv1d"}
 _MIXER, _FEED = _OURS + "mixer.", _OURS + "feed_forward."
 
 ATTENTION, FUSED_ATTENTION, MAMBA = "attn_q.weight", "attn_qkv.weight", "ssm_in.weight"
 MAMBA1, DELTA, KIMI = "ssm_x.weight", "attn_gate.weight", "ssm_conv1d_q.weight"
-CONV = "shortconv.in_proj.weight"
+CONV, LATENT = "shortconv.in_proj.weight", "attn_kv_a_mqa.weight"
 """What tells the mixers of a layer, each a tensor that no other mixer has."""
 
 
 def gguf_names(
     row: Architecture,
-    layers: Mapping[str, Collection[str]],
+    layers: Mapping[str, Set[str]],
     *,
     fused: bool = False,
     pairs: Pairs | None = None,
@@ -36,9 +45,7 @@ def gguf_names(
         fused: Whether both upward matrices of an MLP are one, under the name of the second.
         pairs: In which order the rows of queries and keys lie; None for that of the model.
     """
-    special: list[Rule] = []
-    if row.hybrid:
-        special = [rule for number, names in layers.items() for rule in _in_layer(number, names)]
+    special = [rule for number, names in layers.items() for rule in _in_layer(number, names)]
     return RuleBook(
         [
             *row.own_names,
@@ -51,6 +58,22 @@ def gguf_names(
             *special,
         ]
     )
+
+
+def telling_names(mixers: Iterable[MixerConfig]) -> frozenset[str]:
+    """The telling names of a layer with these mixers."""
+    return frozenset(name for mixer in mixers for name in _TELLING.get(type(mixer), ()))
+
+
+_TELLING: Mapping[type[MixerConfig], tuple[str, ...]] = {
+    AttentionConfig: (ATTENTION,),
+    DeepseekMlaConfig: (LATENT,),
+    Mamba1Config: (MAMBA, MAMBA1),
+    Mamba2Config: (MAMBA,),
+    GatedDeltaConfig: (FUSED_ATTENTION, DELTA),
+    KimiDeltaConfig: (ATTENTION, KIMI),
+    ShortConvConfig: (CONV,),
+}
 
 
 def _outside() -> Iterable[Rule]:
@@ -101,8 +124,6 @@ def _state_space() -> Iterable[Rule]:
         "ssm_conv1d": "conv1d",
         **{f"ssm_{name}": f"{name}_proj" for name in ("in", "x", "dt", "out")},
         **{f"ssm_{name}_norm": f"{name}_norm" for name in ("dt", "b", "c")},
-        **{f"shortconv.{name}_proj": f"{name}_proj" for name in ("in", "out")},
-        "shortconv.conv": "conv1d",
     }
     yield from _renamed(_LAYER, _MIXER, names)
     yield Rule(_LAYER + "ssm_a", _MIXER + "a_log", DecayLog())
@@ -125,22 +146,25 @@ def _feed_forward(*, fused: bool) -> Iterable[Rule]:
     yield Rule(_LAYER + "ffn_{p}.{e}.weight", experts, Stack("e"), p=_PROJECTIONS)
 
 
-def _in_layer(number: str, names: Collection[str]) -> Iterable[Rule]:
+def _in_layer(number: str, names: Set[str]) -> Iterable[Rule]:
     at, ours = f"blk.{number}.", f"layers.{number}."
     attends = ATTENTION in names or FUSED_ATTENTION in names
-    if not attends and MAMBA not in names and CONV not in names and KIMI not in names:
-        if "attn_kv_a_mqa.weight" not in names:
-            yield Rule(at + "attn_norm.weight", ours + "feed_forward_norm.weight")
-    mamba = ours + "mixer."
+    if not attends and not names & {MAMBA, CONV, LATENT}:
+        yield Rule(at + "attn_norm.weight", ours + "feed_forward_norm.weight")
+    mixer = mamba = ours + "mixer."
+    if CONV in names:
+        yield from _renamed(at, mixer, _SHORT)
+    if LATENT in names:
+        yield from _renamed(at, mixer, {"attn_q_a_norm": "q_norm"})
     if attends and MAMBA in names:
         mamba += "parts.mamba."
-        yield from _attention(at, ours + "mixer.parts.attention.")
+        yield from _attention(at, mixer + "parts.attention.")
     if MAMBA in names and MAMBA1 not in names:
         yield from _mamba2(at, mamba)
     if DELTA in names:
-        yield from _delta(at, ours + "mixer.")
+        yield from _delta(at, mixer)
     if KIMI in names:
-        yield from _kimi(at, ours + "mixer.")
+        yield from _kimi(at, mixer)
 
 
 def _mamba2(at: str, ours: str) -> Iterable[Rule]:
