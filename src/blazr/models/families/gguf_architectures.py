@@ -70,14 +70,15 @@ _GELU = "gelu_tanh"
 _LFM2_NORM = (Rule("token_embd_norm.weight", "norm.weight"),)
 # in files of converters, this one has no ending
 _FALCON_NORM = (Rule("blk.{i}.ffn_norm", "layers.{i}.feed_forward_norm.weight"),)
-_FALCON_NORM += (Rule("blk.{i}.ffn_norm.weight", "layers.{i}.feed_forward_norm.weight"),)
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
         "llama": Architecture(
             families=("llama", "mistral", "mistral3", "mixtral experts"), pairs_rows=True
         ),
-        "granite": Architecture(families=("granite", "granitemoehybrid attention"), pairs_rows=True),
+        "granite": Architecture(
+            families=("granite", "granitemoehybrid attention"), pairs_rows=True
+        ),
         "granitemoe": Architecture(
             families=("granitemoe experts", "granitemoehybrid attention experts"), pairs_rows=True
         ),
@@ -92,9 +93,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "olmo2": Architecture(
             families=("olmo2", "olmo3"), norms="behind", full_every=4, plain_window=True
         ),
-        "glm4": Architecture(
-            families=("glm4",), fused_mlp=True, rotates_pairs=True, norms="both"
-        ),
+        "glm4": Architecture(families=("glm4",), fused_mlp=True, rotates_pairs=True, norms="both"),
         "glm4moe": Architecture(
             families=("glm4_moe experts",),
             late_norm=True,
@@ -111,9 +110,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "deepseek2": Architecture(
             families=("deepseek_v2", "deepseek_v3"), rotates_pairs=True, norm_topk_prob=False
         ),
-        "starcoder2": Architecture(
-            families=("starcoder2",), norm_kind="layer", activation=_GELU
-        ),
+        "starcoder2": Architecture(families=("starcoder2",), norm_kind="layer", activation=_GELU),
         "gemma": Architecture(families=("gemma",), activation=_GELU, scales_embedding=True),
         "gemma2": Architecture(
             families=("gemma2",),

@@ -24,7 +24,7 @@ from blazr.nn.layers.mla import DeepseekMlaConfig
 from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.layers.norm import NormConfig
-from blazr.nn.layers.parallel import ParallelMixerConfig
+from blazr.nn.layers.parallel import ParallelMixerConfig, ParallelPart
 from blazr.nn.layers.rope import RopeConfig, RopeScaling
 from blazr.nn.layers.short_conv import ShortConvConfig
 
@@ -71,9 +71,7 @@ def as_gguf(config: ModelConfig, row: Architecture) -> ModelConfig:
         return config
     is_even = math.isclose(config.embedding_multiplier * config.logits_scaling, 1)
     tied = config.tie_word_embeddings and is_even
-    return replace(
-        config, embedding_multiplier=1.0, logits_scaling=1.0, tie_word_embeddings=tied
-    )
+    return replace(config, embedding_multiplier=1.0, logits_scaling=1.0, tie_word_embeddings=tied)
 
 
 def _layer(layer: LayerConfig, row: Architecture, eps: float) -> LayerConfig:
@@ -108,22 +106,17 @@ def _mixer(mixer: MixerConfig, row: Architecture, eps: float) -> MixerConfig:
             return replace(mixer, grouped=False, grouped_gates=not row.tiled, tiled=row.tiled)
         case Mamba1Config() if mixer.inner_norms == "none":
             return replace(mixer, norm_eps=eps)
-        case Mamba2Config() if row.is_folded:
-            return replace(mixer, multipliers=None)
         case ParallelMixerConfig():
-            return ParallelMixerConfig(
-                tuple(
-                    replace(
-                        part,
-                        mixer=_mixer(part.mixer, row, eps),
-                        input_multiplier=1.0,
-                        output_multiplier=1.0,
-                    )
-                    for part in mixer.parts
-                )
-            )
+            return ParallelMixerConfig(tuple(_part(part, row, eps) for part in mixer.parts))
         case _:
             return mixer
+
+
+def _part(part: ParallelPart, row: Architecture, eps: float) -> ParallelPart:
+    mixer = _mixer(part.mixer, row, eps)
+    if isinstance(mixer, Mamba2Config):
+        mixer = replace(mixer, multipliers=None)
+    return ParallelPart(name=part.name, mixer=mixer)
 
 
 def _rope(rope: RopeConfig) -> RopeConfig:
@@ -157,7 +150,9 @@ def _feed(feed: FeedForwardConfig, row: Architecture) -> FeedForwardConfig:
 def difference(wanted: object, found: object, path: str = "") -> str | None:
     """Where two configs differ first by more than metadata round, or None."""
     if is_dataclass(wanted) and type(wanted) is type(found):
-        each = ((f".{f.name}", getattr(wanted, f.name), getattr(found, f.name)) for f in fields(wanted))
+        each = (
+            (f".{f.name}", getattr(wanted, f.name), getattr(found, f.name)) for f in fields(wanted)
+        )
     elif isinstance(wanted, tuple) and isinstance(found, tuple) and len(wanted) == len(found):
         each = ((f"[{i}]", a, b) for i, (a, b) in enumerate(zip(wanted, found, strict=True)))
     else:
@@ -174,13 +169,14 @@ def metadata_of(config: ModelConfig, row: Architecture) -> Metadata:
         config: In the form of `as_gguf`.
         row: Its architecture.
     """
-    kind = "rms_epsilon" if config.final_norm.kind == "rms" else "epsilon"
+    eps = config.final_norm.eps  # under both names: programs differ in which one they ask for
     found: Metadata = {
         "block_count": len(config.layers),
         "context_length": config.max_seq_len,
         "embedding_length": config.hidden_size,
         "vocab_size": config.vocab_size,
-        f"attention.layer_norm_{kind}": config.final_norm.eps,
+        "attention.layer_norm_rms_epsilon": eps,
+        "attention.layer_norm_epsilon": eps,
     }
     scale = config.hidden_size**0.5 if row.scales_embedding else 1.0
     numbers = {
@@ -242,7 +238,8 @@ def _attention(config: ModelConfig, row: Architecture) -> Metadata:
         found["attention.recurrent_layers"] = [each is None for each in attends]
     if isinstance(first, DeepseekMlaConfig):
         return found | _latent(first)
-    return found | _heads(first) | _windows(attends, row) | _rotation(known, row)
+    plain = [each for each in known if isinstance(each, AttentionConfig)]
+    return found | _heads(plain[0]) | _windows(attends, row) | _rotation(plain, row)
 
 
 def _heads(first: AttentionConfig) -> Metadata:

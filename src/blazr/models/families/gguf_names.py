@@ -137,9 +137,7 @@ def _feed_forward(*, fused: bool) -> Iterable[Rule]:
     names |= {f"ffn_latent_{name}": f"latent_{name}_proj" for name in ("down", "up")}
     yield from _renamed(_LAYER, _FEED, {**names, "ffn_gate_inp": "router"})
     experts = _FEED + "experts.{p}_proj"
-    yield Rule(
-        _LAYER + "ffn_gate_inp_shexp.weight", _FEED + "shared_expert_gate.weight", Reshape()
-    )
+    yield Rule(_LAYER + "ffn_gate_inp_shexp.weight", _FEED + "shared_expert_gate.weight", Reshape())
     yield Rule(_LAYER + "ffn_{p}_exps.bias", _FEED + "experts.{p}_bias", p=_PROJECTIONS)
     yield Rule(_LAYER + "exp_probs_b.bias", _FEED + "correction_bias")
     yield Rule(_LAYER + "ffn_{p}_exps.weight", experts, p=_PROJECTIONS)

@@ -21,7 +21,8 @@ from blazr.core.gguf import Value
 from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, QuantizedInfo, TensorInfo
 from blazr.models.checkpoint.write import Entry, TensorWriter, gguf_writer, safetensors_writer
 from blazr.models.families.rules import Stack
-from blazr.models.loading.convert_gguf import plan_gguf, write_gguf
+from blazr.models.loading.gguf_plan import plan_gguf
+from blazr.models.loading.gguf_write import write_gguf
 from blazr.models.loading.load import PlannedModel, plan_model
 from blazr.models.loading.packed import choose_storage, tiles_of
 from blazr.models.loading.weights import DTYPES, stored_dtype
@@ -118,7 +119,8 @@ def convert(
 
     Raises:
         CheckpointError: There is no such model, or its files are not sound.
-        ConfigError: There is no GGUF for the model, the directory is in use, or the quantization cannot be written.
+        ConfigError: GGUF cannot hold the model, the directory is in use, or the quantization
+            cannot be written.
         UnknownNameError: There is no such dtype or quantization.
         CapacityError: The disk is too full.
     """
@@ -162,7 +164,9 @@ def _to_gguf(
     progress: Progress | None,
 ) -> Converted:
     plan = plan_gguf(planned, policy, dtype)
-    about = text(planned.checkpoint.directory, planned.derivation.config.vocab_size) if text else {}
+    about: Mapping[str, Value] = {}
+    if text is not None and not planned.checkpoint.metadata:
+        about = text(planned.checkpoint.directory, planned.derivation.config.vocab_size)
     entries = plan.entries
     nbytes = sum(entry.nbytes for entry in entries.values())
     _check_disk(out, nbytes)

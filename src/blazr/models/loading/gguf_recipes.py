@@ -63,7 +63,9 @@ def recipe_of(parameter: str, model: ModelConfig, target: ModelConfig) -> Recipe
     if first == "norm":
         return _norm(parameter, model.final_norm)
     if first == "embed_tokens":
-        return Recipe(source=parameter).times(model.embedding_multiplier / target.embedding_multiplier)
+        return Recipe(source=parameter).times(
+            model.embedding_multiplier / target.embedding_multiplier
+        )
     source = "embed_tokens.weight" if model.tie_word_embeddings else parameter
     return Recipe(source=source).times(target.logits_scaling / model.logits_scaling)
 

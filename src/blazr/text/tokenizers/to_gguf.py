@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001  (letters of many scripts)
 """A tokenizer.json as the metadata of a GGUF file.
 
 GGUF names the way in which a vocabulary splits words, so that of a tokenizer.json has to be
@@ -36,8 +37,8 @@ _TEMPLATE = "tokenizer.chat_template"
 # What tells ways of splitting apart: digits, contractions, spaces, letters of many scripts.
 _HARD = (
     "Hello, world! I'm 1 of 22, 333, 4444 or 55555; they'LL say it's 3.14 (or 2,718).\n\n\n"
-    "  two  spaces\tand\ttabs \n \r\n x=y+1;//z != w && {a: [b]} <p>$5</p> foo_bar fooBar HTTPServer"
-    " a'b 'tis don't DON'T you'Ve ___ --- ... !?! #42 @me 100% 1e-9 ١٢٣ ½ ²\n"
+    "  two  spaces\tand\ttabs \n \r\n x=y+1;//z != w && {a: [b]} <p>$5</p> foo_bar fooBar"
+    " HTTPServer a'b 'tis don't DON'T you'Ve ___ --- ... !?! #42 @me 100% 1e-9 ١٢٣ ½ ²\n"
     "Übergrößenträger naïve café Привет, мир! Γειά σου 你好，世界。 こんにちは カタカナ 안녕하세요"
     " สวัสดี नमस्ते שלום مرحبا 🚀🚀 👩‍👧 \u200b\xa0end   "
 )
@@ -76,7 +77,9 @@ def _base(
         return {}
     added = stored.get("added_tokens")
     found_in_text = {
-        each.get("id") for each in (added if isinstance(added, list) else ()) if isinstance(each, dict)
+        each.get("id")
+        for each in (added if isinstance(added, list) else ())
+        if isinstance(each, dict)
     }
     tokens, types = [], array("i")
     for token_id in range(vocab_size):

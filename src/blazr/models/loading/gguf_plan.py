@@ -1,13 +1,13 @@
-"""From one checkpoint to a GGUF file, a tile of rows at a time.
+"""The plan of a GGUF file, made before any of it is written.
 
-The file is planned first as if it were there: the reader of GGUF must find in it the model that the
-checkpoint holds, or nothing is written.
+It is tried as if the file were there: the reader of GGUF must find in it the model that the
+checkpoint holds.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from blazr.core.errors import BlazrError, ConfigError
 from blazr.core.gguf import DEFAULT_ALIGNMENT, Value
 from blazr.models.causal_lm import CausalLM
 from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, QuantizedInfo, TensorInfo
-from blazr.models.checkpoint.write import Entry, TensorWriter, gguf_header
+from blazr.models.checkpoint.write import Entry, gguf_header
 from blazr.models.config import ModelConfig
 from blazr.models.families.gguf import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from blazr.models.families.gguf_architectures import ARCHITECTURES, Architecture
@@ -31,15 +31,13 @@ from blazr.models.families.gguf_config import (
     mixers_of,
 )
 from blazr.models.families.gguf_names import gguf_names, telling_names
-from blazr.models.families.rules import DecayLog, Mxfp4, Pairs, RuleBook, Transform, Transpose
+from blazr.models.families.rules import Mxfp4, Pairs, RuleBook, Transform
 from blazr.models.loading.gguf_recipes import Recipe, recipe_of
 from blazr.models.loading.load import PlannedModel, plan_model
 from blazr.models.loading.packed import (
     choose_storage,
     packable,
-    read_plain,
     stored_weight,
-    tiles_of,
 )
 from blazr.models.loading.plan import LoadStep
 from blazr.models.loading.weights import DTYPES, stored_dtype
@@ -47,22 +45,20 @@ from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.gated_delta import KimiDeltaConfig
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mlp import MlpConfig
-from blazr.nn.quant.exact import in_blocks
-from blazr.nn.quant.gguf.block_type import TILE
+from blazr.nn.quant.exact import plain_blocks
 from blazr.nn.quant.gguf.quantize import Quantizer
-from blazr.nn.quant.gguf.weight import GgufWeight
-from blazr.nn.quant.mxfp4 import mxfp4_blocks
 from blazr.nn.quant.policy import QuantizePolicy
 
 # What llama.cpp calls files by most of their tensors, and whether it computes with a type there.
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K": 15, "BF16": 32, "MXFP4": 38}
+_GUESSED = 1024
 _VERSION_OF_BLOCKS = 2
 # Matrices that files have as plain numbers, not as float32 like all that is small.
 _PLAIN_MATRICES = ("k_up", "v_up")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class GgufJob:
     """One tensor to be written.
 
     Args:
@@ -93,7 +89,7 @@ class GgufPlan:
     """
 
     metadata: Mapping[str, Value]
-    jobs: tuple[_Job, ...]
+    jobs: tuple[GgufJob, ...]
     factors: Mapping[str, Tensor]
 
     @property
@@ -119,6 +115,8 @@ def plan_gguf(planned: PlannedModel, policy: QuantizePolicy, dtype: str) -> Gguf
     Raises:
         ConfigError: There is no architecture for it, or the architecture cannot say all it is.
     """
+    if planned.checkpoint.metadata:
+        return _plan_again(planned, policy, dtype)
     config = planned.derivation.config
     name = architecture_of(planned.family.name, config)
     if name is None:
@@ -138,9 +136,35 @@ def plan_gguf(planned: PlannedModel, policy: QuantizePolicy, dtype: str) -> Gguf
     return _packed(plan, draft, planned, policy)
 
 
+def _plan_again(planned: PlannedModel, policy: QuantizePolicy, dtype: str) -> GgufPlan:
+    """A GGUF file once more: only what is to be packed otherwise changes."""
+    checkpoint, matrices = planned.checkpoint, packable(planned.module)
+    storage, usual = choose_storage(planned.plan, planned.module, policy), torch.float32
+    parameters = {info.name: step.parameter for step in planned.plan.steps for info in step.sources}
+    jobs = []
+    for info in checkpoint.tensors.values():
+        parameter = parameters.get(info.name, "")
+        storing = storage.get(parameter) if parameter in matrices else None
+        quantizer = storing if isinstance(storing, Quantizer) else None
+        step = LoadStep(info.name, info.shape, (info,))
+        kind = info.dtype
+        if quantizer is not None:
+            kind = quantizer.kind.name
+        elif dtype != "auto" and parameter in matrices:
+            kind = _plain_type(step, dtype, usual)
+        recipe, entry = Recipe(source=info.name), Entry(kind, info.shape)
+        jobs.append(
+            GgufJob(name=info.name, entry=entry, recipe=recipe, step=step, quantizer=quantizer)
+        )
+    kept = {
+        key: value for key, value in checkpoint.metadata.items() if not key.startswith("split.")
+    }
+    return GgufPlan({**kept, **_about(jobs)}, tuple(jobs), {})
+
+
 def _jobs(
     planned: PlannedModel, row: Architecture, target: ModelConfig, dtype: str
-) -> Iterator[_Job]:
+) -> Iterator[GgufJob]:
     steps = {step.parameter: step for step in planned.plan.steps}
     names, usual = _names(row, target), stored_dtype(planned.plan)
     with torch.device("meta"):
@@ -161,7 +185,7 @@ def _jobs(
         plain = _plain_type(step, dtype, usual) if is_matrix else "F32"
         entry = Entry(plain, _shape(parameter, tuple(tensor.shape), target))
         transform = match.transform if match else None
-        yield _Job(name=written[0], entry=entry, recipe=recipe, step=step, transform=transform)
+        yield GgufJob(name=written[0], entry=entry, recipe=recipe, step=step, transform=transform)
 
 
 def _names(row: Architecture, target: ModelConfig) -> RuleBook:
@@ -198,7 +222,7 @@ def _shape(parameter: str, shape: tuple[int, ...], target: ModelConfig) -> tuple
         if isinstance(mixer, Mamba2Config):
             if name.endswith((".a_log", ".d")):
                 return (*shape, 1)
-            if name.endswith("mixer.norm.weight") or name.endswith("mamba.norm.weight"):
+            if name.endswith(("mixer.norm.weight", "mamba.norm.weight")):
                 return (mixer.norm_groups, shape[0] // mixer.norm_groups)
         if isinstance(mixer, KimiDeltaConfig) and name.endswith("_conv1d.weight"):
             return (1, shape[0], 1, shape[1])
@@ -266,18 +290,18 @@ def _packed(
     return replace(plan, jobs=tuple(jobs), metadata={**plan.metadata, **_about(jobs)})
 
 
-def _about(jobs: list[_Job]) -> dict[str, Value]:
+def _about(jobs: list[GgufJob]) -> dict[str, Value]:
     sizes: dict[str, int] = {}
     for job in jobs:
         sizes[job.entry.dtype] = sizes.get(job.entry.dtype, 0) + job.entry.nbytes
     most = max(sizes, key=lambda name: sizes[name])
     return {
-        "general.file_type": _FILE_TYPES[most],
+        "general.file_type": _FILE_TYPES.get(most, _GUESSED),
         "general.quantization_version": _VERSION_OF_BLOCKS,
     }
 
 
-def _kept_type(job: _Job, checkpoint: Checkpoint, *, is_chosen: bool) -> str | None:
+def _kept_type(job: GgufJob, checkpoint: Checkpoint, *, is_chosen: bool) -> str | None:
     """The type of the blocks that a matrix already is, if these can be written as they are."""
     if isinstance(job.step.transform, Mxfp4):
         return "MXFP4"  # nothing is smaller
@@ -290,105 +314,6 @@ def _kept_type(job: _Job, checkpoint: Checkpoint, *, is_chosen: bool) -> str | N
 def _kind_of(info: TensorInfo, checkpoint: Checkpoint) -> str | None:
     if not isinstance(info, QuantizedInfo):
         return None
-    found = in_blocks(stored_weight(info, checkpoint, torch.float32))
+    found = plain_blocks(stored_weight(info, checkpoint, torch.float32))
     checkpoint.drop(info.name)
-    return found.kind.name if isinstance(found, GgufWeight) else None
-
-
-def write_gguf(
-    plan: GgufPlan,
-    checkpoint: Checkpoint,
-    writer: TensorWriter,
-    progress: Callable[[int, int], None] | None,
-) -> None:
-    """Write the tensors of a plan.
-
-    Args:
-        plan: The plan.
-        checkpoint: Where the model is.
-        writer: The file, whose header is written.
-        progress: Told the bytes written so far, and all of them.
-    """
-    total, done = sum(entry.nbytes for entry in plan.entries.values()), 0
-    for name, tensor in plan.factors.items():
-        writer.write(name, tensor)
-        done += tensor.nbytes
-    for job in plan.jobs:
-        for matrix in _matrices(job, checkpoint):
-            for tile in _tiles(job, matrix, checkpoint):
-                writer.write(job.name, tile)
-            for info in job.step.sources:
-                checkpoint.drop(info.name)
-        done += job.entry.nbytes
-        if progress is not None:
-            progress(done, total)
-
-
-Matrix = Tensor | TensorInfo
-
-
-def _matrices(job: _Job, checkpoint: Checkpoint) -> Iterator[Matrix]:
-    """What a tensor is made of: one matrix or vector, or that of every expert.
-
-    Blocks that are kept come as bytes.
-    """
-    step, is_kept = job.step, job.entry.dtype not in ELEMENT_TYPES and job.quantizer is None
-    if isinstance(step.transform, Mxfp4):
-        numbers, exponents = (checkpoint.read(info.name) for info in step.sources)
-        for own, scales in zip(numbers, exponents, strict=True):
-            yield mxfp4_blocks(own, scales)
-        return
-    for info in step.sources:
-        if is_kept and isinstance(info, QuantizedInfo):
-            found = in_blocks(stored_weight(info, checkpoint, torch.float32))
-            assert isinstance(found, GgufWeight)
-            yield found.blocks
-        elif info.is_packed or isinstance(info, QuantizedInfo):
-            yield info
-        else:
-            tensor = checkpoint.read(info.name)
-            tensor = tensor.mT if isinstance(step.transform, Transpose) else tensor
-            if len(step.sources) == 1:
-                is_stack = ".experts." in step.parameter
-                yield from tensor if is_stack else (tensor.reshape(step.shape),)
-            else:
-                yield tensor
-
-
-def _tiles(job: _Job, matrix: Matrix, checkpoint: Checkpoint) -> Iterator[Tensor]:
-    """A matrix as it is written, some rows at a time."""
-    rows, change = job.recipe.rows, job.recipe.change
-    rows = _stored_order(job, rows, matrix)
-    if isinstance(matrix, TensorInfo):
-        if rows is None and change is None:
-            for _, tile in tiles_of(matrix, checkpoint):
-                yield _encoded(job, tile)
-            return
-        matrix = read_plain(matrix, checkpoint)
-    if change is not None:
-        matrix = change(matrix)
-    if isinstance(job.transform, DecayLog):
-        matrix = -matrix.float().exp()
-    count = len(matrix) if rows is None else len(rows)
-    step = max(1, TILE // max(1, matrix[0].numel())) if len(matrix) else 1
-    for low in range(0, count, step):
-        part = slice(low, min(low + step, count))
-        yield _encoded(job, matrix[part] if rows is None else matrix[rows[part]])
-
-
-def _stored_order(job: _Job, rows: Tensor | None, matrix: Matrix) -> Tensor | None:
-    """Which rows are written, in the order of the file."""
-    if not isinstance(job.transform, Pairs):
-        return rows
-    count = matrix.shape[0] if rows is None else len(rows)
-    order = torch.tensor(job.transform.rows(count)).argsort()
-    return order if rows is None else rows[order]
-
-
-def _encoded(job: _Job, tile: Tensor) -> Tensor:
-    if job.quantizer is not None:
-        return job.quantizer(tile)
-    if job.entry.dtype not in ELEMENT_TYPES:
-        return tile
-    dtype: torch.dtype = getattr(torch, ELEMENT_TYPES[job.entry.dtype][1])
-    return tile.to(dtype)
+    return None if found is None else found.kind.name
