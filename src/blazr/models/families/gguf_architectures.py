@@ -74,34 +74,34 @@ _FALCON_NORM = (Rule("blk.{i}.ffn_norm", "layers.{i}.feed_forward_norm.weight"),
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
         "llama": Architecture(
-            families=("llama", "mistral", "mistral3", "mixtral experts"), pairs_rows=True
+            families=("llama", "mistral", "mistral3", "mixtral"), pairs_rows=True
         ),
         "granite": Architecture(
             families=("granite", "granitemoehybrid attention"), pairs_rows=True
         ),
         "granitemoe": Architecture(
-            families=("granitemoe experts", "granitemoehybrid attention experts"), pairs_rows=True
+            families=("granitemoe", "granitemoehybrid attention experts"), pairs_rows=True
         ),
         "smollm3": Architecture(families=("smollm3",), pairs_rows=True, still_every=4),
         "chatglm": Architecture(families=("glm",), fused_mlp=True, rotates_pairs=True),
         "qwen2": Architecture(families=("qwen2",)),
-        "qwen2moe": Architecture(families=("qwen2_moe experts",), norm_topk_prob=False),
-        "olmoe": Architecture(families=("olmoe experts",), norm_topk_prob=False),
+        "qwen2moe": Architecture(families=("qwen2_moe",), norm_topk_prob=False),
+        "olmoe": Architecture(families=("olmoe",), norm_topk_prob=False),
         "qwen3": Architecture(families=("qwen3",)),
-        "qwen3moe": Architecture(families=("qwen3_moe experts",)),
+        "qwen3moe": Architecture(families=("qwen3_moe",)),
         "phi3": Architecture(families=("phi3",), fused_mlp=True),
         "olmo2": Architecture(
             families=("olmo2", "olmo3"), norms="behind", full_every=4, plain_window=True
         ),
         "glm4": Architecture(families=("glm4",), fused_mlp=True, rotates_pairs=True, norms="both"),
         "glm4moe": Architecture(
-            families=("glm4_moe experts",),
+            families=("glm4_moe",),
             late_norm=True,
             norm_topk_prob=False,
             by_sigmoid=True,
         ),
         "gpt-oss": Architecture(
-            families=("gpt_oss experts",),
+            families=("gpt_oss",),
             late_norm=True,
             full_every=2,
             whole_ramp=False,

@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass, replace
 from blazr.core.gguf import Value
 from blazr.models.config import ModelConfig
 from blazr.models.families.gguf_architectures import ARCHITECTURES, Architecture
-from blazr.models.families.gguf_hybrid import SIGMOID, SOFTMAX
+from blazr.models.families.gguf_hybrid import INNER_EPS, SIGMOID, SOFTMAX
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
@@ -97,6 +97,7 @@ def _mixer(mixer: MixerConfig, row: Architecture, eps: float) -> MixerConfig:
             return replace(
                 mixer,
                 rope=mixer.rope and _rope(mixer.rope),
+                qk_norm_all_heads=mixer.qk_norm_all_heads and mixer.num_heads > 1,
                 norm_unit_offset=False,
                 attention_multiplier=None if is_usual else mixer.scale,
             )
@@ -345,6 +346,7 @@ def _mamba1(mixer: Mamba1Config) -> Metadata:
         "ssm.state_size": mixer.state_size,
         "ssm.time_step_rank": mixer.dt_rank,
         "ssm.dt_b_c_rms": mixer.inner_norms == "plain",
+        INNER_EPS: mixer.norm_eps,
     }
 
 

@@ -31,6 +31,8 @@ from blazr.nn.layers.short_conv import ShortConvConfig
 from blazr.nn.ops.moe import ExpertGroups
 
 _ATTENDING = (ATTENTION, FUSED_ATTENTION, LATENT)
+# llama.cpp has one eps for all norms, so that this key is ours.
+INNER_EPS = "ssm.dt_b_c_rms_epsilon"
 SOFTMAX, SIGMOID = 1, 2  # llama.cpp's numbers; 0 is neither
 
 
@@ -48,7 +50,7 @@ def read_mamba1(model: GgufModel, layer: int, eps: float) -> Mamba1Config:
         bias=model.has(at + "ssm_in.bias"),
         conv_bias=model.has(at + "ssm_conv1d.bias"),
         inner_norms="weighted" if model.has(at + "ssm_dt_norm.weight") else norms,
-        norm_eps=eps,
+        norm_eps=model.number(INNER_EPS, eps),
     )
 
 
