@@ -121,6 +121,10 @@ HYBRIDS: dict[str, Case] = {
             "num_experts_per_tok": 2,
         },
     ),
+    "granitemoehybrid mamba": (
+        "granitemoehybrid",
+        {**_GRANITE, "layer_types": ["mamba", "mamba"], "num_local_experts": 0},
+    ),
     "granitemoehybrid dense": (
         "granitemoehybrid",
         {
@@ -251,6 +255,14 @@ HYBRIDS: dict[str, Case] = {
     "kimi_linear": (
         "kimi_linear",
         {**_KIMI, "layer_types": ["linear_attention", "full_attention"], "q_lora_rank": 14},
+    ),
+    "kimi_linear attention": (
+        "kimi_linear",
+        {
+            **_KIMI,
+            "layer_types": ["full_attention", "full_attention"],
+            "mlp_layer_types": ["sparse", "dense"],
+        },
     ),
     "kimi_linear groups": (
         "kimi_linear",

@@ -30,6 +30,9 @@ class Kind:
 def words(numbers: Tensor, bits: int, dim: int) -> Tensor:
     """Numbers from 0 in int32 words along a dimension, the first lowest; zeros fill up the last."""
     numbers = numbers.movedim(dim, -1).long()
+    if 32 % bits:  # a stream of bits
+        stream = (numbers[..., None] >> torch.arange(bits) & 1).flatten(-2)
+        return words(stream, 1, -1).movedim(-1, dim).contiguous()
     count = 32 // bits
     short = -numbers.shape[-1] % count
     numbers = torch.nn.functional.pad(numbers, (0, short)).unflatten(-1, (-1, count))
@@ -187,6 +190,22 @@ def nf4(weight: Tensor, *, block: int = 64, nested: int = 0) -> Encoded:
     return parts, whole
 
 
+def nvfp4(weight: Tensor) -> Encoded:
+    """Source: the compressed-tensors library's description of nvfp4-pack-quantized."""
+    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    values = torch.cat((values, -values))
+    groups = weight.unflatten(1, (-1, 16))
+    outer = 448 * 6 / weight.abs().max()
+    scale = (groups.abs().amax(-1) / 6 * outer).to(torch.float8_e4m3fn)
+    real = scale.float() / outer
+    codes = ((groups / real[..., None])[..., None] - values).abs().argmin(-1)
+    whole = (values[codes] * real[..., None]).flatten(1)
+    pairs = codes.flatten(1).unflatten(1, (-1, 2))
+    packed = (pairs[..., 0] | pairs[..., 1] << 4).to(torch.uint8)
+    parts = {"weight_packed": packed, "weight_scale": scale}
+    return {**parts, "weight_global_scale": outer.reshape(1)}, whole
+
+
 def scb(weight: Tensor) -> Encoded:
     largest = weight.abs().amax(1)
     codes = (weight / largest[:, None] * 127).round()
@@ -204,10 +223,12 @@ def _compressed(kind: str, **weights: object) -> dict[str, object]:
     return {"quant_method": "compressed-tensors", "format": kind, "config_groups": {"g": group}}
 
 
+_NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 _BNB4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 
 KINDS: dict[str, Kind] = {
+    "compressed nvfp4": Kind(nvfp4, _compressed("nvfp4-pack-quantized", **_NVFP4)),
     "fp8 per matrix": Kind(fp8, {"quant_method": "fp8", "activation_scheme": "static"}),
     "fp8 per block": Kind(
         lambda w: fp8(w, block=(128, 128), key="weight_scale_inv"),
@@ -234,6 +255,10 @@ KINDS: dict[str, Kind] = {
     "gptq 8 bits": Kind(lambda w: gptq(w, bits=8), _gptq_config(8, 32)),
     "gptq 8 bits zeros": Kind(
         lambda w: gptq(w, bits=8, zeros=True, index=False), _gptq_config(8, 32, sym=False)
+    ),
+    "gptq 3 bits": Kind(lambda w: gptq(w, bits=3), _gptq_config(3, 32)),
+    "gptq 3 bits ordered": Kind(
+        lambda w: gptq(w, bits=3, zeros=True, order=True), _gptq_config(3, 32, desc_act=True)
     ),
     "gptq 2 bits": Kind(lambda w: gptq(w, bits=2, zeros=True), _gptq_config(2, 32)),
     "awq": Kind(awq, {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}),

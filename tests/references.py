@@ -201,6 +201,15 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
         "gpt_oss",
         {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
     ),
+    "gpt_oss without windows": (
+        "gpt_oss",
+        {
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "layer_types": ["full_attention", "full_attention"],
+        },
+    ),
     "deepseek_v2": (
         "deepseek_v2",
         {
@@ -297,7 +306,7 @@ def reference_logits(model: nn.Module, token_ids: list[int]) -> Tensor:
             part.max_seq_len_cached = part.original_max_seq_len
             part.inv_freq = part.original_inv_freq
     with torch.inference_mode():
-        logits: Tensor = model(torch.tensor([token_ids])).logits[0]
+        logits: Tensor = model(torch.tensor([token_ids]), use_cache=False).logits[0]
     return logits
 
 

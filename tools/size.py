@@ -13,8 +13,8 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "blazr"
 BUDGETS = {
     "core": 800,
     "nn": 10_840,
-    "models": 8_800,
-    "text": 7_100,
+    "models": 10_200,
+    "text": 7_300,
     "engine": 5_022,
     "pipelines": 400,
     "llm": 1_500,

@@ -39,7 +39,8 @@ MODEL = Tiny(
 IN_BLOCKS = {
     "gptq": "Q4_0", "gptq ordered": "Q4_0", "gptq zeros ordered": "Q4_0", "gptq v2 zeros": "Q4_0",
     "gptq whole rows": "Q4_0", "gptq 8 bits": "Q8_0", "gptq 8 bits zeros": "Q8_0",
-    "gptq 2 bits": "Q4_0", "awq": "Q4_0", "compressed int4": "Q4_0",
+    "gptq 2 bits": "Q4_0", "gptq 3 bits": "Q4_0", "gptq 3 bits ordered": "Q4_0",
+    "awq": "Q4_0", "compressed int4": "Q4_0",
     "compressed int4 zeros": "Q4_0", "compressed int4 ordered": "Q4_0",
     "compressed int4 channel": "Q4_0", "compressed int8 packed": "Q8_0",
     "compressed int8": "Q8_0", "compressed int8 half": "Q8_0", "compressed int8 zeros": "Q8_0",

@@ -19,6 +19,9 @@ from blazr.models.loading.plan import plan_load
 
 HEADERS = Path(__file__).parent.parent / "golden" / "headers"
 MODELS = sorted(path.stem for path in HEADERS.glob("*.json"))
+RECORDED = json.loads((HEADERS / "recorded" / "names.json").read_text())
+# Names at the edges, which the recorded extracts may leave out.
+EDGES = re.compile(r"lm_head|.*(embed_tokens|(?<!linear_attn\.)norm)\.weight")
 # What the network has no place for: images, and heads that predict further tokens.
 UNUSED = re.compile(r"(model\.)?(visual|vision_tower|multi_modal_projector|mtp)\.")
 
@@ -68,3 +71,12 @@ def test_a_released_model_is_planned_completely(model: str) -> None:
     plan.check()
     assert len(plan.steps) == len(parameters)
     assert all(UNUSED.match(name) for name in plan.ignored)
+
+
+@pytest.mark.parametrize("model", RECORDED)
+def test_made_names_are_those_of_a_published_file(model: str) -> None:
+    made = json.loads((HEADERS / f"{model}.json").read_text())["tensors"]
+    names_ = {row[0] for row in made if not UNUSED.match(row[0])}
+    recorded = set(RECORDED[model]["names"])
+    assert recorded <= names_
+    assert all(EDGES.match(name) for name in names_ - recorded)

@@ -23,7 +23,10 @@ Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit.  [by 
 
 
 def pull(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Hugging Face ids.")],
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL...", help="Hugging Face ids, or files: org/name:file.gguf."),
+    ],
     *,
     revision: Revision = None,
     verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)

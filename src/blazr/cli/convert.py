@@ -15,8 +15,8 @@ from blazr.cli import options
 
 
 def convert(
-    model: Annotated[str, typer.Argument(help="Directory, .safetensors file, Hugging Face id.")],
-    out: Annotated[Path, typer.Argument(help="Directory to write; new or empty.")],
+    model: Annotated[str, typer.Argument(help="Directory, weights file, Hugging Face id.")],
+    out: Annotated[Path, typer.Argument(help="New or empty directory, or new .gguf file.")],
     *,
     quantize: options.Quantize = None,
     dtype: Annotated[
@@ -25,15 +25,18 @@ def convert(
     as_json: options.Json = False,
     verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
 ) -> None:
-    """Write a model as safetensors, quantized or in another dtype.
+    """Write a model as safetensors or GGUF, quantized or in another dtype.
 
-    Quantized matrices are written as compressed-tensors, which other programs read as well.
+    In a directory, quantized matrices are compressed-tensors, which other programs read as well.
     """
     # torch comes with it, which takes a second
     from blazr.models.loading.convert import convert as run
+    from blazr.text.tokenizers.to_gguf import gguf_vocabulary
 
     with _bar() as progress:
-        made = run(model, out, quantize=quantize, dtype=dtype, progress=progress)
+        made = run(
+            model, out, quantize=quantize, dtype=dtype, text=gguf_vocabulary, progress=progress
+        )
     if as_json:
         report = {
             "path": str(made.path),

@@ -32,8 +32,8 @@ MAX_STRINGS = 2**21
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 # Value types by number: how struct and memoryview spell them.
-_SCALARS = {
-    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d",
+SCALARS = {
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
 _SMALLEST_PAIR = 8 + 4 + 1
 _SMALLEST_TENSOR = 8 + 4 + 4 + 8
@@ -191,8 +191,8 @@ def _read_pair(cursor: _Cursor, metadata: dict[str, Value]) -> None:
         metadata[key] = cursor.string("a string")
     elif kind == _ARRAY:
         metadata[key] = _read_array(cursor, key)
-    elif kind in _SCALARS:
-        value = cursor.number(_SCALARS[kind])
+    elif kind in SCALARS:
+        value = cursor.number(SCALARS[kind])
         metadata[key] = bool(value) if kind == _BOOL else value
     else:
         raise _damaged(f"value type {kind} for {key[:80]!r}", "a type from 0 to 12")
@@ -202,15 +202,15 @@ def _read_array(cursor: _Cursor, key: str) -> Value:
     kind = cursor.number("I")
     if kind == _STRING:
         return _read_strings(cursor, cursor.count("strings", 8))
-    if kind not in _SCALARS:
+    if kind not in SCALARS:
         what = "an array of arrays" if kind == _ARRAY else f"an array of type {kind}"
         raise _damaged(f"{what} for {key[:80]!r}", "an array of numbers or strings")
-    letter = _SCALARS[kind]
+    letter = SCALARS[kind]
     width = struct.calcsize("<" + letter)
     length = cursor.count("array elements", width) * width
     start = cursor.advance(length)
     view: memoryview[int] | memoryview[float] = memoryview(cursor.buffer[start : start + length])
-    return view.cast(letter)  # type: ignore[call-overload]  # a letter of _SCALARS
+    return view.cast(letter)  # type: ignore[call-overload]  # a letter of SCALARS
 
 
 def _read_strings(cursor: _Cursor, count: int) -> list[str]:

@@ -267,7 +267,7 @@ def choose_template(
         UnknownNameError: ``name_or_path`` is none of them, or a parser is no row.
         CheckpointError: A file cannot be read, or its template cannot be used.
     """
-    own = _read_own(directory) if directory is not None else _of_metadata(metadata or {})
+    own = own_templates(directory) if directory is not None else _of_metadata(metadata or {})
     names, stop_names, tool_source = _token_names(directory, tokenizer), None, None
     if name_or_path is None and "default" in own:
         name, source, tool_source = "the model's own", own["default"], own.get("tool_use")
@@ -293,7 +293,7 @@ def choose_template(
     )
 
 
-def _read_own(directory: Path) -> dict[str, str]:
+def own_templates(directory: Path) -> dict[str, str]:
     """The model's templates by name; the usual one is called ``"default"``."""
     own: dict[str, str] = {}
     for file in ("chat_template.json", "tokenizer_config.json"):

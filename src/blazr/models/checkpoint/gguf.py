@@ -11,9 +11,16 @@ from blazr.models.checkpoint.base import ELEMENT_TYPES, Format, Header, TensorIn
 from blazr.models.checkpoint.disk import open_regular
 from blazr.nn.quant.gguf import GGML_TYPES
 
+_HINT = "copy or download the file again"
 # Types that are not blocks: llama.cpp's numbers for ELEMENT_TYPES.
 _PLAIN = {0: "F32", 1: "F16", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 30: "BF16"}
 _PACKED = {row.number: row for row in GGML_TYPES.values() if row.is_packed}
+
+
+def type_numbers() -> dict[str, int]:
+    """What types are called in files, by their names."""
+    packed = {row.name: number for number, row in _PACKED.items()}
+    return {name: number for number, name in _PLAIN.items()} | packed
 
 
 def read_header(path: Path) -> Header:
@@ -48,6 +55,7 @@ def _tensor(path: Path, entry: TensorEntry, header: GgufHeader) -> TensorInfo:
             f"{path}: tensor {entry.name[:100]!r} is not aligned.",
             found=f"offset {entry.offset:,}",
             expected=f"a multiple of {header.alignment}",
+            hint=_HINT,
         )
     return TensorInfo(entry.name, name, entry.shape, path, start, start + nbytes)
 
@@ -71,6 +79,7 @@ def _storage(path: Path, entry: TensorEntry) -> tuple[str, int]:
             f"{path}: tensor {entry.name[:100]!r} does not consist of whole blocks.",
             found=f"rows of {columns:,}",
             expected=f"a multiple of {row.length} for {row.name}",
+            hint=_HINT,
         )
     return row.name, prod(entry.shape) // row.length * row.nbytes
 
@@ -84,12 +93,13 @@ def _check_ranges(path: Path, tensors: dict[str, TensorInfo], size: int) -> None
                 f"{path}: cut short; tensor {info.name[:100]!r} ends after the file.",
                 found=f"{size:,} bytes",
                 expected=f"at least {info.end:,}"[:100],
-                hint="copy or download the file again",
+                hint=_HINT,
             )
         if info.start < position:
             raise CheckpointError(
                 f"{path}: tensor {info.name[:100]!r} overlaps the one before it.",
                 found=f"byte {info.start:,}",
                 expected=f"byte {position:,} or later",
+                hint=_HINT,
             )
         position = info.end

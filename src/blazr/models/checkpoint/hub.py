@@ -12,6 +12,11 @@ from blazr.core.errors import CheckpointError
 
 BUILT_IN = "nano"
 _REPO_ID = re.compile(r"[\w][\w.-]{0,95}/[\w][\w.-]{0,95}", re.ASCII)
+_FILE = re.compile(
+    r"(?P<repo>[\w][\w.-]{0,95}/[\w][\w.-]{0,95}):(?P<file>[\w][\w ./-]{0,250}\.gguf)", re.ASCII
+)
+_SHARD = re.compile(r"\d{5}(?=-of-\d{5}\.gguf$)", re.ASCII)
+_SUFFIX = ".gguf"
 _WANTED = [
     "*.safetensors",
     "*.safetensors.index.json",
@@ -26,7 +31,11 @@ _WANTED = [
     "merges.txt",
 ]
 _UNWANTED = ["*/*", "consolidated*", "adapter_*"]
-_HINT = "pass a directory with model.safetensors, a .safetensors file, or a Hub id (org/name)"
+_HINT = (
+    "pass a directory with model.safetensors, a .safetensors or .gguf file, a Hub id (org/name), or"
+    " a file of one (org/name:file.gguf)"
+)
+_LISTED = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +52,9 @@ class ModelFiles:
 
 
 def find_model(model: str, *, revision: str | None = None) -> ModelFiles:
-    """Find a model by path, by the name ``nano``, or by Hub id. A path that exists always wins.
+    """Find a model by path, by the name ``nano``, or on the Hub. A path that exists always wins.
+
+    On the Hub a model is ``org/name``, or a GGUF file in it, ``org/name:file.gguf``.
 
     The Hub's client honours HF_HOME, HF_TOKEN and HF_HUB_OFFLINE; all files come from one revision,
     and its progress bars go to stderr.
@@ -63,6 +74,9 @@ def find_model(model: str, *, revision: str | None = None) -> ModelFiles:
         return ModelFiles(BUILT_IN, _built_in())
     if _REPO_ID.fullmatch(model) and not model.endswith((".safetensors", ".gguf")):
         return ModelFiles(model, _fetch(model, revision))
+    if _FILE.fullmatch(model):
+        path = _fetch_file(model, revision)
+        return ModelFiles(path.stem, path)
     raise CheckpointError(
         f"no model at {model[:100]!r}.", found=_closest(model) or "nothing there", hint=_HINT
     )
@@ -72,18 +86,21 @@ def fetch_model(model: str, *, revision: str | None = None) -> Path:
     """Fetch a model from the Hub, or what is missing of it, whatever lies here by its name.
 
     Args:
-        model: Its Hub id.
+        model: Its Hub id, or that and a GGUF file: ``org/name:file.gguf``, of several parts any.
         revision: Branch, tag or commit; None for the default branch.
 
     Returns:
-        Its directory in the cache.
+        Its directory in the cache, or the file.
 
     Raises:
         CheckpointError: It is no Hub id, there is no such model, or it cannot be fetched.
     """
+    if _FILE.fullmatch(model):
+        return _fetch_file(model, revision)
     if not _REPO_ID.fullmatch(model):
         raise CheckpointError(
-            f"{model[:100]!r} is no Hub id.", expected="organisation/name, as on huggingface.co"
+            f"{model[:100]!r} is no Hub id.",
+            expected="organisation/name, as on huggingface.co, or organisation/name:file.gguf",
         )
     return _fetch(model, revision)
 
@@ -124,12 +141,54 @@ def _closest(model: str) -> str:
 
 
 def _fetch(model: str, revision: str | None) -> Path:
+    path = _snapshot(model, revision, _WANTED, _UNWANTED)
+    files = [] if any(path.glob("*.safetensors")) else _gguf_files(model, revision)
+    if files:
+        raise CheckpointError(
+            f"{model!r} holds GGUF files alone.",
+            expected=", ".join(files[:_LISTED]) + (", ..." if len(files) > _LISTED else ""),
+            hint=f"name one of them: {model}:{files[0]}",
+        )
+    return path
+
+
+def _fetch_file(name: str, revision: str | None) -> Path:
+    """One file, with the others that it is a part of."""
+    found = _FILE.fullmatch(name)
+    assert found is not None
+    model, file = found["repo"], found["file"]
+    is_sound = ".." not in file.split("/")
+    path = _snapshot(model, revision, [_SHARD.sub("*", file)] if is_sound else [], None) / file
+    if not is_sound or not path.exists():
+        files = _gguf_files(model, revision)
+        raise CheckpointError(
+            f"{model!r} has no file {file[:100]!r}, as far as can be seen from here.",
+            found=", ".join(files[:_LISTED]) + (", ..." if len(files) > _LISTED else ""),
+            hint="name one that is there, as its page on huggingface.co lists it",
+        )
+    return path
+
+
+def _gguf_files(model: str, revision: str | None) -> list[str]:
+    """The GGUF files of a repository; none where the Hub cannot be asked."""
+    from huggingface_hub import HfApi
+
+    try:
+        names = HfApi().list_repo_files(model, revision=revision)
+    except (OSError, ValueError):
+        return []
+    return sorted(name for name in names if name.endswith(_SUFFIX))
+
+
+def _snapshot(
+    model: str, revision: str | None, wanted: list[str], unwanted: list[str] | None
+) -> Path:
     from huggingface_hub import errors, snapshot_download  # slow to import
 
     try:
         return Path(
             snapshot_download(
-                model, revision=revision, allow_patterns=_WANTED, ignore_patterns=_UNWANTED
+                model, revision=revision, allow_patterns=wanted, ignore_patterns=unwanted
             )
         )
     except errors.GatedRepoError as error:

@@ -20,6 +20,7 @@ from blazr.models.checkpoint.disk import open_regular
 
 MAX_HEADER_BYTES = 100_000_000
 _LENGTH_BYTES = 8
+_HINT = "copy or download the file again"
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
@@ -48,7 +49,7 @@ def _header_length(path: Path, raw: bytes, size: int) -> int:
             f"{path}: not a safetensors file, or cut short.",
             found=f"{size:,} bytes, of which the header claims {length:,}",
             expected="8 bytes of header length, a header of at most 100 MB, the data",
-            hint="copy or download the file again",
+            hint=_HINT,
         )
     return length
 
@@ -61,16 +62,17 @@ def _parse(path: Path, raw: bytes) -> dict[str, object]:
             f"{path}: the header cannot be parsed.",
             found=str(error)[:100],
             expected="JSON with unique names",
+            hint=_HINT,
         ) from error
     if not isinstance(entries, dict):
         raise CheckpointError(
-            f"{path}: the header is not a JSON object.", found=type(entries).__name__
+            f"{path}: the header is not a JSON object.", found=type(entries).__name__, hint=_HINT
         )
     notes = entries.pop("__metadata__", None)
     if notes is not None and not (
         isinstance(notes, dict) and all(isinstance(value, str) for value in notes.values())
     ):
-        raise CheckpointError(f"{path}: __metadata__ is not an object of strings.")
+        raise CheckpointError(f"{path}: __metadata__ is not an object of strings.", hint=_HINT)
     return entries
 
 
@@ -87,19 +89,23 @@ def _tensor(path: Path, name: str, entry: object, base: int) -> TensorInfo:
     """One entry of the header, checked on its own."""
     label = f"{path}: tensor {name[:100]!r}"
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise CheckpointError(f"{label} is not described by dtype, shape and data_offsets.")
+        raise CheckpointError(
+            f"{label} is not described by dtype, shape and data_offsets.", hint=_HINT
+        )
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ELEMENT_TYPES:
         raise CheckpointError(
             f"{label} has an unknown dtype.",
             found=repr(dtype)[:100],
             expected=", ".join(ELEMENT_TYPES),
+            hint="save it in one of these, or download the file again",
         )
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         raise CheckpointError(
             f"{label} has a malformed shape or range.",
             found=f"shape {shape}, data_offsets {offsets}"[:100],
             expected="whole numbers from 0, two offsets",
+            hint=_HINT,
         )
     start, end = offsets
     needed = prod(shape) * ELEMENT_TYPES[dtype][0]
@@ -108,6 +114,7 @@ def _tensor(path: Path, name: str, entry: object, base: int) -> TensorInfo:
             f"{label} does not fill its byte range.",
             found=f"{end - start:,} bytes from {start:,} to {end:,}",
             expected=f"{needed:,} bytes for {dtype} {shape}"[:100],
+            hint=_HINT,
         )
     return TensorInfo(name, dtype, tuple(shape), path, base + start, base + end)
 
@@ -127,7 +134,7 @@ def _check_cover(path: Path, tensors: dict[str, TensorInfo], base: int, size: in
                 f"{path}: cut short; tensor {info.name[:100]!r} ends after the file.",
                 found=f"{size:,} bytes",
                 expected=f"at least {info.end:,}",
-                hint="copy or download the file again",
+                hint=_HINT,
             )
         if info.start != position:
             what = "overlaps the one before it" if info.start < position else "follows a hole"
@@ -135,6 +142,7 @@ def _check_cover(path: Path, tensors: dict[str, TensorInfo], base: int, size: in
                 f"{path}: tensor {info.name[:100]!r} {what} at byte {info.start:,}.",
                 found=f"byte {info.start:,}",
                 expected=f"byte {position:,}",
+                hint=_HINT,
             )
         position = info.end
     if position != size:
@@ -142,4 +150,5 @@ def _check_cover(path: Path, tensors: dict[str, TensorInfo], base: int, size: in
             f"{path}: bytes after the last tensor.",
             found=f"{size:,} bytes",
             expected=f"{position:,} bytes",
+            hint=_HINT,
         )

@@ -1,22 +1,28 @@
-"""Writing safetensors files, one tensor after the other, so that none has to wait in memory."""
+"""Writing files of weights, one tensor after the other, so that none has to wait in memory."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from blazr.core.gguf import DEFAULT_ALIGNMENT, MAGIC, SCALARS, VERSIONS, Value
 from blazr.models.checkpoint.base import ELEMENT_TYPES
+from blazr.models.checkpoint.gguf import type_numbers
+from blazr.nn.quant.gguf import GGML_TYPES
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _ALIGNMENT = 8
-_NAMES = {torch_name: name for name, (_, torch_name) in ELEMENT_TYPES.items()}
+# Numbers of GGUF's value types, and how struct spells them.
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+_UNSIGNED, _SIGNED, _FLOAT, _LONG = (4, "I"), (5, "i"), (6, "f"), (11, "q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +30,7 @@ class Entry:
     """A tensor to be written.
 
     Args:
-        dtype: A name of ELEMENT_TYPES.
+        dtype: A name of ELEMENT_TYPES, or for packed blocks of GGML_TYPES.
         shape: Its dimensions.
     """
 
@@ -34,10 +40,13 @@ class Entry:
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return prod(self.shape) * ELEMENT_TYPES[self.dtype][0]
+        if self.dtype in ELEMENT_TYPES:
+            return prod(self.shape) * ELEMENT_TYPES[self.dtype][0]
+        kind = GGML_TYPES[self.dtype]
+        return prod(self.shape) // kind.length * kind.nbytes
 
 
-class SafetensorsWriter:
+class TensorWriter:
     """A file whose header is written first, and whose tensors then follow in that order.
 
     It is complete when every tensor has been written; until it is closed without an error it goes
@@ -45,43 +54,35 @@ class SafetensorsWriter:
 
     Args:
         path: The file.
+        header: What comes before the tensors.
         entries: What will be written, in order.
+        alignment: Every tensor fills a multiple of so many bytes.
     """
 
-    def __init__(self, path: Path, entries: Mapping[str, Entry]) -> None:
+    def __init__(
+        self, path: Path, header: bytes, entries: Mapping[str, Entry], *, alignment: int = 1
+    ) -> None:
         self._path = path
         self._partial = path.with_name(path.name + ".partial")
-        self._waiting = list(entries.items())
-        header, position = dict[str, object](), 0
-        for name, entry in self._waiting:
-            end = position + entry.nbytes
-            header[name] = {
-                "dtype": entry.dtype,
-                "shape": list(entry.shape),
-                "data_offsets": [position, end],
-            }
-            position = end
-        text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
-        text += b" " * (-len(text) % _ALIGNMENT)
+        self._waiting = [(name, entry.nbytes) for name, entry in entries.items()]
+        self._alignment = alignment
         self._file = self._partial.open("wb")
-        self._file.write(len(text).to_bytes(8, "little") + text)
+        self._file.write(header)
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Append a tensor, which must be the next, whole or a run of its rows."""
         import torch  # headers are made without it
 
-        expected, entry = self._waiting[0]
+        expected, left = self._waiting[0]
         assert name == expected, (name, expected)
-        assert _NAMES[str(tensor.dtype).removeprefix("torch.")] == entry.dtype, (name, tensor.dtype)
-        left = entry.nbytes - tensor.nbytes
-        assert left >= 0, name
+        assert tensor.nbytes <= left, (name, tensor.shape, tensor.dtype, left)
         self._file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        shape = (left // ELEMENT_TYPES[entry.dtype][0],)
-        self._waiting[0] = (name, Entry(entry.dtype, shape))
-        if left == 0:
+        self._waiting[0] = (name, left - tensor.nbytes)
+        if left == tensor.nbytes:
             self._waiting.pop(0)
+            self._file.write(bytes(-self._file.tell() % self._alignment))
 
-    def __enter__(self) -> SafetensorsWriter:
+    def __enter__(self) -> TensorWriter:
         """Itself."""
         return self
 
@@ -98,3 +99,92 @@ class SafetensorsWriter:
             self._partial.replace(self._path)
         else:
             self._partial.unlink(missing_ok=True)
+
+
+def safetensors_writer(path: Path, entries: Mapping[str, Entry]) -> TensorWriter:
+    """A safetensors file of these tensors."""
+    header, position = dict[str, object](), 0
+    for name, entry in entries.items():
+        end = position + entry.nbytes
+        header[name] = {
+            "dtype": entry.dtype,
+            "shape": list(entry.shape),
+            "data_offsets": [position, end],
+        }
+        position = end
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return TensorWriter(path, len(text).to_bytes(8, "little") + text, entries)
+
+
+def gguf_writer(
+    path: Path, metadata: Mapping[str, Value], entries: Mapping[str, Entry]
+) -> TensorWriter:
+    """A GGUF file of these tensors; the arguments are those of `gguf_header`."""
+    header = gguf_header(metadata, entries)
+    return TensorWriter(path, header, entries, alignment=DEFAULT_ALIGNMENT)
+
+
+def gguf_header(metadata: Mapping[str, Value], entries: Mapping[str, Entry]) -> bytes:
+    """What comes before the data in a GGUF file of version 3.
+
+    Args:
+        metadata: Values by key. Whole numbers become 32 bits wide where they fit, others float32;
+            arrays that were read from a file keep their type.
+        entries: The tensors, in order.
+    """
+    numbers = type_numbers()
+    header = MAGIC + struct.pack("<IQQ", max(VERSIONS), len(entries), len(metadata))
+    header += b"".join(_string(key) + _value(value) for key, value in metadata.items())
+    position = 0
+    for name, entry in entries.items():
+        sizes = entry.shape[::-1]
+        layout = f"<I{len(sizes)}QIQ"
+        header += _string(name)
+        header += struct.pack(layout, len(sizes), *sizes, numbers[entry.dtype], position)
+        position += -(-entry.nbytes // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
+    return header + bytes(-len(header) % DEFAULT_ALIGNMENT)
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _value(value: Value) -> bytes:
+    match value:
+        case bool():
+            return struct.pack("<I?", _BOOL, value)
+        case str():
+            return struct.pack("<I", _STRING) + _string(value)
+        case int() | float():
+            number, letter = _scalar([value])
+            return struct.pack(f"<I{letter}", number, value)
+        case _:
+            return struct.pack("<I", _ARRAY) + _array(value)
+
+
+def _array(values: Sequence[int] | Sequence[float] | Sequence[str]) -> bytes:
+    if isinstance(values, memoryview):
+        number = next(key for key, letter in SCALARS.items() if letter == values.format)
+        return struct.pack("<IQ", number, len(values)) + values.tobytes()
+    if values and isinstance(values[0], str):
+        raw = b"".join(_string(str(each)) for each in values)
+        return struct.pack("<IQ", _STRING, len(values)) + raw
+    if values and isinstance(values[0], bool):
+        return struct.pack(f"<IQ{len(values)}?", _BOOL, len(values), *values)
+    numbers = [each for each in values if not isinstance(each, str)]
+    number, letter = _scalar(numbers)
+    if letter == "I" and max(numbers, default=0) < 2**31:
+        number, letter = _SIGNED  # as converters have it
+    return struct.pack(f"<IQ{len(numbers)}{letter}", number, len(numbers), *numbers)
+
+
+def _scalar(values: Sequence[float]) -> tuple[int, str]:
+    """The narrowest type that holds them all."""
+    if any(isinstance(each, float) for each in values):
+        return _FLOAT
+    low, high = min(values, default=0), max(values, default=0)
+    if low >= 0:
+        return _UNSIGNED if high < 2**32 else _LONG
+    return _SIGNED if low >= -(2**31) and high < 2**31 else _LONG

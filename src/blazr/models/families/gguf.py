@@ -8,6 +8,7 @@ otherwise their tensors show.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 from blazr.core.errors import ConfigError, ShapeError
@@ -16,11 +17,12 @@ from blazr.models.config import ModelConfig
 from blazr.models.families.base import Derivation, Family, Ledger
 from blazr.models.families.config_reader import ConfigReader
 from blazr.models.families.gguf_architectures import ARCHITECTURES, Architecture
-from blazr.models.families.gguf_hybrid import hybrid_rules, read_experts, read_layer
-from blazr.models.families.gguf_latent import latent_rules, read_latent
+from blazr.models.families.gguf_hybrid import read_experts, read_layer
+from blazr.models.families.gguf_latent import read_latent
 from blazr.models.families.gguf_model import GgufModel
+from blazr.models.families.gguf_names import gguf_names
 from blazr.models.families.oxidizr import read_max_seq_len
-from blazr.models.families.rules import DecayLog, Reshape, Rule, RuleBook, Stack
+from blazr.models.families.rules import Pairs, RuleBook
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
@@ -32,6 +34,7 @@ from blazr.nn.layers.rope import RopeConfig, RopeScaling
 DEFAULT_EPS = 1e-5
 DEFAULT_ROPE_THETA = 10000.0
 ROPE_FACTORS = "rope_freqs.weight"
+_BLOCK = re.compile(r"blk\.(\d+)\.(.+)", re.ASCII)
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 
 
@@ -115,13 +118,6 @@ def _rope(
     theta = model.number("rope.freq_base", DEFAULT_ROPE_THETA)
     if has_window and row.plain_window:
         return RopeConfig(dim, model.number("rope.freq_base_swa", row.window_theta or theta))
-    if row.rotation == "told" and dim != head_dim:
-        raise ConfigError(
-            f"the metadata's {model.key('rope.dimension_count')!r} is not supported.",
-            found=f"{dim} of {head_dim} channels"[:100],
-            expected="all channels of a head: converters mix up the others",
-            hint="take the same model as safetensors",
-        )
     scaling = _scaling(model, dim)
     if scaling is not None and not row.whole_ramp:
         scaling = replace(scaling, truncate=False)
@@ -211,8 +207,15 @@ def _feed_forward(model: GgufModel, row: Architecture, layer: int) -> FeedForwar
 
 
 def _eps(model: GgufModel, row: Architecture) -> float:
-    kind = "layer_norm_rms_epsilon" if row.norm_kind == "rms" else "layer_norm_epsilon"
-    return model.number(f"attention.{kind}", DEFAULT_EPS)
+    keys = ["attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"]
+    first, second = keys if row.norm_kind == "rms" else keys[::-1]  # some converters mix them up
+    return model.number(first, 0.0) or model.number(second, DEFAULT_EPS)
+
+
+def _any_attention(model: GgufModel, row: Architecture, index: int) -> MixerConfig:
+    if model.has(f"blk.{index}.attn_kv_a_mqa.weight"):
+        return read_latent(model, index, lambda dim: _rope(model, row, dim, has_window=False))
+    return _attention(model, row, index)
 
 
 def _layer(model: GgufModel, row: Architecture, norm: NormConfig, index: int) -> LayerConfig:
@@ -223,17 +226,11 @@ def _layer(model: GgufModel, row: Architecture, norm: NormConfig, index: int) ->
             model,
             index,
             norm,
-            attention=lambda: _attention(model, row, index),
+            attention=lambda: _any_attention(model, row, index),
             feed_forward=lambda: _feed_forward(model, row, index),
         )
-    latent = model.has(f"blk.{index}.attn_kv_a_mqa.weight")
-    mixer: MixerConfig = (
-        read_latent(model, index, lambda dim: _rope(model, row, dim, has_window=False))
-        if latent
-        else _attention(model, row, index)
-    )
     return LayerConfig(
-        mixer=mixer,
+        mixer=_any_attention(model, row, index),
         mixer_norm=before,
         mixer_post_norm=behind,
         feed_forward=_feed_forward(model, row, index),
@@ -283,67 +280,25 @@ def _architecture(checkpoint: Checkpoint) -> Architecture:
     return row
 
 
-def _rules(*, fused: bool = False, norms_before: bool = False) -> list[Rule]:
-    layer, ours = "blk.{i}.", "layers.{i}."
-    mixer, feed = ours + "mixer.", ours + "feed_forward."
-    parts, projections = ("weight", "bias"), ("gate", "up", "down")
-    norms = {
-        "attn_norm": "mixer_norm",
-        "post_attention_norm": "mixer_post_norm",
-        "ffn_norm": "feed_forward_norm",
-        "post_ffw_norm": "feed_forward_post_norm",
-        "attn_q_norm": "mixer.q_norm",
-        "attn_k_norm": "mixer.k_norm",
-    }
-    if norms_before:  # the one behind attention is the one before the other half
-        norms["post_attention_norm"] = norms["ffn_norm"]
-    matrices = {
-        **{f"attn_{name}": f"mixer.{name}_proj" for name in ("q", "k", "v", "qkv")},
-        "attn_output": "mixer.o_proj",
-        **{f"ffn_{name}": f"feed_forward.{name}_proj" for name in projections},
-        **({"ffn_up": "feed_forward.gate_up_proj"} if fused else {}),
-        "ssm_conv1d": "mixer.conv1d",
-        **{f"ssm_{name}": f"mixer.{name}_proj" for name in ("in", "x", "dt", "out")},
-        **{f"ssm_{name}_norm": f"mixer.{name}_norm" for name in ("dt", "b", "c")},
-        **{f"shortconv.{name}_proj": f"mixer.{name}_proj" for name in ("in", "out")},
-        "shortconv.conv": "mixer.conv1d",
-        **{f"ffn_{name}_shexp": f"feed_forward.shared_expert.{name}_proj" for name in projections},
-        **{f"ffn_latent_{name}": f"feed_forward.latent_{name}_proj" for name in ("down", "up")},
-    }
-    return [
-        Rule("token_embd.weight", "embed_tokens.weight"),
-        Rule("output_norm.{p}", "norm.{p}", p=parts),
-        Rule("output.weight", "lm_head.weight"),
-        *(
-            Rule(f"{layer}{theirs}.{{p}}", f"{ours}{name}.{{p}}", p=parts)
-            for theirs, name in (norms | matrices).items()
-        ),
-        Rule(layer + "ffn_norm", ours + "feed_forward_norm.weight"),  # Falcon-H1's
-        Rule(layer + "attn_sinks.weight", mixer + "sinks"),
-        *latent_rules(),
-        Rule(layer + "ffn_gate_inp.{p}", feed + "router.{p}", p=parts),
-        Rule(layer + "ffn_gate_inp_shexp.weight", feed + "shared_expert_gate.weight", Reshape()),
-        Rule(layer + "ffn_{p}_exps.bias", feed + "experts.{p}_bias", p=projections),
-        Rule(layer + "exp_probs_b.bias", feed + "correction_bias"),
-        Rule(layer + "ffn_{p}_exps.weight", feed + "experts.{p}_proj", p=projections),
-        Rule(layer + "ffn_{p}.{e}.weight", feed + "experts.{p}_proj", Stack("e"), p=projections),
-        Rule(layer + "ssm_a", mixer + "a_log", DecayLog()),
-        Rule(layer + "ssm_d", mixer + "d"),
-    ]
-
-
-_PLAIN = RuleBook(_rules())
-
-
 def _rules_of(checkpoint: Checkpoint) -> RuleBook:
-    """Both upward matrices of an MLP may be one, under the name of the second."""
-    name = str(checkpoint.metadata.get("general.architecture"))
-    row = ARCHITECTURES.get(name, Architecture())
-    before = row.norms == "before" and "blk.0.post_attention_norm.weight" in checkpoint.tensors
+    """The names of one file's tensors."""
+    row, layers = _architecture(checkpoint), dict[str, set[str]]()
+    for name in checkpoint.tensors:
+        found = _BLOCK.fullmatch(name)
+        if found:
+            layers.setdefault(found[1], set()).add(found[2])
     up, down = (checkpoint.tensors.get(f"blk.0.ffn_{name}.weight") for name in ("up", "down"))
     is_fused = up is not None and down is not None and up.shape[:1] == (2 * down.shape[-1],)
-    more = hybrid_rules(checkpoint) if row.hybrid else []
-    return RuleBook([*_rules(fused=is_fused and not row.hybrid, norms_before=before), *more])
+    pairs = _pairs(GgufModel(checkpoint), row) if row.pairs_rows else None
+    return gguf_names(row, layers, fused=is_fused, pairs=pairs)
+
+
+def _pairs(model: GgufModel, row: Architecture) -> Pairs:
+    """Converters of a model whose attention may not rotate put whole heads in pairs."""
+    heads = max(model.integer("attention.head_count", layer=i) for i in range(model.num_layers))
+    dim = model.integer("attention.key_length", model.hidden_size // max(1, heads))
+    rotated = dim if row.rotation == "told" else model.integer("rope.dimension_count", dim)
+    return Pairs(max(1, dim), min(rotated, dim) // 2 * 2)
 
 
 def _unused(checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -357,7 +312,7 @@ GGUF = Family(
     name="gguf",
     matches=lambda checkpoint: "general.architecture" in checkpoint.metadata,
     derive=_derive,
-    rules=_PLAIN,
+    rules=gguf_names(Architecture(), {}),
     rules_of=_rules_of,
     ignored=(ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS),
     unused=_unused,

@@ -7,15 +7,23 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from blazr.models.families.rules import Rule
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """What a name in ``general.architecture`` stands for, as differences from Llama.
 
     Args:
+        families: Names of FAMILIES that are written as this one, with ``attention`` behind them
+            where that is for models of nothing else, ``experts`` for those that have some.
         hybrid: Whether its layers' tensors tell what they are made of.
+        own_names: Names of tensors that others do not have.
+        late_norm: Whether the norm before a feed-forward is called by what it is behind.
         rotation: Whether attention rotates: always, never, or as ``rope.scaling.finetuned`` says.
+        fused_mlp: Whether both upward matrices of an MLP are one.
         rotates_pairs: Whether channels that are rotated together lie side by side.
+        pairs_rows: Whether they do so in files alone, rows of queries and keys having been moved.
         norms: Whether norms stand before, behind, or on both sides of a layer's halves.
         norm_kind: RMSNorm or LayerNorm.
         activation: Of its feed-forwards.
@@ -29,11 +37,18 @@ class Architecture:
         scales_embedding: Whether embedded tokens are multiplied with the root of their size.
         wide_scale_layers: A model of so many layers scales scores by hidden size over heads.
         swiglu: Steepness and limit of the clamped activation of its experts.
+        is_folded: Whether files have the model's multipliers in its matrices.
+        tiled: Whether values of delta networks that share a key lie apart.
     """
 
+    families: tuple[str, ...] = ()
     hybrid: bool = False
+    own_names: tuple[Rule, ...] = ()
+    late_norm: bool = False
+    fused_mlp: bool = False
     rotation: Literal["always", "never", "told"] = "always"
     rotates_pairs: bool = False
+    pairs_rows: bool = False
     norms: Literal["before", "behind", "both"] = "before"
     norm_kind: Literal["rms", "layer"] = "rms"
     activation: str = "silu"
@@ -47,35 +62,58 @@ class Architecture:
     scales_embedding: bool = False
     wide_scale_layers: int = 0
     swiglu: tuple[float, float] | None = None
+    is_folded: bool = False
+    tiled: bool = False
 
 
 _GELU = "gelu_tanh"
-_PAIRS = Architecture(rotates_pairs=True)
-_UNWEIGHED = Architecture(norm_topk_prob=False)
-_HYBRID = Architecture(hybrid=True)
-_NEMOTRON = Architecture(hybrid=True, rotation="never", activation="relu2", by_sigmoid=True)
-# llama is Mistral and Mixtral, too.
+_LFM2_NORM = (Rule("token_embd_norm.weight", "norm.weight"),)
+# in files of converters, this one has no ending
+_FALCON_NORM = (Rule("blk.{i}.ffn_norm", "layers.{i}.feed_forward_norm.weight"),)
+
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
-        "llama": _PAIRS,
-        "granite": _PAIRS,
-        "granitemoe": _PAIRS,
-        "smollm3": Architecture(rotates_pairs=True, still_every=4),
-        "chatglm": _PAIRS,
-        "qwen2": Architecture(),
-        "qwen2moe": _UNWEIGHED,
-        "olmoe": _UNWEIGHED,
-        "qwen3": Architecture(),
-        "qwen3moe": Architecture(),
-        "phi3": Architecture(),
-        "olmo2": Architecture(norms="behind", full_every=4, plain_window=True),
-        "glm4": Architecture(rotates_pairs=True, norms="both"),
-        "glm4moe": Architecture(norm_topk_prob=False, by_sigmoid=True),
-        "gpt-oss": Architecture(full_every=2, whole_ramp=False, swiglu=(1.702, 7.0)),
-        "deepseek2": Architecture(rotates_pairs=True, norm_topk_prob=False),
-        "starcoder2": Architecture(norm_kind="layer", activation=_GELU),
-        "gemma": Architecture(activation=_GELU, scales_embedding=True),
+        "llama": Architecture(
+            families=("llama", "mistral", "mistral3", "mixtral"), pairs_rows=True
+        ),
+        "granite": Architecture(
+            families=("granite", "granitemoehybrid attention"), pairs_rows=True
+        ),
+        "granitemoe": Architecture(
+            families=("granitemoe", "granitemoehybrid attention experts"), pairs_rows=True
+        ),
+        "smollm3": Architecture(families=("smollm3",), pairs_rows=True, still_every=4),
+        "chatglm": Architecture(families=("glm",), fused_mlp=True, rotates_pairs=True),
+        "qwen2": Architecture(families=("qwen2",)),
+        "qwen2moe": Architecture(families=("qwen2_moe",), norm_topk_prob=False),
+        "olmoe": Architecture(families=("olmoe",), norm_topk_prob=False),
+        "qwen3": Architecture(families=("qwen3",)),
+        "qwen3moe": Architecture(families=("qwen3_moe",)),
+        "phi3": Architecture(families=("phi3",), fused_mlp=True),
+        "olmo2": Architecture(
+            families=("olmo2", "olmo3"), norms="behind", full_every=4, plain_window=True
+        ),
+        "glm4": Architecture(families=("glm4",), fused_mlp=True, rotates_pairs=True, norms="both"),
+        "glm4moe": Architecture(
+            families=("glm4_moe",),
+            late_norm=True,
+            norm_topk_prob=False,
+            by_sigmoid=True,
+        ),
+        "gpt-oss": Architecture(
+            families=("gpt_oss",),
+            late_norm=True,
+            full_every=2,
+            whole_ramp=False,
+            swiglu=(1.702, 7.0),
+        ),
+        "deepseek2": Architecture(
+            families=("deepseek_v2", "deepseek_v3"), rotates_pairs=True, norm_topk_prob=False
+        ),
+        "starcoder2": Architecture(families=("starcoder2",), norm_kind="layer", activation=_GELU),
+        "gemma": Architecture(families=("gemma",), activation=_GELU, scales_embedding=True),
         "gemma2": Architecture(
+            families=("gemma2",),
             norms="both",
             activation=_GELU,
             full_every=2,
@@ -83,6 +121,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             wide_scale_layers=46,
         ),
         "gemma3": Architecture(
+            families=("gemma3_text", "gemma3"),
             norms="both",
             activation=_GELU,
             full_every=6,
@@ -91,17 +130,40 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             scales_embedding=True,
             wide_scale_layers=62,
         ),
-        "mamba": _HYBRID,
-        "mamba2": _HYBRID,
-        "jamba": Architecture(hybrid=True, rotation="never", norm_topk_prob=False),
-        "granitehybrid": Architecture(hybrid=True, rotation="told", rotates_pairs=True),
-        "nemotron_h": _NEMOTRON,
-        "nemotron_h_moe": _NEMOTRON,
-        "falcon-h1": _HYBRID,
-        "lfm2": _HYBRID,
-        "lfm2moe": Architecture(hybrid=True, by_sigmoid=True),
-        "qwen3next": _HYBRID,
-        "qwen35": _HYBRID,
-        "qwen35moe": _HYBRID,
+        "mamba": Architecture(families=("mamba", "falcon_mamba"), hybrid=True),
+        "mamba2": Architecture(families=("mamba2",), hybrid=True),
+        "jamba": Architecture(
+            families=("jamba",), hybrid=True, rotation="never", norm_topk_prob=False
+        ),
+        "granitehybrid": Architecture(
+            families=("granitemoehybrid", "bamba"), hybrid=True, rotation="told", pairs_rows=True
+        ),
+        "nemotron_h": Architecture(
+            families=("nemotron_h",), hybrid=True, rotation="never", activation="relu2"
+        ),
+        "nemotron_h_moe": Architecture(
+            families=("nemotron_h experts",),
+            hybrid=True,
+            rotation="never",
+            activation="relu2",
+            by_sigmoid=True,
+        ),
+        "falcon-h1": Architecture(
+            families=("falcon_h1",), hybrid=True, own_names=_FALCON_NORM, is_folded=True
+        ),
+        "lfm2": Architecture(families=("lfm2",), hybrid=True, own_names=_LFM2_NORM),
+        "lfm2moe": Architecture(
+            families=("lfm2_moe",), hybrid=True, own_names=_LFM2_NORM, by_sigmoid=True
+        ),
+        "qwen3next": Architecture(families=("qwen3_next",), hybrid=True, late_norm=True),
+        "qwen35": Architecture(
+            families=("qwen3_5", "qwen3_5_text"), hybrid=True, late_norm=True, tiled=True
+        ),
+        "qwen35moe": Architecture(
+            families=("qwen3_5_moe", "qwen3_5_moe_text"), hybrid=True, late_norm=True, tiled=True
+        ),
+        "kimi-linear": Architecture(
+            families=("kimi_linear",), hybrid=True, rotation="never", by_sigmoid=True
+        ),
     }
 )

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
 from blazr.core.errors import ShapeError
-from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.gguf_model import GgufModel
-from blazr.models.families.rules import DecayLog, Reshape, Rule
+from blazr.models.families.gguf_names import (
+    ATTENTION,
+    CONV,
+    DELTA,
+    FUSED_ATTENTION,
+    KIMI,
+    LATENT,
+    MAMBA,
+    MAMBA1,
+)
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
-from blazr.nn.layers.gated_delta import GatedDeltaConfig
+from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.moe import MoeConfig
@@ -23,11 +30,10 @@ from blazr.nn.layers.parallel import ParallelMixerConfig, ParallelPart
 from blazr.nn.layers.short_conv import ShortConvConfig
 from blazr.nn.ops.moe import ExpertGroups
 
+_ATTENDING = (ATTENTION, FUSED_ATTENTION, LATENT)
+# llama.cpp has one eps for all norms, so that this key is ours.
+INNER_EPS = "ssm.dt_b_c_rms_epsilon"
 SOFTMAX, SIGMOID = 1, 2  # llama.cpp's numbers; 0 is neither
-_PARTS = ("weight", "bias")
-_MIXES = ("attn_q.", "attn_qkv.", "ssm_in.", "shortconv.in_proj.")
-_DELTA = "attn_gate.weight"
-_BLOCK = re.compile(r"blk\.(\d+)\.(.+)", re.ASCII)
 
 
 def read_mamba1(model: GgufModel, layer: int, eps: float) -> Mamba1Config:
@@ -44,7 +50,7 @@ def read_mamba1(model: GgufModel, layer: int, eps: float) -> Mamba1Config:
         bias=model.has(at + "ssm_in.bias"),
         conv_bias=model.has(at + "ssm_conv1d.bias"),
         inner_norms="weighted" if model.has(at + "ssm_dt_norm.weight") else norms,
-        norm_eps=eps,
+        norm_eps=model.number(INNER_EPS, eps),
     )
 
 
@@ -109,6 +115,32 @@ def read_delta(model: GgufModel, layer: int, eps: float) -> GatedDeltaConfig:
     )
 
 
+def read_kimi(model: GgufModel, layer: int, eps: float) -> KimiDeltaConfig:
+    """Kimi's delta attention.
+
+    Raises:
+        ShapeError: The metadata do not fit the tensors.
+    """
+    at = f"blk.{layer}."
+    inner, dim = model.size(at + "ssm_dt.bias", 0), model.integer("kda.head_dim")
+    if not dim or inner % dim:
+        raise ShapeError(
+            f"{at}ssm_dt does not fit the metadata.",
+            found=f"{inner} channels, heads of {dim}"[:100],
+            expected="heads that divide the channels",
+        )
+    convolution = model.tensors[at + KIMI].shape
+    return KimiDeltaConfig(
+        hidden_size=model.hidden_size,
+        num_key_heads=inner // dim,
+        num_heads=inner // dim,
+        key_head_dim=dim,
+        value_head_dim=dim,
+        conv_kernel=convolution[-1],
+        norm_eps=eps,
+    )
+
+
 def read_experts(model: GgufModel, experts: MoeConfig, at: str) -> MoeConfig:
     """Experts from plain ones: how they are scored, and what is beside them.
 
@@ -168,19 +200,21 @@ def read_layer(
     """
     at = f"blk.{index}."
     mixers: dict[str, MixerConfig] = {}
-    is_delta = model.has(at + _DELTA)
-    if is_delta:
+    is_delta = model.has(at + DELTA) or model.has(at + KIMI)
+    if model.has(at + KIMI):
+        mixers["delta"] = read_kimi(model, index, norm.eps)
+    elif is_delta:
         mixers["delta"] = read_delta(model, index, norm.eps)
-    elif model.has(at + "ssm_x.weight"):
+    elif model.has(at + MAMBA1):
         mixers["mamba"] = read_mamba1(model, index, norm.eps)
-    elif model.has(at + "ssm_in.weight"):
+    elif model.has(at + MAMBA):
         mixers["mamba"] = read_mamba2(model, index, norm.eps)
-    if model.has(at + "shortconv.in_proj.weight"):
+    if model.has(at + CONV):
         mixers["conv"] = ShortConvConfig(
             hidden_size=model.hidden_size,
             conv_kernel=model.size(at + "shortconv.conv.weight", 1),
         )
-    elif not is_delta and any(model.has(f"{at}{name}weight") for name in _MIXES[:2]):
+    elif not is_delta and any(model.has(at + name) for name in _ATTENDING):
         mixers["attention"] = attention()
     feeds = model.has(at + "ffn_down.weight") or model.has(at + "ffn_gate_inp.weight")
     parts = tuple(ParallelPart(name=name, mixer=mixer) for name, mixer in mixers.items())
@@ -191,53 +225,3 @@ def read_layer(
         feed_forward_norm=norm if feeds else None,
         residual_multiplier=model.number("residual_scale", 1.0),
     )
-
-
-def hybrid_rules(checkpoint: Checkpoint) -> list[Rule]:
-    """Names that mean one thing in one layer and another in the next."""
-    layers: dict[str, set[str]] = {}
-    for name in checkpoint.tensors:
-        found = _BLOCK.fullmatch(name)
-        if found:
-            layers.setdefault(found[1], set()).add(found[2])
-    last = Rule("token_embd_norm.weight", "norm.weight")  # LFM2's has this name
-    return [last, *(rule for item in layers.items() for rule in _layer_rules(*item))]
-
-
-def _layer_rules(number: str, names: set[str]) -> Iterable[Rule]:
-    at, ours = f"blk.{number}.", f"layers.{number}."
-    attends = any(name.startswith(_MIXES[:2]) for name in names)
-    if not any(name.startswith(_MIXES) for name in names):
-        yield Rule(at + "attn_norm.weight", ours + "feed_forward_norm.weight")
-    mamba = ours + "mixer."
-    if attends and "ssm_in.weight" in names:
-        mamba += "parts.mamba."
-        yield from _attention(at, ours + "mixer.parts.attention.")
-    if "ssm_in.weight" in names and "ssm_x.weight" not in names:
-        yield from _mamba2(at, mamba)
-    if _DELTA in names:
-        yield from _delta(at, ours + "mixer.")
-
-
-def _attention(at: str, ours: str) -> Iterable[Rule]:
-    words = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "output": "o_proj"}
-    for theirs, name in words.items():
-        yield Rule(f"{at}attn_{theirs}.{{p}}", f"{ours}{name}.{{p}}", p=_PARTS)
-
-
-def _mamba2(at: str, ours: str) -> Iterable[Rule]:
-    for name in ("in", "out"):
-        yield Rule(f"{at}ssm_{name}.{{p}}", f"{ours}{name}_proj.{{p}}", p=_PARTS)
-    yield Rule(at + "ssm_conv1d.{p}", ours + "conv1d.{p}", p=_PARTS)
-    yield Rule(at + "ssm_dt.bias", ours + "dt_bias")
-    yield Rule(at + "ssm_a", ours + "a_log", DecayLog())
-    yield Rule(at + "ssm_d", ours + "d", Reshape())
-    yield Rule(at + "ssm_norm.weight", ours + "norm.weight", Reshape())
-
-
-def _delta(at: str, ours: str) -> Iterable[Rule]:
-    projections = {"attn_qkv": "qkv", "attn_gate": "z", "ssm_ba": "ba"}
-    projections |= {"ssm_alpha": "a", "ssm_beta": "b"}
-    for theirs, name in projections.items():
-        yield Rule(f"{at}{theirs}.weight", f"{ours}in_proj_{name}.weight")
-    yield from _mamba2(at, ours)

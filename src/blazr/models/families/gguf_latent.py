@@ -7,11 +7,8 @@ from collections.abc import Callable
 
 from blazr.core.errors import ConfigError
 from blazr.models.families.gguf_model import GgufModel
-from blazr.models.families.rules import Rule
 from blazr.nn.layers.mla import DeepseekMlaConfig
 from blazr.nn.layers.rope import RopeConfig
-
-_PARTS = ("weight", "bias")
 
 
 def read_latent(
@@ -63,23 +60,3 @@ def _stretch(model: GgufModel, rope: RopeConfig | None) -> float:
         return 1.0
     weight = model.number("rope.scaling.yarn_log_multiplier", 0.0)
     return 1 + weight * math.log(max(rope.scaling.factor, 1.0))
-
-
-def latent_rules() -> list[Rule]:
-    """Names of its tensors."""
-    matrices = {
-        "attn_q_a": "q_down_proj",
-        "attn_q_b": "q_up_proj",
-        "attn_kv_a_mqa": "kv_down_proj",
-        "attn_kv_b": "kv_up_proj",
-        "attn_q_a_norm": "q_norm",
-        "attn_kv_a_norm": "kv_norm",
-    }
-    at, ours = "blk.{i}.", "layers.{i}.mixer."
-    return [
-        *(
-            Rule(f"{at}{theirs}.{{p}}", f"{ours}{name}.{{p}}", p=_PARTS)
-            for theirs, name in matrices.items()
-        ),
-        Rule(at + "attn_{p}_b.weight", ours + "{p}_up", p=("k", "v")),
-    ]

@@ -57,6 +57,26 @@ class Transpose:
 
 
 @dataclass(frozen=True, slots=True)
+class Pairs:
+    """Channels of a head that lie side by side are to lie half of them apart.
+
+    Args:
+        head_dim: Rows of a head.
+        paired: How many of these are pairs, the first ones; the others stay.
+    """
+
+    head_dim: int
+    paired: int
+
+    def rows(self, count: int) -> list[int]:
+        """Which of so many stored rows each wanted one is."""
+        half = self.paired // 2
+        first = (2 * (at % half) + at // half for at in range(self.paired))
+        head = [*first, *range(self.paired, self.head_dim)]
+        return [low + at for low in range(0, count, self.head_dim) for at in head]
+
+
+@dataclass(frozen=True, slots=True)
 class Mxfp4:
     """One of the two tensors that hold four-bit numbers in blocks of 32.
 
@@ -67,7 +87,7 @@ class Mxfp4:
     part: int
 
 
-Transform = Stack | Squeeze | DecayLog | Reshape | Transpose | Mxfp4
+Transform = Stack | Squeeze | DecayLog | Reshape | Transpose | Pairs | Mxfp4
 
 
 @dataclass(frozen=True, slots=True)

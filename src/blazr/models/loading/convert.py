@@ -17,9 +17,12 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import CapacityError, ConfigError
+from blazr.core.gguf import Value
 from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, QuantizedInfo, TensorInfo
-from blazr.models.checkpoint.write import Entry, SafetensorsWriter
+from blazr.models.checkpoint.write import Entry, TensorWriter, gguf_writer, safetensors_writer
 from blazr.models.families.rules import Stack
+from blazr.models.loading.gguf_plan import plan_gguf
+from blazr.models.loading.gguf_write import write_gguf
 from blazr.models.loading.load import PlannedModel, plan_model
 from blazr.models.loading.packed import choose_storage, tiles_of
 from blazr.models.loading.weights import DTYPES, stored_dtype
@@ -27,7 +30,7 @@ from blazr.nn.quant.exact import take_blocks
 from blazr.nn.quant.gguf.quantize import Quantizer
 from blazr.nn.quant.groups import group_of
 from blazr.nn.quant.hf.bits import WORD, pack
-from blazr.nn.quant.policy import parse_policy
+from blazr.nn.quant.policy import QuantizePolicy, parse_policy
 
 WRITABLE = ("q8_0", "q4_0", "int8", "int4")
 _BESIDE = (
@@ -39,6 +42,7 @@ _BITS = {"Q4_0": 4, "Q8_0": 8}
 _SPARE_BYTES = 64 * 2**20
 
 Progress = Callable[[int, int], None]
+Text = Callable[[Path, int], Mapping[str, Value]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,32 +100,39 @@ def convert(
     quantize: str | None = None,
     dtype: str = "auto",
     revision: str | None = None,
+    text: Text | None = None,
     progress: Progress | None = None,
 ) -> Converted:
-    """Write a model again, quantized or in another dtype.
+    """Write a model again, quantized or in another dtype, as safetensors or as GGUF.
 
     Args:
         model: A directory, a file, ``nano``, or a Hub id.
-        out: The directory to make; it may be there if it is empty.
+        out: The directory to make, which may be there if it is empty; or a file to make that ends
+            in ``.gguf``.
         quantize: As for loading: names of WRITABLE, alone or by part. None for plain numbers.
         dtype: Of plain tensors; ``"auto"`` keeps what they are stored in, and for quantized
             matrices takes that of the tensors beside them.
         revision: Branch, tag or commit of a Hub id.
+        text: What a GGUF file says of the vocabulary, from a model's directory and the rows of its
+            embedding; None for nothing.
         progress: Told the bytes read so far, and all of them.
 
     Raises:
         CheckpointError: There is no such model, or its files are not sound.
-        ConfigError: The directory is in use, or the quantization cannot be written.
+        ConfigError: GGUF cannot hold the model, the directory is in use, or the quantization
+            cannot be written.
         UnknownNameError: There is no such dtype or quantization.
         CapacityError: The disk is too full.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} is in use.", expected="a new or empty directory")
+        raise ConfigError(f"{out} is in use.", expected="a new or empty directory, or a new .gguf")
     planned = plan_model(model, revision=revision)
+    if out.suffix == ".gguf":
+        return _to_gguf(planned, out, parse_policy(quantize), dtype, text=text, progress=progress)
     if planned.checkpoint.metadata:
         raise ConfigError(
-            "a GGUF file cannot be converted.",
-            hint="its blocks load as they are; convert the model that it was made of",
+            "a GGUF file cannot become safetensors.",
+            hint="its blocks load as they are; name a file that ends in .gguf to pack it again",
         )
     jobs = _jobs(planned, quantize, dtype)
     entries = dict(entry for job in jobs for entry in job.entries())
@@ -130,7 +141,7 @@ def convert(
     was_there = out.exists()
     out.mkdir(parents=True, exist_ok=True)
     try:
-        with SafetensorsWriter(out / "model.safetensors", entries) as writer:
+        with safetensors_writer(out / "model.safetensors", entries) as writer:
             _write(jobs, planned.checkpoint, writer, progress)
         _write_config(out, planned.checkpoint, jobs)
         _copy_beside(planned.checkpoint.directory, out)
@@ -141,6 +152,28 @@ def convert(
         raise
     num_quantized = sum(job.quantizer is not None for job in jobs)
     return Converted(out, nbytes, num_quantized, len(jobs) - num_quantized)
+
+
+def _to_gguf(
+    planned: PlannedModel,
+    out: Path,
+    policy: QuantizePolicy,
+    dtype: str,
+    *,
+    text: Text | None,
+    progress: Progress | None,
+) -> Converted:
+    plan = plan_gguf(planned, policy, dtype)
+    about: Mapping[str, Value] = {}
+    if text is not None and not planned.checkpoint.metadata:
+        about = text(planned.checkpoint.directory, planned.derivation.config.vocab_size)
+    entries = plan.entries
+    nbytes = sum(entry.nbytes for entry in entries.values())
+    _check_disk(out, nbytes)
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with gguf_writer(out, {**plan.metadata, **about}, entries) as writer:
+        write_gguf(plan, planned.checkpoint, writer, progress)
+    return Converted(out, nbytes, plan.num_quantized, len(entries) - plan.num_quantized)
 
 
 def _jobs(planned: PlannedModel, quantize: str | None, dtype: str) -> list[_Job]:
@@ -198,7 +231,7 @@ def _check_disk(out: Path, nbytes: int) -> None:
 
 
 def _write(
-    jobs: list[_Job], checkpoint: Checkpoint, writer: SafetensorsWriter, progress: Progress | None
+    jobs: list[_Job], checkpoint: Checkpoint, writer: TensorWriter, progress: Progress | None
 ) -> None:
     total, done = sum(job.info.nbytes for job in jobs), 0
     for job in jobs:

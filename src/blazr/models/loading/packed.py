@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from blazr.models.causal_lm import CausalLM, Embedding
 from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo, TensorInfo
-from blazr.models.families.rules import DecayLog, Mxfp4, Stack, Transpose
+from blazr.models.families.rules import DecayLog, Mxfp4, Pairs, Stack, Transpose
 from blazr.models.loading.plan import LoadPlan, LoadStep
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.moe import Experts
@@ -189,6 +189,8 @@ def _read_packed(
     for part, info in zip(parts, step.sources, strict=True):
         _fill(part, info, checkpoint, storing)
         checkpoint.drop(info.name)
+    if isinstance(step.transform, Pairs):
+        whole = whole[step.transform.rows(len(whole))]
     return GgufWeight(whole.to(device), kind, dtype)
 
 

@@ -186,7 +186,7 @@ class _Matching:
             shape = (*shape[:-1], shape[-1] // 32, 16)[: len(shape) + 1 - transform.part]
         if isinstance(transform, Reshape) and prod(info.shape) == prod(shape):
             return
-        if isinstance(transform, DecayLog) and info.shape == (*shape, 1):
+        if isinstance(transform, DecayLog) and _wide(info.shape) == _wide(shape):
             return
         if info.shape != shape:
             detail = f"is {list(info.shape)}, the model needs {list(shape)}"
@@ -230,6 +230,10 @@ class _Matching:
             for info in slots.values()
             for beginning in _ancestors(info.name)
         }
+
+
+def _wide(shape: Shape) -> Shape:
+    return tuple(size for size in shape if size != 1)
 
 
 def _ancestors(name: str) -> Iterable[str]:

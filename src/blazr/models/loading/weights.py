@@ -17,7 +17,15 @@ from torch import Tensor
 from blazr.core.errors import CheckpointError
 from blazr.core.table import Table
 from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, QuantizedInfo
-from blazr.models.families.rules import DecayLog, Mxfp4, Squeeze, Stack, Transform, Transpose
+from blazr.models.families.rules import (
+    DecayLog,
+    Mxfp4,
+    Pairs,
+    Squeeze,
+    Stack,
+    Transform,
+    Transpose,
+)
 from blazr.models.loading.packed import (
     Storage,
     is_repacked,
@@ -205,6 +213,8 @@ def _transformed(tensor: Tensor, transform: Transform | None) -> Tensor:
             return (-tensor.float()).log()
         case Transpose():
             return tensor.mT.contiguous()
+        case Pairs():
+            return tensor[transform.rows(len(tensor))]
         case _:
             return tensor
 

@@ -135,6 +135,25 @@ def in_blocks(weight: StoredWeight) -> Weight:
     return ShiftedWeight(inner, scale=scale, shift=moved, order=order)
 
 
+def plain_blocks(weight: StoredWeight) -> GgufWeight | None:
+    """The same numbers in blocks and nothing beside them, as files have them; None if they differ.
+
+    A scale for a whole row becomes that of each of its blocks.
+    """
+    found = in_blocks(weight)
+    if isinstance(found, GgufWeight) or not isinstance(found, ShiftedWeight):
+        return found if isinstance(found, GgufWeight) else None
+    inner, scale = found.inner, found.scale
+    assert isinstance(inner, GgufWeight)
+    if scale is None or found.shift is not None or found.order is not None:
+        return None
+    halves = scale.half()
+    if not torch.equal(halves.float(), scale):
+        return None
+    codes, _ = take_blocks(inner.kind, inner.blocks)
+    return GgufWeight(make_blocks(inner.kind, codes, halves[:, None]), inner.kind, inner.dtype)
+
+
 def _is_even(grid: Grid) -> bool:
     """Whether all groups are whole blocks, and alike once columns are put in their order."""
     columns, count = grid.codes.shape[1], grid.scales.shape[1]

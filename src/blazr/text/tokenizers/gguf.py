@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from blazr.core.gguf import Value, read_gguf_header
 from blazr.text import detokenize
 from blazr.text.tokenizer import Tokenizer, encode_with
 from blazr.text.tokenizers.gguf_patterns import DEFAULT, PATTERNS
-from blazr.text.tokenizers.hf import BYTE_OF_CHARACTER, MARKER
+from blazr.text.tokenizers.hf import BYTE_NAME, BYTE_OF_CHARACTER, MARKER
 from blazr.text.tokenizers.sentencepiece import SPACE, SentencePieceBpe
 
 if TYPE_CHECKING:
@@ -22,10 +21,9 @@ if TYPE_CHECKING:
 
 Encoder = Callable[[str], list[int]]
 
-_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _LARGEST_ID = 2**22
-_BYTE_NAME = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_KEY = "tokenizer.ggml."
+KEY = "tokenizer.ggml."
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Files often name one token that ends a text, where the model writes several.
 _END_NAMES = (
@@ -55,7 +53,7 @@ def load(path: str) -> Tokenizer:
 
 def has_tokenizer(metadata: Mapping[str, Value]) -> bool:
     """Whether a file's metadata hold a tokenizer."""
-    return metadata.get(_KEY + "model") not in {None, "none", "no_vocab"}
+    return metadata.get(KEY + "model") not in {None, "none", "no_vocab"}
 
 
 def from_metadata(metadata: Mapping[str, Value], *, name: str) -> Tokenizer:
@@ -86,7 +84,7 @@ class _Entries:
         self.tokens: list[str] = self.texts("tokens")
         if not 0 < len(self.tokens) <= _LARGEST_ID:
             raise _wrong("tokens", f"{len(self.tokens)} of them")
-        types = self._metadata.get(_KEY + "token_type")
+        types = self._metadata.get(KEY + "token_type")
         self.types: Sequence[int] = types if isinstance(types, memoryview) else ()
         if self.types and len(self.types) < len(self.tokens):
             raise _wrong("token_type", f"{len(self.types)} for {len(self.tokens)} tokens")
@@ -95,33 +93,33 @@ class _Entries:
 
     def text(self, key: str) -> str:
         """A string; an empty one where there is none."""
-        value = self._metadata.get(_KEY + key, "")
+        value = self._metadata.get(KEY + key, "")
         if not isinstance(value, str):
             raise _wrong(key, repr(value))
         return value
 
     def texts(self, key: str) -> list[str]:
         """A list of strings; an empty one where there is none."""
-        value = self._metadata.get(_KEY + key, [])
+        value = self._metadata.get(KEY + key, [])
         if not isinstance(value, list):
             raise _wrong(key, repr(value))
         return [str(each) for each in value]
 
     def scores(self) -> Sequence[float]:
         """One of each token."""
-        value = self._metadata.get(_KEY + "scores")
+        value = self._metadata.get(KEY + "scores")
         if not isinstance(value, memoryview) or len(value) < len(self.tokens):
             raise _wrong("scores", repr(value))
         return value
 
     def flag(self, key: str, default: bool) -> bool:  # noqa: FBT001  (as `dict.get` takes it)
         """Yes or no."""
-        value = self._metadata.get(_KEY + key, default)
+        value = self._metadata.get(KEY + key, default)
         return value if isinstance(value, bool) else default
 
     def token_id(self, key: str) -> int | None:
         """A token with a role, where one of the vocabulary is named."""
-        value = self._metadata.get(_KEY + key)
+        value = self._metadata.get(KEY + key)
         if not isinstance(value, int) or isinstance(value, bool):
             return None
         return value if 0 <= value < len(self.tokens) else None
@@ -129,7 +127,7 @@ class _Entries:
 
 def _wrong(key: str, found: str) -> CheckpointError:
     return CheckpointError(
-        f"the metadata {_KEY}{key} of the GGUF file cannot be used.",
+        f"the metadata {KEY}{key} of the GGUF file cannot be used.",
         found=found[:100],
         hint="convert the model again, or name a tokenizer.json with --vocab",
     )
@@ -150,7 +148,7 @@ class GgufTokenizer:
         special = [
             token_id
             for token_id, (text, each) in enumerate(zip(tokens, types, strict=False))
-            if text and (each in {_UNKNOWN, _CONTROL} or token_id in ends or _is_marker(text, each))
+            if text and (each in {UNKNOWN, CONTROL} or token_id in ends or _is_marker(text, each))
         ]
         self.special_ids = MappingProxyType({tokens[i]: i for i in reversed(special)})
         self._special = frozenset(self.special_ids.values())
@@ -163,7 +161,7 @@ class GgufTokenizer:
         )
         self._encode = encode
         self._bytes = _all_bytes(entries, self._special, to_bytes)
-        plain = {tokens[i]: i for i in range(self.size) if types[i] == _USER_DEFINED and tokens[i]}
+        plain = {tokens[i]: i for i in range(self.size) if types[i] == USER_DEFINED and tokens[i]}
         self._found_in_text = _by_length(
             {each: i for each, i in plain.items() if i not in self._special}
         )
@@ -216,7 +214,7 @@ class GgufTokenizer:
 
 
 def _is_marker(text: str, kind: int) -> bool:
-    return kind == _USER_DEFINED and MARKER.fullmatch(text) is not None
+    return kind == USER_DEFINED and MARKER.fullmatch(text) is not None
 
 
 def _by_length(ids: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -243,7 +241,7 @@ def _all_bytes(
     for token_id, (text, kind) in enumerate(zip(entries.tokens, entries.types, strict=False)):
         if token_id in special:
             found.append(text.encode())
-        elif kind == _UNUSED:
+        elif kind == UNUSED:
             found.append(b"")
         else:
             found.append(to_bytes(text, kind))
@@ -259,12 +257,12 @@ def _sentencepiece(entries: _Entries, special: frozenset[int]) -> Built:
     usable = {
         text: token_id
         for token_id, text in enumerate(entries.tokens)
-        if token_id not in special and entries.types[token_id] != _BYTE
+        if token_id not in special and entries.types[token_id] != BYTE
     }
     bytes_ = {
         int(found[1], 16): token_id
         for token_id, text in enumerate(entries.tokens)
-        if entries.types[token_id] == _BYTE and (found := _BYTE_NAME.fullmatch(text))
+        if entries.types[token_id] == BYTE and (found := BYTE_NAME.fullmatch(text))
     }
     model = SentencePieceBpe(
         {text: scores[token_id] for text, token_id in usable.items()},
@@ -277,7 +275,7 @@ def _sentencepiece(entries: _Entries, special: frozenset[int]) -> Built:
         return model.encode((SPACE if prefix else "") + text.replace(" ", SPACE))
 
     def to_bytes(text: str, kind: int) -> bytes:
-        byte = _BYTE_NAME.fullmatch(text) if kind == _BYTE else None
+        byte = BYTE_NAME.fullmatch(text) if kind == BYTE else None
         return bytes([int(byte[1], 16)]) if byte else text.replace(SPACE, " ").encode()
 
     return encode, to_bytes, True
@@ -312,7 +310,7 @@ def _byte_pairs(entries: _Entries, special: frozenset[int]) -> Built:
 
 
 def _spelled_bytes(text: str, kind: int) -> bytes:
-    if kind == _USER_DEFINED or not all(each in BYTE_OF_CHARACTER for each in text):
+    if kind == USER_DEFINED or not all(each in BYTE_OF_CHARACTER for each in text):
         return text.encode()
     return bytes([BYTE_OF_CHARACTER[each] for each in text])
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Some files do not mark their turn markers as special, only spell them like this.
 MARKER = re.compile(r"<[|｜].+[|｜]>")  # noqa: RUF001  (DeepSeek's bars are full-width)
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+BYTE_NAME = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LIKELY_EOS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>")
 
 
@@ -92,8 +92,13 @@ class HuggingFaceTokenizer:
         added = self._added.get(token_id)
         if added is not None:
             return added
-        token = self._plain.id_to_token(token_id) if 0 <= token_id < self.size else None
+        token = self.name_of(token_id) if 0 <= token_id < self.size else None
         return self._to_bytes(token) if token is not None else b""
+
+    def name_of(self, token_id: int) -> str | None:
+        """How the file spells a token; None where there is none."""
+        name: str | None = self._plain.id_to_token(token_id)
+        return name
 
     def is_special(self, token_id: int) -> bool:
         """See `Tokenizer.is_special`."""
@@ -185,7 +190,7 @@ def _decoder(backend: Backend, name: str) -> tuple[Callable[[str], bytes], bool]
     has_bytes = "ByteFallback" in kinds
 
     def to_bytes(piece: str) -> bytes:
-        byte = _BYTE.fullmatch(piece) if has_bytes else None
+        byte = BYTE_NAME.fullmatch(piece) if has_bytes else None
         if byte:
             return bytes([int(byte[1], 16)])
         for old, new in replacements:

@@ -102,6 +102,7 @@ _NEXT = Traits(
     says_nothing=(
         *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"),
         *("linear_value_head_dim", "linear_conv_kernel_dim"),
+        "attention_bias",
         "mamba_ssm_dtype",
         "mtp_num_hidden_layers",
         "mtp_use_dedicated_embeddings",
@@ -130,6 +131,9 @@ _KIMI_INNER = {
     "num_heads": "linear_num_heads",
     "short_conv_kernel_size": "linear_conv_kernel_dim",
 }
+
+
+_KIMI_LATENT = ("qk_nope_head_dim", "qk_rope_head_dim", "q_lora_rank", "kv_lora_rank", "v_head_dim")
 
 
 def _kimi_config(own: Mapping[str, object]) -> dict[str, object]:
@@ -239,6 +243,7 @@ KIMI_LINEAR = hf_family(
         feed_forward=_kimi_feed,
         prepare=_kimi_config,
         check=_kimi_check,
-        says_nothing=("kda_layers",),
+        # not looked at where no layer is of the kind that they are about
+        says_nothing=("kda_layers", *_KIMI_INNER.values(), *_KIMI_LATENT),
     ),
 )

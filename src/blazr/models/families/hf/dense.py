@@ -39,7 +39,8 @@ def qwen_window(reading: Reading, index: int) -> int | None:
 def alternating_window(reading: Reading, index: int, *, every: int = 2) -> int | None:
     """A window by ``layer_types``, or in all layers but every so manieth."""
     kind = reading.layer_type(index) or (SLIDING if (index + 1) % every else FULL)
-    return reading.window() if kind == SLIDING else None
+    window = reading.window()
+    return window if kind == SLIDING else None
 
 
 def _gemma3_layer(reading: Reading, index: int) -> str:
@@ -50,7 +51,8 @@ def _gemma3_layer(reading: Reading, index: int) -> str:
 
 
 def _gemma3_window(reading: Reading, index: int) -> int | None:
-    return reading.window() if _gemma3_layer(reading, index) == SLIDING else None
+    window = reading.window()
+    return window if _gemma3_layer(reading, index) == SLIDING else None
 
 
 def _gemma3_rope(reading: Reading, dim: int, index: int) -> RopeConfig:

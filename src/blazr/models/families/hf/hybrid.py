@@ -79,7 +79,7 @@ BAMBA = hf_family(
         mixer=_bamba_mixer,
         prepare=without_auto,
         check=lambda reading: reading.expect("hidden_act", "silu", "swish"),
-        says_nothing=(*TRAINING, *Mamba2Keys().names, "attn_rotary_emb"),
+        says_nothing=(*TRAINING, *Mamba2Keys().names, "attention_bias", "attn_rotary_emb"),
     ),
 )
 
@@ -138,6 +138,7 @@ def _granite_check(reading: Reading) -> None:
     reading.expect("normalization_function", "rmsnorm")
 
 
+_ATTENTION = ("attention_bias", "attention_multiplier", "position_embedding_type")
 GRANITE_HYBRID = hf_family(
     "granitemoehybrid",
     Traits(
@@ -153,7 +154,7 @@ GRANITE_HYBRID = hf_family(
         residual_multiplier="residual_multiplier",
         prepare=lambda own: with_types(own, "layer_types", "layers_block_type"),
         check=_granite_check,
-        says_nothing=(*TRAINING, *Mamba2Keys().names, "init_method"),
+        says_nothing=(*TRAINING, *Mamba2Keys().names, *_ATTENTION, "init_method"),
     ),
 )
 

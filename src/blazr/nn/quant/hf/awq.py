@@ -49,7 +49,7 @@ class AwqLayout(GridLayout):
 
     def grid(self, parts: Mapping[str, Tensor], rows: slice) -> Grid:
         """See `Layout.grid`."""
-        words, inside = span(rows, self.shape[0], WORD // BITS)
+        words, inside = span(rows, self.shape[0], BITS)
         codes = unpack(parts["qweight"][:, words], BITS, 1, PLACES)[:, inside]
         zeros = unpack(parts["qzeros"][:, words], BITS, 1, PLACES)[:, inside]
         return Grid(codes.T, parts["scales"][:, rows].float().T, zeros.T, self.size, BITS)

@@ -1,4 +1,8 @@
-"""Small whole numbers packed in 32-bit words, the lowest bits first."""
+"""Small whole numbers packed in 32-bit words, the lowest bits first.
+
+Where a width does not divide 32, 32 numbers fill as many words as they have bits, and some lie in
+two of them.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +20,30 @@ def unpack(words: Tensor, bits: int, dim: int, order: Sequence[int] | None = Non
 
     Args:
         words: Of two dimensions, int32.
-        bits: Of a number; divides 32.
+        bits: Of a number; one that does not divide 32 takes no ``order``.
         dim: 0 or 1.
         order: Which of a word's places each number comes from; None for one after the other.
 
     Returns:
         Numbers from 0, int32.
     """
+    if WORD % bits:
+        return _unpack_across(words, bits, dim)
     count = WORD // bits
     places = torch.tensor(order or range(count), dtype=torch.int32, device=words.device) * bits
     shape = (1, count, 1) if dim == 0 else (1, 1, count)
     numbers = (words.unsqueeze(dim + 1) >> places.view(shape)) & (2**bits - 1)
     return numbers.flatten(dim, dim + 1)
+
+
+def _unpack_across(words: Tensor, bits: int, dim: int) -> Tensor:
+    words = F.pad(words.movedim(dim, -1), (0, -words.shape[dim] % bits))
+    each = (words.long() & (2**WORD - 1)).unflatten(-1, (-1, bits))
+    low = torch.arange(WORD, device=words.device) * bits
+    index, shift = low // WORD, low % WORD
+    above = F.pad(each, (0, 1))[..., index + 1] & (2**bits - 1)
+    numbers = ((each[..., index] | above << WORD) >> shift) & (2**bits - 1)
+    return numbers.int().flatten(-2).movedim(-1, dim)
 
 
 def pack(numbers: Tensor, bits: int) -> Tensor:
@@ -39,9 +55,10 @@ def pack(numbers: Tensor, bits: int) -> Tensor:
     return (numbers << places).sum(-1, dtype=torch.int32)
 
 
-def span(rows: slice, size: int, per_word: int) -> tuple[slice, slice]:
-    """Which words hold some rows, and where in those words' numbers the rows are."""
+def span(rows: slice, size: int, bits: int) -> tuple[slice, slice]:
+    """Which words hold some rows of so many bits, and where in those words' numbers they are."""
     start, stop, _ = rows.indices(size)
-    first = start // per_word
-    words = slice(first, -(-stop // per_word))
-    return words, slice(start - first * per_word, stop - first * per_word)
+    numbers, words = (WORD, bits) if WORD % bits else (WORD // bits, 1)
+    first = start // numbers
+    found = slice(first * words, -(-stop // numbers) * words)
+    return found, slice(start - first * numbers, stop - first * numbers)

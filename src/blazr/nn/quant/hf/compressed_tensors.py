@@ -7,7 +7,10 @@
     int-quantized     weight             int8, (out, in)
                       weight_zero_point  int8, like the scales, or absent
     float-quantized   weight             float8, (out, in)
-    all of them       weight_scale       (1,), (out, 1), (out, groups), or by blocks
+    all of these      weight_scale       (1,), (out, 1), (out, groups), or by blocks
+    nvfp4-pack-...    weight_packed      uint8, (out, in / 2), four-bit floats, the first one lower
+                      weight_scale       float8, (out, in / 16)
+                      weight_global_scale  (1,): scales are divided by it
 
 Packed numbers and zero points are stored plus half their range. Numbers are ``(q - zero) * scale``.
 Activations stay as they are: what is lost by rounding them too is not lost here.
@@ -40,7 +43,12 @@ from blazr.nn.quant.hf.scheme import (
 )
 
 WIDTHS = (2, 4, 8)
-_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense")
+_FORMATS = (
+    *("pack-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized"),
+    *("naive-quantized", "dense"),
+)
+_NVFP4_GROUP = 16
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 class CompressedLayout(GridLayout):
@@ -85,7 +93,7 @@ class CompressedLayout(GridLayout):
             return torch.zeros_like(scales, dtype=torch.int32)
         if zeros.dtype != torch.int32:
             return self._rows(zeros.int(), rows)
-        words, inside = span(rows, self.shape[0], WORD // self.bits)
+        words, inside = span(rows, self.shape[0], self.bits)
         return unpack(zeros[words], self.bits, 0)[inside] - 2 ** (self.bits - 1)
 
     def _rows(self, values: Tensor, rows: slice) -> Tensor:
@@ -94,10 +102,31 @@ class CompressedLayout(GridLayout):
         return values.expand(self.shape[0], -1)[rows]
 
 
+class Nvfp4Layout(Layout):
+    """Four-bit floats with an eight-bit scale for 16 columns, and one for the whole matrix."""
+
+    def decode(self, parts: Mapping[str, Tensor], rows: slice) -> Tensor:
+        """See `Layout.decode`."""
+        packed = parts["weight_packed"][rows]
+        codes = torch.stack((packed & 15, packed >> 4), -1).flatten(1).int()
+        table = torch.tensor((*_E2M1, *(-each for each in _E2M1)), device=packed.device)
+        scales = parts["weight_scale"][rows].float() / parts["weight_global_scale"].float()
+        return table[codes] * scales.repeat_interleave(_NVFP4_GROUP, 1)
+
+
+def _nvfp4(parts: Parts) -> Layout:
+    rows, half = need(parts, "weight_packed", ("U8",), 2)
+    agree(parts, need(parts, "weight_global_scale", SCALES, 1), (1,), "weight_global_scale")
+    scales = need(parts, "weight_scale", ("F8_E4M3",), 2)
+    agree(parts, (rows, 2 * half), (scales[0], scales[1] * _NVFP4_GROUP), "groups of 16")
+    return Nvfp4Layout("compressed-nvfp4", (rows, 2 * half))
+
+
 def _layout(settings: Settings, parts: Parts, read: Read) -> Layout | None:
     _check(settings)
     if "weight_packed" in parts:
-        return _packed(parts, read)
+        is_nvfp4 = parts["weight_packed"].dtype == "U8"
+        return _nvfp4(parts) if is_nvfp4 else _packed(parts, read)
     if parts["weight"].dtype in FLOATS:
         return fp8_layout(parts, "weight_scale", _block(settings))
     if parts["weight"].dtype != "I8":
@@ -175,8 +204,9 @@ def _check(settings: Settings) -> None:
 
 COMPRESSED_TENSORS = Scheme(
     mains=("weight_packed", "weight"),
-    others=("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
+    others=("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx",
+            "weight_global_scale"),
     layout=_layout,
     ignored=("input_scale", "input_zero_point", "output_scale", "output_zero_point", "k_scale",
-             "v_scale", "q_scale"),
+             "v_scale", "q_scale", "input_global_scale"),
 )  # fmt: skip

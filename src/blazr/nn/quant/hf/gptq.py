@@ -31,7 +31,7 @@ from blazr.nn.quant.hf.scheme import (
     need,
 )
 
-WIDTHS = (2, 4, 8)
+WIDTHS = (2, 3, 4, 8)
 _FORMATS = {"gptq": 1, "gptq_v2": 0}
 
 
@@ -53,7 +53,7 @@ class GptqLayout(GridLayout):
 
     def grid(self, parts: Mapping[str, Tensor], rows: slice) -> Grid:
         """See `Layout.grid`."""
-        words, inside = span(rows, self.shape[0], WORD // self.bits)
+        words, inside = span(rows, self.shape[0], self.bits)
         zeros = unpack(parts["qzeros"][:, words], self.bits, 1)[:, inside]
         # the writer wraps a zero point of 0 around to the largest number
         zeros = (zeros + self.offset) & (2**self.bits - 1)
@@ -76,9 +76,10 @@ def _layout(settings: Settings, parts: Parts, read: Read) -> Layout:
     packed, columns = need(parts, "qweight", ("I32",), 2)
     agree(parts, (columns,), (out,), "qweight's rows")
     zero_shape = need(parts, "qzeros", ("I32",), 2)
-    bits = zero_shape[1] * WORD // max(out, 1)
+    bits = settings.integer("bits", zero_shape[1] * WORD // max(out, 1))
     if bits not in WIDTHS:
         raise settings.wrong("bits", ", ".join(map(str, WIDTHS)))
+    agree(parts, (packed * WORD % bits,), (0,), "qweight's words beside whole numbers:")
     inner = packed * WORD // bits
     agree(parts, zero_shape, (groups, -(-out * bits // WORD)), "qzeros")
     size = 1

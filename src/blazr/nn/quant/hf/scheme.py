@@ -219,6 +219,7 @@ class Settings:
             f"{self.source}: {key!r} is not supported.",
             found=repr(self.raw.get(key))[:100],
             expected=expected,
+            hint="take the model unquantized, or quantized in another way",
         )
 
 

@@ -1,0 +1,195 @@
+"""Names of tensors in GGUF files: one list for reading and for writing them.
+
+llama.cpp names the parts of all models alike. Where a name means one thing in one layer and another
+in the next, what is in the layer decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+
+from blazr.models.families.gguf_architectures import Architecture
+from blazr.models.families.rules import DecayLog, Pairs, Reshape, Rule, RuleBook, Stack, Transform
+from blazr.nn.layers.attention import AttentionConfig
+from blazr.nn.layers.base import MixerConfig
+from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
+from blazr.nn.layers.mamba1 import Mamba1Config
+from blazr.nn.layers.mamba2 import Mamba2Config
+from blazr.nn.layers.mla import DeepseekMlaConfig
+from blazr.nn.layers.short_conv import ShortConvConfig
+
+_PARTS, _PROJECTIONS = ("weight", "bias"), ("gate", "up", "down")
+_LAYER, _OURS = "blk.{i}.", "layers.{i}."
+_SHORT = {"shortconv.in_proj": "in_proj", "shortconv.out_proj": "out_proj"}
+_SHORT |= {"shortconv.conv": "conv1d"}
+_MIXER, _FEED = _OURS + "mixer.", _OURS + "feed_forward."
+
+ATTENTION, FUSED_ATTENTION, MAMBA = "attn_q.weight", "attn_qkv.weight", "ssm_in.weight"
+MAMBA1, DELTA, KIMI = "ssm_x.weight", "attn_gate.weight", "ssm_conv1d_q.weight"
+CONV, LATENT = "shortconv.in_proj.weight", "attn_kv_a_mqa.weight"
+"""What tells the mixers of a layer, each a tensor that no other mixer has."""
+
+
+def gguf_names(
+    row: Architecture,
+    layers: Mapping[str, Set[str]],
+    *,
+    fused: bool = False,
+    pairs: Pairs | None = None,
+) -> RuleBook:
+    """The names of one file's tensors; of several for one parameter, the first is written.
+
+    Args:
+        row: The architecture.
+        layers: By the number of a layer, names that are in it: at least the telling ones.
+        fused: Whether both upward matrices of an MLP are one, under the name of the second.
+        pairs: In which order the rows of queries and keys lie; None for that of the model.
+    """
+    special = [rule for number, names in layers.items() for rule in _in_layer(number, names)]
+    return RuleBook(
+        [
+            *row.own_names,
+            *_outside(),
+            *_norms(late=row.late_norm),
+            *_attention(_LAYER, _MIXER, pairs),
+            *_latent(),
+            *_state_space(),
+            *_feed_forward(fused=fused and not row.hybrid),
+            *special,
+        ]
+    )
+
+
+def telling_names(mixers: Iterable[MixerConfig]) -> frozenset[str]:
+    """The telling names of a layer with these mixers."""
+    return frozenset(name for mixer in mixers for name in _TELLING.get(type(mixer), ()))
+
+
+_TELLING: Mapping[type[MixerConfig], tuple[str, ...]] = {
+    AttentionConfig: (ATTENTION,),
+    DeepseekMlaConfig: (LATENT,),
+    Mamba1Config: (MAMBA, MAMBA1),
+    Mamba2Config: (MAMBA,),
+    GatedDeltaConfig: (FUSED_ATTENTION, DELTA),
+    KimiDeltaConfig: (ATTENTION, KIMI),
+    ShortConvConfig: (CONV,),
+}
+
+
+def _outside() -> Iterable[Rule]:
+    yield Rule("token_embd.weight", "embed_tokens.weight")
+    yield Rule("output_norm.{p}", "norm.{p}", p=_PARTS)
+    yield Rule("output.weight", "lm_head.weight")
+
+
+def _renamed(at: str, ours: str, names: Mapping[str, str]) -> Iterable[Rule]:
+    for theirs, name in names.items():
+        yield Rule(f"{at}{theirs}.{{p}}", f"{ours}{name}.{{p}}", p=_PARTS)
+
+
+def _norms(*, late: bool) -> Iterable[Rule]:
+    names = {
+        "attn_norm": "mixer_norm",
+        "post_attention_norm": "feed_forward_norm" if late else "mixer_post_norm",
+        **({} if late else {"ffn_norm": "feed_forward_norm"}),
+        "post_ffw_norm": "feed_forward_post_norm",
+        "attn_q_norm": "mixer.q_norm",
+        "attn_k_norm": "mixer.k_norm",
+    }
+    return _renamed(_LAYER, _OURS, names)
+
+
+def _attention(at: str, ours: str, pairs: Pairs | None = None) -> Iterable[Rule]:
+    for theirs, name in (("q", "q"), ("k", "k"), ("v", "v"), ("qkv", "qkv"), ("output", "o")):
+        order: Transform | None = pairs if name in {"q", "k"} else None
+        yield Rule(f"{at}attn_{theirs}.{{p}}", f"{ours}{name}_proj.{{p}}", order, p=_PARTS)
+    yield Rule(at + "attn_sinks.weight", ours + "sinks")
+
+
+def _latent() -> Iterable[Rule]:
+    names = {
+        "attn_q_a": "q_down_proj",
+        "attn_q_b": "q_up_proj",
+        "attn_kv_a_mqa": "kv_down_proj",
+        "attn_kv_b": "kv_up_proj",
+        "attn_q_a_norm": "q_norm",
+        "attn_kv_a_norm": "kv_norm",
+    }
+    yield from _renamed(_LAYER, _MIXER, names)
+    yield Rule(_LAYER + "attn_{p}_b.weight", _MIXER + "{p}_up", p=("k", "v"))
+
+
+def _state_space() -> Iterable[Rule]:
+    names = {
+        "ssm_conv1d": "conv1d",
+        **{f"ssm_{name}": f"{name}_proj" for name in ("in", "x", "dt", "out")},
+        **{f"ssm_{name}_norm": f"{name}_norm" for name in ("dt", "b", "c")},
+    }
+    yield from _renamed(_LAYER, _MIXER, names)
+    yield Rule(_LAYER + "ssm_a", _MIXER + "a_log", DecayLog())
+    yield Rule(_LAYER + "ssm_d", _MIXER + "d")
+
+
+def _feed_forward(*, fused: bool) -> Iterable[Rule]:
+    names = {f"ffn_{name}": f"{name}_proj" for name in _PROJECTIONS}
+    names |= {"ffn_up": "gate_up_proj"} if fused else {}
+    names |= {f"ffn_{name}_shexp": f"shared_expert.{name}_proj" for name in _PROJECTIONS}
+    names |= {f"ffn_latent_{name}": f"latent_{name}_proj" for name in ("down", "up")}
+    yield from _renamed(_LAYER, _FEED, {**names, "ffn_gate_inp": "router"})
+    experts = _FEED + "experts.{p}_proj"
+    yield Rule(_LAYER + "ffn_gate_inp_shexp.weight", _FEED + "shared_expert_gate.weight", Reshape())
+    yield Rule(_LAYER + "ffn_{p}_exps.bias", _FEED + "experts.{p}_bias", p=_PROJECTIONS)
+    yield Rule(_LAYER + "exp_probs_b.bias", _FEED + "correction_bias")
+    yield Rule(_LAYER + "ffn_{p}_exps.weight", experts, p=_PROJECTIONS)
+    yield Rule(_LAYER + "ffn_{p}.{e}.weight", experts, Stack("e"), p=_PROJECTIONS)
+
+
+def _in_layer(number: str, names: Set[str]) -> Iterable[Rule]:
+    at, ours = f"blk.{number}.", f"layers.{number}."
+    attends = ATTENTION in names or FUSED_ATTENTION in names
+    if not attends and not names & {MAMBA, CONV, LATENT}:
+        yield Rule(at + "attn_norm.weight", ours + "feed_forward_norm.weight")
+    mixer = mamba = ours + "mixer."
+    if CONV in names:
+        yield from _renamed(at, mixer, _SHORT)
+    if LATENT in names:
+        yield from _renamed(at, mixer, {"attn_q_a_norm": "q_norm"})
+    if attends and MAMBA in names:
+        mamba += "parts.mamba."
+        yield from _attention(at, mixer + "parts.attention.")
+    if MAMBA in names and MAMBA1 not in names:
+        yield from _mamba2(at, mamba)
+    if DELTA in names:
+        yield from _delta(at, mixer)
+    if KIMI in names:
+        yield from _kimi(at, mixer)
+
+
+def _mamba2(at: str, ours: str) -> Iterable[Rule]:
+    yield from _renamed(at, ours, {f"ssm_{name}": f"{name}_proj" for name in ("in", "out")})
+    yield from _renamed(at, ours, {"ssm_conv1d": "conv1d"})
+    yield from _decay(at, ours)
+    yield Rule(at + "ssm_d", ours + "d", Reshape())
+
+
+def _decay(at: str, ours: str) -> Iterable[Rule]:
+    yield Rule(at + "ssm_dt.bias", ours + "dt_bias")
+    yield Rule(at + "ssm_a", ours + "a_log", DecayLog())
+    yield Rule(at + "ssm_norm.weight", ours + "norm.weight", Reshape())
+
+
+def _delta(at: str, ours: str) -> Iterable[Rule]:
+    names = {"attn_qkv": "qkv", "attn_gate": "z", "ssm_ba": "ba"}
+    names |= {"ssm_alpha": "a", "ssm_beta": "b"}
+    for theirs, name in names.items():
+        yield Rule(f"{at}{theirs}.weight", f"{ours}in_proj_{name}.weight")
+    yield from _mamba2(at, ours)
+
+
+def _kimi(at: str, ours: str) -> Iterable[Rule]:
+    for name in "qkv":
+        yield Rule(f"{at}ssm_conv1d_{name}.weight", f"{ours}{name}_conv1d.weight", Reshape())
+    names = {"attn_output": "out_proj", "ssm_beta": "b_proj"}
+    names |= {f"ssm_{name}": f"{name}_proj" for name in ("f_a", "f_b", "g_a", "g_b")}
+    yield from _renamed(at, ours, names)
+    yield from _decay(at, ours)

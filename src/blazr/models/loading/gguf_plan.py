@@ -1,0 +1,319 @@
+"""The plan of a GGUF file, made before any of it is written.
+
+It is tried as if the file were there: the reader of GGUF must find in it the model that the
+checkpoint holds.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from blazr.core.errors import BlazrError, ConfigError
+from blazr.core.gguf import DEFAULT_ALIGNMENT, Value
+from blazr.models.causal_lm import CausalLM
+from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, QuantizedInfo, TensorInfo
+from blazr.models.checkpoint.write import Entry, gguf_header
+from blazr.models.config import ModelConfig
+from blazr.models.families.gguf import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from blazr.models.families.gguf_architectures import ARCHITECTURES, Architecture
+from blazr.models.families.gguf_config import (
+    all_mixers,
+    architecture_of,
+    as_gguf,
+    difference,
+    metadata_of,
+    mixers_of,
+)
+from blazr.models.families.gguf_names import gguf_names, telling_names
+from blazr.models.families.rules import Mxfp4, Pairs, RuleBook, Transform
+from blazr.models.loading.gguf_recipes import Recipe, recipe_of
+from blazr.models.loading.load import PlannedModel, plan_model
+from blazr.models.loading.packed import (
+    choose_storage,
+    packable,
+    stored_weight,
+)
+from blazr.models.loading.plan import LoadStep
+from blazr.models.loading.weights import DTYPES, stored_dtype
+from blazr.nn.layers.attention import AttentionConfig
+from blazr.nn.layers.gated_delta import KimiDeltaConfig
+from blazr.nn.layers.mamba2 import Mamba2Config
+from blazr.nn.layers.mlp import MlpConfig
+from blazr.nn.quant.exact import plain_blocks
+from blazr.nn.quant.gguf.quantize import Quantizer
+from blazr.nn.quant.policy import QuantizePolicy
+
+# What llama.cpp calls files by most of their tensors, and whether it computes with a type there.
+_FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K": 15, "BF16": 32, "MXFP4": 38}
+_GUESSED = 1024
+_VERSION_OF_BLOCKS = 2
+# Matrices that files have as plain numbers, not as float32 like all that is small.
+_PLAIN_MATRICES = ("k_up", "v_up")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufJob:
+    """One tensor to be written.
+
+    Args:
+        name: What it is called.
+        entry: What it becomes.
+        recipe: What it is made of.
+        step: Where that is.
+        transform: How readers turn it back.
+        quantizer: What packs it; None for plain numbers and for blocks that are kept.
+    """
+
+    name: str
+    entry: Entry
+    recipe: Recipe
+    step: LoadStep
+    transform: Transform | None = None
+    quantizer: Quantizer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GgufPlan:
+    """A GGUF file before it is written.
+
+    Args:
+        metadata: What it says.
+        jobs: Its tensors.
+        factors: Those that hold divisors of frequencies.
+    """
+
+    metadata: Mapping[str, Value]
+    jobs: tuple[GgufJob, ...]
+    factors: Mapping[str, Tensor]
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """Its tensors, in order."""
+        first = {name: Entry("F32", tuple(each.shape)) for name, each in self.factors.items()}
+        return first | {job.name: job.entry for job in self.jobs}
+
+    @property
+    def num_quantized(self) -> int:
+        """Tensors that are packed."""
+        return sum(job.entry.dtype not in ELEMENT_TYPES for job in self.jobs)
+
+
+def plan_gguf(planned: PlannedModel, policy: QuantizePolicy, dtype: str) -> GgufPlan:
+    """Plan the GGUF file of a model, and read the plan back.
+
+    Args:
+        planned: The model.
+        policy: What to pack.
+        dtype: Of plain matrices; ``"auto"`` keeps theirs.
+
+    Raises:
+        ConfigError: There is no architecture for it, or the architecture cannot say all it is.
+    """
+    if planned.checkpoint.metadata:
+        return _plan_again(planned, policy, dtype)
+    config = planned.derivation.config
+    name = architecture_of(planned.family.name, config)
+    if name is None:
+        families = {word.split()[0] for row in ARCHITECTURES.values() for word in row.families}
+        raise ConfigError(
+            "GGUF has no architecture for this model.",
+            found=f"family {planned.family.name}",
+            expected=", ".join(sorted(families)),
+            hint="convert to a directory: safetensors hold every model",
+        )
+    row = ARCHITECTURES[name]
+    target = as_gguf(config, row)
+    said = {f"{name}.{key}": value for key, value in metadata_of(target, row).items()}
+    metadata = {"general.architecture": name, "general.name": planned.name, **said}
+    plan = GgufPlan(metadata, tuple(_jobs(planned, row, target, dtype)), _factors(target))
+    draft = _read_back(plan, target)
+    return _packed(plan, draft, planned, policy)
+
+
+def _plan_again(planned: PlannedModel, policy: QuantizePolicy, dtype: str) -> GgufPlan:
+    """A GGUF file once more: only what is to be packed otherwise changes."""
+    checkpoint, matrices = planned.checkpoint, packable(planned.module)
+    storage, usual = choose_storage(planned.plan, planned.module, policy), torch.float32
+    parameters = {info.name: step.parameter for step in planned.plan.steps for info in step.sources}
+    jobs = []
+    for info in checkpoint.tensors.values():
+        parameter = parameters.get(info.name, "")
+        storing = storage.get(parameter) if parameter in matrices else None
+        quantizer = storing if isinstance(storing, Quantizer) else None
+        step = LoadStep(info.name, info.shape, (info,))
+        kind = info.dtype
+        if quantizer is not None:
+            kind = quantizer.kind.name
+        elif dtype != "auto" and parameter in matrices:
+            kind = _plain_type(step, dtype, usual)
+        recipe, entry = Recipe(source=info.name), Entry(kind, info.shape)
+        jobs.append(
+            GgufJob(name=info.name, entry=entry, recipe=recipe, step=step, quantizer=quantizer)
+        )
+    kept = {
+        key: value for key, value in checkpoint.metadata.items() if not key.startswith("split.")
+    }
+    return GgufPlan({**kept, **_about(jobs)}, tuple(jobs), {})
+
+
+def _jobs(
+    planned: PlannedModel, row: Architecture, target: ModelConfig, dtype: str
+) -> Iterator[GgufJob]:
+    steps = {step.parameter: step for step in planned.plan.steps}
+    names, usual = _names(row, target), stored_dtype(planned.plan)
+    with torch.device("meta"):
+        module = CausalLM(target)
+    matrices = packable(module)
+    for parameter, tensor in module.state_dict().items():
+        recipe = recipe_of(parameter, planned.derivation.config, target)
+        step = steps.get(recipe.source)
+        written = [name for name in names.sources(parameter) if "*" not in name]
+        if step is None or not written:
+            raise ConfigError(
+                "GGUF has no place for a part of this model.",
+                found=parameter[:100],
+                hint="convert to a directory: safetensors hold every model",
+            )
+        match = names.match(written[0])
+        is_matrix = parameter in matrices or parameter.endswith(_PLAIN_MATRICES)
+        plain = _plain_type(step, dtype, usual) if is_matrix else "F32"
+        entry = Entry(plain, _shape(parameter, tuple(tensor.shape), target))
+        transform = match.transform if match else None
+        yield GgufJob(name=written[0], entry=entry, recipe=recipe, step=step, transform=transform)
+
+
+def _names(row: Architecture, target: ModelConfig) -> RuleBook:
+    layers = {
+        str(index): telling_names(mixers_of(layer)) for index, layer in enumerate(target.layers)
+    }
+    attention = [each for each in all_mixers(target) if isinstance(each, AttentionConfig)]
+    pairs = None
+    if row.pairs_rows and attention:
+        dim = attention[0].head_dim
+        ropes = [each.rope.dim for each in attention if each.rope is not None]
+        pairs = Pairs(dim, ropes[0] if ropes and row.rotation != "told" else dim // 2 * 2)
+    feeds = (layer.feed_forward for layer in target.layers)
+    fused = any(isinstance(feed, MlpConfig) and feed.fused_gate_up for feed in feeds)
+    return gguf_names(row, layers, fused=fused, pairs=pairs)
+
+
+def _plain_type(step: LoadStep, dtype: str, usual: torch.dtype) -> str:
+    """What a matrix is written as where it is not packed."""
+    first = step.sources[0]
+    is_kept = dtype == "auto" and first.dtype in {"F32", "F16", "BF16"}
+    found = DTYPES[dtype] if dtype != "auto" else usual
+    words = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+    return first.dtype if is_kept else words[found]
+
+
+def _shape(parameter: str, shape: tuple[int, ...], target: ModelConfig) -> tuple[int, ...]:
+    """The shape in files: state spaces have columns, and groups one behind the other."""
+    first, _, rest = parameter.partition(".")
+    if first != "layers":
+        return shape
+    index, _, name = rest.partition(".")
+    for mixer in mixers_of(target.layers[int(index)]):
+        if isinstance(mixer, Mamba2Config):
+            if name.endswith((".a_log", ".d")):
+                return (*shape, 1)
+            if name.endswith(("mixer.norm.weight", "mamba.norm.weight")):
+                return (mixer.norm_groups, shape[0] // mixer.norm_groups)
+        if isinstance(mixer, KimiDeltaConfig) and name.endswith("_conv1d.weight"):
+            return (1, shape[0], 1, shape[1])
+    return shape
+
+
+def _factors(target: ModelConfig) -> dict[str, Tensor]:
+    for mixer in all_mixers(target):
+        rope = getattr(mixer, "rope", None)
+        scaling = rope.scaling if rope is not None else None
+        if scaling is not None and scaling.kind == "factors":
+            return {ROPE_FACTORS: torch.tensor(scaling.factors)}
+        if scaling is not None and scaling.kind == "longrope":
+            both = (LONG_FACTORS, scaling.long_factors), (SHORT_FACTORS, scaling.factors)
+            return {name: torch.tensor(factors) for name, factors in both}
+    return {}
+
+
+def _read_back(plan: GgufPlan, target: ModelConfig) -> PlannedModel:
+    """What readers find in such a file, which is tried with one that has holes for its tensors."""
+    header = gguf_header(plan.metadata, plan.entries)
+    size = sum(-(-entry.nbytes // DEFAULT_ALIGNMENT) for entry in plan.entries.values())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "draft.gguf"
+        with path.open("wb") as file:
+            file.write(header)
+            for tensor in plan.factors.values():
+                file.write(tensor.numpy().tobytes())
+                file.write(bytes(-file.tell() % DEFAULT_ALIGNMENT))
+            file.truncate(len(header) + size * DEFAULT_ALIGNMENT)
+        try:
+            draft = plan_model(str(path))
+        except BlazrError as error:
+            raise _unsayable(error.message) from error
+    changed = difference(target, draft.derivation.config)
+    if changed is not None:
+        raise _unsayable(changed)
+    return draft
+
+
+def _unsayable(found: str) -> ConfigError:
+    return ConfigError(
+        "GGUF cannot say all that this model is.",
+        found=found[:200],
+        hint="convert to a directory: safetensors hold every model",
+    )
+
+
+def _packed(
+    plan: GgufPlan, draft: PlannedModel, planned: PlannedModel, policy: QuantizePolicy
+) -> GgufPlan:
+    """The plan with its matrices packed as the policy has it, or as they are."""
+    storage = choose_storage(draft.plan, draft.module, policy)
+    parameters = {step.sources[0].name: step.parameter for step in draft.plan.steps}
+    jobs = []
+    for job in plan.jobs:
+        storing = storage.get(parameters[job.name])
+        kept = _kept_type(job, planned.checkpoint, is_chosen=isinstance(storing, Quantizer))
+        if kept is not None:
+            job = replace(job, entry=Entry(kept, job.entry.shape))  # noqa: PLW2901
+        elif isinstance(storing, Quantizer):
+            entry = Entry(storing.kind.name, job.entry.shape)
+            job = replace(job, entry=entry, quantizer=storing)  # noqa: PLW2901
+        jobs.append(job)
+    return replace(plan, jobs=tuple(jobs), metadata={**plan.metadata, **_about(jobs)})
+
+
+def _about(jobs: list[GgufJob]) -> dict[str, Value]:
+    sizes: dict[str, int] = {}
+    for job in jobs:
+        sizes[job.entry.dtype] = sizes.get(job.entry.dtype, 0) + job.entry.nbytes
+    most = max(sizes, key=lambda name: sizes[name])
+    return {
+        "general.file_type": _FILE_TYPES.get(most, _GUESSED),
+        "general.quantization_version": _VERSION_OF_BLOCKS,
+    }
+
+
+def _kept_type(job: GgufJob, checkpoint: Checkpoint, *, is_chosen: bool) -> str | None:
+    """The type of the blocks that a matrix already is, if these can be written as they are."""
+    if isinstance(job.step.transform, Mxfp4):
+        return "MXFP4"  # nothing is smaller
+    if is_chosen or job.recipe.change is not None:
+        return None
+    kinds = {_kind_of(info, checkpoint) for info in job.step.sources}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _kind_of(info: TensorInfo, checkpoint: Checkpoint) -> str | None:
+    if not isinstance(info, QuantizedInfo):
+        return None
+    found = plain_blocks(stored_weight(info, checkpoint, torch.float32))
+    checkpoint.drop(info.name)
+    return None if found is None else found.kind.name

@@ -1,0 +1,223 @@
+"""How the parameters of a model in GGUF's form are made of those of the model itself.
+
+Most are the same. The others are some rows of a parameter, rows in another order, or numbers that
+files store otherwise: norms with their offset, matrices with a model's multipliers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from blazr.models.config import ModelConfig
+from blazr.nn.layers.attention import AttentionConfig
+from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
+from blazr.nn.layers.decoder_layer import LayerConfig
+from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
+from blazr.nn.layers.mamba2 import Mamba2Config
+from blazr.nn.layers.mla import DeepseekMlaConfig
+from blazr.nn.layers.mlp import MlpConfig
+from blazr.nn.layers.moe import MoeConfig
+from blazr.nn.layers.norm import NormConfig
+from blazr.nn.layers.parallel import ParallelMixerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What a parameter is made of.
+
+    Args:
+        source: A parameter of the model.
+        rows: Which of its rows, of each of its matrices; None for all.
+        change: What becomes of its numbers, a whole matrix or vector at a time; None for nothing.
+    """
+
+    source: str
+    rows: Tensor | None = None
+    change: Callable[[Tensor], Tensor] | None = None
+
+    def times(self, factor: float) -> Recipe:
+        """The same with all numbers multiplied."""
+        if factor == 1:
+            return self
+        assert self.change is None, self.source
+        return replace(self, change=lambda tensor: tensor.float() * factor)
+
+
+def recipe_of(parameter: str, model: ModelConfig, target: ModelConfig) -> Recipe:
+    """How a parameter of ``target`` is made of those of ``model``.
+
+    Args:
+        parameter: Its name.
+        model: The config of the model.
+        target: The same in GGUF's form.
+    """
+    first, _, rest = parameter.partition(".")
+    if first == "layers":
+        index, _, rest = rest.partition(".")
+        made = _in_layer(rest, model.layers[int(index)], target.layers[int(index)])
+        return replace(made, source=f"layers.{index}.{made.source}")
+    if first == "norm":
+        return _norm(parameter, model.final_norm)
+    if first == "embed_tokens":
+        return Recipe(source=parameter).times(
+            model.embedding_multiplier / target.embedding_multiplier
+        )
+    source = "embed_tokens.weight" if model.tie_word_embeddings else parameter
+    return Recipe(source=source).times(target.logits_scaling / model.logits_scaling)
+
+
+def _norm(name: str, norm: NormConfig | None) -> Recipe:
+    has_offset = norm is not None and norm.unit_offset
+    return Recipe(source=name, change=_add_one if has_offset else None)
+
+
+def _add_one(tensor: Tensor) -> Tensor:
+    return tensor.float() + 1
+
+
+def _in_layer(name: str, layer: LayerConfig, target: LayerConfig) -> Recipe:
+    part, _, rest = name.partition(".")
+    if part == "mixer":
+        made = _in_mixer(rest, layer.mixer, target.mixer)
+    elif part == "feed_forward" and layer.feed_forward is not None:
+        made = _in_feed(rest, layer.feed_forward, target.feed_forward)
+    else:
+        return _norm(name, getattr(layer, part))
+    return replace(made, source=f"{part}.{made.source}")
+
+
+def _in_mixer(name: str, mixer: MixerConfig, target: MixerConfig) -> Recipe:
+    match mixer, target:
+        case ParallelMixerConfig(), ParallelMixerConfig():
+            return _in_part(name, mixer, target)
+        case AttentionConfig(), _:
+            is_norm = name in {"q_norm.weight", "k_norm.weight"} and mixer.norm_unit_offset
+            return Recipe(source=name, change=_add_one if is_norm else None)
+        case DeepseekMlaConfig(), _ if name in {"k_up", "v_up"} and not mixer.apart:
+            return _up(name, mixer)
+        case GatedDeltaConfig(), GatedDeltaConfig() if not isinstance(mixer, KimiDeltaConfig):
+            return _in_delta(name, mixer, target)
+        case _:
+            return Recipe(source=name)
+
+
+def _in_part(name: str, mixer: ParallelMixerConfig, target: ParallelMixerConfig) -> Recipe:
+    """Falcon-H1's multipliers go into the matrices behind which they stand."""
+    _, word, rest = name.split(".", 2)
+    part, other = (
+        next(each for each in config.parts if each.name == word) for config in (mixer, target)
+    )
+    made = _in_mixer(rest, part.mixer, other.mixer)
+    made = replace(made, source=f"parts.{word}.{made.source}")
+    matrix, _, kind = rest.rpartition(".")
+    before = part.input_multiplier / other.input_multiplier if kind == "weight" else 1.0
+    if matrix in {"out_proj", "o_proj"}:
+        return made.times(part.output_multiplier / other.output_multiplier)
+    if isinstance(part.mixer, AttentionConfig) and isinstance(other.mixer, AttentionConfig):
+        scale = part.mixer.scale / other.mixer.scale
+        factors = {"q_proj": before, "k_proj": before * scale, "v_proj": before}
+        factors["k_proj"] = before * scale if kind == "weight" else scale
+        return made.times(factors.get(matrix, 1.0))
+    if matrix == "in_proj" and isinstance(part.mixer, Mamba2Config):
+        return _projected(made, part.mixer, before)
+    return made
+
+
+def _projected(made: Recipe, mixer: Mamba2Config, factor: float) -> Recipe:
+    """A factor for the rows of z, x, B, C and dt each."""
+    if mixer.multipliers is None:
+        return made.times(factor)
+    inner, maps = mixer.inner_size, mixer.map_size
+    sizes = torch.tensor([inner, inner, maps, maps, mixer.num_heads])
+    rows = torch.tensor(mixer.multipliers).repeat_interleave(sizes) * factor
+
+    def change(tensor: Tensor) -> Tensor:
+        return tensor.float() * (rows[:, None] if tensor.dim() > 1 else rows)
+
+    return replace(made, change=change)
+
+
+def _up(name: str, mixer: DeepseekMlaConfig) -> Recipe:
+    """Upward matrices head by head, that of the keys turned over."""
+
+    def change(both: Tensor) -> Tensor:
+        parts = both.unflatten(0, (mixer.num_heads, -1))
+        keys, values = parts.split((mixer.head_dim, mixer.v_head_dim), 1)
+        return keys.transpose(1, 2) if name == "k_up" else values
+
+    return Recipe(source="kv_up_proj.weight", change=change)
+
+
+def _in_delta(name: str, mixer: GatedDeltaConfig, target: GatedDeltaConfig) -> Recipe:
+    matrix = name.removesuffix(".weight")
+    if matrix == "out_proj" and target.tiled and not mixer.tiled:
+        columns = _tiled(mixer, mixer.value_head_dim)
+        return Recipe(source=name, change=lambda tensor: tensor[:, columns])
+    rows = _delta_rows(matrix, mixer, target)
+    grouped = mixer.grouped and matrix in {"in_proj_qkv", "in_proj_z"}
+    return Recipe(source="in_proj_qkvz.weight" if grouped else name, rows=rows)
+
+
+def _delta_rows(matrix: str, mixer: GatedDeltaConfig, target: GatedDeltaConfig) -> Tensor | None:
+    """Which rows a matrix takes: by kind where they lie by key head, in tiles where these do."""
+    rows: Tensor | None = None
+    if mixer.grouped:
+        share = mixer.num_heads // mixer.num_key_heads * mixer.value_head_dim
+        sizes = (mixer.key_head_dim, mixer.key_head_dim, share, share)
+        heads = torch.arange(mixer.num_key_heads * sum(sizes)).unflatten(0, (-1, sum(sizes)))
+        q, k, v, z = (part.flatten() for part in heads.split(sizes, 1))
+        rows = {"in_proj_qkv": torch.cat((q, k, v)), "in_proj_z": z}.get(matrix)
+    if not target.tiled or mixer.tiled:
+        return rows
+    order = _tiled(mixer, mixer.value_head_dim)
+    whole = torch.cat((torch.arange(2 * mixer.key_size), 2 * mixer.key_size + order))
+    moved = {"in_proj_qkv": whole, "conv1d": whole, "in_proj_z": order}
+    moved |= dict.fromkeys(("in_proj_a", "in_proj_b", "a_log", "dt_bias"), _tiled(mixer, 1))
+    found = moved.get(matrix)
+    return found if rows is None or found is None else rows[found]
+
+
+def _tiled(mixer: GatedDeltaConfig, size: int) -> Tensor:
+    """Heads of values that share a key lie ``num_key_heads`` apart, each of so many channels."""
+    heads = torch.arange(mixer.num_heads * size).view(mixer.num_key_heads, -1, size)
+    return heads.transpose(0, 1).flatten()
+
+
+def _in_feed(name: str, feed: FeedForwardConfig, target: FeedForwardConfig | None) -> Recipe:
+    match feed, target:
+        case MlpConfig(), MlpConfig():
+            made = _in_mlp(name, feed.intermediate_size, feed.fused_gate_up, target.fused_gate_up)
+            factors = {"gate_proj": feed.gate_multiplier, "down_proj": feed.down_multiplier}
+            return made.times(factors.get(name.rpartition(".")[0], 1.0))
+        case MoeConfig(), MoeConfig():
+            return _in_experts(name, feed)
+        case _:
+            raise AssertionError(name)
+
+
+def _in_mlp(name: str, size: int, fused: bool, kept: bool) -> Recipe:  # noqa: FBT001  (two flags)
+    matrix, _, kind = name.rpartition(".")
+    if not fused or kept or matrix not in {"gate_proj", "up_proj"}:
+        return Recipe(source=name)
+    low = 0 if matrix == "gate_proj" else size
+    return Recipe(source=f"gate_up_proj.{kind}", rows=torch.arange(low, low + size))
+
+
+def _in_experts(name: str, feed: MoeConfig) -> Recipe:
+    part, _, rest = name.partition(".")
+    if part == "shared_expert":
+        size = feed.shared_intermediate_size or feed.intermediate_size
+        made = _in_mlp(rest, size, feed.shared_fused_gate_up, kept=False)
+        return replace(made, source=f"{part}.{made.source}")
+    word, _, kind = rest.partition("_")
+    if part != "experts" or feed.fused_gate_up is None or word not in {"gate", "up"}:
+        return Recipe(source=name)
+    first, size = int(word == "up"), feed.intermediate_size
+    rows = torch.arange(first * size, (first + 1) * size)
+    if feed.fused_gate_up == "interleaved":
+        rows = torch.arange(first, 2 * size, 2)
+    return Recipe(source=f"experts.gate_up_{kind}", rows=rows)

@@ -1,0 +1,119 @@
+"""Writing the tensors of a GGUF file, each a tile of rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, QuantizedInfo, TensorInfo
+from blazr.models.checkpoint.write import TensorWriter
+from blazr.models.families.rules import DecayLog, Mxfp4, Pairs, Transpose
+from blazr.models.loading.gguf_plan import GgufJob, GgufPlan
+from blazr.models.loading.packed import read_plain, stored_weight, tiles_of
+from blazr.nn.quant.exact import plain_blocks
+from blazr.nn.quant.gguf.block_type import TILE
+from blazr.nn.quant.mxfp4 import mxfp4_blocks
+
+
+def write_gguf(
+    plan: GgufPlan,
+    checkpoint: Checkpoint,
+    writer: TensorWriter,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    """Write the tensors of a plan.
+
+    Args:
+        plan: The plan.
+        checkpoint: Where the model is.
+        writer: The file, whose header is written.
+        progress: Told the bytes written so far, and all of them.
+    """
+    total, done = sum(entry.nbytes for entry in plan.entries.values()), 0
+    for name, tensor in plan.factors.items():
+        writer.write(name, tensor)
+        done += tensor.nbytes
+    for job in plan.jobs:
+        for matrix in _matrices(job, checkpoint):
+            for tile in _tiles(job, matrix, checkpoint):
+                writer.write(job.name, tile)
+            for info in job.step.sources:
+                checkpoint.drop(info.name)
+        done += job.entry.nbytes
+        if progress is not None:
+            progress(done, total)
+
+
+Matrix = Tensor | TensorInfo
+
+
+def _matrices(job: GgufJob, checkpoint: Checkpoint) -> Iterator[Matrix]:
+    """What a tensor is made of: one matrix or vector, or that of every expert.
+
+    Blocks that are kept come as bytes.
+    """
+    step, is_kept = job.step, job.entry.dtype not in ELEMENT_TYPES and job.quantizer is None
+    if isinstance(step.transform, Mxfp4):
+        numbers, exponents = (checkpoint.read(info.name) for info in step.sources)
+        for own, scales in zip(numbers, exponents, strict=True):
+            yield mxfp4_blocks(own, scales)
+        return
+    for info in step.sources:
+        if is_kept and not isinstance(info, QuantizedInfo):
+            yield checkpoint.read(info.name)
+        elif is_kept:
+            assert isinstance(info, QuantizedInfo)
+            found = plain_blocks(stored_weight(info, checkpoint, torch.float32))
+            assert found is not None
+            yield found.blocks
+        elif info.is_packed or isinstance(info, QuantizedInfo):
+            yield info
+        else:
+            tensor = checkpoint.read(info.name)
+            tensor = tensor.mT if isinstance(step.transform, Transpose) else tensor
+            if len(step.sources) == 1:
+                is_stack = ".experts." in step.parameter
+                yield from tensor if is_stack else (tensor.reshape(step.shape),)
+            else:
+                yield tensor
+
+
+def _tiles(job: GgufJob, matrix: Matrix, checkpoint: Checkpoint) -> Iterator[Tensor]:
+    """A matrix as it is written, some rows at a time."""
+    rows, change = job.recipe.rows, job.recipe.change
+    rows = _stored_order(job, rows, matrix)
+    if isinstance(matrix, TensorInfo):
+        if rows is None and change is None:
+            for _, tile in tiles_of(matrix, checkpoint):
+                yield _encoded(job, tile)
+            return
+        matrix = read_plain(matrix, checkpoint)
+    if change is not None:
+        matrix = change(matrix)
+    if isinstance(job.transform, DecayLog):
+        matrix = -matrix.float().exp()
+    count = len(matrix) if rows is None else len(rows)
+    step = max(1, TILE // max(1, matrix[0].numel())) if len(matrix) else 1
+    for low in range(0, count, step):
+        part = slice(low, min(low + step, count))
+        yield _encoded(job, matrix[part] if rows is None else matrix[rows[part]])
+
+
+def _stored_order(job: GgufJob, rows: Tensor | None, matrix: Matrix) -> Tensor | None:
+    """Which rows are written, in the order of the file."""
+    if not isinstance(job.transform, Pairs):
+        return rows
+    count = matrix.shape[0] if rows is None else len(rows)
+    order = torch.tensor(job.transform.rows(count)).argsort()
+    return order if rows is None else rows[order]
+
+
+def _encoded(job: GgufJob, tile: Tensor) -> Tensor:
+    if job.quantizer is not None:
+        return job.quantizer(tile)
+    if job.entry.dtype not in ELEMENT_TYPES:
+        return tile
+    dtype: torch.dtype = getattr(torch, ELEMENT_TYPES[job.entry.dtype][1])
+    return tile.to(dtype)

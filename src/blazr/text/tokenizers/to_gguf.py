@@ -1,0 +1,153 @@
+# ruff: noqa: RUF001  (letters of many scripts)
+"""A tokenizer.json as the metadata of a GGUF file.
+
+GGUF names the way in which a vocabulary splits words, so that of a tokenizer.json has to be
+recognised: it is the first by which a text full of hard cases becomes the same tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from array import array
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from blazr.core.gguf import Value
+from blazr.text import sidecars
+from blazr.text.chat_template import own_templates
+from blazr.text.tokenizers.gguf import (
+    BYTE,
+    CONTROL,
+    KEY,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    from_metadata,
+)
+from blazr.text.tokenizers.gguf_patterns import PATTERNS
+from blazr.text.tokenizers.hf import BYTE_NAME, HuggingFaceTokenizer
+
+_log = logging.getLogger(__name__)
+
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_ROLES = {"bos_token": "bos", "unk_token": "unknown", "pad_token": "padding"}
+_TEMPLATE = "tokenizer.chat_template"
+# What tells ways of splitting apart: digits, contractions, spaces, letters of many scripts.
+_HARD = (
+    "Hello, world! I'm 1 of 22, 333, 4444 or 55555; they'LL say it's 3.14 (or 2,718).\n\n\n"
+    "  two  spaces\tand\ttabs \n \r\n x=y+1;//z != w && {a: [b]} <p>$5</p> foo_bar fooBar"
+    " HTTPServer a'b 'tis don't DON'T you'Ve ___ --- ... !?! #42 @me 100% 1e-9 ١٢٣ ½ ²\n"
+    "Übergrößenträger naïve café Привет, мир! Γειά σου 你好，世界。 こんにちは カタカナ 안녕하세요"
+    " สวัสดี नमस्ते שלום مرحبا 🚀🚀 👩‍👧 \u200b\xa0end   "
+)
+
+
+def gguf_vocabulary(directory: Path, vocab_size: int) -> dict[str, Value]:
+    """The metadata for the tokenizer of a model; none where it has none that GGUF can hold.
+
+    Args:
+        directory: Where the model's files are.
+        vocab_size: Rows of its embedding.
+
+    Raises:
+        CheckpointError: A file cannot be read.
+    """
+    file = directory / "tokenizer.json"
+    found: dict[str, Value] = {}
+    if file.is_file():
+        tokenizer = HuggingFaceTokenizer(file)
+        stored = sidecars.read_json(file)
+        base = _base(tokenizer, stored, vocab_size)
+        base |= _roles(tokenizer, directory) if base else {}
+        ways = _ways(stored, vocab_size) if base else ()
+        found = next((each for way in ways if _agree(tokenizer, each := base | way)), {})
+    if KEY + "model" not in found:
+        _log.warning("GGUF cannot hold this model's vocabulary: name it with --vocab when you run")
+        found = {KEY + "model": "none"}
+    return found | _templates(directory)
+
+
+def _base(
+    tokenizer: HuggingFaceTokenizer, stored: Mapping[str, object], vocab_size: int
+) -> dict[str, Value]:
+    """Tokens and their types, those that an embedding has beside them as unused ones."""
+    if tokenizer.size > vocab_size:
+        return {}
+    added = stored.get("added_tokens")
+    found_in_text = {
+        each.get("id")
+        for each in (added if isinstance(added, list) else ())
+        if isinstance(each, dict)
+    }
+    tokens, types = [], array("i")
+    for token_id in range(vocab_size):
+        name = tokenizer.name_of(token_id)
+        tokens.append(f"[PAD{token_id}]" if name is None else name)
+        types.append(UNUSED if name is None else _type(tokenizer, token_id, name, found_in_text))
+    return {KEY + "tokens": tokens, KEY + "token_type": memoryview(types)}
+
+
+def _type(
+    tokenizer: HuggingFaceTokenizer, token_id: int, name: str, found_in_text: set[object]
+) -> int:
+    if name == "<unk>":
+        return UNKNOWN
+    if tokenizer.is_special(token_id):
+        return CONTROL
+    if token_id in found_in_text:
+        return USER_DEFINED
+    return BYTE if BYTE_NAME.fullmatch(name) else NORMAL
+
+
+def _roles(tokenizer: HuggingFaceTokenizer, directory: Path) -> dict[str, Value]:
+    names = sidecars.token_names(directory)
+    ids = {
+        word: tokenizer.special_ids[names[role]]
+        for role, word in _ROLES.items()
+        if names.get(role) in tokenizer.special_ids
+    }
+    if tokenizer.bos_id is not None:
+        ids["bos"] = tokenizer.bos_id
+    found: dict[str, Value] = {f"{KEY}{word}_token_id": each for word, each in ids.items()}
+    found |= {KEY + key: each for key, each in zip(_END_KEYS, tokenizer.eos_ids, strict=False)}
+    return found | {KEY + "add_bos_token": tokenizer.bos_id is not None}
+
+
+def _ways(stored: Mapping[str, object], vocab_size: int) -> Iterator[dict[str, Value]]:
+    """What may be said of how a vocabulary merges, the likeliest first."""
+    model = stored.get("model")
+    if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
+        return
+    merges = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model["merges"]]
+    if "ByteLevel" in json.dumps(stored.get("decoder")):
+        lines = [" ".join(pair) for pair in merges]
+        whole = bool(model.get("ignore_merges"))
+        for name, pattern in PATTERNS.items():
+            if pattern.whole_words == whole:
+                yield {KEY + "model": "gpt2", KEY + "pre": name, KEY + "merges": lines}
+        return
+    ranks = {left + right: rank for rank, (left, right) in reversed(list(enumerate(merges)))}
+    names = {token_id: name for name, token_id in model["vocab"].items()}
+    # what is merged first scores highest
+    each = (-float(ranks.get(names.get(i, ""), len(merges))) for i in range(vocab_size))
+    scores = memoryview(array("f", each))
+    for has_space in (True, False):
+        space = {KEY + "add_space_prefix": has_space, KEY + "scores": scores}
+        yield {KEY + "model": "llama", KEY + "pre": "default", **space}
+
+
+def _agree(tokenizer: HuggingFaceTokenizer, metadata: Mapping[str, Value]) -> bool:
+    """Whether both make the same tokens of a hard text."""
+    other = from_metadata(metadata, name=tokenizer.name)
+    return other.encode(_HARD) == tokenizer.encode(_HARD)
+
+
+def _templates(directory: Path) -> dict[str, Value]:
+    own = own_templates(directory)
+    found: dict[str, Value] = {}
+    for name, text in own.items():
+        found[_TEMPLATE if name == "default" else f"{_TEMPLATE}.{name}"] = text
+    others = [name for name in own if name != "default"]
+    return found | ({"tokenizer.chat_templates": others} if others else {})

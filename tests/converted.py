@@ -1,0 +1,71 @@
+"""Whose models `golden/gguf/converted` was made of: `golden/gguf/record.py` made it."""
+
+from __future__ import annotations
+
+Changes = dict[str, object]
+_FALCON: Changes = {"head_dim": 6}
+_NEMOTRON: Changes = {"mamba_num_heads": 4, "mamba_head_dim": 16}
+_DELTA: Changes = {
+    "head_dim": 16,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+_MAMBA: Changes = {"intermediate_size": 48}
+# By the architecture: whose model it is, and what GGUF cannot say or the converter cannot take.
+MODELS: dict[str, tuple[str, Changes]] = {
+    "llama": ("llama biases", {}),
+    "llama-rope": ("llama rope", {}),
+    "llama-yarn": ("llama yarn", {}),
+    "llama-experts": ("mixtral", {"num_local_experts": 3}),
+    "qwen2": ("qwen2", {}),
+    "qwen2moe": ("qwen2_moe", {}),
+    "qwen3": ("qwen3", {}),
+    "qwen3moe": ("qwen3_moe", {}),
+    "phi3": ("phi3 long", {}),
+    "gemma": ("gemma", {}),
+    "gemma2": ("gemma2", {"query_pre_attn_scalar": 10}),
+    "gemma3": (
+        "gemma3_text",
+        {"query_pre_attn_scalar": 10, "num_hidden_layers": 6, "layer_types": None},
+    ),
+    "olmo2": ("olmo2", {}),
+    "olmo2-windows": ("olmo3", {}),
+    "olmoe": ("olmoe", {"num_experts": 4}),
+    "smollm3": ("smollm3", {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}),
+    "starcoder2": ("starcoder2", {}),
+    "chatglm": ("glm", {"head_dim": 6, "partial_rotary_factor": 1.0, "rms_norm_eps": 1e-5}),
+    "glm4": ("glm4", {"head_dim": 12}),
+    "glm4moe": ("glm4_moe", {}),
+    "granite": ("granite", {}),
+    "granitemoe": ("granitemoe", {"num_local_experts": 3}),
+    "gpt-oss": ("gpt_oss", {}),
+    "deepseek2": ("deepseek_v2", {}),
+    "deepseek2-lite": (
+        "deepseek_v2 lite",
+        {
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "mscale": 0.7,
+                "mscale_all_dim": 0.7,
+            }
+        },
+    ),
+    "deepseek2-v3": ("deepseek_v3", {}),
+    "mamba": ("mamba", _MAMBA),
+    "mamba-norms": ("falcon_mamba", {**_MAMBA, "mixer_rms_eps": 1e-5}),
+    "mamba2": ("mamba2", _MAMBA),
+    "jamba": ("jamba", {"num_experts": 3}),
+    "granitehybrid": ("granitemoehybrid", {"num_local_experts": 3}),
+    "granitehybrid-bamba": ("bamba", {"hidden_size": 32, "mamba_n_heads": 4}),
+    "nemotron_h": ("nemotron_h", {**_NEMOTRON, "mlp_bias": False, "use_bias": False}),
+    "nemotron_h_moe": ("nemotron_h experts", _NEMOTRON),
+    "falcon-h1": ("falcon_h1", _FALCON),
+    "lfm2": ("lfm2", {}),
+    "lfm2moe": ("lfm2_moe", {"routed_scaling_factor": 1.0}),
+    "qwen3next": ("qwen3_next", {**_DELTA, "num_experts": 3}),
+    "qwen35": ("qwen3_5_text", _DELTA),
+    "qwen35moe": ("qwen3_5_moe_text", {**_DELTA, "num_experts": 3}),
+    "kimi-linear": ("kimi_linear", {"linear_num_heads": 4}),
+}
