@@ -314,9 +314,11 @@ def test_a_client_may_say_how_long_a_model_stays() -> None:
                 raw = {**body, "model": "a", "keep_alive": wish}
                 assert running.client.post(path, json=raw).is_success
                 assert expected - 5 < ends_in_s(running, "a") <= expected
-            for wish in (-1, "-1m", None):  # who says nothing leaves it as it is
+            for wish in (-1, "-1m"):
                 running.client.post(path, json={**body, "model": "a", "keep_alive": wish})
                 assert ends_in_s(running, "a") > 10**7
+            running.client.post(path, json={**body, "model": "a"})
+            assert 900 < ends_in_s(running, "a") <= 1000
             running.client.post(path, json={**body, "model": "a", "keep_alive": 0})
             wait_until(lambda: shelf.open_now == {"b"})
         assert 900 < ends_in_s(running, "b") <= 1000

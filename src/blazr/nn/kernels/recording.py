@@ -134,7 +134,7 @@ class Recording:
         self.calls.append((address, call))
 
     def run_part(
-        self, function: Callable[..., Tensor], args: tuple[Any, ...], like: Tensor
+        self, function: Callable[..., Tensor], args: tuple[object, ...], like: Tensor
     ) -> Tensor:
         """See `part`."""
         mark, outermost = len(self.calls), self._depth == 0

@@ -65,15 +65,16 @@ def keep(call: Call[object], keep_alive: float | str | None) -> None:
     Args:
         call: The request.
         keep_alive: Seconds, or a duration such as ``"1h30m"``; 0 is no longer, what
-            is negative for ever, and None as before.
+            is negative for ever, and None as the server was told when it started.
 
     Raises:
         RequestError: It is no duration.
     """
+    seat = next(each for each in call.models.seats if each.service is call.service)
     if keep_alive is None:
+        seat.idle_s = None
         return
     seconds = _seconds(keep_alive) if isinstance(keep_alive, str) else keep_alive
-    seat = next(each for each in call.models.seats if each.service is call.service)
     seat.idle_s = min(seconds, _LONGEST_S) if seconds >= 0 else inf
 
 
