@@ -25,9 +25,11 @@ EXTENSIBLE = {
             "config_reader",
             "detect",
             "gguf_architectures",
+            "gguf_config",
             "gguf_hybrid",
             "gguf_latent",
             "gguf_model",
+            "gguf_names",
             "gqa",
             "oxidizr_mixers",
             "oxidizr_shapes",
@@ -53,7 +55,7 @@ EXTENSIBLE = {
     "text/tokenizers": (
         "TOKENIZERS",
         lambda row: row.__module__,
-        {"byte_pair", "choose", "gguf_patterns", "sentencepiece"},
+        {"byte_pair", "choose", "gguf_patterns", "sentencepiece", "to_gguf"},
     ),
 }
 
