@@ -32,7 +32,6 @@ REFUSED = {
     "glm4": "dimension_count",
     "deepseek_v3 dense": "interleaved: False becomes True",
     "mamba2 limits": "dt_limits",
-    "falcon_mamba": "norm_eps: 0.01 becomes",
     "falcon_h1 norm first": "'norm_first' becomes 'gate_first'",
     "bamba": "dimension_count",
     "bamba biases": "dimension_count",
@@ -112,6 +111,14 @@ def test_what_cannot_be_said_is_refused(case: str, tmp_path: Path) -> None:
         convert(str(source), tmp_path / "model.gguf")
     assert REFUSED[case] in str(caught.value)
     assert [each.name for each in tmp_path.iterdir()] == ["hf"]
+
+
+def test_the_eps_of_inner_norms_has_a_key_of_its_own(tmp_path: Path) -> None:
+    source = saved("falcon_mamba", tmp_path / "hf", {})
+    convert(str(source), tmp_path / "model.gguf")
+    expected = logits(source)
+    found = logits(tmp_path / "model.gguf")
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
 
 
 def test_every_architecture_can_be_written() -> None:

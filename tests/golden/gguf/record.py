@@ -31,6 +31,7 @@ STEP = 32
 
 # What files of releases say and those of this version of transformers do not.
 SAID: dict[str, Changes] = {
+    "mistral3": {"architectures": ["Mistral3ForConditionalGeneration"]},
     "deepseek2-v3": {"scoring_func": "sigmoid"},
     "granitehybrid-bamba": {"attn_rotary_emb": 4},
     "kimi-linear": {
@@ -64,6 +65,7 @@ def _convert(directory: Path, path: Path) -> None:
 
     hparams = ModelBase.load_hparams(directory, False)
     kind = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
+    kind = getattr(kind, "Ministral3Model", kind)  # inside a class that only chooses
     without = {
         "model_arch": kind.model_arch,
         "no_mtp": True,

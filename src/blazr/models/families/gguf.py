@@ -243,6 +243,7 @@ def _layer(model: GgufModel, row: Architecture, norm: NormConfig, index: int) ->
 def _derive(checkpoint: Checkpoint) -> Derivation:
     row = _architecture(checkpoint)
     model = GgufModel(checkpoint)
+    _refuse_temperature(model)
     ledger, tied = model.ledger, not model.has("output.weight")
     ledger.record("architecture", model.architecture, "the metadata: general.architecture")
     ledger.record("hidden_size", model.hidden_size, "tensor token_embd.weight")
@@ -265,6 +266,17 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
         logit_softcap=model.number("final_logit_softcapping", 0.0) or None,
     )
     return Derivation(config, tuple(ledger.values.values()), tuple(ledger.warnings))
+
+
+def _refuse_temperature(model: GgufModel) -> None:
+    """Attention that grows sharper with the distance: Ministral 3's."""
+    if model.number("attention.temperature_scale", 0.0):
+        raise ConfigError(
+            f"the metadata's {model.key('attention.temperature_scale')!r} is not supported.",
+            found=f"{model.number('attention.temperature_scale', 0.0):g}",
+            expected="none",
+            hint="take another model: its scores would come out wrong",
+        )
 
 
 def _architecture(checkpoint: Checkpoint) -> Architecture:
