@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,9 +13,8 @@ from blazr.engine.sampling import SAMPLING_STEPS
 from blazr.engine.sampling.constraint import constrain
 from blazr.engine.sampling.steps import Row
 from blazr.engine.sequence import Sequence as RunningSequence
+from blazr.nn.ops.sampling import best, draw, likeliest
 
-_ON_SCORES = tuple(step for step in SAMPLING_STEPS.values() if not step.on_candidates)
-_ON_CANDIDATES = tuple(step for step in SAMPLING_STEPS.values() if step.on_candidates)
 _MASK = 2**64 - 1
 _UNSOUND = "the model put out no finite score (NaN or infinite logits)"
 
@@ -56,57 +53,42 @@ class Sampler:
             logits: (B, V), float32.
             sequences: B, in the same order.
         """
-        sampled, others = [], []
-        rows = zip(sequences, *_likeliest(logits), strict=True)
-        for index, (sequence, token, height) in enumerate(rows):
-            if not isfinite(height):
-                sampled.append(Sampled(-1, error=_UNSOUND))
-                continue
-            if not sequence.takes_likeliest or token in self._banned:
-                others.append(index)
-            sampled.append(Sampled(token))
-        if others:
-            part = logits if len(others) == len(logits) else logits[others]
-            drawn = self._draw_rows(part, [sequences[i] for i in others])
-            for index, result in zip(others, drawn, strict=True):
-                sampled[index] = result
+        with torch.no_grad():
+            tokens = likeliest(logits).tolist()
+            sampled, others = [], []
+            for index, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
+                if token < 0:
+                    sampled.append(Sampled(-1, error=_UNSOUND))
+                    continue
+                if not sequence.takes_likeliest or token in self._banned:
+                    others.append(index)
+                sampled.append(Sampled(token))
+            if others:
+                part = logits if len(others) == len(logits) else logits[others]
+                drawn = self._draw_rows(part, [sequences[i] for i in others])
+                for index, result in zip(others, drawn, strict=True):
+                    sampled[index] = result
         return sampled
 
     def _draw_rows(self, logits: Tensor, sequences: list[RunningSequence]) -> list[Sampled]:
         """Draw for rows that ask for more than their likeliest token."""
-        free = logits.index_fill(1, self._banned_index, float("-inf"))
+        free = logits.index_fill(1, self._banned_index, float("-inf")) if self._banned else logits
         scores, errors = constrain(free, sequences)
-        # a mask hides what is wrong with the scores, so they are looked at without it
-        heights = _likeliest(free)[1]
-        likeliest = _likeliest(scores)[0]
+        scores = _take_steps(scores, sequences, is_ours=scores is not logits)
+        wishes = torch.tensor([_wish(sequence) for sequence in sequences], dtype=torch.float64)
+        tokens = draw(scores, wishes).tolist()
         sampled = []
-        for index, (sequence, token) in enumerate(zip(sequences, likeliest, strict=True)):
-            error = errors.get(index) if isfinite(heights[index]) else _UNSOUND
+        for index, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
+            error = errors.get(index) or (_UNSOUND if token < 0 else None)
             if error is not None:
                 sampled.append(Sampled(-1, error=error))
                 continue
-            row = _row(sequence, logits.device)
-            if row is not None:
-                token = _draw(scores[index], row, sequence)  # noqa: PLW2901
             wanted = sequence.request.params.logprobs
             logprobs = None
             if wanted is not None:
                 (logprobs,) = many_logprobs(logits[index : index + 1], [token], wanted)
             sampled.append(Sampled(token, logprobs))
         return sampled
-
-
-def _likeliest(scores: Tensor) -> tuple[list[int], list[float]]:
-    """The place of the largest of each row's scores (B, V), the first of equals, and that score.
-
-    NaN counts as largest.
-    """
-    if scores.device.type == "cpu":  # numpy is several times as fast at this as torch
-        values = scores.numpy()
-        places = values.argmax(-1)
-        return places.tolist(), values[np.arange(len(values)), places].tolist()
-    heights, argmax = scores.max(-1)
-    return argmax.tolist(), heights.tolist()
 
 
 def many_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
@@ -119,7 +101,8 @@ def many_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> lis
     values = logprobs.gather(1, chosen[:, None])[:, 0].tolist()
     if not num_top:
         return [TokenLogprobs(*pair) for pair in zip(token_ids, values, strict=True)]
-    heights, places = logprobs.topk(min(num_top, logprobs.shape[1]))
+    places = best(logprobs, min(num_top, logprobs.shape[1]))
+    heights = logprobs.gather(1, places)
     tops = (
         tuple(zip(ids, tall, strict=True))
         for ids, tall in zip(places.tolist(), heights.tolist(), strict=True)
@@ -138,8 +121,31 @@ def uniform(seed: int, position: int) -> float:
     return ((z ^ (z >> 31)) >> 11) / 2**53
 
 
+def _wish(sequence: RunningSequence) -> tuple[float, float, float, float, float]:
+    """How a row is drawn from, as `draw` takes it."""
+    params = sequence.request.params
+    if params.is_greedy:
+        return 1.0, 1.0, 1.0, 0.0, 0.0
+    point = uniform(sequence.seed, len(sequence.tokens))
+    return params.temperature, params.top_k, params.top_p, params.min_p, point
+
+
+def _take_steps(scores: Tensor, sequences: list[RunningSequence], *, is_ours: bool) -> Tensor:
+    """Scores after the steps that rows ask for; changed in place where they are ours."""
+    for index, sequence in enumerate(sequences):
+        row = _row(sequence, scores.device)
+        if row is None:
+            continue
+        if not is_ours:
+            scores, is_ours = scores.clone(), True
+        for step in SAMPLING_STEPS.values():
+            if step.wanted(row):
+                scores[index] = step.apply(scores[index], row)
+    return scores
+
+
 def _row(sequence: RunningSequence, device: torch.device) -> Row | None:
-    """What the steps look at, or None for a greedy row that no step concerns."""
+    """What the steps look at, or None for a row that no step concerns."""
     params = sequence.request.params
     is_plain = (
         params.repetition_penalty == 1
@@ -147,7 +153,7 @@ def _row(sequence: RunningSequence, device: torch.device) -> Row | None:
         and params.frequency_penalty == 0
     )
     touches_ids = bool(params.logit_bias) or sequence.num_output < params.min_tokens
-    if params.is_greedy and is_plain and not touches_ids:
+    if is_plain and not touches_ids:
         return None
     # the history is only made when somebody reads it
     history = sequence.tokens.tolist() if not is_plain else []
@@ -156,23 +162,3 @@ def _row(sequence: RunningSequence, device: torch.device) -> Row | None:
     output = ids[split:] if history else ids.new_empty(sequence.num_output)
     stops = (*sequence.request.stop_ids, *params.stop_token_ids)
     return Row(params, ids[:split], output, stops)
-
-
-def _draw(scores: Tensor, row: Row, sequence: RunningSequence) -> int:
-    for step in _ON_SCORES:
-        if step.wanted(row):
-            scores = step.apply(scores, row)
-    params = row.params
-    if params.is_greedy:
-        return int(scores.argmax())
-    if 0 < params.top_k < scores.shape[0]:
-        candidates, ids = scores.topk(params.top_k)
-    else:
-        candidates, ids = scores.sort(descending=True, stable=True)
-    for step in _ON_CANDIDATES:
-        if step.wanted(row):
-            candidates = step.apply(candidates, row)
-    heights = candidates.double().softmax(-1).cumsum(-1)
-    point = uniform(sequence.seed, len(sequence.tokens)) * float(heights[-1])
-    place = int(torch.searchsorted(heights, point, right=True))
-    return int(ids[min(place, len(ids) - 1)])

@@ -1,7 +1,6 @@
-"""The steps between logits and a draw, for one row of a batch.
+"""The steps between logits and a draw, for one row of a batch: biases, penalties and bans.
 
-Penalties and bans see the scores of the whole vocabulary. What follows sees the candidates: scores
-in falling order, already cut to the row's top-k, so that nothing sorts a vocabulary in vain.
+Temperature, top_k, top_p and min_p are part of the draw itself, `blazr.nn.ops.sampling.draw`.
 """
 
 from __future__ import annotations
@@ -41,15 +40,12 @@ class SamplingStep:
     Args:
         name: Its name in the table.
         wanted: Whether a row asks for it; if not, it costs nothing.
-        apply: float32 scores and the row to scores of the same shape: (V,) by token id, or (K,)
-            candidates in falling order. Never changes its input.
-        on_candidates: Whether it is one of the later, which never matter to the likeliest token.
+        apply: float32 scores (V,) and the row to scores of the same shape. Never changes its input.
     """
 
     name: str
     wanted: Callable[[Row], bool]
     apply: Callable[[Tensor, Row], Tensor]
-    on_candidates: bool = False
 
 
 def _bias(scores: Tensor, row: Row) -> Tensor:
@@ -87,29 +83,6 @@ def _frequency(scores: Tensor, row: Row) -> Tensor:
     return scores
 
 
-def _temperature(scores: Tensor, row: Row) -> Tensor:
-    # the largest score is taken off first, so that a tiny temperature cannot overflow
-    return (scores - scores[0]) / row.params.temperature
-
-
-def _top_k(scores: Tensor, row: Row) -> Tensor:
-    rank = torch.arange(len(scores), device=scores.device)
-    return scores.masked_fill(rank >= row.params.top_k, NEVER)
-
-
-def _top_p(scores: Tensor, row: Row) -> Tensor:
-    """Keep the likeliest tokens up to the one that brings their sum to top_p [arXiv:1904.09751]."""
-    shares = scores.softmax(-1)
-    cut = shares.cumsum(-1) - shares >= row.params.top_p
-    cut[0] = False  # one token always remains
-    return scores.masked_fill(cut, NEVER)
-
-
-def _min_p(scores: Tensor, row: Row) -> Tensor:
-    shares = scores.softmax(-1)
-    return scores.masked_fill(shares < row.params.min_p * shares[0], NEVER)
-
-
 bias_step = SamplingStep("bias", lambda r: bool(r.params.logit_bias), _bias)
 min_tokens_step = SamplingStep(
     "min_tokens", lambda r: bool(r.stop_ids) and len(r.output) < r.params.min_tokens, _min_tokens
@@ -123,9 +96,3 @@ presence_step = SamplingStep(
 frequency_step = SamplingStep(
     "frequency", lambda r: r.params.frequency_penalty != 0 and len(r.output) > 0, _frequency
 )
-temperature_step = SamplingStep(
-    "temperature", lambda r: r.params.temperature != 1, _temperature, on_candidates=True
-)
-top_k_step = SamplingStep("top_k", lambda r: r.params.top_k > 0, _top_k, on_candidates=True)
-top_p_step = SamplingStep("top_p", lambda r: r.params.top_p < 1, _top_p, on_candidates=True)
-min_p_step = SamplingStep("min_p", lambda r: r.params.min_p > 0, _min_p, on_candidates=True)

@@ -24,9 +24,10 @@ _CPU = {
     "rows": ("rms_norm", "layer_norm", "rotary_tables", "rotate_and_store"),
     "sequence": ("mamba2", "paged_attention"),
     "recurrent": ("convolve", "mamba1", "mamba3", "gated_delta", "gated_norm"),
+    "sampling": ("likeliest", "best", "draw"),
 }
 _DTYPES = {
-    "rotary_tables": (torch.float32,),
+    **dict.fromkeys(("rotary_tables", "likeliest", "best", "draw"), (torch.float32,)),
     "encode_q4_k": (torch.float32,),
     "pack": (torch.uint8,),
 }

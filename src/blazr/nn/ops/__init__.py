@@ -15,6 +15,7 @@ from blazr.nn.ops.op import Op
 from blazr.nn.ops.packed import packed_gated_linear, packed_linear, packed_rows
 from blazr.nn.ops.pointwise import activate, add, embedding, scale, sigmoid_gate, take_pieces, widen
 from blazr.nn.ops.rope import rotary_tables
+from blazr.nn.ops.sampling import best, draw, likeliest
 
 OPS: Table[Op[...]] = Table(
     "operation",
@@ -31,6 +32,7 @@ OPS: Table[Op[...]] = Table(
             *(choose_experts, experts),
             *(rms_norm, layer_norm, rotary_tables),
             *(add, scale, widen, activate, sigmoid_gate, embedding, take_pieces),
+            *(likeliest, best, draw),
         )
     },
 )

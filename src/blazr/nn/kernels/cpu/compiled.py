@@ -24,6 +24,7 @@ _ENTRIES = (
     *("norm", "rotate", "angles", "attention", "route", "experts"),
     *("pack", "encode_q4_k"),
     *("mamba2", "convolution", "mamba1", "mamba3", "gated_delta", "gated_rows"),
+    *("choose", "draw"),
 )
 
 _POINTER, _INT64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int

@@ -464,6 +464,55 @@ struct ExpertsParts {
   void (*combine)(const Experts& call, int64_t token);
 };
 
+// Choosing tokens (see sampling.hpp). Scores of a block have their largest found together.
+inline constexpr int64_t kScoresTogether = 512, kBlocksTogether = 16;
+
+// Rows of scores, `stride` numbers apart.
+struct Choice {
+  const float* scores;  // (rows, size)
+  float* peaks;         // (rows, blocks), room
+  int64_t* places;      // (rows, count)
+  int64_t rows, size, stride, blocks;
+  int64_t count;  // 0: the likeliest of each row alone, or -1 where its score is not finite
+};
+
+// How a row is drawn from.
+struct Wish {
+  double temperature, top_k, top_p, min_p, uniform;
+};
+
+// Mass, in units of 2^-42 of what the largest score has, and the number of scores that have it.
+using Tally = uint64_t __attribute__((vector_size(16)));
+inline constexpr int kUnit = 42;
+inline constexpr uint64_t kOne = uint64_t(1) << kUnit;
+
+// Buckets of mass, from the largest down to so many octaves below.
+inline constexpr int kFarthest = 50, kBucketsPerOctave = 16;
+inline constexpr int kCells = kFarthest * kBucketsPerOctave + 1;
+
+struct Candidate {
+  uint64_t mass;
+  uint32_t key, index;
+};
+
+struct Draw {
+  const float* scores;  // (rows, size), `stride` numbers from row to row
+  const Wish* wishes;   // (rows)
+  float* peaks;         // (rows, blocks), room
+  Tally* tallies;       // (rows, parts, kCells + 1), room
+  Candidate* candidates;  // (rows, size), room
+  int64_t* places;        // (rows): tokens, or -1 where the largest score is not finite
+  int64_t rows, size, stride, blocks, parts;
+};
+
+struct SamplingParts {
+  void (*scan)(const float* row, int64_t size, int64_t b0, int64_t b1, float* peaks);
+  int64_t (*likeliest)(const float* row, int64_t size, const float* peaks);
+  void (*best)(const float* row, int64_t size, const float* peaks, int64_t count, int64_t* places);
+  void (*weigh)(const Draw& call, int64_t row, int64_t part);
+  int64_t (*draw)(const Draw& call, int64_t row);
+};
+
 // A call that was made, to be made again.
 struct Recorded {
   void (*run)(const void* call, int threads);
@@ -488,6 +537,7 @@ struct Kernels {
   PointwisePart pointwise[kNumDtypes];
   RouteToken route;
   ExpertsParts experts[kNumDtypes];
+  SamplingParts sampling;
 };
 
 extern const Kernels kernels_portable;

@@ -256,6 +256,17 @@ const Kernels* find(int isa) {
   return isa == 3 ? &kernels_portable : nullptr;
 }
 
+// The largest score of every block of every row.
+template <class Call>
+void scan(const Call& call, int threads) {
+  const int64_t parts = (call.blocks + kBlocksTogether - 1) / kBlocksTogether;
+  parallel_for(call.rows * parts, call.rows * call.size < kSmallWork ? 1 : threads, [&](int64_t i) {
+    const int64_t row = i / parts, b0 = i % parts * kBlocksTogether, b1 = b0 + kBlocksTogether;
+    kernels->sampling.scan(call.scores + row * call.stride, call.size, b0,
+                           b1 < call.blocks ? b1 : call.blocks, call.peaks + row * call.blocks);
+  });
+}
+
 }  // namespace
 
 #pragma GCC visibility push(default)
@@ -507,6 +518,32 @@ void blazr_experts(const Experts* given, int threads) {
   if (call.down.packing >= 0) round_activations(x, threads);
   multiply_experts(call, call.down, nullptr, x, call.sums, true, threads);
   parallel_for(call.m, few, [&](int64_t token) { parts.combine(call, token); });
+}
+
+void blazr_choose(const Choice* call, int threads) {
+  scan(*call, threads);
+  parallel_for(call->rows, call->count ? threads : 1, [&](int64_t row) {
+    const float *scores = call->scores + row * call->stride, *peaks = call->peaks + row * call->blocks;
+    if (call->count)
+      kernels->sampling.best(scores, call->size, peaks, call->count, call->places + row * call->count);
+    else
+      call->places[row] = kernels->sampling.likeliest(scores, call->size, peaks);
+  });
+}
+
+void blazr_draw(const Draw* call, int threads) {
+  const SamplingParts& parts = kernels->sampling;
+  scan(*call, threads);
+  parallel_for(call->rows, 1, [&](int64_t row) {
+    call->places[row] = parts.likeliest(call->scores + row * call->stride, call->size,
+                                        call->peaks + row * call->blocks);
+  });
+  parallel_for(call->rows * call->parts, threads, [&](int64_t i) {
+    if (call->places[i / call->parts] >= 0) parts.weigh(*call, i / call->parts, i % call->parts);
+  });
+  parallel_for(call->rows, threads, [&](int64_t row) {
+    if (call->places[row] >= 0) call->places[row] = parts.draw(*call, row);
+  });
 }
 
 // Make calls again, one after the other, in one parallel region.

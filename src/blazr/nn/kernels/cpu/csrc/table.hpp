@@ -15,6 +15,7 @@
 #include "matmul_q.hpp"
 #include "pointwise.hpp"
 #include "rows.hpp"
+#include "sampling.hpp"
 
 namespace {
 
@@ -57,6 +58,8 @@ constexpr Kernels kernels_of(std::integer_sequence<int, kPackings...>) {
       .pointwise = {PointwiseOf<bf16>::part<>, PointwiseOf<f16>::part<>, PointwiseOf<float>::part<>},
       .route = route_token,
       .experts = {experts_parts<bf16>(), experts_parts<f16>(), experts_parts<float>()},
+      .sampling = {Sampling::scan, Sampling::likeliest, Sampling::best, Sampling::weigh,
+                   Sampling::draw},
   };
 }
 

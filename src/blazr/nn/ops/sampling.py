@@ -1,0 +1,134 @@
+"""Choosing tokens by their scores: the likeliest, the likeliest few, and a draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from blazr.nn.ops.op import Op
+
+_UNIT = 2**42
+_UNIFORM = 2**53
+
+
+def _likeliest(scores: Tensor) -> Tensor:
+    """The place of the largest of each row's scores, the first of equals.
+
+    Args:
+        scores: (B, V), float32, with V at least 1; -inf is never chosen.
+
+    Returns:
+        (B,), int64; -1 for a row whose largest score is no finite number, or that has a NaN.
+    """
+    heights, places = scores.max(-1)
+    return torch.where(heights.isfinite(), places, -1)
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    """The places of each row's largest scores in falling order, the first of equals first.
+
+    Args:
+        scores: (T, V), float32, without NaN.
+        count: From 1 to V; meant to be small.
+
+    Returns:
+        (T, count), int64.
+    """
+    return scores.argsort(dim=-1, descending=True, stable=True)[:, :count]
+
+
+def _draw(scores: Tensor, wishes: Tensor) -> Tensor:
+    """A token of each row, drawn by its probability among those that the row's filters leave.
+
+    Candidates are in falling order of their scores, the first of equals first. Filters apply one
+    after the other, each to what the last has left: the first top_k; the fewest first ones that
+    have a share of top_p [arXiv:1904.09751]; those with at least min_p of the probability of the
+    likeliest. One always remains. The draw is the first candidate with which the running sum of
+    probabilities passes the row's uniform number.
+
+    Probabilities are counted in whole units of 2**-42 of the largest. Sums of them are exact: the
+    result is the same in whatever order, by however many threads they are made.
+
+    Args:
+        scores: (B, V), float32, with V from 1 to 2**20.
+        wishes: (B, 5), float64: temperature (0: all but the largest are out of the question),
+            top_k (0: all), top_p (1: all), min_p (0: all), uniform number in [0, 1).
+
+    Returns:
+        (B,), int64; -1 for a row whose largest score is no finite number, or that has a NaN.
+    """
+    drawn = [
+        _draw_row(row, top, wish)
+        for row, top, wish in zip(scores, scores.amax(-1).tolist(), wishes.tolist(), strict=True)
+    ]
+    return torch.tensor(drawn, dtype=torch.int64, device=scores.device)
+
+
+def _draw_row(scores: Tensor, top: float, wish: list[float]) -> int:
+    temperature, top_k, top_p, min_p, uniform = wish
+    if not isfinite(top):
+        return -1
+    candidates, ids = scores, None
+    if 0 < top_k < len(scores):  # whatever reaches the k-th score, to be sorted in its place
+        ids = (scores >= scores.topk(int(top_k)).values[-1]).nonzero()[:, 0]
+        candidates = scores[ids]
+    candidates, order = candidates.sort(descending=True, stable=True)
+    if ids is not None:
+        candidates, order = candidates[: int(top_k)], ids[order]
+    heights = (candidates.double() - top) / max(temperature, 1e-300)
+    weights = (heights.exp() * _UNIT).round().long()
+    sums = weights.cumsum(0)
+    kept = int(sums[-1])
+    if top_p < 1:
+        kept = int(sums[_first(sums, max(1, min(int(top_p * kept), kept)))])
+    if min_p > 0:
+        kept = min(kept, int(weights[weights.double() >= min_p * _UNIT].sum()))
+    return int(order[_first(sums, (int(uniform * _UNIFORM) * kept // _UNIFORM) + 1)])
+
+
+def _first(sums: Tensor, need: int) -> int:
+    """The first place where a running sum reaches ``need``."""
+    return int(torch.searchsorted(sums, need))
+
+
+_SHAPES = ((1, 1), (2, 3), (3, 511), (1, 512), (2, 1300), (0, 5), (1, 70_001))
+
+
+def _rows_of_scores(dtype: torch.dtype) -> Iterator[Tensor]:
+    for shape in _SHAPES:
+        yield (4 * torch.randn(shape)).to(dtype)
+        yield (2 * torch.randn(shape)).bfloat16().to(dtype)  # many equals
+    wide = torch.randn(4, 900).to(dtype)
+    yield wide[:, 100:800]
+    wide[1, 150:] = float("-inf")
+    wide[2], wide[3, 700] = float("-inf"), float("inf")
+    yield wide
+    wide[0, 3] = float("nan")
+    yield torch.zeros(2, 600).to(dtype)
+
+
+def _likeliest_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for scores in _rows_of_scores(dtype):
+        yield (scores,)
+
+
+def _best_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for scores in _rows_of_scores(dtype):
+        for count in {1, min(20, scores.shape[1])}:
+            yield scores, count
+
+
+def _draw_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for scores in _rows_of_scores(dtype):
+        wishes = torch.rand(len(scores), 5, dtype=torch.float64)
+        yield scores, wishes * torch.tensor([2, 0, 1, 0.1, 1])
+        wishes[:, 0], wishes[:, 1] = 1, (wishes[:, 1] * 60).floor()
+        yield scores, wishes
+
+
+likeliest = Op("likeliest", reference=_likeliest, samples=_likeliest_samples)
+best = Op("best", reference=_best, samples=_best_samples)
+draw = Op("draw", reference=_draw, samples=_draw_samples)
