@@ -53,13 +53,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def reference_ops(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Torch computes, and what is loaded stays as it is stored: exact products, and slow ones."""
     from blazr.nn.ops import OPS
-    from blazr.nn.ops.sequence import attention_kernel, mamba2_kernel
+    from blazr.nn.ops.sequence import attention_kernel, mamba2_kernel, recurrences, store_kernel
 
     def forget() -> None:
         for op in OPS.values():
             op._chosen.clear()
-        attention_kernel.cache_clear()
-        mamba2_kernel.cache_clear()
+        for choice in (attention_kernel, mamba2_kernel, recurrences, store_kernel):
+            choice.cache_clear()
 
     monkeypatch.setenv("BLAZR_KERNELS", "reference")
     forget()

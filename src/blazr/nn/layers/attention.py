@@ -14,7 +14,7 @@ from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import Positions, RopeConfig
 from blazr.nn.ops.attention import attention, decode_attention
-from blazr.nn.ops.pointwise import sigmoid_gate
+from blazr.nn.ops.pointwise import dense, sigmoid_gate
 from blazr.nn.ops.sequence import Pages, attention_kernel
 
 
@@ -148,7 +148,7 @@ class Attention(Mixer):
         else:
             q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.config.output_gate:
-            q, gate = (t.flatten(-2) for t in q.unflatten(-1, (-1, 2 * dim)).chunk(2, -1))
+            q, gate = (dense(t).flatten(-2) for t in q.unflatten(-1, (-1, 2 * dim)).chunk(2, -1))
         if self.config.qk_norm_all_heads:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (t.unflatten(-1, (-1, dim)) for t in (q, k, v))  # (..., H or K, D)

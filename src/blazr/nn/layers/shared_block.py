@@ -13,6 +13,7 @@ from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, merge_specs
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.norm import NormConfig
+from blazr.nn.ops.pointwise import add
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +94,7 @@ class _Adapted(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         base, adapter = self._each
-        y: Tensor = base(x) + adapter(x)
-        return y
+        return add(base(x), adapter(x))
 
 
 class Block(nn.Module):
