@@ -92,23 +92,24 @@ class _Inputs:
     """
 
     def __init__(self, size: int, max_blocks: int, ropes: set[RopeConfig]) -> None:
-        self._tokens, self._positions, self._slots = np.zeros((3, size), np.int64)
-        self._spans = np.zeros((size, 8), np.int64)
-        self._edges = np.zeros((size, 2), np.int64)  # a token passes one edge at most
+        self._numbers = np.zeros(13 * size, np.int64)
+        whole = torch.from_numpy(self._numbers)
+        # a token passes one edge at most
+        tokens, positions, slots, spans, edges = whole.split([size, size, size, 8 * size, 2 * size])
         self._tables = np.zeros((size, max_blocks), np.int64)
-        self.rotary = _Rotary(torch.from_numpy(self._positions), ropes)
+        self.rotary = _Rotary(positions, ropes)
         table = StepTable(
-            spans=torch.from_numpy(self._spans),
-            checkpoints=torch.from_numpy(self._edges),
+            spans=spans.view(size, 8),
+            checkpoints=edges.view(size, 2),
             block_tables=torch.from_numpy(self._tables),
             longest=1,
         )
         unseen = torch.empty(0, dtype=torch.int64)
         self.batch = ForwardBatch(
-            token_ids=torch.from_numpy(self._tokens),
-            positions=torch.from_numpy(self._positions),
+            token_ids=tokens,
+            positions=positions,
             block_tables=table.block_tables,
-            slot_mapping=torch.from_numpy(self._slots),
+            slot_mapping=slots,
             state_slots=unseen,
             run_slots=unseen,
             logits_indices=unseen,
@@ -120,25 +121,32 @@ class _Inputs:
     def take(self, plan: StepPlan, memory: CacheManager) -> None:
         """Hold this step's numbers."""
         grid, has_states = memory.shape.grid, memory.shape.has_states
-        tokens, positions, runs, spans = [], [], [], []
-        edges: list[tuple[int, int]] = []
-        lengths = []
+        # plain lists are filled faster than arrays, and one array faster than five
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        spans: list[int] = []
+        edges: list[int] = []
+        runs: list[int] = []
         for index, (sequence, _, _) in enumerate(plan.rows):
             start, run, state = sequence.computed, sequence.run_slot, sequence.checkpoint or 0
+            assert run is not None
             logged = start - sequence.checkpoint_length if has_states else 0
             tokens.append(sequence.tokens[start])
             positions.append(start)
+            slots.append(
+                sequence.pages[start // grid] * grid + start % grid if sequence.pages else 0
+            )
+            pending = sequence.pending
+            spans += (index, 1, start, logged, state, run, len(edges) // 2, len(pending))
+            for edge in pending:
+                edges += edge
             runs.append(run)
-            lengths.append(sequence.max_computed)
-            spans.append((index, 1, start, logged, state, run, len(edges), len(sequence.pending)))
-            edges += sequence.pending
-        self._tokens[:], self._positions[:], self._spans[:] = tokens, positions, spans
-        if edges:
-            self._edges[: len(edges)] = edges
+        numbers = tokens + positions + slots + spans + edges
+        self._numbers[: len(numbers)] = numbers
         memory.block_tables.take(runs, 0, out=self._tables, mode="clip")
-        pages = self._tables[np.arange(len(runs)), self._positions // grid]
-        self._slots[:] = pages * grid + self._positions % grid
-        self.rotary.take(lengths)
+        if self.rotary.turns_by_length:
+            self.rotary.take([row.sequence.max_computed for row in plan.rows])
 
 
 class _Rotary(Positions):
@@ -169,6 +177,11 @@ class _Rotary(Positions):
             self.unknown.add(rope)
             raise ForeignError("a rotation that was not prepared")
         return self._tables[rope]
+
+    @property
+    def turns_by_length(self) -> bool:
+        """Whether a table depends on how long sequences may become."""
+        return any(rope.length_class(1) != 0 for rope in self._tables)
 
     def take(self, lengths: list[int]) -> None:
         """Fill the tables that depend on how long sequences may become."""

@@ -26,7 +26,8 @@ _X86 = {
     "kernels_avx2.cpp": _AVX2,
 }
 _ARM = {"kernels_neon.cpp": ("-march=armv8.2-a+dotprod",)}
-_FLAGS = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
+_Flags = dict[str, tuple[str, ...]]  # by source file
+_FLAGS: dict[str, _Flags] = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
 # No contraction: a product and a sum are fused where the source says so, in every tile alike. No
 # traps: comparisons of numbers that are chosen between become masks, and loops of them vector code.
 _COMMON = (
@@ -67,7 +68,7 @@ def compile_library(
     if not compiler:
         return "no C++ compiler was found (g++ or clang++)"
     try:
-        special = _FLAGS.get(_machine(compiler), {})
+        special: _Flags = _FLAGS.get(_machine(compiler), {})
     except OSError as error:
         return f"{compiler} does not start: {error.strerror}"
     with tempfile.TemporaryDirectory() as directory:
