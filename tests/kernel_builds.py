@@ -28,6 +28,10 @@ _FIND, _CALL, _TEXT = range(3)
 _REQUEST, _REPLY = struct.Struct("=q64s4q"), struct.Struct("=q64s")
 
 
+_differ = ctypes.CDLL(None).memcmp
+_differ.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+
+
 def emulator() -> str:
     """Runs programs for 64-bit Arm; an empty string where there is none."""
     found = (shutil.which(name) for name in ("qemu-aarch64-static", "qemu-aarch64"))
@@ -147,7 +151,7 @@ class _Placed:
         for start, copy in self._copies.items():
             size = self._storages[start]
             # unchanged memory may be a mapped file, which nobody may write
-            if ctypes.string_at(start, size) != ctypes.string_at(copy, size):
+            if _differ(start, copy, size):
                 ctypes.memmove(start, copy, size)
 
     def _address(self, address: int) -> int:
