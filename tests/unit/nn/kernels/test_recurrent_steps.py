@@ -1,4 +1,4 @@
-"""A decode step of a recurrent mixer is kernels alone: it can be recorded, and made again."""
+"""A step of a recurrent mixer is kernels alone: recorded and made again, or in any company."""
 
 from __future__ import annotations
 
@@ -43,24 +43,29 @@ def memory_of(config: MixerConfig, dtype: torch.dtype) -> LayerCache:
     )
 
 
+def step_of(spans: list[Span], places: list[int]) -> ForwardBatch:
+    """Sequences that start from these checkpoints, and run in the slots of the same numbers."""
+    count = len(spans)
+    nothing = torch.zeros(count, dtype=torch.int64)
+    return ForwardBatch(
+        token_ids=nothing,
+        positions=nothing,
+        block_tables=nothing[:, None],
+        slot_mapping=nothing,
+        state_slots=torch.tensor(places),
+        run_slots=torch.tensor(places),
+        logits_indices=nothing,
+        spans=tuple(spans),
+        num_decodes=sum(span.length == 1 for span in spans),
+    )
+
+
 def decode_step() -> ForwardBatch:
-    count = len(LENGTHS)
     spans = [
         Span(index, 1, length, length, ((1, 3),) if length == 63 else ())
         for index, length in enumerate(LENGTHS)
     ]
-    nothing = torch.zeros(count, dtype=torch.int64)
-    return ForwardBatch(
-        token_ids=nothing,
-        positions=torch.tensor(LENGTHS),
-        block_tables=nothing[:, None],
-        slot_mapping=nothing,
-        state_slots=torch.arange(count),
-        run_slots=torch.arange(count),
-        logits_indices=nothing,
-        spans=tuple(spans),
-        num_decodes=count,
-    )
+    return step_of(spans, [0, 1, 2])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -91,3 +96,21 @@ def replace_spans(batch: ForwardBatch) -> ForwardBatch:
     blind = replace(batch, spans=())
     blind.__dict__["table"] = batch.table
     return blind
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sequence_is_the_same_in_any_company(name: str) -> None:
+    config, dtype = MIXER_EXAMPLES[name], torch.bfloat16
+    mixer = mixer_of(config, dtype)
+    together, alone = memory_of(config, dtype), memory_of(config, dtype)
+    spans = [Span(0, 1, 5, 5), Span(1, 40, 0, 0), Span(41, 9, 60, 60, ((4, 3),))]
+    x = torch.randn(50, HIDDEN).to(dtype)
+    with torch.inference_mode():
+        packed = mixer(x, step_of(spans, [0, 1, 2]), together)
+        for place, span in enumerate(spans):
+            own = mixer(x[span.rows], step_of([span._replace(first=0)], [place]), alone)
+            assert torch.equal(own, packed[span.rows])
+    for each in config.cache_spec(dtype).checkpoint:
+        assert torch.equal(together.checkpoint[each], alone.checkpoint[each]), each
+    for each in config.cache_spec(dtype).live:
+        assert torch.equal(together.live[each], alone.live[each]), each
