@@ -18,15 +18,15 @@ LIBRARY = SOURCES.parent / "libblazr_cpu.so.1"  # no name that Python would impo
 # An object file per instruction set: only what runs where the processor has it may use its
 # instructions. By what the compiler makes code for; the other files are empty there.
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
-_X86 = {
+_Flags = dict[str, tuple[str, ...]]  # by source file
+_X86: _Flags = {
     "kernels_avx512.cpp": (
         *_AVX2,
         *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16", "vnni")),
     ),
     "kernels_avx2.cpp": _AVX2,
 }
-_ARM = {"kernels_neon.cpp": ("-march=armv8.2-a+dotprod",)}
-_Flags = dict[str, tuple[str, ...]]  # by source file
+_ARM: _Flags = {"kernels_neon.cpp": ("-march=armv8.2-a+dotprod",)}
 _FLAGS: dict[str, _Flags] = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
 # No contraction: a product and a sum are fused where the source says so, in every tile alike. No
 # traps: comparisons of numbers that are chosen between become masks, and loops of them vector code.

@@ -68,7 +68,7 @@ def _linear_heads(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tenso
     Returns:
         (T, H, out), in the dtype of x.
     """
-    found = torch.einsum("thi,hoi->tho", x, weight)
+    found = torch.einsum("thk,hok->tho", x, weight)
     return found if out is None else out.copy_(found)
 
 

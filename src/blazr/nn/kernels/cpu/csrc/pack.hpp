@@ -159,7 +159,7 @@ template <int kPacking>
 void pack_group(const Pack& call, int64_t group) {
   using P = decltype(packing_of<Int8<Portable>, kPacking>());
   constexpr Source kSource = source_of(kPacking);
-  constexpr int kColumns = P::kBlocks * kBlock, kOwn = kColumns / kSource.blocks;
+  constexpr int kColumns = P::kBlocks * kBlock, kKept = kColumns / kSource.blocks;
   const int rows = int(smaller(kGroup, call.rows - group * kGroup));
   for (int64_t s = 0; s < call.supers; s++) {
     alignas(64) uint8_t codes[kGroup * kColumns] = {};
@@ -170,7 +170,7 @@ void pack_group(const Pack& call, int64_t group) {
       const uint8_t* block = call.blocks + index * kSource.blocks * kSource.bytes;
       read_scales<kPacking>(block, call.zeros ? call.zeros[index] : 8, {super, row});
       for (int i = 0; i < kSource.blocks; i++)
-        read_codes<kPacking>(block + i * kSource.bytes, codes + row * kColumns + i * kOwn);
+        read_codes<kPacking>(block + i * kSource.bytes, codes + row * kColumns + i * kKept);
     }
     for (int i = 0; i < P::kBlocks; i++)
       write_lines<P::Codes::kBytes>(codes + i * kBlock, kColumns,
