@@ -18,7 +18,7 @@ from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
 
 _PROBE_BYTES = 2**28
-_WARMUP_TOKENS = 4
+_WARMUP_TOKENS = 16  # enough for all to decode together
 _UNPACED = 1e6
 
 
