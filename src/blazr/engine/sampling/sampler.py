@@ -13,7 +13,7 @@ from blazr.engine.sampling import SAMPLING_STEPS
 from blazr.engine.sampling.constraint import constrain
 from blazr.engine.sampling.steps import Row
 from blazr.engine.sequence import Sequence as RunningSequence
-from blazr.nn.ops.sampling import best, draw, likeliest
+from blazr.nn.ops.sampling import best, draw, likeliest_finder
 
 _MASK = 2**64 - 1
 _UNSOUND = "the model put out no finite score (NaN or infinite logits)"
@@ -45,6 +45,7 @@ class Sampler:
     def __init__(self, vocab_size: int, banned_ids: Sequence[int], device: torch.device) -> None:
         self._banned = frozenset(i for i in banned_ids if 0 <= i < vocab_size)
         self._banned_index = torch.tensor(sorted(self._banned), dtype=torch.int64, device=device)
+        self._likeliest = likeliest_finder(device)
 
     def sample(self, logits: Tensor, sequences: Sequence[RunningSequence]) -> list[Sampled]:
         """Draw one token for each row.
@@ -53,21 +54,20 @@ class Sampler:
             logits: (B, V), float32.
             sequences: B, in the same order.
         """
-        with torch.no_grad():
-            tokens = likeliest(logits).tolist()
-            sampled, others = [], []
-            for index, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
-                if token < 0:
-                    sampled.append(Sampled(-1, error=_UNSOUND))
-                    continue
-                if not sequence.takes_likeliest or token in self._banned:
-                    others.append(index)
-                sampled.append(Sampled(token))
-            if others:
-                part = logits if len(others) == len(logits) else logits[others]
-                drawn = self._draw_rows(part, [sequences[i] for i in others])
-                for index, result in zip(others, drawn, strict=True):
-                    sampled[index] = result
+        tokens = self._likeliest(logits)
+        sampled, others = [], []
+        for index, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
+            if token < 0:
+                sampled.append(Sampled(-1, error=_UNSOUND))
+                continue
+            if not sequence.takes_likeliest or token in self._banned:
+                others.append(index)
+            sampled.append(Sampled(token))
+        if others:
+            part = logits if len(others) == len(logits) else logits[others]
+            drawn = self._draw_rows(part, [sequences[i] for i in others])
+            for index, result in zip(others, drawn, strict=True):
+                sampled[index] = result
         return sampled
 
     def _draw_rows(self, logits: Tensor, sequences: list[RunningSequence]) -> list[Sampled]:
