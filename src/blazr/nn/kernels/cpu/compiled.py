@@ -131,7 +131,9 @@ def explain() -> str:
     if why:
         return f"torch's operations: {why}"
     why = "BLAZR_KERNELS" if env.get("BLAZR_KERNELS") else "the best here"
-    threads = "torch's threads" if _openmp("GOMP_parallel") else "one thread: torch has no GOMP_parallel"
+    threads = (
+        "torch's threads" if _openmp("GOMP_parallel") else "one thread: torch has no GOMP_parallel"
+    )
     return f"{in_use()} ({why}) of {', '.join(isas())}; on {threads}"
 
 
