@@ -6,7 +6,9 @@ Standard library only, because the installer's hook runs this file where nothing
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -34,7 +36,7 @@ _COMMON = (
     *("-std=c++20", "-fPIC", "-fvisibility=hidden", "-fno-exceptions"),
     *("-ffp-contract=off", "-fno-trapping-math"),
 )
-_TIMEOUT_S = 600
+_TIMEOUT_S = 1800  # a minute's work, on a machine that others use, too
 
 
 def fingerprint() -> str:
@@ -98,12 +100,19 @@ def _machine(compiler: str) -> str:
 def _run_all(calls: Sequence[Sequence[str]]) -> str:
     """Run commands side by side; what the first that failed said, or an empty string."""
     running = [
-        subprocess.Popen(call, stderr=subprocess.PIPE, text=True, errors="replace")
+        subprocess.Popen(
+            call, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
+        )
         for call in calls
     ]
     why = ""
     for call, process in zip(calls, running, strict=True):
-        _, said = process.communicate(timeout=_TIMEOUT_S)
+        try:
+            _, said = process.communicate(timeout=_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # with what it has started
+            _, said = process.communicate()
+            why = why or f"{Path(call[0]).name}: not done after {_TIMEOUT_S} s"
         if process.returncode and not why:
             lines = [line for line in said.splitlines() if "error" in line] or said.splitlines()
             why = f"{Path(call[0]).name}: {lines[0] if lines else 'no message'}"

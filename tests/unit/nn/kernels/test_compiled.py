@@ -88,6 +88,17 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
     assert not (tmp_path / "x.so").exists()
 
 
+def test_a_compiler_that_does_not_end_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(compiling, "_TIMEOUT_S", 0.1)
+    fake = tmp_path / "fake"
+    fake.write_text('#!/bin/sh\n[ "$1" = -dumpmachine ] || exec sleep 60\n')
+    fake.chmod(0o755)
+    said = compile_library(tmp_path / "x.so", compiler=str(fake))
+    assert said == "fake: not done after 0.1 s"
+
+
 def test_a_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     if compiled.missing():
         pytest.skip(compiled.missing())
