@@ -41,6 +41,15 @@ class Packing:
         return BLOCK * self.blocks
 
     @property
+    def rounded_together(self) -> int:
+        """Columns of activations that become int8 with one scale.
+
+        Where scales of parts are whole numbers those of a superblock, whose products are then summed
+        as integers; else those of a block.
+        """
+        return self.columns if self.scales in ("signed", "minimum") else BLOCK
+
+    @property
     def scale_bytes(self) -> int:
         """Bytes of a superblock before its codes."""
         many = 8 * self.parts * GROUP

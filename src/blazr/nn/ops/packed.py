@@ -158,13 +158,13 @@ def _scales(packing: Packing, before: Tensor) -> tuple[Tensor, Tensor | None]:
     return found
 
 
-def _rounded(x: Tensor) -> Tensor:
+def _rounded(x: Tensor, together: int) -> Tensor:
     """Activations as the kernels see them.
 
-    With ``m`` the largest magnitude of a block of 32, its numbers become ``round(x * 127 / m)``,
-    ties to even, times ``m / 127``.
+    With ``m`` the largest magnitude of so many columns together, they become
+    ``round(x * 127 / m)``, ties to even, times ``m / 127``.
     """
-    blocks = x.float().unflatten(-1, (-1, BLOCK))
+    blocks = x.float().unflatten(-1, (-1, together))
     largest = blocks.abs().amax(-1, keepdim=True)
     # 127 / largest would round twice, as a reciprocal
     inverse = largest.new_tensor(127.0) / largest
@@ -174,13 +174,14 @@ def _rounded(x: Tensor) -> Tensor:
 
 def _product(x: Tensor, packed: Packed) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
-    return F.linear(_rounded(x).to(wide), unpack(packed).to(wide))
+    rounded = _rounded(x, packed.packing.rounded_together)
+    return F.linear(rounded.to(wide), unpack(packed).to(wide))
 
 
 def _packed_linear(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
-    """``x weight.T + bias`` with a packed weight; x is rounded to int8 in blocks of 32.
+    """``x weight.T + bias`` with a packed weight; x is rounded to int8 first.
 
-    The rounding is part of the definition.
+    The rounding, over ``packing.rounded_together`` columns at a time, is part of the definition.
 
     Args:
         x: (..., in).

@@ -31,7 +31,7 @@ class _PackedLinear(ctypes.Structure):
         ("w2", _Matrix),
         *fields(ctypes.c_void_p, "bias y room"),
         *fields(ctypes.c_int64, "packing dtype m n k"),
-        ("own", ctypes.c_byte * 48),
+        ("own", ctypes.c_byte * 32),
     )
 
 

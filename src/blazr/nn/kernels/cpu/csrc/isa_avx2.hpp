@@ -78,13 +78,12 @@ struct Int8<Avx2> {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
             _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 16)))};
   }
-  static Floats unsigned_bytes(const uint8_t* p) {
-    return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(eight(p))),
-            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(eight(p + 8)))};
+  static Floats floats(Ints x) { return {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)}; }
+  static Ints unsigned_bytes(const uint8_t* p) {
+    return {_mm256_cvtepu8_epi32(eight(p)), _mm256_cvtepu8_epi32(eight(p + 8))};
   }
-  static Floats signed_bytes(const uint8_t* p) {
-    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight(p))),
-            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight(p + 8)))};
+  static Ints signed_bytes(const uint8_t* p) {
+    return {_mm256_cvtepi8_epi32(eight(p)), _mm256_cvtepi8_epi32(eight(p + 8))};
   }
   // Bytes e as half of 2 ** (e - 127).
   static Floats powers(const uint8_t* p) {
@@ -126,6 +125,24 @@ struct Int8<Avx2> {
     const __m256i both = _mm256_set1_epi32(four);
     return {_mm256_add_epi32(acc.lo, products<kSmall>(w.lo, both)),
             _mm256_add_epi32(acc.hi, products<kSmall>(w.hi, both))};
+  }
+  static Ints add(Ints total, Ints acc, Ints scale) {
+    return {_mm256_add_epi32(total.lo, _mm256_mullo_epi32(acc.lo, scale.lo)),
+            _mm256_add_epi32(total.hi, _mm256_mullo_epi32(acc.hi, scale.hi))};
+  }
+  using Pair = Ints;
+  // Two rows of 16 unsigned bytes, for `add_pair`: total + first * x[0] + second * x[1].
+  static Pair pair(const uint8_t* p) {
+    const __m128i a = _mm_loadu_si128((const __m128i*)p), b = _mm_loadu_si128((const __m128i*)p + 1);
+    return {_mm256_cvtepu8_epi16(_mm_unpacklo_epi8(a, b)),
+            _mm256_cvtepu8_epi16(_mm_unpackhi_epi8(a, b))};
+  }
+  static Ints add_pair(Ints total, Pair pair, const int16_t* x) {
+    int two;
+    memcpy(&two, x, 4);
+    const __m256i both = _mm256_set1_epi32(two);
+    return {_mm256_add_epi32(total.lo, _mm256_madd_epi16(pair.lo, both)),
+            _mm256_add_epi32(total.hi, _mm256_madd_epi16(pair.hi, both))};
   }
   static Floats add(Floats total, Ints acc, Floats scale, float x_scale) {
     const __m256 by = _mm256_set1_ps(x_scale);

@@ -93,11 +93,12 @@ struct Int8<Avx512> {
   static Floats halves(const uint8_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
   }
-  static Floats unsigned_bytes(const uint8_t* p) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)));
+  static Floats floats(Ints x) { return _mm512_cvtepi32_ps(x); }
+  static Ints unsigned_bytes(const uint8_t* p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
   }
-  static Floats signed_bytes(const uint8_t* p) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+  static Ints signed_bytes(const uint8_t* p) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
   }
   // Bytes e as half of 2 ** (e - 127); the two smallest are subnormal.
   static Floats powers(const uint8_t* p) {
@@ -128,6 +129,21 @@ struct Int8<Avx512> {
     int four;
     memcpy(&four, x, 4);
     return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(four));
+  }
+  static Ints add(Ints total, Ints acc, Ints scale) {
+    return _mm512_add_epi32(total, _mm512_mullo_epi32(acc, scale));
+  }
+  using Pair = Ints;
+  // Two rows of 16 unsigned bytes, for `add_pair`: total + first * x[0] + second * x[1].
+  static Pair pair(const uint8_t* p) {
+    const __m128i a = _mm_loadu_si128((const __m128i*)p), b = _mm_loadu_si128((const __m128i*)p + 1);
+    const __m256i both = _mm256_set_m128i(_mm_unpackhi_epi8(a, b), _mm_unpacklo_epi8(a, b));
+    return _mm512_cvtepu8_epi16(both);
+  }
+  static Ints add_pair(Ints total, Pair pair, const int16_t* x) {
+    int two;
+    memcpy(&two, x, 4);
+    return _mm512_dpwssd_epi32(total, pair, _mm512_set1_epi32(two));
   }
   static Floats add(Floats total, Ints acc, Floats scale, float x_scale) {
     const Floats both = _mm512_mul_ps(scale, _mm512_set1_ps(x_scale));

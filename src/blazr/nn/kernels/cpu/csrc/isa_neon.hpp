@@ -71,18 +71,21 @@ struct Int8<Neon> {
     for (int i = 0; i < 4; i++) x.v[i] = vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p + 8 * i)));
     return x;
   }
-  static Floats unsigned_bytes(const uint8_t* p) {
+  static Floats floats(const Ints& x) {
+    return {vcvtq_f32_s32(x.v[0]), vcvtq_f32_s32(x.v[1]), vcvtq_f32_s32(x.v[2]),
+            vcvtq_f32_s32(x.v[3])};
+  }
+  static Ints unsigned_bytes(const uint8_t* p) {
     const Four<uint32x4_t> wide = words(p);
-    Floats x;
-    for (int i = 0; i < 4; i++) x.v[i] = vcvtq_f32_u32(wide.v[i]);
+    Ints x;
+    for (int i = 0; i < 4; i++) x.v[i] = vreinterpretq_s32_u32(wide.v[i]);
     return x;
   }
-  static Floats signed_bytes(const uint8_t* p) {
+  static Ints signed_bytes(const uint8_t* p) {
     const int8x16_t bytes = vreinterpretq_s8_u8(vld1q_u8(p));
     const int16x8_t lo = vmovl_s8(vget_low_s8(bytes)), hi = vmovl_high_s8(bytes);
-    const Ints wide{vmovl_s16(vget_low_s16(lo)), vmovl_high_s16(lo), vmovl_s16(vget_low_s16(hi)),
-                    vmovl_high_s16(hi)};
-    return floats(wide);
+    return {vmovl_s16(vget_low_s16(lo)), vmovl_high_s16(lo), vmovl_s16(vget_low_s16(hi)),
+            vmovl_high_s16(hi)};
   }
   // Bytes e as half of 2 ** (e - 127); the two smallest are subnormal.
   static Floats powers(const uint8_t* p) {
@@ -144,6 +147,22 @@ struct Int8<Neon> {
     }
     return acc;
   }
+  static Ints add(Ints total, const Ints& acc, const Ints& scale) {
+    for (int i = 0; i < 4; i++) total.v[i] = vmlaq_s32(total.v[i], acc.v[i], scale.v[i]);
+    return total;
+  }
+  // Two rows of 16 unsigned bytes, for `add_pair`: total + first * x[0] + second * x[1].
+  struct Pair {
+    Ints first, second;
+  };
+  static Pair pair(const uint8_t* p) { return {unsigned_bytes(p), unsigned_bytes(p + 16)}; }
+  static Ints add_pair(Ints total, const Pair& pair, const int16_t* x) {
+    for (int i = 0; i < 4; i++) {
+      total.v[i] = vmlaq_n_s32(total.v[i], pair.first.v[i], x[0]);
+      total.v[i] = vmlaq_n_s32(total.v[i], pair.second.v[i], x[1]);
+    }
+    return total;
+  }
   static Floats add(Floats total, const Ints& acc, const Floats& scale, float x_scale) {
     const Floats products = floats(acc);
     for (int i = 0; i < 4; i++)
@@ -163,10 +182,6 @@ struct Int8<Neon> {
   static Floats all(float x) {
     const float32x4_t same = vdupq_n_f32(x);
     return {same, same, same, same};
-  }
-  static Floats floats(const Ints& x) {
-    return {vcvtq_f32_s32(x.v[0]), vcvtq_f32_s32(x.v[1]), vcvtq_f32_s32(x.v[2]),
-            vcvtq_f32_s32(x.v[3])};
   }
   static Four<uint32x4_t> words(const uint8_t* p) {
     const uint8x16_t bytes = vld1q_u8(p);

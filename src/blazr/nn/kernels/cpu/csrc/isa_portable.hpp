@@ -63,8 +63,9 @@ struct Int8<Portable> {
     for (int i = 0; i < 16; i++) x[i] = to_float(scales[i]);
     return x;
   }
-  static Floats unsigned_bytes(const uint8_t* p) { return floats<uint8_t>(p); }
-  static Floats signed_bytes(const uint8_t* p) { return floats<int8_t>(p); }
+  static Floats floats(Ints x) { return __builtin_convertvector(x, Floats); }
+  static Ints unsigned_bytes(const uint8_t* p) { return ints<uint8_t>(p); }
+  static Ints signed_bytes(const uint8_t* p) { return ints<int8_t>(p); }
   // Bytes e as half of 2 ** (e - 127); the two smallest are subnormal.
   static Floats powers(const uint8_t* p) {
     Floats x{};
@@ -97,6 +98,15 @@ struct Int8<Portable> {
     for (int j = 0; j < 4; j++) acc += (four >> 8 * j & 255) * x[j];
     return acc;
   }
+  static Ints add(Ints total, Ints acc, Ints scale) { return total + acc * scale; }
+  // Two rows of 16 unsigned bytes, for `add_pair`: total + first * x[0] + second * x[1].
+  struct Pair {
+    Ints first, second;
+  };
+  static Pair pair(const uint8_t* p) { return {unsigned_bytes(p), unsigned_bytes(p + 16)}; }
+  static Ints add_pair(Ints total, Pair pair, const int16_t* x) {
+    return total + pair.first * x[0] + pair.second * x[1];
+  }
   static Floats add(Floats total, Ints acc, Floats scale, float x_scale) {
     return total + __builtin_convertvector(acc, Floats) * (scale * x_scale);
   }
@@ -107,11 +117,11 @@ struct Int8<Portable> {
 
  private:
   template <class T>
-  static Floats floats(const uint8_t* p) {
+  static Ints ints(const uint8_t* p) {
     typedef T Sixteen __attribute__((vector_size(16)));
     Sixteen bytes;
     memcpy(&bytes, p, 16);
-    return __builtin_convertvector(bytes, Floats);
+    return __builtin_convertvector(bytes, Ints);
   }
 };
 

@@ -36,12 +36,23 @@ inline constexpr int64_t kFewRows = 24, kFewColumns = 128, kManyRows = 120, kMan
 // Plain weights: up to here a part takes its rows in groups of few, all but the first from the cache.
 inline constexpr int64_t kStillFew = 4 * kFewRows;
 
-// Activations as int8: q (m, k), for each row and block of 32 a scale, and for each half of a block
-// the sum of its q.
+// 32 activations as int8, and what corrects the sums of their products: where codes have an offset,
+// minus that times the sum of q, for each part of a block that has a scale; where blocks have
+// minima, scale times the sum of q; and where the parts of a superblock have, the sums of q
+// themselves, two parts in each block, from the first on.
+struct Int8Block {
+  int8_t q[32];
+  float scale;
+  union {
+    int32_t offset[2];
+    float minimum;
+    int16_t sums[2];
+  };
+};
+
+// Rows of k activations for one packing.
 struct Activations {
-  int8_t* q;
-  float* scales;
-  int32_t* sums;
+  Int8Block* blocks;
   int64_t m, k;
 };
 
@@ -94,9 +105,6 @@ struct Pieces {
   int64_t m, count, bytes, x_stride;  // rows; pieces of a row; of a piece; from row to row, bytes
 };
 
-// Fills one row of call.x.
-using Quantize = void (*)(const PackedLinear& call, int64_t row);
-
 // By number; packings.hpp draws them.
 enum Packing : int {
   kQ8_0, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kIq4Nl, kMxfp4, kIq4Xs, kQ2K, kQ3K, kQ4K, kQ5K, kQ6K,
@@ -127,7 +135,12 @@ struct PackedKernel {
   // One of the 16 rows of a superblock as plain numbers.
   void (*unpack)(const uint8_t* superblock, int lane, float* out);
   int64_t bytes, columns;  // of a superblock
+  // For Int8Block: blocks that are rounded together, parts of a block, minima, the codes' offset.
+  int64_t together, parts, has_minima, offset;
 };
+
+// Fills one row of call.x.
+using Quantize = void (*)(const PackedLinear& call, const PackedKernel& kernel, int64_t row);
 
 // What a step computes of one sequence: `length` tokens from row `first` of the packed batch, with
 // `start` in memory before them, `log_length` of these since the checkpoint in `state_slot`. Row

@@ -150,15 +150,13 @@ void multiply(const Call& call, int threads) {
   parallel_for(cut.parts(), threads, [&](int64_t i) { multiply_part(call, cut, i); });
 }
 
-// Rounds call.activations, (m, k), to call.x, in call.room.
+// Rounds call.activations, (m, k), to call.x, in call.room, for call.packing.
 void round_activations(PackedLinear& call, int threads) {
-  const int64_t m = call.m, k = call.k, num_blocks = k / 32;
-  call.x.scales = static_cast<float*>(call.room);
-  call.x.sums = reinterpret_cast<int32_t*>(call.x.scales + m * num_blocks);
-  call.x.q = reinterpret_cast<int8_t*>(call.x.sums + 2 * m * num_blocks);
-  call.x.m = m, call.x.k = k;
+  call.x = {static_cast<Int8Block*>(call.room), call.m, call.k};
+  const PackedKernel& kernel = kernels->packed[call.packing];
   const Quantize quantize = kernels->quantize[call.dtype];
-  parallel_for(m, m * k < kSmallWork ? 1 : threads, [&](int64_t row) { quantize(call, row); });
+  const int few = call.m * call.k < kSmallWork ? 1 : threads;
+  parallel_for(call.m, few, [&](int64_t row) { quantize(call, kernel, row); });
 }
 
 // Puts rows in the order of their experts: a counting sort.
@@ -198,10 +196,10 @@ void multiply_sorted(const Experts& call, int threads, const Make& make) {
 }
 
 // Rows x (rows, k) times the matrices of their experts, gated where there is a second stack, into y:
-// float32 if `wide`. `rounded` is x for packed matrices.
+// float32 if `wide`.
 void multiply_experts(const Experts& call, const ExpertStack& w, const ExpertStack* w2,
-                      const PackedLinear& rounded, void* y, bool wide, int threads) {
-  const int64_t size = call.dtype == kF32 ? 4 : 2, y_size = wide ? 4 : size, k = rounded.k;
+                      PackedLinear x, void* y, bool wide, int threads) {
+  const int64_t size = call.dtype == kF32 ? 4 : 2, y_size = wide ? 4 : size, k = x.k;
   const auto at = [](const void* from, int64_t bytes) -> const void* {
     return from ? static_cast<const char*>(from) + bytes : nullptr;
   };
@@ -210,22 +208,24 @@ void multiply_experts(const Experts& call, const ExpertStack& w, const ExpertSta
   if (w.packing < 0)
     return multiply_sorted(call, threads, [&](int64_t e) {
       const int64_t first = call.first()[e], count = call.first()[e + 1] - first;
-      return Linear{at(rounded.activations, first * k * size), of(w, e),
+      return Linear{at(x.activations, first * k * size), of(w, e),
                     w2 ? of(*w2, e) : nullptr, nullptr, y_of(first), call.dtype, count, w.n, k,
                     w.ldw, k, w.n, wide};
     });
+  x.packing = w.packing;
+  round_activations(x, threads);
   const auto matrix_of = [&](const ExpertStack& stack, int64_t e) {
     return PackedMatrix{static_cast<const uint8_t*>(of(stack, e)),
                         stack.row_scales ? stack.row_scales + e * stack.n : nullptr};
   };
   multiply_sorted(call, threads, [&](int64_t e) {
-    const int64_t first = call.first()[e], blocks = k / 32;
-    PackedLinear one = rounded;
+    const int64_t first = call.first()[e];
+    PackedLinear one = x;
     one.w = matrix_of(w, e);
     one.w2 = w2 ? matrix_of(*w2, e) : PackedMatrix{};
     one.y = y_of(first);
-    one.packing = w.packing, one.n = w.n, one.m = one.x.m = call.first()[e + 1] - first;
-    one.x.q += first * k, one.x.scales += first * blocks, one.x.sums += 2 * first * blocks;
+    one.n = w.n, one.m = one.x.m = call.first()[e + 1] - first;
+    one.x.blocks += first * (k / 32);
     one.finish = kernels->finish[wide ? int64_t(kF32) : call.dtype];
     return one;
   });
@@ -503,7 +503,6 @@ void blazr_experts(const Experts* given, int threads) {
   PackedLinear x{};
   x.activations = call.x_rows, x.dtype = call.dtype, x.m = rows, x.k = call.k;
   x.room = call.int8_room;
-  if (call.up.packing >= 0 || call.gate.packing >= 0) round_activations(x, threads);
   const bool is_alike = call.gate.packing == call.up.packing && call.gate.ldw == call.up.ldw;
   const bool is_bare = !call.gate.bias && !call.up.bias && call.limit == 0;
   if (call.gate.w && call.activation == kSilu && is_alike && is_bare) {
@@ -515,7 +514,6 @@ void blazr_experts(const Experts* given, int threads) {
     parallel_for(rows, few, [&](int64_t row) { parts.hidden(call, row); });
   }
   x.activations = call.hidden, x.k = call.inner;
-  if (call.down.packing >= 0) round_activations(x, threads);
   multiply_experts(call, call.down, nullptr, x, call.sums, true, threads);
   parallel_for(call.m, few, [&](int64_t token) { parts.combine(call, token); });
 }

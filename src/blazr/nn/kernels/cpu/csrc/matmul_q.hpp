@@ -1,6 +1,7 @@
 // Products with packed weights (see packings.hpp), activations as int8.
 //
-// Exactness: sums within a block are integers, and blocks are added in one order, in every tile.
+// Exactness: sums within a block, or a superblock with whole scales, are integers, and these are added
+// in one order, in every tile.
 #pragma once
 
 #include "lanes.hpp"
@@ -8,42 +9,58 @@
 
 namespace {
 
-// Round a row to int8, block by block: q = x * 127 / max |x|, its scale, and the sums of its q by
-// halves of a block.
-template <class T>
-void quantize_row(const T* x, int64_t k, int8_t* q, float* scales, int32_t* sums) {
-  using Bytes16 = int8_t __attribute__((vector_size(16)));
+// A float that is a small whole number as such; NaN as anything.
+[[gnu::always_inline]] inline int32_t whole_of(float x) {
   const float magic = 0x1.8p23f;  // adding it rounds to the nearest integer, in the low bits
-  for (int64_t b = 0; b < k / kBlock; b++, x += kBlock, q += kBlock) {
-    float values[kBlock];
-#pragma GCC unroll 1
-    for (int i = 0; i < kBlock; i++) values[i] = to_float(x[i]);
-    const Lanes halves[2] = {load16(values), load16(values + 16)};
-    // magnitudes of floats are ordered like their bits
-    const Lane low = (Lane)halves[0] & 0x7fffffff, high = (Lane)halves[1] & 0x7fffffff;
-    const float max = bits_as<float>(largest16(low > high ? low : high));
-    const Lanes inverse = all16(max >= 0x1p-120f ? 127.0f / max : 0.0f);
-    Lanes whole[4];
-    float totals[4];
-    for (int half = 0; half < 2; half++) {
-      const Lanes shifted = halves[half] * inverse + magic;
-      const Lane numbers = (Lane)shifted - bits_as<int32_t>(magic);
-      const Bytes16 bytes = __builtin_convertvector(numbers, Bytes16);
-      memcpy(q + 16 * half, &bytes, sizeof bytes);
-      whole[half] = whole[half + 2] = shifted - magic;
-    }
-    sum4(whole, totals);
-    for (int half = 0; half < 2; half++)
-      sums[2 * b + half] = bits_as<int32_t>(totals[half] + magic) - bits_as<int32_t>(magic);
-    scales[b] = max * (1.0f / 127);  // what is not finite makes the row's results NaN
-  }
+  return int32_t(bits_as<uint32_t>(x + magic) - bits_as<uint32_t>(magic));
 }
 
+// Round a row to int8: q = x * 127 / max |x|, over so many blocks as the packing rounds together.
 template <class T>
-void quantize(const PackedLinear& call, int64_t row) {
-  const int64_t k = call.x.k, num_blocks = k / kBlock;
-  quantize_row((const T*)call.activations + row * k, k, call.x.q + row * k,
-               call.x.scales + row * num_blocks, call.x.sums + 2 * row * num_blocks);
+void quantize(const PackedLinear& call, const PackedKernel& kernel, int64_t row) {
+  using Bytes16 = int8_t __attribute__((vector_size(16)));
+  const float magic = 0x1.8p23f;
+  const int64_t num_blocks = call.k / kBlock;
+  const T* x = (const T*)call.activations + row * call.k;
+  Int8Block* out = call.x.blocks + row * num_blocks;
+  for (int64_t first = 0; first < num_blocks; first += kernel.together) {
+    float values[8 * kBlock];
+    Lane high{};
+    for (int64_t i = 0; i < kernel.together * kBlock; i += 16, x += 16) {
+#pragma GCC unroll 1
+      for (int j = 0; j < 16; j++) values[i + j] = to_float(x[j]);
+      // magnitudes of floats are ordered like their bits
+      const Lane size = (Lane)load16(values + i) & 0x7fffffff;
+      high = size > high ? size : high;
+    }
+    const float max = bits_as<float>(largest16(high));
+    const Lanes inverse = all16(max >= 0x1p-120f ? 127.0f / max : 0.0f);
+    const float scale = max * (1.0f / 127);  // not finite: the row's results are NaN
+    for (int64_t i = 0; i < kernel.together; i++, out++) {
+      Lanes whole[4];
+      float sums[4];
+      for (int half = 0; half < 2; half++) {
+        const Lanes shifted = load16(values + kBlock * i + 16 * half) * inverse + magic;
+        const Lane numbers = (Lane)shifted - bits_as<int32_t>(magic);
+        const Bytes16 bytes = __builtin_convertvector(numbers, Bytes16);
+        memcpy(out->q + 16 * half, &bytes, sizeof bytes);
+        whole[half] = whole[half + 2] = shifted - magic;
+      }
+      sum4(whole, sums);
+      if (kernel.parts == 1) sums[0] += sums[1];
+      out->scale = scale;
+      if (kernel.has_minima && kernel.together == 1)
+        out->minimum = scale * sums[0];
+      else if (kernel.has_minima)
+        for (int64_t part = 0; part < kernel.parts; part++) {
+          const int64_t at = i * kernel.parts + part;
+          (out - i + at / 2)->sums[at % 2] = int16_t(whole_of(sums[part]));
+        }
+      else
+        for (int part = 0; part < 2; part++)
+          out->offset[part] = int32_t(-uint32_t(kernel.offset) * uint32_t(whole_of(sums[part])));
+    }
+  }
 }
 
 // I is Int8 of an instruction set.
@@ -65,6 +82,7 @@ struct MatmulQ {
   struct Groups {
     const uint8_t* first;
     int64_t stride;
+    const uint8_t* operator[](int g) const { return first + g * stride; }
   };
 
   // What memory should fetch during a tile: so many lines of 64 bytes a block, this far on.
@@ -73,44 +91,128 @@ struct MatmulQ {
     int lines;
   };
 
+  // Fetches it for block b of so many groups.
+  struct Fetch {
+    Groups w;
+    Ahead ahead;
+    int groups;
+    [[gnu::always_inline]] void operator()(int64_t b) const {
+      for (int g = 0; g < groups; g++) {
+        const uint8_t* next = w[g] + ahead.bytes + b * ahead.lines * 64;
+        for (int line = 0; line < ahead.lines; line++) __builtin_prefetch(next + 64 * line, 0, 2);
+      }
+    }
+  };
+
   // Rows of x, and block b of one of them.
   struct Rows {
     const Activations& x;
     int64_t first;
-    const int8_t* q(int c, int64_t b) const { return x.q + (first + c) * x.k + b * kBlock; }
-    float scale(int c, int64_t b) const { return x.scales[(first + c) * (x.k / kBlock) + b]; }
-    int32_t sum(int c, int64_t b, int part) const {
-      const int32_t* halves = x.sums + 2 * ((first + c) * (x.k / kBlock) + b);
-      return kParts == 1 ? halves[0] + halves[1] : halves[part];
+    const Int8Block& block(int c, int64_t b) const {
+      return x.blocks[(first + c) * (x.k / kBlock) + b];
     }
   };
 
-  // Adds block b of C rows of x, which is block i of a superblock, to their totals.
-  template <int C>
-  [[gnu::always_inline]] static inline void block(const uint8_t* super, int i,
-                                                  const typename Scales::Shared& shared, Rows x,
-                                                  int64_t b, typename I::Floats* total) {
-    const uint8_t* codes = super + Scales::kBytes + i * Codes::kBytes;
+  // Sums of part i of a superblock of G groups with C rows of x, which have it at block b.
+  template <int G, int C>
+  [[gnu::always_inline]] static inline void dots(Groups super, int i, Rows x, int64_t b,
+                                                 typename I::Ints (*acc)[C]) {
+    const int part = i % kParts;
+    const int64_t codes = Scales::kBytes + i / kParts * Codes::kBytes;
+#pragma GCC unroll 8
+    for (int c = 0; c < C; c++)
+#pragma GCC unroll 4
+      for (int g = 0; g < G; g++)
+        acc[g][c] = I::set(Scales::kHasMinima ? 0 : x.block(c, b).offset[part]);
+#pragma GCC unroll 8
+    for (int v = part * kVectors; v < (part + 1) * kVectors; v++) {
+      typename I::Line vector[G];
+#pragma GCC unroll 4
+      for (int g = 0; g < G; g++) vector[g] = Codes::vector(super[g] + codes, v);
+#pragma GCC unroll 8
+      for (int c = 0; c < C; c++)
+#pragma GCC unroll 4
+        for (int g = 0; g < G; g++)
+          acc[g][c] = I::template dot<kSmall>(acc[g][c], vector[g], x.block(c, b).q + 4 * v);
+    }
+  }
+
+  // Adds a superblock, from block b on, whose parts have whole scales.
+  template <int G, int C>
+  [[gnu::always_inline]] static inline void add_whole(Groups super, Rows x, int64_t b,
+                                                      const Fetch& fetch,
+                                                      typename I::Floats (*total)[C]) {
+    typename I::Ints sums[G][C], acc[G][C];
+    for (int g = 0; g < G; g++)
+      for (int c = 0; c < C; c++) sums[g][c] = I::set(0);
+    for (int i = 0; i < P::kBlocks; i++) {
+      fetch(b + i);
 #pragma GCC unroll 2
-    for (int part = 0; part < kParts; part++) {
-      typename I::Ints acc[C];
+      for (int part = 0; part < kParts; part++) {
+        dots<G, C>(super, i * kParts + part, x, b + i, acc);
+#pragma GCC unroll 4
+        for (int g = 0; g < G; g++) {
+          const typename I::Ints scale = Scales::whole(super[g], i * kParts + part);
 #pragma GCC unroll 8
-      for (int c = 0; c < C; c++) acc[c] = I::set(-kOffset * x.sum(c, b, part));
-#pragma GCC unroll 8
-      for (int v = part * kVectors; v < (part + 1) * kVectors; v++) {
-        const typename I::Line vector = Codes::vector(codes, v);
-#pragma GCC unroll 8
-        for (int c = 0; c < C; c++)
-          acc[c] = I::template dot<kSmall>(acc[c], vector, x.q(c, b) + 4 * v);
+          for (int c = 0; c < C; c++) sums[g][c] = I::add(sums[g][c], acc[g][c], scale);
+        }
       }
-      const typename I::Floats scale = Scales::scale(shared, super, i * kParts + part);
+    }
+    add_all<G, C>(sums, super, 0, 1.0f, x, b, total);
+    if constexpr (Scales::kHasMinima) {
+      for (int g = 0; g < G; g++)
+        for (int c = 0; c < C; c++) sums[g][c] = I::set(0);
+#pragma GCC unroll 1
+      for (int i = 0; i < P::kBlocks * kParts; i += 2) {
+#pragma GCC unroll 4
+        for (int g = 0; g < G; g++) {
+          const typename I::Pair minima = I::pair(Scales::minima(super[g], i));
 #pragma GCC unroll 8
-      for (int c = 0; c < C; c++) total[c] = I::add(total[c], acc[c], scale, x.scale(c, b));
-      if constexpr (Scales::kHasMinima) {
-        const typename I::Floats minimum = Scales::minimum(shared, super, i * kParts + part);
+          for (int c = 0; c < C; c++)
+            sums[g][c] = I::add_pair(sums[g][c], minima, x.block(c, b + i / 2).sums);
+        }
+      }
+      add_all<G, C>(sums, super, kHalves, -1.0f, x, b, total);
+    }
+  }
+
+  // Adds sums, times the float16 numbers `at` in a superblock, to the totals.
+  template <int G, int C>
+  [[gnu::always_inline]] static inline void add_all(typename I::Ints (*sums)[C], Groups super,
+                                                    int at, float sign, Rows x, int64_t b,
+                                                    typename I::Floats (*total)[C]) {
+#pragma GCC unroll 4
+    for (int g = 0; g < G; g++) {
+      const typename I::Floats scale = I::halves(super[g] + at);
+#pragma GCC unroll 8
+      for (int c = 0; c < C; c++)
+        total[g][c] = I::add(total[g][c], sums[g][c], scale, sign * x.block(c, b).scale);
+    }
+  }
+
+  // Adds a superblock, from block b on, whose blocks have scales of their own or one together.
+  template <int G, int C>
+  [[gnu::always_inline]] static inline void add_blocks(Groups super, Rows x, int64_t b,
+                                                       const Fetch& fetch,
+                                                       typename I::Floats (*total)[C]) {
+    typename I::Ints acc[G][C];
+    typename Scales::Shared shared[G];
+    for (int g = 0; g < G; g++) shared[g] = Scales::shared(super[g]);
+    for (int i = 0; i < P::kBlocks; i++) {
+      fetch(b + i);
+      dots<G, C>(super, i, x, b + i, acc);
+#pragma GCC unroll 4
+      for (int g = 0; g < G; g++) {
+        const typename I::Floats scale = Scales::scale(shared[g], super[g]);
 #pragma GCC unroll 8
         for (int c = 0; c < C; c++)
-          total[c] = I::subtract(total[c], minimum, x.scale(c, b) * float(x.sum(c, b, part)));
+          total[g][c] = I::add(total[g][c], acc[g][c], scale, x.block(c, b + i).scale);
+        if constexpr (Scales::kHasMinima) {
+          const typename I::Floats minimum = Scales::minimum(shared[g], super[g]);
+#pragma GCC unroll 8
+          for (int c = 0; c < C; c++)
+            total[g][c] = I::subtract(total[g][c], minimum, x.block(c, b + i).minimum);
+        }
       }
     }
   }
@@ -119,29 +221,23 @@ struct MatmulQ {
   template <int G, int C>
   [[gnu::always_inline]] static inline void tile(Groups w, Rows x, float* out, int64_t ld,
                                                  int64_t gap, Ahead ahead) {
-    const int64_t supers = x.x.k / (kBlock * P::kBlocks);
     typename I::Floats total[G][C];
     for (int g = 0; g < G; g++)
       for (int c = 0; c < C; c++) total[g][c] = I::zero_floats();
-    for (int64_t s = 0; s < supers; s++) {
-      const uint8_t* super = w.first + s * P::kBytes;
-      typename Scales::Shared shared[G];
-      for (int g = 0; g < G; g++) shared[g] = Scales::shared(super + g * w.stride);
-      for (int i = 0; i < P::kBlocks; i++) {
-        const int64_t b = s * P::kBlocks + i;
-#pragma GCC unroll 4
-        for (int g = 0; g < G; g++) {
-          const uint8_t* next = w.first + g * w.stride + ahead.bytes + b * ahead.lines * 64;
-          for (int line = 0; line < ahead.lines; line++) __builtin_prefetch(next + 64 * line, 0, 2);
-          block<C>(super + g * w.stride, i, shared[g], x, b, total[g]);
-        }
-      }
+    const Fetch fetch{w, ahead, G};
+    const int64_t num_blocks = x.x.k / kBlock;
+    Groups super = w;
+    for (int64_t b = 0; b < num_blocks; b += P::kBlocks, super.first += P::kBytes) {
+      if constexpr (Scales::kAreWhole)
+        add_whole<G, C>(super, x, b, fetch, total);
+      else
+        add_blocks<G, C>(super, x, b, fetch, total);
     }
     for (int g = 0; g < G; g++)
       for (int c = 0; c < C; c++) I::store(out + c * ld + g * gap, total[g][c]);
   }
 
-  template <int G, int C = G == 1 ? I::cols : kRunCols>
+  template <int G, int C>
   static void tile_of(int64_t num_cols, Groups w, Rows x, float* out, int64_t ld, int64_t gap,
                       Ahead ahead) {
     if (num_cols == C) return tile<G, C>(w, x, out, ld, gap, ahead);
@@ -173,8 +269,8 @@ struct MatmulQ {
     if (few && rows <= kRunCols) {
       const int64_t run = (g1 - g0) / kRuns;
       for (; g < run; g++)
-        tile_of<kRuns>(rows, {w + g * group_bytes, run * group_bytes}, x, sums + g * kGroup, ld,
-                       run * kGroup, {kRunAhead, kLines});
+        tile_of<kRuns, kRunCols>(rows, {w + g * group_bytes, run * group_bytes}, x,
+                                 sums + g * kGroup, ld, run * kGroup, {kRunAhead, kLines});
       g = run * kRuns;
     }
     const int64_t num_tiles = (rows + I::cols - 1) / I::cols;
@@ -184,25 +280,36 @@ struct MatmulQ {
         // the tiles of a group fetch the next one together, a share each
         const Ahead ahead{group_bytes + c / step * group_bytes / num_tiles,
                           few ? int((kLines + num_tiles - 1) / num_tiles) : 0};
-        tile_of<1>(smaller(step, rows - c), {w + g * group_bytes, 0}, {x.x, x.first + c},
-                   sums + c * ld + g * kGroup, ld, 0, ahead);
+        tile_of<1, I::cols>(smaller(step, rows - c), {w + g * group_bytes, 0}, {x.x, x.first + c},
+                            sums + c * ld + g * kGroup, ld, 0, ahead);
       }
   }
 
   // Row `lane` of a superblock as plain numbers.
   static void unpack(const uint8_t* super, int lane, float* out) {
-    const typename Scales::Shared shared = Scales::shared(super);
     for (int i = 0; i < P::kBlocks; i++)
       for (int v = 0; v < 8; v++, out += 4) {
-        const int part = i * kParts + v / kVectors;
         float scale[kGroup], minimum[kGroup]{};
         uint8_t codes[64];
-        I::store(scale, Scales::scale(shared, super, part));
-        if constexpr (Scales::kHasMinima) I::store(minimum, Scales::minimum(shared, super, part));
+        numbers_of(super, i * kParts + v / kVectors, scale, minimum);
         I::keep(codes, Codes::vector(super + Scales::kBytes + i * Codes::kBytes, v));
         for (int j = 0; j < 4; j++)
           out[j] = scale[lane] * float(codes[4 * lane + j] - Codes::kOffset) - minimum[lane];
       }
+  }
+
+  // Scales and minima of a part.
+  static void numbers_of(const uint8_t* super, int part, float* scale, float* minimum) {
+    if constexpr (Scales::kAreWhole) {
+      I::store(scale, I::times(I::halves(super), I::floats(Scales::whole(super, part))));
+      if constexpr (Scales::kHasMinima)
+        I::store(minimum, I::times(I::halves(super + kHalves),
+                                   I::floats(I::unsigned_bytes(Scales::minima(super, part)))));
+    } else {
+      const typename Scales::Shared shared = Scales::shared(super);
+      I::store(scale, Scales::scale(shared, super));
+      if constexpr (Scales::kHasMinima) I::store(minimum, Scales::minimum(shared, super));
+    }
   }
 };
 
@@ -223,7 +330,14 @@ template <class I, int kPacking>
 constexpr PackedKernel packed_kernel() {
   using P = decltype(packing_of<I, kPacking>());
   using Of = MatmulQ<I, P>;
-  return {Of::part, Of::unpack, P::kBytes, P::kBlocks * kBlock};
+  return {.part = Of::part,
+          .unpack = Of::unpack,
+          .bytes = P::kBytes,
+          .columns = P::kBlocks * kBlock,
+          .together = P::Scales::kAreWhole ? P::kBlocks : 1,
+          .parts = Of::kParts,
+          .has_minima = P::Scales::kHasMinima,
+          .offset = Of::kOffset};
 }
 
 }  // namespace

@@ -24,25 +24,27 @@ namespace {
 
 constexpr int kBlock = 32, kGroup = 16, kHalves = 2 * kGroup;  // columns, rows, bytes
 
-// ---- scales: what comes before the codes. Part i is 32 / kParts columns of the superblock.
+// ---- scales: what comes before the codes.
+
+// Scales of blocks, or one of the whole superblock.
 
 template <class I>
 struct HalfScales {  // [ 16 float16 ]
   static constexpr int kBytes = kHalves, kParts = 1;
-  static constexpr bool kHasMinima = false;
+  static constexpr bool kHasMinima = false, kAreWhole = false;
   struct Shared {};
   static Shared shared(const uint8_t*) { return {}; }
-  static typename I::Floats scale(const Shared&, const uint8_t* s, int) { return I::halves(s); }
+  static typename I::Floats scale(const Shared&, const uint8_t* s) { return I::halves(s); }
 };
 
 template <class I>
 struct HalfScalesAndMinima {  // [ 16 float16 ][ minima: 16 float16 ]
   static constexpr int kBytes = 2 * kHalves, kParts = 1;
-  static constexpr bool kHasMinima = true;
+  static constexpr bool kHasMinima = true, kAreWhole = false;
   struct Shared {};
   static Shared shared(const uint8_t*) { return {}; }
-  static typename I::Floats scale(const Shared&, const uint8_t* s, int) { return I::halves(s); }
-  static typename I::Floats minimum(const Shared&, const uint8_t* s, int) {
+  static typename I::Floats scale(const Shared&, const uint8_t* s) { return I::halves(s); }
+  static typename I::Floats minimum(const Shared&, const uint8_t* s) {
     return I::halves(s + kHalves);
   }
 };
@@ -50,62 +52,57 @@ struct HalfScalesAndMinima {  // [ 16 float16 ][ minima: 16 float16 ]
 template <class I>
 struct HalfScalesAndZeros {  // [ 16 float16 ][ 16 uint8 ]; a minimum is scale * uint8
   static constexpr int kBytes = kHalves + kGroup, kParts = 1;
-  static constexpr bool kHasMinima = true;
+  static constexpr bool kHasMinima = true, kAreWhole = false;
   struct Shared {
     typename I::Floats scale, minimum;
   };
   static Shared shared(const uint8_t* s) {
     const typename I::Floats scale = I::halves(s);
-    return {scale, I::times(scale, I::unsigned_bytes(s + kHalves))};
+    return {scale, I::times(scale, I::floats(I::unsigned_bytes(s + kHalves)))};
   }
-  static typename I::Floats scale(const Shared& all, const uint8_t*, int) { return all.scale; }
-  static typename I::Floats minimum(const Shared& all, const uint8_t*, int) { return all.minimum; }
+  static typename I::Floats scale(const Shared& all, const uint8_t*) { return all.scale; }
+  static typename I::Floats minimum(const Shared& all, const uint8_t*) { return all.minimum; }
 };
 
 template <class I>
 struct Exponents {  // [ 16 uint8 e ]; a scale is half of 2 ** (e - 127)
   static constexpr int kBytes = kGroup, kParts = 1;
-  static constexpr bool kHasMinima = false;
+  static constexpr bool kHasMinima = false, kAreWhole = false;
   struct Shared {};
   static Shared shared(const uint8_t*) { return {}; }
-  static typename I::Floats scale(const Shared&, const uint8_t* s, int) { return I::powers(s); }
+  static typename I::Floats scale(const Shared&, const uint8_t* s) { return I::powers(s); }
 };
 
 template <class I>
 struct NoScales {  // all are 1: rows are scaled at the end
   static constexpr int kBytes = 0, kParts = 1;
-  static constexpr bool kHasMinima = false;
+  static constexpr bool kHasMinima = false, kAreWhole = false;
   struct Shared {};
   static Shared shared(const uint8_t*) { return {}; }
-  static typename I::Floats scale(const Shared&, const uint8_t*, int) { return I::ones(); }
+  static typename I::Floats scale(const Shared&, const uint8_t*) { return I::ones(); }
 };
+
+// Scales of parts that are whole numbers: products of a superblock are summed as integers, whose
+// activations have one scale, too.
 
 template <class I, int kPartsOfBlock>
 struct SignedScales {  // [ 16 float16 d ][ for each part: 16 int8 ]; a scale is d * int8
   static constexpr int kParts = kPartsOfBlock, kBytes = kHalves + 8 * kParts * kGroup;
-  static constexpr bool kHasMinima = false;
-  struct Shared {
-    typename I::Floats d;
-  };
-  static Shared shared(const uint8_t* s) { return {I::halves(s)}; }
-  static typename I::Floats scale(const Shared& all, const uint8_t* s, int part) {
-    return I::times(all.d, I::signed_bytes(s + kHalves + kGroup * part));
+  static constexpr bool kHasMinima = false, kAreWhole = true;
+  static typename I::Ints whole(const uint8_t* s, int part) {
+    return I::signed_bytes(s + kHalves + kGroup * part);
   }
 };
 
 template <class I, int kPartsOfBlock>
 struct ScalesAndMinima {  // [ 16 float16 d ][ 16 float16 m ][ parts: 16 uint8 ][ parts: 16 uint8 ]
   static constexpr int kParts = kPartsOfBlock, kBytes = 2 * (kHalves + 8 * kParts * kGroup);
-  static constexpr bool kHasMinima = true;
-  struct Shared {
-    typename I::Floats d, m;
-  };
-  static Shared shared(const uint8_t* s) { return {I::halves(s), I::halves(s + kHalves)}; }
-  static typename I::Floats scale(const Shared& all, const uint8_t* s, int part) {
-    return I::times(all.d, I::unsigned_bytes(s + 2 * kHalves + kGroup * part));
+  static constexpr bool kHasMinima = true, kAreWhole = true;
+  static typename I::Ints whole(const uint8_t* s, int part) {
+    return I::unsigned_bytes(s + 2 * kHalves + kGroup * part);
   }
-  static typename I::Floats minimum(const Shared& all, const uint8_t* s, int part) {
-    return I::times(all.m, I::unsigned_bytes(s + 2 * kHalves + kGroup * (8 * kParts + part)));
+  static const uint8_t* minima(const uint8_t* s, int part) {
+    return s + 2 * kHalves + kGroup * (8 * kParts + part);
   }
 };
 
