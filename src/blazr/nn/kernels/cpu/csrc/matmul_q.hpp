@@ -9,17 +9,23 @@
 
 namespace {
 
-// A float that is a small whole number as such; NaN as anything.
-[[gnu::always_inline]] inline int32_t whole_of(float x) {
-  const float magic = 0x1.8p23f;  // adding it rounds to the nearest integer, in the low bits
-  return int32_t(bits_as<uint32_t>(x + magic) - bits_as<uint32_t>(magic));
+// The sum of sixteen bytes: as unsigned ones, in four fields of sixteen bits.
+[[gnu::always_inline]] inline int32_t sum16(const int8_t* q) {
+  const uint64_t even = 0x00ff00ff00ff00ff;
+  uint64_t words[2], fields = 0;
+  memcpy(words, q, sizeof words);
+  for (uint64_t word : words) {
+    word ^= 0x8080808080808080;
+    fields += (word & even) + (word >> 8 & even);
+  }
+  return int32_t(fields * 0x0001000100010001 >> 48) - 16 * 128;
 }
 
 // Round a row to int8: q = x * 127 / max |x|, over so many blocks as the packing rounds together.
 template <class T>
 void quantize(const PackedLinear& call, const PackedKernel& kernel, int64_t row) {
   using Bytes16 = int8_t __attribute__((vector_size(16)));
-  const float magic = 0x1.8p23f;
+  const float magic = 0x1.8p23f;  // adding it rounds to the nearest integer, in the low bits
   const int64_t num_blocks = call.k / kBlock;
   const T* x = (const T*)call.activations + row * call.k;
   Int8Block* out = call.x.blocks + row * num_blocks;
@@ -37,28 +43,25 @@ void quantize(const PackedLinear& call, const PackedKernel& kernel, int64_t row)
     const Lanes inverse = all16(max >= 0x1p-120f ? 127.0f / max : 0.0f);
     const float scale = max * (1.0f / 127);  // not finite: the row's results are NaN
     for (int64_t i = 0; i < kernel.together; i++, out++) {
-      Lanes whole[4];
-      float sums[4];
       for (int half = 0; half < 2; half++) {
         const Lanes shifted = load16(values + kBlock * i + 16 * half) * inverse + magic;
         const Lane numbers = (Lane)shifted - bits_as<int32_t>(magic);
         const Bytes16 bytes = __builtin_convertvector(numbers, Bytes16);
         memcpy(out->q + 16 * half, &bytes, sizeof bytes);
-        whole[half] = whole[half + 2] = shifted - magic;
       }
-      sum4(whole, sums);
+      int32_t sums[2] = {sum16(out->q), sum16(out->q + 16)};
       if (kernel.parts == 1) sums[0] += sums[1];
       out->scale = scale;
       if (kernel.has_minima && kernel.together == 1)
-        out->minimum = scale * sums[0];
+        out->minimum = scale * float(sums[0]);
       else if (kernel.has_minima)
         for (int64_t part = 0; part < kernel.parts; part++) {
           const int64_t at = i * kernel.parts + part;
-          (out - i + at / 2)->sums[at % 2] = int16_t(whole_of(sums[part]));
+          (out - i + at / 2)->sums[at % 2] = int16_t(sums[part]);
         }
       else
         for (int part = 0; part < 2; part++)
-          out->offset[part] = int32_t(-uint32_t(kernel.offset) * uint32_t(whole_of(sums[part])));
+          out->offset[part] = -int32_t(kernel.offset) * sums[part];
     }
   }
 }
