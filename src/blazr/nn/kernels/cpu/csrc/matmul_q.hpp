@@ -71,39 +71,26 @@ template <class I, class P>
 struct MatmulQ {
   using Scales = typename P::Scales;
   using Codes = typename P::Codes;
+  using Ints = typename I::Ints;
+  using Floats = typename I::Floats;
   static constexpr int kParts = Scales::kParts, kVectors = 8 / kParts;
   static constexpr bool kSmall = Codes::kLargest <= 127;
   // What is left of the codes' offset once I::dot has taken its part off.
   static constexpr int kOffset = Codes::kOffset - (kSmall ? 0 : I::kTakenOff);
   // 64-byte lines of a block, rounded up.
   static constexpr int kLines = (P::kBytes / P::kBlocks + 63) / 64;
-  // One or two rows of x: w is read in so many runs at once, each fetched so many bytes ahead.
-  // Bytes come faster in four runs; nibbles cost enough arithmetic for one.
-  static constexpr int kRunCols = 2, kRuns = Codes::kBytes == 512 ? 4 : 1, kRunAhead = 4096 / kRuns;
+  // Up to so many rows of x, w is one run that the processor fetches ahead by itself, faster than it
+  // could be told to; not past many scales, and not while decoding takes much arithmetic.
+  static constexpr bool kIsTall = Codes::kBytes > 256 && Codes::kBytes < 512;
+  static constexpr int kRunCols = Scales::kBytes > 512 ? 0 : kIsTall ? 1 : 2;
 
-  // Groups of w: the first, and how far apart in bytes the others are.
-  struct Groups {
-    const uint8_t* first;
-    int64_t stride;
-    const uint8_t* operator[](int g) const { return first + g * stride; }
-  };
-
-  // What memory should fetch during a tile: so many lines of 64 bytes a block, this far on.
+  // What memory should fetch during a tile: so many lines of 64 bytes a block, from there on.
   struct Ahead {
-    int64_t bytes;
+    const uint8_t* from;
     int lines;
-  };
-
-  // Fetches it for block b of so many groups.
-  struct Fetch {
-    Groups w;
-    Ahead ahead;
-    int groups;
-    [[gnu::always_inline]] void operator()(int64_t b) const {
-      for (int g = 0; g < groups; g++) {
-        const uint8_t* next = w[g] + ahead.bytes + b * ahead.lines * 64;
-        for (int line = 0; line < ahead.lines; line++) __builtin_prefetch(next + 64 * line, 0, 2);
-      }
+    [[gnu::always_inline]] void fetch(int64_t b) const {
+      const uint8_t* next = from + b * lines * 64;
+      for (int line = 0; line < lines; line++) __builtin_prefetch(next + 64 * line, 0, 2);
     }
   };
 
@@ -116,135 +103,100 @@ struct MatmulQ {
     }
   };
 
-  // Sums of part i of a superblock of G groups with C rows of x, which have it at block b.
-  template <int G, int C>
-  [[gnu::always_inline]] static inline void dots(Groups super, int i, Rows x, int64_t b,
-                                                 typename I::Ints (*acc)[C]) {
-    const int part = i % kParts;
-    const int64_t codes = Scales::kBytes + i / kParts * Codes::kBytes;
+  // Sums of a part of block i of a superblock with C rows of x, which have it at block b.
+  template <int C>
+  [[gnu::always_inline]] static inline void dots(const uint8_t* super, int i, int part, Rows x,
+                                                 int64_t b, Ints* acc) {
+    const uint8_t* codes = super + Scales::kBytes + i * Codes::kBytes;
 #pragma GCC unroll 8
-    for (int c = 0; c < C; c++)
-#pragma GCC unroll 4
-      for (int g = 0; g < G; g++)
-        acc[g][c] = I::set(Scales::kHasMinima ? 0 : x.block(c, b).offset[part]);
+    for (int c = 0; c < C; c++) acc[c] = I::set(Scales::kHasMinima ? 0 : x.block(c, b).offset[part]);
 #pragma GCC unroll 8
     for (int v = part * kVectors; v < (part + 1) * kVectors; v++) {
-      typename I::Line vector[G];
-#pragma GCC unroll 4
-      for (int g = 0; g < G; g++) vector[g] = Codes::vector(super[g] + codes, v);
+      const typename I::Line vector = Codes::vector(codes, v);
 #pragma GCC unroll 8
       for (int c = 0; c < C; c++)
-#pragma GCC unroll 4
-        for (int g = 0; g < G; g++)
-          acc[g][c] = I::template dot<kSmall>(acc[g][c], vector[g], x.block(c, b).q + 4 * v);
-    }
-  }
-
-  // Adds a superblock, from block b on, whose parts have whole scales.
-  template <int G, int C>
-  [[gnu::always_inline]] static inline void add_whole(Groups super, Rows x, int64_t b,
-                                                      const Fetch& fetch,
-                                                      typename I::Floats (*total)[C]) {
-    typename I::Ints sums[G][C], acc[G][C];
-    for (int g = 0; g < G; g++)
-      for (int c = 0; c < C; c++) sums[g][c] = I::set(0);
-    for (int i = 0; i < P::kBlocks; i++) {
-      fetch(b + i);
-#pragma GCC unroll 2
-      for (int part = 0; part < kParts; part++) {
-        dots<G, C>(super, i * kParts + part, x, b + i, acc);
-#pragma GCC unroll 4
-        for (int g = 0; g < G; g++) {
-          const typename I::Ints scale = Scales::whole(super[g], i * kParts + part);
-#pragma GCC unroll 8
-          for (int c = 0; c < C; c++) sums[g][c] = I::add(sums[g][c], acc[g][c], scale);
-        }
-      }
-    }
-    add_all<G, C>(sums, super, 0, 1.0f, x, b, total);
-    if constexpr (Scales::kHasMinima) {
-      for (int g = 0; g < G; g++)
-        for (int c = 0; c < C; c++) sums[g][c] = I::set(0);
-#pragma GCC unroll 1
-      for (int i = 0; i < P::kBlocks * kParts; i += 2) {
-#pragma GCC unroll 4
-        for (int g = 0; g < G; g++) {
-          const typename I::Pair minima = I::pair(Scales::minima(super[g], i));
-#pragma GCC unroll 8
-          for (int c = 0; c < C; c++)
-            sums[g][c] = I::add_pair(sums[g][c], minima, x.block(c, b + i / 2).sums);
-        }
-      }
-      add_all<G, C>(sums, super, kHalves, -1.0f, x, b, total);
-    }
-  }
-
-  // Adds sums, times the float16 numbers `at` in a superblock, to the totals.
-  template <int G, int C>
-  [[gnu::always_inline]] static inline void add_all(typename I::Ints (*sums)[C], Groups super,
-                                                    int at, float sign, Rows x, int64_t b,
-                                                    typename I::Floats (*total)[C]) {
-#pragma GCC unroll 4
-    for (int g = 0; g < G; g++) {
-      const typename I::Floats scale = I::halves(super[g] + at);
-#pragma GCC unroll 8
-      for (int c = 0; c < C; c++)
-        total[g][c] = I::add(total[g][c], sums[g][c], scale, sign * x.block(c, b).scale);
+        acc[c] = I::template dot<kSmall>(acc[c], vector, x.block(c, b).q + 4 * v);
     }
   }
 
   // Adds a superblock, from block b on, whose blocks have scales of their own or one together.
-  template <int G, int C>
-  [[gnu::always_inline]] static inline void add_blocks(Groups super, Rows x, int64_t b,
-                                                       const Fetch& fetch,
-                                                       typename I::Floats (*total)[C]) {
-    typename I::Ints acc[G][C];
-    typename Scales::Shared shared[G];
-    for (int g = 0; g < G; g++) shared[g] = Scales::shared(super[g]);
+  template <int C>
+  [[gnu::always_inline]] static inline void add_blocks(const uint8_t* super, Rows x, int64_t b,
+                                                       Ahead ahead, Floats* total) {
+    const typename Scales::Shared shared = Scales::shared(super);
     for (int i = 0; i < P::kBlocks; i++) {
-      fetch(b + i);
-      dots<G, C>(super, i, x, b + i, acc);
-#pragma GCC unroll 4
-      for (int g = 0; g < G; g++) {
-        const typename I::Floats scale = Scales::scale(shared[g], super[g]);
+      Ints acc[C];
+      ahead.fetch(b + i);
+      dots<C>(super, i, 0, x, b + i, acc);
+      const Floats scale = Scales::scale(shared, super);
+#pragma GCC unroll 8
+      for (int c = 0; c < C; c++)
+        total[c] = I::add(total[c], acc[c], scale, x.block(c, b + i).scale);
+      if constexpr (Scales::kHasMinima) {
+        const Floats minimum = Scales::minimum(shared, super);
 #pragma GCC unroll 8
         for (int c = 0; c < C; c++)
-          total[g][c] = I::add(total[g][c], acc[g][c], scale, x.block(c, b + i).scale);
-        if constexpr (Scales::kHasMinima) {
-          const typename I::Floats minimum = Scales::minimum(shared[g], super[g]);
-#pragma GCC unroll 8
-          for (int c = 0; c < C; c++)
-            total[g][c] = I::subtract(total[g][c], minimum, x.block(c, b + i).minimum);
-        }
+          total[c] = I::subtract(total[c], minimum, x.block(c, b + i).minimum);
       }
     }
   }
 
-  // G groups of w with C rows of x, into out[c * ld + g * gap + 0 .. 15].
-  template <int G, int C>
-  [[gnu::always_inline]] static inline void tile(Groups w, Rows x, float* out, int64_t ld,
-                                                 int64_t gap, Ahead ahead) {
-    typename I::Floats total[G][C];
-    for (int g = 0; g < G; g++)
-      for (int c = 0; c < C; c++) total[g][c] = I::zero_floats();
-    const Fetch fetch{w, ahead, G};
-    const int64_t num_blocks = x.x.k / kBlock;
-    Groups super = w;
-    for (int64_t b = 0; b < num_blocks; b += P::kBlocks, super.first += P::kBytes) {
-      if constexpr (Scales::kAreWhole)
-        add_whole<G, C>(super, x, b, fetch, total);
-      else
-        add_blocks<G, C>(super, x, b, fetch, total);
+  // The same where the scales of its parts are whole numbers.
+  template <int C>
+  [[gnu::always_inline]] static inline void add_whole(const uint8_t* super, Rows x, int64_t b,
+                                                      Ahead ahead, Floats* total) {
+    Ints sums[C];
+    for (int c = 0; c < C; c++) sums[c] = I::set(0);
+    for (int i = 0; i < P::kBlocks; i++) {
+      ahead.fetch(b + i);
+#pragma GCC unroll 2
+      for (int part = 0; part < kParts; part++) {
+        Ints acc[C];
+        dots<C>(super, i, part, x, b + i, acc);
+        const Ints scale = Scales::whole(super, i * kParts + part);
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++) sums[c] = I::add(sums[c], acc[c], scale);
+      }
     }
-    for (int g = 0; g < G; g++)
-      for (int c = 0; c < C; c++) I::store(out + c * ld + g * gap, total[g][c]);
+    const Floats d = I::halves(super);
+#pragma GCC unroll 8
+    for (int c = 0; c < C; c++) total[c] = I::add(total[c], sums[c], d, x.block(c, b).scale);
+    if constexpr (Scales::kHasMinima) {
+      for (int c = 0; c < C; c++) sums[c] = I::set(0);
+#pragma GCC unroll 1
+      for (int part = 0; part < P::kBlocks * kParts; part += 2) {
+        const typename I::Pair minima = I::pair(Scales::minima(super, part));
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++)
+          sums[c] = I::add_pair(sums[c], minima, x.block(c, b + part / 2).sums);
+      }
+      const Floats m = I::halves(super + kHalves);
+#pragma GCC unroll 8
+      for (int c = 0; c < C; c++) total[c] = I::add(total[c], sums[c], m, -x.block(c, b).scale);
+    }
   }
 
-  template <int G, int C>
-  static void tile_of(int64_t num_cols, Groups w, Rows x, float* out, int64_t ld, int64_t gap,
+  // A group of w with C rows of x, into out[c * ld + 0 .. 15].
+  template <int C>
+  [[gnu::always_inline]] static inline void tile(const uint8_t* w, Rows x, float* out, int64_t ld,
+                                                 Ahead ahead) {
+    Floats total[C];
+    for (int c = 0; c < C; c++) total[c] = I::zero_floats();
+    const int64_t num_blocks = x.x.k / kBlock;
+    for (int64_t b = 0; b < num_blocks; b += P::kBlocks, w += P::kBytes) {
+      if constexpr (Scales::kAreWhole)
+        add_whole<C>(w, x, b, ahead, total);
+      else
+        add_blocks<C>(w, x, b, ahead, total);
+    }
+    for (int c = 0; c < C; c++) I::store(out + c * ld, total[c]);
+  }
+
+  template <int C = I::cols>
+  static void tile_of(int64_t num_cols, const uint8_t* w, Rows x, float* out, int64_t ld,
                       Ahead ahead) {
-    if (num_cols == C) return tile<G, C>(w, x, out, ld, gap, ahead);
-    if constexpr (C > 1) tile_of<G, C - 1>(num_cols, w, x, out, ld, gap, ahead);
+    if (num_cols == C) return tile<C>(w, x, out, ld, ahead);
+    if constexpr (C > 1) tile_of<C - 1>(num_cols, w, x, out, ld, ahead);
   }
 
   // Rows [m0, m1) of x with groups [g0, g1) of w, ordered as in matmul.hpp.
@@ -267,25 +219,15 @@ struct MatmulQ {
                     float* sums, bool few) {
     const int64_t group_bytes = x.x.k / (kBlock * P::kBlocks) * P::kBytes;
     const int64_t ld = (g1 - g0) * kGroup;
-    const uint8_t* w = matrix.blocks + g0 * group_bytes;
-    int64_t g = 0;
-    if (few && rows <= kRunCols) {
-      const int64_t run = (g1 - g0) / kRuns;
-      for (; g < run; g++)
-        tile_of<kRuns, kRunCols>(rows, {w + g * group_bytes, run * group_bytes}, x,
-                                 sums + g * kGroup, ld, run * kGroup, {kRunAhead, kLines});
-      g = run * kRuns;
-    }
     const int64_t num_tiles = (rows + I::cols - 1) / I::cols;
     const int64_t step = (rows + num_tiles - 1) / num_tiles;
-    for (; g < g1 - g0; g++)
-      for (int64_t c = 0; c < rows; c += step) {
-        // the tiles of a group fetch the next one together, a share each
-        const Ahead ahead{group_bytes + c / step * group_bytes / num_tiles,
-                          few ? int((kLines + num_tiles - 1) / num_tiles) : 0};
-        tile_of<1, I::cols>(smaller(step, rows - c), {w + g * group_bytes, 0}, {x.x, x.first + c},
-                            sums + c * ld + g * kGroup, ld, 0, ahead);
-      }
+    // the tiles of a group fetch the next one together, a share each
+    const int lines = few && rows > kRunCols ? int((kLines + num_tiles - 1) / num_tiles) : 0;
+    const uint8_t* w = matrix.blocks + g0 * group_bytes;
+    for (int64_t g = g0; g < g1; g++, w += group_bytes, sums += kGroup)
+      for (int64_t c = 0; c < rows; c += step)
+        tile_of(smaller(step, rows - c), w, {x.x, x.first + c}, sums + c * ld, ld,
+                {w + group_bytes + c / step * group_bytes / num_tiles, lines});
   }
 
   // Row `lane` of a superblock as plain numbers.
