@@ -1,13 +1,13 @@
-"""The same file in blazr and in llama.cpp, by turns: A B A B, so that both see the same machine.
+"""The same model in blazr and in another engine, by turns: A B A B, so that both see one machine.
 
-llama.cpp runs in a process of its own, because two engines' threads in one process wait on each
+The other runs in a process of its own, because two engines' threads in one process wait on each
 other. Both decode greedily, from prompts of random tokens, and neither stops at an end of text.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 from uuid import uuid4
 
 from blazr.bench.load import drive
@@ -58,17 +58,15 @@ class BlazrSide:
         return count / (end - start)
 
 
-class LlamaCppSide:
-    """llama.cpp, through llama-cpp-python, in another process."""
+class RivalSide:
+    """Another engine, in another process."""
 
-    def __init__(self, path: Path, *, threads: int, context: int, streams: int) -> None:
+    def __init__(self, rival: str, path: Path, **sizes: int) -> None:
+        self._rival = rival
         spawn = get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
         self._process = spawn.Process(
-            target=serve,
-            args=(theirs, str(path)),
-            kwargs={"threads": threads, "context": context, "streams": streams},
-            daemon=True,
+            target=serve, args=(theirs, rival, str(path)), kwargs=sizes, daemon=True
         )
         self._process.start()
         theirs.close()
@@ -89,38 +87,70 @@ class LlamaCppSide:
         try:
             answer = self._pipe.recv()
         except EOFError:
-            raise EngineError("llama.cpp's process ended.") from None
+            raise EngineError(f"{self._rival}'s process ended.") from None
         if isinstance(answer, str):
-            raise EngineError("llama.cpp failed.", found=answer[:200])
+            raise EngineError(f"{self._rival} failed.", found=answer[:200])
         return float(answer)
 
 
+class Rival(NamedTuple):
+    """Another engine: what has to be installed, and what it reads."""
+
+    module: str
+    package: str
+    extra: str
+    reads: str
+    can_read: Callable[[Path], bool]
+
+
+RIVALS = {
+    "llama.cpp": Rival(
+        "llama_cpp", "llama-cpp-python", "llama-cpp", "a .gguf file", lambda p: p.suffix == ".gguf"
+    ),
+    "transformers": Rival(
+        "transformers", "transformers", "transformers", "a directory", Path.is_dir
+    ),
+}
+
+
 @contextmanager
-def llama_cpp(path: Path, *, threads: int, context: int, streams: int) -> Iterator[LlamaCppSide]:
-    """llama.cpp with a model, until the block ends.
+def rival(
+    name: str, path: Path, *, threads: int, context: int, streams: int
+) -> Iterator[RivalSide]:
+    """Another engine with a model, until the block ends.
+
+    Args:
+        name: Of RIVALS.
+        path: A model that both read.
+        threads: Of each.
+        context: Tokens of a sequence, at most.
+        streams: Sequences at once, at most.
 
     Raises:
-        ConfigError: llama-cpp-python is not installed, or the model is no GGUF file.
-        EngineError: llama.cpp cannot load it.
+        ConfigError: It is unknown or not installed, or does not read such models.
+        EngineError: It cannot load this one.
     """
-    if find_spec("llama_cpp") is None:
+    if name not in RIVALS:
+        raise ConfigError("unknown rival.", found=repr(name[:50]), expected=" or ".join(RIVALS))
+    engine = RIVALS[name]
+    if find_spec(engine.module) is None:
         raise ConfigError(
-            "--vs llama.cpp needs llama-cpp-python.", hint="pip install 'blazr[llama-cpp]'"
+            f"--vs {name} needs {engine.package}.", hint=f"pip install 'blazr[{engine.extra}]'"
         )
-    if path.suffix != ".gguf":
+    if not engine.can_read(path):
         raise ConfigError(
-            "llama.cpp reads GGUF files.", found=str(path)[:100], expected="a .gguf file"
+            f"{name} does not read this.", found=str(path)[:100], expected=engine.reads
         )
-    side = LlamaCppSide(path, threads=threads, context=context, streams=streams)
+    side = RivalSide(name, path, threads=threads, context=context, streams=streams)
     try:
         yield side
     finally:
         side.close()
 
 
-def rival_version() -> str:
-    """Of llama-cpp-python."""
-    return version("llama-cpp-python")
+def rival_version(name: str) -> str:
+    """Its package and version."""
+    return f"{RIVALS[name].package} {version(RIVALS[name].package)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""llama.cpp in a process of its own; imports neither torch nor blazr's engine."""
+"""Other engines in a process of their own, where blazr's is not imported."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -28,10 +28,10 @@ class Job:
     output_tokens: int
 
 
-def serve(pipe: Connection, path: str, **sizes: int) -> None:
+def serve(pipe: Connection, rival: str, path: str, **sizes: int) -> None:
     """Load a model, say 0.0, then answer each `Job` with its tokens per second, or a message."""
     try:
-        model = _Model(path, **sizes)
+        model = _ENGINES[rival](path, **sizes)
     except (OSError, EngineError, ValueError) as error:
         pipe.send(f"it does not load: {error}")
         return
@@ -47,7 +47,7 @@ def serve(pipe: Connection, path: str, **sizes: int) -> None:
             pipe.send(str(error))
 
 
-class _Model:
+class _LlamaCpp:
     """A model and a context of llama.cpp."""
 
     def __init__(self, path: str, *, threads: int, context: int, streams: int) -> None:
@@ -74,7 +74,7 @@ class _Model:
         self._batch = llama_cpp.llama_batch_init(_BATCH, 0, 1)
 
     def run(self, job: Job) -> float:
-        """Tokens per second."""
+        """Tokens per second, as `blazr.bench.rival.Side` has them."""
         self._api.llama_memory_clear(self._api.llama_get_memory(self._context), 1)
         started = perf_counter()
         tokens = [self._prefill(ids, stream) for stream, ids in enumerate(job.prompts)]
@@ -113,3 +113,45 @@ class _Model:
 
         scores = self._api.llama_get_logits_ith(self._context, row)
         return int(np.ctypeslib.as_array(scores, (self._size,)).argmax())
+
+
+class _Transformers:
+    """A model of the transformers library, in the dtype of its files.
+
+    Sequences are of one length, so a batch needs no padding.
+    """
+
+    def __init__(self, path: str, *, threads: int, context: int, streams: int) -> None:  # noqa: ARG002
+        import torch
+        import transformers
+
+        torch.set_num_threads(threads)
+        self._torch = torch
+        auto = transformers.AutoModelForCausalLM
+        model: Any = auto.from_pretrained(path, dtype="auto", local_files_only=True)
+        self._model = model.eval()
+
+    def run(self, job: Job) -> float:
+        """Tokens per second."""
+        torch = self._torch
+        with torch.inference_mode():
+            started = perf_counter()
+            out = self._step(torch.tensor(job.prompts), None)
+            if job.output_tokens == 1:
+                return sum(map(len, job.prompts)) / (perf_counter() - started)
+            started = perf_counter()
+            for _ in range(job.output_tokens - 1):
+                out = self._step(out.logits[:, -1].argmax(-1, keepdim=True), out.past_key_values)
+            return len(job.prompts) * (job.output_tokens - 1) / (perf_counter() - started)
+
+    def _step(self, ids: Any, cache: Any) -> Any:
+        out = self._model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        if out.past_key_values is None:
+            raise EngineError("transformers gave no cache.")
+        return out
+
+
+_ENGINES: dict[str, Callable[..., _LlamaCpp | _Transformers]] = {
+    "llama.cpp": _LlamaCpp,
+    "transformers": _Transformers,
+}

@@ -1,4 +1,4 @@
-"""``blazr bench --vs llama.cpp``: rounds of both on one file, and what came of them."""
+"""``blazr bench --vs``: rounds of both engines on one model, and what came of them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 import torch
 
 from blazr.bench.offline import EngineTarget
-from blazr.bench.rival import BlazrSide, Match, llama_cpp, rival_version
+from blazr.bench.rival import BlazrSide, Match, rival, rival_version
 from blazr.bench.rival_process import Job
 from blazr.bench.roofline import measure_bandwidth, step_bytes
 from blazr.engine.build import build_engine
 from blazr.engine.config import EngineConfig
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
+from blazr.nn.quant.weight import stored_weights
 
 _PROBE_BYTES = 2**28
 _WARMUP_TOKENS = 16  # enough for all to decode together
@@ -23,6 +24,7 @@ _UNPACED = 1e6
 
 
 def compare(
+    name: str,
     path: Path,
     *,
     levels: Sequence[int],
@@ -34,7 +36,8 @@ def compare(
     """Decode at each level, and one prompt, on both sides by turns.
 
     Args:
-        path: A GGUF file.
+        name: The other engine, of RIVALS.
+        path: A model that both read.
         levels: Sequences at once.
         prompt_tokens: Of each sequence; the prompt that is timed alone has four times as many.
         output_tokens: Decoded in each.
@@ -45,14 +48,14 @@ def compare(
         Facts about the run, and the figures of each kind of work.
 
     Raises:
-        ConfigError: llama-cpp-python is not installed, or the model is no GGUF file.
+        ConfigError: The other is unknown or not installed, or does not read such models.
         EngineError: One of the two failed.
     """
     threads, cpu = torch.get_num_threads(), resolve_device("cpu")
     long = 4 * prompt_tokens
     context = max(long, prompt_tokens + output_tokens) + 8
     chance, streams = random.Random(seed), max(levels)
-    with llama_cpp(path, threads=threads, context=context, streams=streams) as theirs:
+    with rival(name, path, threads=threads, context=context, streams=streams) as theirs:
         loaded = load(str(path), device=cpu)
         # the other side, too, reads all prompts before it decodes
         at_once = max(EngineConfig().max_running, streams)
@@ -87,8 +90,8 @@ def compare(
             engine.close()
     facts = {
         "model": loaded.name,
-        "bytes": path.stat().st_size,
-        "rival": f"llama-cpp-python {rival_version()}",
+        "bytes": sum(each.nbytes for each in stored_weights(loaded.module)),
+        "rival": rival_version(name),
         "threads": threads,
         "rounds": rounds,
         "prompt_tokens": prompt_tokens,

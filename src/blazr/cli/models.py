@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperOption
 
 from blazr.core.errors import ConfigError
+from blazr.core.garbage import loading
 
 if TYPE_CHECKING:
     from blazr.llm.async_llm import AsyncLLM
@@ -59,28 +60,29 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def open(self, model: str) -> TextEngine:
         """Load a model."""
-        # torch comes with these
-        from blazr.engine.config import EngineConfig
-        from blazr.llm.open import open_model
+        with loading():
+            # torch comes with these
+            from blazr.engine.config import EngineConfig
+            from blazr.llm.open import open_model
 
-        return open_model(
-            model,
-            device=self.device,
-            dtype=self.dtype,
-            vocab=self.vocab,
-            chat_template=self.chat_template,
-            quantize=self.quantize,
-            tool_parser=self.tool_parser,
-            reasoning_parser=self.reasoning_parser,
-            engine=EngineConfig(
-                memory=self.memory,
-                max_running=self.max_running,
-                max_waiting=self.max_waiting,
-                max_seq_len=self.max_seq_len,
-                token_budget=self.token_budget,
-                prefix_cache=self.prefix_cache,
-            ),
-        )
+            return open_model(
+                model,
+                device=self.device,
+                dtype=self.dtype,
+                vocab=self.vocab,
+                chat_template=self.chat_template,
+                quantize=self.quantize,
+                tool_parser=self.tool_parser,
+                reasoning_parser=self.reasoning_parser,
+                engine=EngineConfig(
+                    memory=self.memory,
+                    max_running=self.max_running,
+                    max_waiting=self.max_waiting,
+                    max_seq_len=self.max_seq_len,
+                    token_budget=self.token_budget,
+                    prefix_cache=self.prefix_cache,
+                ),
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

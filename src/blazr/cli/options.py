@@ -9,6 +9,7 @@ import typer
 
 from blazr.core import log
 from blazr.core.errors import ConfigError
+from blazr.core.garbage import loading
 
 if TYPE_CHECKING:
     from blazr.llm.llm import LLM
@@ -100,24 +101,25 @@ def open_llm(
     quantize: str | None = None,
 ) -> LLM:
     """Load a model, saying so where somebody watches."""
-    # torch comes with it, which takes a second
-    from blazr.engine.config import EngineConfig
-    from blazr.llm.llm import LLM
-
     watched = sys.stderr.isatty()
     if watched:
         print(f"loading {model} …", end="", file=sys.stderr, flush=True)
     try:
-        return LLM(
-            model,
-            device=pick_device(device, cpu=cpu),
-            dtype=dtype,
-            vocab=vocab,
-            chat_template=chat_template,
-            quantize=quantize,
-            # one reply at a time is all that these commands ask for
-            engine=EngineConfig(memory=memory, max_running=1),
-        )
+        with loading():
+            # torch comes with it, which takes a second
+            from blazr.engine.config import EngineConfig
+            from blazr.llm.llm import LLM
+
+            return LLM(
+                model,
+                device=pick_device(device, cpu=cpu),
+                dtype=dtype,
+                vocab=vocab,
+                chat_template=chat_template,
+                quantize=quantize,
+                # one reply at a time is all that these commands ask for
+                engine=EngineConfig(memory=memory, max_running=1),
+            )
     finally:
         if watched:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)

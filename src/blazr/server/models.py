@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ from itertools import count
 from typing import Literal
 
 from blazr.core.errors import BlazrError, CapacityError
+from blazr.core.garbage import unload
 from blazr.llm.async_llm import AsyncLLM
 from blazr.llm.text_engine import ModelInfo
 from blazr.server.config import ServerConfig
@@ -281,7 +281,7 @@ class Models:
         await service.llm.close()
         _log.info("%s is let go", service.name)
         del service
-        await asyncio.to_thread(gc.collect)  # engines are full of cycles
+        await asyncio.to_thread(unload)  # engines are full of cycles
 
     def _on_idle(self, service: Service) -> None:
         self._emptied.set()

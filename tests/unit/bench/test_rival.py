@@ -1,4 +1,4 @@
-"""Comparing with llama.cpp: what rounds come to, what is refused, both sides on one file."""
+"""Comparing with another engine: what rounds come to, what is refused, both sides on one file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from blazr.bench.rival import BlazrSide, LlamaCppSide, Match, llama_cpp
+from blazr.bench.rival import BlazrSide, Match, RivalSide, rival
 from blazr.bench.rival_process import Job
 from blazr.cli.bench import bench
 from blazr.core.errors import BlazrError, ConfigError
@@ -33,8 +33,8 @@ def test_an_unknown_rival_is_refused() -> None:
 
 def test_what_is_no_gguf_file_is_refused(tmp_path: Path) -> None:
     with (
-        pytest.raises(ConfigError, match=r"GGUF|llama-cpp"),
-        llama_cpp(tmp_path, threads=1, context=8, streams=1),
+        pytest.raises(ConfigError, match=r"gguf|llama-cpp"),
+        rival("llama.cpp", tmp_path, threads=1, context=8, streams=1),
     ):
         pass
 
@@ -58,10 +58,27 @@ def test_our_side_gives_tokens_per_second() -> None:
 
 @pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
 def test_their_side_gives_tokens_per_second_or_says_why_not(tmp_path: Path) -> None:
-    with llama_cpp(MODEL, threads=1, context=64, streams=2) as side:
+    with rival("llama.cpp", MODEL, threads=1, context=64, streams=2) as side:
         assert side.run(JOB) > 0
         assert side.run(Job(JOB.prompts, 1)) > 0
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF")
     with pytest.raises(BlazrError):
-        LlamaCppSide(broken, threads=1, context=64, streams=1)
+        RivalSide("llama.cpp", broken, threads=1, context=64, streams=1)
+
+
+def test_transformers_runs_a_directory(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    with rival("transformers", tmp_path, threads=1, context=16, streams=2) as side:
+        assert side.run(Job([[1, 5, 9], [1, 8, 8]], 6)) > 0
+        assert side.run(Job([[1, 5, 9]], 1)) > 0
+    with (
+        pytest.raises(ConfigError, match="directory"),
+        rival("transformers", MODEL, threads=1, context=8, streams=1),
+    ):
+        pass

@@ -44,8 +44,8 @@ class Packing:
     def rounded_together(self) -> int:
         """Columns of activations that become int8 with one scale.
 
-        Where scales of parts are whole numbers those of a superblock, whose products are then summed
-        as integers; else those of a block.
+        Where scales of parts are whole numbers, those of a superblock, whose products are then
+        summed as integers; else those of a block.
         """
         return self.columns if self.scales in ("signed", "minimum") else BLOCK
 
