@@ -26,18 +26,27 @@ ROWS = st.one_of(st.integers(0, 40), st.sampled_from((1, 96, 97, 121, 250)))
 
 
 class Sizes:
-    """What is drawn for one example."""
+    """What is drawn for one example; torch's numbers follow from it, too.
 
-    def __init__(self, data: st.DataObject) -> None:
+    Args:
+        data: Draws.
+        is_large: Whether sizes may be the largest that there are.
+    """
+
+    def __init__(self, data: st.DataObject, *, is_large: bool = False) -> None:
         self._data = data
+        self._is_large = is_large
+        torch.manual_seed(data.draw(st.integers(0, 99)))
 
     def rows(self) -> int:
         """Perhaps none."""
         return self._data.draw(ROWS)
 
-    def size(self, most: int = 140) -> int:
-        """One or more."""
-        return self._data.draw(st.integers(1, most))
+    def size(self, most: int = 140, *, limit: int = 0) -> int:
+        """From one up; perhaps the limit, which is costly."""
+        usual = st.integers(1, most)
+        is_large = limit and self._is_large
+        return self._data.draw(st.one_of(usual, st.just(limit)) if is_large else usual)
 
     def one_of(self, *choices: T) -> T:
         """Any of these."""
