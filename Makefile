@@ -38,9 +38,9 @@ kernels: ## compile the CPU kernels in place
 
 # The same tests with another build of the kernels.
 KERNEL_TESTS = $(PYTHON) -m pytest -p tests.kernel_builds --timeout 900 tests/conformance/test_kernels.py \
-	tests/unit/nn/kernels --kernels
+	tests/unit/nn/kernels tests/unit/nn/quant/test_packing.py tests/unit/engine/test_replay.py --kernels
 # libasan comes first, because Python itself was not built with it; torch and Python keep memory.
-SANITIZERS := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
+SANITIZERS := -O1 -g -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
 sanitize: ## the kernels' tests under ASan and UBSan
 	$(PYTHON) -m blazr.nn.kernels.build --out build/sanitized.so -- $(SANITIZERS)
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \

@@ -50,21 +50,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def reference_ops(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def reference_ops() -> Iterator[None]:
     """Torch computes, and what is loaded stays as it is stored: exact products, and slow ones."""
-    from blazr.nn.ops import OPS
-    from blazr.nn.ops.sequence import attention_kernel, mamba2_kernel, recurrences, store_kernel
+    from without_kernels import without_kernels
 
-    def forget() -> None:
-        for op in OPS.values():
-            op._chosen.clear()
-        for choice in (attention_kernel, mamba2_kernel, recurrences, store_kernel):
-            choice.cache_clear()
-
-    monkeypatch.setenv("BLAZR_KERNELS", "reference")
-    forget()
-    yield
-    forget()
+    with without_kernels():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -87,7 +87,7 @@ class Lab:
         prefix_cache: bool = True,
         replay: bool = True,
     ) -> None:
-        specs = [layer.mixer.cache_spec(torch.float32) for layer in model.config.layers]
+        specs = [layer.mixer.cache_spec(model.dtype) for layer in model.config.layers]
         layout = plan_layout(specs)
         pages, states = layout.pages_per_superpage, layout.states_per_superpage
         superpages = 2 + (-(-tokens // GRID // pages) if pages else 0)

@@ -257,7 +257,7 @@ def _linear_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
 
 def _gated_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for packing in PACKINGS.values():
-        for count, supers, rows in ((1, 1, 33), (9, 2, 16)):
+        for count, supers, rows in ((1, 1, 33), (9, 2, 16), (0, 1, 4)):
             gate, up = (random_packed(packing, rows, supers) for _ in range(2))
             yield torch.randn(count, gate.columns).to(dtype), gate, up
 

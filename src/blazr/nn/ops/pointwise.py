@@ -137,7 +137,7 @@ def _gate_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
 
 
 def _embedding_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    for rows, width, count in ((5, 8, 3), (40, 7, 70), (3, 16, 0)):
+    for rows, width, count in ((5, 8, 3), (40, 7, 70), (3, 16, 0), (1, 5, 1)):
         yield torch.randn(rows, width).to(dtype), torch.randint(0, rows, (count,))
     yield torch.randn(9, 20).to(dtype)[:, 2:7], torch.randint(0, 9, (2, 3))
 

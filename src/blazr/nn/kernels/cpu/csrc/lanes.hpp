@@ -59,8 +59,8 @@ using Lane = int32_t __attribute__((vector_size(64)));
 [[gnu::always_inline]] inline Lanes all16(float x) { return x - Lanes{}; }
 
 // Lanes `kIndices` of a and b side by side.
-template <int... kIndices>
-[[gnu::always_inline]] inline Lanes pick(Lanes a, Lanes b) {
+template <int... kIndices, class V>
+[[gnu::always_inline]] inline V pick(V a, V b) {
   return __builtin_shufflevector(a, b, kIndices...);
 }
 
@@ -78,14 +78,11 @@ template <int... kIndices>
 }
 
 [[gnu::always_inline]] inline int32_t largest16(Lane v) {
-  const Lane turns[4] = {{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7},
-                         {4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11},
-                         {2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13},
-                         {1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14}};
-  for (const Lane& by : turns) {
-    const Lane other = __builtin_shuffle(v, by);
-    v = v > other ? v : other;
-  }
+  const auto larger = [](Lane a, Lane b) { return a > b ? a : b; };
+  v = larger(v, pick<8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7>(v, v));
+  v = larger(v, pick<4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11>(v, v));
+  v = larger(v, pick<2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13>(v, v));
+  v = larger(v, pick<1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14>(v, v));
   return v[0];
 }
 

@@ -1,0 +1,334 @@
+"""Kernels that do whole steps agree with the mixers they stand in for, of any size, in any step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from blazr.nn.kernels.cpu import compiled
+from blazr.nn.layers.attention import AttentionConfig
+from blazr.nn.layers.base import Mixer, MixerConfig
+from blazr.nn.layers.batch import ForwardBatch, LayerCache, Span
+from blazr.nn.layers.cache_spec import GRID
+from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
+from blazr.nn.layers.mamba1 import Mamba1Config
+from blazr.nn.layers.mamba2 import Mamba2Config
+from blazr.nn.layers.mamba3 import Mamba3Config
+from blazr.nn.layers.mla import DeepseekMlaConfig
+from blazr.nn.layers.rope import RopeConfig
+from blazr.nn.layers.short_conv import ShortConvConfig
+from kernel_shapes import Sizes
+from without_kernels import without_kernels
+
+# How far results of a few numbers may lie apart by luck.
+DTYPES = {torch.float32: 3e-6, torch.float16: 2**-8, torch.bfloat16: 2**-5}
+NORM_EPS = 0.1  # the norm of a few channels that are all small would blow up every rounding
+PAGES, SLOTS = 24, 12
+
+pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason="kernels are not compiled")
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    yield
+    compiled.use()
+
+
+def _gqa(sizes: Sizes) -> AttentionConfig:
+    kv_heads, dim = sizes.size(3), sizes.size(140, limit=512)
+    turned = RopeConfig(2 * sizes.size(max(1, dim // 2)), interleaved=sizes.one_of(False, True))
+    is_fused = sizes.one_of(False, True)
+    return AttentionConfig(
+        hidden_size=sizes.size(40),
+        num_heads=kv_heads * sizes.size(6),
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        rope=sizes.one_of(None, turned if dim > 1 else None),
+        fused_qkv=is_fused,
+        qkv_bias=sizes.one_of(False, True),
+        qk_norm=sizes.one_of(False, True),
+        norm_eps=NORM_EPS,
+        sliding_window=sizes.one_of(None, sizes.size(150)),
+        attn_logit_softcap=sizes.one_of(None, 3.0),
+        sinks=sizes.one_of(False, True),
+        output_gate=not is_fused and sizes.one_of(False, True),
+    )
+
+
+def _mla(sizes: Sizes) -> DeepseekMlaConfig:
+    rope_dim = 2 * sizes.size(32)
+    return DeepseekMlaConfig(
+        hidden_size=sizes.size(40),
+        num_heads=sizes.size(20),
+        head_dim=sizes.size(40),
+        rope_dim=rope_dim,
+        kv_latent=sizes.size(70, limit=512),
+        q_latent=sizes.one_of(None, sizes.size(40)),
+        rope=sizes.one_of(None, RopeConfig(rope_dim, interleaved=sizes.one_of(False, True))),
+        v_head_dim=sizes.size(40),
+        norm_eps=NORM_EPS,
+        attention_multiplier=0.2,
+        apart=sizes.one_of(False, True),
+    )
+
+
+def _mamba1(sizes: Sizes) -> Mamba1Config:
+    return Mamba1Config(
+        hidden_size=sizes.size(40),
+        inner_size=sizes.size(70),
+        state_size=sizes.size(40, limit=256),
+        dt_rank=sizes.size(9),
+        conv_kernel=1 + sizes.size(7),
+        conv_bias=sizes.one_of(False, True),
+        inner_norms=sizes.one_of("none", "plain", "weighted"),
+        norm_eps=NORM_EPS,
+    )
+
+
+def _mamba2(sizes: Sizes) -> Mamba2Config:
+    groups = sizes.size(3)
+    heads, dim = groups * sizes.size(6), sizes.size(40, limit=128)
+    return Mamba2Config(
+        hidden_size=sizes.size(40),
+        num_heads=heads,
+        head_dim=dim,
+        state_size=sizes.size(40, limit=256),
+        num_groups=groups,
+        conv_kernel=1 + sizes.size(7),
+        norm=sizes.one_of("gate_first", "norm_first", "none"),
+        norm_groups=sizes.one_of(1, groups, heads),
+        norm_eps=NORM_EPS,
+        multipliers=sizes.one_of(None, (0.5, 1.5, 0.7, 1.2, 2.0)),
+    )
+
+
+def _mamba3(sizes: Sizes) -> Mamba3Config:
+    groups, is_turned = sizes.size(3), sizes.one_of(False, True)
+    states = sizes.size(40, limit=256)
+    return Mamba3Config(
+        hidden_size=sizes.size(40),
+        num_heads=groups * sizes.size(3),
+        head_dim=sizes.size(40, limit=256),
+        state_size=states + states % 2 if is_turned else states,
+        num_groups=groups,
+        conv_kernel=1 + sizes.size(7),
+        use_conv=sizes.one_of(False, True),
+        complex_rope=is_turned,
+        mimo_rank=sizes.one_of(0, 2, 4),
+        norm_eps=NORM_EPS,
+    )
+
+
+def _gated_delta(sizes: Sizes) -> GatedDeltaConfig:
+    heads = sizes.size(3)
+    config = GatedDeltaConfig(
+        hidden_size=sizes.size(40),
+        num_key_heads=heads,
+        num_heads=heads * sizes.size(3),
+        key_head_dim=sizes.size(40, limit=256),
+        value_head_dim=sizes.size(90, limit=256),
+        conv_kernel=1 + sizes.size(7),
+        norm_eps=NORM_EPS,
+    )
+    if sizes.one_of(False, True):
+        return replace(config, grouped=True)
+    return replace(config, grouped_gates=sizes.one_of(False, True), tiled=sizes.one_of(False, True))
+
+
+def _kimi_delta(sizes: Sizes) -> KimiDeltaConfig:
+    heads, dim = sizes.size(4), sizes.size(90, limit=256)
+    return KimiDeltaConfig(
+        hidden_size=sizes.size(40),
+        num_key_heads=heads,
+        num_heads=heads,
+        key_head_dim=dim,
+        value_head_dim=dim,
+        conv_kernel=1 + sizes.size(7),
+        norm_eps=NORM_EPS,
+    )
+
+
+def _short_conv(sizes: Sizes) -> ShortConvConfig:
+    return ShortConvConfig(
+        hidden_size=sizes.size(300),
+        conv_kernel=1 + sizes.size(7),
+        bias=sizes.one_of(False, True),
+    )
+
+
+# What each calls, besides products and what is done to numbers and rows alone.
+KINDS: dict[str, tuple[Callable[[Sizes], MixerConfig], set[str]]] = {
+    "gqa": (_gqa, {"rotate", "attention"}),
+    "mla": (_mla, {"rotate", "attention"}),
+    "mamba1": (_mamba1, {"convolution", "mamba1"}),
+    "mamba2": (_mamba2, {"mamba2"}),
+    "mamba3": (_mamba3, {"mamba3", "gated_rows"}),
+    "gated_delta": (_gated_delta, {"convolution", "gated_delta"}),
+    "kimi_delta": (_kimi_delta, {"convolution", "gated_delta"}),
+    "short_conv": (_short_conv, {"convolution"}),
+}
+
+
+def _mixer(config: MixerConfig) -> Mixer:
+    mixer = config.build()
+    for parameter in mixer.parameters():
+        spread = 0.3 if parameter.dim() < 2 else parameter.shape[-1] ** -0.5
+        torch.nn.init.normal_(parameter, 0.0, spread)
+    return mixer.requires_grad_(requires_grad=False)
+
+
+def _memory(config: MixerConfig, dtype: torch.dtype) -> LayerCache:
+    """Anything, in every page, checkpoint and run."""
+    spec = config.cache_spec(dtype)
+
+    def numbers(count: int, kinds: dict[str, object]) -> dict[str, Tensor]:
+        return {
+            name: (0.3 * torch.randn(count, *each.shape)).abs().to(each.dtype)
+            for name, each in kinds.items()
+        }
+
+    paged = numbers(PAGES * GRID, dict(spec.paged))
+    return LayerCache(
+        {name: each.view(PAGES, GRID, *each.shape[1:]) for name, each in paged.items()},
+        numbers(SLOTS, dict(spec.checkpoint)),
+        numbers(SLOTS, dict(spec.live)),
+    )
+
+
+def _copy(cache: LayerCache, dtypes: LayerCache | None = None) -> LayerCache:
+    """Its own tensors, in another one's dtypes."""
+    like = dtypes or cache
+    parts = (
+        (cache.paged, like.paged),
+        (cache.checkpoint, like.checkpoint),
+        (cache.live, like.live),
+    )
+    return LayerCache(
+        *(
+            {name: own[name].to(other[name].dtype, copy=True) for name in own}
+            for own, other in parts
+        )
+    )
+
+
+def _tensors(cache: LayerCache) -> dict[str, Tensor]:
+    return {**cache.paged, **cache.checkpoint, **{f"{k} live": v for k, v in cache.live.items()}}
+
+
+def _step(sizes: Sizes) -> ForwardBatch:
+    """Up to four sequences, those of one token first."""
+    lengths = sorted(sizes.one_of(1, sizes.size(20), sizes.size(100)) for _ in range(sizes.size(4)))
+    pages, slots = torch.randperm(PAGES).tolist(), torch.randperm(SLOTS).tolist()
+    spans, tables, mapping = [], [], []
+    for length in lengths:
+        start = sizes.one_of(0, 64, sizes.size(150) - 1)
+        first, logged = sum(span.length for span in spans), start % GRID
+        edges = range(GRID - logged, length + 1, GRID)
+        spans.append(Span(first, length, start, logged, tuple((at, slots.pop()) for at in edges)))
+        own = [pages.pop() for _ in range(-(-(start + length) // GRID))]
+        tables.append(own + [0] * (6 - len(own)))
+        mapping += [own[at // GRID] * GRID + at % GRID for at in range(start, start + length)]
+    positions = [at for span in spans for at in range(span.start, span.total)]
+    count = len(spans)
+    return ForwardBatch(
+        token_ids=torch.zeros(len(positions), dtype=torch.int64),
+        positions=torch.tensor(positions),
+        block_tables=torch.tensor(tables),
+        slot_mapping=torch.tensor(mapping),
+        state_slots=torch.tensor(slots[:count]),
+        run_slots=torch.randperm(SLOTS)[:count],
+        logits_indices=torch.zeros(count, dtype=torch.int64),
+        spans=tuple(spans),
+        num_decodes=lengths.count(1),
+    )
+
+
+def _error(found: Tensor, truth: Tensor) -> float:
+    """Root of the mean square, as a share of the largest."""
+    wide = found.double() - truth.double()
+    return float(wide.square().mean().sqrt() / truth.abs().max().clamp(min=1e-3))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=12)
+@given(data=st.data())
+def test_kernels_are_as_right_as_the_mixer(kind: str, data: st.DataObject) -> None:
+    _agree(kind, Sizes(data))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=30)
+@given(data=st.data())
+def test_so_are_the_largest_that_kernels_have_room_for(kind: str, data: st.DataObject) -> None:
+    _agree(kind, Sizes(data, is_large=True))
+
+
+@torch.inference_mode()
+def _agree(kind: str, sizes: Sizes) -> None:
+    """What the definition loses in this dtype is allowed twice."""
+    config, dtype, step = KINDS[kind][0](sizes), sizes.one_of(*DTYPES), _step(sizes)
+    memory = _memory(config, dtype)
+    mixer = _mixer(config).to(dtype)
+    x = torch.randn(len(step.positions), config.hidden_size).to(dtype)
+    found = {}
+    for isa in compiled.isas():
+        compiled.use(isa)
+        cache = _copy(memory)
+        found[isa] = {"out": mixer(x, step, cache), **_tensors(cache)}
+    with without_kernels():
+        cache = _copy(memory)
+        usual = {"out": mixer(x, step, cache), **_tensors(cache)}
+        wide = _copy(memory, _memory(config, torch.float32))
+        exact = _mixer(config)
+        exact.load_state_dict(mixer.state_dict())
+        truth = {"out": exact(x.float(), step, wide), **_tensors(wide)}
+    for isa, tensors in found.items():
+        for name, tensor in tensors.items():
+            lost = _error(usual[name], truth[name])
+            assert _error(tensor, truth[name]) <= 2 * lost + DTYPES[dtype], (
+                isa,
+                name,
+                dtype,
+                config,
+            )
+
+
+@torch.inference_mode()
+def test_every_kernel_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kind runs what it is here to try."""
+    library, called = compiled.kernels(), set()
+
+    class Noted:
+        def __getattr__(self, name: str) -> object:
+            called.add(name.removeprefix("blazr_"))
+            return getattr(library, name)
+
+    monkeypatch.setattr(compiled, "kernels", Noted)
+    for sizes_of, expected in KINDS.values():
+        called.clear()
+        sizes = _Smallest()
+        config, step = sizes_of(sizes), _step(sizes)
+        x = torch.randn(len(step.positions), config.hidden_size)
+        _mixer(config)(x, step, _memory(config, torch.float32))
+        assert expected <= called
+
+
+class _Smallest(Sizes):
+    """The first of every choice."""
+
+    def __init__(self) -> None:
+        pass
+
+    def size(self, most: int = 140, *, limit: int = 0) -> int:
+        return min(most, 2)
+
+    def one_of(self, *choices: object) -> object:
+        return choices[0]
