@@ -10,12 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from blazr.core.gguf import Value
 from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, TensorInfo
+from blazr.nn.quant.gguf import GGML_TYPES
 
 HEADERS = Path(__file__).parent / "golden" / "headers"
 MADE = sorted(path.stem for path in HEADERS.glob("*.json"))
+_RECORDED = HEADERS / "recorded"
+NAMES: dict[str, dict[str, Any]] = json.loads((_RECORDED / "names.json").read_text())
+TOTALS: dict[str, dict[str, Any]] = json.loads((_RECORDED / "totals.json").read_text())
+RECORDED = sorted({path.stem for path in _RECORDED.glob("*.json")} - {"names", "totals"})
 
 Shapes = dict[str, tuple[int, ...]]
+Tensors = dict[str, tuple[str, tuple[int, ...]]]
 
 
 def names(pattern: str, *places: str) -> Iterator[str]:
@@ -44,59 +51,66 @@ class Recorded:
     """What was read of a published file.
 
     Args:
-        tensors: dtype and shape by name; no shape where only names were read.
+        tensors: dtype and shape by name.
         config: Its config.json.
-        header: The made header of the same model, or "".
+        made: The shapes of the made header of the same model, where there is one.
         says: Its own number of tensors, sum of parameters, or sum of bytes.
-        metadata: Of GGUF files.
         is_whole: Whether these are all its tensors.
+        is_gguf: Whether names are those of GGUF files.
     """
 
-    tensors: Mapping[str, tuple[str, tuple[int, ...] | None]]
+    tensors: Tensors
     config: dict[str, Any]
-    header: str
+    made: Shapes
     says: Mapping[str, int]
-    metadata: Mapping[str, Any]
     is_whole: bool
-
-    @property
-    def sums(self) -> dict[str, int]:
-        """What it should say of itself, by its names and shapes."""
-        shapes = [(dtype, math.prod(shape)) for dtype, shape in self.tensors.values() if shape is not None]
-        return {
-            "tensors": len(self.tensors),
-            "parameters": sum(count for _, count in shapes),
-            "bytes": sum(count * ELEMENT_TYPES[dtype][0] for dtype, count in shapes),
-        }
+    is_gguf: bool
 
 
 def recorded(model: str) -> Recorded:
     """A file of ``recorded/``; shapes that were not read are those of the made header."""
-    file = json.loads((HEADERS / "recorded" / f"{model}.json").read_text())
-    header = file.get("header", "")
-    config = made(header)[1] if header else {}
-    tensors = {
-        name: (dtype, None if shape is None else tuple(shape))
-        for pattern, dtype, shape, *places in file["tensors"]
-        for name in names(pattern, *places)
-    }
+    file = json.loads((_RECORDED / f"{model}.json").read_text())
+    shapes, config = made(file["header"]) if "header" in file else ({}, {})
     return Recorded(
-        tensors=tensors,
+        tensors={
+            name: (dtype, tuple(shapes[name] if shape is None else shape))
+            for pattern, dtype, shape, *places in file["tensors"]
+            for name in names(pattern, *places)
+        },
         config=config | file.get("config", {}),
-        header="" if "config" in file and "quantization_config" not in file["config"] else header,
+        made=shapes,
         says=file["says"],
-        metadata=file.get("metadata", {}),
         is_whole=file.get("whole", True),
+        is_gguf=file.get("gguf", False),
     )
 
 
+def size(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor."""
+    if dtype in ELEMENT_TYPES:
+        return ELEMENT_TYPES[dtype][0] * math.prod(shape)
+    kind = GGML_TYPES[dtype]
+    return math.prod(shape) // kind.length * kind.nbytes
+
+
+def sums(tensors: Tensors) -> dict[str, int]:
+    """What a file of these tensors says of itself."""
+    return {
+        "tensors": len(tensors),
+        "parameters": sum(math.prod(shape) for _, shape in tensors.values()),
+        "bytes": sum(size(dtype, shape) for dtype, shape in tensors.values()),
+    }
+
+
 def checkpoint(
-    tensors: Mapping[str, tuple[str, tuple[int, ...]]], config: dict[str, Any], **rest: Any
+    tensors: Tensors, config: dict[str, Any] | None, metadata: Mapping[str, Value] | None = None
 ) -> Checkpoint:
     """Headers alone."""
     file, position, found = Path("model.safetensors"), 0, {}
     for name, (dtype, shape) in tensors.items():
-        end = position + ELEMENT_TYPES[dtype][0] * math.prod(shape)
+        end = position + size(dtype, shape)
         found[name] = TensorInfo(name, dtype, shape, file, position, end)
         position = end
-    return Checkpoint(path=file, files={file: position}, tensors=found, config=config, **rest)
+    return Checkpoint(
+        path=file, files={file: position}, tensors=found, config=config, metadata=metadata or {}
+    )
