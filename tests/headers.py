@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from blazr.core.gguf import Value
 from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, TensorInfo
@@ -17,9 +16,12 @@ from blazr.nn.quant.gguf import GGML_TYPES
 HEADERS = Path(__file__).parent / "golden" / "headers"
 MADE = sorted(path.stem for path in HEADERS.glob("*.json"))
 _RECORDED = HEADERS / "recorded"
-NAMES: dict[str, dict[str, Any]] = json.loads((_RECORDED / "names.json").read_text())
-TOTALS: dict[str, dict[str, Any]] = json.loads((_RECORDED / "totals.json").read_text())
 RECORDED = sorted({path.stem for path in _RECORDED.glob("*.json")} - {"names", "totals"})
+
+NAMES: dict[str, set[str]] = {
+    model: set(row["names"])
+    for model, row in json.loads((_RECORDED / "names.json").read_text()).items()
+}
 
 Shapes = dict[str, tuple[int, ...]]
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
@@ -38,12 +40,41 @@ def names(pattern: str, *places: str) -> Iterator[str]:
         yield name
 
 
-def made(model: str) -> tuple[Shapes, dict[str, Any]]:
+def made(model: str) -> tuple[Shapes, dict[str, object]]:
     """The shapes that transformers' class makes of a published config, and that config."""
     header = json.loads((HEADERS / f"{model}.json").read_text())
     rows = header["tensors"]
     shapes = {n: tuple(shape) for pattern, shape, *at in rows for n in names(pattern, *at)}
     return shapes, header["config"]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What was read of a published file as a whole.
+
+    Args:
+        says: Its number of tensors, sum of parameters, or sum of bytes.
+        billions: Its bytes by two, rounded to a thousandth; 0 where they were not read.
+        beyond: Parameters in it that are not in the made header.
+        wide: Ends of names of tensors that are float32 in it.
+    """
+
+    says: dict[str, int]
+    billions: float = 0.0
+    beyond: int = 0
+    wide: tuple[str, ...] = ()
+
+
+def _totals(row: dict[str, object]) -> Totals:
+    said = {key: row.pop(key) for key in ("tensors", "parameters", "bytes") if key in row}
+    del row["source"]
+    return Totals(said, **{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()})  # type: ignore[arg-type]
+
+
+TOTALS = {
+    model: _totals(row)
+    for model, row in json.loads((_RECORDED / "totals.json").read_text()).items()
+}
 
 
 @dataclass(frozen=True)
@@ -57,14 +88,16 @@ class Recorded:
         says: Its own number of tensors, sum of parameters, or sum of bytes.
         is_whole: Whether these are all its tensors.
         is_gguf: Whether names are those of GGUF files.
+        layers: How many layers were read from the first on; 0 where all or others were.
     """
 
     tensors: Tensors
-    config: dict[str, Any]
+    config: dict[str, object]
     made: Shapes
     says: Mapping[str, int]
     is_whole: bool
     is_gguf: bool
+    layers: int
 
 
 def recorded(model: str) -> Recorded:
@@ -82,6 +115,7 @@ def recorded(model: str) -> Recorded:
         says=file["says"],
         is_whole=file.get("whole", True),
         is_gguf=file.get("gguf", False),
+        layers=file.get("layers", 0),
     )
 
 
@@ -103,7 +137,7 @@ def sums(tensors: Tensors) -> dict[str, int]:
 
 
 def checkpoint(
-    tensors: Tensors, config: dict[str, Any] | None, metadata: Mapping[str, Value] | None = None
+    tensors: Tensors, config: dict[str, object] | None, metadata: Mapping[str, Value] | None = None
 ) -> Checkpoint:
     """Headers alone."""
     file, position, found = Path("model.safetensors"), 0, {}
