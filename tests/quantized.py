@@ -206,6 +206,19 @@ def nvfp4(weight: Tensor) -> Encoded:
     return {**parts, "weight_global_scale": outer.reshape(1)}, whole
 
 
+def modelopt(weight: Tensor) -> Encoded:
+    """Source: published checkpoints of NVIDIA's Model Optimizer; scales are multiplied there."""
+    parts, _ = nvfp4(weight)
+    outer = 1 / parts["weight_global_scale"].squeeze()
+    numbers, scale = parts["weight_packed"], parts["weight_scale"]
+    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    codes = torch.stack((numbers & 15, numbers >> 4), -1).flatten(1).long()
+    whole = torch.cat((values, -values))[codes].unflatten(1, (-1, 16))
+    whole = (whole * (scale.float() * outer)[..., None]).flatten(1)
+    found = {"weight": numbers, "weight_scale": scale, "weight_scale_2": outer}
+    return {**found, "input_scale": torch.tensor(0.5)}, whole
+
+
 def scb(weight: Tensor) -> Encoded:
     largest = weight.abs().amax(1)
     codes = (weight / largest[:, None] * 127).round()
@@ -229,6 +242,8 @@ _BNB4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_t
 
 KINDS: dict[str, Kind] = {
     "compressed nvfp4": Kind(nvfp4, _compressed("nvfp4-pack-quantized", **_NVFP4)),
+    "modelopt nvfp4": Kind(modelopt, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    "modelopt fp8": Kind(fp8, {"quant_method": "modelopt", "quant_algo": "FP8"}),
     "fp8 per matrix": Kind(fp8, {"quant_method": "fp8", "activation_scheme": "static"}),
     "fp8 per block": Kind(
         lambda w: fp8(w, block=(128, 128), key="weight_scale_inv"),

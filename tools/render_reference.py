@@ -15,6 +15,7 @@ from dataclasses import MISSING, Field, fields
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
+from typing import Any
 
 import typer
 from typer.core import TyperArgument, TyperGroup, TyperOption
@@ -37,6 +38,11 @@ from blazr.server.routes import ROUTES
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE, GOLDEN = ROOT / "docs" / "reference", ROOT / "tests" / "golden"
+HEADERS = (
+    "Headers of releases are the names and shapes that transformers makes of their config.json. "
+    "The last column says what was read of published files, which are planned as they are, or "
+    "whose sums must be those of the made header."
+)
 NATIVE = (
     "What blazr runs with networks of its own, and what each was compared with. Every other causal "
     "language model that the transformers library knows runs "
@@ -265,10 +271,17 @@ def render_models() -> str:
     """Every family: what runs it, and what its network was compared with."""
     headers = _recorded("headers/*.json", _model_type)
     gguf = _recorded("gguf/converted/*.gguf.xz", lambda path: path.name.partition(".")[0])
+    published = _published()
     families = (
-        (f"`{name}`", "transformers: logits, greedy tokens", ", ".join(headers.get(name, ())))
+        (
+            f"`{name}`",
+            "transformers: logits, greedy tokens",
+            ", ".join(headers.get(name, ())),
+            "; ".join(f"{m}: {', '.join(what)}" for m, what in published.get(name, {}).items())
+            or "nothing",
+        )
         if name not in {"oxidizr", "gguf"}
-        else (f"`{name}`", ELSEWHERE[name], "")
+        else (f"`{name}`", ELSEWHERE[name], "", "")
         for name in FAMILIES
     )
     architectures = (
@@ -280,7 +293,16 @@ def render_models() -> str:
             "# Models",
             NATIVE,
             "## Families",
-            table(("family", "compared with", "headers of releases that plan"), families),
+            HEADERS,
+            table(
+                (
+                    "family",
+                    "compared with",
+                    "headers of releases that plan",
+                    "read of published files",
+                ),
+                families,
+            ),
             "## Architectures in GGUF",
             "Each was compared with transformers on files of llama.cpp's own converter.",
             table(("architecture", "files compared"), architectures),
@@ -299,6 +321,35 @@ def _recorded(pattern: str, key: Callable[[Path], str]) -> dict[str, list[str]]:
 
 def _model_type(path: Path) -> str:
     return str(json.loads(path.read_text(encoding="utf-8"))["config"]["model_type"])
+
+
+def _published() -> dict[str, dict[str, list[str]]]:
+    """What was read of published files, by family and model."""
+    read: dict[str, dict[str, list[str]]] = {}
+    recorded = GOLDEN / "headers" / "recorded"
+    for path in sorted(recorded.glob("*.json")):
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        models = rows if path.stem in {"names", "totals"} else {path.stem: rows}
+        for model, row in models.items():
+            header = row.get("header", model)
+            made = GOLDEN / "headers" / f"{header}.json"
+            kind = _model_type(made) if made.exists() else row["config"]["model_type"]
+            read.setdefault(kind, {}).setdefault(model, []).extend(_what(row))
+    return read
+
+
+def _what(row: dict[str, Any]) -> Iterator[str]:
+    said = row.get("says", row)
+    if "tensors" in row and isinstance(row["tensors"], list):
+        has_shapes = any(shape is not None for _, _, shape, *_ in row["tensors"])
+        part = "" if row.get("whole", True) else " of some layers"
+        yield f"names and shapes{part}" if has_shapes else f"names{part}"
+    elif "names" in row:
+        yield "names"
+    names = {"tensors": "number of tensors", "parameters": "parameters", "bytes": "bytes"}
+    yield from (words for key, words in names.items() if isinstance(said.get(key), int))
+    if "billions" in row:
+        yield "bytes, rounded"
 
 
 def _architecture(name: str) -> str:

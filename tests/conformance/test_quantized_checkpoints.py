@@ -130,6 +130,18 @@ def test_kernels_have_the_same_numbers(name: str, tmp_path: Path) -> None:
     assert (packed.matmul(x) - exact).norm() < 0.01 * exact.norm()
 
 
+@pytest.mark.parametrize("name", ["modelopt nvfp4", "modelopt fp8"])
+def test_model_optimizer_keeps_its_settings_beside(name: str, tmp_path: Path) -> None:
+    whole = write_matrix(name, tmp_path, 64, 96)
+    (tmp_path / "config.json").write_text("{}")
+    said = {"producer": {"name": "modelopt"}, "quantization": KINDS[name].config}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(said))
+    assert torch.equal(read_matrix(tmp_path).dequantize(torch.float32), whole)
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "W4A8_AWQ"}}')
+    with pytest.raises(ConfigError, match="quant_algo"):
+        open_checkpoint(tmp_path)
+
+
 @pytest.mark.usefixtures("reference_ops")
 @pytest.mark.parametrize("name", KINDS)
 def test_a_model_generates_what_its_numbers_do(name: str, tmp_path: Path) -> None:
@@ -175,6 +187,7 @@ def check_same_tokens(directory: Path) -> None:
 # What a file may hold or not, and the first tensor of each kind, whose shape the plan checks.
 OPTIONAL = {"g_idx", "weight_g_idx", "weight_zero_point", "weight_format"}
 FIRST = {"weight", "qweight", "weight_packed"}
+UNREAD = {"weight_format", "input_scale"}
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -183,7 +196,7 @@ def test_each_part_that_is_missing_or_of_another_shape_is_told(name: str, tmp_pa
     whole = load_file(tmp_path / "model.safetensors")
     for key in whole:
         end = key.removeprefix("a.")
-        if end in FIRST or end == "weight_format":
+        if end in FIRST | UNREAD:
             continue
         longer = torch.cat((whole[key].reshape(-1), whole[key].reshape(-1)))
         for changed in ({}, {key: longer}, {key: whole[key][None, None, None]}):
@@ -211,6 +224,7 @@ def test_each_part_that_is_missing_or_of_another_shape_is_told(name: str, tmp_pa
         ("compressed int4", {"sparsity_config": {"format": "sparse-24-bitmask"}}),
         ("compressed int4", {"transform_config": {"config_groups": {"u": {}}}}),
         ("compressed fp8", {"config_groups": 3}),
+        ("modelopt nvfp4", {"quant_algo": "W4A8_AWQ"}),
     ],
 )
 def test_settings_that_are_not_supported_are_told(

@@ -2,81 +2,166 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 import torch
 
-import tiny
+import headers
 from blazr.models.causal_lm import CausalLM
+from blazr.models.checkpoint.base import Checkpoint
+from blazr.models.checkpoint.quantized import join_quantized
+from blazr.models.config import ModelConfig
 from blazr.models.families import FAMILIES
 from blazr.models.families.detect import detect_family
-from blazr.models.loading.plan import plan_load
+from blazr.models.families.gguf_architectures import ARCHITECTURES
+from blazr.models.families.gguf_config import architecture_of, as_gguf, metadata_of
+from blazr.models.loading.plan import LoadPlan, plan_load
 
-HEADERS = Path(__file__).parent.parent / "golden" / "headers"
-MODELS = sorted(path.stem for path in HEADERS.glob("*.json"))
-RECORDED = json.loads((HEADERS / "recorded" / "names.json").read_text())
-# Names at the edges, which the recorded extracts may leave out.
+# Names at the edges, which extracts of names may leave out.
 EDGES = re.compile(r"lm_head|.*(embed_tokens|(?<!linear_attn\.)norm)\.weight")
 # What the network has no place for: images, and heads that predict further tokens.
 UNUSED = re.compile(r"(model\.)?(visual|vision_tower|multi_modal_projector|mtp)\.")
+# Published with the experts of a layer in one tensor; the library writes them apart.
+APART = {"Qwen3.5-35B-A3B"}
 
 
-def names(pattern: str, *places: str) -> Iterator[str]:
-    """``("layers.#.w", "0-1,3")`` to layers.0.w, layers.1.w, layers.3.w."""
-    choices = []
-    for place in places:
-        ends = [part.split("-") for part in place.split(",")]
-        choices.append([n for part in ends for n in range(int(part[0]), int(part[-1]) + 1)])
-    for numbers in itertools.product(*choices):
-        name = pattern
-        for number in numbers:
-            name = name.replace("#", str(number), 1)
-        yield name
+def derive(checkpoint: Checkpoint) -> ModelConfig:
+    return detect_family(checkpoint).derive(checkpoint).config
 
 
-def test_there_is_one_of_every_family() -> None:
-    configs = [json.loads((HEADERS / f"{model}.json").read_text())["config"] for model in MODELS]
-    parts = [config.get("text_config", config) for config in configs]
-    kinds = {config["model_type"] for config in (*configs, *parts)}
-    assert kinds == set(FAMILIES) - {"oxidizr", "gguf"}
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_a_released_model_is_planned_completely(model: str) -> None:
-    recorded = json.loads((HEADERS / f"{model}.json").read_text())
-    shapes = {
-        name: tuple(shape)
-        for pattern, shape, *places in recorded["tensors"]
-        for name in names(pattern, *places)
-    }
-    checkpoint = tiny.from_shapes(shapes, recorded["config"])
+def plan(checkpoint: Checkpoint, config: ModelConfig | None = None) -> tuple[LoadPlan, set[str]]:
+    """Where each tensor goes, and what the network needs."""
     family = detect_family(checkpoint)
-    assert family.name == recorded["config"]["model_type"]
-    derived = family.derive(checkpoint)
+    config = config or derive(checkpoint)
     with torch.device("meta"):
-        module = CausalLM(derived.config)
-    parameters = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    plan = plan_load(
+        module = CausalLM(config)
+    shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    found = plan_load(
         checkpoint.tensors,
-        parameters,
+        shapes,
         family.rules_of(checkpoint) if family.rules_of else family.rules,
         ignored=family.ignored,
         ignored_beginnings=family.unused(checkpoint) if family.unused else (),
     )
-    plan.check()
-    assert len(plan.steps) == len(parameters)
-    assert all(UNUSED.match(name) for name in plan.ignored)
+    return found, set(shapes)
 
 
-@pytest.mark.parametrize("model", RECORDED)
+def as_gguf_file(recorded: headers.Recorded) -> tuple[Checkpoint, ModelConfig]:
+    """The GGUF file, with what it must say of itself by its config.json; what that derives to.
+
+    Where only the first layers were read, a model of these.
+    """
+    made = headers.checkpoint({n: ("F32", s) for n, s in recorded.made.items()}, recorded.config)
+    config, family = derive(made), detect_family(made).name
+    name = architecture_of(family, config)
+    assert name is not None
+    row = ARCHITECTURES[name]
+    if recorded.layers:
+        config = replace(config, layers=config.layers[: recorded.layers])
+    target = as_gguf(config, row)
+    said = {f"{name}.{key}": value for key, value in metadata_of(target, row).items()}
+    metadata = {"general.architecture": name, **said}
+    embedding = {"token_embd.weight": ("F32", (config.vocab_size, config.hidden_size))}
+    return headers.checkpoint(embedding | recorded.tensors, None, metadata), target
+
+
+def test_there_is_one_of_every_family() -> None:
+    configs = [headers.made(model)[1] for model in headers.MADE]
+    parts = [text for config in configs if isinstance(text := config.get("text_config"), dict)]
+    kinds = {config["model_type"] for config in (*configs, *parts)}
+    assert kinds == set(FAMILIES) - {"oxidizr", "gguf"}
+
+
+@pytest.mark.parametrize("model", headers.MADE)
+def test_a_released_model_is_planned_completely(model: str) -> None:
+    shapes, config = headers.made(model)
+    checkpoint = headers.checkpoint({name: ("F32", shapes[name]) for name in shapes}, config)
+    assert detect_family(checkpoint).name == config["model_type"]
+    planned, needed = plan(checkpoint, derive(checkpoint))
+    planned.check()
+    assert len(planned.steps) == len(needed)
+    assert all(UNUSED.match(name) for name in planned.ignored)
+
+
+def is_beyond(name: str, layers: object) -> bool:
+    """Whether it is of images, or of a layer that predicts further tokens."""
+    return bool(UNUSED.match(name)) or name.startswith(f"model.layers.{layers}.")
+
+
+@pytest.mark.parametrize("model", headers.RECORDED)
+def test_a_published_file_is_planned_completely(model: str) -> None:
+    """The names, shapes and types that were read in it, its quantization and all."""
+    recorded = headers.recorded(model)
+    found = headers.sums(recorded.tensors)
+    assert {key: found[key] for key in recorded.says} == recorded.says
+    if recorded.is_gguf:
+        planned, needed = plan(*as_gguf_file(recorded))
+    else:
+        rest = {name: ("BF16", shape) for name, shape in recorded.made.items()}
+        tensors = recorded.tensors if recorded.is_whole else rest | recorded.tensors
+        planned, needed = plan(join_quantized(headers.checkpoint(tensors, recorded.config)))
+    if recorded.is_gguf and not recorded.is_whole:
+        assert {problem.kind for problem in planned.problems} == {"missing"}
+        assert planned.steps
+        return
+    planned.check()
+    assert len(planned.steps) == len(needed)
+    layers = recorded.config.get("num_hidden_layers")
+    assert all(is_beyond(name, layers) for name in planned.ignored)
+
+
+@pytest.mark.parametrize("model", sorted(set(headers.RECORDED) & set(headers.MADE) - APART))
+def test_what_is_made_is_what_was_published(model: str) -> None:
+    recorded, (shapes, _) = headers.recorded(model), headers.made(model)
+    if recorded.config.get("quantization_config"):
+        return
+    found = {n: shape for n, (_, shape) in recorded.tensors.items() if not UNUSED.match(n)}
+    expected = {name: shape for name, shape in shapes.items() if not UNUSED.match(name)}
+    assert found.items() <= expected.items()
+    assert not recorded.is_whole or found == expected
+
+
+@pytest.mark.parametrize("model", headers.TOTALS)
+def test_the_sums_are_those_of_the_published_files(model: str) -> None:
+    totals, (shapes, config) = headers.TOTALS[model], headers.made(model)
+    is_wide = config.get("torch_dtype") == "float32"
+    tensors = {
+        name: ("F32" if is_wide or name.endswith(totals.wide) else "BF16", shape)
+        for name, shape in shapes.items()
+    }
+    found = headers.sums(tensors)
+    found["parameters"] += totals.beyond
+    found["bytes"] += 2 * totals.beyond
+    assert {key: found[key] for key in totals.says} == totals.says
+    assert totals.says or totals.billions
+    assert not totals.billions or round(found["bytes"] / 2e9, 3) == totals.billions
+
+
+@pytest.mark.parametrize("model", headers.NAMES)
 def test_made_names_are_those_of_a_published_file(model: str) -> None:
-    made = json.loads((HEADERS / f"{model}.json").read_text())["tensors"]
-    names_ = {row[0] for row in made if not UNUSED.match(row[0])}
-    recorded = set(RECORDED[model]["names"])
-    assert recorded <= names_
-    assert all(EDGES.match(name) for name in names_ - recorded)
+    """Families of which only names were read, in models of other sizes."""
+    made = {re.sub(r"(?<=\.)\d+(?=\.)", "#", name) for name in headers.made(model)[0]}
+    made = {name for name in made if not UNUSED.match(name)}
+    recorded = headers.NAMES[model]
+    assert recorded <= made
+    assert all(EDGES.match(name) for name in made - recorded)
+
+
+def test_adapters_of_users_of_the_other_block_are_left() -> None:
+    shapes, config = headers.made("Zamba2-2.7B")
+    by = re.compile(r"(.*layers\.)(6|12)(\..*adapter_list\.)\d(\..*)")
+    adapters = {found for name in shapes if (found := by.fullmatch(name))}
+    every = {
+        f"{found[1]}{layer}{found[3]}{user}{found[4]}": shapes[found[0]]
+        for found in adapters
+        for layer in (6, 12)
+        for user in range(9)
+    }
+    assert len(every) == 36
+    tensors = {name: ("BF16", shape) for name, shape in (shapes | every).items()}
+    planned, needed = plan(headers.checkpoint(tensors, config))
+    planned.check()
+    assert len(planned.steps) == len(needed)
+    assert set(planned.ignored) == set(every) - set(shapes)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # Files of their own in which older writers keep the settings, and the method each means.
 _FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+# The same, of a writer whose tensors' names are those of plain ones.
+_MODELOPT = "hf_quant_config.json"
 # Read by the rules of the family that has it.
 _ELSEWHERE = {"mxfp4"}
 
@@ -57,6 +59,10 @@ def _settings(checkpoint: Checkpoint) -> Settings | None:
                 expected="an object",
             )
         return Settings({"quant_method": _guess(checkpoint), **raw})
+    path = checkpoint.directory / _MODELOPT
+    if path.exists():
+        said = Settings(read_json(path), _MODELOPT).section("quantization")
+        return Settings({**said.raw, "quant_method": "modelopt"}, _MODELOPT)
     if "qweight" not in {name.rpartition(".")[2] for name in checkpoint.tensors}:
         return None
     for name, method in _FILES.items():

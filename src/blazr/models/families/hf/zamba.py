@@ -80,17 +80,32 @@ def _rules_of(checkpoint: Checkpoint) -> RuleBook:
     return hf_rules({"input": "mixer_norm"}, [*_rules(), *more])
 
 
-def _copies(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Some files repeat the shared blocks in each layer that uses them."""
+def _unread(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Blocks repeated in each layer that uses them, and adapters of users of the other block."""
     part, count = ".shared_transformer.", ConfigReader(checkpoint.config).integer("num_mem_blocks")
     users = sorted(
         {name.partition(part)[0] for name in checkpoint.tensors if part in name}, key=_number
     )
-    return tuple(f"{user}{part}" for user in users[count.value if count else 1 :])
+    blocks = max(count.value, 1) if count else 1
+    owners = {_number(user): turn for turn, user in enumerate(users[:blocks])}
+    adapters = (found for name in checkpoint.tensors if (found := _ADAPTER.fullmatch(name)))
+    return (
+        *(f"{user}{part}" for user in users[blocks:]),
+        *(each[0] for each in adapters if _is_of_another(each, owners, blocks)),
+    )
+
+
+def _is_of_another(adapter: re.Match[str], owners: Mapping[int, int], blocks: int) -> bool:
+    """The blocks take turns: the one of an adapter follows from its number."""
+    turn = owners.get(_small(adapter[1]))
+    return turn is not None and _small(adapter[3]) % blocks != turn
 
 
 def _number(name: str) -> int:
-    number = name.rpartition(".")[2]
+    return _small(name.rpartition(".")[2])
+
+
+def _small(number: str) -> int:
     return int(number) if number.isdecimal() and number.isascii() and len(number) < 9 else 0
 
 
@@ -171,7 +186,7 @@ ZAMBA2 = hf_family(
         defaults={"rms_norm_eps": 1e-5, "hidden_act": "gelu", "mamba_d_state": 64},
         layer=_layer,
         prepare=_config,
-        unused=_copies,
+        unused=_unread,
         says_nothing=(
             *TRAINING,
             *("attention_head_dim", "attention_hidden_size", "hybrid_layer_ids", "kv_channels"),

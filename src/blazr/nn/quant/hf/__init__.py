@@ -23,6 +23,7 @@ SCHEMES: Table[Scheme] = Table(
         "gptq": _MODULE + "gptq:GPTQ",
         "awq": _MODULE + "awq:AWQ",
         "compressed-tensors": _MODULE + "compressed_tensors:COMPRESSED_TENSORS",
+        "modelopt": _MODULE + "modelopt:MODELOPT",
         "bitsandbytes": _MODULE + "bitsandbytes:BITSANDBYTES",
     },
 )

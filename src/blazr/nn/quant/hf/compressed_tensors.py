@@ -28,6 +28,7 @@ from torch import Tensor
 from blazr.core.errors import CheckpointError
 from blazr.nn.quant.hf.bits import WORD, span, unpack
 from blazr.nn.quant.hf.fp8 import FLOATS, SCALES, fp8_layout
+from blazr.nn.quant.hf.nvfp4 import nvfp4_layout
 from blazr.nn.quant.hf.scheme import (
     MAX_SIZE,
     Grid,
@@ -47,8 +48,6 @@ _FORMATS = (
     *("pack-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized"),
     *("naive-quantized", "dense"),
 )
-_NVFP4_GROUP = 16
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 class CompressedLayout(GridLayout):
@@ -102,31 +101,18 @@ class CompressedLayout(GridLayout):
         return values.expand(self.shape[0], -1)[rows]
 
 
-class Nvfp4Layout(Layout):
-    """Four-bit floats with an eight-bit scale for 16 columns, and one for the whole matrix."""
-
-    def decode(self, parts: Mapping[str, Tensor], rows: slice) -> Tensor:
-        """See `Layout.decode`."""
-        packed = parts["weight_packed"][rows]
-        codes = torch.stack((packed & 15, packed >> 4), -1).flatten(1).int()
-        table = torch.tensor((*_E2M1, *(-each for each in _E2M1)), device=packed.device)
-        scales = parts["weight_scale"][rows].float() / parts["weight_global_scale"].float()
-        return table[codes] * scales.repeat_interleave(_NVFP4_GROUP, 1)
-
-
-def _nvfp4(parts: Parts) -> Layout:
-    rows, half = need(parts, "weight_packed", ("U8",), 2)
-    agree(parts, need(parts, "weight_global_scale", SCALES, 1), (1,), "weight_global_scale")
-    scales = need(parts, "weight_scale", ("F8_E4M3",), 2)
-    agree(parts, (rows, 2 * half), (scales[0], scales[1] * _NVFP4_GROUP), "groups of 16")
-    return Nvfp4Layout("compressed-nvfp4", (rows, 2 * half))
-
-
 def _layout(settings: Settings, parts: Parts, read: Read) -> Layout | None:
     _check(settings)
     if "weight_packed" in parts:
-        is_nvfp4 = parts["weight_packed"].dtype == "U8"
-        return _nvfp4(parts) if is_nvfp4 else _packed(parts, read)
+        if parts["weight_packed"].dtype != "U8":
+            return _packed(parts, read)
+        return nvfp4_layout(
+            parts,
+            "compressed-nvfp4",
+            numbers="weight_packed",
+            whole="weight_global_scale",
+            divides=True,
+        )
     if parts["weight"].dtype in FLOATS:
         return fp8_layout(parts, "weight_scale", _block(settings))
     if parts["weight"].dtype != "I8":

@@ -1,0 +1,42 @@
+"""NVIDIA's Model Optimizer: NVFP4 and float8, in one checkpoint or the other.
+
+    NVFP4  weight          uint8, (out, in / 2)
+           weight_scale    float8, (out, in / 16)
+           weight_scale_2  one number that the scales are multiplied by
+    FP8    weight          float8, (out, in)
+           weight_scale    one number, or (out, 1)
+
+Which matrices are which is seen by their types: a checkpoint may hold both, and plain ones.
+Settings lie in config.json, or in ``hf_quant_config.json``.
+
+Source: checkpoints of its export for Hugging Face.
+"""
+
+from __future__ import annotations
+
+from blazr.nn.quant.hf.fp8 import FLOATS, fp8_layout
+from blazr.nn.quant.hf.nvfp4 import nvfp4_layout
+from blazr.nn.quant.hf.scheme import Layout, Parts, Read, Scheme, Settings
+
+_ALGORITHMS = ("NVFP4", "FP8", "MIXED_PRECISION")
+
+
+def _layout(settings: Settings, parts: Parts, read: Read) -> Layout | None:
+    del read
+    if settings.text("quant_algo", _ALGORITHMS[0]).upper() not in _ALGORITHMS:
+        raise settings.wrong("quant_algo", ", ".join(_ALGORITHMS))
+    if parts["weight"].dtype in FLOATS:
+        return fp8_layout(parts, "weight_scale", None)
+    if parts["weight"].dtype != "U8":
+        return None
+    return nvfp4_layout(
+        parts, "modelopt-nvfp4", numbers="weight", whole="weight_scale_2", divides=False
+    )
+
+
+MODELOPT = Scheme(
+    mains=("weight",),
+    others=("weight_scale", "weight_scale_2"),
+    layout=_layout,
+    ignored=("input_scale", "output_scale", "k_scale", "v_scale", "q_scale", "k_bias", "v_bias"),
+)

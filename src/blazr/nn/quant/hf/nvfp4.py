@@ -1,0 +1,67 @@
+"""NVFP4: four-bit floats, an eight-bit float scale for 16 columns, one number for the matrix.
+
+    numbers  uint8, (out, in / 2), the first of two in the lower half
+    scales   float8 E4M3, (out, in / 16)
+    whole    float32, one number
+
+Source: the descriptions of compressed-tensors and of NVIDIA's Model Optimizer, which write it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from blazr.nn.quant.hf.fp8 import SCALES
+from blazr.nn.quant.hf.scheme import Layout, Parts, agree, need
+
+_GROUP = 16
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+class Nvfp4Layout(Layout):
+    """See the module.
+
+    Args:
+        name: Method and width, for people.
+        shape: (out, in).
+        numbers: Which part holds the numbers.
+        whole: Which holds the number for the matrix.
+        divides: Whether scales are divided by that, not multiplied.
+    """
+
+    def __init__(
+        self, name: str, shape: tuple[int, int], *, numbers: str, whole: str, divides: bool
+    ) -> None:
+        super().__init__(name, shape)
+        self.numbers = numbers
+        self.whole = whole
+        self.divides = divides
+
+    def decode(self, parts: Mapping[str, Tensor], rows: slice) -> Tensor:
+        """See `Layout.decode`."""
+        packed = parts[self.numbers][rows]
+        codes = torch.stack((packed & 15, packed >> 4), -1).flatten(1).int()
+        table = torch.tensor((*_E2M1, *(-each for each in _E2M1)), device=packed.device)
+        scales, whole = parts["weight_scale"][rows].float(), parts[self.whole].float()
+        scales = scales / whole if self.divides else scales * whole
+        return table[codes] * scales.repeat_interleave(_GROUP, 1)
+
+
+def nvfp4_layout(
+    parts: Parts, name: str, *, numbers: str, whole: str, divides: bool
+) -> Nvfp4Layout:
+    """The layout of a matrix by the shapes of its tensors; see `Nvfp4Layout` for the arguments.
+
+    Raises:
+        CheckpointError: They do not fit each other.
+    """
+    rows, half = need(parts, numbers, ("U8",), 2)
+    factor = parts.get(whole)
+    single = need(parts, whole, SCALES, len(factor.shape) if factor else 0)
+    agree(parts, single or (1,), (1,), f"{whole}:")
+    scales = need(parts, "weight_scale", ("F8_E4M3",), 2)
+    agree(parts, (rows, 2 * half), (scales[0], scales[1] * _GROUP), "groups of 16")
+    return Nvfp4Layout(name, (rows, 2 * half), numbers=numbers, whole=whole, divides=divides)
