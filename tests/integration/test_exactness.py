@@ -129,7 +129,7 @@ class Network:
         return lab.answer(asked)
 
     def check(self, batch: int, chunk: int, threads: int, *, replay: bool) -> bool:
-        """Ask all together; every answer must be the one given alone. Whether steps were recorded."""
+        """Ask all together, for the answers given alone; says whether steps were recorded."""
         prompts = prompts_of(batch, chunk)
         lengths = [8 + index % 5 for index in range(batch)]
         expected = list(map(self.alone, prompts, lengths))

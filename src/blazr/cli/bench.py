@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -46,6 +46,13 @@ _ROWS = (
 )
 
 
+_HTTP = """\
+{model}, {concurrency} streams, of a core for 1,000 tokens a second:
+  text {text_core_percent_per_1000_tokens_per_s:.1f} %
+  HTTP {http_core_percent_per_1000_tokens_per_s:.1f} %
+the first token, {engine_ttft_ms:.1f} ms: over HTTP {http_ttft_later_ms:.1f} ms later"""
+
+
 def bench(  # noqa: PLR0913  (one argument per flag)
     model_argument: options.ModelArgument = None,
     *,
@@ -58,7 +65,10 @@ def bench(  # noqa: PLR0913  (one argument per flag)
         str | None,
         typer.Option("--vs", help="llama.cpp, transformers: run a model in both, by turns."),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of each, with --vs.")] = 5,
+    http: Annotated[
+        bool, typer.Option("--http", help="What HTTP costs: without and with it, by turns.")
+    ] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns, with --vs and --http.")] = 5,
     workload: Annotated[
         Path | None, typer.Option(help="Requests from a file of JSON lines.")
     ] = None,
@@ -101,6 +111,15 @@ def bench(  # noqa: PLR0913  (one argument per flag)
         )  # fmt: skip
         _keep(report, history)
         _show_against(report, as_json=as_json)
+        return
+    if http:
+        at_once = max(level or 0 for level in _parse_levels(concurrency or "64"))
+        report = _run_http(
+            model=name, concurrency=at_once, requests=requests or 4 * at_once, rounds=rounds,
+            prompt_tokens=prompt_tokens, output_tokens=output_tokens, seed=seed,
+        )  # fmt: skip
+        _keep(report, history)
+        print(json.dumps(report, indent=2) if as_json else _HTTP.format_map(report))
         return
     ask = Ask(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
     asks = read_workload(workload, ask) if workload else [ask]
@@ -172,6 +191,14 @@ def _run_against(
     torch.set_num_threads(threads or torch.get_num_threads())
     facts, results = compare(rival, path, levels=[level for level in levels if level], **work)
     return {**origin(), **facts, "results": results}
+
+
+def _run_http(**settings: Any) -> dict[str, object]:
+    """The report of what HTTP costs."""
+    from blazr.bench.report import origin
+    from blazr.cli.http_overhead import Settings, compare
+
+    return {**origin(), **compare(Settings(**settings))}
 
 
 def _show_against(report: _Figures, *, as_json: bool) -> None:

@@ -9,19 +9,16 @@ from contextlib import contextmanager
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """While a process imports and makes what it keeps, look for no cycles among it, nor later.
+    """While a process of ours makes what it keeps, look for no cycles in it, nor later.
 
-    A full search goes through everything torch has made, a tenth of a second. For a process of
-    ours, not for a user's: what is frozen is only found again after `unload`.
+    A search goes through all that torch has made, a tenth of a second. Only `unload` ends this.
     """
-    was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        if was_on:
-            gc.enable()
+        gc.enable()
 
 
 def unload() -> None:

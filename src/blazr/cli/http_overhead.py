@@ -1,6 +1,4 @@
-"""What a token costs in text and over HTTP, beside what it costs the engine.
-
-python benchmarks/http_overhead.py [--model nano] [--concurrency 64] [--history FILE]
+"""``blazr bench --http``: what text and HTTP cost a token, beside what it costs the engine.
 
 The same requests are run three times, each in a process of its own: by the engine in token ids,
 with text around it, and by a server for a client in another process. What is compared is the
@@ -13,13 +11,13 @@ what the first token takes longer is the median difference of neighbours.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 from statistics import median
@@ -30,7 +28,6 @@ import torch
 from blazr.bench.load import Record, Target, drive
 from blazr.bench.offline import EngineTarget
 from blazr.bench.online import connect
-from blazr.bench.report import origin
 from blazr.bench.workload import Ask, Workload
 from blazr.engine.config import EngineConfig
 from blazr.engine.outputs import TokenOutput
@@ -49,6 +46,31 @@ from blazr.text.events import TextDelta
 ROLES = ("engine", "text", "http")
 PAIRED = "paired"
 PAIRED_TOKENS = 8
+_SINGLES = 40  # pairs of single requests
+_MEMORY = "256MiB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What is run.
+
+    Args:
+        model: To serve.
+        concurrency: Requests at once.
+        requests: In all.
+        prompt_tokens: Of each.
+        output_tokens: Of each.
+        rounds: Of everything; the best of each is kept.
+        seed: Of the prompts.
+    """
+
+    model: str
+    concurrency: int
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    rounds: int
+    seed: int
 
 
 class TextTarget:
@@ -72,57 +94,55 @@ class TextTarget:
         return {}
 
 
-async def measure(
-    target: Target, args: argparse.Namespace, cpu: Callable[[], float]
-) -> dict[str, float]:
+async def measure(target: Target, settings: Settings, cpu: Callable[[], float]) -> dict[str, float]:
     """Processor time per token of many requests at once."""
     work = Workload(
-        asks=[Ask(prompt_tokens=args.prompt_tokens, output_tokens=args.output_tokens)],
-        seed=args.seed,
+        asks=[Ask(prompt_tokens=settings.prompt_tokens, output_tokens=settings.output_tokens)],
+        seed=settings.seed,
     )
 
     async def run(count: int, at_once: int, salt: str) -> list[Record]:
         asks = work.draw(count, vocab_size=target.vocab_size, salt=salt)
         return await drive(target, asks, at_once, salt=salt)
 
-    await run(args.concurrency, args.concurrency, "warmup")
+    await run(settings.concurrency, settings.concurrency, "warmup")
     before_s = cpu()
-    records = await run(args.requests, args.concurrency, "many")
+    records = await run(settings.requests, settings.concurrency, "many")
     spent_s = cpu() - before_s
     tokens = sum(each.output_tokens for each in records)
     wall_s = max(each.end_s for each in records) - min(each.arrival_s for each in records)
     errors = [each.error for each in records if each.error]
     assert not errors, errors[0]
     return {
-        # 1,000 tokens a second at this price are a tenth of a percent of a core a microsecond
         "loop_us_per_token": 1e6 * spent_s / tokens,
         "tokens_per_s": tokens / wall_s,
     }
 
 
-def open_core(args: argparse.Namespace) -> TextEngine:
+def open_core(settings: Settings) -> TextEngine:
+    """The model, with one thread to compute."""
     torch.set_num_threads(1)
-    config = EngineConfig(max_running=args.concurrency, memory=args.memory)
-    return open_model(args.model, engine=config)
+    config = EngineConfig(max_running=settings.concurrency, memory=_MEMORY)
+    return open_model(settings.model, engine=config)
 
 
-def in_process(args: argparse.Namespace) -> None:
+def in_process(settings: Settings, *, with_text: bool) -> None:
     """Print the figures of the engine, or of the text around it."""
-    core = open_core(args)
+    core = open_core(settings)
     target: Target = TextTarget(AsyncLLM(core))
-    if args.role == "engine":
+    if not with_text:
         target = EngineTarget(core.engine, vocab_size=core.info.vocab_size)
     try:
-        print(json.dumps(asyncio.run(measure(target, args, thread_time))))
+        print(json.dumps(asyncio.run(measure(target, settings, thread_time))))
     finally:
         core.close()
 
 
-def serve(args: argparse.Namespace) -> None:
+def serve(settings: Settings) -> None:
     """Serve until nobody holds the other end of our input; print the address."""
     config = ServerConfig(host="127.0.0.1", port=0)
     sock = listen(config)
-    models = Models.of(AsyncLLM(open_core(args)), config)
+    models = Models.of(AsyncLLM(open_core(settings)), config)
     print(address_of(sock), flush=True)
     server = make_server(build_app(models), models)
 
@@ -136,18 +156,18 @@ def serve(args: argparse.Namespace) -> None:
     models.close()
 
 
-def pair(args: argparse.Namespace) -> None:
+def pair(settings: Settings) -> None:
     """Print by how much the first token comes later over HTTP, milliseconds."""
     config = ServerConfig(host="127.0.0.1", port=0)
     sock = listen(config)
-    core = open_core(args)
+    core = open_core(settings)
     models = Models.of(AsyncLLM(core), config)
     server = make_server(build_app(models), models)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
     thread.start()
     connection = HTTPConnection("127.0.0.1", sock.getsockname()[1])
-    work = Workload(asks=[Ask(prompt_tokens=args.prompt_tokens)], seed=args.seed)
-    asks = work.draw(2 * args.singles, vocab_size=core.info.vocab_size, salt="paired")
+    work = Workload(asks=[Ask(prompt_tokens=settings.prompt_tokens)], seed=settings.seed)
+    asks = work.draw(2 * _SINGLES, vocab_size=core.info.vocab_size, salt="paired")
     times = [
         (over_socket if i % 2 else straight)(ask.prompt_ids, core, connection)
         for i, ask in enumerate(asks)
@@ -188,7 +208,7 @@ def over_socket(ids: tuple[int, ...], _: TextEngine, connection: HTTPConnection)
     return took_s
 
 
-def over_http(args: argparse.Namespace, line: list[str]) -> dict[str, float]:
+def over_http(settings: Settings, line: list[str]) -> dict[str, float]:
     """The figures of a server in another process."""
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
@@ -201,7 +221,7 @@ def over_http(args: argparse.Namespace, line: list[str]) -> dict[str, float]:
 
         async def run() -> dict[str, float]:
             async with connect(url, model=None, api_key="") as target:
-                return await measure(target, args, cpu)
+                return await measure(target, settings, cpu)
 
         found = asyncio.run(run())
         assert child.stdin is not None
@@ -216,58 +236,50 @@ def run_child(line: list[str]) -> dict[str, float]:
     return found
 
 
-def _best(key: str) -> Callable[[Iterable[float]], float]:
-    return max if key == "tokens_per_s" else min
-
-
-def main() -> None:
-    """Read the command line, run everything, print and perhaps keep the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--role", choices=(*ROLES, PAIRED), help=argparse.SUPPRESS)
-    parser.add_argument("--model", default="nano")
-    parser.add_argument("--concurrency", type=int, default=64)
-    parser.add_argument("--requests", type=int, default=256)
-    parser.add_argument("--singles", type=int, default=40)
-    parser.add_argument("--prompt-tokens", type=int, default=32)
-    parser.add_argument("--output-tokens", type=int, default=128)
-    parser.add_argument("--memory", default="256MiB")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--history", type=Path)
-    args = parser.parse_args()
-    if args.role is not None:
-        {"http": serve, PAIRED: pair}.get(args.role, in_process)(args)
-        return
+def compare(settings: Settings) -> dict[str, object]:
+    """Run everything, and say what it comes to: see `summary`."""
     paired = []
     found: dict[str, list[dict[str, float]]] = {role: [] for role in ROLES}
-    for _ in range(args.rounds):
+    for _ in range(settings.rounds):
         for role in ROLES:
-            line = [sys.executable, __file__, *sys.argv[1:], "--role", role]
-            if role == "http":
-                found[role].append(over_http(args, line))
-            else:
-                found[role].append(run_child(line))
-        paired.append(run_child([sys.executable, __file__, *sys.argv[1:], "--role", PAIRED]))
-    figures = {
-        # other work on the machine only ever adds
-        role: {key: _best(key)(each[key] for each in rounds) for key in rounds[0]}
-        for role, rounds in found.items()
+            line = _child(role, settings)
+            found[role].append(over_http(settings, line) if role == "http" else run_child(line))
+        paired.append(run_child(_child(PAIRED, settings)))
+    return {**asdict(settings), **summary(found, paired)}
+
+
+def _child(role: str, settings: Settings) -> list[str]:
+    return [sys.executable, "-m", "blazr.cli.http_overhead", role, json.dumps(asdict(settings))]
+
+
+def summary(
+    found: Mapping[str, Sequence[Mapping[str, float]]], paired: Sequence[Mapping[str, float]]
+) -> dict[str, object]:
+    """The best of each figure's rounds, since other work on the machine only ever adds."""
+    cpu = {
+        role: min(each["loop_us_per_token"] for each in rounds) for role, rounds in found.items()
     }
-    cpu = {role: figures[role]["loop_us_per_token"] / 10 for role in ROLES}
-    report = {
-        **origin(),
-        "model": args.model,
-        "concurrency": args.concurrency,
-        "figures": figures,
-        "http_core_percent_per_1000_tokens_per_s": cpu["http"] - cpu["text"],
-        "text_core_percent_per_1000_tokens_per_s": cpu["text"] - cpu["engine"],
+    rates = {role: max(each["tokens_per_s"] for each in rounds) for role, rounds in found.items()}
+    return {
+        "loop_us_per_token": cpu,
+        "tokens_per_s": rates,
+        # a microsecond a token is a tenth of a percent of a core at 1,000 tokens a second
+        "http_core_percent_per_1000_tokens_per_s": (cpu["http"] - cpu["text"]) / 10,
+        "text_core_percent_per_1000_tokens_per_s": (cpu["text"] - cpu["engine"]) / 10,
         "engine_ttft_ms": min(each["engine_ms"] for each in paired),
         "http_ttft_later_ms": min(each["http_later_ms"] for each in paired),
     }
-    print(json.dumps(report, indent=2))
-    if args.history:
-        with args.history.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(report) + "\n")
+
+
+def main() -> None:
+    """One of the processes: a role, and the settings as JSON."""
+    role, settings = sys.argv[1], Settings(**json.loads(sys.argv[2]))
+    if role == "http":
+        serve(settings)
+    elif role == PAIRED:
+        pair(settings)
+    else:
+        in_process(settings, with_text=role == "text")
 
 
 if __name__ == "__main__":
