@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from blazr.models.families import FAMILIES
 from blazr.models.families.detect import detect_family
 from blazr.models.loading.load import LoadedModel, load, plan_model
 from blazr.nn.device import resolve_device
+from blazr.nn.layers.mamba2 import Mamba2Config
 from hybrids import classic_layers
 from networks import VOCAB, Lab
 from references import CASES, reference_logits, rewrite_config, save_reference
@@ -242,3 +244,18 @@ def test_the_language_model_of_one_that_sees(kind: str, layout: str, tmp_path: P
         found = ours.forward_sequences(torch.tensor([ids]))[0]
     assert (found - reference_logits(theirs, ids)).abs().max() < TOLERANCE
     assert any("images" in warning for warning in plan_model(str(tmp_path)).derivation.warnings)
+
+
+def test_nemotron_cuts_steps_off_where_the_library_wrote_it(tmp_path: Path) -> None:
+    """Its class has a least step; the code of releases, and the kernels of their training, none."""
+    kind, changes = CASES["nemotron_h"]
+    theirs = save_reference(kind, tmp_path, seed=3, changes={**changes, "time_step_min": 0.3})
+    ours = load(str(tmp_path), device=CPU, dtype="float32")
+    ids = tokens_of(20, seed=1)
+    with torch.inference_mode():
+        found = ours.module.forward_sequences(torch.tensor([ids]))[0]
+    assert (found - reference_logits(theirs, ids)).abs().max() < TOLERANCE
+    rewrite_config(tmp_path, transformers_version="4.55.4")
+    mixer = plan_model(str(tmp_path)).derivation.config.layers[0].mixer
+    assert isinstance(mixer, Mamba2Config)
+    assert mixer.dt_limits == (0.0, math.inf)

@@ -30,6 +30,8 @@ from blazr.nn.layers.short_conv import ShortConvConfig
 
 # Metadata are float32.
 _CLOSE = 1e-6
+# Readers of GGUF files have no least step; converters leave out the usual one of the library.
+_LEAST_STEP = 0.001
 # How Qwen 3.5 cuts channels between places in text and in images; text has one place.
 _SECTIONS = [11, 11, 10, 0]
 _ATTENDS = (AttentionConfig, DeepseekMlaConfig)
@@ -105,12 +107,18 @@ def _mixer(mixer: MixerConfig, row: Architecture, eps: float) -> MixerConfig:
             return replace(mixer, rope=mixer.rope and _rope(mixer.rope), apart=True)
         case GatedDeltaConfig() if not isinstance(mixer, KimiDeltaConfig):
             return replace(mixer, grouped=False, grouped_gates=not row.tiled, tiled=row.tiled)
-        case Mamba1Config() if mixer.inner_norms == "none":
-            return replace(mixer, norm_eps=eps)
         case ParallelMixerConfig():
             return ParallelMixerConfig(tuple(_part(part, row, eps) for part in mixer.parts))
         case _:
-            return mixer
+            return _state_space(mixer, eps)
+
+
+def _state_space(mixer: MixerConfig, eps: float) -> MixerConfig:
+    if isinstance(mixer, Mamba1Config) and mixer.inner_norms == "none":
+        return replace(mixer, norm_eps=eps)
+    if isinstance(mixer, Mamba2Config) and mixer.dt_limits == (_LEAST_STEP, math.inf):
+        return replace(mixer, dt_limits=(0.0, math.inf))
+    return mixer
 
 
 def _part(part: ParallelPart, row: Architecture, eps: float) -> ParallelPart:

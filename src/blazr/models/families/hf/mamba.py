@@ -74,6 +74,8 @@ _NEMOTRON_KEYS = replace(
     _MAMBA2_KEYS, heads="mamba_num_heads", head_dim="mamba_head_dim", states="ssm_state_size"
 )
 _NEMOTRON_TYPES = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
+_LIBRARY_HAS_IT = 5  # the first version of transformers with a class of its own
+_LEAST_STEP = 0.001
 _NEMOTRON_OLD = {
     "mamba_n_groups": "n_groups",
     "mamba_d_conv": "conv_kernel",
@@ -95,7 +97,18 @@ def _nemotron_config(own: Mapping[str, object]) -> dict[str, object]:
     for old, new in _NEMOTRON_OLD.items():
         if old in changed:
             changed.setdefault(new, changed.pop(old))
+    if _is_of_the_library(own):
+        changed["time_step_limit"] = [changed.get("time_step_min", _LEAST_STEP), "Infinity"]
     return changed
+
+
+def _is_of_the_library(own: Mapping[str, object]) -> bool:
+    """Whether transformers' own class wrote it: that one cuts steps off at ``time_step_min``.
+
+    The code that releases come with, and the kernels they were trained with, do not.
+    """
+    version = str(own.get("transformers_version", "")).partition(".")[0]
+    return version.isdecimal() and version.isascii() and int(version[:9]) >= _LIBRARY_HAS_IT
 
 
 def _nemotron_experts(reading: Reading) -> FeedForwardConfig:
