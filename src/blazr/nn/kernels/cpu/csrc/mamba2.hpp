@@ -25,6 +25,7 @@ namespace {
 template <class T>
 struct Mamba2Of {
   static constexpr int64_t kGrid = 64, kMaxP = kMaxHeadDim, kMaxN = kMaxStateSize;
+  static constexpr int64_t kAhead = 1024;  // numbers of a state that memory fetches meanwhile
 
   // Where a sequence's row at distance t from this step's first token lies, before convolution.
   struct Before {
@@ -92,12 +93,22 @@ struct Mamba2Of {
     }
     void read_maps() {
       const int64_t group = head / (call.heads / call.groups);
+      const int64_t first = call.inner() + group * call.state_size;
+      for (int64_t r = 0; r < rows; r++) {
+        fetch(row(r) + first, call.state_size);
+        fetch(row(r) + head * call.head_dim, call.head_dim);
+      }
       for (int64_t r = 0; r < rows; r++)
-        widen(row(r) + call.inner() + group * call.state_size, call.state_size, wide_n(), b + r * wide_n());
+        widen(row(r) + first, call.state_size, wide_n(), b + r * wide_n());
+    }
+    // A few numbers of each row, which memory would not foresee.
+    static void fetch(const T* from, int64_t n) {
+      for (int64_t i = 0; i < n; i += 64 / int64_t(sizeof(T))) __builtin_prefetch(from + i);
     }
     void read_head(int64_t h) {
       float sum = 0;
       for (int64_t r = 0; r < rows; r++) {
+        fetch(row(r) + (h + 1) * call.head_dim, call.head_dim);
         widen(row(r) + h * call.head_dim, call.head_dim, wide_p(), x + r * wide_p());
         dt[r] = step(r, h);
         total[r] = sum += dt[r] * call.a[h];
@@ -134,7 +145,9 @@ struct Mamba2Of {
           for (int k = 0; k < Tokens; k++) cs[k] = load16(c + k * n + j);
 #pragma GCC unroll 4
           for (int q = 0; q < 4; q++) {
-            const Lanes held = load16(state + (i + q) * n + j);
+            const float* at = state + (i + q) * n + j;
+            if (Tokens == 1) __builtin_prefetch(at + kAhead);
+            const Lanes held = load16(at);
 #pragma GCC unroll 4
             for (int k = 0; k < Tokens; k++) sums[k][q] = fma16(held, cs[k], sums[k][q]);
           }
@@ -191,7 +204,9 @@ struct Mamba2Of {
     const int64_t n = now.wide_n(), total = span.log_length + span.length;
     float states[kHeadsTogether][kMaxP * kMaxN];
     float c[kGrid * kMaxN], similar[kGrid * kGrid];
-    for (int64_t h = h0; h < h1; h++) read_state(call, span.state_slot, h, states[h - h0]);
+    // where no interval ends the state stays as it is, and is read where it lies
+    const bool stays = total < kGrid && n == call.state_size && now.wide_p() == call.head_dim;
+    for (int64_t h = h0; h < h1 && !stays; h++) read_state(call, span.state_slot, h, states[h - h0]);
     for (; now.low < total; now.low += kGrid) {
       now.rows = smaller(kGrid, total - now.low);
       const int64_t known = larger(span.log_length - now.low, 0);
@@ -205,7 +220,7 @@ struct Mamba2Of {
       const int64_t slot = wanted(call, span, now.low + now.rows - span.log_length);
       for (int64_t h = h0; h < h1; h++) {
         now.read_head(h);
-        float* state = states[h - h0];
+        const float* state = stays ? state_of(call, span.state_slot, h) : states[h - h0];
         const auto y = [&](int64_t t) {
           const int64_t token = span.first + now.low + t - span.log_length;
           return call.y + (token * call.heads + h) * call.head_dim;
@@ -216,8 +231,8 @@ struct Mamba2Of {
         for (; t < now.rows; t++)
           now.template outputs<1>(t, c + t * n, similar + t * kGrid, state, call.d[h], y(t));
         if (now.rows < kGrid) continue;
-        now.advance(state);
-        if (slot >= 0) write_state(call, slot, h, state);
+        now.advance(states[h - h0]);
+        if (slot >= 0) write_state(call, slot, h, states[h - h0]);
       }
     }
   }
@@ -230,9 +245,13 @@ struct Mamba2Of {
     return -1;
   }
 
+  static float* state_of(const Mamba2& call, int64_t slot, int64_t h) {
+    return call.states + slot * call.state_stride + h * call.head_dim * call.state_size;
+  }
+
   static void read_state(const Mamba2& call, int64_t slot, int64_t h, float* to) {
     const int64_t n = round_up(call.state_size, 16), p = round_up(call.head_dim, 16);
-    const float* from = call.states + slot * call.state_stride + h * call.head_dim * call.state_size;
+    const float* from = state_of(call, slot, h);
     memset(to, 0, size_t(p * n) * sizeof(float));
     for (int64_t i = 0; i < call.head_dim; i++)
       memcpy(to + i * n, from + i * call.state_size, size_t(call.state_size) * sizeof(float));
@@ -240,7 +259,7 @@ struct Mamba2Of {
 
   static void write_state(const Mamba2& call, int64_t slot, int64_t h, const float* from) {
     const int64_t n = round_up(call.state_size, 16);
-    float* to = call.states + slot * call.state_stride + h * call.head_dim * call.state_size;
+    float* to = state_of(call, slot, h);
     for (int64_t i = 0; i < call.head_dim; i++)
       memcpy(to + i * call.state_size, from + i * n, size_t(call.state_size) * sizeof(float));
   }
