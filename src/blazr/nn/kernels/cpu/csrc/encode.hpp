@@ -1,5 +1,10 @@
 // Plain numbers into blocks of Q4_K. nn/quant/gguf/kquantize.py says how, in torch.
 //
+//   block, 256 numbers   [ f16 d | f16 m ][ 8 scales, 8 minima: 6 bits each ][ 256 codes: 4 bits ]
+//                              4                      12                           128 bytes
+//
+// A number of group g, of 32, is d * scale[g] * code - m * minimum[g].
+//
 // Sixteen groups of 32 numbers side by side, one a lane: all sums run along a lane, in one order, and
 // nothing is fused, so that a model quantized here has the same blocks on every processor.
 #pragma once

@@ -3,6 +3,9 @@
 //   h = exp(dt a) h + dt u (outer) b;    y = h . c + d u;    out = y silu(gate)
 //
 // with a decay of its own for each channel and each number of its state.
+//
+//   state    numbers ->                sixteen channels are a part; their tokens follow each other,
+//   channel  [ h h h h h h ... ]       and y of a token is summed along its channel's row
 #pragma once
 
 #include "kernels.hpp"

@@ -4,6 +4,9 @@
 //
 // with e = exp(a dt) and l = sigmoid(mix). b and c are normalised, shifted, and rotated by an angle
 // that grows by theta dt with each token.
+//
+//   state (width, N) of a head     numbers ->            four rows go together; two neighbours of b
+//   p   [ h h h h h h ... ]                              and of c are turned as one
 #pragma once
 
 #include <math.h>

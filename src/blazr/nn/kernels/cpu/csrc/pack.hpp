@@ -1,4 +1,8 @@
 // Blocks of GGUF files into packings: the same numbers in another order (see packings.hpp).
+//
+//   file     row 0  [ scales | codes ][ scales | codes ] ...       a row after the other
+//            row 1  [ scales | codes ][ scales | codes ] ...
+//   packed   [ scales of 16 rows | codes of 16 rows ] ...          a superblock after the other
 #pragma once
 
 #include "packings.hpp"

@@ -3,6 +3,12 @@
 // Nothing sorts a vocabulary. Blocks of a row have their largest score found first, in parallel, and
 // most are not looked at again. For a draw every score becomes a whole number, its mass: sums of
 // these are exact, so that it does not matter in which order or by which thread they are made.
+//
+//   scores    [ 512 of a row ][ 512 ][ 512 ][ .. ]
+//   peaks     [      5.1     ][ 7.3 ][ 2.0 ][ .. ]   a block whose peak is too low is passed over
+//   tallies   [ 16 buckets | 16 | 16 | ... ]         mass and number of scores, by octaves from the
+//                 1 to 1/2  to 1/4                   largest: which bucket a draw falls into; then
+//   candidates          [ .  . ]                     scores of that bucket alone, digit by digit
 #pragma once
 
 #include <float.h>
