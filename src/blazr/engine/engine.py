@@ -172,7 +172,7 @@ class Engine:
         Returns:
             One output per sequence that got a token or ended.
         """
-        outputs = self._expire(now)
+        outputs = self.expire(now)
         plan = self.scheduler.schedule(prefill_budget)
         if not plan.rows:
             return outputs + self._unstick()
@@ -365,7 +365,8 @@ class Engine:
             is_first = sequence.computed == 0 or sequence not in self._pooled
             self._pooled[sequence] = part if is_first else self._pooled[sequence] + part
 
-    def _expire(self, now: float) -> list[TokenOutput]:
+    def expire(self, now: float) -> list[TokenOutput]:
+        """End what has run out of time; a step does so first."""
         late = [
             sequence
             for sequence in self.scheduler.sequences()

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from blazr.engine.batching import build_batch
 from blazr.engine.block import NO_PAGE
@@ -68,6 +68,13 @@ class ModelRunner:
         self.storage = Storage(layout, shape, model.device)
         self.sampler = Sampler(model.config.vocab_size, banned_ids, model.device)
         self.replays = Replays(model, self.storage.layers) if replay else None
+
+    def replace(self, model: nn.Module) -> None:
+        """Go on with another network of the same config; what is in memory is of the old one."""
+        assert isinstance(model, CausalLM)
+        self.model = model
+        if self.replays is not None:
+            self.replays = Replays(model, self.storage.layers)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, memory: CacheManager) -> StepResult:

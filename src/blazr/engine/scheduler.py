@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -97,6 +98,7 @@ class Scheduler:
         self.cuts_prompts = cuts_prompts
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.newest = inf  # the last request that may start
         self.counts = SchedulerCounts()
         self._limit = memory.shape.max_running
         self._fresh_run_slots: list[int] = []
@@ -110,6 +112,31 @@ class Scheduler:
     def sequences(self) -> list[Sequence]:
         """Everything that has not finished."""
         return [*self.running, *self.waiting]
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether nothing runs, and nothing waits that may start."""
+        return not self.running and all(each.request_id > self.newest for each in self.waiting)
+
+    def admit_no_more(self) -> None:
+        """Let no request start that comes from now on, until `newest` is raised."""
+        last = max((each.request_id for each in self.sequences()), default=0)
+        self.newest = min(self.newest, last)
+
+    def forget_prefixes(self, *, restarts: bool) -> int:
+        """Forget what was computed, and is used by nobody.
+
+        Args:
+            restarts: Let nobody use any: what runs computes all of its tokens again.
+
+        Returns:
+            How many blocks were forgotten.
+        """
+        known = self.memory.trie.num_nodes
+        for sequence in self.running.copy() if restarts else ():
+            self.preempt(sequence, publish=False)
+        self.memory.trie.forget(None)
+        return known - self.memory.trie.num_nodes
 
     def schedule(self, prefill_budget: int | None = None) -> StepPlan:
         """Decide the next step and reserve its memory.
@@ -215,7 +242,8 @@ class Scheduler:
         return self._finish_plan([] if row is None else [row])
 
     def _admit(self) -> None:
-        held = []
+        held = self._set_aside() if self.newest < inf else []
+        num_closed = len(held)
         while self.waiting and len(self.running) < self._limit:
             sequence = self.waiting[0]
             if not self.memory.has_room_for(sequence) and self.running:
@@ -223,13 +251,19 @@ class Scheduler:
             self.waiting.pop(0)
             if self._must_hold(sequence):
                 held.append(sequence)
-                if len(held) > MAX_COMPARED:
+                if len(held) > num_closed + MAX_COMPARED:
                     break
             else:
                 self._start(sequence)
-        self.counts.held += len(held)
+        self.counts.held += len(held) - num_closed
         for sequence in held:
             self.add(sequence)
+
+    def _set_aside(self) -> list[Sequence]:
+        """Take what may not start yet out of the queue."""
+        later = [each for each in self.waiting if each.request_id > self.newest]
+        self.waiting = [each for each in self.waiting if each.request_id <= self.newest]
+        return later
 
     def _start(self, sequence: Sequence) -> None:
         self.memory.start(sequence)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from blazr.core.errors import ContextLengthError, EngineError, RequestError
 from blazr.engine.constraint import Constraint
@@ -11,6 +10,7 @@ from blazr.engine.request import Request
 from blazr.llm.form import PLAIN, PreparedRequest, choose_format, choose_grammar
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.infill import encode_infill
+from blazr.llm.opened import ModelInfo, OpenedModel
 from blazr.llm.token_engine import TokenEngine
 from blazr.text.chat_template import ChatTemplate
 from blazr.text.grammars.compiler import GrammarCompiler
@@ -27,35 +27,6 @@ CHARACTERS_PER_TOKEN = 8
 _TAIL = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelInfo:
-    """What there is to know about the model from outside.
-
-    Args:
-        name: What it is called.
-        family: What kind of checkpoint it came from.
-        vocab_size: Rows of its embedding.
-        max_seq_len: Its context, tokens.
-        num_parameters: Weights in it.
-        size_bytes: Memory they take.
-        device: Where it runs, for people.
-        adds_bos: Whether a text prompt begins with the beginning-of-text token.
-        stop_ids: Ids that end a reply, besides the tokenizer's own.
-        is_unbounded: Whether it reads prompts of any length (no attention in it).
-    """
-
-    name: str
-    family: str
-    vocab_size: int
-    max_seq_len: int
-    num_parameters: int = 0
-    size_bytes: int = 0
-    device: str = "cpu"
-    adds_bos: bool = False
-    stop_ids: frozenset[int] = frozenset()
-    is_unbounded: bool = False
-
-
 class TextEngine:
     """Text in, events out. Thread-safe; holds no state of any request.
 
@@ -65,6 +36,7 @@ class TextEngine:
         tokenizer: Text to ids and back.
         template: Chats to ids; None where the model has no vocabulary.
         reply_format: How the model writes its thinking and its calls of tools.
+        opened: The model it was started from; None where none can be started again.
     """
 
     def __init__(
@@ -75,7 +47,9 @@ class TextEngine:
         tokenizer: Tokenizer,
         template: ChatTemplate | None = None,
         reply_format: ReplyFormat = PLAIN,
+        opened: OpenedModel | None = None,
     ) -> None:
+        self.opened = opened
         self.engine = engine
         self.info = info
         self.tokenizer = tokenizer
@@ -154,6 +128,11 @@ class TextEngine:
             variables=request.template_variables,
         )
         return ids + self.tokenizer.encode(messages[-1].content or "") if goes_on else ids
+
+    def take_weights(self, opened: OpenedModel) -> None:
+        """Go on with the weights of the same model in another checkpoint."""
+        self.engine.replace_model(opened.weights.module)
+        self.opened = opened
 
     def check(self) -> None:
         """Raise where the engine does not work any more.

@@ -19,7 +19,7 @@ from blazr.server.openai.items import Item, shown, to_messages
 from blazr.server.openai.replay import Log, Replay
 from blazr.server.openai.response_rendering import ResponseRenderer
 from blazr.server.openai.schema import ToolChoice, tool_fields
-from blazr.server.params import grammar_of, new_id, sampling_params, scheduling, unix_time
+from blazr.server.params import grammar_of, sampling_params, scheduling, unix_time
 from blazr.server.run import Run, finish, whole_answer
 from blazr.server.service import Call, json_response
 from blazr.server.sse import NAMED, EventStream
@@ -275,7 +275,7 @@ def _frame(call: Call[Body]) -> dict[str, object]:
     """The response without what is generated; every key that clients look for."""
     body, choice = call.body, call.body.tool_choice
     return {
-        "id": new_id("resp_"),
+        "id": f"resp_{call.id}",
         "object": "response",
         "created_at": unix_time(),
         "completed_at": None,

@@ -6,7 +6,7 @@ Unknown fields are ignored: clients send many that mean nothing here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -18,7 +18,6 @@ from blazr.server.params import (
     Scheduling,
     ToolFields,
     finite,
-    new_id,
     one_grammar,
     sampling_params,
     scheduling,
@@ -26,7 +25,6 @@ from blazr.server.params import (
     unix_time,
 )
 from blazr.server.service import Call
-from blazr.server.state import Service
 from blazr.text.events import TokenText
 
 # Fields that SamplingParams has under the same name.
@@ -57,10 +55,14 @@ _GRAMMAR_FIELDS = (
 )
 
 
+_Name = Annotated[str, msgspec.Meta(max_length=256)] | None
+
+
 class StreamOptions(msgspec.Struct):
-    """What a stream holds besides the text."""
+    """What a stream holds besides the text: the usage at its end, and in every chunk so far."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Named(msgspec.Struct):
@@ -133,11 +135,21 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     cache_salt: Annotated[str, msgspec.Meta(max_length=256)] | None = None
     priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] | None = None
     timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    request_id: _Name = None
+    rid: _Name = None
+    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
 
     @property
     def includes_usage(self) -> bool:
         """Whether a stream ends with the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def counts_on(self) -> bool:
+        """Whether every chunk says what the reply has cost so far."""
+        asked = self.stream_options
+        return bool(asked and asked.include_usage and asked.continuous_usage_stats)
 
 
 def to_params(body: SamplingBody, **more: object) -> SamplingParams:
@@ -202,13 +214,13 @@ def _name_of(tool: Mapping[str, object]) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def envelope(service: Service, *, prefix: str, kind: str) -> dict[str, object]:
+def envelope(call: Call[object], *, prefix: str, kind: str) -> dict[str, object]:
     """The fields around every reply and chunk."""
     return {
-        "id": new_id(f"{prefix}-"),
+        "id": f"{prefix}-{call.id}",
         "object": kind,
         "created": unix_time(),
-        "model": service.name,
+        "model": call.service.name,
         "system_fingerprint": f"blazr-{blazr.__version__}",
     }
 
