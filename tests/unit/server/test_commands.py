@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
+import jsonschema
 import pytest
 from tests.loopback import Loopback, serving
 from tests.scripted import scripted_core, wait_until
@@ -15,6 +18,7 @@ from tests.unit.server.test_models import ask, shelf_of, status
 
 from blazr.core.errors import ConfigError
 from blazr.server.config import ServerConfig
+from blazr.server.openapi import describe
 from blazr.server.routes import ROUTES
 
 COMMANDS = sorted({row.path for row in ROUTES.values() if row.is_command})
@@ -174,7 +178,7 @@ def test_pausing_in_each_mode(keyed: Loopback) -> None:
 
 
 def test_sleeping_is_refused_while_nothing_ends() -> None:
-    with shelf_of("a", api_keys=("k",)) as (shelf, running):
+    with shelf_of("a", api_keys=("k",)) as (_, running):
         running.client.headers.update(KEY)
         ask(running, "a")
         running.client.post("/pause")
@@ -226,7 +230,8 @@ def test_sleep_may_end_what_runs() -> None:
 def test_one_of_several_sleeps() -> None:
     with shelf_of("a", "b", api_keys=("k",)) as (_, running):
         running.client.headers.update(KEY)
-        assert ask(running, "a") and ask(running, "b")
+        ask(running, "a")
+        ask(running, "b")
         assert running.client.post("/sleep", json={"level": 2, "model": "b"}).is_success
         assert status(running) == {"a": "loaded", "b": "sleeping"}
         assert running.client.get("/is_sleeping").json() == {"is_sleeping": False}
@@ -263,46 +268,56 @@ def test_a_sleep_that_nobody_waits_for_comes_all_the_same() -> None:
         assert status(running) == {"a": "sleeping"}
 
 
-def test_models_are_loaded_and_let_go_on_demand_and_it_is_told() -> None:
-    with shelf_of("a", "b") as (shelf, running):
-        told: list[str] = []
-        has_begun, is_over = threading.Event(), threading.Event()
+@contextmanager
+def watched(running: Loopback) -> Iterator[list[dict]]:
+    """What is told of the models, until the server ends it."""
+    told: list[dict] = []
+    has_begun = threading.Event()
 
-        def watch() -> None:
-            with httpx2.Client(base_url=running.url, timeout=30) as client:
-                with client.stream("GET", "/models/sse") as reply:
-                    assert reply.headers["content-type"].startswith("text/event-stream")
-                    for line in reply.iter_lines():
-                        has_begun.set()
-                        told.append(line)
-            is_over.set()
+    def watch() -> None:
+        with httpx2.stream("GET", f"{running.url}/models/sse", timeout=30) as reply:
+            assert reply.headers["content-type"].startswith("text/event-stream")
+            for line in reply.iter_lines():
+                has_begun.set()
+                told.extend([json.loads(line[6:])] if line.startswith("data: ") else [])
 
-        thread = threading.Thread(target=watch)
-        thread.start()
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(watch)
         assert has_begun.wait(10)
+        yield told
+        running.server.should_exit = True
+        watching.result(10)
+
+
+def test_models_are_loaded_and_let_go_on_demand_and_it_is_told() -> None:
+    with shelf_of("a", "b") as (shelf, running), watched(running) as told:
         post = running.client.post
+
+        def is_told(**data: object) -> bool:
+            return bool(told) and told[-1]["data"] == data
+
         shelf.go.clear()
         assert post("/models/load", json={"model": "b"}).json() == {"success": True}
-        wait_until(lambda: status(running)["b"] == "loading")
+        wait_until(lambda: is_told(status="loading") and status(running)["b"] == "loading")
         shelf.go.set()
-        wait_until(lambda: status(running)["b"] == "loaded")
+        wait_until(lambda: is_told(status="loaded") and status(running)["b"] == "loaded")
         assert post("/models/load", json={"model": "b"}).json() == {"success": True}
         assert post("/models/unload", json={"model": "b"}).json() == {"success": True}
-        wait_until(lambda: status(running)["b"] == "unloaded" and not shelf.open_now)
+        wait_until(lambda: is_told(status="unloaded") and not shelf.open_now)
         shelf.fails["b"] = ConfigError("no.")
         assert post("/models/load", json={"model": "b"}).json() == {"success": True}
-        wait_until(lambda: any("exit_code" in line for line in told))
+        wait_until(lambda: is_told(status="unloaded", exit_code=1))
         (card,) = [c for c in running.client.get("/models").json()["data"] if c["id"] == "b"]
         assert card["status"] == {"value": "unloaded", "failed": True}
-        assert post("/models/load", json={"model": "x"}).status_code == 404
-        assert post("/models/unload", json={"model": "x"}).status_code == 404
-        running.server.should_exit = True
-        assert is_over.wait(10)
-        thread.join()
-    states = [line.partition('"data":')[2] for line in told if "model_status" in line]
-    plain = ['{"status":"%s"}}' % name for name in ("loading", "loaded", "unloaded", "loading")]
-    assert states == [*plain, '{"status":"unloaded","exit_code":1}}']
-    assert all('"model":"b","event":"model_status"' in line for line in told if "data" in line)
+        for path in ("/models/load", "/models/unload"):
+            assert post(path, json={"model": "x"}).status_code == 404
+    assert [each["data"]["status"] for each in told] == [
+        *("loading", "loaded", "unloaded", "loading", "unloaded")
+    ]
+    assert {(each["model"], each["event"]) for each in told} == {("b", "model_status")}
+    schema = describe(ROUTES.values())["components"]["schemas"]
+    for each in told:
+        jsonschema.validate(each, {"components": {"schemas": schema}, **schema["ModelNews"]})
 
 
 @pytest.mark.parametrize("path", ["/start_profile", "/stop_profile", "/update_weights"])

@@ -37,8 +37,6 @@ class StopBody(msgspec.Struct, kw_only=True):
 
 async def start_profile(call: Call[StartBody]) -> Response:
     """Begin to record what a model's engine does, for five minutes at most."""
-    from blazr.engine.profile import Profile  # torch comes with it
-
     state, body = call.state, call.body
     if state.config.profile_dir is None:
         message = "no profiles are made: start the server with --profile-dir."
@@ -47,6 +45,8 @@ async def start_profile(call: Call[StartBody]) -> Response:
         if getattr(body, field) is not None:
             message = f"this endpoint has no {field}."
             raise HttpError(400, message, param=field, code="invalid_value")
+    from blazr.engine.profile import Profile  # torch comes with it
+
     seat = call.models.find(body.model)
     async with state.profiling:
         if seat.service is None or (state.recording and not state.recording.task.done()):
