@@ -132,13 +132,13 @@ def test_what_runs_is_finished_before_a_pause_and_what_comes_waits(running: Loop
     tokens(running)
     engine = running.core.engine
     with ThreadPoolExecutor(3) as pool:
-        going = pool.submit(tokens, running, count=2000)
+        going = pool.submit(tokens, running, count=500)
         wait_until(lambda: engine.stats()["num_running"] == 1)
         pausing = pool.submit(post, running, "/pause", mode="wait")
         wait_until(lambda: engine._engine.scheduler.newest < 10)
         late = pool.submit(tokens, running)
         wait_until(lambda: engine.stats()["num_waiting"] == 1)
-        assert len(going.result()["tokens"]) == 2000
+        assert len(going.result()["tokens"]) == 500
         assert pausing.result() == {"status": "paused"}
         assert running.client.get("/is_paused").json() == {"is_paused": True}
         assert engine.stats()["num_waiting"] == 1
@@ -193,7 +193,7 @@ def test_frozen_replies_go_on_with_other_weights(running: Loopback) -> None:
     tokens(running)
     engine = running.core.engine
     with ThreadPoolExecutor(1) as pool:
-        going = pool.submit(tokens, running, count=1000)
+        going = pool.submit(tokens, running, count=300)
         wait_until(lambda: engine.stats()["generated_tokens"] > 20)
         post(running, "/pause", mode="keep")
         preempted = engine.stats()["preemptions"]
@@ -201,7 +201,7 @@ def test_frozen_replies_go_on_with_other_weights(running: Loopback) -> None:
         assert engine.stats()["preemptions"] == preempted + 1
         assert engine.is_paused
         post(running, "/resume")
-        assert len(going.result()["tokens"]) == 1000
+        assert len(going.result()["tokens"]) == 300
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,7 @@ class Settings(Struct):
     repeat_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    repeat_last_n: int
     ignore_eos: bool
     seed: int | None
     stop: list[str]

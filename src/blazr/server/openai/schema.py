@@ -19,6 +19,7 @@ from blazr.server.params import (
     ToolFields,
     finite,
     one_grammar,
+    sampler_order,
     sampling_params,
     scheduling,
     tool_choice,
@@ -36,6 +37,7 @@ _SAME_NAMES = (
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
+    "repeat_last_n",
     "seed",
     "max_tokens",
     "min_tokens",
@@ -112,6 +114,9 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    samplers: list[str] | _Name = None
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -137,7 +142,7 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
     request_id: _Name = None
     rid: _Name = None
-    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
 
     @property
@@ -163,6 +168,8 @@ def to_params(body: SamplingBody, **more: object) -> SamplingParams:
         RequestError: A value is out of range, or asks for what there is not.
     """
     values: dict[str, Any] = {name: getattr(body, name) for name in _SAME_NAMES}
+    if body.repetition_penalty is None:
+        values["repetition_penalty"] = body.repeat_penalty
     values["include_stop"] = body.include_stop_str_in_output
     grammars = {
         f"structured_outputs.{name}": x for name, x in (body.structured_outputs or {}).items()
@@ -170,6 +177,7 @@ def to_params(body: SamplingBody, **more: object) -> SamplingParams:
     grammars |= {name: getattr(body, name) for name in _GRAMMAR_FIELDS}
     values["grammar"] = one_grammar(grammars, body.response_format)
     values |= {name: value for name, value in more.items() if value is not None}
+    values |= sampler_order(body.samplers)
     return sampling_params(body.stop, **values)
 
 
