@@ -34,7 +34,7 @@ class RandomScores:
 
     def execute(self, plan: StepPlan) -> StepResult:
         sequences = [row.sequence for row in plan.rows if row.samples]
-        sequences += [fork.sequence for fork in plan.forks]
+        sequences += [fork.sequence for fork in plan.forks if fork.samples]
         if not sequences:
             return StepResult()
         self.num_drawn += len(sequences)

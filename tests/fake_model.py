@@ -89,7 +89,8 @@ class FakeModel:
         self.computed += plan.num_tokens
         drawn = {r.sequence: t for t, r in zip(tokens, plan.rows, strict=True) if r.samples}
         for fork in plan.forks:
-            drawn[fork.sequence] = drawn[fork.source]
+            if fork.samples:
+                drawn[fork.sequence] = drawn[fork.source]
             self.logs[fork.run_slot] = self.logs[fork.source.run_slot].copy()
             if fork.page != NO_PAGE:
                 self.cells[fork.page] = self.cells[fork.source.pages[-1]].copy()

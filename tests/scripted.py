@@ -7,15 +7,19 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from blazr.core.errors import CapacityError, ContextLengthError, EngineError, RequestError
 from blazr.engine.outputs import FinishReason, Running, TokenLogprobs, TokenOutput
 from blazr.engine.request import Request
-from blazr.llm.text_engine import ModelInfo, TextEngine
+from blazr.llm.opened import ModelInfo
+from blazr.llm.text_engine import TextEngine
 from blazr.text.chat_template import choose_template
 from blazr.text.tokenizers.choose import choose_tokenizer
 
+R = TypeVar("R")
 SCRIPT = " one two three four five six seven eight nine ten"
 
 
@@ -63,6 +67,8 @@ class ScriptedEngine:
         self.submitted: list[Request] = []
         self.aborted: list[int] = []
         self.num_steps = 0
+        self.is_paused = False
+        self.num_forgotten = 0
         self.go = threading.Event()
         self.go.set()
         self._running: dict[int, _Running] = {}
@@ -104,10 +110,19 @@ class ScriptedEngine:
             running = self._running.get(request_id)
             if running is None:
                 return
-            running.waiting &= set() if index is None else running.waiting - {index}
+            gone = running.waiting & (running.waiting if index is None else {index})
+            running.waiting -= gone
             if not running.waiting:
                 del self._running[request_id]
                 self.aborted.append(request_id)
+        for each in sorted(gone):
+            end = TokenOutput(
+                request_id=request_id,
+                index=each,
+                finish_reason=FinishReason.ABORT,
+                num_prompt_tokens=len(running.request.prompt_ids),
+            )
+            running.sink(end)
 
     def health(self) -> Health:
         return Health(not self.broken, self.broken)
@@ -128,6 +143,28 @@ class ScriptedEngine:
             for each in list(self._running.values())
             for index in sorted(each.waiting)
         ]
+
+    def pause(self, *, finishes: bool) -> Future[None]:
+        stopped: Future[None] = Future()
+        self.is_paused = True
+        if not finishes:
+            self.go.clear()
+        stopped.set_result(None)
+        return stopped
+
+    def resume(self) -> None:
+        self.is_paused = False
+        self.go.set()
+
+    def forget_prefixes(self, *, restarts: bool = False) -> int:
+        self.num_forgotten += 1 + restarts
+        return 7
+
+    def replace_model(self, model: object) -> None:
+        raise NotImplementedError
+
+    def call(self, work: Callable[[], R]) -> R:
+        return work()
 
     def close(self) -> None:
         with self._work:

@@ -13,7 +13,8 @@ from tests.scripted import scripted_core
 
 from blazr.llm.async_llm import AsyncLLM
 from blazr.server.config import ServerConfig
-from blazr.server.models import Models, ModelSource
+from blazr.server.models import Models
+from blazr.server.state import ModelSource
 from blazr.text.reasoning import REASONING
 from blazr.text.stream import ReplyFormat
 from blazr.text.tool_calls import TOOL_FORMATS

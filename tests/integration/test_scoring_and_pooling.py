@@ -77,7 +77,72 @@ def test_many_answers_to_one_context_compute_it_once(model, together: bool) -> N
     for request, prompt in zip(asked, prompts, strict=True):
         lab.check(request, prompt)
     own = sum(len(prompt) - len(context) for prompt in prompts)
-    assert lab.engine.counts.computed_tokens <= len(context) + own + len(prompts) * 2 * GRID
+    again = 0 if together else len(prompts) * 2 * GRID  # who comes later begins at a whole block
+    assert lab.engine.counts.computed_tokens <= len(context) + own + again
+
+
+@pytest.mark.parametrize("length", [20, 100, 128])
+@pytest.mark.parametrize("budget", [30, 512])
+def test_answers_part_from_one_another_anywhere(model, length: int, budget: int) -> None:
+    """A context of any length is read once, and the scores are to the bit those of each alone."""
+    tree = [tokens_of(length, seed=1)]
+    tree += [tree[0] + tokens_of(30, seed=2), tree[0] + tokens_of(17, seed=3)]
+    prompts = [base + tokens_of(2 + n, seed=50 + n) for n, base in enumerate((*tree, *tree))]
+    lab = Scoring(model, budget=budget)
+    asked = [lab.score(prompt) for prompt in prompts]
+    lab.run()
+    parts = {tuple(prompt[:end]) for prompt in prompts for end in range(1, len(prompt) + 1)}
+    # no prefix is computed twice, but for the few tokens that are not worth waiting for
+    assert lab.engine.counts.computed_tokens <= len(parts) + len(prompts) * GRID // 4
+    for request, prompt in zip(asked, prompts, strict=True):
+        lab.check(request, prompt)
+        alone = Scoring(model)
+        only = alone.score(prompt)
+        alone.run()
+        assert lab.prompts[request] == alone.prompts[only]
+        assert lab.tokens[request, 0] == alone.tokens[only, 0]
+
+
+def test_answers_that_go_on_where_others_part_may_be_preempted_and_end(model) -> None:
+    context = tokens_of(150, seed=1)
+    prompts = [context + tokens_of(40, seed=10 + n) for n in range(5)]
+    lab = Scoring(model, budget=60)
+    asked = [lab.score(prompt) for prompt in prompts]
+    while len(lab.scheduler.running) < len(prompts):
+        lab.step()
+    lab.scheduler.preempt(lab.scheduler.running[1])
+    lab.take(lab.engine.abort(asked[0]))
+    lab.take(lab.engine.abort(asked[2]))
+    lab.run()
+    for place in (1, 3, 4):
+        lab.check(asked[place], prompts[place])
+
+
+def test_more_answers_than_there_is_room_for(model) -> None:
+    lab = Scoring(model, max_running=3)
+    context = tokens_of(200, seed=1)
+    prompts = [context + tokens_of(5, seed=10 + n) for n in range(8)]
+    asked = [lab.score(prompt) for prompt in prompts]
+    lab.run()
+    for request, prompt in zip(asked, prompts, strict=True):
+        lab.check(request, prompt)
+
+
+def test_prompts_that_are_continued_share_what_they_have_in_common(model) -> None:
+    common = tokens_of(150, seed=1)
+    prompts = [common + tokens_of(9, seed=10 + n) for n in range(4)]
+    lab = Scoring(model, budget=40)
+    asked = [lab.ask(prompt, max_tokens=6) for prompt in prompts]
+    lab.run()
+    replies = sum(len(lab.tokens[request, 0]) - 1 for request in asked)
+    own = sum(len(prompt) - len(common) for prompt in prompts)
+    assert lab.engine.counts.computed_tokens <= len(common) + own + replies
+    for request, prompt in zip(asked, prompts, strict=True):
+        alone = Scoring(model)
+        only = alone.ask(prompt, max_tokens=6)
+        alone.run()
+        assert lab.tokens[request, 0] == alone.tokens[only, 0]
+    assert [lab.cached[request] for request in asked] == [0, 150, 150, 150]
 
 
 def test_scores_are_reused_only_where_there_are_enough(model) -> None:

@@ -79,6 +79,14 @@ def serve(  # noqa: PLR0913  (one argument per flag)
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with one key a line; # begins a comment.")
     ] = None,
+    admin_api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Key for commands such as /sleep; repeatable.  [default: every key]",
+            callback=_listed,
+            show_default=False,
+        ),
+    ] = None,
     cors_origin: Annotated[
         list[str] | None,
         typer.Option(
@@ -124,6 +132,12 @@ def serve(  # noqa: PLR0913  (one argument per flag)
     ] = "text",
     otlp_endpoint: Annotated[
         str | None, typer.Option(help="Send traces there: http://localhost:4318.")
+    ] = None,
+    weights_dir: Annotated[
+        Path | None, typer.Option(help="Where /update_weights may read checkpoints.")
+    ] = None,
+    profile_dir: Annotated[
+        Path | None, typer.Option(help="Where /stop_profile writes profiles.")
     ] = None,
     vocab: options.Vocab = None,
     chat_template: options.ChatTemplate = None,
@@ -173,6 +187,9 @@ def serve(  # noqa: PLR0913  (one argument per flag)
             tls_key=tls_key,
             root_path=root_path,
             api_keys=_keys(api_key or [], api_key_file),
+            admin_api_keys=tuple(admin_api_key or ()),
+            weights_dir=weights_dir,
+            profile_dir=profile_dir,
             cors_origins=tuple(cors_origin or ()),
             served_names=tuple(served_model_name or ()),
             accept_any_model=accept_any_model,
@@ -209,7 +226,8 @@ def _run(plans: Sequence[ModelPlan], config: ServerConfig) -> None:
 def _open(plans: Sequence[ModelPlan], config: ServerConfig) -> Models:
     """The models; one that is alone is loaded now, so that what is wrong with it shows at once."""
     # torch comes with these, and a port in use should be told before
-    from blazr.server.models import Models, ModelSource
+    from blazr.server.models import Models
+    from blazr.server.state import ModelSource
 
     if len(plans) > 1:
         sources = [

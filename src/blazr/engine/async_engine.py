@@ -11,10 +11,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from math import inf
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from blazr.core.errors import CapacityError, EngineError
 from blazr.engine.engine import Engine
@@ -54,6 +55,7 @@ class AsyncEngine:
     Args:
         build: Makes the engine; called again after a failure of the thread.
         logits: Computes the scores of one sequence; runs on the engine's thread.
+        replace: Puts a network of the same config in the present one's place; there too.
         pacing: Balances prefill against decode.
         max_unfinished: Replies that may run or queue at once.
     """
@@ -63,12 +65,16 @@ class AsyncEngine:
         build: Callable[[], Engine],
         *,
         logits: Callable[[Sequence[int], Sequence[int]], Tensor],
+        replace: Callable[[nn.Module], None],
         pacing: Pacing,
         max_unfinished: int,
     ) -> None:
+        self.is_paused = False
         self._build = build
         self._engine = build()
         self._logits = logits
+        self._replace = replace
+        self._pauses: list[Future[None]] = []  # who waits for the last step
         self._pacing = pacing
         self._max_unfinished = max_unfinished
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -136,6 +142,66 @@ class AsyncEngine:
         self._engine.check(Request(prompt_ids=tuple(token_ids)))
         return self.call(lambda: self._logits(token_ids, cuts))
 
+    def pause(self, *, finishes: bool) -> Future[None]:
+        """Stop until `resume`. What is submitted meanwhile waits, and may run out of time.
+
+        Args:
+            finishes: What runs or waits already is brought to its end first; else it goes on later.
+
+        Returns:
+            Done when no step is computed any more.
+
+        Raises:
+            EngineError: The engine is closed.
+        """
+        stopped: Future[None] = Future()
+        stopped.set_running_or_notify_cancel()  # so that whoever waits cannot take it back
+        self._put(lambda: self._begin_pause(stopped, finishes=finishes))
+        return stopped
+
+    def resume(self) -> None:
+        """Go on after `pause`.
+
+        Raises:
+            EngineError: The engine is closed.
+        """
+
+        def go_on() -> None:
+            self.is_paused = False
+            self._engine.scheduler.newest = inf
+            self._end_pauses()
+
+        self.call(go_on)
+
+    def forget_prefixes(self, *, restarts: bool = False) -> int:
+        """Forget what prompts have left for others.
+
+        Args:
+            restarts: What runs computes its own again, too; else it keeps that until it ends.
+
+        Returns:
+            How many blocks were forgotten.
+
+        Raises:
+            EngineError: The engine is closed.
+        """
+        return self.call(lambda: self._engine.scheduler.forget_prefixes(restarts=restarts))
+
+    def replace_model(self, model: nn.Module) -> None:
+        """Go on with a network of the same config and other weights, between two steps.
+
+        Nothing that the old one has computed counts any more: what runs computes its tokens again.
+
+        Raises:
+            EngineError: The engine is closed.
+        """
+
+        def replace() -> None:
+            self._engine.scheduler.forget_prefixes(restarts=True)
+            self._replace(model)
+
+        self.call(replace)
+
     def health(self) -> Health:
         """Whether the engine works, from its heartbeat rather than from the process being there."""
         age = time.monotonic() - self._heartbeat
@@ -169,8 +235,6 @@ class AsyncEngine:
         Raises:
             EngineError: The engine is closed.
         """
-        if self._closing or not self._thread.is_alive():
-            raise EngineError("the engine is not running.", found=self._failure or "it was closed")
         future: Future[R] = Future()
 
         def run() -> None:
@@ -179,8 +243,33 @@ class AsyncEngine:
             except BaseException as error:  # noqa: BLE001  (it belongs to the caller)
                 future.set_exception(error)
 
-        self._inbox.put(run)
+        self._put(run)
         return future.result()
+
+    def _put(self, work: Callable[[], None]) -> None:
+        if self._closing or not self._thread.is_alive():
+            raise EngineError("the engine is not running.", found=self._failure or "it was closed")
+        self._inbox.put(work)
+
+    def _begin_pause(self, stopped: Future[None], *, finishes: bool) -> None:
+        self._pauses.append(stopped)
+        scheduler = self._engine.scheduler
+        if finishes and not self.is_paused:
+            scheduler.admit_no_more()
+        else:
+            self.is_paused = True
+        self._settle()
+
+    def _settle(self) -> None:
+        """Stop computing, if that is wanted and nothing is left that was to end before."""
+        if self._pauses:
+            self.is_paused = self.is_paused or self._engine.scheduler.is_drained
+        if self.is_paused:
+            self._end_pauses()
+
+    def _end_pauses(self) -> None:
+        while self._pauses:
+            self._pauses.pop().set_result(None)
 
     def _start(self) -> threading.Thread:
         thread = threading.Thread(target=self._supervise, name="blazr-engine", daemon=True)
@@ -202,17 +291,21 @@ class AsyncEngine:
                     and now - self._restarts[0] < RESTART_WINDOW_S
                 )
                 if is_hopeless:
-                    return
+                    break
                 self._restarts.append(now)
                 self._num_restarts += 1
                 self._engine = self._build()
+                self._settle()
         self._fail_everything("the engine was closed")
+        self._end_pauses()
 
     def _run(self) -> None:
         self._failure = ""
         while not self._closing:
-            self._heartbeat = time.monotonic()
             self._receive()
+            if self.is_paused:
+                self._deliver(self._engine.expire(time.monotonic()))
+                continue
             if not self._engine.has_work():
                 continue
             started = time.monotonic()
@@ -225,13 +318,18 @@ class AsyncEngine:
             computed = engine.counts.computed_tokens - before
             self._pacing.learn(decodes, max(computed - decodes, 0), time.monotonic() - started)
             self._deliver(outputs)
+            self._settle()
 
     def _receive(self) -> None:
         """Take what has come in; wait for something only when there is nothing to do."""
         while not self._closing:
+            self._heartbeat = time.monotonic()
+            has_nothing = self.is_paused or not self._engine.has_work()
             try:
-                self._inbox.get(block=not self._engine.has_work(), timeout=1.0)()
+                self._inbox.get(block=has_nothing, timeout=1.0)()
             except Empty:
+                return
+            if self.is_paused:
                 return
 
     def _add(self, request: Request, request_id: int, seed: int) -> None:

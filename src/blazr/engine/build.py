@@ -56,6 +56,7 @@ def build_engine(
     return AsyncEngine(
         build,
         logits=runner.logits,
+        replace=runner.replace,
         pacing=Pacing(share=config.prefill_share, token_budget=config.token_budget),
         max_unfinished=shape.max_running + config.max_waiting,
     )

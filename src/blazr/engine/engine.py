@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -172,7 +173,7 @@ class Engine:
         Returns:
             One output per sequence that got a token or ended.
         """
-        outputs = self._expire(now)
+        outputs = self.expire(now)
         plan = self.scheduler.schedule(prefill_budget)
         if not plan.rows:
             return outputs + self._unstick()
@@ -199,7 +200,8 @@ class Engine:
                 outputs.append(self._embed(row.sequence))
             elif row.samples:
                 outputs.append(self._append(row.sequence, next(sampled)))
-        return outputs + [self._append(fork.sequence, next(sampled)) for fork in plan.forks]
+        forks = [fork.sequence for fork in plan.forks if fork.samples]
+        return outputs + [self._append(sequence, next(sampled)) for sequence in forks]
 
     def fail_all(self, message: str) -> list[TokenOutput]:
         """End everything with an error, publishing nothing: the engine itself is in doubt."""
@@ -359,18 +361,18 @@ class Engine:
             sequence = plan.rows[index].sequence
             if sequence.scores is not None:
                 sequence.scores += logprobs
+        for index, entry in result.fork_logprobs.items():
+            fork = plan.forks[index]
+            fork.sequence.scores = [*(fork.source.scores or ())[: fork.length], entry]
         for index, part in result.pooled.items():
             sequence = plan.rows[index].sequence
             # after a preemption the prompt is computed again from its first token
             is_first = sequence.computed == 0 or sequence not in self._pooled
             self._pooled[sequence] = part if is_first else self._pooled[sequence] + part
 
-    def _expire(self, now: float) -> list[TokenOutput]:
-        late = [
-            sequence
-            for sequence in self.scheduler.sequences()
-            if sequence.deadline is not None and now >= sequence.deadline
-        ]
+    def expire(self, now: float) -> list[TokenOutput]:
+        """End what has run out of time; a step does so first."""
+        late = [each for each in self.scheduler.sequences() if now >= (each.deadline or inf)]
         error = "the request ran out of time"
         return [self._end(sequence, FinishReason.TIMEOUT, error=error) for sequence in late]
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from blazr.engine.batching import build_batch
 from blazr.engine.block import NO_PAGE
@@ -35,11 +35,14 @@ class StepResult:
             that has a next one in the prompt.
         pooled: By row of the plan, for requests that ask: the sum of the hidden states of this step
             or the last of them, (C,).
+        fork_logprobs: By fork of the plan, for those whose prompts are scored: of the first token
+            that is not the row's.
     """
 
     sampled: list[Sampled] = field(default_factory=list)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     pooled: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+    fork_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
 
 
 class ModelRunner:
@@ -68,6 +71,13 @@ class ModelRunner:
         self.storage = Storage(layout, shape, model.device)
         self.sampler = Sampler(model.config.vocab_size, banned_ids, model.device)
         self.replays = Replays(model, self.storage.layers) if replay else None
+
+    def replace(self, model: nn.Module) -> None:
+        """Go on with another network of the same config; what is in memory is of the old one."""
+        assert isinstance(model, CausalLM)
+        self.model = model
+        if self.replays is not None:
+            self.replays = Replays(model, self.storage.layers)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, memory: CacheManager) -> StepResult:
@@ -143,7 +153,7 @@ class ModelRunner:
         return pooled
 
     def _fork(self, plan: StepPlan) -> None:
-        """Copy what replies to one prompt cannot share: a page just begun, the log, the state."""
+        """Copy what replies cannot share: a page just begun, the log, the state."""
         for fork in plan.forks:
             assert fork.source.run_slot is not None
             self.storage.copy_run_slot(fork.source.run_slot, fork.run_slot)
@@ -163,6 +173,7 @@ def draw_tokens(sampler: Sampler, plan: StepPlan, logits: Tensor, result: StepRe
     """
     last: list[int] = []
     sequences: list[RunningSequence] = []
+    ends: dict[RunningSequence, int] = {}
     at = 0
     for index, row in enumerate(plan.rows):
         sequence, length, samples = row
@@ -173,12 +184,19 @@ def draw_tokens(sampler: Sampler, plan: StepPlan, logits: Tensor, result: StepRe
         else:
             part, at = logits[at : at + length], at + length
             result.prompt_logprobs[index] = _prompt_logprobs(row, part)
+            ends[sequence] = at - 1
         if samples:
             last.append(at - 1)
             sequences.append(sequence)
-    for fork in plan.forks:
-        last.append(last[sequences.index(fork.source)])
-        sequences.append(fork.sequence)
+    for index, fork in enumerate(plan.forks):
+        if fork.samples:
+            last.append(last[sequences.index(fork.source)])
+            sequences.append(fork.sequence)
+        elif fork.sequence.request.params.prompt_logprobs is not None:
+            scores, params = logits[ends[fork.source]], fork.sequence.request.params
+            token = fork.sequence.tokens[fork.length]
+            (entry,) = many_logprobs(scores[None], [token], params.prompt_logprobs or 0)
+            result.fork_logprobs[index] = entry
     if sequences:
         rows = logits if last == list(range(len(logits))) else logits[last]
         result.sampled = sampler.sample(rows, sequences)

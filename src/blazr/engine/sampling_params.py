@@ -12,6 +12,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
+SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,8 @@ class SamplingParams:
         repetition_penalty: Divide (multiply, if negative) logits of tokens seen; 1 is off.
         presence_penalty: Subtract once from tokens already generated; 0 is off.
         frequency_penalty: Subtract per occurrence from tokens already generated; 0 is off.
+        repeat_last_n: The three penalties look at this many of the latest tokens; -1 is all.
+        samplers: In which order SAMPLERS apply, all of them, where not in the usual one.
         seed: Makes sampling repeatable whatever else runs; None draws a fresh one.
         max_tokens: Most tokens to generate; 0 only reads the prompt.
         min_tokens: No end-of-text or stop id before this many tokens.
@@ -53,6 +56,8 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    repeat_last_n: int = -1
+    samplers: tuple[str, ...] = ()
     seed: int | None = None
     max_tokens: int = 100
     min_tokens: int = 0
@@ -73,6 +78,8 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         self._check_ranges()
         self._check_stop()
+        if self.samplers and sorted(self.samplers) != sorted(SAMPLERS):
+            _refuse("samplers", ", ".join(self.samplers), ", ".join(SAMPLERS) + ", each once")
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             _refuse("logit_bias", f"{len(self.logit_bias)} ids", f"at most {MAX_LOGIT_BIAS}")
         if self.grammar is not None and len(self.grammar) != 1:
@@ -124,6 +131,7 @@ RANGES = (
     ("repetition_penalty", 0, 100),
     ("presence_penalty", -2, 2),
     ("frequency_penalty", -2, 2),
+    ("repeat_last_n", -1, 2**31 - 1),
     ("seed", -(2**63), 2**64 - 1),
     ("max_tokens", 0, 2**31 - 1),
     ("min_tokens", 0, 2**31 - 1),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from blazr.engine.cache.manager import CacheManager
 from blazr.engine.sequence import Fork, Phase, Sequence
 
 MAX_COMPARED = 64
+LEAST_SHARED = 4  # this part of a block, at least, is worth waiting for
 
 
 class PlannedSequence(NamedTuple):
@@ -35,8 +37,8 @@ class StepPlan:
 
     Args:
         rows: What is computed.
-        forks: Replies that begin where a row's prompt ends: after the draws of the rows each draws
-            a token of its own from the same scores, and takes a copy of what is still written to.
+        forks: Replies that begin where a row ends: after the draws of the rows each takes a copy of
+            what is still written to, and draws a token of its own where the row's prompt ends.
         fresh_run_slots: Run slots handed out since the last step.
         fresh_pages: Pages handed out since the last step.
         fresh_states: State slots handed out since the last step.
@@ -97,10 +99,13 @@ class Scheduler:
         self.cuts_prompts = cuts_prompts
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.newest = inf  # the last request that may start
         self.counts = SchedulerCounts()
         self._limit = memory.shape.max_running
         self._fresh_run_slots: list[int] = []
         self._suspects: dict[Sequence, int] = {}
+        # by running sequence: where waiting ones part from it, and can go on by themselves
+        self._meets: dict[Sequence, list[tuple[int, Sequence]]] = {}
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
@@ -111,12 +116,38 @@ class Scheduler:
         """Everything that has not finished."""
         return [*self.running, *self.waiting]
 
+    @property
+    def is_drained(self) -> bool:
+        """Whether nothing runs, and nothing waits that may start."""
+        return not self.running and all(each.request_id > self.newest for each in self.waiting)
+
+    def admit_no_more(self) -> None:
+        """Let no request start that comes from now on, until `newest` is raised."""
+        last = max((each.request_id for each in self.sequences()), default=0)
+        self.newest = min(self.newest, last)
+
+    def forget_prefixes(self, *, restarts: bool) -> int:
+        """Forget what was computed, and is used by nobody.
+
+        Args:
+            restarts: Let nobody use any: what runs computes all of its tokens again.
+
+        Returns:
+            How many blocks were forgotten.
+        """
+        known = self.memory.trie.num_nodes
+        for sequence in self.running.copy() if restarts else ():
+            self.preempt(sequence, publish=False)
+        self.memory.trie.forget(None)
+        return known - self.memory.trie.num_nodes
+
     def schedule(self, prefill_budget: int | None = None) -> StepPlan:
         """Decide the next step and reserve its memory.
 
         Args:
             prefill_budget: Most prefill tokens beside decoding sequences; None is no limit.
         """
+        self._meets.clear()
         suspect = self._next_suspect() if self._suspects else None
         if suspect is not None:
             return self._schedule_alone(suspect)
@@ -215,7 +246,8 @@ class Scheduler:
         return self._finish_plan([] if row is None else [row])
 
     def _admit(self) -> None:
-        held = []
+        held = self._set_aside() if self.newest < inf else []
+        num_closed = len(held)
         while self.waiting and len(self.running) < self._limit:
             sequence = self.waiting[0]
             if not self.memory.has_room_for(sequence) and self.running:
@@ -223,13 +255,19 @@ class Scheduler:
             self.waiting.pop(0)
             if self._must_hold(sequence):
                 held.append(sequence)
-                if len(held) > MAX_COMPARED:
+                if len(held) > num_closed + MAX_COMPARED:
                     break
             else:
                 self._start(sequence)
-        self.counts.held += len(held)
+        self.counts.held += len(held) - num_closed
         for sequence in held:
             self.add(sequence)
+
+    def _set_aside(self) -> list[Sequence]:
+        """Take what may not start yet out of the queue."""
+        later = [each for each in self.waiting if each.request_id > self.newest]
+        self.waiting = [each for each in self.waiting if each.request_id <= self.newest]
+        return later
 
     def _start(self, sequence: Sequence) -> None:
         self.memory.start(sequence)
@@ -251,35 +289,55 @@ class Scheduler:
     def _must_hold(self, sequence: Sequence) -> bool:
         """Whether a running prefill is about to compute a prefix this sequence shares.
 
-        It is asked to keep its state where the two part, and the sequence waits until then. A reply
-        to the same request waits until it can begin where that prefill ends.
+        It waits until that stands where the two part, and goes on from there; should there be no
+        room then, from a state that is kept a little before. A reply to the same request waits
+        until it can begin where that prefill ends.
         """
-        if sequence.forks_at_end and any(
-            other.request_id == sequence.request_id and not other.num_output
-            for other in self.running
-        ):
+        if sequence.forks_at_end and self._has_sibling(sequence):
             return True
         if not self.memory.reads_prefix(sequence):
             return False
-        grid, wanted = self.memory.shape.grid, sequence.request.params.prompt_logprobs
-        lag = self.memory.lag(sequence) * grid
-        known: int | None = None
+        source, at = self._farthest(sequence)
+        if source is None:
+            return False
+        grid, is_scored = self.memory.shape.grid, sequence.asks_of_prompt
+        # answers that are scored come many to one context, however short
+        least = -(-grid // LEAST_SHARED) if is_scored else grid
+        if at - self.memory.usable_prefix(sequence) < least:
+            return False
+        source.wanted.add((at // grid - self.memory.lag(sequence)) * grid)
+        self._meets.setdefault(source, []).append((at, sequence))
+        return True
+
+    def _has_sibling(self, sequence: Sequence) -> bool:
+        """Whether another reply to its request reads their prompt, or is about to."""
+        held = (each for meets in self._meets.values() for _, each in meets)
+        return any(
+            other.request_id == sequence.request_id and not other.num_output
+            for other in (*self.running, *held)
+        )
+
+    def _farthest(self, sequence: Sequence) -> tuple[Sequence | None, int]:
+        """The running prefill that will share most with a sequence, and how much."""
+        source, farthest = None, 0
+        wanted, salt = sequence.request.params.prompt_logprobs, sequence.request.cache_salt
         for other in self.running:
             # what it has computed is published, so only what is still to come matters
-            if other.remaining <= grid or other.request.cache_salt != sequence.request.cache_salt:
+            if other.remaining <= 1 or other.request.cache_salt != salt:
                 continue
-            shared = min(_common(sequence, other), len(sequence.tokens) - 1) // grid * grid
-            if shared <= other.computed or not _scores_enough(other, wanted):
-                continue
-            if known is None:
-                known = self.memory.usable_prefix(sequence)
-            if shared - lag > known:
-                other.wanted.add(shared - lag)
-                return True
-        return False
+            at = min(_common(sequence, other), len(sequence.tokens) - 1)
+            if wanted is not None:  # scores are known of prompts alone
+                found = other.request.params.prompt_logprobs
+                is_enough = found is not None and found >= wanted
+                at = min(at, sequence.num_prompt - 1, other.num_prompt - 1) if is_enough else 0
+            if at > max(other.computed, farthest):
+                source, farthest = other, at
+        return source, farthest
 
     def _most(self, sequence: Sequence, budget: int) -> int:
-        return min(sequence.remaining, budget) if self.cuts_prompts else sequence.remaining
+        most = min(sequence.remaining, budget) if self.cuts_prompts else sequence.remaining
+        meets = [at - sequence.computed for at, _ in self._meets.get(sequence, ())]
+        return min(most, *meets) if meets else most
 
     def _plan(self, sequence: Sequence, num_tokens: int) -> PlannedSequence | None:
         """Reserve memory for one sequence, taking it from younger ones if need be."""
@@ -294,25 +352,31 @@ class Scheduler:
         return None
 
     def _fork(self, row: PlannedSequence, room: int) -> list[Fork]:
-        """Let the request's other replies begin with this one, as many as there is room for."""
+        """Let others begin where a row ends, as many as there is room for.
+
+        They are the request's other replies at the end of its prompt, and who parts from it there.
+        """
         source, upto = row.sequence, row.sequence.computed + row.num_tokens
+        begin = [(each, False) for at, each in self._meets.get(source, ()) if at == upto]
+        if source.forks_at_end and row.samples and not source.num_output:
+            begin += [
+                (each, True)
+                for each in self.waiting
+                if each.request_id == source.request_id and not each.num_output
+            ]
         forks: list[Fork] = []
-        for other in self.waiting:
-            if len(forks) >= room:
+        for other, samples in begin[: max(room, 0)]:
+            fork = self.memory.reserve_fork(other, source, upto, samples=samples)
+            if fork is None:
                 break
-            if other.request_id == source.request_id and not other.num_output:
-                fork = self.memory.reserve_fork(other, source, upto)
-                if fork is None:
-                    break
-                forks.append(fork)
+            forks.append(fork)
         return forks
 
     def _finish_plan(self, rows: list[PlannedSequence]) -> StepPlan:
         memory = self.memory
         forks: list[Fork] = []
         for row in rows:
-            if row.sequence.forks_at_end and row.samples and not row.sequence.num_output:
-                forks += self._fork(row, self._limit - len(self.running) - len(forks))
+            forks += self._fork(row, self._limit - len(self.running) - len(forks))
         plan = StepPlan(
             tuple(rows),
             tuple(forks),
@@ -324,12 +388,6 @@ class Scheduler:
         memory.new_pages.clear()
         memory.new_states.clear()
         return plan
-
-
-def _scores_enough(other: Sequence, wanted: int | None) -> bool:
-    """Whether it leaves the log-probabilities of its prompt that another wants."""
-    found = other.request.params.prompt_logprobs
-    return wanted is None or (found is not None and found >= wanted)
 
 
 def _common(a: Sequence, b: Sequence) -> int:

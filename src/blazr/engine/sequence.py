@@ -108,16 +108,21 @@ class Sequence:
 
 
 class Fork(NamedTuple):
-    """Memory for a reply that goes on from the end of another's prompt.
+    """Memory for a reply that goes on where another stands: at its prompt's end, or before.
 
     Args:
         sequence: The reply.
         source: The other.
         run_slot: Where the other's log and working state are copied to.
         page: Where its last page is copied to, or -1 where no page is begun.
+        length: Tokens that they share.
+        samples: Whether it draws a token of its own from the other's last scores; else it has to
+            read the rest of its prompt.
     """
 
     sequence: Sequence
     source: Sequence
     run_slot: int
     page: int
+    length: int
+    samples: bool

@@ -100,6 +100,11 @@ class AsyncReply:
         if self._timer is not None:
             self._timer.cancel()
 
+    def cut(self) -> None:
+        """End what still runs where it stands; `take` tells of that as of any end."""
+        self._reply.cut()
+        self.wake()
+
     def fail(self, error: Exception) -> None:
         """Make the waiting `take`, and every later one, raise; on the event loop's thread."""
         self._failure = error

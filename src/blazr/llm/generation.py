@@ -15,6 +15,20 @@ Prompt = str | Sequence[int]  # text, or token ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Truncation:
+    """What becomes of a prompt that is too long.
+
+    Args:
+        most: Tokens it may have; None is what fits beside the reply, or half the context at least.
+        drops: What goes: tokens from the left or the right, or the oldest messages of a chat, but
+            for those of the system.
+    """
+
+    most: int | None = None
+    drops: Literal["left", "right", "messages"] = "left"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One prompt or one chat to continue.
 
@@ -31,6 +45,7 @@ class GenerationRequest:
         add_special_tokens: Put the beginning-of-text token before a text prompt, where the
             model's family has one.
         add_generation_prompt: End the rendered chat where the assistant begins to speak.
+        truncation: What becomes of a prompt that is too long; None refuses it.
         continue_final_message: The last message is the assistant's, and the reply goes on with it.
         suffix: What follows the reply, for models trained to fill in the middle.
         pooling: Ask for the prompt as one vector instead of a reply; see `Request`.
@@ -55,6 +70,7 @@ class GenerationRequest:
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    truncation: Truncation | None = None
     suffix: str | None = None
     pooling: Pooling | None = None
     cache_salt: str = ""

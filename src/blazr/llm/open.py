@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from blazr.core.errors import UnknownFamilyError
 from blazr.llm.form import PLAIN
 from blazr.llm.no_tokenizer import NoTokenizer
-from blazr.llm.text_engine import ModelInfo, TextEngine
+from blazr.llm.opened import ModelInfo, OpenedModel
+from blazr.llm.text_engine import TextEngine
 from blazr.text import sidecars
 from blazr.text.chat_template import ChatTemplate, choose_template
 from blazr.text.reasoning import choose_reasoning
@@ -47,33 +48,60 @@ def open_model(  # noqa: PLR0913  (what can be said of a model)
     """
     _check_parsers(tool_parser, reasoning_parser)  # before minutes are spent on weights
     # Imported here, because these import torch and the callers must start without it.
-    from blazr.engine.build import build_engine
     from blazr.engine.config import EngineConfig
     from blazr.models.loading.load import load
     from blazr.nn.device import resolve_device
-    from blazr.pipelines.fallback import FallbackModel, build_fallback_engine, load_fallback
+    from blazr.pipelines.fallback import load_fallback
 
     place, config = resolve_device(device), engine or EngineConfig()
-    loaded: LoadedModel | FallbackModel
-    try:
-        loaded = load(model, device=place, dtype=dtype, quantize=quantize)
-    except UnknownFamilyError as error:
-        loaded = load_fallback(model, error, device=place, dtype=dtype)
+
+    def read(model: str) -> LoadedModel | FallbackModel:
+        try:
+            return load(model, device=place, dtype=dtype, quantize=quantize)
+        except UnknownFamilyError as error:
+            return load_fallback(model, error, device=place, dtype=dtype)
+
+    loaded = read(model)
     tokenizer, template = _open_text(loaded, vocab=vocab, chat_template=chat_template)
     reply_format = _choose_format(
         loaded, tokenizer, template, tool_parser=tool_parser, reasoning_parser=reasoning_parser
     )
-    banned_ids = tokenizer.unassigned(loaded.vocab_size)
-    if isinstance(loaded, FallbackModel):
-        runs = build_fallback_engine(loaded, config=config, banned_ids=banned_ids)
-    else:
-        runs = build_engine(loaded.module, place, config=config, banned_ids=banned_ids)
-    return TextEngine(
-        runs,
-        _describe(loaded, device=str(place), max_seq_len=config.max_seq_len),
+    opened = OpenedModel(
+        weights=loaded,
+        read=read,
+        device=place,
+        config=config,
+        info=_describe(loaded, device=str(place), max_seq_len=config.max_seq_len),
         tokenizer=tokenizer,
         template=template,
         reply_format=reply_format,
+    )
+    return start_engine(opened)
+
+
+def start_engine(opened: OpenedModel) -> TextEngine:
+    """Start an engine of a model in memory; there may be one at a time.
+
+    Raises:
+        CapacityError: There is no memory for its caches.
+    """
+    from blazr.engine.build import build_engine
+    from blazr.pipelines.fallback import FallbackModel, build_fallback_engine
+
+    weights, config = opened.weights, opened.config
+    banned_ids = opened.tokenizer.unassigned(opened.info.vocab_size)
+    weights.module.to(opened.device.torch_device)
+    if isinstance(weights, FallbackModel):
+        runs = build_fallback_engine(weights, config=config, banned_ids=banned_ids)
+    else:
+        runs = build_engine(weights.module, opened.device, config=config, banned_ids=banned_ids)
+    return TextEngine(
+        runs,
+        opened.info,
+        tokenizer=opened.tokenizer,
+        template=opened.template,
+        reply_format=opened.reply_format,
+        opened=opened,
     )
 
 

@@ -101,6 +101,21 @@ class Reply:
             if not prompt.is_done and prompt.request_id is not None:
                 self._engine.abort(prompt.request_id)
 
+    def cut(self) -> None:
+        """End what still runs, or has yet to begin, where it stands: as `take` will tell."""
+        self.abort()
+        for position in range(self._num_submitted, len(self._prompts)):
+            request = self._prompts[position].request
+            for index in range(request.params.n):
+                end = TokenOutput(
+                    request_id=0,
+                    index=index,
+                    finish_reason=FinishReason.ABORT,
+                    num_prompt_tokens=len(request.prompt_ids),
+                )
+                self._inbox.append((position, end))
+        self._num_submitted = len(self._prompts)
+
     def _submit(self) -> None:
         while self._num_submitted < len(self._prompts):
             position = self._num_submitted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 
 from blazr.text.events import (
     Event,
@@ -119,6 +119,39 @@ class Fold:
     def completions(self) -> list[Completion]:
         """The replies so far, by index; those still running end with ``"abort"``."""
         return [_complete(index, self._choices[index]) for index in sorted(self._choices)]
+
+
+class Tally:
+    """What replies have cost so far, while they are generated.
+
+    Args:
+        n: How many replies share a prompt.
+    """
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._usages: dict[int, Usage] = {}
+
+    def push(self, event: Event) -> None:
+        """Take one event. Thinking is told apart at a reply's end."""
+        known = self._usages.get(event.index, Usage())
+        if isinstance(event, PromptDone) and event.index % self._n == 0:
+            prompt, cached = event.num_prompt_tokens, event.num_cached_tokens
+            known = Usage(prompt, 0, cached)
+        elif isinstance(event, TextDelta):
+            known = replace(known, completion_tokens=known.completion_tokens + len(event.token_ids))
+        elif isinstance(event, Finished):
+            known = replace(
+                known,
+                completion_tokens=event.num_tokens,
+                reasoning_tokens=event.num_reasoning_tokens,
+            )
+        self._usages[event.index] = known
+
+    @property
+    def usage(self) -> Usage:
+        """All of it together."""
+        return Usage(*map(sum, zip(*map(astuple, self._usages.values()), strict=True)))
 
 
 def fold(events: Iterable[Event]) -> list[Completion]:

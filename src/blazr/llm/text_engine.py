@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from blazr.core.errors import ContextLengthError, EngineError, RequestError
 from blazr.engine.constraint import Constraint
@@ -11,6 +12,7 @@ from blazr.engine.request import Request
 from blazr.llm.form import PLAIN, PreparedRequest, choose_format, choose_grammar
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.infill import encode_infill
+from blazr.llm.opened import ModelInfo, OpenedModel
 from blazr.llm.token_engine import TokenEngine
 from blazr.text.chat_template import ChatTemplate
 from blazr.text.grammars.compiler import GrammarCompiler
@@ -25,35 +27,7 @@ from blazr.text.tokenizer import Tokenizer
 CHARACTERS_PER_TOKEN = 8
 # The end of a prompt in which to look for the beginning of thinking, tokens.
 _TAIL = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelInfo:
-    """What there is to know about the model from outside.
-
-    Args:
-        name: What it is called.
-        family: What kind of checkpoint it came from.
-        vocab_size: Rows of its embedding.
-        max_seq_len: Its context, tokens.
-        num_parameters: Weights in it.
-        size_bytes: Memory they take.
-        device: Where it runs, for people.
-        adds_bos: Whether a text prompt begins with the beginning-of-text token.
-        stop_ids: Ids that end a reply, besides the tokenizer's own.
-        is_unbounded: Whether it reads prompts of any length (no attention in it).
-    """
-
-    name: str
-    family: str
-    vocab_size: int
-    max_seq_len: int
-    num_parameters: int = 0
-    size_bytes: int = 0
-    device: str = "cpu"
-    adds_bos: bool = False
-    stop_ids: frozenset[int] = frozenset()
-    is_unbounded: bool = False
+_SYSTEM = {"system", "developer"}
 
 
 class TextEngine:
@@ -65,6 +39,7 @@ class TextEngine:
         tokenizer: Text to ids and back.
         template: Chats to ids; None where the model has no vocabulary.
         reply_format: How the model writes its thinking and its calls of tools.
+        opened: The model it was started from; None where none can be started again.
     """
 
     def __init__(
@@ -75,7 +50,9 @@ class TextEngine:
         tokenizer: Tokenizer,
         template: ChatTemplate | None = None,
         reply_format: ReplyFormat = PLAIN,
+        opened: OpenedModel | None = None,
     ) -> None:
+        self.opened = opened
         self.engine = engine
         self.info = info
         self.tokenizer = tokenizer
@@ -98,7 +75,7 @@ class TextEngine:
         stop_ids = self.info.stop_ids | frozenset(self.tokenizer.eos_ids)
         reply_format = choose_format(self.reply_format, request)
         if request.messages is not None:
-            ids = self.encode_chat(request)
+            ids = self._encode_fitting(request)
             if self.template is not None:
                 stop_ids |= frozenset(self.template.stop_ids(self.tokenizer))
             if reply_format.tool_format is not None:
@@ -107,6 +84,7 @@ class TextEngine:
                 stop_ids |= {special_ids[name] for name in names if name in special_ids}
         else:
             ids = self.encode_prompt(request)
+        ids = self._cut(request, ids)
         prepared = Request(
             prompt_ids=tuple(ids),
             params=request.params,
@@ -124,6 +102,10 @@ class TextEngine:
         prompt = request.prompt
         if not isinstance(prompt, str):
             return list(prompt or ())
+        truncation, longest = request.truncation, CHARACTERS_PER_TOKEN * self.info.max_seq_len
+        # what is longer than any prompt would be cut off all the same
+        if truncation is not None and len(prompt) > longest and not self.info.is_unbounded:
+            prompt = prompt[-longest:] if truncation.drops == "left" else prompt[:longest]
         self._check_length(len(prompt) + len(request.suffix or ""), "prompt")
         if request.suffix is not None:
             return encode_infill(self.tokenizer, prompt, request.suffix, self.info.vocab_size)
@@ -144,7 +126,9 @@ class TextEngine:
             )
         if not messages:
             raise RequestError("there are no messages.", param="messages")
-        self._check_length(sum(len(each.content or "") for each in messages), "messages")
+        truncation = request.truncation
+        if truncation is None or truncation.drops == "messages":
+            self._check_length(sum(len(each.content or "") for each in messages), "messages")
         goes_on = request.continue_final_message
         ids = self.template.encode(
             messages[:-1] if goes_on else messages,
@@ -154,6 +138,50 @@ class TextEngine:
             variables=request.template_variables,
         )
         return ids + self.tokenizer.encode(messages[-1].content or "") if goes_on else ids
+
+    def _encode_fitting(self, request: GenerationRequest) -> list[int]:
+        """The token ids of a chat; where the oldest messages may go, of as many as fit."""
+        messages, truncation = request.messages or (), request.truncation
+        if truncation is None or truncation.drops != "messages":
+            return self.encode_chat(request)
+        told = (i for i, each in enumerate(messages) if each.role not in _SYSTEM)
+        first = next(told, len(messages))
+
+        def encode(start: int) -> list[int] | None:
+            kept = replace(request, messages=[*messages[:first], *messages[start:]])
+            try:
+                ids = self.encode_chat(kept)
+            except ContextLengthError:
+                return None
+            return ids if len(ids) <= self._room(request) else None
+
+        whole = encode(first)
+        # it begins with the user again, as templates expect of a chat
+        starts = [i for i in range(first + 1, len(messages)) if messages[i].role == "user"]
+        if whole is None and starts:
+            place = bisect_left(starts[:-1], 1, key=lambda start: encode(start) is not None)
+            whole = encode(starts[place])
+        return self.encode_chat(request) if whole is None else whole
+
+    def _cut(self, request: GenerationRequest, ids: list[int]) -> list[int]:
+        """Token ids without those that are too many."""
+        truncation = request.truncation
+        if truncation is None or truncation.drops == "messages":
+            return ids
+        most = self._room(request) if truncation.most is None else truncation.most
+        return ids[-most:] if truncation.drops == "left" else ids[:most]
+
+    def _room(self, request: GenerationRequest) -> int:
+        """Tokens that a prompt may have beside its reply; half the context at least."""
+        context = self.info.max_seq_len
+        if self.info.is_unbounded:
+            return 2**31
+        return context - max(min(request.params.max_tokens, context // 2), 1)
+
+    def take_weights(self, opened: OpenedModel) -> None:
+        """Go on with the weights of the same model in another checkpoint."""
+        self.engine.replace_model(opened.weights.module)
+        self.opened = opened
 
     def check(self) -> None:
         """Raise where the engine does not work any more.

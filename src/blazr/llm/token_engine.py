@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from blazr.engine.outputs import Running, TokenOutput
 from blazr.engine.request import Request
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from blazr.engine.async_engine import Health
+
+R = TypeVar("R")
 
 
 class TokenEngine(Protocol):
     """What is needed of an engine; `blazr.engine.async_engine.AsyncEngine` is the one we have."""
+
+    is_paused: bool
 
     def submit(self, request: Request, sink: Callable[[TokenOutput], None]) -> int:
         """Queue a request; ``sink`` gets its outputs on the engine's thread."""
@@ -34,6 +39,21 @@ class TokenEngine(Protocol):
 
     def running(self) -> Sequence[Running]:
         """How far the replies have come that are computed now."""
+
+    def pause(self, *, finishes: bool) -> Future[None]:
+        """Stop until `resume`, once what runs has ended or at once; done when it has stopped."""
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+
+    def forget_prefixes(self, *, restarts: bool = False) -> int:
+        """Forget what prompts have left for others; how many blocks that were."""
+
+    def replace_model(self, model: nn.Module) -> None:
+        """Go on with other weights of the same shape."""
+
+    def call(self, work: Callable[[], R]) -> R:
+        """Run something between two steps, on the thread that computes them."""
 
     def close(self) -> None:
         """Stop."""

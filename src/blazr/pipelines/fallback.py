@@ -170,6 +170,7 @@ def build_fallback_engine(
     return AsyncEngine(
         build,
         logits=runner.logits,
+        replace=runner.replace,
         pacing=Pacing(share=config.prefill_share, token_budget=config.token_budget),
         max_unfinished=running + config.max_waiting,
     )
@@ -194,6 +195,11 @@ class TransformersRunner:
         self._resumes = self._can_resume()
         if not self._resumes:
             log.warning("its cache does not agree with a whole pass: every step computes all again")
+
+    def replace(self, network: torch.nn.Module) -> None:
+        """Go on with another network of the same config."""
+        self.network = network
+        self._pasts.clear()
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:

@@ -33,6 +33,7 @@ def build_app(models: Models, *, tracer: Tracer | None = None) -> Starlette:
     document = describe(ROUTES.values())
     state.document = document | {"servers": [{"url": config.root_path or "/"}]}
     open_paths = frozenset(row.path for row in ROUTES.values() if row.is_open)
+    command_paths = frozenset(row.path for row in ROUTES.values() if row.is_command)
     shapes = {row.path: row.shape for row in ROUTES.values() if row.shape is not None}
     return Starlette(
         routes=[
@@ -49,7 +50,7 @@ def build_app(models: Models, *, tracer: Tracer | None = None) -> Starlette:
                 allow_headers=["*"],
                 expose_headers=["X-Request-Id", PREFIX_HEADER],
             ),
-            Middleware(Gate, state=state, open_paths=open_paths),
+            Middleware(Gate, state=state, open_paths=open_paths, command_paths=command_paths),
         ],
         exception_handlers={HTTPException: _render},
     )

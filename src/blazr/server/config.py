@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from blazr.core.errors import ConfigError
@@ -24,6 +26,8 @@ class ServerConfig:
         host: Address to listen on.
         port: Port to listen on; 0 picks a free one.
         api_keys: Keys of which a client must show one; none leaves the server open.
+        admin_api_keys: Keys of which one must be shown to command the server; none leaves that to
+            the others, and without any key nobody may.
         cors_origins: Origins that browsers may call from, besides loopback; ``"*"`` is any.
         uds: Socket file to listen on instead.
         tls_cert: File with the certificate and those that vouch for it; with ``tls_key``.
@@ -42,6 +46,9 @@ class ServerConfig:
         send_timeout_s: Longest time a client may not read before it is dropped.
         keep_alive_s: Silence in a stream after which a comment shows that it lives.
         drain_timeout_s: How long running requests may take when the server stops.
+        weights_dir: Below it lie the checkpoints whose weights a model may go on with; None is
+            nowhere.
+        profile_dir: Where profiles are written; None makes none.
 
     Raises:
         ConfigError: A key is empty or cannot be sent in a header; of certificate and key one is
@@ -51,6 +58,7 @@ class ServerConfig:
     host: str = "0.0.0.0"
     port: int = 8080
     api_keys: tuple[str, ...] = ()
+    admin_api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     uds: str | None = None
     tls_cert: str | None = None
@@ -69,9 +77,11 @@ class ServerConfig:
     send_timeout_s: float = 60.0
     keep_alive_s: float = 15.0
     drain_timeout_s: float = 30.0
+    weights_dir: Path | None = None
+    profile_dir: Path | None = None
 
     def __post_init__(self) -> None:
-        for key in self.api_keys:
+        for key in self.api_keys + self.admin_api_keys:
             if not key or not key.isascii() or not key.isprintable() or key != key.strip():
                 raise ConfigError(
                     "an API key cannot be used.",
@@ -81,6 +91,9 @@ class ServerConfig:
 
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("TLS needs a certificate and its key.", expected="both or neither")
+        for path in (self.weights_dir, self.profile_dir):
+            if path is not None and not path.is_dir():
+                raise ConfigError("a folder is missing.", found=str(path)[:200])
         if self.root_path and not _ROOT_PATH.fullmatch(self.root_path):
             raise ConfigError(
                 "the root path is not understood.",
@@ -99,6 +112,7 @@ class ServerConfig:
         """Whether only this machine can connect."""
         return self.uds is not None or self.host in LOOPBACK
 
-    def key_digests(self) -> tuple[bytes, ...]:
-        """SHA-256 of each key; the keys themselves are not looked at again."""
-        return tuple(hashlib.sha256(key.encode()).digest() for key in self.api_keys)
+
+def digests(keys: Iterable[str]) -> tuple[bytes, ...]:
+    """SHA-256 of each key; the keys themselves are not looked at again."""
+    return tuple(hashlib.sha256(key.encode()).digest() for key in keys)

@@ -36,8 +36,10 @@ class Route:
         body: Type of the request body, or of the query where there is no body; None where neither
             says anything.
         is_open: Whether it is answered without a key, and while the server stops.
-        needs_model: Whether it is about a model; what is posted is. The body's ``model`` or the
-            query's says which.
+        needs_model: Whether it waits for a model; None is whether something is posted. The body's
+            ``model`` or the query's says which.
+        is_command: Whether it is an operator's: its body may be left out, or stand in the query,
+            and it needs a key.
         shape: How it writes errors; None is OpenAI's way.
     """
 
@@ -47,7 +49,8 @@ class Route:
     body: type[msgspec.Struct] | None = None
     is_open: bool = False
     shape: Shape | None = None
-    needs_model: bool = False
+    needs_model: bool | None = None
+    is_command: bool = False
 
 
 class Endpoint:
@@ -58,18 +61,23 @@ class Endpoint:
         self._models = models
         has_body = route.method == "POST" and route.body is not None
         self._decoder = msgspec.json.Decoder(route.body) if has_body else None
+        self._needs_model = has_body if route.needs_model is None else route.needs_model
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Errors are raised; the middleware renders them."""
         state, connection = self._models.state, HTTPConnection(scope)
         body: msgspec.Struct | None = None
+        is_command = self._route.is_command
         if self._decoder is not None:
-            _check_content_type(connection.headers.get("content-type", ""))
+            if not is_command or connection.headers.get("content-length", "0") != "0":
+                _check_content_type(connection.headers.get("content-type", ""))
             raw = await _read_body(scope, receive, state.config)
-            body = _decode(self._decoder, raw)
+            body = _decode(self._decoder, raw or b"{}" if is_command else raw)
+            if is_command:
+                body = _fill_in(body, connection.query_params)
         elif self._route.body is not None:
             body = _decode_query(self._route.body, connection.query_params)
-        if self._decoder is None and not self._route.needs_model:
+        if not self._needs_model:
             response = await self._route.handler(self._call(scope, body))
             await _until_gone(receive, response(scope, receive, send))
             return
@@ -95,6 +103,13 @@ class Endpoint:
             request_id=scope.get("request_id", ""),
             facts=scope.setdefault("facts", {}),
         )
+
+
+def _fill_in(body: msgspec.Struct, query: Mapping[str, str]) -> msgspec.Struct:
+    """A command, with what its body leaves out taken from the query."""
+    asked = _decode_query(type(body), query)
+    names = [name for name in body.__struct_fields__ if getattr(body, name) is None]
+    return msgspec.structs.replace(body, **{name: getattr(asked, name) for name in names})
 
 
 def _decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> msgspec.Struct:

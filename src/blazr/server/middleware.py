@@ -16,7 +16,13 @@ import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from blazr.server.config import LOOPBACK, MAX_HEADER_BYTES, MAX_HEADER_FIELDS, ServerConfig
+from blazr.server.config import (
+    LOOPBACK,
+    MAX_HEADER_BYTES,
+    MAX_HEADER_FIELDS,
+    ServerConfig,
+    digests,
+)
 from blazr.server.errors import HttpError, Shape, clean
 from blazr.server.state import ServerState
 from blazr.server.tracing import Tracer
@@ -103,13 +109,22 @@ class Surroundings:
 class Gate:
     """Innermost: refuses what must not come in, before anything of the body is read."""
 
-    def __init__(self, app: ASGIApp, *, state: ServerState, open_paths: frozenset[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        state: ServerState,
+        open_paths: frozenset[str],
+        command_paths: frozenset[str],
+    ) -> None:
         self._app = app
         self._state = state
         self._open_paths = open_paths
         # a path with a parameter opens all that begins like it
         self._open_prefixes = tuple(path.partition("{")[0] for path in open_paths if "{" in path)
-        self._digests = state.config.key_digests()
+        self._command_paths = command_paths
+        self._admins = digests(state.config.admin_api_keys)
+        self._digests = digests(state.config.api_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or raise what refuses it."""
@@ -118,15 +133,25 @@ class Gate:
         _check_host(headers, self._state.config)
         path = scope["path"]
         if path not in self._open_paths and not path.startswith(self._open_prefixes):
-            scope["tenant"] = self._check_key(headers)
+            scope["tenant"] = self._check_key(headers, commands=path in self._command_paths)
             if self._state.is_draining:
                 raise HttpError(
                     503, "the server is stopping.", code="stopping", headers={"Retry-After": "5"}
                 )
         await self._app(scope, receive, send)
 
-    def _check_key(self, headers: Headers) -> str:
-        if not self._digests:
+    def _check_key(self, headers: Headers, *, commands: bool) -> str:
+        known = self._digests and self._digests + self._admins
+        if commands:
+            known = self._admins or self._digests
+        if not known:
+            if commands:
+                raise HttpError(
+                    403,
+                    "only operators may do this, and nobody can tell them from others: "
+                    "start the server with --admin-api-key or --api-key.",
+                    code="no_operator",
+                )
             return ""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         shown = headers.get("x-api-key", headers.get("api-key", ""))
@@ -134,7 +159,7 @@ class Gate:
             shown = token.strip()
         digest = hashlib.sha256(shown.encode("utf-8", "surrogateescape")).digest()
         # every key is compared, so that time tells nothing about which one was close
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        matches = [hmac.compare_digest(digest, each) for each in known]
         if not any(matches):
             raise HttpError(
                 401,

@@ -4,81 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from itertools import count
-from typing import Literal
 
 from blazr.core.errors import BlazrError, CapacityError
 from blazr.core.garbage import unload
 from blazr.llm.async_llm import AsyncLLM
-from blazr.llm.text_engine import ModelInfo
 from blazr.server.config import ServerConfig
 from blazr.server.errors import HttpError, clean
-from blazr.server.state import ServerState, Service
+from blazr.server.state import ModelSource, Newsroom, Seat, ServerState, Service
 
 _log = logging.getLogger(__name__)
 
 _MAX_NAMES = 5  # in a message
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSource:
-    """A model there is, in memory or not.
-
-    Args:
-        name: What clients call it.
-        open: Loads it; called on a worker thread, and again after it was let go.
-        aliases: More names it answers to.
-        num_bytes: Memory it is expected to take, before it was ever loaded.
-        stays: It cannot be loaded again, and so is never let go.
-    """
-
-    name: str
-    open: Callable[[], AsyncLLM]
-    aliases: tuple[str, ...] = ()
-    num_bytes: int = 0
-    stays: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Seat:
-    """A model's place in the server.
-
-    Args:
-        source: Where it comes from.
-        num_bytes: Memory it takes, or is expected to take.
-        service: The model, while it is in memory.
-        loading: What loads it, meanwhile.
-        info: About it, once it is known.
-        used: When it was last used, in the order of all uses.
-        waiting: Who will be told when it is loaded.
-        timer: What will let it go when nobody uses it.
-        idle_s: Silence after which it leaves, if a client has asked for that; infinity keeps it.
-    """
-
-    source: ModelSource
-    num_bytes: int
-    service: Service | None = None
-    loading: asyncio.Task[None] | None = None
-    info: ModelInfo | None = None
-    used: int = 0
-    waiting: list[asyncio.Future[Service]] = field(default_factory=list)
-    timer: asyncio.TimerHandle | None = None
-    idle_s: float | None = None
-
-    @property
-    def status(self) -> Literal["loaded", "loading", "unloaded"]:
-        """Where it is in its life."""
-        if self.service is not None:
-            return "loaded"
-        return "unloaded" if self.loading is None else "loading"
-
-    def take_waiting(self) -> list[asyncio.Future[Service]]:
-        """Those who wait and have not left; they are to be told now."""
-        waiting, self.waiting = self.waiting, []
-        return [turn for turn in waiting if not turn.done()]
 
 
 class Models:
@@ -101,9 +40,11 @@ class Models:
                 self._by_name.setdefault(name, seat)
         self._live: set[Service] = set()  # also those that are let go when their requests end
         self._emptied = asyncio.Event()
-        self._changing = asyncio.Lock()
+        self.news = Newsroom()
+        self.changing = asyncio.Lock()  # who holds it lets models come and go
+        self.updating = asyncio.Lock()
         self._clock = count(1)
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._working: set[asyncio.Task[None]] = set()
 
     @classmethod
     def of(
@@ -172,6 +113,31 @@ class Models:
         """The models in memory."""
         return [seat.service for seat in self.seats if seat.service is not None]
 
+    def begin(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """Begin what goes on to its end, whether anybody waits for it or not."""
+        task = asyncio.create_task(work)
+        self._working.add(task)  # the loop alone would forget it
+        task.add_done_callback(self._working.discard)
+        return task
+
+    async def let_go(self, seat: Seat) -> None:
+        """Take a model from memory once those who use it have ended; nobody new gets it.
+
+        Whoever calls it holds `changing`.
+        """
+        service, seat.service = seat.service, None
+        assert service is not None
+        while service.num_users:
+            self._emptied.clear()
+            await self._emptied.wait()
+        self._live.discard(service)
+        self.state.metrics.unwatch(service.name)
+        await service.llm.close()
+        _log.info("%s is let go", service.name)
+        del service
+        await asyncio.to_thread(unload)  # engines are full of cycles
+        self.news.tell(seat)
+
     def stop(self) -> None:
         """End every running reply with an error: the time to drain is over."""
         for service in self._live:
@@ -184,11 +150,13 @@ class Models:
 
     async def _take(self, seat: Seat) -> Service:
         """A model, held; whoever takes it releases it."""
+        seat.check_awake()
         if seat.service is not None:
             seat.service.hold()
             return seat.service
         if seat.loading is None:
             seat.loading = asyncio.create_task(self._load(seat))
+            self.news.tell(seat)
         turn: asyncio.Future[Service] = asyncio.get_running_loop().create_future()
         seat.waiting.append(turn)
         try:
@@ -202,12 +170,13 @@ class Models:
         """Bring a model into memory, at its turn; those who wait get it, or the error."""
         name, failure = seat.source.name, None
         try:
-            async with self._changing:
+            async with self.changing:
+                seat.check_awake()
                 if seat.info is not None:  # its size is known, not guessed
                     self._check_size(seat)
                 await self._make_room(seat)
                 _log.info("loading %s", name)
-                llm = await asyncio.to_thread(seat.source.open)
+                llm = await asyncio.to_thread(seat.open)
                 await self._admit(seat, llm)
             _log.info("%s is loaded, %.1f MiB", name, seat.num_bytes / 2**20)
         except HttpError as error:
@@ -221,6 +190,8 @@ class Models:
             seat.loading = None
         outcome = "ok" if failure is None else "failed"
         self.state.metrics.count("blazr_model_loads", model=name, outcome=outcome)
+        seat.has_failed = failure is not None
+        self.news.tell(seat)
         if failure is not None:
             for turn in seat.take_waiting():
                 turn.set_exception(failure)
@@ -239,7 +210,7 @@ class Models:
     def _seat_down(self, seat: Seat, llm: AsyncLLM) -> None:
         service = Service(llm, seat.source.name, self.state, on_idle=self._on_idle)
         seat.service, seat.info, seat.num_bytes = service, llm.core.info, memory_of(llm)
-        seat.used = next(self._clock)
+        seat.used, seat.resting = next(self._clock), None
         self._live.add(service)
         for turn in seat.take_waiting():
             service.hold()  # so that it stays until they are there
@@ -252,11 +223,14 @@ class Models:
     async def _make_room(self, newcomer: Seat) -> None:
         """Let the least recently used models go until the rest fits with the newcomer."""
         while True:
-            others = [each for each in self.seats if each is not newcomer and each.service]
-            total = newcomer.num_bytes + sum(each.num_bytes for each in others)
+            others = [each for each in self.seats if each is not newcomer and each.held_bytes]
+            total = newcomer.num_bytes + sum(each.held_bytes for each in others)
             if total <= self._bound or not others:
                 return
-            await self._let_go(min(others, key=lambda each: each.used))
+            oldest = min(others, key=lambda each: each.used)
+            if oldest.service is not None:
+                await self.let_go(oldest)
+            oldest.resting = None
 
     def _check_size(self, seat: Seat) -> None:
         """Refuse a model that is too large even alone."""
@@ -268,20 +242,6 @@ class Models:
                 param="model",
                 code="model_not_loaded",
             )
-
-    async def _let_go(self, seat: Seat) -> None:
-        """Take a model from memory once those who use it have ended; nobody new gets it."""
-        service, seat.service = seat.service, None
-        assert service is not None
-        while service.num_users:
-            self._emptied.clear()
-            await self._emptied.wait()
-        self._live.discard(service)
-        self.state.metrics.unwatch(service.name)
-        await service.llm.close()
-        _log.info("%s is let go", service.name)
-        del service
-        await asyncio.to_thread(unload)  # engines are full of cycles
 
     def _on_idle(self, service: Service) -> None:
         self._emptied.set()
@@ -297,14 +257,12 @@ class Models:
 
     def _time_out(self, seat: Seat) -> None:
         async def leave() -> None:
-            async with self._changing:
+            async with self.changing:
                 if seat.service is not None and not seat.service.num_users:
-                    await self._let_go(seat)
+                    await self.let_go(seat)
 
         if seat.service is not None and not seat.service.num_users:
-            task = asyncio.create_task(leave())
-            self._leaving.add(task)  # the loop alone would forget it
-            task.add_done_callback(self._leaving.discard)
+            self.begin(leave())
 
 
 def memory_of(llm: AsyncLLM) -> int:

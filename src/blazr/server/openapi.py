@@ -160,7 +160,8 @@ def _operation(row: Route, schemas: Mapping[str, Schema]) -> Schema:
             if instead in example:
                 example.pop(name, None)
         media = {"schema": schemas[repr(row.body)], "example": example}
-        operation["requestBody"] = {"required": True, "content": {"application/json": media}}
+        content = {"application/json": media}
+        operation["requestBody"] = {"required": not row.is_command, "content": content}
     return operation
 
 
@@ -170,7 +171,7 @@ def _parameters(row: Route) -> list[dict[str, object]]:
         {"name": name, "in": "path", "required": True, "schema": text}
         for name in _PARAMETER.findall(row.path)
     ]
-    if row.body is not None and row.method != "POST":
+    if row.body is not None and (row.method != "POST" or row.is_command):
         fields = msgspec.json.schema(row.body)["$defs"][row.body.__name__]["properties"]
         parameters += [
             {"name": name, "in": "query", "schema": each} for name, each in fields.items()

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypedDict
 import msgspec
 
 from blazr.core.errors import RequestError
-from blazr.engine.sampling_params import SamplingParams
-from blazr.llm.generation import Prompt
+from blazr.engine.sampling_params import SAMPLERS, SamplingParams
+from blazr.llm.generation import Prompt, Truncation
 from blazr.server.service import Call
 
 MAX_REPLIES = 256
@@ -42,6 +42,10 @@ _REFUSALS: Sequence[tuple[str, str, object]] = (
     ("send logit_bias or a grammar", "allowed_token_ids bad_words grammar_lazy n_indent", 0),
     ("send n and best_of", "use_beam_search", 0),
     ("send a prompt that fits", "truncate_prompt_tokens", 0),
+    (_CHATS, "repeat_last_n samplers", 0),
+    (_SAMPLE, "min_keep", 0),
+    (_SAMPLE, "adaptive_target", -1),
+    ("send the prompt itself", "prompt_template", 0),
     ("send the prompt to /tokenize", "return_token_ids return_tokens_as_token_ids", 0),
     ("send top_logprobs or n_probs", "logprob_token_ids post_sampling_probs", 0),
     ("ask /v1/embeddings for their mean", "return_hidden_states", 0),
@@ -98,6 +102,72 @@ def sampling_params(stop: str | list[str] | None = None, **values: object) -> Sa
     if given.get("top_k") == -1:  # how others spell "keep all"
         given["top_k"] = 0
     return SamplingParams(**given)
+
+
+_NEUTRAL: Mapping[str, Mapping[str, object]] = {
+    "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    "temperature": {"temperature": 1.0},
+    "top_k": {"top_k": 0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+}
+# Samplers of llama.cpp that do nothing unless a field asks for them, and those fields are refused.
+_IDLE = frozenset({"dry", "top_n_sigma", "typ_p", "typical_p", "xtc", "adaptive_p"})
+_LETTERS = {
+    "e": "penalties",
+    "k": "top_k",
+    "p": "top_p",
+    "m": "min_p",
+    "t": "temperature",
+    **dict.fromkeys("dsyx", "dry"),
+}
+
+
+def sampler_order(given: list[str] | str | None) -> dict[str, object]:
+    """Sampling parameters for samplers as llama.cpp has them: only those named, in their order.
+
+    Args:
+        given: Their names, or their letters in one word; None is the usual order of all.
+
+    Raises:
+        RequestError: There is no such sampler, or it comes twice.
+    """
+    if given is None:
+        return {}
+    is_word = isinstance(given, str)
+    names = [_LETTERS.get(each, each) for each in given] if is_word else given
+    named = [name for name in names if name not in _IDLE]
+    wrong = [name for name in named if name not in SAMPLERS]
+    if wrong or len(set(named)) < len(named):
+        raise RequestError(
+            "samplers are not understood.",
+            param="samplers",
+            found=", ".join(wrong or named)[:100],
+            expected="some of " + ", ".join(SAMPLERS) + ", each once",
+        )
+    missing = [name for name in SAMPLERS if name not in named]
+    values: dict[str, object] = {"samplers": (*named, *missing)}
+    for name in missing:
+        values |= _NEUTRAL[name]
+    return values
+
+
+def truncation_of(most: int | None, side: Literal["left", "right"] | None) -> Truncation | None:
+    """What becomes of a prompt that is too long, as vLLM spells it; -1 keeps what fits.
+
+    Raises:
+        RequestError: Nothing would be kept.
+    """
+    if most is None:
+        return None
+    if most == 0 or most < -1:
+        raise RequestError(
+            "truncate_prompt_tokens is out of range.",
+            param="truncate_prompt_tokens",
+            found=str(most)[:20],
+            expected="-1, or at least 1",
+        )
+    return Truncation(most=None if most == -1 else most, drops=side or "left")
 
 
 def grammar_of(

@@ -10,14 +10,19 @@ from blazr.server.anthropic.rendering import error_object as anthropic_error
 from blazr.server.endpoint import Route
 from blazr.server.native import (
     cache,
+    commands,
     completion,
     generate,
     infill,
     pages,
+    profile,
     props,
+    router,
+    sleep,
     slots,
     status,
     tokens,
+    weights,
 )
 from blazr.server.ollama import embed as ollama_embed
 from blazr.server.ollama import generate as ollama_generate
@@ -34,6 +39,7 @@ from blazr.server.openai import (
 )
 
 _Anthropic = partial(Route, shape=anthropic_error)
+_Command = partial(Route, is_command=True, needs_model=False)
 _Ollama = partial(Route, shape=ollama_models.error_object)
 
 ROUTES: Table[Route] = Table(
@@ -56,6 +62,35 @@ ROUTES: Table[Route] = Table(
             Route("GET", "/debug/cache", cache.show_cache, needs_model=True),
             *(Route("GET", path, models.list_models) for path in ("/v1/models", "/models")),
             Route("GET", "/v1/models/{model:path}", models.show_model),
+            Route("POST", "/models/load", router.load, router.Body, needs_model=False),
+            Route("POST", "/models/unload", router.unload, router.Body, needs_model=False),
+            Route("GET", "/models/sse", router.watch),
+            _Command("POST", "/sleep", sleep.sleep, sleep.SleepBody),
+            _Command("POST", "/wake_up", sleep.wake_up, sleep.WakeBody),
+            Route("GET", "/is_sleeping", sleep.is_sleeping, commands.Target),
+            *(
+                _Command("POST", path, commands.pause, commands.PauseBody)
+                for path in ("/pause", "/pause_generation")
+            ),
+            *(
+                _Command("POST", path, commands.resume, commands.Target)
+                for path in ("/resume", "/continue_generation")
+            ),
+            Route("GET", "/is_paused", commands.is_paused, commands.Target),
+            *(
+                _Command("POST", path, commands.reset_prefix_cache, commands.ResetBody)
+                for path in ("/reset_prefix_cache", "/flush_cache")
+            ),
+            *(
+                _Command("POST", path, commands.abort_requests, commands.AbortBody)
+                for path in ("/abort_requests", "/abort_request")
+            ),
+            *(
+                _Command("POST", path, weights.update_weights, weights.Body)
+                for path in ("/update_weights", "/update_weights_from_disk")
+            ),
+            _Command("POST", "/start_profile", profile.start_profile, profile.StartBody),
+            _Command("POST", "/stop_profile", profile.stop_profile, profile.StopBody),
             Route("POST", "/v1/completions", completions.complete, completions.Body),
             *(
                 Route("POST", path, chat.answer, chat.Body)

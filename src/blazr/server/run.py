@@ -16,6 +16,8 @@ from blazr.server.service import Call, json_response
 from blazr.server.state import PrefixReport
 from blazr.text.events import Event, Finished, PromptDone, TextDelta
 
+_FAILURES = {"error": 500, "abort": 503, "timeout": 408}  # the last is its own limit, mostly
+NAMES = ("request_id", "rid")  # fields of a body that name it, for those who end it
 PREFIX_HEADER = "X-Blazr-Prefix-Cache"
 
 
@@ -49,22 +51,44 @@ class Run:
     Whoever has one calls `end`, whatever happened.
     """
 
-    def __init__(self, call: Call[object], reply: AsyncReply, *, n: int, started_s: float) -> None:
+    def __init__(
+        self,
+        call: Call[object],
+        reply: AsyncReply,
+        *,
+        n: int,
+        started_s: float,
+        tells_abort: bool = False,
+    ) -> None:
+        names = {call.request_id, call.id, *(getattr(call.body, name, None) for name in NAMES)}
         self.service = call.service
         self._call = call
         self._reply = reply
         self._n = n
+        self._tells_abort = tells_abort
         self._started_s = started_s
         self._first: PromptDone | None = None
         self._last_s: dict[int, float] = {}
         self._gathered = Fold()
         self._has_failed = False
         self._has_ended = False
-        self.service.track(reply)
+        self.service.track(reply, {name for name in names if name})
 
     @classmethod
-    async def start(cls, call: Call[object], requests: Sequence[GenerationRequest]) -> Run:
+    async def start(
+        cls,
+        call: Call[object],
+        requests: Sequence[GenerationRequest],
+        *,
+        tells_abort: bool = False,
+    ) -> Run:
         """Begin to generate.
+
+        Args:
+            call: For whom.
+            requests: What.
+            tells_abort: Whether the dialect can say that a reply was ended where it stood, so that
+                this is no failure.
 
         Raises:
             RequestError: A request asks for something impossible.
@@ -77,7 +101,8 @@ class Run:
         except Exception:
             call.service.count("blazr_requests", outcome="rejected")
             raise
-        return cls(call, reply, n=requests[0].params.n, started_s=started_s)
+        n = requests[0].params.n
+        return cls(call, reply, n=n, started_s=started_s, tells_abort=tells_abort)
 
     @property
     def is_done(self) -> bool:
@@ -93,7 +118,7 @@ class Run:
             raise
         for event in events:
             self._gathered.push(event)
-            self._has_failed |= failure_of(event) is not None
+            self._has_failed |= self.failure_of(event) is not None
             if isinstance(event, PromptDone) and event.reuse:
                 is_first = self._first is None or event.index < self._first.index
                 self._first = event if is_first else self._first
@@ -110,6 +135,15 @@ class Run:
             return {}
         cached, prompt = self._first.num_cached_tokens, self._first.num_prompt_tokens
         return {PREFIX_HEADER: f"{cached}/{prompt}; {self._first.reuse}"}
+
+    def failure_of(self, event: Event) -> HttpError | None:
+        """The error that an event amounts to, if it is one."""
+        reason = event.reason if isinstance(event, Finished) else ""
+        if reason not in _FAILURES or (reason == "abort" and self._tells_abort):
+            return None
+        assert isinstance(event, Finished)
+        message = event.error or "the reply was ended."
+        return HttpError(_FAILURES[reason], message, code=f"generation_{reason}")
 
     def completions(self) -> list[Completion]:
         """What has been generated."""
@@ -163,15 +197,6 @@ class Run:
             self._last_s[event.index] = now_s
 
 
-def failure_of(event: Event) -> HttpError | None:
-    """The error that an event amounts to, if it is one."""
-    if isinstance(event, Finished) and event.reason in {"error", "abort", "timeout"}:
-        message = event.error or "the reply was cut off."
-        status = 408 if event.reason == "timeout" else 500  # its own limit, mostly
-        return HttpError(status, message, code=f"generation_{event.reason}")
-    return None
-
-
 async def finish(run: Run, take: Callable[[Event], None]) -> None:
     """Generate to the end.
 
@@ -184,7 +209,7 @@ async def finish(run: Run, take: Callable[[Event], None]) -> None:
     """
     while not run.is_done:
         events = await run.take(timeout_s=run.service.config.keep_alive_s)
-        failures = [failure for failure in map(failure_of, events) if failure]
+        failures = [failure for failure in map(run.failure_of, events) if failure]
         if failures:
             raise failures[0]
         for event in events:

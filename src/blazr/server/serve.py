@@ -260,3 +260,8 @@ class DrainingServer(uvicorn.Server):
             _log.warning("ending %d requests that still run", self._state.num_working)
             self._models.stop()
         return True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, and wait a little for those who are being answered."""
+        self._models.news.end()  # what is told has no end of its own
+        await super().shutdown(sockets)

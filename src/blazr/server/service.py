@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -26,6 +27,7 @@ class Call(Generic[Body_co]):
         path: The parameters in its path.
         tenant: Names the API key it came with; empty without keys.
         request_id: Its ``X-Request-Id``.
+        id: A name of its own, which its answer's id ends with.
         facts: What is to be told of it besides its answer: in the log, in a trace.
     """
 
@@ -35,6 +37,7 @@ class Call(Generic[Body_co]):
     path: dict[str, str]
     tenant: str = ""
     request_id: str = ""
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
     facts: dict[str, str | int] = field(default_factory=dict)
 
     @property

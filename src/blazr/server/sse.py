@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from blazr.server.config import ServerConfig
 from blazr.server.errors import HttpError
-from blazr.server.run import Renderer, Run, failure_of
+from blazr.server.run import Renderer, Run
 from blazr.text.events import Event
 
 _log = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ class EventStream(Stream):
         """The frames of some events, up to one that is a failure."""
         data = b""
         for event in events:
-            failure = failure_of(event)
+            failure = self._run.failure_of(event)
             if failure is not None:
                 return data, failure
             data += self._frames(self._renderer.event(event))

@@ -1,20 +1,27 @@
-"""A model in memory, and what the server knows about itself."""
+"""A model in memory, its place there, and what the server knows about itself."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic
+from typing import Literal, NamedTuple
 
 from blazr.core.metrics import Metrics
 from blazr.llm.async_llm import AsyncLLM, AsyncReply
+from blazr.llm.open import start_engine
+from blazr.llm.opened import ModelInfo, OpenedModel
 from blazr.server.config import ServerConfig
-from blazr.server.errors import HttpError
+from blazr.server.errors import HttpError, clean
 from blazr.server.store import Store
 
 MAX_REMEMBERED = 100
+
+ModelState = Literal["loaded", "loading", "sleeping", "unloaded"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +43,19 @@ class PrefixReport:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A profile being made.
+
+    Args:
+        stop: Ends it.
+        task: Makes it, and writes the file.
+    """
+
+    stop: asyncio.Event
+    task: asyncio.Task[Path]
+
+
 class ServerState:
     """What the server knows about itself, whichever models it has.
 
@@ -49,6 +69,8 @@ class ServerState:
         self.started_s = monotonic()
         self.document: Mapping[str, object] = {}
         self.is_draining = False
+        self.profiling = asyncio.Lock()
+        self.recording: Recording | None = None
         self.num_working = 0
         self.kept: Store[object] = Store()
         self._reports: deque[tuple[str, PrefixReport]] = deque(maxlen=MAX_REMEMBERED)
@@ -98,7 +120,7 @@ class Service:
         self.between_tokens = state.metrics.observer("blazr_inter_token_seconds", model=name)
         self.whole_request = state.metrics.observer("blazr_request_seconds", model=name)
         self._on_idle = on_idle
-        self._replies: set[AsyncReply] = set()
+        self._replies: dict[AsyncReply, Set[str]] = {}
         self._stopped: HttpError | None = None
         state.metrics.watch(name, llm.core.engine.stats)
 
@@ -116,18 +138,172 @@ class Service:
         """Add to a counter of this model."""
         self.state.metrics.count(name, amount, model=self.name, **labels)
 
-    def track(self, reply: AsyncReply) -> None:
-        """Have `stop` reach this reply until `forget`."""
-        self._replies.add(reply)
+    def track(self, reply: AsyncReply, names: Set[str]) -> None:
+        """Have `stop` and `cut` reach this reply, by any of its names, until `forget`."""
+        self._replies[reply] = names
         if self._stopped is not None:
             reply.fail(self._stopped)
 
     def forget(self, reply: AsyncReply) -> None:
         """The reply has ended. Idempotent."""
-        self._replies.discard(reply)
+        self._replies.pop(reply, None)
+
+    def cut(self, names: Set[str] | None = None) -> int:
+        """End the running replies of some names, or all, where they stand; how many those were."""
+        found = [each for each, own in self._replies.items() if names is None or own & names]
+        for reply in found:
+            reply.cut()
+        return len(found)
 
     def stop(self, error: HttpError) -> None:
         """End every running reply with an error, and each one to come."""
         self._stopped = error
         for reply in self._replies:
             reply.fail(error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """A model there is, in memory or not.
+
+    Args:
+        name: What clients call it.
+        open: Loads it; called on a worker thread, and again after it was let go.
+        aliases: More names it answers to.
+        num_bytes: Memory it is expected to take, before it was ever loaded.
+        stays: It cannot be loaded again, and so is never let go.
+    """
+
+    name: str
+    open: Callable[[], AsyncLLM]
+    aliases: tuple[str, ...] = ()
+    num_bytes: int = 0
+    stays: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A model's place in the server.
+
+    Args:
+        source: Where it comes from.
+        num_bytes: Memory it takes, or is expected to take.
+        service: The model, while it is in memory.
+        loading: What loads it, meanwhile.
+        info: About it, once it is known.
+        used: When it was last used, in the order of all uses.
+        waiting: Who will be told when it is loaded.
+        timer: What will let it go when nobody uses it.
+        idle_s: Silence after which it leaves, if a client has asked for that; infinity keeps it.
+        resting: Its weights, where they stay in memory without an engine.
+        opener: Loads it, where its weights are not those of its source any more.
+        is_asleep: Whether nobody gets it until it is woken.
+        wakes: Whether it then comes back into memory by itself.
+        has_failed: Whether it could not be loaded when that was last tried.
+    """
+
+    source: ModelSource
+    num_bytes: int
+    service: Service | None = None
+    loading: asyncio.Task[None] | None = None
+    info: ModelInfo | None = None
+    used: int = 0
+    waiting: list[asyncio.Future[Service]] = field(default_factory=list)
+    timer: asyncio.TimerHandle | None = None
+    idle_s: float | None = None
+    resting: OpenedModel | None = None
+    opener: Callable[[], OpenedModel] | None = None
+    is_asleep: bool = False
+    wakes: bool = False
+    has_failed: bool = False
+
+    @property
+    def status(self) -> ModelState:
+        """Where it is in its life."""
+        if self.is_asleep:
+            return "sleeping"
+        if self.service is not None:
+            return "loaded"
+        return "unloaded" if self.loading is None else "loading"
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory it takes now."""
+        if self.service is not None:
+            return self.num_bytes
+        return 0 if self.resting is None else self.resting.info.size_bytes
+
+    @property
+    def opened(self) -> OpenedModel | None:
+        """Its weights in memory; None without, or where no engine can be started again."""
+        return self.resting if self.service is None else self.service.llm.core.opened
+
+    def open(self) -> AsyncLLM:
+        """Load it; on a worker thread."""
+        if self.resting is not None:
+            return AsyncLLM(start_engine(self.resting))
+        return self.source.open() if self.opener is None else AsyncLLM(start_engine(self.opener()))
+
+    def check_awake(self) -> None:
+        """Refuse it to those who come while it sleeps.
+
+        Raises:
+            HttpError: 503.
+        """
+        if self.is_asleep:
+            raise HttpError(
+                503,
+                f"the model {clean(self.source.name, 100)!r} is asleep: POST /wake_up ends that.",
+                code="model_asleep",
+                headers={"Retry-After": "10"},
+            )
+
+    def check_returns(self) -> None:
+        """Refuse to lose it.
+
+        Raises:
+            HttpError: 400, it could not be loaded again.
+        """
+        if self.source.stays:
+            name = clean(self.source.name, 100)
+            raise HttpError(400, f"the model {name!r} cannot be loaded again, so it stays.")
+
+    def take_waiting(self) -> list[asyncio.Future[Service]]:
+        """Those who wait and have not left; they are to be told now."""
+        waiting, self.waiting = self.waiting, []
+        return [turn for turn in waiting if not turn.done()]
+
+
+class News(NamedTuple):
+    """Where a model is in its life, and whether it has just failed to be loaded."""
+
+    model: str
+    status: ModelState
+    has_failed: bool
+
+
+class Newsroom:
+    """Tells those who watch what becomes of the models."""
+
+    def __init__(self) -> None:
+        self._watchers: set[asyncio.Queue[News | None]] = set()
+
+    @contextmanager
+    def watching(self) -> Iterator[asyncio.Queue[News | None]]:
+        """All news from now on; None is the end."""
+        watcher: asyncio.Queue[News | None] = asyncio.Queue()
+        self._watchers.add(watcher)
+        try:
+            yield watcher
+        finally:
+            self._watchers.discard(watcher)
+
+    def tell(self, seat: Seat) -> None:
+        """A model's state has changed."""
+        for watcher in self._watchers:
+            watcher.put_nowait(News(seat.source.name, seat.status, seat.has_failed))
+
+    def end(self) -> None:
+        """There will be no more."""
+        for watcher in self._watchers:
+            watcher.put_nowait(None)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from blazr.core.errors import RequestError
 from blazr.engine.request import Pooling
 from blazr.engine.sampling_params import SamplingParams
-from blazr.llm.generation import GenerationRequest, Prompt
+from blazr.llm.generation import GenerationRequest, Prompt, Truncation
 from blazr.llm.results import Completion
 from blazr.server.params import scheduling
 from blazr.server.service import Call
@@ -20,7 +20,10 @@ MAX_INPUTS = 2048
 
 
 def vector_requests(
-    call: Call[object], inputs: Sequence[Prompt], pooling: Pooling | None
+    call: Call[object],
+    inputs: Sequence[Prompt],
+    pooling: Pooling | None,
+    truncation: Truncation | None = None,
 ) -> list[GenerationRequest]:
     """Requests that give one vector for each input; the mean of its hidden states by default.
 
@@ -37,7 +40,9 @@ def vector_requests(
     params = SamplingParams(max_tokens=0)
     common = scheduling(call)
     return [
-        GenerationRequest(prompt=each, params=params, pooling=pooling or "mean", **common)
+        GenerationRequest(
+            prompt=each, params=params, pooling=pooling or "mean", truncation=truncation, **common
+        )
         for each in inputs
     ]
 

@@ -33,9 +33,11 @@ class Bench:
         self.fault = lambda plan: None
         self.build_fault = lambda: None
         self.memories: list[CacheManager] = []
+        self.networks: list[object] = []
         self.engine = AsyncEngine(
             self.build,
             logits=lambda ids, cuts: torch.zeros(len(ids), VOCAB),
+            replace=self.networks.append,
             pacing=Pacing(share=2.0, token_budget=64),
             max_unfinished=max_unfinished,
         )

@@ -46,6 +46,7 @@ def row_of(prompt=(1, 2, 3), output=(), stop_ids=(), **params) -> Row:
         SamplingParams(**{**NEUTRAL, **params}),
         torch.tensor(prompt, dtype=torch.int64),
         torch.tensor(output, dtype=torch.int64),
+        len(output),
         tuple(stop_ids),
     )
 

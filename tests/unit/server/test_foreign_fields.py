@@ -37,7 +37,6 @@ IDLE = {
     "truncate_prompt_tokens": None,
     "function_call": "none",
     "cache_prompt": True,
-    "samplers": ["top_k"],
     "metadata": {"user": "a"},
     "never heard of": 5,
 }

@@ -16,7 +16,8 @@ from tests.scripted import ScriptedEngine, scripted_core, wait_until
 from blazr.core.errors import CapacityError, CheckpointError
 from blazr.llm.async_llm import AsyncLLM
 from blazr.server.config import ServerConfig
-from blazr.server.models import Models, ModelSource
+from blazr.server.models import Models
+from blazr.server.state import ModelSource
 
 PROMPT = {"prompt": "a", "max_tokens": 3}
 

@@ -11,6 +11,7 @@ from blazr.llm.results import fold, total_usage
 from blazr.server.anthropic.rendering import MessageRenderer
 from blazr.server.openai import chat
 from blazr.server.openai.response_rendering import ResponseRenderer
+from blazr.server.service import Call
 from blazr.text.events import (
     Event,
     Finished,
@@ -122,11 +123,15 @@ class _Service:
     name = "m"
 
 
+def _call(body: chat.Body) -> Call[chat.Body]:
+    return Call(body=body, models=None, used=_Service(), path={})
+
+
 @given(replies())
 @settings(max_examples=60, deadline=None)
 def test_chats(events: list[Event]) -> None:
     body = chat.Body(messages=[])
-    chunks = run(chat.ChatRenderer(_Service(), body, kind="chat.completion.chunk"), events)
+    chunks = run(chat.ChatRenderer(_call(body), n=1, kind="chat.completion.chunk"), events)
     message: dict = {"content": "", "calls": {}}
     reason = None
     for choice in (choice for chunk in chunks for choice in chunk["choices"]):
@@ -140,7 +145,7 @@ def test_chats(events: list[Event]) -> None:
                 assert not mine["arguments"].removeprefix(call["function"]["arguments"])
                 mine |= {"id": call["id"], "name": call["function"]["name"]}
         reason = choice["finish_reason"] or reason
-    (choice,) = whole_of(chat.ChatRenderer(_Service(), body, kind="chat.completion"), events)[
+    (choice,) = whole_of(chat.ChatRenderer(_call(body), n=1, kind="chat.completion"), events)[
         "choices"
     ]
     whole = choice["message"]

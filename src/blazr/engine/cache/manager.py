@@ -96,14 +96,11 @@ class CacheManager:
 
     def start(self, sequence: Sequence) -> None:
         """Give a sequence a run slot and the longest prefix that can be resumed."""
-        grid, tokens = self.shape.grid, sequence.tokens
+        grid = self.shape.grid
         salt = sequence.request.cache_salt
         trie = self.trie
         sequence.run_slot = self.free_run_slots.pop()
-        prompt_edge = (len(tokens) - 1) // grid * grid
-        # where it would itself be resumed
-        own_edge = max(prompt_edge - self.lag(sequence) * grid, 0)
-        sequence.wanted = {own_edge, *range(LONG_PROMPT_EDGES, prompt_edge, LONG_PROMPT_EDGES)}
+        sequence.wanted = self._edges(sequence)
         sequence.node = trie.root(salt)
         wants_scores = sequence.request.params.prompt_logprobs is not None
         sequence.scores = [None] if wants_scores else None
@@ -165,7 +162,9 @@ class CacheManager:
                 self.arena.release(ItemClass.STATE, slot)
         sequence.pending.clear()
 
-    def reserve_fork(self, sequence: Sequence, source: Sequence, upto: int) -> Fork | None:
+    def reserve_fork(
+        self, sequence: Sequence, source: Sequence, upto: int, *, samples: bool
+    ) -> Fork | None:
         """Memory of its own for a reply that goes on where ``source`` has ``upto`` tokens.
 
         None without room.
@@ -178,7 +177,7 @@ class CacheManager:
                 page = self._allocate(ItemClass.PAGE)
             except OutOfMemoryError:
                 return None
-        return Fork(sequence, source, self.free_run_slots.pop(), page)
+        return Fork(sequence, source, self.free_run_slots.pop(), page, upto, samples)
 
     def cancel_fork(self, fork: Fork) -> None:
         """Take back what was reserved."""
@@ -193,7 +192,9 @@ class CacheManager:
         assert sequence.node is not None
         self.trie.lock(sequence.node)
         sequence.published, sequence.computed = source.published, source.computed
-        sequence.num_cached, sequence.reuse = source.num_prompt, "whole"
+        is_whole = len(sequence.tokens) - sequence.computed <= self.shape.grid
+        sequence.num_cached, sequence.reuse = fork.length, "whole" if is_whole else "partial"
+        sequence.wanted = set() if fork.samples else self._edges(sequence)
         sequence.pages = source.pages[: source.computed // self.shape.grid]
         for page in sequence.pages:
             self.arena.share(ItemClass.PAGE, page)
@@ -275,6 +276,12 @@ class CacheManager:
         total = self.shape.max_tokens // self.shape.grid
         needed = -(-(len(sequence.tokens) + 1) // self.shape.grid)
         return held + needed <= total
+
+    def _edges(self, sequence: Sequence) -> set[int]:
+        """Where states of a prompt are kept: in its course, and where it would be resumed."""
+        last = (len(sequence.tokens) - 1) // self.shape.grid * self.shape.grid
+        own = max(last - self.lag(sequence) * self.shape.grid, 0)
+        return {own, *range(LONG_PROMPT_EDGES, last, LONG_PROMPT_EDGES)}
 
     def _match(self, sequence: Sequence) -> tuple[tuple[Node, ...], int, int]:
         """Known blocks; how many could be resumed after; how many with all that is needed."""

@@ -136,8 +136,12 @@ class PrefixTrie:
             return True
         return False
 
-    def forget(self, node: Node) -> None:
-        """Take a node and everything after it out, if no other sequence uses it."""
+    def forget(self, node: Node | None) -> None:
+        """Take a node, or all, and everything after it out, where no other sequence uses it."""
+        if node is None:
+            for root in list(self._roots.values()):
+                self.forget(root)
+            return
         for child in list(node.children.values()):
             self.forget(child)
         if node.parent is not None and node.is_alive and not node.children and not node.locks:

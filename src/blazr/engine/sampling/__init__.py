@@ -7,9 +7,13 @@ from blazr.engine.sampling.steps import (
     SamplingStep,
     bias_step,
     frequency_step,
+    min_p_step,
     min_tokens_step,
     presence_step,
     repetition_step,
+    temperature_step,
+    top_k_step,
+    top_p_step,
 )
 
 SAMPLING_STEPS: Table[SamplingStep] = Table(
@@ -22,6 +26,10 @@ SAMPLING_STEPS: Table[SamplingStep] = Table(
             repetition_step,
             presence_step,
             frequency_step,
+            temperature_step,
+            top_k_step,
+            top_p_step,
+            min_p_step,
         )
     },
 )

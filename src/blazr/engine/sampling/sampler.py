@@ -11,7 +11,7 @@ from torch import Tensor
 from blazr.engine.outputs import TokenLogprobs
 from blazr.engine.sampling import SAMPLING_STEPS
 from blazr.engine.sampling.constraint import constrain
-from blazr.engine.sampling.steps import Row
+from blazr.engine.sampling.steps import Row, in_order
 from blazr.engine.sequence import Sequence as RunningSequence
 from blazr.nn.ops.sampling import best, draw, likeliest_finder
 
@@ -127,6 +127,8 @@ def _wish(sequence: RunningSequence) -> tuple[float, float, float, float, float]
     if params.is_greedy:
         return 1.0, 1.0, 1.0, 0.0, 0.0
     point = uniform(sequence.seed, len(sequence.tokens))
+    if params.samplers:  # steps have filtered
+        return 1.0, 0.0, 1.0, 0.0, point
     return params.temperature, params.top_k, params.top_p, params.min_p, point
 
 
@@ -138,7 +140,8 @@ def _take_steps(scores: Tensor, sequences: list[RunningSequence], *, is_ours: bo
             continue
         if not is_ours:
             scores, is_ours = scores.clone(), True
-        for step in SAMPLING_STEPS.values():
+        steps = SAMPLING_STEPS.values()
+        for step in in_order(steps, row.params.samplers) if row.params.samplers else steps:
             if step.wanted(row):
                 scores[index] = step.apply(scores[index], row)
     return scores
@@ -153,12 +156,12 @@ def _row(sequence: RunningSequence, device: torch.device) -> Row | None:
         and params.frequency_penalty == 0
     )
     touches_ids = bool(params.logit_bias) or sequence.num_output < params.min_tokens
-    if is_plain and not touches_ids:
+    if is_plain and not touches_ids and not params.samplers:
         return None
     # the history is only made when somebody reads it
-    history = sequence.tokens.tolist() if not is_plain else []
-    ids = torch.tensor(history, dtype=torch.int64, device=device)
-    split = sequence.num_prompt if history else 0
-    output = ids[split:] if history else ids.new_empty(sequence.num_output)
+    length, most = len(sequence.tokens), params.repeat_last_n
+    start = length if is_plain else 0 if most < 0 else max(length - most, 0)
+    ids = torch.tensor(sequence.tokens[start:].tolist(), dtype=torch.int64, device=device)
+    split = max(sequence.num_prompt - start, 0)
     stops = (*sequence.request.stop_ids, *params.stop_token_ids)
-    return Row(params, ids[:split], output, stops)
+    return Row(params, ids[:split], ids[split:], sequence.num_output, stops)

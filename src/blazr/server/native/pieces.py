@@ -1,6 +1,6 @@
 """Replies in the words of llama.cpp's server, and the sampling fields of its requests.
 
-Source: ``tools/server/README.md`` of llama.cpp. Samplers that there are none of here are ignored.
+Source: ``tools/server/README.md`` of llama.cpp.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import msgspec
 
 from blazr.engine.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 from blazr.llm.results import Completion, Usage
-from blazr.server.params import finite, one_grammar, sampling_params
+from blazr.server.params import finite, one_grammar, sampler_order, sampling_params
 from blazr.server.run import Renderer
 from blazr.server.service import Call
 from blazr.server.sse import DATA
 from blazr.text.events import Event, Finished, PromptDone, TextDelta, TokenText
 
+LAST_N = 64  # tokens that penalties look back where a request does not say: llama.cpp's default
 FRAMING = replace(DATA, end=b"")
 
 _Name = Annotated[str, msgspec.Meta(max_length=256)]
@@ -37,6 +38,7 @@ _NAMES = {
     "repeat_penalty": "repetition_penalty",
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
+    "repeat_last_n": "repeat_last_n",
     "ignore_eos": "ignore_eos",
 }
 
@@ -54,6 +56,8 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    repeat_last_n: int | None = None
+    samplers: list[_Name] | _Name | None = None
     seed: int | None = None
     stop: list[str] | None = None
     ignore_eos: bool | None = None
@@ -79,6 +83,9 @@ async def to_params(call: Call[SamplingBody]) -> SamplingParams:
         values["max_tokens"] = body.max_tokens
     elif body.n_predict == -1:  # as many as there are
         values["max_tokens"] = call.service.llm.core.info.max_seq_len
+    if body.repeat_last_n is None:
+        values["repeat_last_n"] = LAST_N
+    values |= sampler_order(body.samplers)
     return sampling_params(
         body.stop or None,
         **values,

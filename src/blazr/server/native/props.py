@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 import blazr
 from blazr.engine.sampling_params import SamplingParams
-from blazr.server.native.pieces import settings
+from blazr.server.native.pieces import LAST_N, settings
 from blazr.server.native.tokens import special_names
 from blazr.server.service import Call, json_response
 
@@ -15,7 +15,10 @@ async def show_props(call: Call[None]) -> Response:
     """The context, the defaults, the chat template."""
     core = call.service.llm.core
     bos, eos = special_names(core.tokenizer)
-    defaults = {"n_ctx": core.info.max_seq_len, "params": settings(SamplingParams())}
+    defaults = {
+        "n_ctx": core.info.max_seq_len,
+        "params": settings(SamplingParams(repeat_last_n=LAST_N)),
+    }
     return json_response(
         {
             "default_generation_settings": defaults,

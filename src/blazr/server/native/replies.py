@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-ModelState = Literal["loaded", "loading", "unloaded"]
+ModelState = Literal["loaded", "loading", "sleeping", "unloaded"]
 
 
 class Health(Struct):
@@ -149,6 +149,7 @@ class Settings(Struct):
     repeat_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    repeat_last_n: int
     ignore_eos: bool
     seed: int | None
     stop: list[str]
@@ -251,3 +252,64 @@ class TokenizerInfo(Struct):
     tokenizer: str
     eos_token: str | None
     bos_token: str | None
+
+
+class Sleeping(Struct):
+    """Whether models sleep."""
+
+    is_sleeping: bool
+
+
+class PauseState(Struct):
+    """What was done."""
+
+    status: Literal["paused", "resumed"]
+
+
+class Paused(Struct):
+    """Whether a model is paused."""
+
+    is_paused: bool
+
+
+class Forgotten(Struct):
+    """How many blocks of tokens were forgotten."""
+
+    success: bool
+    num_blocks: int
+
+
+class Aborted(Struct):
+    """How many requests were ended."""
+
+    status: Literal["aborted"]
+    aborted: int
+
+
+class ProfileState(Struct):
+    """What was done; a profile is a file in the operator's folder."""
+
+    status: Literal["started", "stopped"]
+    file: str | UnsetType = UNSET
+
+
+class Success(Struct):
+    """It was done, or begun."""
+
+    success: bool
+    message: str | UnsetType = UNSET
+
+
+class NewsData(Struct):
+    """Where a model is in its life; an exit code says that it could not be loaded."""
+
+    status: ModelState
+    exit_code: int | UnsetType = UNSET
+
+
+class ModelNews(Struct):
+    """What has become of a model."""
+
+    model: str
+    event: Literal["model_status"]
+    data: NewsData

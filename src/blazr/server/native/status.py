@@ -37,6 +37,8 @@ async def ready(call: Call[None]) -> Response:
         raise HttpError(
             503, "the server is stopping.", code="stopping", headers={"Retry-After": "5"}
         )
+    if all(seat.is_asleep for seat in call.models.seats):
+        call.models.seats[0].check_awake()
     return json_response({"status": "ready"})
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from starlette.responses import Response
 
+from blazr.llm.generation import Truncation
 from blazr.llm.results import Completion, Usage
 from blazr.server.ollama.models import keep
 from blazr.server.run import Renderer, Run, whole_answer
@@ -15,11 +16,12 @@ from blazr.server.vectors import unit_vectors, vector_requests
 
 
 class EmbedBody(msgspec.Struct, kw_only=True):
-    """Texts."""
+    """Texts; of those that are too long the end is left out, unless told not to."""
 
     input: str | list[str]
     model: str | None = None
     dimensions: int | None = None
+    truncate: bool | None = None
     keep_alive: float | str | None = None
 
 
@@ -36,7 +38,8 @@ async def embed(call: Call[EmbedBody]) -> Response:
     given = call.body.input
     keep(call, call.body.keep_alive)
     texts = [given] if isinstance(given, str) else given
-    run = await Run.start(call, vector_requests(call, texts, None))
+    truncation = None if call.body.truncate is False else Truncation(drops="right")
+    run = await Run.start(call, vector_requests(call, texts, None, truncation))
     return await whole_answer(run, _Vectors(call.service.name, call.body.dimensions))
 
 

@@ -27,6 +27,8 @@ from blazr.text.events import TokenText
 from blazr.text.messages import Message
 from blazr.text.reasoning import thinking_variables
 
+_LAST_N = 64  # tokens that penalties look back where a request does not say: Ollama's default
+
 
 class Options(msgspec.Struct, kw_only=True):
     """How to sample; what there is not is ignored."""
@@ -39,6 +41,7 @@ class Options(msgspec.Struct, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
 
@@ -220,6 +223,7 @@ def _params(call: Call[GenerateBody] | Call[ChatBody]) -> SamplingParams:
         repetition_penalty=options.repeat_penalty,
         presence_penalty=options.presence_penalty,
         frequency_penalty=options.frequency_penalty,
+        repeat_last_n=_LAST_N if options.repeat_last_n is None else options.repeat_last_n,
         grammar=grammar,
     )
 

@@ -15,8 +15,8 @@ from starlette.responses import Response
 import blazr
 from blazr.core.errors import RequestError
 from blazr.server.errors import HttpError
-from blazr.server.models import Seat
 from blazr.server.service import Call, json_response
+from blazr.server.state import Seat
 
 _LONGEST_S = 365 * 86400.0
 _UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}

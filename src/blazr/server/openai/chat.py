@@ -11,7 +11,7 @@ from starlette.responses import Response
 from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest
-from blazr.llm.results import Completion, Usage
+from blazr.llm.results import Completion, Tally, Usage
 from blazr.server.messages import ChatMessage, to_messages
 from blazr.server.openai.schema import (
     SamplingBody,
@@ -23,11 +23,10 @@ from blazr.server.openai.schema import (
     tool_fields,
     usage_object,
 )
-from blazr.server.params import check_num_replies
+from blazr.server.params import check_num_replies, truncation_of
 from blazr.server.run import Renderer, Run, whole_answer
 from blazr.server.service import Call
 from blazr.server.sse import EventStream
-from blazr.server.state import Service
 from blazr.text.events import (
     Event,
     PromptDone,
@@ -71,7 +70,7 @@ class Body(SamplingBody, kw_only=True):
 
 async def answer(call: Call[Body]) -> Response:
     """Answer a chat."""
-    body, service = call.body, call.service
+    body = call.body
     params = _params(body)
     check_num_replies(1, params.n)
     request = GenerationRequest(
@@ -86,12 +85,13 @@ async def answer(call: Call[Body]) -> Response:
         ),
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
+        truncation=truncation_of(body.truncate_prompt_tokens, body.truncation_side),
         **schedule_of(call),
     )
-    run = await Run.start(call, [request])
+    run = await Run.start(call, [request], tells_abort=True)
     if body.stream:
-        return EventStream(run, ChatRenderer(service, body, kind="chat.completion.chunk"))
-    renderer = ChatRenderer(service, body, kind="chat.completion")
+        return EventStream(run, ChatRenderer(call, n=params.n, kind="chat.completion.chunk"))
+    renderer = ChatRenderer(call, n=params.n, kind="chat.completion")
     return await whole_answer(run, renderer)
 
 
@@ -99,17 +99,19 @@ class ChatRenderer(Renderer):
     """Says what happens in the words of /v1/chat/completions.
 
     Args:
-        service: Whose model it is.
-        body: What was asked.
+        call: What was asked.
+        n: Replies.
         kind: ``"chat.completion"`` or ``"chat.completion.chunk"``.
     """
 
-    def __init__(self, service: Service, body: Body, *, kind: str) -> None:
-        self._envelope = envelope(service, prefix="chatcmpl", kind=kind)
-        self._body = body
+    def __init__(self, call: Call[Body], *, n: int, kind: str) -> None:
+        self._envelope = envelope(call, prefix="chatcmpl", kind=kind)
+        self._body = call.body
+        self._tally = Tally(n)
 
     def event(self, event: Event) -> Iterable[object]:
         """The chunks for an event."""
+        self._tally.push(event)
         if isinstance(event, PromptDone):
             yield self._chunk(event.index, {"role": "assistant", "content": ""})
         elif isinstance(event, TextDelta):
@@ -158,7 +160,7 @@ class ChatRenderer(Renderer):
         }
         chunk: dict[str, object] = {**self._envelope, "choices": [choice]}
         if self._body.includes_usage:
-            chunk["usage"] = None
+            chunk["usage"] = usage_object(self._tally.usage) if self._body.counts_on else None
         return chunk
 
     def _logprobs(self, tokens: Sequence[TokenText]) -> object:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest, Prompt
-from blazr.llm.results import Completion, Usage
+from blazr.llm.results import Completion, Tally, Usage
 from blazr.server.openai.schema import (
     SamplingBody,
     distinct_tops,
@@ -20,11 +20,10 @@ from blazr.server.openai.schema import (
     to_params,
     usage_object,
 )
-from blazr.server.params import check_num_replies, finite, to_prompts
+from blazr.server.params import check_num_replies, finite, to_prompts, truncation_of
 from blazr.server.run import Renderer, Run, whole_answer
 from blazr.server.service import Call
 from blazr.server.sse import EventStream
-from blazr.server.state import Service
 from blazr.text.events import Event, Finished, PromptDone, TextDelta, TokenText
 
 
@@ -42,7 +41,7 @@ class Body(SamplingBody, kw_only=True):
 
 async def complete(call: Call[Body]) -> Response:
     """Continue one prompt or many."""
-    body, service = call.body, call.service
+    body = call.body
     params, prompts = _params(body), to_prompts(body.prompt)
     check_num_replies(len(prompts), params.n)
     requests = [
@@ -51,12 +50,13 @@ async def complete(call: Call[Body]) -> Response:
             params=params,
             suffix=body.suffix,
             add_special_tokens=body.add_special_tokens is not False,
+            truncation=truncation_of(body.truncate_prompt_tokens, body.truncation_side),
             **schedule_of(call),
         )
         for prompt in prompts
     ]
-    run = await Run.start(call, requests)
-    renderer = CompletionRenderer(service, body, prompts, n=params.n)
+    run = await Run.start(call, requests, tells_abort=True)
+    renderer = CompletionRenderer(call, prompts, n=params.n)
     if body.stream:
         return EventStream(run, renderer)
     return await whole_answer(run, renderer)
@@ -66,22 +66,23 @@ class CompletionRenderer(Renderer):
     """Says what happens in the words of /v1/completions.
 
     Args:
-        service: Whose model it is.
-        body: What was asked.
+        call: What was asked.
         prompts: The prompts, for echoing them.
         n: Replies to each.
     """
 
-    def __init__(self, service: Service, body: Body, prompts: Sequence[Prompt], *, n: int) -> None:
-        self._envelope = envelope(service, prefix="cmpl", kind="text_completion")
-        self._tokenizer = service.llm.tokenizer
-        self._body = body
+    def __init__(self, call: Call[Body], prompts: Sequence[Prompt], *, n: int) -> None:
+        self._envelope = envelope(call, prefix="cmpl", kind="text_completion")
+        self._tokenizer = call.service.llm.tokenizer
+        self._body = call.body
+        self._tally = Tally(n)
         self._prompts = prompts
         self._n = n
         self._offsets: dict[int, int] = {}
 
     def event(self, event: Event) -> Iterable[object]:
         """The chunks for an event."""
+        self._tally.push(event)
         if isinstance(event, PromptDone):
             scores = self._scores(event.logprobs)
             if self._body.echo or scores:
@@ -150,7 +151,7 @@ class CompletionRenderer(Renderer):
         }
         chunk: dict[str, object] = {**self._envelope, "choices": [choice]}
         if self._body.includes_usage:
-            chunk["usage"] = None
+            chunk["usage"] = usage_object(self._tally.usage) if self._body.counts_on else None
         return chunk
 
     def _logprobs(self, index: int, tokens: Sequence[TokenText] | None) -> object:

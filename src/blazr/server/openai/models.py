@@ -7,8 +7,8 @@ from time import monotonic
 
 from starlette.responses import Response
 
-from blazr.server.models import Seat
 from blazr.server.service import Call, json_response
+from blazr.server.state import Seat
 
 
 async def list_models(call: Call[None]) -> Response:
@@ -39,7 +39,7 @@ def _card(call: Call[None], seat: Seat) -> dict[str, object]:
         "root": name,
         "parent": None,
         "permission": [],
-        "status": {"value": seat.status},
+        "status": {"value": seat.status} | ({"failed": True} if seat.has_failed else {}),
         "type": "model",
         "display_name": name,
         "created_at": created.isoformat().replace("+00:00", "Z"),

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "tool_calls", "abort"]
 
 
 class ErrorBody(Struct):
@@ -187,7 +187,7 @@ class CompletionChoice(Struct):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: Literal["stop", "length", "abort"] | None
     stop_reason: str | None
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
@@ -225,9 +225,10 @@ class EmbeddingList(Struct):
 
 
 class ModelStatus(Struct):
-    """Whether a model is in memory."""
+    """Whether a model is in memory, and whether the last try to load it has failed."""
 
-    value: Literal["loaded", "loading", "unloaded"]
+    value: Literal["loaded", "loading", "sleeping", "unloaded"]
+    failed: bool | UnsetType = UNSET
 
 
 class ModelMeta(Struct):

@@ -6,20 +6,20 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from starlette.responses import Response
 
 from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
-from blazr.llm.generation import GenerationRequest
+from blazr.llm.generation import GenerationRequest, Truncation
 from blazr.server.errors import HttpError, clean
 from blazr.server.openai.items import Item, shown, to_messages
 from blazr.server.openai.replay import Log, Replay
 from blazr.server.openai.response_rendering import ResponseRenderer
 from blazr.server.openai.schema import ToolChoice, tool_fields
-from blazr.server.params import grammar_of, new_id, sampling_params, scheduling, unix_time
+from blazr.server.params import grammar_of, sampling_params, scheduling, unix_time
 from blazr.server.run import Run, finish, whole_answer
 from blazr.server.service import Call, json_response
 from blazr.server.sse import NAMED, EventStream
@@ -55,7 +55,7 @@ class CountBody(msgspec.Struct, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
-    truncation: str | None = None
+    truncation: Literal["auto", "disabled"] | None = None
 
 
 class Body(CountBody, kw_only=True):
@@ -266,6 +266,7 @@ def _to_request(
         messages=[*system, *messages],
         params=params,
         template_variables=thinking_variables(effort=effort) or None,
+        truncation=Truncation(drops="messages") if body.truncation == "auto" else None,
         **fields,
         **scheduling(call),
     )
@@ -275,7 +276,7 @@ def _frame(call: Call[Body]) -> dict[str, object]:
     """The response without what is generated; every key that clients look for."""
     body, choice = call.body, call.body.tool_choice
     return {
-        "id": new_id("resp_"),
+        "id": f"resp_{call.id}",
         "object": "response",
         "created_at": unix_time(),
         "completed_at": None,

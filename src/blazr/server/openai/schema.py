@@ -6,7 +6,7 @@ Unknown fields are ignored: clients send many that mean nothing here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -18,15 +18,14 @@ from blazr.server.params import (
     Scheduling,
     ToolFields,
     finite,
-    new_id,
     one_grammar,
+    sampler_order,
     sampling_params,
     scheduling,
     tool_choice,
     unix_time,
 )
 from blazr.server.service import Call
-from blazr.server.state import Service
 from blazr.text.events import TokenText
 
 # Fields that SamplingParams has under the same name.
@@ -38,6 +37,7 @@ _SAME_NAMES = (
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
+    "repeat_last_n",
     "seed",
     "max_tokens",
     "min_tokens",
@@ -57,10 +57,14 @@ _GRAMMAR_FIELDS = (
 )
 
 
+_Name = Annotated[str, msgspec.Meta(max_length=256)] | None
+
+
 class StreamOptions(msgspec.Struct):
-    """What a stream holds besides the text."""
+    """What a stream holds besides the text: the usage at its end, and in every chunk so far."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Named(msgspec.Struct):
@@ -110,6 +114,9 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    samplers: list[str] | _Name = None
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -133,11 +140,21 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     cache_salt: Annotated[str, msgspec.Meta(max_length=256)] | None = None
     priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] | None = None
     timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    request_id: _Name = None
+    rid: _Name = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
 
     @property
     def includes_usage(self) -> bool:
         """Whether a stream ends with the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def counts_on(self) -> bool:
+        """Whether every chunk says what the reply has cost so far."""
+        asked = self.stream_options
+        return bool(asked and asked.include_usage and asked.continuous_usage_stats)
 
 
 def to_params(body: SamplingBody, **more: object) -> SamplingParams:
@@ -151,6 +168,8 @@ def to_params(body: SamplingBody, **more: object) -> SamplingParams:
         RequestError: A value is out of range, or asks for what there is not.
     """
     values: dict[str, Any] = {name: getattr(body, name) for name in _SAME_NAMES}
+    if body.repetition_penalty is None:
+        values["repetition_penalty"] = body.repeat_penalty
     values["include_stop"] = body.include_stop_str_in_output
     grammars = {
         f"structured_outputs.{name}": x for name, x in (body.structured_outputs or {}).items()
@@ -158,6 +177,7 @@ def to_params(body: SamplingBody, **more: object) -> SamplingParams:
     grammars |= {name: getattr(body, name) for name in _GRAMMAR_FIELDS}
     values["grammar"] = one_grammar(grammars, body.response_format)
     values |= {name: value for name, value in more.items() if value is not None}
+    values |= sampler_order(body.samplers)
     return sampling_params(body.stop, **values)
 
 
@@ -202,13 +222,13 @@ def _name_of(tool: Mapping[str, object]) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def envelope(service: Service, *, prefix: str, kind: str) -> dict[str, object]:
+def envelope(call: Call[object], *, prefix: str, kind: str) -> dict[str, object]:
     """The fields around every reply and chunk."""
     return {
-        "id": new_id(f"{prefix}-"),
+        "id": f"{prefix}-{call.id}",
         "object": kind,
         "created": unix_time(),
-        "model": service.name,
+        "model": call.service.name,
         "system_fingerprint": f"blazr-{blazr.__version__}",
     }
 

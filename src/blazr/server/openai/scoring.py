@@ -11,7 +11,7 @@ from starlette.responses import Response
 from blazr.core.errors import RequestError
 from blazr.llm.results import Completion, Usage
 from blazr.server.openai.labels import Ask, Ballot
-from blazr.server.params import new_id, unix_time
+from blazr.server.params import new_id, truncation_of, unix_time
 from blazr.server.run import Renderer, Run, whole_answer
 from blazr.server.service import Call
 from blazr.server.vectors import MAX_INPUTS, unit_vectors, vector_requests
@@ -41,6 +41,8 @@ class ScoreBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     method: Method | None = None
     instruction: str | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
 
 
 class RerankBody(msgspec.Struct, kw_only=True):
@@ -53,6 +55,8 @@ class RerankBody(msgspec.Struct, kw_only=True):
     return_documents: bool | None = None
     method: Method | None = None
     instruction: str | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
 
 
 async def score(call: Call[ScoreBody]) -> Response:
@@ -117,8 +121,16 @@ async def _compare(
     method: Method,
     show: Show,
 ) -> Response:
+    body = call.body
+    truncation = truncation_of(body.truncate_prompt_tokens, body.truncation_side)
+    if method == "labels" and truncation is not None:
+        raise RequestError(
+            "a question that is cut off cannot be answered.",
+            param="truncate_prompt_tokens",
+            expected='only with "method": "embedding"',
+        )
     if method == "labels":
-        wanted = call.body.instruction or _INSTRUCTION
+        wanted = body.instruction or _INSTRUCTION
         asks = [
             Ask(
                 messages=(
@@ -145,7 +157,7 @@ async def _compare(
         vectors = unit_vectors(completions)
         return [float(vectors[place[a]] @ vectors[place[b]]) for a, b in pairs]
 
-    run = await Run.start(call, vector_requests(call, texts, None))
+    run = await Run.start(call, vector_requests(call, texts, None, truncation))
     return await whole_answer(run, _Shown(cosines, show))
 
 

@@ -1,0 +1,108 @@
+"""A model in memory, from which engines are started, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+from blazr.core.errors import ShapeError
+from blazr.text.chat_template import ChatTemplate
+from blazr.text.stream import ReplyFormat
+from blazr.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from blazr.engine.config import EngineConfig
+    from blazr.models.loading.load import LoadedModel
+    from blazr.nn.device import Device
+    from blazr.pipelines.fallback import FallbackModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What there is to know about the model from outside.
+
+    Args:
+        name: What it is called.
+        family: What kind of checkpoint it came from.
+        vocab_size: Rows of its embedding.
+        max_seq_len: Its context, tokens.
+        num_parameters: Weights in it.
+        size_bytes: Memory they take.
+        device: Where it runs, for people.
+        adds_bos: Whether a text prompt begins with the beginning-of-text token.
+        stop_ids: Ids that end a reply, besides the tokenizer's own.
+        is_unbounded: Whether it reads prompts of any length (no attention in it).
+    """
+
+    name: str
+    family: str
+    vocab_size: int
+    max_seq_len: int
+    num_parameters: int = 0
+    size_bytes: int = 0
+    device: str = "cpu"
+    adds_bos: bool = False
+    stop_ids: frozenset[int] = frozenset()
+    is_unbounded: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedModel:
+    """A model in memory, without an engine.
+
+    Args:
+        weights: Its network.
+        read: Loads the network of another checkpoint in the same way.
+        device: Where it runs.
+        config: Sizes and limits of its engines.
+        info: About it.
+        tokenizer: Text to ids and back.
+        template: Chats to ids; None where it has no vocabulary.
+        reply_format: How it writes its thinking and its calls of tools.
+    """
+
+    weights: LoadedModel | FallbackModel
+    read: Callable[[str], LoadedModel | FallbackModel]
+    device: Device
+    config: EngineConfig
+    info: ModelInfo
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    reply_format: ReplyFormat
+
+    def rest(self) -> None:
+        """Keep the weights where they are in nobody's way, until an engine is started again."""
+        self.weights.module.to("cpu")
+
+    def later(self, path: str) -> Callable[[], OpenedModel]:
+        """What opens it once more with the weights of a checkpoint, and holds none until then."""
+        read, others = self.read, {each.name: getattr(self, each.name) for each in fields(self)}
+        del others["weights"]
+        return lambda: OpenedModel(weights=read(path), **others)
+
+    def with_weights(self, path: str) -> OpenedModel:
+        """The same with the weights of another checkpoint; its text side is not looked at.
+
+        Raises:
+            ShapeError: That is a model of another shape.
+            BlazrError: It cannot be loaded.
+        """
+        found = self.read(path)
+        if _shape(found) != _shape(self.weights):
+            raise ShapeError(
+                "the weights are those of another model.",
+                found=f"{found.family}, {sum(1 for _ in found.module.parameters())} parameters",
+                expected="a checkpoint of the same family, with the same config",
+            )
+        return replace(self, weights=found)
+
+
+def _shape(weights: LoadedModel | FallbackModel) -> object:
+    """Equal where the weights of one network fit into the other."""
+    from blazr.pipelines.fallback import FallbackModel
+
+    if isinstance(weights, FallbackModel):
+        sizes = {name: tuple(each.shape) for name, each in weights.module.named_parameters()}
+        return weights.family, weights.vocab_size, weights.max_seq_len, sizes
+    return weights.config

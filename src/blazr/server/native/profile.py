@@ -1,0 +1,85 @@
+"""``POST /start_profile`` and ``/stop_profile``: what an engine spends its time with."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.responses import Response
+
+from blazr.core.errors import EngineError
+from blazr.llm.token_engine import TokenEngine
+from blazr.server.errors import HttpError
+from blazr.server.service import Call, json_response
+from blazr.server.state import Recording
+
+if TYPE_CHECKING:
+    from blazr.engine.profile import Profile
+
+_LONGEST_S = 300.0  # one that nobody ends would fill the memory
+
+
+class StartBody(msgspec.Struct, kw_only=True):
+    """Which model; left out it is the first. Where profiles go is not for clients to say."""
+
+    model: str | None = None
+    output_dir: str | None = None
+    num_steps: int | None = None
+
+
+class StopBody(msgspec.Struct, kw_only=True):
+    """Nothing: there is one profile at a time."""
+
+
+async def start_profile(call: Call[StartBody]) -> Response:
+    """Begin to record what a model's engine does, for five minutes at most."""
+    state, body = call.state, call.body
+    if state.config.profile_dir is None:
+        message = "no profiles are made: start the server with --profile-dir."
+        raise HttpError(400, message, code="no_profiles")
+    for field in ("output_dir", "num_steps"):
+        if getattr(body, field) is not None:
+            message = f"this endpoint has no {field}."
+            raise HttpError(400, message, param=field, code="invalid_value")
+    from blazr.engine.profile import Profile  # torch comes with it
+
+    seat = call.models.find(body.model)
+    async with state.profiling:
+        if seat.service is None or (state.recording and not state.recording.task.done()):
+            why = "the model is not in memory" if seat.service is None else "one is being made"
+            raise HttpError(409, f"no profile can be begun: {why}.", code="conflict")
+        engine, stop = seat.service.llm.core.engine, asyncio.Event()
+        path = state.config.profile_dir / f"blazr-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.json.gz"
+        profile = await asyncio.to_thread(engine.call, Profile)
+        task = asyncio.create_task(_record(profile, engine, stop, path))
+        state.recording = Recording(stop, task)
+    return json_response({"status": "started"})
+
+
+async def stop_profile(call: Call[StopBody]) -> Response:
+    """Record no more, and write the profile into the operator's folder."""
+    state = call.state
+    async with state.profiling:
+        recording, state.recording = state.recording, None
+        if recording is None:
+            raise HttpError(409, "no profile is being made.", code="conflict")
+        recording.stop.set()
+        try:
+            path = await asyncio.shield(recording.task)
+        except (OSError, EngineError) as error:
+            message = f"the profile is lost: {type(error).__name__}."
+            raise HttpError(500, message, code="profile_lost") from error
+    return json_response({"status": "stopped", "file": path.name})
+
+
+async def _record(profile: Profile, engine: TokenEngine, stop: asyncio.Event, path: Path) -> Path:
+    """Let it go on until it is stopped or too long, and write it."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), _LONGEST_S)
+    await asyncio.to_thread(engine.call, profile.end)
+    await asyncio.to_thread(profile.save, path)
+    return path

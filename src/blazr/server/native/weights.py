@@ -1,0 +1,93 @@
+"""``POST /update_weights``: go on with the weights of another checkpoint of the same model.
+
+Source: ``update_weights_from_disk`` of SGLang, whose body and answer these are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from starlette.responses import Response
+
+from blazr.core.errors import BlazrError, CapacityError
+from blazr.llm.opened import OpenedModel
+from blazr.llm.text_engine import TextEngine
+from blazr.server.errors import HttpError
+from blazr.server.service import Call, json_response
+
+
+class Body(msgspec.Struct, kw_only=True):
+    """Which checkpoint, below the operator's folder; ``path`` is another word for it."""
+
+    model_path: str | None = None
+    path: str | None = None
+    model: str | None = None
+    abort_all_requests: bool | None = None
+    load_format: Literal["auto", "safetensors", "gguf"] | None = None
+    flush_cache: Literal[True] | None = None
+    update_info: dict[str, Any] | None = None
+
+
+async def update_weights(call: Call[Body]) -> Response:
+    """Read weights beside the present ones, finish what runs, and go on with the new ones."""
+    body, models = call.body, call.models
+    if body.update_info is not None:
+        raise _refusal("weights are read from a checkpoint: send model_path.", "update_info")
+    path = _allowed(call.state.config.weights_dir, body.model_path or body.path or "")
+    seat = models.find(body.model)
+
+    async def update() -> None:
+        async with models.updating, models.using(seat.source.name) as service:
+            core = service.llm.core
+            opened = await asyncio.to_thread(_read, core.opened, path)
+            if body.abort_all_requests:
+                service.cut()
+            await _go_on(core, opened)
+            seat.opener = opened.later(str(path))
+
+    await asyncio.shield(models.begin(update()))
+    return json_response({"success": True, "message": "Weights updated"})
+
+
+async def _go_on(core: TextEngine, opened: OpenedModel) -> None:
+    was_paused = core.engine.is_paused
+    try:
+        if not was_paused:
+            await asyncio.wrap_future(core.engine.pause(finishes=True))
+        await asyncio.to_thread(core.take_weights, opened)
+    finally:
+        if not was_paused:
+            await asyncio.to_thread(core.engine.resume)
+
+
+def _read(opened: OpenedModel | None, path: Path) -> OpenedModel:
+    if opened is None:
+        raise _refusal("the weights of this model cannot be changed.", "model")
+    try:
+        return opened.with_weights(str(path))
+    except CapacityError:
+        raise
+    except BlazrError as error:
+        raise _refusal(f"the weights cannot be used: {error.message}", "model_path") from error
+
+
+def _allowed(folder: Path | None, given: str) -> Path:
+    """A path as the operator allows it; of others nothing is told, not even whether they exist."""
+    if folder is None:
+        message = "no weights may be read: start the server with --weights-dir."
+        raise _refusal(message, "model_path", code="no_weights_dir")
+    try:
+        root = folder.resolve(strict=True)
+        path = (root / given).resolve(strict=True)
+    except (OSError, ValueError, RuntimeError):
+        path = None
+    if not given or path is None or not path.is_relative_to(root):
+        raise _refusal("there is no such checkpoint below the folder for weights.", "model_path")
+    return path
+
+
+def _refusal(message: str, param: str, *, code: str = "invalid_value") -> HttpError:
+    return HttpError(400, message, param=param, code=code)
