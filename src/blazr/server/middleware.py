@@ -27,7 +27,7 @@ _MAX_REQUEST_ID = 128
 
 
 class Surroundings:
-    """Around the rest: names the request, tells of it, counts its answer, and turns errors to answers.
+    """Around the rest: names the request, tells of it, counts its answer, turns errors to answers.
 
     The client's ``X-Request-Id`` is echoed and logged, and is a key to nothing. Anthropic's client
     looks for it under ``Request-Id``.
