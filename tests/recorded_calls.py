@@ -253,6 +253,12 @@ RECORDED = (
         (("write_file", '{"tags": ["a", [1, null]], "force": true, "mode": -3}'),),
     ),
     Recorded(
+        "pythonic",
+        "what our own grammar allows where every argument is optional",
+        '[get_weather(, unit="celsius")]',
+        (("get_weather", '{"unit": "celsius"}'),),
+    ),
+    Recorded(
         "lfm2",
         "LiquidAI/LFM2-1.2B, model card, Tool use",
         '<|tool_call_start|>[get_weather(city="São Paulo")]<|tool_call_end|>Checking the current '
@@ -324,6 +330,34 @@ RECORDED = (
         "ai-sage/GigaChat3.1-10B-A1.8B, chat template",
         '<|function_call|>{"name": "get_weather", "arguments": {"city": "Тула"}}',
         (("get_weather", '{"city": "Тула"}'),),
+    ),
+    Recorded(
+        "gigachat3",
+        "ai-sage/GigaChat3-10B-A1.8B, chat template",
+        "Смотрю.<|message_sep|>\n\nfunction call<|role_sep|>\n"
+        '{"name": "get_weather", "arguments": {"city": "Тула"}}',
+        (("get_weather", '{"city": "Тула"}'),),
+        "Смотрю.",
+    ),
+    Recorded(
+        "gemma4",
+        "google/gemma-4-31B-it, chat template",
+        '<|tool_call>call:get_weather{city:<|"|>Genf, "CH"<|"|>,days:3}<tool_call|>'
+        '<|tool_call>call:write_file{force:true,tags:[<|"|>a<|"|>,{b:null,<|"|>c d<|"|>:[]}]}'
+        "<tool_call|><|tool_call>call:now{}<tool_call|>",
+        (
+            ("get_weather", r'{"city": "Genf, \"CH\"", "days": 3}'),
+            ("write_file", '{"force": true, "tags": ["a", {"b": null, "c d": []}]}'),
+            ("now", "{}"),
+        ),
+    ),
+    Recorded(
+        "gemma4",
+        "what models make of it: JSON's quotes, bare text, commas where none belong",
+        'Ok.\n<|tool_call>call:get_weather{ "city" : "Z\\u00fcrich" , unit: very cold,, }'
+        "<tool_call|>",
+        (("get_weather", '{"city": "Zürich", "unit": "very cold"}'),),
+        "Ok.",
     ),
     Recorded(
         "firefunction",

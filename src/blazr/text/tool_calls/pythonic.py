@@ -68,6 +68,8 @@ def _call(c: str, tools: Tools, sink: Sink, *, must_be_known: bool) -> Scan:
     name = check_name(name, tools, must_be_known=must_be_known)
     c = yield from literal(c, "(")
     c = yield from spaces(c)
+    if c == ",":  # a grammar lets it be written where the first of several arguments is left out
+        c = yield from spaces((yield))
     lead, has_begun = "{", False
     try:
         while c != ")":
