@@ -1,4 +1,4 @@
-"""Replies with calls of tools, as the formats' own documentation gives them."""
+"""Replies with calls of tools, as the formats' own documentation and templates give them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ TOOLS = [
     ToolSpec("get_user_info", {"properties": {"user_id": {"type": "integer"}}}),
     ToolSpec("get_stock_fundamentals", {"properties": {"symbol": {"type": "string"}}}),
     ToolSpec("now", {}),
+    ToolSpec("get_todays_date", {}),
+    ToolSpec("web_search", {"properties": {"query": {"type": "string"}}}),
+    ToolSpec("brave_web_search", {"properties": {"query": {"type": "string"}}}),
     ToolSpec(
         "write_file",
         {
@@ -44,7 +47,7 @@ class Recorded:
 
     Args:
         format: A row of TOOL_FORMATS.
-        source: Whose documentation it is from.
+        source: Whose documentation it is from, or where somebody kept it and which model wrote it.
         reply: All it wrote; end tokens are not part of a reply.
         calls: The calls in it.
         text: The rest.
