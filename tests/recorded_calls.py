@@ -1,4 +1,4 @@
-"""Replies with calls of tools, as the formats' own documentation gives them."""
+"""Replies with calls of tools, as the formats' own documentation and templates give them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ TOOLS = [
     ToolSpec("get_user_info", {"properties": {"user_id": {"type": "integer"}}}),
     ToolSpec("get_stock_fundamentals", {"properties": {"symbol": {"type": "string"}}}),
     ToolSpec("now", {}),
+    ToolSpec("get_todays_date", {}),
+    ToolSpec("web_search", {"properties": {"query": {"type": "string"}}}),
+    ToolSpec("brave_web_search", {"properties": {"query": {"type": "string"}}}),
     ToolSpec(
         "write_file",
         {
@@ -44,7 +47,7 @@ class Recorded:
 
     Args:
         format: A row of TOOL_FORMATS.
-        source: Whose documentation it is from.
+        source: Whose documentation it is from, or where somebody kept it and which model wrote it.
         reply: All it wrote; end tokens are not part of a reply.
         calls: The calls in it.
         text: The rest.
@@ -253,6 +256,12 @@ RECORDED = (
         (("write_file", '{"tags": ["a", [1, null]], "force": true, "mode": -3}'),),
     ),
     Recorded(
+        "pythonic",
+        "what our own grammar allows where every argument is optional",
+        '[get_weather(, unit="celsius")]',
+        (("get_weather", '{"unit": "celsius"}'),),
+    ),
+    Recorded(
         "lfm2",
         "LiquidAI/LFM2-1.2B, model card, Tool use",
         '<|tool_call_start|>[get_weather(city="São Paulo")]<|tool_call_end|>Checking the current '
@@ -324,6 +333,34 @@ RECORDED = (
         "ai-sage/GigaChat3.1-10B-A1.8B, chat template",
         '<|function_call|>{"name": "get_weather", "arguments": {"city": "Тула"}}',
         (("get_weather", '{"city": "Тула"}'),),
+    ),
+    Recorded(
+        "gigachat3",
+        "ai-sage/GigaChat3-10B-A1.8B, chat template",
+        "Смотрю.<|message_sep|>\n\nfunction call<|role_sep|>\n"
+        '{"name": "get_weather", "arguments": {"city": "Тула"}}',
+        (("get_weather", '{"city": "Тула"}'),),
+        "Смотрю.",
+    ),
+    Recorded(
+        "gemma4",
+        "google/gemma-4-31B-it, chat template",
+        '<|tool_call>call:get_weather{city:<|"|>Genf, "CH"<|"|>,days:3}<tool_call|>'
+        '<|tool_call>call:write_file{force:true,tags:[<|"|>a<|"|>,{b:null,<|"|>c d<|"|>:[]}]}'
+        "<tool_call|><|tool_call>call:now{}<tool_call|>",
+        (
+            ("get_weather", r'{"city": "Genf, \"CH\"", "days": 3}'),
+            ("write_file", '{"force": true, "tags": ["a", {"b": null, "c d": []}]}'),
+            ("now", "{}"),
+        ),
+    ),
+    Recorded(
+        "gemma4",
+        "what models make of it: JSON's quotes, bare text, commas where none belong",
+        'Ok.\n<|tool_call>call:get_weather{ "city" : "Z\\u00fcrich" , unit: very cold,, }'
+        "<tool_call|>",
+        (("get_weather", '{"city": "Zürich", "unit": "very cold"}'),),
+        "Ok.",
     ),
     Recorded(
         "firefunction",

@@ -14,7 +14,7 @@ BUDGETS = {
     "core": 800,
     "nn": 10_840,
     "models": 10_200,
-    "text": 7_300,
+    "text": 7_400,
     "engine": 5_022,
     "pipelines": 400,
     "llm": 1_500,

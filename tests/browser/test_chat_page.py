@@ -85,7 +85,7 @@ def test_it_goes_on_where_it_was_after_a_reload(saying, new_page) -> None:
 
 
 def test_stop_ends_the_reply_on_the_server(saying, new_page) -> None:
-    running = saying("one two three four five six")
+    running = saying("one two three four five six", keep_alive_s=0.05)  # tells who is gone
     running.client.post("/generate", json={"prompt": "load", "max_tokens": 1})
     running.engine.go = Steps(3)
     page = new_page(running.url)
@@ -97,9 +97,9 @@ def test_stop_ends_the_reply_on_the_server(saying, new_page) -> None:
     assert last_reply(page).locator(".reply").inner_text().startswith("one")
     assert last_reply(page).locator(".notice").inner_text() == "Stopped."
     assert "≈" in last_reply(page).locator(".stats").inner_text()
+    wait_until(lambda: running.engine.aborted)
+    assert running.engine.num_running == 0
     running.engine.go.set()
-    wait_until(lambda: running.engine.num_running == 0)
-    assert running.engine.aborted
 
 
 def test_retry_and_edit_drop_what_came_after(saying, new_page) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.recorded_calls import RECORDED, TOOLS, Recorded
+from tests.recorded_calls import RECORDED as DOCUMENTED
+from tests.recorded_calls import TOOLS, Recorded
+from tests.recorded_outputs import OUTPUTS
 
 from blazr.text.grammars.tool_call import TextUntil, tool_call
 from blazr.text.splitter import CallArguments, CallBegin, Piece, Splitter, merge
@@ -16,6 +18,7 @@ from blazr.text.tool_calls.choose import choose_tool_format
 from blazr.text.tool_calls.format import ToolSpec
 
 NAMES = list(TOOL_FORMATS)
+RECORDED = (*DOCUMENTED, *OUTPUTS)
 LOST = "ẞ"  # a letter that is in no marker
 ids = [f"{each.format}-{number}" for number, each in enumerate(RECORDED)]
 
@@ -68,7 +71,7 @@ def test_every_format_is_recorded() -> None:
 def test_arguments_come_as_they_are_written(recorded: Recorded) -> None:
     """The name is known before the arguments end, and a cut-off reply keeps what there was."""
     stream = parser(recorded.format)
-    seen: list[list[Piece]] = [stream.push(character) for character in recorded.reply]
+    seen: list[list[Piece]] = [*map(stream.push, recorded.reply), stream.flush()]
     begins = [n for n, each in enumerate(seen) if any(isinstance(p, CallBegin) for p in each)]
     assert begins
     assert all(len(each) <= 4 for each in seen)

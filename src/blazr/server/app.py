@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -10,8 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 
+from blazr.server.anthropic.rendering import VERSION_HEADER
+from blazr.server.anthropic.rendering import error_object as anthropic_error
 from blazr.server.endpoint import Endpoint
-from blazr.server.errors import HttpError
+from blazr.server.errors import HttpError, Shape
 from blazr.server.middleware import Gate, Surroundings
 from blazr.server.models import Models
 from blazr.server.openapi import describe
@@ -34,15 +37,13 @@ def build_app(models: Models, *, tracer: Tracer | None = None) -> Starlette:
     state.document = document | {"servers": [{"url": config.root_path or "/"}]}
     open_paths = frozenset(row.path for row in ROUTES.values() if row.is_open)
     command_paths = frozenset(row.path for row in ROUTES.values() if row.is_command)
-    shapes = {row.path: row.shape for row in ROUTES.values() if row.shape is not None}
     return Starlette(
         routes=[
             StarletteRoute(row.path, Endpoint(row, models), methods=[row.method])
             for row in ROUTES.values()
         ],
         middleware=[
-            Middleware(Surroundings, state=state, shapes=shapes, tracer=tracer),
-            Middleware(
+            Middleware(  # outermost, or a page could not read why it was refused
                 CORSMiddleware,
                 allow_origins=config.cors_origins,
                 allow_origin_regex=_LOOPBACK_ORIGIN,
@@ -50,20 +51,29 @@ def build_app(models: Models, *, tracer: Tracer | None = None) -> Starlette:
                 allow_headers=["*"],
                 expose_headers=["X-Request-Id", PREFIX_HEADER],
             ),
+            Middleware(Surroundings, state=state, shape_of=_shape_of, tracer=tracer),
             Middleware(Gate, state=state, open_paths=open_paths, command_paths=command_paths),
         ],
-        exception_handlers={HTTPException: _render},
+        exception_handlers={HTTPException: _refuse},
     )
 
 
-async def _render(request: Request, error: Exception) -> Response:
-    """Starlette's own refusals (no such route, wrong method) in the shape of ours."""
+_SHAPES = {row.path: row.shape for row in ROUTES.values() if row.shape is not None}
+
+
+def _shape_of(path: str, headers: Headers) -> Shape | None:
+    """How errors are written: as the path's dialect has them, or as the client's."""
+    return _SHAPES.get(path) or (anthropic_error if VERSION_HEADER in headers else None)
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    """Starlette's own refusals (no such route, wrong method) become ours."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     headers = {"Allow": ", ".join(_methods(request))} if status == 405 else None
     messages = {404: "there is no such endpoint.", 405: f"{request.method[:10]} is not for this."}
     message = messages.get(status, "the request cannot be answered.")
     codes = {404: "not_found", 405: "method_not_allowed"}
-    return HttpError(status, message, code=codes.get(status), headers=headers).response()
+    raise HttpError(status, message, code=codes.get(status), headers=headers)
 
 
 def _methods(request: Request) -> list[str]:

@@ -8,7 +8,7 @@ import hmac
 import logging
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from time import monotonic
 
@@ -33,9 +33,10 @@ _MAX_REQUEST_ID = 128
 
 
 class Surroundings:
-    """Outermost: names the request, tells of it, counts its answer, and turns errors to answers.
+    """Around the rest: names the request, tells of it, counts its answer, turns errors to answers.
 
-    The client's ``X-Request-Id`` is echoed and logged, and is a key to nothing.
+    The client's ``X-Request-Id`` is echoed and logged, and is a key to nothing. Anthropic's client
+    looks for it under ``Request-Id``.
     """
 
     def __init__(
@@ -43,12 +44,12 @@ class Surroundings:
         app: ASGIApp,
         *,
         state: ServerState,
-        shapes: Mapping[str, Shape],
+        shape_of: Callable[[str, Headers], Shape | None],
         tracer: Tracer | None = None,
     ) -> None:
         self._app = app
         self._state = state
-        self._shapes = shapes  # by path, where errors are not in OpenAI's shape
+        self._shape_of = shape_of  # by path and headers; None is OpenAI's
         self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,7 +68,8 @@ class Surroundings:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                answered = MutableHeaders(scope=message)
+                answered["X-Request-Id"] = answered["Request-Id"] = request_id
             await send(message)
 
         try:
@@ -80,7 +82,7 @@ class Surroundings:
                 _log.exception("request %s failed", request_id)
                 answer.message += f" Its log has more under {request_id}."
             if status == 0:
-                shape = self._shapes.get(scope["path"])
+                shape = self._shape_of(scope["path"], headers)
                 await answer.response(shape)(scope, receive, note)
         finally:
             self._state.metrics.count("blazr_http_responses", status=str(status or "none"))

@@ -86,6 +86,18 @@ def test_browsers_on_this_machine_may_call(loopback: Loopback) -> None:
         assert plain.headers["access-control-allow-origin"] == origin
 
 
+@pytest.mark.parametrize(
+    ("body", "status"), [({"model": "none", "prompt": "a"}, 404), ({"prompt": 5}, 400)]
+)
+def test_browsers_can_read_why_they_are_refused(
+    loopback: Loopback, body: dict, status: int
+) -> None:
+    origin = {"Origin": "http://localhost:3000"}
+    reply = loopback.client.post("/v1/completions", json=body, headers=origin)
+    assert reply.status_code == status
+    assert reply.headers["access-control-allow-origin"] == "http://localhost:3000"
+
+
 @pytest.mark.parametrize("origin", ["https://evil.example", "http://localhost.evil.example"])
 def test_other_origins_may_not(loopback: Loopback, origin: str) -> None:
     reply = loopback.client.get("/v1/models", headers={"Origin": origin})

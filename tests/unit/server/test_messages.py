@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from tests.loopback import Loopback, serving
@@ -70,6 +71,7 @@ def test_whole_reply(loopback: Loopback) -> None:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 2,
             "output_tokens": 10,
+            "output_tokens_details": {"thinking_tokens": 0},
         },
     }
 
@@ -95,6 +97,7 @@ def test_events_come_in_their_order(loopback: Loopback) -> None:
     [
         ({}, "end_turn", None),
         ({"max_tokens": 3}, "max_tokens", None),
+        ({"max_tokens": 0}, "max_tokens", None),
         ({"stop_sequences": [" four"]}, "stop_sequence", " four"),
     ],
 )
@@ -146,7 +149,7 @@ def test_tokens_are_counted_as_they_are_read(loopback: Loopback) -> None:
     "body",
     [
         {"max_tokens": None},
-        {"max_tokens": 0},
+        {"max_tokens": -1},
         {"messages": []},
         {"messages": "hello"},
         {"messages": HELLO * 4097},
@@ -170,11 +173,24 @@ def test_other_refusals_are_too(loopback: Loopback) -> None:
     assert (reply.status_code, reply.json()["error"]["type"]) == (404, "not_found_error")
     reply = loopback.client.post(PATH, content=b"{", headers={"content-type": "application/json"})
     assert reply.json()["error"]["type"] == "invalid_request_error"
+    theirs = {"anthropic-version": "2023-06-01"}
+    for path in (f"{PATH}/batches", "/v1/models/none"):  # by who asks, where the path says nothing
+        assert loopback.client.get(path).json()["error"]["code"]
+        reply = loopback.client.get(path, headers=theirs)
+        assert (reply.status_code, reply.json()["error"]["type"]) == (404, "not_found_error")
     with serving(scripted_core(), api_keys=("secret",)) as guarded:
         assert post(guarded).json()["error"]["type"] == "authentication_error"
         friend = {"x-api-key": "secret"}
         body = {"messages": HELLO, "max_tokens": 5}
         assert guarded.client.post(PATH, json=body, headers=friend).is_success
+
+
+def test_a_prompt_too_long_is_told_in_the_words_agents_look_for(loopback: Loopback) -> None:
+    reply = post(loopback, messages=[{"role": "user", "content": "hello " * 600}])
+    assert reply.status_code == 400
+    assert re.fullmatch(
+        r"prompt is too long: 6\d\d tokens > 512 maximum", reply.json()["error"]["message"]
+    )
 
 
 def test_a_stream_that_fails_says_so() -> None:

@@ -195,7 +195,7 @@ def test_a_schema_may_come_with_json_object(loopback: Loopback) -> None:
 
 
 @pytest.mark.parametrize("path", unsupported.PATHS)
-def test_sound_and_images_are_not_there(loopback: Loopback, path: str) -> None:
+def test_what_is_not_there_says_so(loopback: Loopback, path: str) -> None:
     reply = loopback.client.post(path, files={"file": b"x"})
     assert reply.status_code == 501
     assert reply.json()["error"]["type"] == "not_supported_error"

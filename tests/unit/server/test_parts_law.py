@@ -65,7 +65,7 @@ def whole_of(renderer, events: list[Event]) -> dict:
 @given(replies())
 @settings(max_examples=60, deadline=None)
 def test_messages(events: list[Event]) -> None:
-    streaming, gathering = MessageRenderer("m"), MessageRenderer("m")
+    streaming, gathering = MessageRenderer("m", 9), MessageRenderer("m", 9)
     gathering._id = streaming._id
     message: dict = {}
     typed: dict[int, str] = {}

@@ -196,6 +196,9 @@ def test_calls_of_tools(compiler, chatty):
     assert not ok(one, f"[{first}, {second}]<|im_end|>")
     assert not ok(one, f"[{first.replace('3', 'true')}]<|im_end|>")
     assert not ok(one, f"[{first}]<|im_end|>", special=False), "spelled, it is no special token"
+    quoted = ToolGrammar(calls=[["f:<|im_start|>", TextUntil("<|im_end|>"), "!"]])
+    assert ok(quoted, 'f:<|im_start|>a "b"\n<|im_end|>!')
+    assert not ok(quoted, "f:<|im_start|>a<|im_end|>!", special=False)
     assert ok(many, f"{first}, {second}, {first}")
     assert not ok(many, f"{first},{second}")
 

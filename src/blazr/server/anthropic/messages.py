@@ -88,7 +88,7 @@ class OutputConfig(msgspec.Struct):
 class Body(CountBody, kw_only=True):
     """The request."""
 
-    max_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    max_tokens: Annotated[int, msgspec.Meta(ge=0)]
     stream: bool | None = None
     stop_sequences: list[str] | None = None
     temperature: float | None = None
@@ -96,12 +96,13 @@ class Body(CountBody, kw_only=True):
     top_k: int | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = None  # where older clients have it
 
 
 async def answer(call: Call[Body]) -> Response:
     """Answer a chat."""
     body = call.body
-    form = body.output_config.format if body.output_config else None
+    form = (body.output_config.format if body.output_config else None) or body.output_format
     params = sampling_params(
         body.stop_sequences,
         max_tokens=body.max_tokens,
@@ -112,7 +113,7 @@ async def answer(call: Call[Body]) -> Response:
     )
     request = _to_request(call, params, body.tool_choice)
     run = await Run.start(call, [request])
-    renderer = MessageRenderer(call.service.name)
+    renderer = MessageRenderer(call.service.name, body.max_tokens)
     if body.stream:
         return EventStream(run, renderer, NAMED)
     return await whole_answer(run, renderer)

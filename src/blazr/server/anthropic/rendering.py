@@ -11,6 +11,7 @@ from blazr.server.params import new_id
 from blazr.server.parts import Part, PartsRenderer
 from blazr.text.events import TokenText
 
+VERSION_HEADER = "anthropic-version"  # which only Anthropic's clients send
 _ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -26,7 +27,11 @@ _ERROR_TYPES = {
 def error_object(error: HttpError) -> dict[str, object]:
     """Anthropic's error object."""
     kind = _ERROR_TYPES.get(error.status, "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": error.text}}
+    message = error.text
+    if error.code == "context_length_exceeded":  # by these words agents know when to summarize
+        tokens, most = error.figures["n_prompt_tokens"], error.figures["n_ctx"]
+        message = f"prompt is too long: {tokens} tokens > {most} maximum"
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 class MessageRenderer(PartsRenderer):
@@ -34,12 +39,14 @@ class MessageRenderer(PartsRenderer):
 
     Args:
         model: What the model is called.
+        max_tokens: Most tokens of the reply.
     """
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, max_tokens: int) -> None:
         super().__init__()
         self._id = new_id("msg_")
         self._model = model
+        self._max_tokens = max_tokens
 
     def begin(self) -> Iterable[object]:
         """The message, still empty."""
@@ -75,7 +82,7 @@ class MessageRenderer(PartsRenderer):
 
     def last(self, usage: Usage) -> Iterable[object]:
         """Why it ended, and what it cost."""
-        yield {"type": "message_delta", "delta": self._end(), "usage": _usage(usage)}
+        yield {"type": "message_delta", "delta": self._end(usage), "usage": _usage(usage)}
         yield {"type": "message_stop"}
 
     def failure(self, error: HttpError) -> Iterable[object]:
@@ -85,7 +92,7 @@ class MessageRenderer(PartsRenderer):
     def whole(self, completions: Sequence[Completion], usage: Usage) -> object:  # noqa: ARG002
         """The whole message."""
         content = [_block(part) for part in self.parts]
-        return {**self._message(), "content": content, **self._end(), "usage": _usage(usage)}
+        return {**self._message(), "content": content, **self._end(usage), "usage": _usage(usage)}
 
     def _message(self) -> dict[str, object]:
         prompt = self.prompt
@@ -101,13 +108,14 @@ class MessageRenderer(PartsRenderer):
             "usage": _usage(Usage(read, 0, cached)),
         }
 
-    def _end(self) -> dict[str, object]:
+    def _end(self, usage: Usage) -> dict[str, object]:
         finished = self.finished
         if finished is None:
             return {"stop_reason": None, "stop_sequence": None}
         reason = "end_turn" if finished.stop is None else "stop_sequence"
         if finished.reason == "length":
-            reason = "max_tokens"
+            is_full = usage.completion_tokens < self._max_tokens
+            reason = "model_context_window_exceeded" if is_full else "max_tokens"
         elif finished.num_tool_calls:
             reason = "tool_use"
         return {"stop_reason": reason, "stop_sequence": finished.stop}
@@ -132,4 +140,5 @@ def _usage(usage: Usage) -> dict[str, object]:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
     }

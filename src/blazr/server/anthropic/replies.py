@@ -20,6 +20,12 @@ class AnthropicError(Struct, tag_field="type", tag="error"):
     error: AnthropicErrorBody
 
 
+class OutputDetails(Struct):
+    """What the output was spent on."""
+
+    thinking_tokens: int
+
+
 class MessageUsage(Struct):
     """What a request cost, in tokens; those read from the cache are not among the input's."""
 
@@ -27,6 +33,7 @@ class MessageUsage(Struct):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: OutputDetails
 
 
 class TextBlock(Struct, tag_field="type", tag="text"):
@@ -51,7 +58,9 @@ class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
 
 
 ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+StopReason = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
 
 
 class MessageReply(Struct, tag_field="type", tag="message"):

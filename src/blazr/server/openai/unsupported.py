@@ -1,4 +1,4 @@
-"""Sound and images: the routes clients try, answered so that they know."""
+"""Sound, images, summaries: the routes clients try, answered so that they know."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ PATHS = (
     "/v1/images/generations",
     "/v1/images/edits",
     "/v1/images/variations",
+    "/v1/responses/compact",
 )
 
 
 async def refuse(call: Call[None]) -> Response:  # noqa: ARG001
-    """Say that this server has neither sound nor images."""
-    raise HttpError(501, "this server generates text only.", code="not_implemented")
+    """Say that this server has neither sound nor images, and shortens no conversation."""
+    raise HttpError(
+        501,
+        "this server has neither sound nor images, and shortens no conversation.",
+        code="not_implemented",
+        headers={"X-Should-Retry": "false"},  # OpenAI's client would
+    )

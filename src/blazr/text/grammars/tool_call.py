@@ -104,7 +104,9 @@ class _Rules:
         if isinstance(part, Maybe):
             return f"({self.sequence(part.parts)})?"
         name = f"part_{len(self.lines)}"
-        if isinstance(part, TextUntil):
+        if isinstance(part, TextUntil) and part.end in self._special_ids:
+            self.lines.append(f"{name}: /(?s:.*)/ {self.text(part.end)}")
+        elif isinstance(part, TextUntil):
             self.lines.append(f"{name}[suffix={literal(part.end)}]: /(?s:.*)/")
         else:
             self.lines.append(f"{name}: %json {schema_source(part)}")

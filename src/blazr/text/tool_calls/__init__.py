@@ -5,11 +5,13 @@ from __future__ import annotations
 from blazr.core.table import Table
 from blazr.text.tool_calls.format import ToolFormat
 
+_OWN_FILES = {"gemma4": "gemma_call"}
+
 TOOL_FORMATS: Table[ToolFormat] = Table(
     "tool format",
     {},
     lazy={
-        name: f"blazr.text.tool_calls.rows:{name.upper()}"
+        name: f"blazr.text.tool_calls.{_OWN_FILES.get(name, 'rows')}:{name.upper()}"
         for name in (
             "harmony",
             "kimi_k2",
@@ -29,6 +31,8 @@ TOOL_FORMATS: Table[ToolFormat] = Table(
             "apertus",
             "apriel",
             "gigachat",
+            "gigachat3",
+            "gemma4",
             "firefunction",
             "granite",
             "lfm2",

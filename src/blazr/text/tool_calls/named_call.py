@@ -48,8 +48,9 @@ def scan_mistral(tools: Tools, marker: str, sink: Sink) -> Scan:
     if c in {"[", "{"}:
         return (yield from json_calls(c, tools, sink, Shape()))
     name, c = yield from tool_name(c)
-    mark, c = yield from one_of(c, "[CALL_ID]", "[ARGS]")
-    call_id = None
+    mark, call_id = "", None
+    if c != "{":  # tokens may be left out of the text
+        mark, c = yield from one_of(c, "[CALL_ID]", "[ARGS]")
     if mark == "[CALL_ID]":
         call_id, c = yield from word(c, "[ARGS]")
     return (yield from _call(c, sink, check_name(name, tools), call_id))

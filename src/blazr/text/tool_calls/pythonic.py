@@ -35,9 +35,13 @@ def scan_pythonic(ends: Mapping[str, str]) -> Callable[[Tools, str, Sink], Scan]
     def scan(tools: Tools, marker: str, sink: Sink) -> Scan:
         c = (yield) if marker in ends else marker
         c = yield from spaces(c)
+        must_be_known = marker not in ends
+        if c == "{":  # JSON instead of the list
+            c = yield from json_call(c, tools, sink, Shape(must_be_known=must_be_known))
+            c = yield from spaces(c)
+            return (yield from optional(c, ends.get(marker, "")))
         c = yield from literal(c, "[")
         c = yield from spaces(c)
-        must_be_known = marker not in ends
         while c and c != "]":
             sink.reopen()
             if c == "{":  # JSON, which some were trained on as well
@@ -68,6 +72,8 @@ def _call(c: str, tools: Tools, sink: Sink, *, must_be_known: bool) -> Scan:
     name = check_name(name, tools, must_be_known=must_be_known)
     c = yield from literal(c, "(")
     c = yield from spaces(c)
+    if c == ",":  # a grammar lets it be written where the first of several arguments is left out
+        c = yield from spaces((yield))
     lead, has_begun = "{", False
     try:
         while c != ")":

@@ -5,12 +5,13 @@ Signs are what tells a template for the format from others that are tried after 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from blazr.text.grammars.tool_call import Part
 from blazr.text.splitter import Scan, Sink
 from blazr.text.tool_calls import harmony
-from blazr.text.tool_calls.format import ToolFormat, Tools
+from blazr.text.tool_calls.format import ToolFormat, Tools, ToolSpec
 from blazr.text.tool_calls.json_call import Shape, parts_json, scan_json, spell_json
 from blazr.text.tool_calls.named_call import (
     DEEPSEEK_CALL,
@@ -33,6 +34,12 @@ from blazr.text.tool_calls.named_call import (
 from blazr.text.tool_calls.pythonic import parts_pythonic, scan_pythonic, spell_pythonic
 from blazr.text.tool_calls.tagged_call import Tags, parts_tagged, scan_tagged, spell_tagged
 
+_Read = Callable[[Tools, str, Sink], Scan]
+_Calls = tuple[
+    _Read,
+    Callable[[ToolSpec], Sequence[Part]],
+    Callable[[str, Mapping[str, object]], str],
+]
 _PLAIN = Shape()
 _DSML = "\uff5cDSML\uff5c"
 
@@ -49,29 +56,16 @@ def _json(
         shape: What the objects look like.
         more: The other fields.
     """
-    return ToolFormat(
-        name=name,
-        markers=tuple(ends),
-        tokens=tuple(filter(None, ends.values())),
-        scan=scan_json(ends, shape),
-        begin=frame[0],
-        separator=frame[1],
-        end=frame[2],
-        parts=parts_json(shape),
-        spell=spell_json(shape),
-        **more,
-    )
+    calls = scan_json(ends, shape), parts_json(shape), spell_json(shape)
+    tokens = tuple(filter(None, ends.values()))
+    return _framed(name, tuple(ends), *frame, calls=calls, tokens=tokens, **more)
 
 
-def _named(
-    name: str,
-    markers: tuple[str, ...],
-    *frame: str,
-    scan: Callable[[Tools, str, Sink], Scan],
-    call: tuple[str, str, str],
-    **more: tuple[str, ...],
+def _framed(
+    name: str, markers: tuple[str, ...], *frame: str, calls: _Calls, **more: tuple[str, ...]
 ) -> ToolFormat:
-    """A row for names before JSON; ``call`` is what stands before, between and after the two."""
+    """A row for calls of some shape; ``frame`` is as above."""
+    scan, parts, spell = calls
     return ToolFormat(
         name=name,
         markers=markers,
@@ -79,27 +73,20 @@ def _named(
         begin=frame[0],
         separator=frame[1],
         end=frame[2],
-        parts=parts_named(*call),
-        spell=spell_named(*call),
+        parts=parts,
+        spell=spell,
         **more,
     )
 
 
-def _tagged(
-    name: str, markers: tuple[str, ...], *frame: str, tags: Tags, **more: tuple[str, ...]
-) -> ToolFormat:
-    """A row for arguments between tags."""
-    return ToolFormat(
-        name=name,
-        markers=markers,
-        scan=scan_tagged(tags),
-        begin=frame[0],
-        separator=frame[1],
-        end=frame[2],
-        parts=parts_tagged(tags),
-        spell=spell_tagged(tags),
-        **more,
-    )
+def _named(scan: _Read, before: str, between: str, after: str) -> _Calls:
+    """Names before JSON, and what stands before, between and after the two."""
+    return scan, parts_named(before, between, after), spell_named(before, between, after)
+
+
+def _tagged(tags: Tags) -> _Calls:
+    """Arguments between tags."""
+    return scan_tagged(tags), parts_tagged(tags), spell_tagged(tags)
 
 
 HARMONY = ToolFormat(
@@ -176,6 +163,13 @@ GIGACHAT = _json(
     "",
     signs=("<|function_call|>",),
 )
+# of GigaChat 3.0, a message of its own after the text's
+_GIGACHAT3 = "<|message_sep|>\n\nfunction call<|role_sep|>\n"
+GIGACHAT3 = replace(
+    _json("gigachat3", {_GIGACHAT3: ""}, _GIGACHAT3, "", "", signs=('"<|message_sep|>\\n\\n"',)),
+    separator=None,
+    tokens=("<|message_sep|>", "<|role_sep|>"),
+)
 FIREFUNCTION = _json(
     "firefunction", {"functools": ""}, " functools[", ", ", "]", signs=("functools[",)
 )
@@ -197,7 +191,7 @@ LLAMA3_JSON = ToolFormat(
 PYTHONIC = ToolFormat(
     name="pythonic",
     markers=("<|python_start|>",),
-    starters=("[",),
+    starters=("[", "{"),
     tokens=("<|python_end|>",),
     signs=("func_name1(",),
     scan=scan_pythonic({"<|python_start|>": "<|python_end|>"}),
@@ -210,6 +204,7 @@ PYTHONIC = ToolFormat(
 LFM2 = ToolFormat(
     name="lfm2",
     markers=("<|tool_call_start|>",),
+    starters=("[",),  # LFM2.5 leaves the tokens out
     tokens=("<|tool_call_end|>",),
     signs=("<|tool_list_start|>",),
     families=("lfm2",),
@@ -235,24 +230,23 @@ MISTRAL = ToolFormat(
     spell=spell_json(),
 )
 # [TOOL_CALLS]f[ARGS]{"a": 1}, since then
-MISTRAL_ARGS = _named(
+MISTRAL_ARGS = _framed(
     "mistral_args",
     ("[TOOL_CALLS]",),
     *("", "", ""),
-    scan=scan_mistral,
-    call=("[TOOL_CALLS]", "[ARGS]", ""),
+    calls=_named(scan_mistral, "[TOOL_CALLS]", "[ARGS]", ""),
     tokens=("[ARGS]", "[CALL_ID]"),
     signs=("[TOOL_CALLS]", "[ARGS]"),
 )
 _DEEPSEEK_TOKENS = (DEEPSEEK_NAME_END, DEEPSEEK_CALL_END, DEEPSEEK_CALLS_END)
-DEEPSEEK_V3 = _named(
+DEEPSEEK_V3 = _framed(
     "deepseek_v3",
     (DEEPSEEK_CALLS, DEEPSEEK_CALL),
     DEEPSEEK_CALLS,
     "\n",
     DEEPSEEK_CALLS_END,
-    scan=scan_deepseek,
-    call=(
+    calls=_named(
+        scan_deepseek,
         f"{DEEPSEEK_CALL}function{DEEPSEEK_NAME_END}",
         "\n```json\n",
         f"\n```{DEEPSEEK_CALL_END}",
@@ -260,35 +254,32 @@ DEEPSEEK_V3 = _named(
     tokens=_DEEPSEEK_TOKENS,
     signs=(DEEPSEEK_CALL, "```json"),
 )
-DEEPSEEK_V31 = _named(
+DEEPSEEK_V31 = _framed(
     "deepseek_v31",
     (DEEPSEEK_CALLS, DEEPSEEK_CALL),
     DEEPSEEK_CALLS,
     "",
     DEEPSEEK_CALLS_END,
-    scan=scan_deepseek,
-    call=(DEEPSEEK_CALL, DEEPSEEK_NAME_END, DEEPSEEK_CALL_END),
+    calls=_named(scan_deepseek, DEEPSEEK_CALL, DEEPSEEK_NAME_END, DEEPSEEK_CALL_END),
     tokens=_DEEPSEEK_TOKENS,
     signs=(DEEPSEEK_CALL,),
 )
-KIMI_K2 = _named(
+KIMI_K2 = _framed(
     "kimi_k2",
     (KIMI_CALLS, KIMI_CALL),
     KIMI_CALLS,
     "",
     KIMI_CALLS_END,
-    scan=scan_kimi,
-    call=(f"{KIMI_CALL}functions.", f":0{KIMI_ARGUMENTS}", KIMI_CALL_END),
+    calls=_named(scan_kimi, f"{KIMI_CALL}functions.", f":0{KIMI_ARGUMENTS}", KIMI_CALL_END),
     tokens=(KIMI_ARGUMENTS, KIMI_CALL_END, KIMI_CALLS_END),
     signs=(KIMI_CALLS,),
 )
 # <function=f>{"a": 1}</function>
-FUNCTIONARY_V31 = _named(
+FUNCTIONARY_V31 = _framed(
     "functionary_v31",
     ("<function=",),
     *("", "", ""),
-    scan=scan_function,
-    call=("<function=", ">", "</function>"),
+    calls=_named(scan_function, "<function=", ">", "</function>"),
     signs=("<function=",),
     stop_names=("<|eom_id|>",),
 )
@@ -303,23 +294,23 @@ _QWEN = Tags(
     calls_end="</tool_call>",
     trim="\n",
 )
-QWEN3_CODER = _tagged(
+QWEN3_CODER = _framed(
     "qwen3_coder",
     ("<tool_call>", "<function="),
     "<tool_call>\n",
     "\n</tool_call>\n<tool_call>\n",
     "\n</tool_call>",
-    tags=_QWEN,
+    calls=_tagged(_QWEN),
     tokens=("</tool_call>",),
     signs=("<function=", "<parameter="),
 )
-SEED_OSS = _tagged(
+SEED_OSS = _framed(
     "seed_oss",
     ("<seed:tool_call>",),
     "<seed:tool_call>\n",
     "\n",
     "\n</seed:tool_call>",
-    tags=replace(_QWEN, calls_end="</seed:tool_call>", trim=""),
+    calls=_tagged(replace(_QWEN, calls_end="</seed:tool_call>", trim="")),
     tokens=("</seed:tool_call>",),
     signs=("<seed:tool_call>",),
 )
@@ -333,19 +324,19 @@ _GLM = Tags(
     call_end="</tool_call>",
 )
 _GLM_TOKENS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>")
-GLM45 = _tagged(
+GLM45 = _framed(
     "glm45",
     ("<tool_call>",),
     *("<tool_call>", "\n<tool_call>", ""),
-    tags=_GLM,
+    calls=_tagged(_GLM),
     tokens=_GLM_TOKENS,
     signs=("<arg_key>",),
 )
-GLM47 = _tagged(
+GLM47 = _framed(
     "glm47",
     ("<tool_call>",),
     *("<tool_call>", "<tool_call>", ""),
-    tags=replace(_GLM, line=""),
+    calls=_tagged(replace(_GLM, line="")),
     tokens=_GLM_TOKENS,
     signs=("{function-name}<arg_key>",),
 )
@@ -359,40 +350,42 @@ _DSML_TAGS = Tags(
     calls_end=f"</{_DSML}function_calls>",
     typed=True,
 )
-DEEPSEEK_V32 = _tagged(
+DEEPSEEK_V32 = _framed(
     "deepseek_v32",
     (f"<{_DSML}function_calls>",),
     f"<{_DSML}function_calls>\n",
     "\n",
     f"\n</{_DSML}function_calls>",
-    tags=_DSML_TAGS,
+    calls=_tagged(_DSML_TAGS),
     tokens=(_DSML,),
     signs=(_DSML, "function_calls>"),
 )
-DEEPSEEK_V4 = _tagged(
+DEEPSEEK_V4 = _framed(
     "deepseek_v4",
     (f"<{_DSML}tool_calls>",),
     f"<{_DSML}tool_calls>\n",
     "\n",
     f"\n</{_DSML}tool_calls>",
-    tags=replace(_DSML_TAGS, calls_end=f"</{_DSML}tool_calls>"),
+    calls=_tagged(replace(_DSML_TAGS, calls_end=f"</{_DSML}tool_calls>")),
     tokens=(_DSML,),
     signs=(_DSML, "tool_calls>"),
 )
-MINIMAX_M2 = _tagged(
+MINIMAX_M2 = _framed(
     "minimax_m2",
     ("<minimax:tool_call>",),
     "<minimax:tool_call>\n",
     "\n",
     "\n</minimax:tool_call>",
-    tags=Tags(
-        call='<invoke name="',
-        name_end='">',
-        key='<parameter name="',
-        key_end='">',
-        value_end="</parameter>",
-        call_end="</invoke>",
-        calls_end="</minimax:tool_call>",
+    calls=_tagged(
+        Tags(
+            call='<invoke name="',
+            name_end='">',
+            key='<parameter name="',
+            key_end='">',
+            value_end="</parameter>",
+            call_end="</invoke>",
+            calls_end="</minimax:tool_call>",
+        )
     ),
     tokens=("</minimax:tool_call>",),
     signs=("<minimax:tool_call>",),

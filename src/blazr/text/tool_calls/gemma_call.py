@@ -1,0 +1,152 @@
+"""Calls as Gemma 4 writes them: ``call:f{city:<|"|>Genf<|"|>,days:3}``.
+
+Like JSON with bare keys, and a special token for the quotes. Source: Gemma 4's chat template.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from blazr.text.grammars.tool_call import Maybe, Part, TextUntil
+from blazr.text.scanning import SPACE, literal, pour, spaces, unexpected
+from blazr.text.splitter import Scan, Sink
+from blazr.text.tool_calls.format import (
+    ToolFormat,
+    Tools,
+    ToolSpec,
+    as_json,
+    inside_string,
+    with_definitions,
+)
+from blazr.text.tool_calls.json_call import optional
+from blazr.text.tool_calls.json_scan import check_name, quoted, tool_name
+from blazr.text.tool_calls.values import python_to_json
+
+_QUOTE = '<|"|>'
+_END = "<tool_call|>"
+_BARE_KEY = re.compile(r"[\w.-]+")
+
+
+def scan_gemma(tools: Tools, marker: str, sink: Sink) -> Scan:
+    """Reads a call of this kind."""
+    del marker
+    c = yield from spaces((yield))
+    c = yield from literal(c, "call:")
+    name, c = yield from tool_name(c)
+    name = check_name(name, tools)
+    if c != "{":
+        raise unexpected(c)
+    sink.begin(name, ahead=True)
+    c = yield from _value(c, sink)
+    c = yield from spaces(c)
+    return (yield from optional(c, _END))
+
+
+def _value(c: str, sink: Sink) -> Scan:
+    """An object with all that is in it, as JSON. What is wrong with it stays wrong."""
+    inside: list[str] = []  # the brackets around what comes
+    lead, is_key, after_item = "", False, False
+    while c:
+        if c in SPACE:
+            c = yield
+        elif c == ",":
+            lead, is_key, after_item = ", " if after_item else lead, inside[-1] == "{", False
+            c = yield
+        elif c in "}]":
+            inside.pop()
+            sink.arguments(c)
+            lead, is_key, after_item = "", False, True
+            c = yield
+            if not inside:
+                break
+        elif c == ":":
+            sink.arguments(": ")
+            lead, is_key, after_item = "", False, False
+            c = yield
+        elif c in "{[":
+            inside.append(c)
+            sink.arguments(lead + c)
+            lead, is_key, after_item = "", c == "{", False
+            c = yield
+        else:
+            c = yield from _scalar(c, sink, lead, is_key=is_key)
+            lead, after_item = "", True
+    return c
+
+
+def _scalar(c: str, sink: Sink, lead: str, *, is_key: bool) -> Scan:
+    """A text between quotes of either kind, or what stands there bare."""
+
+    def put(text: str) -> None:
+        sink.arguments(inside_string(text))
+
+    def close() -> None:
+        sink.arguments('"')
+
+    if c == '"':
+        sink.arguments(lead + c)
+        c = yield from quoted(c, sink, put)
+        sink.arguments('"', ahead=True)
+        return c
+    text, ends = "", ":}" if is_key else ",}]"
+    while c and c not in ends:
+        text += c
+        if text == _QUOTE:
+            sink.arguments(lead + '"')
+            _, c = yield from pour((yield), (_QUOTE,), put, at_end=close)
+            return c
+        c = yield
+    text = text.strip()
+    value = None if is_key else python_to_json(text)
+    sink.arguments(lead + (as_json(text) if value is None else value), ahead=True)
+    return c
+
+
+def parts_gemma(tool: ToolSpec) -> Sequence[Part]:
+    """What a call looks like to a grammar. What is not simply a text is JSON, which is read too."""
+    found: list[Part] = [f"call:{tool.name}{{"]
+    lead = ""
+    for key in sorted(tool.properties, key=lambda key: key not in tool.required):
+        schema = with_definitions(tool, key)
+        argument: tuple[Part, ...] = (f"{lead}{_key(key)}:", schema)
+        if set(schema) <= {"type", "description", "title"} and schema.get("type") == "string":
+            argument = (f"{lead}{_key(key)}:{_QUOTE}", TextUntil(_QUOTE))
+        found += argument if key in tool.required else [Maybe(argument)]
+        lead = ","
+    return (*found, "}")
+
+
+def spell_gemma(name: str, values: Mapping[str, object]) -> str:
+    """Writes a call of this kind."""
+    return f"call:{name}{_spelled(values)}"
+
+
+def _spelled(value: object) -> str:
+    if isinstance(value, str):
+        return _QUOTE + value + _QUOTE
+    if isinstance(value, Mapping):
+        inner = (f"{_key(str(key))}:{_spelled(each)}" for key, each in value.items())
+        return "{" + ",".join(inner) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_spelled, value)) + "]"
+    return as_json(value)
+
+
+def _key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else _QUOTE + name + _QUOTE
+
+
+GEMMA4 = ToolFormat(
+    name="gemma4",
+    markers=("<|tool_call>",),
+    tokens=(_END, _QUOTE),
+    signs=("<|tool_call>call:",),
+    scan=scan_gemma,
+    begin="<|tool_call>",
+    separator=f"{_END}<|tool_call>",
+    end=_END,
+    parts=parts_gemma,
+    spell=spell_gemma,
+    stop_names=("<|tool_response>",),
+)
