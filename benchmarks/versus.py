@@ -20,7 +20,7 @@ KINDS = {("decode", 1): "1 stream", ("decode", 8): "8", ("decode", 16): "16"}
 COLUMNS = {**KINDS, ("prefill", 1): "prefill 512"}
 
 
-def runs() -> dict[str, list[Mapping[str, Any]]]:
+def _runs() -> dict[str, list[Mapping[str, Any]]]:
     """Those of each model, oldest first."""
     found: dict[str, list[Mapping[str, Any]]] = {}
     for name in ("llama_cpp", "transformers"):
@@ -31,7 +31,7 @@ def runs() -> dict[str, list[Mapping[str, Any]]]:
     return found
 
 
-def table(models: Mapping[str, list[Mapping[str, Any]]]) -> None:
+def _table(models: Mapping[str, list[Mapping[str, Any]]]) -> None:
     """Print tokens a second, and the ratio, of each newest run."""
     heads = ["", *COLUMNS.values(), "of the bandwidth, 1 stream", "rival", "day"]
     print("| " + " | ".join(heads) + " |\n|---|" + "--:|" * (len(COLUMNS) + 1) + "---|---|")
@@ -48,7 +48,7 @@ def table(models: Mapping[str, list[Mapping[str, Any]]]) -> None:
         print("| " + " | ".join(cells) + " |")
 
 
-def chart(models: Mapping[str, list[Mapping[str, Any]]], path: str) -> None:
+def _chart(models: Mapping[str, list[Mapping[str, Any]]], path: str) -> None:
     """Draw all ratios."""
     figure = Figure(figsize=(10, 1 + 0.55 * len(models)), layout="constrained")
     panels = figure.subplots(1, len(COLUMNS), sharey=True)
@@ -70,6 +70,6 @@ def chart(models: Mapping[str, list[Mapping[str, Any]]], path: str) -> None:
 
 
 if __name__ == "__main__":
-    all_runs = runs()
-    table(all_runs)
-    chart(all_runs, sys.argv[1])
+    all_runs = _runs()
+    _table(all_runs)
+    _chart(all_runs, sys.argv[1])

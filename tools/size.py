@@ -11,16 +11,16 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "blazr"
 
 # Lines at full scope, docstrings and blanks included.
 BUDGETS = {
-    "core": 800,
+    "core": 810,
     "nn": 10_840,
     "models": 10_200,
     "text": 7_400,
     "engine": 5_022,
     "pipelines": 400,
-    "llm": 1_500,
-    "server": 7_900,
+    "llm": 1_700,
+    "server": 8_900,
     "bench": 1_700,
-    "cli": 2_000,
+    "cli": 2_300,
 }
 
 

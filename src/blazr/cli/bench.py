@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -104,22 +104,15 @@ def bench(  # noqa: PLR0913  (one argument per flag)
         raise ConfigError("--random is a model of its own.", expected="no MODEL and no --url")
     if plot is not None and find_spec("matplotlib") is None:  # better now than after a long run
         raise ConfigError("--plot needs matplotlib.", hint="pip install 'blazr[train]'")
-    if versus is not None:
-        report = _run_against(
-            versus, Path(name), levels=_parse_levels(concurrency or "1,8"), threads=threads,
-            prompt_tokens=prompt_tokens, output_tokens=output_tokens, rounds=rounds, seed=seed,
-        )  # fmt: skip
+    if versus is not None or http:
+        counts = _parse_levels(concurrency or ("64" if http else "1,8"))
+        work = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens, "seed": seed}
+        if versus is None:
+            report = _run_http(name, counts, requests, rounds=rounds, **work)
+        else:
+            report = _run_against(versus, Path(name), counts, threads, rounds=rounds, **work)
         _keep(report, history)
-        _show_against(report, as_json=as_json)
-        return
-    if http:
-        at_once = max(level or 0 for level in _parse_levels(concurrency or "64"))
-        report = _run_http(
-            model=name, concurrency=at_once, requests=requests or 4 * at_once, rounds=rounds,
-            prompt_tokens=prompt_tokens, output_tokens=output_tokens, seed=seed,
-        )  # fmt: skip
-        _keep(report, history)
-        print(json.dumps(report, indent=2) if as_json else _HTTP.format_map(report))
+        _show_comparison(report, as_json=as_json)
         return
     ask = Ask(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
     asks = read_workload(workload, ask) if workload else [ask]
@@ -170,12 +163,7 @@ def _keep(report: _Figures, history: Path | None) -> None:
 
 
 def _run_against(
-    rival: str,
-    path: Path,
-    *,
-    levels: Sequence[int | None],
-    threads: int | None,
-    **work: int,
+    rival: str, path: Path, levels: Sequence[int | None], threads: int | None, **work: int
 ) -> dict[str, object]:
     """The report of a comparison.
 
@@ -193,18 +181,23 @@ def _run_against(
     return {**origin(), **facts, "results": results}
 
 
-def _run_http(**settings: Any) -> dict[str, object]:
-    """The report of what HTTP costs."""
+def _run_http(
+    model: str, levels: Sequence[int | None], requests: int | None, **work: int
+) -> dict[str, object]:
+    """The report of what HTTP costs, with as many requests at once as the highest level has."""
     from blazr.bench.report import origin
     from blazr.cli.http_overhead import Settings, compare
 
-    return {**origin(), **compare(Settings(**settings))}
+    most = max(level or 0 for level in levels) or 64
+    requests = requests or 4 * most
+    settings = Settings(model=model, concurrency=most, requests=requests, **work)
+    return {**origin(), **compare(settings)}
 
 
-def _show_against(report: _Figures, *, as_json: bool) -> None:
+def _show_comparison(report: _Figures, *, as_json: bool) -> None:
     """Print it, for programs or for people."""
-    if as_json:
-        print(json.dumps(report, indent=2))
+    if as_json or "results" not in report:
+        print(json.dumps(report, indent=2) if as_json else _HTTP.format_map(report))
         return
     from rich.console import Console
     from rich.table import Table
