@@ -109,7 +109,7 @@ def test_repeated_prompts_are_read_from_the_cache(client: anthropic.Anthropic) -
         ({"messages": []}, anthropic.BadRequestError),
         ({"messages": [{"role": "user", "content": "a" * 9000}]}, anthropic.BadRequestError),
         ({"stop_sequences": ["x"] * 17}, anthropic.BadRequestError),
-        ({"max_tokens": 0}, anthropic.BadRequestError),
+        ({"max_tokens": -1}, anthropic.BadRequestError),
     ],
 )
 def test_refusals_are_the_client_s_exceptions(
