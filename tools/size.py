@@ -17,8 +17,8 @@ BUDGETS = {
     "text": 7_300,
     "engine": 5_022,
     "pipelines": 400,
-    "llm": 1_500,
-    "server": 7_900,
+    "llm": 1_750,
+    "server": 8_900,
     "bench": 1_700,
     "cli": 2_000,
 }
