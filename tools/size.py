@@ -17,7 +17,7 @@ BUDGETS = {
     "text": 7_400,
     "engine": 5_022,
     "pipelines": 400,
-    "llm": 1_700,
+    "llm": 1_750,
     "server": 8_900,
     "bench": 1_700,
     "cli": 2_300,
