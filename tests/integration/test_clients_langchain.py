@@ -1,5 +1,8 @@
 """LangChain's own suite for chat models, against `ChatOpenAI` with our base URL and a tiny model.
 
+The suite skips seven tests: images, PDF files and sound in messages and results of tools (we read
+text), Anthropic's kind of content blocks (that is its own client's), and calls recorded with VCR.
+
 It needs ``blazr[clients]``: ``pytest -m clients -o asyncio_default_fixture_loop_scope=function``.
 """
 

@@ -313,20 +313,19 @@ def to_prompts(
     """One prompt or many, as text or token ids; a list of integers is one prompt.
 
     Raises:
-        RequestError: They are of several kinds, or none or too many.
+        RequestError: Integers are mixed with others, or there are none or too many.
     """
     if isinstance(given, str):
         return [given]
     kinds = {type(each) for each in given}
     if kinds == {int}:
         return [[each for each in given if isinstance(each, int)]]
-    if len(kinds) != 1 or len(given) > most:
+    if not kinds or int in kinds or len(given) > most:
         raise RequestError(
             f"{param} has the wrong shape.",
             param=param,
             found=f"a list of {len(given)}",
-            expected="a string, a list of token ids, or a list of one kind of these, "
-            f"at most {most}",
+            expected=f"a string, a list of token ids, or a list of these, at most {most}",
         )
     return [each for each in given if not isinstance(each, int)]
 

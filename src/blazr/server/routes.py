@@ -100,7 +100,10 @@ ROUTES: Table[Route] = Table(
                 Route("POST", f"{path}/input_tokens", tokens.count_tokens, tokens.ChatTextBody)
                 for path in ("/v1/chat/completions", "/chat/completions")
             ),
-            Route("POST", "/v1/responses", responses.create, responses.Body),
+            *(
+                Route("POST", path, responses.create, responses.Body)
+                for path in ("/v1/responses", "/responses")
+            ),
             Route(
                 "POST", "/v1/responses/input_tokens", responses.count_tokens, responses.CountBody
             ),
@@ -116,7 +119,7 @@ ROUTES: Table[Route] = Table(
             ),
             *(
                 Route("POST", path, scoring.rerank, scoring.RerankBody)
-                for path in ("/v1/rerank", "/v2/rerank", "/rerank")
+                for path in ("/v1/rerank", "/v2/rerank", "/rerank", "/reranking", "/v1/reranking")
             ),
             *(Route("POST", path, unsupported.refuse) for path in unsupported.PATHS),
             _Anthropic("POST", "/v1/messages", messages.answer, messages.Body),
@@ -124,7 +127,10 @@ ROUTES: Table[Route] = Table(
                 "POST", "/v1/messages/count_tokens", messages.count_tokens, messages.CountBody
             ),
             Route("POST", "/generate", generate.generate, generate.Body),
-            Route("POST", "/completion", completion.complete, completion.Body),
+            *(
+                Route("POST", path, completion.complete, completion.Body)
+                for path in ("/completion", "/completions")
+            ),
             Route("GET", "/props", props.show_props, needs_model=True),
             Route("GET", "/slots", slots.show_slots, slots.Query, needs_model=True),
             *(

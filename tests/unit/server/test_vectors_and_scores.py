@@ -47,7 +47,7 @@ def test_fewer_dimensions_are_of_length_one_too(loopback: Loopback) -> None:
     assert loopback.engine.submitted[-1].pooling == "last"
 
 
-@pytest.mark.parametrize("given", ["a b", [5, 6], ["a b", "c"], [[5, 6], [7]]])
+@pytest.mark.parametrize("given", ["a b", [5, 6], ["a b", "c"], [[5, 6], [7]], ["a", [7]]])
 def test_inputs_of_every_shape(loopback: Loopback, given: object) -> None:
     assert embed(loopback, input=given).is_success
 
@@ -56,7 +56,7 @@ def test_inputs_of_every_shape(loopback: Loopback, given: object) -> None:
     ("body", "param"),
     [
         ({"input": []}, "input"),
-        ({"input": ["a", [1]]}, "input"),
+        ({"input": ["a", 1]}, "input"),
         ({"input": ["a"] * 2049}, "input"),
         ({"input": [10**9]}, "prompt"),
         ({"input": ""}, "prompt"),
