@@ -1,7 +1,7 @@
 """Requests made up from the OpenAPI document, valid and not: what comes back is what it says.
 
 It needs ``blazr[clients]``; run it with ``-m clients``. By hand, with a model and every check:
-``schemathesis run http://127.0.0.1:8080/openapi.json --exclude-path /models/sse`` (that has no end).
+``schemathesis run http://127.0.0.1:8080/openapi.json --exclude-path /models/sse`` (it has no end).
 """
 
 from __future__ import annotations
