@@ -13,7 +13,10 @@ import pytest
 from blazr.nn.kernels.compile import compile_library
 from kernel_builds import ARM_COMPILER, Emulated, emulator
 
-TESTS = ("tests/conformance/test_kernels.py", "tests/unit/nn/kernels")
+TESTS = (
+    *("tests/conformance/test_kernels.py", "tests/unit/nn/kernels"),
+    *("tests/unit/nn/quant/test_packing.py", "tests/unit/engine/test_replay.py"),
+)
 ROOT = Path(__file__).parent.parent.parent
 CLANG = next((name for name in ("clang++", "clang++-14") if shutil.which(name)), "clang++")
 
