@@ -13,6 +13,7 @@ import pytest
 from tests.loopback import Loopback, serving
 from tests.scripted import SCRIPT, scripted_core, wait_until
 
+from blazr.engine.config import EngineConfig
 from blazr.engine.outputs import FinishReason
 from blazr.llm.open import open_model
 
@@ -40,7 +41,8 @@ def is_idle(running: Loopback) -> bool:
 
 
 def test_a_full_context_is_no_full_reply(model_path: Path) -> None:
-    with serving(open_model(str(model_path), device="cpu")) as running, connect(running) as client:
+    core = open_model(str(model_path), device="cpu", engine=EngineConfig(max_seq_len=32))
+    with serving(core) as running, connect(running) as client:
         asked = {**ASKED, "max_tokens": 5000, "extra_body": {"temperature": 0}}
         whole = client.messages.create(**asked, timeout=60)
         full = running.core.info.max_seq_len
@@ -49,7 +51,7 @@ def test_a_full_context_is_no_full_reply(model_path: Path) -> None:
         assert whole.stop_reason == "model_context_window_exceeded"
         with client.messages.stream(**asked) as stream:
             assert stream.get_final_message().stop_reason == whole.stop_reason
-        with pytest.raises(anthropic.BadRequestError, match=r"is too long: .* > 256 max"):
+        with pytest.raises(anthropic.BadRequestError, match=r"is too long: .* > 32 max"):
             client.messages.create(**{**ASKED, "messages": [{**HELLO[0], "content": "a b " * 300}]})
 
 
