@@ -93,12 +93,12 @@ def _mamba1(sizes: Sizes) -> Mamba1Config:
 
 def _mamba2(sizes: Sizes) -> Mamba2Config:
     groups = sizes.size(3)
-    heads, dim = groups * sizes.size(6), sizes.size(40, limit=128)
+    heads, dim = groups * sizes.size(6), sizes.one_of(32, sizes.size(40, limit=128))
     return Mamba2Config(
         hidden_size=sizes.size(40),
         num_heads=heads,
         head_dim=dim,
-        state_size=sizes.size(40, limit=256),
+        state_size=sizes.one_of(16, sizes.size(40, limit=256)),
         num_groups=groups,
         conv_kernel=1 + sizes.size(7),
         norm=sizes.one_of("gate_first", "norm_first", "none"),
