@@ -157,7 +157,7 @@ class Network:
         return replays is not None and any(replays.num_python(n) is not None for n in range(1, 34))
 
 
-# One of each in turn: the whole product takes half an hour.
+# One of each in turn: the whole product takes six minutes.
 _SOME = list(
     zip((2, 7, 3, 16), (64, 1, 300, 7), (2, 1, 4, 1), (True, False, True, True), strict=True)
 )
