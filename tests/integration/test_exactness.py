@@ -38,8 +38,8 @@ WIDE = 256  # a superblock
 pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason="kernels are not compiled")
 
 
-def packed_network(names: tuple[str, ...], dtype: torch.dtype) -> CausalLM:
-    """Attention, experts and Mamba-2, whose matrices take turns with these packings."""
+def wide_network(names: tuple[str, ...], dtype: torch.dtype) -> CausalLM:
+    """Attention, experts and Mamba-2, whose matrices take turns with these packings, if any."""
     torch.manual_seed(2)
     norm = NormConfig(WIDE, 1e-5)
     attention = AttentionConfig(
@@ -63,7 +63,7 @@ def packed_network(names: tuple[str, ...], dtype: torch.dtype) -> CausalLM:
     for module in list(model.modules()):
         kinds = {Linear: ("weight",), Embedding: ("weight",), Experts: tuple(module._parameters)}
         for name in kinds.get(type(module), ()):
-            if "router" not in str(name):
+            if names:
                 _pack(module, name, names[count // 3 % len(names)])
                 count += 1
     return model
@@ -90,10 +90,11 @@ KINDS: dict[str, Callable[[torch.dtype], CausalLM]] = {
         for name, mix in (MIXES | LENGTH_MIXES).items()
     },
     **{
-        f"packed, {name}": partial(packed_network, (name,))
+        f"packed, {name}": partial(wide_network, (name,))
         for name in ("Q8_0", "Q4_0", "Q4_K", "Q6_K", "MXFP4", "int8", "int4 by 64")
     },
-    "packed in turns": partial(packed_network, tuple(PACKINGS)),
+    "plain and wide": partial(wide_network, ()),
+    "packed in turns": partial(wide_network, tuple(PACKINGS)),
 }
 
 
