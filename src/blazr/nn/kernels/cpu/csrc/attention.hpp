@@ -16,10 +16,8 @@
 
 #include <math.h>
 
-#include "kernels.hpp"
 #include "lanes.hpp"
 #include "matmul.hpp"
-#include "types.hpp"
 
 namespace {
 

@@ -4,7 +4,6 @@
 //   x        row  0 | row  1 | ...          out[t] = bias + sum over j of weight[j] x[t + 1 - taps + j]
 #pragma once
 
-#include "kernels.hpp"
 #include "sequences.hpp"
 #include "types.hpp"
 

@@ -9,7 +9,6 @@
 // nothing is fused, so that a model quantized here has the same blocks on every processor.
 #pragma once
 
-#include "kernels.hpp"
 #include "lanes.hpp"
 
 namespace {

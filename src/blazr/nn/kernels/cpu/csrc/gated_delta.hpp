@@ -13,10 +13,7 @@
 #include <math.h>
 
 #include "gated_norm.hpp"
-#include "kernels.hpp"
-#include "lanes.hpp"
 #include "sequences.hpp"
-#include "types.hpp"
 
 namespace {
 
@@ -35,15 +32,8 @@ struct GatedDeltaOf {
     Head(const GatedDelta& call, const Span& span, int64_t h)
         : call(call), head(h),
           key_head(call.tiled ? h % call.key_heads : h / (call.heads / call.key_heads)),
-          keys(call.key_dim), values(call.value_dim) {
-      state = working<float>(call.state, span) + h * keys * values;
-      const float* from = standing<float>(call.state, span) + h * keys * values;
-      if (from != state) memcpy(state, from, size_t(keys * values) * sizeof(float));
-    }
-    void keep(int64_t slot) const {
-      memcpy(kept<float>(call.state, slot) + head * keys * values, state,
-             size_t(keys * values) * sizeof(float));
-    }
+          keys(call.key_dim), values(call.value_dim),
+          state(brought(call.state, span, h, keys * values)) {}
     void read_key(const void* from, int64_t token, float factor, float* to) const {
       widen((const T*)from + token * call.qkv_stride + key_head * keys, keys, keys, to);
       const float scale = factor / sqrtf(mean_square(to, keys) * float(keys) + 1e-6f);
@@ -110,7 +100,7 @@ struct GatedDeltaOf {
         [&](int64_t t, int64_t end) {
           for (; t < end; t += kTokens) head.advance(span.first + t, smaller(kTokens, end - t));
         },
-        [&](int64_t slot) { head.keep(slot); });
+        [&](int64_t slot) { keep(call.state, slot, h, head.state, head.keys * head.values); });
   }
 };
 

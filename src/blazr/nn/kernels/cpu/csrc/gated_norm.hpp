@@ -3,9 +3,7 @@
 
 #include <math.h>
 
-#include "kernels.hpp"
 #include "lanes.hpp"
-#include "types.hpp"
 
 namespace {
 

@@ -28,9 +28,6 @@ struct LinearHeads {
   int64_t heads, w_head, x_head, y_head;
 };
 
-// The part of a Linear that one task computes: rows [m0, m1) and columns [n0, n1) of y.
-using LinearPart = void (*)(const Linear& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1);
-
 // A part has up to kFewRows rows and kFewColumns columns, or kManyRows rows and kManyColumns columns.
 inline constexpr int64_t kFewRows = 24, kFewColumns = 128, kManyRows = 120, kManyColumns = 256;
 // Plain weights: up to here a part takes its rows in groups of few, all but the first from the cache.
@@ -120,7 +117,10 @@ struct Pack {
 };
 
 // One group of 16 rows, by packing; the same for every instruction set.
-extern void (*const pack_groups[kNumPackings])(const Pack& call, int64_t group);
+struct PackGroups {
+  void (*of[kNumPackings])(const Pack& call, int64_t group);
+};
+extern const PackGroups pack_groups;
 
 // Plain numbers into blocks (see encode.hpp).
 struct Encode {
@@ -138,9 +138,6 @@ struct PackedKernel {
   // For Int8Block: blocks that are rounded together, parts of a block, minima, the codes' offset.
   int64_t together, parts, has_minima, offset;
 };
-
-// Fills one row of call.x.
-using Quantize = void (*)(const PackedLinear& call, const PackedKernel& kernel, int64_t row);
 
 // What a step computes of one sequence: `length` tokens from row `first` of the packed batch, with
 // `start` in memory before them, `log_length` of these since the checkpoint in `state_slot`. Row
@@ -167,9 +164,7 @@ struct Mamba2 {
   void* out;                 // (T, inner)
   const float* conv_weight;  // (taps, conv)
   const float* conv_bias;    // (conv)
-  const float* dt_bias;      // (heads)
-  const float* a;            // (heads), negative
-  const float* d;            // (heads)
+  const float *dt_bias, *a, *d;  // (heads); a is negative
   const float* norm_weight;  // (inner)
   const float* multipliers;  // (inner + conv + heads), of proj, or null
   float* states;             // (slots, heads, head_dim, state_size)
@@ -193,16 +188,7 @@ struct Mamba2 {
 
 // What mamba2.hpp has room for; larger models run on the reference.
 inline constexpr int64_t kMaxTaps = 8, kMaxHeadDim = 128, kMaxStateSize = 256, kHeadsTogether = 4;
-
-struct Mamba2Parts {
-  void (*multiply)(const Mamba2& call, int64_t token);
-  // Rows [t0, t1) of a sequence.
-  void (*convolve)(const Mamba2& call, const Span& span, int64_t t0, int64_t t1);
-  // Heads [h0, h1) of a sequence, at most kHeadsTogether, of one group.
-  void (*recur)(const Mamba2& call, const Span& span, int64_t h0, int64_t h1);
-  void (*finish)(const Mamba2& call, int64_t token);
-  void (*remember)(const Mamba2& call, const Span& span);
-};
+inline constexpr int64_t kRowsTogether = 16;  // of a convolution, in one part
 
 // A tensor that sequences carry along: as it was at grid edges, and as it stands.
 struct Carried {
@@ -232,18 +218,10 @@ struct Convolution {
   int64_t x_stride, out_stride, window_stride;  // numbers from row to row
 };
 
-struct ConvolutionParts {
-  // Rows [t0, t1) of a sequence.
-  void (*convolve)(const Convolution& call, const Span& span, int64_t t0, int64_t t1);
-  void (*remember)(const Convolution& call, const Span& span);
-};
-
 // The recurrence of Mamba-1, and its gate (see mamba1.hpp).
 struct Mamba1 {
-  const void* u;     // (T, inner)
-  const void* dt;    // (T, inner), before softplus
-  const void* b;     // (T, state_size)
-  const void* c;     // (T, state_size)
+  const void *u, *dt;  // (T, inner), dt before softplus
+  const void *b, *c;   // (T, state_size)
   const void* gate;  // (T, inner)
   void* out;         // (T, inner)
   const float* a;    // (inner, state_size)
@@ -255,25 +233,18 @@ struct Mamba1 {
   float limit;                              // of a number of the state, or 0
 };
 
-// Channels [c0, c1) of a sequence, at most kChannelsTogether.
-using Mamba1Part = void (*)(const Mamba1& call, const Span& span, int64_t c0, int64_t c1);
-inline constexpr int64_t kChannelsTogether = 16;
+inline constexpr int64_t kChannelsTogether = 16;  // what mamba1.hpp has room for
 
 // Mamba-3's recurrence (see mamba3.hpp).
 struct Mamba3 {
   const void* x;        // (T, heads, width)
-  const void* b;        // (T, groups, state_size)
-  const void* c;        // (T, groups, state_size)
-  const void* dt;       // (T, heads), before softplus
-  const void* mix;      // (T, heads), before the sigmoid
+  const void *b, *c;    // (T, groups, state_size)
+  const void *dt, *mix; // (T, heads), before softplus and sigmoid
   const void* theta;    // (T, heads, state_size / 2), or null
   void* out;            // (T, heads, width)
   const float* norm;    // (state_size)
-  const float* b_bias;  // (heads, state_size)
-  const float* c_bias;  // (heads, state_size)
-  const float* dt_bias; // (heads)
-  const float* a;       // (heads), negative
-  const float* d;       // (heads)
+  const float *b_bias, *c_bias;   // (heads, state_size)
+  const float *dt_bias, *a, *d;   // (heads); a is negative
   // float32: (heads, width, state_size), (heads, width), (heads, state_size), (heads, state_size / 2)
   Carried state, x_before, b_before, angle;
   Sequences sequences;
@@ -282,15 +253,11 @@ struct Mamba3 {
   float eps, dt_min, dt_max;
 };
 
-inline constexpr int64_t kMaxWidth = 1024;
-
-// One head of a sequence.
-using Mamba3Part = void (*)(const Mamba3& call, const Span& span, int64_t head);
+inline constexpr int64_t kMaxWidth = 1024;  // what mamba3.hpp has room for
 
 // The gated delta rule and its gated norm (see gated_delta.hpp).
 struct GatedDelta {
-  const void* q;             // (T, key_heads, key_dim)
-  const void* k;             // (T, key_heads, key_dim)
+  const void *q, *k;         // (T, key_heads, key_dim)
   const void* v;             // (T, heads, value_dim)
   const void* decay;         // (T, heads, decays), before softplus
   const void* beta;          // (T, heads), before the sigmoid
@@ -306,9 +273,6 @@ struct GatedDelta {
   float eps;
 };
 
-// One value head of a sequence.
-using GatedDeltaPart = void (*)(const GatedDelta& call, const Span& span, int64_t head);
-
 // A gated norm by itself.
 struct GatedRows {
   const void* x;        // (m, n)
@@ -319,9 +283,7 @@ struct GatedRows {
   float eps;
 };
 
-// Row m.
-using GatedRowsPart = void (*)(const GatedRows& call, int64_t m);
-inline constexpr int64_t kMaxGated = 1 << 15;
+inline constexpr int64_t kMaxGated = 1 << 15;  // numbers of a row
 
 // Attention over pages (see attention.hpp).
 struct Attention {
@@ -343,11 +305,6 @@ struct Attention {
 // What attention.hpp has room for.
 inline constexpr int64_t kMaxKey = 576, kMaxValue = 512, kQueriesTogether = 24;
 
-// Queries [first, first + count) of sequence `span` and one key/value head, at most
-// kQueriesTogether; query i is head i % group of token i / group.
-using AttentionPart = void (*)(const Attention& call, int64_t span, int64_t kv_head, int64_t first,
-                               int64_t count);
-
 // RMSNorm or LayerNorm of rows (see rows.hpp).
 struct Norm {
   const void* x;       // (m / inner, inner, size): rows side by side, `stride` numbers from one
@@ -360,9 +317,6 @@ struct Norm {
   int unit_offset;  // whether the weight is stored less one
 };
 
-// Rows [m0, m1) of a norm.
-using NormPart = void (*)(const Norm& call, int64_t m0, int64_t m1);
-
 // Rotation of queries and keys; keys and values go to their places in the pages (see rows.hpp).
 // Keys and values of a token lie side by side; strides are numbers from token to token, from head to
 // head, or from page to page.
@@ -370,8 +324,7 @@ struct Rotary {
   const void* q;         // (T, heads, key_size)
   const void* k;         // (T, kv_heads, key_size)
   const void* v;         // (T, kv_heads, value_size)
-  const float* cos;      // (T, pairs)
-  const float* sin;      // (T, pairs)
+  const float *cos, *sin;  // (T, pairs)
   const int64_t* slots;  // (T), page * 64 + place
   void* out;             // (T, heads, key_size), the queries
   void* keys;            // (pages, 64, kv_heads, key_size)
@@ -381,9 +334,6 @@ struct Rotary {
   int64_t interleaved;  // whether the channels of a pair lie side by side
   int64_t dtype;
 };
-
-// Tokens [t0, t1).
-using RotaryPart = void (*)(const Rotary& call, int64_t t0, int64_t t1);
 
 // Cosine and sine of position * frequency, times the factor.
 struct Angles {
@@ -413,9 +363,6 @@ struct Pointwise {
   float scale, cap;
 };
 
-// Rows [m0, m1), columns [n0, n1).
-using PointwisePart = void (*)(const Pointwise& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1);
-
 // How scores are made of a router's logits.
 enum Scoring : int { kSoftmaxOfAll, kSigmoidOfEach, kSoftmaxOfChosen };
 
@@ -430,8 +377,6 @@ struct Route {
   int64_t groups, kept, judged_by;  // groups is 0 where all may be chosen
   float scale;
 };
-
-using RouteToken = void (*)(const Route& call, int64_t token);
 
 // Matrices of all experts: plain, or packed.
 struct ExpertStack {
@@ -470,11 +415,6 @@ struct Experts {
   int64_t* place() const { return table + rows(); }
   int64_t* first() const { return table + 2 * rows(); }
   int64_t* tasks() const { return first() + experts + 1; }
-};
-
-struct ExpertsParts {
-  void (*hidden)(const Experts& call, int64_t row);
-  void (*combine)(const Experts& call, int64_t token);
 };
 
 // Choosing tokens (see sampling.hpp). Scores of a block have their largest found together.
@@ -518,39 +458,55 @@ struct Draw {
   int64_t rows, size, stride, blocks, parts;
 };
 
-struct SamplingParts {
-  void (*scan)(const float* row, int64_t size, int64_t b0, int64_t b1, float* peaks);
-  int64_t (*likeliest)(const float* row, int64_t size, const float* peaks);
-  void (*best)(const float* row, int64_t size, const float* peaks, int64_t count, int64_t* places);
-  void (*weigh)(const Draw& call, int64_t row, int64_t part);
-  int64_t (*draw)(const Draw& call, int64_t row);
-};
-
 // A call that was made, to be made again.
 struct Recorded {
   void (*run)(const void* call, int threads);
   const void* call;
 };
 
+// The kernels of an instruction set for one dtype; most compute a part of a call.
+struct TypedKernels {
+  // Rows [m0, m1) and columns [n0, n1).
+  void (*linear)(const Linear& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1);
+  void (*pointwise)(const Pointwise& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1);
+  // A row of call.x.
+  void (*quantize)(const PackedLinear& call, const PackedKernel& kernel, int64_t row);
+  Finish finish;
+  // Rows, or tokens, [m0, m1).
+  void (*norm)(const Norm& call, int64_t m0, int64_t m1);
+  void (*rotate)(const Rotary& call, int64_t m0, int64_t m1);
+  // Queries [first, first + count) of a sequence and one key/value head, at most kQueriesTogether;
+  // query i is head i % group of token i / group.
+  void (*attend)(const Attention& call, int64_t span, int64_t kv_head, int64_t first, int64_t count);
+  // Of a sequence: rows [t0, t1); heads [h0, h1), at most kHeadsTogether, of one group; channels
+  // [c0, c1), at most kChannelsTogether; one value head.
+  void (*mamba2_convolve)(const Mamba2& call, const Span& span, int64_t t0, int64_t t1);
+  void (*mamba2_recur)(const Mamba2& call, const Span& span, int64_t h0, int64_t h1);
+  void (*mamba2_remember)(const Mamba2& call, const Span& span);
+  void (*convolve)(const Convolution& call, const Span& span, int64_t t0, int64_t t1);
+  void (*convolve_remember)(const Convolution& call, const Span& span);
+  void (*mamba1)(const Mamba1& call, const Span& span, int64_t c0, int64_t c1);
+  void (*mamba3)(const Mamba3& call, const Span& span, int64_t head);
+  void (*gated_delta)(const GatedDelta& call, const Span& span, int64_t head);
+  // One row, or token.
+  void (*mamba2_multiply)(const Mamba2& call, int64_t token);
+  void (*mamba2_finish)(const Mamba2& call, int64_t token);
+  void (*gated_row)(const GatedRows& call, int64_t m);
+  void (*expert_hidden)(const Experts& call, int64_t row);
+  void (*expert_combine)(const Experts& call, int64_t token);
+};
+
 struct Kernels {
-  LinearPart linear[kNumDtypes];
-  Quantize quantize[kNumDtypes];
-  Finish finish[kNumDtypes];
+  TypedKernels typed[kNumDtypes];
   PackedKernel packed[kNumPackings];
   void (*encode_q4_k)(const Encode& call, int64_t first);
-  Mamba2Parts mamba2[kNumDtypes];
-  ConvolutionParts convolution[kNumDtypes];
-  Mamba1Part mamba1[kNumDtypes];
-  Mamba3Part mamba3[kNumDtypes];
-  GatedDeltaPart gated_delta[kNumDtypes];
-  GatedRowsPart gated_rows[kNumDtypes];
-  AttentionPart attention[kNumDtypes];
-  NormPart norm[kNumDtypes];
-  RotaryPart rotate[kNumDtypes];
-  PointwisePart pointwise[kNumDtypes];
-  RouteToken route;
-  ExpertsParts experts[kNumDtypes];
-  SamplingParts sampling;
+  void (*route)(const Route& call, int64_t token);
+  // See sampling.hpp.
+  void (*scan)(const float* row, int64_t size, int64_t b0, int64_t b1, float* peaks);
+  int64_t (*likeliest)(const float* row, int64_t size, const float* peaks);
+  void (*best)(const float* row, int64_t size, const float* peaks, int64_t count, int64_t* places);
+  void (*weigh)(const Draw& call, int64_t row, int64_t part);
+  int64_t (*draw)(const Draw& call, int64_t row);
 };
 
 extern const Kernels kernels_portable;

@@ -5,7 +5,6 @@
 #include <sys/auxv.h>
 #endif
 
-#include "kernels.hpp"
 #include "threads.hpp"
 
 namespace {
@@ -23,6 +22,12 @@ constexpr int64_t kPanelBytes = 512 << 10;
 // Below this many products, waking a thread costs more than it brings.
 constexpr int64_t kSmallWork = 1 << 16;
 
+// What is typed of the instruction set in use.
+const TypedKernels& typed(int64_t dtype) { return kernels->typed[dtype]; }
+
+// How many threads a call of so many products, or numbers, is worth.
+int threads_for(int64_t work, int threads) { return work < kSmallWork ? 1 : threads; }
+
 // How a product is shared out: parts of so many rows of x and columns (packed: groups) of w.
 struct Cut {
   int64_t m, n, rows, columns;
@@ -33,7 +38,7 @@ struct Cut {
   template <class Part>
   void run(int64_t i, const Part& part) const {
     const int64_t m0 = i % down() * rows, n0 = i / down() * columns;
-    part(m0, m0 + rows < m ? m0 + rows : m, n0, n0 + columns < n ? n0 + columns : n);
+    part(m0, smaller(m0 + rows, m), n0, smaller(n0 + columns, n));
   }
 };
 
@@ -57,7 +62,7 @@ Cut cut_of(const PackedLinear& call, int threads) {
 
 void multiply_part(const Linear& call, const Cut& cut, int64_t i) {
   cut.run(i, [&](int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
-    kernels->linear[call.dtype](call, m0, m1, n0, n1);
+    typed(call.dtype).linear(call, m0, m1, n0, n1);
   });
 }
 
@@ -69,7 +74,7 @@ void multiply_part(const PackedLinear& call, const Cut& cut, int64_t i) {
 
 template <class Call>
 void multiply(const Call& call, int threads) {
-  if (call.m * call.n * call.k < kSmallWork) threads = 1;
+  threads = threads_for(call.m * call.n * call.k, threads);
   const Cut cut = cut_of(call, threads);
   parallel_for(cut.parts(), threads, [&](int64_t i) { multiply_part(call, cut, i); });
 }
@@ -78,9 +83,8 @@ void multiply(const Call& call, int threads) {
 void round_activations(PackedLinear& call, int threads) {
   call.x = {static_cast<Int8Block*>(call.room), call.m, call.k};
   const PackedKernel& kernel = kernels->packed[call.packing];
-  const Quantize quantize = kernels->quantize[call.dtype];
-  const int few = call.m * call.k < kSmallWork ? 1 : threads;
-  parallel_for(call.m, few, [&](int64_t row) { quantize(call, kernel, row); });
+  parallel_for(call.m, threads_for(call.m * call.k, threads),
+               [&](int64_t row) { typed(call.dtype).quantize(call, kernel, row); });
 }
 
 // Puts rows in the order of their experts: a counting sort.
@@ -150,7 +154,7 @@ void multiply_experts(const Experts& call, const ExpertStack& w, const ExpertSta
     one.y = y_of(first);
     one.n = w.n, one.m = one.x.m = call.first()[e + 1] - first;
     one.x.blocks += first * (k / 32);
-    one.finish = kernels->finish[wide ? int64_t(kF32) : call.dtype];
+    one.finish = typed(wide ? int64_t(kF32) : call.dtype).finish;
     return one;
   });
 }
@@ -184,10 +188,10 @@ const Kernels* find(int isa) {
 template <class Call>
 void scan(const Call& call, int threads) {
   const int64_t parts = (call.blocks + kBlocksTogether - 1) / kBlocksTogether;
-  parallel_for(call.rows * parts, call.rows * call.size < kSmallWork ? 1 : threads, [&](int64_t i) {
-    const int64_t row = i / parts, b0 = i % parts * kBlocksTogether, b1 = b0 + kBlocksTogether;
-    kernels->sampling.scan(call.scores + row * call.stride, call.size, b0,
-                           b1 < call.blocks ? b1 : call.blocks, call.peaks + row * call.blocks);
+  parallel_for(call.rows * parts, threads_for(call.rows * call.size, threads), [&](int64_t i) {
+    const int64_t row = i / parts, b0 = i % parts * kBlocksTogether;
+    kernels->scan(call.scores + row * call.stride, call.size, b0,
+                  smaller(b0 + kBlocksTogether, call.blocks), call.peaks + row * call.blocks);
   });
 }
 
@@ -225,7 +229,7 @@ void blazr_linear(const Linear* call, int threads) { multiply(*call, threads); }
 void blazr_linear_heads(const LinearHeads* call, int threads) {
   Linear all = call->first;
   all.n *= call->heads;
-  if (all.m * all.n * all.k < kSmallWork) threads = 1;
+  threads = threads_for(all.m * all.n * all.k, threads);
   Cut cut = cut_of(all, threads);
   cut.n = call->first.n;
   const int64_t parts = cut.parts(), bytes = all.dtype == kF32 ? 4 : 2;
@@ -241,7 +245,7 @@ void blazr_linear_heads(const LinearHeads* call, int threads) {
 
 void blazr_packed_linear(const PackedLinear* given, int threads) {
   PackedLinear call = *given;
-  call.finish = kernels->finish[call.dtype];
+  call.finish = typed(call.dtype).finish;
   round_activations(call, threads);
   multiply(call, threads);
 }
@@ -251,84 +255,90 @@ void blazr_packed_rows(const PackedRows* given, int threads) {
   const int64_t bytes = kernel.bytes, columns = kernel.columns, supers = given->k / columns;
   PackedLinear call{};
   call.y = given->y, call.n = given->k;
-  const int few = given->m * given->k < kSmallWork ? 1 : threads;
-  parallel_for(given->m, few, [&](int64_t row) {
+  parallel_for(given->m, threads_for(given->m * given->k, threads), [&](int64_t row) {
     const int64_t id = given->ids[row];
     for (int64_t s = 0; s < supers; s++) {
       float numbers[256];
       kernel.unpack(given->w.blocks + (id / 16 * supers + s) * bytes, int(id % 16), numbers);
       if (given->w.row_scales)
         for (int64_t i = 0; i < columns; i++) numbers[i] *= given->w.row_scales[id];
-      kernels->finish[given->dtype](call, row, s * columns, (s + 1) * columns, numbers, nullptr);
+      typed(given->dtype).finish(call, row, s * columns, (s + 1) * columns, numbers, nullptr);
     }
   });
 }
 
 void blazr_pack(const Pack* call, int threads) {
-  const auto pack = pack_groups[call->packing];
-  parallel_for((call->rows + 15) / 16, threads, [&](int64_t i) { pack(*call, i); });
+  parallel_for((call->rows + 15) / 16, threads,
+               [&](int64_t i) { pack_groups.of[call->packing](*call, i); });
 }
 
 void blazr_encode_q4_k(const Encode* call, int threads) {
-  const auto encode = kernels->encode_q4_k;
-  parallel_for((call->blocks + 1) / 2, threads, [&](int64_t i) { encode(*call, 2 * i); });
+  parallel_for((call->blocks + 1) / 2, threads,
+               [&](int64_t i) { kernels->encode_q4_k(*call, 2 * i); });
 }
 
 void blazr_mamba2(const Mamba2* call, int threads) {
-  const Mamba2Parts& parts = kernels->mamba2[call->dtype];
+  const TypedKernels& parts = typed(call->dtype);
   const int few = call->num_tokens > 8 ? threads : 1;
   if (call->multipliers)
-    parallel_for(call->num_tokens, few, [&](int64_t token) { parts.multiply(*call, token); });
-  in_strips(call->spans, call->num_spans, call->longest, few,
-            [&](const Span& span, int64_t t0, int64_t t1) { parts.convolve(*call, span, t0, t1); });
+    parallel_for(call->num_tokens, few,
+                 [&](int64_t token) { parts.mamba2_multiply(*call, token); });
+  in_sequences(call->spans, call->num_spans, kRowsTogether, call->longest, few,
+               [&](const Span& span, int64_t t0, int64_t t1) {
+                 parts.mamba2_convolve(*call, span, t0, smaller(t1, span.length));
+               });
   const int64_t group = call->heads / call->groups;
   const int64_t blocks = (group + kHeadsTogether - 1) / kHeadsTogether;
-  parallel_for(call->num_spans * call->groups * blocks, threads, [&](int64_t i) {
-    const int64_t block = i % (call->groups * blocks), low = block % blocks * kHeadsTogether;
-    const int64_t high = low + kHeadsTogether < group ? low + kHeadsTogether : group;
-    const int64_t base = block / blocks * group;
-    parts.recur(*call, call->spans[i / (call->groups * blocks)], base + low, base + high);
-  });
-  parallel_for(call->num_tokens, few, [&](int64_t token) { parts.finish(*call, token); });
-  parallel_for(call->num_spans, few, [&](int64_t i) { parts.remember(*call, call->spans[i]); });
+  in_sequences(call->spans, call->num_spans, 1, call->groups * blocks, threads,
+               [&](const Span& span, int64_t i, int64_t) {
+                 const int64_t base = i / blocks * group, low = i % blocks * kHeadsTogether;
+                 parts.mamba2_recur(*call, span, base + low,
+                                    base + smaller(low + kHeadsTogether, group));
+               });
+  parallel_for(call->num_tokens, few, [&](int64_t token) { parts.mamba2_finish(*call, token); });
+  parallel_for(call->num_spans, few,
+               [&](int64_t i) { parts.mamba2_remember(*call, call->spans[i]); });
 }
 
 void blazr_convolution(const Convolution* call, int threads) {
-  const ConvolutionParts& parts = kernels->convolution[call->dtype];
   const Sequences& all = call->sequences;
   const int few = all.num_tokens > 8 ? threads : 1;
-  in_strips(all.spans, all.num_spans, all.longest, few,
-            [&](const Span& span, int64_t t0, int64_t t1) { parts.convolve(*call, span, t0, t1); });
-  parallel_for(all.num_spans, few, [&](int64_t i) { parts.remember(*call, all.spans[i]); });
+  in_sequences(all.spans, all.num_spans, kRowsTogether, all.longest, few,
+               [&](const Span& span, int64_t t0, int64_t t1) {
+                 typed(call->dtype).convolve(*call, span, t0, smaller(t1, span.length));
+               });
+  parallel_for(all.num_spans, few, [&](int64_t i) {
+    typed(call->dtype).convolve_remember(*call, all.spans[i]);
+  });
 }
 
 void blazr_mamba1(const Mamba1* call, int threads) {
-  const Mamba1Part part = kernels->mamba1[call->dtype];
-  const int64_t blocks = (call->inner + kChannelsTogether - 1) / kChannelsTogether;
-  parallel_for(call->sequences.num_spans * blocks, threads, [&](int64_t i) {
-    const int64_t c0 = i % blocks * kChannelsTogether, c1 = c0 + kChannelsTogether;
-    part(*call, call->sequences.spans[i / blocks], c0, c1 < call->inner ? c1 : call->inner);
-  });
+  const Sequences& all = call->sequences;
+  in_sequences(all.spans, all.num_spans, kChannelsTogether, call->inner, threads,
+               [&](const Span& span, int64_t c0, int64_t c1) {
+                 typed(call->dtype).mamba1(*call, span, c0, c1);
+               });
 }
 
 void blazr_mamba3(const Mamba3* call, int threads) {
-  const Mamba3Part part = kernels->mamba3[call->dtype];
-  parallel_for(call->sequences.num_spans * call->heads, threads, [&](int64_t i) {
-    part(*call, call->sequences.spans[i / call->heads], i % call->heads);
-  });
+  const Sequences& all = call->sequences;
+  in_sequences(all.spans, all.num_spans, 1, call->heads, threads,
+               [&](const Span& span, int64_t head, int64_t) {
+                 typed(call->dtype).mamba3(*call, span, head);
+               });
 }
 
 void blazr_gated_delta(const GatedDelta* call, int threads) {
-  const GatedDeltaPart part = kernels->gated_delta[call->dtype];
-  parallel_for(call->sequences.num_spans * call->heads, threads, [&](int64_t i) {
-    part(*call, call->sequences.spans[i / call->heads], i % call->heads);
-  });
+  const Sequences& all = call->sequences;
+  in_sequences(all.spans, all.num_spans, 1, call->heads, threads,
+               [&](const Span& span, int64_t head, int64_t) {
+                 typed(call->dtype).gated_delta(*call, span, head);
+               });
 }
 
 void blazr_gated_rows(const GatedRows* call, int threads) {
-  const GatedRowsPart part = kernels->gated_rows[call->dtype];
-  parallel_for(call->m, call->m * call->n < kSmallWork ? 1 : threads,
-               [&](int64_t m) { part(*call, m); });
+  parallel_for(call->m, threads_for(call->m * call->n, threads),
+               [&](int64_t m) { typed(call->dtype).gated_row(*call, m); });
 }
 
 void blazr_attention(const Attention* call, int threads) {
@@ -336,48 +346,38 @@ void blazr_attention(const Attention* call, int threads) {
   // as many queries together as there are, but work for every thread
   const int64_t step = clamp(most * call->num_spans * call->kv_heads / threads, 4, kQueriesTogether);
   const int64_t blocks = (most + step - 1) / step;
-  const AttentionPart part = kernels->attention[call->dtype];
   // the longest way back comes first, so that no thread is left with it at the end
   parallel_for(call->num_spans * call->kv_heads * blocks, threads, [&](int64_t i) {
     const int64_t span = i % call->num_spans, rest = i / call->num_spans;
     const int64_t first = (blocks - 1 - rest / call->kv_heads) * step;
     const int64_t left = call->spans[span].length * group - first;
-    if (left > 0) part(*call, span, rest % call->kv_heads, first, left < step ? left : step);
+    if (left > 0)
+      typed(call->dtype).attend(*call, span, rest % call->kv_heads, first, smaller(left, step));
   });
 }
 
 void blazr_norm(const Norm* call, int threads) {
-  const NormPart part = kernels->norm[call->dtype];
-  const int64_t rows = kSmallWork / (call->size + 1) + 1, m = call->m;  // of a part
-  parallel_for((m + rows - 1) / rows, threads, [&](int64_t i) {
-    part(*call, i * rows, i * rows + rows < m ? i * rows + rows : m);
-  });
+  in_stretches_of(kSmallWork / (call->size + 1) + 1, call->m, threads,
+                  [&](int64_t m0, int64_t m1) { typed(call->dtype).norm(*call, m0, m1); });
 }
 
 void blazr_rotate(const Rotary* call, int threads) {
-  const RotaryPart part = kernels->rotate[call->dtype];
-  constexpr int64_t kTokens = 16;  // of a part
-  parallel_for((call->tokens + kTokens - 1) / kTokens, threads, [&](int64_t i) {
-    const int64_t t0 = i * kTokens, t1 = t0 + kTokens;
-    part(*call, t0, t1 < call->tokens ? t1 : call->tokens);
-  });
+  in_stretches_of(16, call->tokens, threads,
+                  [&](int64_t t0, int64_t t1) { typed(call->dtype).rotate(*call, t0, t1); });
 }
 
 void blazr_pointwise(const Pointwise* call, int threads) {
-  const PointwisePart part = kernels->pointwise[call->dtype];
   constexpr int64_t kNumbers = 1 << 14;  // of a part
-  const int64_t strips = (call->n + kNumbers - 1) / kNumbers;
-  const int64_t rows = clamp(kNumbers / (call->n + 1), 1, call->m + 1);
-  parallel_for((call->m + rows - 1) / rows * strips, threads, [&](int64_t i) {
-    const int64_t m0 = i / strips * rows, n0 = i % strips * kNumbers;
-    part(*call, m0, m0 + rows < call->m ? m0 + rows : call->m, n0,
-         n0 + kNumbers < call->n ? n0 + kNumbers : call->n);
+  const Cut cut{call->m, call->n, clamp(kNumbers / (call->n + 1), 1, call->m + 1), kNumbers};
+  parallel_for(cut.parts(), threads, [&](int64_t i) {
+    cut.run(i, [&](int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
+      typed(call->dtype).pointwise(*call, m0, m1, n0, n1);
+    });
   });
 }
 
 void blazr_rows(const Rows* call, int threads) {
-  const int few = call->m * call->bytes < kSmallWork ? 1 : threads;
-  parallel_for(call->m, few, [&](int64_t row) {
+  parallel_for(call->m, threads_for(call->m * call->bytes, threads), [&](int64_t row) {
     memcpy(static_cast<char*>(call->y) + row * call->bytes,
            static_cast<const char*>(call->w) + call->ids[row] * call->stride, size_t(call->bytes));
   });
@@ -385,8 +385,7 @@ void blazr_rows(const Rows* call, int threads) {
 
 void blazr_angles(const Angles* call, int threads) {
   const int64_t pairs = call->pairs;
-  const int few = call->tokens * pairs < kSmallWork / 16 ? 1 : threads;
-  parallel_for(call->tokens, few, [&](int64_t t) {
+  parallel_for(call->tokens, threads_for(16 * call->tokens * pairs, threads), [&](int64_t t) {
     float *cosine = call->out + t * pairs, *sine = cosine + call->tokens * pairs;
     for (int64_t i = 0; i < pairs; i++) {
       const float angle = float(call->positions[t]) * call->frequencies[i];
@@ -397,7 +396,7 @@ void blazr_angles(const Angles* call, int threads) {
 }
 
 void blazr_pieces(const Pieces* call, int threads) {
-  const int few = call->m * call->count * call->bytes < kSmallWork ? 1 : threads;
+  const int few = threads_for(call->m * call->count * call->bytes, threads);
   parallel_for(call->m, few, [&](int64_t row) {
     const char* x = static_cast<const char*>(call->x) + row * call->x_stride;
     char* out = static_cast<char*>(call->out) + row * call->count * call->bytes;
@@ -407,18 +406,16 @@ void blazr_pieces(const Pieces* call, int threads) {
 }
 
 void blazr_route(const Route* call, int threads) {
-  constexpr int64_t kTokens = 32;  // of a part
-  parallel_for((call->m + kTokens - 1) / kTokens, threads, [&](int64_t i) {
-    for (int64_t t = i * kTokens; t < (i + 1) * kTokens && t < call->m; t++)
-      kernels->route(*call, t);
+  in_stretches_of(32, call->m, threads, [&](int64_t m0, int64_t m1) {
+    for (int64_t token = m0; token < m1; token++) kernels->route(*call, token);
   });
 }
 
 void blazr_experts(const Experts* given, int threads) {
   const Experts& call = *given;
-  const ExpertsParts& parts = kernels->experts[call.dtype];
+  const TypedKernels& parts = typed(call.dtype);
   const int64_t rows = call.rows(), bytes = call.k * (call.dtype == kF32 ? 4 : 2);
-  const int few = rows * call.k < kSmallWork ? 1 : threads;
+  const int few = threads_for(rows * call.k, threads);
   parallel_for(1, 1, [&](int64_t) { sort_rows(call); });
   parallel_for(rows, few, [&](int64_t row) {
     memcpy(static_cast<char*>(call.x_rows) + row * bytes,
@@ -435,11 +432,11 @@ void blazr_experts(const Experts* given, int threads) {
     float* ups = call.sums + (call.gate.w ? rows * call.inner : 0);
     if (call.gate.w) multiply_experts(call, call.gate, nullptr, x, call.sums, true, threads);
     multiply_experts(call, call.up, nullptr, x, ups, true, threads);
-    parallel_for(rows, few, [&](int64_t row) { parts.hidden(call, row); });
+    parallel_for(rows, few, [&](int64_t row) { parts.expert_hidden(call, row); });
   }
   x.activations = call.hidden, x.k = call.inner;
   multiply_experts(call, call.down, nullptr, x, call.sums, true, threads);
-  parallel_for(call.m, few, [&](int64_t token) { parts.combine(call, token); });
+  parallel_for(call.m, few, [&](int64_t token) { parts.expert_combine(call, token); });
 }
 
 void blazr_choose(const Choice* call, int threads) {
@@ -447,51 +444,40 @@ void blazr_choose(const Choice* call, int threads) {
   parallel_for(call->rows, call->count ? threads : 1, [&](int64_t row) {
     const float *scores = call->scores + row * call->stride, *peaks = call->peaks + row * call->blocks;
     if (call->count)
-      kernels->sampling.best(scores, call->size, peaks, call->count, call->places + row * call->count);
+      kernels->best(scores, call->size, peaks, call->count, call->places + row * call->count);
     else
-      call->places[row] = kernels->sampling.likeliest(scores, call->size, peaks);
+      call->places[row] = kernels->likeliest(scores, call->size, peaks);
   });
 }
 
 void blazr_draw(const Draw* call, int threads) {
-  const SamplingParts& parts = kernels->sampling;
   scan(*call, threads);
   parallel_for(call->rows, 1, [&](int64_t row) {
-    call->places[row] = parts.likeliest(call->scores + row * call->stride, call->size,
+    call->places[row] = kernels->likeliest(call->scores + row * call->stride, call->size,
                                         call->peaks + row * call->blocks);
   });
   parallel_for(call->rows * call->parts, threads, [&](int64_t i) {
-    if (call->places[i / call->parts] >= 0) parts.weigh(*call, i / call->parts, i % call->parts);
+    if (call->places[i / call->parts] >= 0) kernels->weigh(*call, i / call->parts, i % call->parts);
   });
   parallel_for(call->rows, threads, [&](int64_t row) {
-    if (call->places[row] >= 0) call->places[row] = parts.draw(*call, row);
+    if (call->places[row] >= 0) call->places[row] = kernels->draw(*call, row);
   });
 }
 
 // Make calls again, one after the other, in one parallel region.
 void blazr_replay(const Recorded* calls, int64_t count, int threads) {
-  struct Work {
-    const Recorded* calls;
-    int64_t count;
-    int threads;
-    Team team;
-  } work{calls, count, threads, {}};
-  const auto run = [](void* data) {
-    Work& all = *static_cast<Work*>(data);
-    for (int64_t i = 0; i < all.count; i++) all.calls[i].run(all.calls[i].call, all.threads);
-  };
-  const auto run_together = [](void* data) {
-    Work& all = *static_cast<Work*>(data);
-    // how many there are only the runtime knows: it may grant fewer than were asked for
-    all.team.threads.store(num_threads(), std::memory_order_relaxed);
-    team = &all.team;
-    for (int64_t i = 0; i < all.count; i++) all.calls[i].run(all.calls[i].call, all.threads);
+  Team all;
+  const auto run = [&](Team* own) {
+    team = own;
+    for (int64_t i = 0; i < count; i++) calls[i].run(calls[i].call, threads);
     team = nullptr;
   };
-  if (threads > 1 && parallel_region && num_threads)
-    parallel_region(run_together, &work, unsigned(threads), 0);
-  else
-    run(&work);
+  if (threads <= 1 || !parallel_region || !num_threads) return run(nullptr);
+  in_region(threads, [&] {
+    // how many there are only the runtime knows: it may grant fewer than were asked for
+    all.threads.store(num_threads(), std::memory_order_relaxed);
+    run(&all);
+  });
 }
 
 }  // extern "C"

@@ -8,10 +8,8 @@
 //   channel  [ h h h h h h ... ]       and y of a token is summed along its channel's row
 #pragma once
 
-#include "kernels.hpp"
 #include "lanes.hpp"
 #include "sequences.hpp"
-#include "types.hpp"
 
 namespace {
 

@@ -16,9 +16,7 @@
 
 #include "convolution.hpp"
 #include "gated_norm.hpp"
-#include "kernels.hpp"
 #include "lanes.hpp"
-#include "types.hpp"
 
 namespace {
 

@@ -11,42 +11,32 @@
 
 #include <math.h>
 
-#include "kernels.hpp"
 #include "lanes.hpp"
 #include "sequences.hpp"
-#include "types.hpp"
 
 namespace {
 
 template <class T>
 struct Mamba3Of {
-  // One head of one sequence. The state is advanced where it lies; x and b are those of the token
-  // before until a token replaces them. Maps have zeros behind them, to whole vectors.
+  // One head of one sequence. What it carries is advanced where it lies: the state, x and b of the
+  // token before, and the angle.
   struct Head {
     const Mamba3& call;
     const int64_t head, n, width;
-    float* state;  // (width, N)
-    float x[kMaxWidth], b[kMaxStateSize]{}, angle[kMaxStateSize]{}, c[kMaxStateSize]{};
+    float *state, *x, *b, *angle;
+    float c[kMaxStateSize]{};  // zeros behind it, to whole vectors
 
     Head(const Mamba3& call, const Span& span, int64_t head)
-        : call(call), head(head), n(call.state_size), width(call.width) {
-      state = working<float>(call.state, span) + head * width * n;
-      const float* from = standing<float>(call.state, span) + head * width * n;
-      if (from != state) memcpy(state, from, size_t(width * n) * sizeof(float));
-      memcpy(x, standing<float>(call.x_before, span) + head * width, size_t(width) * sizeof(float));
-      memcpy(b, standing<float>(call.b_before, span) + head * n, size_t(n) * sizeof(float));
-      if (call.theta)
-        memcpy(angle, standing<float>(call.angle, span) + head * (n / 2), size_t(n / 2) * sizeof(float));
-    }
-    void write(float* to_x, float* to_b, float* to_angle) const {
-      memcpy(to_x + head * width, x, size_t(width) * sizeof(float));
-      memcpy(to_b + head * n, b, size_t(n) * sizeof(float));
-      if (call.theta) memcpy(to_angle + head * (n / 2), angle, size_t(n / 2) * sizeof(float));
-    }
-    void keep(int64_t slot) const {
-      memcpy(kept<float>(call.state, slot) + head * width * n, state, size_t(width * n) * sizeof(float));
-      write(kept<float>(call.x_before, slot), kept<float>(call.b_before, slot),
-            kept<float>(call.angle, slot));
+        : call(call), head(head), n(call.state_size), width(call.width),
+          state(brought(call.state, span, head, width * n)),
+          x(brought(call.x_before, span, head, width)),
+          b(brought(call.b_before, span, head, n)),
+          angle(call.theta ? brought(call.angle, span, head, n / 2) : nullptr) {}
+    void keep_all(int64_t slot) const {
+      keep(call.state, slot, head, state, width * n);
+      keep(call.x_before, slot, head, x, width);
+      keep(call.b_before, slot, head, b, n);
+      if (call.theta) keep(call.angle, slot, head, angle, n / 2);
     }
     // b or c of a token.
     void read_map(const void* maps, const float* bias, int64_t token, float* to) const {
@@ -85,7 +75,7 @@ struct Mamba3Of {
     void turn(const T* theta, float dt, float* new_b) {
       float cos[kMaxStateSize / 2], sin[kMaxStateSize / 2];
       for (int64_t i = 0; i < n / 2; i++) angle[i] += to_float(theta[i]) * dt;
-      for (int64_t i = 0; i < n / 2; i += 16) cos_sin16(load16(angle + i), cos + i, sin + i);
+      for (int64_t i = 0; i < n / 2; i += 16) cos_sin16(load_some(angle + i, n / 2 - i), cos + i, sin + i);
       for (float* map : {new_b, c})
         for (int64_t i = 0; i < n / 2; i++) {
           const float real = map[2 * i], other = map[2 * i + 1];
@@ -98,7 +88,7 @@ struct Mamba3Of {
     void rows(int64_t p, float decay, float now, const float* new_x, const float* new_b, float* y) {
       Lanes sums[4]{};
       for (int64_t j = 0; j < n; j += 16) {
-        const Lanes old_bs = load16(b + j), bs = load16(new_b + j), cs = load16(c + j);
+        const Lanes old_bs = load_some(b + j, n - j), bs = load16(new_b + j), cs = load16(c + j);
 #pragma GCC unroll 4
         for (int q = 0; q < Rows; q++) {
           float* held = state + (p + q) * n + j;
@@ -122,9 +112,7 @@ struct Mamba3Of {
         [&](int64_t t, int64_t end) {
           for (; t < end; t++) head.advance(span.first + t);
         },
-        [&](int64_t slot) { head.keep(slot); });
-    head.write(working<float>(call.x_before, span), working<float>(call.b_before, span),
-               working<float>(call.angle, span));
+        [&](int64_t slot) { head.keep_all(slot); });
   }
 };
 

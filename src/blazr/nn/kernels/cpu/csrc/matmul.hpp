@@ -13,7 +13,6 @@
 // its own row of x.
 #pragma once
 
-#include "kernels.hpp"
 #include "types.hpp"
 
 namespace {

@@ -109,7 +109,7 @@ struct MatmulQ {
                                                  int64_t b, Ints* acc) {
     const uint8_t* codes = super + Scales::kBytes + i * Codes::kBytes;
 #pragma GCC unroll 8
-    for (int c = 0; c < C; c++) acc[c] = I::set(Scales::kHasMinima ? 0 : x.block(c, b).offset[part]);
+    for (int c = 0; c < C; c++) acc[c] = I::all(Scales::kHasMinima ? 0 : x.block(c, b).offset[part]);
 #pragma GCC unroll 8
     for (int v = part * kVectors; v < (part + 1) * kVectors; v++) {
       const typename I::Line vector = Codes::vector(codes, v);
@@ -123,21 +123,20 @@ struct MatmulQ {
   template <int C>
   [[gnu::always_inline]] static inline void add_blocks(const uint8_t* super, Rows x, int64_t b,
                                                        Ahead ahead, Floats* total) {
-    const typename Scales::Shared shared = Scales::shared(super);
+    const Floats scale = Scales::scale(super);
+    Floats minimum;
+    if constexpr (Scales::kHasMinima) minimum = Scales::minimum(super, scale);
     for (int i = 0; i < P::kBlocks; i++) {
       Ints acc[C];
       ahead.fetch(b + i);
       dots<C>(super, i, 0, x, b + i, acc);
-      const Floats scale = Scales::scale(shared, super);
 #pragma GCC unroll 8
       for (int c = 0; c < C; c++)
         total[c] = I::add(total[c], acc[c], scale, x.block(c, b + i).scale);
-      if constexpr (Scales::kHasMinima) {
-        const Floats minimum = Scales::minimum(shared, super);
+      if constexpr (Scales::kHasMinima)
 #pragma GCC unroll 8
         for (int c = 0; c < C; c++)
           total[c] = I::subtract(total[c], minimum, x.block(c, b + i).minimum);
-      }
     }
   }
 
@@ -146,7 +145,7 @@ struct MatmulQ {
   [[gnu::always_inline]] static inline void add_whole(const uint8_t* super, Rows x, int64_t b,
                                                       Ahead ahead, Floats* total) {
     Ints sums[C];
-    for (int c = 0; c < C; c++) sums[c] = I::set(0);
+    for (int c = 0; c < C; c++) sums[c] = Ints{};
     for (int i = 0; i < P::kBlocks; i++) {
       ahead.fetch(b + i);
 #pragma GCC unroll 2
@@ -162,10 +161,10 @@ struct MatmulQ {
 #pragma GCC unroll 8
     for (int c = 0; c < C; c++) total[c] = I::add(total[c], sums[c], d, x.block(c, b).scale);
     if constexpr (Scales::kHasMinima) {
-      for (int c = 0; c < C; c++) sums[c] = I::set(0);
+      for (int c = 0; c < C; c++) sums[c] = Ints{};
 #pragma GCC unroll 1
       for (int part = 0; part < P::kBlocks * kParts; part += 2) {
-        const typename I::Pair minima = I::pair(Scales::minima(super, part));
+        const Ints minima = I::pair(Scales::minima(super, part));
 #pragma GCC unroll 8
         for (int c = 0; c < C; c++)
           sums[c] = I::add_pair(sums[c], minima, x.block(c, b + part / 2).sums);
@@ -181,7 +180,7 @@ struct MatmulQ {
   [[gnu::always_inline]] static inline void tile(const uint8_t* w, Rows x, float* out, int64_t ld,
                                                  Ahead ahead) {
     Floats total[C];
-    for (int c = 0; c < C; c++) total[c] = I::zero_floats();
+    for (int c = 0; c < C; c++) total[c] = Floats{};
     const int64_t num_blocks = x.x.k / kBlock;
     for (int64_t b = 0; b < num_blocks; b += P::kBlocks, w += P::kBytes) {
       if constexpr (Scales::kAreWhole)
@@ -189,7 +188,7 @@ struct MatmulQ {
       else
         add_blocks<C>(w, x, b, ahead, total);
     }
-    for (int c = 0; c < C; c++) I::store(out + c * ld, total[c]);
+    for (int c = 0; c < C; c++) memcpy(out + c * ld, &total[c], sizeof total[c]);
   }
 
   template <int C = I::cols>
@@ -237,7 +236,8 @@ struct MatmulQ {
         float scale[kGroup], minimum[kGroup]{};
         uint8_t codes[64];
         numbers_of(super, i * kParts + v / kVectors, scale, minimum);
-        I::keep(codes, Codes::vector(super + Scales::kBytes + i * Codes::kBytes, v));
+        const auto vector = Codes::vector(super + Scales::kBytes + i * Codes::kBytes, v);
+        memcpy(codes, &vector, sizeof codes);
         for (int j = 0; j < 4; j++)
           out[j] = scale[lane] * float(codes[4 * lane + j] - Codes::kOffset) - minimum[lane];
       }
@@ -245,16 +245,17 @@ struct MatmulQ {
 
   // Scales and minima of a part.
   static void numbers_of(const uint8_t* super, int part, float* scale, float* minimum) {
+    Floats scales, minima{};
     if constexpr (Scales::kAreWhole) {
-      I::store(scale, I::times(I::halves(super), I::floats(Scales::whole(super, part))));
+      scales = I::times(I::halves(super), I::floats(Scales::whole(super, part)));
       if constexpr (Scales::kHasMinima)
-        I::store(minimum, I::times(I::halves(super + kHalves),
-                                   I::floats(I::unsigned_bytes(Scales::minima(super, part)))));
+        minima = I::times(I::halves(super + kHalves),
+                          I::floats(I::unsigned_bytes(Scales::minima(super, part))));
     } else {
-      const typename Scales::Shared shared = Scales::shared(super);
-      I::store(scale, Scales::scale(shared, super));
-      if constexpr (Scales::kHasMinima) I::store(minimum, Scales::minimum(shared, super));
+      scales = Scales::scale(super);
+      if constexpr (Scales::kHasMinima) minima = Scales::minimum(super, scales);
     }
+    memcpy(scale, &scales, sizeof scales), memcpy(minimum, &minima, sizeof minima);
   }
 };
 
@@ -273,7 +274,7 @@ void finish_packed(const PackedLinear& call, int64_t row, int64_t n0, int64_t n1
 
 template <class I, int kPacking>
 constexpr PackedKernel packed_kernel() {
-  using P = decltype(packing_of<I, kPacking>());
+  using P = std::tuple_element_t<kPacking, Packings<I>>;
   using Of = MatmulQ<I, P>;
   return {.part = Of::part,
           .unpack = Of::unpack,

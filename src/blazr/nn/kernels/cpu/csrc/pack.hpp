@@ -161,7 +161,7 @@ inline void write_lines(const uint8_t* codes, int stride, uint8_t* __restrict__ 
 // One group of 16 rows; rows that are missing are zero.
 template <int kPacking>
 void pack_group(const Pack& call, int64_t group) {
-  using P = decltype(packing_of<Int8<Portable>, kPacking>());
+  using P = std::tuple_element_t<kPacking, Packings<Int8<Portable>>>;
   constexpr Source kSource = source_of(kPacking);
   constexpr int kColumns = P::kBlocks * kBlock, kKept = kColumns / kSource.blocks;
   const int rows = int(smaller(kGroup, call.rows - group * kGroup));

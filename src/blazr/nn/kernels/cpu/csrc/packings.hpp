@@ -17,7 +17,8 @@
 // bytes, hence the offset; it is taken off again with the sum of the activations.
 #pragma once
 
-#include "kernels.hpp"
+#include <tuple>
+
 #include "types.hpp"
 
 namespace {
@@ -26,25 +27,21 @@ constexpr int kBlock = 32, kGroup = 16, kHalves = 2 * kGroup;  // columns, rows,
 
 // ---- scales: what comes before the codes.
 
-// Scales of blocks, or one of the whole superblock.
+// One scale of each row for all blocks; a minimum may follow from it.
 
 template <class I>
 struct HalfScales {  // [ 16 float16 ]
   static constexpr int kBytes = kHalves, kParts = 1;
   static constexpr bool kHasMinima = false, kAreWhole = false;
-  struct Shared {};
-  static Shared shared(const uint8_t*) { return {}; }
-  static typename I::Floats scale(const Shared&, const uint8_t* s) { return I::halves(s); }
+  static typename I::Floats scale(const uint8_t* s) { return I::halves(s); }
 };
 
 template <class I>
 struct HalfScalesAndMinima {  // [ 16 float16 ][ minima: 16 float16 ]
   static constexpr int kBytes = 2 * kHalves, kParts = 1;
   static constexpr bool kHasMinima = true, kAreWhole = false;
-  struct Shared {};
-  static Shared shared(const uint8_t*) { return {}; }
-  static typename I::Floats scale(const Shared&, const uint8_t* s) { return I::halves(s); }
-  static typename I::Floats minimum(const Shared&, const uint8_t* s) {
+  static typename I::Floats scale(const uint8_t* s) { return I::halves(s); }
+  static typename I::Floats minimum(const uint8_t* s, const typename I::Floats&) {
     return I::halves(s + kHalves);
   }
 };
@@ -53,33 +50,24 @@ template <class I>
 struct HalfScalesAndZeros {  // [ 16 float16 ][ 16 uint8 ]; a minimum is scale * uint8
   static constexpr int kBytes = kHalves + kGroup, kParts = 1;
   static constexpr bool kHasMinima = true, kAreWhole = false;
-  struct Shared {
-    typename I::Floats scale, minimum;
-  };
-  static Shared shared(const uint8_t* s) {
-    const typename I::Floats scale = I::halves(s);
-    return {scale, I::times(scale, I::floats(I::unsigned_bytes(s + kHalves)))};
+  static typename I::Floats scale(const uint8_t* s) { return I::halves(s); }
+  static typename I::Floats minimum(const uint8_t* s, const typename I::Floats& scale) {
+    return I::times(scale, I::floats(I::unsigned_bytes(s + kHalves)));
   }
-  static typename I::Floats scale(const Shared& all, const uint8_t*) { return all.scale; }
-  static typename I::Floats minimum(const Shared& all, const uint8_t*) { return all.minimum; }
 };
 
 template <class I>
 struct Exponents {  // [ 16 uint8 e ]; a scale is half of 2 ** (e - 127)
   static constexpr int kBytes = kGroup, kParts = 1;
   static constexpr bool kHasMinima = false, kAreWhole = false;
-  struct Shared {};
-  static Shared shared(const uint8_t*) { return {}; }
-  static typename I::Floats scale(const Shared&, const uint8_t* s) { return I::powers(s); }
+  static typename I::Floats scale(const uint8_t* s) { return I::powers(s); }
 };
 
 template <class I>
 struct NoScales {  // all are 1: rows are scaled at the end
   static constexpr int kBytes = 0, kParts = 1;
   static constexpr bool kHasMinima = false, kAreWhole = false;
-  struct Shared {};
-  static Shared shared(const uint8_t*) { return {}; }
-  static typename I::Floats scale(const Shared&, const uint8_t*) { return I::ones(); }
+  static typename I::Floats scale(const uint8_t*) { return I::all(1.0f); }
 };
 
 // Scales of parts that are whole numbers: products of a superblock are summed as integers, whose
@@ -166,32 +154,24 @@ struct PackingOf {
 };
 
 // By number, as `Packing` of kernels.hpp has them.
-template <class I, int kPacking>
-constexpr auto packing_of() {
-  if constexpr (kPacking == kQ8_0) return PackingOf<I, 1, HalfScales<I>, Bytes<I>>{};
-  if constexpr (kPacking == kQ4_0) return PackingOf<I, 1, HalfScales<I>, Nibbles<I, 8>>{};
-  if constexpr (kPacking == kQ4_1) return PackingOf<I, 1, HalfScalesAndMinima<I>, Nibbles<I, 0>>{};
-  if constexpr (kPacking == kQ5_0) return PackingOf<I, 1, HalfScales<I>, TallNibbles<I, 1, 16>>{};
-  if constexpr (kPacking == kQ5_1)
-    return PackingOf<I, 1, HalfScalesAndMinima<I>, TallNibbles<I, 1, 0>>{};
-  if constexpr (kPacking == kIq4Nl) return PackingOf<I, 1, HalfScales<I>, Numbered<I, NonLinear>>{};
-  if constexpr (kPacking == kMxfp4) return PackingOf<I, 1, Exponents<I>, Numbered<I, Float4>>{};
-  if constexpr (kPacking == kIq4Xs)
-    return PackingOf<I, 8, SignedScales<I, 1>, Numbered<I, NonLinear>>{};
-  if constexpr (kPacking == kQ2K) return PackingOf<I, 8, ScalesAndMinima<I, 2>, Nibbles<I, 0>>{};
-  if constexpr (kPacking == kQ3K) return PackingOf<I, 8, SignedScales<I, 2>, Nibbles<I, 4>>{};
-  if constexpr (kPacking == kQ4K) return PackingOf<I, 8, ScalesAndMinima<I, 1>, Nibbles<I, 0>>{};
-  if constexpr (kPacking == kQ5K)
-    return PackingOf<I, 8, ScalesAndMinima<I, 1>, TallNibbles<I, 1, 0>>{};
-  if constexpr (kPacking == kQ6K)
-    return PackingOf<I, 8, SignedScales<I, 2>, TallNibbles<I, 2, 32>>{};
-  if constexpr (kPacking == kInt8) return PackingOf<I, 1, NoScales<I>, Bytes<I>>{};
-  if constexpr (kPacking == kInt4By32)
-    return PackingOf<I, 1, HalfScalesAndZeros<I>, Nibbles<I, 0>>{};
-  if constexpr (kPacking == kInt4By64)
-    return PackingOf<I, 2, HalfScalesAndZeros<I>, Nibbles<I, 0>>{};
-  if constexpr (kPacking == kInt4By128)
-    return PackingOf<I, 4, HalfScalesAndZeros<I>, Nibbles<I, 0>>{};
-}
+template <class I>
+using Packings = std::tuple<
+    PackingOf<I, 1, HalfScales<I>, Bytes<I>>,                    // Q8_0
+    PackingOf<I, 1, HalfScales<I>, Nibbles<I, 8>>,               // Q4_0
+    PackingOf<I, 1, HalfScalesAndMinima<I>, Nibbles<I, 0>>,      // Q4_1
+    PackingOf<I, 1, HalfScales<I>, TallNibbles<I, 1, 16>>,       // Q5_0
+    PackingOf<I, 1, HalfScalesAndMinima<I>, TallNibbles<I, 1, 0>>,  // Q5_1
+    PackingOf<I, 1, HalfScales<I>, Numbered<I, NonLinear>>,      // IQ4_NL
+    PackingOf<I, 1, Exponents<I>, Numbered<I, Float4>>,          // MXFP4
+    PackingOf<I, 8, SignedScales<I, 1>, Numbered<I, NonLinear>>, // IQ4_XS
+    PackingOf<I, 8, ScalesAndMinima<I, 2>, Nibbles<I, 0>>,       // Q2_K
+    PackingOf<I, 8, SignedScales<I, 2>, Nibbles<I, 4>>,          // Q3_K
+    PackingOf<I, 8, ScalesAndMinima<I, 1>, Nibbles<I, 0>>,       // Q4_K
+    PackingOf<I, 8, ScalesAndMinima<I, 1>, TallNibbles<I, 1, 0>>,  // Q5_K
+    PackingOf<I, 8, SignedScales<I, 2>, TallNibbles<I, 2, 32>>,  // Q6_K
+    PackingOf<I, 1, NoScales<I>, Bytes<I>>,                      // int8
+    PackingOf<I, 1, HalfScalesAndZeros<I>, Nibbles<I, 0>>,       // int4 by 32
+    PackingOf<I, 2, HalfScalesAndZeros<I>, Nibbles<I, 0>>,       // by 64
+    PackingOf<I, 4, HalfScalesAndZeros<I>, Nibbles<I, 0>>>;      // by 128
 
 }  // namespace

@@ -1,7 +1,6 @@
 // What is done to each number alone: sums, scales, activations; rounded once, at the end.
 #pragma once
 
-#include "kernels.hpp"
 #include "types.hpp"
 
 namespace {

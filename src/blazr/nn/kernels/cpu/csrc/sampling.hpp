@@ -13,7 +13,6 @@
 
 #include <float.h>
 
-#include "kernels.hpp"
 #include "types.hpp"
 
 namespace {

@@ -11,7 +11,7 @@
 
 #include <atomic>
 
-#include "kernels.hpp"
+#include "types.hpp"
 
 namespace {
 
@@ -53,40 +53,47 @@ struct Team {
 
 thread_local Team* team = nullptr;
 
+// Call body() on each of `threads` threads.
+template <class Body>
+void in_region(int threads, const Body& body) {
+  const auto run = [](void* data) { (*static_cast<const Body*>(data))(); };
+  parallel_region(run, const_cast<Body*>(&body), unsigned(threads), 0);
+}
+
 // Call body(i) for i in [0, num_parts), each once, on up to `threads` threads. What a kernel does
 // outside of such loops must not write to memory that others see: a team does it on every thread.
 template <class Body>
 void parallel_for(int64_t num_parts, int threads, const Body& body) {
+  const auto run = [&](std::atomic<int64_t>& next) {
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < num_parts;) body(i);
+  };
   if (team) {
-    for (int64_t i; (i = team->next.fetch_add(1, std::memory_order_relaxed)) < num_parts;) body(i);
+    run(team->next);
     return team->meet();
   }
-  struct Work {
-    const Body& body;
-    int64_t num_parts;
-    std::atomic<int64_t> next{0};
-  } work{body, num_parts};
-  const auto run = [](void* data) {
-    Work& all = *static_cast<Work*>(data);
-    for (int64_t i; (i = all.next.fetch_add(1, std::memory_order_relaxed)) < all.num_parts;)
-      all.body(i);
-  };
-  if (threads > num_parts) threads = int(num_parts);
+  std::atomic<int64_t> next{0};
+  threads = int(smaller(threads, num_parts));
   if (threads > 1 && parallel_region)
-    parallel_region(run, &work, unsigned(threads), 0);
+    in_region(threads, [&] { run(next); });
   else
-    run(&work);
+    run(next);
 }
 
-// Call body(span, t0, t1) for strips of rows of every sequence.
+// Call body(i0, i1) for stretches of `size` that make up [0, n).
 template <class Body>
-void in_strips(const Span* spans, int64_t num_spans, int64_t longest, int threads, const Body& body) {
-  constexpr int64_t kRows = 16;
-  const int64_t strips = (longest + kRows - 1) / kRows;
-  parallel_for(num_spans * strips, threads, [&](int64_t i) {
-    const Span& span = spans[i / strips];
-    const int64_t t0 = i % strips * kRows, t1 = t0 + kRows;
-    body(span, t0, t1 < span.length ? t1 : span.length);
+void in_stretches_of(int64_t size, int64_t n, int threads, const Body& body) {
+  parallel_for((n + size - 1) / size, threads,
+               [&](int64_t i) { body(i * size, smaller((i + 1) * size, n)); });
+}
+
+// Call body(span, i0, i1) for stretches of `size` that make up [0, n) of every sequence.
+template <class Body>
+void in_sequences(const Span* spans, int64_t num_spans, int64_t size, int64_t n, int threads,
+                  const Body& body) {
+  const int64_t count = (n + size - 1) / size;
+  parallel_for(num_spans * count, threads, [&](int64_t i) {
+    const int64_t i0 = i % count * size;
+    body(spans[i / count], i0, smaller(i0 + size, n));
   });
 }
 

@@ -7,8 +7,9 @@
 // and compilers give up on that in files as large as these become.
 #pragma once
 
-#include <cstdint>
 #include <cstring>
+
+#include "kernels.hpp"
 
 namespace {
 
@@ -25,6 +26,13 @@ template <class To, class From>
   static_assert(sizeof(To) == sizeof(From));
   To to;
   memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+template <class To>
+[[gnu::always_inline]] inline To load_as(const void* p) {
+  To to;
+  memcpy(&to, p, sizeof to);
   return to;
 }
 

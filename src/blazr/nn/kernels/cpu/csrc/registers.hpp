@@ -1,0 +1,131 @@
+// What the products of plain and of packed weights do with registers: one source, in the compiler's
+// own notation of vectors, for every instruction set; what that has no words for is in isa_*.hpp.
+#pragma once
+
+#include "types.hpp"
+
+namespace {
+
+// How one step along K is loaded and multiplied. `step` numbers a load, `cols` rows of x a tile.
+template <class Isa, class T>
+struct Dot {
+  using Reg = typename Isa::Acc;
+  static constexpr int step = sizeof(Reg) / sizeof(float), cols = Isa::kTile;
+  static Reg load(const T* p) { return Isa::load(p); }
+  static Reg load_tail(const T* p, int n) { return padded_load<Dot>(p, n); }
+  static Reg dot(Reg acc, Reg a, Reg b) { return Isa::fma(a, b, acc); }
+};
+
+template <class T, int kBytes>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(kBytes)));
+};
+
+// Products of int8 activations with 16 rows of packed weights, a lane each: what they go through
+// fills several registers where these are narrower.
+template <class Isa>
+struct Int8 {
+  static constexpr int cols = Isa::kPackedTile, kTakenOff = Isa::kTakenOff;
+  static constexpr int kCount = 64 / Isa::kWidth, kLanes = 16 / kCount;
+
+  template <class T>
+  using Register = typename VectorOf<T, Isa::kWidth>::type;
+  // Halves of halves: compilers leave arrays in memory.
+  template <class T, int N = kCount>
+  struct Several {
+    Several<T, N / 2> lo, hi;
+  };
+  template <class T>
+  struct Several<T, 1> {
+    Register<T> v;
+  };
+  using Line = Several<uint8_t>;  // four unsigned bytes of each row
+  using Ints = Several<int32_t>;  // a number for each row
+  using Floats = Several<float>;
+
+  // of(registers) for those of each.
+  template <class T, class Of, int N, class... From>
+  static Several<T, N> each(const Of& of, const Several<From, N>&... from) {
+    if constexpr (N == 1)
+      return {(Register<T>)of(from.v...)};
+    else
+      return {each<T>(of, from.lo...), each<T>(of, from.hi...)};
+  }
+  // read(p) for one register, which takes `step` bytes, after the other.
+  template <class T, int N = kCount, class Read>
+  static Several<T, N> row(const Read& read, const void* p, int step) {
+    if constexpr (N == 1)
+      return {(Register<T>)read((const uint8_t*)p)};
+    else
+      return {row<T, N / 2>(read, p, step), row<T, N / 2>(read, (const uint8_t*)p + N / 2 * step, step)};
+  }
+
+  template <class T>
+  static Several<T> all(T value) {
+    return row<T>([=](auto) { return value - Register<T>{}; }, nullptr, 0);
+  }
+  static Line load(const uint8_t* p) { return row<uint8_t>(load_as<Register<uint8_t>>, p, Isa::kWidth); }
+  static Floats halves(const uint8_t* p) { return row<float>(Isa::halves, p, 2 * kLanes); }
+  static Ints unsigned_bytes(const uint8_t* p) {
+    return row<int32_t>(Isa::unsigned_bytes, p, kLanes);
+  }
+  static Ints signed_bytes(const uint8_t* p) { return row<int32_t>(Isa::signed_bytes, p, kLanes); }
+  // Bytes e as half of 2 ** (e - 127); the two smallest are subnormal.
+  static Floats powers(const uint8_t* p) {
+    return each<float>(
+        [](Register<int32_t> e) {
+          const auto small = (Register<int32_t>)(e < 2);
+          return (small & (0x00200000 << (e & 1))) | (~small & ((e - 1) << 23));
+        },
+        unsigned_bytes(p));
+  }
+  static Floats floats(const Ints& x) {
+    return each<float>([](auto x) { return __builtin_convertvector(x, Register<float>); }, x);
+  }
+  static Floats times(const Floats& a, const Floats& b) {
+    return each<float>([](auto a, auto b) { return a * b; }, a, b);
+  }
+  static Line look_up(const uint8_t* table, const Line& x) {
+    return each<uint8_t>([=](auto x) { return Isa::look_up(table, x); }, x);
+  }
+  static Line join(const Line& a, const Line& b) {
+    return each<uint8_t>([](auto a, auto b) { return a | b; }, a, b);
+  }
+  // Bits moved up so far, or down, of which `mask` is kept in each byte.
+  static Line moved(const Line& x, int up, int mask) {
+    return each<uint8_t>(
+        [=](auto x) {
+          const auto words = (Register<uint16_t>)x;
+          return (up > 0 ? words << up : words >> -up) & uint16_t(mask * 0x0101);
+        },
+        x);
+  }
+  static Line low_nibbles(const Line& x) { return moved(x, 0, 15); }
+  static Line high_nibbles(const Line& x) { return moved(x, -4, 15); }
+  // acc + four bytes of each row times four of x. kSmall: whether bytes of w are below 128.
+  template <bool kSmall>
+  static Ints dot(const Ints& acc, const Line& w, const int8_t* x) {
+    const auto four = load_as<int32_t>(x) - Register<int32_t>{};
+    return each<int32_t>([=](auto acc, auto w) { return Isa::template dot<kSmall>(acc, w, four); }, acc, w);
+  }
+  static Ints add(const Ints& total, const Ints& acc, const Ints& scale) {
+    return each<int32_t>([](auto total, auto acc, auto scale) { return total + acc * scale; }, total, acc, scale);
+  }
+  // Two rows of 16 unsigned bytes, for `add_pair`: total + first * x[0] + second * x[1].
+  static Ints pair(const uint8_t* p) {
+    return each<int32_t>([](auto first, auto second) { return first | second << 16; }, unsigned_bytes(p), unsigned_bytes(p + 16));
+  }
+  static Ints add_pair(const Ints& total, const Ints& pair, const int16_t* x) {
+    const auto two = load_as<int32_t>(x) - Register<int32_t>{};
+    return each<int32_t>([=](auto total, auto pair) { return Isa::dot_pairs(total, pair, two); }, total, pair);
+  }
+  // total + acc * scale * by
+  static Floats add(const Floats& total, const Ints& acc, const Floats& scale, float by) {
+    return each<float>([=](auto total, auto acc, auto scale) { return Isa::fma(acc, scale * by, total); }, total, floats(acc), scale);
+  }
+  static Floats subtract(const Floats& total, const Floats& minimum, float by) {
+    return each<float>([=](auto total, auto minimum) { return Isa::fma(-minimum, by - Register<float>{}, total); }, total, minimum);
+  }
+};
+
+}  // namespace
