@@ -20,7 +20,7 @@ ISAS = ("avx512", "avx2", "neon", "portable")
 
 # Each is ``blazr_NAME(const Struct* call, int threads)``.
 _ENTRIES = (
-    *("linear", "linear_heads", "packed_linear", "packed_rows", "rows", "pieces", "pointwise"),
+    *("linear", "linear_heads", "packed_linear", "packed_rows", "pieces", "pointwise"),
     *("norm", "rotate", "angles", "attention", "route", "experts"),
     *("pack", "encode_q4_k"),
     *("mamba2", "convolution", "mamba1", "mamba3", "gated_delta", "gated_rows"),

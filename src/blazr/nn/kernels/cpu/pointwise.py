@@ -26,18 +26,12 @@ class _Pointwise(ctypes.Structure):
     )
 
 
-class _Rows(ctypes.Structure):
-    """``Rows`` of kernels.hpp."""
-
-    _fields_ = (*fields(ctypes.c_void_p, "w ids y"), *fields(ctypes.c_int64, "m bytes stride"))
-
-
 class _Pieces(ctypes.Structure):
     """``Pieces`` of kernels.hpp."""
 
     _fields_ = (
         *fields(ctypes.c_void_p, "x order out"),
-        *fields(ctypes.c_int64, "m count bytes x_stride"),
+        *fields(ctypes.c_int64, "m count bytes x_stride stride"),
     )
 
 
@@ -77,16 +71,11 @@ def embedding(weight: Tensor, ids: Tensor) -> Tensor:
             expected=f"0 to {len(weight) - 1}",
         )
     weight = weight if weight.stride(1) == 1 else weight.contiguous()
-    rows, width = ids.numel(), weight.shape[1]
+    width, size, ids = weight.shape[1], weight.element_size(), ids.contiguous()
     out = torch.empty(*ids.shape, width, dtype=weight.dtype)
-    size, ids = weight.element_size(), ids.contiguous()
-    call = _Rows(
-        *(each.data_ptr() for each in (weight, ids, out)),
-        rows,
-        width * size,
-        weight.stride(0) * size,
-    )
-    run("rows", call)
+    # one row, of which each row of the embedding is a piece
+    pointers = (each.data_ptr() for each in (weight, ids, out))
+    run("pieces", _Pieces(*pointers, 1, ids.numel(), width * size, 0, weight.stride(0) * size))
     return out
 
 
@@ -102,6 +91,7 @@ def take_pieces(x: Tensor, order: Tensor, size: int) -> Tensor:
         len(order),
         size * bytes_each,
         rows.stride(0) * bytes_each,
+        size * bytes_each,
     )
     run("pieces", call)
     return out

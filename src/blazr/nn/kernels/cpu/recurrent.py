@@ -35,7 +35,7 @@ class _Carried(ctypes.Structure):
     _fields_ = (*fields(_POINTER, "kept working"), *fields(_INT64, "kept_stride working_stride"))
 
 
-class _Sequences(ctypes.Structure):
+class Sequences(ctypes.Structure):
     """``Sequences`` of kernels.hpp."""
 
     _fields_ = (
@@ -50,7 +50,7 @@ class _Convolution(ctypes.Structure):
     _fields_ = (
         *fields(_POINTER, "x in_gate out_gate out weight bias"),
         ("window", _Carried),
-        ("sequences", _Sequences),
+        ("sequences", Sequences),
         *fields(_INT64, "channels taps dtype silu x_stride out_stride window_stride"),
     )
 
@@ -61,7 +61,7 @@ class _Mamba1(ctypes.Structure):
     _fields_ = (
         *fields(_POINTER, "u dt b c gate out a d"),
         ("state", _Carried),
-        ("sequences", _Sequences),
+        ("sequences", Sequences),
         *fields(_INT64, "inner state_size dtype b_stride c_stride gate_stride"),
         ("limit", _FLOAT),
     )
@@ -73,7 +73,7 @@ class _Mamba3(ctypes.Structure):
     _fields_ = (
         *fields(_POINTER, "x b c dt mix theta out norm b_bias c_bias dt_bias a d"),
         *((name, _Carried) for name in ("state", "x_before", "b_before", "angle")),
-        ("sequences", _Sequences),
+        ("sequences", Sequences),
         *fields(_INT64, "heads groups width state_size dtype silu x_stride map_stride dt_stride"),
         *fields(_FLOAT, "eps dt_min dt_max"),
     )
@@ -85,7 +85,7 @@ class _GatedDelta(ctypes.Structure):
     _fields_ = (
         *fields(_POINTER, "q k v decay beta gate out dt_bias a norm_weight"),
         ("state", _Carried),
-        ("sequences", _Sequences),
+        ("sequences", Sequences),
         *fields(_INT64, "heads key_heads key_dim value_dim decays tiled norm dtype"),
         *fields(_INT64, "qkv_stride decay_stride beta_stride gate_stride"),
         ("eps", _FLOAT),
@@ -122,7 +122,7 @@ def convolve(  # noqa: PLR0917  (what is convolved, how, and where its memory is
         how.weight.data_ptr(),
         how.bias.data_ptr(),
         _carried(window, x.dtype),
-        _sequences(table, tokens),
+        sequences(table, tokens),
         channels,
         len(how.weight),
         DTYPES[x.dtype],
@@ -143,7 +143,7 @@ def mamba1(rows: Mamba1Rows, weights: Mamba1Weights, state: Carried, table: Step
         weights.a.data_ptr(),
         weights.d.data_ptr(),
         _carried(state, torch.float32),
-        _sequences(table, len(out)),
+        sequences(table, len(out)),
         *weights.a.shape,
         DTYPES[out.dtype],
         rows.b.stride(0),
@@ -169,7 +169,7 @@ def mamba3(
         *(each.data_ptr() for each in (weights.dt_bias, weights.a, weights.d)),
         *(_carried(each, wide) for each in (memory.state, memory.x, memory.b)),
         _Carried() if memory.angle is None else _carried(memory.angle, wide),
-        _sequences(table, len(x)),
+        sequences(table, len(x)),
         heads,
         weights.groups,
         x.shape[1] // heads,
@@ -195,7 +195,7 @@ def gated_delta(rows: DeltaRows, weights: DeltaWeights, state: Carried, table: S
         *(each.data_ptr() for each in (rows.q, rows.k, rows.v, rows.decay, rows.beta)),
         *(each.data_ptr() for each in (rows.gate, out, weights.dt_bias, weights.a, norm.weight)),
         _carried(state, torch.float32),
-        _sequences(table, len(out)),
+        sequences(table, len(out)),
         heads,
         weights.key_heads,
         rows.k.shape[1] // weights.key_heads,
@@ -244,8 +244,9 @@ def _carried(memory: Carried, dtype: torch.dtype) -> _Carried:
     return _Carried(kept.data_ptr(), working.data_ptr(), kept.stride(0), working.stride(0))
 
 
-def _sequences(table: StepTable, tokens: int) -> _Sequences:
+def sequences(table: StepTable, tokens: int) -> Sequences:
+    """What a step of so many tokens computes of each sequence."""
     spans = table.spans
-    return _Sequences(
+    return Sequences(
         spans.data_ptr(), table.checkpoints.data_ptr(), len(spans), tokens, table.longest
     )

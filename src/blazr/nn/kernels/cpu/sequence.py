@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from blazr.nn.kernels.cpu.compiled import DTYPES, fields, run
-from blazr.nn.kernels.cpu.recurrent import ORDERS
+from blazr.nn.kernels.cpu.recurrent import ORDERS, Sequences, sequences
 from blazr.nn.kernels.steps import Mamba2Memory, Mamba2Weights, Pages, StepTable
 
 _POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -20,8 +20,9 @@ class _Mamba2(ctypes.Structure):
     _fields_ = (
         *fields(_POINTER, "proj post y dt out"),
         *fields(_POINTER, "conv_weight conv_bias dt_bias a d norm_weight multipliers"),
-        *fields(_POINTER, "states conv_states log_raw log_xb log_dt spans checkpoints"),
-        *fields(_INT64, "num_spans num_tokens longest heads head_dim state_size groups taps"),
+        *fields(_POINTER, "states conv_states log_raw log_xb log_dt"),
+        ("sequences", Sequences),
+        *fields(_INT64, "heads head_dim state_size groups taps"),
         *fields(_INT64, "state_stride conv_state_stride dtype norm norm_groups"),
         *fields(_FLOAT, "dt_min dt_max eps"),
     )
@@ -63,11 +64,7 @@ def mamba2(proj: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: St
         memory.log_raw.data_ptr(),
         memory.log_xb.data_ptr(),
         memory.log_dt.data_ptr(),
-        table.spans.data_ptr(),
-        table.checkpoints.data_ptr(),
-        len(table.spans),
-        tokens,
-        table.longest,
+        sequences(table, tokens),
         heads,
         weights.head_dim,
         weights.state_size,

@@ -139,38 +139,27 @@ struct AttentionOf {
       }
     }
 
-    // Add rows [low, high) of v, weighed, to 32 channels of the sums of `Count` queries.
+    // Add rows [low, high) of v, weighed, to 32 channels of the sums of `Count` queries: one row at a
+    // time, or two.
     template <int Count>
     void mix(int64_t i, float* to, int64_t low, int64_t high) {
+      constexpr int64_t kStep = kInPairs ? 2 : 1;
       const int64_t ld = wide_value();
       Lanes out[Count][2];
       for (int n = 0; n < Count; n++) memcpy(out[n], to + n * ld, sizeof out[n]);
-      for (int64_t r = low; r < high; r++) {
-        const Lanes v0 = load16(v + r * kChannels), v1 = load16(v + r * kChannels + 16);
+      for (int64_t r = low / kStep * kStep; r < high; r += kStep) {
+        const float* row = v + r * kChannels / kStep;
 #pragma GCC unroll 4
         for (int n = 0; n < Count; n++) {
-          const Lanes weight = all16(weights[(i + n) * kGrid + r]);
-          out[n][0] = fma16(weight, v0, out[n][0]);
-          out[n][1] = fma16(weight, v1, out[n][1]);
-        }
-      }
-      for (int n = 0; n < Count; n++) memcpy(to + n * ld, out[n], sizeof out[n]);
-    }
-
-    // The same, two rows at a time.
-    template <int Count>
-      requires kInPairs
-    void mix(int64_t i, float* to, int64_t low, int64_t high) {
-      const int64_t ld = wide_value();
-      typename Isa::Acc out[Count][2];
-      for (int n = 0; n < Count; n++) memcpy(out[n], to + n * ld, sizeof out[n]);
-      const auto* rows = (const typename D::Reg*)v;
-      for (int64_t r = low / 2 * 2; r < high; r += 2) {
-#pragma GCC unroll 4
-        for (int n = 0; n < Count; n++) {
-          const auto weight = D::pair(narrow + (i + n) * kGrid + r);
-          out[n][0] = D::dot(out[n][0], rows[r], weight);
-          out[n][1] = D::dot(out[n][1], rows[r + 1], weight);
+          const int64_t at = (i + n) * kGrid + r;
+          if constexpr (kInPairs) {
+            const auto* halves = (const typename D::Reg*)row;
+            for (int h = 0; h < 2; h++)
+              out[n][h] = (Lanes)D::dot((typename Isa::Acc)out[n][h], halves[h], D::pair(narrow + at));
+          } else {
+            for (int h = 0; h < 2; h++)
+              out[n][h] = fma16(all16(weights[at]), load16(row + 16 * h), out[n][h]);
+          }
         }
       }
       for (int n = 0; n < Count; n++) memcpy(to + n * ld, out[n], sizeof out[n]);

@@ -93,7 +93,7 @@ struct GatedDeltaOf {
     }
   };
 
-  static void recur(const GatedDelta& call, const Span& span, int64_t h) {
+  static void recur(const GatedDelta& call, const Span& span, int64_t h, int64_t) {
     Head head(call, span, h);
     in_stretches(
         call.sequences, span,

@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include "lanes.hpp"
 #include "registers.hpp"
 
 namespace {
@@ -15,20 +16,7 @@ struct Avx512 {
   static Acc load(const f16* p) { return halves((const uint8_t*)p); }
   static Acc fma(Acc a, Acc b, Acc c) { return _mm512_fmadd_ps(a, b, c); }
 
-  // The sums of four accumulators. Lanes are added at distance 8, 4, 2, 1, whatever the call.
-  [[gnu::always_inline]] static inline void sum4(const Acc* a, float* out) {
-    const __m512 lo = fold8(a[0], a[1]), hi = fold8(a[2], a[3]);
-    // lo: a0 a0 a1 a1 in 128-bit quarters, hi: a2 a2 a3 a3
-    __m512 s = _mm512_shuffle_f32x4(lo, hi, 0x88);
-    s = _mm512_add_ps(s, _mm512_shuffle_f32x4(lo, hi, 0xdd));
-    s = _mm512_add_ps(s, _mm512_permute_ps(s, 0x4e));
-    s = _mm512_add_ps(s, _mm512_permute_ps(s, 0xb1));
-    const __m512i firsts = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
-    _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, s)));
-  }
-  static __m512 fold8(__m512 a, __m512 b) {
-    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
-  }
+  static void sum4(const Acc* a, float* out) { ::sum4((const Lanes*)a, out); }
 
   // For packed weights.
   static constexpr int kWidth = 64, kPackedTile = 8, kTakenOff = 0;

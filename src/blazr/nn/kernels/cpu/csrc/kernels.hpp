@@ -86,20 +86,13 @@ struct PackedRows {
   int64_t packing, dtype, m, k;
 };
 
-// Rows ids[0 .. m) of a plain matrix, `bytes` each and `stride` bytes apart, into y.
-struct Rows {
-  const void* w;
-  const int64_t* ids;
-  void* y;
-  int64_t m, bytes, stride;
-};
-
-// Rows in another order: piece i of a row is piece order[i] of x's, all of one size.
+// Pieces of rows: piece i of a row of `out` is piece order[i] of one of x's, all of one size.
 struct Pieces {
   const void* x;
   const int64_t* order;
   void* out;  // dense
-  int64_t m, count, bytes, x_stride;  // rows; pieces of a row; of a piece; from row to row, bytes
+  int64_t m, count, bytes;   // rows; pieces of a row; of a piece
+  int64_t x_stride, stride;  // bytes from row to row of x, and from piece to piece
 };
 
 // By number; packings.hpp draws them.
@@ -151,6 +144,20 @@ struct Checkpoint {
   int64_t distance, slot;
 };
 
+// A tensor that sequences carry along: as it was at grid edges, and as it stands.
+struct Carried {
+  void* kept;     // (slots, ...)
+  void* working;  // (runs, ...)
+  int64_t kept_stride, working_stride;  // numbers from one to the next
+};
+
+// The sequences of a step.
+struct Sequences {
+  const Span* spans;
+  const Checkpoint* checkpoints;
+  int64_t num_spans, num_tokens, longest;
+};
+
 // How a recurrence's output is gated and normalised (see gated_norm.hpp).
 enum GatedNorm : int { kGateFirst, kNormFirst, kNormSigmoid, kGateOnly };
 
@@ -172,9 +179,7 @@ struct Mamba2 {
   void* log_raw;             // (runs, 64, conv)
   void* log_xb;              // (runs, 64, inner + maps)
   float* log_dt;             // (runs, 64, heads)
-  const Span* spans;
-  const Checkpoint* checkpoints;
-  int64_t num_spans, num_tokens, longest;
+  Sequences sequences;
   int64_t heads, head_dim, state_size, groups, taps;
   int64_t state_stride, conv_state_stride;  // numbers from one slot to the next
   int64_t dtype, norm, norm_groups;
@@ -188,21 +193,6 @@ struct Mamba2 {
 
 // What mamba2.hpp has room for; larger models run on the reference.
 inline constexpr int64_t kMaxTaps = 8, kMaxHeadDim = 128, kMaxStateSize = 256, kHeadsTogether = 4;
-inline constexpr int64_t kRowsTogether = 16;  // of a convolution, in one part
-
-// A tensor that sequences carry along: as it was at grid edges, and as it stands.
-struct Carried {
-  void* kept;     // (slots, ...)
-  void* working;  // (runs, ...)
-  int64_t kept_stride, working_stride;  // numbers from one to the next
-};
-
-// The sequences of a step.
-struct Sequences {
-  const Span* spans;
-  const Checkpoint* checkpoints;
-  int64_t num_spans, num_tokens, longest;
-};
 
 // A causal convolution (see convolution.hpp); gates lie as x does.
 struct Convolution {
@@ -486,8 +476,8 @@ struct TypedKernels {
   void (*convolve)(const Convolution& call, const Span& span, int64_t t0, int64_t t1);
   void (*convolve_remember)(const Convolution& call, const Span& span);
   void (*mamba1)(const Mamba1& call, const Span& span, int64_t c0, int64_t c1);
-  void (*mamba3)(const Mamba3& call, const Span& span, int64_t head);
-  void (*gated_delta)(const GatedDelta& call, const Span& span, int64_t head);
+  void (*mamba3)(const Mamba3& call, const Span& span, int64_t head, int64_t);
+  void (*gated_delta)(const GatedDelta& call, const Span& span, int64_t head, int64_t);
   // One row, or token.
   void (*mamba2_multiply)(const Mamba2& call, int64_t token);
   void (*mamba2_finish)(const Mamba2& call, int64_t token);

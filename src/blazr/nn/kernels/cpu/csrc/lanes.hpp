@@ -71,10 +71,18 @@ template <int... kIndices, class V>
            pick<8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31>(a, b);
   };
   const Lanes a = fold8(v[0], v[1]), b = fold8(v[2], v[3]);
+  Lanes s = pick<0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27>(a, b) +
+            pick<4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31>(a, b);
+#if defined(__AVX512F__)
+  s += (Lanes)_mm512_permute_ps((__m512)s, 0x4e);
+  s += (Lanes)_mm512_permute_ps((__m512)s, 0xb1);
+  const __m512i firsts = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
+  _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, (__m512)s)));
+#else
   float f[16];
-  store16(f, pick<0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27>(a, b) +
-                 pick<4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31>(a, b));
+  store16(f, s);
   for (int q = 0; q < 4; q++) out[q] = (f[4 * q] + f[4 * q + 2]) + (f[4 * q + 1] + f[4 * q + 3]);
+#endif
 }
 
 [[gnu::always_inline]] inline int32_t largest16(Lane v) {
@@ -139,6 +147,15 @@ template <class T>
 [[gnu::always_inline]] inline void widen(const T* from, int64_t n, int64_t room, float* to) {
   for (int64_t i = 0; i < n; i++) to[i] = to_float(from[i]);
   for (int64_t i = n; i < room; i++) to[i] = 0;
+}
+
+// `rows` rows of n numbers into `room` rows of `wide`, with zeros behind them; and back.
+inline void spread(const float* from, int64_t rows, int64_t n, int64_t room, int64_t wide, float* to) {
+  memset(to, 0, size_t(room * wide) * sizeof(float));
+  for (int64_t i = 0; i < rows; i++) memcpy(to + i * wide, from + i * n, size_t(n) * sizeof(float));
+}
+inline void gather(const float* from, int64_t rows, int64_t n, int64_t wide, float* to) {
+  for (int64_t i = 0; i < rows; i++) memcpy(to + i * n, from + i * wide, size_t(n) * sizeof(float));
 }
 
 // Sixteen running sums, then one.

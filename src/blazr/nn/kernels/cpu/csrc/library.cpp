@@ -279,61 +279,42 @@ void blazr_encode_q4_k(const Encode* call, int threads) {
 
 void blazr_mamba2(const Mamba2* call, int threads) {
   const TypedKernels& parts = typed(call->dtype);
-  const int few = call->num_tokens > 8 ? threads : 1;
+  const Sequences& all = call->sequences;
+  const int few = all.num_tokens > 8 ? threads : 1;
   if (call->multipliers)
-    parallel_for(call->num_tokens, few,
-                 [&](int64_t token) { parts.mamba2_multiply(*call, token); });
-  in_sequences(call->spans, call->num_spans, kRowsTogether, call->longest, few,
-               [&](const Span& span, int64_t t0, int64_t t1) {
-                 parts.mamba2_convolve(*call, span, t0, smaller(t1, span.length));
-               });
+    parallel_for(all.num_tokens, few, [&](int64_t token) { parts.mamba2_multiply(*call, token); });
+  in_rows(all, few, [&](auto... part) { parts.mamba2_convolve(*call, part...); });
   const int64_t group = call->heads / call->groups;
   const int64_t blocks = (group + kHeadsTogether - 1) / kHeadsTogether;
-  in_sequences(call->spans, call->num_spans, 1, call->groups * blocks, threads,
-               [&](const Span& span, int64_t i, int64_t) {
-                 const int64_t base = i / blocks * group, low = i % blocks * kHeadsTogether;
-                 parts.mamba2_recur(*call, span, base + low,
-                                    base + smaller(low + kHeadsTogether, group));
-               });
-  parallel_for(call->num_tokens, few, [&](int64_t token) { parts.mamba2_finish(*call, token); });
-  parallel_for(call->num_spans, few,
-               [&](int64_t i) { parts.mamba2_remember(*call, call->spans[i]); });
+  in_sequences(all, 1, call->groups * blocks, threads, [&](const Span& span, int64_t i, int64_t) {
+    const int64_t base = i / blocks * group, low = i % blocks * kHeadsTogether;
+    parts.mamba2_recur(*call, span, base + low, base + smaller(low + kHeadsTogether, group));
+  });
+  parallel_for(all.num_tokens, few, [&](int64_t token) { parts.mamba2_finish(*call, token); });
+  parallel_for(all.num_spans, few, [&](int64_t i) { parts.mamba2_remember(*call, all.spans[i]); });
 }
 
 void blazr_convolution(const Convolution* call, int threads) {
+  const TypedKernels& parts = typed(call->dtype);
   const Sequences& all = call->sequences;
   const int few = all.num_tokens > 8 ? threads : 1;
-  in_sequences(all.spans, all.num_spans, kRowsTogether, all.longest, few,
-               [&](const Span& span, int64_t t0, int64_t t1) {
-                 typed(call->dtype).convolve(*call, span, t0, smaller(t1, span.length));
-               });
-  parallel_for(all.num_spans, few, [&](int64_t i) {
-    typed(call->dtype).convolve_remember(*call, all.spans[i]);
-  });
+  in_rows(all, few, [&](auto... part) { parts.convolve(*call, part...); });
+  parallel_for(all.num_spans, few, [&](int64_t i) { parts.convolve_remember(*call, all.spans[i]); });
 }
 
 void blazr_mamba1(const Mamba1* call, int threads) {
-  const Sequences& all = call->sequences;
-  in_sequences(all.spans, all.num_spans, kChannelsTogether, call->inner, threads,
-               [&](const Span& span, int64_t c0, int64_t c1) {
-                 typed(call->dtype).mamba1(*call, span, c0, c1);
-               });
+  in_sequences(call->sequences, kChannelsTogether, call->inner, threads,
+               [&](auto... part) { typed(call->dtype).mamba1(*call, part...); });
 }
 
 void blazr_mamba3(const Mamba3* call, int threads) {
-  const Sequences& all = call->sequences;
-  in_sequences(all.spans, all.num_spans, 1, call->heads, threads,
-               [&](const Span& span, int64_t head, int64_t) {
-                 typed(call->dtype).mamba3(*call, span, head);
-               });
+  in_sequences(call->sequences, 1, call->heads, threads,
+               [&](auto... part) { typed(call->dtype).mamba3(*call, part...); });
 }
 
 void blazr_gated_delta(const GatedDelta* call, int threads) {
-  const Sequences& all = call->sequences;
-  in_sequences(all.spans, all.num_spans, 1, call->heads, threads,
-               [&](const Span& span, int64_t head, int64_t) {
-                 typed(call->dtype).gated_delta(*call, span, head);
-               });
+  in_sequences(call->sequences, 1, call->heads, threads,
+               [&](auto... part) { typed(call->dtype).gated_delta(*call, part...); });
 }
 
 void blazr_gated_rows(const GatedRows* call, int threads) {
@@ -376,13 +357,6 @@ void blazr_pointwise(const Pointwise* call, int threads) {
   });
 }
 
-void blazr_rows(const Rows* call, int threads) {
-  parallel_for(call->m, threads_for(call->m * call->bytes, threads), [&](int64_t row) {
-    memcpy(static_cast<char*>(call->y) + row * call->bytes,
-           static_cast<const char*>(call->w) + call->ids[row] * call->stride, size_t(call->bytes));
-  });
-}
-
 void blazr_angles(const Angles* call, int threads) {
   const int64_t pairs = call->pairs;
   parallel_for(call->tokens, threads_for(16 * call->tokens * pairs, threads), [&](int64_t t) {
@@ -396,13 +370,15 @@ void blazr_angles(const Angles* call, int threads) {
 }
 
 void blazr_pieces(const Pieces* call, int threads) {
-  const int few = threads_for(call->m * call->count * call->bytes, threads);
-  parallel_for(call->m, few, [&](int64_t row) {
-    const char* x = static_cast<const char*>(call->x) + row * call->x_stride;
-    char* out = static_cast<char*>(call->out) + row * call->count * call->bytes;
-    for (int64_t i = 0; i < call->count; i++)
-      memcpy(out + i * call->bytes, x + call->order[i] * call->bytes, size_t(call->bytes));
-  });
+  const int64_t bytes = call->bytes;
+  const auto copy = [&](int64_t first, int64_t end) {
+    for (int64_t i = first; i < end; i++) {
+      const int64_t at = i / call->count * call->x_stride + call->order[i % call->count] * call->stride;
+      memcpy(static_cast<char*>(call->out) + i * bytes, static_cast<const char*>(call->x) + at,
+             size_t(bytes));
+    }
+  };
+  in_stretches_of(kSmallWork / (bytes + 1) + 1, call->m * call->count, threads, copy);
 }
 
 void blazr_route(const Route* call, int threads) {

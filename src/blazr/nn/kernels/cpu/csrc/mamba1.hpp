@@ -27,16 +27,13 @@ struct Mamba1Of {
 
     Channels(const Mamba1& call, int64_t c0, int64_t c1)
         : call(call), low(c0), count(c1 - c0), wide(round_up(call.state_size, 16)) {
-      spread(call.a, a);
+      spread(call.a + low * call.state_size, count, call.state_size, kTogether, wide, a);
     }
-    void spread(const float* from, float* to) const {
-      memset(to, 0, size_t(kTogether * wide) * sizeof(float));
-      for (int64_t i = 0; i < count; i++)
-        memcpy(to + i * wide, from + (low + i) * call.state_size, size_t(call.state_size) * sizeof(float));
+    void read(const float* from) {
+      spread(from + low * call.state_size, count, call.state_size, kTogether, wide, state);
     }
-    void gather(float* to) const {
-      for (int64_t i = 0; i < count; i++)
-        memcpy(to + (low + i) * call.state_size, state + i * wide, size_t(call.state_size) * sizeof(float));
+    void write(float* to) const {
+      gather(state, count, call.state_size, wide, to + low * call.state_size);
     }
     // Rows [first, first + rows) of the packed batch, at most kTokens.
     void advance(int64_t first, int64_t rows) {
@@ -82,13 +79,13 @@ struct Mamba1Of {
 
   static void scan(const Mamba1& call, const Span& span, int64_t c0, int64_t c1) {
     Channels some(call, c0, c1);
-    some.spread(standing<float>(call.state, span), some.state);
+    some.read(standing<float>(call.state, span));
     const auto advance = [&](int64_t t, int64_t end) {
       for (; t < end; t += kTokens) some.advance(span.first + t, smaller(kTokens, end - t));
     };
     in_stretches(call.sequences, span, advance,
-                 [&](int64_t slot) { some.gather(kept<float>(call.state, slot)); });
-    some.gather(working<float>(call.state, span));
+                 [&](int64_t slot) { some.write(kept<float>(call.state, slot)); });
+    some.write(working<float>(call.state, span));
   }
 };
 

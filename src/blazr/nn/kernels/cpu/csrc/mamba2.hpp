@@ -204,7 +204,8 @@ struct Mamba2Of {
     float c[kGrid * kMaxN], similar[kGrid * kGrid];
     // where no interval ends the state stays as it is, and is read where it lies
     const bool stays = total < kGrid && n == call.state_size && now.wide_p() == call.head_dim;
-    for (int64_t h = h0; h < h1 && !stays; h++) read_state(call, span.state_slot, h, states[h - h0]);
+    for (int64_t h = h0; h < h1 && !stays; h++)
+      spread(state_of(call, span.state_slot, h), call.head_dim, call.state_size, now.wide_p(), n, states[h - h0]);
     for (; now.low < total; now.low += kGrid) {
       now.rows = smaller(kGrid, total - now.low);
       const int64_t known = larger(span.log_length - now.low, 0);
@@ -230,14 +231,15 @@ struct Mamba2Of {
           now.template outputs<1>(t, c + t * n, similar + t * kGrid, state, call.d[h], y(t));
         if (now.rows < kGrid) continue;
         now.advance(states[h - h0]);
-        if (slot >= 0) write_state(call, slot, h, states[h - h0]);
+        if (slot >= 0)
+          gather(states[h - h0], call.head_dim, call.state_size, n, state_of(call, slot, h));
       }
     }
   }
 
   // The slot for the checkpoint at this distance from the step's first token, or -1.
   static int64_t wanted(const Mamba2& call, const Span& span, int64_t distance) {
-    const Checkpoint* some = call.checkpoints + span.checkpoints;
+    const Checkpoint* some = call.sequences.checkpoints + span.checkpoints;
     for (int64_t i = 0; i < span.num_checkpoints; i++)
       if (some[i].distance == distance) return some[i].slot;
     return -1;
@@ -245,21 +247,6 @@ struct Mamba2Of {
 
   static float* state_of(const Mamba2& call, int64_t slot, int64_t h) {
     return call.states + slot * call.state_stride + h * call.head_dim * call.state_size;
-  }
-
-  static void read_state(const Mamba2& call, int64_t slot, int64_t h, float* to) {
-    const int64_t n = round_up(call.state_size, 16), p = round_up(call.head_dim, 16);
-    const float* from = state_of(call, slot, h);
-    memset(to, 0, size_t(p * n) * sizeof(float));
-    for (int64_t i = 0; i < call.head_dim; i++)
-      memcpy(to + i * n, from + i * call.state_size, size_t(call.state_size) * sizeof(float));
-  }
-
-  static void write_state(const Mamba2& call, int64_t slot, int64_t h, const float* from) {
-    const int64_t n = round_up(call.state_size, 16);
-    float* to = state_of(call, slot, h);
-    for (int64_t i = 0; i < call.head_dim; i++)
-      memcpy(to + i * call.state_size, from + i * n, size_t(call.state_size) * sizeof(float));
   }
 
   // Gate and norm of one token.
@@ -274,7 +261,7 @@ struct Mamba2Of {
   static void remember(const Mamba2& call, const Span& span) {
     const int64_t conv = call.conv(), before_edge = call.taps - 1;
     const Before before{call, span};
-    const Checkpoint* some = call.checkpoints + span.checkpoints;
+    const Checkpoint* some = call.sequences.checkpoints + span.checkpoints;
     for (int64_t i = 0; i < span.num_checkpoints; i++) {
       T* to = (T*)call.conv_states + some[i].slot * call.conv_state_stride;
       for (int64_t j = 0; j < before_edge; j++)

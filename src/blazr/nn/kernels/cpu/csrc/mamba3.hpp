@@ -105,7 +105,7 @@ struct Mamba3Of {
     }
   };
 
-  static void recur(const Mamba3& call, const Span& span, int64_t h) {
+  static void recur(const Mamba3& call, const Span& span, int64_t h, int64_t) {
     Head head(call, span, h);
     in_stretches(
         call.sequences, span,

@@ -88,12 +88,19 @@ void in_stretches_of(int64_t size, int64_t n, int threads, const Body& body) {
 
 // Call body(span, i0, i1) for stretches of `size` that make up [0, n) of every sequence.
 template <class Body>
-void in_sequences(const Span* spans, int64_t num_spans, int64_t size, int64_t n, int threads,
-                  const Body& body) {
+void in_sequences(const Sequences& all, int64_t size, int64_t n, int threads, const Body& body) {
   const int64_t count = (n + size - 1) / size;
-  parallel_for(num_spans * count, threads, [&](int64_t i) {
+  parallel_for(all.num_spans * count, threads, [&](int64_t i) {
     const int64_t i0 = i % count * size;
-    body(spans[i / count], i0, smaller(i0 + size, n));
+    body(all.spans[i / count], i0, smaller(i0 + size, n));
+  });
+}
+
+// Call body(span, t0, t1) for a few rows of every sequence.
+template <class Body>
+void in_rows(const Sequences& all, int threads, const Body& body) {
+  in_sequences(all, 16, all.longest, threads, [&](const Span& span, int64_t t0, int64_t t1) {
+    body(span, t0, smaller(t1, span.length));
   });
 }
 
