@@ -111,7 +111,10 @@ struct ExpertsOf {
       if (call.limit > 0)
         clamped(call, n, g, u);
       else
-        activate<>(call.activation, n, gate ? g : u);
+        with_count<kNumPointwise>(call.activation + 1, [&](auto kind) {
+          float* x = gate ? g : u;
+          for (int64_t i = 0; i < n; i++) x[i] = activated<kind - 1>(x[i]);
+        });
       if (gate && !(call.limit > 0))
         for (int64_t i = 0; i < n; i++) u[i] *= g[i];
       for (int64_t i = 0; i < n; i++) round_to(u[i], out[i0 + i]);
@@ -157,14 +160,6 @@ struct ExpertsOf {
       const float u = up[i] > limit ? limit : up[i] < -limit ? -limit : up[i];
       up[i] = g * activated<kSigmoid>(alpha * g) * (u + 1.0f);
     }
-  }
-
-  template <int kKind = kSilu>
-  static void activate(int64_t kind, int64_t n, float* x) {
-    if (kind == kKind)
-      for (int64_t i = 0; i < n; i++) x[i] = activated<kKind>(x[i]);
-    else if constexpr (kKind < kRelu2)
-      activate<kKind + 1>(kind, n, x);
   }
 };
 

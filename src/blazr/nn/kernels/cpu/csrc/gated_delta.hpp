@@ -96,10 +96,7 @@ struct GatedDeltaOf {
   static void recur(const GatedDelta& call, const Span& span, int64_t h, int64_t) {
     Head head(call, span, h);
     in_stretches(
-        call.sequences, span,
-        [&](int64_t t, int64_t end) {
-          for (; t < end; t += kTokens) head.advance(span.first + t, smaller(kTokens, end - t));
-        },
+        call.sequences, span, kTokens, [&](auto... rows) { head.advance(rows...); },
         [&](int64_t slot) { keep(call.state, slot, h, head.state, head.keys * head.values); });
   }
 };

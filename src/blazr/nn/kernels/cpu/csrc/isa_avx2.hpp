@@ -23,15 +23,9 @@ struct Avx2 {
 
   // For packed weights.
   static constexpr int kWidth = 32, kPackedTile = 2, kTakenOff = 0;
-  static __m256 halves(const uint8_t* p) {
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
-  }
-  static __m256i unsigned_bytes(const uint8_t* p) {
-    return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
-  }
-  static __m256i signed_bytes(const uint8_t* p) {
-    return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
-  }
+  static __m256 halves(const uint8_t* p) { return _mm256_cvtph_ps(load_as<__m128i>(p)); }
+  static __m256i unsigned_bytes(const uint8_t* p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
+  static __m256i signed_bytes(const uint8_t* p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
   template <class V>
   static __m256i look_up(const uint8_t* table, V x) {
     const __m128i values = _mm_loadu_si128((const __m128i*)table);

@@ -20,15 +20,9 @@ struct Avx512 {
 
   // For packed weights.
   static constexpr int kWidth = 64, kPackedTile = 8, kTakenOff = 0;
-  static __m512 halves(const uint8_t* p) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
-  }
-  static __m512i unsigned_bytes(const uint8_t* p) {
-    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
-  }
-  static __m512i signed_bytes(const uint8_t* p) {
-    return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
-  }
+  static __m512 halves(const uint8_t* p) { return _mm512_cvtph_ps(load_as<__m256i>(p)); }
+  static __m512i unsigned_bytes(const uint8_t* p) { return _mm512_cvtepu8_epi32(load_as<__m128i>(p)); }
+  static __m512i signed_bytes(const uint8_t* p) { return _mm512_cvtepi8_epi32(load_as<__m128i>(p)); }
   template <class V>
   static __m512i look_up(const uint8_t* table, V x) {
     const __m128i values = _mm_loadu_si128((const __m128i*)table);

@@ -109,12 +109,6 @@ struct Pack {
   int64_t packing, rows, supers;
 };
 
-// One group of 16 rows, by packing; the same for every instruction set.
-struct PackGroups {
-  void (*of[kNumPackings])(const Pack& call, int64_t group);
-};
-extern const PackGroups pack_groups;
-
 // Plain numbers into blocks (see encode.hpp).
 struct Encode {
   const float* x;  // (blocks, 256)
@@ -125,6 +119,8 @@ struct Encode {
 struct PackedKernel {
   // Rows [m0, m1) and groups [g0, g1) of 16 columns of y.
   void (*part)(const PackedLinear& call, int64_t m0, int64_t m1, int64_t g0, int64_t g1);
+  // A group of 16 rows into a packing.
+  void (*pack)(const Pack& call, int64_t group);
   // One of the 16 rows of a superblock as plain numbers.
   void (*unpack)(const uint8_t* superblock, int lane, float* out);
   int64_t bytes, columns;  // of a superblock

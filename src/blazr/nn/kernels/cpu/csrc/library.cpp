@@ -61,15 +61,11 @@ Cut cut_of(const PackedLinear& call, int threads) {
 }
 
 void multiply_part(const Linear& call, const Cut& cut, int64_t i) {
-  cut.run(i, [&](int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
-    typed(call.dtype).linear(call, m0, m1, n0, n1);
-  });
+  cut.run(i, [&](auto... area) { typed(call.dtype).linear(call, area...); });
 }
 
 void multiply_part(const PackedLinear& call, const Cut& cut, int64_t i) {
-  cut.run(i, [&](int64_t m0, int64_t m1, int64_t g0, int64_t g1) {
-    kernels->packed[call.packing].part(call, m0, m1, g0, g1);
-  });
+  cut.run(i, [&](auto... area) { kernels->packed[call.packing].part(call, area...); });
 }
 
 template <class Call>
@@ -268,8 +264,8 @@ void blazr_packed_rows(const PackedRows* given, int threads) {
 }
 
 void blazr_pack(const Pack* call, int threads) {
-  parallel_for((call->rows + 15) / 16, threads,
-               [&](int64_t i) { pack_groups.of[call->packing](*call, i); });
+  const PackedKernel& kernel = kernels->packed[call->packing];
+  parallel_for((call->rows + 15) / 16, threads, [&](int64_t i) { kernel.pack(*call, i); });
 }
 
 void blazr_encode_q4_k(const Encode* call, int threads) {
@@ -351,9 +347,7 @@ void blazr_pointwise(const Pointwise* call, int threads) {
   constexpr int64_t kNumbers = 1 << 14;  // of a part
   const Cut cut{call->m, call->n, clamp(kNumbers / (call->n + 1), 1, call->m + 1), kNumbers};
   parallel_for(cut.parts(), threads, [&](int64_t i) {
-    cut.run(i, [&](int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
-      typed(call->dtype).pointwise(*call, m0, m1, n0, n1);
-    });
+    cut.run(i, [&](auto... area) { typed(call->dtype).pointwise(*call, area...); });
   });
 }
 

@@ -80,10 +80,7 @@ struct Mamba1Of {
   static void scan(const Mamba1& call, const Span& span, int64_t c0, int64_t c1) {
     Channels some(call, c0, c1);
     some.read(standing<float>(call.state, span));
-    const auto advance = [&](int64_t t, int64_t end) {
-      for (; t < end; t += kTokens) some.advance(span.first + t, smaller(kTokens, end - t));
-    };
-    in_stretches(call.sequences, span, advance,
+    in_stretches(call.sequences, span, kTokens, [&](auto... rows) { some.advance(rows...); },
                  [&](int64_t slot) { some.write(kept<float>(call.state, slot)); });
     some.write(working<float>(call.state, span));
   }

@@ -107,12 +107,8 @@ struct Mamba3Of {
 
   static void recur(const Mamba3& call, const Span& span, int64_t h, int64_t) {
     Head head(call, span, h);
-    in_stretches(
-        call.sequences, span,
-        [&](int64_t t, int64_t end) {
-          for (; t < end; t++) head.advance(span.first + t);
-        },
-        [&](int64_t slot) { head.keep_all(slot); });
+    in_stretches(call.sequences, span, 1, [&](int64_t token, int64_t) { head.advance(token); },
+                 [&](int64_t slot) { head.keep_all(slot); });
   }
 };
 

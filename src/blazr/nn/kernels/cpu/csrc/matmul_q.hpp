@@ -5,7 +5,7 @@
 #pragma once
 
 #include "lanes.hpp"
-#include "packings.hpp"
+#include "pack.hpp"
 
 namespace {
 
@@ -108,12 +108,10 @@ struct MatmulQ {
   [[gnu::always_inline]] static inline void dots(const uint8_t* super, int i, int part, Rows x,
                                                  int64_t b, Ints* acc) {
     const uint8_t* codes = super + Scales::kBytes + i * Codes::kBytes;
-#pragma GCC unroll 8
     for (int c = 0; c < C; c++) acc[c] = I::all(Scales::kHasMinima ? 0 : x.block(c, b).offset[part]);
 #pragma GCC unroll 8
     for (int v = part * kVectors; v < (part + 1) * kVectors; v++) {
       const typename I::Line vector = Codes::vector(codes, v);
-#pragma GCC unroll 8
       for (int c = 0; c < C; c++)
         acc[c] = I::template dot<kSmall>(acc[c], vector, x.block(c, b).q + 4 * v);
     }
@@ -130,11 +128,9 @@ struct MatmulQ {
       Ints acc[C];
       ahead.fetch(b + i);
       dots<C>(super, i, 0, x, b + i, acc);
-#pragma GCC unroll 8
       for (int c = 0; c < C; c++)
         total[c] = I::add(total[c], acc[c], scale, x.block(c, b + i).scale);
       if constexpr (Scales::kHasMinima)
-#pragma GCC unroll 8
         for (int c = 0; c < C; c++)
           total[c] = I::subtract(total[c], minimum, x.block(c, b + i).minimum);
     }
@@ -153,24 +149,20 @@ struct MatmulQ {
         Ints acc[C];
         dots<C>(super, i, part, x, b + i, acc);
         const Ints scale = Scales::whole(super, i * kParts + part);
-#pragma GCC unroll 8
         for (int c = 0; c < C; c++) sums[c] = I::add(sums[c], acc[c], scale);
       }
     }
     const Floats d = I::halves(super);
-#pragma GCC unroll 8
     for (int c = 0; c < C; c++) total[c] = I::add(total[c], sums[c], d, x.block(c, b).scale);
     if constexpr (Scales::kHasMinima) {
       for (int c = 0; c < C; c++) sums[c] = Ints{};
 #pragma GCC unroll 1
       for (int part = 0; part < P::kBlocks * kParts; part += 2) {
         const Ints minima = I::pair(Scales::minima(super, part));
-#pragma GCC unroll 8
         for (int c = 0; c < C; c++)
           sums[c] = I::add_pair(sums[c], minima, x.block(c, b + part / 2).sums);
       }
       const Floats m = I::halves(super + kHalves);
-#pragma GCC unroll 8
       for (int c = 0; c < C; c++) total[c] = I::add(total[c], sums[c], m, -x.block(c, b).scale);
     }
   }
@@ -189,13 +181,6 @@ struct MatmulQ {
         add_blocks<C>(w, x, b, ahead, total);
     }
     for (int c = 0; c < C; c++) memcpy(out + c * ld, &total[c], sizeof total[c]);
-  }
-
-  template <int C = I::cols>
-  static void tile_of(int64_t num_cols, const uint8_t* w, Rows x, float* out, int64_t ld,
-                      Ahead ahead) {
-    if (num_cols == C) return tile<C>(w, x, out, ld, ahead);
-    if constexpr (C > 1) tile_of<C - 1>(num_cols, w, x, out, ld, ahead);
   }
 
   // Rows [m0, m1) of x with groups [g0, g1) of w, ordered as in matmul.hpp.
@@ -225,8 +210,10 @@ struct MatmulQ {
     const uint8_t* w = matrix.blocks + g0 * group_bytes;
     for (int64_t g = g0; g < g1; g++, w += group_bytes, sums += kGroup)
       for (int64_t c = 0; c < rows; c += step)
-        tile_of(smaller(step, rows - c), w, {x.x, x.first + c}, sums + c * ld, ld,
-                {w + group_bytes + c / step * group_bytes / num_tiles, lines});
+        with_count<I::cols>(smaller(step, rows - c), [&](auto count) {
+          tile<count>(w, {x.x, x.first + c}, sums + c * ld, ld,
+                      {w + group_bytes + c / step * group_bytes / num_tiles, lines});
+        });
   }
 
   // Row `lane` of a superblock as plain numbers.
@@ -277,6 +264,7 @@ constexpr PackedKernel packed_kernel() {
   using P = std::tuple_element_t<kPacking, Packings<I>>;
   using Of = MatmulQ<I, P>;
   return {.part = Of::part,
+          .pack = pack_group<I, kPacking>,
           .unpack = Of::unpack,
           .bytes = P::kBytes,
           .columns = P::kBlocks * kBlock,

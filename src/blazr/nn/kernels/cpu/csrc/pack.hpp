@@ -132,7 +132,7 @@ inline void read_scales(const uint8_t* block, int zero, Place place) {
 // Writes the lines of a block from the codes of its 16 rows, `stride` apart. kTall: bits above four.
 template <int kBytes>
 inline void write_lines(const uint8_t* codes, int stride, uint8_t* __restrict__ out) {
-  constexpr int kTall = kBytes == 512 ? 0 : (kBytes - 256) / 64;
+  constexpr int kTall = kBytes == 512 ? 0 : (kBytes - 256) / 64, kFields = kTall ? 8 / kTall : 0;
   const auto word = [&](int v, int row) {
     uint32_t four;
     memcpy(&four, codes + row * stride + 4 * v, 4);
@@ -152,16 +152,16 @@ inline void write_lines(const uint8_t* codes, int stride, uint8_t* __restrict__ 
   for (int line = 0; line < kTall; line++)
     for (int row = 0; row < kGroup; row++) {
       uint32_t above = 0;
-      for (int f = 0; f < 8 / kTall; f++)
-        above |= (word(line * (8 / kTall) + f, row) >> 4 & ((1 << kTall) - 1) * 0x01010101u) << f * kTall;
+      for (int f = 0; f < kFields; f++)
+        above |= (word(line * kFields + f, row) >> 4 & ((1 << kTall) - 1) * 0x01010101u) << f * kTall;
       put(4 + line, row, above);
     }
 }
 
 // One group of 16 rows; rows that are missing are zero.
-template <int kPacking>
+template <class I, int kPacking>
 void pack_group(const Pack& call, int64_t group) {
-  using P = std::tuple_element_t<kPacking, Packings<Int8<Portable>>>;
+  using P = std::tuple_element_t<kPacking, Packings<I>>;
   constexpr Source kSource = source_of(kPacking);
   constexpr int kColumns = P::kBlocks * kBlock, kKept = kColumns / kSource.blocks;
   const int rows = int(smaller(kGroup, call.rows - group * kGroup));

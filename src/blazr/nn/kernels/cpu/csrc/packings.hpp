@@ -27,19 +27,23 @@ constexpr int kBlock = 32, kGroup = 16, kHalves = 2 * kGroup;  // columns, rows,
 
 // ---- scales: what comes before the codes.
 
+template <int kPartsOfBlock, bool kMinima, bool kWhole>
+struct ScalesKind {
+  static constexpr int kParts = kPartsOfBlock;  // of a block, which have a scale each
+  static constexpr bool kHasMinima = kMinima, kAreWhole = kWhole;
+};
+
 // One scale of each row for all blocks; a minimum may follow from it.
 
 template <class I>
-struct HalfScales {  // [ 16 float16 ]
-  static constexpr int kBytes = kHalves, kParts = 1;
-  static constexpr bool kHasMinima = false, kAreWhole = false;
+struct HalfScales : ScalesKind<1, false, false> {  // [ 16 float16 ]
+  static constexpr int kBytes = kHalves;
   static typename I::Floats scale(const uint8_t* s) { return I::halves(s); }
 };
 
 template <class I>
-struct HalfScalesAndMinima {  // [ 16 float16 ][ minima: 16 float16 ]
-  static constexpr int kBytes = 2 * kHalves, kParts = 1;
-  static constexpr bool kHasMinima = true, kAreWhole = false;
+struct HalfScalesAndMinima : ScalesKind<1, true, false> {  // [ 16 float16 ][ minima: 16 float16 ]
+  static constexpr int kBytes = 2 * kHalves;
   static typename I::Floats scale(const uint8_t* s) { return I::halves(s); }
   static typename I::Floats minimum(const uint8_t* s, const typename I::Floats&) {
     return I::halves(s + kHalves);
@@ -47,9 +51,8 @@ struct HalfScalesAndMinima {  // [ 16 float16 ][ minima: 16 float16 ]
 };
 
 template <class I>
-struct HalfScalesAndZeros {  // [ 16 float16 ][ 16 uint8 ]; a minimum is scale * uint8
-  static constexpr int kBytes = kHalves + kGroup, kParts = 1;
-  static constexpr bool kHasMinima = true, kAreWhole = false;
+struct HalfScalesAndZeros : ScalesKind<1, true, false> {  // [ 16 float16 ][ 16 uint8 ]; a minimum is scale * uint8
+  static constexpr int kBytes = kHalves + kGroup;
   static typename I::Floats scale(const uint8_t* s) { return I::halves(s); }
   static typename I::Floats minimum(const uint8_t* s, const typename I::Floats& scale) {
     return I::times(scale, I::floats(I::unsigned_bytes(s + kHalves)));
@@ -57,16 +60,14 @@ struct HalfScalesAndZeros {  // [ 16 float16 ][ 16 uint8 ]; a minimum is scale *
 };
 
 template <class I>
-struct Exponents {  // [ 16 uint8 e ]; a scale is half of 2 ** (e - 127)
-  static constexpr int kBytes = kGroup, kParts = 1;
-  static constexpr bool kHasMinima = false, kAreWhole = false;
+struct Exponents : ScalesKind<1, false, false> {  // [ 16 uint8 e ]; a scale is half of 2 ** (e - 127)
+  static constexpr int kBytes = kGroup;
   static typename I::Floats scale(const uint8_t* s) { return I::powers(s); }
 };
 
 template <class I>
-struct NoScales {  // all are 1: rows are scaled at the end
-  static constexpr int kBytes = 0, kParts = 1;
-  static constexpr bool kHasMinima = false, kAreWhole = false;
+struct NoScales : ScalesKind<1, false, false> {  // all are 1: rows are scaled at the end
+  static constexpr int kBytes = 0;
   static typename I::Floats scale(const uint8_t*) { return I::all(1.0f); }
 };
 
@@ -74,23 +75,21 @@ struct NoScales {  // all are 1: rows are scaled at the end
 // activations have one scale, too.
 
 template <class I, int kPartsOfBlock>
-struct SignedScales {  // [ 16 float16 d ][ for each part: 16 int8 ]; a scale is d * int8
-  static constexpr int kParts = kPartsOfBlock, kBytes = kHalves + 8 * kParts * kGroup;
-  static constexpr bool kHasMinima = false, kAreWhole = true;
+struct SignedScales : ScalesKind<kPartsOfBlock, false, true> {  // [ 16 float16 d ][ for each part: 16 int8 ]; a scale is d * int8
+  static constexpr int kBytes = kHalves + 8 * kPartsOfBlock * kGroup;
   static typename I::Ints whole(const uint8_t* s, int part) {
     return I::signed_bytes(s + kHalves + kGroup * part);
   }
 };
 
 template <class I, int kPartsOfBlock>
-struct ScalesAndMinima {  // [ 16 float16 d ][ 16 float16 m ][ parts: 16 uint8 ][ parts: 16 uint8 ]
-  static constexpr int kParts = kPartsOfBlock, kBytes = 2 * (kHalves + 8 * kParts * kGroup);
-  static constexpr bool kHasMinima = true, kAreWhole = true;
+struct ScalesAndMinima : ScalesKind<kPartsOfBlock, true, true> {  // [ 16 float16 d ][ 16 float16 m ][ parts: 16 uint8 ][ parts: 16 uint8 ]
+  static constexpr int kBytes = 2 * (kHalves + 8 * kPartsOfBlock * kGroup);
   static typename I::Ints whole(const uint8_t* s, int part) {
     return I::unsigned_bytes(s + 2 * kHalves + kGroup * part);
   }
   static const uint8_t* minima(const uint8_t* s, int part) {
-    return s + 2 * kHalves + kGroup * (8 * kParts + part);
+    return s + 2 * kHalves + kGroup * (8 * kPartsOfBlock + part);
   }
 };
 

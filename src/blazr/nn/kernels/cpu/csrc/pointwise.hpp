@@ -68,10 +68,8 @@ struct PointwiseOf {
     }
   }
 
-  template <int kKind = 0>
   static void part(const Pointwise& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
-    if (call.kind == kKind) return run<kKind>(call, m0, m1, n0, n1);
-    if constexpr (kKind + 1 < kNumPointwise) part<kKind + 1>(call, m0, m1, n0, n1);
+    with_count<kNumPointwise>(call.kind + 1, [&](auto n) { run<n - 1>(call, m0, m1, n0, n1); });
   }
 };
 

@@ -169,28 +169,31 @@ struct Sampling {
     return frame;
   }
 
-  // Whether any of kStep scores is from `low` up to, but not, `high`.
-  static bool any_within(const float* x, float low, float high) {
-    int any = 0;
-    for (int j = 0; j < kStep; j++) any |= (x[j] >= low) & (x[j] < high);
-    return any;
+  // Calls body(scores, place of the first) for every kStep scores of blocks [b0, b1) of which any is
+  // from `low` up to, but not, `high`.
+  template <class Body>
+  static void within(const Frame& frame, int64_t size, int64_t b0, int64_t b1, float low, float high,
+                     const Body& body) {
+    for (int64_t b = b0; b < b1; b++) {
+      if (frame.peaks[b] < low) continue;
+      float room[kScoresTogether];
+      const float* block = block_of(frame.row, size, b * kScoresTogether, room);
+      for (int64_t first = 0; first < kScoresTogether; first += kStep) {
+        int any = 0;
+        for (int j = 0; j < kStep; j++) any |= (block[first + j] >= low) & (block[first + j] < high);
+        if (any) body(block + first, b * kScoresTogether + first);
+      }
+    }
   }
 
   // The scores of a row from `low` up to, but not, `high`, in order; how many these are.
   static int64_t gather(const Frame& frame, int64_t size, float low, float high, Candidate* to) {
     int64_t n = 0;
-    for (int64_t b = 0; b < frame.blocks; b++) {
-      if (frame.peaks[b] < low) continue;
-      float room[kScoresTogether];
-      const float* block = block_of(frame.row, size, b * kScoresTogether, room);
-      for (int64_t first = 0; first < kScoresTogether; first += kStep) {
-        const float* x = block + first;
-        if (!any_within(x, low, high)) continue;
-        for (int j = 0; j < kStep; j++)
-          if (x[j] >= low && x[j] < high)
-            to[n++] = {mass(octaves(x[j], frame)), ~rank(x[j]), uint32_t(b * kScoresTogether + first + j)};
-      }
-    }
+    within(frame, size, 0, frame.blocks, low, high, [&](const float* x, int64_t first) {
+      for (int j = 0; j < kStep; j++)
+        if (x[j] >= low && x[j] < high)
+          to[n++] = {mass(octaves(x[j], frame)), ~rank(x[j]), uint32_t(first + j)};
+    });
     return n;
   }
 
@@ -204,22 +207,16 @@ struct Sampling {
     const uint64_t floor = uint64_t(share) + (double(uint64_t(share)) < share);
     uint64_t left = 0;
     const int64_t b0 = call.blocks * part / call.parts, b1 = call.blocks * (part + 1) / call.parts;
-    for (int64_t b = b0; b < b1; b++) {
-      if (frame.peaks[b] < frame.least) continue;
-      float room[kScoresTogether];
-      const float* block = block_of(frame.row, call.size, b * kScoresTogether, room);
-      for (int64_t first = 0; first < kScoresTogether; first += kStep) {
-        if (!any_within(block + first, frame.least, -kNever)) continue;
-        uint64_t masses[kStep], cells[kStep];
-        for (int j = 0; j < kStep; j++) {
-          const double y = octaves(block[first + j], frame);
-          masses[j] = mass(y), cells[j] = bucket(y);
-        }
-        for (int j = 0; j < kStep; j++) tallies[cells[j]] += Tally{masses[j], 1};
-        if (floor)
-          for (int j = 0; j < kStep; j++) left += masses[j] >= floor ? masses[j] : 0;
+    within(frame, call.size, b0, b1, frame.least, -kNever, [&](const float* x, int64_t) {
+      uint64_t masses[kStep], cells[kStep];
+      for (int j = 0; j < kStep; j++) {
+        const double y = octaves(x[j], frame);
+        masses[j] = mass(y), cells[j] = bucket(y);
       }
-    }
+      for (int j = 0; j < kStep; j++) tallies[cells[j]] += Tally{masses[j], 1};
+      if (floor)
+        for (int j = 0; j < kStep; j++) left += masses[j] >= floor ? masses[j] : 0;
+    });
     tallies[kCells] = Tally{left, 0};
   }
 

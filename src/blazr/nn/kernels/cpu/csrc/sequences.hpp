@@ -33,18 +33,22 @@ inline void keep(const Carried& all, int64_t slot, int64_t head, const float* fr
   memcpy(kept<float>(all, slot) + head * size, from, size_t(size) * sizeof(float));
 }
 
-// A sequence's tokens from one checkpoint to the next: advance(t0, t1), then keep(slot) there.
+// A sequence's tokens, up to `few` at once and none across a checkpoint: advance(first row, rows),
+// and keep_at(slot) at each checkpoint.
 template <class Advance, class Keep>
-inline void in_stretches(const Sequences& all, const Span& span, const Advance& advance,
-                         const Keep& keep) {
+inline void in_stretches(const Sequences& all, const Span& span, int64_t few, const Advance& advance,
+                         const Keep& keep_at) {
   int64_t t = 0;
+  const auto advance_to = [&](int64_t end) {
+    for (; t < end; t += few) advance(span.first + t, smaller(few, end - t));
+    t = end;
+  };
   for (int64_t i = 0; i < span.num_checkpoints; i++) {
     const Checkpoint& edge = all.checkpoints[span.checkpoints + i];
-    advance(t, edge.distance);
-    keep(edge.slot);
-    t = edge.distance;
+    advance_to(edge.distance);
+    keep_at(edge.slot);
   }
-  advance(t, span.length);
+  advance_to(span.length);
 }
 
 }  // namespace

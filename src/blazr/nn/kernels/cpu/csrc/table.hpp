@@ -23,7 +23,7 @@ template <class Isa, class T>
 constexpr TypedKernels typed_kernels() {
   return {
       .linear = Matmul<Isa, T>::part,
-      .pointwise = PointwiseOf<T>::template part<>,
+      .pointwise = PointwiseOf<T>::part,
       .quantize = quantize<T>,
       .finish = finish_packed<T>,
       .norm = RowParts<T>::norm,

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 
 #include "kernels.hpp"
 
@@ -75,6 +76,13 @@ inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step 
     half = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
   }
   out.bits = uint16_t(sign | half);
+}
+
+// Calls body(n) with n, from 1 to kMost, as a constant.
+template <int kMost, class Body>
+inline void with_count(int64_t n, const Body& body) {
+  if (n == kMost) return body(std::integral_constant<int, kMost>{});
+  if constexpr (kMost > 1) with_count<kMost - 1>(n, body);
 }
 
 // A load of n numbers with zeros behind them, for the end of a row. D is a Dot.
