@@ -35,7 +35,7 @@ LONG_CONTEXT = 131_072
 ROPE_FACTORS = "rope_freqs.weight"
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)", re.ASCII)
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
-# Parts that see images, or predict further tokens: converters of Ollama write them to the same file.
+# Parts that see images, or predict further tokens, in files that Ollama has converted.
 _PARTS_BESIDE = ("v.", "mm.", "mtp.")
 
 
