@@ -85,18 +85,20 @@ class Recorded:
         tensors: dtype and shape by name.
         config: Its config.json.
         made: The shapes of the made header of the same model, where there is one.
-        says: Its own number of tensors, sum of parameters, or sum of bytes.
+        says: Its own number of tensors, sum of parameters, or sum of bytes, which logs round.
         is_whole: Whether these are all its tensors.
         is_gguf: Whether names are those of GGUF files.
+        metadata: What a GGUF file says of the model, where that was read.
         layers: How many layers were read from the first on; 0 where all or others were.
     """
 
     tensors: Tensors
     config: dict[str, object]
     made: Shapes
-    says: Mapping[str, int]
+    says: Mapping[str, float]
     is_whole: bool
     is_gguf: bool
+    metadata: Mapping[str, Value]
     layers: int
 
 
@@ -115,6 +117,7 @@ def recorded(model: str) -> Recorded:
         says=file["says"],
         is_whole=file.get("whole", True),
         is_gguf=file.get("gguf", False),
+        metadata=file.get("metadata", {}),
         layers=file.get("layers", 0),
     )
 
@@ -127,12 +130,15 @@ def size(dtype: str, shape: tuple[int, ...]) -> int:
     return math.prod(shape) // kind.length * kind.nbytes
 
 
-def sums(tensors: Tensors) -> dict[str, int]:
+def sums(tensors: Tensors) -> dict[str, float]:
     """What a file of these tensors says of itself."""
+    nbytes = sum(size(dtype, shape) for dtype, shape in tensors.values())
     return {
         "tensors": len(tensors),
         "parameters": sum(math.prod(shape) for _, shape in tensors.values()),
-        "bytes": sum(size(dtype, shape) for dtype, shape in tensors.values()),
+        "bytes": nbytes,
+        "MiB": round(nbytes / 2**20, 2),
+        "GB": round(nbytes / 1e9, 1),
     }
 
 

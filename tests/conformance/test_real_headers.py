@@ -18,11 +18,13 @@ from blazr.models.families.detect import detect_family
 from blazr.models.families.gguf_architectures import ARCHITECTURES
 from blazr.models.families.gguf_config import architecture_of, as_gguf, metadata_of
 from blazr.models.loading.plan import LoadPlan, plan_load
+from blazr.nn.layers.attention import AttentionConfig
+from blazr.nn.layers.decoder_layer import LayerConfig
 
 # Names at the edges, which extracts of names may leave out.
 EDGES = re.compile(r"lm_head|.*(embed_tokens|(?<!linear_attn\.)norm)\.weight")
 # What the network has no place for: images, and heads that predict further tokens.
-UNUSED = re.compile(r"(model\.)?(visual|vision_tower|multi_modal_projector|mtp)\.")
+UNUSED = re.compile(r"(model\.)?(visual|vision_tower|multi_modal_projector|mtp)\.|(v|mm)\.")
 # Published with the experts of a layer in one tensor; the library writes them apart.
 APART = {"Qwen3.5-35B-A3B"}
 
@@ -96,7 +98,9 @@ def test_a_published_file_is_planned_completely(model: str) -> None:
     recorded = headers.recorded(model)
     found = headers.sums(recorded.tensors)
     assert {key: found[key] for key in recorded.says} == recorded.says
-    if recorded.is_gguf:
+    if recorded.metadata:
+        planned, needed = plan(headers.checkpoint(recorded.tensors, None, recorded.metadata))
+    elif recorded.is_gguf:
         planned, needed = plan(*as_gguf_file(recorded))
     else:
         rest = {name: ("BF16", shape) for name, shape in recorded.made.items()}
@@ -110,6 +114,28 @@ def test_a_published_file_is_planned_completely(model: str) -> None:
     assert len(planned.steps) == len(needed)
     layers = recorded.config.get("num_hidden_layers")
     assert all(is_beyond(name, layers) for name in planned.ignored)
+
+
+def test_what_files_of_ollama_leave_unsaid_is_as_published() -> None:
+    recorded = headers.recorded("gemma-3-1b-it-GGUF")
+    found = derive(headers.checkpoint(recorded.tensors, None, recorded.metadata))
+    # which config.json does not have, and which chooses no other token
+    assert found.logit_softcap == 30
+    assert replace(found, logit_softcap=None) == as_gguf_file(recorded)[1]
+
+    recorded = headers.recorded("gemma-3-4b-it-GGUF")
+    made = headers.made("gemma-3-12b-it")
+    shapes = {name: ("BF16", shape) for name, shape in made[0].items()}
+    large = derive(headers.checkpoint(shapes, made[1])).layers
+    small = derive(headers.checkpoint(recorded.tensors, None, recorded.metadata)).layers
+    for index in (0, 5):
+        assert attention(small[index]).rope == attention(large[index]).rope
+        assert attention(small[index]).norm_eps == attention(large[index]).norm_eps
+
+
+def attention(layer: LayerConfig) -> AttentionConfig:
+    assert isinstance(layer.mixer, AttentionConfig)
+    return layer.mixer
 
 
 @pytest.mark.parametrize("model", sorted(set(headers.RECORDED) & set(headers.MADE) - APART))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import string
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from blazr.text.tokenizers.gguf import from_metadata, has_tokenizer
 from blazr.text.tokenizers.hf import HuggingFaceTokenizer
@@ -32,6 +35,40 @@ def test_the_same_tokens(name: str) -> None:
     assert set(theirs.eos_ids) <= set(ours.eos_ids)
     assert ours.eos_ids[0] == theirs.eos_ids[0]
     assert set(ours.unassigned(theirs.size + 7)) >= set(range(theirs.size, theirs.size + 7))
+
+
+def with_word_pieces(directory: Path, *, lowercase: bool = True) -> Backend:
+    roles = {"[PAD]": "pad_token", "[UNK]": "unk_token", "[CLS]": "bos_token", "[SEP]": "eos_token"}
+    words = [*roles, *string.ascii_lowercase, *(f"##{each}" for each in string.ascii_lowercase)]
+    words += ["un", "##aff", "##able", "the", ".", ",", "!", "3", "##3", "\u4f60"]
+    backend = Backend(
+        models.WordPiece({each: i for i, each in enumerate(words)}, unk_token="[UNK]")
+    )
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    backend.add_special_tokens(list(roles))
+    backend.save(str(directory / "tokenizer.json"))
+    named = {role: name for name, role in roles.items()}
+    (directory / "tokenizer_config.json").write_text(json.dumps(named))
+    return backend
+
+
+def test_word_pieces(tmp_path: Path) -> None:
+    theirs = with_word_pieces(tmp_path)
+    metadata = gguf_vocabulary(tmp_path, 80)
+    assert metadata["tokenizer.ggml.model"] == "bert"
+    ours = from_metadata(metadata, name="pieces")
+    assert ours.size == 80
+    for text in (*TEXTS, "The UNAFFABLE, unable! 33 \u4f60\u4f60 na\u00efve\n\u1234"):
+        assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids
+    assert ours.encode("[CLS]a[SEP]", allow_special=True) == [2, 4, 3]
+    assert ours.decode(ours.encode("The unaffable")) == "the unaffable"
+    assert ours.eos_ids[0] == 3
+
+
+def with_capitals(directory: Path) -> None:
+    with_word_pieces(directory, lowercase=False)
 
 
 def test_templates_come_along(tmp_path: Path) -> None:
@@ -66,7 +103,10 @@ def with_another_pattern(directory: Path) -> None:
     (directory / "tokenizer.json").write_text(json.dumps(stored))
 
 
-@pytest.mark.parametrize("make", [without_a_tokenizer, with_words, with_another_pattern])
+@pytest.mark.parametrize(
+    "make",
+    [without_a_tokenizer, with_words, with_another_pattern, with_capitals],
+)
 def test_what_gguf_cannot_hold_is_left_out_and_said(
     make: object, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

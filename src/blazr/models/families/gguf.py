@@ -31,11 +31,12 @@ from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import RopeConfig, RopeScaling
 
-DEFAULT_EPS = 1e-5
-DEFAULT_ROPE_THETA = 10000.0
+LONG_CONTEXT = 131_072
 ROPE_FACTORS = "rope_freqs.weight"
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)", re.ASCII)
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+# Parts that see images, or predict further tokens, in files that Ollama has converted.
+_PARTS_BESIDE = ("v.", "mm.", "mtp.")
 
 
 def _attention(model: GgufModel, row: Architecture, layer: int) -> AttentionConfig:
@@ -115,12 +116,18 @@ def _rope(
             found=str(dim)[:100],
             expected=f"an even number up to {head_dim}",
         )
-    theta = model.number("rope.freq_base", DEFAULT_ROPE_THETA)
+    # Ollama has its own words for two bases
+    said = model.number("rope.freq_base", 0.0) or model.number("rope.global.freq_base", 0.0)
+    theta = said or row.theta
     if has_window and row.plain_window:
-        return RopeConfig(dim, model.number("rope.freq_base_swa", row.window_theta or theta))
+        other = model.number("rope.local.freq_base", row.window_theta or theta)
+        return RopeConfig(dim, model.number("rope.freq_base_swa", other))
     scaling = _scaling(model, dim)
     if scaling is not None and not row.whole_ramp:
         scaling = replace(scaling, truncate=False)
+    is_long = row.long_factor != 1 and model.integer("context_length", 0) >= LONG_CONTEXT
+    if not said and scaling is None and is_long:
+        scaling = RopeScaling(kind="linear", factor=row.long_factor)
     return RopeConfig(dim, theta, scaling, interleaved=row.rotates_pairs)
 
 
@@ -209,7 +216,7 @@ def _feed_forward(model: GgufModel, row: Architecture, layer: int) -> FeedForwar
 def _eps(model: GgufModel, row: Architecture) -> float:
     keys = ["attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"]
     first, second = keys if row.norm_kind == "rms" else keys[::-1]  # some converters mix them up
-    return model.number(first, 0.0) or model.number(second, DEFAULT_EPS)
+    return model.number(first, 0.0) or model.number(second, row.eps)
 
 
 def _any_attention(model: GgufModel, row: Architecture, index: int) -> MixerConfig:
@@ -314,10 +321,11 @@ def _pairs(model: GgufModel, row: Architecture) -> Pairs:
 
 
 def _unused(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Layers that predict further tokens come after the others."""
+    """Layers that predict further tokens, which come after the others, and parts of other use."""
     model = GgufModel(checkpoint)
     more = model.integer("nextn_predict_layers", 0)
-    return tuple(f"blk.{model.num_layers + index}." for index in range(min(more, 100)))
+    behind = (f"blk.{model.num_layers + index}." for index in range(min(more, 100)))
+    return (*behind, *_PARTS_BESIDE)
 
 
 GGUF = Family(

@@ -31,6 +31,10 @@ class Architecture:
         whole_ramp: Whether the ends of YaRN's ramp over channels are whole numbers.
         plain_window: Whether layers with a window are rotated without any scaling.
         window_theta: Base of the rotation in these, where the file names none; 0: as elsewhere.
+        theta: Base of the rotation elsewhere, where the file names none.
+        eps: What norms add, where the file does not say.
+        long_factor: What positions are divided by in models of 131,072 tokens whose file names
+            neither that nor the base, as Ollama's of Gemma 3.
         still_every: Every so manieth layer is not rotated; 0: all are.
         norm_topk_prob: Whether a token's experts share all of its weight.
         by_sigmoid: Whether a sigmoid scores the experts where the file does not say what does.
@@ -56,6 +60,9 @@ class Architecture:
     whole_ramp: bool = True
     plain_window: bool = False
     window_theta: float = 0.0
+    theta: float = 10_000.0
+    eps: float = 1e-5
+    long_factor: float = 1.0
     still_every: int = 0
     norm_topk_prob: bool = True
     by_sigmoid: bool = False
@@ -126,6 +133,9 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             full_every=6,
             plain_window=True,
             window_theta=10_000.0,
+            theta=1_000_000.0,
+            eps=1e-6,
+            long_factor=8.0,
             scales_embedding=True,
             wide_scale_layers=62,
         ),

@@ -43,9 +43,16 @@ class HuggingFaceTokenizer:
     """A tokenizer.json.
 
     Special are the tokens that the files mark so or give a role, and those spelled ``<|so|>``.
+
+    Args:
+        file: Where it is.
+        only_ids: Whether nothing will be decoded, so that any decoder will do.
+
+    Raises:
+        CheckpointError: It cannot be read, or its tokens do not stand for bytes one by one.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, *, only_ids: bool = False) -> None:
         directory = file.parent
         backend = _read(file)
         vocabulary = backend.get_vocab(with_added_tokens=True)
@@ -63,7 +70,8 @@ class HuggingFaceTokenizer:
             token_id: token.content.encode()
             for token_id, token in backend.get_added_tokens_decoder().items()
         }
-        self._to_bytes, self.strips_leading_space = _decoder(backend, file.name)
+        decoder = (str.encode, False) if only_ids else _decoder(backend, file.name)
+        self._to_bytes, self.strips_leading_space = decoder
         _mark_special(backend, names)
         backend.encode_special_tokens = True  # as plain text, that is
         self._plain = backend

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import logging
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from blazr.core.gguf import Value
 from blazr.text import sidecars
@@ -28,6 +29,7 @@ from blazr.text.tokenizers.gguf import (
 )
 from blazr.text.tokenizers.gguf_patterns import PATTERNS
 from blazr.text.tokenizers.hf import BYTE_NAME, HuggingFaceTokenizer
+from blazr.text.tokenizers.sentencepiece import SPACE
 
 _log = logging.getLogger(__name__)
 
@@ -57,11 +59,12 @@ def gguf_vocabulary(directory: Path, vocab_size: int) -> dict[str, Value]:
     file = directory / "tokenizer.json"
     found: dict[str, Value] = {}
     if file.is_file():
-        tokenizer = HuggingFaceTokenizer(file)
+        tokenizer = HuggingFaceTokenizer(file, only_ids=True)
         stored = sidecars.read_json(file)
-        base = _base(tokenizer, stored, vocab_size)
-        base |= _roles(tokenizer, directory) if base else {}
-        ways = _ways(stored, vocab_size) if base else ()
+        tokens, types = _tokens(tokenizer, stored, vocab_size)
+        base: dict[str, Value] = {KEY + "tokens": tokens, KEY + "token_type": memoryview(types)}
+        base |= _roles(tokenizer, directory)
+        ways = _ways(stored, tokens, types) if tokens else ()
         found = next((each for way in ways if _agree(tokenizer, each := base | way)), {})
     if KEY + "model" not in found:
         _log.warning("GGUF cannot hold this model's vocabulary: name it with --vocab when you run")
@@ -69,24 +72,27 @@ def gguf_vocabulary(directory: Path, vocab_size: int) -> dict[str, Value]:
     return found | _templates(directory)
 
 
-def _base(
+def _tokens(
     tokenizer: HuggingFaceTokenizer, stored: Mapping[str, object], vocab_size: int
-) -> dict[str, Value]:
-    """Tokens and their types, those that an embedding has beside them as unused ones."""
+) -> tuple[list[str], array[int]]:
+    """Tokens and their types, those that an embedding has beside them as unused ones.
+
+    None where the embedding has too few rows.
+    """
+    tokens, types = list[str](), array("i")
     if tokenizer.size > vocab_size:
-        return {}
+        return tokens, types
     added = stored.get("added_tokens")
     found_in_text = {
         each.get("id")
         for each in (added if isinstance(added, list) else ())
         if isinstance(each, dict)
     }
-    tokens, types = [], array("i")
     for token_id in range(vocab_size):
         name = tokenizer.name_of(token_id)
         tokens.append(f"[PAD{token_id}]" if name is None else name)
         types.append(UNUSED if name is None else _type(tokenizer, token_id, name, found_in_text))
-    return {KEY + "tokens": tokens, KEY + "token_type": memoryview(types)}
+    return tokens, types
 
 
 def _type(
@@ -115,11 +121,35 @@ def _roles(tokenizer: HuggingFaceTokenizer, directory: Path) -> dict[str, Value]
     return found | {KEY + "add_bos_token": tokenizer.bos_id is not None}
 
 
-def _ways(stored: Mapping[str, object], vocab_size: int) -> Iterator[dict[str, Value]]:
-    """What may be said of how a vocabulary merges, the likeliest first."""
+def _ways(
+    stored: Mapping[str, object], tokens: Sequence[str], types: Sequence[int]
+) -> Iterator[dict[str, Value]]:
+    """What may be said of how a vocabulary cuts words, the likeliest first."""
     model = stored.get("model")
-    if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
-        return
+    kind = model.get("type", "BPE") if isinstance(model, dict) else None
+    if isinstance(model, dict) and kind == "WordPiece":
+        yield _word_pieces(model, tokens, types)
+    if isinstance(model, dict) and kind == "BPE":
+        yield from _merged(stored, model, len(tokens))
+
+
+def _word_pieces(
+    model: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]
+) -> dict[str, Value]:
+    """GGUF marks the pieces that begin a word; a tokenizer.json those that go on."""
+    mark = str(model.get("continuing_subword_prefix", "##"))
+    unknown = model["vocab"].get(model.get("unk_token", "[UNK]"))
+    spelled = [
+        name if kind != NORMAL else name[len(mark) :] if name.startswith(mark) else SPACE + name
+        for name, kind in zip(tokens, types, strict=True)
+    ]
+    named = {} if unknown is None else {KEY + "unknown_token_id": unknown}
+    return {KEY + "model": "bert", KEY + "pre": "default", KEY + "tokens": spelled, **named}
+
+
+def _merged(
+    stored: Mapping[str, object], model: Mapping[str, Any], vocab_size: int
+) -> Iterator[dict[str, Value]]:
     merges = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model["merges"]]
     if "ByteLevel" in json.dumps(stored.get("decoder")):
         lines = [" ".join(pair) for pair in merges]
