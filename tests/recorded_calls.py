@@ -60,7 +60,7 @@ class Recorded:
     text: str = ""
 
 
-def _wide(text: str) -> str:
+def wide(text: str) -> str:
     """DeepSeek's tokens, spelled ``{name}`` here."""
     for name in ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end"):
         text = text.replace("{" + name + "}", deepseek_token("tool▁" + name))
@@ -156,7 +156,7 @@ RECORDED = (
     Recorded(
         "deepseek_v32",
         "deepseek-ai/DeepSeek-V3.2, encoding/README.md",
-        _wide(
+        wide(
             '<{DSML}function_calls>\n<{DSML}invoke name="get_weather">\n<{DSML}parameter '
             'name="location" string="true">Hangzhou</{DSML}parameter>\n<{DSML}parameter '
             'name="days" string="false">2</{DSML}parameter>\n</{DSML}invoke>\n<{DSML}invoke '
@@ -171,7 +171,7 @@ RECORDED = (
     Recorded(
         "deepseek_v4",
         "deepseek-ai/DeepSeek-V4, chat template",
-        _wide(
+        wide(
             'Let me see.\n\n<{DSML}tool_calls>\n<{DSML}invoke name="write_file">\n<{DSML}parameter '
             'name="tags" string="false">[1, {"a": null}]</{DSML}parameter>\n</{DSML}invoke>\n'
             "</{DSML}tool_calls>"
@@ -182,7 +182,7 @@ RECORDED = (
     Recorded(
         "deepseek_v3",
         "deepseek-ai/DeepSeek-V3-0324, chat template",
-        _wide(
+        wide(
             "{calls▁begin}{call▁begin}function{sep}get_weather\n```json\n"
             '{"location": "Tokyo"}\n```{call▁end}\n{call▁begin}function{sep}get_weather\n'
             '```json\n{"location": "Paris"}\n```{call▁end}{calls▁end}'
@@ -192,7 +192,7 @@ RECORDED = (
     Recorded(
         "deepseek_v31",
         "deepseek-ai/DeepSeek-V3.1, model card, ToolCall",
-        _wide(
+        wide(
             'One moment.{calls▁begin}{call▁begin}get_weather{sep}{"city": "Genf"}{call▁end}'
             "{call▁begin}now{sep}{}{call▁end}{calls▁end}"
         ),

@@ -130,7 +130,7 @@ def test_a_damaged_reply_loses_nothing(recorded: Recorded) -> None:
         pieces = parse(recorded.format, text)
         found = text_of(pieces) + "".join(map("".join, calls_of(pieces)))
         found += "".join(piece.id or "" for piece in pieces if isinstance(piece, CallBegin))
-        assert LOST in found or re.search(rf'"(tool_call_)?id": "[^"]*{LOST}', text), text
+        assert LOST in found or re.search(rf'"((tool_call_)?id|return)": "[^"]*{LOST}', text), text
 
 
 VALUES = st.recursive(

@@ -345,6 +345,7 @@ _DSML_TAGS = Tags(
     name_end='">',
     key=f'<{_DSML}parameter name="',
     key_end='"',
+    other_key='<parameter name="',
     value_end=f"</{_DSML}parameter>",
     call_end=f"</{_DSML}invoke>",
     calls_end=f"</{_DSML}function_calls>",
@@ -352,7 +353,7 @@ _DSML_TAGS = Tags(
 )
 DEEPSEEK_V32 = _framed(
     "deepseek_v32",
-    (f"<{_DSML}function_calls>",),
+    (f"<{_DSML}function_calls>", _DSML_TAGS.call),
     f"<{_DSML}function_calls>\n",
     "\n",
     f"\n</{_DSML}function_calls>",
@@ -362,7 +363,7 @@ DEEPSEEK_V32 = _framed(
 )
 DEEPSEEK_V4 = _framed(
     "deepseek_v4",
-    (f"<{_DSML}tool_calls>",),
+    (f"<{_DSML}tool_calls>", _DSML_TAGS.call),
     f"<{_DSML}tool_calls>\n",
     "\n",
     f"\n</{_DSML}tool_calls>",
