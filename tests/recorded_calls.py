@@ -61,10 +61,10 @@ class Recorded:
 
 
 def wide(text: str) -> str:
-    """DeepSeek's tokens, spelled ``{name}`` here."""
+    """DeepSeek's and GigaChat's tokens, spelled ``{name}`` here."""
     for name in ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end"):
         text = text.replace("{" + name + "}", deepseek_token("tool▁" + name))
-    return text.replace("{DSML}", "\uff5cDSML\uff5c")
+    return text.replace("{DSML}", "\uff5cDSML\uff5c").replace("{GCML}", "\uff5cGCML\uff5c")
 
 
 RECORDED = (
@@ -207,6 +207,15 @@ RECORDED = (
         "functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
         "<|tool_calls_section_end|>",
         (("get_weather", '{"city": "Beijing"}'), ("now", "{}")),
+    ),
+    Recorded(
+        "gigachat35",
+        "vllm-project/vllm's test of its reader of GigaChat 3.5's thinking",
+        wide(
+            '<{GCML}tool_calls>\n<{GCML}invoke name="get_weather">\n<{GCML}parameter name="city" '
+            'string="true">Москва</{GCML}parameter>\n</{GCML}invoke>\n</{GCML}tool_calls>'
+        ),
+        (("get_weather", '{"city": "Москва"}'),),
     ),
     Recorded(
         "mistral",
@@ -361,6 +370,13 @@ RECORDED = (
         "<tool_call|>",
         (("get_weather", '{"city": "Zürich", "unit": "very cold"}'),),
         "Ok.",
+    ),
+    Recorded(
+        "functiongemma",
+        "google/functiongemma-270m-it, chat template",
+        "<start_function_call>call:set_lights{on:true,rooms:[<escape>hall<escape>]}"
+        "<end_function_call><start_function_call>call:now{}<end_function_call>",
+        (("set_lights", '{"on": true, "rooms": ["hall"]}'), ("now", "{}")),
     ),
     Recorded(
         "firefunction",

@@ -96,6 +96,62 @@ JSON_OUTPUTS = (
         ),
     ),
     Recorded(
+        "mistral",
+        "sgl-project/sglang, what its reader of Mistral's calls has to cut off",
+        '[TOOL_CALLS] [{"name": "get_current_weather", "arguments": {"location": "Boston, MA", '
+        '"unit": "fahrenheit"}}]\n\nToday\'s weather in Boston is :{function call result} (in '
+        "Fahrenheit)\n\nIf you prefer Celsius, please let me know.",
+        (("get_current_weather", '{"location": "Boston, MA", "unit": "fahrenheit"}'),),
+        "Today's weather in Boston is :{function call result} (in Fahrenheit)\n\nIf you prefer "
+        "Celsius, please let me know.",
+    ),
+    Recorded(
+        "firefunction",
+        "charisbit/browser-operator, test_parse_fix.py (a Llama 3.2 at Ollama)",
+        'functools[{"name": "browser_navigate", "arguments": {"url": "https://mail.google.com/"}}]'
+        " \n\nPlease note that the browser will be navigated to the Gmail website.",
+        (("browser_navigate", '{"url": "https://mail.google.com/"}'),),
+        "Please note that the browser will be navigated to the Gmail website.",
+    ),
+    Recorded(
+        "apriel",
+        'a Go package "clanker", its test of the "exact model output from real usage" (an Apriel, '
+        "as the marks of its thinking say)",
+        '<tool_calls>[{"name": "web_search", "arguments": {"query": "latest Iran news September '
+        '2025"}}]</tool_calls>',
+        (("web_search", '{"query": "latest Iran news September 2025"}'),),
+    ),
+    Recorded(
+        "apertus",
+        "swiss-ai/verl, test_apertus_tool_parser.py (Apertus-1.5-8B in training), up to the "
+        "tool's answer",
+        'I\'ll help you find rhyming words for "scrawny" categorized by syllable count. Let me '
+        'find the rhymes for this word.<|tools_prefix|>[{"find_rhymes": {"input_word": "scrawny"}'
+        "}]<|tools_suffix|>",
+        (("find_rhymes", '{"input_word": "scrawny"}'),),
+        'I\'ll help you find rhyming words for "scrawny" categorized by syllable count. Let me '
+        "find the rhymes for this word.",
+    ),
+    Recorded(
+        "apertus",
+        "the end of the same one's next reply",
+        "Please let me know if you'd like me to check these words for any that might be compounded "
+        'exotics words or deeper the lookup.<|tools_prefix|>[{"display_answers": {"answers": '
+        '["Mawny, Mawny, Prowly, Snooty, Laughton, Laughtrey, Roughty, Chawner, Jauney, Naughty, '
+        'Clawny, Shawnee, Hawn, Brawn, Drawn, Farren"]}}]<|tools_suffix|>',
+        (
+            (
+                "display_answers",
+                (
+                    '{"answers": ["Mawny, Mawny, Prowly, Snooty, Laughton, Laughtrey, Roughty, '
+                    'Chawner, Jauney, Naughty, Clawny, Shawnee, Hawn, Brawn, Drawn, Farren"]}'
+                ),
+            ),
+        ),
+        "Please let me know if you'd like me to check these words for any that might be compounded "
+        "exotics words or deeper the lookup.",
+    ),
+    Recorded(
         "llama3_json",
         "raullenchai/Rapid-MLX#700 (Meta-Llama-3.1-8B-Instruct-4bit)",
         '{"name": "web_search", "parameters": {"query": "你好"}}',

@@ -1,14 +1,18 @@
+# ruff: noqa: RUF001  (letters of many scripts)
 """Replies with calls of tools that models wrote: kept in GitHub's threads, logs and model cards,
 mostly because some parser stumbled over them.
 
 A reply stands here as it was kept. Where what kept it broke it off, or took the thinking out, its
-source says so.
+source says so. `WITHOUT` names the formats of which no reply was found; what `recorded_calls` has
+of them comes from documentation and templates.
 """
 
 from __future__ import annotations
 
 from tests.recorded_calls import Recorded, wide
 from tests.recorded_json_outputs import JSON_OUTPUTS
+
+WITHOUT = ("gigachat", "gigachat3", "agent")
 
 OUTPUTS = (
     *JSON_OUTPUTS,
@@ -89,6 +93,23 @@ OUTPUTS = (
         (("web_search", '{"query": "latest AI model releases this month"}'),),
     ),
     Recorded(
+        "mistral_args",
+        "vllm-project/vllm#30651 (Devstral-Small-2-24B-Instruct-2512)",
+        '[TOOL_CALLS]create_file{"filePath": "/workspaces/overleaf_dev/workspace/git-bridge/'
+        'overleaf_with_admin_extension/blabla.txt", "content": "This is a test file created to '
+        'verify file creation functionality."}',
+        (
+            (
+                "create_file",
+                (
+                    '{"filePath": "/workspaces/overleaf_dev/workspace/git-bridge/'
+                    'overleaf_with_admin_extension/blabla.txt", "content": "This is a test file '
+                    'created to verify file creation functionality."}'
+                ),
+            ),
+        ),
+    ),
+    Recorded(
         "pythonic",
         "vllm-project/vllm#22917 (Llama 4)",
         '[get_todays_date(), get_weather(location="Dublin, Ireland", date="2025-04-14")]',
@@ -140,6 +161,22 @@ OUTPUTS = (
         '<|tool_call>call:google_search:search{queries:[<|"|>what is Columbia University<|"|>]}'
         "<tool_call|>",
         (("google_search:search", '{"queries": ["what is Columbia University"]}'),),
+    ),
+    Recorded(
+        "functiongemma",
+        "a trace of Jarvis-CD's tools, c1, T=0.3, seed 44 (a tuned FunctionGemma), between the "
+        "thinking and the answer of the tool, which it makes up",
+        "<start_function_call>call:append_pkg{do_configure:true,extra_args:{nprocs:16},"
+        "pipeline_id:<escape>bench_v2<escape>,pkg_type:<escape>ior<escape>}<end_function_call>",
+        (
+            (
+                "append_pkg",
+                (
+                    '{"do_configure": true, "extra_args": {"nprocs": 16}, "pipeline_id": '
+                    '"bench_v2", "pkg_type": "ior"}'
+                ),
+            ),
+        ),
     ),
     Recorded(
         "harmony",
@@ -227,6 +264,31 @@ OUTPUTS = (
         "我来为您查询北京和杭州的天气情况。",
     ),
     Recorded(
+        "deepseek_v32",
+        "328pikapika-bot/SwiftBoot, answers in a dump of its database (deepseek-chat, 2026-02-10)",
+        wide(
+            "让我搜索更通用的日志查询代码：\n\n<{DSML}function_calls>\n<{DSML}invoke "
+            'name="search_codebase">\n<{DSML}parameter name="query" string="true">log query '
+            "日志查询 分页</{DSML}parameter>\n</{DSML}invoke>\n</{DSML}function_calls>"
+        ),
+        (("search_codebase", '{"query": "log query 日志查询 分页"}'),),
+        "让我搜索更通用的日志查询代码：",
+    ),
+    Recorded(
+        "deepseek_v32",
+        "another answer in the same dump",
+        wide(
+            "是的，SwiftBoot 智能助手确实实现了**检索增强生成（RAG）**，但采用的是**创新的 Agent "
+            "工具调用模式**，而不是传统的向量检索方式。\n\n让我查看具体的实现代码：\n\n"
+            '<{DSML}function_calls>\n<{DSML}invoke name="search_codebase">\n<{DSML}parameter '
+            'name="query" string="true">search_codebase 工具定义 function</{DSML}parameter>\n'
+            "</{DSML}invoke>\n</{DSML}function_calls>"
+        ),
+        (("search_codebase", '{"query": "search_codebase 工具定义 function"}'),),
+        "是的，SwiftBoot 智能助手确实实现了**检索增强生成（RAG）**，但采用的是**创新的 Agent "
+        "工具调用模式**，而不是传统的向量检索方式。\n\n让我查看具体的实现代码：",
+    ),
+    Recorded(
         "deepseek_v4",
         "sgl-project/sglang#35736 (DeepSeek-V4)",
         wide(
@@ -267,6 +329,16 @@ OUTPUTS = (
         "I'll call the `set_flag` function to enable the flag.",
     ),
     Recorded(
+        "gigachat35",
+        "ggml-org/llama.cpp#25342 (GigaChat3.5-432B-A28B), as a terminal shows it, without the "
+        "first token",
+        wide(
+            'tool_calls>\n<{GCML}invoke name="code-review">\n</{GCML}invoke>\n</{GCML}tool_calls>'
+        ),
+        (("code-review", "{}"),),
+        "tool_calls>",
+    ),
+    Recorded(
         "functionary_v31",
         "kagent-dev/kagent#1532 (Llama 3.3 70B at Groq), broken off",
         '<function=run_command {"command": "kubectl get deployments -n demo"} ',
@@ -285,9 +357,9 @@ OUTPUTS = (
     Recorded(
         "functionary_v31",
         "notes of a course on agents, EP4 (Llama at Groq)",
-        '<function=write_file{"content": "花好月圆人寿\uff0c世代共承欢乐。", "path": "词.txt"}>'
+        '<function=write_file{"content": "花好月圆人寿，世代共承欢乐。", "path": "词.txt"}>'
         "</function>",
-        (("write_file", '{"content": "花好月圆人寿\uff0c世代共承欢乐。", "path": "词.txt"}'),),
+        (("write_file", '{"content": "花好月圆人寿，世代共承欢乐。", "path": "词.txt"}'),),
     ),
     Recorded(
         "functionary_v31",

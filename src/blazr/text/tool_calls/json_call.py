@@ -16,7 +16,6 @@ from blazr.text.tool_calls.json_scan import (
     check_name,
     scalar,
     short_string,
-    skip_value,
 )
 
 # Fields that tell nothing: ids among them that say which call of the reply it is.
@@ -114,7 +113,7 @@ class _Call:
             self._is_wrapped = True
             return (yield from json_call(c, self._tools, self._sink, shape))
         if key == _RESULT and self._has_begun:
-            return (yield from skip_value(c, self._sink))
+            return (yield from balanced(c, lambda _: self._sink.settle()))
         return (yield from self._more(key, c))
 
     def _more(self, key: str, c: str) -> Scan:

@@ -7,7 +7,6 @@ Python's spelling of JSON.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Generator
 from string import hexdigits
@@ -60,18 +59,9 @@ def short_string(c: str) -> Found:
             break
         text += c
         if c == quote and not escaped:
-            c = yield
-            try:
-                return _unquoted(text), c
-            except ValueError:
-                break
+            return unescape(text[1:-1]), (yield)
         escaped = c == "\\" and not escaped
     raise MalformedError
-
-
-def _unquoted(text: str) -> str:
-    """What a string says."""
-    return unescape(text[1:-1]) if text[0] == "'" else str(json.loads(text, strict=False))
 
 
 def scalar(c: str) -> Found:
@@ -94,20 +84,20 @@ def scalar(c: str) -> Found:
 
 
 def balanced(c: str, put: Callable[[str], None]) -> Scan:
-    """A JSON object or array, to where its brackets close or the text ends, as it comes."""
-    depth, before = 0, ""
+    """A JSON value, to where its brackets close or the text ends, as it comes."""
+    depth, before = 0, ":"
     while c:
         if c == '"' or (c == "'" and before in "{[,:"):  # elsewhere it is an apostrophe
             c, before = (yield from _string(c, put)), '"'
-        elif c.isalpha():
+        elif c.isalnum() or c in "+-.":
             c, before = (yield from _word(c, put)), "a"
         else:
             put(c)
             depth += (c in "{[") - (c in "}]")
             before = before if c in SPACE else c
             c = yield
-            if not depth:
-                break
+        if depth <= 0:
+            break
     return c
 
 
@@ -131,29 +121,10 @@ def _string(quote: str, put: Callable[[str], None]) -> Scan:
 
 def _word(c: str, put: Callable[[str], None]) -> Scan:
     word = ""
-    while c.isalpha():
+    while c and (c.isalnum() or c in "+-."):
         word += c
         c = yield
     put(PYTHON_WORDS.get(word, word))
-    return c
-
-
-def skip_value(c: str, sink: Sink) -> Scan:
-    """A JSON value of any length that nobody wants.
-
-    Raises:
-        MalformedError: It is none.
-    """
-
-    def forget(text: str) -> None:
-        del text
-        sink.settle()
-
-    if c in {"{", "["}:
-        return (yield from balanced(c, forget))
-    if c in _QUOTES:
-        return (yield from _string(c, forget))
-    _, c = yield from scalar(c)
     return c
 
 
