@@ -49,6 +49,14 @@ OUTPUTS = (
         (("exec", '{"command": "ls"}'),),
     ),
     Recorded(
+        "minimax_m2",
+        "earendil-works/pi#368 (MiniMax-M2.1)",
+        '<minimax:tool_call>\n<invoke name="bash">\n<parameter name="command">mb --help'
+        '</parameter>\n</invoke>\n<invoke name="bash">\n<parameter name="command">cm --help'
+        "</parameter>\n</invoke>\n</minimax:tool_call>",
+        (("bash", '{"command": "mb --help"}'), ("bash", '{"command": "cm --help"}')),
+    ),
+    Recorded(
         "glm45",
         "alibaba/rtp-llm#525 (GLM-4.6)",
         "<tool_call>get_current_weather\n<arg_key>location</arg_key>\n<arg_value>杭州</arg_value>\n"
