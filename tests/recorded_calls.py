@@ -60,11 +60,11 @@ class Recorded:
     text: str = ""
 
 
-def _wide(text: str) -> str:
-    """DeepSeek's tokens, spelled ``{name}`` here."""
+def wide(text: str) -> str:
+    """DeepSeek's and GigaChat's tokens, spelled ``{name}`` here."""
     for name in ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end"):
         text = text.replace("{" + name + "}", deepseek_token("tool▁" + name))
-    return text.replace("{DSML}", "\uff5cDSML\uff5c")
+    return text.replace("{DSML}", "\uff5cDSML\uff5c").replace("{GCML}", "\uff5cGCML\uff5c")
 
 
 RECORDED = (
@@ -156,7 +156,7 @@ RECORDED = (
     Recorded(
         "deepseek_v32",
         "deepseek-ai/DeepSeek-V3.2, encoding/README.md",
-        _wide(
+        wide(
             '<{DSML}function_calls>\n<{DSML}invoke name="get_weather">\n<{DSML}parameter '
             'name="location" string="true">Hangzhou</{DSML}parameter>\n<{DSML}parameter '
             'name="days" string="false">2</{DSML}parameter>\n</{DSML}invoke>\n<{DSML}invoke '
@@ -171,7 +171,7 @@ RECORDED = (
     Recorded(
         "deepseek_v4",
         "deepseek-ai/DeepSeek-V4, chat template",
-        _wide(
+        wide(
             'Let me see.\n\n<{DSML}tool_calls>\n<{DSML}invoke name="write_file">\n<{DSML}parameter '
             'name="tags" string="false">[1, {"a": null}]</{DSML}parameter>\n</{DSML}invoke>\n'
             "</{DSML}tool_calls>"
@@ -182,7 +182,7 @@ RECORDED = (
     Recorded(
         "deepseek_v3",
         "deepseek-ai/DeepSeek-V3-0324, chat template",
-        _wide(
+        wide(
             "{calls▁begin}{call▁begin}function{sep}get_weather\n```json\n"
             '{"location": "Tokyo"}\n```{call▁end}\n{call▁begin}function{sep}get_weather\n'
             '```json\n{"location": "Paris"}\n```{call▁end}{calls▁end}'
@@ -192,7 +192,7 @@ RECORDED = (
     Recorded(
         "deepseek_v31",
         "deepseek-ai/DeepSeek-V3.1, model card, ToolCall",
-        _wide(
+        wide(
             'One moment.{calls▁begin}{call▁begin}get_weather{sep}{"city": "Genf"}{call▁end}'
             "{call▁begin}now{sep}{}{call▁end}{calls▁end}"
         ),
@@ -207,6 +207,15 @@ RECORDED = (
         "functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
         "<|tool_calls_section_end|>",
         (("get_weather", '{"city": "Beijing"}'), ("now", "{}")),
+    ),
+    Recorded(
+        "gigachat35",
+        "vllm-project/vllm's test of its reader of GigaChat 3.5's thinking",
+        wide(
+            '<{GCML}tool_calls>\n<{GCML}invoke name="get_weather">\n<{GCML}parameter name="city" '
+            'string="true">Москва</{GCML}parameter>\n</{GCML}invoke>\n</{GCML}tool_calls>'
+        ),
+        (("get_weather", '{"city": "Москва"}'),),
     ),
     Recorded(
         "mistral",
@@ -361,6 +370,13 @@ RECORDED = (
         "<tool_call|>",
         (("get_weather", '{"city": "Zürich", "unit": "very cold"}'),),
         "Ok.",
+    ),
+    Recorded(
+        "functiongemma",
+        "google/functiongemma-270m-it, chat template",
+        "<start_function_call>call:set_lights{on:true,rooms:[<escape>hall<escape>]}"
+        "<end_function_call><start_function_call>call:now{}<end_function_call>",
+        (("set_lights", '{"on": true, "rooms": ["hall"]}'), ("now", "{}")),
     ),
     Recorded(
         "firefunction",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from blazr.core.table import Table
 from blazr.text.tool_calls.format import ToolFormat
 
-_OWN_FILES = {"gemma4": "gemma_call"}
+_OWN_FILES = {"gemma4": "gemma_call", "functiongemma": "gemma_call"}
 
 TOOL_FORMATS: Table[ToolFormat] = Table(
     "tool format",
@@ -21,6 +21,7 @@ TOOL_FORMATS: Table[ToolFormat] = Table(
             "minimax_m2",
             "deepseek_v32",
             "deepseek_v4",
+            "gigachat35",
             "qwen3_coder",
             "functionary_v31",
             "deepseek_v3",
@@ -33,6 +34,7 @@ TOOL_FORMATS: Table[ToolFormat] = Table(
             "gigachat",
             "gigachat3",
             "gemma4",
+            "functiongemma",
             "firefunction",
             "granite",
             "lfm2",

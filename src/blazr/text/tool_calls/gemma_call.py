@@ -1,12 +1,14 @@
 """Calls as Gemma 4 writes them: ``call:f{city:<|"|>Genf<|"|>,days:3}``.
 
-Like JSON with bare keys, and a special token for the quotes. Source: Gemma 4's chat template.
+Like JSON with bare keys, and a special token for the quotes. Sources: the chat templates of Gemma 4
+and of FunctionGemma, whose tokens have other names.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from blazr.text.grammars.tool_call import Maybe, Part, TextUntil
 from blazr.text.scanning import SPACE, literal, pour, spaces, unexpected
@@ -23,14 +25,19 @@ from blazr.text.tool_calls.json_call import optional
 from blazr.text.tool_calls.json_scan import check_name, quoted, tool_name
 from blazr.text.tool_calls.values import python_to_json
 
-_QUOTE = '<|"|>'
-_END = "<tool_call|>"
 _BARE_KEY = re.compile(r"[\w.-]+")
+
+
+# by the token before a call: what stands around texts, and after calls
+_TOKENS = {
+    "<|tool_call>": ('<|"|>', "<tool_call|>"),
+    "<start_function_call>": ("<escape>", "<end_function_call>"),
+}
 
 
 def scan_gemma(tools: Tools, marker: str, sink: Sink) -> Scan:
     """Reads a call of this kind."""
-    del marker
+    quote, end = _TOKENS[marker]
     c = yield from spaces((yield))
     c = yield from literal(c, "call:")
     name, c = yield from tool_name(c)
@@ -38,12 +45,12 @@ def scan_gemma(tools: Tools, marker: str, sink: Sink) -> Scan:
     if c != "{":
         raise unexpected(c)
     sink.begin(name, ahead=True)
-    c = yield from _value(c, sink)
+    c = yield from _value(c, sink, quote)
     c = yield from spaces(c)
-    return (yield from optional(c, _END))
+    return (yield from optional(c, end))
 
 
-def _value(c: str, sink: Sink) -> Scan:
+def _value(c: str, sink: Sink, quote: str) -> Scan:
     """An object with all that is in it, as JSON. What is wrong with it stays wrong."""
     inside: list[str] = []  # the brackets around what comes
     lead, is_key, after_item = "", False, False
@@ -70,12 +77,12 @@ def _value(c: str, sink: Sink) -> Scan:
             lead, is_key, after_item = "", c == "{", False
             c = yield
         else:
-            c = yield from _scalar(c, sink, lead, is_key=is_key)
+            c = yield from _scalar(c, sink, quote, lead, is_key=is_key)
             lead, after_item = "", True
     return c
 
 
-def _scalar(c: str, sink: Sink, lead: str, *, is_key: bool) -> Scan:
+def _scalar(c: str, sink: Sink, quote: str, lead: str, *, is_key: bool) -> Scan:
     """A text between quotes of either kind, or what stands there bare."""
 
     def put(text: str) -> None:
@@ -92,9 +99,9 @@ def _scalar(c: str, sink: Sink, lead: str, *, is_key: bool) -> Scan:
     text, ends = "", ":}" if is_key else ",}]"
     while c and c not in ends:
         text += c
-        if text == _QUOTE:
+        if text == quote:
             sink.arguments(lead + '"')
-            _, c = yield from pour((yield), (_QUOTE,), put, at_end=close)
+            _, c = yield from pour((yield), (quote,), put, at_end=close)
             return c
         c = yield
     text = text.strip()
@@ -103,50 +110,56 @@ def _scalar(c: str, sink: Sink, lead: str, *, is_key: bool) -> Scan:
     return c
 
 
-def parts_gemma(tool: ToolSpec) -> Sequence[Part]:
+def parts_gemma(quote: str, tool: ToolSpec) -> Sequence[Part]:
     """What a call looks like to a grammar. What is not simply a text is JSON, which is read too."""
     found: list[Part] = [f"call:{tool.name}{{"]
     lead = ""
     for key in sorted(tool.properties, key=lambda key: key not in tool.required):
         schema = with_definitions(tool, key)
-        argument: tuple[Part, ...] = (f"{lead}{_key(key)}:", schema)
+        argument: tuple[Part, ...] = (f"{lead}{_key(quote, key)}:", schema)
         if set(schema) <= {"type", "description", "title"} and schema.get("type") == "string":
-            argument = (f"{lead}{_key(key)}:{_QUOTE}", TextUntil(_QUOTE))
+            argument = (f"{lead}{_key(quote, key)}:{quote}", TextUntil(quote))
         found += argument if key in tool.required else [Maybe(argument)]
         lead = ","
     return (*found, "}")
 
 
-def spell_gemma(name: str, values: Mapping[str, object]) -> str:
+def spell_gemma(quote: str, name: str, values: Mapping[str, object]) -> str:
     """Writes a call of this kind."""
-    return f"call:{name}{_spelled(values)}"
+    return f"call:{name}{_spelled(quote, values)}"
 
 
-def _spelled(value: object) -> str:
+def _spelled(quote: str, value: object) -> str:
     if isinstance(value, str):
-        return _QUOTE + value + _QUOTE
+        return quote + value + quote
     if isinstance(value, Mapping):
-        inner = (f"{_key(str(key))}:{_spelled(each)}" for key, each in value.items())
+        inner = (f"{_key(quote, str(key))}:{_spelled(quote, each)}" for key, each in value.items())
         return "{" + ",".join(inner) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(map(_spelled, value)) + "]"
+        return "[" + ",".join(_spelled(quote, each) for each in value) + "]"
     return as_json(value)
 
 
-def _key(name: str) -> str:
-    return name if _BARE_KEY.fullmatch(name) else _QUOTE + name + _QUOTE
+def _key(quote: str, name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else quote + name + quote
 
 
-GEMMA4 = ToolFormat(
-    name="gemma4",
-    markers=("<|tool_call>",),
-    tokens=(_END, _QUOTE),
-    signs=("<|tool_call>call:",),
-    scan=scan_gemma,
-    begin="<|tool_call>",
-    separator=f"{_END}<|tool_call>",
-    end=_END,
-    parts=parts_gemma,
-    spell=spell_gemma,
-    stop_names=("<|tool_response>",),
-)
+def _row(name: str, begin: str) -> ToolFormat:
+    quote, end = _TOKENS[begin]
+    return ToolFormat(
+        name=name,
+        markers=(begin,),
+        tokens=(end, quote),
+        signs=(f"{begin}call:",),
+        scan=scan_gemma,
+        begin=begin,
+        separator=end + begin,
+        end=end,
+        parts=partial(parts_gemma, quote),
+        spell=partial(spell_gemma, quote),
+        stop_names=(begin.replace("call", "response"),),
+    )
+
+
+GEMMA4 = _row("gemma4", "<|tool_call>")
+FUNCTIONGEMMA = _row("functiongemma", "<start_function_call>")

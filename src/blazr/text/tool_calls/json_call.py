@@ -20,6 +20,7 @@ from blazr.text.tool_calls.json_scan import (
 
 # Fields that tell nothing: ids among them that say which call of the reply it is.
 _IGNORED = ("id", "tool_call_id", "index")
+_RESULT = "return"  # Granite's tools say what they return, and it makes that up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,8 @@ def json_calls(c: str, tools: Tools, sink: Sink, shape: Shape) -> Scan:
         sink.reopen()
         c = yield from json_call(c, tools, sink, shape)
         c = yield from spaces(c)
+        if c == "}":  # closed once too often
+            c = yield from spaces((yield))
         if c == ",":
             c = yield
             c = yield from spaces(c)
@@ -109,6 +112,13 @@ class _Call:
         if key == "function" and c == "{" and self._name is None and not self._is_wrapped:
             self._is_wrapped = True
             return (yield from json_call(c, self._tools, self._sink, shape))
+        if key == _RESULT and self._has_begun:
+            return (yield from balanced(c, lambda _: self._sink.settle()))
+        return (yield from self._more(key, c))
+
+    def _more(self, key: str, c: str) -> Scan:
+        """A field besides name and arguments."""
+        shape = self._shape
         if key not in {*shape.ids, *_IGNORED, "type"}:
             raise MalformedError
         text, c = yield from scalar(c)

@@ -1,22 +1,25 @@
 """Scans of JSON that a model writes: strict in what begins a call, lenient in its arguments.
 
 Arguments pass through as they come. What is wrong with them is for whoever called to see, as with
-every API of this kind; only raw line breaks in strings are escaped, because models write them.
+every API of this kind. Only what models often write is put right: raw line breaks in strings, and
+Python's spelling of JSON.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Generator
 from string import hexdigits
 
-from blazr.text.scanning import MAX_HEADER, Found, literal
+from blazr.text.scanning import MAX_HEADER, SPACE, Found, literal
 from blazr.text.splitter import CutOffError, MalformedError, Scan, Sink
 from blazr.text.tool_calls.format import Tools, inside_string
+from blazr.text.tool_calls.values import PYTHON_WORDS, unescape
 
 NAME = re.compile(r"[\w.:/-]{1,128}")
 _CODE_LENGTHS = {"u": 4, "x": 2}
+_QUOTES = frozenset("\"'")
+_OF_PYTHON = {"'": "'", "x": r"\u00"}  # escapes that JSON does not have
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 
 
@@ -41,37 +44,33 @@ def tool_name(c: str) -> Found:
 
 
 def short_string(c: str) -> Found:
-    """A short JSON string.
+    """A short JSON string, or one of Python's.
 
     Raises:
         MalformedError: It is none.
     """
-    if c != '"':
+    if c not in _QUOTES:
         raise MalformedError
-    text = c
+    quote = text = c
     escaped = False
     while len(text) < MAX_HEADER:
         c = yield
         if not c:
             break
         text += c
-        if c == '"' and not escaped:
-            c = yield
-            try:
-                return str(json.loads(text, strict=False)), c
-            except ValueError:
-                break
+        if c == quote and not escaped:
+            return unescape(text[1:-1]), (yield)
         escaped = c == "\\" and not escaped
     raise MalformedError
 
 
 def scalar(c: str) -> Found:
-    """A short JSON string, or the text of a number or word.
+    """A short string, or the text of a number or word.
 
     Raises:
         MalformedError: It is none of them.
     """
-    if c == '"':
+    if c in _QUOTES:
         return (yield from short_string(c))
     text = ""
     while c and (c.isalnum() or c in "+-."):
@@ -85,22 +84,47 @@ def scalar(c: str) -> Found:
 
 
 def balanced(c: str, put: Callable[[str], None]) -> Scan:
-    """A JSON object or array, to where its brackets close or the text ends, as it comes."""
-    depth = 0
-    in_string = escaped = False
+    """A JSON value, to where its brackets close or the text ends, as it comes."""
+    depth, before = 0, ":"
     while c:
-        if in_string:
-            put(inside_string(c) if c < " " else c)
-            in_string = c != '"' or escaped
-            escaped = c == "\\" and not escaped
+        if c == '"' or (c == "'" and before in "{[,:"):  # elsewhere it is an apostrophe
+            c, before = (yield from _string(c, put)), '"'
+        elif c.isalnum() or c in "+-.":
+            c, before = (yield from _word(c, put)), "a"
         else:
             put(c)
-            in_string = c == '"'
             depth += (c in "{[") - (c in "}]")
-            if not depth and not in_string:
-                c = yield
-                break
+            before = before if c in SPACE else c
+            c = yield
+        if depth <= 0:
+            break
+    return c
+
+
+def _string(quote: str, put: Callable[[str], None]) -> Scan:
+    """A string as JSON spells it, as it comes."""
+    put('"')
+    c = yield
+    while c and c != quote:
+        if c == "\\":
+            c = yield
+            text = _OF_PYTHON.get(c) if quote == "'" else None
+            put(text or "\\" + c)
+        else:
+            put(inside_string(c) if c < " " or c == '"' else c)
+        c = (yield) if c else c
+    if c:
+        put('"')
         c = yield
+    return c
+
+
+def _word(c: str, put: Callable[[str], None]) -> Scan:
+    word = ""
+    while c and (c.isalnum() or c in "+-."):
+        word += c
+        c = yield
+    put(PYTHON_WORDS.get(word, word))
     return c
 
 

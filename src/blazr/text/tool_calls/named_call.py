@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from blazr.text.grammars.tool_call import Part
-from blazr.text.scanning import literal, one_of, spaces, word
+from blazr.text.scanning import literal, one_of, spaces, unexpected, word
 from blazr.text.splitter import Scan, Sink
 from blazr.text.tool_calls.format import Tools, ToolSpec, as_json, schema_of
 from blazr.text.tool_calls.json_call import Shape, json_calls, optional
@@ -27,6 +27,7 @@ KIMI_CALL = "<|tool_call_begin|>"
 KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
 KIMI_CALL_END = "<|tool_call_end|>"
 KIMI_CALLS_END = "<|tool_calls_section_end|>"
+_FUNCTION_END = "</function>"
 
 
 def parts_named(before: str, between: str, after: str) -> Callable[[ToolSpec], Sequence[Part]]:
@@ -65,7 +66,9 @@ def scan_deepseek(tools: Tools, marker: str, sink: Sink) -> Scan:
     while True:
         name, c = yield from word(c, DEEPSEEK_NAME_END)
         if name == "function" and c and c not in '{"':
-            name, c = yield from word(c, "\n")
+            name, c = yield from tool_name(c)
+            c = yield from spaces(c)
+            c = yield from optional(c, DEEPSEEK_NAME_END)  # for the line's end, at times
             c = yield from optional(c, "```json")
             c = yield from spaces(c)
         c = yield from _call(c, sink, check_name(name.strip(), tools))
@@ -102,12 +105,29 @@ def scan_kimi(tools: Tools, marker: str, sink: Sink) -> Scan:
 
 
 def scan_function(tools: Tools, marker: str, sink: Sink) -> Scan:
-    """``<function=name>`` and JSON: functionary 3.1, and Llama 3.1's tools of one's own."""
+    """``<function=name>`` and JSON: functionary 3.1, and Llama 3.1's tools of one's own.
+
+    Llama forgets the ``>``, or writes ``=``, a comma or space there, or moves it to the end.
+    """
     del marker
-    name, c = yield from word((yield), ">")
-    c = yield from _call(c, sink, check_name(name, tools))
+    name, c = yield from tool_name((yield))
+    name = check_name(name, tools)
     c = yield from spaces(c)
-    return (yield from literal(c, "</function>"))
+    is_closed = c == ">"
+    if c and c in ">=,":
+        c = yield from spaces((yield))
+    if is_closed and c == "<":  # no arguments at all
+        c = yield from literal(c, _FUNCTION_END)
+        sink.begin(name, ahead=True)
+        sink.arguments("{}", ahead=True)
+        return c
+    if not is_closed and c != "{":
+        raise unexpected(c)
+    c = yield from _call(c, sink, name)
+    c = yield from spaces(c)
+    c = yield from optional(c, ">")
+    c = yield from spaces(c)
+    return (yield from literal(c, _FUNCTION_END))
 
 
 def _call(c: str, sink: Sink, name: str, call_id: str | None = None) -> Scan:

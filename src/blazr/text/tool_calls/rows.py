@@ -41,7 +41,6 @@ _Calls = tuple[
     Callable[[str, Mapping[str, object]], str],
 ]
 _PLAIN = Shape()
-_DSML = "\uff5cDSML\uff5c"
 
 
 def _json(
@@ -340,36 +339,34 @@ GLM47 = _framed(
     tokens=_GLM_TOKENS,
     signs=("{function-name}<arg_key>",),
 )
-_DSML_TAGS = Tags(
-    call=f'<{_DSML}invoke name="',
-    name_end='">',
-    key=f'<{_DSML}parameter name="',
-    key_end='"',
-    value_end=f"</{_DSML}parameter>",
-    call_end=f"</{_DSML}invoke>",
-    calls_end=f"</{_DSML}function_calls>",
-    typed=True,
-)
-DEEPSEEK_V32 = _framed(
-    "deepseek_v32",
-    (f"<{_DSML}function_calls>",),
-    f"<{_DSML}function_calls>\n",
-    "\n",
-    f"\n</{_DSML}function_calls>",
-    calls=_tagged(_DSML_TAGS),
-    tokens=(_DSML,),
-    signs=(_DSML, "function_calls>"),
-)
-DEEPSEEK_V4 = _framed(
-    "deepseek_v4",
-    (f"<{_DSML}tool_calls>",),
-    f"<{_DSML}tool_calls>\n",
-    "\n",
-    f"\n</{_DSML}tool_calls>",
-    calls=_tagged(replace(_DSML_TAGS, calls_end=f"</{_DSML}tool_calls>")),
-    tokens=(_DSML,),
-    signs=(_DSML, "tool_calls>"),
-)
+
+
+def _invoked(name: str, token: str, calls: str) -> ToolFormat:
+    """A row for tags that begin with a token, ``calls`` around all of them, which some forget."""
+    tags = Tags(
+        call=f'<{token}invoke name="',
+        name_end='">',
+        key=f'<{token}parameter name="',
+        key_end='"',
+        other_key='<parameter name="',
+        value_end=f"</{token}parameter>",
+        call_end=f"</{token}invoke>",
+        calls_end=f"</{token}{calls}>",
+        typed=True,
+    )
+    return _framed(
+        name,
+        (f"<{token}{calls}>", tags.call),
+        *(f"<{token}{calls}>\n", "\n", f"\n</{token}{calls}>"),
+        calls=_tagged(tags),
+        tokens=(token,),
+        signs=(token, f"{calls}>"),
+    )
+
+
+DEEPSEEK_V32 = _invoked("deepseek_v32", "\uff5cDSML\uff5c", "function_calls")
+DEEPSEEK_V4 = _invoked("deepseek_v4", "\uff5cDSML\uff5c", "tool_calls")
+GIGACHAT35 = _invoked("gigachat35", "\uff5cGCML\uff5c", "tool_calls")
 MINIMAX_M2 = _framed(
     "minimax_m2",
     ("<minimax:tool_call>",),

@@ -36,6 +36,7 @@ class Tags:
         name_end: After it.
         key: Before an argument's name.
         key_end: After it. Its first character is in no name.
+        other_key: What some write instead of ``key``.
         value: Before its value, where something more stands there.
         value_end: After its value.
         call_end: After the last argument.
@@ -49,6 +50,7 @@ class Tags:
     name_end: str
     key: str
     key_end: str
+    other_key: str = ""
     value: str = ""
     value_end: str
     call_end: str
@@ -84,15 +86,16 @@ def _call(c: str, tools: Tools, sink: Sink, tags: Tags) -> Scan:
     name = check_name(name, tools)
     c = yield from literal(c, tags.name_end)
     c = yield from spaces(c)
-    mark, c = yield from one_of(c, tags.key, tags.call_end)
+    marks = tuple(filter(None, (tags.key, tags.other_key, tags.call_end)))
+    mark, c = yield from one_of(c, *marks)
     sink.begin(name, ahead=True)
     lead = "{"
     try:
-        while mark == tags.key:
+        while mark != tags.call_end:
             c = yield from _argument(c, tools.get(name), sink, tags=tags, lead=lead)
             lead = ", "
             c = yield from spaces(c)
-            mark, c = yield from one_of(c, tags.key, tags.call_end)
+            mark, c = yield from one_of(c, *marks)
     except CutOffError:
         raise
     except MalformedError:

@@ -17,7 +17,7 @@ _OF_PYTHON: Mapping[type, str] = {
     dict: "object",
     type(None): "null",
 }
-_WORDS = {"True": "true", "False": "false", "None": "null"}
+PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _TOKEN = re.compile(
     r"""\s+|(?P<text>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|(?P<mark>[][{}(),:])"""
     r"""|(?P<word>[^][{}(),:\s"']+)""",
@@ -56,7 +56,7 @@ def to_json(text: str, types: frozenset[str]) -> str:
     try:
         value = _parse(text)
     except (ValueError, RecursionError):
-        word = _WORDS.get(text.strip())
+        word = PYTHON_WORDS.get(text.strip())
         return as_json(text) if word is None or not types or "string" in types else word
     kind = _OF_PYTHON[type(value)]
     fits = kind in types or (kind == "integer" and "number" in types)
@@ -97,7 +97,7 @@ def _token(match: re.Match[str]) -> str:
         return as_json(unescape(match["text"][1:-1]))
     if match["mark"]:
         return {"(": "[", ")": "]", ",": ", ", ":": ": "}.get(match["mark"], match["mark"])
-    return _WORDS.get(match["word"], match["word"])
+    return PYTHON_WORDS.get(match["word"], match["word"])
 
 
 def _parse(text: str) -> object:

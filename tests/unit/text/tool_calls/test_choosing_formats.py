@@ -67,6 +67,22 @@ def test_else_the_family_or_the_vocabulary_tells(
     assert found.name == expected
 
 
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{% set token = '\uff5cGCML\uff5c' %}<{{ token }}tool_calls>", "gigachat35"),
+        ("{% set token = '\uff5cDSML\uff5c' %}<{{ token }}tool_calls>", "deepseek_v4"),
+        ("{% set token = '\uff5cDSML\uff5c' %}<{{ token }}function_calls>", "deepseek_v32"),
+        ("{{ '<start_function_call>call:' + call.name }}", "functiongemma"),
+        ("{{ '<|tool_call>call:' + call.name }}", "gemma4"),
+    ],
+)
+def test_a_template_that_is_not_kept_here_tells_it_too(source: str, expected: str) -> None:
+    found = choose_tool_format(source, "llama")
+    assert found is not None
+    assert found.name == expected
+
+
 def test_a_name_overrules() -> None:
     found = choose_tool_format("<tool_call>", "llama", name="pythonic")
     assert found is not None

@@ -1,0 +1,86 @@
+"""What models write that is not quite their format, and is read all the same."""
+
+import json
+
+import pytest
+
+from blazr.text.splitter import CallArguments, CallBegin, Piece, merge
+from blazr.text.tool_calls import TOOL_FORMATS
+
+DSML = "\uff5cDSML\uff5c"
+
+
+def parse(name: str, text: str) -> list[Piece]:
+    stream = TOOL_FORMATS[name].parser()
+    return merge(stream.push(text) + stream.flush())
+
+
+def arguments_of(written: str) -> object:
+    text = f'<tool_call>{{"name": "f", "arguments": {written}}}</tool_call>'
+    begin, arguments = parse("hermes", text)
+    assert begin == CallBegin("f")
+    assert isinstance(arguments, CallArguments)
+    return json.loads(arguments.text)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("{'a': 'b', 'c': ['d', {'e': 1.5}]}", {"a": "b", "c": ["d", {"e": 1.5}]}),
+        ("{'on': True, 'off': False, 'gone': None}", {"on": True, "off": False, "gone": None}),
+        (r"{'a': 'it\'s', 'b': 'say \"x\"'}", {"a": "it's", "b": 'say "x"'}),
+        ("""{'a': 'say "x"', "b": "it's"}""", {"a": 'say "x"', "b": "it's"}),
+        (r"{'a': '\x41\u00e9\n'}", {"a": "A\xe9\n"}),
+        ("{'a': ''}", {"a": ""}),
+        ('{"a": [true, null, -1e3], "b": "True"}', {"a": [True, None, -1e3], "b": "True"}),
+    ],
+)
+def test_arguments_as_python_spells_them(written: str, meant: object) -> None:
+    assert arguments_of(written) == meant
+
+
+def test_an_apostrophe_where_no_text_can_begin_opens_none() -> None:
+    written = '{"text": "He said "it\'s" so"}'
+    text = f'<tool_call>{{"name": "f", "arguments": {written}}}</tool_call> Done.'
+    pieces = parse("hermes", text)
+    assert pieces[0] == CallBegin("f")
+    assert pieces[-1] == "Done."
+
+
+def test_what_a_tool_is_made_to_have_answered_is_no_argument() -> None:
+    text = '<|tool_call|>[{"name": "f", "arguments": {"a": 1}, "return": {"b": ["}", {}]}}]'
+    assert parse("granite", text) == [CallBegin("f"), CallArguments('{"a": 1}')]
+
+
+def test_one_brace_too_many_ends_no_list() -> None:
+    text = '<|tool_call|>[{"name": "f", "arguments": {}}}, {"name": "g", "arguments": {}}}]'
+    pieces = parse("granite", text)
+    assert [each.name for each in pieces if isinstance(each, CallBegin)] == ["f", "g"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<function=f{"a": 1}</function>',
+        '<function=f {"a": 1}>',
+        '<function=f={"a": 1}></function>',
+        '<function=f,{"a": 1}</function>',
+        '<function=f>{"a": 1}</function>',
+    ],
+)
+def test_a_function_whose_tag_is_not_closed(text: str) -> None:
+    assert parse("functionary_v31", text) == [CallBegin("f"), CallArguments('{"a": 1}')]
+
+
+@pytest.mark.parametrize("text", ["<function=f not found", "<function=f null", "<function=", "<f>"])
+def test_talk_of_a_function_is_no_call(text: str) -> None:
+    assert parse("functionary_v31", text) == [text]
+
+
+@pytest.mark.parametrize("name", ["deepseek_v32", "deepseek_v4"])
+def test_calls_without_the_tag_around_them(name: str) -> None:
+    text = (
+        f'Well.\n\n<{DSML}invoke name="f">\n<{DSML}parameter name="a" string="true">x'
+        f"</{DSML}parameter>\n</{DSML}invoke>"
+    )
+    assert parse(name, text) == ["Well.", CallBegin("f"), CallArguments('{"a": "x"}')]
