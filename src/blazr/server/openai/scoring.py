@@ -11,7 +11,7 @@ from starlette.responses import Response
 from blazr.core.errors import RequestError
 from blazr.llm.results import Completion, Usage
 from blazr.server.openai.labels import Ask, Ballot
-from blazr.server.params import new_id, truncation_of, unix_time
+from blazr.server.params import truncation_of, unix_time
 from blazr.server.run import Renderer, Run, whole_answer
 from blazr.server.service import Call
 from blazr.server.vectors import MAX_INPUTS, unit_vectors, vector_requests
@@ -77,7 +77,7 @@ async def score(call: Call[ScoreBody]) -> Response:
     def show(scores: list[float], usage: Usage) -> object:
         rows = [{"object": "score", "index": i, "score": each} for i, each in enumerate(scores)]
         return {
-            "id": new_id("score-"),
+            "id": f"score-{call.id}",
             "object": "list",
             "created": unix_time(),
             "model": call.service.name,
@@ -103,7 +103,7 @@ async def rerank(call: Call[RerankBody]) -> Response:
             for each, index in zip(results, order, strict=False):
                 each["document"] = {"text": texts[index]}
         return {
-            "id": new_id("rerank-"),
+            "id": f"rerank-{call.id}",
             "model": call.service.name,
             "results": results,
             "usage": _usage(usage),
