@@ -23,7 +23,7 @@ from blazr.server.openai.schema import (
     tool_fields,
     usage_object,
 )
-from blazr.server.params import check_num_replies, truncation_of
+from blazr.server.params import check_num_replies
 from blazr.server.run import Renderer, Run, whole_answer
 from blazr.server.service import Call
 from blazr.server.sse import EventStream
@@ -85,7 +85,7 @@ async def answer(call: Call[Body]) -> Response:
         ),
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
-        truncation=truncation_of(body.truncate_prompt_tokens, body.truncation_side),
+        truncation=body.cut,
         **schedule_of(call),
     )
     run = await Run.start(call, [request], tells_abort=True)

@@ -20,7 +20,7 @@ from blazr.server.openai.schema import (
     to_params,
     usage_object,
 )
-from blazr.server.params import check_num_replies, finite, to_prompts, truncation_of
+from blazr.server.params import check_num_replies, finite, to_prompts
 from blazr.server.run import Renderer, Run, whole_answer
 from blazr.server.service import Call
 from blazr.server.sse import EventStream
@@ -50,7 +50,7 @@ async def complete(call: Call[Body]) -> Response:
             params=params,
             suffix=body.suffix,
             add_special_tokens=body.add_special_tokens is not False,
-            truncation=truncation_of(body.truncate_prompt_tokens, body.truncation_side),
+            truncation=body.cut,
             **schedule_of(call),
         )
         for prompt in prompts

@@ -6,7 +6,7 @@ Unknown fields are ignored: clients send many that mean nothing here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
@@ -17,6 +17,7 @@ from blazr.llm.results import Usage
 from blazr.server.params import (
     Scheduling,
     ToolFields,
+    TruncatingBody,
     finite,
     one_grammar,
     sampler_order,
@@ -101,7 +102,7 @@ class ToolChoice(ToolRef, kw_only=True):
     tools: list[ToolRef] | None = None
 
 
-class SamplingBody(msgspec.Struct, kw_only=True):
+class SamplingBody(TruncatingBody, kw_only=True):
     """The fields of every request to generate."""
 
     model: str | None = None
@@ -142,8 +143,6 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
     request_id: _Name = None
     rid: _Name = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: Literal["left", "right"] | None = None
 
     @property
     def includes_usage(self) -> bool:
