@@ -17,6 +17,7 @@ from blazr.server.service import Call
 MAX_REPLIES = 256
 MAX_PROMPTS = 128
 MAX_TOOLS = 128
+LAST_N = 64  # tokens that penalties look back: llama.cpp's and Ollama's default
 TEXT = {"type": "text"}  # the response format that holds a reply to nothing
 
 # What others call kinds of grammar that have other names here.

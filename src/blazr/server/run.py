@@ -138,12 +138,12 @@ class Run:
 
     def failure_of(self, event: Event) -> HttpError | None:
         """The error that an event amounts to, if it is one."""
-        reason = event.reason if isinstance(event, Finished) else ""
-        if reason not in _FAILURES or (reason == "abort" and self._tells_abort):
+        if not isinstance(event, Finished) or event.reason not in _FAILURES:
             return None
-        assert isinstance(event, Finished)
+        if event.reason == "abort" and self._tells_abort:
+            return None
         message = event.error or "the reply was ended."
-        return HttpError(_FAILURES[reason], message, code=f"generation_{reason}")
+        return HttpError(_FAILURES[event.reason], message, code=f"generation_{event.reason}")
 
     def completions(self) -> list[Completion]:
         """What has been generated."""

@@ -31,10 +31,6 @@ class StartBody(msgspec.Struct, kw_only=True):
     num_steps: int | None = None
 
 
-class StopBody(msgspec.Struct, kw_only=True):
-    """Nothing: there is one profile at a time."""
-
-
 async def start_profile(call: Call[StartBody]) -> Response:
     """Begin to record what a model's engine does, for five minutes at most."""
     state, body = call.state, call.body
@@ -60,7 +56,7 @@ async def start_profile(call: Call[StartBody]) -> Response:
     return json_response({"status": "started"})
 
 
-async def stop_profile(call: Call[StopBody]) -> Response:
+async def stop_profile(call: Call[None]) -> Response:
     """Record no more, and write the profile into the operator's folder."""
     state = call.state
     async with state.profiling:
