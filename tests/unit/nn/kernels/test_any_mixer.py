@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -32,12 +32,6 @@ NORM_EPS = 0.1  # the norm of a few channels that are all small would blow up ev
 PAGES, SLOTS = 24, 12
 
 pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason="kernels are not compiled")
-
-
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    yield
-    compiled.use()
 
 
 def _gqa(sizes: Sizes) -> AttentionConfig:
