@@ -76,15 +76,10 @@ def _pack(module: nn.Module, name: str, packing: str) -> None:
     plain: Tensor = getattr(module, name)
     *stack, rows, columns = plain.shape
     kind = PACKINGS[packing]
-    each = [
-        random_packed(kind, rows, columns // kind.columns) for _ in range(torch.Size(stack).numel())
-    ]
-    blocks = torch.stack([matrix.blocks for matrix in each]).view(*stack, *each[0].blocks.shape)
-    scales = None
-    if each[0].row_scales is not None:
-        scales = torch.stack([matrix.row_scales for matrix in each]).view(*stack, rows)
+    packed = random_packed(kind, rows, columns // kind.columns, *stack)
+    weight = PackedWeight(kind, packed.blocks, rows, plain.dtype, row_scales=packed.row_scales)
     delattr(module, name)
-    setattr(module, name, PackedWeight(kind, blocks, rows, plain.dtype, row_scales=scales))
+    setattr(module, name, weight)
 
 
 KINDS: dict[str, Callable[[torch.dtype], CausalLM]] = {

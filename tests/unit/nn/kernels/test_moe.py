@@ -27,10 +27,7 @@ def _stack(name: str, count: int, rows: int, columns: int) -> torch.Tensor | Pac
     if name in PLAIN:
         return (torch.randn(count, rows, columns) / columns**0.5).to(PLAIN[name])
     packing = PACKINGS[name]
-    each = [random_packed(packing, rows, columns // packing.columns) for _ in range(count)]
-    scales = [matrix.row_scales for matrix in each if matrix.row_scales is not None]
-    blocks = torch.stack([matrix.blocks for matrix in each])
-    return Packed(packing, blocks, rows, torch.stack(scales) if scales else None)
+    return random_packed(packing, rows, columns // packing.columns, count)
 
 
 def _mlps(form: str, names: tuple[str, str, str], count: int, sizes: tuple[int, int]) -> ExpertMlps:
