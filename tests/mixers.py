@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -90,3 +91,21 @@ def step_of(
         spans=tuple(spans),
         num_decodes=sum(span.length == 1 for span in spans),
     )
+
+
+def for_kernels(batch: ForwardBatch) -> ForwardBatch:
+    """The same step, whose sequences kernels alone know."""
+    unseen = replace(batch, spans=_Unseen())
+    unseen.__dict__.update(table=batch.table, rotary=batch.rotary)
+    return unseen
+
+
+class _Unseen(tuple[Span, ...]):
+    """Sequences of a step that may not be looked at."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object) -> None:
+        raise AssertionError
+
+    __iter__ = __len__ = __getitem__ = _refuse  # type: ignore[assignment]
