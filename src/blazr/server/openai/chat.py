@@ -88,10 +88,9 @@ async def answer(call: Call[Body]) -> Response:
         **schedule_of(call),
     )
     run = await Run.start(call, [request], tells_abort=True)
-    if body.stream:
-        return EventStream(run, ChatRenderer(call, n=params.n, kind="chat.completion.chunk"))
-    renderer = ChatRenderer(call, n=params.n, kind="chat.completion")
-    return await whole_answer(run, renderer)
+    kind = "chat.completion.chunk" if body.stream else "chat.completion"
+    renderer = ChatRenderer(call, n=params.n, kind=kind)
+    return EventStream(run, renderer) if body.stream else await whole_answer(run, renderer)
 
 
 class ChatRenderer(ChoicesRenderer):
