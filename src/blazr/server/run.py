@@ -17,7 +17,7 @@ from blazr.server.state import PrefixReport
 from blazr.text.events import Event, Finished, PromptDone, TextDelta
 
 _FAILURES = {"error": 500, "abort": 503, "timeout": 408}  # the last is its own limit, mostly
-NAMES = ("request_id", "rid")  # fields of a body that name it, for those who end it
+_NAMES = ("request_id", "rid")  # fields of a body that name it, for those who end it
 PREFIX_HEADER = "X-Blazr-Prefix-Cache"
 
 
@@ -60,7 +60,7 @@ class Run:
         started_s: float,
         tells_abort: bool = False,
     ) -> None:
-        names = {call.request_id, call.id, *(getattr(call.body, name, None) for name in NAMES)}
+        names = {call.request_id, call.id, *(getattr(call.body, name, None) for name in _NAMES)}
         self.service = call.service
         self._call = call
         self._reply = reply

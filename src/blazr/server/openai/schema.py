@@ -52,15 +52,13 @@ _SAME_NAMES = (
 )
 
 
+_Name = Annotated[str, msgspec.Meta(max_length=256)] | None
 _TOOL_MODES = ("auto", "none", "required")
 # Where llama.cpp, SGLang and older vLLM have a grammar.
 _GRAMMAR_FIELDS = (
     *("json_schema", "grammar", "regex", "ebnf"),
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
 )
-
-
-_Name = Annotated[str, msgspec.Meta(max_length=256)] | None
 
 
 class StreamOptions(msgspec.Struct):
@@ -140,7 +138,7 @@ class SamplingBody(TruncatingBody, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    cache_salt: Annotated[str, msgspec.Meta(max_length=256)] | None = None
+    cache_salt: _Name = None
     priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] | None = None
     timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
     request_id: _Name = None
