@@ -14,13 +14,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from blazr.engine.cache.manager import CacheShape
-from blazr.engine.cache.storage import plan_layout
-from blazr.engine.runner import ModelRunner
 from blazr.llm.llm import LLM
-from blazr.models.loading.load import load
-from blazr.nn.device import resolve_device
-from blazr.nn.layers.cache_spec import GRID
 
 
 def windows_of(model: str, text: str, count: int, length: int) -> torch.Tensor:
@@ -32,20 +26,9 @@ def windows_of(model: str, text: str, count: int, length: int) -> torch.Tensor:
     return torch.tensor([[*start, *ids[i * body : (i + 1) * body]] for i in range(count)])
 
 
-@torch.inference_mode()
 def ours(model: str, windows: torch.Tensor, quantize: str | None, dtype: str) -> float:
-    module = load(model, device=resolve_device("cpu"), dtype=dtype, quantize=quantize).module
-    layout = plan_layout([layer.mixer.cache_spec(module.dtype) for layer in module.config.layers])
-    shape = CacheShape(
-        grid=GRID,
-        num_superpages=1,
-        pages_per_superpage=layout.pages_per_superpage,
-        states_per_superpage=layout.states_per_superpage,
-        max_running=1,
-        max_blocks=1,
-    )
-    runner = ModelRunner(module, layout, shape)  # as it is served, with every kernel
-    losses = [F.cross_entropy(runner.logits(row.tolist())[:-1], row[1:]) for row in windows]
+    with LLM(model, device="cpu", quantize=quantize, dtype=dtype) as llm:
+        losses = [F.cross_entropy(llm.logits(row.tolist())[:-1], row[1:]) for row in windows]
     return math.exp(torch.stack(losses).mean())
 
 

@@ -50,6 +50,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
+def kernels_as_before() -> Iterator[None]:
+    """Afterwards kernels are those of the best instruction set, on as many threads as before."""
+    import torch
+
+    from blazr.nn.kernels.cpu import compiled
+
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    if not compiled.missing():
+        compiled.use()
+
+
+@pytest.fixture
 def reference_ops() -> Iterator[None]:
     """Torch computes, and what is loaded stays as it is stored: exact products, and slow ones."""
     from without_kernels import without_kernels

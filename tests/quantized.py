@@ -190,16 +190,17 @@ def nf4(weight: Tensor, *, block: int = 64, nested: int = 0) -> Encoded:
     return parts, whole
 
 
+_FLOAT4 = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
 def nvfp4(weight: Tensor) -> Encoded:
     """Source: the compressed-tensors library's description of nvfp4-pack-quantized."""
-    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-    values = torch.cat((values, -values))
     groups = weight.unflatten(1, (-1, 16))
     outer = 448 * 6 / weight.abs().max()
     scale = (groups.abs().amax(-1) / 6 * outer).to(torch.float8_e4m3fn)
     real = scale.float() / outer
-    codes = ((groups / real[..., None])[..., None] - values).abs().argmin(-1)
-    whole = (values[codes] * real[..., None]).flatten(1)
+    codes = ((groups / real[..., None])[..., None] - _FLOAT4).abs().argmin(-1)
+    whole = (_FLOAT4[codes] * real[..., None]).flatten(1)
     pairs = codes.flatten(1).unflatten(1, (-1, 2))
     packed = (pairs[..., 0] | pairs[..., 1] << 4).to(torch.uint8)
     parts = {"weight_packed": packed, "weight_scale": scale}
@@ -211,10 +212,8 @@ def modelopt(weight: Tensor) -> Encoded:
     parts, _ = nvfp4(weight)
     outer = 1 / parts["weight_global_scale"].squeeze()
     numbers, scale = parts["weight_packed"], parts["weight_scale"]
-    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
     codes = torch.stack((numbers & 15, numbers >> 4), -1).flatten(1).long()
-    whole = torch.cat((values, -values))[codes].unflatten(1, (-1, 16))
-    whole = (whole * (scale.float() * outer)[..., None]).flatten(1)
+    whole = _FLOAT4[codes] * (scale.float() * outer).repeat_interleave(16, 1)
     found = {"weight": numbers, "weight_scale": scale, "weight_scale_2": outer}
     return {**found, "input_scale": torch.tensor(0.5)}, whole
 

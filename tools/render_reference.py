@@ -15,7 +15,8 @@ from dataclasses import MISSING, Field, fields
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperArgument, TyperGroup, TyperOption
@@ -209,19 +210,23 @@ def render_http() -> str:
 
 
 def _body_table(body: type) -> str:
-    hints: dict[str, str] = {}
-    for cls in reversed(body.__mro__):
-        hints |= inspect.get_annotations(cls)
-    return table(
-        ("field", "type"),
-        ((f"`{name}`", f"`{_readable(hint)}`") for name, hint in hints.items()),
-    )
+    hints = get_type_hints(body, include_extras=True)
+    shown = {name: _readable(hint).removesuffix(" | None") for name, hint in hints.items()}
+    return table(("field", "type"), ((f"`{name}`", f"`{text}`") for name, text in shown.items()))
 
 
-def _readable(hint: str) -> str:
+def _readable(hint: object) -> str:
     """A type as a client may read it: ``int (ge=0)`` for an annotated one."""
-    bare = hint.removesuffix(" | None")
-    return re.sub(r"Annotated\[(.+), msgspec\.Meta\((.+)\)\]", r"\1 (\2)", bare)
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return f"Literal{list(inner)}"
+    if origin is Annotated:
+        return f"{_readable(inner[0])} ({str(inner[1]).removeprefix('msgspec.Meta(')}"
+    names = [_readable(each) for each in inner]
+    if origin in {Union, UnionType}:
+        return " | ".join(names)
+    name = "None" if hint is NoneType else getattr(origin or hint, "__name__", str(hint))
+    return f"{name}[{', '.join(names)}]" if names else name
 
 
 def find_tables() -> Iterator[tuple[str, Table[object]]]:
@@ -272,6 +277,7 @@ def render_models() -> str:
     headers = _recorded("headers/*.json", _model_type)
     gguf = _recorded("gguf/converted/*.gguf.xz", lambda path: path.name.partition(".")[0])
     published = _published()
+    heads = ("family", "compared with", "headers of releases that plan", "read of published files")
     families = (
         (
             f"`{name}`",
@@ -294,15 +300,7 @@ def render_models() -> str:
             NATIVE,
             "## Families",
             HEADERS,
-            table(
-                (
-                    "family",
-                    "compared with",
-                    "headers of releases that plan",
-                    "read of published files",
-                ),
-                families,
-            ),
+            table(heads, families),
             "## Architectures in GGUF",
             "Each was compared with transformers on files of llama.cpp's own converter.",
             table(("architecture", "files compared"), architectures),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 
 import pytest
@@ -49,14 +49,7 @@ def _widened(argument: object) -> object:
     return argument
 
 
-@pytest.fixture
-def _best_again() -> Iterator[None]:
-    yield
-    if not compiled.missing():
-        compiled.use()
-
-
-@pytest.mark.usefixtures("_best_again")
+@pytest.mark.usefixtures("kernels_as_before")
 @pytest.mark.parametrize(
     ("row", "isa"), FORMS, ids=[f"{row.device}.{row.op}-{isa}" for row, isa in FORMS]
 )
@@ -85,7 +78,7 @@ def _agree(row: Kernel, dtype: torch.dtype, arguments: tuple[object, ...]) -> No
     )
 
 
-@pytest.mark.usefixtures("_best_again")
+@pytest.mark.usefixtures("kernels_as_before")
 @pytest.mark.parametrize("op", ANY_SHAPE)
 @settings(max_examples=15)
 @given(data=st.data())

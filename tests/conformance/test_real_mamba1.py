@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from blazr.nn.layers.batch import ForwardBatch, LayerCache, Span
+from blazr.nn.layers.batch import LayerCache, Span
 from blazr.nn.layers.mamba1 import Mamba1, Mamba1Config
+from mixers import step_of
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "mamba1"
 RECORDED = ("mamba1-kws3", "mamba1-kws10")
@@ -70,18 +71,7 @@ def test_cut_anywhere_is_the_whole(name, chunk):
             log_length=start - checkpoint,
             checkpoints=((edge - start, 1),) if edge > checkpoint else (),
         )
-        zero = torch.zeros(1, dtype=torch.int64)
-        batch = ForwardBatch(
-            token_ids=zero,
-            positions=torch.arange(start, end),
-            block_tables=zero[None],
-            slot_mapping=zero,
-            state_slots=zero + int(checkpoint > 0),
-            run_slots=zero,
-            logits_indices=zero,
-            spans=(span,),
-            num_decodes=int(end - start == 1),
-        )
+        batch = step_of([span], states=[int(checkpoint > 0)])
         parts.append(mixer(x[start:end], batch, cache))
     whole = mixer.forward_sequences(x[None])[0]
     scale = float(whole.abs().max())

@@ -1,4 +1,4 @@
-"""The official Anthropic client against a real engine with a tiny model, and against a script."""
+"""The official Anthropic client against a real engine with a tiny model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import anthropic
 import pytest
 from tests.loopback import Loopback, serving
-from tests.scripted import scripted_core, wait_until
+from tests.scripted import wait_until
 
 from blazr.llm.open import open_model
 
@@ -146,37 +146,3 @@ def test_many_at_once_get_what_one_alone_gets(
         return [reply.content for reply in replies]
 
     assert asyncio.run(ask()) == alone
-
-
-def test_keys_retries_and_timeouts() -> None:
-    with serving(scripted_core(max_unfinished=1), api_keys=("secret",)) as running:
-        common = {"base_url": running.url, "max_retries": 0}
-        asked = {"model": "default", "max_tokens": 5, "messages": HELLO}
-        stranger = anthropic.Anthropic(api_key="wrong", **common)
-        with stranger, pytest.raises(anthropic.AuthenticationError):
-            stranger.messages.create(**asked)
-        with anthropic.Anthropic(api_key="secret", **common) as friend:
-            assert friend.messages.create(**asked).content[0].text
-            running.engine.go.clear()
-            with pytest.raises(anthropic.APITimeoutError):
-                friend.messages.create(**asked, timeout=0.3)
-            wait_until(lambda: running.engine.num_running == 0)
-            running.engine.go.set()
-
-
-def test_a_full_queue_is_tried_again() -> None:
-    with serving(scripted_core(max_unfinished=1)) as running:
-        running.engine.go.clear()
-        asked = {"model": "default", "max_tokens": 5, "messages": HELLO}
-        with anthropic.Anthropic(base_url=running.url, api_key="none", max_retries=2) as client:
-
-            async def both() -> list:
-                async with anthropic.AsyncAnthropic(base_url=running.url, api_key="x") as many:
-                    tasks = [asyncio.create_task(many.messages.create(**asked)) for _ in range(2)]
-                    await asyncio.sleep(0.3)
-                    running.engine.go.set()
-                    return await asyncio.gather(*tasks)
-
-            replies = asyncio.run(both())
-            assert [reply.content[0].text for reply in replies] == [" one two three four five"] * 2
-            assert client.messages.create(**asked).stop_reason == "max_tokens"

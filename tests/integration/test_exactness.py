@@ -6,7 +6,7 @@ answered among others. Tokens and the logits that they were chosen from must be 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from itertools import product
 
@@ -35,7 +35,10 @@ BATCHES, CHUNKS, THREADS = (1, 2, 3, 7, 16, 33), (1, 7, 64, 300), (1, 2, 4)
 LONGEST = {1: 70, 7: 140, 64: 150, 300: 310}  # tokens of the longest prompt, by chunk
 WIDE = 256  # a superblock
 
-pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason="kernels are not compiled")
+pytestmark = [
+    pytest.mark.skipif(bool(compiled.missing()), reason="kernels are not compiled"),
+    pytest.mark.usefixtures("kernels_as_before"),
+]
 
 
 def wide_network(names: tuple[str, ...], dtype: torch.dtype) -> CausalLM:
@@ -73,15 +76,10 @@ def _pack(module: nn.Module, name: str, packing: str) -> None:
     plain: Tensor = getattr(module, name)
     *stack, rows, columns = plain.shape
     kind = PACKINGS[packing]
-    each = [
-        random_packed(kind, rows, columns // kind.columns) for _ in range(torch.Size(stack).numel())
-    ]
-    blocks = torch.stack([matrix.blocks for matrix in each]).view(*stack, *each[0].blocks.shape)
-    scales = None
-    if each[0].row_scales is not None:
-        scales = torch.stack([matrix.row_scales for matrix in each]).view(*stack, rows)
+    packed = random_packed(kind, rows, columns // kind.columns, *stack)
+    weight = PackedWeight(kind, packed.blocks, rows, plain.dtype, row_scales=packed.row_scales)
     delattr(module, name)
-    setattr(module, name, PackedWeight(kind, blocks, rows, plain.dtype, row_scales=scales))
+    setattr(module, name, weight)
 
 
 KINDS: dict[str, Callable[[torch.dtype], CausalLM]] = {
@@ -96,13 +94,6 @@ KINDS: dict[str, Callable[[torch.dtype], CausalLM]] = {
     "plain and wide": partial(wide_network, ()),
     "packed in turns": partial(wide_network, tuple(PACKINGS)),
 }
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def prompts_of(batch: int, chunk: int) -> list[tuple[int, ...]]:

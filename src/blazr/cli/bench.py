@@ -105,10 +105,10 @@ def bench(  # noqa: PLR0913  (one argument per flag)
     if plot is not None and find_spec("matplotlib") is None:  # better now than after a long run
         raise ConfigError("--plot needs matplotlib.", hint="pip install 'blazr[train]'")
     if versus is not None or http:
-        counts = _parse_levels(concurrency or ("64" if http else "1,8"))
+        counts = _parse_numbers(concurrency or ("1,8" if versus else "64"))
         work = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens, "seed": seed}
         if versus is None:
-            report = _run_http(name, counts, requests, rounds=rounds, **work)
+            report = _run_http(name, max(counts), requests, rounds=rounds, **work)
         else:
             report = _run_against(versus, Path(name), counts, threads, rounds=rounds, **work)
         _keep(report, history)
@@ -163,7 +163,7 @@ def _keep(report: _Figures, history: Path | None) -> None:
 
 
 def _run_against(
-    rival: str, path: Path, levels: Sequence[int | None], threads: int | None, **work: int
+    rival: str, path: Path, levels: Sequence[int], threads: int | None, **work: int
 ) -> dict[str, object]:
     """The report of a comparison.
 
@@ -177,20 +177,17 @@ def _run_against(
     from blazr.bench.versus import compare
 
     torch.set_num_threads(threads or torch.get_num_threads())
-    facts, results = compare(rival, path, levels=[level for level in levels if level], **work)
+    facts, results = compare(rival, path, levels=levels, **work)
     return {**origin(), **facts, "results": results}
 
 
-def _run_http(
-    model: str, levels: Sequence[int | None], requests: int | None, **work: int
-) -> dict[str, object]:
-    """The report of what HTTP costs, with as many requests at once as the highest level has."""
+def _run_http(model: str, concurrency: int, requests: int | None, **work: int) -> dict[str, object]:
+    """The report of what HTTP costs."""
     from blazr.bench.report import origin
     from blazr.cli.http_overhead import Settings, compare
 
-    most = max(level or 0 for level in levels) or 64
-    requests = requests or 4 * most
-    settings = Settings(model=model, concurrency=most, requests=requests, **work)
+    requests = requests or 4 * concurrency
+    settings = Settings(model=model, concurrency=concurrency, requests=requests, **work)
     return {**origin(), **compare(settings)}
 
 
@@ -303,15 +300,17 @@ def _load(model: str, shape: str | None, *, device: Device, dtype: str) -> tuple
     return loaded.name, loaded.module
 
 
-def _parse_levels(text: str) -> list[int | None]:
-    if text == "any":
-        return [None]
+def _parse_levels(text: str) -> Sequence[int | None]:
+    return [None] if text == "any" else _parse_numbers(text)
+
+
+def _parse_numbers(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and int(word) for word in words):
         raise ConfigError(
             "the levels of concurrency are not understood.",
             found=repr(text[:50]),
-            expected="numbers from 1, separated by commas, or any",
+            expected="numbers from 1, separated by commas",
         )
     return [int(word) for word in words]
 

@@ -58,31 +58,31 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     token_budget: int
     prefix_cache: bool
 
+    @loading()
     def open(self, model: str) -> TextEngine:
         """Load a model."""
-        with loading():
-            # torch comes with these
-            from blazr.engine.config import EngineConfig
-            from blazr.llm.open import open_model
+        # torch comes with these
+        from blazr.engine.config import EngineConfig
+        from blazr.llm.open import open_model
 
-            return open_model(
-                model,
-                device=self.device,
-                dtype=self.dtype,
-                vocab=self.vocab,
-                chat_template=self.chat_template,
-                quantize=self.quantize,
-                tool_parser=self.tool_parser,
-                reasoning_parser=self.reasoning_parser,
-                engine=EngineConfig(
-                    memory=self.memory,
-                    max_running=self.max_running,
-                    max_waiting=self.max_waiting,
-                    max_seq_len=self.max_seq_len,
-                    token_budget=self.token_budget,
-                    prefix_cache=self.prefix_cache,
-                ),
-            )
+        return open_model(
+            model,
+            device=self.device,
+            dtype=self.dtype,
+            vocab=self.vocab,
+            chat_template=self.chat_template,
+            quantize=self.quantize,
+            tool_parser=self.tool_parser,
+            reasoning_parser=self.reasoning_parser,
+            engine=EngineConfig(
+                memory=self.memory,
+                max_running=self.max_running,
+                max_waiting=self.max_waiting,
+                max_seq_len=self.max_seq_len,
+                token_budget=self.token_budget,
+                prefix_cache=self.prefix_cache,
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

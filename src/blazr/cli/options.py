@@ -89,6 +89,7 @@ def pick_device(device: str, *, cpu: bool) -> str:
     return "cpu" if cpu else device
 
 
+@loading()
 def open_llm(
     model: str,
     *,
@@ -104,22 +105,21 @@ def open_llm(
     watched = sys.stderr.isatty()
     if watched:
         print(f"loading {model} …", end="", file=sys.stderr, flush=True)
-    try:
-        with loading():
-            # torch comes with it, which takes a second
-            from blazr.engine.config import EngineConfig
-            from blazr.llm.llm import LLM
+    # torch comes with it, which takes a second
+    from blazr.engine.config import EngineConfig
+    from blazr.llm.llm import LLM
 
-            return LLM(
-                model,
-                device=pick_device(device, cpu=cpu),
-                dtype=dtype,
-                vocab=vocab,
-                chat_template=chat_template,
-                quantize=quantize,
-                # one reply at a time is all that these commands ask for
-                engine=EngineConfig(memory=memory, max_running=1),
-            )
+    try:
+        return LLM(
+            model,
+            device=pick_device(device, cpu=cpu),
+            dtype=dtype,
+            vocab=vocab,
+            chat_template=chat_template,
+            quantize=quantize,
+            # one reply at a time is all that these commands ask for
+            engine=EngineConfig(memory=memory, max_running=1),
+        )
     finally:
         if watched:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -203,10 +203,6 @@ class Engine:
         forks = [fork.sequence for fork in plan.forks if fork.samples]
         return outputs + [self._append(sequence, next(sampled)) for sequence in forks]
 
-    def fail_all(self, message: str) -> list[TokenOutput]:
-        """End everything with an error, publishing nothing: the engine itself is in doubt."""
-        return [self._fail(sequence, message) for sequence in self.scheduler.sequences()]
-
     def stats(self) -> dict[str, float]:
         """Figures for the metrics, by name."""
         scheduler, memory = self.scheduler, self.scheduler.memory

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from blazr.core.errors import RequestError
 
@@ -139,8 +139,6 @@ RANGES = (
     ("prompt_logprobs", 0, MAX_LOGPROBS),
     ("n", 1, MAX_CHOICES),
 )
-
-FIELD_NAMES = tuple(f.name for f in fields(SamplingParams))
 
 
 def _refuse(name: str, found: object, expected: str) -> None:

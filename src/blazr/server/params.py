@@ -17,6 +17,7 @@ from blazr.server.service import Call
 MAX_REPLIES = 256
 MAX_PROMPTS = 128
 MAX_TOOLS = 128
+LAST_N = 64  # tokens that penalties look back: llama.cpp's and Ollama's default
 TEXT = {"type": "text"}  # the response format that holds a reply to nothing
 
 # What others call kinds of grammar that have other names here.
@@ -153,22 +154,30 @@ def sampler_order(given: list[str] | str | None) -> dict[str, object]:
     return values
 
 
-def truncation_of(most: int | None, side: Literal["left", "right"] | None) -> Truncation | None:
-    """What becomes of a prompt that is too long, as vLLM spells it; -1 keeps what fits.
+class TruncatingBody(msgspec.Struct, kw_only=True):
+    """A request that says what becomes of a prompt that is too long, as vLLM spells it."""
 
-    Raises:
-        RequestError: Nothing would be kept.
-    """
-    if most is None:
-        return None
-    if most == 0 or most < -1:
-        raise RequestError(
-            "truncate_prompt_tokens is out of range.",
-            param="truncate_prompt_tokens",
-            found=str(most)[:20],
-            expected="-1, or at least 1",
-        )
-    return Truncation(most=None if most == -1 else most, drops=side or "left")
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+
+    @property
+    def cut(self) -> Truncation | None:
+        """What is asked for; -1 keeps what fits.
+
+        Raises:
+            RequestError: Nothing would be kept.
+        """
+        most = self.truncate_prompt_tokens
+        if most is None:
+            return None
+        if most == 0 or most < -1:
+            raise RequestError(
+                "truncate_prompt_tokens is out of range.",
+                param="truncate_prompt_tokens",
+                found=str(most)[:20],
+                expected="-1, or at least 1",
+            )
+        return Truncation(most=None if most == -1 else most, drops=self.truncation_side or "left")
 
 
 def grammar_of(

@@ -90,7 +90,7 @@ ROUTES: Table[Route] = Table(
                 for path in ("/update_weights", "/update_weights_from_disk")
             ),
             _Command("POST", "/start_profile", profile.start_profile, profile.StartBody),
-            _Command("POST", "/stop_profile", profile.stop_profile, profile.StopBody),
+            _Command("POST", "/stop_profile", profile.stop_profile),
             Route("POST", "/v1/completions", completions.complete, completions.Body),
             *(
                 Route("POST", path, chat.answer, chat.Body)

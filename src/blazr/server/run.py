@@ -17,7 +17,7 @@ from blazr.server.state import PrefixReport
 from blazr.text.events import Event, Finished, PromptDone, TextDelta
 
 _FAILURES = {"error": 500, "abort": 503, "timeout": 408}  # the last is its own limit, mostly
-NAMES = ("request_id", "rid")  # fields of a body that name it, for those who end it
+_NAMES = ("request_id", "rid")  # fields of a body that name it, for those who end it
 PREFIX_HEADER = "X-Blazr-Prefix-Cache"
 
 
@@ -60,7 +60,7 @@ class Run:
         started_s: float,
         tells_abort: bool = False,
     ) -> None:
-        names = {call.request_id, call.id, *(getattr(call.body, name, None) for name in NAMES)}
+        names = {call.request_id, call.id, *(getattr(call.body, name, None) for name in _NAMES)}
         self.service = call.service
         self._call = call
         self._reply = reply
@@ -138,12 +138,12 @@ class Run:
 
     def failure_of(self, event: Event) -> HttpError | None:
         """The error that an event amounts to, if it is one."""
-        reason = event.reason if isinstance(event, Finished) else ""
-        if reason not in _FAILURES or (reason == "abort" and self._tells_abort):
+        if not isinstance(event, Finished) or event.reason not in _FAILURES:
             return None
-        assert isinstance(event, Finished)
+        if event.reason == "abort" and self._tells_abort:
+            return None
         message = event.error or "the reply was ended."
-        return HttpError(_FAILURES[reason], message, code=f"generation_{reason}")
+        return HttpError(_FAILURES[event.reason], message, code=f"generation_{event.reason}")
 
     def completions(self) -> list[Completion]:
         """What has been generated."""

@@ -31,6 +31,11 @@ def test_an_unknown_rival_is_refused() -> None:
         bench(str(MODEL), versus="ollama")
 
 
+def test_rivals_are_compared_at_levels_of_concurrency() -> None:
+    with pytest.raises(ConfigError, match="levels"):
+        bench(str(MODEL), versus="transformers", concurrency="any")
+
+
 def test_what_is_no_gguf_file_is_refused(tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match=r"gguf|llama-cpp"),

@@ -8,6 +8,7 @@ from queue import SimpleQueue
 
 import pytest
 import torch
+from tests.scripted import wait_until
 
 from blazr.core.errors import CapacityError, ContextLengthError, EngineError, RequestError
 from blazr.engine.async_engine import AsyncEngine
@@ -92,13 +93,6 @@ def right_answer(prompt, count: int = 6) -> list[int]:
     return history[len(prompt) :]
 
 
-def until(condition, timeout: float = 10.0) -> None:
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.005)
-
-
 def test_requests_from_many_threads_are_all_answered():
     bench = Bench(max_unfinished=64)
     results = {}
@@ -170,10 +164,10 @@ def test_when_the_thread_dies_health_says_so_and_a_new_engine_takes_over(bench):
     bench.fault, bench.build_fault = fault, build_fault
     _, outputs = bench.ask()
     assert collect(outputs)[1].finish_reason is FinishReason.ERROR
-    until(lambda: not bench.engine.health().ok)
+    wait_until(lambda: not bench.engine.health().ok)
     assert "dead" in bench.engine.health().reason
     may_restart.set()
-    until(lambda: bench.engine.health().ok)
+    wait_until(lambda: bench.engine.health().ok)
     assert collect(bench.ask()[1])[0] == right_answer((1, 2, 3))
     assert bench.engine.stats()["restarts"] == 1
 
@@ -188,9 +182,9 @@ def test_an_engine_that_keeps_dying_stays_down(bench):
             collect(bench.ask()[1])
         except EngineError:
             break
-    until(lambda: "dead again" in bench.engine.health().reason)
+    wait_until(lambda: "dead again" in bench.engine.health().reason)
     with pytest.raises(EngineError):
-        until(lambda: bench.ask() is None)
+        wait_until(lambda: bench.ask() is None)
 
 
 def test_abort_frees_the_memory(bench):
@@ -245,7 +239,7 @@ def test_a_broken_reader_ends_its_own_request(bench):
 
     bench.engine.submit(Request(prompt_ids=(1, 2), params=SamplingParams(max_tokens=50)), sink)
     assert collect(bench.ask()[1])[0] == right_answer((1, 2, 3))
-    until(lambda: bench.engine.stats()["num_running"] == 0)
+    wait_until(lambda: bench.engine.stats()["num_running"] == 0)
 
 
 def test_generation_ends_at_the_context(bench):

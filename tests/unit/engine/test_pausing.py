@@ -6,7 +6,8 @@ import threading
 from concurrent.futures import CancelledError
 
 import pytest
-from tests.unit.engine.test_async_engine import Bench, bench, collect, right_answer, until
+from tests.scripted import wait_until
+from tests.unit.engine.test_async_engine import Bench, bench, collect, right_answer
 
 from blazr.core.errors import CapacityError, EngineError
 from blazr.engine.outputs import FinishReason
@@ -53,7 +54,7 @@ def test_what_runs_is_finished_and_what_comes_waits(bench: Bench) -> None:
     stopped = bench.engine.pause(finishes=True)
     late = [bench.ask((n, 1))[1] for n in range(4)]
     again = bench.engine.pause(finishes=True)
-    until(lambda: bench.engine.stats()["num_waiting"] == 0 and not stopped.done())
+    wait_until(lambda: bench.engine.stats()["num_waiting"] == 0 and not stopped.done())
     go.set()
     stopped.result(10)
     again.result(10)
@@ -96,7 +97,7 @@ def test_waiting_requests_end_and_run_out_of_time_and_the_queue_has_an_end(bench
     asked = [bench.ask() for _ in range(7)]
     with pytest.raises(CapacityError):
         bench.ask()
-    until(lambda: bool(outputs))
+    wait_until(lambda: bool(outputs))
     assert outputs[0].finish_reason is FinishReason.TIMEOUT
     bench.engine.abort(asked[0][0])
     assert collect(asked[0][1])[1].finish_reason is FinishReason.ABORT

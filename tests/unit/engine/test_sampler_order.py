@@ -80,6 +80,12 @@ def test_greedy_is_greedy_in_every_order():
         assert set(drawn(2, samplers=order, **params)) == {0}
 
 
+@pytest.mark.parametrize("temperature", [1e-30, 1e-39, 1e-300])
+def test_a_temperature_near_zero_is_greedy_in_every_order(temperature):
+    for order in permutations(SAMPLERS):
+        assert set(drawn(2, 9 * LOGITS, samplers=order, temperature=temperature)) == {0}
+
+
 @pytest.mark.parametrize("order", [("top_k",), (*SAMPLERS, "top_k"), (*SAMPLERS[:4], "typ_p")])
 def test_orders_that_are_none(order):
     with pytest.raises(RequestError, match="samplers"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -124,8 +125,6 @@ def test_one_message_that_is_too_long_is_refused_all_the_same(loopback: Loopback
 
 
 def test_usage_in_every_chunk(loopback: Loopback) -> None:
-    import json
-
     options = {"include_usage": True, "continuous_usage_stats": True}
     for path, body in (
         ("/v1/completions", {"prompt": ["a", "a b"], "n": 2}),

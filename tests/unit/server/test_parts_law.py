@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blazr.llm.results import fold, total_usage
+from blazr.server.anthropic import messages
 from blazr.server.anthropic.rendering import MessageRenderer
 from blazr.server.openai import chat
 from blazr.server.openai.response_rendering import ResponseRenderer
@@ -65,8 +66,8 @@ def whole_of(renderer, events: list[Event]) -> dict:
 @given(replies())
 @settings(max_examples=60, deadline=None)
 def test_messages(events: list[Event]) -> None:
-    streaming, gathering = MessageRenderer("m", 9), MessageRenderer("m", 9)
-    gathering._id = streaming._id
+    call = _call(messages.Body(messages=[], max_tokens=9))
+    streaming, gathering = MessageRenderer(call, 9), MessageRenderer(call, 9)
     message: dict = {}
     typed: dict[int, str] = {}
     for each in run(streaming, events):
@@ -86,6 +87,7 @@ def test_messages(events: list[Event]) -> None:
         elif kind == "message_delta":
             message |= each["delta"] | {"usage": each["usage"]}
     assert message == whole_of(gathering, events)
+    assert message["id"] == f"msg_{call.id}"  # by which it can be ended
 
 
 @given(replies())
@@ -123,7 +125,7 @@ class _Service:
     name = "m"
 
 
-def _call(body: chat.Body) -> Call[chat.Body]:
+def _call(body: object) -> Call[object]:
     return Call(body=body, models=None, used=_Service(), path={})
 
 

@@ -10,6 +10,10 @@ from blazr.text.templates.disarm import Disarmed
 NAMES = ["<|a|>", "<|b|>", "ab", "bc", "x"]
 
 
+def restored(chat: Disarmed, text: str) -> str:
+    return "".join(map(str, chat.split(text, {})))
+
+
 def test_values_without_a_name_are_copied() -> None:
     values = [{"role": "user", "n": [1, 2.5, None, True]}, ("t",)]
     chat = Disarmed(values, NAMES)
@@ -27,7 +31,7 @@ def test_a_name_is_no_longer_there_but_reads_the_same() -> None:
     content, key = chat.values["content"], list(chat.values)[1]
     assert "<|a|>" not in content
     assert "<|b|>" not in key
-    assert chat.restore(content + key) == "hi <|a|> <|a|><|b|>"
+    assert restored(chat, content + key) == "hi <|a|> <|a|><|b|>"
 
 
 def test_only_what_the_template_wrote_becomes_tokens() -> None:
@@ -54,7 +58,7 @@ def test_stand_ins_occur_nowhere_else() -> None:
     text = "\U0010fffd<|a|>\U0010fffc"
     chat = Disarmed([text], NAMES)
     assert isinstance(chat.values, list)
-    assert chat.restore(chat.values[0]) == text
+    assert restored(chat, chat.values[0]) == text
     assert chat.values[0][0] == "\U0010fffd"
 
 
@@ -66,5 +70,4 @@ def test_no_text_keeps_a_name(texts: list[str]) -> None:
     for text, copy in zip(texts, chat.values, strict=True):
         assert not re.search(pattern, copy)
         assert len(copy) == len(text)
-        assert chat.restore(copy) == text
         assert "".join(map(str, chat.split(copy, dict.fromkeys(NAMES, 0)))) == text

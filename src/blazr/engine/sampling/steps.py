@@ -15,6 +15,7 @@ from torch import Tensor
 
 from blazr.engine.sampling_params import SamplingParams
 
+LEAST_TEMPERATURE = 1e-30  # greedy as it is; scores divided by less could become infinite
 NEVER = float("-inf")
 
 
@@ -90,7 +91,7 @@ def _frequency(scores: Tensor, row: Row) -> Tensor:
 
 
 def _temperature(scores: Tensor, row: Row) -> Tensor:
-    return scores / row.params.temperature
+    return scores / max(row.params.temperature, LEAST_TEMPERATURE)
 
 
 def _top_k(scores: Tensor, row: Row) -> Tensor:

@@ -14,6 +14,7 @@ from blazr.core.gguf import Value
 from blazr.models.config import ModelConfig
 from blazr.models.families.gguf_architectures import ARCHITECTURES, Architecture
 from blazr.models.families.gguf_hybrid import INNER_EPS, SIGMOID, SOFTMAX
+from blazr.models.families.hf.state_space import LEAST_STEP
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
@@ -30,8 +31,6 @@ from blazr.nn.layers.short_conv import ShortConvConfig
 
 # Metadata are float32.
 _CLOSE = 1e-6
-# Readers of GGUF files have no least step; converters leave out the usual one of the library.
-_LEAST_STEP = 0.001
 # How Qwen 3.5 cuts channels between places in text and in images; text has one place.
 _SECTIONS = [11, 11, 10, 0]
 _ATTENDS = (AttentionConfig, DeepseekMlaConfig)
@@ -116,7 +115,8 @@ def _mixer(mixer: MixerConfig, row: Architecture, eps: float) -> MixerConfig:
 def _state_space(mixer: MixerConfig, eps: float) -> MixerConfig:
     if isinstance(mixer, Mamba1Config) and mixer.inner_norms == "none":
         return replace(mixer, norm_eps=eps)
-    if isinstance(mixer, Mamba2Config) and mixer.dt_limits == (_LEAST_STEP, math.inf):
+    # readers of GGUF files have no least step; converters leave out the usual one of the library
+    if isinstance(mixer, Mamba2Config) and mixer.dt_limits == (LEAST_STEP, math.inf):
         return replace(mixer, dt_limits=(0.0, math.inf))
     return mixer
 

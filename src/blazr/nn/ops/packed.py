@@ -226,18 +226,18 @@ def _packed_rows(out: Tensor, packed: Packed, ids: Tensor) -> Tensor:
     return out
 
 
-def random_packed(packing: Packing, rows: int, supers: int) -> Packed:
-    """A matrix of random codes with ordinary scales."""
-    groups = -(-rows // GROUP)
-    blocks = torch.randint(0, 256, (groups, supers, packing.nbytes), dtype=torch.uint8)
+def random_packed(packing: Packing, rows: int, supers: int, *stack: int) -> Packed:
+    """A matrix of random codes with ordinary scales, or a stack of such."""
+    size = (*stack, -(-rows // GROUP), supers)
+    blocks = torch.randint(0, 256, (*size, packing.nbytes), dtype=torch.uint8)
     # the first two rows of 16 in a superblock are its float16 numbers, if it has any
     halves = {"half, minimum": 64, "minimum": 64, "exponent": 0, "none": 0}.get(packing.scales, 32)
-    size = 2e-4 if packing.parts * packing.blocks > 1 else 1e-2
-    scales = (torch.rand(groups, supers, halves // 2) * size).half()
+    largest = 2e-4 if packing.parts * packing.blocks > 1 else 1e-2
+    scales = (torch.rand(*size, halves // 2) * largest).half()
     blocks[..., :halves] = scales.view(torch.uint8)
     if packing.scales == "exponent":
-        blocks[..., :GROUP] = torch.randint(115, 125, (groups, supers, GROUP))
-    row_scales = torch.rand(rows) * 0.01 if packing.scales == "none" else None
+        blocks[..., :GROUP] = torch.randint(115, 125, (*size, GROUP))
+    row_scales = torch.rand(*stack, rows) * 0.01 if packing.scales == "none" else None
     return Packed(packing, blocks, rows, row_scales)
 
 

@@ -113,7 +113,7 @@ async def answer(call: Call[Body]) -> Response:
     )
     request = _to_request(call, params, body.tool_choice)
     run = await Run.start(call, [request])
-    renderer = MessageRenderer(call.service.name, body.max_tokens)
+    renderer = MessageRenderer(call, body.max_tokens)
     if body.stream:
         return EventStream(run, renderer, NAMED)
     return await whole_answer(run, renderer)

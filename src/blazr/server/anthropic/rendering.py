@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from blazr.llm.results import Completion, Usage
 from blazr.server.errors import HttpError
-from blazr.server.params import new_id
 from blazr.server.parts import Part, PartsRenderer
+from blazr.server.service import Call
 from blazr.text.events import TokenText
 
 VERSION_HEADER = "anthropic-version"  # which only Anthropic's clients send
@@ -38,14 +38,14 @@ class MessageRenderer(PartsRenderer):
     """Says what happens in the words of /v1/messages.
 
     Args:
-        model: What the model is called.
+        call: What was asked.
         max_tokens: Most tokens of the reply.
     """
 
-    def __init__(self, model: str, max_tokens: int) -> None:
+    def __init__(self, call: Call[object], max_tokens: int) -> None:
         super().__init__()
-        self._id = new_id("msg_")
-        self._model = model
+        self._id = f"msg_{call.id}"
+        self._model = call.service.name
         self._max_tokens = max_tokens
 
     def begin(self) -> Iterable[object]:

@@ -15,13 +15,12 @@ import msgspec
 
 from blazr.engine.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 from blazr.llm.results import Completion, Usage
-from blazr.server.params import finite, one_grammar, sampler_order, sampling_params
+from blazr.server.params import LAST_N, finite, one_grammar, sampler_order, sampling_params
 from blazr.server.run import Renderer
 from blazr.server.service import Call
 from blazr.server.sse import DATA
 from blazr.text.events import Event, Finished, PromptDone, TextDelta, TokenText
 
-LAST_N = 64  # tokens that penalties look back where a request does not say: llama.cpp's default
 FRAMING = replace(DATA, end=b"")
 
 _Name = Annotated[str, msgspec.Meta(max_length=256)]

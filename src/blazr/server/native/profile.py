@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from starlette.responses import Response
 
-from blazr.core.errors import EngineError
+from blazr.core.errors import EngineError, RequestError
 from blazr.llm.token_engine import TokenEngine
 from blazr.server.errors import HttpError
 from blazr.server.service import Call, json_response
@@ -31,20 +31,14 @@ class StartBody(msgspec.Struct, kw_only=True):
     num_steps: int | None = None
 
 
-class StopBody(msgspec.Struct, kw_only=True):
-    """Nothing: there is one profile at a time."""
-
-
 async def start_profile(call: Call[StartBody]) -> Response:
     """Begin to record what a model's engine does, for five minutes at most."""
     state, body = call.state, call.body
     if state.config.profile_dir is None:
-        message = "no profiles are made: start the server with --profile-dir."
-        raise HttpError(400, message, code="no_profiles")
+        raise RequestError("no profiles are made.", hint="start the server with --profile-dir")
     for field in ("output_dir", "num_steps"):
         if getattr(body, field) is not None:
-            message = f"this endpoint has no {field}."
-            raise HttpError(400, message, param=field, code="invalid_value")
+            raise RequestError(f"this endpoint has no {field}.", param=field)
     from blazr.engine.profile import Profile  # torch comes with it
 
     seat = call.models.find(body.model)
@@ -60,7 +54,7 @@ async def start_profile(call: Call[StartBody]) -> Response:
     return json_response({"status": "started"})
 
 
-async def stop_profile(call: Call[StopBody]) -> Response:
+async def stop_profile(call: Call[None]) -> Response:
     """Record no more, and write the profile into the operator's folder."""
     state = call.state
     async with state.profiling:

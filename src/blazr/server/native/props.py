@@ -6,8 +6,9 @@ from starlette.responses import Response
 
 import blazr
 from blazr.engine.sampling_params import SamplingParams
-from blazr.server.native.pieces import LAST_N, settings
+from blazr.server.native.pieces import settings
 from blazr.server.native.tokens import special_names
+from blazr.server.params import LAST_N
 from blazr.server.service import Call, json_response
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-ModelState = Literal["loaded", "loading", "sleeping", "unloaded"]
+from blazr.server.state import ModelState
 
 
 class Health(Struct):

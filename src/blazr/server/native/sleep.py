@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
@@ -39,9 +40,8 @@ async def sleep(call: Call[SleepBody]) -> Response:
             seat.wakes, seat.is_asleep = seat.status != "unloaded", True
         if seat.service is not None and cuts:
             seat.service.cut()
-    for seat in seats:
-        lies_down = call.models.begin(_lie_down(call.models, seat, keeps_weights=keeps_weights))
-        await asyncio.shield(lies_down)
+    lie_down = partial(_lie_down, call.models, keeps_weights=keeps_weights)
+    await asyncio.shield(asyncio.gather(*(call.models.begin(lie_down(seat)) for seat in seats)))
     return json_response({"is_sleeping": True})
 
 

@@ -12,10 +12,9 @@ from typing import Any, Literal
 import msgspec
 from starlette.responses import Response
 
-from blazr.core.errors import BlazrError, CapacityError
+from blazr.core.errors import BlazrError, CapacityError, RequestError
 from blazr.llm.opened import OpenedModel
 from blazr.llm.text_engine import TextEngine
-from blazr.server.errors import HttpError
 from blazr.server.service import Call, json_response
 
 
@@ -35,7 +34,9 @@ async def update_weights(call: Call[Body]) -> Response:
     """Read weights beside the present ones, finish what runs, and go on with the new ones."""
     body, models = call.body, call.models
     if body.update_info is not None:
-        raise _refusal("weights are read from a checkpoint: send model_path.", "update_info")
+        raise RequestError(
+            "weights are read from a checkpoint.", param="update_info", hint="send model_path"
+        )
     path = _allowed(call.state.config.weights_dir, body.model_path or body.path or "")
     seat = models.find(body.model)
 
@@ -65,29 +66,27 @@ async def _go_on(core: TextEngine, opened: OpenedModel) -> None:
 
 def _read(opened: OpenedModel | None, path: Path) -> OpenedModel:
     if opened is None:
-        raise _refusal("the weights of this model cannot be changed.", "model")
+        raise RequestError("the weights of this model cannot be changed.", param="model")
     try:
         return opened.with_weights(str(path))
     except CapacityError:
         raise
     except BlazrError as error:
-        raise _refusal(f"the weights cannot be used: {error.message}", "model_path") from error
+        message = f"the weights cannot be used: {error.message}"
+        raise RequestError(message, param="model_path") from error
 
 
 def _allowed(folder: Path | None, given: str) -> Path:
     """A path as the operator allows it; of others nothing is told, not even whether they exist."""
     if folder is None:
-        message = "no weights may be read: start the server with --weights-dir."
-        raise _refusal(message, "model_path", code="no_weights_dir")
+        hint = "start the server with --weights-dir"
+        raise RequestError("no weights may be read.", param="model_path", hint=hint)
     try:
         root = folder.resolve(strict=True)
         path = (root / given).resolve(strict=True)
     except (OSError, ValueError, RuntimeError):
         path = None
     if not given or path is None or not path.is_relative_to(root):
-        raise _refusal("there is no such checkpoint below the folder for weights.", "model_path")
+        message = "there is no such checkpoint below the folder for weights."
+        raise RequestError(message, param="model_path")
     return path
-
-
-def _refusal(message: str, param: str, *, code: str = "invalid_value") -> HttpError:
-    return HttpError(400, message, param=param, code=code)

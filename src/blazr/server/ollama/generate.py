@@ -18,7 +18,7 @@ from blazr.llm.results import Completion, Usage
 from blazr.server.errors import HttpError
 from blazr.server.messages import ChatMessage, to_messages
 from blazr.server.ollama.models import error_object, keep
-from blazr.server.params import sampling_params, scheduling, tool_choice
+from blazr.server.params import LAST_N, sampling_params, scheduling, tool_choice
 from blazr.server.parts import Part, PartsRenderer
 from blazr.server.run import Run, whole_answer
 from blazr.server.service import Call, json_response
@@ -26,8 +26,6 @@ from blazr.server.sse import LINES, EventStream
 from blazr.text.events import TokenText
 from blazr.text.messages import Message
 from blazr.text.reasoning import thinking_variables
-
-_LAST_N = 64  # tokens that penalties look back where a request does not say: Ollama's default
 
 
 class Options(msgspec.Struct, kw_only=True):
@@ -223,7 +221,7 @@ def _params(call: Call[GenerateBody] | Call[ChatBody]) -> SamplingParams:
         repetition_penalty=options.repeat_penalty,
         presence_penalty=options.presence_penalty,
         frequency_penalty=options.frequency_penalty,
-        repeat_last_n=_LAST_N if options.repeat_last_n is None else options.repeat_last_n,
+        repeat_last_n=LAST_N if options.repeat_last_n is None else options.repeat_last_n,
         grammar=grammar,
     )
 

@@ -11,20 +11,19 @@ from starlette.responses import Response
 from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest
-from blazr.llm.results import Completion, Tally, Usage
+from blazr.llm.results import Completion, Usage
 from blazr.server.messages import ChatMessage, to_messages
 from blazr.server.openai.schema import (
+    ChoicesRenderer,
     SamplingBody,
     ToolChoice,
-    envelope,
     logprob_entries,
     schedule_of,
     to_params,
     tool_fields,
-    usage_object,
 )
-from blazr.server.params import check_num_replies, truncation_of
-from blazr.server.run import Renderer, Run, whole_answer
+from blazr.server.params import check_num_replies
+from blazr.server.run import Run, whole_answer
 from blazr.server.service import Call
 from blazr.server.sse import EventStream
 from blazr.text.events import (
@@ -85,17 +84,16 @@ async def answer(call: Call[Body]) -> Response:
         ),
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
-        truncation=truncation_of(body.truncate_prompt_tokens, body.truncation_side),
+        truncation=body.cut,
         **schedule_of(call),
     )
     run = await Run.start(call, [request], tells_abort=True)
-    if body.stream:
-        return EventStream(run, ChatRenderer(call, n=params.n, kind="chat.completion.chunk"))
-    renderer = ChatRenderer(call, n=params.n, kind="chat.completion")
-    return await whole_answer(run, renderer)
+    kind = "chat.completion.chunk" if body.stream else "chat.completion"
+    renderer = ChatRenderer(call, n=params.n, kind=kind)
+    return EventStream(run, renderer) if body.stream else await whole_answer(run, renderer)
 
 
-class ChatRenderer(Renderer):
+class ChatRenderer(ChoicesRenderer):
     """Says what happens in the words of /v1/chat/completions.
 
     Args:
@@ -105,31 +103,24 @@ class ChatRenderer(Renderer):
     """
 
     def __init__(self, call: Call[Body], *, n: int, kind: str) -> None:
-        self._envelope = envelope(call, prefix="chatcmpl", kind=kind)
+        super().__init__(call, n=n, prefix="chatcmpl", kind=kind)
         self._body = call.body
-        self._tally = Tally(n)
 
-    def event(self, event: Event) -> Iterable[object]:
-        """The chunks for an event."""
-        self._tally.push(event)
+    def choices(self, event: Event) -> Iterable[object]:
+        """See `ChoicesRenderer`."""
         if isinstance(event, PromptDone):
-            yield self._chunk(event.index, {"role": "assistant", "content": ""})
+            yield self._choice(event.index, {"role": "assistant", "content": ""})
         elif isinstance(event, TextDelta):
             if event.text or (event.logprobs and self._body.logprobs):
                 logprobs = self._logprobs(event.logprobs)
-                yield self._chunk(event.index, {"content": event.text}, logprobs=logprobs)
+                yield self._choice(event.index, {"content": event.text}, logprobs=logprobs)
         elif isinstance(event, ReasoningDelta):
-            yield self._chunk(event.index, _thoughts(event.text))
+            yield self._choice(event.index, _thoughts(event.text))
         elif isinstance(event, ToolCallDelta):
-            yield self._chunk(event.index, {"tool_calls": [_call_delta(event)]})
+            yield self._choice(event.index, {"tool_calls": [_call_delta(event)]})
         else:
             reason = _reason(event.reason, event.num_tool_calls)
-            yield self._chunk(event.index, {}, finish_reason=reason)
-
-    def last(self, usage: Usage) -> Iterable[object]:
-        """The chunk with the usage, if wanted."""
-        if self._body.includes_usage:
-            yield {**self._envelope, "choices": [], "usage": usage_object(usage)}
+            yield self._choice(event.index, {}, finish_reason=reason)
 
     def whole(self, completions: Sequence[Completion], usage: Usage) -> object:
         """The whole reply."""
@@ -142,9 +133,9 @@ class ChatRenderer(Renderer):
             }
             for each in completions
         ]
-        return {**self._envelope, "choices": choices, "usage": usage_object(usage)}
+        return self._around(choices, usage)
 
-    def _chunk(
+    def _choice(
         self,
         index: int,
         delta: Mapping[str, object],
@@ -152,16 +143,12 @@ class ChatRenderer(Renderer):
         logprobs: object = None,
         finish_reason: str | None = None,
     ) -> object:
-        choice = {
+        return {
             "index": index,
             "delta": delta,
             "logprobs": logprobs,
             "finish_reason": finish_reason,
         }
-        chunk: dict[str, object] = {**self._envelope, "choices": [choice]}
-        if self._body.includes_usage:
-            chunk["usage"] = usage_object(self._tally.usage) if self._body.counts_on else None
-        return chunk
 
     def _logprobs(self, tokens: Sequence[TokenText]) -> object:
         if not self._body.logprobs:

@@ -11,17 +11,16 @@ from starlette.responses import Response
 from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest, Prompt
-from blazr.llm.results import Completion, Tally, Usage
+from blazr.llm.results import Completion, Usage
 from blazr.server.openai.schema import (
+    ChoicesRenderer,
     SamplingBody,
     distinct_tops,
-    envelope,
     schedule_of,
     to_params,
-    usage_object,
 )
-from blazr.server.params import check_num_replies, finite, to_prompts, truncation_of
-from blazr.server.run import Renderer, Run, whole_answer
+from blazr.server.params import check_num_replies, finite, to_prompts
+from blazr.server.run import Run, whole_answer
 from blazr.server.service import Call
 from blazr.server.sse import EventStream
 from blazr.text.events import Event, Finished, PromptDone, TextDelta, TokenText
@@ -50,7 +49,7 @@ async def complete(call: Call[Body]) -> Response:
             params=params,
             suffix=body.suffix,
             add_special_tokens=body.add_special_tokens is not False,
-            truncation=truncation_of(body.truncate_prompt_tokens, body.truncation_side),
+            truncation=body.cut,
             **schedule_of(call),
         )
         for prompt in prompts
@@ -62,7 +61,7 @@ async def complete(call: Call[Body]) -> Response:
     return await whole_answer(run, renderer)
 
 
-class CompletionRenderer(Renderer):
+class CompletionRenderer(ChoicesRenderer):
     """Says what happens in the words of /v1/completions.
 
     Args:
@@ -72,35 +71,28 @@ class CompletionRenderer(Renderer):
     """
 
     def __init__(self, call: Call[Body], prompts: Sequence[Prompt], *, n: int) -> None:
-        self._envelope = envelope(call, prefix="cmpl", kind="text_completion")
+        super().__init__(call, n=n, prefix="cmpl", kind="text_completion")
         self._tokenizer = call.service.llm.tokenizer
         self._body = call.body
-        self._tally = Tally(n)
         self._prompts = prompts
         self._n = n
         self._offsets: dict[int, int] = {}
 
-    def event(self, event: Event) -> Iterable[object]:
-        """The chunks for an event."""
-        self._tally.push(event)
+    def choices(self, event: Event) -> Iterable[object]:
+        """See `ChoicesRenderer`."""
         if isinstance(event, PromptDone):
             scores = self._scores(event.logprobs)
             if self._body.echo or scores:
                 text = self._echo(event.index) if self._body.echo else ""
                 tokens = event.logprobs if self._body.echo else ()
-                yield self._chunk(event.index, text, self._logprobs(event.index, tokens), **scores)
+                yield self._choice(event.index, text, self._logprobs(event.index, tokens), **scores)
         elif isinstance(event, TextDelta):
             if event.text or event.logprobs:
                 logprobs = self._logprobs(event.index, event.logprobs)
-                yield self._chunk(event.index, event.text, logprobs)
+                yield self._choice(event.index, event.text, logprobs)
         elif isinstance(event, Finished):
             ended = {"finish_reason": event.reason, "stop_reason": event.stop}
-            yield self._chunk(event.index, "", None, **ended)
-
-    def last(self, usage: Usage) -> Iterable[object]:
-        """The chunk with the usage, if wanted."""
-        if self._body.includes_usage:
-            yield {**self._envelope, "choices": [], "usage": usage_object(usage)}
+            yield self._choice(event.index, "", None, **ended)
 
     def whole(self, completions: Sequence[Completion], usage: Usage) -> object:
         """The whole reply: the best of what was generated to each prompt, if there is more."""
@@ -116,7 +108,7 @@ class CompletionRenderer(Renderer):
                 "stop_reason": each.stop,
             }
             choices.append(choice | self._scores(each.prompt_logprobs))
-        return {**self._envelope, "choices": choices, "usage": usage_object(usage)}
+        return self._around(choices, usage)
 
     def _best(self, completions: Sequence[Completion]) -> Iterable[Completion]:
         """The ``n`` likeliest of each ``best_of``, by log-probability per token."""
@@ -140,8 +132,8 @@ class CompletionRenderer(Renderer):
             return {}
         return {"prompt_logprobs": [_by_id(token) for token in tokens or ()]}
 
-    def _chunk(self, index: int, text: str, logprobs: object, **more: object) -> object:
-        choice = {
+    def _choice(self, index: int, text: str, logprobs: object, **more: object) -> object:
+        return {
             "index": index,
             "text": text,
             "logprobs": logprobs,
@@ -149,10 +141,6 @@ class CompletionRenderer(Renderer):
             "stop_reason": None,
             **more,
         }
-        chunk: dict[str, object] = {**self._envelope, "choices": [choice]}
-        if self._body.includes_usage:
-            chunk["usage"] = usage_object(self._tally.usage) if self._body.counts_on else None
-        return chunk
 
     def _logprobs(self, index: int, tokens: Sequence[TokenText] | None) -> object:
         """The four parallel lists; None when they were not asked for."""

@@ -6,17 +6,16 @@ from base64 import b64encode
 from collections.abc import Sequence
 from typing import Literal
 
-import msgspec
 from starlette.responses import Response
 
 from blazr.llm.results import Completion, Usage
-from blazr.server.params import to_prompts, truncation_of
+from blazr.server.params import TruncatingBody, to_prompts
 from blazr.server.run import Renderer, Run, whole_answer
 from blazr.server.service import Call
 from blazr.server.vectors import MAX_INPUTS, unit_vectors, vector_requests
 
 
-class Body(msgspec.Struct, kw_only=True):
+class Body(TruncatingBody, kw_only=True):
     """The request."""
 
     input: str | list[str | int | list[int]]
@@ -24,16 +23,13 @@ class Body(msgspec.Struct, kw_only=True):
     dimensions: int | None = None
     encoding_format: Literal["float", "base64"] | None = None
     pooling: Literal["mean", "last"] | None = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: Literal["left", "right"] | None = None
 
 
 async def embed(call: Call[Body]) -> Response:
     """Texts as vectors: the mean of a text's hidden states, or the last one."""
     body, service = call.body, call.service
     inputs = to_prompts(body.input, param="input", most=MAX_INPUTS)
-    truncation = truncation_of(body.truncate_prompt_tokens, body.truncation_side)
-    run = await Run.start(call, vector_requests(call, inputs, body.pooling, truncation))
+    run = await Run.start(call, vector_requests(call, inputs, body.pooling, body.cut))
     return await whole_answer(run, _Vectors(service.name, body))
 
 

@@ -6,6 +6,8 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from blazr.server.state import ModelState
+
 FinishReason = Literal["stop", "length", "tool_calls", "abort"]
 
 
@@ -227,7 +229,7 @@ class EmbeddingList(Struct):
 class ModelStatus(Struct):
     """Whether a model is in memory, and whether the last try to load it has failed."""
 
-    value: Literal["loaded", "loading", "sleeping", "unloaded"]
+    value: ModelState
     failed: bool | UnsetType = UNSET
 
 

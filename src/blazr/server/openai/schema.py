@@ -5,18 +5,20 @@ Unknown fields are ignored: clients send many that mean nothing here.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
 import blazr
 from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
-from blazr.llm.results import Usage
+from blazr.llm.results import Tally, Usage
 from blazr.server.params import (
     Scheduling,
     ToolFields,
+    TruncatingBody,
     finite,
     one_grammar,
     sampler_order,
@@ -25,8 +27,9 @@ from blazr.server.params import (
     tool_choice,
     unix_time,
 )
+from blazr.server.run import Renderer
 from blazr.server.service import Call
-from blazr.text.events import TokenText
+from blazr.text.events import Event, TokenText
 
 # Fields that SamplingParams has under the same name.
 _SAME_NAMES = (
@@ -49,15 +52,13 @@ _SAME_NAMES = (
 )
 
 
+_Name = Annotated[str, msgspec.Meta(max_length=256)] | None
 _TOOL_MODES = ("auto", "none", "required")
 # Where llama.cpp, SGLang and older vLLM have a grammar.
 _GRAMMAR_FIELDS = (
     *("json_schema", "grammar", "regex", "ebnf"),
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
 )
-
-
-_Name = Annotated[str, msgspec.Meta(max_length=256)] | None
 
 
 class StreamOptions(msgspec.Struct):
@@ -101,7 +102,7 @@ class ToolChoice(ToolRef, kw_only=True):
     tools: list[ToolRef] | None = None
 
 
-class SamplingBody(msgspec.Struct, kw_only=True):
+class SamplingBody(TruncatingBody, kw_only=True):
     """The fields of every request to generate."""
 
     model: str | None = None
@@ -137,24 +138,11 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    cache_salt: Annotated[str, msgspec.Meta(max_length=256)] | None = None
+    cache_salt: _Name = None
     priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] | None = None
     timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
     request_id: _Name = None
     rid: _Name = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: Literal["left", "right"] | None = None
-
-    @property
-    def includes_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-    @property
-    def counts_on(self) -> bool:
-        """Whether every chunk says what the reply has cost so far."""
-        asked = self.stream_options
-        return bool(asked and asked.include_usage and asked.continuous_usage_stats)
 
 
 def to_params(body: SamplingBody, **more: object) -> SamplingParams:
@@ -222,15 +210,49 @@ def _name_of(tool: Mapping[str, object]) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def envelope(call: Call[object], *, prefix: str, kind: str) -> dict[str, object]:
-    """The fields around every reply and chunk."""
-    return {
-        "id": f"{prefix}-{call.id}",
-        "object": kind,
-        "created": unix_time(),
-        "model": call.service.name,
-        "system_fingerprint": f"blazr-{blazr.__version__}",
-    }
+class ChoicesRenderer(Renderer):
+    """What is around the choices of replies and chunks: who speaks, and what it costs.
+
+    Args:
+        call: What was asked.
+        n: Replies to each prompt.
+        prefix: Of its id.
+        kind: What it is called.
+    """
+
+    def __init__(self, call: Call[SamplingBody], *, n: int, prefix: str, kind: str) -> None:
+        asked = call.body.stream_options or StreamOptions()
+        self._includes_usage = bool(asked.include_usage)
+        self._tally = Tally(n) if asked.include_usage and asked.continuous_usage_stats else None
+        self._envelope = {
+            "id": f"{prefix}-{call.id}",
+            "object": kind,
+            "created": unix_time(),
+            "model": call.service.name,
+            "system_fingerprint": f"blazr-{blazr.__version__}",
+        }
+
+    @abstractmethod
+    def choices(self, event: Event) -> Iterable[object]:
+        """The choices for an event, each for a chunk of its own."""
+
+    def event(self, event: Event) -> Iterable[object]:
+        """The chunks for an event."""
+        if self._tally is not None:
+            self._tally.push(event)
+        for choice in self.choices(event):
+            chunk: dict[str, object] = {**self._envelope, "choices": [choice]}
+            if self._includes_usage:
+                chunk["usage"] = self._tally and usage_object(self._tally.usage)
+            yield chunk
+
+    def last(self, usage: Usage) -> Iterable[object]:
+        """The chunk with the usage, if wanted."""
+        if self._includes_usage:
+            yield self._around([], usage)
+
+    def _around(self, choices: Sequence[object], usage: Usage) -> dict[str, object]:
+        return {**self._envelope, "choices": choices, "usage": usage_object(usage)}
 
 
 def usage_object(usage: Usage) -> Mapping[str, object]:

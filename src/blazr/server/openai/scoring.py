@@ -11,7 +11,7 @@ from starlette.responses import Response
 from blazr.core.errors import RequestError
 from blazr.llm.results import Completion, Usage
 from blazr.server.openai.labels import Ask, Ballot
-from blazr.server.params import new_id, truncation_of, unix_time
+from blazr.server.params import TruncatingBody, unix_time
 from blazr.server.run import Renderer, Run, whole_answer
 from blazr.server.service import Call
 from blazr.server.vectors import MAX_INPUTS, unit_vectors, vector_requests
@@ -33,7 +33,7 @@ class Document(msgspec.Struct):
     text: str
 
 
-class ScoreBody(msgspec.Struct, kw_only=True):
+class ScoreBody(TruncatingBody, kw_only=True):
     """Texts in pairs: one with one, one with many, or many with as many."""
 
     text_1: str | list[str]
@@ -41,11 +41,9 @@ class ScoreBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     method: Method | None = None
     instruction: str | None = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: Literal["left", "right"] | None = None
 
 
-class RerankBody(msgspec.Struct, kw_only=True):
+class RerankBody(TruncatingBody, kw_only=True):
     """A query and documents to put in order."""
 
     query: str
@@ -55,8 +53,6 @@ class RerankBody(msgspec.Struct, kw_only=True):
     return_documents: bool | None = None
     method: Method | None = None
     instruction: str | None = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: Literal["left", "right"] | None = None
 
 
 async def score(call: Call[ScoreBody]) -> Response:
@@ -77,7 +73,7 @@ async def score(call: Call[ScoreBody]) -> Response:
     def show(scores: list[float], usage: Usage) -> object:
         rows = [{"object": "score", "index": i, "score": each} for i, each in enumerate(scores)]
         return {
-            "id": new_id("score-"),
+            "id": f"score-{call.id}",
             "object": "list",
             "created": unix_time(),
             "model": call.service.name,
@@ -103,7 +99,7 @@ async def rerank(call: Call[RerankBody]) -> Response:
             for each, index in zip(results, order, strict=False):
                 each["document"] = {"text": texts[index]}
         return {
-            "id": new_id("rerank-"),
+            "id": f"rerank-{call.id}",
             "model": call.service.name,
             "results": results,
             "usage": _usage(usage),
@@ -121,8 +117,7 @@ async def _compare(
     method: Method,
     show: Show,
 ) -> Response:
-    body = call.body
-    truncation = truncation_of(body.truncate_prompt_tokens, body.truncation_side)
+    body, truncation = call.body, call.body.cut
     if method == "labels" and truncation is not None:
         raise RequestError(
             "a question that is cut off cannot be answered.",

@@ -45,11 +45,6 @@ class Disarmed:
             elif piece:
                 yield piece.translate(back)
 
-    def restore(self, text: str) -> str:
-        """A rendered text as it reads, the client's own spellings included."""
-        back = {ord(stand_in): first for first, stand_in in self._stand_ins.items()}
-        return text.translate(back)
-
     @property
     def found(self) -> bool:
         """Whether there was any name."""

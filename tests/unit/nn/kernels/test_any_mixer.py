@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.layers.attention import AttentionConfig
-from blazr.nn.layers.base import Mixer, MixerConfig
-from blazr.nn.layers.batch import ForwardBatch, LayerCache, Span
+from blazr.nn.layers.base import MixerConfig
+from blazr.nn.layers.batch import ForwardBatch, Span
 from blazr.nn.layers.cache_spec import GRID
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
@@ -24,20 +24,14 @@ from blazr.nn.layers.mla import DeepseekMlaConfig
 from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.layers.short_conv import ShortConvConfig
 from kernel_shapes import Sizes
+from mixers import PAGES, SLOTS, copy_of, memory_of, mixer_of, step_of, tensors_of
 from without_kernels import without_kernels
 
 # How far results of a few numbers may lie apart by luck.
 DTYPES = {torch.float32: 3e-6, torch.float16: 2**-8, torch.bfloat16: 2**-5}
 NORM_EPS = 0.1  # the norm of a few channels that are all small would blow up every rounding
-PAGES, SLOTS = 24, 12
 
 pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason="kernels are not compiled")
-
-
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    yield
-    compiled.use()
 
 
 def _gqa(sizes: Sizes) -> AttentionConfig:
@@ -175,77 +169,22 @@ KINDS: dict[str, tuple[Callable[[Sizes], MixerConfig], set[str]]] = {
 }
 
 
-def _mixer(config: MixerConfig) -> Mixer:
-    mixer = config.build()
-    for parameter in mixer.parameters():
-        spread = 0.3 if parameter.dim() < 2 else parameter.shape[-1] ** -0.5
-        torch.nn.init.normal_(parameter, 0.0, spread)
-    return mixer.requires_grad_(requires_grad=False)
-
-
-def _memory(config: MixerConfig, dtype: torch.dtype) -> LayerCache:
-    """Anything, in every page, checkpoint and run."""
-    spec = config.cache_spec(dtype)
-
-    def numbers(count: int, kinds: dict[str, object]) -> dict[str, Tensor]:
-        return {
-            name: (0.3 * torch.randn(count, *each.shape)).abs().to(each.dtype)
-            for name, each in kinds.items()
-        }
-
-    paged = numbers(PAGES * GRID, dict(spec.paged))
-    return LayerCache(
-        {name: each.view(PAGES, GRID, *each.shape[1:]) for name, each in paged.items()},
-        numbers(SLOTS, dict(spec.checkpoint)),
-        numbers(SLOTS, dict(spec.live)),
-    )
-
-
-def _copy(cache: LayerCache, dtypes: LayerCache | None = None) -> LayerCache:
-    """Its own tensors, in another one's dtypes."""
-    like = dtypes or cache
-    parts = (
-        (cache.paged, like.paged),
-        (cache.checkpoint, like.checkpoint),
-        (cache.live, like.live),
-    )
-    return LayerCache(
-        *(
-            {name: own[name].to(other[name].dtype, copy=True) for name in own}
-            for own, other in parts
-        )
-    )
-
-
-def _tensors(cache: LayerCache) -> dict[str, Tensor]:
-    return {**cache.paged, **cache.checkpoint, **{f"{k} live": v for k, v in cache.live.items()}}
-
-
 def _step(sizes: Sizes) -> ForwardBatch:
     """Up to four sequences, those of one token first."""
     lengths = sorted(sizes.one_of(1, sizes.size(20), sizes.size(100)) for _ in range(sizes.size(4)))
     pages, slots = torch.randperm(PAGES).tolist(), torch.randperm(SLOTS).tolist()
-    spans, tables, mapping = [], [], []
+    spans, tables = [], []
     for length in lengths:
         start = sizes.one_of(0, 64, sizes.size(150) - 1)
         first, logged = sum(span.length for span in spans), start % GRID
         edges = range(GRID - logged, length + 1, GRID)
         spans.append(Span(first, length, start, logged, tuple((at, slots.pop()) for at in edges)))
-        own = [pages.pop() for _ in range(-(-(start + length) // GRID))]
-        tables.append(own + [0] * (6 - len(own)))
-        mapping += [own[at // GRID] * GRID + at % GRID for at in range(start, start + length)]
-    positions = [at for span in spans for at in range(span.start, span.total)]
-    count = len(spans)
-    return ForwardBatch(
-        token_ids=torch.zeros(len(positions), dtype=torch.int64),
-        positions=torch.tensor(positions),
-        block_tables=torch.tensor(tables),
-        slot_mapping=torch.tensor(mapping),
-        state_slots=torch.tensor(slots[:count]),
-        run_slots=torch.randperm(SLOTS)[:count],
-        logits_indices=torch.zeros(count, dtype=torch.int64),
-        spans=tuple(spans),
-        num_decodes=lengths.count(1),
+        tables.append([pages.pop() for _ in range(-(-(start + length) // GRID))])
+    return step_of(
+        spans,
+        pages=tables,
+        states=slots[: len(spans)],
+        runs=torch.randperm(SLOTS)[: len(spans)].tolist(),
     )
 
 
@@ -275,21 +214,21 @@ def test_so_are_the_largest_that_kernels_have_room_for(kind: str, data: st.DataO
 def _agree(kind: str, sizes: Sizes) -> None:
     """What the definition loses in this dtype is allowed twice."""
     config, dtype, step = KINDS[kind][0](sizes), sizes.one_of(*DTYPES), _step(sizes)
-    memory = _memory(config, dtype)
-    mixer = _mixer(config).to(dtype)
+    memory = memory_of(config, dtype)
+    mixer = mixer_of(config, dtype)
     x = torch.randn(len(step.positions), config.hidden_size).to(dtype)
     found = {}
     for isa in compiled.isas():
         compiled.use(isa)
-        cache = _copy(memory)
-        found[isa] = {"out": mixer(x, step, cache), **_tensors(cache)}
+        cache = copy_of(memory)
+        found[isa] = {"out": mixer(x, step, cache), **tensors_of(cache)}
     with without_kernels():
-        cache = _copy(memory)
-        usual = {"out": mixer(x, step, cache), **_tensors(cache)}
-        wide = _copy(memory, _memory(config, torch.float32))
-        exact = _mixer(config)
+        cache = copy_of(memory)
+        usual = {"out": mixer(x, step, cache), **tensors_of(cache)}
+        wide = copy_of(memory, memory_of(config, torch.float32))
+        exact = mixer_of(config)
         exact.load_state_dict(mixer.state_dict())
-        truth = {"out": exact(x.float(), step, wide), **_tensors(wide)}
+        truth = {"out": exact(x.float(), step, wide), **tensors_of(wide)}
     for isa, tensors in found.items():
         for name, tensor in tensors.items():
             lost = _error(usual[name], truth[name])
@@ -317,7 +256,7 @@ def test_every_kernel_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
         sizes = _Smallest()
         config, step = sizes_of(sizes), _step(sizes)
         x = torch.randn(len(step.positions), config.hidden_size)
-        _mixer(config)(x, step, _memory(config, torch.float32))
+        mixer_of(config)(x, step, memory_of(config, torch.float32))
         assert expected <= called
 
 

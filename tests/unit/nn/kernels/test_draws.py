@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import product
 
 import pytest
@@ -18,14 +18,6 @@ ALMOST_ONE = 1 - 2**-53
 NEAR = 1e-9  # probabilities are rounded to 2**-42 of the largest, and exp is exact to as much
 
 pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason="kernels are not compiled")
-
-
-@pytest.fixture(params=compiled.ISAS)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    if not compiled.use(request.param):
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    compiled.use()
 
 
 def with_gaps(size: int) -> Tensor:
@@ -131,18 +123,14 @@ def test_a_row_alone_is_that_row_in_a_batch(isa: str) -> None:
     scores = torch.stack([KINDS["rounded"](40_000), KINDS["peaked"](40_000), KINDS["flat"](40_000)])
     scores = scores.repeat(3, 1)[:, 5:39_000]
     wishes = some_wishes(9, 38_995)
-    threads = torch.get_num_threads()
     first = sampling.draw(scores, wishes)
-    try:
-        for number in (1, 2, 4):
-            torch.set_num_threads(number)
-            together = sampling.draw(scores, wishes)
-            alone = [sampling.draw(scores[i : i + 1], wishes[i : i + 1]) for i in range(9)]
-            assert torch.equal(together, first), isa
-            assert torch.equal(torch.cat(alone), first)
-            assert torch.equal(sampling.likeliest(scores), scores.argmax(1))
-    finally:
-        torch.set_num_threads(threads)
+    for number in (1, 2, 4):
+        torch.set_num_threads(number)
+        together = sampling.draw(scores, wishes)
+        alone = [sampling.draw(scores[i : i + 1], wishes[i : i + 1]) for i in range(9)]
+        assert torch.equal(together, first), isa
+        assert torch.equal(torch.cat(alone), first)
+        assert torch.equal(sampling.likeliest(scores), scores.argmax(1))
 
 
 def chi_square(counts: Tensor, expected: Tensor) -> float:

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.kernels.recording import Arena, Recording
-from blazr.nn.layers.batch import ForwardBatch, LayerCache, Span
+from blazr.nn.layers.batch import Span
 from blazr.nn.layers.cache_spec import GRID
 from blazr.nn.layers.mla import DeepseekMlaConfig, Mla, MlaConfig
 from blazr.nn.layers.rope import RopeConfig
+from mixers import for_kernels, memory_of, mixer_of, step_of
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ROPE = RopeConfig(6)
@@ -60,52 +61,18 @@ pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason="kernels are no
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    threads = torch.get_num_threads()
+def _without_gradients() -> Iterator[None]:
     with torch.inference_mode():
         yield
-    torch.set_num_threads(threads)
 
 
-def mixer_of(name: str, dtype: torch.dtype) -> Mla:
-    torch.manual_seed(0)
-    mixer = CONFIGS[name].build().to(dtype).requires_grad_(requires_grad=False)
-    for parameter in mixer.parameters():
-        torch.nn.init.normal_(parameter, 0.0, 0.3)
-    return mixer
-
-
-def memory_of(name: str, pages: int, dtype: torch.dtype) -> LayerCache:
-    spec = CONFIGS[name].cache_spec(dtype)
-    return LayerCache(
-        {
-            key: torch.zeros(pages, GRID, *each.shape, dtype=dtype)
-            for key, each in spec.paged.items()
-        }
-    )
-
-
-def step_of(cuts: Sequence[tuple[int, int, list[int]]]) -> ForwardBatch:
-    """A step of sequences from one position to another, each with its pages."""
-    spans, slots, first = [], [], 0
-    for start, stop, pages in cuts:
+def spans_of(cuts: Sequence[tuple[int, int]]) -> list[Span]:
+    """Sequences from one position to another, end to end."""
+    spans, first = [], 0
+    for start, stop in cuts:
         spans.append(Span(first, stop - start, start, 0))
-        slots += [pages[at // GRID] * GRID + at % GRID for at in range(start, stop)]
         first += stop - start
-    width = max(len(pages) for *_, pages in cuts)
-    positions = torch.cat([torch.arange(start, stop) for start, stop, _ in cuts])
-    slot = torch.zeros(len(cuts), dtype=torch.int64)
-    return ForwardBatch(
-        token_ids=torch.zeros(first, dtype=torch.int64),
-        positions=positions,
-        block_tables=torch.tensor([pages + [0] * (width - len(pages)) for *_, pages in cuts]),
-        slot_mapping=torch.tensor(slots),
-        state_slots=slot,
-        run_slots=slot,
-        logits_indices=slot,
-        spans=tuple(spans),
-        num_decodes=sum(span.length == 1 for span in spans),
-    )
+    return spans
 
 
 def outputs(mixer: Mla, name: str, inputs: Sequence[Tensor], chunk: int) -> list[Tensor]:
@@ -115,13 +82,14 @@ def outputs(mixer: Mla, name: str, inputs: Sequence[Tensor], chunk: int) -> list
         count = -(-len(rows) // GRID)
         tables.append(list(range(used, used + count)))
         used += count
-    cache = memory_of(name, used, inputs[0].dtype)
+    cache = memory_of(CONFIGS[name], inputs[0].dtype, pages=used)
     found: list[list[Tensor]] = [[] for _ in inputs]
     for start in range(0, max(map(len, inputs)), chunk):
         going = [i for i, rows in enumerate(inputs) if len(rows) > start]
         going.sort(key=lambda i: len(inputs[i]) - start > 1)  # those of one token come first
         stops = [min(start + chunk, len(inputs[i])) for i in going]
-        batch = step_of([(start, stop, tables[i]) for i, stop in zip(going, stops, strict=True)])
+        spans = spans_of([(start, stop) for stop in stops])
+        batch = step_of(spans, pages=[tables[i] for i in going])
         x = torch.cat([inputs[i][start:stop] for i, stop in zip(going, stops, strict=True)])
         out = mixer(x, batch, cache)
         for index, span in zip(going, batch.spans, strict=True):
@@ -139,7 +107,8 @@ def outputs(mixer: Mla, name: str, inputs: Sequence[Tensor], chunk: int) -> list
     seed=st.integers(0, 99),
 )
 def test_nothing_around_it_changes_a_bit(name, dtype, batch, chunk, threads, seed):
-    mixer, random = mixer_of(name, dtype), torch.Generator().manual_seed(seed)
+    torch.manual_seed(0)
+    mixer, random = mixer_of(CONFIGS[name], dtype), torch.Generator().manual_seed(seed)
     longest = {1: 70, 7: 140}.get(chunk, 310)
     lengths = [longest, *torch.randint(1, 90, (batch - 1,), generator=random).tolist()]
     inputs = [torch.randn(count, 40, generator=random).to(dtype) for count in lengths]
@@ -152,28 +121,15 @@ def test_nothing_around_it_changes_a_bit(name, dtype, batch, chunk, threads, see
         assert torch.equal(one, other)
 
 
-class _Unseen(tuple[Span, ...]):
-    """Sequences of a step that may not be looked at."""
-
-    __slots__ = ()
-
-    def _refuse(self, *_: object) -> None:
-        raise AssertionError
-
-    __iter__ = __len__ = __getitem__ = _refuse  # type: ignore[assignment]
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_decode_step_is_kernels_alone(name: str, dtype: torch.dtype) -> None:
-    mixer, cache = mixer_of(name, dtype), memory_of(name, 6, dtype)
-    for rows in cache.paged.values():
-        rows.normal_()
-    batch = step_of([(70, 71, [0, 1]), (5, 6, [2]), (128, 129, [3, 4, 5])])
+    mixer, cache = mixer_of(CONFIGS[name], dtype), memory_of(CONFIGS[name], dtype)
+    spans = spans_of([(70, 71), (5, 6), (128, 129)])
+    batch = step_of(spans, pages=[[0, 1], [2], [3, 4, 5]])
     x = torch.randn(3, 40).to(dtype)
     expected = mixer(x, batch, cache)
-    unseen = replace(batch, spans=_Unseen())
-    unseen.__dict__.update(table=batch.table, rotary=batch.rotary)
+    unseen = for_kernels(batch)
     with Recording(Arena(), unseen) as recording:
         out = mixer(x, unseen, cache)
     assert not any(callable(call) for call in recording.calls)

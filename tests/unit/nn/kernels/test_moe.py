@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -24,29 +23,11 @@ pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missin
 PLAIN = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
-@pytest.fixture(params=compiled.ISAS)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    if not compiled.use(request.param):
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    compiled.use()
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def _stack(name: str, count: int, rows: int, columns: int) -> torch.Tensor | Packed:
     if name in PLAIN:
         return (torch.randn(count, rows, columns) / columns**0.5).to(PLAIN[name])
     packing = PACKINGS[name]
-    each = [random_packed(packing, rows, columns // packing.columns) for _ in range(count)]
-    scales = [matrix.row_scales for matrix in each if matrix.row_scales is not None]
-    blocks = torch.stack([matrix.blocks for matrix in each])
-    return Packed(packing, blocks, rows, torch.stack(scales) if scales else None)
+    return random_packed(packing, rows, columns // packing.columns, count)
 
 
 def _mlps(form: str, names: tuple[str, str, str], count: int, sizes: tuple[int, int]) -> ExpertMlps:
@@ -62,7 +43,7 @@ def _mlps(form: str, names: tuple[str, str, str], count: int, sizes: tuple[int, 
     return ExpertMlps(up=up, down=down, fused="interleaved", limit=2.0, alpha=1.7, **biases)
 
 
-@pytest.mark.usefixtures("isa", "threads")
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize(
     ("names", "sizes", "form"),
     [
@@ -122,7 +103,6 @@ def _compare(mlps: ExpertMlps, size: int) -> None:
         got = moe.experts(x, weights, chosen, mlps)
         # a sum in another order may turn the rounding of what is between the products
         assert (got - expected).norm() < 1e-3 * expected.norm(), isa
-    compiled.use()
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.data())

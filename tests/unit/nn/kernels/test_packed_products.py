@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -78,22 +76,11 @@ def test_activations_lose_less_than_a_hundredth() -> None:
     assert 0 < error < 0.01
 
 
-@pytest.fixture
-def _as_before() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-    compiled.use()
-
-
 @needs_library
-@pytest.mark.usefixtures("_as_before")
-@pytest.mark.parametrize("isa", compiled.ISAS)
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("name", PACKINGS)
 @pytest.mark.parametrize("gated", [False, True])
-def test_a_row_depends_on_itself_alone(name: str, isa: str, *, gated: bool) -> None:
-    if not compiled.use(isa):
-        pytest.skip(f"this processor has no {isa}")
+def test_a_row_depends_on_itself_alone(name: str, *, gated: bool) -> None:
     weights = [random_packed(PACKINGS[name], 150, 2) for _ in range(1 + gated)]
     function = matmul_q.packed_gated_linear if gated else matmul_q.packed_linear
     x = torch.randn(130, weights[0].columns).bfloat16()
@@ -107,28 +94,23 @@ def test_a_row_depends_on_itself_alone(name: str, isa: str, *, gated: bool) -> N
 
 
 @needs_library
-@pytest.mark.parametrize("isa", compiled.ISAS)
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q6_K", "IQ4_NL", "int8"])
-def test_every_form_rounds_activations_alike(name: str, isa: str) -> None:
+def test_every_form_rounds_activations_alike(name: str) -> None:
     """Extremes of both operands: the ends of every code, blocks of zeros, what is not finite."""
-    if not compiled.use(isa):
-        pytest.skip(f"this processor has no {isa}")
     packed = random_packed(PACKINGS[name], 16, 2)
     codes = packed.blocks[..., packed.packing.scale_bytes :]
     codes[..., ::4], codes[..., 1::4] = 0, 0xFF
     columns = packed.columns
     x = torch.stack([torch.full((columns,), 3.0), -torch.arange(columns), torch.zeros(columns)])
-    try:
-        expected = packed_linear.reference(x.double(), packed).float()
-        near = {"rtol": 1e-5, "atol": 1e-6 * float(expected.abs().max())}
-        torch.testing.assert_close(matmul_q.packed_linear(x, packed), expected, **near)
-        for value in (torch.inf, torch.nan):
-            x[1, 5] = value
-            got = matmul_q.packed_linear(x, packed)
-            assert not got[1].isfinite().any()
-            torch.testing.assert_close(got[[0, 2]], expected[[0, 2]], **near)
-    finally:
-        compiled.use()
+    expected = packed_linear.reference(x.double(), packed).float()
+    near = {"rtol": 1e-5, "atol": 1e-6 * float(expected.abs().max())}
+    torch.testing.assert_close(matmul_q.packed_linear(x, packed), expected, **near)
+    for value in (torch.inf, torch.nan):
+        x[1, 5] = value
+        got = matmul_q.packed_linear(x, packed)
+        assert not got[1].isfinite().any()
+        torch.testing.assert_close(got[[0, 2]], expected[[0, 2]], **near)
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -13,11 +11,8 @@ from blazr.engine.cache.storage import plan_layout
 from blazr.engine.runner import ModelRunner
 from blazr.models.causal_lm import CausalLM
 from blazr.nn.kernels.cpu import compiled
-from blazr.nn.layers import attention as attention_layer
-from blazr.nn.layers import mamba2 as mamba2_layer
-from blazr.nn.layers import mla as mla_layer
-from blazr.nn.layers import recurrent as recurrent_layer
 from networks import VOCAB, build_network
+from without_kernels import without_kernels
 
 NAMES = (
     *("gqa", "gqa_window", "gqa_capped", "gqa_sinks", "gqa_nope"),
@@ -25,19 +20,12 @@ NAMES = (
     *("mamba1", "mamba1_oxidizr", "mamba1_normed", "short_conv", "short_conv_biased"),
     *("mamba3", "mamba3_mimo", "mamba3_wide", "gated_delta", "gated_delta_grouped"),
     *("gated_delta_wide", "kimi_delta"),
-    *("mamba2", "mamba2_wide", "mamba2_odd"),
     *("mla", "mla_deepseek", "mla_deepseek_lite", "mla_nope", "mla_apart"),
 )
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CUTS = [1, 63, 64, 70, 71]
 
 pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason="kernels are not compiled")
-
-
-@pytest.fixture
-def isas() -> Iterator[tuple[str, ...]]:
-    yield compiled.isas()
-    compiled.use()
 
 
 def model_of(name: str, dtype: torch.dtype) -> CausalLM:
@@ -67,21 +55,16 @@ def mean_error(found: Tensor, truth: Tensor) -> float:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_kernel_is_as_right_as_the_mixer(
-    name: str, dtype: torch.dtype, isas: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_is_as_right_as_the_mixer(name: str, dtype: torch.dtype) -> None:
     model, ids = model_of(name, dtype), some_ids(75)
     found = {}
-    for isa in isas:
+    for isa in compiled.isas():
         compiled.use(isa)
         found[isa] = logits(model, ids, CUTS)
-    monkeypatch.setattr(attention_layer, "attention_kernel", lambda *_: None)
-    monkeypatch.setattr(mla_layer, "attention_kernel", lambda *_: None)
-    monkeypatch.setattr(mamba2_layer, "mamba2_kernel", lambda *_: None)
-    monkeypatch.setattr(recurrent_layer, "recurrences", lambda *_: None)
-    reference = logits(model, ids, CUTS)
-    # small numbers decide little: what the definition loses in this dtype is allowed twice
-    truth = logits(model.float(), ids, CUTS)
+    with without_kernels():
+        reference = logits(model, ids, CUTS)
+        # small numbers decide little: what the definition loses in this dtype is allowed twice
+        truth = logits(model.float(), ids, CUTS)
     for isa, with_kernels in found.items():
         assert mean_error(with_kernels, truth) < 2 * mean_error(reference, truth) + 2e-6, isa
 
@@ -99,11 +82,10 @@ def test_cutting_a_prompt_changes_no_bit(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", ["gqa", "mamba2", "mamba1", "mamba3", "short_conv", "kimi_delta"])
 def test_threads_change_no_bit(name: str) -> None:
-    model, ids, before = model_of(name, torch.float32), some_ids(90), torch.get_num_threads()
+    model, ids = model_of(name, torch.float32), some_ids(90)
     found = []
     for threads in (1, 2, 4):
         torch.set_num_threads(threads)
         found.append(logits(model, ids, [20]))
-    torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -21,12 +19,6 @@ from blazr.nn.quant.packed import PackedWeight, pack_weight
 from blazr.nn.quant.stored import PlainWeight, StoredStack
 
 pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())
-
-
-@pytest.fixture
-def _best_again() -> Iterator[None]:
-    yield
-    compiled.use()
 
 
 def test_the_kernel_packs_as_the_reference_does() -> None:
@@ -136,7 +128,7 @@ def test_quantized_at_load(quantize: str, name: str, bits: float, stack: tuple[i
         assert torch.isfinite(up).all()
 
 
-@pytest.mark.usefixtures("_best_again")
+@pytest.mark.usefixtures("kernels_as_before")
 def test_q4_k_is_the_same_blocks_everywhere_and_as_good_as_the_reference() -> None:
     kind = GGML_TYPES["Q4_K"]
     for (x,) in encode_q4_k.samples(torch.float32):

@@ -11,6 +11,7 @@ from blazr.models.families.hf.reading import Reading
 from blazr.models.families.hf.sparse import sigmoid_experts
 from blazr.models.families.hf.state_space import (
     FULL,
+    LEAST_STEP,
     LINEAR,
     TRAINING,
     Mamba2Keys,
@@ -75,7 +76,6 @@ _NEMOTRON_KEYS = replace(
 )
 _NEMOTRON_TYPES = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
 _LIBRARY_HAS_IT = 5  # the first version of transformers with a class of its own
-_LEAST_STEP = 0.001
 _NEMOTRON_OLD = {
     "mamba_n_groups": "n_groups",
     "mamba_d_conv": "conv_kernel",
@@ -98,7 +98,7 @@ def _nemotron_config(own: Mapping[str, object]) -> dict[str, object]:
         if old in changed:
             changed.setdefault(new, changed.pop(old))
     if _is_of_the_library(own):
-        changed["time_step_limit"] = [changed.get("time_step_min", _LEAST_STEP), "Infinity"]
+        changed["time_step_limit"] = [changed.get("time_step_min", LEAST_STEP), "Infinity"]
     return changed
 
 

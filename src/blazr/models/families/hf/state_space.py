@@ -19,6 +19,7 @@ LINEAR, FULL = "linear_attention", "full_attention"
 # What these were called before they had these names.
 _OLD_TYPES = {"mamba": LINEAR, "attention": FULL}
 _PARTS = ("weight", "bias")
+LEAST_STEP = 0.001  # transformers' usual one, where its classes have any
 # Keys about training and kernels.
 TRAINING = (
     *("rescale_prenorm_residual", "residual_in_fp32", "use_mambapy", "use_falcon_mambapy"),

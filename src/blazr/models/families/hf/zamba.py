@@ -14,6 +14,7 @@ from blazr.models.families.hf.names import hf_rules
 from blazr.models.families.hf.reading import Reading
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.hf.state_space import (
+    LEAST_STEP,
     LINEAR,
     TRAINING,
     Mamba2Keys,
@@ -123,7 +124,7 @@ def _kinds(reading: Reading) -> list[str | None]:
 
 
 def _mamba2(reading: Reading, norm: NormConfig) -> Mamba2Config:
-    least = reading.number("time_step_min", 0.001)
+    least = reading.number("time_step_min", LEAST_STEP)
     mixer = read_mamba2(reading, _KEYS, norm)
     return replace(mixer, norm_eps=GATED_NORM_EPS, dt_limits=(least, math.inf))
 

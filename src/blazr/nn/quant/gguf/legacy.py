@@ -14,7 +14,7 @@ from torch import Tensor
 from blazr.nn.quant.gguf.bits import fields, halves, words
 
 # 4-bit floats (sign, two bits of exponent, one of mantissa), doubled to be whole.
-_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 def f32(blocks: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def mxfp4(blocks: Tensor) -> Tensor:
     exponent = blocks[:, :1].int()
     # half of 2 ** (exponent - 127), the two smallest of which are subnormal
     bits = torch.where(exponent < 2, 0x00200000 << exponent.clamp(max=1), (exponent - 1) << 23)
-    return bits.view(torch.float32) * _look_up(_E2M1, fields(blocks[:, 1:], 4, 1))
+    return bits.view(torch.float32) * _look_up(E2M1, fields(blocks[:, 1:], 4, 1))
 
 
 def nvfp4(blocks: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def nvfp4(blocks: Tensor) -> Tensor:
     normal = (1 + mantissa / 8) * torch.exp2(exponent.float() - 7)
     value = torch.where(exponent == 0, mantissa * 2**-9, normal) * 0.5
     value = value.masked_fill((scale == 0) | (scale == 0x7F), 0)
-    values = _look_up(_E2M1, fields(blocks[:, 4:], 4, 4)).view(-1, 4, 16)
+    values = _look_up(E2M1, fields(blocks[:, 4:], 4, 4)).view(-1, 4, 16)
     return (value[:, :, None] * values).flatten(1)
 
 

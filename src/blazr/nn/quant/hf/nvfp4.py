@@ -14,11 +14,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from blazr.nn.quant.gguf.legacy import E2M1
 from blazr.nn.quant.hf.fp8 import SCALES
 from blazr.nn.quant.hf.scheme import Layout, Parts, agree, need
 
 _GROUP = 16
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 class Nvfp4Layout(Layout):
@@ -44,7 +44,7 @@ class Nvfp4Layout(Layout):
         """See `Layout.decode`."""
         packed = parts[self.numbers][rows]
         codes = torch.stack((packed & 15, packed >> 4), -1).flatten(1).int()
-        table = torch.tensor((*_E2M1, *(-each for each in _E2M1)), device=packed.device)
+        table = torch.tensor(E2M1, device=packed.device) / 2
         scales, whole = parts["weight_scale"][rows].float(), parts[self.whole].float()
         scales = scales / whole if self.divides else scales * whole
         return table[codes] * scales.repeat_interleave(_GROUP, 1)
