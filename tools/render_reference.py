@@ -329,11 +329,17 @@ def _published() -> dict[str, dict[str, list[str]]]:
         rows = json.loads(path.read_text(encoding="utf-8"))
         models = rows if path.stem in {"names", "totals"} else {path.stem: rows}
         for model, row in models.items():
-            header = row.get("header", model)
-            made = GOLDEN / "headers" / f"{header}.json"
-            kind = _model_type(made) if made.exists() else row["config"]["model_type"]
-            read.setdefault(kind, {}).setdefault(model, []).extend(_what(row))
+            read.setdefault(_family_of(row, model), {}).setdefault(model, []).extend(_what(row))
     return read
+
+
+def _family_of(row: dict[str, Any], model: str) -> str:
+    made = GOLDEN / "headers" / f"{row.get('header', model)}.json"
+    if made.exists():
+        return _model_type(made)
+    if "config" in row:
+        return str(row["config"]["model_type"])
+    return ARCHITECTURES[row["metadata"]["general.architecture"]].families[0]
 
 
 def _what(row: dict[str, Any]) -> Iterator[str]:
