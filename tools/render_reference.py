@@ -324,8 +324,7 @@ def _model_type(path: Path) -> str:
 def _published() -> dict[str, dict[str, list[str]]]:
     """What was read of published files, by family and model."""
     read: dict[str, dict[str, list[str]]] = {}
-    recorded = GOLDEN / "headers" / "recorded"
-    for path in sorted(recorded.glob("*.json")):
+    for path in sorted((GOLDEN / "headers" / "recorded").glob("*.json")):
         rows = json.loads(path.read_text(encoding="utf-8"))
         models = rows if path.stem in {"names", "totals"} else {path.stem: rows}
         for model, row in models.items():
@@ -334,17 +333,15 @@ def _published() -> dict[str, dict[str, list[str]]]:
 
 
 def _family_of(row: dict[str, Any], model: str) -> str:
+    if "metadata" in row and "header" not in row:
+        return ARCHITECTURES[row["metadata"]["general.architecture"]].families[0]
     made = GOLDEN / "headers" / f"{row.get('header', model)}.json"
-    if made.exists():
-        return _model_type(made)
-    if "config" in row:
-        return str(row["config"]["model_type"])
-    return ARCHITECTURES[row["metadata"]["general.architecture"]].families[0]
+    return _model_type(made) if made.exists() else str(row["config"]["model_type"])
 
 
 def _what(row: dict[str, Any]) -> Iterator[str]:
     said = row.get("says", row)
-    if "tensors" in row and isinstance(row["tensors"], list):
+    if isinstance(row.get("tensors"), list):
         has_shapes = any(shape is not None for _, _, shape, *_ in row["tensors"])
         part = "" if row.get("whole", True) else " of some layers"
         yield f"names and shapes{part}" if has_shapes else f"names{part}"
