@@ -274,9 +274,8 @@ def render_tables() -> str:
 
 def render_models() -> str:
     """Every family: what runs it, and what its network was compared with."""
-    headers = _recorded("headers/*.json", _model_type)
+    headers, published = _recorded("headers/*.json", _model_type), _published()
     gguf = _recorded("gguf/converted/*.gguf.xz", lambda path: path.name.partition(".")[0])
-    published = _published()
     heads = ("family", "compared with", "headers of releases that plan", "read of published files")
     families = (
         (
