@@ -157,4 +157,72 @@ JSON_OUTPUTS = (
         '{"name": "web_search", "parameters": {"query": "你好"}}',
         (("web_search", '{"query": "你好"}'),),
     ),
+    Recorded(
+        "agent",
+        "blazr's nano, held to the format, temperature 0.7, seed 2",
+        '<|function|>{"name": "tell_story", "arguments": { "title":\n"I\'m '
+        'going to make you go, and my name is"\n,"first_sentence"\n:\n"Here, '
+        "a grumpy cat, and he must be able to do that he was a circle. And "
+        'now, that is not a rubber dog! Oh, where is my e","animals":\n  [" '
+        'answered Oz"\n, "It is all to",\n"Is it will a"\n      ]\n          '
+        "          }}<|/function|>",
+        (
+            (
+                "tell_story",
+                (
+                    '{ "title":\n"I\'m going to make you go, and my name '
+                    'is"\n,"first_sentence"\n:\n"Here, a grumpy cat, and he must '
+                    "be able to do that he was a circle. And now, that is not a "
+                    'rubber dog! Oh, where is my e","animals":\n  [" answered '
+                    'Oz"\n, "It is all to",\n"Is it will a"\n      ]\n           '
+                    "         }"
+                ),
+            ),
+        ),
+    ),
+    Recorded(
+        "gigachat",
+        "blazr's nano, held to the format, temperature 0.7, seed 3",
+        '<|function_call|>{"name": "tell_story", "arguments": { '
+        '"title"\n:\n"There are the Chirpy, what '
+        'happened?"\n,"first_sentence"\n: "I am here to go out of the land, '
+        "and now I am awamber to be awake! It is a raven, and I am the "
+        'Master is a wide man, and"\n,"animals"\n:\n   [" said Claus,"\n," '
+        'and Claus s", "What was ups"\n \t \t \t ] }}',
+        (
+            (
+                "tell_story",
+                (
+                    '{ "title"\n:\n"There are the Chirpy, what '
+                    'happened?"\n,"first_sentence"\n: "I am here to go out of '
+                    "the land, and now I am awamber to be awake! It is a raven, "
+                    'and I am the Master is a wide man, and"\n,"animals"\n:\n   '
+                    '[" said Claus,"\n," and Claus s", "What was ups"\n \t \t \t '
+                    "] }"
+                ),
+            ),
+        ),
+    ),
+    Recorded(
+        "gigachat3",
+        "blazr's nano, held to the format, temperature 0.7, seed 2",
+        '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": '
+        '"tell_story", "arguments": { "title"\n: "I am going to get some '
+        'directions of the","first_sentence"\n: "I think of the Snows. But '
+        'as he was still at once dough, the Princess of the TV; and said, ", '
+        '"animals"\n:\n         [ "--"\n," cried out; "\n, " smiled; she"\n  '
+        "          ] }}",
+        (
+            (
+                "tell_story",
+                (
+                    '{ "title"\n: "I am going to get some directions of '
+                    'the","first_sentence"\n: "I think of the Snows. But as he '
+                    "was still at once dough, the Princess of the TV; and said, "
+                    '", "animals"\n:\n         [ "--"\n," cried out; "\n, " '
+                    'smiled; she"\n            ] }'
+                ),
+            ),
+        ),
+    ),
 )
