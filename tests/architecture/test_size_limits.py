@@ -20,6 +20,11 @@ def test_packages_stay_within_their_budget(load_tool: Load) -> None:
     assert not over, "a package over its budget needs an ADR"
 
 
+def test_kernels_stay_within_their_budget(load_tool: Load) -> None:
+    size = load_tool("size")
+    assert 1_000 < size.kernel_lines() < size.KERNELS_BUDGET
+
+
 def test_every_package_has_a_budget(load_tool: Load, root: Path) -> None:
     packages = {path.parent.name for path in (root / "src" / "blazr").glob("*/__init__.py")}
     assert packages <= set(load_tool("size").BUDGETS) | {"data"}
