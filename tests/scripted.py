@@ -67,6 +67,7 @@ class ScriptedEngine:
         self.submitted: list[Request] = []
         self.aborted: list[int] = []
         self.num_steps = 0
+        self.halts_after = 0
         self.is_paused = False
         self.num_forgotten = 0
         self.go = threading.Event()
@@ -186,6 +187,8 @@ class ScriptedEngine:
             with self._lock:
                 batch = list(self._running.values())
                 self.num_steps += 1
+            if self.num_steps == self.halts_after:
+                self.go.clear()
             for running in batch:
                 self._step(running)
 
