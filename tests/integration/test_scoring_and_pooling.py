@@ -60,7 +60,9 @@ class Scoring(Lab):
         for position, each in enumerate(found[1:]):
             assert each.logprob == pytest.approx(float(logits[position, each.token_id]), abs=1e-4)
             assert len(each.top) == num_top
-            assert each.top[0][1] == pytest.approx(float(logits[position].max()), abs=1e-4)
+            assert not num_top or each.top[0][1] == pytest.approx(
+                float(logits[position].max()), abs=1e-4
+            )
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -101,6 +103,20 @@ def test_answers_part_from_one_another_anywhere(model, length: int, budget: int)
         alone.run()
         assert lab.prompts[request] == alone.prompts[only]
         assert lab.tokens[request, 0] == alone.tokens[only, 0]
+
+
+@pytest.mark.parametrize("num_top", [0, 1, 2])
+def test_answers_that_go_on_where_others_part_may_want_fewer_of_the_likeliest(
+    model, num_top: int
+) -> None:
+    lab = Scoring(model, budget=60)
+    context = tokens_of(150, seed=1)
+    prompts = [context + tokens_of(100, seed=10 + n) for n in range(2)]
+    asked = [lab.score(prompts[0], num_top=5), lab.score(prompts[1], num_top)]
+    lab.run()
+    assert lab.cached[asked[1]] == len(context)
+    for request, prompt, wanted in zip(asked, prompts, (5, num_top), strict=True):
+        lab.check(request, prompt, wanted)
 
 
 def test_answers_that_go_on_where_others_part_may_be_preempted_and_end(model) -> None:

@@ -18,6 +18,7 @@ from blazr.engine.request import Request
 from blazr.engine.runner import StepResult
 from blazr.engine.sampling.sampler import Sampled
 from blazr.engine.scheduler import Scheduler, StepPlan
+from blazr.engine.scores import go_on
 from blazr.engine.sequence import Phase, Sequence
 
 Execute = Callable[[StepPlan], StepResult]
@@ -359,7 +360,7 @@ class Engine:
                 sequence.scores += logprobs
         for index, entry in result.fork_logprobs.items():
             fork = plan.forks[index]
-            fork.sequence.scores = [*(fork.source.scores or ())[: fork.length], entry]
+            fork.sequence.scores = go_on((fork.source.scores or ())[: fork.length], entry)
         for index, part in result.pooled.items():
             sequence = plan.rows[index].sequence
             # after a preemption the prompt is computed again from its first token

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import isnan
 
 import numpy as np
@@ -41,6 +42,20 @@ def unpack(
         top = tuple((int(i), value) for i, value in zip(ids, values, strict=True))
         entries.append(TokenLogprobs(token_id, row[0], top[:num_top]))
     return entries
+
+
+def go_on(
+    known: Sequence[TokenLogprobs | None], entry: TokenLogprobs
+) -> list[TokenLogprobs | None]:
+    """Another prompt's entries, then the first of one's own: with as many of the likeliest."""
+    width = len(entry.top)
+    return [
+        *(
+            replace(each, top=each.top[:width]) if each and len(each.top) > width else each
+            for each in known
+        ),
+        entry,
+    ]
 
 
 def is_enough(rows: NDArray[np.float32] | None, num_top: int) -> bool:
