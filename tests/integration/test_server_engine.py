@@ -60,9 +60,9 @@ def test_the_header_says_why(server: Loopback) -> None:
     assert complete(server, prompt[:100] + prompt[:100]) == "0/200; no-state"
     assert complete(server, prompt[:64] + [5] * 100) == "64/164; partial"
     assert complete(server, prompt[:40]) == "0/40; short"
-    # its scores are not known yet; then they are, and end a block before the tokens do
+    # its scores are not known yet; then they are
     assert complete(server, prompt, logprobs=1, echo=True) == "0/200; unknown"
-    assert complete(server, prompt, logprobs=1, echo=True) == "128/200; whole"
+    assert complete(server, prompt, logprobs=1, echo=True) == "192/200; whole"
     found = server.client.get("/debug/cache").json()
     assert [each["reason"] for each in found["recent"]][:3] == ["whole", "unknown", "short"]
     counted = {"unknown": 2, "whole": 2, "no-state": 1, "partial": 1, "short": 1}
@@ -71,7 +71,7 @@ def test_the_header_says_why(server: Loopback) -> None:
     assert found["pages"]["used"] == found["pages"]["idle"] > 0
     assert found["states"]["used"] > 0
     assert found["pages"]["free"] > 0
-    assert (found["prompt_tokens"], found["cached_tokens"]) == (1204, 384)
+    assert (found["prompt_tokens"], found["cached_tokens"]) == (1204, 448)
 
 
 def test_salts_keep_prefixes_apart(server: Loopback) -> None:

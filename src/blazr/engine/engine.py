@@ -18,7 +18,7 @@ from blazr.engine.request import Request
 from blazr.engine.runner import StepResult
 from blazr.engine.sampling.sampler import Sampled
 from blazr.engine.scheduler import Scheduler, StepPlan
-from blazr.engine.scores import go_on
+from blazr.engine.scores import go_on, keep_scores
 from blazr.engine.sequence import Phase, Sequence
 
 Execute = Callable[[StepPlan], StepResult]
@@ -192,7 +192,7 @@ class Engine:
         self._collect(plan, result)
         self.scheduler.commit(plan)
         for index in result.prompt_logprobs:
-            self.scheduler.memory.keep_scores(plan.rows[index].sequence)
+            keep_scores(plan.rows[index].sequence, self.scheduler.memory.shape.grid)
         self.counts.steps += 1
         self.counts.computed_tokens += plan.num_tokens
         sampled = iter(result.sampled)
