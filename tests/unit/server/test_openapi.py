@@ -9,13 +9,10 @@ from collections.abc import Iterator
 import jsonschema
 import pytest
 from tests.loopback import Loopback, serving
-from tests.scripted import scripted_core
+from tests.scripted import thinking_core
 
 from blazr.server.answers import ANSWERS
 from blazr.server.routes import ROUTES
-from blazr.text.reasoning import REASONING
-from blazr.text.stream import ReplyFormat
-from blazr.text.tool_calls import TOOL_FORMATS
 
 TEXT = (
     "<think>\nHm.\n</think>\n\nLet me look.\n"
@@ -158,11 +155,7 @@ ROUTER = {"/models/load", "/models/unload"}
 @pytest.fixture(scope="module")
 def speaking() -> Iterator[Loopback]:
     """A model that thinks, talks and calls a tool."""
-    core = scripted_core(text=TEXT)
-    core.reply_format = ReplyFormat(
-        reasoning=REASONING["think"], tool_format=TOOL_FORMATS["hermes"]
-    )
-    with serving(core) as running:
+    with serving(thinking_core(TEXT)) as running:
         yield running
 
 
