@@ -17,7 +17,10 @@ from blazr.engine.request import Request
 from blazr.llm.opened import ModelInfo
 from blazr.llm.text_engine import TextEngine
 from blazr.text.chat_template import choose_template
+from blazr.text.reasoning import REASONING
+from blazr.text.stream import ReplyFormat
 from blazr.text.tokenizers.choose import choose_tokenizer
+from blazr.text.tool_calls import TOOL_FORMATS
 
 R = TypeVar("R")
 SCRIPT = " one two three four five six seven eight nine ten"
@@ -67,6 +70,7 @@ class ScriptedEngine:
         self.submitted: list[Request] = []
         self.aborted: list[int] = []
         self.num_steps = 0
+        self.halts_after = 0
         self.is_paused = False
         self.num_forgotten = 0
         self.go = threading.Event()
@@ -186,6 +190,8 @@ class ScriptedEngine:
             with self._lock:
                 batch = list(self._running.values())
                 self.num_steps += 1
+            if self.num_steps == self.halts_after:
+                self.go.clear()
             for running in batch:
                 self._step(running)
 
@@ -270,6 +276,15 @@ def scripted_core(**changes: object) -> TextEngine:
         directory=None, name_or_path=None, family="oxidizr", tokenizer=tokenizer
     )
     return TextEngine(engine, ModelInfo(**info), tokenizer=tokenizer, template=template)
+
+
+def thinking_core(text: str, **changes: object) -> TextEngine:
+    """A core whose answer is told apart as Qwen writes it: thoughts, words and calls of tools."""
+    core = scripted_core(text=text, **changes)
+    core.reply_format = ReplyFormat(
+        reasoning=REASONING["think"], tool_format=TOOL_FORMATS["hermes"]
+    )
+    return core
 
 
 def wait_until(condition: Callable[[], bool], *, timeout_s: float = 10.0) -> None:

@@ -221,7 +221,8 @@ def _readable(hint: object) -> str:
     if origin is Literal:
         return f"Literal{list(inner)}"
     if origin is Annotated:
-        return f"{_readable(inner[0])} ({str(inner[1]).removeprefix('msgspec.Meta(')}"
+        bounds = ", ".join(map("=".join, re.findall(r"(\w+)'?[=:] ?(-?\d+)", str(inner[1]))))
+        return _readable(inner[0]) + (f" ({bounds})" if bounds else "")
     names = [_readable(each) for each in inner]
     if origin in {Union, UnionType}:
         return " | ".join(names)

@@ -9,15 +9,12 @@ from contextlib import ExitStack
 
 import pytest
 from tests.loopback import Loopback, serving_models
-from tests.scripted import scripted_core
+from tests.scripted import thinking_core
 
 from blazr.llm.async_llm import AsyncLLM
 from blazr.server.config import ServerConfig
 from blazr.server.models import Models
 from blazr.server.state import ModelSource
-from blazr.text.reasoning import REASONING
-from blazr.text.stream import ReplyFormat
-from blazr.text.tool_calls import TOOL_FORMATS
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -27,10 +24,7 @@ def models_saying(*texts: str, **settings: object) -> Models:
     sources = []
     for place, text in enumerate(texts):
         name = f"model-{place}"
-        core = scripted_core(text=text, name=name, max_seq_len=4096)
-        core.reply_format = ReplyFormat(
-            reasoning=REASONING["think"], tool_format=TOOL_FORMATS["hermes"]
-        )
+        core = thinking_core(text, name=name, max_seq_len=4096)
         sources.append(ModelSource(name=name, open=lambda core=core: AsyncLLM(core)))
     return Models(sources, ServerConfig(**{"host": "127.0.0.1", "port": 0, **settings}))
 

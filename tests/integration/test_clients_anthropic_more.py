@@ -11,12 +11,9 @@ import anthropic
 import pytest
 from pydantic import BaseModel
 from tests.loopback import Loopback, serving
-from tests.scripted import SCRIPT, scripted_core
+from tests.scripted import SCRIPT, scripted_core, thinking_core
 
 from blazr.llm.open import open_model
-from blazr.text.reasoning import REASONING
-from blazr.text.stream import ReplyFormat
-from blazr.text.tool_calls import TOOL_FORMATS
 
 HELLO = [{"role": "user", "content": "hello"}]
 ASKED = {"model": "default", "max_tokens": 200, "messages": HELLO}
@@ -44,11 +41,7 @@ def plain(script: Loopback) -> Iterator[anthropic.Anthropic]:
 @pytest.fixture
 def caller() -> Iterator[Loopback]:
     """One that thinks, says something, and calls twice."""
-    core = scripted_core(text=TEXT)
-    core.reply_format = ReplyFormat(
-        reasoning=REASONING["think"], tool_format=TOOL_FORMATS["hermes"]
-    )
-    with serving(core) as running:
+    with serving(thinking_core(TEXT)) as running:
         yield running
 
 

@@ -24,7 +24,9 @@ class Node:
         locks: Running sequences whose prefix this is; an ancestor has at least as many.
         used: When it was last matched or written; higher is later.
         is_alive: Whether it is still in the trie.
-        scores: Log-probabilities of the block's tokens, as `blazr.engine.scores` packs them.
+        scores: Log-probabilities of the block's tokens, as `blazr.engine.scores` packs them, and of
+            ``next_id`` in one more row.
+        next_id: A token that followed the block in a scored prompt, or -1.
     """
 
     parent: Node | None
@@ -37,3 +39,4 @@ class Node:
     used: int = 0
     is_alive: bool = True
     scores: NDArray[np.float32] | None = None
+    next_id: int = -1

@@ -18,6 +18,7 @@ from blazr.engine.request import Request
 from blazr.engine.runner import StepResult
 from blazr.engine.sampling.sampler import Sampled
 from blazr.engine.scheduler import Scheduler, StepPlan
+from blazr.engine.scores import go_on, keep_scores
 from blazr.engine.sequence import Phase, Sequence
 
 Execute = Callable[[StepPlan], StepResult]
@@ -191,7 +192,7 @@ class Engine:
         self._collect(plan, result)
         self.scheduler.commit(plan)
         for index in result.prompt_logprobs:
-            self.scheduler.memory.keep_scores(plan.rows[index].sequence)
+            keep_scores(plan.rows[index].sequence, self.scheduler.memory.shape.grid)
         self.counts.steps += 1
         self.counts.computed_tokens += plan.num_tokens
         sampled = iter(result.sampled)
@@ -359,7 +360,7 @@ class Engine:
                 sequence.scores += logprobs
         for index, entry in result.fork_logprobs.items():
             fork = plan.forks[index]
-            fork.sequence.scores = [*(fork.source.scores or ())[: fork.length], entry]
+            fork.sequence.scores = go_on((fork.source.scores or ())[: fork.length], entry)
         for index, part in result.pooled.items():
             sequence = plan.rows[index].sequence
             # after a preemption the prompt is computed again from its first token

@@ -305,7 +305,8 @@ class Scheduler:
         least = -(-grid // LEAST_SHARED) if is_scored else grid
         if at - self.memory.usable_prefix(sequence) < least:
             return False
-        source.wanted.add((at // grid - self.memory.lag(sequence)) * grid)
+        last = at - (sequence.request.params.prompt_logprobs is not None)  # which tells of the next
+        source.wanted.add(last // grid * grid)
         self._meets.setdefault(source, []).append((at, sequence))
         return True
 

@@ -1,14 +1,17 @@
-"""Log-probabilities of a block of prompt tokens, packed to be kept with the block."""
+"""Log-probabilities of prompt tokens, packed to be kept with the block they are of."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import isnan
 
 import numpy as np
 from numpy.typing import NDArray
 
+from blazr.engine.block import Node
 from blazr.engine.outputs import TokenLogprobs
+from blazr.engine.sequence import Sequence as RunningSequence
 
 
 def pack(entries: Sequence[TokenLogprobs | None]) -> NDArray[np.float32]:
@@ -43,6 +46,65 @@ def unpack(
     return entries
 
 
+def go_on(
+    known: Sequence[TokenLogprobs | None], entry: TokenLogprobs
+) -> list[TokenLogprobs | None]:
+    """Another prompt's entries, then the first of one's own: with as many of the likeliest."""
+    width = len(entry.top)
+    return [
+        *(
+            replace(each, top=each.top[:width]) if each and len(each.top) > width else each
+            for each in known
+        ),
+        entry,
+    ]
+
+
 def is_enough(rows: NDArray[np.float32] | None, num_top: int) -> bool:
     """Whether the likeliest ``num_top`` were kept."""
     return rows is not None and rows.shape[1] >= 1 + 2 * num_top
+
+
+def keep_scores(sequence: RunningSequence, grid: int) -> None:
+    """Keep the scores of a running sequence's whole blocks of ``grid`` with the published ones."""
+    node = sequence.node
+    num_top = sequence.request.params.prompt_logprobs or 0
+    known = sequence.scores or ()
+    while node is not None and node.depth:
+        end = node.depth * grid
+        has_next = end < len(known)
+        if is_enough(node.scores, num_top) and (node.next_id >= 0 or not has_next):
+            break
+        rows = pack(known[end - grid : end + 1])
+        is_wider = node.scores is None or rows.shape[1] >= node.scores.shape[1]
+        if end <= len(known) and is_wider:
+            node.scores, node.next_id = rows, sequence.tokens[end] if has_next else -1
+        node = node.parent
+
+
+def knows_next(sequence: RunningSequence, node: Node, grid: int) -> bool:
+    """Whether the score of the prompt's token after a block is kept with the block."""
+    end = node.depth * grid
+    return end < sequence.num_prompt and node.next_id == sequence.tokens[end]
+
+
+def known_scores(
+    sequence: RunningSequence, path: Sequence[Node], grid: int
+) -> list[TokenLogprobs | None]:
+    """The scores of the tokens before `sequence.computed`, and of the one there.
+
+    Args:
+        sequence: It goes on there.
+        path: Its blocks up to there, and the next if its scores are known.
+        grid: Tokens in a block.
+    """
+    num_top = sequence.request.params.prompt_logprobs or 0
+    known: list[TokenLogprobs | None] = []
+    for node in path:
+        if len(known) > sequence.computed:
+            break
+        assert node.scores is not None
+        start, end = len(known), node.depth * grid + knows_next(sequence, node, grid)
+        rows = node.scores[start - (node.depth - 1) * grid :]
+        known += unpack(rows, sequence.tokens[start:end], num_top)
+    return known[: sequence.computed + 1]

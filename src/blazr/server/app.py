@@ -77,7 +77,9 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """What a path may be asked with, in all of its rows."""
+    """What a path may be asked with, in all of its rows: those with its very name, if there are."""
+    path = request.scope["path"]
     routes = [each for each in request.app.routes if isinstance(each, StarletteRoute)]
-    fitting = [each for each in routes if each.path_regex.match(request.scope["path"])]
+    fitting = [each for each in routes if each.path_regex.match(path)]
+    fitting = [each for each in fitting if each.path == path] or fitting
     return sorted({method for each in fitting for method in each.methods or ()})

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from blazr.core.errors import RequestError
+from blazr.server.params import Nothing, said
 from blazr.text.messages import Message
 
 MAX_MESSAGES = 4096
@@ -15,7 +16,7 @@ MAX_MESSAGES = 4096
 class Part(msgspec.Struct):
     """One part of a message's content."""
 
-    type: str
+    type: Annotated[str, said(enum=["text"])]
     text: str | None = None
 
 
@@ -30,7 +31,7 @@ class ChatMessage(msgspec.Struct):
     reasoning: str | None = None
     reasoning_content: str | None = None
     thinking: str | None = None
-    images: list[str] | None = None
+    images: Nothing | None = None
 
 
 def to_messages(messages: list[ChatMessage]) -> list[Message]:

@@ -47,6 +47,7 @@ _SYNONYMS = {
     "max_completion_tokens": "max_tokens",
     "max_new_tokens": "max_tokens",
     "max_output_tokens": "max_tokens",
+    "n_probs": "logprobs",
     "n_predict": "max_tokens",
     "num_predict": "max_tokens",
     "repeat_penalty": "repetition_penalty",
@@ -54,6 +55,31 @@ _SYNONYMS = {
 }
 # Where dialects have a meaning for what is below the least: all of it, or to the end.
 _LOWEST: Mapping[str, int | None] = {"top_k": -1, "n_predict": -1, "num_predict": None}
+
+
+def _given(*names: str, least: int = 0) -> Schema:
+    """There is one of these fields, it is not null, and so many characters long."""
+    kinds = {"type": ["string", "array"], "minLength": least}
+    return {"anyOf": [{"required": [name], "properties": {name: kinds}} for name in names]}
+
+
+def _of_type(*types: str, **more: object) -> Schema:
+    return {"properties": {"type": {"enum": types}}, "required": ["type"], **more}
+
+
+# Which fields of a body go together, by the body's type.
+_TOGETHER: Mapping[str, Schema] = {
+    "ChatTextBody": _given("messages"),
+    "TokenizeBody": {"oneOf": [_given("messages"), _given("prompt", "content")]},
+    "Part": _given("text"),
+    "Item": {
+        "anyOf": [
+            {"properties": {"type": {"const": "message"}}, **_given("role", least=1)},
+            _of_type("function_call", "custom_tool_call", **_given("name", least=1)),
+            _of_type("function_call_output", "custom_tool_call_output", "reasoning"),
+        ]
+    },
+}
 # What a request may be tried with, by field.
 _EXAMPLES: Mapping[str, object] = {
     "messages": [{"role": "user", "content": "Tell me of a cat."}],
@@ -97,6 +123,8 @@ def describe(routes: Iterable[Route]) -> dict[str, object]:
     for schema in components.values():
         for name, field in schema.get("properties", {}).items():
             _explain(name, field)
+    for name, schema in _TOGETHER.items():
+        components[name] |= schema
     paths: dict[str, dict[str, object]] = {}
     for row in rows:
         path = _PARAMETER.sub(r"{\1}", row.path)
@@ -216,6 +244,8 @@ def _explain(name: str, field: Schema) -> None:
         low, high = _BOUNDS.get(_SYNONYMS.get(name, name), (None, None))
         bounds = {"minimum": _LOWEST.get(name, low), "maximum": high}
         choice |= {key: bound for key, bound in bounds.items() if bound is not None}
+        if _SYNONYMS.get(name, name) == "repetition_penalty":  # it divides
+            choice["exclusiveMinimum"] = choice.pop("minimum")
 
 
 def _with_short_names(document: dict[str, Any]) -> dict[str, object]:

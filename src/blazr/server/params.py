@@ -5,12 +5,17 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 
 from blazr.core.errors import RequestError
-from blazr.engine.sampling_params import SAMPLERS, SamplingParams
+from blazr.engine.sampling_params import (
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_STRINGS,
+    SAMPLERS,
+    SamplingParams,
+)
 from blazr.llm.generation import Prompt, Truncation
 from blazr.server.service import Call
 
@@ -19,6 +24,30 @@ MAX_PROMPTS = 128
 MAX_TOOLS = 128
 LAST_N = 64  # tokens that penalties look back: llama.cpp's and Ollama's default
 TEXT = {"type": "text"}  # the response format that holds a reply to nothing
+
+
+def said(**schema: object) -> msgspec.Meta:
+    """What the OpenAPI document says of a type besides; who refuses the rest tells why."""
+    return msgspec.Meta(extra_json_schema=schema)
+
+
+_Stop = Annotated[str, said(minLength=1, maxLength=MAX_STOP_CHARACTERS)]
+Stops = Annotated[list[_Stop], said(maxItems=MAX_STOP_STRINGS)]
+Stop = _Stop | Stops
+MostTokens = Annotated[int, said(anyOf=[{"const": -1}, {"minimum": 1}])]  # of a prompt
+Nothing = Annotated[list[str], said(maxItems=0)]  # where others have images
+_PLAIN = {"type": {"enum": ["text", "json_object"]}}
+_NESTED = {"type": {"const": "json_schema"}, "json_schema": {"required": ["schema"]}}
+ResponseFormat = Annotated[
+    dict[str, Any],
+    said(
+        anyOf=[
+            {"properties": _PLAIN, "required": ["type"]},
+            {"properties": _NESTED, "required": ["type", "json_schema"]},
+            {"properties": {"type": {"const": "json_schema"}}, "required": ["type", "schema"]},
+        ]
+    ),
+]
 
 # What others call kinds of grammar that have other names here.
 _GRAMMARS = {"json": "json_schema", "ebnf": "grammar"}
@@ -123,6 +152,8 @@ _LETTERS = {
     "t": "temperature",
     **dict.fromkeys("dsyx", "dry"),
 }
+_Sampler = Annotated[str, said(enum=[*SAMPLERS, *_LETTERS, *sorted(_IDLE)])]
+Samplers = list[_Sampler] | Annotated[str, said(pattern=f"^[{''.join(_LETTERS)}]*$")]
 
 
 def sampler_order(given: list[str] | str | None) -> dict[str, object]:
@@ -157,7 +188,7 @@ def sampler_order(given: list[str] | str | None) -> dict[str, object]:
 class TruncatingBody(msgspec.Struct, kw_only=True):
     """A request that says what becomes of a prompt that is too long, as vLLM spells it."""
 
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: MostTokens | None = None
     truncation_side: Literal["left", "right"] | None = None
 
     @property

@@ -11,16 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from types import FrameType
+from typing import cast
 
 import h11
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from blazr.core.errors import ConfigError
 from blazr.server.app import build_app
 from blazr.server.config import MAX_HEADER_BYTES, ServerConfig
 from blazr.server.models import Models
+from blazr.server.sse import FILLER
 from blazr.server.tracing import Tracer
 
 _log = logging.getLogger(__name__)
@@ -158,17 +160,25 @@ class PatientProtocol(H11Protocol):
 
     A client that will send no more may still read: a program at the end of a pipe does. Or it is
     gone: that looks the same, until something is sent, which a machine refuses for a client that is
-    gone. So a request that takes a while is answered 102 first [RFC 9110, 15.2].
+    gone. So who closes its side is sent something that means nothing: 102 when there is no answer
+    after a moment [RFC 9110, 15.2], and in an answer what it says itself to be harmless.
     """
 
     header_timeout_s = _HEADER_S
     probe_s = _PROBE_S
-    _is_half_closed = False
+    _refusal: select.epoll | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
         super().connection_made(transport)
         self.loop.call_later(self.header_timeout_s, self._close_if_silent)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended; whoever still works on an answer is told."""
+        super().connection_lost(exc)
+        if self._refusal is not None:
+            self.loop.remove_reader(self._refusal)
+            self._refusal.close()
 
     def data_received(self, data: bytes) -> None:
         """A client has sent something.
@@ -183,15 +193,21 @@ class PatientProtocol(H11Protocol):
         cycle = self.cycle
         if cycle is None or cycle.response_complete or cycle.more_body or self.scheme == "https":
             return False
-        if not self._is_half_closed:
-            self._is_half_closed = True
-            self.loop.call_later(self.probe_s, self._probe, self.probe_s)
+        if self._refusal is None:
+            # the loop does not watch the socket any more, nor could it ask for errors alone
+            self._refusal = select.epoll()
+            self._refusal.register(self.transport.get_extra_info("socket"), select.EPOLLERR)
+            self.loop.add_reader(self._refusal, self.transport.abort)
+            if self.conn.our_state is h11.SEND_BODY:
+                self._probe(self.probe_s)
+            else:
+                self.loop.call_later(self.probe_s, self._probe, self.probe_s)
         return True
 
     def on_response_complete(self) -> None:
         """An answer is sent, and the next request is begun if it is there already."""
         super().on_response_complete()
-        if self._is_half_closed and self.cycle.response_complete:
+        if self._refusal is not None and self.cycle.response_complete:
             self.transport.close()
 
     def _should_upgrade(self) -> bool:
@@ -204,17 +220,15 @@ class PatientProtocol(H11Protocol):
     def _probe(self, delay_s: float) -> None:
         if self.transport.is_closing():
             return
-        poll = select.poll()
-        poll.register(self.transport.get_extra_info("socket"), 0)
-        if poll.poll(0):  # an error, which needs no asking for
-            self.transport.abort()
-            return
-        if self.conn.our_state is h11.SEND_RESPONSE:
-            if self.scope["http_version"] == "1.0":  # knows no such answer
+        state, scope = self.conn.our_state, cast("Scope", self.scope)
+        if state is h11.SEND_RESPONSE:
+            if scope["http_version"] == "1.0":  # knows no such answer
                 self.transport.close()
                 return
             event = h11.InformationalResponse(status_code=102, headers=[], reason="Processing")
             self.transport.write(self.conn.send(event))
+        elif state is h11.SEND_BODY and FILLER in scope:
+            self.transport.write(self.conn.send(h11.Data(data=scope[FILLER])) or b"")
         self.loop.call_later(delay_s, self._probe, min(2 * delay_s, _MAX_PROBE_S))
 
 

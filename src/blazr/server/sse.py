@@ -20,6 +20,7 @@ from blazr.text.events import Event
 
 _log = logging.getLogger(__name__)
 
+FILLER = "blazr.filler"  # in a request's scope: what can be sent between the frames of its answer
 _KEEP_ALIVE = b": keep-alive\n\n"
 
 
@@ -30,7 +31,7 @@ class Framing:
     Args:
         encode: One payload.
         end: After the last one.
-        keep_alive: Shows in silence that the connection lives; empty where nothing can.
+        keep_alive: Shows in silence that the connection lives, and means nothing.
         media_type: What they are together.
     """
 
@@ -55,7 +56,7 @@ def _line(payload: object) -> bytes:
 
 DATA = Framing(_data, end=b"data: [DONE]\n\n")
 NAMED = Framing(_named)  # each event is named by its payload's type
-LINES = Framing(_line, keep_alive=b"", media_type="application/x-ndjson")
+LINES = Framing(_line, keep_alive=b" ", media_type="application/x-ndjson")  # JSON may begin with it
 
 
 class Stream(Response):
@@ -78,6 +79,8 @@ class Stream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Send the frames as they come."""
+        if scope["method"] != "HEAD":
+            scope[FILLER] = self._framing.keep_alive
         watch = Watch(self._config.send_timeout_s)
         try:
             await self.send_events(send, watch)

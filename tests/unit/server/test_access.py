@@ -134,6 +134,8 @@ def test_unusable_keys_are_refused(key: str) -> None:
 
 
 def test_a_wrong_method_is_told_every_right_one(loopback: Loopback) -> None:
-    reply = loopback.client.put("/v1/responses/resp_1")
-    assert reply.status_code == 405
-    assert reply.headers["allow"] == "DELETE, GET, HEAD"
+    for path, allowed in (("resp_1", "DELETE, GET, HEAD"), ("input_tokens", "POST")):
+        for method in ("PUT", "OPTIONS"):
+            reply = loopback.client.request(method, f"/v1/responses/{path}")
+            assert reply.status_code == 405
+            assert reply.headers["allow"] == allowed

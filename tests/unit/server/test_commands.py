@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 from tests.loopback import Loopback, serving
 from tests.scripted import scripted_core, wait_until
-from tests.unit.server.test_models import ask, shelf_of, status
+from tests.unit.server.test_models import Shelf, ask, shelf_of, status
 
 from blazr.core.errors import ConfigError
 from blazr.server.config import ServerConfig
@@ -177,10 +177,27 @@ def test_pausing_in_each_mode(keyed: Loopback) -> None:
     assert post("/pause", params={"mode": "later"}).status_code == 400
 
 
-def test_sleeping_is_refused_while_nothing_ends() -> None:
-    with shelf_of("a", api_keys=("k",)) as (_, running):
+@contextmanager
+def keyed_shelf(*names: str) -> Iterator[tuple[Shelf, Loopback]]:
+    """Models of an operator, who has asked the first one for something already."""
+    with shelf_of(*names, api_keys=("k",)) as (shelf, running):
         running.client.headers.update(KEY)
-        ask(running, "a")
+        ask(running, names[0])
+        yield shelf, running
+
+
+@contextmanager
+def busy_shelf(*names: str, **body: object) -> Iterator[tuple[Shelf, Loopback, Future[dict]]]:
+    """The same, with an answer of the first one that stands until its engine goes on."""
+    with keyed_shelf(*names) as (shelf, running), ThreadPoolExecutor(1) as pool:
+        shelf.engine(names[0]).go.clear()
+        going = pool.submit(ask, running, names[0], **body)
+        wait_until(lambda: shelf.engine(names[0]).num_running == 1)
+        yield shelf, running, going
+
+
+def test_sleeping_is_refused_while_nothing_ends() -> None:
+    with keyed_shelf("a") as (_, running):
         running.client.post("/pause")
         reply = running.client.post("/sleep?level=2")
         assert (reply.status_code, reply.json()["error"]["code"]) == (409, "paused")
@@ -188,12 +205,7 @@ def test_sleeping_is_refused_while_nothing_ends() -> None:
 
 
 def test_sleep_lets_what_runs_finish_and_refuses_what_comes() -> None:
-    with shelf_of("a", "b", api_keys=("k",)) as (shelf, running), ThreadPoolExecutor(3) as pool:
-        running.client.headers.update(KEY)
-        ask(running, "a")
-        shelf.engine("a").go.clear()
-        going = pool.submit(ask, running, "a")
-        wait_until(lambda: shelf.engine("a").num_running == 1)
+    with busy_shelf("a", "b") as (shelf, running, going), ThreadPoolExecutor(1) as pool:
         sleeping = pool.submit(running.client.post, "/sleep", json={"level": 2})
         wait_until(lambda: status(running)["a"] == "sleeping")
         for name in ("a", "b", None):
@@ -216,21 +228,14 @@ def test_sleep_lets_what_runs_finish_and_refuses_what_comes() -> None:
 
 
 def test_sleep_may_end_what_runs() -> None:
-    with shelf_of("a", api_keys=("k",)) as (shelf, running), ThreadPoolExecutor(1) as pool:
-        running.client.headers.update(KEY)
-        ask(running, "a")
-        shelf.engine("a").go.clear()
-        going = pool.submit(ask, running, "a", max_tokens=400)
-        wait_until(lambda: shelf.engine("a").num_running == 1)
+    with busy_shelf("a", max_tokens=400) as (shelf, running, going):
         assert running.client.post("/sleep?level=2&mode=abort").is_success
         assert going.result()["choices"][0]["finish_reason"] == "abort"
         assert shelf.open_now == set()
 
 
 def test_one_of_several_sleeps() -> None:
-    with shelf_of("a", "b", api_keys=("k",)) as (_, running):
-        running.client.headers.update(KEY)
-        ask(running, "a")
+    with keyed_shelf("a", "b") as (_, running):
         ask(running, "b")
         assert running.client.post("/sleep", json={"level": 2, "model": "b"}).is_success
         assert status(running) == {"a": "loaded", "b": "sleeping"}
@@ -240,9 +245,7 @@ def test_one_of_several_sleeps() -> None:
 
 
 def test_who_cannot_wake_sleeps_on() -> None:
-    with shelf_of("a", api_keys=("k",)) as (shelf, running):
-        running.client.headers.update(KEY)
-        ask(running, "a")
+    with keyed_shelf("a") as (shelf, running):
         running.client.post("/sleep?level=2")
         shelf.fails["a"] = ConfigError("the file has gone.")
         reply = running.client.post("/wake_up")
@@ -254,12 +257,7 @@ def test_who_cannot_wake_sleeps_on() -> None:
 
 
 def test_a_sleep_that_nobody_waits_for_comes_all_the_same() -> None:
-    with shelf_of("a", api_keys=("k",)) as (shelf, running), ThreadPoolExecutor(1) as pool:
-        running.client.headers.update(KEY)
-        ask(running, "a")
-        shelf.engine("a").go.clear()
-        going = pool.submit(ask, running, "a")
-        wait_until(lambda: shelf.engine("a").num_running == 1)
+    with busy_shelf("a") as (shelf, running, going):
         with pytest.raises(httpx2.TimeoutException):
             running.client.post("/sleep?level=2", timeout=0.1)
         shelf.engine("a").go.set()

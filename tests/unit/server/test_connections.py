@@ -7,6 +7,7 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO
 
 import pytest
@@ -92,6 +93,49 @@ def test_who_sends_no_more_and_leaves_is_forgotten(
         assert sock.recv(100).startswith(b"HTTP/1.1 102 ")
     wait_until(lambda: running.engine.num_running == 0)
     wait_until(lambda: running.service.num_working == 0)
+
+
+@contextmanager
+def in_a_silent_stream(running: Loopback, path: str) -> Iterator[tuple[socket.socket, IO[bytes]]]:
+    """A client that has read the beginning of an answer, all that there is for now."""
+    running.engine.halts_after = running.engine.num_steps + 3
+    with connect(running) as sock, sock.makefile("rb") as stream:
+        sock.sendall(request(path, {"prompt": "a", "stream": True}))
+        while b" three" not in stream.readline():
+            pass
+        stream.readline()  # after what is in a line, what ends a chunk
+        if path.startswith("/v1"):
+            stream.readline()
+        yield sock, stream
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/api/generate"])
+def test_who_leaves_a_silent_stream_is_forgotten_at_once(running: Loopback, path: str) -> None:
+    # the next sign of life would be later than anyone waits here
+    with in_a_silent_stream(running, path):
+        assert running.engine.num_running == 1
+    wait_until(lambda: running.engine.num_running == 0)
+    wait_until(lambda: running.service.num_working == 0)
+    assert running.engine.num_steps == running.engine.halts_after
+
+
+@pytest.mark.parametrize(("path", "filler"), [("/v1/completions", b":"), ("/api/generate", b" ")])
+def test_who_sends_no_more_in_a_silent_stream_is_answered(
+    running: Loopback, path: str, filler: bytes
+) -> None:
+    with in_a_silent_stream(running, path) as (sock, stream):
+        sock.shutdown(socket.SHUT_WR)
+        size = int(stream.readline(), 16)
+        assert stream.read(size + 2).startswith(filler)  # is anyone there?
+        running.engine.go.set()
+        body = b""
+        while size := int(stream.readline(), 16):
+            body += stream.read(size + 2)[:-2]
+        stream.readline()
+        assert stream.read() == b""
+    lines = [line.removeprefix(b"data: ") for line in body.splitlines() if b"{" in line]
+    said = [json.loads(line) for line in lines]
+    assert SCRIPT.split()[-1] in json.dumps(said)
 
 
 def test_older_clients_that_send_no_more_are_gone(

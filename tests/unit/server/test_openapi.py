@@ -9,13 +9,10 @@ from collections.abc import Iterator
 import jsonschema
 import pytest
 from tests.loopback import Loopback, serving
-from tests.scripted import scripted_core
+from tests.scripted import thinking_core
 
 from blazr.server.answers import ANSWERS
 from blazr.server.routes import ROUTES
-from blazr.text.reasoning import REASONING
-from blazr.text.stream import ReplyFormat
-from blazr.text.tool_calls import TOOL_FORMATS
 
 TEXT = (
     "<think>\nHm.\n</think>\n\nLet me look.\n"
@@ -107,6 +104,48 @@ for one, other in {
     BODIES[one] = BODIES[other]
 
 
+# Bodies that are refused, and of which the document says so.
+WRONG: list[tuple[str, dict]] = [
+    ("/v1/completions", {"prompt": "a", "stop": [""]}),
+    ("/v1/completions", {"prompt": "a", "stop": ["a"] * 17}),
+    ("/v1/completions", {"prompt": "a", "guided_choice": []}),
+    ("/v1/completions", {"prompt": "a", "samplers": ["top"]}),
+    ("/v1/completions", {"prompt": "a", "samplers": "z"}),
+    ("/v1/completions", {"prompt": "a", "repetition_penalty": 0}),
+    ("/v1/completions", {"prompt": "a", "truncate_prompt_tokens": 0}),
+    ("/v1/completions", {"prompt": "a", "response_format": {"type": "json_schema"}}),
+    ("/v1/completions", {"prompt": "a", "response_format": {}}),
+    ("/v1/chat/completions", {"messages": []}),
+    ("/v1/chat/completions", {"messages": HELLO, "tool_choice": ""}),
+    ("/v1/chat/completions", {"messages": HELLO, "tool_choice": {"type": "tool"}}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a", "images": ["b"]}]}),
+    ("/v1/responses", {"input": [{"content": "a"}]}),
+    ("/v1/responses", {"input": [{"type": "function_call", "name": ""}]}),
+    ("/v1/responses", {"input": [{"type": "picture", "role": "user"}]}),
+    ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
+    ("/v1/responses/input_tokens", {"input": "a", "text": {"format": {}}}),
+    ("/v1/embeddings", {"input": []}),
+    ("/v1/embeddings", {"input": "a", "dimensions": 0}),
+    (
+        "/v1/decisions",
+        {"input": "a", "questions": [{"type": "score", "levels": [{"label": ""}] * 2}]},
+    ),
+    ("/v1/score", {"text_1": "a", "text_2": []}),
+    ("/v1/rerank", {"query": "a", "documents": []}),
+    ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}),
+    ("/v1/messages", {**MESSAGES, "tool_choice": {"type": "required"}}),
+    ("/v1/messages", {**MESSAGES, "output_config": {"format": {}}}),
+    ("/completion", {"prompt": "a", "n_probs": 21}),
+    ("/completion", {"prompt": {"prompt_string": "a", "multimodal_data": ["b"]}}),
+    ("/tokenize", {}),
+    ("/tokenize", {"prompt": "a", "messages": HELLO}),
+    ("/apply-template", {"messages": None}),
+    ("/detokenize", {"tokens": [-1]}),
+    ("/api/generate", {"prompt": "a", "images": ["b"]}),
+    ("/api/embed", {"input": "a", "keep_alive": "soon"}),
+]
 ENDLESS = {"/models/sse"}
 # Commands come from operators; they are tried where what they do is tested.
 COMMANDS = {row.path for row in ROUTES.values() if row.is_command}
@@ -116,11 +155,7 @@ ROUTER = {"/models/load", "/models/unload"}
 @pytest.fixture(scope="module")
 def speaking() -> Iterator[Loopback]:
     """A model that thinks, talks and calls a tool."""
-    core = scripted_core(text=TEXT)
-    core.reply_format = ReplyFormat(
-        reasoning=REASONING["think"], tool_format=TOOL_FORMATS["hermes"]
-    )
-    with serving(core) as running:
+    with serving(thinking_core(TEXT)) as running:
         yield running
 
 
@@ -201,12 +236,21 @@ def test_fields_are_explained_and_bounded(document: dict) -> None:
     assert {"type": "number", "minimum": 0, "maximum": 2} in temperature["anyOf"]
 
 
+@pytest.mark.parametrize(("path", "body"), WRONG, ids=str)
+def test_what_is_refused_is_said(speaking: Loopback, document: dict, path: str, body: dict) -> None:
+    assert speaking.client.post(path, json=body).status_code == 400
+    content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    assert problems(document["components"], content["schema"], body)
+
+
 @pytest.mark.parametrize("path", BODIES)
 def test_what_is_answered_is_what_is_said(
     speaking: Loopback, document: dict, closed: dict, path: str
 ) -> None:
     content = document["paths"][path]["post"]["responses"]["200"]["content"]
+    asked = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
     for body in BODIES[path]:
+        assert problems(document["components"], asked["schema"], body) == []
         reply = speaking.client.post(path, json=body)
         assert reply.status_code == 200, reply.text
         kind = reply.headers["content-type"].partition(";")[0]

@@ -7,11 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.loopback import Loopback, serving
-from tests.scripted import scripted_core
-
-from blazr.text.reasoning import REASONING
-from blazr.text.stream import ReplyFormat
-from blazr.text.tool_calls import TOOL_FORMATS
+from tests.scripted import thinking_core
 
 THOUGHT = "The user wants Rome."
 ARGUMENTS = {"city": "Rome", "days": 2}
@@ -31,11 +27,7 @@ OLLAMA = {"messages": HELLO, "tools": [OPENAI_TOOL], "stream": False}
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Loopback]:
-    core = scripted_core(text=TEXT)
-    core.reply_format = ReplyFormat(
-        reasoning=REASONING["think"], tool_format=TOOL_FORMATS["hermes"]
-    )
-    with serving(core) as server:
+    with serving(thinking_core(TEXT)) as server:
         yield server
 
 

@@ -9,8 +9,7 @@ import numpy as np
 from blazr.engine.block import NO_PAGE, Node
 from blazr.engine.cache.arena import Arena, ItemClass, OutOfMemoryError
 from blazr.engine.cache.prefix import PrefixTrie
-from blazr.engine.outputs import TokenLogprobs
-from blazr.engine.scores import is_enough, pack, unpack
+from blazr.engine.scores import is_enough, known_scores, knows_next
 from blazr.engine.sequence import Fork, Sequence
 
 LONG_PROMPT_EDGES = 4096
@@ -113,7 +112,7 @@ class CacheManager:
             if usable:
                 self._resume(sequence, path[:usable])
                 if wants_scores:
-                    sequence.scores = self._scores(sequence, path[: usable + 1])
+                    sequence.scores = known_scores(sequence, path[: usable + 1], grid)
         else:
             sequence.reuse = "off"
         trie.lock(sequence.node)
@@ -244,25 +243,6 @@ class CacheManager:
         # the mean of the prompt's hidden states needs them all
         return self.prefix_cache and sequence.request.pooling != "mean"
 
-    def lag(self, sequence: Sequence) -> int:
-        """Blocks it computes although they are known.
-
-        The score of a block's first token comes from the block before, so that a sequence that
-        wants scores goes one block back from where it parts from the known.
-        """
-        return int(sequence.request.params.prompt_logprobs is not None)
-
-    def keep_scores(self, sequence: Sequence) -> None:
-        """Keep the scores of a running sequence's whole blocks with the published ones."""
-        grid, node = self.shape.grid, sequence.node
-        num_top = sequence.request.params.prompt_logprobs or 0
-        known = sequence.scores or ()
-        while node is not None and node.depth and not is_enough(node.scores, num_top):
-            end = node.depth * grid
-            if end <= len(known):
-                node.scores = pack(known[end - grid : end])
-            node = node.parent
-
     def has_room_for(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence's tokens would fit beside those that run.
 
@@ -279,9 +259,12 @@ class CacheManager:
 
     def _edges(self, sequence: Sequence) -> set[int]:
         """Where states of a prompt are kept: in its course, and where it would be resumed."""
-        last = (len(sequence.tokens) - 1) // self.shape.grid * self.shape.grid
-        own = max(last - self.lag(sequence) * self.shape.grid, 0)
-        return {own, *range(LONG_PROMPT_EDGES, last, LONG_PROMPT_EDGES)}
+        grid = self.shape.grid
+        last = (len(sequence.tokens) - 1) // grid * grid
+        own = {last}
+        if sequence.request.params.prompt_logprobs is not None:
+            own.add(max(last - grid, 0))  # other answers to its context part from it before
+        return own | set(range(LONG_PROMPT_EDGES, last, LONG_PROMPT_EDGES))
 
     def _match(self, sequence: Sequence) -> tuple[tuple[Node, ...], int, int]:
         """Known blocks; how many could be resumed after; how many with all that is needed."""
@@ -292,22 +275,16 @@ class CacheManager:
         scored = 0
         while scored < len(match.path) and is_enough(match.path[scored].scores, wanted):
             scored += 1
-        matched = usable = max(scored - 1, 0)
+        matched = scored
+        if scored and not knows_next(sequence, match.path[scored - 1], self.shape.grid):
+            matched -= 1  # the score of a block's first token comes from the block before
+        usable = matched
         while usable and self.shape.has_states and match.path[usable - 1].state is None:
             usable -= 1
         return match.path, matched, usable
 
-    def _scores(self, sequence: Sequence, path: tuple[Node, ...]) -> list[TokenLogprobs | None]:
-        """The scores of the tokens before `sequence.computed`, and of the one there."""
-        grid, num_top = self.shape.grid, sequence.request.params.prompt_logprobs or 0
-        known: list[TokenLogprobs | None] = []
-        for block, node in enumerate(path):
-            assert node.scores is not None
-            known += unpack(node.scores, sequence.tokens[block * grid :][:grid], num_top)
-        return known[: sequence.computed + 1]
-
     def _explain(self, sequence: Sequence, matched: int, usable: int) -> str:
-        if usable >= (len(sequence.tokens) - 1) // self.shape.grid - self.lag(sequence):
+        if usable >= (len(sequence.tokens) - 1) // self.shape.grid:
             return "whole" if usable else "short"
         if matched > usable:
             return "no-state"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from starlette.responses import Response
@@ -14,7 +14,15 @@ from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest
 from blazr.server.anthropic.rendering import MessageRenderer
 from blazr.server.messages import MAX_MESSAGES
-from blazr.server.params import grammar_of, sampling_params, scheduling, tool_choice
+from blazr.server.params import (
+    ResponseFormat,
+    Stops,
+    grammar_of,
+    said,
+    sampling_params,
+    scheduling,
+    tool_choice,
+)
 from blazr.server.run import Run, whole_answer
 from blazr.server.service import Call, json_response
 from blazr.server.sse import NAMED, EventStream
@@ -63,7 +71,7 @@ class Thinking(msgspec.Struct):
 class CountBody(msgspec.Struct, kw_only=True):
     """What is counted."""
 
-    messages: list[Turn]
+    messages: Annotated[list[Turn], said(minItems=1)]
     model: str | None = None
     system: str | list[Block] | None = None
     tools: list[Tool] | None = None
@@ -73,7 +81,7 @@ class CountBody(msgspec.Struct, kw_only=True):
 class ToolChoice(msgspec.Struct):
     """Whether a tool must be used."""
 
-    type: str
+    type: Literal["auto", "none", "any", "tool"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
@@ -81,7 +89,7 @@ class ToolChoice(msgspec.Struct):
 class OutputConfig(msgspec.Struct):
     """The form of the answer, and how much to think before it."""
 
-    format: dict[str, Any] | None = None
+    format: ResponseFormat | None = None
     effort: str | None = None
 
 
@@ -90,19 +98,20 @@ class Body(CountBody, kw_only=True):
 
     max_tokens: Annotated[int, msgspec.Meta(ge=0)]
     stream: bool | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Stops | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
-    output_format: dict[str, Any] | None = None  # where older clients have it
+    output_format: ResponseFormat | None = None  # where older clients have it
 
 
 async def answer(call: Call[Body]) -> Response:
     """Answer a chat."""
     body = call.body
-    form = (body.output_config.format if body.output_config else None) or body.output_format
+    form = body.output_config.format if body.output_config else None
+    form = body.output_format if form is None else form
     params = sampling_params(
         body.stop_sequences,
         max_tokens=body.max_tokens,
@@ -151,10 +160,6 @@ def _to_request(
         if tool.input_schema is not None
     ]
     choice = choice or ToolChoice("auto")
-    if choice.type not in _CHOICES:
-        raise RequestError(
-            "tool_choice is of no known kind.", param="tool_choice", expected=", ".join(_CHOICES)
-        )
     one, thinks = choice.disable_parallel_tool_use, body.thinking
     enabled = thinks.type != "disabled" if thinks else None
     effort = body.output_config.effort if isinstance(body, Body) and body.output_config else None

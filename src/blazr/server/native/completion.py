@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 from starlette.responses import Response
@@ -11,7 +12,7 @@ from starlette.responses import Response
 from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest, Prompt
 from blazr.server.native.pieces import FRAMING, PieceRenderer, SamplingBody, to_params
-from blazr.server.params import MAX_PROMPTS, check_num_replies, scheduling
+from blazr.server.params import MAX_PROMPTS, Nothing, check_num_replies, said, scheduling
 from blazr.server.run import Run, whole_answer
 from blazr.server.service import Call
 from blazr.server.sse import EventStream
@@ -22,7 +23,7 @@ class PromptText(msgspec.Struct, kw_only=True):
     """A prompt as an object; there is no use for images and sounds."""
 
     prompt_string: str
-    multimodal_data: str | list[str] | None = None
+    multimodal_data: Annotated[str, said(maxLength=0)] | Nothing | None = None
 
 
 class Body(SamplingBody, kw_only=True):

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Usage
-from blazr.server.params import sampling_params, scheduling
+from blazr.server.params import Stop, sampling_params, scheduling
 from blazr.server.run import Renderer, Run, whole_answer
 from blazr.server.service import Call
 
@@ -27,7 +27,7 @@ class Body(msgspec.Struct, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: Stop | None = None
 
 
 async def generate(call: Call[Body]) -> Response:

@@ -15,7 +15,15 @@ import msgspec
 
 from blazr.engine.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 from blazr.llm.results import Completion, Usage
-from blazr.server.params import LAST_N, finite, one_grammar, sampler_order, sampling_params
+from blazr.server.params import (
+    LAST_N,
+    Samplers,
+    Stops,
+    finite,
+    one_grammar,
+    sampler_order,
+    sampling_params,
+)
 from blazr.server.run import Renderer
 from blazr.server.service import Call
 from blazr.server.sse import DATA
@@ -56,9 +64,9 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repeat_last_n: int | None = None
-    samplers: list[_Name] | _Name | None = None
+    samplers: Samplers | None = None
     seed: int | None = None
-    stop: list[str] | None = None
+    stop: Stops | None = None
     ignore_eos: bool | None = None
     logit_bias: (
         Annotated[list[tuple[int | _Name, _Bias]], _MOST] | Annotated[dict[_Name, _Bias], _MOST]

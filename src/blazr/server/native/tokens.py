@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from starlette.responses import Response
@@ -11,6 +11,7 @@ from starlette.responses import Response
 from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest
 from blazr.server.messages import ChatMessage, to_messages
+from blazr.server.params import said
 from blazr.server.service import Call, json_response
 from blazr.text.tokenizer import Tokenizer
 
@@ -18,7 +19,7 @@ from blazr.text.tokenizer import Tokenizer
 class ChatTextBody(msgspec.Struct, kw_only=True):
     """A chat and how it is rendered."""
 
-    messages: list[ChatMessage] | None = None
+    messages: Annotated[list[ChatMessage], said(minItems=1)] | None = None
     model: str | None = None
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
@@ -40,7 +41,7 @@ class TokenizeBody(ChatTextBody, kw_only=True):
 class DetokenizeBody(msgspec.Struct, kw_only=True):
     """Token ids."""
 
-    tokens: list[int]
+    tokens: list[Annotated[int, said(minimum=0)]]
     model: str | None = None
 
 

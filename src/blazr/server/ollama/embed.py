@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 from starlette.responses import Response
 
 from blazr.llm.generation import Truncation
 from blazr.llm.results import Completion, Usage
-from blazr.server.ollama.models import keep
+from blazr.server.ollama.models import KeepAlive, keep
+from blazr.server.params import said
 from blazr.server.run import Renderer, Run, whole_answer
 from blazr.server.service import Call
 from blazr.server.vectors import unit_vectors, vector_requests
@@ -18,11 +20,11 @@ from blazr.server.vectors import unit_vectors, vector_requests
 class EmbedBody(msgspec.Struct, kw_only=True):
     """Texts; of those that are too long the end is left out, unless told not to."""
 
-    input: str | list[str]
+    input: str | Annotated[list[str], said(minItems=1)]
     model: str | None = None
-    dimensions: int | None = None
+    dimensions: Annotated[int, said(minimum=1)] | None = None
     truncate: bool | None = None
-    keep_alive: float | str | None = None
+    keep_alive: KeepAlive | None = None
 
 
 class OldBody(msgspec.Struct, kw_only=True):
@@ -30,7 +32,7 @@ class OldBody(msgspec.Struct, kw_only=True):
 
     prompt: str
     model: str | None = None
-    keep_alive: float | str | None = None
+    keep_alive: KeepAlive | None = None
 
 
 async def embed(call: Call[EmbedBody]) -> Response:

@@ -17,8 +17,8 @@ from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Usage
 from blazr.server.errors import HttpError
 from blazr.server.messages import ChatMessage, to_messages
-from blazr.server.ollama.models import error_object, keep
-from blazr.server.params import LAST_N, sampling_params, scheduling, tool_choice
+from blazr.server.ollama.models import KeepAlive, error_object, keep
+from blazr.server.params import LAST_N, Nothing, Stop, sampling_params, scheduling, tool_choice
 from blazr.server.parts import Part, PartsRenderer
 from blazr.server.run import Run, whole_answer
 from blazr.server.service import Call, json_response
@@ -37,7 +37,7 @@ class Options(msgspec.Struct, kw_only=True):
     top_p: float | None = None
     min_p: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: Stop | None = None
     repeat_penalty: float | None = None
     repeat_last_n: int | None = None
     presence_penalty: float | None = None
@@ -50,7 +50,7 @@ class _Common(msgspec.Struct, kw_only=True):
     format: str | dict[str, Any] | None = None
     options: Options | None = None
     think: bool | str | None = None
-    keep_alive: float | str | None = None
+    keep_alive: KeepAlive | None = None
 
 
 class GenerateBody(_Common, kw_only=True):
@@ -60,7 +60,7 @@ class GenerateBody(_Common, kw_only=True):
     suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
-    images: list[str] | None = None
+    images: Nothing | None = None
 
 
 class ChatBody(_Common, kw_only=True):
@@ -210,20 +210,12 @@ def _params(call: Call[GenerateBody] | Call[ChatBody]) -> SamplingParams:
     most = options.num_predict
     if most is None or most < 0:
         most = call.service.llm.core.info.max_seq_len
-    return sampling_params(
-        options.stop,
-        max_tokens=most,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        seed=options.seed,
-        repetition_penalty=options.repeat_penalty,
-        presence_penalty=options.presence_penalty,
-        frequency_penalty=options.frequency_penalty,
-        repeat_last_n=LAST_N if options.repeat_last_n is None else options.repeat_last_n,
-        grammar=grammar,
-    )
+    given = msgspec.structs.asdict(options)
+    del given["num_predict"]
+    given["repetition_penalty"] = given.pop("repeat_penalty")
+    if options.repeat_last_n is None:
+        given["repeat_last_n"] = LAST_N
+    return sampling_params(**given, max_tokens=most, grammar=grammar)
 
 
 def _variables(body: GenerateBody | ChatBody) -> dict[str, object] | None:

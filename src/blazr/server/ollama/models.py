@@ -8,6 +8,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from math import inf
 from time import monotonic
+from typing import Annotated
 
 import msgspec
 from starlette.responses import Response
@@ -15,12 +16,14 @@ from starlette.responses import Response
 import blazr
 from blazr.core.errors import RequestError
 from blazr.server.errors import HttpError
+from blazr.server.params import said
 from blazr.server.service import Call, json_response
 from blazr.server.state import Seat
 
 _LONGEST_S = 365 * 86400.0
 _UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-_DURATION = r"(\d+(?:\.\d*)?|\.\d+)(h|ms|m|us|ns|s)"
+_DURATION = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(h|ms|m|us|ns|s)"
+KeepAlive = float | Annotated[str, said(pattern=f"^-?([0-9]+|({_DURATION})+)$")]
 
 
 class ShowBody(msgspec.Struct, kw_only=True):

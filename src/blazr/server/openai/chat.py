@@ -17,12 +17,13 @@ from blazr.server.openai.schema import (
     ChoicesRenderer,
     SamplingBody,
     ToolChoice,
+    ToolMode,
     logprob_entries,
     schedule_of,
     to_params,
     tool_fields,
 )
-from blazr.server.params import check_num_replies
+from blazr.server.params import check_num_replies, said
 from blazr.server.run import Run, whole_answer
 from blazr.server.service import Call
 from blazr.server.sse import EventStream
@@ -49,12 +50,12 @@ class Thinking(msgspec.Struct):
 class Body(SamplingBody, kw_only=True):
     """The request."""
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], said(minItems=1)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | ToolChoice | None = None
+    tool_choice: ToolMode | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None

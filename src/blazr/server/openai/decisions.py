@@ -12,6 +12,7 @@ from blazr.llm.results import Completion, Usage
 from blazr.server.openai.items import Item, ItemPart, text_of, to_messages
 from blazr.server.openai.labels import Ask, Ballot
 from blazr.server.openai.schema import item_usage
+from blazr.server.params import said
 from blazr.server.run import Renderer, Run, whole_answer
 from blazr.server.service import Call
 from blazr.text.messages import Message
@@ -23,14 +24,14 @@ _OPTIONS = msgspec.Meta(min_length=2, max_length=255)
 class Choice(msgspec.Struct):
     """One answer to choose."""
 
-    value: str | bool
+    value: Annotated[str, said(minLength=1)] | bool
     description: str | None = None
 
 
 class Level(msgspec.Struct):
     """One level of a scale."""
 
-    label: str
+    label: Annotated[str, said(minLength=1)]
     description: str | None = None
 
 

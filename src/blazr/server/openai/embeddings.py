@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 from starlette.responses import Response
 
 from blazr.llm.results import Completion, Usage
-from blazr.server.params import TruncatingBody, to_prompts
+from blazr.server.params import TruncatingBody, said, to_prompts
 from blazr.server.run import Renderer, Run, whole_answer
 from blazr.server.service import Call
 from blazr.server.vectors import MAX_INPUTS, unit_vectors, vector_requests
@@ -18,9 +18,9 @@ from blazr.server.vectors import MAX_INPUTS, unit_vectors, vector_requests
 class Body(TruncatingBody, kw_only=True):
     """The request."""
 
-    input: str | list[str | int | list[int]]
+    input: str | Annotated[list[str | int | list[int]], said(minItems=1)]
     model: str | None = None
-    dimensions: int | None = None
+    dimensions: Annotated[int, said(minimum=1)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     pooling: Literal["mean", "last"] | None = None
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from blazr.core.errors import RequestError
 from blazr.server.messages import MAX_MESSAGES
-from blazr.server.params import new_id
+from blazr.server.params import new_id, said
 from blazr.text.messages import Message
 
 _TEXT_PARTS = {"text", "input_text", "output_text", "reasoning_text", "summary_text", "refusal"}
@@ -18,7 +18,7 @@ _TEXT_PARTS = {"text", "input_text", "output_text", "reasoning_text", "summary_t
 class ItemPart(msgspec.Struct):
     """One part of an item's content."""
 
-    type: str
+    type: Annotated[str, said(enum=sorted(_TEXT_PARTS))]
     text: str | None = None
     refusal: str | None = None
 

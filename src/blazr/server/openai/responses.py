@@ -18,8 +18,8 @@ from blazr.server.errors import HttpError, clean
 from blazr.server.openai.items import Item, shown, to_messages
 from blazr.server.openai.replay import Log, Replay
 from blazr.server.openai.response_rendering import ResponseRenderer
-from blazr.server.openai.schema import ToolChoice, tool_fields
-from blazr.server.params import grammar_of, sampling_params, scheduling, unix_time
+from blazr.server.openai.schema import ToolChoice, ToolMode, tool_fields
+from blazr.server.params import ResponseFormat, grammar_of, sampling_params, scheduling, unix_time
 from blazr.server.run import Run, finish, whole_answer
 from blazr.server.service import Call, json_response
 from blazr.server.sse import NAMED, EventStream
@@ -32,7 +32,7 @@ _LOGPROBS = "message.output_text.logprobs"
 class TextOptions(msgspec.Struct):
     """The form of the text."""
 
-    format: dict[str, Any] | None = None
+    format: ResponseFormat | None = None
     verbosity: str | None = None
 
 
@@ -51,7 +51,7 @@ class CountBody(msgspec.Struct, kw_only=True):
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | ToolChoice | None = None
+    tool_choice: ToolMode | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
@@ -175,7 +175,7 @@ async def delete(call: Call[None]) -> Response:
 
 async def count_tokens(call: Call[CountBody]) -> Response:
     """How many tokens an input has."""
-    request = _to_request(call, _conversation(call), SamplingParams())
+    request = _to_request(call, _conversation(call), sampling_params(grammar=_grammar(call.body)))
     ids = await asyncio.to_thread(call.service.llm.core.encode_chat, request)
     return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
@@ -234,8 +234,12 @@ def _params(call: Call[Body]) -> SamplingParams:
         top_k=body.top_k,
         seed=body.seed,
         logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
-        grammar=grammar_of(body.text.format if body.text else None, param="text"),
+        grammar=_grammar(body),
     )
+
+
+def _grammar(body: Body | CountBody) -> dict[str, object] | None:
+    return grammar_of(body.text.format if body.text else None, param="text")
 
 
 def _conversation(call: Call[Body] | Call[CountBody]) -> list[Message]:

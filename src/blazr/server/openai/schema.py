@@ -16,11 +16,15 @@ from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.results import Tally, Usage
 from blazr.server.params import (
+    ResponseFormat,
+    Samplers,
     Scheduling,
+    Stop,
     ToolFields,
     TruncatingBody,
     finite,
     one_grammar,
+    said,
     sampler_order,
     sampling_params,
     scheduling,
@@ -53,7 +57,9 @@ _SAME_NAMES = (
 
 
 _Name = Annotated[str, msgspec.Meta(max_length=256)] | None
+_Text = Annotated[str, said(minLength=1)]
 _TOOL_MODES = ("auto", "none", "required")
+ToolMode = Annotated[str, said(enum=_TOOL_MODES)]
 # Where llama.cpp, SGLang and older vLLM have a grammar.
 _GRAMMAR_FIELDS = (
     *("json_schema", "grammar", "regex", "ebnf"),
@@ -97,6 +103,7 @@ class AllowedTools(msgspec.Struct, kw_only=True):
 class ToolChoice(ToolRef, kw_only=True):
     """A tool that must be called, or some of which one may be."""
 
+    type: Annotated[str, said(enum=["function", "allowed_tools"])]
     allowed_tools: AllowedTools | None = None
     mode: str | None = None
     tools: list[ToolRef] | None = None
@@ -117,18 +124,18 @@ class SamplingBody(TruncatingBody, kw_only=True):
     frequency_penalty: float | None = None
     repeat_penalty: float | None = None
     repeat_last_n: int | None = None
-    samplers: list[str] | _Name = None
+    samplers: Samplers | None = None
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
-    stop: str | list[str] | None = None
+    stop: Stop | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     logit_bias: dict[int, float] | None = None
     n: int | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
     structured_outputs: dict[str, Any] | None = None
     json_schema: dict[str, Any] | str | None = None
     grammar: str | None = None
@@ -136,7 +143,7 @@ class SamplingBody(TruncatingBody, kw_only=True):
     ebnf: str | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Annotated[list[_Text], said(minItems=1)] | None = None
     guided_grammar: str | None = None
     cache_salt: _Name = None
     priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] | None = None
@@ -186,7 +193,7 @@ def tool_fields(
     Raises:
         RequestError: The choice is none of them.
     """
-    mode, name = choice or "auto", None
+    mode, name = "auto" if choice is None else choice, None
     if isinstance(choice, ToolChoice):
         allowed = choice.allowed_tools or choice
         if choice.type == "function":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 from starlette.responses import Response
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from blazr.core.errors import RequestError
 from blazr.llm.results import Completion, Usage
 from blazr.server.openai.labels import Ask, Ballot
-from blazr.server.params import TruncatingBody, unix_time
+from blazr.server.params import TruncatingBody, said, unix_time
 from blazr.server.run import Renderer, Run, whole_answer
 from blazr.server.service import Call
 from blazr.server.vectors import MAX_INPUTS, unit_vectors, vector_requests
@@ -23,6 +23,7 @@ _JUDGE = (
     'Answer only "yes" or "no".'
 )
 
+_Texts = Annotated[list[str], said(minItems=1)]
 Method = Literal["embedding", "labels"]
 Show = Callable[[list[float], Usage], object]
 
@@ -36,8 +37,8 @@ class Document(msgspec.Struct):
 class ScoreBody(TruncatingBody, kw_only=True):
     """Texts in pairs: one with one, one with many, or many with as many."""
 
-    text_1: str | list[str]
-    text_2: str | list[str]
+    text_1: str | _Texts
+    text_2: str | _Texts
     model: str | None = None
     method: Method | None = None
     instruction: str | None = None
@@ -47,9 +48,9 @@ class RerankBody(TruncatingBody, kw_only=True):
     """A query and documents to put in order."""
 
     query: str
-    documents: list[str | Document]
+    documents: Annotated[list[str | Document], said(minItems=1)]
     model: str | None = None
-    top_n: int | None = None
+    top_n: Annotated[int, said(minimum=1)] | None = None
     return_documents: bool | None = None
     method: Method | None = None
     instruction: str | None = None
