@@ -355,8 +355,7 @@ def _what(row: dict[str, Any]) -> Iterator[str]:
 
 def _architecture(name: str) -> str:
     """Of a golden file: the longest architecture its name begins with."""
-    fitting = (each for each in ARCHITECTURES if name == each or name.startswith(f"{each}-"))
-    return max(fitting, key=len)
+    return max((each for each in ARCHITECTURES if f"{name}-".startswith(f"{each}-")), key=len)
 
 
 PAGES: dict[str, Callable[[], str]] = {
