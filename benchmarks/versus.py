@@ -66,7 +66,7 @@ def _chart(models: Mapping[str, list[Mapping[str, Any]]], path: str) -> None:
         axes.grid(axis="x", alpha=0.3)
     panels[0].set_yticks(range(len(names)), names)
     figure.suptitle("Tokens per second, as a multiple of the other engine's")
-    figure.savefig(path)
+    figure.savefig(path, metadata={"Date": None})
 
 
 if __name__ == "__main__":

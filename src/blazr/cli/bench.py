@@ -100,8 +100,8 @@ def bench(  # noqa: PLR0913  (one argument per flag)
     from blazr.bench.workload import Ask, Workload, read_workload
 
     name, named = options.pick_model(model, model_argument), model or model_argument
-    if random is not None and (named or url):
-        raise ConfigError("--random is a model of its own.", expected="no MODEL and no --url")
+    _only_one({"MODEL": named, "--random": random})
+    _only_one({"--random": random, "--url": url, "--vs": versus, "--http": http or None})
     if plot is not None and find_spec("matplotlib") is None:  # better now than after a long run
         raise ConfigError("--plot needs matplotlib.", hint="pip install 'blazr[train]'")
     if versus is not None or http:
@@ -179,6 +179,13 @@ def _run_against(
     torch.set_num_threads(threads or torch.get_num_threads())
     facts, results = compare(rival, path, levels=levels, **work)
     return {**origin(), **facts, "results": results}
+
+
+def _only_one(given: dict[str, object]) -> None:
+    """Raise where several say what is to be measured."""
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise ConfigError(f"{' and '.join(names)} do not go together.", expected="one of them")
 
 
 def _run_http(model: str, concurrency: int, requests: int | None, **work: int) -> dict[str, object]:

@@ -169,7 +169,7 @@ class TextEngine:
         if truncation is None or truncation.drops == "messages":
             return ids
         most = self._room(request) if truncation.most is None else truncation.most
-        return ids[-most:] if truncation.drops == "left" else ids[:most]
+        return ids[max(len(ids) - most, 0) :] if truncation.drops == "left" else ids[:most]
 
     def _room(self, request: GenerationRequest) -> int:
         """Tokens that a prompt may have beside its reply; half the context at least."""

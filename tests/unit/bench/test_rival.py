@@ -36,6 +36,12 @@ def test_rivals_are_compared_at_levels_of_concurrency() -> None:
         bench(str(MODEL), versus="transformers", concurrency="any")
 
 
+@pytest.mark.parametrize("of", [{"versus": "transformers"}, {"http": True}])
+def test_what_runs_a_model_itself_measures_no_server(of: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="do not go together"):
+        bench(url="http://localhost:1", **of)
+
+
 def test_what_is_no_gguf_file_is_refused(tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match=r"gguf|llama-cpp"),
