@@ -24,8 +24,9 @@ struct Avx2 {
   // For packed weights.
   static constexpr int kWidth = 32, kPackedTile = 2, kTakenOff = 0;
   static __m256 halves(const uint8_t* p) { return _mm256_cvtph_ps(load_as<__m128i>(p)); }
-  static __m256i unsigned_bytes(const uint8_t* p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
-  static __m256i signed_bytes(const uint8_t* p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
+  static __m128i eight(const uint8_t* p) { return _mm_loadl_epi64((const __m128i*)p); }
+  static __m256i unsigned_bytes(const uint8_t* p) { return _mm256_cvtepu8_epi32(eight(p)); }
+  static __m256i signed_bytes(const uint8_t* p) { return _mm256_cvtepi8_epi32(eight(p)); }
   template <class V>
   static __m256i look_up(const uint8_t* table, V x) {
     const __m128i values = _mm_loadu_si128((const __m128i*)table);
@@ -37,9 +38,9 @@ struct Avx2 {
   static __m256i dot(V acc, W w, V x) {
     const __m256i ws = (__m256i)w, xs = (__m256i)x;
     if (kSmall) return dot_pairs(acc, _mm256_maddubs_epi16(ws, xs), _mm256_set1_epi16(1));
-    const __m256i even = _mm256_and_si256(ws, _mm256_set1_epi16(255));
-    const __m256i sum = _mm256_madd_epi16(even, _mm256_srai_epi16(_mm256_slli_epi16(xs, 8), 8));
-    return _mm256_add_epi32((__m256i)acc, _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_srli_epi16(ws, 8), _mm256_srai_epi16(xs, 8))));
+    const __m256i even = _mm256_and_si256(ws, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16(ws, 8);
+    const __m256i sum = dot_pairs(acc, even, _mm256_srai_epi16(_mm256_slli_epi16(xs, 8), 8));
+    return dot_pairs(sum, odd, _mm256_srai_epi16(xs, 8));
   }
   template <class V, class W>
   static __m256i dot_pairs(V acc, W w, W x) {

@@ -158,13 +158,6 @@ void multiply_experts(const Experts& call, const ExpertStack& w, const ExpertSta
 const char* const kNames[] = {"avx512", "avx2", "neon", "portable"};
 constexpr int kNumNames = sizeof kNames / sizeof *kNames;
 
-#if defined(__linux__) && defined(__aarch64__)
-// NEON is always there, its dot-product instructions are not.
-bool has_dot_products() { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
-#elif defined(__aarch64__)
-bool has_dot_products() { return true; }  // Apple
-#endif
-
 const Kernels* find(int isa) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -174,8 +167,11 @@ const Kernels* find(int isa) {
       __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16"))
     return &kernels_avx512;
   if (isa == 1 && avx2) return &kernels_avx2;
+#elif defined(__aarch64__) && defined(__linux__)
+  // NEON is always there, its dot-product instructions are not
+  if (isa == 2 && getauxval(AT_HWCAP) & HWCAP_ASIMDDP) return &kernels_neon;
 #elif defined(__aarch64__)
-  if (isa == 2 && has_dot_products()) return &kernels_neon;
+  if (isa == 2) return &kernels_neon;  // Apple has them
 #endif
   return isa == 3 ? &kernels_portable : nullptr;
 }

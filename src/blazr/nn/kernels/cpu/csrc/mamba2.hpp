@@ -205,7 +205,8 @@ struct Mamba2Of {
     // where no interval ends the state stays as it is, and is read where it lies
     const bool stays = total < kGrid && n == call.state_size && now.wide_p() == call.head_dim;
     for (int64_t h = h0; h < h1 && !stays; h++)
-      spread(state_of(call, span.state_slot, h), call.head_dim, call.state_size, now.wide_p(), n, states[h - h0]);
+      spread(state_of(call, span.state_slot, h), call.head_dim, call.state_size, now.wide_p(), n,
+             states[h - h0]);
     for (; now.low < total; now.low += kGrid) {
       now.rows = smaller(kGrid, total - now.low);
       const int64_t known = larger(span.log_length - now.low, 0);
@@ -268,12 +269,12 @@ struct Mamba2Of {
         memcpy(to + j * conv, before(some[i].distance - before_edge + j), size_t(conv) * sizeof(T));
     }
     const int64_t total = span.log_length + span.length, edge = total / kGrid * kGrid;
-    const int64_t xb = call.inner() + call.maps();
+    const int64_t xb = call.inner() + call.maps(), heads = call.heads;
     for (int64_t at = larger(edge, span.log_length); at < total; at++) {
-      const int64_t t = at - span.log_length, place = span.run_slot * kGrid + at - edge;
+      const int64_t t = at - span.log_length, place = span.run_slot * kGrid + at - edge, row = span.first + t;
       memcpy((T*)call.log_raw + place * conv, before(t), size_t(conv) * sizeof(T));
-      memcpy((T*)call.log_xb + place * xb, (const T*)call.post + (span.first + t) * conv, size_t(xb) * sizeof(T));
-      memcpy(call.log_dt + place * call.heads, call.dt + (span.first + t) * call.heads, size_t(call.heads) * sizeof(float));
+      memcpy((T*)call.log_xb + place * xb, (const T*)call.post + row * conv, size_t(xb) * sizeof(T));
+      memcpy(call.log_dt + place * heads, call.dt + row * heads, size_t(heads) * sizeof(float));
     }
   }
 };

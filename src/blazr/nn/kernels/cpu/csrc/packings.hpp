@@ -50,8 +50,9 @@ struct HalfScalesAndMinima : ScalesKind<1, true, false> {  // [ 16 float16 ][ mi
   }
 };
 
+// [ 16 float16 ][ 16 uint8 ]; a minimum is scale * uint8
 template <class I>
-struct HalfScalesAndZeros : ScalesKind<1, true, false> {  // [ 16 float16 ][ 16 uint8 ]; a minimum is scale * uint8
+struct HalfScalesAndZeros : ScalesKind<1, true, false> {
   static constexpr int kBytes = kHalves + kGroup;
   static typename I::Floats scale(const uint8_t* s) { return I::halves(s); }
   static typename I::Floats minimum(const uint8_t* s, const typename I::Floats& scale) {
@@ -74,16 +75,18 @@ struct NoScales : ScalesKind<1, false, false> {  // all are 1: rows are scaled a
 // Scales of parts that are whole numbers: products of a superblock are summed as integers, whose
 // activations have one scale, too.
 
+// [ 16 float16 d ][ for each part: 16 int8 ]; a scale is d * int8
 template <class I, int kPartsOfBlock>
-struct SignedScales : ScalesKind<kPartsOfBlock, false, true> {  // [ 16 float16 d ][ for each part: 16 int8 ]; a scale is d * int8
+struct SignedScales : ScalesKind<kPartsOfBlock, false, true> {
   static constexpr int kBytes = kHalves + 8 * kPartsOfBlock * kGroup;
   static typename I::Ints whole(const uint8_t* s, int part) {
     return I::signed_bytes(s + kHalves + kGroup * part);
   }
 };
 
+// [ 16 float16 d ][ 16 float16 m ][ parts: 16 uint8 ][ parts: 16 uint8 ]
 template <class I, int kPartsOfBlock>
-struct ScalesAndMinima : ScalesKind<kPartsOfBlock, true, true> {  // [ 16 float16 d ][ 16 float16 m ][ parts: 16 uint8 ][ parts: 16 uint8 ]
+struct ScalesAndMinima : ScalesKind<kPartsOfBlock, true, true> {
   static constexpr int kBytes = 2 * (kHalves + 8 * kPartsOfBlock * kGroup);
   static typename I::Ints whole(const uint8_t* s, int part) {
     return I::unsigned_bytes(s + 2 * kHalves + kGroup * part);

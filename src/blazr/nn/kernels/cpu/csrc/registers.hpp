@@ -57,7 +57,8 @@ struct Int8 {
     if constexpr (N == 1)
       return {(Register<T>)read((const uint8_t*)p)};
     else
-      return {row<T, N / 2>(read, p, step), row<T, N / 2>(read, (const uint8_t*)p + N / 2 * step, step)};
+      return {row<T, N / 2>(read, p, step),
+              row<T, N / 2>(read, (const uint8_t*)p + N / 2 * step, step)};
   }
 
   template <class T>
@@ -66,9 +67,7 @@ struct Int8 {
   }
   static Line load(const uint8_t* p) { return row<uint8_t>(load_as<Register<uint8_t>>, p, Isa::kWidth); }
   static Floats halves(const uint8_t* p) { return row<float>(Isa::halves, p, 2 * kLanes); }
-  static Ints unsigned_bytes(const uint8_t* p) {
-    return row<int32_t>(Isa::unsigned_bytes, p, kLanes);
-  }
+  static Ints unsigned_bytes(const uint8_t* p) { return row<int32_t>(Isa::unsigned_bytes, p, kLanes); }
   static Ints signed_bytes(const uint8_t* p) { return row<int32_t>(Isa::signed_bytes, p, kLanes); }
   // Bytes e as half of 2 ** (e - 127); the two smallest are subnormal.
   static Floats powers(const uint8_t* p) {
@@ -106,25 +105,28 @@ struct Int8 {
   template <bool kSmall>
   static Ints dot(const Ints& acc, const Line& w, const int8_t* x) {
     const auto four = load_as<int32_t>(x) - Register<int32_t>{};
-    return each<int32_t>([=](auto acc, auto w) { return Isa::template dot<kSmall>(acc, w, four); }, acc, w);
+    return each<int32_t>([=](auto a, auto w) { return Isa::template dot<kSmall>(a, w, four); }, acc, w);
   }
   static Ints add(const Ints& total, const Ints& acc, const Ints& scale) {
-    return each<int32_t>([](auto total, auto acc, auto scale) { return total + acc * scale; }, total, acc, scale);
+    return each<int32_t>([](auto t, auto a, auto s) { return t + a * s; }, total, acc, scale);
   }
   // Two rows of 16 unsigned bytes, for `add_pair`: total + first * x[0] + second * x[1].
   static Ints pair(const uint8_t* p) {
-    return each<int32_t>([](auto first, auto second) { return first | second << 16; }, unsigned_bytes(p), unsigned_bytes(p + 16));
+    return each<int32_t>([](auto a, auto b) { return a | b << 16; }, unsigned_bytes(p),
+                         unsigned_bytes(p + 16));
   }
   static Ints add_pair(const Ints& total, const Ints& pair, const int16_t* x) {
     const auto two = load_as<int32_t>(x) - Register<int32_t>{};
-    return each<int32_t>([=](auto total, auto pair) { return Isa::dot_pairs(total, pair, two); }, total, pair);
+    return each<int32_t>([=](auto t, auto w) { return Isa::dot_pairs(t, w, two); }, total, pair);
   }
   // total + acc * scale * by
   static Floats add(const Floats& total, const Ints& acc, const Floats& scale, float by) {
-    return each<float>([=](auto total, auto acc, auto scale) { return Isa::fma(acc, scale * by, total); }, total, floats(acc), scale);
+    const auto of = [=](auto t, auto a, auto s) { return Isa::fma(a, s * by, t); };
+    return each<float>(of, total, floats(acc), scale);
   }
   static Floats subtract(const Floats& total, const Floats& minimum, float by) {
-    return each<float>([=](auto total, auto minimum) { return Isa::fma(-minimum, by - Register<float>{}, total); }, total, minimum);
+    const auto of = [=](auto t, auto m) { return Isa::fma(-m, by - Register<float>{}, t); };
+    return each<float>(of, total, minimum);
   }
 };
 
