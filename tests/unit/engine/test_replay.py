@@ -8,8 +8,10 @@ import torch
 from blazr.engine.replay import Replays
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.kernels.recording import Arena, ForeignError, Recording, part
+from blazr.nn.ops.matmul import gated_linear, linear, wide_linear
+from blazr.nn.ops.packed import PACKINGS, packed_linear, random_packed
 from blazr.nn.ops.pointwise import add, scale
-from blazr.nn.ops.replay import record
+from blazr.nn.ops.replay import Replay, record
 from examples import MIXES
 from networks import Lab, build_network
 
@@ -90,6 +92,50 @@ def test_what_computes_is_seen(foreign):
         foreign(x)
     assert x.unique().tolist() == [1.0]
     assert record(lambda: foreign(x), None, Arena()) is None
+
+
+def products(dtype, *, rows):
+    """Products that make (rows, 70): plain, packed, and as float32."""
+    x, weight = torch.randn(rows, 64).to(dtype), torch.randn(70, 64).to(dtype)
+    packed, scaled = (random_packed(PACKINGS[name], 70, 2) for name in ("Q4_0", "int8"))
+    bias = torch.randn(70).to(dtype)
+    yield lambda: linear(x, weight, bias)
+    yield lambda: gated_linear(x, weight, weight)
+    yield lambda: wide_linear(x, weight)
+    yield lambda: packed_linear(x, packed, bias)
+    yield lambda: packed_linear(x, scaled)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [1, 5, 130])
+def test_a_recorded_product_adds_what_it_makes(dtype, rows):
+    for product in products(dtype, rows=rows):
+        residual = torch.randn(rows, 70).to(product().dtype)
+        for factor in (1.0, 0.22):
+            with Recording(Arena(), None) as kept:
+                out = add(residual, product(), factor)
+            assert len(kept.calls) == 1
+            again = Replay(kept.calls, out, Arena())
+            assert torch.equal(again(None), add(residual, product(), factor))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    "sum_of",
+    [
+        lambda x, y: add(y, x),  # the product is what is added to
+        lambda x, y: add(x[:, :4], y[:, :4]),
+        lambda x, y: add(x, scale(y, 3.0)),
+        lambda x, y: add(scale(x, 3.0), y),
+        lambda x, y: add(x[:1].expand(2, 8), y),
+    ],
+)
+def test_other_sums_are_calls_of_their_own(sum_of):
+    x, weight = torch.randn(2, 8), torch.randn(8, 8)
+    replay = record(lambda: sum_of(x, linear(x, weight)), None, Arena())
+    assert replay is not None
+    assert torch.equal(replay(None), sum_of(x, linear(x, weight)))
 
 
 @torch.inference_mode()

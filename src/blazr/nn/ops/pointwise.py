@@ -17,7 +17,8 @@ def _add(a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
 
     Args:
         a: (..., C).
-        b: (..., C), in the dtype of a.
+        b: (..., C), in the dtype of a; of no use to the caller from here on, as a recorded step
+            may never have it apart from the sum.
         scale: 1 leaves b.
 
     Returns:

@@ -35,6 +35,10 @@ def fields(kind: type, names: str) -> list[tuple[str, type]]:
     return [(name, kind) for name in names.split()]
 
 
+# How products end in kernels.hpp: with what they are added to.
+RESIDUAL = (*fields(_POINTER, "residual"), *fields(ctypes.c_float, "scale"))
+
+
 @cache
 def kernels() -> ctypes.CDLL:
     """The library, ready to be called. Every call releases the GIL.

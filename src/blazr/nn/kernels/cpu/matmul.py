@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, fields, run
+from blazr.nn.kernels.cpu.compiled import DTYPES, RESIDUAL, fields, run
 
 
 class Linear(ctypes.Structure):
@@ -17,6 +17,7 @@ class Linear(ctypes.Structure):
     _fields_ = (
         *fields(ctypes.c_void_p, "x w w2 bias y"),
         *fields(ctypes.c_int64, "dtype m n k ldw ldx ldy wide"),
+        *RESIDUAL,
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, fields, run
+from blazr.nn.kernels.cpu.compiled import DTYPES, RESIDUAL, fields, run
 from blazr.nn.kernels.packing import GROUP, Packed
 from blazr.nn.kernels.recording import recording
 
@@ -22,7 +22,7 @@ class _Matrix(ctypes.Structure):
     _fields_ = (*fields(ctypes.c_void_p, "blocks row_scales"),)
 
 
-class _PackedLinear(ctypes.Structure):
+class PackedLinear(ctypes.Structure):
     """``PackedLinear`` of kernels.hpp; the library's own part is left empty."""
 
     _fields_ = (
@@ -31,6 +31,7 @@ class _PackedLinear(ctypes.Structure):
         ("w2", _Matrix),
         *fields(ctypes.c_void_p, "bias y room"),
         *fields(ctypes.c_int64, "packing dtype m n k"),
+        *RESIDUAL,
         ("own", ctypes.c_byte * 32),
     )
 
@@ -87,7 +88,7 @@ def _call(x: Tensor, packed: Packed, second: Packed | None, bias: Tensor | None)
     m = shape[0] if len(shape) == 2 else shape[:-1].numel()
     y = torch.empty(m, rows, dtype=dtype)
     room = torch.empty(m * k * ROOM // 8, dtype=torch.uint8)
-    call = _PackedLinear(
+    call = PackedLinear(
         x.data_ptr(),
         _matrix(packed),
         _Matrix() if second is None else _matrix(second),

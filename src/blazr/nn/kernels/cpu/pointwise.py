@@ -9,6 +9,8 @@ from torch import Tensor
 
 from blazr.core.errors import ShapeError
 from blazr.nn.kernels.cpu.compiled import DTYPES, fields, run
+from blazr.nn.kernels.cpu.matmul import Linear
+from blazr.nn.kernels.cpu.matmul_q import PackedLinear
 from blazr.nn.kernels.recording import recording
 
 # As kernels.hpp numbers them.
@@ -36,8 +38,13 @@ class _Pieces(ctypes.Structure):
 
 
 def add(a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
-    """See ``blazr.nn.ops.pointwise.add``."""
-    return _call(_ADD, a, b, scale=scale)
+    """See ``blazr.nn.ops.pointwise.add``; in a recorded step the product that makes b adds."""
+    product = _product(b)
+    if product is None or a.shape != b.shape or a.dtype != b.dtype or not a.is_contiguous():
+        return _call(_ADD, a, b, scale=scale)
+    out = torch.empty(a.shape, dtype=a.dtype)
+    product.residual, product.scale, product.y = a.data_ptr(), scale, out.data_ptr()
+    return out
 
 
 def scale(a: Tensor, factor: float) -> Tensor:
@@ -95,6 +102,17 @@ def take_pieces(x: Tensor, order: Tensor, size: int) -> Tensor:
     )
     run("pieces", call)
     return out
+
+
+def _product(y: Tensor) -> Linear | PackedLinear | None:
+    """The last call of a recorded step, if it is the product that makes y and adds nothing yet."""
+    here = recording()
+    last = here.calls[-1] if here is not None and here.calls else None
+    call = last[1] if isinstance(last, tuple) else None
+    if not isinstance(call, Linear | PackedLinear) or call.residual:
+        return None
+    is_whole = call.y == y.data_ptr() and call.m * call.n == y.numel() and y.is_contiguous()
+    return call if is_whole else None
 
 
 def _call(

@@ -5,7 +5,8 @@
 
 enum Dtype : int { kBf16 = 0, kF16 = 1, kF32 = 2, kNumDtypes = 3 };
 
-// y = x @ w.T + bias, or y = silu(x @ w.T) * (x @ w2.T) where w2 is given.
+// y = x @ w.T + bias, or y = silu(x @ w.T) * (x @ w2.T) where w2 is given; where a residual is, this
+// rounded, times `scale`, and added to it.
 //
 //            k ->                    k ->                     n ->
 //   m  [ x x x x x x x ]    n  [ w w w w w w w ]     m  [ y y y y ]
@@ -20,11 +21,13 @@ struct Linear {
   void* y;
   int64_t dtype, m, n, k, ldw, ldx, ldy;
   int64_t wide;  // whether y is float32, whatever the dtype
+  const void* residual;  // lies as y does; or null
+  float scale;
 };
 
 // The same head by head, y[:, h] = x[:, h] @ w[h].T: all but the first lie so many numbers further.
 struct LinearHeads {
-  Linear first;  // without w2 and bias
+  Linear first;  // without w2, bias and residual
   int64_t heads, w_head, x_head, y_head;
 };
 
@@ -73,6 +76,8 @@ struct PackedLinear {
   void* y;
   void* room;  // m * k * 11 / 8 bytes, aligned to 4
   int64_t packing, dtype, m, n, k;
+  const void* residual;  // (m, n) or null
+  float scale;
   // filled in by the library:
   Activations x;
   Finish finish;

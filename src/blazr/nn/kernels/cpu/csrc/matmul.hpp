@@ -143,10 +143,12 @@ struct Matmul {
       for (int64_t row = 0; row < rows; row++) {
         float *own = sums[0] + row * n, *ups = sums[1] + row * n;
         const int64_t at = (m + row) * call.ldy;
-        if (call.wide)
-          finish((const T*)call.bias, call.w2 != nullptr, n0, n, own, ups, (float*)call.y + at);
-        else
-          finish((const T*)call.bias, call.w2 != nullptr, n0, n, own, ups, (T*)call.y + at);
+        const auto write = [&](auto* y) {
+          const auto* residual = (decltype(y))call.residual;
+          finish((const T*)call.bias, call.w2 != nullptr, n0, n, own, ups, y + at,
+                 residual ? residual + at : nullptr, call.scale);
+        };
+        call.wide ? write((float*)call.y) : write((T*)call.y);
       }
     }
   }

@@ -250,13 +250,14 @@ struct MatmulQ {
 template <class T>
 void finish_packed(const PackedLinear& call, int64_t row, int64_t n0, int64_t n1, float* sums,
                    float* ups) {
-  const int64_t n = n1 - n0;
+  const int64_t n = n1 - n0, at = row * call.n;
+  const T* residual = (const T*)call.residual;
   if (call.w.row_scales)
     for (int64_t i = 0; i < n; i++) sums[i] *= call.w.row_scales[n0 + i];
   if (call.w2.row_scales)
     for (int64_t i = 0; i < n; i++) ups[i] *= call.w2.row_scales[n0 + i];
-  finish((const T*)call.bias, call.w2.blocks != nullptr, n0, n, sums, ups,
-         (T*)call.y + row * call.n);
+  finish((const T*)call.bias, call.w2.blocks != nullptr, n0, n, sums, ups, (T*)call.y + at,
+         residual ? residual + at : nullptr, call.scale);
 }
 
 template <class I, int kPacking>

@@ -131,15 +131,19 @@ inline typename D::Reg padded_load(const T* p, int n) {
 
 [[gnu::always_inline]] inline float silu(float x) { return x / (1.0f + exp_approx(-x)); }
 
-// Columns [n0, n0 + n) of a row y from their sums: bias, or null; gate by `ups`, or not; rounding.
+// Columns [n0, n0 + n) of a row y from their sums: bias, or null; gate by `ups`, or not; rounding;
+// and, as the sum of what is rounded, `scale` times this on a row of the residual, or null.
 template <class T, class Y>
 inline void finish(const T* bias, bool gated, int64_t n0, int64_t n, float* sums, const float* ups,
-                   Y* y) {
+                   Y* y, const Y* residual, float scale) {
   if (bias)
     for (int64_t i = 0; i < n; i++) sums[i] += to_float(bias[n0 + i]);
   if (gated)
     for (int64_t i = 0; i < n; i++) sums[i] = silu(sums[i]) * ups[i];
   for (int64_t i = 0; i < n; i++) round_to(sums[i], y[n0 + i]);
+  if (residual)
+    for (int64_t i = n0; i < n0 + n; i++)
+      round_to(to_float(residual[i]) + to_float(y[i]) * scale, y[i]);
 }
 
 }  // namespace
