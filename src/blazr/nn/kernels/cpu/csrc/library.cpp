@@ -176,17 +176,6 @@ const Kernels* find(int isa) {
   return isa == 3 ? &kernels_portable : nullptr;
 }
 
-// The largest score of every block of every row.
-template <class Call>
-void scan(const Call& call, int threads) {
-  const int64_t parts = (call.blocks + kBlocksTogether - 1) / kBlocksTogether;
-  parallel_for(call.rows * parts, threads_for(call.rows * call.size, threads), [&](int64_t i) {
-    const int64_t row = i / parts, b0 = i % parts * kBlocksTogether;
-    kernels->scan(call.scores + row * call.stride, call.size, b0,
-                  smaller(b0 + kBlocksTogether, call.blocks), call.peaks + row * call.blocks);
-  });
-}
-
 }  // namespace
 
 #pragma GCC visibility push(default)
@@ -406,7 +395,12 @@ void blazr_experts(const Experts* given, int threads) {
 }
 
 void blazr_choose(const Choice* call, int threads) {
-  scan(*call, threads);
+  const int64_t parts = (call->blocks + kBlocksTogether - 1) / kBlocksTogether;
+  parallel_for(call->rows * parts, threads_for(call->rows * call->size, threads), [&](int64_t i) {
+    const int64_t row = i / parts, b0 = i % parts * kBlocksTogether;
+    kernels->scan(call->scores + row * call->stride, call->size, b0,
+                  smaller(b0 + kBlocksTogether, call->blocks), call->peaks + row * call->blocks);
+  });
   parallel_for(call->rows, call->count ? threads : 1, [&](int64_t row) {
     const float *scores = call->scores + row * call->stride, *peaks = call->peaks + row * call->blocks;
     if (call->count)
@@ -417,11 +411,9 @@ void blazr_choose(const Choice* call, int threads) {
 }
 
 void blazr_draw(const Draw* call, int threads) {
-  scan(*call, threads);
-  parallel_for(call->rows, 1, [&](int64_t row) {
-    call->places[row] = kernels->likeliest(call->scores + row * call->stride, call->size,
-                                        call->peaks + row * call->blocks);
-  });
+  const Choice likeliest{call->scores, call->peaks,  call->places, call->rows,
+                         call->size,   call->stride, call->blocks, 0};
+  blazr_choose(&likeliest, threads);
   parallel_for(call->rows * call->parts, threads, [&](int64_t i) {
     if (call->places[i / call->parts] >= 0) kernels->weigh(*call, i / call->parts, i % call->parts);
   });

@@ -39,8 +39,7 @@ struct Matmul {
 
   // Sums of R rows of w with C rows of x. `next` is what memory should fetch meanwhile, or null.
   template <int R, int C>
-  [[gnu::always_inline]] static inline void tile(Rows w, Rows x, int64_t k, Sums sums,
-                                                 const char* next) {
+  [[gnu::noinline]] static void tile(Rows w, Rows x, int64_t k, Sums sums, const char* next) {
     constexpr int kStepBytes = R * D::step * int(sizeof(T));
     Acc acc[C][kRows];
 #pragma GCC unroll 8
@@ -85,21 +84,15 @@ struct Matmul {
     }
   }
 
-  // The same for num_cols <= D::cols rows of x.
-  template <int R, int C = D::cols>
-  static void tile_of(int64_t num_cols, Rows w, Rows x, int64_t k, Sums sums, const char* next) {
-    if (num_cols == C) return tile<R, C>(w, x, k, sums, next);
-    if constexpr (C > 1) tile_of<R, C - 1>(num_cols, w, x, k, sums, next);
-  }
-
   // The same for num_cols rows of x, as equal tiles.
   template <int R>
   static void tiles(int64_t num_cols, Rows w, Rows x, int64_t k, Sums sums, const char* next) {
     const int64_t num_tiles = (num_cols + D::cols - 1) / D::cols;
     const int64_t step = (num_cols + num_tiles - 1) / num_tiles;
     for (int64_t c = 0; c < num_cols; c += step)
-      tile_of<R>(smaller(step, num_cols - c), w, {x[c], x.stride}, k,
-                 {sums.out + c * sums.ld, sums.ld, sums.gap}, next);
+      with_count<D::cols>(smaller(step, num_cols - c), [&](auto count) {
+        tile<R, count>(w, {x[c], x.stride}, k, {sums.out + c * sums.ld, sums.ld, sums.gap}, next);
+      });
   }
 
   // out[c * num_rows + r] = dot(x[c], w[r]), in an order of rows that memory can follow:
