@@ -1,7 +1,8 @@
-"""Pure Mamba-1 models, as mamba_ssm and Hugging Face name them behind ``backbone.``."""
+"""Pure Mamba models as mamba_ssm names them behind ``backbone.``, and Mamba-1 of Hugging Face."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from blazr.core.errors import ConfigError
@@ -12,11 +13,12 @@ from blazr.models.families.config_reader import ConfigReader
 from blazr.models.families.hf.derive import model_type, refuse_unread
 from blazr.models.families.hf.state_space import TRAINING, mixer_rules
 from blazr.models.families.oxidizr import DEFAULT_EPS, read_max_seq_len
-from blazr.models.families.oxidizr_mixers import derive_mamba1
+from blazr.models.families.oxidizr_mixers import derive_mamba1, derive_mamba2
 from blazr.models.families.oxidizr_shapes import TensorGroup, split_layers
 from blazr.models.families.rules import Rule, RuleBook
 from blazr.nn.layers.decoder_layer import LayerConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
+from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.norm import NormConfig
 
 PREFIX = "backbone."
@@ -69,7 +71,19 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
     return Derivation(config, tuple(ledger.values.values()), tuple(ledger.warnings))
 
 
-def _mixer(layer: TensorGroup, context: Context) -> Mamba1Config:
+def _mixer(layer: TensorGroup, context: Context) -> Mamba1Config | Mamba2Config:
+    if layer.has("mixer.dt_bias"):
+        _check_mamba2(context.reader)
+        found = derive_mamba2(layer, context, at="mixer.")
+        return replace(
+            found,
+            norm_eps=context.eps,
+            norm_groups=found.num_groups,
+            in_bias=layer.has("mixer.in_proj.bias"),
+            out_bias=layer.has("mixer.out_proj.bias"),
+            conv_bias=layer.has("mixer.conv1d.bias"),
+            dt_limits=(0.0, math.inf),
+        )
     mixer, reader = derive_mamba1(layer, context, at="mixer."), context.reader
     has_bias, has_conv_bias = reader.boolean("use_bias"), reader.boolean("use_conv_bias")
     return replace(
@@ -77,6 +91,18 @@ def _mixer(layer: TensorGroup, context: Context) -> Mamba1Config:
         bias=has_bias.value if has_bias else layer.has("mixer.in_proj.bias"),
         conv_bias=has_conv_bias.value if has_conv_bias else True,
     )
+
+
+def _check_mamba2(reader: ConfigReader) -> None:
+    """What no tensor tells."""
+    own = reader.raw.get("ssm_cfg")
+    unusual = {"norm_before_gate", "dt_limit"} & (own.keys() if isinstance(own, dict) else set())
+    if unusual:
+        raise ConfigError(
+            f"{reader.source}: this option of mamba_ssm is not supported.",
+            found=f"ssm_cfg.{min(unusual)}",
+            expected="the gate before the norm, and step sizes without limits",
+        )
 
 
 def _rules() -> RuleBook:

@@ -51,15 +51,21 @@ def derive_mamba1(layer: TensorGroup, context: Context, *, at: str = "mamba.") -
     )
 
 
-def derive_mamba2(layer: TensorGroup, context: Context) -> Mamba2Config:
+def derive_mamba2(
+    layer: TensorGroup, context: Context, *, at: str = "mamba2.mixer."
+) -> Mamba2Config:
     """The sizes of a Mamba-2 mixer.
+
+    Args:
+        layer: Its tensors.
+        context: Config and ledger.
+        at: How the mixer's names begin.
 
     Raises:
         CheckpointError: Tensors are missing.
         ShapeError: The tensors do not fit each other.
         ConfigError: config.json contradicts itself.
     """
-    at = "mamba2.mixer."
     sizes = _ssd_sizes(layer, at, context)
     groups, states = _split_maps(sizes, context)
     return Mamba2Config(

@@ -1,9 +1,10 @@
-"""Mamba-1 in mamba_ssm's form: behind ``backbone.``, and inside an oxidizr directory."""
+"""Mamba in mamba_ssm's form: behind ``backbone.``, and inside an oxidizr directory."""
 
 import pytest
 
 import tiny
 from blazr.core.errors import ConfigError
+from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.detect import detect_family
 from blazr.models.families.mamba import MAMBA
 from blazr.models.families.oxidizr import OXIDIZR
@@ -41,6 +42,46 @@ def test_backbone(embedding: str) -> None:
     assert found.config.layers[0].mixer_norm.eps == 1e-4
     assert found.config.tie_word_embeddings
     assert all(MAMBA.rules.match(name) for name in shapes)
+
+
+MIXER2 = {
+    "in_proj.weight": (2 * 64 + 2 * 2 * 12 + 4, 32),
+    "conv1d.weight": (64 + 2 * 2 * 12, 1, 4),
+    "conv1d.bias": (64 + 2 * 2 * 12,),
+    "A_log": (4,),
+    "D": (4,),
+    "dt_bias": (4,),
+    "norm.weight": (64,),
+    "out_proj.weight": (32, 64),
+}
+SSM = {"layer": "Mamba2", "ngroups": 2}
+
+
+def mamba2(embedding: str, config: dict[str, object]) -> Checkpoint:
+    shapes = {f"backbone.{embedding}.weight": (50, 32), "backbone.norm_f.weight": (32,)}
+    for index in range(2):
+        at = f"backbone.layers.{index}."
+        shapes |= {at + "norm.weight": (32,)} | {
+            f"{at}mixer.{name}": shape for name, shape in MIXER2.items()
+        }
+    return tiny.from_shapes(shapes, config)
+
+
+def test_mamba2_is_what_hugging_face_makes_of_it() -> None:
+    checkpoint = mamba2("embedding", {"d_model": 32, "n_layer": 2, "ssm_cfg": SSM})
+    assert detect_family(checkpoint) is MAMBA
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 50, "num_heads": 4}
+    sizes |= {"head_dim": 16, "state_size": 12, "n_groups": 2, "layer_norm_epsilon": 1e-5}
+    converted = mamba2("embeddings", {"model_type": "mamba2", "tie_word_embeddings": True, **sizes})
+    own, other = (detect_family(each).derive(each).config for each in (checkpoint, converted))
+    assert own.layers == other.layers
+    assert all(MAMBA.rules.match(name) for name in checkpoint.tensors)
+
+
+@pytest.mark.parametrize("key", ["norm_before_gate", "dt_limit"])
+def test_options_of_mamba2_that_no_tensor_tells_are_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"ssm_cfg.{key}"):
+        MAMBA.derive(mamba2("embedding", {"ssm_cfg": {**SSM, key: [0, 1]}}))
 
 
 @pytest.mark.parametrize(("kind", "is_it"), [(None, True), ("mamba", True), ("mamba2", False)])
