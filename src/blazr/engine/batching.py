@@ -51,7 +51,7 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
         elif samples:
             wanted.append(last - 1)
         first = last
-    grid, tables = memory.shape.grid, memory.block_tables[runs]
+    grid, tables = memory.shape.grid, memory.block_tables.rows[runs]
     at = np.array(positions, np.int64)
     slots = tables[owners, at // grid] * grid + at % grid
     return ForwardBatch(

@@ -97,6 +97,7 @@ class _Inputs:
         # a token passes one edge at most
         tokens, positions, slots, spans, edges = whole.split([size, size, size, 8 * size, 2 * size])
         self._tables = np.zeros((size, max_blocks), np.int64)
+        self._stamps = [-1] * size
         self.rotary = _Rotary(positions, ropes)
         table = StepTable(
             spans=spans.view(size, 8),
@@ -121,13 +122,13 @@ class _Inputs:
     def take(self, plan: StepPlan, memory: CacheManager) -> None:
         """Hold this step's numbers."""
         grid, has_states = memory.shape.grid, memory.shape.has_states
+        tables = memory.block_tables
         # plain lists are filled faster than arrays, and one array faster than five
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
         spans: list[int] = []
         edges: list[int] = []
-        runs: list[int] = []
         for index, (sequence, _, _) in enumerate(plan.rows):
             start, run, state = sequence.computed, sequence.run_slot, sequence.checkpoint or 0
             assert run is not None
@@ -141,10 +142,11 @@ class _Inputs:
             spans += (index, 1, start, logged, state, run, len(edges) // 2, len(pending))
             for edge in pending:
                 edges += edge
-            runs.append(run)
+            if self._stamps[index] != tables.stamps[run]:
+                self._stamps[index] = tables.stamps[run]
+                self._tables[index] = tables.rows[run]
         numbers = tokens + positions + slots + spans + edges
         self._numbers[: len(numbers)] = numbers
-        memory.block_tables.take(runs, 0, out=self._tables, mode="clip")
         if self.rotary.turns_by_length:
             self.rotary.take([row.sequence.max_computed for row in plan.rows])
 

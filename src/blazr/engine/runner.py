@@ -198,7 +198,7 @@ def draw_tokens(sampler: Sampler, plan: StepPlan, logits: Tensor, result: StepRe
             (entry,) = many_logprobs(scores[None], [token], params.prompt_logprobs or 0)
             result.fork_logprobs[index] = entry
     if sequences:
-        rows = logits if last == list(range(len(logits))) else logits[last]
+        rows = logits if last == list(range(logits.shape[0])) else logits[last]
         result.sampled = sampler.sample(rows, sequences)
 
 

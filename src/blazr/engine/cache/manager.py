@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from blazr.engine.block import NO_PAGE, Node
 from blazr.engine.cache.arena import Arena, ItemClass, OutOfMemoryError
+from blazr.engine.cache.block_tables import BlockTables
 from blazr.engine.cache.prefix import PrefixTrie
 from blazr.engine.scores import is_enough, known_scores, knows_next
 from blazr.engine.sequence import Fork, Sequence
@@ -89,7 +88,7 @@ class CacheManager:
             zero = self.arena.allocate(ItemClass.STATE)
             assert zero == 0, "slot 0 is the zero state"
         self.free_run_slots = list(range(shape.max_running))[::-1]
-        self.block_tables = np.zeros((shape.max_running, shape.max_blocks), np.int64)
+        self.block_tables = BlockTables(shape.max_running, shape.max_blocks)
         self.new_pages: list[int] = []
         self.new_states: list[int] = []
 
@@ -128,7 +127,7 @@ class CacheManager:
             while len(sequence.pages) * grid < upto:
                 page = self._allocate(ItemClass.PAGE)
                 assert sequence.run_slot is not None
-                self.block_tables[sequence.run_slot, len(sequence.pages)] = page
+                self.block_tables.write(sequence.run_slot, len(sequence.pages), [page])
                 sequence.pages.append(page)
                 self.new_pages.append(page)
         last_edge = upto // grid * grid
@@ -199,7 +198,7 @@ class CacheManager:
             self.arena.share(ItemClass.PAGE, page)
         if fork.page != NO_PAGE:
             sequence.pages.append(fork.page)
-        self.block_tables[fork.run_slot, : len(sequence.pages)] = sequence.pages
+        self.block_tables.write(fork.run_slot, 0, sequence.pages)
         sequence.checkpoint = source.checkpoint
         sequence.checkpoint_length = source.checkpoint_length
         if sequence.checkpoint is not None:
@@ -298,7 +297,7 @@ class CacheManager:
         if self.shape.has_pages:
             assert sequence.run_slot is not None
             sequence.pages = [hit.page for hit in path]
-            self.block_tables[sequence.run_slot, : len(path)] = sequence.pages
+            self.block_tables.write(sequence.run_slot, 0, sequence.pages)
             for page in sequence.pages:
                 self.arena.share(ItemClass.PAGE, page)
         if self.shape.has_states:
