@@ -145,15 +145,16 @@ def _scaling(model: GgufModel, dim: int) -> RopeScaling | None:
             attention_factor=attention,
         )
     kind = model.reader.text(model.key("rope.scaling.type"))
-    name = kind.value if kind else "none"
-    factor = model.number("rope.scaling.factor", 1.0)
-    if name == "none" or factor == 1:
+    if kind is None or kind.value in {"none", ""}:  # Ollama writes the latter
+        return None
+    name, factor = kind.value, model.number("rope.scaling.factor", 1.0)
+    if factor == 1:
         return None
     if name == "linear":
         return RopeScaling(kind="linear", factor=factor)
     if name == "yarn" and trained:
         # where queries and keys are stretched by a factor of their own, the tables are not
-        is_apart = bool(model.number("rope.scaling.yarn_log_multiplier", 0.0))
+        is_apart = bool(model.any_number("rope.scaling.yarn_log_multiplier"))
         stretched = attention * (1 if is_apart else 0.1 * math.log(max(factor, 1.0)) + 1)
         return RopeScaling(
             kind="yarn",
@@ -277,13 +278,14 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
 
 def _refuse_temperature(model: GgufModel) -> None:
     """Attention that grows sharper with the distance: Ministral 3's."""
-    if model.number("attention.temperature_scale", 0.0):
-        raise ConfigError(
-            f"the metadata's {model.key('attention.temperature_scale')!r} is not supported.",
-            found=f"{model.number('attention.temperature_scale', 0.0):g}",
-            expected="none",
-            hint="take another model: its scores would come out wrong",
-        )
+    for name in ("attention.temperature_scale", "rope.scaling_beta"):  # the latter is Ollama's
+        if model.any_number(name):
+            raise ConfigError(
+                f"the metadata's {model.key(name)!r} is not supported.",
+                found=f"{model.any_number(name):g}",
+                expected="none",
+                hint="take another model: its scores would come out wrong",
+            )
 
 
 def _architecture(checkpoint: Checkpoint) -> Architecture:

@@ -111,6 +111,15 @@ class GgufModel:
             return default
         return self.ledger.record(_NAMES.get(name, name), found.value, found.source)
 
+    def any_number(self, name: str) -> float:
+        """A number of which 0 means that there is none; 0 where it is not there.
+
+        Raises:
+            ConfigError: It is something else.
+        """
+        found = self.reader.number(self.key(name))
+        return found.value if found else 0.0
+
     def _count_layers(self) -> int:
         count = self.integer("block_count")
         if not 1 <= count <= len(self.tensors):

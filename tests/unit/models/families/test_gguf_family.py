@@ -272,6 +272,19 @@ def test_rope_factors_are_in_a_tensor(tmp_path: Path) -> None:
     torch.testing.assert_close(found, logits(write("llama", tmp_path, **scaling)))
 
 
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        {"llama.rope.scaling.type": "", "llama.rope.scaling.factor": 0.0},  # Mistral Small's
+        {"llama.attention.temperature_scale": 0.0},  # Devstral 2's
+    ],
+)
+def test_numbers_that_say_none(nothing: dict[str, object], tmp_path: Path) -> None:
+    torch.testing.assert_close(
+        logits(write("llama", tmp_path, **nothing)), logits(write("llama", tmp_path))
+    )
+
+
 def test_yarn_is_what_config_json_means_by_it(tmp_path: Path) -> None:
     scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 64}
     more = {f"qwen2.rope.scaling.{key}": value for key, value in scaling.items()}
@@ -334,6 +347,8 @@ def test_the_text_is_nearly_that_of_the_plain_weights() -> None:
         ({"llama.rope.dimension_count": 9}, ConfigError),
         ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, ConfigError),
         ({"llama.rope.scaling.type": "other", "llama.rope.scaling.factor": 4.0}, ConfigError),
+        ({"llama.attention.temperature_scale": 0.1}, ConfigError),
+        ({"llama.rope.scaling_beta": 0.1}, ConfigError),
         ({"llama.attention.head_count": "four"}, ConfigError),
         ({"llama.context_length": 2**31 - 1}, ConfigError),
     ],
