@@ -133,6 +133,12 @@ def test_what_files_of_ollama_leave_unsaid_is_as_published() -> None:
         assert attention(small[index]).norm_eps == attention(large[index]).norm_eps
 
 
+def test_what_a_published_file_says_of_itself_is_what_its_config_says() -> None:
+    recorded = headers.recorded("SmolLM3-3B-GGUF")
+    found = derive(headers.checkpoint(recorded.tensors, None, recorded.metadata))
+    assert found == as_gguf_file(recorded)[1]
+
+
 def attention(layer: LayerConfig) -> AttentionConfig:
     assert isinstance(layer.mixer, AttentionConfig)
     return layer.mixer
