@@ -145,9 +145,10 @@ def _scaling(model: GgufModel, dim: int) -> RopeScaling | None:
             attention_factor=attention,
         )
     kind = model.reader.text(model.key("rope.scaling.type"))
-    if kind is None or kind.value in {"none", ""}:  # Ollama writes the latter
+    name = kind.value if kind else "linear"  # what llama.cpp takes a factor alone for
+    if name in {"none", ""}:  # Ollama writes the latter
         return None
-    name, factor = kind.value, model.number("rope.scaling.factor", 1.0)
+    factor = model.number("rope.scaling.factor", model.number("rope.scale_linear", 1.0))
     if factor == 1:
         return None
     if name == "linear":

@@ -272,6 +272,15 @@ def test_rope_factors_are_in_a_tensor(tmp_path: Path) -> None:
     torch.testing.assert_close(found, logits(write("llama", tmp_path, **scaling)))
 
 
+@pytest.mark.parametrize("name", ["rope.scaling.factor", "rope.scale_linear"])
+def test_a_factor_alone_is_of_linear_scaling(name: str, tmp_path: Path) -> None:
+    scaling = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
+    torch.testing.assert_close(
+        logits(write("llama", tmp_path, **{f"llama.{name}": 2.0})),
+        logits(write("llama", tmp_path, **scaling)),
+    )
+
+
 @pytest.mark.parametrize(
     "nothing",
     [
