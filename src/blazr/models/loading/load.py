@@ -21,6 +21,7 @@ from blazr.models.families.base import Derivation, Derived, Family
 from blazr.models.families.config_reader import ConfigReader
 from blazr.models.families.detect import detect_family
 from blazr.models.families.rules import RuleBook
+from blazr.models.loading.kept import kept_weights
 from blazr.models.loading.packed import choose_storage, open_up, place
 from blazr.models.loading.plan import LoadPlan, plan_load
 from blazr.models.loading.weights import choose_dtype, copied_bytes, read_weights
@@ -200,7 +201,12 @@ def load(
     storage = open_up(planned.plan, storage, chosen, room=int(device.free_bytes() * _ROOM))
     _check_memory(copied_bytes(planned.plan, chosen, device.torch_device, storage), device)
     weights = read_weights(
-        planned.plan, checkpoint, dtype=chosen, device=device.torch_device, storage=storage
+        planned.plan,
+        checkpoint,
+        dtype=chosen,
+        device=device.torch_device,
+        storage=storage,
+        kept=kept_weights(checkpoint, planned.name, quantize=quantize, dtype=chosen),
     )
     if weights.not_finite:
         names = ", ".join(name[:100] for name in weights.not_finite[:_LISTED_NAMES])

@@ -26,6 +26,7 @@ from blazr.models.families.rules import (
     Transform,
     Transpose,
 )
+from blazr.models.loading.kept import KeptWeights
 from blazr.models.loading.packed import (
     Storage,
     is_repacked,
@@ -162,6 +163,7 @@ def read_weights(
     dtype: torch.dtype,
     device: torch.device,
     storage: Storage,
+    kept: KeptWeights | None = None,
 ) -> Weights:
     """Read every parameter.
 
@@ -171,6 +173,7 @@ def read_weights(
         dtype: Of plain parameters, and of products with packed ones.
         device: Where they go.
         storage: Which are packed, and how.
+        kept: Where they are taken from if they are there, and put if not.
 
     Raises:
         CheckpointError: A file has gone or changed.
@@ -180,13 +183,16 @@ def read_weights(
     for step in plan.steps:
         storing = storage.get(step.parameter)
         if storing is not None:
-            tensors[step.parameter] = read_weight(
-                step, checkpoint, storing, dtype=dtype, device=device
-            )
+            weight: Weight | None = kept.find(step, dtype) if kept else None
+            if weight is None:
+                weight = read_weight(step, checkpoint, storing, dtype=dtype, device=device)
+            tensors[step.parameter] = weight
             continue
         tensor = _reader(step)(step, checkpoint, dtype, device)
         tensors[step.parameter] = tensor
         not_finite += _not_finite(step, tensor)
+    if kept:
+        kept.keep(tensors)
     return Weights(tensors, tuple(not_finite))
 
 
