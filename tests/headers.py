@@ -86,6 +86,7 @@ class Recorded:
         config: Its config.json.
         made: The shapes of the made header of the same model, where there is one.
         says: Its own number of tensors, sum of parameters, or sum of bytes, which logs round.
+        index: How many files an index lists, and how large the index is.
         is_whole: Whether these are all its tensors.
         is_gguf: Whether names are those of GGUF files.
         metadata: What a GGUF file says of the model, where that was read.
@@ -96,6 +97,7 @@ class Recorded:
     config: dict[str, object]
     made: Shapes
     says: Mapping[str, float]
+    index: Mapping[str, float]
     is_whole: bool
     is_gguf: bool
     metadata: Mapping[str, Value]
@@ -106,15 +108,17 @@ def recorded(model: str) -> Recorded:
     """A file of ``recorded/``; shapes that were not read are those of the made header."""
     file = json.loads((_RECORDED / f"{model}.json").read_text())
     shapes, config = made(file["header"]) if "header" in file else ({}, {})
+    config |= file.get("config", {})
     return Recorded(
         tensors={
             name: (dtype, tuple(shapes[name] if shape is None else shape))
             for pattern, dtype, shape, *places in file["tensors"]
             for name in names(pattern, *places)
         },
-        config=config | file.get("config", {}),
+        config={key: config[key] for key in config.keys() - set(file.get("without", ()))},
         made=shapes,
         says=file["says"],
+        index=file.get("index", {}),
         is_whole=file.get("whole", True),
         is_gguf=file.get("gguf", False),
         metadata=file.get("metadata", {}),
@@ -140,6 +144,18 @@ def sums(tensors: Tensors) -> dict[str, float]:
         "MiB": round(nbytes / 2**20, 2),
         "GB": round(nbytes / 1e9, 1),
     }
+
+
+def index(tensors: Tensors, files: float) -> dict[str, float]:
+    """What an index of these tensors says of itself, as transformers writes it.
+
+    The names of files are all as long as each other, so it tells how long those of tensors are.
+    """
+    file = f"model-00001-of-{int(files):05d}.safetensors"
+    total = {"total_size": sums(tensors)["bytes"]}
+    written = json.dumps({"metadata": total, "weight_map": dict.fromkeys(tensors, file)}, indent=2)
+    nbytes = len(written) + 1
+    return {"files": files, "bytes": nbytes, "kB": round(nbytes / 1000, 1)}
 
 
 def checkpoint(

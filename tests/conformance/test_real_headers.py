@@ -98,6 +98,9 @@ def test_a_published_file_is_planned_completely(model: str) -> None:
     recorded = headers.recorded(model)
     found = headers.sums(recorded.tensors)
     assert {key: found[key] for key in recorded.says} == recorded.says
+    if recorded.index:
+        index = headers.index(recorded.tensors, recorded.index["files"])
+        assert {key: index[key] for key in recorded.index} == recorded.index
     if recorded.metadata:
         planned, needed = plan(headers.checkpoint(recorded.tensors, None, recorded.metadata))
     elif recorded.is_gguf:
