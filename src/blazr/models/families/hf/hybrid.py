@@ -79,7 +79,7 @@ BAMBA = hf_family(
         mixer=_bamba_mixer,
         prepare=without_auto,
         check=lambda reading: reading.expect("hidden_act", "silu", "swish"),
-        # mamba_dt_rank, of Mamba-1, is in the config.json of the first release alone
+        # mamba_dt_rank, of Mamba-1, is in the config.json of the first release
         says_nothing=(
             *(*TRAINING, *Mamba2Keys().names),
             *("attention_bias", "attn_rotary_emb", "mamba_dt_rank"),
