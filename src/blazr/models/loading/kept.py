@@ -19,9 +19,8 @@ from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.checkpoint.write import Entry, safetensors_writer
 from blazr.models.loading.plan import LoadStep
-from blazr.nn.kernels.compile import fingerprint
 from blazr.nn.memory import zero_bytes
-from blazr.nn.ops.packed import GROUP, PACKINGS
+from blazr.nn.ops.packed import GROUP, PACKINGS, layouts
 from blazr.nn.quant.packed import PackedWeight
 from blazr.nn.quant.weight import Weight
 
@@ -112,7 +111,7 @@ def kept_weights(
     files = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in checkpoint.files]
     way = [str(checkpoint.path.resolve()), quantize, str(dtype)]
     stem = f"{name.replace('/', '--')}-{_digest(way)}"
-    path = Path(HF_HOME) / "blazr" / f"{stem}-{_digest([*files, fingerprint()])}.safetensors"
+    path = Path(HF_HOME) / "blazr" / f"{stem}-{_digest([*files, layouts()])}.safetensors"
     return KeptWeights(path, stem)
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
+from blazr.nn.kernels.compile import fingerprint
 from blazr.nn.kernels.packing import BLOCK, GROUP, PACKINGS, Packed, Packing
 from blazr.nn.kernels.resolve import resolve
 from blazr.nn.ops.op import Op
@@ -20,6 +21,7 @@ __all__ = [
     "Packing",
     "are_kernels_here",
     "interleave",
+    "layouts",
     "packed_gated_linear",
     "packed_linear",
     "packed_rows",
@@ -33,6 +35,11 @@ _VECTORS = 8  # of 64 bytes in a block: four columns of 16 rows each
 def are_kernels_here(dtype: torch.dtype) -> bool:
     """Whether this processor has kernels for packed weights and activations of a dtype."""
     return resolve("packed_linear", "cpu", dtype) is not None
+
+
+def layouts() -> str:
+    """What tells the packings of these kernels from those of others."""
+    return fingerprint()
 
 
 def interleave(packing: Packing, codes: Tensor, scales: Sequence[Tensor]) -> Tensor:

@@ -90,7 +90,7 @@ def test_changed_files_are_packed_again_and_the_old_ones_go(home, model):
 def test_other_layouts_are_packed_again(home, model, monkeypatch):
     first = packed(model)
     (before,) = home.iterdir()
-    monkeypatch.setattr(keeping, "fingerprint", lambda: "other")
+    monkeypatch.setattr(keeping, "layouts", lambda: "other")
     assert are_same(first, packed(model))
     (after,) = home.iterdir()
     assert after != before
