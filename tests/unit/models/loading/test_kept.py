@@ -1,4 +1,4 @@
-"""Packed weights that are kept: the same ones at the next start, and nothing that is out of date."""
+"""Packed weights that are kept: the same ones at the next start, and nothing out of date."""
 
 from __future__ import annotations
 
