@@ -77,6 +77,8 @@ def test_the_beginning_and_the_end() -> None:
     assert little(add_bos_token=False).bos_id is None
     assert little(eot_token_id=12).eos_ids == (2, 12, 13)
     assert little(eos_token_id=10**6).eos_ids == (13, 2)
+    listed = memoryview(array("i", [2, 5, -1, 10**6]))  # as Ollama has them
+    assert little(eos_token_ids=listed).eos_ids == (2, 5, 13)
 
 
 def test_in_the_harmony_form_a_part_does_not_end_a_text() -> None:

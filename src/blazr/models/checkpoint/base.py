@@ -97,6 +97,23 @@ class QuantizedInfo(TensorInfo):
 
 
 @dataclass(frozen=True, slots=True)
+class RelaidInfo(TensorInfo):
+    """A tensor whose rows or blocks lie in another order in the file.
+
+    Args:
+        stored: What lies there.
+        first: Its first row, in the second dimension.
+        step: From one row to the next; others belong to another tensor.
+        in_pairs: Whether neighbours share a byte in its blocks of MXFP4.
+    """
+
+    stored: TensorInfo
+    first: int = 0
+    step: int = 1
+    in_pairs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
     """What a file says before its data.
 
@@ -167,6 +184,12 @@ class Checkpoint:
         """
         import torch  # headers are read without it
 
+        from blazr.nn.quant.mxfp4 import from_pairs
+
+        if isinstance(info, RelaidInfo):
+            rows = self.view(info.stored)
+            rows = rows[:, info.first :: info.step] if info.step > 1 else rows
+            return from_pairs(rows) if info.in_pairs else rows.contiguous()
         size, torch_name = ELEMENT_TYPES.get(info.dtype, ELEMENT_TYPES["U8"])
         shape = info.bytes_shape if info.is_packed else info.shape
         dtype: torch.dtype = getattr(torch, torch_name)

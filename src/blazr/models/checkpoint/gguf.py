@@ -7,24 +7,28 @@ from pathlib import Path
 
 from blazr.core.errors import CheckpointError
 from blazr.core.gguf import GgufHeader, TensorEntry, read_gguf_header
-from blazr.models.checkpoint.base import ELEMENT_TYPES, Format, Header, TensorInfo
+from blazr.models.checkpoint.base import ELEMENT_TYPES, Format, Header, RelaidInfo, TensorInfo
 from blazr.models.checkpoint.disk import open_regular
+from blazr.models.checkpoint.ollama import as_llama_cpp
 from blazr.nn.quant.gguf import GGML_TYPES
 
 _HINT = "copy or download the file again"
 # Types that are not blocks: llama.cpp's numbers for ELEMENT_TYPES.
 _PLAIN = {0: "F32", 1: "F16", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 30: "BF16"}
 _PACKED = {row.number: row for row in GGML_TYPES.values() if row.is_packed}
+# Ollama's first files with MXFP4 (fs/ggml/type.go): as Hugging Face has it, neighbours in a byte.
+_MXFP4_IN_PAIRS = 4
+_PACKED[_MXFP4_IN_PAIRS] = GGML_TYPES["MXFP4"]
 
 
 def type_numbers() -> dict[str, int]:
     """What types are called in files, by their names."""
-    packed = {row.name: number for number, row in _PACKED.items()}
+    packed = {row.name: row.number for row in _PACKED.values()}
     return {name: number for number, name in _PLAIN.items()} | packed
 
 
 def read_header(path: Path) -> Header:
-    """The tensors and the metadata of a file.
+    """The tensors and the metadata of a file, in the words of llama.cpp.
 
     Raises:
         CheckpointError: The file cannot be read or is not sound.
@@ -41,7 +45,7 @@ def read_header(path: Path) -> Header:
             ) from None
     tensors = {entry.name: _tensor(path, entry, header) for entry in header.tensors}
     _check_ranges(path, tensors, header.size)
-    return Header(tensors, header.metadata)
+    return as_llama_cpp(Header(tensors, header.metadata))
 
 
 GGUF = Format(suffix=".gguf", read_header=read_header)
@@ -57,7 +61,10 @@ def _tensor(path: Path, entry: TensorEntry, header: GgufHeader) -> TensorInfo:
             expected=f"a multiple of {header.alignment}",
             hint=_HINT,
         )
-    return TensorInfo(entry.name, name, entry.shape, path, start, start + nbytes)
+    info = TensorInfo(entry.name, name, entry.shape, path, start, start + nbytes)
+    if entry.type_number != _MXFP4_IN_PAIRS:
+        return info
+    return RelaidInfo(entry.name, name, entry.shape, path, start, info.end, info, in_pairs=True)
 
 
 def _storage(path: Path, entry: TensorEntry) -> tuple[str, int]:

@@ -35,8 +35,8 @@ LONG_CONTEXT = 131_072
 ROPE_FACTORS = "rope_freqs.weight"
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)", re.ASCII)
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
-# Parts that see images, or predict further tokens, in files that Ollama has converted.
-_PARTS_BESIDE = ("v.", "mm.", "mtp.")
+# Parts that see, hear, or predict further tokens, in files that Ollama has converted.
+_PARTS_BESIDE = ("v.", "a.", "mm.", "mtp.")
 
 
 def _attention(model: GgufModel, row: Architecture, layer: int) -> AttentionConfig:
@@ -116,12 +116,10 @@ def _rope(
             found=str(dim)[:100],
             expected=f"an even number up to {head_dim}",
         )
-    # Ollama has its own words for two bases
-    said = model.number("rope.freq_base", 0.0) or model.number("rope.global.freq_base", 0.0)
+    said = model.number("rope.freq_base", 0.0)
     theta = said or row.theta
     if has_window and row.plain_window:
-        other = model.number("rope.local.freq_base", row.window_theta or theta)
-        return RopeConfig(dim, model.number("rope.freq_base_swa", other))
+        return RopeConfig(dim, model.number("rope.freq_base_swa", row.window_theta or theta))
     scaling = _scaling(model, dim)
     if scaling is not None and not row.whole_ramp:
         scaling = replace(scaling, truncate=False)
@@ -146,7 +144,7 @@ def _scaling(model: GgufModel, dim: int) -> RopeScaling | None:
         )
     kind = model.reader.text(model.key("rope.scaling.type"))
     name = kind.value if kind else "linear"  # what llama.cpp takes a factor alone for
-    if name in {"none", ""}:  # Ollama writes the latter
+    if name in {"none", "", "default"}:  # Ollama writes the latter two
         return None
     factor = model.number("rope.scaling.factor", model.number("rope.scale_linear", 1.0))
     if factor == 1:
@@ -156,7 +154,9 @@ def _scaling(model: GgufModel, dim: int) -> RopeScaling | None:
     if name == "yarn" and trained:
         # where queries and keys are stretched by a factor of their own, the tables are not
         is_apart = bool(model.any_number("rope.scaling.yarn_log_multiplier"))
-        stretched = attention * (1 if is_apart else 0.1 * math.log(max(factor, 1.0)) + 1)
+        usual = 1 if is_apart else 0.1 * math.log(max(factor, 1.0)) + 1
+        # OLMo 3's converters do not leave out what this is usually
+        stretched = attention if math.isclose(attention, usual, rel_tol=1e-6) else attention * usual
         return RopeScaling(
             kind="yarn",
             factor=factor,
@@ -252,7 +252,7 @@ def _layer(model: GgufModel, row: Architecture, norm: NormConfig, index: int) ->
 def _derive(checkpoint: Checkpoint) -> Derivation:
     row = _architecture(checkpoint)
     model = GgufModel(checkpoint)
-    _refuse_temperature(model)
+    _refuse_what_changes(model)
     ledger, tied = model.ledger, not model.has("output.weight")
     ledger.record("architecture", model.architecture, "the metadata: general.architecture")
     ledger.record("hidden_size", model.hidden_size, "tensor token_embd.weight")
@@ -277,14 +277,20 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
     return Derivation(config, tuple(ledger.values.values()), tuple(ledger.warnings))
 
 
-def _refuse_temperature(model: GgufModel) -> None:
-    """Attention that grows sharper with the distance: Ministral 3's."""
-    for name in ("attention.temperature_scale", "rope.scaling_beta"):  # the latter is Ollama's
-        if model.any_number(name):
+def _refuse_what_changes(model: GgufModel) -> None:
+    """Keys with another value than the one that changes no scores."""
+    all_dim = model.any_number("rope.scaling.mscale_all_dim")
+    usual = {
+        "attention.temperature_scale": 0.0,  # attention sharper with the distance: Ministral 3's
+        "rope.scaling.extrapolation_factor": 1.0,  # this and the next are Ollama's of YaRN
+        "rope.scaling.mscale": all_dim or model.any_number("rope.scaling.mscale"),
+    }
+    for name, wanted in usual.items():
+        if model.any_number(name) not in {0.0, wanted}:
             raise ConfigError(
                 f"the metadata's {model.key(name)!r} is not supported.",
                 found=f"{model.any_number(name):g}",
-                expected="none",
+                expected=f"{wanted:g}",
                 hint="take another model: its scores would come out wrong",
             )
 

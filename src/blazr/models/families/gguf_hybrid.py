@@ -101,7 +101,7 @@ def read_delta(model: GgufModel, layer: int, eps: float) -> GatedDeltaConfig:
             found=f"{heads} heads, {inner} channels, {keys} heads of keys of {states}"[:100],
             expected="heads that divide the channels, heads of keys that divide the heads",
         )
-    grouped = model.has(at + "ssm_ba.weight")
+    grouped, told = model.has(at + "ssm_ba.weight"), model.flag("ssm.v_head_reordered")
     return GatedDeltaConfig(
         hidden_size=model.hidden_size,
         num_key_heads=keys,
@@ -111,7 +111,7 @@ def read_delta(model: GgufModel, layer: int, eps: float) -> GatedDeltaConfig:
         conv_kernel=model.size(at + "ssm_conv1d.weight", 1),
         norm_eps=eps,
         grouped_gates=grouped,
-        tiled=not grouped,
+        tiled=not grouped if told is None else told,  # Ollama's word: convert_qwen3next.go
     )
 
 

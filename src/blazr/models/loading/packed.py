@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from blazr.models.causal_lm import CausalLM, Embedding
-from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo, TensorInfo
+from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo, RelaidInfo, TensorInfo
 from blazr.models.families.rules import DecayLog, Mxfp4, Pairs, Stack, Transpose
 from blazr.models.loading.plan import LoadPlan, LoadStep
 from blazr.nn.layers.linear import Linear
@@ -117,6 +117,7 @@ def is_in_blocks(step: LoadStep) -> bool:
 def stays_mapped(step: LoadStep, storing: Storing) -> bool:
     """Whether the blocks can be used where they lie in the file."""
     is_kept = step.transform is None and isinstance(storing, BlockType)
+    is_kept = is_kept and not isinstance(step.sources[0], RelaidInfo)
     return is_kept and len(step.sources) == 1 and stored_kind(step) == storing
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from blazr.core.errors import CheckpointError
 from blazr.core.table import Table
-from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, QuantizedInfo
+from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, QuantizedInfo, RelaidInfo
 from blazr.models.families.rules import (
     DecayLog,
     Mxfp4,
@@ -150,7 +150,8 @@ def copied_bytes(plan: LoadPlan, dtype: torch.dtype, device: torch.device, stora
 
 def _stays_mapped(step: LoadStep, dtype: torch.dtype) -> bool:
     (first, *more) = step.sources
-    if more or first.is_packed or not isinstance(step.transform, Squeeze | None):
+    is_moved = isinstance(first, RelaidInfo) or not isinstance(step.transform, Squeeze | None)
+    if more or first.is_packed or is_moved:
         return False
     size, name = ELEMENT_TYPES[first.dtype]
     return first.start % size == 0 and getattr(torch, name) == dtype

@@ -23,3 +23,17 @@ def mxfp4_blocks(numbers: Tensor, exponents: Tensor) -> Tensor:
     each = torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)  # (..., blocks, 32)
     low, high = each.chunk(2, -1)
     return torch.cat((exponents.unsqueeze(-1), low | (high << 4)), -1).flatten(-2)
+
+
+def from_pairs(blocks: Tensor) -> Tensor:
+    """A copy of blocks that have neighbours in a byte, as GGML has them.
+
+    Args:
+        blocks: (..., blocks * 17) uint8, each an exponent and 16 bytes of numbers.
+
+    Source: GGML type 4 of Ollama 0.11, ``ml/backend/ggml/ggml.go``.
+    """
+    found = blocks.clone(memory_format=torch.contiguous_format)
+    for tile in found.view(-1, 17).split(2**16):  # what is needed besides stays small
+        tile.copy_(mxfp4_blocks(tile[:, 1:], tile[:, 0]).view(-1, 17))
+    return found

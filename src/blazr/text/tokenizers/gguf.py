@@ -117,6 +117,12 @@ class _Entries:
         value = self._metadata.get(KEY + key, default)
         return value if isinstance(value, bool) else default
 
+    def token_ids(self, key: str) -> list[int]:
+        """Tokens of the vocabulary that share a role: Ollama's word, convert/convert.go."""
+        value = self._metadata.get(KEY + key)
+        listed = value.tolist() if isinstance(value, memoryview) else []
+        return [each for each in listed if isinstance(each, int) and 0 <= each < len(self.tokens)]
+
     def token_id(self, key: str) -> int | None:
         """A token with a role, where one of the vocabulary is named."""
         value = self._metadata.get(KEY + key)
@@ -226,6 +232,7 @@ def _end_ids(entries: _Entries) -> list[int]:
     named = [entries.token_id(key) for key in _END_KEYS]
     ids = {text: token_id for token_id, text in enumerate(entries.tokens)}
     ends = [token_id for token_id in named if token_id is not None]
+    ends += entries.token_ids("eos_token_ids")
     names = set(_END_NAMES)
     if ids.keys() >= _HARMONY:
         names.remove(_PART_END)
