@@ -119,7 +119,7 @@ def nemotron(form: Form) -> None:
 
 
 def nemotron_omni(form: Form) -> None:
-    """convert_nemotron_h_nano_vl.go: text, images and sound in one."""
+    """convert_nemotron_h.go: text, images and sound in one."""
     nemotron(form)
     form.arch = "nemotron_h_omni"
     form.rename({"exp_probs_b.bias": "exp_probs_b"})  # model.go takes it, too
@@ -138,6 +138,13 @@ def qwen3next(form: Form) -> None:
     by_layer(form)
     form.rename({"ssm_dt.bias": "ssm_dt"})
     form.keys["norm_top_k_prob"] = True
+
+
+def qwen3next_later(form: Form) -> None:
+    """convert_qwen3next.go since it has Qwen 3.5: Qwen3-Next under that name."""
+    qwen3next(form)
+    form.arch = "qwen35moe"
+    form.keys["attention.head_count_kv"] = max(form.keys["attention.head_count_kv"])
 
 
 def qwen35(form: Form) -> None:
@@ -230,6 +237,7 @@ CASES: dict[str, tuple[str, Callable[[Form], None]]] = {
     "nemotron_h_moe": ("nemotron_h_moe", nemotron),
     "nemotron_h_omni": ("nemotron_h_moe", nemotron_omni),
     "qwen3next": ("qwen3next", qwen3next),
+    "qwen3next later": ("qwen3next", qwen3next_later),
     "qwen35": ("qwen35", qwen35),
     "qwen35 grouped": ("qwen35", qwen35_grouped),
     "qwen35moe": ("qwen35moe", qwen35),
@@ -265,6 +273,7 @@ YARN = {
 }
 # What Ollama says, and llama.cpp in its place.
 SAID: dict[str, tuple[str, Keys, Keys]] = {
+    "zeros": ("mistral3", YARN | {"rope.scaling.beta_fast": 0.0}, YARN),
     "mistral3": (
         "mistral3",
         YARN
