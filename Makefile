@@ -20,7 +20,7 @@ fix: ## format and repair what ruff can
 lint: ## ruff, spelling, import contracts, limits
 	$(BIN)ruff format --check
 	$(BIN)ruff check
-	$(BIN)codespell --skip 'tests/golden,src/blazr/data' -L firs,hel,exprts,wil,nknown src tests tools examples docs *.md
+	$(BIN)codespell --skip 'tests/golden,src/blazr/data' -L claus,firs,hel,exprts,keep-alives,wil,nknown src tests tools examples docs *.md
 	$(BIN)lint-imports --no-logo
 	$(PYTHON) tools/check_limits.py
 
