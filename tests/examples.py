@@ -20,6 +20,7 @@ from blazr.nn.layers.rope import RopeConfig, RopeScaling
 from blazr.nn.layers.shared_block import BlockConfig, SharedBlockConfig
 from blazr.nn.layers.short_conv import ShortConvConfig
 from blazr.nn.ops.moe import ExpertGroups
+from blazr.nn.ops.sequence import AttentionTemperature
 
 HIDDEN = 24
 NORM_EPS = 0.1  # the norm of a few channels that are all small would blow up every rounding
@@ -60,6 +61,25 @@ MIXER_EXAMPLES: dict[str, MixerConfig] = {
         rope=RopeConfig(4, 1000.0, RopeScaling(kind="yarn", factor=4.0, original_max_seq_len=32)),
         sliding_window=41,
         sinks=True,
+    ),
+    "gqa_temperature": AttentionConfig(
+        hidden_size=HIDDEN,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=6,
+        rope=RopeConfig(6, temperature=AttentionTemperature(0.7, 20)),
+        attn_logit_softcap=3.0,
+    ),
+    "mla_temperature": DeepseekMlaConfig(
+        hidden_size=HIDDEN,
+        num_heads=3,
+        head_dim=8,
+        rope_dim=4,
+        kv_latent=10,
+        q_latent=14,
+        rope=RopeConfig(4, interleaved=True, temperature=AttentionTemperature(0.7, 20)),
+        v_head_dim=6,
+        attention_multiplier=0.4,
     ),
     "gqa_nope": AttentionConfig(
         hidden_size=HIDDEN, num_heads=3, num_kv_heads=3, head_dim=6, rope=None, fused_qkv=True
@@ -342,6 +362,7 @@ MIXES: dict[str, tuple[str, ...]] = {
     "mla and mlp": ("mla+mlp", "mla+mlp"),
     "gqa and mlp": ("gqa+mlp", "gqa_window+mlp"),
     "caps, sinks and odd experts": ("gqa_capped+gelu", "gqa_sinks+clamped", "gqa_nope+plain"),
+    "tempered": ("gqa_temperature+mlp", "mla_temperature+moe"),
     "deepseek": ("mla_deepseek_lite+mlp", "mla_deepseek+grouped"),
     "short convolutions": ("short_conv+mlp", "gqa+moe", "short_conv"),
     "gated delta": ("gated_delta_grouped+mlp", "gqa_gated+moe", "gated_delta+mlp", "kimi_delta"),

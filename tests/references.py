@@ -51,6 +51,14 @@ _GRANITE = {
     "attention_multiplier": 0.2,
 }
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+_TEMPERED = {
+    **_YARN,
+    "original_max_position_embeddings": 8,
+    "rope_theta": 10_000.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.6,
+}
 _LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 5.0]}
 
 
@@ -77,6 +85,27 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "llama dynamic": ("llama", _rope("dynamic", factor=3.0) | {"max_position_embeddings": 40}),
     "llama yarn": ("llama", {"rope_scaling": _YARN, "head_dim": 14}),
     "mistral": ("mistral", {"sliding_window": 7, "head_dim": 6}),
+    "ministral3": ("ministral3", {"head_dim": 14, "rope_parameters": _TEMPERED}),
+    "ministral3 plain": (
+        "ministral3",
+        {
+            "head_dim": 6,
+            "sliding_window": 30,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000.0,
+                "original_max_position_embeddings": 8,
+                "llama_4_scaling_beta": 0.6,
+            },
+        },
+    ),
+    "ministral3 even": (
+        "ministral3",
+        {
+            "head_dim": 6,
+            "rope_parameters": {**_TEMPERED, "llama_4_scaling_beta": 0.0, "mscale_all_dim": 0.0},
+        },
+    ),
     "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen2": ("qwen2", {}),
     "qwen2 window": (

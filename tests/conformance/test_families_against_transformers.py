@@ -19,6 +19,8 @@ from blazr.models.families.detect import detect_family
 from blazr.models.loading.load import LoadedModel, load, plan_model
 from blazr.nn.device import resolve_device
 from blazr.nn.layers.mamba2 import Mamba2Config
+from blazr.nn.layers.rope import Positions, RopeConfig
+from blazr.nn.ops.sequence import AttentionTemperature
 from hybrids import classic_layers
 from networks import VOCAB, Lab
 from references import CASES, reference_logits, rewrite_config, save_reference
@@ -128,7 +130,7 @@ def _classic(written: dict[str, object]) -> dict[str, object]:
         "rope_parameters": None,
         "rope_theta": whole["rope_theta"],
         "partial_rotary_factor": whole.get("partial_rotary_factor"),
-        "rope_scaling": None if kind == "default" else {"type": kind, **rest},
+        "rope_scaling": {"type": kind, **rest} if rest or kind != "default" else None,
     }
     if "sliding_attention" in new:
         local = new["sliding_attention"]["rope_theta"]
@@ -224,9 +226,11 @@ def test_experts_stacked_in_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["language_model.model.", "model.language_model."])
-@pytest.mark.parametrize("kind", SEEING)
-def test_the_language_model_of_one_that_sees(kind: str, layout: str, tmp_path: Path) -> None:
-    theirs = save_reference(SEEING[kind], tmp_path, changes=CASES[SEEING[kind]][1])
+@pytest.mark.parametrize(("kind", "text"), [*SEEING.items(), ("mistral3", "ministral3")])
+def test_the_language_model_of_one_that_sees(
+    kind: str, text: str, layout: str, tmp_path: Path
+) -> None:
+    theirs = save_reference(text, tmp_path, changes=CASES[text][1])
     path = tmp_path / "model.safetensors"
     head = "language_model.lm_head." if layout.startswith("language") else "lm_head."
     renamed = {
@@ -244,6 +248,39 @@ def test_the_language_model_of_one_that_sees(kind: str, layout: str, tmp_path: P
         found = ours.forward_sequences(torch.tensor([ids]))[0]
     assert (found - reference_logits(theirs, ids)).abs().max() < TOLERANCE
     assert any("images" in warning for warning in plan_model(str(tmp_path)).derivation.warnings)
+
+
+def test_queries_grow_as_theirs_do() -> None:
+    from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
+
+    positions = torch.tensor([0, 16_383, 16_384, 32_767, 32_768, 262_143, 2**24 - 1])
+    rope = RopeConfig(4, temperature=AttentionTemperature(0.1, 16_384))
+    found = Positions(positions).temper(torch.ones(len(positions), 1, 1), rope)
+    expected = get_llama_4_attn_scale(positions[None], 0.1, 16_384)
+    torch.testing.assert_close(found.flatten(), expected.flatten(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("without", "changes", "message"),
+    [
+        ("llama_4_scaling_beta", {}, "'llama_4_scaling_beta' is missing"),
+        ("", {"model_type": "mistral"}, "'llama_4_scaling_beta' is not supported"),
+        ("original_max_position_embeddings", {}, "'original_max_position_embeddings' is missing"),
+        ("", {"model_type": "mistral3", "text_config": {"model_type": "mistral4"}}, "'model_type'"),
+    ],
+)
+def test_what_ministral_does_not_say_is_not_guessed(
+    without: str, changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    kind, settings = CASES["ministral3 plain"]
+    save_reference(kind, tmp_path, changes=settings)
+    written = json.loads((tmp_path / "config.json").read_text())
+    if "text_config" in changes:
+        changes = {**changes, "text_config": {**written, **changes["text_config"]}}
+    rope = {key: each for key, each in written["rope_parameters"].items() if key != without}
+    rewrite_config(tmp_path, rope_parameters=rope, **changes)
+    with pytest.raises(ConfigError, match=message):
+        plan_model(str(tmp_path))
 
 
 def test_nemotron_cuts_steps_off_where_the_library_wrote_it(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ FAMILIES: Table[Family] = Table(
         "llama": "blazr.models.families.llama:LLAMA",
         "mistral": "blazr.models.families.hf.dense:MISTRAL",
         "mistral3": "blazr.models.families.hf.dense:MISTRAL3",
+        "ministral3": "blazr.models.families.hf.dense:MINISTRAL3",
         "qwen2": "blazr.models.families.hf.dense:QWEN2",
         "qwen3": "blazr.models.families.hf.dense:QWEN3",
         "phi3": "blazr.models.families.hf.dense:PHI3",

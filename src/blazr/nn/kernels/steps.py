@@ -261,6 +261,21 @@ class DeltaWeights:
     norm: GatedNorm
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionTemperature:
+    """Scores that grow with the position of the query, as texts become longer (Llama 4).
+
+    Those of position p are multiplied with ``1 + scale * log(1 + floor(p / length))``.
+
+    Args:
+        scale: By how much; 0.1 in released models.
+        length: Positions that have one factor, as a rule those of the trained context.
+    """
+
+    scale: float
+    length: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pages:
     """What queries attend to, (pages, GRID, K, size), and how.
@@ -273,6 +288,7 @@ class Pages:
         window: Sliding window in tokens, or None.
         softcap: Scores z become ``softcap * tanh(z / softcap)``; None leaves them.
         sinks: (H,), float32, or None.
+        temperature: How scores grow with the position, or None.
     """
 
     keys: Tensor
@@ -282,6 +298,7 @@ class Pages:
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    temperature: AttentionTemperature | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

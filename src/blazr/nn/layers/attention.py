@@ -121,8 +121,10 @@ class Attention(Mixer):
                 window=self.config.sliding_window,
                 softcap=self.config.attn_logit_softcap,
                 sinks=None if self.sinks is None else self.sinks.float(),
+                temperature=None if self.config.rope is None else self.config.rope.temperature,
             )
             return self._finish(attend(q, memory, batch.table), gate)
+        q = batch.rotary.temper(q, self.config.rope)
         out = torch.empty_like(q)
         for group in batch.decode_groups:
             out[group.rows] = self._decode(q[group.rows], group, cache).to(q.dtype)
@@ -138,6 +140,7 @@ class Attention(Mixer):
         q, k, v, gate = self._project(x)
         positions = Positions(torch.arange(x.shape[1], device=x.device))
         q, k = positions.rotate(q, self.config.rope), positions.rotate(k, self.config.rope)
+        q = positions.temper(q, self.config.rope)
         return self._finish(self._attend(q, k, v), gate)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:

@@ -145,10 +145,17 @@ class Mla(Mixer):
             queries = q.new_empty(*q.shape[:2], kept + q_rope.shape[-1])
             linear_heads(q, up[0], queries[..., :kept])
             rotate_and_write(rotated, self.rope, batch, pages, out=queries[..., kept:])
-            memory = Pages(keys=pages[1], more_keys=pages[0], values=pages[1], scale=self.scale)
+            memory = Pages(
+                keys=pages[1],
+                more_keys=pages[0],
+                values=pages[1],
+                scale=self.scale,
+                temperature=None if self.rope is None else self.rope.temperature,
+            )
             mixed = attend(queries, memory, batch.table)
             return self.o_proj(linear_heads(mixed, up[1]).flatten(-2))
         q_rope = rotate_and_write(rotated, self.rope, batch, pages)
+        q, q_rope = (batch.rotary.temper(part, self.rope) for part in (q, q_rope))
         parts = torch.empty((len(x), self.o_proj.weight.shape[1]), dtype=q.dtype, device=q.device)
         out = parts.unflatten(-1, (self.num_heads, -1))  # (T, H, E)
         for group in batch.decode_groups:
@@ -174,6 +181,7 @@ class Mla(Mixer):
         latent, k_rope = self._compress(x)
         q, q_rope = self._queries(x)
         q_rope, k_rope = positions.rotate(q_rope, self.rope), positions.rotate(k_rope, self.rope)
+        q, q_rope = (positions.temper(part, self.rope) for part in (q, q_rope))
         k_rope = k_rope.squeeze(-2)
         return self.o_proj(self._attend(q, q_rope, latent, k_rope).flatten(-2))
 

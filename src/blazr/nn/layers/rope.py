@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from blazr.nn.ops.rope import rotary_tables, rotate_half, rotate_pairs
+from blazr.nn.ops.sequence import AttentionTemperature
 
 ScalingKind = Literal["linear", "factors", "dynamic", "yarn", "longrope", "llama3"]
 
@@ -63,12 +64,14 @@ class RopeConfig:
         theta: Base of the frequencies.
         scaling: Context extension, or None.
         interleaved: Whether the channels of a pair lie side by side, not half of ``dim`` apart.
+        temperature: How scores grow with the position of the query, or None (Ministral 3).
     """
 
     dim: int
     theta: float = 10000.0
     scaling: RopeScaling | None = None
     interleaved: bool = False
+    temperature: AttentionTemperature | None = None
 
     @property
     def num_pairs(self) -> int:
@@ -166,6 +169,15 @@ class Positions:
     def rotate(self, x: Tensor, rope: RopeConfig | None) -> Tensor:
         """Rotate every head of x, (..., T, H, D); None leaves them."""
         return x if rope is None else rope.rotate(x, self.tables(rope))
+
+    def temper(self, q: Tensor, rope: RopeConfig | None) -> Tensor:
+        """Let queries (..., T, H, D) grow with their positions, where the rotation says so."""
+        temperature = None if rope is None else rope.temperature
+        if temperature is None:
+            return q
+        lengths = 1 + self._positions // temperature.length
+        factors = 1 + temperature.scale * lengths.float().log()
+        return (q.float() * factors[:, None, None]).to(q.dtype)
 
 
 def _ntk_growth(scaling: RopeScaling, length: int) -> float:

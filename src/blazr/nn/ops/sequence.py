@@ -16,6 +16,7 @@ from torch import Tensor
 from blazr.nn.kernels.recording import part
 from blazr.nn.kernels.resolve import resolve
 from blazr.nn.kernels.steps import (
+    AttentionTemperature,
     Carried,
     DeltaRows,
     DeltaWeights,
@@ -35,6 +36,7 @@ from blazr.nn.kernels.steps import (
 )
 
 __all__ = [
+    "AttentionTemperature",
     "Carried",
     "DeltaRows",
     "DeltaWeights",

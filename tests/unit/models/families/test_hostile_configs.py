@@ -32,6 +32,7 @@ KEYS = sorted(
 INNER = sorted({alias.partition(".")[2] for names in ALIASES.values() for alias in names} - {""})
 SCALING = ("rope_type", "type", "factor", "low_freq_factor", "original_max_position_embeddings")
 SCALING += ("short_factor", "long_factor", "mscale_all_dim", "beta_fast", "full_attention")
+SCALING += ("llama_4_scaling_beta",)
 numbers = st.sampled_from([0, 1, 2, 3, 4, 8, 16, 31, 10**9, 10**12, -1, 10**400]) | st.floats()
 words = st.sampled_from(
     [
@@ -43,6 +44,7 @@ words = st.sampled_from(
         "Mamba2",
         "mamba-1",
         "mistral",
+        "ministral3",
         "qwen2",
         "auto",
         "linear_attention",

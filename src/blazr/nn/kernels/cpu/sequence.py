@@ -35,8 +35,8 @@ class _Attention(ctypes.Structure):
         *fields(_POINTER, "q keys more_keys values out sinks block_tables spans"),
         *fields(_INT64, "key_size more_key_size value_size table_stride"),
         *fields(_INT64, "key_stride more_key_stride value_stride"),
-        *fields(_INT64, "num_spans longest heads kv_heads window dtype"),
-        *fields(_FLOAT, "scale softcap"),
+        *fields(_INT64, "num_spans longest heads kv_heads window dtype temperature_length"),
+        *fields(_FLOAT, "scale softcap temperature"),
     )
 
 
@@ -86,6 +86,7 @@ def mamba2(proj: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: St
 def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
     """See ``blazr.nn.ops.sequence.paged_attention``."""
     keys, more, values = pages.keys, pages.more_keys, pages.values
+    growth = pages.temperature
     q = q.contiguous()
     out = q.new_empty(*q.shape[:2], values.shape[-1])
     call = _Attention(
@@ -110,8 +111,10 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
         keys.shape[2],
         pages.window or 0,
         DTYPES[q.dtype],
+        1 if growth is None else growth.length,
         pages.scale,
         pages.softcap or 0.0,
+        0.0 if growth is None else growth.scale,
     )
     run("attention", call)
     return out

@@ -39,7 +39,7 @@ struct AttentionOf {
     alignas(64) float v[kGrid * kChannels];
     T narrow[kQueriesTogether * kGrid];  // weights, where rows are taken in pairs
     float sums[kQueriesTogether * kMaxValue], weights[kQueriesTogether * kGrid];
-    float best[kQueriesTogether], total[kQueriesTogether];
+    float best[kQueriesTogether], total[kQueriesTogether], scales[kQueriesTogether];
 
     Queries(const Attention& call, int64_t span, int64_t kv_head, int64_t first, int64_t count)
         : call(call),
@@ -65,6 +65,8 @@ struct AttentionOf {
         const int64_t row = (span.first + token(i)) * call.heads + head(i);
         memcpy(q + i * key_size(), (const T*)call.q + row * key_size(), key_size() * sizeof(T));
         const bool has_sink = call.sinks;
+        const float periods = float(1 + position(i) / call.temperature_length);
+        scales[i] = call.scale * (1.0f + call.temperature * logf(periods));
         best[i] = has_sink ? call.sinks[head(i)] : -INFINITY;
         total[i] = has_sink ? 1.0f : 0.0f;
       }
@@ -86,9 +88,9 @@ struct AttentionOf {
         const float* a = dots[0] + i * rows;
         const float* b = dots[1] + i * rows;
         if (call.key_sizes[1])
-          for (int64_t r = 0; r < rows; r++) s[r] = (a[r] + b[r]) * call.scale;
+          for (int64_t r = 0; r < rows; r++) s[r] = (a[r] + b[r]) * scales[i];
         else
-          for (int64_t r = 0; r < rows; r++) s[r] = a[r] * call.scale;
+          for (int64_t r = 0; r < rows; r++) s[r] = a[r] * scales[i];
         if (call.softcap > 0)
           for (int64_t r = 0; r < rows; r++) s[r] = call.softcap * tanhf(s[r] / call.softcap);
       }

@@ -289,8 +289,10 @@ struct Attention {
   int64_t key_strides[2], value_stride;  // numbers from one page to the next
   int64_t num_spans, longest, heads, kv_heads;
   int64_t window;  // tokens, or 0
-  int64_t dtype;
-  float scale, softcap;
+  int64_t dtype, temperature_length;
+  // Of position p, scores are multiplied with scale * (1 + temperature * log(1 + p / length)), the
+  // quotient rounded down.
+  float scale, softcap, temperature;
 };
 
 // What attention.hpp has room for.
