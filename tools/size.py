@@ -13,9 +13,9 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "blazr"
 BUDGETS = {
     "core": 810,
     "nn": 10_840,
-    "models": 10_200,
+    "models": 10_500,
     "text": 7_500,
-    "engine": 4_900,
+    "engine": 4_600,
     "pipelines": 400,
     "llm": 1_750,
     "server": 8_900,
