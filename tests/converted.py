@@ -18,6 +18,7 @@ MODELS: dict[str, tuple[str, Changes]] = {
     "llama-yarn": ("llama yarn", {}),
     "llama-experts": ("mixtral", {"num_local_experts": 3}),
     "mistral3": ("mistral", {"sliding_window": None}),
+    "mistral3-temperature": ("ministral3", {}),
     "qwen2": ("qwen2", {}),
     "qwen2moe": ("qwen2_moe", {}),
     "qwen3": ("qwen3", {}),

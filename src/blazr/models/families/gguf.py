@@ -30,6 +30,7 @@ from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import RopeConfig, RopeScaling
+from blazr.nn.ops.sequence import AttentionTemperature
 
 LONG_CONTEXT = 131_072
 ROPE_FACTORS = "rope_freqs.weight"
@@ -126,7 +127,15 @@ def _rope(
     is_long = row.long_factor != 1 and model.integer("context_length", 0) >= LONG_CONTEXT
     if not said and scaling is None and is_long:
         scaling = RopeScaling(kind="linear", factor=row.long_factor)
-    return RopeConfig(dim, theta, scaling, interleaved=row.rotates_pairs)
+    return RopeConfig(dim, theta, scaling, row.rotates_pairs, _temperature(model))
+
+
+def _temperature(model: GgufModel) -> AttentionTemperature | None:
+    """How scores grow with the position: Ministral 3's, and Mistral Large 3's."""
+    scale = model.any_number("attention.temperature_scale")
+    said = ("attention.temperature_length", "rope.scaling.original_context_length")
+    length = next(filter(None, (model.integer(key, 0) for key in (*said, "context_length"))), 1)
+    return AttentionTemperature(scale, length) if scale else None
 
 
 def _scaling(model: GgufModel, dim: int) -> RopeScaling | None:
@@ -281,8 +290,7 @@ def _refuse_what_changes(model: GgufModel) -> None:
     """Keys with another value than the one that changes no scores."""
     all_dim = model.any_number("rope.scaling.mscale_all_dim")
     usual = {
-        "attention.temperature_scale": 0.0,  # attention sharper with the distance: Ministral 3's
-        "rope.scaling.extrapolation_factor": 1.0,  # this and the next are Ollama's of YaRN
+        "rope.scaling.extrapolation_factor": 1.0,  # both are Ollama's of YaRN
         "rope.scaling.mscale": all_dim or model.any_number("rope.scaling.mscale"),
     }
     for name, wanted in usual.items():

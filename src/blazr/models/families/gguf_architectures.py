@@ -81,7 +81,7 @@ _FALCON_NORM = (Rule("blk.{i}.ffn_norm", "layers.{i}.feed_forward_norm.weight"),
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
         "llama": Architecture(families=("llama", "mistral", "mixtral"), pairs_rows=True),
-        "mistral3": Architecture(families=("mistral3",), pairs_rows=True),
+        "mistral3": Architecture(families=("mistral3", "ministral3"), pairs_rows=True),
         "granite": Architecture(
             families=("granite", "granitemoehybrid attention"), pairs_rows=True
         ),

@@ -294,6 +294,9 @@ def _rotation(layers: list[AttentionConfig], row: Architecture) -> Metadata:
 
 def _rope_keys(rope: RopeConfig, *, stretches: bool = True) -> Metadata:
     found: Metadata = {"rope.dimension_count": rope.dim, "rope.freq_base": rope.theta}
+    if rope.temperature is not None:
+        found["attention.temperature_scale"] = rope.temperature.scale
+        found["rope.scaling.original_context_length"] = rope.temperature.length
     scaling = rope.scaling
     if scaling is None or scaling.kind in {"factors", "dynamic"}:
         return found
@@ -309,7 +312,9 @@ def _rope_keys(rope: RopeConfig, *, stretches: bool = True) -> Metadata:
             "rope.scaling.yarn_beta_fast": scaling.beta_fast,
             "rope.scaling.yarn_beta_slow": scaling.beta_slow,
         }
-        if not math.isclose(scaling.attention_factor, usual, rel_tol=_CLOSE):
+        if rope.temperature is not None and math.isclose(scaling.attention_factor, 1):
+            found["rope.scaling.yarn_log_multiplier"] = 1.0  # Mistral's word for an even stretch
+        elif not math.isclose(scaling.attention_factor, usual, rel_tol=_CLOSE):
             found["rope.scaling.attn_factor"] = scaling.attention_factor / usual
     return found
 

@@ -356,8 +356,6 @@ def test_the_text_is_nearly_that_of_the_plain_weights() -> None:
         ({"llama.rope.dimension_count": 9}, ConfigError),
         ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, ConfigError),
         ({"llama.rope.scaling.type": "other", "llama.rope.scaling.factor": 4.0}, ConfigError),
-        ({"llama.attention.temperature_scale": 0.1}, ConfigError),
-        ({"llama.rope.scaling_beta": 0.1}, ConfigError),
         ({"llama.attention.head_count": "four"}, ConfigError),
         ({"llama.context_length": 2**31 - 1}, ConfigError),
     ],
