@@ -153,6 +153,12 @@ def fp8(
     return {"weight": stored, key: found.to(scales)}, whole
 
 
+def fp8_with_activations(weight: Tensor) -> Encoded:
+    """Source: published checkpoints of Ministral 3; those of activations are not used here."""
+    parts, whole = fp8(weight, key="weight_scale_inv", scales=torch.bfloat16)
+    return {**parts, "activation_scale": torch.tensor(0.5, dtype=torch.bfloat16)}, whole
+
+
 NF4 = torch.tensor([
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
     -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
@@ -244,6 +250,10 @@ KINDS: dict[str, Kind] = {
     "modelopt nvfp4": Kind(modelopt, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
     "modelopt fp8": Kind(fp8, {"quant_method": "modelopt", "quant_algo": "FP8"}),
     "fp8 per matrix": Kind(fp8, {"quant_method": "fp8", "activation_scheme": "static"}),
+    "fp8 as Mistral has it": Kind(
+        fp8_with_activations,
+        {**_FP8, "activation_scheme": "static", "dequantize": False, "weight_block_size": None},
+    ),
     "fp8 per block": Kind(
         lambda w: fp8(w, block=(128, 128), key="weight_scale_inv"),
         {**_FP8, "weight_block_size": [128, 128]},

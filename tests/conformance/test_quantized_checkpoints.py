@@ -187,7 +187,7 @@ def check_same_tokens(directory: Path) -> None:
 # What a file may hold or not, and the first tensor of each kind, whose shape the plan checks.
 OPTIONAL = {"g_idx", "weight_g_idx", "weight_zero_point", "weight_format"}
 FIRST = {"weight", "qweight", "weight_packed"}
-UNREAD = {"weight_format", "input_scale"}
+UNREAD = {"weight_format", "input_scale", "activation_scale"}
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -142,6 +142,37 @@ def test_what_a_published_file_says_of_itself_is_what_its_config_says() -> None:
     assert found == as_gguf_file(recorded)[1]
 
 
+def test_what_llama_cpp_says_of_a_published_model_is_what_its_config_says() -> None:
+    """Devstral Small 2, as loading its file prints it [GitHub danbev/learning-ai, notes/llama.cpp/
+    devstral2-conversion.md, file 40242149007 of the index]."""
+    shapes, config = headers.made("Devstral-Small-2-24B-Instruct-2512")
+    found = derive(headers.checkpoint({name: ("BF16", shapes[name]) for name in shapes}, config))
+    row = ARCHITECTURES["mistral3"]
+    said = {
+        "block_count": 40,
+        "context_length": 393216,
+        "embedding_length": 5120,
+        "feed_forward_length": 32768,
+        "vocab_size": 131072,
+        "attention.head_count": 32,
+        "attention.head_count_kv": 8,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "attention.key_length": 128,
+        "attention.value_length": 128,
+        "attention.temperature_scale": 0.1,
+        "rope.freq_base": 1e8,
+        "rope.dimension_count": 128,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 48.0,
+        "rope.scaling.yarn_beta_fast": 32.0,
+        "rope.scaling.yarn_beta_slow": 1.0,
+        "rope.scaling.yarn_log_multiplier": 1.0,
+        "rope.scaling.original_context_length": 8192,
+    }
+    ours = metadata_of(as_gguf(found, row), row)
+    assert ours == said | {"attention.layer_norm_epsilon": 1e-5}
+
+
 def attention(layer: LayerConfig) -> AttentionConfig:
     assert isinstance(layer.mixer, AttentionConfig)
     return layer.mixer
