@@ -7,7 +7,7 @@ config, so that nothing is said in a way of our own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 
 from blazr.core.gguf import Value
@@ -44,11 +44,8 @@ def architecture_of(family: str, config: ModelConfig) -> str | None:
     chooses = any(isinstance(layer.feed_forward, MoeConfig) for layer in config.layers)
     words = [family, *(["attention"] if attends else []), *(["experts"] if chooses else [])]
     wanted = (" ".join(words), " ".join([family, *(["experts"] if chooses else [])]), family)
-    for each in wanted:
-        for name, row in ARCHITECTURES.items():
-            if each in row.families:
-                return name
-    return None
+    rows = ARCHITECTURES.items()
+    return next((name for each in wanted for name, row in rows if each in row.families), None)
 
 
 def mixers_of(layer: LayerConfig) -> tuple[MixerConfig, ...]:
@@ -346,50 +343,28 @@ def _latent(first: DeepseekMlaConfig) -> Metadata:
 def _recurrence(config: ModelConfig) -> Metadata:
     found: Metadata = {}
     for mixer in all_mixers(config):
-        for kind, keys in _KEYS.items():
-            if type(mixer) is kind:
-                found |= keys(mixer)
+        keys = _KEYS.get(type(mixer), {})
+        found |= {key: getattr(mixer, name) for key, name in keys.items()}
+        if isinstance(mixer, Mamba1Config):
+            found["ssm.dt_b_c_rms"] = mixer.inner_norms == "plain"
     return found
 
 
-def _mamba1(mixer: Mamba1Config) -> Metadata:
-    return {
-        "ssm.conv_kernel": mixer.conv_kernel,
-        "ssm.inner_size": mixer.inner_size,
-        "ssm.state_size": mixer.state_size,
-        "ssm.time_step_rank": mixer.dt_rank,
-        "ssm.dt_b_c_rms": mixer.inner_norms == "plain",
-        INNER_EPS: mixer.norm_eps,
-    }
+def _ssm(*fields: str) -> dict[str, str]:
+    names = ("conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count")
+    return {f"ssm.{name}": each for name, each in zip(names, fields, strict=False)}
 
 
-def _mamba2(mixer: Mamba2Config) -> Metadata:
-    return {
-        "ssm.conv_kernel": mixer.conv_kernel,
-        "ssm.inner_size": mixer.inner_size,
-        "ssm.state_size": mixer.state_size,
-        "ssm.time_step_rank": mixer.num_heads,
-        "ssm.group_count": mixer.num_groups,
-    }
-
-
-def _delta(mixer: GatedDeltaConfig) -> Metadata:
-    return {
-        "ssm.conv_kernel": mixer.conv_kernel,
-        "ssm.inner_size": mixer.value_size,
-        "ssm.state_size": mixer.key_head_dim,
-        "ssm.time_step_rank": mixer.num_heads,
-        "ssm.group_count": mixer.num_key_heads,
-    }
-
-
-_KEYS: Mapping[type, Callable[..., Metadata]] = {
-    Mamba1Config: _mamba1,
-    Mamba2Config: _mamba2,
-    GatedDeltaConfig: _delta,
-    KimiDeltaConfig: lambda mixer: {
-        "ssm.conv_kernel": mixer.conv_kernel,
-        "kda.head_dim": mixer.key_head_dim,
+# The field that each key tells, mixer by mixer.
+_KEYS: Mapping[type, Mapping[str, str]] = {
+    Mamba1Config: {
+        **_ssm("conv_kernel", "inner_size", "state_size", "dt_rank"),
+        INNER_EPS: "norm_eps",
     },
-    ShortConvConfig: lambda mixer: {"shortconv.l_cache": mixer.conv_kernel},
+    Mamba2Config: _ssm("conv_kernel", "inner_size", "state_size", "num_heads", "num_groups"),
+    GatedDeltaConfig: _ssm(
+        "conv_kernel", "value_size", "key_head_dim", "num_heads", "num_key_heads"
+    ),
+    KimiDeltaConfig: {"ssm.conv_kernel": "conv_kernel", "kda.head_dim": "key_head_dim"},
+    ShortConvConfig: {"shortconv.l_cache": "conv_kernel"},
 }

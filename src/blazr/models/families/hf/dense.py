@@ -20,7 +20,6 @@ LLAMA_RULES = hf_rules(LLAMA_NORMS)
 LLAMA_BIASES: Flags = {"qkv_bias": "attention_bias", "o_bias": "attention_bias"}
 SLIDING = "sliding_attention"
 FULL = "full_attention"
-MINISTRAL = "ministral3"
 
 
 def every_layer(reading: Reading, index: int) -> int | None:
@@ -32,18 +31,7 @@ def every_layer(reading: Reading, index: int) -> int | None:
 def _mistral_config(own: Mapping[str, object]) -> Mapping[str, object]:
     """What holds for the third Ministral where its config is silent."""
     silent = {"sliding_window": None, "head_dim": 128, "rms_norm_eps": 1e-5}
-    return {**silent, **own} if own.get("model_type") == MINISTRAL else own
-
-
-def _mistral_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
-    """The third Ministral's scores grow with the position."""
-    del index
-    tempered = reading.reader.raw.get("model_type") == MINISTRAL
-    return read_rope(reading.reader, dim, tempered=tempered)
-
-
-def _check_mistral(reading: Reading) -> None:
-    reading.expect("model_type", "mistral", MINISTRAL)  # of the language model of one that sees
+    return {**silent, **own} if own.get("model_type") == "ministral3" else own
 
 
 def qwen_window(reading: Reading, index: int) -> int | None:
@@ -176,13 +164,11 @@ _MISTRAL = Traits(
     rules=LLAMA_RULES,
     defaults={"sliding_window": 4096, "num_key_value_heads": 8},
     prepare=_mistral_config,
-    check=_check_mistral,
-    rope=_mistral_rope,
     window=every_layer,
 )
 MISTRAL = hf_family("mistral", _MISTRAL)
 MISTRAL3 = hf_family("mistral3", _MISTRAL, section="text_config")
-MINISTRAL3 = hf_family(MINISTRAL, _MISTRAL)
+MINISTRAL3 = hf_family("ministral3", _MISTRAL)
 QWEN2 = hf_family(
     "qwen2",
     Traits(

@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 
 from blazr.core.errors import ConfigError
-from blazr.models.families.config_reader import ConfigReader, Setting
+from blazr.models.families.config_reader import ConfigReader
 from blazr.nn.layers.rope import RopeConfig, RopeScaling, ScalingKind
 from blazr.nn.ops.sequence import AttentionTemperature
 
@@ -46,7 +46,6 @@ def read_rope(
     *,
     parameters: ConfigReader | None = None,
     interleaved: bool = False,
-    tempered: bool = False,
 ) -> RopeConfig:
     """The rotation of the channels of a head.
 
@@ -55,7 +54,6 @@ def read_rope(
         head_dim: Channels of a head.
         parameters: The part about rotation; None looks for it.
         interleaved: Whether the channels of a pair lie side by side.
-        tempered: Whether scores grow with the position of the query.
 
     Raises:
         ConfigError: Something is missing, contradicts itself, or is of an unknown kind.
@@ -75,7 +73,7 @@ def read_rope(
             expected="at least 1, in pairs, and at most all",
         )
     scaling = _scaling(reader, parameters, rope)
-    temperature = _temperature(reader, parameters) if tempered else None
+    temperature = _temperature(reader, parameters)
     _refuse_unread(parameters)
     return RopeConfig(dim, rope.theta, scaling, interleaved, temperature)
 
@@ -100,14 +98,15 @@ def _scaling(
         )
     known = KINDS[kind.value]
     context = reader.integer("max_seq_len", minimum=1)
-    original = _trained(reader, parameters)
+    original = reader.integer("original_max_position_embeddings", minimum=1)
+    original = original or parameters.integer("original_max_position_embeddings", minimum=1)
     whole = context.value if context else 2048
     trained = original.value if original else whole
     factor = parameters.number("factor", above=0)
     if known is None:
         return None
     if known in {"linear", "dynamic", "llama3"}:
-        scaling = RopeScaling(kind=known, factor=_needed(parameters, "factor"))
+        scaling = RopeScaling(kind=known, factor=_needed(parameters))
         if known == "dynamic":
             scaling = replace(scaling, original_max_seq_len=whole)
         return _llama3(parameters, scaling, trained) if known == "llama3" else scaling
@@ -115,25 +114,23 @@ def _scaling(
     return stretch(parameters, factor.value if factor else whole / trained, trained, rope)
 
 
-def _trained(reader: ConfigReader, parameters: ConfigReader) -> Setting[int] | None:
-    name = "original_max_position_embeddings"
-    return reader.integer(name, minimum=1) or parameters.integer(name, minimum=1)
-
-
 def _temperature(reader: ConfigReader, parameters: ConfigReader) -> AttentionTemperature | None:
-    scale = _needed(parameters, "llama_4_scaling_beta", above=None)
-    trained = _trained(reader, parameters)
-    if not scale:
+    if reader.raw.get("model_type") != "ministral3":  # others do not look at it
         return None
-    if trained is None:
-        raise ConfigError(f"{parameters.source}: 'original_max_position_embeddings' is missing.")
-    return AttentionTemperature(scale, trained.value)
+    scale = parameters.number("llama_4_scaling_beta")
+    trained = parameters.integer("original_max_position_embeddings", minimum=1)
+    if scale is None or trained is None:
+        raise ConfigError(
+            f"{parameters.source}: how scores grow with the position is missing.",
+            expected="llama_4_scaling_beta and original_max_position_embeddings",
+        )
+    return AttentionTemperature(scale.value, trained.value) if scale.value else None
 
 
-def _needed(parameters: ConfigReader, name: str, *, above: float | None = 0) -> float:
-    found = parameters.number(name, above=above)
+def _needed(parameters: ConfigReader) -> float:
+    found = parameters.number("factor", above=0)
     if found is None:
-        raise ConfigError(f"{parameters.source}: {name!r} is missing.", expected="a number")
+        raise ConfigError(f"{parameters.source}: 'factor' is missing.", expected="a number above 0")
     return found.value
 
 
