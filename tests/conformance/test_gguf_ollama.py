@@ -217,6 +217,15 @@ def ministral(form: Form) -> None:
     form.keys["rope.scaling.type"] = "default"
 
 
+def tempered(form: Form) -> None:
+    """convert_mistral.go: Ministral 3's scores and its YaRN."""
+    form.beside("v.patch_conv.weight", "mm.norm.weight")
+    del form.keys["rope.scaling.yarn_log_multiplier"]
+    form.keys["rope.scaling_beta"] = form.keys.pop("attention.temperature_scale")
+    yarn = {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    form.keys |= {f"rope.scaling.{key}": value for key, value in yarn.items()}
+
+
 def gemma3(form: Form) -> None:
     """convert_gemma3.go of the first months: its own words for two bases."""
     form.beside("v.patch_embedding.weight", "mm.mm_soft_emb_norm.weight")
@@ -247,6 +256,7 @@ CASES: dict[str, tuple[str, Callable[[Form], None]]] = {
     "glm4moelite": ("deepseek2-v3", glm4moelite),
     "mistral3": ("mistral3", mistral3),
     "mistral3 alone": ("mistral3", ministral),
+    "mistral3 temperature": ("mistral3-temperature", tempered),
     "gemma3": ("gemma3", gemma3),
     "qwen3moe": ("qwen3moe", qwen3moe),
 }
@@ -308,7 +318,6 @@ def test_words_that_change_the_scores_change_them_alike(case: str, tmp_path: Pat
 @pytest.mark.parametrize(
     "said",
     [
-        {"rope.scaling_beta": 0.1},
         YARN | {"rope.scaling.extrapolation_factor": 0.5},
         YARN | {"rope.scaling.mscale": 0.7, "rope.scaling.mscale_all_dim": 1.0},
         {"rope.scaling.type": "yarn", "rope.scaling.factor": 8.0},  # of which length?

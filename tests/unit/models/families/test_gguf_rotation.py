@@ -1,4 +1,4 @@
-"""What GGUF files say of rotation in several words."""
+"""What GGUF files say of rotation, and of scores by position."""
 
 from __future__ import annotations
 
@@ -31,19 +31,3 @@ def test_scores_that_grow_with_the_position(
     found, even = logits(path)[0], logits(write("llama", tmp_path))[0]
     changed = [bool(change > 0) for change in (found - even).abs().amax(1)]
     assert changed == [place >= length for place in range(len(changed))]
-
-
-def test_yarn_in_the_words_of_ollama(tmp_path: Path) -> None:
-    same = {"type": "yarn", "factor": 4.0, "original_context_length": 64}
-    words = [
-        {"yarn_beta_fast": 8.0, "yarn_beta_slow": 2.0, "yarn_log_multiplier": 1.0},
-        {"beta_fast": 8.0, "beta_slow": 2.0, "mscale": 1.0, "mscale_all_dim": 1.0},
-    ]
-    found = []
-    for each in words:
-        more = {f"qwen2.rope.scaling.{key}": value for key, value in (same | each).items()}
-        path = write("qwen2", tmp_path, **more)
-        found.append(plan_model(str(path)).derivation.config.layers[0].mixer.rope)
-    assert found[0] == found[1]
-    assert found[0].scaling.attention_factor == 1
-    assert (found[0].scaling.beta_fast, found[0].scaling.beta_slow) == (8, 2)
