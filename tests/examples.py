@@ -25,6 +25,20 @@ from blazr.nn.ops.sequence import AttentionTemperature
 HIDDEN = 24
 NORM_EPS = 0.1  # the norm of a few channels that are all small would blow up every rounding
 
+_INTERLEAVED = RopeConfig(4, interleaved=True)
+_MLA_DEEPSEEK = DeepseekMlaConfig(
+    hidden_size=HIDDEN,
+    num_heads=3,
+    head_dim=8,
+    rope_dim=4,
+    kv_latent=10,
+    q_latent=14,
+    rope=_INTERLEAVED,
+    v_head_dim=6,
+    bias=True,
+    attention_multiplier=0.4,
+)
+
 MIXER_EXAMPLES: dict[str, MixerConfig] = {
     "gqa": AttentionConfig(
         hidden_size=HIDDEN, num_heads=4, num_kv_heads=2, head_dim=6, rope=RopeConfig(6)
@@ -70,17 +84,6 @@ MIXER_EXAMPLES: dict[str, MixerConfig] = {
         rope=RopeConfig(6, temperature=AttentionTemperature(0.7, 20)),
         attn_logit_softcap=3.0,
     ),
-    "mla_temperature": DeepseekMlaConfig(
-        hidden_size=HIDDEN,
-        num_heads=3,
-        head_dim=8,
-        rope_dim=4,
-        kv_latent=10,
-        q_latent=14,
-        rope=RopeConfig(4, interleaved=True, temperature=AttentionTemperature(0.7, 20)),
-        v_head_dim=6,
-        attention_multiplier=0.4,
-    ),
     "gqa_nope": AttentionConfig(
         hidden_size=HIDDEN, num_heads=3, num_kv_heads=3, head_dim=6, rope=None, fused_qkv=True
     ),
@@ -118,17 +121,9 @@ MIXER_EXAMPLES: dict[str, MixerConfig] = {
             4, scaling=RopeScaling(kind="dynamic", factor=3.0, original_max_seq_len=90)
         ),
     ),
-    "mla_deepseek": DeepseekMlaConfig(
-        hidden_size=HIDDEN,
-        num_heads=3,
-        head_dim=8,
-        rope_dim=4,
-        kv_latent=10,
-        q_latent=14,
-        rope=RopeConfig(4, interleaved=True),
-        v_head_dim=6,
-        bias=True,
-        attention_multiplier=0.4,
+    "mla_deepseek": _MLA_DEEPSEEK,
+    "mla_temperature": replace(
+        _MLA_DEEPSEEK, rope=replace(_INTERLEAVED, temperature=AttentionTemperature(0.7, 20))
     ),
     "mla_deepseek_lite": DeepseekMlaConfig(
         hidden_size=HIDDEN,

@@ -184,9 +184,9 @@ class Checkpoint:
         """
         import torch  # headers are read without it
 
-        from blazr.nn.quant.mxfp4 import from_pairs
-
         if isinstance(info, RelaidInfo):
+            from blazr.nn.quant.mxfp4 import from_pairs
+
             rows = self.view(info.stored)
             rows = rows[:, info.first :: info.step] if info.step > 1 else rows
             return from_pairs(rows) if info.in_pairs else rows.contiguous()
