@@ -23,6 +23,7 @@ from blazr.nn.layers.mamba3 import Mamba3Config
 from blazr.nn.layers.mla import DeepseekMlaConfig
 from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.layers.short_conv import ShortConvConfig
+from examples import MIXER_EXAMPLES
 from kernel_shapes import Sizes
 from mixers import PAGES, SLOTS, copy_of, memory_of, mixer_of, step_of, tensors_of
 from without_kernels import without_kernels
@@ -238,6 +239,25 @@ def _agree(kind: str, sizes: Sizes) -> None:
                 dtype,
                 config,
             )
+
+
+@torch.inference_mode()
+def test_small_steps_after_large_ones_keep_their_digits() -> None:
+    """Sums of decays grow large, and their differences count."""
+    config = MIXER_EXAMPLES["mamba2_bare"]
+    mixer, memory = mixer_of(config), memory_of(config, torch.float32)
+    # the first channel says how large a step is
+    mixer.in_proj.weight[-config.num_heads :] = 0
+    mixer.in_proj.weight[-config.num_heads :, 0] = 1
+    x = torch.randn(60, config.hidden_size)
+    x[:20, 0], x[20:, 0] = 20, -3
+    step = step_of([Span(0, len(x), 0, 0)])
+    with without_kernels():
+        expected = mixer(x, step, copy_of(memory))
+    for isa in compiled.isas():
+        compiled.use(isa)
+        found = mixer(x, step, copy_of(memory))
+        assert (found - expected).abs().max() < 3e-6 * expected.abs().max(), isa
 
 
 @torch.inference_mode()

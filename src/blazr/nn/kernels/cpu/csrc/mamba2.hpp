@@ -70,7 +70,8 @@ struct Mamba2Of {
     int64_t low = 0, rows = 0;  // distance of the first row from the checkpoint; how many
     float b[kGrid * kMaxN];     // (rows, N), padded with zeros to whole vectors, and to four rows
     float x[kGrid * kMaxP];     // (rows, P) of one head, padded
-    float dt[kGrid], total[kGrid];
+    float dt[kGrid];
+    double total[kGrid];  // differences of sums of many decays need digits that float has not
 
     Interval(const Mamba2& call, const Span& span, int64_t head)
         : call(call), span(span), head(head) {}
@@ -104,12 +105,12 @@ struct Mamba2Of {
       for (int64_t i = 0; i < n; i += 64 / int64_t(sizeof(T))) __builtin_prefetch(from + i);
     }
     void read_head(int64_t h) {
-      float sum = 0;
+      double sum = 0;
       for (int64_t r = 0; r < rows; r++) {
         fetch(row(r) + (h + 1) * call.head_dim, call.head_dim);
         widen(row(r) + h * call.head_dim, call.head_dim, wide_p(), x + r * wide_p());
         dt[r] = step(r, h);
-        total[r] = sum += dt[r] * call.a[h];
+        total[r] = sum += double(dt[r]) * call.a[h];
       }
     }
     // The products of c at row t with b at rows 0 to t.
@@ -133,7 +134,7 @@ struct Mamba2Of {
       const int64_t n = wide_n(), p = wide_p();
       float weight[Tokens][kGrid], out[Tokens][kMaxP];
       for (int k = 0; k < Tokens; k++) {
-        for (int64_t r = 0; r <= t + k; r++) weight[k][r] = exp_approx(total[t + k] - total[r]);
+        for (int64_t r = 0; r <= t + k; r++) weight[k][r] = exp_approx(float(total[t + k] - total[r]));
         for (int64_t r = 0; r <= t + k; r++) weight[k][r] *= similar[k * kGrid + r] * dt[r];
       }
       for (int64_t i = 0; i < p; i += 4) {
@@ -153,7 +154,7 @@ struct Mamba2Of {
         for (int k = 0; k < Tokens; k++) sum4(sums[k], out[k] + i);
       }
       for (int k = 0; k < Tokens; k++) {
-        const float decay = exp_approx(total[t + k]);
+        const float decay = exp_approx(float(total[t + k]));
         for (int64_t i = 0; i < p; i++) out[k][i] *= decay;
       }
       for (int64_t i = 0; i < p; i += 16) {
@@ -177,9 +178,9 @@ struct Mamba2Of {
     // The state after the last row. Rows of x are weighed in place: they are not needed again.
     void advance(float* state) {
       const int64_t n = wide_n(), p = wide_p();
-      const float last = total[rows - 1], decay = exp_approx(last);
+      const float decay = exp_approx(float(total[rows - 1]));
       for (int64_t r = 0; r < rows; r++) {
-        const float weight = exp_approx(last - total[r]) * dt[r];
+        const float weight = exp_approx(float(total[rows - 1] - total[r])) * dt[r];
         for (int64_t i = 0; i < p; i++) x[r * p + i] *= weight;
       }
       for (int64_t i = 0; i < p; i += 4)
