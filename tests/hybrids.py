@@ -203,6 +203,17 @@ HYBRIDS: dict[str, Case] = {
             "use_mem_rope": True,
         },
     ),
+    "zamba2 untied": (
+        "zamba2",
+        {
+            **_ZAMBA,
+            "num_hidden_layers": 4,
+            "layers_block_type": ["hybrid", "mamba", "hybrid", "hybrid"],
+            "num_mem_blocks": 2,
+            "use_shared_attention_adapter": True,
+            "tie_word_embeddings": False,
+        },
+    ),
     "lfm2": ("lfm2", {"full_attn_idxs": [1], "block_multiple_of": 7}),
     "lfm2 biases": (
         "lfm2",

@@ -156,6 +156,14 @@ def test_a_key_that_nobody_knows_is_refused(pair: Pair) -> None:
     rewrite_config(pair.directory, attention_twist=None)
 
 
+def test_more_experts_than_the_best_groups_have_are_refused(make_pair) -> None:
+    directory = make_pair("deepseek_v3").directory  # two of four groups, of two experts each
+    rewrite_config(directory, num_experts_per_tok=5)
+    with pytest.raises(ConfigError, match="groups of experts"):
+        plan_model(str(directory))
+    rewrite_config(directory, num_experts_per_tok=3)
+
+
 @pytest.mark.usefixtures("reference_ops")
 def test_experts_of_four_bits(tmp_path: Path) -> None:
     """GPT-OSS as it is published; transformers' own decoder says what the numbers are."""

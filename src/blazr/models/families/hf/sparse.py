@@ -97,12 +97,12 @@ def read_groups(reading: Reading, *, judged_by: int) -> ExpertGroups | None:
     """
     count = reading.size("n_group", 1)
     kept = reading.size("topk_group", count)
-    experts = reading.size("num_experts")
-    if experts % count or kept > count:
+    experts, chosen = reading.size("num_experts"), reading.size("num_experts_per_tok")
+    if experts % count or kept > count or chosen > experts // count * kept:
         raise ConfigError(
             f"{reading.reader.source}: the groups of experts do not fit.",
-            found=f"{experts} experts, {kept} of {count} groups",
-            expected="groups of equal size",
+            found=f"{chosen} of {experts} experts, {kept} of {count} groups",
+            expected="groups of equal size, with experts enough",
         )
     return ExpertGroups(count, kept, judged_by) if kept < count else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from blazr.models.checkpoint.base import Checkpoint
@@ -32,6 +32,7 @@ from blazr.nn.layers.shared_block import BlockConfig, SharedBlockConfig
 HYBRID = "hybrid"
 LONG_CONTEXT = 16_384
 GATED_NORM_EPS = 1e-5  # whatever the config says about other norms
+_SHARED = ".shared_transformer."
 _LAYER, _MIXER = "model.layers.{i}.", "layers.{i}.mixer."
 _BLOCK = _MIXER + "block."
 _ADAPTED = {"linear_q": "attention.q_proj", "linear_k": "attention.k_proj"}
@@ -83,17 +84,26 @@ def _rules_of(checkpoint: Checkpoint) -> RuleBook:
 
 def _unread(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Blocks repeated in each layer that uses them, and adapters of users of the other block."""
-    part, count = ".shared_transformer.", ConfigReader(checkpoint.config).integer("num_mem_blocks")
-    users = sorted(
-        {name.partition(part)[0] for name in checkpoint.tensors if part in name}, key=_number
-    )
-    blocks = max(count.value, 1) if count else 1
+    users = _users(checkpoint.tensors)
+    blocks = _num_blocks(ConfigReader(checkpoint.config), users)
     owners = {_number(user): turn for turn, user in enumerate(users[:blocks])}
     adapters = (found for name in checkpoint.tensors if (found := _ADAPTER.fullmatch(name)))
     return (
-        *(f"{user}{part}" for user in users[blocks:]),
+        *(f"{user}{_SHARED}" for user in users[blocks:]),
         *(each[0] for each in adapters if _is_of_another(each, owners, blocks)),
     )
+
+
+def _users(names: Iterable[str]) -> list[str]:
+    """The layers that have a shared block in the file."""
+    return sorted({name.partition(_SHARED)[0] for name in names if _SHARED in name}, key=_number)
+
+
+def _num_blocks(reader: ConfigReader, users: Sequence[str]) -> int:
+    """How many take turns. Where embeddings are not tied, transformers 5 ties no blocks either."""
+    count, tied = reader.integer("num_mem_blocks"), reader.boolean("tie_word_embeddings")
+    shared = max(count.value, 1) if count else 1
+    return shared if tied is None or tied.value else max(shared, len(users))
 
 
 def _is_of_another(adapter: re.Match[str], owners: Mapping[int, int], blocks: int) -> bool:
@@ -162,7 +172,7 @@ def _layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
     if kinds[index] != HYBRID:
         return LayerConfig(mixer=mixer, mixer_norm=norm)
     hybrids = [number for number, kind in enumerate(kinds) if kind == HYBRID]
-    user, blocks = hybrids.index(index), reading.size("num_mem_blocks", 1)
+    user, blocks = hybrids.index(index), _num_blocks(reading.reader, _users(reading.tensors))
     users = tuple(range(user % blocks, len(hybrids), blocks))
     owns = user == users[0]
     return LayerConfig(
