@@ -12,8 +12,11 @@ from blazr.text.templates import limits
 from blazr.text.templates.sandbox import ChatTemplateProgram
 
 
+NAME = "the model's own"
+
+
 def render(source: str, **variables: object) -> str:
-    program = ChatTemplateProgram(source, name="test")
+    program = ChatTemplateProgram(source, name=NAME)
     return program.render(variables, size=limits.MIN_SIZE)
 
 
@@ -49,6 +52,7 @@ def render(source: str, **variables: object) -> str:
         ("{{ items[1:] }}{{ 'abc'[::-1] }}", "[2]cba"),
         ("{{ 2 ** 10 }}{{ 7 % 2 }}{{ 'ab' * 2 }}", "10241abab"),
         ("{% for x in none_given|selectattr('a') %}{{ x }}{% endfor %}.", "."),
+        ("{{ 'a' if tools }}{{ 'b' if not tools }}", "b"),
     ],
 )  # fmt: skip
 def test_the_dialect(source: str, text: str) -> None:
@@ -95,12 +99,13 @@ def test_a_failure_is_the_requests(source: str, complaint: str) -> None:
         "{% extends 'other' %}",
         "{{" + "(" * 3000 + ")" * 3000 + "}}",
         "{{ 9" + "+9" * 20_000 + " }}",
+        "{{ x" + " + 'y'" * 250 + " }}",
         "a" * 1_000_001,
     ],
 )  # fmt: skip
 def test_what_is_no_chat_template(source: str) -> None:
-    with pytest.raises(CheckpointError, match="chat template test"):
-        ChatTemplateProgram(source, name="test")
+    with pytest.raises(CheckpointError, match=f"chat template {NAME}"):
+        ChatTemplateProgram(source, name=NAME)
 
 
 @pytest.mark.parametrize(

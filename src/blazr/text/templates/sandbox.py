@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import wraps
 from types import GeneratorType
 
-from jinja2 import TemplateError, Undefined, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, Undefined, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
@@ -54,12 +54,14 @@ class ChatTemplateProgram:
         try:
             limits.meter().check(len(source))
             tree = _Transformer().visit(_SANDBOX.parse(source))
-            code = _SANDBOX.compile(tree.set_environment(_SANDBOX), name)
-        except (TemplateError, limits.TooMuchError, RecursionError) as error:
-            line = getattr(error, "lineno", None)
+            # without the name, which Jinja would put in quotes that it has itself; Python refuses
+            # what is too deep with a SyntaxError
+            code = _SANDBOX.compile(tree.set_environment(_SANDBOX))
+        except (TemplateError, limits.TooMuchError, RecursionError, SyntaxError) as error:
+            line = error.lineno if isinstance(error, TemplateSyntaxError) else None
             raise CheckpointError(
                 f"the chat template {name} cannot be used.",
-                found=f"{error}{f' (line {line})' if line else ''}"[:100],
+                found=f"{getattr(error, 'msg', error)}{f' (line {line})' if line else ''}"[:100],
                 hint="name another one with --chat-template",
             ) from error
         self._template = _SANDBOX.template_class.from_code(
