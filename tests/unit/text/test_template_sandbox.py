@@ -11,7 +11,6 @@ from blazr.core.errors import CheckpointError, RequestError
 from blazr.text.templates import limits
 from blazr.text.templates.sandbox import ChatTemplateProgram
 
-
 NAME = "the model's own"
 
 
