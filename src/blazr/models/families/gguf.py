@@ -172,7 +172,7 @@ def _scaling(model: GgufModel, dim: int) -> RopeScaling | None:
             original_max_seq_len=trained,
             beta_fast=model.number("rope.scaling.yarn_beta_fast", 32.0),
             beta_slow=model.number("rope.scaling.yarn_beta_slow", 1.0),
-            attention_factor=stretched,
+            attention_factor=model.number("rope.scaling.yarn_attn_factor", stretched),
         )
     raise ConfigError(
         f"the metadata's {model.key('rope.scaling.type')!r} is not supported.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,21 @@ def test_scores_that_grow_with_the_position(
     found, even = logits(path)[0], logits(write("llama", tmp_path))[0]
     changed = [bool(change > 0) for change in (found - even).abs().amax(1)]
     assert changed == [place >= length for place in range(len(changed))]
+
+
+# What rotation stretches by: as usual with YaRN, in words of llama.cpp, and as config.json says it.
+@pytest.mark.parametrize(
+    ("said", "stretched"),
+    [
+        ({}, 0.1 * math.log(4) + 1),
+        ({"attn_factor": 0.5}, 0.5 * (0.1 * math.log(4) + 1)),
+        ({"yarn_attn_factor": 0.8}, 0.8),
+        ({"yarn_log_multiplier": 0.1}, 1.0),
+    ],
+)
+def test_what_yarn_stretches_by(said: dict[str, float], stretched: float, tmp_path: Path) -> None:
+    scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 16, **said}
+    more = {f"llama.rope.scaling.{key}": value for key, value in scaling.items()}
+    path = write("llama", tmp_path, **more)
+    rope = plan_model(str(path)).derivation.config.layers[0].mixer.rope
+    assert math.isclose(rope.scaling.attention_factor, stretched, rel_tol=1e-6)
