@@ -123,6 +123,22 @@ def test_every_pattern_keeps_all_of_a_text(name: str, golden: Path) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+def test_marked_pairs() -> None:
+    """Merges of characters as Gemma 4 has them, to which ``</s>`` is text that is struck out."""
+    pieces = [("<eos>", CONTROL, 0.0), ("<turn|>", CONTROL, 0.0), ("</s>", NORMAL, 0.0)]
+    pieces += [(f"<0x{byte:02X}>", BYTE, 0.0) for byte in "é".encode()]
+    pieces += [(text, NORMAL, 0.0) for text in ("\n", "\n\n", "▁", "a", "b", "ab", "▁ab")]
+    more = {"model": "gemma4", "merges": ["\n \n", "a b", "▁ ab", "b ▁"], "eos_token_id": 0}
+    tokenizer = from_metadata(metadata(pieces, **more), name="marked")
+    assert set(tokenizer.special_ids) == {"<eos>", "<turn|>"}
+    assert tokenizer.eos_ids == (0, 1)
+    text = "ab ab\n\n ba\u00e9<eos>"
+    found = [pieces[i][0] for i in tokenizer.encode(text, allow_special=True)]
+    parts = ["ab", "▁ab", "\n\n", "▁", "b", "a", "<0xC3>", "<0xA9>", "<eos>"]
+    assert found == parts
+    assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text[:-5]))).decode() == text[:-5]
+
+
 def test_word_pieces() -> None:
     words = ["[PAD]", "[UNK]", "▁un", "aff", "able", "▁the", "."]
     entries = {

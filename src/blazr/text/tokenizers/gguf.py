@@ -23,6 +23,7 @@ Encoder = Callable[[str], list[int]]
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _LARGEST_ID = 2**22
+_SPACES = " \t\n\v\f\r"  # as C has them
 KEY = "tokenizer.ggml."
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Files often name one token that ends a text, where the model writes several.
@@ -30,7 +31,7 @@ _END_NAMES = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>",
     "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
     "<end_of_utterance>", "<eos>", "<｜end▁of▁sentence｜>", "<|fim_pad|>", "<|repo_name|>",  # noqa: RUF001
-    "<|file_sep|>",
+    "<|file_sep|>", "<turn|>", "<|tool_response>",
 )  # fmt: skip
 # In the Harmony form this one ends a part of a reply only.
 _HARMONY, _PART_END = {"<|return|>", "<|call|>"}, "<|end|>"
@@ -199,7 +200,7 @@ class GgufTokenizer:
         yield first
         for each in rest:
             yield token_id
-            yield each.lstrip() if eats_space else each
+            yield each.lstrip(_SPACES) if eats_space else each
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """See `Tokenizer.decode`."""
@@ -234,6 +235,8 @@ def _end_ids(entries: _Entries) -> list[int]:
     ends = [token_id for token_id in named if token_id is not None]
     ends += entries.token_ids("eos_token_ids")
     names = set(_END_NAMES)
+    if ends and entries.types[ids.get("</s>", 0)] == NORMAL:
+        names.remove("</s>")  # to Gemma it is struck out text in HTML
     if ids.keys() >= _HARMONY:
         names.remove(_PART_END)
         ends = [token_id for token_id in ends if entries.tokens[token_id] != _PART_END]
@@ -281,11 +284,7 @@ def _sentencepiece(entries: _Entries, special: frozenset[int]) -> Built:
     def encode(text: str) -> list[int]:
         return model.encode((SPACE if prefix else "") + text.replace(" ", SPACE))
 
-    def to_bytes(text: str, kind: int) -> bytes:
-        byte = BYTE_NAME.fullmatch(text) if kind == BYTE else None
-        return bytes([int(byte[1], 16)]) if byte else text.replace(SPACE, " ").encode()
-
-    return encode, to_bytes, True
+    return encode, _piece_bytes, True
 
 
 def _byte_pairs(entries: _Entries, special: frozenset[int]) -> Built:
@@ -302,6 +301,30 @@ def _byte_pairs(entries: _Entries, special: frozenset[int]) -> Built:
             expected=", ".join(PATTERNS),
             hint="name a tokenizer.json of the same model with --vocab",
         )
+    vocabulary, merges = _merges(entries, special)
+    backend = Backend(models.BPE(vocabulary, merges, ignore_merges=pattern.whole_words))
+    splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in pattern.expressions]
+    spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, spell])
+    return partial(_ids, backend), _spelled_bytes, pattern.adds_bos
+
+
+def _marked_pairs(entries: _Entries, special: frozenset[int]) -> Built:
+    """Gemma 4: merges of characters, with spaces written ``▁`` and bytes for what is no piece."""
+    from tokenizers import Regex, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer as Backend
+
+    vocabulary, merges = _merges(entries, special)
+    backend = Backend(models.BPE(vocabulary, merges, byte_fallback=True))
+    backend.normalizer = normalizers.Replace(" ", SPACE)
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
+    return partial(_ids, backend), _piece_bytes, True
+
+
+def _merges(
+    entries: _Entries, special: frozenset[int]
+) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """The ids of what can be spelled, and what is merged, the most frequent first."""
     vocabulary = {text: i for i, text in enumerate(entries.tokens) if i not in special}
     merges = []
     for line in entries.texts("merges"):
@@ -309,11 +332,12 @@ def _byte_pairs(entries: _Entries, special: frozenset[int]) -> Built:
         left, right = line[:at], line[at + 1 :]
         if at > 0 and left in vocabulary and right in vocabulary and left + right in vocabulary:
             merges.append((left, right))
-    backend = Backend(models.BPE(vocabulary, merges, ignore_merges=pattern.whole_words))
-    splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in pattern.expressions]
-    spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, spell])
-    return partial(_ids, backend), _spelled_bytes, pattern.adds_bos
+    return vocabulary, merges
+
+
+def _piece_bytes(text: str, kind: int) -> bytes:
+    byte = BYTE_NAME.fullmatch(text) if kind == BYTE else None
+    return bytes([int(byte[1], 16)]) if byte else text.replace(SPACE, " ").encode()
 
 
 def _spelled_bytes(text: str, kind: int) -> bytes:
@@ -350,5 +374,5 @@ def _ids(backend: Backend, text: str) -> list[int]:
 
 
 _KINDS: Mapping[str, Callable[[_Entries, frozenset[int]], Built]] = MappingProxyType(
-    {"llama": _sentencepiece, "gpt2": _byte_pairs, "bert": _word_pieces}
+    {"llama": _sentencepiece, "gpt2": _byte_pairs, "gemma4": _marked_pairs, "bert": _word_pieces}
 )

@@ -254,9 +254,8 @@ struct Mamba2Of {
   // Gate and norm of one token.
   static void finish(const Mamba2& call, int64_t token) {
     const int64_t inner = call.inner();
-    const T* z = (const T*)call.proj + token * call.ld_proj();
-    gated_norm(call.norm, call.norm_groups, inner, call.eps, z, call.norm_weight,
-               call.y + token * inner, (T*)call.out + token * inner);
+    gated_norm(call.norm, call.norm_groups, inner, call.eps, (const T*)call.proj + token * call.ld_proj(),
+               call.norm_weight, call.y + token * inner, (T*)call.out + token * inner);
   }
 
   // Write the convolution's checkpoints, then log the rows after the last grid edge.
