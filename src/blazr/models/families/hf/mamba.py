@@ -224,7 +224,7 @@ _NEMOTRON = Traits(
     says_nothing=(
         *TRAINING,
         *_NEMOTRON_KEYS.names,
-        "mlp_hidden_act",
+        *("mlp_hidden_act", "mlp_bias"),
         *("moe_shared_expert_overlap", "mtp_layers_block_type", "mtp_hybrid_override_pattern"),
         *("norm_topk_prob", "n_group", "topk_group", "routed_scaling_factor", "moe_latent_size"),
         *("n_routed_experts", "n_shared_experts", "moe_intermediate_size"),
