@@ -287,6 +287,9 @@ KINDS: dict[str, Kind] = {
     "gptq 2 bits": Kind(lambda w: gptq(w, bits=2, zeros=True), _gptq_config(2, 32)),
     "awq": Kind(awq, {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}),
     "compressed int4": Kind(packed, _compressed("pack-quantized", num_bits=4, group_size=32)),
+    "compressed int4 odd groups": Kind(
+        lambda w: packed(w, size=40), _compressed("pack-quantized", num_bits=4, group_size=40)
+    ),
     "compressed int4 zeros": Kind(
         lambda w: packed(w, zeros=True), _compressed("pack-quantized", num_bits=4, symmetric=False)
     ),

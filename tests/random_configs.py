@@ -13,7 +13,7 @@ _LAYERS = ("attn_layer_indices", "full_attn_idxs", "mlp_only_layers")
 _COUNTS: Mapping[str, tuple[object, ...]] = {
     "intermediate_size": (20, 36, 52, 64, 70),
     "num_experts": (4, 6, 8, 12),
-    "num_local_experts": (4, 6, 8, 12),
+    "num_local_experts": (8, 12),
     "n_routed_experts": (8, 12),
     "num_experts_per_tok": (1, 2, 3),
     "n_shared_experts": (1, 2, 3),

@@ -105,7 +105,7 @@ def _layout(settings: Settings, parts: Parts, read: Read) -> Layout | None:
     _check(settings)
     if "weight_packed" in parts:
         if parts["weight_packed"].dtype != "U8":
-            return _packed(parts, read)
+            return _packed(settings, parts, read)
         return nvfp4_layout(
             parts,
             "compressed-nvfp4",
@@ -123,11 +123,11 @@ def _layout(settings: Settings, parts: Parts, read: Read) -> Layout | None:
         zeros, scale = parts["weight_zero_point"], parts["weight_scale"]
         need(parts, "weight_zero_point", ("I8",), len(zeros.shape))
         agree(parts, zeros.shape, scale.shape, "zero points")
-    size = group_size(parts, columns, groups, 0)
+    size = group_size(parts, columns, groups, _wanted(settings, columns, groups))
     return CompressedLayout((rows, columns), 8, size, packed=False)
 
 
-def _packed(parts: Parts, read: Read) -> Layout:
+def _packed(settings: Settings, parts: Parts, read: Read) -> Layout:
     need(parts, "weight_shape", ("I64", "I32"), 1)
     rows, words = need(parts, "weight_packed", ("I32",), 2)
     sizes = read("weight_shape").tolist()
@@ -137,7 +137,9 @@ def _packed(parts: Parts, read: Read) -> Layout:
         )
     out, columns = sizes
     agree(parts, (out,), (rows,), "rows")
-    bits = next((b for b in WIDTHS if -(-columns * b // WORD) == words), 0)
+    said = (weights.integer("num_bits", 0) for weights in _weights(settings))
+    widths = (*(each for each in said if each in WIDTHS), *WIDTHS)
+    bits = next((b for b in widths if -(-columns * b // WORD) == words), 0)
     if not bits:
         agree(parts, (words,), (-(-columns * 4 // WORD),), "words of a row:")
     groups = _groups(parts, rows)
@@ -151,8 +153,14 @@ def _packed(parts: Parts, read: Read) -> Layout:
         within = int(index.min()) >= 0 and int(index.max()) < groups
         agree(parts, (within,), (True,), "columns are of groups there are:")
     else:
-        size = group_size(parts, columns, groups, 0)
+        size = group_size(parts, columns, groups, _wanted(settings, columns, groups))
     return CompressedLayout((rows, columns), bits, size, packed=True)
+
+
+def _wanted(settings: Settings, columns: int, groups: int) -> int:
+    """The size of a group that the settings have for so many in a row; 0 where they have none."""
+    sizes = (weights.integer("group_size", 0) for weights in _weights(settings))
+    return next((each for each in sizes if each > 0 and -(-columns // each) == groups), 0)
 
 
 def _groups(parts: Parts, rows: int) -> int:
