@@ -21,6 +21,7 @@ from blazr.nn.device import resolve_device
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.rope import Positions, RopeConfig
 from blazr.nn.ops.sequence import AttentionTemperature
+from blazr.nn.quant.weight import Weight
 from hybrids import classic_layers
 from networks import VOCAB, Lab
 from references import CASES, reference_logits, rewrite_config, save_reference
@@ -192,6 +193,23 @@ def test_experts_of_four_bits(tmp_path: Path) -> None:
     save_file(tensors, path)
     with pytest.raises(CheckpointError, match="is missing"):
         plan_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("packing", ["q8_0", "q4_k"])
+def test_transposed_experts_are_packed_as_they_load(packing: str, tmp_path: Path) -> None:
+    """GPT-OSS in plain numbers, as it is fine-tuned."""
+    sizes = {"hidden_size": 256, "intermediate_size": 32}
+    save_reference("gpt_oss", tmp_path, changes={**CASES["gpt_oss"][1], **sizes})
+    packed, plain = (
+        load(str(tmp_path), device=CPU, dtype="float32", quantize=quantize).module.layers[0]
+        for quantize in (f"experts={packing}", None)
+    )
+    for name in ("gate_up_proj", "down_proj"):
+        weight = getattr(packed.feed_forward.experts, name)
+        expected = getattr(plain.feed_forward.experts, name)
+        assert isinstance(weight, Weight)
+        lost = weight.dequantize(torch.float32) - expected
+        assert lost.norm() < (0.02 if packing == "q8_0" else 0.15) * expected.norm()
 
 
 def test_shared_blocks_repeated_in_the_file(tmp_path: Path) -> None:

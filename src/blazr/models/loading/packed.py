@@ -55,7 +55,7 @@ def choose_storage(plan: LoadPlan, module: CausalLM, policy: QuantizePolicy) -> 
     names, found = packable(module), dict[str, Storing]()
     head = "embed_tokens.weight" if module.config.tie_word_embeddings else "lm_head.weight"
     for step in plan.steps:
-        if step.parameter not in names or isinstance(step.transform, DecayLog | Transpose):
+        if step.parameter not in names or isinstance(step.transform, DecayLog):
             continue
         chosen = policy.choose(step.parameter, is_head=step.parameter == head)
         if chosen and step.shape[-1] % QUANTIZERS[chosen].kind.length:
@@ -72,6 +72,8 @@ def _storing(step: LoadStep, wanted: Quantizer | None) -> Storing | None:
         return stored  # nothing is smaller
     if wanted is not None and wanted.kind != stored and step.shape[-1] % wanted.kind.length == 0:
         return wanted
+    if isinstance(step.transform, Transpose):
+        return None
     if stored is not None:
         return stored if step.shape[-1] % stored.length == 0 else None
     is_quantized = any(isinstance(info, QuantizedInfo) for info in step.sources)
@@ -186,6 +188,10 @@ def _read_packed(
     if isinstance(step.transform, Mxfp4):
         _fill_mxfp4(whole, step, checkpoint)
         return GgufWeight(whole.to(device), kind, dtype)
+    if isinstance(step.transform, Transpose):
+        assert isinstance(storing, Quantizer)
+        _fill_transposed(whole, step.sources[0], checkpoint, storing)
+        return GgufWeight(whole.to(device), kind, dtype)
     parts = whole.flatten(0, -2).chunk(len(step.sources))
     for part, info in zip(parts, step.sources, strict=True):
         _fill(part, info, checkpoint, storing)
@@ -211,6 +217,15 @@ def _fill_mxfp4(out: Tensor, step: LoadStep, checkpoint: Checkpoint) -> None:
         part.copy_(mxfp4_blocks(own, scales))
         for info in step.sources:
             checkpoint.drop(info.name)
+
+
+def _fill_transposed(
+    out: Tensor, info: TensorInfo, checkpoint: Checkpoint, storing: Quantizer
+) -> None:
+    """Pack experts that the file has with columns for rows, one after the other."""
+    for part, numbers in zip(out, checkpoint.read(info.name), strict=True):
+        part.copy_(storing(numbers.mT.contiguous()))
+        checkpoint.drop(info.name)
 
 
 def tiles_of(info: TensorInfo, checkpoint: Checkpoint) -> Iterator[tuple[slice, Tensor]]:
