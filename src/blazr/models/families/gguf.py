@@ -166,13 +166,14 @@ def _scaling(model: GgufModel, dim: int) -> RopeScaling | None:
         usual = 1 if is_apart else 0.1 * math.log(max(factor, 1.0)) + 1
         # OLMo 3's converters do not leave out what this is usually
         stretched = attention if math.isclose(attention, usual, rel_tol=1e-6) else attention * usual
+        own = model.any_number("rope.scaling.yarn_attn_factor")  # 1 where nothing was said
         return RopeScaling(
             kind="yarn",
             factor=factor,
             original_max_seq_len=trained,
             beta_fast=model.number("rope.scaling.yarn_beta_fast", 32.0),
             beta_slow=model.number("rope.scaling.yarn_beta_slow", 1.0),
-            attention_factor=model.number("rope.scaling.yarn_attn_factor", stretched),
+            attention_factor=own if own > 0 and own != 1 else stretched,
         )
     raise ConfigError(
         f"the metadata's {model.key('rope.scaling.type')!r} is not supported.",

@@ -41,6 +41,7 @@ def test_scores_that_grow_with_the_position(
         ({}, 0.1 * math.log(4) + 1),
         ({"attn_factor": 0.5}, 0.5 * (0.1 * math.log(4) + 1)),
         ({"yarn_attn_factor": 0.8}, 0.8),
+        ({"yarn_attn_factor": 1.0}, 0.1 * math.log(4) + 1),
         ({"yarn_log_multiplier": 0.1}, 1.0),
     ],
 )
