@@ -172,13 +172,16 @@ def read_experts(model: GgufModel, experts: MoeConfig, at: str) -> MoeConfig:
 def _groups(model: GgufModel, experts: MoeConfig, *, judged_by: int) -> ExpertGroups | None:
     count = model.integer("expert_group_count", 1)
     kept = model.integer("expert_group_used_count", count)
-    if count > 0 and experts.num_experts % count:
+    if not 0 < kept < count:
+        return None
+    chosen, size = experts.experts_per_token, experts.num_experts // count
+    if experts.num_experts % count or chosen > size * kept:
         raise ShapeError(
             "the groups of experts do not fit.",
-            found=f"{experts.num_experts} experts in {count} groups"[:100],
-            expected="groups of equal size",
+            found=f"{chosen} of {experts.num_experts} experts, {kept} of {count} groups"[:100],
+            expected="groups of equal size, with experts enough",
         )
-    return ExpertGroups(count, kept, judged_by) if 0 < kept < count else None
+    return ExpertGroups(count, kept, judged_by)
 
 
 def read_layer(
