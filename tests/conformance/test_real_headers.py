@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -213,6 +214,17 @@ def test_made_names_are_those_of_a_published_file(model: str) -> None:
     recorded = headers.NAMES[model]
     assert recorded <= made
     assert all(EDGES.match(name) for name in made - recorded)
+
+
+def test_a_packed_file_of_falcon_mamba_has_room_for_its_vocabulary_and_no_more() -> None:
+    """Its size tells the matrices that are packed in it from the rest, which is float32."""
+    published, vocabulary = 8_603_547_776, 2_287_728  # the latter in llama.cpp's file of it alone
+    shapes, _ = headers.made("falcon-mamba-7b")
+    packed = ("in_proj.weight", "out_proj.weight", "embeddings.weight", "lm_head.weight")
+    used = 0
+    for name, shape in shapes.items():
+        used += math.prod(shape) // 32 * 34 if name.endswith(packed) else math.prod(shape) * 4
+    assert 40 * len(shapes) < published - used - vocabulary < 80 * len(shapes)  # descriptions
 
 
 def test_adapters_of_users_of_the_other_block_are_left() -> None:
