@@ -38,6 +38,7 @@ _REFUSED = {
     "deepseek_v2": ("norm_topk_prob", "mlp_bias"),
     "kimi_linear": ("attention_bias",),
 }
+_GROUPS = ("n_group", "num_expert_group")
 _SCALED = {"rope_scaling", "rope_parameters"}
 _SHORT = {"original_max_position_embeddings": 20}
 _ROTATIONS: tuple[Changes, ...] = (
@@ -68,9 +69,7 @@ def random_changes(
             _change_heads(rng, made, known)
         if rng.random() < 0.6:
             _change_layers(rng, made)
-    for key, values in _COUNTS.items():
-        if known.get(key) and rng.random() < 0.3:
-            made[key] = rng.choice(values)
+    _change_counts(rng, made, known)
     for key, value in known.items():
         if isinstance(value, float) and any(each in key for each in _MULTIPLIED):
             made[key] = round(value * rng.choice((0.3, 0.7, 1, 1, 1, 1.9)), 4)
@@ -96,6 +95,15 @@ def _change_heads(rng: Random, made: Changes, known: Mapping[str, object]) -> No
     made["hidden_size"] = heads * dim
     if "head_dim" in known and rng.random() < 0.6:
         made |= {"head_dim": dim, "hidden_size": rng.choice((16, 24, 32, 40))}
+
+
+def _change_counts(rng: Random, made: Changes, known: Mapping[str, object]) -> None:
+    has_groups = any(known.get(key) not in (None, 1) for key in _GROUPS)
+    for key, values in _COUNTS.items():
+        if not known.get(key) or (has_groups and "experts" in key):
+            continue  # groups of experts must each have as many as a token takes of them
+        if rng.random() < 0.3:
+            made[key] = rng.choice(values)
 
 
 def _change_layers(rng: Random, made: Changes) -> None:
