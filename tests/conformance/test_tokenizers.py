@@ -25,6 +25,10 @@ SOURCES = {
     "stories260k": ("tokenizer.json", str(GOLDEN / "stories260k" / "tokenizer.json")),
     "byte_level": ("tokenizer.json", str(GOLDEN / "byte_level" / "tokenizer.json")),
     "ranks": ("tiktoken", str(GOLDEN / "ranks" / "tiny.tiktoken")),
+    "sentencepiece": ("tokenizer.model", str(GOLDEN / "sentencepiece" / "tokenizer.model")),
+    "tekken": ("tekken.json", str(GOLDEN / "tekken" / "tekken.json")),
+    "kimi": ("tiktoken.model", str(GOLDEN / "kimi" / "tiktoken.model")),
+    "vocab_and_merges": ("vocab.json", str(GOLDEN / "vocab_and_merges" / "vocab.json")),
     "gguf_sentencepiece": ("gguf", str(GGUF / "stories260K-q4_0.gguf")),
     "gguf_byte_pairs": ("gguf", str(GGUF / "byte_level.gguf")),
 }
@@ -198,6 +202,7 @@ def ids_of_openai() -> tuple[list[str], list[list[int]]]:
     [
         ("llama3", ids_of_llama3, 47),
         ("stories260k", ids_of_stories260k, 40),
+        ("sentencepiece", ids_of_stories260k, 40),
         ("gguf_sentencepiece", ids_of_stories260k, 40),
         ("cl100k_base", ids_of_openai, 2),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from blazr.core.errors import CheckpointError
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 _LARGEST_BYTES = 64 * 2**20
+_DIGITS = re.compile(r"[0-9]{1,7}")
 
 
 def read_json(file: Path) -> dict[str, object]:
@@ -52,6 +54,20 @@ def more_special_names(directory: Path) -> list[str]:
     listed = read_json(directory / "tokenizer_config.json").get("additional_special_tokens")
     names = [_text(each) for each in listed] if isinstance(listed, list) else []
     return [name for name in names if name]
+
+
+def added_tokens(directory: Path) -> dict[int, tuple[str, bool]]:
+    """Tokens declared beside a vocabulary's file: their names by id, and which are special."""
+    found: dict[int, tuple[str, bool]] = {}
+    for name, token_id in read_json(directory / "added_tokens.json").items():
+        if type(token_id) is int and _text(name):
+            found[token_id] = (name, False)
+    listed = read_json(directory / "tokenizer_config.json").get("added_tokens_decoder")
+    for key, token in listed.items() if isinstance(listed, Mapping) else ():
+        text = _text(token)
+        if text and isinstance(token, Mapping) and _DIGITS.fullmatch(key):
+            found[int(key)] = (text, token.get("special") is True)
+    return found
 
 
 def eos_ids(directory: Path) -> list[int]:

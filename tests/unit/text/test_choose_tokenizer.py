@@ -65,3 +65,57 @@ def test_several_rank_files_are_not_guessed_between(ranks: Path, tmp_path: Path)
         shutil.copy(ranks / "tiny.tiktoken", tmp_path / name)
     with pytest.raises(CheckpointError, match=r"a\.tiktoken, b\.tiktoken"):
         name_of(tmp_path)
+
+
+# Directories with one file of each kind, those that tell most first.
+IN_ORDER = {
+    "byte_level": "tokenizer.json",
+    "ranks": "tiny.tiktoken",
+    "sentencepiece": "tokenizer.model",
+    "tekken": "tekken.json",
+    "kimi": "tiktoken.model",
+    "vocab_and_merges": "vocab.json",
+}
+
+
+def test_every_file_is_found_and_the_one_that_tells_most_is_taken(
+    golden: Path, tmp_path: Path
+) -> None:
+    for name in reversed(IN_ORDER):
+        for file in (golden / "tokenizers" / name).iterdir():
+            if file.name != "tokenizer_config.json":  # it would speak of the others too
+                shutil.copy(file, tmp_path)
+        file = str(golden / "tokenizers" / name / IN_ORDER[name])
+        named = choose_tokenizer(directory=None, vocab=file, vocab_size=None)
+        found = choose_tokenizer(directory=tmp_path, vocab=None, vocab_size=None)
+        assert named is not None
+        assert found is not None
+        assert found.encode("naïve 12") == named.encode("naïve 12")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model.v3", "mistral_tokenizer_240323.model.v3"])
+def test_versions_of_files(golden: Path, tmp_path: Path, name: str) -> None:
+    shutil.copy(golden / "tokenizers/sentencepiece/tokenizer.model", tmp_path / name)
+    assert name_of(None, str(tmp_path / name)) == tmp_path.name
+    assert (name_of(tmp_path) is not None) == name.startswith("tokenizer.model")
+
+
+@pytest.mark.parametrize(
+    "name", ["spiece.model", "vocab.txt", "vocab.json", "merges.txt", "tokenization_own.py"]
+)
+def test_nothing_is_guessed_beside_a_file_that_is_not_read(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / name).write_text("")
+    assert name_of(tmp_path, None, 128_256) is None
+    assert name in caplog.text
+    assert "--vocab" in caplog.text
+    assert name_of(tmp_path, "llama3", 128_256) == "llama3"
+
+
+def test_nothing_is_guessed_where_a_class_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text('{"bos_token": "<s>"}')
+    assert name_of(tmp_path, None, 128_256) == "llama3"
+    file.write_text('{"tokenizer_class": "OwnTokenizer"}')
+    assert name_of(tmp_path, None, 128_256) is None

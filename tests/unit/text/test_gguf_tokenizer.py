@@ -1,5 +1,6 @@
 """Tokenizers in GGUF metadata: merges, words, special tokens, and metadata that are wrong."""
 
+import struct
 from array import array
 from pathlib import Path
 
@@ -137,6 +138,65 @@ def test_marked_pairs() -> None:
     parts = ["ab", "▁ab", "\n\n", "▁", "b", "a", "<0xC3>", "<0xA9>", "<eos>"]
     assert found == parts
     assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text[:-5]))).decode() == text[:-5]
+
+
+# a vocabulary of unigrams: with no bytes in it, and two pieces that share all of their letters
+UNIGRAMS = {"▁": -2.0, "a": -3.0, "b": -3.5, "ab": -4.0, "ba": -5.0, "▁ab": -6.5, "abab": -9.0}
+
+
+def unigrams(**more: object) -> Tokenizer:
+    pieces = [("<unk>", UNKNOWN, 0.0), ("<s>", CONTROL, 0.0), ("</s>", CONTROL, 0.0)]
+    pieces += [(text, NORMAL, score) for text, score in UNIGRAMS.items()]
+    return from_metadata(metadata(pieces, model="t5", **more), name="unigrams")
+
+
+def best_sum(text: str) -> float:
+    """Of the scores of pieces, over all ways to cut a text."""
+    if not text:
+        return 0.0
+    cuts = [
+        UNIGRAMS[text[:end]] + best_sum(text[end:]) for end in range(1, 5) if text[:end] in UNIGRAMS
+    ]
+    return max(cuts)
+
+
+@given(text=st.text("ab ", min_size=1, max_size=12))
+def test_unigrams_are_the_likeliest(text: str) -> None:
+    tokenizer = unigrams(add_space_prefix=False)
+    names = [
+        tokenizer.token_bytes(each).decode().replace(" ", "▁") for each in tokenizer.encode(text)
+    ]
+    assert "".join(names) == text.replace(" ", "▁")
+    assert sum(UNIGRAMS[each] for each in names) == pytest.approx(best_sum(text.replace(" ", "▁")))
+
+
+def test_what_unigrams_do_to_a_text() -> None:
+    assert unigrams().bos_id is None
+    assert unigrams(add_bos_token=True).bos_id == 1
+    assert unigrams().encode("xyz aéb") == [3, 0, 3, 4, 0, 5]
+    tidy = unigrams(remove_extra_whitespaces=True)
+    assert tidy.encode("  a   b ") == unigrams().encode("a b")
+    assert tidy.encode("   ") == []
+
+
+def test_a_table_says_what_stands_for_what() -> None:
+    """One key, ``é``: two units of the trie lead to it, the third holds where its text begins."""
+    size, units = 1024, [0] * 1024
+    first, second = "é".encode()
+    offset = 256
+    units[0] = offset << 10
+    at = offset ^ first
+    units[at] = first | (512 ^ at) << 10
+    at = 512 ^ second
+    units[at] = second | 1 << 8 | (768 ^ at) << 10
+    units[768] = 1 << 31 | 2
+    table = struct.pack(f"<I{size}I", 4 * size, *units) + b"x\0ab\0"
+    assert unigrams(precompiled_charsmap=memoryview(table)).encode("béa") == unigrams().encode(
+        "baba"
+    )
+    for wrong in (b"", b"\xff\xff\xff\xff", table[:700], struct.pack("<I2I", 8, 2**32 - 1, 0)):
+        tokenizer = unigrams(precompiled_charsmap=memoryview(wrong))
+        assert tokenizer.encode("ba") == unigrams().encode("ba")
 
 
 def test_word_pieces() -> None:

@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
+from blazr.text.tokenizers.choose import choose_tokenizer
 from blazr.text.tokenizers.gguf import from_metadata, has_tokenizer
 from blazr.text.tokenizers.hf import HuggingFaceTokenizer
 from blazr.text.tokenizers.to_gguf import gguf_vocabulary
@@ -35,6 +36,25 @@ def test_the_same_tokens(name: str) -> None:
     assert set(theirs.eos_ids) <= set(ours.eos_ids)
     assert ours.eos_ids[0] == theirs.eos_ids[0]
     assert set(ours.unassigned(theirs.size + 7)) >= set(range(theirs.size, theirs.size + 7))
+
+
+@pytest.mark.parametrize("name", ["sentencepiece", "vocab_and_merges"])
+def test_other_files_than_tokenizer_json(name: str) -> None:
+    theirs = choose_tokenizer(directory=GOLDEN / name, vocab=None, vocab_size=None)
+    assert theirs is not None
+    metadata = gguf_vocabulary(GOLDEN / name, theirs.size + 7)
+    ours = from_metadata(metadata, name=name)
+    assert ours.size == theirs.size + 7
+    assert (ours.special_ids, ours.bos_id) == (theirs.special_ids, theirs.bos_id)
+    for text in TEXTS:
+        assert ours.encode(text, allow_special=True) == theirs.encode(text, allow_special=True)
+    too_small = gguf_vocabulary(GOLDEN / name, theirs.size - 1)
+    assert not has_tokenizer(too_small)
+
+
+def test_ranks_are_not_in_a_form_that_gguf_has(caplog: pytest.LogCaptureFixture) -> None:
+    assert not has_tokenizer(gguf_vocabulary(GOLDEN / "tekken", 400))
+    assert "--vocab" in caplog.text
 
 
 def with_word_pieces(directory: Path, *, lowercase: bool = True) -> Backend:

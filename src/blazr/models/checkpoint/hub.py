@@ -23,6 +23,8 @@ _WANTED = [
     "*config.json",
     "tokenizer*",
     "*.tiktoken",
+    "*.model",
+    "tekken.json",
     "*.jinja",
     "chat_template.json",
     "special_tokens_map.json",

@@ -34,8 +34,9 @@ from blazr.nn.quant.policy import QuantizePolicy, parse_policy
 
 WRITABLE = ("q8_0", "q4_0", "int8", "int4")
 _BESIDE = (
-    *("tokenizer*", "*.tiktoken", "*.jinja", "chat_template.json", "special_tokens_map.json"),
-    *("added_tokens.json", "vocab.json", "merges.txt", "generation_config.json", "LICENSE*"),
+    *("tokenizer*", "*.tiktoken", "*.tiktoken.json", "*.model", "tekken.json", "vocab.json"),
+    *("merges.txt", "added_tokens.json", "special_tokens_map.json", "*.jinja"),
+    *("chat_template.json", "generation_config.json", "LICENSE*"),
 )
 _REPLACED = {"quantization_config", "compression_config"}
 _BITS = {"Q4_0": 4, "Q8_0": 8}

@@ -16,5 +16,9 @@ TOKENIZERS: Table[Callable[[str], Tokenizer]] = Table(
         "tokenizer.json": "blazr.text.tokenizers.hf:load",
         "tiktoken": "blazr.text.tokenizers.tiktoken:load",
         "gguf": "blazr.text.tokenizers.gguf:load",
+        "tokenizer.model": "blazr.text.tokenizers.sentencepiece_file:load",
+        "tekken.json": "blazr.text.tokenizers.tekken:load",
+        "tiktoken.model": "blazr.text.tokenizers.kimi:load",
+        "vocab.json": "blazr.text.tokenizers.vocab_and_merges:load",
     },
 )

@@ -34,6 +34,7 @@ class BytePairTokenizer:
         gaps: The ids below ``size`` that mean nothing.
         eos_ids: The tokens that end a text.
         bos_id: The token that goes before a prompt.
+        plain_ids: Other tokens with names, that are shown in a text.
     """
 
     strips_leading_space = False
@@ -48,6 +49,7 @@ class BytePairTokenizer:
         gaps: Iterable[int] = (),
         eos_ids: Sequence[int] = (),
         bos_id: int | None = None,
+        plain_ids: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.name = name
         self.size = size
@@ -56,7 +58,9 @@ class BytePairTokenizer:
         self.bos_id = bos_id
         self._backend = backend
         self._gaps = frozenset(gaps)
-        self._names = {token_id: text.encode() for text, token_id in special_ids.items()}
+        self._special = frozenset(special_ids.values())
+        named = {**plain_ids, **special_ids}
+        self._names = {token_id: text.encode() for text, token_id in named.items()}
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         """See `Tokenizer.encode`."""
@@ -79,7 +83,7 @@ class BytePairTokenizer:
 
     def is_special(self, token_id: int) -> bool:
         """See `Tokenizer.is_special`."""
-        return token_id in self._names
+        return token_id in self._special
 
     def unassigned(self, vocab_size: int) -> list[int]:
         """See `Tokenizer.unassigned`."""

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 
 from blazr.core.errors import CheckpointError, UnknownNameError
 from blazr.core.gguf import Value
+from blazr.text import sidecars
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers import TOKENIZERS, gguf
+from blazr.text.tokenizers.vocab_and_merges import MERGES
 from blazr.text.vocabs import VOCABS, vocab_of_model
+
+_log = logging.getLogger(__name__)
+
+# Where the files of a directory are looked for, those that tell most first.
+_IN_DIRECTORY = (
+    "tokenizer.json", "*.tiktoken", "tokenizer.model", "tokenizer.model.v*", "tekken.json",
+    "tiktoken.model", "vocab.json",
+)  # fmt: skip
+# The kind of a file by its name; any other is a tokenizer.json.
+_KINDS = {
+    "*.tiktoken": "tiktoken",
+    "*.gguf": "gguf",
+    "tiktoken.model": "tiktoken.model",
+    "*.model*": "tokenizer.model",
+    "tekken*.json": "tekken.json",
+    "vocab.json": "vocab.json",
+}
+# With one of these, a vocabulary is not what the size of the embedding suggests.
+_CONFIG = "tokenizer_config.json"
+_UNREAD = ("*.model", "vocab.*", "merges.txt", "tokenization_*.py")
 
 
 def choose_tokenizer(
@@ -38,9 +62,14 @@ def choose_tokenizer(
         return _load_named(vocab)
     if metadata and gguf.has_tokenizer(metadata):
         return gguf.from_metadata(metadata, name=str(metadata.get("general.name", "gguf")))
-    file = _find_file(directory) if directory is not None else None
+    file = find_file(directory) if directory is not None else None
     if file is not None:
         return _load_file(file)
+    if directory is not None and (unread := _unread_file(directory)):
+        _log.warning(
+            "%s cannot be read: name a vocabulary with --vocab, or chat is not possible", unread
+        )
+        return None
     row = vocab_of_model(vocab_size) if vocab_size is not None else None
     return TOKENIZERS["vocabulary"](row.name) if row is not None else None
 
@@ -49,7 +78,7 @@ def _load_named(vocab: str) -> Tokenizer:
     if vocab in VOCABS:
         return TOKENIZERS["vocabulary"](vocab)
     path = Path(vocab).expanduser()
-    file = path if path.is_file() else _find_file(path)
+    file = path if path.is_file() else find_file(path)
     if file is not None:
         return _load_file(file)
     try:
@@ -61,21 +90,31 @@ def _load_named(vocab: str) -> Tokenizer:
 
 
 def _load_file(file: Path) -> Tokenizer:
-    kind = {".tiktoken": "tiktoken", ".gguf": "gguf"}.get(file.suffix, "tokenizer.json")
-    return TOKENIZERS[kind](str(file))
+    kinds = (kind for pattern, kind in _KINDS.items() if fnmatch(file.name, pattern))
+    return TOKENIZERS[next(kinds, "tokenizer.json")](str(file))
 
 
-def _find_file(directory: Path) -> Path | None:
-    if not directory.is_dir():
-        return None
-    file = directory / "tokenizer.json"
-    if file.is_file():
-        return file
-    files = sorted(directory.glob("*.tiktoken"))
-    if len(files) > 1:
-        raise CheckpointError(
-            "there are several .tiktoken files, and nothing tells which to use.",
-            found=", ".join(each.name for each in files)[:100],
-            hint="name one with --vocab",
-        )
-    return files[0] if files else None
+def find_file(directory: Path) -> Path | None:
+    """The file of the tokenizer in a directory, None where there is none that can be read.
+
+    Raises:
+        CheckpointError: There are several.
+    """
+    for pattern in _IN_DIRECTORY:
+        files = [each for each in directory.glob(pattern) if each.is_file()]
+        if len(files) > 1:
+            raise CheckpointError(
+                f"there are several files {pattern}, and nothing tells which to use.",
+                found=", ".join(sorted(each.name for each in files))[:100],
+                hint="name one with --vocab",
+            )
+        if files and (pattern != "vocab.json" or (directory / MERGES).is_file()):
+            return files[0]
+    return None
+
+
+def _unread_file(directory: Path) -> str | None:
+    """A file that tells of a vocabulary of a kind that is not known here."""
+    found = [each.name for pattern in _UNREAD for each in directory.glob(pattern)]
+    config = sidecars.read_json(directory / _CONFIG)
+    return min(found, default=_CONFIG if config.get("tokenizer_class") else None)

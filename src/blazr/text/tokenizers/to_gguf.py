@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001  (letters of many scripts)
-"""A tokenizer.json as the metadata of a GGUF file.
+"""The tokenizer of a directory as the metadata of a GGUF file.
 
 GGUF names the way in which a vocabulary splits words, so that of a tokenizer.json has to be
 recognised: it is the first by which a text full of hard cases becomes the same tokens.
@@ -10,14 +10,18 @@ from __future__ import annotations
 import json
 import logging
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from blazr.core.gguf import Value
 from blazr.text import sidecars
 from blazr.text.chat_template import own_templates
-from blazr.text.tokenizers.gguf import (
+from blazr.text.tokenizers import sentencepiece_file, vocab_and_merges
+from blazr.text.tokenizers.choose import find_file
+from blazr.text.tokenizers.gguf import from_metadata
+from blazr.text.tokenizers.gguf_entries import (
     BYTE,
     CONTROL,
     KEY,
@@ -25,12 +29,20 @@ from blazr.text.tokenizers.gguf import (
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
-    from_metadata,
+    WHOLE,
+    Entries,
 )
 from blazr.text.tokenizers.gguf_patterns import PATTERNS
 from blazr.text.tokenizers.hf import BYTE_NAME, HuggingFaceTokenizer
 from blazr.text.tokenizers.sentencepiece import SPACE
 
+# Files of which the metadata can be told as they are.
+_METADATA: Mapping[str, Callable[[Path], dict[str, Value]]] = MappingProxyType(
+    {
+        "tokenizer.model": sentencepiece_file.metadata,
+        "vocab.json": vocab_and_merges.metadata,
+    }
+)
 _log = logging.getLogger(__name__)
 
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -56,20 +68,44 @@ def gguf_vocabulary(directory: Path, vocab_size: int) -> dict[str, Value]:
     Raises:
         CheckpointError: A file cannot be read.
     """
-    file = directory / "tokenizer.json"
+    file = find_file(directory)
     found: dict[str, Value] = {}
-    if file.is_file():
-        tokenizer = HuggingFaceTokenizer(file, only_ids=True)
-        stored = sidecars.read_json(file)
-        tokens, types = _tokens(tokenizer, stored, vocab_size)
-        base: dict[str, Value] = {KEY + "tokens": tokens, KEY + "token_type": memoryview(types)}
-        base |= _roles(tokenizer, directory)
-        ways = _ways(stored, tokens, types) if tokens else ()
-        found = next((each for way in ways if _agree(tokenizer, each := base | way)), {})
+    if file is not None and file.name == "tokenizer.json":
+        found = _of_tokenizer_json(file, vocab_size)
+    elif file is not None and (read := _METADATA.get(file.name)):
+        found = _padded(read(file), vocab_size)
     if KEY + "model" not in found:
         _log.warning("GGUF cannot hold this model's vocabulary: name it with --vocab when you run")
         found = {KEY + "model": "none"}
     return found | _templates(directory)
+
+
+def _of_tokenizer_json(file: Path, vocab_size: int) -> dict[str, Value]:
+    tokenizer = HuggingFaceTokenizer(file, only_ids=True)
+    stored = sidecars.read_json(file)
+    tokens, types = _tokens(tokenizer, stored, vocab_size)
+    base: dict[str, Value] = {KEY + "tokens": tokens, KEY + "token_type": memoryview(types)}
+    base |= _roles(tokenizer, file.parent)
+    ways = _ways(stored, tokens, types) if tokens else ()
+    return next((each for way in ways if _agree(tokenizer, each := base | way)), {})
+
+
+def _padded(metadata: dict[str, Value], vocab_size: int) -> dict[str, Value]:
+    """Metadata with a token for each row of an embedding; none where it has too few rows."""
+    entries = Entries(metadata)
+    missing = range(len(entries.tokens), vocab_size)
+    if len(entries.tokens) > vocab_size:
+        return {}
+    types = [USER_DEFINED if each == WHOLE else each for each in entries.types]
+    types += [UNUSED] * len(missing)
+    found: dict[str, Value] = {
+        KEY + "tokens": [*entries.tokens, *(f"[PAD{each}]" for each in missing)],
+        KEY + "token_type": memoryview(array("i", types)),
+    }
+    if KEY + "scores" in metadata:
+        scores = [*entries.scores(), *([0.0] * len(missing))]
+        found[KEY + "scores"] = memoryview(array("f", scores))
+    return metadata | found
 
 
 def _tokens(

@@ -1,0 +1,72 @@
+"""SentencePiece's table of what stands for what before pieces are looked for: ``ﬁ`` becomes ``fi``.
+
+Source: the format of ``precompiled_charsmap`` in SentencePiece: how many bytes the trie has (a
+little-endian u32), the trie as Darts-clone's double array of u32, then UTF-8 texts, each with a
+zero at its end.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection
+
+from blazr.text.tokenizers.sentencepiece import longest_of
+
+_LABEL = 2**31 + 0xFF
+
+
+class CharacterMap:
+    """Replaces the longest key that begins at a character. Whatever the bytes are, it is safe.
+
+    Args:
+        table: The bytes of the format; a table that holds none of it replaces nothing.
+        kept: Parts of a text in which nothing is replaced.
+    """
+
+    def __init__(self, table: bytes, *, kept: Collection[str] = ()) -> None:
+        size = max(0, min(int.from_bytes(table[:4], "little"), len(table) - 4)) // 4
+        self._trie = struct.unpack(f"<{size}I", table[4 : 4 + 4 * size])
+        self._texts = table[4 + 4 * size :]
+        self._kept = longest_of(kept) if kept else None
+
+    def __call__(self, text: str) -> str:
+        """The text with everything replaced."""
+        if not self._trie:
+            return text
+        parts = self._kept.split(text) if self._kept else [text]
+        parts[::2] = map(self._replace, parts[::2])
+        return "".join(parts)
+
+    def _replace(self, text: str) -> str:
+        data, found, at = text.encode(), bytearray(), 0
+        while at < len(data):
+            length, replacement = self._longest(data, at)
+            if not length:
+                length = _character_bytes(data[at])
+                replacement = data[at : at + length]
+            found += replacement
+            at += length
+        return found.decode(errors="replace")
+
+    def _longest(self, data: bytes, at: int) -> tuple[int, bytes]:
+        """How many bytes the longest key has that begins here, and what stands for it."""
+        trie, length, start = self._trie, 0, 0
+        place = _offset(trie[0])
+        for end in range(at, len(data)):
+            place ^= data[end]
+            if place >= len(trie) or trie[place] & _LABEL != data[end]:
+                break
+            unit = trie[place]
+            place ^= _offset(unit)
+            if unit >> 8 & 1 and place < len(trie):
+                length, start = end + 1 - at, trie[place] & 0x7FFFFFFF
+        end = self._texts.find(b"\0", start)
+        return length, self._texts[start : end if end >= 0 else None]
+
+
+def _offset(unit: int) -> int:
+    return unit >> 10 << ((unit & 512) >> 6)
+
+
+def _character_bytes(first: int) -> int:
+    return 1 if first < 0x80 else 2 if first < 0xE0 else 3 if first < 0xF0 else 4

@@ -1,0 +1,88 @@
+"""The metadata of a tokenizer, ``tokenizer.ggml.*``, read without trusting them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from blazr.core.errors import CheckpointError
+from blazr.core.gguf import Value
+
+# Kinds of tokens, as SentencePiece numbers them and GGUF does after it.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+# Ours: a user-defined token that SentencePiece finds itself, after it has marked the spaces.
+WHOLE = 7
+LARGEST_ID = 2**22
+KEY = "tokenizer.ggml."
+# Ours: what follows a token that was found by its name begins without a space.
+SPACE_PREFIX_ONCE = "space_prefix_once"
+# Ours: characters are composed first, Unicode's form NFC.
+COMPOSES = "composes"
+
+
+class Entries:
+    """The metadata of a tokenizer, read without trusting them."""
+
+    def __init__(self, metadata: Mapping[str, Value]) -> None:
+        self._metadata = metadata
+        self.tokens: list[str] = self.texts("tokens")
+        if not 0 < len(self.tokens) <= LARGEST_ID:
+            raise wrong("tokens", f"{len(self.tokens)} of them")
+        types = self._metadata.get(KEY + "token_type")
+        self.types: Sequence[int] = types if isinstance(types, memoryview) else ()
+        if self.types and len(self.types) < len(self.tokens):
+            raise wrong("token_type", f"{len(self.types)} for {len(self.tokens)} tokens")
+        self.types = self.types or [1] * len(self.tokens)
+        self.model_name = str(metadata.get("general.name", "")).lower()
+
+    def text(self, key: str) -> str:
+        """A string; an empty one where there is none."""
+        value = self._metadata.get(KEY + key, "")
+        if not isinstance(value, str):
+            raise wrong(key, repr(value))
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        """A list of strings; an empty one where there is none."""
+        value = self._metadata.get(KEY + key, [])
+        if not isinstance(value, list):
+            raise wrong(key, repr(value))
+        return [str(each) for each in value]
+
+    def scores(self) -> Sequence[float]:
+        """One of each token."""
+        value = self._metadata.get(KEY + "scores")
+        if not isinstance(value, memoryview) or len(value) < len(self.tokens):
+            raise wrong("scores", repr(value))
+        return value
+
+    def bytes(self, key: str) -> bytes:
+        """Bytes; none where there are none."""
+        value = self._metadata.get(KEY + key)
+        return value.tobytes() if isinstance(value, memoryview) else b""
+
+    def flag(self, key: str, default: bool) -> bool:  # noqa: FBT001  (as `dict.get` takes it)
+        """Yes or no."""
+        value = self._metadata.get(KEY + key, default)
+        return value if isinstance(value, bool) else default
+
+    def token_ids(self, key: str) -> list[int]:
+        """Tokens of the vocabulary that share a role: Ollama's word, convert/convert.go."""
+        value = self._metadata.get(KEY + key)
+        listed = value.tolist() if isinstance(value, memoryview) else []
+        return [each for each in listed if isinstance(each, int) and 0 <= each < len(self.tokens)]
+
+    def token_id(self, key: str) -> int | None:
+        """A token with a role, where one of the vocabulary is named."""
+        value = self._metadata.get(KEY + key)
+        if not isinstance(value, int) or isinstance(value, bool):
+            return None
+        return value if 0 <= value < len(self.tokens) else None
+
+
+def wrong(key: str, found: str) -> CheckpointError:
+    """The error about a key."""
+    return CheckpointError(
+        f"the metadata {KEY}{key} of the GGUF file cannot be used.",
+        found=found[:100],
+        hint="convert the model again, or name a tokenizer.json with --vocab",
+    )

@@ -1,0 +1,171 @@
+"""``tokenizer.model``, the file of SentencePiece, as the metadata of a GGUF file would have it.
+
+Source: sentencepiece_model.proto, of which the pieces, the kind of model and what is done to a text
+beforehand are read; the encoding of Protocol Buffers.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+from blazr.core.errors import CheckpointError
+from blazr.core.gguf import Value
+from blazr.text import sidecars
+from blazr.text.tokenizer import Tokenizer
+from blazr.text.tokenizers.beside import metadata_of
+from blazr.text.tokenizers.gguf import from_metadata
+from blazr.text.tokenizers.gguf_entries import (
+    KEY,
+    NORMAL,
+    SPACE_PREFIX_ONCE,
+    UNKNOWN,
+    USER_DEFINED,
+    WHOLE,
+)
+from blazr.text.tokenizers.ranks import read
+
+# The fields of messages, by number.
+_PIECE, _TRAINER, _NORMALIZER = 1, 2, 3
+_TEXT, _SCORE, _TYPE = 1, 2, 3
+_MODEL_TYPE, _SPACE_IS_SUFFIX, _BOS, _EOS = 3, 24, 46, 47
+_TABLE, _ADDS_SPACE, _REMOVES_SPACES, _MARKS_SPACES = 2, 3, 4, 5
+# Models by number; words and characters are the other two.
+_MODELS = {1: "t5", 2: "llama"}
+
+# How the encoding writes a field.
+_VARINT, _COUNTED, _WIDTHS = 0, 2, {1: 8, 5: 4}
+
+_RANKS = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n")
+
+_Message = dict[int, int | bytes]
+
+
+def load(path: str) -> Tokenizer:
+    """Load a tokenizer.model and what lies beside it.
+
+    Raises:
+        CheckpointError: A file cannot be read, or holds a kind that is not supported.
+    """
+    file = Path(path)
+    return from_metadata(metadata(file), name=file.parent.resolve().name)
+
+
+def metadata(file: Path) -> dict[str, Value]:
+    """What a GGUF file would say of the tokenizer in a file and of the tokens declared beside it.
+
+    Raises:
+        CheckpointError: The file cannot be read, is no model of SentencePiece, or one of a kind
+            that is not supported.
+    """
+    data = read(file)
+    if _RANKS.match(data):
+        raise CheckpointError(
+            f"{file.name} holds byte-pair ranks, which do not tell how texts are cut.",
+            expected="a model of SentencePiece",
+            hint="name the vocabulary with --vocab; that of Llama 3 is llama3",
+        )
+    tokens, scores, types = list[str](), array("f"), array("i")
+    trainer, normalizer = _Message(), _Message()
+    try:
+        for number, value in _fields(data):
+            if number == _PIECE:
+                piece = dict(_fields(_bytes(value)))
+                tokens.append(_bytes(piece.get(_TEXT, b"")).decode(errors="replace"))
+                scores.append(struct.unpack("<f", _bytes(piece.get(_SCORE, bytes(4))))[0])
+                kind = _int(piece.get(_TYPE, NORMAL))
+                types.append(WHOLE if kind == USER_DEFINED else kind)
+            elif number == _TRAINER:
+                trainer |= dict(_fields(_bytes(value)))
+            elif number == _NORMALIZER:
+                normalizer |= dict(_fields(_bytes(value)))
+        found = _ways(trainer, normalizer)
+        names = {"bos_token": trainer.get(_BOS, b"<s>"), "eos_token": trainer.get(_EOS, b"</s>")}
+        roles = {role: _bytes(name).decode(errors="replace") for role, name in names.items()}
+    except (ValueError, OverflowError, struct.error) as error:
+        raise CheckpointError(
+            f"{file.name} cannot be used.",
+            found=str(error)[:100],
+            expected="a model of SentencePiece",
+            hint="name another vocabulary with --vocab",
+        ) from error
+    if UNKNOWN in types:
+        found[KEY + "unknown_token_id"] = types.index(UNKNOWN)
+    declared = metadata_of(tokens, types, file.parent, roles=roles, scores=scores)
+    return found | _config(file.parent) | declared
+
+
+def _ways(trainer: _Message, normalizer: _Message) -> dict[str, Value]:
+    """How a text is cut."""
+    kind = _MODELS.get(_int(trainer.get(_MODEL_TYPE, 1)))
+    marks_spaces = normalizer.get(_MARKS_SPACES, 1) and not trainer.get(_SPACE_IS_SUFFIX, 0)
+    if kind is None or not marks_spaces:
+        raise ValueError("it cuts texts in a way that is not supported")
+    return {
+        KEY + "model": kind,
+        KEY + "pre": "default",
+        KEY + "add_space_prefix": bool(normalizer.get(_ADDS_SPACE, 1)),
+        KEY + "remove_extra_whitespaces": bool(normalizer.get(_REMOVES_SPACES, 1)),
+        KEY + "precompiled_charsmap": memoryview(_bytes(normalizer.get(_TABLE, b""))),
+        KEY + "add_bos_token": True,
+    }
+
+
+def _config(directory: Path) -> dict[str, Value]:
+    """What tokenizer_config.json changes about it."""
+    declared = sidecars.read_json(directory / "tokenizer_config.json")
+    found: dict[str, Value] = {KEY + SPACE_PREFIX_ONCE: declared.get("legacy") is False}
+    if declared.get("add_prefix_space") is False:
+        found[KEY + "add_space_prefix"] = False
+    if declared.get("add_bos_token") is False:
+        found[KEY + "add_bos_token"] = False
+    return found
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a message: their numbers, and what they hold.
+
+    Raises:
+        ValueError: It is no message.
+    """
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        kind = key & 7
+        if kind == _VARINT:
+            value, at = _varint(data, at)
+            yield key >> 3, value
+            continue
+        length, at = _varint(data, at) if kind == _COUNTED else (_WIDTHS.get(kind), at)
+        if length is None or length > len(data) - at:
+            raise ValueError(f"byte {at} belongs to no message")
+        yield key >> 3, data[at : at + length]
+        at += length
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number of seven bits to the byte, and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            break
+        value |= (data[at] & 0x7F) << shift
+        at += 1
+        if data[at - 1] < 0x80:
+            return value, at
+    raise ValueError(f"byte {at} ends no number")
+
+
+def _bytes(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise ValueError(f"the number {value} stands where text should")  # noqa: TRY004
+    return value
+
+
+def _int(value: int | bytes) -> int:
+    if isinstance(value, bytes):
+        raise ValueError("text stands where a number should")  # noqa: TRY004
+    return value
