@@ -134,12 +134,25 @@ def _safetensors() -> Target:
 
 def _tokenizer() -> Target:
     at = "tokenizers/"
+    merged = _files(at + "sentencepiece/tokenizer.model")
+    # messages of Protocol Buffers add up: the same pieces as unigrams, with a table of 16 units
+    table = b"\x12\x48\x40\0\0\0" + bytes(range(68))
+    unigrams = merged["tokenizer.model"] + b"\x12\x02\x18\x01" + b"\x1a\x4a" + table
     return Target(
         _tokenize,
         (
             _files(at + "byte_level/tokenizer.json", at + "byte_level/tokenizer_config.json"),
             _files(at + "stories260k/tokenizer.json", at + "stories260k/tokenizer_config.json"),
             _files(at + "ranks/tiny.tiktoken", at + "ranks/tiny.tiktoken.json"),
+            merged,
+            {"tokenizer.model": unigrams},
+            _files(at + "tekken/tekken.json"),
+            _files(at + "kimi/tiktoken.model", at + "kimi/tokenizer_config.json"),
+            _files(
+                at + "vocab_and_merges/vocab.json",
+                at + "vocab_and_merges/merges.txt",
+                at + "vocab_and_merges/tokenizer_config.json",
+            ),
             _files("gguf/byte_level.gguf"),
             {"v.gguf": next(iter(_headers("stories260K-q8_0.gguf").values()))},
         ),
@@ -171,7 +184,7 @@ def changed(files: Files, chance: random.Random) -> Files:
             data = _changed_json(data, chance)
         elif name.endswith(".safetensors") and chance.random() < 0.7:
             data = _changed_safetensors(data, chance)
-        elif name.endswith((".jinja", ".tiktoken")):
+        elif name.endswith((".jinja", ".tiktoken", ".txt", "tiktoken.model")):
             data = _changed_text(data, chance)
         else:
             data = _changed_bytes(data, chance)

@@ -103,7 +103,7 @@ def read_workload(path: Path, default: Ask) -> list[Ask]:
         try:
             row = msgspec.json.decode(line, type=dict[str, object])
             asks.append(msgspec.convert(asdict(default) | row, Ask))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"line {number} of the workload is wrong.",
                 found=str(error)[:100],

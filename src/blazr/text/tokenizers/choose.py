@@ -84,7 +84,8 @@ def _load_named(vocab: str) -> Tokenizer:
     try:
         VOCABS[vocab]
     except UnknownNameError as error:
-        expected = f"{error.expected}, or the path of a tokenizer.json, .tiktoken or .gguf file"
+        files = "tokenizer.json, tokenizer.model, .tiktoken or .gguf file"
+        expected = f"{error.expected}, or the path of a {files}"
         raise UnknownNameError(error.message, expected=expected, hint=error.hint) from None
     raise AssertionError(vocab)
 

@@ -68,23 +68,8 @@ def metadata(file: Path) -> dict[str, Value]:
             expected="a model of SentencePiece",
             hint="name the vocabulary with --vocab; that of Llama 3 is llama3",
         )
-    tokens, scores, types = list[str](), array("f"), array("i")
-    trainer, normalizer = _Message(), _Message()
     try:
-        for number, value in _fields(data):
-            if number == _PIECE:
-                piece = dict(_fields(_bytes(value)))
-                tokens.append(_bytes(piece.get(_TEXT, b"")).decode(errors="replace"))
-                scores.append(struct.unpack("<f", _bytes(piece.get(_SCORE, bytes(4))))[0])
-                kind = _int(piece.get(_TYPE, NORMAL))
-                types.append(WHOLE if kind == USER_DEFINED else kind)
-            elif number == _TRAINER:
-                trainer |= dict(_fields(_bytes(value)))
-            elif number == _NORMALIZER:
-                normalizer |= dict(_fields(_bytes(value)))
-        found = _ways(trainer, normalizer)
-        names = {"bos_token": trainer.get(_BOS, b"<s>"), "eos_token": trainer.get(_EOS, b"</s>")}
-        roles = {role: _bytes(name).decode(errors="replace") for role, name in names.items()}
+        found = _of_message(data, file.parent)
     except (ValueError, OverflowError, struct.error) as error:
         raise CheckpointError(
             f"{file.name} cannot be used.",
@@ -92,10 +77,32 @@ def metadata(file: Path) -> dict[str, Value]:
             expected="a model of SentencePiece",
             hint="name another vocabulary with --vocab",
         ) from error
-    if UNKNOWN in types:
-        found[KEY + "unknown_token_id"] = types.index(UNKNOWN)
-    declared = metadata_of(tokens, types, file.parent, roles=roles, scores=scores)
-    return found | _config(file.parent) | declared
+    return found
+
+
+def _of_message(data: bytes, directory: Path) -> dict[str, Value]:
+    pieces, trainer, normalizer = list[_Message](), _Message(), _Message()
+    for number, value in _fields(data):
+        if number == _PIECE:
+            pieces.append(dict(_fields(_bytes(value))))
+        elif number in {_TRAINER, _NORMALIZER}:
+            message = trainer if number == _TRAINER else normalizer
+            message |= dict(_fields(_bytes(value)))
+    if not pieces:
+        raise ValueError("no pieces")
+    kinds = [_int(each.get(_TYPE, NORMAL)) for each in pieces]
+    scores = (_bytes(each.get(_SCORE, bytes(4))) for each in pieces)
+    names = {"bos_token": trainer.get(_BOS, b"<s>"), "eos_token": trainer.get(_EOS, b"</s>")}
+    found = _ways(trainer, normalizer) | _config(directory)
+    if UNKNOWN in kinds:
+        found[KEY + "unknown_token_id"] = kinds.index(UNKNOWN)
+    return found | metadata_of(
+        [_text(each.get(_TEXT, b"")) for each in pieces],
+        array("i", (WHOLE if each == USER_DEFINED else each for each in kinds)),
+        directory,
+        roles={role: _text(name) for role, name in names.items()},
+        scores=array("f", (struct.unpack("<f", each)[0] for each in scores)),
+    )
 
 
 def _ways(trainer: _Message, normalizer: _Message) -> dict[str, Value]:
@@ -104,14 +111,15 @@ def _ways(trainer: _Message, normalizer: _Message) -> dict[str, Value]:
     marks_spaces = normalizer.get(_MARKS_SPACES, 1) and not trainer.get(_SPACE_IS_SUFFIX, 0)
     if kind is None or not marks_spaces:
         raise ValueError("it cuts texts in a way that is not supported")
-    return {
+    found: dict[str, Value] = {
         KEY + "model": kind,
         KEY + "pre": "default",
         KEY + "add_space_prefix": bool(normalizer.get(_ADDS_SPACE, 1)),
         KEY + "remove_extra_whitespaces": bool(normalizer.get(_REMOVES_SPACES, 1)),
-        KEY + "precompiled_charsmap": memoryview(_bytes(normalizer.get(_TABLE, b""))),
         KEY + "add_bos_token": True,
     }
+    table = _bytes(normalizer.get(_TABLE, b""))
+    return found | ({KEY + "precompiled_charsmap": memoryview(table)} if table else {})
 
 
 def _config(directory: Path) -> dict[str, Value]:
@@ -163,6 +171,10 @@ def _bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
         raise ValueError(f"the number {value} stands where text should")  # noqa: TRY004
     return value
+
+
+def _text(value: int | bytes) -> str:
+    return _bytes(value).decode(errors="replace")
 
 
 def _int(value: int | bytes) -> int:

@@ -58,7 +58,7 @@ def load(path: str) -> Tokenizer:
     file = Path(path)
     try:
         stored = msgspec.json.decode(read(file), type=_File)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file.name} cannot be used.", found=str(error)[:100]) from error
     num_special = stored.config.default_num_special_tokens
     num_words = stored.config.default_vocab_size - num_special
