@@ -107,7 +107,7 @@ def test_wrong_files_of_mistral_are_refused(
         changed(tmp_path, **changes)
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b"{\"\xc9\"", b"{}"])
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b'{"\xc9"', b"{}"])
 def test_what_is_no_such_file_is_refused(tmp_path: Path, data: bytes) -> None:
     file = tmp_path / "tekken.json"
     file.write_bytes(data)
