@@ -18,10 +18,11 @@ from blazr.text import sidecars
 from blazr.text.messages import Message
 from blazr.text.reasoning import choose_reasoning
 from blazr.text.stream import PLAIN, ReplyFormat
-from blazr.text.templates import CHAT_TEMPLATES
+from blazr.text.templates import CHAT_TEMPLATES, mistral
 from blazr.text.templates.disarm import Disarmed
 from blazr.text.templates.spelling import Dict, Spelling, as_dicts, find_spelling, has_tools, spell
 from blazr.text.tokenizer import Tokenizer
+from blazr.text.tokenizers import tekken
 from blazr.text.tool_calls import TOOL_FORMATS
 from blazr.text.tool_calls.choose import DEFAULT, choose_tool_format
 from blazr.text.tool_calls.format import as_json
@@ -272,7 +273,7 @@ def choose_template(
     if name_or_path is None and "default" in own:
         name, source, tool_source = "the model's own", own["default"], own.get("tool_use")
     else:
-        name = name_or_path or ("oxidizr" if family == "oxidizr" else "generic")
+        name = name_or_path or _likely_form(directory, family)
         source = own.get(name, "") if name not in CHAT_TEMPLATES else ""
         if name in CHAT_TEMPLATES:
             row = CHAT_TEMPLATES[name]
@@ -291,6 +292,15 @@ def choose_template(
             tool_format=choose_tool_format(*about, name=tool_parser),
         ),
     )
+
+
+def _likely_form(directory: Path | None, family: str) -> str:
+    """The built-in form for a model that brings none."""
+    if family == "oxidizr":
+        return "oxidizr"
+    version = tekken.version_of(directory / tekken.NAME) if directory is not None else None
+    known = [each for each in mistral.VERSIONS if version is not None and each <= version]
+    return f"mistral-v{known[-1]}" if known else "generic"
 
 
 def own_templates(directory: Path) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blazr.core.table import Table
+from blazr.text.templates import mistral
 from blazr.text.vocabs import CHAT_STOP_NAMES
 
 
@@ -58,6 +59,10 @@ CHAT_TEMPLATES: Table[BuiltInTemplate] = Table(
                     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
                 ),
                 stop_names=CHAT_STOP_NAMES,
+            ),
+            *(
+                BuiltInTemplate(name=f"mistral-v{version}", source=mistral.source(version))
+                for version in mistral.VERSIONS
             ),
             # Plain text, for a model of which nothing is known.
             BuiltInTemplate(

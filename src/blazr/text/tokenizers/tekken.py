@@ -5,6 +5,7 @@ Source: tekken.py of mistral-common.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,8 @@ from blazr.text import sidecars
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers.ranks import LARGEST_ID, from_ranks, read
 
+NAME = "tekken.json"
+_VERSION = re.compile(r"v([0-9]{1,3})")
 # The special tokens of files that list none.
 _OLD_NAMES = (
     "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]",
@@ -43,10 +46,28 @@ class _Special(msgspec.Struct):
     is_control: bool = True
 
 
+class _Versioned(msgspec.Struct):
+    version: str
+
+
+class _Head(msgspec.Struct):
+    config: _Versioned
+
+
 class _File(msgspec.Struct):
     config: _Config
     vocab: list[_Word]
     special_tokens: list[_Special] | None = None
+
+
+def version_of(file: Path) -> int | None:
+    """The version of Mistral AI's form of a chat that a file names: ``"v13"`` is 13."""
+    try:
+        version = msgspec.json.decode(file.read_bytes(), type=_Head).config.version
+    except (OSError, msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    found = _VERSION.fullmatch(version)
+    return int(found[1]) if found else None
 
 
 def load(path: str) -> Tokenizer:
