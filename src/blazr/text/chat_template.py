@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from blazr.core.errors import CheckpointError, RequestError, UnknownNameError
+from blazr.core.errors import RequestError, UnknownNameError
 from blazr.text import sidecars
 from blazr.text.messages import Message
 from blazr.text.reasoning import choose_reasoning
@@ -268,7 +268,9 @@ def choose_template(
         UnknownNameError: ``name_or_path`` is none of them, or a parser is no row.
         CheckpointError: A file cannot be read, or its template cannot be used.
     """
-    own = own_templates(directory) if directory is not None else _of_metadata(metadata or {})
+    own = (
+        sidecars.own_templates(directory) if directory is not None else _of_metadata(metadata or {})
+    )
     names, stop_names, tool_source = _token_names(directory, tokenizer), None, None
     if name_or_path is None and "default" in own:
         name, source, tool_source = "the model's own", own["default"], own.get("tool_use")
@@ -303,22 +305,6 @@ def _likely_form(directory: Path | None, family: str) -> str:
     return f"mistral-v{known[-1]}" if known else "generic"
 
 
-def own_templates(directory: Path) -> dict[str, str]:
-    """The model's templates by name; the usual one is called ``"default"``."""
-    own: dict[str, str] = {}
-    for file in ("chat_template.json", "tokenizer_config.json"):
-        found = sidecars.read_json(directory / file).get("chat_template")
-        if isinstance(found, str):
-            own["default"] = found
-        for each in found if isinstance(found, list) else ():
-            if isinstance(each, dict) and isinstance(each.get("template"), str):
-                own[str(each.get("name"))] = each["template"]
-    file_ = directory / "chat_template.jinja"
-    if file_.is_file():
-        own["default"] = _read_text(file_)
-    return own
-
-
 def _of_metadata(metadata: Mapping[str, object]) -> dict[str, str]:
     """The templates in a GGUF file by name."""
     key = "tokenizer.chat_template"
@@ -335,14 +321,7 @@ def _read_file(name: str) -> str:
         except UnknownNameError as error:
             expected = f"{error.expected}, or the path of a .jinja file"
             raise UnknownNameError(error.message, expected=expected, hint=error.hint) from None
-    return _read_text(path)
-
-
-def _read_text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file.name} cannot be read.", found=str(error)[:100]) from error
+    return sidecars.read_text(path)
 
 
 def _token_names(directory: Path | None, tokenizer: Tokenizer) -> dict[str, str]:

@@ -81,6 +81,38 @@ def eos_ids(directory: Path) -> list[int]:
     return []
 
 
+def own_templates(directory: Path) -> dict[str, str]:
+    """The model's chat templates by name; the usual one is called ``"default"``.
+
+    Raises:
+        CheckpointError: A file cannot be read.
+    """
+    own: dict[str, str] = {}
+    for file in ("chat_template.json", "tokenizer_config.json"):
+        found = read_json(directory / file).get("chat_template")
+        if isinstance(found, str):
+            own["default"] = found
+        for each in found if isinstance(found, list) else ():
+            if isinstance(each, dict) and isinstance(each.get("template"), str):
+                own[str(each.get("name"))] = each["template"]
+    file_ = directory / "chat_template.jinja"
+    if file_.is_file():
+        own["default"] = read_text(file_)
+    return own
+
+
+def read_text(file: Path) -> str:
+    """The text in a file.
+
+    Raises:
+        CheckpointError: It cannot be read, or is none.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file.name} cannot be read.", found=str(error)[:100]) from error
+
+
 def _text(token: object) -> str | None:
     """A token's name, written as a string or as an object with its ``content``."""
     if isinstance(token, Mapping):

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import pytest
 
@@ -15,9 +15,19 @@ GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 CASES = json.loads((GOLDEN / "templates/mistral_forms.json").read_text("utf-8"))
 
 
-def message(given: dict[str, Any]) -> Message:
+class Case(TypedDict):
+    version: int
+    messages: list[dict[str, object]]
+    tools: list[dict[str, object]] | None
+    text: str
+
+
+def message(given: dict[str, object]) -> Message:
     rest = {key: each for key, each in given.items() if key not in {"role", "content"}}
-    return Message(role=given["role"], content=given["content"], extra=rest)
+    content = given["content"]
+    return Message(
+        role=str(given["role"]), content=None if content is None else str(content), extra=rest
+    )
 
 
 def with_version(directory: Path, version: object) -> Path:
@@ -36,7 +46,7 @@ def form_of(directory: Path) -> str:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_chats_are_those_of_mistral_common(tmp_path: Path, case: dict[str, Any]) -> None:
+def test_chats_are_those_of_mistral_common(tmp_path: Path, case: Case) -> None:
     directory = with_version(tmp_path, f"v{case['version']}")
     template = choose_template(
         directory=directory,

@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -74,11 +73,12 @@ def test_older_files_list_no_special_tokens(tmp_path: Path) -> None:
     assert changed(tmp_path, special_tokens=None).special_ids["[TOOL_CONTENT]"] == 19
 
 
-def changed(directory: Path, **changes: Any) -> Tokenizer:
+def changed(directory: Path, **changes: object) -> Tokenizer:
     stored = json.loads((GOLDEN / "tekken/tekken.json").read_text("utf-8"))
-    config = stored["config"] | changes.pop("config", {})
+    config = changes.pop("config", {})
+    assert isinstance(config, dict)
     file = directory / "tekken.json"
-    file.write_text(json.dumps(stored | {"config": config} | changes), "utf-8")
+    file.write_text(json.dumps(stored | {"config": stored["config"] | config} | changes), "utf-8")
     return tekken.load(str(file))
 
 
@@ -101,7 +101,7 @@ def changed(directory: Path, **changes: Any) -> Tokenizer:
     ],
 )
 def test_wrong_files_of_mistral_are_refused(
-    tmp_path: Path, changes: dict[str, Any], complaint: str
+    tmp_path: Path, changes: dict[str, object], complaint: str
 ) -> None:
     with pytest.raises(CheckpointError, match=complaint):
         changed(tmp_path, **changes)

@@ -17,7 +17,6 @@ from typing import Any
 
 from blazr.core.gguf import Value
 from blazr.text import sidecars
-from blazr.text.chat_template import own_templates
 from blazr.text.tokenizers import sentencepiece_file, vocab_and_merges
 from blazr.text.tokenizers.choose import find_file
 from blazr.text.tokenizers.gguf import from_metadata
@@ -211,7 +210,7 @@ def _agree(tokenizer: HuggingFaceTokenizer, metadata: Mapping[str, Value]) -> bo
 
 
 def _templates(directory: Path) -> dict[str, Value]:
-    own = own_templates(directory)
+    own = sidecars.own_templates(directory)
     found: dict[str, Value] = {}
     for name, text in own.items():
         found[_TEMPLATE if name == "default" else f"{_TEMPLATE}.{name}"] = text
