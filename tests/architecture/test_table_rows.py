@@ -55,7 +55,10 @@ EXTENSIBLE = {
     "text/tokenizers": (
         "TOKENIZERS",
         lambda row: row.__module__,
-        {"byte_pair", "choose", "gguf_patterns", "sentencepiece", "to_gguf"},
+        {
+            *("beside", "byte_pair", "character_map", "choose", "ranks", "sentencepiece"),
+            *("gguf_entries", "gguf_kinds", "gguf_patterns", "to_gguf"),
+        },
     ),
 }
 
