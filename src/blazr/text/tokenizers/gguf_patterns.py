@@ -47,6 +47,12 @@ _GPT_4O = (
     rf"{_START}{_UPPER}*{_LOWER}+{_CONTRACTION}?|{_START}{_UPPER}+{_LOWER}*{_CONTRACTION}?"
     rf"|\p{{N}}{{1,3}}|{_SLASH_TAIL}"
 )
+# Han apart from other letters
+_KIMI_UPPER, _KIMI_LOWER = (each[:-1] + r"&&[^\p{Han}]]" for each in (_UPPER, _LOWER))
+_KIMI = (
+    rf"[\p{{Han}}]+|{_START}{_KIMI_UPPER}*{_KIMI_LOWER}+{_CONTRACTION}?"
+    rf"|{_START}{_KIMI_UPPER}+{_KIMI_LOWER}*{_CONTRACTION}?|\p{{N}}{{1,3}}|{_TAIL}"
+)
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _CJK = "[一-龥ࠀ-一가-퟿]+"
 # Letters with case, as of the Unicode of its day; those that have another form are spelled out.
@@ -89,6 +95,7 @@ _ROWS: tuple[tuple[str, Pattern], ...] = (
     ("dbrx smaug-bpe glm4 chatglm-bpe", Pattern((_LLAMA_3,))),
     ("minicpm5", Pattern((r"\p{N}{1,3}", _LLAMA_3), whole_words=True)),
     ("tekken", Pattern((_TEKKEN,), whole_words=True, adds_bos=True)),
+    ("kimi-k2", Pattern((_KIMI,), whole_words=True)),
     ("gpt-4o llama4 kanana2 talkie minimax-m2", Pattern((_GPT_4O,))),
     (
         "qwen2 deepseek-r1-qwen kormo f2llmv2 stablelm2 hunyuan megrez solar-open grok-2",
