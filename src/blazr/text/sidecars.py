@@ -60,7 +60,7 @@ def added_tokens(directory: Path) -> dict[int, tuple[str, bool]]:
     """Tokens declared beside a vocabulary's file: their names by id, and which are special."""
     found: dict[int, tuple[str, bool]] = {}
     for name, token_id in read_json(directory / "added_tokens.json").items():
-        if type(token_id) is int and _text(name):
+        if type(token_id) is int and token_id >= 0 and _text(name):
             found[token_id] = (name, False)
     listed = read_json(directory / "tokenizer_config.json").get("added_tokens_decoder")
     for key, token in listed.items() if isinstance(listed, Mapping) else ():

@@ -102,7 +102,7 @@ def test_what_lies_beside_it(tmp_path: Path) -> None:
     size = plain.size
     assert (plain.name, plain.bos_id, plain.eos_ids) == (tmp_path.name, 1, (2,))
     assert set(plain.special_ids) == {"<unk>", "<s>", "</s>"}
-    (tmp_path / "added_tokens.json").write_text(json.dumps({"<extra>": size}), "utf-8")
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<extra>": size, "<no>": -1}), "utf-8")
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 5]}', "utf-8")
     added = {
         str(size + 1): {"content": "<|turn|>", "special": True},
