@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from unittest.mock import Mock
 
 import pytest
 from openai.types.responses import Response
 from tests.loopback import Loopback, serving
 from tests.scripted import SCRIPT, scripted_core, wait_until
+
+from blazr.server.config import ServerConfig
+from blazr.server.openai.replay import Log, Replay
 
 PATH = "/v1/responses"
 ENDLESS = {"max_output_tokens": 10**6, "background": True}
@@ -179,6 +184,32 @@ def test_in_the_background_and_followed_from_any_place(loopback: Loopback) -> No
 
     for after in (-1, 0, 7, len(found) - 2, len(found) - 1, 10**6):
         assert follow(after) == found[after + 1 :]
+
+
+@pytest.mark.parametrize("wakes_apart", [False, True])
+def test_what_follows_ends_without_a_sign_of_life(
+    wakes_apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last event and the end may come together, or a turn of the loop apart."""
+    sent: list[bytes] = []
+
+    async def collect(_replay: Replay, _send: object, _watch: object, data: bytes) -> None:
+        sent.append(data)
+
+    async def follow() -> None:
+        log = Log()
+        replay = Replay(log, ServerConfig())
+        task = asyncio.create_task(replay.send_events(Mock(), Mock()))
+        await asyncio.sleep(0.01)
+        log.add([{"type": "a"}])
+        if wakes_apart:
+            await asyncio.sleep(0.01)
+        log.end()
+        await task
+
+    monkeypatch.setattr(Replay, "send_bytes", collect)
+    asyncio.run(follow())
+    assert [b"event: a" in each for each in sent] == [True]
 
 
 def test_the_background_goes_on_without_its_readers() -> None:

@@ -33,10 +33,11 @@ class Log:
         self.is_done = True
         self._wake()
 
-    async def wait(self, timeout_s: float) -> None:
-        """Wait until something happens, or for ``timeout_s``."""
+    async def wait(self, timeout_s: float) -> bool:
+        """Whether something happens within ``timeout_s``."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), timeout_s)
+            return await asyncio.wait_for(self._news.wait(), timeout_s)
+        return False
 
     def _wake(self) -> None:
         self._news.set()
@@ -68,7 +69,5 @@ class Replay(Stream):
             self._place = max(self._place, len(log.frames))
             if not data and log.is_done:
                 return
-            if not data:
-                await log.wait(self._config.keep_alive_s)
-                data = b"" if len(log.frames) > self._place else NAMED.keep_alive
-            await self.send_bytes(send, watch, data)
+            if data or not await log.wait(self._config.keep_alive_s):
+                await self.send_bytes(send, watch, data or NAMED.keep_alive)
