@@ -95,10 +95,11 @@ def own_templates(directory: Path) -> dict[str, str]:
         for each in found if isinstance(found, list) else ():
             if isinstance(each, dict) and isinstance(each.get("template"), str):
                 own[str(each.get("name"))] = each["template"]
-    file_ = directory / "chat_template.jinja"
-    if file_.is_file():
-        own["default"] = read_text(file_)
-    return own
+    main = directory / "chat_template.jinja"
+    if main.is_file():
+        own["default"] = read_text(main)
+    others = sorted((directory / "additional_chat_templates").glob("*.jinja"))
+    return own | {each.stem: read_text(each) for each in others}
 
 
 def read_text(file: Path) -> str:

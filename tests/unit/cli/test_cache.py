@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 import typer
+from huggingface_hub import constants
 from huggingface_hub.file_download import repo_folder_name
 
 from blazr.cli.cache import list_models, pull, remove
@@ -35,8 +35,8 @@ def add(cache: Path, name: str, commit: str, *, ref: str = "", size: int = 1000)
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "hub"
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(path))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return path
 
 

@@ -10,13 +10,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import huggingface_hub
+import numpy as np
 import pytest
+from huggingface_hub import constants
+from safetensors.numpy import save
 
 from blazr.cli.cache import pull
 from blazr.core.errors import CheckpointError
 from blazr.models.checkpoint.hub import find_model
 from blazr.models.checkpoint.open import open_checkpoint
+from blazr.text.sidecars import own_templates
 
 STORIES = Path(__file__).parents[2] / "golden" / "gguf" / "stories260K-q4_0.gguf"
 SHA = "d" * 40
@@ -29,6 +32,20 @@ FILES: Mapping[str, bytes] = {
     "big/stories-00002-of-00002.gguf": b"second",
     "big/other-00001-of-00002.gguf": b"another",
 }
+WANTED: Mapping[str, bytes] = {
+    "config.json": b"{}",
+    "model.safetensors": save({"norm.weight": np.zeros(2, np.float32)}),
+    "tokenizer.model": b"pieces",
+    "tekken.json": b"{ }",
+    "chat_template.jinja": b"a",
+    "additional_chat_templates/tool_use.jinja": b"b",
+}
+UNWANTED = (
+    *("README.md", "consolidated.safetensors", "adapter_model.safetensors", "onnx/config.json"),
+    *("onnx/model.safetensors", "tokenizer/merges.txt", "tokenizer/tokenizer.json", "a/b/c.model"),
+)
+WHOLE = "org/whole"
+REPOS = {REPO: FILES, WHOLE: {**WANTED, **dict.fromkeys(UNWANTED, b"")}}
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -45,19 +62,21 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        if path.startswith(f"/api/models/{REPO}/revision/"):
-            self.answer(json.dumps({"id": REPO, "sha": SHA, "siblings": []}).encode())
-        elif path.startswith(f"/api/models/{REPO}/tree/"):
+        repo = next((each for each in REPOS if f"{each}/" in path), "")
+        files = REPOS.get(repo, {})
+        if path.startswith(f"/api/models/{repo}/revision/"):
+            self.answer(json.dumps({"id": repo, "sha": SHA, "siblings": []}).encode())
+        elif path.startswith(f"/api/models/{repo}/tree/"):
             listed = [
                 {"type": "file", "path": name, "size": len(data), "oid": digest(data)}
-                for name, data in FILES.items()
+                for name, data in files.items()
             ]
             self.answer(json.dumps(listed).encode())
-        elif path.startswith(f"/{REPO}/resolve/{SHA}/"):
-            name = path.removeprefix(f"/{REPO}/resolve/{SHA}/")
+        elif path.startswith(f"/{repo}/resolve/{SHA}/"):
+            name = path.removeprefix(f"/{repo}/resolve/{SHA}/")
             if self.command == "GET":
                 type(self).fetched.add(name)
-            self.answer(FILES[name], {"ETag": f'"{digest(FILES[name])}"', "X-Repo-Commit": SHA})
+            self.answer(files[name], {"ETag": f'"{digest(files[name])}"', "X-Repo-Commit": SHA})
         else:
             self.answer(b"{}", {"X-Error-Code": "RepoNotFound"}, status=404)
 
@@ -79,8 +98,9 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str
     """The names of the files that were fetched."""
     Hub.fetched = set()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
-    constants = huggingface_hub.constants
+    threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+    ).start()
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     template = constants.ENDPOINT + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
@@ -99,7 +119,7 @@ def test_one_file_is_fetched_and_found(
     path = Path(capsys.readouterr().out.strip())
     assert path.read_bytes() == STORIES.read_bytes()
     assert fetched == {"stories-Q4_0.gguf"}
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     found = find_model(f"{REPO}:stories-Q4_0.gguf")
     assert found.name == "stories-Q4_0"
     assert open_checkpoint(found.path).metadata["general.architecture"] == "llama"
@@ -110,6 +130,15 @@ def test_a_part_brings_the_others(fetched: set[str], capsys: pytest.CaptureFixtu
     path = Path(capsys.readouterr().out.strip())
     assert path.read_bytes() == b"second"
     assert fetched == {name for name in FILES if "big/stories" in name}
+
+
+def test_of_a_repository_only_what_is_read_is_fetched(
+    fetched: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pull([WHOLE])
+    assert fetched == WANTED.keys()
+    directory = Path(capsys.readouterr().out.strip())
+    assert own_templates(directory) == {"default": "a", "tool_use": "b"}
 
 
 @pytest.mark.usefixtures("fetched")

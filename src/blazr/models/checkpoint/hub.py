@@ -32,7 +32,8 @@ _WANTED = [
     "vocab.json",
     "merges.txt",
 ]
-_UNWANTED = ["*/*", "consolidated*", "adapter_*"]
+# A star stands for slashes too: of what lies in folders only templates are wanted.
+_UNWANTED = [*(f"*/{each}" for each in _WANTED if each != "*.jinja"), "consolidated*", "adapter_*"]
 _HINT = (
     "pass a directory with model.safetensors, a .safetensors or .gguf file, a Hub id (org/name), or"
     " a file of one (org/name:file.gguf)"

@@ -35,8 +35,9 @@ from blazr.nn.quant.policy import QuantizePolicy, parse_policy
 WRITABLE = ("q8_0", "q4_0", "int8", "int4")
 _BESIDE = (
     *("tokenizer*", "*.tiktoken", "*.tiktoken.json", "*.model", "tekken.json", "vocab.json"),
-    *("merges.txt", "added_tokens.json", "special_tokens_map.json", "*.jinja"),
-    *("chat_template.json", "generation_config.json", "LICENSE*"),
+    *("merges.txt", "added_tokens.json", "special_tokens_map.json"),
+    *("*.jinja", "additional_chat_templates/*.jinja", "chat_template.json"),
+    *("generation_config.json", "LICENSE*"),
 )
 _REPLACED = {"quantization_config", "compression_config"}
 _BITS = {"Q4_0": 4, "Q8_0": 8}
@@ -320,4 +321,6 @@ def _copy_beside(source: Path, out: Path) -> None:
     for pattern in _BESIDE:
         for path in sorted(source.glob(pattern)):
             if path.is_file():
-                shutil.copyfile(path, out / path.name)
+                copy = out / path.relative_to(source)
+                copy.parent.mkdir(exist_ok=True)
+                shutil.copyfile(path, copy)

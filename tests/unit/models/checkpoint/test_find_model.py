@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-import huggingface_hub.constants
 import pytest
+from huggingface_hub import constants
 
 from blazr.core.errors import CheckpointError
 from blazr.models.checkpoint import hub
@@ -15,8 +15,8 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty Hub cache, offline, and an empty working directory."""
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "cache"

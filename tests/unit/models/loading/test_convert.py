@@ -75,12 +75,18 @@ def test_a_quantized_model_can_be_made_plain_again_or_otherwise(tmp_path: Path) 
 
 def test_files_beside_the_weights_come_along(tmp_path: Path) -> None:
     source = tiny.save(LLAMA, tmp_path / "a", layout="hf")
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "notes.txt"):
+    beside = {
+        *("tokenizer.json", "tokenizer.model", "tekken.json", "tokenizer_config.json"),
+        *("generation_config.json", "chat_template.jinja"),
+        "additional_chat_templates/tool_use.jinja",
+    }
+    (source / "additional_chat_templates").mkdir()
+    for name in (*beside, "notes.txt"):
         (source / name).write_text(name)
-    convert(str(source), tmp_path / "b", quantize="q8_0")
-    there = {path.name for path in (tmp_path / "b").iterdir()}
-    assert there == {"model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json",
-                     "generation_config.json"}  # fmt: skip
+    out = tmp_path / "b"
+    convert(str(source), out, quantize="q8_0")
+    there = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert there == {"model.safetensors", "config.json", *beside}
 
 
 def test_nothing_is_left_behind_after_an_error(tmp_path: Path, monkeypatch) -> None:
