@@ -14,7 +14,7 @@ BUDGETS = {
     "core": 810,
     "nn": 10_840,
     "models": 10_500,
-    "text": 8_500,
+    "text": 8_700,
     "engine": 4_100,
     "pipelines": 400,
     "llm": 1_750,

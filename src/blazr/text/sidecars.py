@@ -99,7 +99,7 @@ def own_templates(directory: Path) -> dict[str, str]:
     if main.is_file():
         own["default"] = read_text(main)
     others = sorted((directory / "additional_chat_templates").glob("*.jinja"))
-    return own | {each.stem: read_text(each) for each in others}
+    return {each.stem: read_text(each) for each in others} | own
 
 
 def read_text(file: Path) -> str:

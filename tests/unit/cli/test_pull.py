@@ -42,7 +42,7 @@ WANTED: Mapping[str, bytes] = {
 }
 UNWANTED = (
     *("README.md", "consolidated.safetensors", "adapter_model.safetensors", "onnx/config.json"),
-    *("onnx/model.safetensors", "tokenizer/merges.txt", "tokenizer/tokenizer.json", "a/b/c.model"),
+    *("onnx/model.safetensors", "tokenizer/merges.txt", "tokenizer/model.bin", "a/b/c.model"),
 )
 WHOLE = "org/whole"
 REPOS = {REPO: FILES, WHOLE: {**WANTED, **dict.fromkeys(UNWANTED, b"")}}

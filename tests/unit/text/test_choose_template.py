@@ -43,6 +43,16 @@ def test_a_model_may_have_several(tmp_path: Path, cl100k: Tokenizer) -> None:
     assert choose(tmp_path, cl100k, "rag").render([USER]) == "c"
 
 
+def test_others_may_lie_in_a_folder(tmp_path: Path, cl100k: Tokenizer) -> None:
+    folder = tmp_path / "additional_chat_templates"
+    folder.mkdir()
+    for name in ("default", "rag"):
+        (folder / f"{name}.jinja").write_text(f"{name} of the folder", "utf-8")
+    (tmp_path / "chat_template.jinja").write_text("main", "utf-8")
+    assert choose(tmp_path, cl100k).render([USER]) == "main"
+    assert choose(tmp_path, cl100k, "rag").render([USER]) == "rag of the folder"
+
+
 def test_the_one_asked_for_comes_first(tmp_path: Path, cl100k: Tokenizer) -> None:
     write_config(tmp_path, chat_template="config")
     assert choose(tmp_path, cl100k, "oxidizr-compact").name == "oxidizr-compact"

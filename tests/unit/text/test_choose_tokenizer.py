@@ -7,6 +7,10 @@ import pytest
 
 from blazr.core.errors import CheckpointError, UnknownNameError
 from blazr.text.tokenizers.choose import choose_tokenizer
+from blazr.text.tokenizers.gguf import has_tokenizer
+from blazr.text.tokenizers.to_gguf import gguf_vocabulary
+
+ROBERTA = '{"tokenizer_class": "RobertaTokenizer"}'
 
 
 def name_of(
@@ -113,9 +117,39 @@ def test_nothing_is_guessed_beside_a_file_that_is_not_read(
     assert name_of(tmp_path, "llama3", 128_256) == "llama3"
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer.model": "IQ== 0\nIg== 1\n"},
+        {"vocab.json": "{}", "merges.txt": "", "tokenizer_config.json": ROBERTA},
+    ],
+)
+def test_a_kind_that_is_not_read_leaves_a_model_without(
+    tmp_path: Path, files: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert name_of(tmp_path, None, 128_256) is None
+    assert "--vocab" in caplog.text
+    with pytest.raises(CheckpointError):
+        name_of(None, str(tmp_path))
+    assert not has_tokenizer(gguf_vocabulary(tmp_path, 100))
+
+
+def test_the_last_version_is_taken(golden: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model.v1").write_text("")
+    shutil.copy(
+        golden / "tokenizers/sentencepiece/tokenizer.model", tmp_path / "tokenizer.model.v3"
+    )
+    assert name_of(tmp_path) == tmp_path.name
+    assert has_tokenizer(gguf_vocabulary(tmp_path, 512))
+
+
 def test_nothing_is_guessed_where_a_class_is_named(tmp_path: Path) -> None:
     file = tmp_path / "tokenizer_config.json"
     file.write_text('{"bos_token": "<s>"}')
+    assert name_of(tmp_path, None, 128_256) == "llama3"
+    file.write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')  # any vocabulary's
     assert name_of(tmp_path, None, 128_256) == "llama3"
     file.write_text('{"tokenizer_class": "OwnTokenizer"}')
     assert name_of(tmp_path, None, 128_256) is None

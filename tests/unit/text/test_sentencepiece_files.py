@@ -144,6 +144,23 @@ def test_where_a_space_is_put_before_a_text(
     assert tokenizer.decode(ids) == "a" + expected[-1]
 
 
+def test_markers_among_the_pieces_are_special(tmp_path: Path) -> None:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([" ".join(WORDS)] * 20),
+        model_writer=model,
+        vocab_size=60,
+        hard_vocab_limit=False,
+        model_type="bpe",
+        user_defined_symbols=["<|im_start|>", "<think>"],
+        minloglevel=3,
+    )
+    tokenizer = load(write(tmp_path, model.getvalue()))
+    assert tokenizer.special_ids["<|im_start|>"] == 3
+    assert 3 not in tokenizer.encode("<|im_start|>a")
+    assert 4 in tokenizer.encode("<think>a")
+
+
 @pytest.mark.parametrize("model_type", ["word", "char"])
 def test_other_kinds_of_models_are_refused(tmp_path: Path, model_type: str) -> None:
     model = io.BytesIO()

@@ -72,7 +72,19 @@ def test_other_ways_to_cut_are_refused(files: Path, config: dict[str, object]) -
         configure(files, **config)
 
 
-@pytest.mark.parametrize("vocab", ["{}", '{"a": 1, "b": 1}', '{"a": "1"}', '{"a": -1}', "[]", "{"])
+@pytest.mark.parametrize(
+    "vocab",
+    [
+        "{}",
+        '{"a": 1, "b": 1}',
+        '{"\\ud800": 1}',
+        '{"a": 4194303}',
+        '{"a": "1"}',
+        '{"a": -1}',
+        "[]",
+        "{",
+    ],
+)
 def test_what_is_no_vocabulary_is_refused(files: Path, vocab: str) -> None:
     (files / "vocab.json").write_text(vocab, "utf-8")
     with pytest.raises(CheckpointError, match=r"vocab\.json"):

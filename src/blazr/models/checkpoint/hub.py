@@ -23,6 +23,7 @@ _WANTED = [
     "*config.json",
     "tokenizer*",
     "*.tiktoken",
+    "*.tiktoken.json",
     "*.model",
     "tekken.json",
     "*.jinja",
@@ -33,7 +34,10 @@ _WANTED = [
     "merges.txt",
 ]
 # A star stands for slashes too: of what lies in folders only templates are wanted.
-_UNWANTED = [*(f"*/{each}" for each in _WANTED if each != "*.jinja"), "consolidated*", "adapter_*"]
+_UNWANTED = [
+    *(f"*/{each}" for each in _WANTED if each != "*.jinja"),
+    *("tokenizer*/*", "consolidated*", "adapter_*"),
+]
 _HINT = (
     "pass a directory with model.safetensors, a .safetensors or .gguf file, a Hub id (org/name), or"
     " a file of one (org/name:file.gguf)"

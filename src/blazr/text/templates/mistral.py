@@ -16,9 +16,8 @@ _CALLS_AS_LIST = (
     "{% endfor %}"
 )
 _RESULT_AS_JSON = (
-    "{% set is_json = content[:1] + content[-1:] in ('{}', '[]') %}"
-    "{% set found = content if is_json else content | tojson %}"
-    "{{ '[TOOL_RESULTS]{\"content\": ' + found + ', \"call_id\": ' }}"
+    "{% set found = content | from_json if content is json else content %}"
+    "{{ '[TOOL_RESULTS]{\"content\": ' + (found | tojson) + ', \"call_id\": ' }}"
     "{{ ((message.tool_call_id or '') | tojson) + '}' }}"
 )
 _RESULT_WITH_ID = (

@@ -156,6 +156,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             del self.filters[name]
         self.filters["tojson"] = _to_json
         self.filters["from_json"] = json.loads
+        self.tests["json"] = _is_json
         for name, function in self.filters.items():
             self.filters[name] = _metered(name, function)
         self.filters["_loop_over"] = limits.loop_over
@@ -258,6 +259,14 @@ def _concatenate(items: list[object]) -> str:
     for item in items:
         limits.meter().check_deep(item)
     return limits.join(map(str, items))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _to_json(  # noqa: PLR0917  (Hugging Face's signature)

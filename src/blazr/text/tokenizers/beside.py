@@ -13,6 +13,10 @@ from blazr.text.tokenizers.gguf_entries import CONTROL, KEY, UNKNOWN, UNUSED, US
 from blazr.text.tokenizers.ranks import LARGEST_GAP
 
 
+class UnknownKindError(CheckpointError):
+    """A vocabulary is sound, but of a kind that nothing here reads."""
+
+
 def metadata_of(
     tokens: Sequence[str],
     types: array[int],

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from blazr.text import detokenize
 from blazr.text.tokenizer import encode_with
+from blazr.text.tokenizers.sentencepiece import longest_of
 
 
 class Backend(Protocol):
@@ -58,15 +59,26 @@ class BytePairTokenizer:
         self.bos_id = bos_id
         self._backend = backend
         self._gaps = frozenset(gaps)
+        self._plain_ids = plain_ids
+        self._plain = longest_of(plain_ids) if plain_ids else None
         self._special = frozenset(special_ids.values())
         named = {**plain_ids, **special_ids}
         self._names = {token_id: text.encode() for text, token_id in named.items()}
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         """See `Tokenizer.encode`."""
-        backend = self._backend
-        encoder = backend.encode_with_special if allow_special else backend.encode_ordinary
+        encoder = self._backend.encode_with_special if allow_special else self._encode_plain
         return encode_with(encoder, text)
+
+    def _encode_plain(self, text: str) -> list[int]:
+        """Of names, only those that are shown stand for their tokens."""
+        encode = self._backend.encode_ordinary
+        if self._plain is None:
+            return encode(text)
+        ids: list[int] = []
+        for at, part in enumerate(self._plain.split(text)):
+            ids += [self._plain_ids[part]] if at % 2 else encode(part)
+        return ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """See `Tokenizer.decode`."""

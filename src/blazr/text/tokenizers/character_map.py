@@ -13,6 +13,8 @@ from collections.abc import Collection
 from blazr.text.tokenizers.sentencepiece import longest_of
 
 _LABEL = 2**31 + 0xFF
+# No key and no replacement is nearly as long; a forged table must not cost more than a text does.
+_LONGEST = 256
 
 
 class CharacterMap:
@@ -52,7 +54,7 @@ class CharacterMap:
         """How many bytes the longest key has that begins here, and what stands for it."""
         trie, length, start = self._trie, 0, 0
         place = _offset(trie[0])
-        for end in range(at, len(data)):
+        for end in range(at, min(len(data), at + _LONGEST)):
             place ^= data[end]
             if place >= len(trie) or trie[place] & _LABEL != data[end]:
                 break
@@ -60,8 +62,8 @@ class CharacterMap:
             place ^= _offset(unit)
             if unit >> 8 & 1 and place < len(trie):
                 length, start = end + 1 - at, trie[place] & 0x7FFFFFFF
-        end = self._texts.find(b"\0", start)
-        return length, self._texts[start : end if end >= 0 else None]
+        end = self._texts.find(b"\0", start, start + _LONGEST) if length else -1
+        return (length, self._texts[start:end]) if end >= 0 else (0, b"")
 
 
 def _offset(unit: int) -> int:

@@ -12,6 +12,7 @@ from blazr.core.gguf import Value
 from blazr.text import sidecars
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers import TOKENIZERS, gguf
+from blazr.text.tokenizers.beside import UnknownKindError
 from blazr.text.tokenizers.vocab_and_merges import MERGES
 from blazr.text.vocabs import VOCABS, vocab_of_model
 
@@ -27,13 +28,15 @@ _KINDS = {
     "*.tiktoken": "tiktoken",
     "*.gguf": "gguf",
     "tiktoken.model": "tiktoken.model",
-    "*.model*": "tokenizer.model",
+    "*.model": "tokenizer.model",
+    "*.model.v*": "tokenizer.model",
     "tekken*.json": "tekken.json",
     "vocab.json": "vocab.json",
 }
-# With one of these, a vocabulary is not what the size of the embedding suggests.
-_CONFIG = "tokenizer_config.json"
+# With one of these, a vocabulary is not what the size of the embedding suggests; nor is it where
+# the config names a class.
 _UNREAD = ("*.model", "vocab.*", "merges.txt", "tokenization_*.py")
+_CONFIG = "tokenizer_config.json"
 
 
 def choose_tokenizer(
@@ -64,11 +67,13 @@ def choose_tokenizer(
         return gguf.from_metadata(metadata, name=str(metadata.get("general.name", "gguf")))
     file = find_file(directory) if directory is not None else None
     if file is not None:
-        return _load_file(file)
+        try:
+            return TOKENIZERS[kind_of(file)](str(file))
+        except UnknownKindError as error:
+            _log.warning("%s Text needs a vocabulary: name one with --vocab.", error.message)
+            return None
     if directory is not None and (unread := _unread_file(directory)):
-        _log.warning(
-            "%s cannot be read: name a vocabulary with --vocab, or chat is not possible", unread
-        )
+        _log.warning("%s tells of a vocabulary that is not here: name one with --vocab", unread)
         return None
     row = vocab_of_model(vocab_size) if vocab_size is not None else None
     return TOKENIZERS["vocabulary"](row.name) if row is not None else None
@@ -80,7 +85,7 @@ def _load_named(vocab: str) -> Tokenizer:
     path = Path(vocab).expanduser()
     file = path if path.is_file() else find_file(path)
     if file is not None:
-        return _load_file(file)
+        return TOKENIZERS[kind_of(file)](str(file))
     try:
         VOCABS[vocab]
     except UnknownNameError as error:
@@ -90,9 +95,10 @@ def _load_named(vocab: str) -> Tokenizer:
     raise AssertionError(vocab)
 
 
-def _load_file(file: Path) -> Tokenizer:
+def kind_of(file: Path) -> str:
+    """The row of `TOKENIZERS` that reads a file, by its name."""
     kinds = (kind for pattern, kind in _KINDS.items() if fnmatch(file.name, pattern))
-    return TOKENIZERS[next(kinds, "tokenizer.json")](str(file))
+    return next(kinds, "tokenizer.json")
 
 
 def find_file(directory: Path) -> Path | None:
@@ -102,15 +108,15 @@ def find_file(directory: Path) -> Path | None:
         CheckpointError: There are several.
     """
     for pattern in _IN_DIRECTORY:
-        files = [each for each in directory.glob(pattern) if each.is_file()]
-        if len(files) > 1:
+        files = sorted(each for each in directory.glob(pattern) if each.is_file())
+        if len(files) > 1 and pattern == "*.tiktoken":
             raise CheckpointError(
-                f"there are several files {pattern}, and nothing tells which to use.",
-                found=", ".join(sorted(each.name for each in files))[:100],
+                "there are several .tiktoken files, and nothing tells which to use.",
+                found=", ".join(each.name for each in files)[:100],
                 hint="name one with --vocab",
             )
         if files and (pattern != "vocab.json" or (directory / MERGES).is_file()):
-            return files[0]
+            return files[-1]  # the last version
     return None
 
 
@@ -118,4 +124,5 @@ def _unread_file(directory: Path) -> str | None:
     """A file that tells of a vocabulary of a kind that is not known here."""
     found = [each.name for pattern in _UNREAD for each in directory.glob(pattern)]
     config = sidecars.read_json(directory / _CONFIG)
-    return min(found, default=_CONFIG if config.get("tokenizer_class") else None)
+    names_one = config.get("tokenizer_class") not in {None, "PreTrainedTokenizerFast"}
+    return min(found, default=_CONFIG if names_one else None)

@@ -18,6 +18,7 @@ from blazr.text.tokenizers.gguf_entries import (
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
+    WHOLE,
     Entries,
 )
 from blazr.text.tokenizers.gguf_kinds import KINDS
@@ -160,7 +161,7 @@ class GgufTokenizer:
 
 
 def _is_marker(text: str, kind: int) -> bool:
-    return kind == USER_DEFINED and MARKER.fullmatch(text) is not None
+    return kind in {USER_DEFINED, WHOLE} and MARKER.fullmatch(text) is not None
 
 
 def _by_length(ids: Mapping[str, int]) -> list[tuple[str, int]]:

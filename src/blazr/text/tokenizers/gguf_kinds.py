@@ -44,10 +44,11 @@ def _sentencepiece(
 ) -> Built:
     """Llama 2, Mistral, Gemma: scores say what to merge. T5: they say which pieces are likely."""
     scores = entries.scores()
+    unusable = {BYTE} if make is SentencePieceBpe else {BYTE, UNUSED}  # merges lead through them
     usable = {
         text: token_id
         for token_id, text in enumerate(entries.tokens)
-        if token_id not in special and entries.types[token_id] not in {BYTE, UNUSED}
+        if text and token_id not in special and entries.types[token_id] not in unusable
     }
     bytes_ = {
         int(found[1], 16): token_id

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from math import inf
+from typing import ClassVar
 
 SPACE = "▁"
 _WORDS = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
@@ -35,6 +36,8 @@ class SentencePiece(ABC):
         whole: Pieces that are taken wherever they stand.
     """
 
+    cuts_out_whole: ClassVar[bool]
+
     def __init__(
         self,
         scores: Mapping[str, float],
@@ -51,7 +54,8 @@ class SentencePiece(ABC):
         self._unknown = () if unknown_id is None else (unknown_id,)
         # where no piece crosses into the next word, words can be cut one by one
         crosses = re.compile(f"[^{SPACE}]{SPACE}")
-        self._has_words = not any(crosses.search(each) for each in ids if each not in whole)
+        cut_out = whole if self.cuts_out_whole else ()
+        self._has_words = not any(crosses.search(each) for each in ids if each not in cut_out)
         self._cached: Callable[[str], tuple[int, ...]] = lru_cache(_CACHED_WORDS)(self._encode)
 
     def encode(self, text: str) -> list[int]:
@@ -87,6 +91,8 @@ class SentencePieceBpe(SentencePiece):
 
     Source: Kudo and Richardson 2018, arXiv:1808.06226.
     """
+
+    cuts_out_whole = True
 
     def encode(self, text: str) -> list[int]:
         """See `SentencePiece.encode`."""
@@ -136,6 +142,8 @@ class SentencePieceUnigram(SentencePiece):
 
     Source: Kudo 2018, arXiv:1804.10959.
     """
+
+    cuts_out_whole = False
 
     def _cut(self, word: str) -> Iterable[str]:
         best = [0.0, *[-inf] * len(word)]  # sum of scores up to here

@@ -16,7 +16,7 @@ from blazr.core.errors import CheckpointError
 from blazr.core.gguf import Value
 from blazr.text import sidecars
 from blazr.text.tokenizer import Tokenizer
-from blazr.text.tokenizers.beside import metadata_of
+from blazr.text.tokenizers.beside import UnknownKindError, metadata_of
 from blazr.text.tokenizers.gguf import from_metadata
 from blazr.text.tokenizers.gguf_entries import (
     KEY,
@@ -39,6 +39,7 @@ _MODELS = {1: "t5", 2: "llama"}
 # How the encoding writes a field.
 _VARINT, _COUNTED, _WIDTHS = 0, 2, {1: 8, 5: 4}
 
+_LARGEST_SIZE = 2**20
 _RANKS = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n")
 
 _Message = dict[int, int | bytes]
@@ -63,7 +64,7 @@ def metadata(file: Path) -> dict[str, Value]:
     """
     data = read(file)
     if _RANKS.match(data):
-        raise CheckpointError(
+        raise UnknownKindError(
             f"{file.name} holds byte-pair ranks, which do not tell how texts are cut.",
             expected="a model of SentencePiece",
             hint="name the vocabulary with --vocab; that of Llama 3 is llama3",
@@ -85,6 +86,8 @@ def _of_message(data: bytes, directory: Path) -> dict[str, Value]:
     for number, value in _fields(data):
         if number == _PIECE:
             pieces.append(dict(_fields(_bytes(value))))
+            if len(pieces) > _LARGEST_SIZE:
+                raise ValueError(f"more than {_LARGEST_SIZE} pieces")
         elif number in {_TRAINER, _NORMALIZER}:
             message = trainer if number == _TRAINER else normalizer
             message |= dict(_fields(_bytes(value)))
@@ -110,7 +113,11 @@ def _ways(trainer: _Message, normalizer: _Message) -> dict[str, Value]:
     kind = _MODELS.get(_int(trainer.get(_MODEL_TYPE, 1)))
     marks_spaces = normalizer.get(_MARKS_SPACES, 1) and not trainer.get(_SPACE_IS_SUFFIX, 0)
     if kind is None or not marks_spaces:
-        raise ValueError("it cuts texts in a way that is not supported")
+        raise UnknownKindError(
+            "the tokenizer.model cuts texts in a way that is not supported.",
+            expected="byte pairs or unigrams, with spaces before words",
+            hint="name another vocabulary with --vocab",
+        )
     found: dict[str, Value] = {
         KEY + "model": kind,
         KEY + "pre": "default",
@@ -128,7 +135,8 @@ def _config(directory: Path) -> dict[str, Value]:
     found: dict[str, Value] = {KEY + SPACE_PREFIX_ONCE: declared.get("legacy") is False}
     if declared.get("add_prefix_space") is False:
         found[KEY + "add_space_prefix"] = False
-    if declared.get("add_bos_token") is False:
+    is_t5 = str(declared.get("tokenizer_class")).startswith("T5")
+    if declared.get("add_bos_token", not is_t5) is False:
         found[KEY + "add_bos_token"] = False
     return found
 

@@ -89,6 +89,8 @@ def load(path: str) -> Tokenizer:
     names = {i: f"<SPECIAL_{i}>" for i in range(num_special)}
     names |= {each.rank: each.token_str for each in listed}
     ids = {name: token_id for token_id, name in names.items()}
+    if len(ids) < len(names):
+        raise _wrong(file.name)
     return from_ranks(
         "\n".join(lines).encode(errors="replace"),
         stored.config.pattern,
@@ -109,8 +111,12 @@ def _listed(stored: _File, name: str) -> list[_Special]:
     if distinct < len(listed) or any(
         each.rank >= stored.config.default_num_special_tokens for each in listed
     ):
-        raise CheckpointError(
-            f'the "special_tokens" of {name} are wrong.',
-            expected="different names and ids, which are below default_num_special_tokens",
-        )
+        raise _wrong(name)
     return listed
+
+
+def _wrong(name: str) -> CheckpointError:
+    return CheckpointError(
+        f'the "special_tokens" of {name} are wrong.',
+        expected="different names and ids, which are below default_num_special_tokens",
+    )

@@ -11,6 +11,7 @@ import json
 import logging
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +19,8 @@ from typing import Any
 from blazr.core.gguf import Value
 from blazr.text import sidecars
 from blazr.text.tokenizers import sentencepiece_file, vocab_and_merges
-from blazr.text.tokenizers.choose import find_file
+from blazr.text.tokenizers.beside import UnknownKindError
+from blazr.text.tokenizers.choose import find_file, kind_of
 from blazr.text.tokenizers.gguf import from_metadata
 from blazr.text.tokenizers.gguf_entries import (
     BYTE,
@@ -69,10 +71,11 @@ def gguf_vocabulary(directory: Path, vocab_size: int) -> dict[str, Value]:
     """
     file = find_file(directory)
     found: dict[str, Value] = {}
-    if file is not None and file.name == "tokenizer.json":
+    if file is not None and (kind := kind_of(file)) == "tokenizer.json":
         found = _of_tokenizer_json(file, vocab_size)
-    elif file is not None and (read := _METADATA.get(file.name)):
-        found = _padded(read(file), vocab_size)
+    elif file is not None and kind in _METADATA:
+        with suppress(UnknownKindError):
+            found = _padded(_METADATA[kind](file), vocab_size)
     if KEY + "model" not in found:
         _log.warning("GGUF cannot hold this model's vocabulary: name it with --vocab when you run")
         found = {KEY + "model": "none"}

@@ -14,10 +14,10 @@ from blazr.core.errors import CheckpointError
 from blazr.core.gguf import Value
 from blazr.text import sidecars
 from blazr.text.tokenizer import Tokenizer
-from blazr.text.tokenizers.beside import metadata_of
+from blazr.text.tokenizers.beside import UnknownKindError, metadata_of
 from blazr.text.tokenizers.gguf import from_metadata
 from blazr.text.tokenizers.gguf_entries import COMPOSES, KEY, LARGEST_ID, NORMAL, UNUSED
-from blazr.text.tokenizers.ranks import read
+from blazr.text.tokenizers.ranks import LARGEST_GAP, read
 
 MERGES = "merges.txt"
 # Transformers' classes, and the pattern of each.
@@ -51,7 +51,7 @@ def metadata(file: Path) -> dict[str, Value]:
     kind = config.get("tokenizer_class")
     kind = kind.removesuffix("Fast") if isinstance(kind, str) else None
     if kind not in _PATTERNS or config.get("add_prefix_space") is True:
-        raise CheckpointError(
+        raise UnknownKindError(
             "nothing is known of how this kind of vocabulary cuts texts.",
             found=f"tokenizer_class {kind!r}, add_prefix_space {config.get('add_prefix_space')}",
             expected=f"{', '.join(filter(None, _PATTERNS))}; no prefix",
@@ -70,7 +70,7 @@ def metadata(file: Path) -> dict[str, Value]:
 
 def _tokens(file: Path) -> tuple[list[str], array[int]]:
     ids = sidecars.read_json(file)
-    names = {i: name for name, i in ids.items() if type(i) is int and 0 <= i <= LARGEST_ID}
+    names = {i: name for name, i in ids.items() if type(i) is int and 0 <= i < LARGEST_ID}
     if not names or len(names) < len(ids):
         raise CheckpointError(
             f"{file.name} is no vocabulary.",
@@ -78,6 +78,17 @@ def _tokens(file: Path) -> tuple[list[str], array[int]]:
             expected="tokens, each with an id that no other has",
         )
     behind = max(names) + 1
+    if behind > len(names) + LARGEST_GAP:
+        raise CheckpointError(
+            f"{file.name} has an id far behind the others.",
+            found=f"{behind - 1}, and {len(names)} tokens",
+        )
+    try:
+        "".join(names.values()).encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(
+            f"{file.name} names a token with half a surrogate pair.", found=str(error)[:100]
+        ) from None
     tokens = [names.get(i, f"[PAD{i}]") for i in range(behind)]
     return tokens, array("i", (NORMAL if i in names else UNUSED for i in range(behind)))
 
