@@ -197,7 +197,7 @@ def test_a_table_says_what_stands_for_what() -> None:
     units = [97 | 97 << 10 if each == 97 else 0 for each in range(256)]  # its own successor
     looped = struct.pack("<I256I", 1024, *units)
     tokenizer = unigrams(precompiled_charsmap=memoryview(looped))
-    assert tokenizer.encode("a" * 50_000) == unigrams().encode("a" * 50_000)
+    assert tokenizer.encode("a" * 5_000) == unigrams().encode("a" * 5_000)
     for wrong in (b"", b"\xff\xff\xff\xff", table[:700], struct.pack("<I2I", 8, 2**32 - 1, 0)):
         tokenizer = unigrams(precompiled_charsmap=memoryview(wrong))
         assert tokenizer.encode("ba") == unigrams().encode("ba")
