@@ -21,11 +21,7 @@ def read_json(file: Path) -> dict[str, object]:
         CheckpointError: The file holds no JSON object.
     """
     try:
-        if file.stat().st_size > _LARGEST_BYTES:
-            raise CheckpointError(
-                f"{file.name} is too large.", expected=f"at most {_LARGEST_BYTES} bytes"
-            )
-        value = json.loads(file.read_bytes())
+        value = json.loads(_bytes_of(file))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
@@ -35,6 +31,26 @@ def read_json(file: Path) -> dict[str, object]:
             f"{file.name} is wrong.", found=type(value).__name__, expected="a JSON object"
         )
     return value
+
+
+def read_bytes(file: Path) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        CheckpointError: It cannot be read, or is larger than any vocabulary.
+    """
+    try:
+        return _bytes_of(file)
+    except OSError as error:
+        raise CheckpointError(f"{file.name} cannot be read.", found=str(error)[:100]) from error
+
+
+def _bytes_of(file: Path) -> bytes:
+    if file.stat().st_size > _LARGEST_BYTES:
+        raise CheckpointError(
+            f"{file.name} is too large.", expected=f"at most {_LARGEST_BYTES} bytes"
+        )
+    return file.read_bytes()
 
 
 def token_names(directory: Path) -> dict[str, str]:

@@ -52,15 +52,17 @@ TEXTS = st.lists(
 
 @cache
 def trained(kind: str) -> bytes:
-    lines = (" ".join(WORDS[i % 7 :] + WORDS[: 1 + i % 11]) for i in range(60))
+    return train(vocab_size=340, **KINDS[kind])
+
+
+def train(**settings: object) -> bytes:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=lines,
+        sentence_iterator=(" ".join(WORDS[i % 7 :] + WORDS[: 1 + i % 11]) for i in range(60)),
         model_writer=model,
-        vocab_size=340,
         hard_vocab_limit=False,
         minloglevel=3,
-        **KINDS[kind],
+        **settings,
     )
     return model.getvalue()
 
@@ -145,17 +147,9 @@ def test_where_a_space_is_put_before_a_text(
 
 
 def test_markers_among_the_pieces_are_special(tmp_path: Path) -> None:
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([" ".join(WORDS)] * 20),
-        model_writer=model,
-        vocab_size=60,
-        hard_vocab_limit=False,
-        model_type="bpe",
-        user_defined_symbols=["<|im_start|>", "<think>"],
-        minloglevel=3,
-    )
-    tokenizer = load(write(tmp_path, model.getvalue()))
+    markers = ["<|im_start|>", "<think>"]
+    data = train(vocab_size=60, model_type="bpe", user_defined_symbols=markers)
+    tokenizer = load(write(tmp_path, data))
     assert tokenizer.special_ids["<|im_start|>"] == 3
     assert 3 not in tokenizer.encode("<|im_start|>a")
     assert 4 in tokenizer.encode("<think>a")
@@ -163,17 +157,8 @@ def test_markers_among_the_pieces_are_special(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_type", ["word", "char"])
 def test_other_kinds_of_models_are_refused(tmp_path: Path, model_type: str) -> None:
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([" ".join(WORDS)] * 20),
-        model_writer=model,
-        vocab_size=20,
-        hard_vocab_limit=False,
-        model_type=model_type,
-        minloglevel=3,
-    )
     with pytest.raises(CheckpointError, match="not supported"):
-        load(write(tmp_path, model.getvalue()))
+        load(write(tmp_path, train(vocab_size=40, model_type=model_type)))
 
 
 def test_ranks_are_told_apart(tmp_path: Path) -> None:

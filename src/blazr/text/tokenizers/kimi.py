@@ -11,7 +11,7 @@ from blazr.core.errors import CheckpointError
 from blazr.text import sidecars
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers.hf import MARKER
-from blazr.text.tokenizers.ranks import LARGEST_GAP, from_ranks, parse_ranks, read
+from blazr.text.tokenizers.ranks import LARGEST_GAP, from_ranks, parse_ranks
 
 # So many ids behind those of the file are special, whether they have names or not.
 _RESERVED = 256
@@ -26,7 +26,7 @@ def load(path: str) -> Tokenizer:
     import splintr
 
     file = Path(path)
-    data = read(file)
+    data = sidecars.read_bytes(file)
     first = max(parse_ranks(data, file.name).values()) + 1
     names = {each: f"<|reserved_token_{each}|>" for each in range(first, first + _RESERVED)}
     added = sidecars.added_tokens(file.parent)

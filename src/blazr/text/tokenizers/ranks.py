@@ -14,7 +14,6 @@ from blazr.text.tokenizers.byte_pair import BytePairTokenizer
 LARGEST_ID = 2**22
 # So is a special token this far behind the others.
 LARGEST_GAP = 2**16
-LARGEST_BYTES = 64 * 2**20
 # A pattern that leaves out any of this would lose text without a word.
 _PROBE = "Ab1 é\u4e2d  \U0001f600\t_\r\n\n 'll\u00a0\u200d\x00."
 
@@ -132,21 +131,3 @@ def _parse_line(line: bytes, number: int, name: str) -> tuple[bytes, int]:
             expected="a token in base64, a space, and its id",
         )
     return token, int(digits)
-
-
-def read(file: Path) -> bytes:
-    """The bytes of a file.
-
-    Raises:
-        CheckpointError: It cannot be read, or is larger than any vocabulary.
-    """
-    try:
-        size = file.stat().st_size
-        data = file.read_bytes() if size <= LARGEST_BYTES else b""
-    except OSError as error:
-        raise CheckpointError(f"{file.name} cannot be read.", found=str(error)[:100]) from error
-    if size > LARGEST_BYTES:
-        raise CheckpointError(
-            f"{file.name} is too large.", expected=f"at most {LARGEST_BYTES} bytes"
-        )
-    return data

@@ -26,7 +26,6 @@ from blazr.text.tokenizers.gguf_entries import (
     USER_DEFINED,
     WHOLE,
 )
-from blazr.text.tokenizers.ranks import read
 
 # The fields of messages, by number.
 _PIECE, _TRAINER, _NORMALIZER = 1, 2, 3
@@ -62,7 +61,7 @@ def metadata(file: Path) -> dict[str, Value]:
         CheckpointError: The file cannot be read, is no model of SentencePiece, or one of a kind
             that is not supported.
     """
-    data = read(file)
+    data = sidecars.read_bytes(file)
     if _RANKS.match(data):
         raise UnknownKindError(
             f"{file.name} holds byte-pair ranks, which do not tell how texts are cut.",

@@ -14,7 +14,7 @@ import msgspec
 from blazr.core.errors import CheckpointError
 from blazr.text import sidecars
 from blazr.text.tokenizer import Tokenizer
-from blazr.text.tokenizers.ranks import LARGEST_ID, from_ranks, read
+from blazr.text.tokenizers.ranks import LARGEST_ID, from_ranks
 
 NAME = "tekken.json"
 _VERSION = re.compile(r"v([0-9]{1,3})")
@@ -78,7 +78,7 @@ def load(path: str) -> Tokenizer:
     """
     file = Path(path)
     try:
-        stored = msgspec.json.decode(read(file), type=_File)
+        stored = msgspec.json.decode(sidecars.read_bytes(file), type=_File)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file.name} cannot be used.", found=str(error)[:100]) from error
     num_special = stored.config.default_num_special_tokens

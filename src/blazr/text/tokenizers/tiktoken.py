@@ -17,7 +17,7 @@ from pathlib import Path
 from blazr.core.errors import CheckpointError
 from blazr.text import sidecars
 from blazr.text.tokenizer import Tokenizer
-from blazr.text.tokenizers.ranks import LARGEST_ID, from_ranks, read
+from blazr.text.tokenizers.ranks import LARGEST_ID, from_ranks
 
 
 def load(path: str) -> Tokenizer:
@@ -30,7 +30,7 @@ def load(path: str) -> Tokenizer:
     options = sidecars.read_json(file.with_name(file.name + ".json"))
     special_ids = _special_ids(options, file.name)
     return from_ranks(
-        read(file),
+        sidecars.read_bytes(file),
         _pattern(options),
         file=file,
         name=file.stem,

@@ -17,7 +17,7 @@ from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers.beside import UnknownKindError, metadata_of
 from blazr.text.tokenizers.gguf import from_metadata
 from blazr.text.tokenizers.gguf_entries import COMPOSES, KEY, LARGEST_ID, NORMAL, UNUSED
-from blazr.text.tokenizers.ranks import LARGEST_GAP, read
+from blazr.text.tokenizers.ranks import LARGEST_GAP
 
 MERGES = "merges.txt"
 # Transformers' classes, and the pattern of each.
@@ -95,7 +95,7 @@ def _tokens(file: Path) -> tuple[list[str], array[int]]:
 
 def _merges(file: Path) -> list[str]:
     try:
-        lines = read(file).decode().split("\n")
+        lines = sidecars.read_bytes(file).decode().split("\n")
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{file.name} is no text.", found=str(error)[:100]) from error
     lines = [each.removesuffix("\r") for each in lines]
