@@ -17,12 +17,12 @@ fix: ## format and repair what ruff can
 	$(BIN)ruff format
 	$(BIN)ruff check --fix
 
-lint: ## ruff, spelling, import contracts, limits
+lint: ## ruff, spelling, import contracts, habits
 	$(BIN)ruff format --check
 	$(BIN)ruff check
 	$(BIN)codespell --skip 'tests/golden,src/blazr/data' -L claus,firs,hel,exprts,keep-alives,wil,nknown src tests tools examples docs *.md
 	$(BIN)lint-imports --no-logo
-	$(PYTHON) tools/check_limits.py
+	$(PYTHON) tools/check_habits.py
 
 types: ## mypy, strict
 	$(BIN)mypy
@@ -58,6 +58,6 @@ integration: ## end to end only: engine, server, command line, examples
 docs: ## write docs/reference again from the tables
 	$(PYTHON) tools/render_reference.py
 
-size: ## lines per package, against their budgets
+size: ## code lines per package
 	$(PYTHON) tools/size.py
 
