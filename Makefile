@@ -37,7 +37,7 @@ kernels: ## compile the CPU kernels in place
 	$(PYTHON) -m blazr.nn.kernels.build
 
 # The same tests with another build of the kernels.
-KERNEL_TESTS = $(PYTHON) -m pytest -p tests.kernel_builds --timeout 900 tests/conformance/test_kernels.py \
+KERNEL_TESTS = $(PYTHON) -m pytest -p tests.support.kernel_builds --timeout 900 tests/conformance/test_kernels.py \
 	tests/unit/nn/kernels tests/unit/nn/quant/test_packing.py tests/unit/engine/test_replay.py --kernels
 # libasan comes first, because Python itself was not built with it; torch and Python keep memory.
 SANITIZERS := -O1 -g -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all

@@ -22,8 +22,7 @@ for name in list(os.environ):  # noqa: TID251
 os.environ["BLAZR_NO_HISTORY"] = "1"  # noqa: TID251
 
 ROOT = Path(__file__).resolve().parent.parent
-# What several tests share is imported as `tests.x` or, from the top of tests, as `x`.
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT))  # what several tests share is imported from tests.support
 # The same examples in every run, and no opinion on how busy the machine is.
 settings.register_profile("blazr", deadline=None, derandomize=True)
 settings.load_profile("blazr")
@@ -66,7 +65,7 @@ def kernels_as_before() -> Iterator[None]:
 @pytest.fixture
 def reference_ops() -> Iterator[None]:
     """Torch computes, and what is loaded stays as it is stored: exact products, and slow ones."""
-    from without_kernels import without_kernels
+    from tests.support.without_kernels import without_kernels
 
     with without_kernels():
         yield

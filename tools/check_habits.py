@@ -1,7 +1,7 @@
 """Check the habits that keep the tree readable; ruff checks the rest (see ruff.toml).
 
-Habits fail the check. Lengths are printed as hints: a long file or function is worth a second look, and
-splitting it for its length alone is not.
+Habits fail the check. Lengths are printed as hints: a long file or function is worth a second
+look, and splitting it for its length alone is not.
 
 Run: python tools/check_habits.py
 """
@@ -37,7 +37,10 @@ def problems(root: Path = ROOT) -> list[str]:
     for name, source in _sources(root):
         found += [f"{name}: {what}" for what in _broken_habits(name, ast.parse(source))]
     readme = root / "README.md"
-    if readme.exists() and (num_lines := readme.read_text(encoding="utf-8").count("\n")) > README_LINES:
+    if (
+        readme.exists()
+        and (num_lines := readme.read_text(encoding="utf-8").count("\n")) > README_LINES
+    ):
         found.append(f"README.md: {num_lines} lines, at most {README_LINES}")
     return found
 

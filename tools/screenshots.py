@@ -11,11 +11,12 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT))
 
 from playwright.sync_api import Page, sync_playwright  # noqa: E402  (after the path)
+
 from tests.browser.conftest import CHROMIUM, models_saying  # noqa: E402
-from tests.loopback import serving_models  # noqa: E402
+from tests.support.loopback import serving_models  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
 DESKTOP = {"viewport": {"width": 1200, "height": 880}}

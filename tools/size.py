@@ -49,7 +49,7 @@ def kernel_lines(folder: Path = KERNELS) -> int:
 
 
 def helpers_used_once(source: Path = SOURCE) -> tuple[int, int]:
-    """The private functions whose name appears in one other place of their file, and all functions."""
+    """The private functions whose name appears in one other place of their file; all functions."""
     num_functions = num_used_once = 0
     for path in sorted(source.rglob("*.py")):
         text = path.read_text("utf-8")
@@ -57,7 +57,8 @@ def helpers_used_once(source: Path = SOURCE) -> tuple[int, int]:
         names = [node.name for node in ast.walk(ast.parse(text)) if isinstance(node, Function)]
         num_functions += len(names)
         num_used_once += sum(
-            name.startswith("_") and not name.startswith("__") and words[name] == 2 for name in names
+            name.startswith("_") and not name.startswith("__") and words[name] == 2
+            for name in names
         )
     return num_used_once, num_functions
 
@@ -69,4 +70,5 @@ if __name__ == "__main__":
     print(f"{'total':<10} {sum(found.values()):>7,} code lines")
     print(f"{'C++':<10} {kernel_lines():>7,} code lines")
     used_once, functions = helpers_used_once()
-    print(f"private helpers used once: {used_once} of {functions} functions, {used_once / functions:.0%}")
+    share = used_once / functions
+    print(f"private helpers used once: {used_once} of {functions} functions, {share:.0%}")

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from tests.loopback import Loopback, serving_models
-from tests.scripted import thinking_core
 
 from blazr.llm.async_llm import AsyncLLM
 from blazr.server.config import ServerConfig
 from blazr.server.models import Models
 from blazr.server.state import ModelSource
+from tests.support.loopback import Loopback, serving_models
+from tests.support.scripted import thinking_core
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 

@@ -6,9 +6,10 @@ import json
 import re
 
 import pytest
+
 from tests.browser.conftest import Steps
-from tests.loopback import Loopback
-from tests.scripted import wait_until
+from tests.support.loopback import Loopback
+from tests.support.scripted import wait_until
 
 pytestmark = pytest.mark.browser
 

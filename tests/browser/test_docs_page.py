@@ -59,7 +59,7 @@ EXAMPLES = {
 @pytest.fixture(scope="module")
 def page(chromium):
     from tests.browser.conftest import models_saying
-    from tests.loopback import serving_models
+    from tests.support.loopback import serving_models
 
     with serving_models(models_saying("x")) as running:
         page = chromium.new_page()

@@ -8,14 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import tiny
 from blazr.core.errors import CheckpointError
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.families import FAMILIES
 from blazr.models.families.detect import detect_family
 from blazr.models.loading.load import load, plan_model
 from blazr.nn.device import resolve_device
-from tiny import Tiny
+from tests.support import tiny
+from tests.support.tiny import Tiny
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "oxidizr"
 CASES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())

@@ -22,9 +22,9 @@ from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.rope import Positions, RopeConfig
 from blazr.nn.ops.sequence import AttentionTemperature
 from blazr.nn.quant.weight import Weight
-from hybrids import classic_layers
-from networks import VOCAB, Lab
-from references import CASES, reference_logits, rewrite_config, save_reference
+from tests.support.hybrids import classic_layers
+from tests.support.networks import VOCAB, Lab
+from tests.support.references import CASES, reference_logits, rewrite_config, save_reference
 
 pytest.importorskip("transformers", reason="the reference is the transformers library")
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-import ggufs
 from blazr.core.errors import CheckpointError
 from blazr.models.checkpoint import FORMATS
 from blazr.models.checkpoint.open import open_checkpoint
+from tests.support import ggufs
 
 
 def save_gguf(tensors: dict[str, Tensor], path: Path) -> None:

@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-import ggufs
 from blazr.models.families.gguf_architectures import ARCHITECTURES
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
-from hybrids import HYBRIDS
-from references import save_reference
+from tests.support import ggufs
+from tests.support.hybrids import HYBRIDS
+from tests.support.references import save_reference
 
 pytest.importorskip("transformers", reason="the models are the transformers library's")
 

@@ -16,13 +16,13 @@ import torch
 from test_gguf_converted import EXPECTED, unpacked
 from torch import Tensor
 
-import ggufs
 from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.checkpoint.ollama import DIALECTS
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
 from blazr.text.tokenizers.gguf_patterns import PATTERNS
+from tests.support import ggufs
 
 CPU = resolve_device("cpu")
 Keys = dict[str, object]

@@ -16,8 +16,8 @@ from blazr.models.families.gguf_architectures import ARCHITECTURES
 from blazr.models.loading.convert import convert
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
-from converted import MODELS
-from references import CASES, save_reference
+from tests.support.converted import MODELS
+from tests.support.references import CASES, save_reference
 
 pytest.importorskip("transformers", reason="the models are the transformers library's")
 

@@ -15,7 +15,6 @@ import jsonschema
 import numpy as np
 import pytest
 
-import schemas
 from blazr.core.errors import GrammarError
 from blazr.engine.outputs import FinishReason
 from blazr.text.grammars import GRAMMARS
@@ -24,7 +23,8 @@ from blazr.text.grammars.refusal import _KEYWORDS
 from blazr.text.grammars.tool_call import Maybe, TextUntil, ToolGrammar
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers import TOKENIZERS
-from constrained import RandomScores, ask, drain, engine_over
+from tests.support import schemas
+from tests.support.constrained import RandomScores, ask, drain, engine_over
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "tokenizers"
 SOURCES = {

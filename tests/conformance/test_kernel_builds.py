@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from blazr.nn.kernels.compile import compile_library
-from kernel_builds import ARM_COMPILER, Emulated, emulator
+from tests.support.kernel_builds import ARM_COMPILER, Emulated, emulator
 
 TESTS = (
     *("tests/conformance/test_kernels.py", "tests/unit/nn/kernels"),
@@ -40,7 +40,7 @@ def _arm(directory: Path) -> Path:
 def _test(library: Path) -> str:
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "pytest", "-p", "tests.kernel_builds"),
+            *(sys.executable, "-m", "pytest", "-p", "tests.support.kernel_builds"),
             *("--kernels", str(library), "-vv", "--timeout", "300", *TESTS),
         ],
         cwd=ROOT,

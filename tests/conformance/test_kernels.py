@@ -16,7 +16,7 @@ from blazr.nn.kernels.cpu import compiled
 from blazr.nn.kernels.kernel import Kernel
 from blazr.nn.kernels.packing import Packed
 from blazr.nn.ops import OPS
-from kernel_shapes import ANY_SHAPE, Sizes
+from tests.support.kernel_shapes import ANY_SHAPE, Sizes
 
 # Half a unit in the last place of the result, and what sums in float32 lose.
 RELATIVE = {torch.bfloat16: 2**-8, torch.float16: 2**-10, torch.float32: 1e-5}

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from examples import MIXER_EXAMPLES
-from networks import VOCAB, Lab, build_network
+from tests.support.examples import MIXER_EXAMPLES
+from tests.support.networks import VOCAB, Lab, build_network
 
 TOLERANCE = 3e-5
 

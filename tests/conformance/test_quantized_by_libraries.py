@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import tiny
 from blazr.models.checkpoint.base import QuantizedInfo
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.loading.convert import convert
 from blazr.models.loading.packed import stored_weight
-from tiny import Tiny
+from tests.support import tiny
+from tests.support.tiny import Tiny
 
 
 def read(directory: Path, parts: dict[str, Tensor], config: dict[str, object]) -> Tensor:

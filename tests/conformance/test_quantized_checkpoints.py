@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-import tiny
 from blazr.core.errors import BlazrError, CheckpointError, ConfigError
 from blazr.models.checkpoint.base import QuantizedInfo
 from blazr.models.checkpoint.open import open_checkpoint
@@ -25,10 +24,11 @@ from blazr.nn.quant.packed import PackedWeight, pack_weight
 from blazr.nn.quant.policy import QuantizePolicy
 from blazr.nn.quant.stored import StoredWeight
 from blazr.nn.quant.weight import Weight
-from networks import Lab
-from quantized import KINDS, quantize_directory
-from references import save_reference
-from tiny import Tiny
+from tests.support import tiny
+from tests.support.networks import Lab
+from tests.support.quantized import KINDS, quantize_directory
+from tests.support.references import save_reference
+from tests.support.tiny import Tiny
 
 CPU = resolve_device("cpu")
 MODEL = Tiny(

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
-from networks import VOCAB, Lab
-from random_configs import Changes, random_changes
-from references import CASES, SIZES, reference_logits, save_reference
+from tests.support.networks import VOCAB, Lab
+from tests.support.random_configs import Changes, random_changes
+from tests.support.references import CASES, SIZES, reference_logits, save_reference
 
 transformers = pytest.importorskip("transformers", reason="the reference is that library")
 

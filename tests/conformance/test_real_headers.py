@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-import headers
 from blazr.models.causal_lm import CausalLM
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.checkpoint.quantized import join_quantized
@@ -21,6 +20,7 @@ from blazr.models.families.gguf_config import architecture_of, as_gguf, metadata
 from blazr.models.loading.plan import LoadPlan, plan_load
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
+from tests.support import headers
 
 # Names at the edges, which extracts of names may leave out.
 EDGES = re.compile(r"lm_head|.*(embed_tokens|(?<!linear_attn\.)norm)\.weight")

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from blazr.nn.layers.batch import LayerCache, Span
 from blazr.nn.layers.mamba1 import Mamba1, Mamba1Config
-from mixers import step_of
+from tests.support.mixers import step_of
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "mamba1"
 RECORDED = ("mamba1-kws3", "mamba1-kws10")

@@ -7,15 +7,15 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.recorded_calls import RECORDED as DOCUMENTED
-from tests.recorded_calls import TOOLS, Recorded
-from tests.recorded_outputs import OUTPUTS
 
 from blazr.text.grammars.tool_call import TextUntil, tool_call
 from blazr.text.splitter import CallArguments, CallBegin, Piece, Splitter, merge
 from blazr.text.tool_calls import TOOL_FORMATS
 from blazr.text.tool_calls.choose import choose_tool_format
 from blazr.text.tool_calls.format import ToolSpec
+from tests.support.recorded_calls import RECORDED as DOCUMENTED
+from tests.support.recorded_calls import TOOLS, Recorded
+from tests.support.recorded_outputs import OUTPUTS
 
 NAMES = list(TOOL_FORMATS)
 RECORDED = (*DOCUMENTED, *OUTPUTS)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests import tiny
+
+from tests.support import tiny
 
 
 @pytest.fixture(scope="session")

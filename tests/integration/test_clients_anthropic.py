@@ -8,10 +8,10 @@ from pathlib import Path
 
 import anthropic
 import pytest
-from tests.loopback import Loopback, serving
-from tests.scripted import wait_until
 
 from blazr.llm.open import open_model
+from tests.support.loopback import Loopback, serving
+from tests.support.scripted import wait_until
 
 HELLO = [{"role": "user", "content": "hello"}]
 GREEDY = {"temperature": 0}  # the client has no argument for it

@@ -10,12 +10,12 @@ from pathlib import Path
 import anthropic
 import httpx2
 import pytest
-from tests.loopback import Loopback, serving
-from tests.scripted import SCRIPT, scripted_core, wait_until
 
 from blazr.engine.config import EngineConfig
 from blazr.engine.outputs import FinishReason
 from blazr.llm.open import open_model
+from tests.support.loopback import Loopback, serving
+from tests.support.scripted import SCRIPT, scripted_core, wait_until
 
 HELLO = [{"role": "user", "content": "hello"}]
 ASKED = {"model": "default", "max_tokens": 20, "messages": HELLO}

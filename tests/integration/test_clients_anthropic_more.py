@@ -10,10 +10,10 @@ from typing import Literal
 import anthropic
 import pytest
 from pydantic import BaseModel
-from tests.loopback import Loopback, serving
-from tests.scripted import SCRIPT, scripted_core, thinking_core
 
 from blazr.llm.open import open_model
+from tests.support.loopback import Loopback, serving
+from tests.support.scripted import SCRIPT, scripted_core, thinking_core
 
 HELLO = [{"role": "user", "content": "hello"}]
 ASKED = {"model": "default", "max_tokens": 200, "messages": HELLO}

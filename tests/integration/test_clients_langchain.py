@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from types import FunctionType
 
 import pytest
-from tests.loopback import Loopback, serving
+
+from tests.support.loopback import Loopback, serving
 
 pytest.importorskip("langchain_tests", reason="langchain-tests is not installed")
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.loopback import serving
+
+from tests.support.loopback import serving
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm-eval is not installed")
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import openai
 import pytest
-from tests.loopback import Loopback, serving
-from tests.scripted import scripted_core, wait_until
 
 from blazr.llm.llm import LLM
 from blazr.llm.open import open_model
+from tests.support.loopback import Loopback, serving
+from tests.support.scripted import scripted_core, wait_until
 
 
 @pytest.fixture(scope="module")

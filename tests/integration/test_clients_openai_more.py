@@ -12,12 +12,12 @@ from typing import Literal
 import openai
 import pytest
 from pydantic import BaseModel
-from tests.loopback import Loopback, serving
-from tests.scripted import scripted_core, wait_until
 
 from blazr.engine.config import EngineConfig
 from blazr.llm.llm import LLM
 from blazr.llm.open import open_model
+from tests.support.loopback import Loopback, serving
+from tests.support.scripted import scripted_core, wait_until
 
 HELLO = [{"role": "user", "content": "hello"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

@@ -10,9 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests import tiny
-from tests.loopback import Loopback, serving_models
-from tests.scripted import wait_until
 
 from blazr.engine.config import EngineConfig
 from blazr.llm.async_llm import AsyncLLM
@@ -20,6 +17,9 @@ from blazr.llm.open import open_model
 from blazr.server.config import ServerConfig
 from blazr.server.models import Models
 from blazr.server.state import ModelSource
+from tests.support import tiny
+from tests.support.loopback import Loopback, serving_models
+from tests.support.scripted import wait_until
 
 SIZES = {"vocab_size": 1000, "hidden_size": 16, "max_seq_len": 4096}
 IDS = list(range(200))

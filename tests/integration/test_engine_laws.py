@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from blazr.engine.outputs import FinishReason
-from examples import LENGTH_MIXES, MIXES
-from networks import VOCAB, Lab, build_network
+from tests.support.examples import LENGTH_MIXES, MIXES
+from tests.support.networks import VOCAB, Lab, build_network
 
 MAX_TOKENS = 10
 

@@ -28,8 +28,8 @@ from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.ops.packed import random_packed
 from blazr.nn.quant.packed import PackedWeight
-from examples import LENGTH_MIXES, MIXES
-from networks import CONTEXT, VOCAB, Lab, build_network
+from tests.support.examples import LENGTH_MIXES, MIXES
+from tests.support.networks import CONTEXT, VOCAB, Lab, build_network
 
 BATCHES, CHUNKS, THREADS = (1, 2, 3, 7, 16, 33), (1, 7, 64, 300), (1, 2, 4)
 LONGEST = {1: 70, 7: 140, 64: 150, 300: 310}  # tokens of the longest prompt, by chunk

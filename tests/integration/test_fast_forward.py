@@ -7,9 +7,9 @@ import pytest
 from blazr.engine.outputs import FinishReason
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
-from constrained import Automaton
-from examples import MIXES
-from networks import VOCAB, Lab, build_network
+from tests.support.constrained import Automaton
+from tests.support.examples import MIXES
+from tests.support.networks import VOCAB, Lab, build_network
 
 
 def runs_and_choices(seed: int) -> Automaton:

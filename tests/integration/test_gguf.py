@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import tiny
 from blazr.core.errors import UnknownNameError
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.llm import LLM
-from tiny import Tiny
+from tests.support import tiny
+from tests.support.tiny import Tiny
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "gguf"
 GREEDY = SamplingParams(max_tokens=24, temperature=0)

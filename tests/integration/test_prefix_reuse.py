@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from examples import MIXES
-from networks import CONTEXT, VOCAB, Lab, build_network
+from tests.support.examples import MIXES
+from tests.support.networks import CONTEXT, VOCAB, Lab, build_network
 
 GRID = 64
 

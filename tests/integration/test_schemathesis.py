@@ -13,8 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.loopback import serving
-from tests.scripted import scripted_core
+
+from tests.support.loopback import serving
+from tests.support.scripted import scripted_core
 
 pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 

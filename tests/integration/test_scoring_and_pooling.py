@@ -10,8 +10,8 @@ import pytest
 from blazr.engine.outputs import FinishReason, TokenOutput
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
-from examples import MIXES
-from networks import VOCAB, Lab, build_network
+from tests.support.examples import MIXES
+from tests.support.networks import VOCAB, Lab, build_network
 
 GRID = 64
 

@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests import tiny
-from tests.loopback import Loopback, serving
-from tests.scripted import wait_until
 
 from blazr.core.metrics import METRICS
 from blazr.engine.config import EngineConfig
 from blazr.llm.open import open_model
+from tests.support import tiny
+from tests.support.loopback import Loopback, serving
+from tests.support.scripted import wait_until
 
 HEADER = "X-Blazr-Prefix-Cache"
 

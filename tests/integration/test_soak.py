@@ -18,8 +18,8 @@ from blazr.engine.outputs import FinishReason
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
 from blazr.nn.device import resolve_device
-from examples import MIXES
-from networks import VOCAB, build_network
+from tests.support.examples import MIXES
+from tests.support.networks import VOCAB, build_network
 
 PROBE = tuple(range(1, 50)) * 2
 CLIENTS = 24

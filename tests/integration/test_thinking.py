@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.loopback import Loopback, serving
 
 from blazr.core.errors import UnknownNameError
 from blazr.engine.config import EngineConfig
@@ -17,6 +16,7 @@ from blazr.llm.results import Completion, fold
 from blazr.text.messages import Message
 from blazr.text.reasoning import REASONING
 from blazr.text.tool_calls import TOOL_FORMATS
+from tests.support.loopback import Loopback, serving
 
 HELLO = Message(role="user", content="Tell me a story.")
 BEGUN = Message(role="assistant", content="Here it comes.\n<think>")

@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tools import fuzz
 
 from blazr.core.errors import CheckpointError
 from blazr.text.tokenizers.hf import load
+from tools import fuzz
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "tokenizers"
 

@@ -1,6 +1,6 @@
 """Record `converted/`: what llama.cpp's converter makes of tiny models of transformers.
 
-Run: PYTHONPATH=src:tests python tests/golden/gguf/record.py LLAMA_CPP
+Run: PYTHONPATH=src:. python tests/golden/gguf/record.py LLAMA_CPP
 
 LLAMA_CPP is a checkout, or `vendor/llama.cpp` of llama-cpp-python's source package. The vocabulary
 is left out, as the converter knows released ones only. Weights are multiples of 1/32, so that the
@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from converted import MODELS, Changes
-from hybrids import classic_layers
-from networks import VOCAB
-from references import CASES, reference_logits, rewrite_config, save_reference
+from tests.support.converted import MODELS, Changes
+from tests.support.hybrids import classic_layers
+from tests.support.networks import VOCAB
+from tests.support.references import CASES, reference_logits, rewrite_config, save_reference
 
 HERE = Path(__file__).resolve().parent / "converted"
 TOKENS = [3 + (7 * index) % 41 for index in range(50)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.networks import HIDDEN, VOCAB, build_network
 
 from blazr.bench import RANDOM_SHAPES
 from blazr.bench.load import Record
@@ -12,9 +11,10 @@ from blazr.bench.roofline import bandwidth_use, measure_bandwidth, peak_memory, 
 from blazr.bench.shapes import random_network
 from blazr.models.sizing import size_of
 from blazr.nn.device import resolve_device
+from tests.support.networks import HIDDEN, VOCAB, build_network
 
 CPU = resolve_device("cpu")
-EXPERTS, CHOSEN, EXPERT_BYTES = 5, 2, 3 * HIDDEN * 20 * 4  # of tests.networks, float32
+EXPERTS, CHOSEN, EXPERT_BYTES = 5, 2, 3 * HIDDEN * 20 * 4  # of tests.support.networks, float32
 
 
 def test_one_token_reads_the_weights_it_passes_through() -> None:

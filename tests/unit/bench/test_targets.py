@@ -8,9 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.loopback import Loopback, serving
-from tests.networks import VOCAB, build_network
-from tests.scripted import scripted_core
 
 from blazr.bench.load import Record, drive, run_level
 from blazr.bench.offline import EngineTarget
@@ -21,6 +18,9 @@ from blazr.core.errors import ConfigError, EngineError
 from blazr.engine.build import build_engine
 from blazr.engine.config import EngineConfig
 from blazr.nn.device import resolve_device
+from tests.support.loopback import Loopback, serving
+from tests.support.networks import VOCAB, build_network
+from tests.support.scripted import scripted_core
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import pytest
 import torch
 import typer
 
-import tiny
 from blazr.bench.verify import verify
 from blazr.cli.verify import verify as command
 from blazr.nn.device import resolve_device
 from blazr.nn.layers.mla import Mla
-from references import save_reference
-from tiny import Tiny
+from tests.support import tiny
+from tests.support.references import save_reference
+from tests.support.tiny import Tiny
 
 CPU = resolve_device("cpu")
 HYBRID = Tiny(

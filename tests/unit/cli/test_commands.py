@@ -9,7 +9,6 @@ from dataclasses import fields
 
 import pytest
 import typer
-from tests.scripted import SCRIPT, scripted_core
 
 import blazr
 from blazr.cli import COMMANDS
@@ -18,6 +17,7 @@ from blazr.cli.chat import Conversation, talk
 from blazr.engine.config import EngineConfig
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.llm import LLM
+from tests.support.scripted import SCRIPT, scripted_core
 
 
 def blazr_cli(*args: str, stdin: str = "", check: int | None = 0) -> subprocess.CompletedProcess:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import ggufs
 from blazr.core.errors import CheckpointError
 from blazr.core.gguf import MAX_STRINGS, GgufHeader, read_gguf_header
+from tests.support import ggufs
 
 HUGE = (2**61, 2**63, 2**64 - 1, 2**32)
 

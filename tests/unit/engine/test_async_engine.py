@@ -8,7 +8,6 @@ from queue import SimpleQueue
 
 import pytest
 import torch
-from tests.scripted import wait_until
 
 from blazr.core.errors import CapacityError, ContextLengthError, EngineError, RequestError
 from blazr.engine.async_engine import AsyncEngine
@@ -20,7 +19,8 @@ from blazr.engine.pacing import Pacing
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import Scheduler
-from fake_model import VOCAB, FakeModel, next_token
+from tests.support.fake_model import VOCAB, FakeModel, next_token
+from tests.support.scripted import wait_until
 
 
 class PanicError(BaseException):

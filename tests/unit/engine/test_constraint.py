@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blazr.engine.outputs import FinishReason
-from constrained import Automaton, RandomScores, ask, drain, engine_over
+from tests.support.constrained import Automaton, RandomScores, ask, drain, engine_over
 
 VOCAB, EOS = 40, 39
 

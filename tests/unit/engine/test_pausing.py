@@ -6,12 +6,12 @@ import threading
 from concurrent.futures import CancelledError
 
 import pytest
-from tests.scripted import wait_until
-from tests.unit.engine.test_async_engine import Bench, bench, collect, right_answer
 
 from blazr.core.errors import CapacityError, EngineError
 from blazr.engine.outputs import FinishReason
 from blazr.engine.request import Request
+from tests.support.scripted import wait_until
+from tests.unit.engine.test_async_engine import Bench, bench, collect, right_answer
 
 __all__ = ["bench"]
 

@@ -12,8 +12,8 @@ from blazr.nn.ops.matmul import gated_linear, linear, wide_linear
 from blazr.nn.ops.packed import PACKINGS, packed_linear, random_packed
 from blazr.nn.ops.pointwise import add, scale
 from blazr.nn.ops.replay import Replay, record
-from examples import MIXES
-from networks import Lab, build_network
+from tests.support.examples import MIXES
+from tests.support.networks import Lab, build_network
 
 pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason="the kernels are not compiled")
 

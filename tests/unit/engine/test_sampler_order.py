@@ -9,10 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.engine.test_sampling import VOCAB, logits_rows, sampler, sequence_of, some_params
 
 from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SAMPLERS, SamplingParams
+from tests.unit.engine.test_sampling import VOCAB, logits_rows, sampler, sequence_of, some_params
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.5, 0.0, *[-30.0] * (VOCAB - 4)]])
 

@@ -28,7 +28,7 @@ from blazr.engine.outputs import FinishReason, TokenOutput
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import Scheduler
-from fake_model import VOCAB, FakeModel, chain, next_token
+from tests.support.fake_model import VOCAB, FakeModel, chain, next_token
 
 GRID = 4
 tokens = st.integers(0, VOCAB - 1)

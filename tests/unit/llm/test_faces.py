@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.scripted import SCRIPT, ScriptedEngine, scripted_core, wait_until
 
 from blazr import LLM, AsyncLLM, Message, SamplingParams
 from blazr.core.errors import CapacityError, ContextLengthError, EngineError, RequestError
@@ -16,6 +15,7 @@ from blazr.llm.no_tokenizer import NoTokenizer
 from blazr.llm.results import fold
 from blazr.llm.text_engine import TextEngine
 from blazr.text.events import Finished, PromptDone
+from tests.support.scripted import SCRIPT, ScriptedEngine, scripted_core, wait_until
 
 ENDLESS = SamplingParams(max_tokens=10**9, ignore_eos=True)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.scripted import scripted_core
 
 from blazr.core.errors import ContextLengthError, RequestError
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.infill import INFILL_FORMATS, encode_infill
 from blazr.llm.text_engine import TextEngine
 from blazr.text.messages import Message
+from tests.support.scripted import scripted_core
 
 
 @pytest.fixture

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.loopback import Loopback, serving
-from tests.scripted import scripted_core
+
+from tests.support.loopback import Loopback, serving
+from tests.support.scripted import scripted_core
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.loopback import Loopback, serving
-from tests.scripted import scripted_core
 
 from blazr.core.errors import ConfigError
 from blazr.server.config import ServerConfig
 from blazr.server.routes import ROUTES
+from tests.support.loopback import Loopback, serving
+from tests.support.scripted import scripted_core
 
 
 @pytest.fixture(scope="module")

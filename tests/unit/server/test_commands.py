@@ -12,14 +12,14 @@ from pathlib import Path
 import httpx2
 import jsonschema
 import pytest
-from tests.loopback import Loopback, serving
-from tests.scripted import scripted_core, wait_until
-from tests.unit.server.test_models import Shelf, ask, shelf_of, status
 
 from blazr.core.errors import ConfigError
 from blazr.server.config import ServerConfig
 from blazr.server.openapi import describe
 from blazr.server.routes import ROUTES
+from tests.support.loopback import Loopback, serving
+from tests.support.scripted import scripted_core, wait_until
+from tests.unit.server.test_models import Shelf, ask, shelf_of, status
 
 COMMANDS = sorted({row.path for row in ROUTES.values() if row.is_command})
 KEY = {"Authorization": "Bearer k"}

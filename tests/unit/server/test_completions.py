@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.loopback import Loopback
-from tests.scripted import SCRIPT
+
+from tests.support.loopback import Loopback
+from tests.support.scripted import SCRIPT
 
 NULL = {"type": "null"}
 

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import IO
 
 import pytest
-from tests.loopback import Loopback, serving
-from tests.scripted import SCRIPT, scripted_core, wait_until
 
 from blazr.server import serve
 from blazr.server.serve import PatientProtocol
+from tests.support.loopback import Loopback, serving
+from tests.support.scripted import SCRIPT, scripted_core, wait_until
 
 ENDLESS = {"prompt": "a", "max_tokens": 10**9, "ignore_eos": True}
 

@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.loopback import Loopback, serving
-from tests.scripted import scripted_core, wait_until
 
 from blazr.core.errors import ConfigError
 from blazr.engine.outputs import FinishReason
 from blazr.server.config import ServerConfig
 from blazr.server.serve import PatientProtocol, listen
+from tests.support.loopback import Loopback, serving
+from tests.support.scripted import scripted_core, wait_until
 
 ENDLESS = {"prompt": "a", "max_tokens": 10**9, "ignore_eos": True}
 

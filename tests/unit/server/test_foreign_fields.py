@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.loopback import Loopback
 
 from blazr.server.params import _REFUSED
 from blazr.server.routes import ROUTES
+from tests.support.loopback import Loopback
 
 HELLO = [{"role": "user", "content": "hello"}]
 # By endpoint that generates: the least that it takes.

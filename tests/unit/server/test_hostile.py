@@ -7,9 +7,9 @@ import json
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.loopback import Loopback
 
 from blazr.server.routes import ROUTES
+from tests.support.loopback import Loopback
 
 JSON = {"Content-Type": "application/json"}
 

@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from tests.loopback import Loopback, serving
-from tests.scripted import scripted_core
+
+from tests.support.loopback import Loopback, serving
+from tests.support.scripted import scripted_core
 
 CONTEXT = 128
 

@@ -6,8 +6,9 @@ import json
 import re
 
 import pytest
-from tests.loopback import Loopback, serving
-from tests.scripted import SCRIPT, scripted_core
+
+from tests.support.loopback import Loopback, serving
+from tests.support.scripted import SCRIPT, scripted_core
 
 PATH = "/v1/messages"
 HELLO = [{"role": "user", "content": "hello"}]

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import pytest
-from tests.loopback import Loopback, serving_models
-from tests.scripted import ScriptedEngine, scripted_core, wait_until
 
 from blazr.core.errors import CapacityError, CheckpointError
 from blazr.llm.async_llm import AsyncLLM
 from blazr.server.config import ServerConfig
 from blazr.server.models import Models
 from blazr.server.state import ModelSource
+from tests.support.loopback import Loopback, serving_models
+from tests.support.scripted import ScriptedEngine, scripted_core, wait_until
 
 PROMPT = {"prompt": "a", "max_tokens": 3}
 

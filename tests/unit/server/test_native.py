@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.loopback import Loopback, serving
-from tests.scripted import SCRIPT, scripted_core, wait_until
 
 import blazr
 from blazr.server.openai import unsupported
+from tests.support.loopback import Loopback, serving
+from tests.support.scripted import SCRIPT, scripted_core, wait_until
 
 
 def test_generate_is_greedy_and_gives_the_continuation(loopback: Loopback) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.loopback import Loopback, serving
-from tests.scripted import SCRIPT, scripted_core
 
 import blazr
+from tests.support.loopback import Loopback, serving
+from tests.support.scripted import SCRIPT, scripted_core
 
 HELLO = [{"role": "user", "content": "hello"}]
 FIGURES = {

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import jsonschema
 import pytest
-from tests.loopback import Loopback, serving
-from tests.scripted import thinking_core
 
 from blazr.server.answers import ANSWERS
 from blazr.server.routes import ROUTES
+from tests.support.loopback import Loopback, serving
+from tests.support.scripted import thinking_core
 
 TEXT = (
     "<think>\nHm.\n</think>\n\nLet me look.\n"

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from tests.loopback import serving
-from tests.scripted import scripted_core
 
 from blazr.core.errors import ConfigError
 from blazr.server.config import ServerConfig
 from blazr.server.serve import address_of, listen
+from tests.support.loopback import serving
+from tests.support.scripted import scripted_core
 
 BODY = {"prompt": "a secret prompt", "max_tokens": 3}
 

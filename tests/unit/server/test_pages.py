@@ -6,8 +6,9 @@ import re
 from importlib.resources import files
 
 import pytest
-from tests.loopback import Loopback, serving
-from tests.scripted import scripted_core
+
+from tests.support.loopback import Loopback, serving
+from tests.support.scripted import scripted_core
 
 FILES = sorted(each.name for each in (files("blazr.server") / "ui").iterdir())
 TYPES = {"css": "text/css", "html": "text/html", "js": "text/javascript", "svg": "image/svg+xml"}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.loopback import Loopback, serving
-from tests.scripted import scripted_core, wait_until
+
+from tests.support.loopback import Loopback, serving
+from tests.support.scripted import scripted_core, wait_until
 
 HEADER = "X-Blazr-Prefix-Cache"
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}

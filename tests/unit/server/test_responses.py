@@ -8,11 +8,11 @@ from unittest.mock import Mock
 
 import pytest
 from openai.types.responses import Response
-from tests.loopback import Loopback, serving
-from tests.scripted import SCRIPT, scripted_core, wait_until
 
 from blazr.server.config import ServerConfig
 from blazr.server.openai.replay import Log, Replay
+from tests.support.loopback import Loopback, serving
+from tests.support.scripted import SCRIPT, scripted_core, wait_until
 
 PATH = "/v1/responses"
 ENDLESS = {"max_output_tokens": 10**6, "background": True}

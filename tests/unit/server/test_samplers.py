@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.loopback import Loopback
 
 from blazr.engine.sampling_params import SAMPLERS, SamplingParams
+from tests.support.loopback import Loopback
 
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 LLAMA = ("/completion", {"prompt": "a"})

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.loopback import Loopback, serving
-from tests.scripted import scripted_core
 
 from blazr.engine.request import Request
+from tests.support.loopback import Loopback, serving
+from tests.support.scripted import scripted_core
 
 PATHS = ("/v1/completions", "/v1/chat/completions")
 PROMPT = {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}

@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from tests.loopback import Loopback, serving
-from tests.scripted import thinking_core
+
+from tests.support.loopback import Loopback, serving
+from tests.support.scripted import thinking_core
 
 THOUGHT = "The user wants Rome."
 ARGUMENTS = {"city": "Rome", "days": 2}

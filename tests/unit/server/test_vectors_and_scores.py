@@ -10,7 +10,8 @@ import math
 import struct
 
 import pytest
-from tests.loopback import Loopback
+
+from tests.support.loopback import Loopback
 
 
 def post(loopback: Loopback, path: str, **body: object):

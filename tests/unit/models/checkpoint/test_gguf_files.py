@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import ggufs
 from blazr.core.errors import CheckpointError
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.nn.quant.gguf import GGML_TYPES
+from tests.support import ggufs
 
 META = {"general.architecture": "llama"}
 

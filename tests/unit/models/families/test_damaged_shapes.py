@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-import tiny
 from blazr.core.errors import CheckpointError, ConfigError, ShapeError
 from blazr.models.causal_lm import CausalLM
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.oxidizr import OXIDIZR
 from blazr.models.loading.plan import LoadPlan, plan_load
-from tiny import Tiny
+from tests.support import tiny
+from tests.support.tiny import Tiny
 
 
 def plan(checkpoint: Checkpoint) -> LoadPlan:

@@ -9,8 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import ggufs
-import tiny
 from blazr.core.errors import BlazrError, CheckpointError, ConfigError, ShapeError
 from blazr.models.causal_lm import CausalLM
 from blazr.models.checkpoint.base import Checkpoint, TensorInfo
@@ -23,7 +21,8 @@ from blazr.models.loading.load import load, plan_model
 from blazr.nn.device import resolve_device
 from blazr.nn.quant.gguf.weight import GgufWeight
 from blazr.nn.quant.weight import stored_weights
-from tiny import Tiny
+from tests.support import ggufs, tiny
+from tests.support.tiny import Tiny
 
 CPU = resolve_device("cpu")
 GOLDEN = Path(__file__).parents[3] / "golden" / "gguf"

@@ -5,12 +5,12 @@ from contextlib import suppress
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tiny
 from blazr.core.errors import BlazrError
 from blazr.models.families import FAMILIES
 from blazr.models.families.config_reader import ALIASES
 from blazr.models.families.oxidizr import OXIDIZR
-from tiny import Tiny
+from tests.support import tiny
+from tests.support.tiny import Tiny
 
 KEYS = sorted(
     {alias.partition(".")[0] for names in ALIASES.values() for alias in names}

@@ -2,7 +2,6 @@
 
 import pytest
 
-import tiny
 from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.families import FAMILIES
 from blazr.models.families.base import Derivation
@@ -10,7 +9,8 @@ from blazr.models.families.detect import detect_family
 from blazr.models.families.llama import LLAMA
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.rope import RopeConfig, RopeScaling
-from tiny import Tiny
+from tests.support import tiny
+from tests.support.tiny import Tiny
 
 MODEL = Tiny(layers=("StandardTransformer",) * 3)
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-import tiny
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.detect import detect_family
 from blazr.models.families.mamba import MAMBA
 from blazr.models.families.oxidizr import OXIDIZR
 from blazr.nn.layers.mamba1 import Mamba1Config
-from tiny import Tiny
+from tests.support import tiny
+from tests.support.tiny import Tiny
 
 MIXER = {
     "in_proj.weight": (128, 32),

@@ -5,7 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tiny
 from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.causal_lm import CausalLM
 from blazr.models.checkpoint.base import Checkpoint
@@ -23,7 +22,8 @@ from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import RopeConfig
-from tiny import Tiny
+from tests.support import tiny
+from tests.support.tiny import Tiny
 
 
 def derive(model: Tiny, **changes: object) -> Derivation:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import tiny
 from blazr.cli.convert import convert as command
 from blazr.core.errors import ConfigError, UnknownNameError
 from blazr.models.loading import convert as module
@@ -17,7 +16,8 @@ from blazr.models.loading.convert import convert
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
 from blazr.nn.quant.weight import Weight
-from tiny import Tiny
+from tests.support import tiny
+from tests.support.tiny import Tiny
 
 CPU = resolve_device("cpu")
 HYBRID = Tiny(layers=("Mamba2", "MlaWithMoe"), hidden_size=128, intermediate_size=64, kv_latent=32)

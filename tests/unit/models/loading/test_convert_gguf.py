@@ -13,7 +13,6 @@ import torch
 from gguf.quants import dequantize
 from safetensors.torch import load_file, save_file
 
-import tiny
 from blazr.cli.convert import convert as command
 from blazr.core.errors import CheckpointError, ConfigError
 from blazr.engine.sampling_params import SamplingParams
@@ -24,7 +23,8 @@ from blazr.models.loading import convert as module
 from blazr.models.loading.convert import convert
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
-from tiny import Tiny
+from tests.support import tiny
+from tests.support.tiny import Tiny
 
 CPU = resolve_device("cpu")
 GOLDEN = Path(__file__).parents[3] / "golden"

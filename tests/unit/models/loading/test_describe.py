@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-import tiny
 from blazr.models.causal_lm import CausalLM
 from blazr.models.loading.describe import describe
 from blazr.models.loading.load import plan_model
 from blazr.models.sizing import size_of
-from tiny import Tiny
+from tests.support import tiny
+from tests.support.tiny import Tiny
 
 ALL = Tiny(layers=("Mamba1", "Mamba2", "Mamba3", "MlaWithMoe", "MlaWithMlp", "StandardTransformer"))
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-import tiny
 from blazr.cli.info import info
 from blazr.models.loading.fit import AS_STORED, fit
 from blazr.models.loading.load import load
 from blazr.nn.device import Device, resolve_device
 from blazr.nn.quant import QUANTIZERS
 from blazr.nn.quant.weight import stored_weights
-from tiny import Tiny
+from tests.support import tiny
+from tests.support.tiny import Tiny
 
 CPU = resolve_device("cpu")
 MODEL = Tiny(layers=("Mamba2", "MlaWithMoe", "StandardTransformer"), hidden_size=256,

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-import tiny
 from blazr.core.errors import CapacityError, CheckpointError, ConfigError, UnknownNameError
 from blazr.models.loading import weights
 from blazr.models.loading.load import load, plan_model
 from blazr.models.loading.weights import choose_dtype
 from blazr.nn.device import Device, resolve_device
-from tiny import Tiny
+from tests.support import tiny
+from tests.support.tiny import Tiny
 
 CPU = resolve_device("cpu")
 KINDS = ("Mamba1", "Mamba2", "Mamba3", "MlaWithMoe", "MlaWithMlp", "StandardTransformer")

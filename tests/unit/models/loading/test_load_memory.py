@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import tiny
-from tiny import Tiny
+from tests.support import tiny
+from tests.support.tiny import Tiny
 
 PROGRAM = """
 import re, sys

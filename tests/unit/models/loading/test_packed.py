@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-import tiny
 from blazr.models.causal_lm import CausalLM
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
@@ -14,7 +13,8 @@ from blazr.nn.kernels.cpu import compiled
 from blazr.nn.quant.gguf.weight import GgufWeight
 from blazr.nn.quant.packed import PackedWeight
 from blazr.nn.quant.weight import Weight, stored_weights
-from tiny import Tiny
+from tests.support import tiny
+from tests.support.tiny import Tiny
 
 CPU = resolve_device("cpu")
 KINDS = (

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-import tiny
 from blazr.core.errors import CheckpointError
 from blazr.models.causal_lm import CausalLM
 from blazr.models.checkpoint.base import Checkpoint, TensorInfo
 from blazr.models.families.oxidizr import OXIDIZR
 from blazr.models.families.rules import Rule, RuleBook, Squeeze, Stack
 from blazr.models.loading.plan import LoadPlan, plan_load
-from tiny import Tiny
+from tests.support import tiny
+from tests.support.tiny import Tiny
 
 RULES = RuleBook(
     [

@@ -23,10 +23,10 @@ from blazr.nn.layers.mamba3 import Mamba3Config
 from blazr.nn.layers.mla import DeepseekMlaConfig
 from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.layers.short_conv import ShortConvConfig
-from examples import MIXER_EXAMPLES
-from kernel_shapes import Sizes
-from mixers import PAGES, SLOTS, copy_of, memory_of, mixer_of, step_of, tensors_of
-from without_kernels import without_kernels
+from tests.support.examples import MIXER_EXAMPLES
+from tests.support.kernel_shapes import Sizes
+from tests.support.mixers import PAGES, SLOTS, copy_of, memory_of, mixer_of, step_of, tensors_of
+from tests.support.without_kernels import without_kernels
 
 # How far results of a few numbers may lie apart by luck.
 DTYPES = {torch.float32: 3e-6, torch.float16: 2**-8, torch.bfloat16: 2**-5}

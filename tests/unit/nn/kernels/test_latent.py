@@ -17,7 +17,7 @@ from blazr.nn.layers.batch import Span
 from blazr.nn.layers.cache_spec import GRID
 from blazr.nn.layers.mla import DeepseekMlaConfig, Mla, MlaConfig
 from blazr.nn.layers.rope import RopeConfig
-from mixers import for_kernels, memory_of, mixer_of, step_of
+from tests.support.mixers import for_kernels, memory_of, mixer_of, step_of
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ROPE = RopeConfig(6)

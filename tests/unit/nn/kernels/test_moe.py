@@ -16,7 +16,7 @@ from blazr.nn.kernels.recording import Arena, Recording
 from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.ops.moe import ExpertGroups, ExpertMlps, Routing, choose_experts, experts
 from blazr.nn.ops.packed import random_packed
-from examples import FEED_FORWARD_EXAMPLES, HIDDEN
+from tests.support.examples import FEED_FORWARD_EXAMPLES, HIDDEN
 
 pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())
 

@@ -8,8 +8,8 @@ import torch
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.kernels.recording import Arena, Recording, part
 from blazr.nn.layers.batch import ForwardBatch, Span
-from examples import HIDDEN, MIXER_EXAMPLES
-from mixers import copy_of, for_kernels, memory_of, mixer_of, step_of, tensors_of
+from tests.support.examples import HIDDEN, MIXER_EXAMPLES
+from tests.support.mixers import copy_of, for_kernels, memory_of, mixer_of, step_of, tensors_of
 
 NAMES = (
     *("mamba2", "mamba2_groups", "mamba2_bare", "mamba2_norm_first"),

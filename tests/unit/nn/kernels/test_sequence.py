@@ -11,8 +11,8 @@ from blazr.engine.cache.storage import plan_layout
 from blazr.engine.runner import ModelRunner
 from blazr.models.causal_lm import CausalLM
 from blazr.nn.kernels.cpu import compiled
-from networks import VOCAB, build_network
-from without_kernels import without_kernels
+from tests.support.networks import VOCAB, build_network
+from tests.support.without_kernels import without_kernels
 
 NAMES = (
     *("gqa", "gqa_window", "gqa_capped", "gqa_sinks", "gqa_nope"),

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hybrids import HYBRIDS
-from networks import VOCAB
+from tests.support.hybrids import HYBRIDS
+from tests.support.networks import VOCAB
 
 SIZES: dict[str, object] = {
     "vocab_size": VOCAB,

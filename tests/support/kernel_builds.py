@@ -1,9 +1,9 @@
 """A pytest plugin: the kernels' tests with another build of the kernels.
 
-``pytest -p tests.kernel_builds --kernels LIBRARY`` runs tests as they are, with that library in the
-place of the installed one. One for 64-bit Arm runs elsewhere under QEMU: torch and Python stay
-here, and every call of a kernel is sent to another process (``kernel_caller.cpp``), with the memory
-that it is given.
+``pytest -p tests.support.kernel_builds --kernels LIBRARY`` runs tests as they are, with that
+library in the place of the installed one. One for 64-bit Arm runs elsewhere under QEMU: torch and
+Python stay here, and every call of a kernel is sent to another process (``kernel_caller.cpp``),
+with the memory that it is given.
 """
 
 from __future__ import annotations

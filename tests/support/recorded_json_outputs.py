@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.recorded_calls import Recorded
+from tests.support.recorded_calls import Recorded
 
 JSON_OUTPUTS = (
     Recorded(

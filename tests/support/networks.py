@@ -23,7 +23,7 @@ from blazr.nn.layers.decoder_layer import LayerConfig
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.parallel import ParallelMixerConfig
 from blazr.nn.layers.shared_block import SharedBlockConfig
-from examples import FEED_FORWARD_EXAMPLES, HIDDEN, MIXER_EXAMPLES, SHARED_AGAIN
+from tests.support.examples import FEED_FORWARD_EXAMPLES, HIDDEN, MIXER_EXAMPLES, SHARED_AGAIN
 
 VOCAB, CONTEXT = 53, 1024
 NAN_BYTE = 0xFF

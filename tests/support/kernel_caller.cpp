@@ -1,4 +1,4 @@
-// Calls a library for a process that cannot load it itself: tests/kernel_builds.py, on another processor.
+// Calls a library for a process that cannot load it itself: tests/support/kernel_builds.py, on another processor.
 //
 //   caller LIBRARY MEMORY    MEMORY is a file that both have mapped; what calls are given lies there
 //

@@ -13,7 +13,7 @@ from blazr.core.gguf import Value
 from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, TensorInfo
 from blazr.nn.quant.gguf import GGML_TYPES
 
-HEADERS = Path(__file__).parent / "golden" / "headers"
+HEADERS = Path(__file__).resolve().parents[1] / "golden" / "headers"
 MADE = sorted(path.stem for path in HEADERS.glob("*.json"))
 _RECORDED = HEADERS / "recorded"
 RECORDED = sorted({path.stem for path in _RECORDED.glob("*.json")} - {"names", "totals"})

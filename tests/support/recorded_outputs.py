@@ -10,8 +10,8 @@ required`).
 
 from __future__ import annotations
 
-from tests.recorded_calls import Recorded, wide
-from tests.recorded_json_outputs import JSON_OUTPUTS
+from tests.support.recorded_calls import Recorded, wide
+from tests.support.recorded_json_outputs import JSON_OUTPUTS
 
 OUTPUTS = (
     *JSON_OUTPUTS,

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import cast
 
 import httpx2
-from tests.scripted import ScriptedEngine, wait_until
 
 from blazr.llm.async_llm import AsyncLLM
 from blazr.llm.text_engine import TextEngine
@@ -19,6 +18,7 @@ from blazr.server.models import Models
 from blazr.server.serve import DrainingServer, address_of, listen, make_server
 from blazr.server.state import ServerState
 from blazr.server.tracing import Tracer
+from tests.support.scripted import ScriptedEngine, wait_until
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""What several tests share: models, servers, recorded replies, references to be held to."""
