@@ -81,6 +81,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 max_seq_len=self.max_seq_len,
                 token_budget=self.token_budget,
                 prefix_cache=self.prefix_cache,
+                warm_up=True,
             ),
         )
 

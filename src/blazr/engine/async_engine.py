@@ -17,16 +17,19 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from blazr.core.errors import CapacityError, EngineError
+from blazr.core.errors import CapacityError, EngineError, RequestError
 from blazr.engine.engine import Engine
 from blazr.engine.outputs import FinishReason, Running, TokenOutput
 from blazr.engine.pacing import Pacing
 from blazr.engine.request import Request
+from blazr.engine.sampling_params import SamplingParams
 
 Sink = Callable[[TokenOutput], None]
 R = TypeVar("R")
 STALL_S = 30.0
 MAX_RESTARTS, RESTART_WINDOW_S = 3, 60.0
+# Of a warm-up: steps of up to so many sequences are recorded, and so long a prompt is read.
+RECORDED_SIZES, WARM_UP_TOKENS = 8, 16
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +61,9 @@ class AsyncEngine:
         replace: Puts a network of the same config in the present one's place; there too.
         pacing: Balances prefill against decode.
         max_unfinished: Replies that may run or queue at once.
+        record: Records the decode steps of 1 to that many sequences, on the engine's thread. If
+            given, the engine warms up before the constructor returns: usual steps are recorded and
+            some tokens computed, which no figure counts and no prefix keeps.
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class AsyncEngine:
         replace: Callable[[nn.Module], None],
         pacing: Pacing,
         max_unfinished: int,
+        record: Callable[[int], None] | None = None,
     ) -> None:
         self.is_paused = False
         self._build = build
@@ -88,6 +95,8 @@ class AsyncEngine:
         self._num_restarts = 0
         self._heartbeat = time.monotonic()
         self._thread = self._start()
+        if record is not None:
+            self.call(lambda: self._warm_up(record))
 
     def submit(self, request: Request, sink: Sink) -> int:
         """Queue a request. Never waits for a step.
@@ -245,6 +254,29 @@ class AsyncEngine:
 
         self._put(run)
         return future.result()
+
+    def _warm_up(self, record: Callable[[int], None]) -> None:
+        """Do once what the first request would otherwise wait for.
+
+        The tokens go through an engine of their own. It uses the same memory, so nothing else may
+        have been computed yet; what it leaves there is cleared as it is handed out.
+        """
+        trial = self._build()
+        num_prompt = min(WARM_UP_TOKENS, trial.max_seq_len - 2)
+        params = SamplingParams(max_tokens=2, ignore_eos=True, seed=0)
+        request = Request(prompt_ids=(0,) * num_prompt, params=params)
+        try:
+            trial.add(request, request_id=0, now=0.0, seed=0)
+        except RequestError as error:  # a context of two tokens
+            logger.debug("no warm-up: %s", error)
+            return
+        while trial.has_work():
+            for output in trial.step(0.0):
+                if output.error is not None:
+                    logger.warning("the warm-up failed: %s", output.error)
+                    return
+        # layers prepare some tensors in their first step, which no recording could hold
+        record(RECORDED_SIZES)
 
     def _put(self, work: Callable[[], None]) -> None:
         if self._closing or not self._thread.is_alive():

@@ -59,4 +59,5 @@ def build_engine(
         replace=runner.replace,
         pacing=Pacing(share=config.prefill_share, token_budget=config.token_budget),
         max_unfinished=shape.max_running + config.max_waiting,
+        record=runner.record if config.warm_up else None,
     )

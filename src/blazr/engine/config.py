@@ -22,6 +22,8 @@ class EngineConfig:
         memory: For caches: bytes (``"8GiB"``), a share of what is free (``"0.6"``), or ``"auto"``.
         max_seq_len: Lower the model's context to this many tokens, or None.
         prefix_cache: Whether prefixes of earlier requests are reused.
+        warm_up: Whether the engine computes a few tokens and records the usual decode steps before
+            it takes requests, so that the first one is as fast as the next.
     """
 
     max_running: int = 32
@@ -31,6 +33,7 @@ class EngineConfig:
     memory: str = "auto"
     max_seq_len: int | None = None
     prefix_cache: bool = True
+    warm_up: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_running", "max_waiting", "token_budget"):

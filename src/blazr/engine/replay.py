@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Never
 
 import numpy as np
@@ -60,6 +60,17 @@ class Replays:
         inputs, replay = self._made[size]
         inputs.take(plan, memory)
         return replay(build_batch(plan, memory, self._model.device) if replay.num_python else None)
+
+    def record(self, sizes: Iterable[int], max_blocks: int) -> None:
+        """Record decode steps before they are met; those that cannot be kept are computed.
+
+        Args:
+            sizes: Numbers of sequences.
+            max_blocks: Blocks that a sequence may have.
+        """
+        for size in sizes:
+            if self._is_possible and size not in self._made:
+                self._record(size, max_blocks)
 
     def num_python(self, size: int) -> int | None:
         """How many parts of such a step stay in Python; None if it is not recorded."""

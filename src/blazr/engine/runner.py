@@ -80,6 +80,16 @@ class ModelRunner:
             self.replays = Replays(model, self.storage.layers)
 
     @torch.inference_mode()
+    def record(self, num_sizes: int) -> None:
+        """Record the decode steps of 1 to ``num_sizes`` sequences, without computing them.
+
+        For a network that has computed a step; on the thread that computes them.
+        """
+        sizes = range(1, min(num_sizes, self.shape.max_running) + 1)
+        if self.replays is not None:
+            self.replays.record(sizes, self.shape.max_blocks)
+
+    @torch.inference_mode()
     def execute(self, plan: StepPlan, memory: CacheManager) -> StepResult:
         """Compute a step.
 

@@ -30,8 +30,8 @@ class PanicError(BaseException):
 class Bench:
     """An engine thread over exact arithmetic, with a place to put faults."""
 
-    def __init__(self, max_unfinished: int = 8) -> None:
-        self.fault = lambda plan: None
+    def __init__(self, max_unfinished: int = 8, *, record=None, fault=lambda plan: None) -> None:
+        self.fault = fault
         self.build_fault = lambda: None
         self.memories: list[CacheManager] = []
         self.networks: list[object] = []
@@ -41,6 +41,7 @@ class Bench:
             replace=self.networks.append,
             pacing=Pacing(share=2.0, token_budget=64),
             max_unfinished=max_unfinished,
+            record=record,
         )
 
     def build(self) -> Engine:
@@ -91,6 +92,35 @@ def right_answer(prompt, count: int = 6) -> list[int]:
     for _ in range(count):
         history.append(next_token(history))
     return history[len(prompt) :]
+
+
+def test_a_warm_up_computes_then_records_and_leaves_no_trace():
+    seen = []
+    bench = Bench(
+        record=lambda sizes: seen.append(("record", sizes)),
+        fault=lambda plan: seen.append(("step", plan.num_tokens)),
+    )
+    assert seen == [("step", 16), ("step", 1), ("record", 8)]
+    stats = bench.engine.stats()
+    assert not any(stats[name] for name in ("steps", "computed_tokens", "prefix_blocks"))
+    tokens, end = collect(bench.ask((0,) * 16)[1])
+    assert tokens == right_answer((0,) * 16)
+    assert end.num_cached_tokens == 0
+    bench.engine.close()
+
+
+def test_a_failing_warm_up_is_logged_and_records_nothing(caplog):
+    recorded = []
+
+    def fault(plan):
+        raise ValueError("broken")
+
+    bench = Bench(record=recorded.append, fault=fault)
+    assert "the warm-up failed: ValueError: broken" in caplog.text
+    assert not recorded
+    bench.fault = lambda plan: None
+    assert collect(bench.ask((1, 2, 3))[1])[0] == right_answer((1, 2, 3))
+    bench.engine.close()
 
 
 def test_requests_from_many_threads_are_all_answered():

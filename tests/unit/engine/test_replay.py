@@ -43,6 +43,22 @@ def test_replayed_steps_give_the_same_bits(mix):
         assert torch.equal(logits, scores)
 
 
+def test_steps_recorded_before_they_are_met_give_the_same_bits():
+    model = build_network(MIXES["gqa and mlp"], seed=5)
+    lab = Lab(model, replay=True)
+    lab.ask([1, 2], max_tokens=2)
+    lab.run()
+    lab.runner.record(100)
+    most = lab.runner.shape.max_running
+    recorded = [lab.runner.replays.num_python(size) for size in range(1, most + 2)]
+    assert recorded == [0] * most + [None]
+    asked = [lab.ask([5 + i, 7, 11 * i + 2], max_tokens=6 + 5 * i) for i in range(4)]
+    lab.run()
+    for request, (tokens, logits) in zip(asked, answers(model, replay=False)[0], strict=True):
+        assert lab.answer(request)[0] == tokens
+        assert torch.equal(lab.answer(request)[1], logits)
+
+
 @torch.inference_mode()
 def test_nothing_is_computed_while_recording():
     x, y = torch.ones(2, 8), torch.full((2, 8), 3.0)

@@ -167,12 +167,14 @@ class Recording:
         return call
 
 
-class _Watch(TorchDispatchMode):
-    """Sees every operation of torch; nothing that computes goes through."""
+class _Dispatch:
+    """What `_Watch` does with an operation.
 
-    def __init__(self, arena: Arena) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._arena = arena
+    Apart from it, because torch wraps a ``__torch_dispatch__`` that a mode itself defines, and the
+    wrapper imports torch.compile's modules at its first call: hundreds, and seconds.
+    """
+
+    _arena: Arena
 
     def __torch_dispatch__(
         self,
@@ -188,13 +190,22 @@ class _Watch(TorchDispatchMode):
             size = args[0] if like is None else args[1] if len(args) > 1 else like.shape
             dtype = kwargs.get("dtype") or (torch.float32 if like is None else like.dtype)
             return self._arena.take(torch.Size(size), dtype)
-        with self:  # operations made of others are judged by these: a reshape may be a copy
+        # operations made of others are judged by these: a reshape may be a copy
+        with self:  # type: ignore[attr-defined]  # a mode
             found = func.decompose(*args, **kwargs)
         if found is not NotImplemented:
             return found
         if func.is_view:
             return func(*args, **kwargs)
         raise ForeignError(str(func))
+
+
+class _Watch(_Dispatch, TorchDispatchMode):
+    """Sees every operation of torch; nothing that computes goes through."""
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._arena = arena
 
 
 def part(function: Callable[..., Tensor], *args: Any, like: Tensor) -> Tensor:
