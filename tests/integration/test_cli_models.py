@@ -91,6 +91,8 @@ def test_serve_says_where_warns_serves_and_stops(model_path: Path) -> None:
             said += line
         found = re.search(r"blazr serves tiny on http://0\.0\.0\.0:(\d+)", said)
         assert found is not None
+        for place in ("/", "/docs", "/v1"):
+            assert f" http://127.0.0.1:{found[1]}{place}\n" in said
         caches = (
             r"caches: (\d+\.\d) MiB for 3 sequences at once, with room for \d+ tokens or \d+ rec"
         )

@@ -142,7 +142,7 @@ class ScriptedEngine:
                 num_prompt_tokens=len(each.request.prompt_ids),
                 num_computed_tokens=len(each.request.prompt_ids) + each.place,
                 num_output_tokens=each.place,
-                max_tokens=each.request.params.max_tokens,
+                max_tokens=self._most(each.request),
             )
             for each in list(self._running.values())
             for index in sorted(each.waiting)
@@ -224,7 +224,7 @@ class ScriptedEngine:
             return TokenOutput(**common, finish_reason=self.fails_as, error=self.fails_with)
         if place == 0 and params.prompt_logprobs is not None:
             common["prompt_logprobs"] = self._prompt_logprobs(running.request)
-        if not params.max_tokens:
+        if params.max_tokens == 0:
             return TokenOutput(**common, **_ended(running.request))
         if place >= len(self.script) and not params.ignore_eos:
             eos = min(running.request.stop_ids, default=None)
@@ -232,8 +232,12 @@ class ScriptedEngine:
         token = self.script[place % len(self.script)]
         if params.logprobs is not None:
             common["logprobs"] = (_logprobs(token, params.logprobs),)
-        reason = FinishReason.LENGTH if place + 1 >= params.max_tokens else None
+        reason = FinishReason.LENGTH if place + 1 >= self._most(running.request) else None
         return TokenOutput(**common, token_ids=(token,), finish_reason=reason)
+
+    def _most(self, request: Request) -> int:
+        most = request.params.max_tokens
+        return self.max_seq_len - len(request.prompt_ids) if most is None else most
 
     def _prompt_logprobs(self, request: Request) -> tuple[TokenLogprobs | None, ...]:
         wanted = request.params.prompt_logprobs or 0

@@ -38,10 +38,10 @@ def chat(  # noqa: PLR0913  (one argument per flag)
     *,
     model: options.Model = None,
     system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
-    max_tokens: options.MaxTokens = 512,
-    temperature: options.Temperature = 0.7,
-    top_p: options.TopP = 0.9,
-    top_k: options.TopK = 40,
+    max_tokens: options.MaxTokens = -1,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
     vocab: options.Vocab = None,
@@ -54,7 +54,7 @@ def chat(  # noqa: PLR0913  (one argument per flag)
     verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
 ) -> None:
     """Talk with a model; it remembers what was said."""
-    params = SamplingParams(
+    params = SamplingParams.of(
         max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,

@@ -29,9 +29,9 @@ def generate(  # noqa: PLR0913  (one argument per flag)
         str | None, typer.Option("--prompt", "-p", help="Text to continue; - reads stdin.")
     ] = None,
     max_tokens: options.MaxTokens = 100,
-    temperature: options.Temperature = 0.7,
-    top_p: options.TopP = 0.9,
-    top_k: options.TopK = 40,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
     vocab: options.Vocab = None,
@@ -50,7 +50,7 @@ def generate(  # noqa: PLR0913  (one argument per flag)
         model_argument, prompt_argument = None, model_argument
     name = options.pick_model(model, model_argument)
     text = _read_prompt(prompt_argument if prompt is None else prompt)
-    params = SamplingParams(
+    params = SamplingParams.of(
         max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,

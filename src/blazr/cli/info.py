@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,9 +31,11 @@ def info(
     if fit:
         _fit(options.pick_model(model, model_argument), device, as_json=as_json)
         return
+    from blazr.llm.defaults import sampling_defaults_at
     from blazr.models.loading.describe import describe
 
     report = describe(options.pick_model(model, model_argument))
+    report["sampling"] = sampling_defaults_at(Path(str(report["path"])))
     if as_json:
         print(json.dumps(report, indent=2))
         return
@@ -73,6 +76,10 @@ def _screen(report: Mapping[str, object]) -> Iterator[str]:
         yield section
         for name, value in _items(report[section]):
             yield f"  {name.replace('_', ' '):<32} {value:>16,}"
+    if sampling := dict(_items(report["sampling"])):
+        yield "sampling defaults"
+        for name, value in sampling.items():
+            yield f"  {name:<32} {value:>16}"
     yield "derivation"
     for each in _rows(report["derivation"]):
         origin = ": ".join(str(each[key]) for key in ("source", "note") if each[key])
@@ -81,7 +88,7 @@ def _screen(report: Mapping[str, object]) -> Iterator[str]:
         yield f"warning    {warning}"
 
 
-def _items(section: object) -> Iterator[tuple[str, int]]:
+def _items(section: object) -> Iterator[tuple[str, int | float]]:
     assert isinstance(section, Mapping)
     yield from section.items()
 

@@ -58,10 +58,22 @@ Memory = Annotated[
     str,
     typer.Option(envvar="BLAZR_MEMORY", help="For caches: a size (8GiB), or 0.6 of what is free."),
 ]
-MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
-Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
-TopP = Annotated[float, typer.Option(help="Sample among the likeliest that sum to this.")]
-TopK = Annotated[int, typer.Option(help="Sample among this many; 0 is all.")]
+MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate; -1 fills the context.")]
+Temperature = Annotated[
+    float | None,
+    typer.Option(help="0 is greedy.  [by model, else 0.7]", show_default=False),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        help="Sample among the likeliest that sum to this.  [by model, else 0.9]",
+        show_default=False,
+    ),
+]
+TopK = Annotated[
+    int | None,
+    typer.Option(help="Sample among this many; 0 is all.  [by model, else 40]", show_default=False),
+]
 Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
 Stop = Annotated[list[str] | None, typer.Option(help="String that ends the text; repeatable.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

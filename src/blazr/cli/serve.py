@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -215,12 +215,27 @@ def _run(plans: Sequence[ModelPlan], config: ServerConfig) -> None:
     address = address_of(sock, is_tls=config.tls_cert is not None)
     info = models.seats[0].info
     _say(f"blazr serves {names} on {address}" + (f" ({info.device})" if info else ""))
+    for line in _places(address, config):
+        _say(line)
     if not config.is_loopback and not config.api_keys:
         _say(
             "warning: anyone who can reach this machine can use it; "
             "set --api-key, or listen on --host 127.0.0.1"
         )
     serve(models, sock)
+
+
+def _places(address: str, config: ServerConfig) -> Iterator[str]:
+    """Where to go, one line each."""
+    if config.uds is not None:
+        return
+    # what listens on every address is reached on this machine's own
+    base = address.replace("//0.0.0.0", "//127.0.0.1").replace("//[::]", "//[::1]")
+    base += config.root_path
+    if config.has_ui:
+        yield f"  chat page      {base}/"
+        yield f"  API reference  {base}/docs"
+    yield f"  OpenAI's API   {base}/v1"
 
 
 def _open(plans: Sequence[ModelPlan], config: ServerConfig) -> Models:

@@ -248,17 +248,18 @@ class Engine:
         ]
 
     def _max_length(self, request: Request) -> int:
-        wanted = len(request.prompt_ids) + request.params.max_tokens
+        num_prompt, most = len(request.prompt_ids), request.params.max_tokens
         limit = self.scheduler.memory.shape.max_tokens
         if self._context_is_hard:
             limit = min(limit, self.max_seq_len)
-        return min(wanted, limit)
+        # where nothing bounds the reply, one as long as a context is long enough
+        return min(num_prompt + (self.max_seq_len if most is None else most), limit)
 
     def _append(self, sequence: Sequence, sampled: Sampled) -> TokenOutput:
         if sampled.error is not None:
             return self._fail(sequence, sampled.error)
         token, params = sampled.token_id, sequence.request.params
-        if not params.max_tokens:
+        if params.max_tokens == 0:
             return self._end(sequence, FinishReason.LENGTH)
         stops = not params.ignore_eos and token in sequence.request.stop_ids
         stops = stops or token in params.stop_token_ids

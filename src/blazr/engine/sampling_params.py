@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from blazr.core.errors import RequestError
 
@@ -15,14 +16,29 @@ MAX_LOGIT_BIAS = 1024
 SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p")
 
 
+class DefaultFloat(float):
+    """The value of a field that was left out: the model's own default goes before it."""
+
+    __slots__ = ()
+
+
+class DefaultInt(int):
+    """See `DefaultFloat`."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How a reply is sampled. The defaults are blazr's documented ones.
+    """How a reply is sampled.
+
+    What is left out, or None, is the model's own default where it has one (see `with_defaults`),
+    and blazr's documented one otherwise.
 
     Args:
         temperature: 0 is greedy (exactly argmax); up to 2.
         top_p: Keep the smallest set of tokens whose probabilities sum to this.
-        top_k: Keep this many tokens; 0 keeps all.
+        top_k: Keep this many tokens; 0 or -1 keeps all.
         min_p: Drop tokens below this share of the most probable one.
         repetition_penalty: Divide (multiply, if negative) logits of tokens seen; 1 is off.
         presence_penalty: Subtract once from tokens already generated; 0 is off.
@@ -30,7 +46,7 @@ class SamplingParams:
         repeat_last_n: The three penalties look at this many of the latest tokens; -1 is all.
         samplers: In which order SAMPLERS apply, all of them, where not in the usual one.
         seed: Makes sampling repeatable whatever else runs; None draws a fresh one.
-        max_tokens: Most tokens to generate; 0 only reads the prompt.
+        max_tokens: Most tokens to generate; 0 only reads the prompt, None or -1 fills the context.
         min_tokens: No end-of-text or stop id before this many tokens.
         stop: Strings that end the reply; they are not part of it.
         stop_token_ids: Token ids that end the reply.
@@ -49,17 +65,17 @@ class SamplingParams:
         RequestError: A value is outside its range; ``param`` names it.
     """
 
-    temperature: float = 0.7
-    top_p: float = 0.9
-    top_k: int = 40
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    temperature: float = DefaultFloat(0.7)
+    top_p: float = DefaultFloat(0.9)
+    top_k: int = DefaultInt(40)
+    min_p: float = DefaultFloat(0.0)
+    repetition_penalty: float = DefaultFloat(1.0)
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repeat_last_n: int = -1
     samplers: tuple[str, ...] = ()
     seed: int | None = None
-    max_tokens: int = 100
+    max_tokens: int | None = DefaultInt(100)
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -73,6 +89,7 @@ class SamplingParams:
     grammar: Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
+        self._settle_defaults()
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
@@ -87,6 +104,16 @@ class SamplingParams:
         if any(not -100 <= bias <= 100 for bias in self.logit_bias.values()):
             _refuse("logit_bias", "a bias out of range", "-100 to 100")
 
+    def _settle_defaults(self) -> None:
+        """Turn the other ways of leaving a field out, or switching it off, into the usual one."""
+        for name, default in _DEFAULTS.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
+        if self.max_tokens == -1:
+            object.__setattr__(self, "max_tokens", None)
+
     def _check_ranges(self) -> None:
         for name, low, high in RANGES:
             value = getattr(self, name)
@@ -95,7 +122,7 @@ class SamplingParams:
                 _refuse(name, value, f"a number from {low:g} to {high:g}")
         if self.repetition_penalty <= 0:
             _refuse("repetition_penalty", self.repetition_penalty, "a number above 0")
-        if self.min_tokens > self.max_tokens:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             _refuse("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
 
     def _check_stop(self) -> None:
@@ -103,6 +130,27 @@ class SamplingParams:
             _refuse("stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")
         if any(not text or len(text) > MAX_STOP_CHARACTERS for text in self.stop):
             _refuse("stop", "an empty or long string", f"1 to {MAX_STOP_CHARACTERS} characters")
+
+    @classmethod
+    def of(cls, **values: object) -> SamplingParams:
+        """From values of which those that are None were not given."""
+        given: dict[str, Any] = {k: value for k, value in values.items() if value is not None}
+        return cls(**given)
+
+    def with_defaults(self, defaults: Mapping[str, float]) -> SamplingParams:
+        """The same with plain numbers for what was left out.
+
+        Args:
+            defaults: The model's own, by the names of the fields that are in MODEL_DEFAULTS.
+        """
+        filled: dict[str, Any] = {}
+        for name in MODEL_DEFAULTS:
+            value = getattr(self, name)
+            if isinstance(value, DefaultFloat):
+                filled[name] = float(defaults.get(name, value))
+            elif isinstance(value, DefaultInt):
+                filled[name] = int(defaults.get(name, value))
+        return replace(self, **filled) if filled else self
 
     @property
     def takes_likeliest(self) -> bool:
@@ -122,6 +170,15 @@ class SamplingParams:
         """Whether the likeliest token is always taken."""
         return self.temperature == 0
 
+
+MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""The fields whose defaults a model may come with."""
+
+_DEFAULTS = {
+    name: each.default
+    for name, each in SamplingParams.__dataclass_fields__.items()
+    if name in MODEL_DEFAULTS
+}
 
 RANGES = (
     ("temperature", 0, 2),

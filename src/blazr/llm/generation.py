@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
 from blazr.core.errors import RequestError
 from blazr.engine.request import Pooling
-from blazr.engine.sampling_params import SamplingParams
+from blazr.engine.sampling_params import DefaultInt, SamplingParams
 from blazr.text.messages import Message
 
 Prompt = str | Sequence[int]  # text, or token ids
@@ -35,7 +35,7 @@ class GenerationRequest:
     Args:
         prompt: Text or token ids.
         messages: A chat, instead of a prompt.
-        params: How to sample.
+        params: How to sample. A chat that leaves `max_tokens` out goes on to the context's end.
         tools: Functions that may be called, in OpenAI's shape.
         tool_choice: Whether one may be called, must be, or none.
         tool_name: The one that must be called, where only one will do.
@@ -80,6 +80,8 @@ class GenerationRequest:
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             raise RequestError("give a prompt or messages, one of the two.", param="prompt")
+        if self.messages is not None and isinstance(self.params.max_tokens, DefaultInt):
+            object.__setattr__(self, "params", replace(self.params, max_tokens=None))
         last = self.messages[-1] if self.messages else None
         if self.continue_final_message and (last is None or last.role != "assistant"):
             raise RequestError(

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from blazr.core.errors import UnknownFamilyError
+from blazr.llm.defaults import sampling_defaults
 from blazr.llm.form import PLAIN
 from blazr.llm.no_tokenizer import NoTokenizer
 from blazr.llm.opened import ModelInfo, OpenedModel
@@ -170,4 +171,5 @@ def _describe(
         adds_bos=loaded.family not in _FAMILIES_WITHOUT_BOS,
         stop_ids=frozenset(sidecars.eos_ids(directory) if directory is not None else ()),
         is_unbounded=loaded.is_unbounded,
+        sampling=sampling_defaults(directory, loaded.gguf),
     )

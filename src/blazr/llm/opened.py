@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 from blazr.core.errors import ShapeError
@@ -33,6 +33,7 @@ class ModelInfo:
         adds_bos: Whether a text prompt begins with the beginning-of-text token.
         stop_ids: Ids that end a reply, besides the tokenizer's own.
         is_unbounded: Whether it reads prompts of any length (no attention in it).
+        sampling: Its own sampling defaults, by the names of `SamplingParams`.
     """
 
     name: str
@@ -45,6 +46,7 @@ class ModelInfo:
     adds_bos: bool = False
     stop_ids: frozenset[int] = frozenset()
     is_unbounded: bool = False
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,7 +87,7 @@ class TextEngine:
         ids = self._cut(request, ids)
         prepared = Request(
             prompt_ids=tuple(ids),
-            params=request.params,
+            params=request.params.with_defaults(self.info.sampling),
             stop_ids=frozenset(i for i in stop_ids if i < self.info.vocab_size),
             priority=request.priority,
             cache_salt=request.cache_salt,
@@ -176,7 +176,8 @@ class TextEngine:
         context = self.info.max_seq_len
         if self.info.is_unbounded:
             return 2**31
-        return context - max(min(request.params.max_tokens, context // 2), 1)
+        most = request.params.max_tokens
+        return context - max(context // 2 if most is None else min(most, context // 2), 1)
 
     def take_weights(self, opened: OpenedModel) -> None:
         """Go on with the weights of the same model in another checkpoint."""

@@ -84,7 +84,7 @@ ANSWERS: Mapping[Handler, Answer] = {
     status.openapi: Answer(whole=dict[str, Any]),
     status.metrics: Answer(media_type="text/plain"),
     cache.show_cache: Answer(whole=native.CacheReport),
-    generate.generate: Answer(whole=native.Generated),
+    generate.generate: Answer(whole=native.Generated, events=native.Generated),
     completion.complete: Answer(
         whole=native.TextPiece | list[native.TextPiece], events=native.TextPiece, framing=FRAMING
     ),
@@ -126,12 +126,15 @@ ANSWERS: Mapping[Handler, Answer] = {
     decisions.decide: Answer(whole=items.Decisions),
     scoring.score: Answer(whole=replies.ScoreList),
     scoring.rerank: Answer(whole=replies.RerankReply),
-    unsupported.refuse: _HIDDEN,
+    unsupported.refuse_sound: _HIDDEN,
+    unsupported.refuse_images: _HIDDEN,
+    unsupported.refuse_compact: _HIDDEN,
     messages.answer: Answer(
         whole=anthropic.MessageReply, events=anthropic.MessageEvent, framing=NAMED
     ),
     messages.count_tokens: Answer(whole=anthropic.TokenCount),
-    ollama_models.version: Answer(whole=native.Version),
+    ollama_models.version: Answer(whole=ollama.OllamaVersion),
+    ollama_models.pull: Answer(whole=ollama.PullLine, events=ollama.PullLine, framing=LINES),
     ollama_models.tags: Answer(whole=ollama.TagList),
     ollama_models.running: Answer(whole=ollama.RunningList),
     ollama_models.show: Answer(whole=ollama.ShownModel),

@@ -13,16 +13,16 @@ from starlette.routing import Route as StarletteRoute
 
 from blazr.server.anthropic.rendering import VERSION_HEADER
 from blazr.server.anthropic.rendering import error_object as anthropic_error
+from blazr.server.config import LOOPBACK_ORIGIN
 from blazr.server.endpoint import Endpoint
 from blazr.server.errors import HttpError, Shape
 from blazr.server.middleware import Gate, Surroundings
 from blazr.server.models import Models
+from blazr.server.ollama.models import error_object as ollama_error
 from blazr.server.openapi import describe
 from blazr.server.routes import ROUTES
 from blazr.server.run import PREFIX_HEADER
 from blazr.server.tracing import Tracer
-
-_LOOPBACK_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
 
 def build_app(models: Models, *, tracer: Tracer | None = None) -> Starlette:
@@ -46,7 +46,7 @@ def build_app(models: Models, *, tracer: Tracer | None = None) -> Starlette:
             Middleware(  # outermost, or a page could not read why it was refused
                 CORSMiddleware,
                 allow_origins=config.cors_origins,
-                allow_origin_regex=_LOOPBACK_ORIGIN,
+                allow_origin_regex=LOOPBACK_ORIGIN,
                 allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
                 expose_headers=["X-Request-Id", PREFIX_HEADER],
@@ -58,12 +58,16 @@ def build_app(models: Models, *, tracer: Tracer | None = None) -> Starlette:
     )
 
 
+_BEGINNINGS = (("/api/", ollama_error), ("/v1/messages/", anthropic_error))
 _SHAPES = {row.path: row.shape for row in ROUTES.values() if row.shape is not None}
 
 
 def _shape_of(path: str, headers: Headers) -> Shape | None:
-    """How errors are written: as the path's dialect has them, or as the client's."""
-    return _SHAPES.get(path) or (anthropic_error if VERSION_HEADER in headers else None)
+    """How errors are written: as the dialect of the path has them, or as the client's."""
+    known = _SHAPES.get(path)
+    if known is None:  # a path that there is not may still be of one
+        known = next((shape for begin, shape in _BEGINNINGS if f"{path}/".startswith(begin)), None)
+    return known or (anthropic_error if VERSION_HEADER in headers else None)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

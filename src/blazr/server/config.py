@@ -16,6 +16,7 @@ MAX_HEADER_BYTES = 16 * 1024
 MAX_HEADER_FIELDS = 100
 _ROOT_PATH = re.compile(r"(/[\w.~-]+)+")
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+LOOPBACK_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +112,11 @@ class ServerConfig:
     def is_loopback(self) -> bool:
         """Whether only this machine can connect."""
         return self.uds is not None or self.host in LOOPBACK
+
+    def allows_origin(self, origin: str) -> bool:
+        """Whether pages of an origin may call from a browser."""
+        is_listed = origin in self.cors_origins or "*" in self.cors_origins
+        return is_listed or re.fullmatch(LOOPBACK_ORIGIN, origin) is not None
 
 
 def digests(keys: Iterable[str]) -> tuple[bytes, ...]:

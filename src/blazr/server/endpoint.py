@@ -13,10 +13,11 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from blazr.core.errors import RequestError
 from blazr.server.config import ServerConfig
 from blazr.server.errors import HttpError, Shape, clean
 from blazr.server.models import Models
-from blazr.server.params import refuse_foreign
+from blazr.server.params import name_as_sent, refuse_foreign
 from blazr.server.service import Call
 from blazr.server.state import Service
 
@@ -69,8 +70,6 @@ class Endpoint:
         body: msgspec.Struct | None = None
         is_command = self._route.is_command
         if self._decoder is not None:
-            if not is_command or connection.headers.get("content-length", "0") != "0":
-                _check_content_type(connection.headers.get("content-type", ""))
             raw = await _read_body(scope, receive, state.config)
             body = _decode(self._decoder, raw or b"{}" if is_command else raw)
             if is_command:
@@ -87,7 +86,11 @@ class Endpoint:
 
         async def work() -> None:
             async with self._models.using(name) as service:
-                response = await self._route.handler(self._call(scope, body, service))
+                try:
+                    response = await self._route.handler(self._call(scope, body, service))
+                except RequestError as error:
+                    name_as_sent(error, body)
+                    raise
                 await response(scope, receive, send)
 
         with state.working():
@@ -176,16 +179,6 @@ def _inside(value: object) -> list[object]:
         # numbers and strings hold nothing: a prompt of a million ids is not walked twice
         return [each for each in value if isinstance(each, list | dict | msgspec.Struct)]
     return []
-
-
-def _check_content_type(value: str) -> None:
-    # A browser sends other types to foreign servers without asking them first.
-    if value.partition(";")[0].strip().lower() != "application/json":
-        raise HttpError(
-            415,
-            "the body must be JSON: send 'Content-Type: application/json'.",
-            code="unsupported_media_type",
-        )
 
 
 async def _read_body(scope: Scope, receive: Receive, config: ServerConfig) -> bytes:

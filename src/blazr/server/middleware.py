@@ -133,6 +133,8 @@ class Gate:
         headers = Headers(scope=scope)
         _check_header_size(headers)
         _check_host(headers, self._state.config)
+        if scope["method"] == "POST":
+            _check_site(headers, self._state.config)
         path = scope["path"]
         if path not in self._open_paths and not path.startswith(self._open_prefixes):
             scope["tenant"] = self._check_key(headers, commands=path in self._command_paths)
@@ -206,4 +208,25 @@ def _check_host(headers: Headers, config: ServerConfig) -> None:
             421,
             "this server answers to localhost only; start it with --api-key to open it.",
             code="misdirected_request",
+        )
+
+
+def _check_site(headers: Headers, config: ServerConfig) -> None:
+    """Refuse what a page of another site makes a browser send without asking here first.
+
+    Browsers ask (a CORS preflight) before they send JSON under its own name; for the types that
+    forms have they do not, and bodies are read as JSON whatever they are called.
+    """
+    content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+    if content_type == "application/json" or site in {"same-origin", "none"}:
+        return
+    is_own = origin is not None and origin.partition("://")[2] == headers.get("host")
+    is_foreign = site is not None if origin is None else not is_own
+    if is_foreign and not config.allows_origin(origin or ""):
+        raise HttpError(
+            403,
+            "a page of another site may not send this; allow its origin with --cors-origin, "
+            "or send 'Content-Type: application/json'.",
+            code="cross_site",
         )

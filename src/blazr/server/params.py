@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -93,11 +94,12 @@ _REFUSALS: Sequence[tuple[str, str, object]] = (
     ("ask for text", "audio modalities", ["text"]),
     ("leave it out: there are no adapters", "lora lora_path", 0),
 )
+_INSIDE = ("options", "sampling_params")  # objects in which a body has more fields
 _REFUSED = {
     name: (instead, nothing) for instead, names, nothing in _REFUSALS for name in names.split()
 }
 _foreign = msgspec.json.Decoder(
-    msgspec.defstruct("_Foreign", [(name, Any, None) for name in ("options", *_REFUSED)])
+    msgspec.defstruct("_Foreign", [(name, Any, None) for name in (*_INSIDE, *_REFUSED)])
 )
 
 
@@ -112,27 +114,61 @@ def refuse_foreign(raw: bytes, body: msgspec.Struct) -> None:
         RequestError: There is one, and it asks for something.
     """
     given: dict[str, Any] = msgspec.structs.asdict(_foreign.decode(raw))
-    inner, options = given.pop("options"), getattr(body, "options", None)
-    own = {*body.__struct_fields__, *(options.__struct_fields__ if options else ())}
-    if options:
-        given |= {name: value for name, value in inner.items() if name in _REFUSED}
+    own = {*body.__struct_fields__}
+    for name in _INSIDE:
+        raw_inner, inner = given.pop(name), getattr(body, name, None)
+        if inner is not None:
+            own |= {*inner.__struct_fields__}
+            given |= {name: value for name, value in raw_inner.items() if name in _REFUSED}
     for name, value in given.items():
         if name not in own and value and value != _REFUSED[name][1]:
             raise RequestError(f"this endpoint has no {name}.", param=name, hint=_REFUSED[name][0])
 
 
+# What dialects call what has one name inside.
+_SENT_AS: Mapping[str, tuple[str, ...]] = {
+    "max_tokens": (
+        *("max_completion_tokens", "max_output_tokens", "max_new_tokens"),
+        *("n_predict", "num_predict"),
+    ),
+    "repetition_penalty": ("repeat_penalty",),
+    "stop": ("stop_sequences",),
+    "logprobs": ("top_logprobs", "n_probs"),
+    "prompt": ("input", "messages", "text_1", "query"),
+    "messages": ("input", "prompt", "query", "text_1"),
+}
+
+
+def name_as_sent(error: RequestError, body: object) -> None:
+    """Let an error name the field that the client sent, where that has another name inside.
+
+    Args:
+        error: What was wrong; changed in place.
+        body: The request's.
+    """
+    name, inner = error.param, [getattr(body, each, None) for each in _INSIDE]
+    if name is None:
+        return
+
+    def is_sent(field: str) -> bool:
+        return any(getattr(each, field, None) is not None for each in (body, *inner))
+
+    sent = next(filter(is_sent, (name, *_SENT_AS.get(name, ()))), name)
+    if sent != name:
+        error.param = sent
+        if sent != "messages":  # "the prompt" of a chat is what the template makes of it
+            error.message = re.sub(rf"\b{name}\b", sent, error.message)
+            error.args = (error.render(),)
+
+
 def sampling_params(stop: str | list[str] | None = None, **values: object) -> SamplingParams:
-    """Sampling parameters from what a body gave; what it left out or null takes our defaults.
+    """Sampling parameters from what a body gave; what it left out or null takes the defaults.
 
     Raises:
         RequestError: A value is out of range.
     """
-    given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
-    if stop is not None:
-        given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-    if given.get("top_k") == -1:  # how others spell "keep all"
-        given["top_k"] = 0
-    return SamplingParams(**given)
+    stops = (stop,) if isinstance(stop, str) else None if stop is None else tuple(stop)
+    return SamplingParams.of(stop=stops, **values)
 
 
 _NEUTRAL: Mapping[str, Mapping[str, object]] = {

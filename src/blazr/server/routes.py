@@ -121,7 +121,9 @@ ROUTES: Table[Route] = Table(
                 Route("POST", path, scoring.rerank, scoring.RerankBody)
                 for path in ("/v1/rerank", "/v2/rerank", "/rerank", "/reranking", "/v1/reranking")
             ),
-            *(Route("POST", path, unsupported.refuse) for path in unsupported.PATHS),
+            *(Route("POST", path, unsupported.refuse_sound) for path in unsupported.SOUND_PATHS),
+            *(Route("POST", path, unsupported.refuse_images) for path in unsupported.IMAGE_PATHS),
+            Route("POST", "/v1/responses/compact", unsupported.refuse_compact),
             _Anthropic("POST", "/v1/messages", messages.answer, messages.Body),
             _Anthropic(
                 "POST", "/v1/messages/count_tokens", messages.count_tokens, messages.CountBody
@@ -145,6 +147,9 @@ ROUTES: Table[Route] = Table(
             _Ollama("GET", "/api/tags", ollama_models.tags),
             _Ollama("GET", "/api/ps", ollama_models.running),
             _Ollama("POST", "/api/show", ollama_models.show, ollama_models.ShowBody),
+            _Ollama(
+                "POST", "/api/pull", ollama_models.pull, ollama_models.PullBody, needs_model=False
+            ),
             _Ollama(
                 "POST", "/api/generate", ollama_generate.generate, ollama_generate.GenerateBody
             ),

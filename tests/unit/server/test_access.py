@@ -104,6 +104,53 @@ def test_other_origins_may_not(loopback: Loopback, origin: str) -> None:
     assert "access-control-allow-origin" not in reply.headers
 
 
+FORM = {"Content-Type": "text/plain"}  # what a page may send without a preflight
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "http://localhost.evil.example", "Sec-Fetch-Site": "same-site"},
+        {"Origin": "null", "Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "cross-site"},
+    ],
+)
+@pytest.mark.parametrize("path", ["/generate", "/api/generate", "/models/unload", "/sleep"])
+def test_pages_of_other_sites_cannot_post(loopback: Loopback, headers: dict, path: str) -> None:
+    sent = len(loopback.engine.submitted)
+    body = {"content": b'{"prompt": "a"}', "headers": {**FORM, **headers}}
+    reply = loopback.client.post(path, **body)
+    assert reply.status_code == 403
+    assert "--cors-origin" in reply.text
+    assert len(loopback.engine.submitted) == sent
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Origin": "http://localhost:3000", "Sec-Fetch-Site": "same-site"},
+        {"Origin": "https://behind.proxy", "Sec-Fetch-Site": "same-origin"},
+        {"Sec-Fetch-Site": "none"},
+        # a browser asked first, or this is none
+        {"Origin": "app://notes", "Content-Type": "application/json"},
+    ],
+)
+def test_others_can_post(loopback: Loopback, headers: dict) -> None:
+    headers = {**FORM, **headers}
+    reply = loopback.client.post("/generate", content=b'{"prompt": "a"}', headers=headers)
+    assert reply.is_success
+
+
+def test_a_page_of_this_server_can_post(loopback: Loopback) -> None:
+    base = loopback.client.base_url
+    headers = {**FORM, "Origin": f"{base.scheme}://{base.netloc.decode()}"}
+    reply = loopback.client.post("/generate", content=b'{"prompt": "a"}', headers=headers)
+    assert reply.is_success
+
+
 def test_origins_can_be_allowed() -> None:
     with serving(scripted_core(), cors_origins=("https://app.example",)) as running:
         reply = running.client.get("/health", headers={"Origin": "https://app.example"})
@@ -111,6 +158,10 @@ def test_origins_can_be_allowed() -> None:
         refused = running.client.get("/nope", headers={"Origin": "https://app.example"})
         assert refused.status_code == 404
         assert refused.headers["access-control-allow-origin"] == "https://app.example"
+        headers = {"Origin": "https://app.example", "Sec-Fetch-Site": "cross-site", **FORM}
+        assert running.client.post(
+            "/generate", content=b'{"prompt":"a"}', headers=headers
+        ).is_success
 
 
 @pytest.mark.parametrize("given", ["abc-1", "x" * 128])

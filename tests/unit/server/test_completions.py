@@ -191,7 +191,7 @@ def test_stop_string_ends_the_reply_and_the_work(loopback: Loopback) -> None:
         ({"prompt": [10**30]}, "prompt"),
         ({"temperature": 2.5}, "temperature"),
         ({"top_p": -0.1}, "top_p"),
-        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"max_tokens": 2**40}, "max_tokens"),
         ({"logprobs": 21}, "logprobs"),
         ({"stop": ["x"] * 17}, "stop"),

@@ -194,11 +194,70 @@ def test_a_schema_may_come_with_json_object(loopback: Loopback) -> None:
         assert loopback.client.post(path, json=body).status_code == 400
 
 
-@pytest.mark.parametrize("path", unsupported.PATHS)
-def test_what_is_not_there_says_so(loopback: Loopback, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        *((path, "sound") for path in unsupported.SOUND_PATHS),
+        *((path, "images") for path in unsupported.IMAGE_PATHS),
+        ("/v1/responses/compact", "conversation"),
+    ],
+)
+def test_what_is_not_there_says_so(loopback: Loopback, path: str, what: str) -> None:
     reply = loopback.client.post(path, files={"file": b"x"})
     assert reply.status_code == 501
-    assert reply.json()["error"]["type"] == "not_supported_error"
+    error = reply.json()["error"]
+    assert error["type"] == "not_supported_error"
+    assert [each for each in ("sound", "images", "conversation") if each in error["message"]] == [
+        what
+    ]
+
+
+def events_of(text: str) -> list[dict]:
+    events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert events[-1] == "[DONE]"
+    return [json.loads(each) for each in events[:-1]]
+
+
+def test_generate_streams(loopback: Loopback) -> None:
+    body = {"prompt": "hello", "max_tokens": 3}
+    whole = loopback.client.post("/generate", json=body).json()
+    events = events_of(loopback.client.post("/generate", json={**body, "stream": True}).text)
+    assert len(events) == 3
+    assert "".join(each["response"] for each in events) == whole["response"]
+
+
+def test_generate_speaks_sglang(loopback: Loopback) -> None:
+    params = {"max_new_tokens": 3, "temperature": 0.5, "top_k": -1, "sampling_seed": 7}
+    body = {"text": "hello", "sampling_params": params}
+    whole = loopback.client.post("/generate", json=body).json()
+    sent = loopback.engine.submitted[-1].params
+    assert (sent.max_tokens, sent.temperature, sent.top_k, sent.seed) == (3, 0.5, 0, 7)
+    assert whole["text"] == " one two three"
+    assert whole["meta_info"]["finish_reason"] == {"type": "length", "length": 3}
+    assert len(whole["output_ids"]) == whole["meta_info"]["completion_tokens"] == 3
+    events = events_of(loopback.client.post("/generate", json={**body, "stream": True}).text)
+    texts = [each["text"] for each in events]
+    assert texts[:-1] == [" one", " one two", " one two three"]
+    assert all(each["meta_info"]["finish_reason"] is None for each in events[:-1])
+    assert {**events[-1], "meta_info": 0} == {**whole, "meta_info": 0}
+    ids = loopback.client.post("/generate", json={"input_ids": [10], **body | {"text": None}})
+    assert ids.json()["text"] == whole["text"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "a", "text": "b"}, "prompt"),
+        ({"text": "a", "sampling_params": {"max_new_tokens": -2}}, "max_new_tokens"),
+        ({"text": "a", "sampling_params": {"no_stop_trim": True}}, "no_stop_trim"),
+        ({"text": "a", "lora_path": "x"}, "lora_path"),
+    ],
+)
+def test_generate_names_what_is_wrong(loopback: Loopback, body: dict, param: str) -> None:
+    reply = loopback.client.post("/generate", json=body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == param
 
 
 def test_any_model_name_will_do_where_that_is_wished() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-import blazr
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import SCRIPT, scripted_core
 
@@ -90,15 +90,57 @@ def test_nothing_asked_says_that_the_model_is_there(loopback: Loopback, path: st
 
 
 def test_models_are_found_under_ollama_s_names(loopback: Loopback) -> None:
-    assert loopback.client.get("/api/version").json() == {"version": blazr.__version__}
+    version = loopback.client.get("/api/version").json()["version"]
+    assert tuple(map(int, version.split("."))) >= (0, 6, 4)  # what clients ask for
     for path in ("/api/tags", "/api/ps"):
         (card,) = loopback.client.get(path).json()["models"]
-        assert card["name"] == card["model"] == "scripted"
+        assert card["name"] == card["model"] == "scripted:latest"
         assert len(card["digest"]) == 64
     for spelled in ({"model": "scripted:latest"}, {"name": "scripted"}, {}):
         shown = post(loopback, "/api/show", **spelled).json()
         assert {"completion", "embedding"} <= set(shown["capabilities"])
         assert shown["model_info"]["oxidizr.context_length"] == 512
+
+
+def test_a_model_is_called_in_the_answer_as_in_the_request(loopback: Loopback) -> None:
+    for asked, told in ({"model": "scripted"}, "scripted"), ({}, "scripted:latest"):
+        assert post(loopback, "/api/chat", messages=HELLO, **asked).json()["model"] == told
+
+
+@pytest.mark.parametrize("name", ["scripted", "scripted:latest"])
+def test_what_is_there_can_be_pulled(loopback: Loopback, name: str) -> None:
+    told = lines(loopback, "/api/pull", model=name)
+    assert [each["status"] for each in told] == ["pulling manifest", "success"]
+    assert post(loopback, "/api/pull", name=name).json() == {"status": "success"}
+
+
+def test_what_is_not_there_cannot_be_pulled(loopback: Loopback) -> None:
+    reply = loopback.client.post("/api/pull", json={"model": "llama9"})
+    assert reply.status_code == 404
+    assert "blazr serve" in reply.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/api/push"), ("GET", "/api/chat"), ("GET", "/api")]
+)
+def test_unknown_paths_answer_in_this_dialect(loopback: Loopback, method: str, path: str) -> None:
+    reply = loopback.client.request(method, path)
+    assert reply.status_code in {404, 405}
+    assert isinstance(reply.json()["error"], str)
+
+
+def test_a_model_s_own_parameters_are_shown_and_used() -> None:
+    core = scripted_core()
+    core.info = replace(core.info, sampling={"temperature": 0.6, "repetition_penalty": 1.1})
+    with serving(core) as running:
+        shown = post(running, "/api/show").json()["parameters"]
+        assert [line.split() for line in shown.splitlines()] == [
+            ["temperature", "0.6"],
+            ["repeat_penalty", "1.1"],
+        ]
+        post(running, "/api/chat", messages=HELLO, options={"repeat_penalty": 1.5})
+        used = running.engine.submitted[-1].params
+        assert (used.temperature, used.repetition_penalty) == (0.6, 1.5)
 
 
 def test_embeddings(loopback: Loopback) -> None:

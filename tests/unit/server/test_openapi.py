@@ -61,7 +61,7 @@ BODIES: dict[str, list[dict]] = {
     ],
     "/v1/messages": [MESSAGES, {**MESSAGES, "stream": True}, {"messages": HELLO, "max_tokens": 2}],
     "/v1/messages/count_tokens": [{"messages": HELLO}],
-    "/generate": [{"prompt": "a"}],
+    "/generate": [{"text": "a", "sampling_params": {"max_new_tokens": 2}}, {"prompt": "a"}],
     "/completion": [
         {"prompt": ["a", "b"], "n_predict": 2, "n_probs": 2, "return_tokens": True},
         {"prompt": "a", "n_predict": 2, "n_probs": 1, "stream": True},
@@ -77,6 +77,7 @@ BODIES: dict[str, list[dict]] = {
     "/detokenize": [{"tokens": [1, 2]}],
     "/apply-template": [{"messages": HELLO}],
     "/api/show": [{"model": "scripted"}],
+    "/api/pull": [{"model": "scripted"}, {"model": "scripted", "stream": False}],
     "/api/generate": [
         {"prompt": "a"},
         {"prompt": "a", "stream": False, "options": {"num_predict": 2}},

@@ -261,7 +261,7 @@ def test_in_the_background_until_cancelled() -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"input": []}, "messages"),
+        ({"input": []}, "input"),
         ({"input": [{"type": "image_generation_call"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
         ({"input": [{"role": "user", "content": "a"}] * 4097}, "input"),
@@ -269,8 +269,8 @@ def test_in_the_background_until_cancelled() -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "function", "name": "f"}] * 129}, "tools"),
         ({"background": True, "store": False}, "background"),
-        ({"max_output_tokens": -1}, "max_tokens"),
-        ({"top_logprobs": 21}, "logprobs"),
+        ({"max_output_tokens": -2}, "max_output_tokens"),
+        ({"top_logprobs": 21}, "top_logprobs"),
         ({"text": {"format": {"type": "riddle"}}}, "text"),
     ],
 )

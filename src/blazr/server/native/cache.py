@@ -10,7 +10,7 @@ _REASON = "reuse_"
 
 
 async def show_cache(call: Call[None]) -> Response:
-    """What the caches hold, how often prefixes were reused or why not, and the latest requests."""
+    """A model's: what the caches hold, how often prefixes were reused, the latest requests."""
     stats = call.service.llm.core.engine.stats()
 
     def pick(**figures: str) -> dict[str, int]:
@@ -30,6 +30,8 @@ async def show_cache(call: Call[None]) -> Response:
                 for name, count in stats.items()
                 if name.startswith(_REASON)
             },
-            "recent": call.state.reports(call.tenant),
+            "recent": [
+                each for each in call.state.reports(call.tenant) if each.model == call.service.name
+            ],
         }
     )

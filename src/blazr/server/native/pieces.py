@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 from blazr.engine.sampling_params import MAX_LOGIT_BIAS, SamplingParams
+from blazr.llm.opened import ModelInfo
 from blazr.llm.results import Completion, Usage
 from blazr.server.params import (
     LAST_N,
@@ -88,8 +89,8 @@ async def to_params(call: Call[SamplingBody]) -> SamplingParams:
     values: dict[str, object] = {ours: getattr(body, name) for name, ours in _NAMES.items()}
     if body.max_tokens is not None and body.n_predict in {None, -1}:
         values["max_tokens"] = body.max_tokens
-    elif body.n_predict == -1:  # as many as there are
-        values["max_tokens"] = call.service.llm.core.info.max_seq_len
+    elif body.n_predict == -2:  # until the context is full
+        values["max_tokens"] = -1
     if body.repeat_last_n is None:
         values["repeat_last_n"] = LAST_N
     values |= sampler_order(body.samplers)
@@ -117,9 +118,11 @@ def _biases(call: Call[SamplingBody]) -> dict[int, float]:
     return biases
 
 
-def settings(params: SamplingParams) -> dict[str, object]:
-    """Sampling parameters in llama.cpp's names."""
+def settings(params: SamplingParams, info: ModelInfo) -> dict[str, object]:
+    """Sampling parameters in llama.cpp's names, as a model takes them."""
+    params = params.with_defaults(info.sampling)
     named = {name: getattr(params, ours) for name, ours in _NAMES.items()}
+    named["n_predict"] = -1 if params.max_tokens is None else int(params.max_tokens)
     more = {"seed": params.seed, "stop": list(params.stop), "n_probs": params.logprobs or 0}
     return named | more
 
@@ -136,7 +139,7 @@ class PieceRenderer(Renderer):
         self._body = call.body
         self._params = params
         self._model = call.service.name
-        self._limit = call.service.llm.core.info.max_seq_len
+        self._info = call.service.llm.core.info
         self._started_s = monotonic()
         self._prompts: dict[int, tuple[PromptDone, float]] = {}
         self._ended_s: dict[int, float] = {}
@@ -189,12 +192,12 @@ class PieceRenderer(Renderer):
             "stop": True,
             "stop_type": "limit" if reason == "length" else "eos" if stop is None else "word",
             "stopping_word": stop or "",
-            "truncated": reason == "length" and usage.total_tokens >= self._limit,
+            "truncated": reason == "length" and usage.total_tokens >= self._info.max_seq_len,
             "model": self._model,
             "tokens_predicted": usage.completion_tokens,
             "tokens_evaluated": usage.prompt_tokens,
             "tokens_cached": usage.cached_tokens,
-            "generation_settings": settings(self._params),
+            "generation_settings": settings(self._params, self._info),
             "timings": self._timings(index, usage),
         }
 

@@ -18,7 +18,7 @@ async def show_props(call: Call[None]) -> Response:
     bos, eos = special_names(core.tokenizer)
     defaults = {
         "n_ctx": core.info.max_seq_len,
-        "params": settings(SamplingParams(repeat_last_n=LAST_N)),
+        "params": settings(SamplingParams(max_tokens=None, repeat_last_n=LAST_N), core.info),
     }
     return json_response(
         {

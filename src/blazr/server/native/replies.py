@@ -117,10 +117,31 @@ class CacheReport(Struct):
     recent: list[RecentRequest]
 
 
-class Generated(Struct):
-    """What a prompt was continued with."""
+class SglangEnd(Struct):
+    """Why a reply ended."""
 
-    response: str
+    type: str
+    length: int | UnsetType = UNSET
+    matched: str | UnsetType = UNSET
+
+
+class SglangMeta(Struct):
+    """About a reply, as SGLang tells it."""
+
+    id: str
+    finish_reason: SglangEnd | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class Generated(Struct):
+    """What a prompt was continued with: `response`, or the rest in SGLang's words."""
+
+    response: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    output_ids: list[int] | UnsetType = UNSET
+    meta_info: SglangMeta | UnsetType = UNSET
 
 
 class PieceLogprob(Struct):

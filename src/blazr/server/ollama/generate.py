@@ -17,7 +17,7 @@ from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Usage
 from blazr.server.errors import HttpError
 from blazr.server.messages import ChatMessage, to_messages
-from blazr.server.ollama.models import KeepAlive, error_object, keep
+from blazr.server.ollama.models import KeepAlive, error_object, keep, with_tag
 from blazr.server.params import LAST_N, Nothing, Stop, sampling_params, scheduling, tool_choice
 from blazr.server.parts import Part, PartsRenderer
 from blazr.server.run import Run, whole_answer
@@ -87,7 +87,7 @@ async def generate(call: Call[GenerateBody]) -> Response:
             template_variables=_variables(body),
             **scheduling(call),
         )
-    return await _answer(call, request, LineRenderer(call.service.name, is_chat=False))
+    return await _answer(call, request, LineRenderer(_name(call), is_chat=False))
 
 
 async def chat(call: Call[ChatBody]) -> Response:
@@ -103,7 +103,7 @@ async def chat(call: Call[ChatBody]) -> Response:
             continue_final_message=body.messages[-1].role == "assistant",
             **scheduling(call),
         )
-    return await _answer(call, request, LineRenderer(call.service.name, is_chat=True))
+    return await _answer(call, request, LineRenderer(_name(call), is_chat=True))
 
 
 class LineRenderer(PartsRenderer):
@@ -201,15 +201,18 @@ async def _answer(
     return await whole_answer(run, renderer)
 
 
+def _name(call: Call[GenerateBody] | Call[ChatBody]) -> str:
+    """What the model is called in the answer: what the client calls it."""
+    return call.body.model or with_tag(call.service.name)
+
+
 def _params(call: Call[GenerateBody] | Call[ChatBody]) -> SamplingParams:
     body, options = call.body, call.body.options or Options()
     grammar: dict[str, object] | None = None
     if body.format:
         is_any = body.format == "json"
         grammar = {"json_object": True} if is_any else {"json_schema": body.format}
-    most = options.num_predict
-    if most is None or most < 0:
-        most = call.service.llm.core.info.max_seq_len
+    most = -1 if options.num_predict is None else max(options.num_predict, -1)
     given = msgspec.structs.asdict(options)
     del given["num_predict"]
     given["repetition_penalty"] = given.pop("repeat_penalty")

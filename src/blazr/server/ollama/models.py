@@ -1,4 +1,4 @@
-"""``/api/version``, ``/api/tags``, ``/api/ps`` and ``/api/show``."""
+"""``/api/version``, ``/api/tags``, ``/api/ps``, ``/api/show`` and ``/api/pull``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ from typing import Annotated
 import msgspec
 from starlette.responses import Response
 
-import blazr
 from blazr.core.errors import RequestError
 from blazr.server.errors import HttpError
 from blazr.server.params import said
 from blazr.server.service import Call, json_response
+from blazr.server.sse import LINES
 from blazr.server.state import Seat
+
+# The version of Ollama whose API this is: clients look at it before they ask for more. Tools have
+# been streamed since 0.8, thinking has been apart since 0.9, and told how hard since 0.11.
+OLLAMA_VERSION = "0.12.0"
+
+_PARAMETERS = {"repetition_penalty": "repeat_penalty"}  # what Ollama calls them
 
 _LONGEST_S = 365 * 86400.0
 _UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
@@ -37,19 +43,39 @@ class ShowBody(msgspec.Struct, kw_only=True):
         self.model = self.model or self.name
 
 
+class PullBody(ShowBody, kw_only=True):
+    """A model to fetch."""
+
+    stream: bool | None = None
+
+
 def error_object(error: HttpError) -> dict[str, object]:
     """Ollama's error object."""
     return {"error": error.text}
 
 
 async def version(call: Call[None]) -> Response:  # noqa: ARG001
-    """Which blazr this is."""
-    return json_response({"version": blazr.__version__})
+    """Which version of Ollama this is compatible with."""
+    return json_response({"version": OLLAMA_VERSION})
 
 
 async def tags(call: Call[None]) -> Response:
     """The models there are, in memory or not."""
     return json_response({"models": [_card(call, seat) for seat in call.models.seats]})
+
+
+async def pull(call: Call[PullBody]) -> Response:
+    """Say that a model is there already; this server fetches none."""
+    try:
+        call.models.find(call.body.model)
+    except HttpError as error:
+        error.message += " This server fetches no models while it runs: name it to blazr serve."
+        raise
+    steps = [{"status": "pulling manifest"}, {"status": "success"}]
+    if call.body.stream is False:
+        return json_response(steps[-1])
+    lines = b"".join(msgspec.json.encode(each) + b"\n" for each in steps)
+    return Response(lines, media_type=LINES.media_type)
 
 
 async def running(call: Call[None]) -> Response:
@@ -112,7 +138,10 @@ async def show(call: Call[ShowBody]) -> Response:
             "details": card["details"],
             "modified_at": card["modified_at"],
             "capabilities": capabilities if core.template is None else [*capabilities, "tools"],
-            "parameters": "",
+            "parameters": "\n".join(
+                f"{_PARAMETERS.get(name, name):<30} {value:g}"
+                for name, value in info.sampling.items()
+            ),
             "template": "" if core.template is None else core.template.name,
             "model_info": {
                 "general.architecture": info.family,
@@ -123,14 +152,19 @@ async def show(call: Call[ShowBody]) -> Response:
     )
 
 
+def with_tag(name: str) -> str:
+    """A model's name as Ollama has it: what has no tag is the latest."""
+    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
+
+
 def _card(call: Call[None] | Call[ShowBody], seat: Seat) -> dict[str, object]:
     """What is known of a model; its figures only once it was loaded."""
     info, name = seat.info, seat.source.name
     began = datetime.now(UTC) - timedelta(seconds=monotonic() - call.state.started_s)
     family = "" if info is None else info.family
     return {
-        "name": name,
-        "model": name,
+        "name": with_tag(name),
+        "model": with_tag(name),
         "modified_at": began.isoformat(),
         "size": seat.num_bytes if info is None else info.size_bytes,
         "digest": hashlib.sha256(name.encode()).hexdigest(),

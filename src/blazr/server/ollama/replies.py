@@ -16,6 +16,18 @@ class OllamaError(Struct):
     error: str
 
 
+class OllamaVersion(Struct):
+    """The version of Ollama whose API this is."""
+
+    version: str
+
+
+class PullLine(Struct):
+    """How far the fetching of a model has come."""
+
+    status: str
+
+
 class ModelDetails(Struct):
     """What kind of model it is."""
 

@@ -226,9 +226,8 @@ async def _in_background(run: Run, renderer: ResponseRenderer, log: Log) -> None
 def _params(call: Call[Body]) -> SamplingParams:
     body = call.body
     wants_logprobs = body.top_logprobs is not None or _LOGPROBS in (body.include or ())
-    most = call.service.llm.core.info.max_seq_len
     return sampling_params(
-        max_tokens=most if body.max_output_tokens is None else body.max_output_tokens,
+        max_tokens=body.max_output_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=body.top_k,

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from starlette.responses import Response
 
 from blazr.server.errors import HttpError
 from blazr.server.service import Call
 
-PATHS = (
-    "/v1/audio/transcriptions",
-    "/v1/audio/translations",
-    "/v1/audio/speech",
-    "/v1/images/generations",
-    "/v1/images/edits",
-    "/v1/images/variations",
-    "/v1/responses/compact",
-)
+SOUND_PATHS = ("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech")
+IMAGE_PATHS = ("/v1/images/generations", "/v1/images/edits", "/v1/images/variations")
 
 
-async def refuse(call: Call[None]) -> Response:  # noqa: ARG001
-    """Say that this server has neither sound nor images, and shortens no conversation."""
-    raise HttpError(
-        501,
-        "this server has neither sound nor images, and shortens no conversation.",
-        code="not_implemented",
-        headers={"X-Should-Retry": "false"},  # OpenAI's client would
+async def refuse_sound(call: Call[None]) -> Response:  # noqa: ARG001
+    """Say that this server has no models for sound."""
+    _refuse("this server has no models for sound.")
+
+
+async def refuse_images(call: Call[None]) -> Response:  # noqa: ARG001
+    """Say that this server has no models that make images."""
+    _refuse("this server has no models that make images.")
+
+
+async def refuse_compact(call: Call[None]) -> Response:  # noqa: ARG001
+    """Say that this server summarizes no conversation."""
+    _refuse(
+        'this server summarizes no conversation. Try: "truncation": "auto" in /v1/responses, '
+        "which leaves the oldest messages out where they do not fit."
     )
+
+
+def _refuse(message: str) -> NoReturn:
+    # OpenAI's client would try again
+    raise HttpError(501, message, code="not_implemented", headers={"X-Should-Retry": "false"})

@@ -17,7 +17,7 @@ export const NUMBERS = {
   seed: ["Seed", 0, 4294967295, 1, "makes replies repeatable"],
 };
 
-export const DEFAULTS = { system: "", stop: "", tools: "", thinking: "", model: "", max_tokens: 512 };
+export const DEFAULTS = { system: "", stop: "", tools: "", thinking: "", model: "" };
 
 /** A chat without messages. */
 export function newChat() {
