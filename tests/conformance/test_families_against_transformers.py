@@ -150,11 +150,14 @@ def test_the_classic_spelling_says_the_same(pair: Pair) -> None:
         path.write_text(text)
 
 
-def test_a_key_that_nobody_knows_is_refused(pair: Pair) -> None:
-    rewrite_config(pair.directory, attention_twist=0.5)
-    with pytest.raises(ConfigError, match="attention_twist"):
-        plan_model(str(pair.directory))
-    rewrite_config(pair.directory, attention_twist=None)
+def test_a_key_that_nobody_knows_is_named_and_ignored(pair: Pair) -> None:
+    before = plan_model(str(pair.directory)).derivation
+    rewrite_config(pair.directory, attention_twist=0.5, lora_r=8)
+    after = plan_model(str(pair.directory)).derivation
+    rewrite_config(pair.directory, attention_twist=None, lora_r=None)
+    assert after.config == before.config
+    [warning] = set(after.warnings) - set(before.warnings)
+    assert "unknown keys are ignored: attention_twist, lora_r" in warning
 
 
 def test_more_experts_than_the_best_groups_have_are_refused(make_pair) -> None:

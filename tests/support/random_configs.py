@@ -32,12 +32,6 @@ _FLAGS = (
     *("mamba_rms_norm", "mamba_norm_before_gate", "use_mem_rope", "use_shared_attention_adapter"),
     *("use_qk_norm", "norm_topk_prob", "use_expert_bias", "rope_interleave", "moe_renormalize"),
 )
-# What blazr refuses, as no released model has it.
-_REFUSED = {
-    "nemotron_h": ("attention_bias", "mlp_bias"),
-    "deepseek_v2": ("norm_topk_prob", "mlp_bias"),
-    "kimi_linear": ("attention_bias",),
-}
 _GROUPS = ("n_group", "num_expert_group")
 _SCALED = {"rope_scaling", "rope_parameters"}
 _SHORT = {"original_max_position_embeddings": 20}
@@ -73,7 +67,7 @@ def random_changes(
     for key, value in known.items():
         if isinstance(value, float) and any(each in key for each in _MULTIPLIED):
             made[key] = round(value * rng.choice((0.3, 0.7, 1, 1, 1, 1.9)), 4)
-        elif key in _FLAGS and key not in _REFUSED.get(kind, ()) and rng.random() < 0.2:
+        elif key in _FLAGS and rng.random() < 0.2:
             made[key] = not value
     old = known.get("rope_parameters")
     is_plain = isinstance(old, dict) and "rope_theta" in old and not _SCALED & {*changes}

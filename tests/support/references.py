@@ -190,6 +190,10 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
         },
     ),
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 2}),
+    "olmoe clipped": (
+        "olmoe",
+        {"num_experts": 6, "num_experts_per_tok": 2, "clip_qkv": 0.4, "norm_topk_prob": True},
+    ),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
     "smollm3 window": (
         "smollm3",
@@ -249,6 +253,8 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
             "n_shared_experts": 2,
             "first_k_dense_replace": 1,
             "routed_scaling_factor": 2.0,
+            "mlp_bias": True,
+            "norm_topk_prob": True,
         },
     ),
     "deepseek_v2 lite": (

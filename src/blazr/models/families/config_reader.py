@@ -47,6 +47,21 @@ ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "mamba_layers": ("hybrid_layers.ssm_layers",),
     }
 )
+# The same for configs of the transformers library: its own names come first, and the words for a
+# sampler's settings mean that.
+HF_ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        **{name: (name, *others) for name, others in ALIASES.items()},
+        "num_layers": ("num_hidden_layers", "n_layer", "num_layers"),
+        "num_kv_heads": ("num_key_value_heads", "num_kv_heads", "kv_heads"),
+        "max_seq_len": ("max_position_embeddings", "max_seq_len"),
+        "experts_per_tok": ("num_experts_per_tok", "experts_per_tok"),
+        "kv_latent_dim": ("kv_lora_rank",),
+        "q_latent_dim": ("q_lora_rank",),
+        "d_rope": ("qk_rope_head_dim",),
+        "moe_intermediate_size": ("moe_intermediate_size", "intermediate_size"),
+    }
+)
 MAX_INTEGER = 2**40
 
 
@@ -65,17 +80,32 @@ class Setting(Generic[T]):
 
 
 class ConfigReader:
-    """Reads values by their first name in ``ALIASES``; null counts as absent.
+    """Reads values by the first of their names; null counts as absent.
 
     Args:
         raw: The parsed file, or None where there is none.
         source: Its name, for messages.
+        names: Every name of a value, the first to look for first; None for a value's own name
+            and then those of ``ALIASES``.
     """
 
-    def __init__(self, raw: Mapping[str, object] | None, source: str = "config.json") -> None:
+    def __init__(
+        self,
+        raw: Mapping[str, object] | None,
+        source: str = "config.json",
+        names: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:
         self.raw = raw or {}
         self.source = source
+        self.unknown: dict[str, object] = {}  # keys of sections that nobody knows, with their path
         self._asked: set[str] = set()
+        self._names = names
+
+    def names_of(self, name: str) -> tuple[str, ...]:
+        """Every key that a value may be under, the first to look for first."""
+        if self._names is not None:
+            return self._names.get(name, (name,))
+        return (name, *ALIASES.get(name, ()))
 
     def integer(self, name: str, *, minimum: int = 0) -> Setting[int] | None:
         """A whole number from ``minimum`` to 2**40.
@@ -154,7 +184,8 @@ class ConfigReader:
     def _read(
         self, name: str, wanted: str, convert: Callable[[object], T | None]
     ) -> Setting[T] | None:
-        for key in (name, *ALIASES.get(name, ())):
+        keys = self.names_of(name)
+        for position, key in enumerate(keys):
             raw = self._look_up(key)
             if raw is None:
                 continue
@@ -165,6 +196,9 @@ class ConfigReader:
                     found=repr(raw)[:100],
                     expected=wanted,
                 )
+            for other in keys[position + 1 :]:
+                if self.raw.get(other) == raw:  # another name for the same, and no stray
+                    self._asked.add(other)
             return Setting(value, key, self.source)
         return None
 

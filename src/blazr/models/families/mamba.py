@@ -10,8 +10,9 @@ from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.config import ModelConfig
 from blazr.models.families.base import Context, Derivation, Family, Ledger
 from blazr.models.families.config_reader import ConfigReader
-from blazr.models.families.hf.derive import model_type, refuse_unread
+from blazr.models.families.hf.derive import model_type
 from blazr.models.families.hf.state_space import TRAINING, mixer_rules
+from blazr.models.families.hf.unread import settle_unread
 from blazr.models.families.oxidizr import DEFAULT_EPS, read_max_seq_len
 from blazr.models.families.oxidizr_mixers import derive_mamba1, derive_mamba2
 from blazr.models.families.oxidizr_shapes import TensorGroup, split_layers
@@ -67,7 +68,7 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
     if model_type(checkpoint) is not None:
         for key in (*TRAINING, *_TOLD, *_SAID_TWICE):
             reader.mark(key)
-        refuse_unread(reader)
+        settle_unread(reader, ledger)
     return Derivation(config, tuple(ledger.values.values()), tuple(ledger.warnings))
 
 

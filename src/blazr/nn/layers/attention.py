@@ -41,6 +41,8 @@ class AttentionConfig(MixerConfig):
         output_size: Channels that come out; None for C.
         output_gate: Whether a sigmoid of more query channels weighs the heads' outputs, head by
             head behind the queries (Qwen3-Next).
+        clip_qkv: Queries, keys and values are cut off at this magnitude before the rotation (OLMo,
+            DBRX); None leaves them.
         sinks: Whether every head has a score that takes its share and gives nothing (GPT-OSS).
     """
 
@@ -61,6 +63,7 @@ class AttentionConfig(MixerConfig):
     attn_logit_softcap: float | None = None
     output_size: int | None = None
     output_gate: bool = False
+    clip_qkv: float | None = None
     sinks: bool = False
 
     @property
@@ -157,6 +160,8 @@ class Attention(Mixer):
         q, k, v = (t.unflatten(-1, (-1, dim)) for t in (q, k, v))  # (..., H or K, D)
         if self.config.qk_norm and not self.config.qk_norm_all_heads:
             q, k = self.q_norm(q), self.k_norm(k)
+        if (limit := self.config.clip_qkv) is not None:
+            q, k, v = (t.clamp(-limit, limit) for t in (q, k, v))
         return q, k, v, gate
 
     def _finish(self, heads: Tensor, gate: Tensor | None) -> Tensor:

@@ -41,6 +41,8 @@ class MoeConfig(FeedForwardConfig):
         correction_bias: Whether a bias is added to the scores for the choice (DeepSeek-V3).
         router_bias: Whether the router has a bias.
         expert_bias: Whether the experts' matrices have biases (GPT-OSS).
+        dense_bias: Whether the matrices that every token goes through have biases: those of the
+            shared expert and those around the latent channels.
         swiglu_limit: Clamps the inner activations (GPT-OSS); None for none.
         swiglu_alpha: Steepness of the clamped form.
         latent_size: Experts work on so many channels, projected from C and back (Nemotron 3);
@@ -65,6 +67,7 @@ class MoeConfig(FeedForwardConfig):
     correction_bias: bool = False
     router_bias: bool = False
     expert_bias: bool = False
+    dense_bias: bool = False
     swiglu_limit: float | None = None
     swiglu_alpha: float = 1.0
     latent_size: int | None = None
@@ -154,8 +157,9 @@ class Moe(FeedForward):
             self.correction_bias = nn.Parameter(torch.empty(config.num_experts))
         self.experts = Experts(config)
         if config.latent_size is not None:
-            self.latent_down_proj = Linear(config.hidden_size, config.latent_size)
-            self.latent_up_proj = Linear(config.latent_size, config.hidden_size)
+            sizes, bias = (config.hidden_size, config.latent_size), config.dense_bias
+            self.latent_down_proj = Linear(*sizes, bias=bias)
+            self.latent_up_proj = Linear(*sizes[::-1], bias=bias)
         if config.shared_expert:
             self.shared_expert = Mlp(
                 MlpConfig(
@@ -164,6 +168,7 @@ class Moe(FeedForward):
                     activation=config.activation,
                     gated=config.gated,
                     fused_gate_up=config.shared_fused_gate_up,
+                    bias=config.dense_bias,
                 )
             )
         if config.shared_expert_gate:

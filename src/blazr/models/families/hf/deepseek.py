@@ -8,7 +8,12 @@ from blazr.models.families.hf.dense import LLAMA_RULES
 from blazr.models.families.hf.derive import Traits, hf_family
 from blazr.models.families.hf.reading import Reading
 from blazr.models.families.hf.rope import mscale, read_rope, rope_parameters
-from blazr.models.families.hf.sparse import read_experts, read_groups, sigmoid_experts
+from blazr.models.families.hf.sparse import (
+    ROUTED_EXPERTS,
+    read_experts,
+    read_groups,
+    sigmoid_experts,
+)
 from blazr.nn.layers.base import FeedForwardConfig
 from blazr.nn.layers.mla import DeepseekMlaConfig
 
@@ -52,6 +57,7 @@ def _softmax_experts(reading: Reading, index: int) -> FeedForwardConfig | None:
     experts = replace(
         experts,
         norm_topk_prob=False,
+        dense_bias=reading.flag("mlp_bias"),
         groups=groups if limited else None,
         routed_scaling_factor=reading.number("routed_scaling_factor", 1.0),
         shared_expert=True,
@@ -67,7 +73,6 @@ def _check_scoring(reading: Reading, wanted: str) -> None:
 
 def _check_v2(reading: Reading) -> None:
     _check_scoring(reading, "softmax")
-    reading.refuse("norm_topk_prob", "no released model has it")
 
 
 def _check_v3(reading: Reading) -> None:
@@ -79,6 +84,7 @@ DEEPSEEK_V2 = hf_family(
     "deepseek_v2",
     Traits(
         rules=LLAMA_RULES,
+        names=ROUTED_EXPERTS,
         mixer=_latent_attention,
         mlp={"bias": "mlp_bias"},
         feed_forward=_softmax_experts,
@@ -89,6 +95,7 @@ DEEPSEEK_V3 = hf_family(
     "deepseek_v3",
     Traits(
         rules=LLAMA_RULES,
+        names=ROUTED_EXPERTS,
         defaults={
             "n_group": 8,
             "topk_group": 4,

@@ -97,11 +97,10 @@ def _smollm3_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
 
 
 def _smollm3_window(reading: Reading, index: int) -> int | None:
-    window = reading.window()
-    if not reading.flag("use_sliding_window"):
-        return None
-    kind = reading.layer_type(index) or (FULL if _has_rope(reading, index) else SLIDING)
-    return window if kind == SLIDING else None
+    """Where types are listed they decide alone, as the library masks by them."""
+    window, slides = reading.window(), reading.flag("use_sliding_window")
+    default = SLIDING if slides and not _has_rope(reading, index) else FULL
+    return window if (reading.layer_type(index) or default) == SLIDING else None
 
 
 def interleaved_rope(reading: Reading, dim: int, index: int) -> RopeConfig:

@@ -1,7 +1,7 @@
 """Hugging Face decoders: what their configs say, as differences from Llama.
 
 config.json is believed, as it does not go stale here; the plan of the load compares every size with
-the tensors. A key that nobody has read is refused unless it is known to change nothing.
+the tensors. Keys that nobody has read are dealt with in `unread`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.config import ModelConfig
 from blazr.models.families.base import Derivation, Family
-from blazr.models.families.config_reader import ConfigReader
+from blazr.models.families.config_reader import HF_ALIASES, ConfigReader
 from blazr.models.families.hf.names import EMBEDDINGS, HEADS
-from blazr.models.families.hf.neutral import is_neutral
 from blazr.models.families.hf.reading import Flag, Reading
 from blazr.models.families.hf.rope import read_rope
+from blazr.models.families.hf.unread import settle_unread
 from blazr.models.families.oxidizr import read_max_seq_len
 from blazr.models.families.oxidizr_shapes import split_layers
 from blazr.models.families.rules import RuleBook
@@ -68,6 +68,7 @@ class Traits:
         check: Refuses what would compute something else.
         prepare: Puts an older spelling of the config in today's.
         says_nothing: Keys of the config that change nothing here.
+        names: Keys of a value, the first to look for first, where they differ from HF_ALIASES.
         rules_of: Tensor names of one checkpoint, where they differ by layer.
         unused: What the names of tensors begin with that the network has no place for.
     """
@@ -92,6 +93,7 @@ class Traits:
     check: Callable[[Reading], None] | None = None
     prepare: Callable[[Mapping[str, object]], Mapping[str, object]] | None = None
     says_nothing: tuple[str, ...] = ()
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rules_of: Callable[[Checkpoint], RuleBook] | None = None
     unused: Callable[[Checkpoint], tuple[str, ...]] | None = None
 
@@ -131,7 +133,8 @@ def _derive(checkpoint: Checkpoint, traits: Traits, section: str) -> Derivation:
         part = ConfigReader(own).section(section)
         own, source = part.raw if part else {}, f"{source}: {section}"
     own = traits.prepare(own) if traits.prepare else own
-    reader = ConfigReader({**traits.defaults, **own}, source)
+    names = {**HF_ALIASES, **traits.names}
+    reader = ConfigReader({**_defaults(traits, own, names), **own}, source, names)
     reading = Reading(reader, checkpoint.tensors)
     ledger = reading.ledger
     if section:
@@ -162,10 +165,23 @@ def _derive(checkpoint: Checkpoint, traits: Traits, section: str) -> Derivation:
             "tie_word_embeddings", tied, source, reader.boolean("tie_word_embeddings")
         ),
     )
-    refuse_unread(reader)
+    settle_unread(reader, ledger)
     return Derivation(
         replace(config, **numbers), tuple(ledger.values.values()), tuple(ledger.warnings)
     )
+
+
+def _defaults(
+    traits: Traits, own: Mapping[str, object], names: Mapping[str, tuple[str, ...]]
+) -> dict[str, object]:
+    """What holds for values that the config has under none of their names."""
+    said = {
+        key
+        for keys in names.values()
+        if any(own.get(key) is not None for key in keys)
+        for key in keys
+    }
+    return {key: value for key, value in traits.defaults.items() if key not in said}
 
 
 def _vocab_size(checkpoint: Checkpoint, reading: Reading) -> int:
@@ -179,7 +195,7 @@ def _vocab_size(checkpoint: Checkpoint, reading: Reading) -> int:
 
 def _extra_layers(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Behind the last layer: heads that predict further tokens."""
-    reader = ConfigReader(checkpoint.config)
+    reader = ConfigReader(checkpoint.config, names=HF_ALIASES)
     count, extra = reader.integer("num_layers"), reader.integer("num_nextn_predict_layers")
     if count is None or extra is None:
         return ()
@@ -276,21 +292,3 @@ def read_mlp(reading: Reading, flags: Flags, activation: str = "hidden_act") -> 
 
 def _flags(reading: Reading, flags: Flags) -> dict[str, Any]:
     return {name: reading.flag(value) for name, value in flags.items()}
-
-
-def refuse_unread(reader: ConfigReader) -> None:
-    """Refuse a config with a key that nobody has asked for and that may mean something.
-
-    Raises:
-        ConfigError: There is one.
-    """
-    types = reader.raw.get("layer_types")
-    if isinstance(types, list) and all(kind == "full_attention" for kind in types):
-        reader.mark("layer_types")
-    for key, value in reader.unread().items():
-        if not is_neutral(key, value):
-            raise ConfigError(
-                f"{reader.source}: {key[:60]!r} is not known for this type of model.",
-                found=repr(value)[:100],
-                hint="take it out of config.json if it does not change what the model computes",
-            )

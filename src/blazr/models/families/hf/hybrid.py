@@ -13,7 +13,7 @@ from blazr.models.families.hf.derive import Traits, hf_family, read_attention, r
 from blazr.models.families.hf.names import LLAMA_NORMS, hf_rules
 from blazr.models.families.hf.reading import Reading
 from blazr.models.families.hf.rope import read_rope
-from blazr.models.families.hf.sparse import read_experts
+from blazr.models.families.hf.sparse import LOCAL_EXPERTS, read_experts
 from blazr.models.families.hf.state_space import (
     FULL,
     LINEAR,
@@ -148,6 +148,7 @@ GRANITE_HYBRID = hf_family(
     Traits(
         rules=_GRANITE_SPARSE,
         rules_of=_granite_rules_of,
+        names=LOCAL_EXPERTS,
         defaults={**_MAMBA2_DEFAULTS, "shared_intermediate_size": 1024},
         attention=LLAMA_BIASES,
         attention_numbers=granite_attention,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.hf.derive import Traits, hf_family, read_attention, read_mlp
 from blazr.models.families.hf.reading import Reading
-from blazr.models.families.hf.sparse import sigmoid_experts
+from blazr.models.families.hf.sparse import ROUTED_EXPERTS, sigmoid_experts
 from blazr.models.families.hf.state_space import (
     FULL,
     LEAST_STEP,
@@ -30,6 +30,7 @@ from blazr.nn.layers.decoder_layer import LayerConfig
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.parallel import ParallelMixerConfig
 
+_PARTS = ("weight", "bias")
 _LAYER, _MIXER, _FEED = "backbone.layers.{i}.", "layers.{i}.mixer.", "layers.{i}.feed_forward."
 _BACKBONE = [
     Rule("lm_head.weight", "lm_head.weight"),
@@ -112,7 +113,6 @@ def _is_of_the_library(own: Mapping[str, object]) -> bool:
 
 
 def _nemotron_experts(reading: Reading) -> FeedForwardConfig:
-    reading.refuse("mlp_bias", "experts have no biases")
     experts = sigmoid_experts(reading, reading.num_layers)
     assert experts is not None
     latent = reading.reader.integer("moe_latent_size", minimum=1)
@@ -120,6 +120,7 @@ def _nemotron_experts(reading: Reading) -> FeedForwardConfig:
         experts,
         activation=reading.activation("mlp_hidden_act"),
         gated=False,
+        dense_bias=reading.flag("mlp_bias"),
         shared_expert=True,
         shared_intermediate_size=reading.size("moe_shared_expert_intermediate_size"),
         latent_size=latent.value if latent else None,
@@ -144,8 +145,14 @@ def _nemotron_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConf
 
 def _check_nemotron(reading: Reading) -> None:
     reading.expect("mamba_hidden_act", "silu", "swish")
-    reading.refuse("attention_bias", "no released model has it")
-    ignored = ("mamba_proj_bias", "rms_norm_eps", "norm_eps", "sliding_window", "layer_types")
+    ignored = (
+        "attention_bias",
+        "mamba_proj_bias",
+        "rms_norm_eps",
+        "norm_eps",
+        "sliding_window",
+        "layer_types",
+    )
     for key in (*ignored, "num_query_groups"):
         reading.reader.mark(key)  # the library does not look at them, either
 
@@ -159,6 +166,7 @@ def _nemotron_rules(checkpoint: Checkpoint) -> RuleBook:
     )
     experts = _FEED + "experts.{p}_proj"
     shared = "{p}_proj.weight"
+    latent = {"fc1": "down", "fc2": "up"}
     return RuleBook(
         [
             *_BACKBONE,
@@ -167,11 +175,13 @@ def _nemotron_rules(checkpoint: Checkpoint) -> RuleBook:
             Rule(at + "gate.weight", _FEED + "router.weight"),
             Rule(at + "gate.e_score_correction_bias", _FEED + "correction_bias"),
             Rule(at + "experts.{e}." + shared, experts, Stack("e"), p=("up", "down")),
-            Rule(
-                at + "shared_experts." + shared, _FEED + "shared_expert." + shared, p=("up", "down")
+            Rule(at + "shared_experts.{p}", _FEED + "shared_expert.{p}", p=projections),
+            *(
+                Rule(
+                    f"{at}{theirs}_latent_proj.{{p}}", f"{_FEED}latent_{ours}_proj.{{p}}", p=_PARTS
+                )
+                for theirs, ours in latent.items()
             ),
-            Rule(at + "fc1_latent_proj.weight", _FEED + "latent_down_proj.weight"),
-            Rule(at + "fc2_latent_proj.weight", _FEED + "latent_up_proj.weight"),
             *rules_where(
                 checkpoint,
                 r"backbone\.layers\.(\d+)\.mixer\.(up_proj|gate)\.",
@@ -208,6 +218,7 @@ FALCON_MAMBA = hf_family(
 _NEMOTRON = Traits(
     rules=RuleBook(_BACKBONE),
     rules_of=_nemotron_rules,
+    names=ROUTED_EXPERTS,
     defaults={
         "layer_norm_epsilon": 1e-5,
         "n_groups": 8,

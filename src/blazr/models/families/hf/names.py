@@ -98,17 +98,14 @@ def _mlp() -> list[Rule]:
 def _experts() -> list[Rule]:
     at, mixtral, three = _LAYER + "mlp.", _LAYER + "block_sparse_moe.", ("gate", "up", "down")
     words = {"w1": "gate", "w3": "up", "w2": "down"}
+    dense = tuple(f"{name}_proj.{part}" for name in three for part in _PARTS)
     experts = _FEED + "experts.{p}_proj"
     return [
         Rule(at + "gate.weight", _FEED + "router.weight"),
         Rule(at + "gate.e_score_correction_bias", _FEED + "correction_bias"),
         Rule(at + "experts.{e}.{p}_proj.weight", experts, Stack("e"), p=three),
-        Rule(
-            at + "shared_expert.{p}_proj.weight", _FEED + "shared_expert.{p}_proj.weight", p=three
-        ),
-        Rule(
-            at + "shared_experts.{p}_proj.weight", _FEED + "shared_expert.{p}_proj.weight", p=three
-        ),
+        Rule(at + "shared_expert.{p}", _FEED + "shared_expert.{p}", p=dense),
+        Rule(at + "shared_experts.{p}", _FEED + "shared_expert.{p}", p=dense),
         Rule(at + "shared_expert_gate.weight", _FEED + "shared_expert_gate.weight"),
         Rule(mixtral + "gate.weight", _FEED + "router.weight"),
         *(

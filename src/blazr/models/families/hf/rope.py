@@ -74,7 +74,7 @@ def read_rope(
         )
     scaling = _scaling(reader, parameters, rope)
     temperature = _temperature(reader, parameters)
-    _refuse_unread(parameters)
+    _note_unread(reader, parameters)
     return RopeConfig(dim, rope.theta, scaling, interleaved, temperature)
 
 
@@ -210,11 +210,7 @@ _NEUTRAL = {
 }
 
 
-def _refuse_unread(parameters: ConfigReader) -> None:
+def _note_unread(reader: ConfigReader, parameters: ConfigReader) -> None:
     for key, value in parameters.unread().items():
         if value is not None and key not in _NEUTRAL and not isinstance(value, dict):
-            raise ConfigError(
-                f"{parameters.source}: {key[:60]!r} is not supported.",
-                found=repr(value)[:100],
-                hint="take it out of config.json if this model does not need it",
-            )
+            reader.unknown[f"{parameters.source.removeprefix(reader.source + ': ')}.{key}"] = value

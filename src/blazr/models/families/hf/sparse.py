@@ -20,6 +20,9 @@ from blazr.nn.layers.base import FeedForwardConfig
 from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.ops.moe import ExpertGroups
 
+LOCAL_EXPERTS = {"num_experts": ("num_local_experts", "num_experts", "n_routed_experts")}
+ROUTED_EXPERTS = {"num_experts": ("n_routed_experts", "num_experts", "num_local_experts")}
+
 
 def read_experts(reading: Reading, size: str = "moe_intermediate_size") -> MoeConfig:
     """The experts of a layer; a softmax over all is made before the choice.
@@ -128,6 +131,7 @@ MIXTRAL = hf_family(
     "mixtral",
     Traits(
         rules=LLAMA_RULES,
+        names=LOCAL_EXPERTS,
         defaults={
             "num_key_value_heads": 8,
             "num_local_experts": 8,
@@ -166,13 +170,14 @@ OLMOE = hf_family(
         defaults={"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8},
         attention={**LLAMA_BIASES, "qk_norm": True, "qk_norm_all_heads": True},
         feed_forward=_olmoe,
-        check=lambda reading: reading.refuse("clip_qkv", "no released model has it"),
+        attention_numbers=lambda reading: {"clip_qkv": reading.optional_number("clip_qkv")},
     ),
 )
 GRANITE_MOE = hf_family(
     "granitemoe",
     Traits(
         rules=LLAMA_RULES,
+        names=LOCAL_EXPERTS,
         attention=LLAMA_BIASES,
         attention_numbers=granite_attention,
         feed_forward=_granite_moe,
@@ -184,6 +189,7 @@ GLM4_MOE = hf_family(
     "glm4_moe",
     Traits(
         rules=LLAMA_RULES,
+        names=ROUTED_EXPERTS,
         defaults={
             "partial_rotary_factor": 0.5,
             "norm_topk_prob": True,
@@ -198,6 +204,7 @@ GPT_OSS = hf_family(
     "gpt_oss",
     Traits(
         rules=LLAMA_RULES,
+        names=LOCAL_EXPERTS,
         defaults={
             "attention_bias": True,
             "rms_norm_eps": 1e-5,
