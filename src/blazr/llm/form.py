@@ -46,13 +46,18 @@ def choose_grammar(
 ) -> Mapping[str, object] | None:
     """What the reply must follow: the grammar asked for, or calls where they are required.
 
+    Calls that may be made are held to a grammar where a custom tool's input has one.
+
     Raises:
         RequestError: There is no such tool, or both are asked for.
     """
     asked = request.params.grammar
-    if request.tool_choice != "required":
-        return asked
     tool_format = reply_format.tool_format
+    if request.tool_choice != "required":
+        if asked is not None or tool_format is None:
+            return asked
+        grammar = tool_format.input_grammar(reply_format.tools)
+        return None if grammar is None else {"tool_call": grammar}
     name = request.tool_name
     tools = [tool for tool in reply_format.tools if name is None or tool.name == name]
     if asked is not None or tool_format is None or not tools:

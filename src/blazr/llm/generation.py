@@ -10,6 +10,7 @@ from blazr.core.errors import RequestError
 from blazr.engine.request import Pooling
 from blazr.engine.sampling_params import DefaultInt, SamplingParams
 from blazr.text.messages import Message
+from blazr.text.tool_calls.custom import is_custom
 
 Prompt = str | Sequence[int]  # text, or token ids
 
@@ -36,7 +37,7 @@ class GenerationRequest:
         prompt: Text or token ids.
         messages: A chat, instead of a prompt.
         params: How to sample. A chat that leaves `max_tokens` out goes on to the context's end.
-        tools: Functions that may be called, in OpenAI's shape.
+        tools: Functions and custom tools that may be called, in OpenAI's shape.
         tool_choice: Whether one may be called, must be, or none.
         tool_name: The one that must be called, where only one will do.
         parallel_tool_calls: Whether several may be called at once.
@@ -101,7 +102,8 @@ class GenerationRequest:
     @property
     def has_grammar(self) -> bool:
         """Whether the reply must follow one, which takes time to compile."""
-        return self.params.grammar is not None or self.tool_choice == "required"
+        is_called = self.tool_choice == "required" or any(map(is_custom, self.tools or ()))
+        return self.params.grammar is not None or is_called
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

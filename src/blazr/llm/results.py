@@ -46,12 +46,14 @@ class ToolCall:
     Args:
         id: What its result will be known by.
         name: The tool's.
-        arguments: Text of a JSON object, as the model wrote it.
+        arguments: Text of a JSON object, as the model wrote it; of a custom tool, its input.
+        is_custom: Whether the tool is a custom one.
     """
 
     id: str
     name: str
     arguments: str
+    is_custom: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +210,7 @@ def _join_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
             id=next((each.id for each in parts if each.id is not None), ""),
             name=next((each.name for each in parts if each.name is not None), ""),
             arguments="".join(each.arguments for each in parts),
+            is_custom=parts[0].is_custom,
         )
         for parts in calls.values()
     )

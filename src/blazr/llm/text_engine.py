@@ -21,6 +21,7 @@ from blazr.text.reasoning import thinking_budget
 from blazr.text.stream import ReplyFormat
 from blazr.text.thinking import ThinkingBudget
 from blazr.text.tokenizer import Tokenizer
+from blazr.text.tool_calls.custom import as_function
 
 # No vocabulary packs more characters than this into a token on average, so a text longer than
 # this many times the context cannot fit, and is refused before time is spent on tokenizing it.
@@ -133,7 +134,9 @@ class TextEngine:
         ids = self.template.encode(
             messages[:-1] if goes_on else messages,
             self.tokenizer,
-            tools=None if request.tool_choice == "none" else request.tools,
+            tools=None
+            if request.tool_choice == "none"
+            else [*map(as_function, request.tools or ())],
             add_generation_prompt=request.add_generation_prompt or goes_on,
             variables=request.template_variables,
         )

@@ -87,7 +87,8 @@ class ToolCallDelta:
         id: The call's id, in its first delta only.
         name: The tool's name, in its first delta only.
         arguments: More of the arguments, which together are the text of a JSON object; unless the
-            model wrote none, or was cut off.
+            model wrote none, or was cut off. Of a custom tool, more of its input.
+        is_custom: Whether the tool is a custom one.
     """
 
     index: int
@@ -95,6 +96,7 @@ class ToolCallDelta:
     id: str | None = None
     name: str | None = None
     arguments: str = ""
+    is_custom: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from blazr.text.detokenize import Detokenizer
@@ -17,9 +17,10 @@ from blazr.text.events import (
     ToolCallDelta,
 )
 from blazr.text.reasoning import ReasoningFormat
-from blazr.text.splitter import CallBegin, Piece, Reasoning, merge
+from blazr.text.splitter import CallArguments, CallBegin, Piece, Reasoning, merge
 from blazr.text.stop import StopMatcher
 from blazr.text.tokenizer import Tokenizer
+from blazr.text.tool_calls.custom_input import InputReader
 from blazr.text.tool_calls.format import ToolFormat, ToolSpec
 
 # The end of a prompt in which to look for the beginning of thinking, tokens.
@@ -97,6 +98,8 @@ class TextStream:
             self._reasoning = reasoning.splitter(is_inside=reasoning.has_begun(tail))
         if tool_format is not None:
             self._tools = tool_format.parser(reply_format.tools)
+        self._custom_names = {tool.name for tool in reply_format.tools if tool.is_custom}
+        self._input: InputReader | None = None  # of the call that began last, if its tool is custom
         self._num_calls = 0
         self.num_reasoning_tokens = 0
 
@@ -136,7 +139,7 @@ class TextStream:
         self._num_tokens += used
         text, *rest = merge(["", *pieces])
         first = TextDelta(self._index, str(text), tuple(token_ids[:used]), tuple(logprobs[:used]))
-        return [first, *map(self._event, rest)]
+        return [first, *self._events(rest)]
 
     def finish(self, reason: str) -> list[Event]:
         """The reply ended; get what is still held back, and `Finished`.
@@ -152,7 +155,7 @@ class TextStream:
             pieces += self._find_calls(self._reasoning.flush())
         if self._tools is not None:
             pieces += self._tools.flush()
-        events = [self._event(piece) for piece in merge(pieces)]
+        events = [*self._events(merge(pieces)), *self._end_input()]
         stop = self.stopped
         end = Finished(
             self._index,
@@ -177,13 +180,36 @@ class TextStream:
             found += self._tools.push(piece) if isinstance(piece, str) else [piece]
         return found
 
-    def _event(self, piece: Piece) -> Event:
-        if isinstance(piece, str):
-            return TextDelta(self._index, piece)
-        if isinstance(piece, Reasoning):
-            return ReasoningDelta(self._index, piece.text)
-        if isinstance(piece, CallBegin):
-            self._num_calls += 1
-            call_id = piece.id or "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
-            return ToolCallDelta(self._index, self._num_calls - 1, call_id, piece.name)
-        return ToolCallDelta(self._index, self._num_calls - 1, arguments=piece.text)
+    def _events(self, pieces: Iterable[Piece]) -> Iterator[Event]:
+        for piece in pieces:
+            if isinstance(piece, CallArguments):
+                text = piece.text if self._input is None else self._input.push(piece.text)
+                if text:
+                    yield self._arguments(text)
+                continue
+            yield from self._end_input()
+            if isinstance(piece, str):
+                yield TextDelta(self._index, piece)
+            elif isinstance(piece, Reasoning):
+                yield ReasoningDelta(self._index, piece.text)
+            else:
+                yield self._begin_call(piece)
+
+    def _begin_call(self, piece: CallBegin) -> Event:
+        self._num_calls += 1
+        call_id = piece.id or "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
+        is_custom = piece.name in self._custom_names
+        self._input = InputReader() if is_custom else None
+        return ToolCallDelta(
+            self._index, self._num_calls - 1, call_id, piece.name, is_custom=is_custom
+        )
+
+    def _arguments(self, text: str) -> Event:
+        is_custom = self._input is not None
+        return ToolCallDelta(self._index, self._num_calls - 1, arguments=text, is_custom=is_custom)
+
+    def _end_input(self) -> Iterator[Event]:
+        rest = "" if self._input is None else self._input.flush()
+        if rest:
+            yield self._arguments(rest)
+        self._input = None

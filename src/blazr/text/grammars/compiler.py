@@ -237,8 +237,8 @@ def _after(  # noqa: PLR0917
         suffix = "" if has_special else f"[suffix={json.dumps(end)}]"
         lines = [f"free{suffix}: /(?s:.*)/ {spell(end) if has_special else ''}"]
     first = {"lark_grammar": "\n".join([f"start: {free} {spell(header)} @body", *lines])}
-    if source.startswith("{"):
-        body = {"name": "body", **json.loads(source)["grammars"][0]}
-    else:
-        body = {"name": "body", "lark_grammar": source}
-    return json.dumps({"grammars": [first, body]})
+    grammars = (
+        json.loads(source)["grammars"] if source.startswith("{") else [{"lark_grammar": source}]
+    )
+    body = {"name": "body", **grammars[0]}
+    return json.dumps({"grammars": [first, body, *grammars[1:]]})

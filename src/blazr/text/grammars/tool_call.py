@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from blazr.core.errors import GrammarError
+from blazr.text.grammars.embedded import embed
 from blazr.text.grammars.json_schema import schema_source
 from blazr.text.grammars.plain import literal
 
@@ -33,8 +35,25 @@ class Maybe:
     parts: tuple[Part, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputText:
+    """A text that follows a grammar of its own, such as the input of a custom tool.
+
+    Args:
+        lark: The grammar.
+        before: Text before it.
+        end: Text after it.
+        in_json: Whether the text stands in a JSON string.
+    """
+
+    lark: str
+    before: str = ""
+    end: str
+    in_json: bool
+
+
 # Text stands for itself, a mapping for the JSON it is a schema of.
-Part = str | Mapping[str, object] | TextUntil | Maybe
+Part = str | Mapping[str, object] | TextUntil | Maybe | InputText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +67,16 @@ class ToolGrammar:
         begin: Text before the first call.
         separator: Text between two calls; None allows only one.
         end: Text after the last call.
+        triggers: Where calls may be made, and any text be written: what shows that one begins. It
+            stands at the beginning of ``begin`` or of a call. Where there are none, there must be a
+            call and nothing else.
     """
 
     calls: Sequence[Sequence[Part]]
     begin: str = ""
     separator: str | None = None
     end: str = ""
+    triggers: Sequence[str] = ()
 
 
 def tool_call(value: object, special_ids: Mapping[str, int]) -> str:
@@ -68,7 +91,32 @@ def tool_call(value: object, special_ids: Mapping[str, int]) -> str:
     calls = " | ".join(rules.sequence(parts) for parts in value.calls)
     more = "" if value.separator is None else f" ({rules.text(value.separator)} call)*"
     start = f"start: {rules.text(value.begin)} call{more} {rules.text(value.end)}"
-    return "\n".join([start, f"call: {calls}", *rules.lines])
+    if value.triggers:
+        start, calls = _among_text(value, rules)
+    source = "\n".join([start, f"call: {calls}", *rules.lines])
+    if not rules.grammars:
+        return source
+    return json.dumps({"grammars": [{"lark_grammar": source}, *rules.grammars]})
+
+
+def _among_text(value: ToolGrammar, rules: _Rules) -> tuple[str, str]:
+    """Calls among any text: its rule, and that of the calls that may begin after each trigger."""
+    kinds: list[str] = []
+    for number, trigger in enumerate(value.triggers):
+        bodies = [
+            f"{rules.text(head.removeprefix(trigger))} {rules.sequence(parts[1:])}"
+            for parts in value.calls
+            if isinstance(parts[0], str) and (head := value.begin + parts[0]).startswith(trigger)
+        ]
+        rules.lines.append(rules.ended(f"before_{number}", "TEXT", trigger))
+        kinds.append(f"before_{number} ({' | '.join(bodies)})")
+    more = ""
+    if value.separator is not None:
+        calls = " | ".join(rules.sequence(parts) for parts in value.calls)
+        rules.lines.append(f"other: {calls}")
+        more = f" ({rules.text(value.separator)} other)*"
+    rules.lines.append("TEXT: /(?s:.*)/")
+    return "start: call* TEXT", f"({' | '.join(kinds)}){more} {rules.text(value.end)}"
 
 
 def text_with_specials(text: str, special_ids: Mapping[str, int]) -> str:
@@ -90,10 +138,24 @@ class _Rules:
 
     def __init__(self, special_ids: Mapping[str, int]) -> None:
         self.lines: list[str] = []
-        self._special_ids = special_ids
+        self.grammars: list[Mapping[str, str]] = []  # that cannot be rules beside the others
+        self.special_ids = special_ids
 
     def text(self, text: str) -> str:
-        return text_with_specials(text, self._special_ids)
+        return text_with_specials(text, self.special_ids)
+
+    def ended(self, name: str, terminal: str, end: str) -> str:
+        """A rule for a terminal up to an end, the first one where there are several."""
+        names = (re.escape(each) for each in self.special_ids if each and each in end)
+        special = re.search("|".join(sorted(names, key=len, reverse=True)) or "(?!)", end)
+        if special is None:
+            return f"{name}[lazy]: {terminal} {literal(end)}"
+        # no terminal holds a special token, so what comes before one may be read to there
+        head, rest = end[: special.start()], end[special.start() :]
+        if not head:
+            return f"{name}: {terminal} {self.text(rest)}"
+        whole = f"{name.upper()}_END"
+        return f"{name}: {whole} {self.text(rest)}\n{whole}: {terminal} {literal(head)}"
 
     def sequence(self, parts: Sequence[Part]) -> str:
         return " ".join(self._part(each) for each in parts)
@@ -104,10 +166,24 @@ class _Rules:
         if isinstance(part, Maybe):
             return f"({self.sequence(part.parts)})?"
         name = f"part_{len(self.lines)}"
-        if isinstance(part, TextUntil) and part.end in self._special_ids:
-            self.lines.append(f"{name}: /(?s:.*)/ {self.text(part.end)}")
-        elif isinstance(part, TextUntil):
-            self.lines.append(f"{name}[suffix={literal(part.end)}]: /(?s:.*)/")
+        if isinstance(part, InputText):
+            return f"{self.text(part.before)} {self._input(part, name)}"
+        if isinstance(part, TextUntil):
+            self.lines.append(self.ended(name, "/(?s:.*)/", part.end))
         else:
             self.lines.append(f"{name}: %json {schema_source(part)}")
+        return name
+
+    def _input(self, part: InputText, name: str) -> str:
+        found = embed(part.lark, name, in_json=part.in_json)
+        end = self.text(part.end)
+        if found.start is None:
+            self.grammars.append({"name": name, "lark_grammar": found.source})
+            self.lines.append(f"{name}: @{name} {end}")
+            return name
+        self.lines.append(found.source)
+        if found.is_terminal and not part.in_json:
+            self.lines.append(self.ended(name, found.start, part.end))
+        else:
+            self.lines.append(f"{name}: {found.start} {end}")
         return name

@@ -15,6 +15,7 @@ from itertools import product
 
 from blazr.core.errors import RequestError
 from blazr.text.messages import Message
+from blazr.text.tool_calls.custom import as_function_call
 from blazr.text.tool_calls.format import ToolFormat
 
 Dict = dict[str, object]
@@ -155,6 +156,7 @@ def _as_dict(message: Message) -> Dict:
 
 
 def _checked(call: object) -> Dict:
+    call = as_function_call(call) if isinstance(call, Mapping) else call
     function = call.get("function") if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if (

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from blazr.text.grammars.tool_call import Part, ToolGrammar
+from blazr.text.grammars.tool_call import InputText, Maybe, Part, TextUntil, ToolGrammar
 from blazr.text.splitter import Scan, Sink, Splitter
+from blazr.text.tool_calls.custom import INPUT, PARAMETERS, custom_name, input_grammar, is_custom
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +18,14 @@ class ToolSpec:
     Args:
         name: Its name.
         parameters: JSON Schema of its arguments, an object's.
+        is_custom: Whether it takes one text instead, which models write as its only argument.
+        lark: The grammar that this text follows; None is any text.
     """
 
     name: str
     parameters: Mapping[str, object]
+    is_custom: bool = False
+    lark: str | None = None
 
     @property
     def properties(self) -> Mapping[str, object]:
@@ -56,6 +61,7 @@ class ToolFormat:
         parts: What a call of a tool looks like, for a grammar.
         spell: A call as the model writes it, given name and arguments.
         stop_names: Special tokens that end a reply with calls.
+        text_markers: Those of the markers that stand before other text too.
     """
 
     name: str
@@ -71,6 +77,7 @@ class ToolFormat:
     parts: Callable[[ToolSpec], Sequence[Part]]
     spell: Callable[[str, Mapping[str, object]], str]
     stop_names: tuple[str, ...] = ()
+    text_markers: tuple[str, ...] = ()
 
     @property
     def special_names(self) -> frozenset[str]:
@@ -108,6 +115,31 @@ class ToolFormat:
             end=self.end,
         )
 
+    def input_grammar(self, tools: Sequence[ToolSpec]) -> ToolGrammar | None:
+        """What a reply that may call tools has to follow, so that custom tools get their input.
+
+        Text is free up to a marker. After it one of the tools is called. In formats without a
+        marker only the calls of custom tools are told from text, by the whole of their beginning.
+
+        Returns:
+            A value for GRAMMARS' ``tool_call``; None where nothing has to be followed.
+        """
+        if self.text_markers or all(tool.lark is None for tool in tools):
+            return None
+        heads = {tool.name: self.begin + str(self.parts(tool)[0]) for tool in tools}
+        triggers = [
+            next(
+                (each for each in self.markers if all(x.startswith(each) for x in heads.values())),
+                "",
+            )
+        ]
+        if not triggers[0]:
+            triggers = [heads[tool.name] for tool in tools if tool.lark is not None]
+        grammar = self.grammar(tools)
+        # functions are free to write what they like where nothing but a custom tool is held to form
+        calls = [[_loosened(part) for part in parts] for parts in grammar.calls]
+        return replace(grammar, calls=calls, triggers=triggers)
+
     def write(self, calls: Sequence[tuple[str, Mapping[str, object]]]) -> str:
         """Calls as the model writes them, for templates that do not.
 
@@ -120,9 +152,17 @@ class ToolFormat:
 
 
 def tool_specs(tools: Sequence[Mapping[str, object]]) -> list[ToolSpec]:
-    """Tools as the OpenAI API describes them; what has no name is left out."""
+    """Tools as the OpenAI API describes them; what has no name is left out.
+
+    Raises:
+        RequestError: The format of a custom tool's input is of no known kind.
+    """
     specs = []
     for tool in tools:
+        if is_custom(tool):
+            name, lark = custom_name(tool), input_grammar(tool)
+            specs.append(ToolSpec(name, PARAMETERS, is_custom=True, lark=lark))
+            continue
         function = tool.get("function", tool)
         if isinstance(function, Mapping) and isinstance(function.get("name"), str):
             parameters = function.get("parameters")
@@ -141,9 +181,35 @@ def inside_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def schema_of(tool: ToolSpec) -> Mapping[str, object]:
-    """The schema of all arguments, an object's whatever the tool says."""
+def arguments_of(tool: ToolSpec) -> Part:
+    """All arguments as JSON: an object, whatever the tool says."""
+    if tool.lark is not None:
+        before = "{" + as_json(INPUT) + ': "'
+        return InputText(lark=tool.lark, before=before, end='"}', in_json=True)
     return {"type": "object", **tool.parameters}
+
+
+def argument_of(tool: ToolSpec, argument: str) -> Part:
+    """One argument as JSON."""
+    if tool.lark is not None:
+        return InputText(lark=tool.lark, before='"', end='"', in_json=True)
+    return with_definitions(tool, argument)
+
+
+def text_of(tool: ToolSpec, end: str) -> Part:
+    """An argument that is a text, as it is, up to its end."""
+    if tool.lark is not None:
+        return InputText(lark=tool.lark, end=end, in_json=False)
+    return TextUntil(end)
+
+
+def _loosened(part: Part) -> Part:
+    """A part of a call, with every schema in it reduced to the types it allows."""
+    if isinstance(part, Maybe):
+        return Maybe(tuple(map(_loosened, part.parts)))
+    if isinstance(part, Mapping):
+        return {"type": part["type"]} if "type" in part else {}
+    return part
 
 
 def with_definitions(tool: ToolSpec, argument: str) -> Mapping[str, object]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from blazr.text.grammars.tool_call import Maybe, Part, TextUntil
+from blazr.text.grammars.tool_call import Maybe, Part
 from blazr.text.scanning import SPACE, literal, pour, spaces, unexpected
 from blazr.text.splitter import Scan, Sink
 from blazr.text.tool_calls.format import (
@@ -19,6 +19,7 @@ from blazr.text.tool_calls.format import (
     ToolSpec,
     as_json,
     inside_string,
+    text_of,
     with_definitions,
 )
 from blazr.text.tool_calls.json_call import optional
@@ -118,7 +119,7 @@ def parts_gemma(quote: str, tool: ToolSpec) -> Sequence[Part]:
         schema = with_definitions(tool, key)
         argument: tuple[Part, ...] = (f"{lead}{_key(quote, key)}:", schema)
         if set(schema) <= {"type", "description", "title"} and schema.get("type") == "string":
-            argument = (f"{lead}{_key(quote, key)}:{quote}", TextUntil(quote))
+            argument = (f"{lead}{_key(quote, key)}:{quote}", text_of(tool, quote))
         found += argument if key in tool.required else [Maybe(argument)]
         lead = ","
     return (*found, "}")

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from blazr.text.grammars.tool_call import Part
 from blazr.text.scanning import SPACE, one_of, pour, spaces, until
 from blazr.text.splitter import MalformedError, Scan, Sink
-from blazr.text.tool_calls.format import Tools, ToolSpec, as_json, schema_of
+from blazr.text.tool_calls.format import Tools, ToolSpec, arguments_of, as_json
 from blazr.text.tool_calls.json_scan import arguments, check_arguments, check_name
 
 MARKERS = ("<|start|>assistant", "<|channel|>")
@@ -72,7 +72,7 @@ def scan_call(tools: Tools, marker: str, sink: Sink) -> Scan:
 
 def parts_call(tool: ToolSpec) -> Sequence[Part]:
     """What a call looks like to a grammar: it ends with a token that ends the reply."""
-    return (_head(tool.name), schema_of(tool))
+    return (_head(tool.name), arguments_of(tool))
 
 
 def spell_call(name: str, values: Mapping[str, object]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from blazr.text.grammars.tool_call import Part
 from blazr.text.scanning import literal, spaces
 from blazr.text.splitter import MalformedError, Scan, Sink
-from blazr.text.tool_calls.format import Tools, ToolSpec, as_json, schema_of
+from blazr.text.tool_calls.format import Tools, ToolSpec, arguments_of, as_json
 from blazr.text.tool_calls.json_scan import (
     arguments,
     balanced,
@@ -191,7 +191,7 @@ def parts_json(shape: Shape = Shape()) -> Callable[[ToolSpec], Sequence[Part]]:
     """What a call of this kind looks like to a grammar."""
 
     def parts(tool: ToolSpec) -> Sequence[Part]:
-        return (_head(tool.name, shape), schema_of(tool), "}")
+        return (_head(tool.name, shape), arguments_of(tool), "}")
 
     return parts
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from blazr.text.grammars.tool_call import Part
 from blazr.text.scanning import literal, one_of, spaces, unexpected, word
 from blazr.text.splitter import Scan, Sink
-from blazr.text.tool_calls.format import Tools, ToolSpec, as_json, schema_of
+from blazr.text.tool_calls.format import Tools, ToolSpec, arguments_of, as_json
 from blazr.text.tool_calls.json_call import Shape, json_calls, optional
 from blazr.text.tool_calls.json_scan import arguments, check_arguments, check_name, tool_name
 
@@ -32,7 +32,7 @@ _FUNCTION_END = "</function>"
 
 def parts_named(before: str, between: str, after: str) -> Callable[[ToolSpec], Sequence[Part]]:
     """What a call looks like to a grammar: text, name, text, arguments, text."""
-    return lambda tool: (before + tool.name + between, schema_of(tool), after)
+    return lambda tool: (before + tool.name + between, arguments_of(tool), after)
 
 
 def spell_named(

@@ -13,9 +13,9 @@ from blazr.text.splitter import CutOffError, MalformedError, Scan, Sink
 from blazr.text.tool_calls.format import (
     Tools,
     ToolSpec,
+    argument_of,
     as_json,
     inside_string,
-    with_definitions,
 )
 from blazr.text.tool_calls.json_call import Shape, json_call, optional
 from blazr.text.tool_calls.json_scan import check_name, quoted, tool_name
@@ -131,7 +131,7 @@ def parts_pythonic(tool: ToolSpec) -> Sequence[Part]:
     found: list[Part] = [tool.name + "("]
     lead = ""
     for key in sorted(tool.properties, key=lambda key: key not in tool.required):
-        argument = (f"{lead}{key}=", with_definitions(tool, key))
+        argument = (f"{lead}{key}=", argument_of(tool, key))
         found += argument if key in tool.required else [Maybe(argument)]
         lead = ", "
     return (*found, ")")

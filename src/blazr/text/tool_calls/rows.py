@@ -98,6 +98,7 @@ HARMONY = ToolFormat(
     parts=harmony.parts_call,
     spell=harmony.spell_call,
     stop_names=("<|call|>", "<|return|>"),
+    text_markers=harmony.MARKERS,
 )
 
 # <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from blazr.text.grammars.tool_call import Maybe, Part, TextUntil
+from blazr.text.grammars.tool_call import Maybe, Part
 from blazr.text.scanning import literal, one_of, pour, spaces, word
 from blazr.text.splitter import CutOffError, MalformedError, Scan, Sink
 from blazr.text.tool_calls.format import (
@@ -17,6 +17,7 @@ from blazr.text.tool_calls.format import (
     ToolSpec,
     as_json,
     inside_string,
+    text_of,
     with_definitions,
 )
 from blazr.text.tool_calls.json_scan import check_name, tool_name
@@ -153,7 +154,7 @@ def _argument_parts(tags: Tags, tool: ToolSpec, key: str, types: frozenset[str])
     is_text = types == _STRING
     yield _before_value(tags, key, is_text=is_text)
     if is_text:
-        yield TextUntil(end)
+        yield text_of(tool, end)
     else:
         yield with_definitions(tool, key)
         yield end
