@@ -48,6 +48,7 @@ EXTENSIBLE = {
             "replay",
             "replies",
             "response_rendering",
+            "tools",
             "response_replies",
             "schema",
         },

@@ -17,7 +17,7 @@ from blazr.text.events import (
     ToolCallDelta,
 )
 
-Kind = Literal["text", "reasoning", "tool"]
+Kind = Literal["text", "reasoning", "tool", "custom"]
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class Part:
     Args:
         kind: What it is.
         place: How many came before it.
-        text: Its text; of a call the arguments, as JSON.
+        text: Its text; of a call the arguments, as JSON; of a custom tool's, its input.
         call_id: Of a call.
         name: Of a call: the tool's.
         logprobs: Of its tokens, when asked for.
@@ -59,11 +59,12 @@ class PartsRenderer(Renderer):
             self.finished = event
             yield from self._close()
         elif isinstance(event, ToolCallDelta):
+            kind: Kind = "custom" if event.is_custom else "tool"
             if event.id is not None or event.name is not None:
-                part = Part("tool", len(self.parts), call_id=event.id or "", name=event.name or "")
+                part = Part(kind, len(self.parts), call_id=event.id or "", name=event.name or "")
                 yield from self._open(part)
             if event.arguments:
-                yield from self._add("tool", event.arguments)
+                yield from self._add(kind, event.arguments)
         elif isinstance(event, ReasoningDelta):
             yield from self._add("reasoning", event.text)
         elif event.text or (event.logprobs and self._is_open and self.parts[-1].kind == "text"):

@@ -26,18 +26,22 @@ TEXTS = st.text(min_size=1, max_size=4)
 
 
 @st.composite
-def replies(draw: st.DrawFn) -> list[Event]:
+def replies(draw: st.DrawFn, *, with_custom: bool = False) -> list[Event]:
     """A reply: thoughts, text and calls of tools in any order, cut anywhere."""
     events: list[Event] = [PromptDone(0, 7, 2)]
     num_calls = 0
     for kind in draw(st.lists(st.sampled_from(["text", "thought", "call"]), max_size=6)):
         if kind == "call":
-            arguments = json.dumps({"x": draw(TEXTS)})
+            is_custom = with_custom and draw(st.booleans())
+            arguments = draw(TEXTS) if is_custom else json.dumps({"x": draw(TEXTS)})
+            name = draw(st.sampled_from(["f", "ns__f"]))
             cut = draw(st.integers(0, len(arguments)))
             events += [
-                ToolCallDelta(0, num_calls, f"call_{num_calls}", "f", arguments[:cut]),
+                ToolCallDelta(
+                    0, num_calls, f"call_{num_calls}", name, arguments[:cut], is_custom=is_custom
+                ),
                 TextDelta(0, "", (1, 2)),
-                ToolCallDelta(0, num_calls, arguments=arguments[cut:]),
+                ToolCallDelta(0, num_calls, arguments=arguments[cut:], is_custom=is_custom),
             ]
             num_calls += 1
         else:
@@ -90,13 +94,20 @@ def test_messages(events: list[Event]) -> None:
     assert message["id"] == f"msg_{call.id}"  # by which it can be ended
 
 
-@given(replies())
+@given(replies(with_custom=True))
 @settings(max_examples=60, deadline=None)
 def test_responses(events: list[Event]) -> None:
     frame = {"id": "resp_1", "object": "response"}
     ended: list[dict] = []
     streaming, gathering = (
-        ResponseRenderer(frame, ended.append, wants_logprobs=False) for _ in range(2)
+        ResponseRenderer(
+            frame,
+            ended.append,
+            homes={"ns__f": ("ns", "f")},
+            wants_logprobs=False,
+            packs_thoughts=True,
+        )
+        for _ in range(2)
     )
     payloads = run(streaming, events)
     assert [each["sequence_number"] for each in payloads] == list(range(len(payloads)))
@@ -110,7 +121,9 @@ def test_responses(events: list[Event]) -> None:
             assert items[-1]["id"] == each["item_id"]
             items[-1]["text"] += each["delta"]
         elif kind == "output_item.done":
-            content = each["item"].get("content", [{"text": each["item"].get("arguments")}])
+            item = each["item"]
+            called = item.get("arguments", item.get("input"))
+            content = item.get("content", [{"text": called}])
             assert items[-1]["text"] == content[0]["text"]
             items[-1] = each["item"]
     whole = whole_of(gathering, events)

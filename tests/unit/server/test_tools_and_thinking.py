@@ -5,8 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+import msgspec
 import pytest
+from openai.types.chat import ChatCompletion
+from openai.types.responses import Response
+from openai.types.responses.response_stream_event import ResponseStreamEvent
+from pydantic import TypeAdapter
 
+from blazr.server.openai.items import Item, to_messages
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import thinking_core
 
@@ -105,6 +111,153 @@ def test_responses(running: Loopback) -> None:
     output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
     again = {**RESPONSE, "input": [output], "previous_response_id": reply["id"]}
     assert post(running, "/v1/responses", again)["status"] == "completed"
+
+
+PATCH = '*** Begin\n+say "hi"\n*** End'
+GRAMMAR = {
+    "type": "grammar",
+    "syntax": "lark",
+    "definition": 'start: "*** Begin" LF ("+" /(.*)/ LF)+ "*** End"\n%import common.LF',
+}
+CUSTOM = {"name": "apply", "description": "Edits files."}
+FLAT_CUSTOM = {"type": "custom", **CUSTOM, "format": GRAMMAR}
+NESTED = {"type": "grammar", "grammar": {k: v for k, v in GRAMMAR.items() if k != "type"}}
+CHAT_CUSTOM = {"type": "custom", "custom": {**CUSTOM, "format": NESTED}}
+PATCH_CALL = json.dumps({"name": "apply", "arguments": {"input": PATCH}})
+
+
+@pytest.fixture(scope="module")
+def patching() -> Iterator[Loopback]:
+    with serving(thinking_core(f"Now.\n<tool_call>\n{PATCH_CALL}\n</tool_call>")) as server:
+        yield server
+
+
+def test_custom_tools_in_responses(patching: Loopback) -> None:
+    body = {"input": "edit", "tools": [FLAT_CUSTOM]}
+    reply = post(patching, "/v1/responses", body)
+    _, call = reply["output"]
+    assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "apply", PATCH)
+    assert Response.model_validate(reply).output[1].type == "custom_tool_call"
+    events = payloads(patching, "/v1/responses", body)
+    adapter = TypeAdapter(ResponseStreamEvent)
+    kinds = [adapter.validate_python(each).type for each in events]
+    assert kinds.count("response.custom_tool_call_input.done") == 1
+    deltas = [each for each in events if each["type"] == "response.custom_tool_call_input.delta"]
+    assert len(deltas) > 4, "the input comes as it is written"
+    assert "".join(each["delta"] for each in deltas) == PATCH
+    output = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "done"}
+    history = [{"role": "user", "content": "edit"}, *reply["output"], output]
+    assert post(patching, "/v1/responses", {**body, "input": history})["status"] == "completed"
+    prompt = prompt_of(patching)
+    assert PATCH_CALL in prompt, "the call stands there as the model wrote it"
+    assert "follows this Lark grammar" in prompt
+
+
+def test_custom_tools_in_chats(patching: Loopback) -> None:
+    body = {**CHAT, "tools": [CHAT_CUSTOM]}
+    reply = post(patching, "/v1/chat/completions", body)
+    message = reply["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    assert call == {"id": call["id"], "type": "custom", "custom": {"name": "apply", "input": PATCH}}
+    ChatCompletion.model_validate(reply)
+    deltas = [
+        call
+        for chunk in payloads(patching, "/v1/chat/completions", body)
+        for choice in chunk["choices"]
+        for call in choice["delta"].get("tool_calls", ())
+    ]
+    assert (deltas[0]["type"], deltas[0]["custom"]["name"]) == ("custom", "apply")
+    assert "".join(each["custom"]["input"] for each in deltas) == PATCH
+    answer = {"role": "tool", "tool_call_id": call["id"], "content": "done"}
+    again = {**body, "messages": [*HELLO, message, answer]}
+    assert post(patching, "/v1/chat/completions", again)["choices"]
+    assert PATCH_CALL in prompt_of(patching)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "choice"),
+    [
+        ("/v1/responses", {"input": "x", "tools": [FLAT_CUSTOM]}, {"name": "apply"}),
+        (
+            "/v1/chat/completions",
+            {**CHAT, "tools": [CHAT_CUSTOM]},
+            {"custom": {"name": "apply"}},
+        ),
+    ],
+)
+def test_custom_tools_get_a_grammar(
+    patching: Loopback, path: str, body: dict, choice: dict
+) -> None:
+    post(patching, path, body)
+    among_text = patching.engine.submitted[-1].constraint
+    post(patching, path, {**body, "tool_choice": {"type": "custom", **choice}})
+    forced = patching.engine.submitted[-1].constraint
+    assert among_text is not None
+    assert forced is not None
+    assert forced is not among_text
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "grammar", "syntax": "lark", "definition": "start: missing"},
+        {"type": "grammar", "syntax": "lark", "definition": 'start: %json {"type": "object"}'},
+        {"type": "grammar", "syntax": "regex", "definition": "(?=a)"},
+        {"type": "grammar", "syntax": "gbnf", "definition": 'root ::= "a"'},
+        {"type": "xml"},
+    ],
+)
+def test_what_is_no_grammar_is_refused(patching: Loopback, form: dict) -> None:
+    body = {"input": "x", "tools": [{"type": "custom", "name": "f", "format": form}]}
+    reply = patching.client.post("/v1/responses", json=body)
+    assert reply.status_code == 400, reply.text
+
+
+def prompt_of(running: Loopback) -> str:
+    ids = running.engine.submitted[-1].prompt_ids
+    return running.core.tokenizer.decode(ids, skip_special=False)
+
+
+def test_thoughts_come_back_packed(running: Loopback) -> None:
+    """Clients that store nothing send back what they were given unread, and no content."""
+    body = {**RESPONSE, "store": False, "include": ["reasoning.encrypted_content"]}
+    reply = post(running, "/v1/responses", body)
+    thought = reply["output"][0]
+    assert THOUGHT not in thought["encrypted_content"]
+    unread = {"type": "reasoning", "summary": [], "encrypted_content": thought["encrypted_content"]}
+    foreign = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}
+    history = [{"role": "user", "content": "x"}, foreign, unread, *reply["output"][1:]]
+    turn = to_messages(msgspec.convert(history, list[Item]))[1]
+    assert turn.extra is not None
+    assert turn.extra["reasoning_content"] == THOUGHT
+    assert "encrypted_content" not in post(running, "/v1/responses", RESPONSE)["output"][0]
+
+
+def test_tools_in_namespaces(running: Loopback) -> None:
+    other = {"type": "namespace", "name": "files", "tools": [{"type": "function", "name": "read"}]}
+    with serving(thinking_core(TEXT.replace('"weather"', '"mcp__sky__weather"'))) as server:
+        tools = [{"type": "namespace", "name": "mcp__sky__", "tools": [FLAT_TOOL]}, other]
+        reply = post(server, "/v1/responses", {"input": "x", "tools": tools})
+        call = reply["output"][2]
+        assert (call["namespace"], call["name"]) == ("mcp__sky__", "weather")
+        assert "files__read" in prompt_of(server)
+        history = [{"role": "user", "content": "x"}, *reply["output"]]
+        history.append({"type": "function_call_output", "call_id": call["call_id"], "output": "1"})
+        post(server, "/v1/responses", {"input": history, "tools": tools})
+        assert '"name": "mcp__sky__weather"' in prompt_of(server)
+
+
+def test_tools_that_run_elsewhere(running: Loopback) -> None:
+    """What every agent offers is left out and not shown; what an answer depends on is refused."""
+    reply = post(
+        running, "/v1/responses", {**RESPONSE, "tools": [FLAT_TOOL, {"type": "web_search"}]}
+    )
+    assert [tool["type"] for tool in reply["tools"]] == ["function"]
+    for kind in ("mcp", "file_search", "code_interpreter", "unheard_of"):
+        body = {**RESPONSE, "tools": [FLAT_TOOL, {"type": kind}]}
+        refused = running.client.post("/v1/responses", json=body)
+        assert refused.status_code == 400
+        assert kind in refused.json()["error"]["message"]
 
 
 def test_ollama(running: Loopback) -> None:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest
-from blazr.llm.results import Completion, Usage
+from blazr.llm.results import Completion, ToolCall, Usage
 from blazr.server.messages import ChatMessage, to_messages
 from blazr.server.openai.schema import (
     ChoicesRenderer,
@@ -158,14 +158,7 @@ class ChatRenderer(ChoicesRenderer):
 
 
 def _message(completion: Completion) -> dict[str, object]:
-    calls = [
-        {
-            "id": call.id,
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
-        }
-        for call in completion.tool_calls
-    ]
+    calls = [_call(call) for call in completion.tool_calls]
     return {
         "role": "assistant",
         "content": completion.text if completion.text or not calls else None,
@@ -180,12 +173,21 @@ def _thoughts(text: str) -> dict[str, object]:
     return {"reasoning": text, "reasoning_content": text} if text else {}
 
 
+def _call(call: ToolCall) -> dict[str, object]:
+    if call.is_custom:
+        custom = {"name": call.name, "input": call.arguments}
+        return {"id": call.id, "type": "custom", "custom": custom}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
 def _call_delta(event: ToolCallDelta) -> dict[str, object]:
-    function: dict[str, object] = {"arguments": event.arguments}
+    kind, field = ("custom", "input") if event.is_custom else ("function", "arguments")
+    called: dict[str, object] = {field: event.arguments}
     if event.name is None and event.id is None:
-        return {"index": event.call_index, "function": function}
-    function["name"] = event.name
-    return {"index": event.call_index, "id": event.id, "type": "function", "function": function}
+        return {"index": event.call_index, kind: called}
+    called["name"] = event.name
+    return {"index": event.call_index, "id": event.id, "type": kind, kind: called}
 
 
 def _reason(reason: str, num_calls: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
@@ -9,9 +10,11 @@ import msgspec
 
 from blazr.core.errors import RequestError
 from blazr.server.messages import MAX_MESSAGES
+from blazr.server.openai.tools import name_in
 from blazr.server.params import new_id, said
 from blazr.text.messages import Message
 
+_PACKED = "blazr-text-"
 _TEXT_PARTS = {"text", "input_text", "output_text", "reasoning_text", "summary_text", "refusal"}
 
 
@@ -31,6 +34,8 @@ class Item(msgspec.Struct, kw_only=True):
     content: str | list[ItemPart] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
+    encrypted_content: str | None = None
     arguments: str | None = None
     input: str | None = None
     output: str | list[ItemPart] | None = None
@@ -76,6 +81,21 @@ def shown(item: Item) -> dict[str, object]:
     return {"id": new_id("item_"), "status": "completed", **plain}
 
 
+def pack_text(text: str) -> str:
+    """A text as clients keep it unread and send it back. It is theirs, so this is no cipher."""
+    return _PACKED + base64.b64encode(text.encode("utf-8", "replace")).decode()
+
+
+def unpack_text(packed: str | None) -> str:
+    """The text; none of what another server has packed, which is nothing to us."""
+    if packed is None or not packed.startswith(_PACKED):
+        return ""
+    try:
+        return base64.b64decode(packed.removeprefix(_PACKED), validate=True).decode()
+    except ValueError:
+        return ""
+
+
 def text_of(content: str | list[ItemPart] | None, *, param: str = "input") -> str:
     """The text of an item's content.
 
@@ -99,22 +119,26 @@ def _to_message(item: Item, param: str) -> Message:
     if item.type == "message" and item.role:
         role = "system" if item.role == "developer" else item.role
         return Message(role=role, content=text_of(item.content, param=param))
-    if item.type in {"function_call", "custom_tool_call"} and item.name:
-        arguments = item.arguments or item.input or "{}"
-        function = {"name": item.name, "arguments": arguments}
+    if item.type == "function_call" and item.name:
+        name = name_in(item.namespace, item.name)
+        function = {"name": name, "arguments": item.arguments or "{}"}
         call = {"id": item.call_id or "", "type": "function", "function": function}
+        return Message(role="assistant", content=None, extra={"tool_calls": [call]})
+    if item.type == "custom_tool_call" and item.name:
+        custom = {"name": name_in(item.namespace, item.name), "input": item.input or ""}
+        call = {"id": item.call_id or "", "type": "custom", "custom": custom}
         return Message(role="assistant", content=None, extra={"tool_calls": [call]})
     if item.type in {"function_call_output", "custom_tool_call_output"}:
         output = text_of(item.output, param=param)
         return Message(role="tool", content=output, extra={"tool_call_id": item.call_id or ""})
     if item.type == "reasoning":
-        thought = text_of(item.content, param=param)
+        thought = text_of(item.content, param=param) or unpack_text(item.encrypted_content)
         return Message(role="assistant", content=None, extra={"reasoning_content": thought})
     raise RequestError(
         "an item is incomplete, or of a kind that this server does not know.",
         param=param,
         found=repr(item.type[:50]),
-        expected="'message', 'function_call', 'function_call_output' or 'reasoning'",
+        expected="'message', 'reasoning', a call of a tool, or its output",
     )
 
 

@@ -87,12 +87,25 @@ class CalledFunction(Struct):
     arguments: str
 
 
-class ToolCall(Struct):
-    """A call of a tool."""
+class ToolCall(Struct, tag_field="type", tag="function"):
+    """A call of a function."""
 
     id: str
-    type: Literal["function"]
     function: CalledFunction
+
+
+class CalledCustom(Struct):
+    """A custom tool and its input."""
+
+    name: str
+    input: str
+
+
+class CustomCall(Struct, tag_field="type", tag="custom"):
+    """A call of a custom tool."""
+
+    id: str
+    custom: CalledCustom
 
 
 class AssistantMessage(Struct):
@@ -103,7 +116,7 @@ class AssistantMessage(Struct):
     refusal: None
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
+    tool_calls: list[ToolCall | CustomCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -130,13 +143,21 @@ class FunctionDelta(Struct):
     name: str | UnsetType = UNSET
 
 
+class CustomDelta(Struct):
+    """More of a custom tool's input; the name comes first."""
+
+    input: str
+    name: str | UnsetType = UNSET
+
+
 class ToolCallDelta(Struct):
     """More of a call."""
 
     index: int
-    function: FunctionDelta
+    function: FunctionDelta | UnsetType = UNSET
+    custom: CustomDelta | UnsetType = UNSET
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
+    type: Literal["function", "custom"] | UnsetType = UNSET
 
 
 class ChatDelta(Struct):

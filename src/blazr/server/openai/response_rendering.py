@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from blazr.llm.results import Completion, Usage
 from blazr.server.errors import HttpError
+from blazr.server.openai.items import pack_text
 from blazr.server.openai.schema import item_usage, logprob_entries
 from blazr.server.params import unix_time
 from blazr.server.parts import Part, PartsRenderer
 from blazr.text.events import TokenText
 
-_ITEM_IDS = {"text": "msg", "reasoning": "rs", "tool": "fc"}
+_ITEM_IDS = {"text": "msg", "reasoning": "rs", "tool": "fc", "custom": "ctc"}
+_CALLS = {"tool": "function_call_arguments", "custom": "custom_tool_call_input"}
 _TEXT_KINDS = {"text": "output_text", "reasoning": "reasoning_text"}
 
 
@@ -21,6 +23,8 @@ class ResponseRenderer(PartsRenderer):
     Args:
         frame: The response without what is generated.
         on_end: Called with the response when it has ended, and the parts of it.
+        homes: Namespace and own name of tools in namespaces.
+        packs_thoughts: Whether thoughts are shown in the form in which clients send them back.
         wants_logprobs: Whether log-probabilities are shown.
     """
 
@@ -29,11 +33,15 @@ class ResponseRenderer(PartsRenderer):
         frame: Mapping[str, object],
         on_end: Callable[[dict[str, object]], None],
         *,
+        homes: Mapping[str, tuple[str, str]],
         wants_logprobs: bool,
+        packs_thoughts: bool,
     ) -> None:
         super().__init__()
         self._frame = frame
         self._on_end = on_end
+        self._homes = homes
+        self._packs_thoughts = packs_thoughts
         self._wants_logprobs = wants_logprobs
         self._number = -1
 
@@ -47,13 +55,13 @@ class ResponseRenderer(PartsRenderer):
         """An item, still empty, and the one part in it."""
         item = self._item(part, "in_progress")
         yield self._event("output_item.added", output_index=part.place, item=item)
-        if part.kind != "tool":
+        if part.kind not in _CALLS:
             yield {**self._about(part, "content_part.added"), "part": self._content(part)}
 
     def more(self, part: Part, text: str, tokens: Sequence[TokenText] = ()) -> Iterable[object]:
         """What is added to an item."""
-        if part.kind == "tool":
-            yield self._about(part, "function_call_arguments.delta", delta=text)
+        if part.kind in _CALLS:
+            yield self._about(part, f"{_CALLS[part.kind]}.delta", delta=text)
         elif part.kind == "reasoning":
             yield self._about(part, "reasoning_text.delta", delta=text)
         else:
@@ -62,10 +70,11 @@ class ResponseRenderer(PartsRenderer):
 
     def closed(self, part: Part) -> Iterable[object]:
         """The end of an item."""
-        if part.kind == "tool":
-            yield self._about(
-                part, "function_call_arguments.done", name=part.name, arguments=part.text
-            )
+        if part.kind == "custom":
+            yield self._about(part, "custom_tool_call_input.done", input=part.text)
+        elif part.kind == "tool":
+            name = str(self._named(part)["name"])
+            yield self._about(part, "function_call_arguments.done", name=name, arguments=part.text)
         else:
             shown = {"logprobs": self._shown(part.logprobs)} if part.kind == "text" else {}
             yield self._about(part, f"{_TEXT_KINDS[part.kind]}.done", text=part.text, **shown)
@@ -117,13 +126,24 @@ class ResponseRenderer(PartsRenderer):
 
     def _item(self, part: Part, status: str) -> dict[str, object]:
         item: dict[str, object] = {"id": self._item_id(part), "status": status}
+        if part.kind == "custom":
+            call = {**self._named(part), "input": part.text}
+            return {**item, "type": "custom_tool_call", **call}
         if part.kind == "tool":
-            call = {"call_id": part.call_id, "name": part.name, "arguments": part.text}
+            call = {**self._named(part), "arguments": part.text}
             return {**item, "type": "function_call", **call}
         content = [] if status == "in_progress" else [self._content(part)]
         if part.kind == "reasoning":
+            if self._packs_thoughts:
+                item["encrypted_content"] = pack_text(part.text)
             return {**item, "type": "reasoning", "summary": [], "content": content}
         return {**item, "type": "message", "role": "assistant", "content": content}
+
+    def _named(self, part: Part) -> dict[str, object]:
+        """Which tool is called, in which call."""
+        namespace, name = self._homes.get(part.name, ("", part.name))
+        more = {"namespace": namespace} if namespace else {}
+        return {"call_id": part.call_id, "name": name, **more}
 
     def _content(self, part: Part) -> dict[str, object]:
         if part.kind == "reasoning":
@@ -139,7 +159,7 @@ class ResponseRenderer(PartsRenderer):
 
     def _about(self, part: Part, kind: str, **more: object) -> dict[str, object]:
         where: dict[str, object] = {"item_id": self._item_id(part), "output_index": part.place}
-        if part.kind != "tool":
+        if part.kind not in _CALLS:
             where["content_index"] = 0
         return self._event(kind, **where, **more)
 

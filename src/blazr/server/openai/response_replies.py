@@ -60,6 +60,7 @@ class ReasoningItem(Struct, tag_field="type", tag="reasoning"):
     status: ItemStatus
     summary: list[dict[str, Any]]
     content: list[ReasoningText]
+    encrypted_content: str | UnsetType = UNSET
 
 
 class FunctionCallItem(Struct, tag_field="type", tag="function_call"):
@@ -70,9 +71,21 @@ class FunctionCallItem(Struct, tag_field="type", tag="function_call"):
     call_id: str
     name: str
     arguments: str
+    namespace: str | UnsetType = UNSET
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
+class CustomCallItem(Struct, tag_field="type", tag="custom_tool_call"):
+    """A call of a custom tool."""
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    input: str
+    namespace: str | UnsetType = UNSET
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomCallItem
 
 
 class ResponseFailure(Struct):
@@ -133,8 +146,8 @@ class ResponseObject(Struct):
     presence_penalty: float
     frequency_penalty: float
     service_tier: str
-    safety_identifier: None
-    prompt_cache_key: None
+    safety_identifier: str | None
+    prompt_cache_key: str | None
     user: str | None
     usage: ItemUsage | None
 
@@ -164,6 +177,8 @@ class InputItem(Struct):
     summary: list[dict[str, Any]] | UnsetType = UNSET
     call_id: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
+    namespace: str | UnsetType = UNSET
+    encrypted_content: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
     input: str | UnsetType = UNSET
     output: str | list[ItemPart] | UnsetType = UNSET
@@ -281,6 +296,22 @@ class ArgumentsDone(_Event, tag="response.function_call_arguments.done"):
     arguments: str
 
 
+class InputDelta(_Event, tag="response.custom_tool_call_input.delta"):
+    """More of a custom tool's input."""
+
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class InputDone(_Event, tag="response.custom_tool_call_input.done"):
+    """A custom tool's whole input."""
+
+    item_id: str
+    output_index: int
+    input: str
+
+
 ResponseEvent = (
     ResponseCreated
     | ResponseInProgress
@@ -297,6 +328,8 @@ ResponseEvent = (
     | ReasoningDone
     | ArgumentsDelta
     | ArgumentsDone
+    | InputDelta
+    | InputDone
 )
 
 

@@ -19,6 +19,7 @@ from blazr.server.openai.items import Item, shown, to_messages
 from blazr.server.openai.replay import Log, Replay
 from blazr.server.openai.response_rendering import ResponseRenderer
 from blazr.server.openai.schema import ToolChoice, ToolMode, tool_fields
+from blazr.server.openai.tools import read_tools
 from blazr.server.params import ResponseFormat, grammar_of, sampling_params, scheduling, unix_time
 from blazr.server.run import Run, finish, whole_answer
 from blazr.server.service import Call, json_response
@@ -27,6 +28,7 @@ from blazr.text.messages import Message
 from blazr.text.reasoning import thinking_variables
 
 _LOGPROBS = "message.output_text.logprobs"
+_THOUGHTS = "reasoning.encrypted_content"
 
 
 class TextOptions(msgspec.Struct):
@@ -73,6 +75,8 @@ class Body(CountBody, kw_only=True):
     background: bool | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
 
 
 @dataclass(slots=True)
@@ -108,7 +112,13 @@ async def create(call: Call[Body]) -> Response:
     messages = _conversation(call)
     request = _to_request(call, messages, params)
     keeper = _Keeper(call, messages)
-    renderer = ResponseRenderer(frame, keeper.end, wants_logprobs=params.logprobs is not None)
+    renderer = ResponseRenderer(
+        frame,
+        keeper.end,
+        homes=read_tools(body.tools).homes,
+        wants_logprobs=params.logprobs is not None,
+        packs_thoughts=_THOUGHTS in (body.include or ()),
+    )
     if body.background and body.store is False:
         raise RequestError(
             "a response in the background is looked up, so it is stored.", param="background"
@@ -257,11 +267,7 @@ def _to_request(
     call: Call[Body] | Call[CountBody], messages: Sequence[Message], params: SamplingParams
 ) -> GenerationRequest:
     body = call.body
-    tools = [
-        {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
-        for tool in body.tools or ()
-        if tool.get("type") == "function"
-    ]
+    tools = read_tools(body.tools).tools
     fields = tool_fields(tools, body.tool_choice, parallel=body.parallel_tool_calls)
     system = [Message(role="system", content=body.instructions)] if body.instructions else []
     effort = body.reasoning.effort if body.reasoning else None
@@ -293,7 +299,7 @@ def _frame(call: Call[Body]) -> dict[str, object]:
         "temperature": body.temperature,
         "top_p": body.top_p,
         "top_logprobs": body.top_logprobs or 0,
-        "tools": body.tools or [],
+        "tools": read_tools(body.tools).shown,
         "tool_choice": _plain(choice) if isinstance(choice, ToolChoice) else choice or "auto",
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "reasoning": {"effort": None, "summary": None} | _plain(body.reasoning or Reasoning()),
@@ -305,8 +311,8 @@ def _frame(call: Call[Body]) -> dict[str, object]:
         "presence_penalty": 0,
         "frequency_penalty": 0,
         "service_tier": "default",
-        "safety_identifier": None,
-        "prompt_cache_key": None,
+        "safety_identifier": body.safety_identifier,
+        "prompt_cache_key": body.prompt_cache_key,
         "user": body.user,
         "usage": None,
     }

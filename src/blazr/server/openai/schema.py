@@ -85,12 +85,14 @@ class ToolRef(msgspec.Struct, kw_only=True):
 
     type: str
     function: Named | None = None
+    custom: Named | None = None
     name: str | None = None
 
     @property
     def the_name(self) -> str:
         """Its name; empty where it has none."""
-        return self.function.name if self.function else self.name or ""
+        nested = self.function or self.custom
+        return nested.name if nested else self.name or ""
 
 
 class AllowedTools(msgspec.Struct, kw_only=True):
@@ -103,7 +105,7 @@ class AllowedTools(msgspec.Struct, kw_only=True):
 class ToolChoice(ToolRef, kw_only=True):
     """A tool that must be called, or some of which one may be."""
 
-    type: Annotated[str, said(enum=["function", "allowed_tools"])]
+    type: Annotated[str, said(enum=["function", "custom", "allowed_tools"])]
     allowed_tools: AllowedTools | None = None
     mode: str | None = None
     tools: list[ToolRef] | None = None
@@ -196,7 +198,7 @@ def tool_fields(
     mode, name = "auto" if choice is None else choice, None
     if isinstance(choice, ToolChoice):
         allowed = choice.allowed_tools or choice
-        if choice.type == "function":
+        if choice.type in {"function", "custom"}:
             mode, name = "required", choice.the_name
         elif choice.type == "allowed_tools" and allowed.tools is not None:
             names = {each.the_name for each in allowed.tools}
@@ -212,7 +214,7 @@ def tool_fields(
 
 
 def _name_of(tool: Mapping[str, object]) -> str | None:
-    function = tool.get("function", tool)
+    function = tool.get("function", tool.get("custom", tool))
     name = function.get("name") if isinstance(function, Mapping) else None
     return name if isinstance(name, str) else None
 

@@ -1,0 +1,86 @@
+"""The tools of OpenAI's newer APIs: functions, custom tools, and both in namespaces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from blazr.core.errors import RequestError
+
+Tool = Mapping[str, Any]
+
+# Tools that run at OpenAI's. Agents offer the first to every server, and can do without; the others
+# stand for data or services of the user's, without which the answer would be another.
+_LEFT_OUT = frozenset(
+    {
+        "web_search",
+        "web_search_2025_08_26",
+        "web_search_preview",
+        "web_search_preview_2025_03_11",
+        "image_generation",
+        "tool_search",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Toolbox:
+    """The tools of a request as a model can be shown them.
+
+    Args:
+        tools: Functions and custom tools.
+        shown: The tools as they were sent, without those that are left out.
+        homes: Namespace and own name of the tools in namespaces, by the name a model is shown.
+    """
+
+    tools: Sequence[Tool] = ()
+    shown: Sequence[Tool] = ()
+    homes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def read_tools(given: Sequence[Tool] | None) -> Toolbox:
+    """The tools of a request.
+
+    Raises:
+        RequestError: One is of a kind that cannot be offered.
+    """
+    shown = [tool for tool in given or () if tool.get("type") not in _LEFT_OUT]
+    homes: dict[str, tuple[str, str]] = {}
+    tools = [each for tool in shown for each in _flat(tool, homes)]
+    return Toolbox(tools, shown, homes)
+
+
+def name_in(namespace: str | None, name: str) -> str:
+    """The name by which a model is shown a tool of a namespace."""
+    if not namespace:
+        return name
+    return namespace + name if namespace.endswith("__") else f"{namespace}__{name}"
+
+
+def _flat(tool: Tool, homes: dict[str, tuple[str, str]]) -> Iterator[Tool]:
+    kind, namespace = tool.get("type"), str(tool.get("name") or "")
+    if kind == "namespace":
+        inner = tool.get("tools")
+        for each in inner if isinstance(inner, list) else ():
+            if not isinstance(each, Mapping) or not isinstance(each.get("name"), str):
+                raise _unknown("a tool of a namespace without a name")
+            name = name_in(namespace, each["name"])
+            homes[name] = namespace, each["name"]
+            yield from _flat({**each, "name": name}, homes)
+    elif kind == "custom":
+        yield tool
+    elif kind == "function":
+        yield {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+    else:
+        raise _unknown(repr(kind)[:50])
+
+
+def _unknown(found: str) -> RequestError:
+    return RequestError(
+        "a tool is of a kind that does not run here.",
+        param="tools",
+        found=found,
+        expected="'function', 'custom' or 'namespace'",
+        hint="send a function, and call it yourself",
+    )
