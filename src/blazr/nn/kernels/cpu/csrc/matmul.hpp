@@ -11,10 +11,6 @@
 // Exactness: an accumulator sees k in one order, and its lanes are added in one order, whatever the
 // tile's size, the batch, the cut into parts or the thread. So a row of y depends on nothing but
 // its own row of x.
-//
-// Where a processor multiplies float32 alone, 16-bit factors are widened in registers; with several
-// rows of x these are widened once, so that a tile widens its rows of w alone and has room for more
-// accumulators. The sums see the same numbers in the same order.
 #pragma once
 
 #include "types.hpp"
@@ -28,24 +24,12 @@ struct Matmul {
   static constexpr int kRows = 4;     // of w in a tile
   static constexpr int kRunCols = 2;  // rows of x up to which w is read in four runs
 
-  static constexpr bool kWidens =
-      !std::is_same_v<T, float> && requires(const T* p) { D::template piece<0>(p); };
-  // Numbers of x that are widened at once, on the stack; rows that are longer are not.
-  static constexpr int64_t kMostWide = kWidens ? 96 << 10 : 1;
-
   // Rows of x or of w, `stride` numbers apart.
-  template <class N>
-  struct RowsOf {
-    using Number = N;
-    const N* first;
+  struct Rows {
+    const T* first;
     int64_t stride;
-    const N* operator[](int64_t i) const { return first + i * stride; }
+    const T* operator[](int64_t i) const { return first + i * stride; }
   };
-  using Rows = RowsOf<T>;
-
-  // Rows of x in a tile.
-  template <class X>
-  static constexpr int kCols = std::is_same_v<X, Rows> ? int(D::cols) : int(Isa::kTile);
 
   // Where a tile's sums go: out[c * ld + r * gap].
   struct Sums {
@@ -54,9 +38,8 @@ struct Matmul {
   };
 
   // Sums of R rows of w with C rows of x. `next` is what memory should fetch meanwhile, or null.
-  template <int R, int C, class X>
-  [[gnu::noinline]] static void tile(Rows w, X x, int64_t k, Sums sums, const char* next) {
-    constexpr bool kIsWide = !std::is_same_v<X, Rows>;
+  template <int R, int C>
+  [[gnu::noinline]] static void tile(Rows w, Rows x, int64_t k, Sums sums, const char* next) {
     constexpr int kStepBytes = R * D::step * int(sizeof(T));
     Acc acc[C][kRows];
 #pragma GCC unroll 8
@@ -66,32 +49,21 @@ struct Matmul {
     int64_t i = 0;
 #pragma GCC unroll 2
     for (; i + D::step <= k; i += D::step) {
+      typename D::Reg b[C];
+#pragma GCC unroll 8
+      for (int c = 0; c < C; c++) b[c] = D::load(x[c] + i);
       if (C > kRunCols && next)
         for (int line = 0; line < kStepBytes; line += 64)
           __builtin_prefetch(next + i / D::step * kStepBytes + line, 0, 2);
-      if constexpr (kIsWide) {
-        wide_step<R, C>(acc, [&](int r) { return w[r] + i; }, x, i);
-        continue;
-      } else {
-        typename D::Reg b[C];
 #pragma GCC unroll 8
-        for (int c = 0; c < C; c++) b[c] = D::load(x[c] + i);
+      for (int r = 0; r < R; r++) {
+        if (C <= kRunCols) __builtin_prefetch((const char*)(w[r] + i) + 1024, 0, 2);
+        const typename D::Reg a = D::load(w[r] + i);
 #pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-          if (C <= kRunCols) __builtin_prefetch((const char*)(w[r] + i) + 1024, 0, 2);
-          const typename D::Reg a = D::load(w[r] + i);
-#pragma GCC unroll 8
-          for (int c = 0; c < C; c++) acc[c][r] = D::dot(acc[c][r], a, b[c]);
-        }
+        for (int c = 0; c < C; c++) acc[c][r] = D::dot(acc[c][r], a, b[c]);
       }
     }
-    if constexpr (kIsWide) {
-      if (i < k) {
-        T ends[R][D::step] = {};
-        for (int r = 0; r < R; r++) memcpy(ends[r], w[r] + i, size_t(k - i) * sizeof(T));
-        wide_step<R, C>(acc, [&](int r) { return ends[r]; }, x, i);
-      }
-    } else if (i < k) {
+    if (i < k) {
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) {
         const typename D::Reg a = D::load_tail(w[r] + i, int(k - i));
@@ -112,46 +84,14 @@ struct Matmul {
     }
   }
 
-  // A step of a tile, piece by piece; x is widened, `row` is where the step begins in a row of w.
-  template <int R, int C, int kPiece = 0, class Row>
-  [[gnu::always_inline]] static void wide_step(Acc (&acc)[C][kRows], const Row& row,
-                                               RowsOf<float> x, int64_t i) {
-    constexpr int kLanes = D::step / D::pieces;
-    Acc b[C];
-#pragma GCC unroll 8
-    for (int c = 0; c < C; c++) b[c] = Isa::load(x[c] + i + kPiece * kLanes);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-      const Acc a = D::template piece<kPiece>(row(r));
-#pragma GCC unroll 8
-      for (int c = 0; c < C; c++) acc[c][r] = Isa::fma(a, b[c], acc[c][r]);
-    }
-    if constexpr (kPiece + 1 < D::pieces) wide_step<R, C, kPiece + 1>(acc, row, x, i);
-  }
-
-  // Rows of x as wide_step reads them, `stride` numbers apart, with zeros at their ends.
-  template <int kPiece = 0>
-  static void widen(Rows x, int64_t rows, int64_t k, float* out, int64_t stride) {
-    constexpr int kLanes = D::step / D::pieces;
-    for (int64_t row = 0; row < rows; row++)
-      for (int64_t i = 0; i < k; i += D::step) {
-        T end[D::step] = {};
-        const T* from = x[row] + i;
-        if (i + D::step > k) from = (const T*)memcpy(end, from, size_t(k - i) * sizeof(T));
-        const Acc wide = D::template piece<kPiece>(from);
-        memcpy(out + row * stride + i + kPiece * kLanes, &wide, sizeof wide);
-      }
-    if constexpr (kPiece + 1 < D::pieces) widen<kPiece + 1>(x, rows, k, out, stride);
-  }
-
   // The same for num_cols rows of x, as equal tiles.
-  template <int R, class X>
-  static void tiles(int64_t num_cols, Rows w, X x, int64_t k, Sums sums, const char* next) {
-    const int64_t num_tiles = (num_cols + kCols<X> - 1) / kCols<X>;
+  template <int R>
+  static void tiles(int64_t num_cols, Rows w, Rows x, int64_t k, Sums sums, const char* next) {
+    const int64_t num_tiles = (num_cols + D::cols - 1) / D::cols;
     const int64_t step = (num_cols + num_tiles - 1) / num_tiles;
     for (int64_t c = 0; c < num_cols; c += step)
-      with_count<kCols<X>>(smaller(step, num_cols - c), [&](auto count) {
-        tile<R, count>(w, X{x[c], x.stride}, k, {sums.out + c * sums.ld, sums.ld, sums.gap}, next);
+      with_count<D::cols>(smaller(step, num_cols - c), [&](auto count) {
+        tile<R, count>(w, {x[c], x.stride}, k, {sums.out + c * sums.ld, sums.ld, sums.gap}, next);
       });
   }
 
@@ -163,48 +103,36 @@ struct Matmul {
   // - A few more: four neighbouring rows of w meet all of x in the first cache, while the next four
   //   are fetched in one run.
   // - Many (`is_cached`): w comes from the second cache, and nothing is fetched.
-  template <class X>
-  static void strip(Rows w, int64_t num_rows, X x, int64_t num_cols, int64_t k, float* out,
+  static void strip(Rows w, int64_t num_rows, Rows x, int64_t num_cols, int64_t k, float* out,
                     bool is_cached) {
     const int64_t quarter = num_rows / kRows, ld = num_rows;
     for (int64_t r = 0; r < quarter; r++) {
       if (num_cols <= kRunCols) {
-        tiles<kRows>(num_cols, Rows{w[r], quarter * w.stride}, x, k, {out + r, ld, quarter}, nullptr);
+        tiles<kRows>(num_cols, {w[r], quarter * w.stride}, x, k, {out + r, ld, quarter}, nullptr);
       } else {
         const char* next = is_cached ? nullptr : (const char*)w[kRows * (r + 1)];
-        tiles<kRows>(num_cols, Rows{w[kRows * r], w.stride}, x, k, {out + kRows * r, ld, 1}, next);
+        tiles<kRows>(num_cols, {w[kRows * r], w.stride}, x, k, {out + kRows * r, ld, 1}, next);
       }
     }
     for (int64_t r = quarter * kRows; r < num_rows; r++)
-      tiles<1>(num_cols, Rows{w[r], 0}, x, k, {out + r, ld, 0}, nullptr);
+      tiles<1>(num_cols, {w[r], 0}, x, k, {out + r, ld, 0}, nullptr);
   }
 
   // Rows [m0, m1), columns [n0, n1). With many rows of x a few of them stay in the first cache
   // while the part of w goes by in the second.
   static void part(const Linear& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
     const bool few = call.m <= kStillFew;  // not of this part alone: the last one may be short
-    const int64_t stride = round_up(call.k, D::step);
-    const bool widens = kWidens && call.m > kRunCols && Isa::kTile * stride <= kMostWide;
-    const int64_t most = widens ? smaller(kFewRows, kMostWide / larger(stride, 1)) : kFewRows;
-    const int64_t turns = larger((call.m + most - 1) / most, 1);
-    const int64_t group = few ? (call.m + turns - 1) / turns : widens ? Isa::kTile : D::cols;
+    const int64_t turns = larger((call.m + kFewRows - 1) / kFewRows, 1);
+    const int64_t group = few ? (call.m + turns - 1) / turns : D::cols;
     const int64_t n = n1 - n0, offset = n0 * call.ldw;
-    static_assert(larger(D::cols, Isa::kTile) * kManyColumns <= kFewRows * kFewColumns);
-    float sums[2][kFewRows * kFewColumns], wide[kMostWide];
+    static_assert(D::cols * kManyColumns <= kFewRows * kFewColumns);
+    float sums[2][kFewRows * kFewColumns];
     for (int64_t m = m0; m < m1; m += group) {
       const int64_t rows = smaller(group, m1 - m);
       const Rows x{(const T*)call.x + m * call.ldx, call.ldx};
-      const auto multiply = [&](auto rows_of_x) {
-        strip({(const T*)call.w + offset, call.ldw}, n, rows_of_x, rows, call.k, sums[0], !few);
-        if (call.w2)
-          strip({(const T*)call.w2 + offset, call.ldw}, n, rows_of_x, rows, call.k, sums[1], !few);
-      };
-      if constexpr (kWidens) {
-        if (widens) widen(x, rows, call.k, wide, stride);
-        widens ? multiply(RowsOf<float>{wide, stride}) : multiply(x);
-      } else {
-        multiply(x);
-      }
+      strip({(const T*)call.w + offset, call.ldw}, n, x, rows, call.k, sums[0], !few);
+      if (call.w2)
+        strip({(const T*)call.w2 + offset, call.ldw}, n, x, rows, call.k, sums[1], !few);
       for (int64_t row = 0; row < rows; row++) {
         float *own = sums[0] + row * n, *ups = sums[1] + row * n;
         const int64_t at = (m + row) * call.ldy;
