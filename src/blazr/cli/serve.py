@@ -152,13 +152,16 @@ def serve(  # noqa: PLR0913  (one argument per flag)
     dtype: options.Dtype = "auto",
     quantize: options.Quantize = None,
     verbose: options.Verbose = False,
+    log_level: Annotated[
+        str | None,
+        typer.Option(help="error, warn, info, debug, trace, or blazr.engine=debug.  [info]"),
+    ] = None,
 ) -> None:
     """Serve models over HTTP, in the dialects of OpenAI, Anthropic and Ollama."""
     from blazr.engine.config import parse_memory
     from blazr.server.config import ServerConfig
 
-    if not verbose:
-        log.setup("info")
+    log.setup("debug" if verbose else "info", levels=log_level)
     opening = Opening(
         device=options.pick_device(device, cpu=cpu),
         dtype=dtype,

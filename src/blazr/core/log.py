@@ -6,6 +6,10 @@ import logging
 import sys
 
 from blazr.core import env
+from blazr.core.errors import ConfigError
+
+TRACE = 5
+"""Below DEBUG: a line for each step of the engine."""
 
 _LEVELS = {
     "off": logging.CRITICAL + 10,
@@ -14,7 +18,7 @@ _LEVELS = {
     "warning": logging.WARNING,
     "info": logging.INFO,
     "debug": logging.DEBUG,
-    "trace": logging.DEBUG,
+    "trace": TRACE,
 }
 _seen: set[tuple[str, str]] = set()
 
@@ -33,19 +37,30 @@ def parse_levels(text: str) -> dict[str, int]:
     return levels
 
 
-def setup(default: str = "warn") -> None:
-    """Send blazr's log lines to stderr at the level the environment asks for.
+def setup(default: str = "warn", *, levels: str | None = None) -> None:
+    """Send blazr's log lines to stderr at the level that is asked for.
 
     Args:
-        default: Level when neither ``BLAZR_LOG`` nor ``RUST_LOG`` is set.
+        default: Level when nothing else is set.
+        levels: What a flag says, in the same syntax; else ``BLAZR_LOG``, else ``RUST_LOG``.
+
+    Raises:
+        ConfigError: The flag names no level.
     """
+    if levels is not None and not parse_levels(levels):
+        raise ConfigError(
+            "unknown log level.",
+            found=repr(levels)[:100],
+            expected=f"{', '.join(_LEVELS)}, or blazr.engine=debug",
+        )
+    logging.addLevelName(TRACE, "TRACE")
     logger = logging.getLogger("blazr")
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logger.addHandler(handler)
         logger.propagate = False
-    text = env.get("BLAZR_LOG") or env.get("RUST_LOG") or default
+    text = levels or env.get("BLAZR_LOG") or env.get("RUST_LOG") or default
     logger.setLevel(_LEVELS.get(default, logging.WARNING))
     for name, level in parse_levels(text).items():
         logging.getLogger(name).setLevel(level)

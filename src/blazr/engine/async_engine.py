@@ -18,6 +18,7 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from blazr.core.errors import CapacityError, EngineError, RequestError
+from blazr.core.log import TRACE
 from blazr.engine.engine import Engine
 from blazr.engine.outputs import FinishReason, Running, TokenOutput
 from blazr.engine.pacing import Pacing
@@ -350,9 +351,22 @@ class AsyncEngine:
             budget = self._pacing.prefill_budget(decodes, len(running) - decodes)
             outputs = engine.step(started, budget)
             computed = engine.counts.computed_tokens - before
-            self._pacing.learn(decodes, max(computed - decodes, 0), time.monotonic() - started)
+            took_s = time.monotonic() - started
+            self._pacing.learn(decodes, max(computed - decodes, 0), took_s)
+            if logger.isEnabledFor(TRACE):
+                self._log_step(decodes, computed, took_s)
             self._deliver(outputs)
             self._settle()
+
+    def _log_step(self, decodes: int, computed: int, took_s: float) -> None:
+        stats = self._engine.stats()
+        logger.log(
+            TRACE,
+            "step %d: %d tokens in %.1f ms; %d decoding, %d running, %d waiting; %d pages and %d"
+            " states free",
+            *(stats["steps"], computed, 1000 * took_s, decodes),
+            *(stats[name] for name in ("num_running", "num_waiting", "pages_free", "states_free")),
+        )
 
     def _receive(self) -> None:
         """Take what has come in; wait for something only when there is nothing to do."""
@@ -367,6 +381,11 @@ class AsyncEngine:
                 return
 
     def _add(self, request: Request, request_id: int, seed: int) -> None:
+        logger.debug(
+            "request %d: %d prompt tokens, at most %d new, %d replies, priority %d",
+            *(request_id, len(request.prompt_ids), request.params.max_tokens),
+            *(request.params.n, request.priority),
+        )
         try:
             self._engine.add(request, request_id=request_id, now=time.monotonic(), seed=seed)
         except BaseException as error:  # noqa: BLE001  (one request's failure is its own)
@@ -380,6 +399,11 @@ class AsyncEngine:
                 continue
             if output.finish_reason is not None:
                 self._forget_one(output.request_id)
+                logger.debug(
+                    "request %d.%d ended: %s; %d prompt tokens, %d of them reused (%s)",
+                    *(output.request_id, output.index, output.finish_reason),
+                    *(output.num_prompt_tokens, output.num_cached_tokens, output.reuse),
+                )
             try:
                 sink(output)
             except BaseException:

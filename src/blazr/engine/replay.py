@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Never
@@ -18,6 +19,8 @@ from blazr.nn.layers.batch import ForwardBatch, LayerCache, Span
 from blazr.nn.layers.rope import Positions, RopeConfig
 from blazr.nn.ops.replay import Arena, ForeignError, Replay, can_replay, record
 from blazr.nn.ops.sequence import StepTable
+
+logger = logging.getLogger(__name__)
 
 _SEEN = 3  # steps of a size before it is recorded
 
@@ -88,8 +91,14 @@ class Replays:
             self._ropes |= inputs.rotary.unknown
             return self._record(size, max_blocks)
         self._is_possible = replay is not None
-        if replay is not None:
+        if replay is None:
+            logger.debug("steps cannot be recorded: each is computed")
+        else:
             self._made[size] = inputs, replay
+            logger.debug(
+                "recorded the step of %d sequences, %d parts of it in Python",
+                *(size, replay.num_python),
+            )
         return self._is_possible
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import insort
 from dataclasses import dataclass, field
 from math import inf
@@ -12,6 +13,8 @@ import numpy as np
 from blazr.engine.cache.arena import OutOfMemoryError
 from blazr.engine.cache.manager import CacheManager
 from blazr.engine.sequence import Fork, Phase, Sequence
+
+logger = logging.getLogger(__name__)
 
 MAX_COMPARED = 64
 LEAST_SHARED = 4  # this part of a block, at least, is worth waiting for
@@ -219,6 +222,10 @@ class Scheduler:
             sequence: A running one.
             publish: False after a failure: nothing of it may be reused.
         """
+        logger.debug(
+            "preempt %d.%d after %d tokens; %d go on running",
+            *(sequence.request_id, sequence.index, sequence.computed, len(self.running) - 1),
+        )
         self.running.remove(sequence)
         self.memory.release(sequence, publish=publish)
         sequence.num_preemptions += 1
@@ -278,6 +285,11 @@ class Scheduler:
     def _run(self, sequence: Sequence) -> None:
         sequence.phase = Phase.RUNNING
         insort(self.running, sequence, key=lambda s: s.order)
+        logger.debug(
+            "start %d.%d: %d of %d tokens are in memory (%s); %d running, %d waiting",
+            *(sequence.request_id, sequence.index, sequence.computed, len(sequence.tokens)),
+            *(sequence.reuse, len(self.running), len(self.waiting)),
+        )
         if not sequence.num_preemptions:
             counts = self.counts
             sequence.num_cached = sequence.computed
@@ -307,6 +319,10 @@ class Scheduler:
             return False
         last = at - (sequence.request.params.prompt_logprobs is not None)  # which tells of the next
         source.wanted.add(last // grid * grid)
+        logger.debug(
+            "hold %d.%d: it shares %d tokens with %d.%d, which computes them",
+            *(sequence.request_id, sequence.index, at, source.request_id, source.index),
+        )
         self._meets.setdefault(source, []).append((at, sequence))
         return True
 

@@ -77,6 +77,14 @@ def open_model(  # noqa: PLR0913  (what can be said of a model)
         template=template,
         reply_format=reply_format,
     )
+    _log.debug(
+        "vocabulary %s of %d tokens, %s chat template, thinking as %s, tool calls as %s",
+        *(tokenizer.name, tokenizer.size, "no" if template is None else "a"),
+        *(
+            "nothing" if part is None else part.name
+            for part in (reply_format.reasoning, reply_format.tool_format)
+        ),
+    )
     return start_engine(opened)
 
 

@@ -63,6 +63,7 @@ class Surroundings:
         scope["path"] = _below(self._state.config.root_path, scope["path"])
         facts: dict[str, str | int] = scope.setdefault("facts", {})
         status = 0
+        _log.debug("%s %s begins, %s", scope["method"], clean(scope["path"], 100), request_id)
 
         async def note(message: Message) -> None:
             nonlocal status

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from blazr.core import log
+from blazr.core.errors import ConfigError
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def _quiet_after() -> Iterator[None]:
     [
         ("info", {"blazr": logging.INFO}),
         ("blazr=debug", {"blazr": logging.DEBUG}),
-        ("warn,blazr::engine=trace", {"blazr": logging.WARNING, "blazr.engine": logging.DEBUG}),
+        ("warn,blazr::engine=trace", {"blazr": logging.WARNING, "blazr.engine": log.TRACE}),
         ("uvicorn = ERROR", {"uvicorn": logging.ERROR}),
         ("loud, =, blazr=", {}),
         ("", {}),
@@ -43,6 +44,16 @@ def test_our_variable_goes_before_the_other(monkeypatch: pytest.MonkeyPatch) -> 
     assert logging.getLogger("blazr").level == logging.INFO
     assert logging.getLogger("blazr.engine").level == logging.DEBUG
     assert len(logging.getLogger("blazr").handlers) == 1, "one line a fact"
+
+
+@pytest.mark.usefixtures("_quiet_after")
+def test_a_flag_goes_before_both_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLAZR_LOG", "error")
+    log.setup("info", levels="trace")
+    assert logging.getLogger("blazr").level == log.TRACE
+    assert logging.getLevelName(log.TRACE) == "TRACE"
+    with pytest.raises(ConfigError, match="unknown log level"):
+        log.setup("info", levels="loud")
 
 
 def test_once_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

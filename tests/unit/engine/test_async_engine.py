@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from queue import SimpleQueue
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from blazr.core.errors import CapacityError, ContextLengthError, EngineError, RequestError
+from blazr.core.log import TRACE
 from blazr.engine.async_engine import AsyncEngine
 from blazr.engine.cache.arena import ItemClass
 from blazr.engine.cache.manager import CacheManager, CacheShape
@@ -107,6 +109,24 @@ def test_a_warm_up_computes_then_records_and_leaves_no_trace():
     assert tokens == right_answer((0,) * 16)
     assert end.num_cached_tokens == 0
     bench.engine.close()
+
+
+@pytest.mark.parametrize(("level", "steps"), [(logging.INFO, 0), (logging.DEBUG, 0), (TRACE, 6)])
+def test_levels_tell_of_requests_and_of_steps(bench, caplog, level, steps):
+    with caplog.at_level(level, "blazr"):
+        collect(bench.ask((1, 2, 3))[1])
+        bench.engine.close()
+    lines = [record.getMessage() for record in caplog.records]
+    assert sum(line.startswith("step ") for line in lines) == steps
+    told = [line for line in lines if not line.startswith("step ")]
+    if level == logging.INFO:
+        assert not told
+        return
+    assert told == [
+        "request 1: 3 prompt tokens, at most 6 new, 1 replies, priority 0",
+        "start 1.0: 0 of 3 tokens are in memory (short); 1 running, 0 waiting",
+        "request 1.0 ended: length; 3 prompt tokens, 0 of them reused (short)",
+    ]
 
 
 def test_a_failing_warm_up_is_logged_and_records_nothing(caplog):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import logging
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from itertools import count
 
 from blazr.engine.block import NO_PAGE, Node
 from blazr.engine.cache.arena import Arena, ItemClass
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,7 @@ class PrefixTrie:
             else:
                 continue
             self.evictions[cls] += 1
+            logger.debug("evict the %s of a prefix of %d blocks", cls.name.lower(), node.depth)
             return True
         return False
 

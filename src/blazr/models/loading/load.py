@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 
 import torch
 from torch import nn
@@ -24,7 +25,7 @@ from blazr.models.families.rules import RuleBook
 from blazr.models.loading.kept import kept_weights
 from blazr.models.loading.packed import choose_storage, open_up, place
 from blazr.models.loading.plan import LoadPlan, plan_load
-from blazr.models.loading.weights import choose_dtype, copied_bytes, read_weights
+from blazr.models.loading.weights import choose_dtype, copied_bytes, read_weights, stored_as
 from blazr.nn.device import Device
 from blazr.nn.layers.decoder_layer import DecoderLayer
 from blazr.nn.layers.mamba2 import Mamba2
@@ -200,6 +201,12 @@ def load(
     storage = choose_storage(planned.plan, module, policy)
     storage = open_up(planned.plan, storage, chosen, room=int(device.free_bytes() * _ROOM))
     _check_memory(copied_bytes(planned.plan, chosen, device.torch_device, storage), device)
+    log.debug(
+        "%s is %s: %d layers, %d tensors stored as %s, computed in %s",
+        *(planned.name, planned.family.name, len(planned.derivation.config.layers)),
+        *(len(planned.plan.steps), stored_as(planned.plan), chosen),
+    )
+    started_s = monotonic()
     weights = read_weights(
         planned.plan,
         checkpoint,
@@ -211,6 +218,7 @@ def load(
     if weights.not_finite:
         names = ", ".join(name[:100] for name in weights.not_finite[:_LISTED_NAMES])
         log.warning("%d tensors hold NaN or infinity: %s", len(weights.not_finite), names)
+    log.debug("read the weights in %.2f s", monotonic() - started_s)
     place(module, weights.tensors)
     module.requires_grad_(requires_grad=False).eval()
     _settle_ssm_a(module, decay)
