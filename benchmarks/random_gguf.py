@@ -1,4 +1,4 @@
-"""A GGUF file with a real model's shape and random weights, for blazr bench --vs llama.cpp.
+"""A GGUF file with a real model's shape and random weights, for benchmarks/versus.py.
 
     python benchmarks/random_gguf.py llama-1b q4_k_m /tmp/llama-1b-q4_k_m.gguf
 

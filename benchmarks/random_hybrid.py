@@ -1,4 +1,4 @@
-"""A hybrid of 0.4B with random weights, for ``blazr bench --vs transformers``.
+"""A hybrid of 0.4B with random weights, for benchmarks/versus.py.
 
     python benchmarks/random_hybrid.py /tmp/hybrid-0.4b
 

@@ -1,75 +1,151 @@
-"""The runs against other engines as a table in Markdown and a chart.
+"""Run one model in blazr and in another engine by turns, and print the ratio of their speeds.
 
-    python benchmarks/versus.py docs/images/versus.svg
+    python -m benchmarks.versus llama.cpp MODEL.gguf --levels 1,8
+    python -m benchmarks.versus transformers DIRECTORY --history runs.jsonl
 
-Reads what ``blazr bench --vs ... --history`` has written to ``benchmarks/history``. The table has
-the newest run of each model, the chart all of them: medians of rounds, and from the least to the
-greatest.
+`benchmarks/plot_versus.py` makes a table and a chart of the histories.
 """
 
+from __future__ import annotations
+
+import argparse
 import json
-import sys
-from collections.abc import Mapping
+import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from matplotlib.figure import Figure
+import torch
 
-HISTORY = Path(__file__).parent / "history"
-KINDS = {("decode", 1): "1 stream", ("decode", 8): "8", ("decode", 16): "16"}
-COLUMNS = {**KINDS, ("prefill", 1): "prefill 512"}
+from benchmarks.rival import RIVALS, BlazrSide, Match, rival, rival_version
+from benchmarks.rival_process import Job
+from blazr.bench.offline import EngineTarget
+from blazr.bench.report import origin
+from blazr.bench.roofline import measure_bandwidth, step_bytes
+from blazr.engine.build import build_engine
+from blazr.engine.config import EngineConfig
+from blazr.models.loading.load import load
+from blazr.nn.device import resolve_device
+from blazr.nn.quant.weight import stored_weights
 
-
-def _runs() -> dict[str, list[Mapping[str, Any]]]:
-    """Those of each model, oldest first."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for name in ("llama_cpp", "transformers"):
-        for line in (HISTORY / f"{name}.jsonl").read_text().splitlines():
-            run = json.loads(line)
-            figures = {(row["kind"], row["streams"]): row for row in run["results"]}
-            found.setdefault(run["model"], []).append({**run, "figures": figures})
-    return found
-
-
-def _table(models: Mapping[str, list[Mapping[str, Any]]]) -> None:
-    """Print tokens a second, and the ratio, of each newest run."""
-    heads = ["", *COLUMNS.values(), "of the bandwidth, 1 stream", "rival", "day"]
-    print("| " + " | ".join(heads) + " |\n|---|" + "--:|" * (len(COLUMNS) + 1) + "---|---|")
-    for model, several in models.items():
-        run = several[-1]
-        cells = [model]
-        for key in COLUMNS:
-            row = run["figures"].get(key)
-            cells.append(
-                "" if row is None else "{blazr_tokens_per_s:,.0f}, **{ratio:.2f}**".format_map(row)
-            )
-        share = run["figures"][("decode", 1)]["bandwidth_share"]
-        cells += [f"{share:.0%}", run["rival"].split()[0], run["time"][:10]]
-        print("| " + " | ".join(cells) + " |")
+_PROBE_BYTES = 2**28
+_WARMUP_TOKENS = 16  # enough for all to decode together
+_UNPACED = 1e6
 
 
-def _chart(models: Mapping[str, list[Mapping[str, Any]]], path: str) -> None:
-    """Draw all ratios."""
-    figure = Figure(figsize=(10, 1 + 0.55 * len(models)), layout="constrained")
-    panels = figure.subplots(1, len(COLUMNS), sharey=True)
-    names = list(reversed(models))
-    for axes, (key, label) in zip(panels, COLUMNS.items(), strict=True):
-        for place, name in enumerate(names):
-            several = [run["figures"][key] for run in models[name] if key in run["figures"]]
-            for turn, row in enumerate(several):
-                y = place + 0.12 * (turn - (len(several) - 1) / 2)
-                color = "tab:blue" if row["ratio"] >= 1 else "tab:red"
-                axes.plot([row["ratio_min"], row["ratio_max"]], [y, y], color=color, alpha=0.4)
-                axes.plot(row["ratio"], y, "o", color=color, markersize=4)
-        axes.axvline(1, color="black", linewidth=0.8)
-        axes.set(title=label, xlim=(0, None))
-        axes.grid(axis="x", alpha=0.3)
-    panels[0].set_yticks(range(len(names)), names)
-    figure.suptitle("Tokens per second, as a multiple of the other engine's")
-    figure.savefig(path, metadata={"Date": None})
+def compare(
+    name: str,
+    path: Path,
+    *,
+    levels: Sequence[int],
+    prompt_tokens: int,
+    output_tokens: int,
+    rounds: int,
+    seed: int,
+) -> tuple[Mapping[str, object], list[Mapping[str, object]]]:
+    """Decode at each level, and one prompt, on both sides by turns.
+
+    Args:
+        name: The other engine, of RIVALS.
+        path: A model that both read.
+        levels: Sequences at once.
+        prompt_tokens: Of each sequence; the prompt that is timed alone has four times as many.
+        output_tokens: Decoded in each.
+        rounds: Of each kind of work.
+        seed: Of the prompts.
+
+    Returns:
+        Facts about the run, and the figures of each kind of work.
+
+    Raises:
+        ConfigError: The other is unknown or not installed, or does not read such models.
+        EngineError: One of the two failed.
+    """
+    threads, cpu = torch.get_num_threads(), resolve_device("cpu")
+    long = 4 * prompt_tokens
+    context = max(long, prompt_tokens + output_tokens) + 8
+    chance, streams = random.Random(seed), max(levels)
+    with rival(name, path, threads=threads, context=context, streams=streams) as theirs:
+        loaded = load(str(path), device=cpu)
+        # the other side, too, reads all prompts before it decodes
+        at_once = max(EngineConfig().max_running, streams)
+        config = EngineConfig(max_running=at_once, prefill_share=_UNPACED)
+        engine = build_engine(loaded.module, cpu, config=config)
+        try:
+            size = loaded.config.vocab_size
+            ours = BlazrSide(EngineTarget(engine, vocab_size=size))
+
+            def job(count: int, length: int, output: int) -> Job:
+                return Job([chance.choices(range(size), k=length) for _ in range(count)], output)
+
+            def play(kind: str, count: int, length: int, output: int) -> Match:
+                found: tuple[list[float], list[float], list[float]] = ([], [], [])
+                for side in (ours, theirs):
+                    side.run(job(count, length, min(output, _WARMUP_TOKENS)))
+                for _ in range(rounds):
+                    work = job(count, length, output)
+                    found[0].append(ours.run(work))
+                    found[1].append(theirs.run(work))
+                    found[2].append(measure_bandwidth(cpu, nbytes=_PROBE_BYTES, rounds=3))
+                return Match(count, kind, *found)
+
+            results: list[Mapping[str, object]] = []
+            for level in levels:
+                match = play("decode", level, prompt_tokens, output_tokens)
+                length = prompt_tokens + output_tokens / 2
+                nbytes = step_bytes(loaded.module, batch=level, context_len=length)
+                results.append({**match.figures(), "bandwidth_share": match.share(nbytes)})
+            results.append(play("prefill", 1, long, 1).figures())
+        finally:
+            engine.close()
+    facts = {
+        "model": loaded.name,
+        "bytes": sum(each.nbytes for each in stored_weights(loaded.module)),
+        "rival": rival_version(name),
+        "threads": threads,
+        "rounds": rounds,
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": output_tokens,
+    }
+    return facts, results
+
+
+def main() -> None:
+    """Compare as the command line says."""
+    parser = argparse.ArgumentParser(description="Run a model in two engines by turns.")
+    parser.add_argument("rival", choices=RIVALS)
+    parser.add_argument("model", type=Path, help="a model that both engines read")
+    parser.add_argument("--levels", default="1,8", help="sequences at once, by commas")
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--output-tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--history", type=Path, help="a file to append the run to, as a JSON line")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    facts, results = compare(
+        options.rival,
+        options.model,
+        levels=[int(level) for level in options.levels.split(",")],
+        prompt_tokens=options.prompt_tokens,
+        output_tokens=options.output_tokens,
+        rounds=options.rounds,
+        seed=options.seed,
+    )
+    if options.history:
+        with options.history.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**origin(), **facts, "results": results}) + "\n")
+    print("{model}, {threads} threads, against {rival}".format_map(facts))
+    print("| | blazr, tokens/s | the other | ratio | of the bandwidth |\n|---|--:|--:|--:|--:|")
+    for row in results:
+        share = row.get("bandwidth_share")
+        print(
+            "| {kind}, {streams} at once | {blazr_tokens_per_s:,.1f} | {rival_tokens_per_s:,.1f} "
+            "| {ratio:.2f} ({ratio_min:.2f} to {ratio_max:.2f}) |".format_map(row),
+            "" if share is None else f"{share:.0%}",
+            "|",
+        )
 
 
 if __name__ == "__main__":
-    all_runs = _runs()
-    _table(all_runs)
-    _chart(all_runs, sys.argv[1])
+    main()

@@ -46,13 +46,6 @@ _ROWS = (
 )
 
 
-_HTTP = """\
-{model}, {concurrency} streams, of a core for 1,000 tokens a second:
-  text {text_core_percent_per_1000_tokens_per_s:.1f} %
-  HTTP {http_core_percent_per_1000_tokens_per_s:.1f} %
-the first token, {engine_ttft_ms:.1f} ms: over HTTP {http_ttft_later_ms:.1f} ms later"""
-
-
 def bench(  # noqa: PLR0913  (one argument per flag)
     model_argument: options.ModelArgument = None,
     *,
@@ -61,14 +54,6 @@ def bench(  # noqa: PLR0913  (one argument per flag)
         str | None, typer.Option(help=f"Random weights of a shape: {', '.join(RANDOM_SHAPES)}.")
     ] = None,
     url: Annotated[str | None, typer.Option(help="Measure a server; shows BLAZR_API_KEY.")] = None,
-    versus: Annotated[
-        str | None,
-        typer.Option("--vs", help="llama.cpp, transformers: run a model in both, by turns."),
-    ] = None,
-    http: Annotated[
-        bool, typer.Option("--http", help="What HTTP costs: without and with it, by turns.")
-    ] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns, with --vs and --http.")] = 5,
     workload: Annotated[
         Path | None, typer.Option(help="Requests from a file of JSON lines.")
     ] = None,
@@ -101,19 +86,9 @@ def bench(  # noqa: PLR0913  (one argument per flag)
 
     name, named = options.pick_model(model, model_argument), model or model_argument
     _only_one({"MODEL": named, "--random": random})
-    _only_one({"--random": random, "--url": url, "--vs": versus, "--http": http or None})
+    _only_one({"--random": random, "--url": url})
     if plot is not None and find_spec("matplotlib") is None:  # better now than after a long run
         raise ConfigError("--plot needs matplotlib.", hint="pip install 'blazr[train]'")
-    if versus is not None or http:
-        counts = _parse_numbers(concurrency or ("1,8" if versus else "64"))
-        work = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens, "seed": seed}
-        if versus is None:
-            report = _run_http(name, max(counts), requests, rounds=rounds, **work)
-        else:
-            report = _run_against(versus, Path(name), counts, threads, rounds=rounds, **work)
-        _keep(report, history)
-        _show_comparison(report, as_json=as_json)
-        return
     ask = Ask(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
     asks = read_workload(workload, ask) if workload else [ask]
     is_timed = rate < math.inf or any(each.arrival_s is not None for each in asks)
@@ -162,62 +137,11 @@ def _keep(report: _Figures, history: Path | None) -> None:
         raise ConfigError("the run cannot be written down.", found=str(error)[:200]) from None
 
 
-def _run_against(
-    rival: str, path: Path, levels: Sequence[int], threads: int | None, **work: int
-) -> dict[str, object]:
-    """The report of a comparison.
-
-    Raises:
-        ConfigError: The rival is unknown or not installed, or does not read such models.
-        EngineError: One of the two failed.
-    """
-    import torch
-
-    from blazr.bench.report import origin
-    from blazr.bench.versus import compare
-
-    torch.set_num_threads(threads or torch.get_num_threads())
-    facts, results = compare(rival, path, levels=levels, **work)
-    return {**origin(), **facts, "results": results}
-
-
 def _only_one(given: dict[str, object]) -> None:
     """Raise where several say what is to be measured."""
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
         raise ConfigError(f"{' and '.join(names)} do not go together.", expected="one of them")
-
-
-def _run_http(model: str, concurrency: int, requests: int | None, **work: int) -> dict[str, object]:
-    """The report of what HTTP costs."""
-    from blazr.bench.report import origin
-    from blazr.cli.http_overhead import Settings, compare
-
-    requests = requests or 4 * concurrency
-    settings = Settings(model=model, concurrency=concurrency, requests=requests, **work)
-    return {**origin(), **compare(settings)}
-
-
-def _show_comparison(report: _Figures, *, as_json: bool) -> None:
-    """Print it, for programs or for people."""
-    if as_json or "results" not in report:
-        print(json.dumps(report, indent=2) if as_json else _HTTP.format_map(report))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    print("{model}, {threads} threads, against {rival}".format_map(report))
-    table = Table("", "blazr, tokens/s", "the other", "ratio", "of the bandwidth")
-    for row in cast("Sequence[dict[str, float]]", report["results"]):
-        share = row.get("bandwidth_share")
-        table.add_row(
-            "{kind}, {streams} at once".format_map(row),
-            "{blazr_tokens_per_s:,.1f}".format_map(row),
-            "{rival_tokens_per_s:,.1f}".format_map(row),
-            "{ratio:.2f} ({ratio_min:.2f} to {ratio_max:.2f})".format_map(row),
-            "" if share is None else f"{share:.0%}",
-        )
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from blazr.bench.rival import BlazrSide, Match, RivalSide, rival
-from blazr.bench.rival_process import Job
-from blazr.cli.bench import bench
+from benchmarks.rival import BlazrSide, Match, RivalSide, rival
+from benchmarks.rival_process import Job
 from blazr.core.errors import BlazrError, ConfigError
 
 MODEL = Path(__file__).parents[2] / "golden" / "gguf" / "stories260K-q8_0.gguf"
@@ -27,19 +26,11 @@ def test_the_ratio_is_that_of_rounds_and_not_of_medians() -> None:
 
 
 def test_an_unknown_rival_is_refused() -> None:
-    with pytest.raises(ConfigError, match="rival"):
-        bench(str(MODEL), versus="ollama")
-
-
-def test_rivals_are_compared_at_levels_of_concurrency() -> None:
-    with pytest.raises(ConfigError, match="levels"):
-        bench(str(MODEL), versus="transformers", concurrency="any")
-
-
-@pytest.mark.parametrize("of", [{"versus": "transformers"}, {"http": True}])
-def test_what_runs_a_model_itself_measures_no_server(of: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="do not go together"):
-        bench(url="http://localhost:1", **of)
+    with (
+        pytest.raises(ConfigError, match="rival"),
+        rival("ollama", MODEL, threads=1, context=8, streams=1),
+    ):
+        pass
 
 
 def test_what_is_no_gguf_file_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""``blazr bench --http``: what text and HTTP cost a token, beside what it costs the engine.
+"""Measure what text and HTTP cost a token, beside what it costs the engine.
+
+    python -m benchmarks.http_overhead [MODEL] [--concurrency 64]
 
 The same requests are run three times, each in a process of its own: by the engine in token ids,
 with text around it, and by a server for a client in another process. What is compared is the
@@ -11,6 +13,7 @@ what the first token takes longer is the median difference of neighbours.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import subprocess
@@ -28,6 +31,7 @@ import torch
 from blazr.bench.load import Record, Target, drive
 from blazr.bench.offline import EngineTarget
 from blazr.bench.online import connect
+from blazr.bench.report import origin
 from blazr.bench.workload import Ask, Workload
 from blazr.engine.config import EngineConfig
 from blazr.engine.outputs import TokenOutput
@@ -249,7 +253,7 @@ def compare(settings: Settings) -> dict[str, object]:
 
 
 def _child(role: str, settings: Settings) -> list[str]:
-    return [sys.executable, "-m", "blazr.cli.http_overhead", role, json.dumps(asdict(settings))]
+    return [sys.executable, "-m", "benchmarks.http_overhead", role, json.dumps(asdict(settings))]
 
 
 def summary(
@@ -272,8 +276,24 @@ def summary(
 
 
 def main() -> None:
-    """One of the processes: a role, and the settings as JSON."""
-    role, settings = sys.argv[1], Settings(**json.loads(sys.argv[2]))
+    """Compare as the command line says; the child processes are told a role and the settings."""
+    if sys.argv[1:2] and sys.argv[1] in {*ROLES, PAIRED}:
+        _run_role(sys.argv[1], Settings(**json.loads(sys.argv[2])))
+        return
+    parser = argparse.ArgumentParser(description="Measure what text and HTTP cost a token.")
+    parser.add_argument("model", nargs="?", default="nano")
+    parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--requests", type=int, help="default: 4 x concurrency")
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--output-tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    options = vars(parser.parse_args())
+    options["requests"] = options["requests"] or 4 * options["concurrency"]
+    print(json.dumps({**origin(), **compare(Settings(**options))}, indent=2))
+
+
+def _run_role(role: str, settings: Settings) -> None:
     if role == "http":
         serve(settings)
     elif role == PAIRED:

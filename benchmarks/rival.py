@@ -18,8 +18,8 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from uuid import uuid4
 
+from benchmarks.rival_process import Job, serve
 from blazr.bench.load import drive
-from blazr.bench.rival_process import Job, serve
 from blazr.bench.workload import Ask
 from blazr.core.errors import ConfigError, EngineError
 
