@@ -20,7 +20,15 @@ from blazr.text.reasoning import choose_reasoning
 from blazr.text.stream import PLAIN, ReplyFormat
 from blazr.text.templates import CHAT_TEMPLATES, mistral
 from blazr.text.templates.disarm import Disarmed
-from blazr.text.templates.spelling import Dict, Spelling, as_dicts, find_spelling, has_tools, spell
+from blazr.text.templates.spelling import (
+    Dict,
+    Spelling,
+    as_dicts,
+    find_spelling,
+    has_tools,
+    is_simple,
+    spell,
+)
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers import tekken
 from blazr.text.tool_calls import TOOL_FORMATS
@@ -173,7 +181,7 @@ class ChatTemplate:
         messages, tools, variables = given
         self._check_variables(variables)
         spelling = Spelling()
-        if tools or has_tools(messages):
+        if tools or not is_simple(messages):
             spelling = self._spelling(bool(tools))
         chat = Disarmed(
             [as_dicts(messages), list(tools) if tools else None, variables], tuple(names)

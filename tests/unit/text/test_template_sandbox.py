@@ -36,7 +36,7 @@ def render(source: str, **variables: object) -> str:
         ("{% for x in [1, 2]|select('gt', 1) %}{{ x }}{{ loop.last }}{% endfor %}", "2True"),
         ("{% generation %}a{% set b = 1 %}{% endgeneration %}{{ b }}", "a"),
         ("{{ 'a' ~ 1 ~ none ~ [2] }}", "a1None[2]"),
-        ("{{ content }}|{{ none }}", "|"),
+        ("{{ content }}|{{ none }}", "None|None"),
         ("{{ '<b>' }}{{ '<'|e }}", "<b>&lt;"),
         ("{{ '%s and %d' % ('a', 2) }} {{ '{}-{x}'.format(1, x=2) }}", "a and 2 1-2"),
         ("{{ 'a'.center(5) }}{{ '7'.zfill(3) }}{{ ', '.join(['a', 'b']) }}", "  a  007a, b"),

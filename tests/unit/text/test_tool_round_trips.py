@@ -88,6 +88,26 @@ def test_calls_made_together_and_text_beside_them_are_kept(file: Path) -> None:
     assert "Zug" in template.render(SAID)
 
 
+def test_text_beside_a_call_fits_into_a_longer_chat(file: Path) -> None:
+    template = template_of(file.read_text("utf-8"))
+    chat = [*SAID, Message(role="assistant", content="It shines."), MORE]
+    text = template.render(chat, tools=TOOLS)
+    for word in ("Zug", "Sunny22", "It shines.", "And now?"):
+        assert word in text, word
+
+
+def test_agents_tell_the_system_more_on_the_way(file: Path) -> None:
+    """Instructions and rules at the start, changed rules and two messages of the user later."""
+    told = [Message(role="system", content=f"Rule {number}.") for number in range(3)]
+    template = template_of(file.read_text("utf-8"))
+    for tools in (TOOLS, None):
+        chat = [*told[:2], MORE, *(ONE if tools else [ASK, ONE[-1]]), told[2], MORE, ASK]
+        text = template.render(chat, tools=tools)
+        words = ["Rule 0.", "Rule 1.", "And now?", "It shines.", "Rule 2."]
+        assert [word for word in words if word not in text] == []
+        assert text.index("Rule 0.") < text.index("Rule 1.") < text.rindex("Rule 2.")
+
+
 def test_what_is_rendered_is_read_again(file: Path) -> None:
     """The calls in a rendered chat are, in the model's own format, what its parser finds."""
     template = template_of(file.read_text("utf-8"))

@@ -204,10 +204,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _write(value: object) -> object:
-    """What ``{{ value }}`` writes. None is nothing: a message's content may be null."""
-    if value is None:
-        return ""
-    if not isinstance(value, str | int | float | Undefined):
+    """What ``{{ value }}`` writes."""
+    if not isinstance(value, str | int | float | Undefined | None):
         limits.meter().check_deep(value)
     return value
 

@@ -21,6 +21,8 @@ from blazr.text.tool_calls.format import ToolFormat
 Dict = dict[str, object]
 # What a template must write of the small chat: values that occur nowhere else in it.
 _TOOL, _FIRST, _SECOND, _SAID = "blazr_tool", "blazr-first", "blazr-second", "blazr-said"
+_ROLES = ("own", "one_system", "no_system")
+_SYSTEMS = ("blazr-told", "blazr-also", "blazr-later")
 _RESULTS = ("blazr-one", "blazr-two")
 _IDS = ("blazrcal1", "blazrcal2")
 _TOOLS_TEXT = (
@@ -43,6 +45,9 @@ class Spelling:
         writes_results: Whether we write results into messages of the user.
         text_apart: Whether text beside calls is given in a message of its own.
         one_at_a_time: Whether several calls of one message are given one after another.
+        roles: Whose messages there may be: any in any order (``"own"``); one of the system, the
+            first, and none of the user beside another (``"one_system"``); the same without the
+            system (``"no_system"``). What the system may not say, the user does.
         short_ids: Whether ids are nine letters and digits, whatever they were.
     """
 
@@ -53,13 +58,24 @@ class Spelling:
     writes_results: bool = False
     text_apart: bool = False
     one_at_a_time: bool = False
+    roles: str = "own"
     short_ids: bool = False
 
     def others(self, *, has_calls: bool) -> Iterator[Spelling]:
         """This, and what to try where a chat fails with it; the most faithful first."""
         yield from (
-            replace(self, null=null, text_arguments=text, short_ids=short)
-            for short, null, text in product(
+            replace(
+                self,
+                null=null,
+                text_arguments=text,
+                short_ids=short,
+                text_apart=apart,
+                roles=roles,
+            )
+            for roles, apart, short, null, text in product(
+                dict.fromkeys((self.roles, *_ROLES)),
+                # last the words beside a call go where the template lets them, if anywhere
+                dict.fromkeys((self.text_apart, False)),
                 (False, True)[: 1 + has_calls],
                 dict.fromkeys((self.null, None, "")),
                 dict.fromkeys((self.text_arguments, False, True)[: 1 + 2 * has_calls]),
@@ -92,13 +108,20 @@ def find_spelling(
         known = list(ways)
         return next((each for each in known if check(messages, each, *words)), known[0])
 
+    def writes_none(spelling: Spelling, messages: list[Message]) -> bool:
+        return check(messages, spelling, "None")
+
     ask, found = Message(role="user", content="a"), Spelling()
+    system = [Message(role="system", content=each) for each in _SYSTEMS]
+    told = [*system[:2], ask, Message(role="assistant", content="a"), system[2], ask]
+    found = first((replace(found, roles=each) for each in _ROLES), told, *_SYSTEMS)
     if with_tools:
         told = (replace(found, tools=each) for each in ("own", "full", "system", "user"))
         found = first(told, [ask], _TOOL)
     ways = [(null, text) for null in (None, "") for text in (False, True)]
     own = [replace(found, null=null, text_arguments=text) for null, text in ways]
     called = [ask, _call(_FIRST)]
+    own.sort(key=lambda spelling: writes_none(spelling, called))
     found = first([*own, replace(found, writes_calls=True)], called, _FIRST)
     own = [replace(found, text_apart=each) for each in (False, True)]
     found = first(own, [ask, replace(_call(_FIRST), content=_SAID)], _FIRST, _SAID)
@@ -181,6 +204,12 @@ def _checked(call: object) -> Dict:
     return {"type": "function", **call, "function": {**function, "arguments": arguments}}
 
 
+def is_simple(messages: Sequence[Message]) -> bool:
+    """Whether a chat has nothing that templates take in different ways."""
+    told = [each.role == "system" for each in messages]
+    return not has_tools(messages) and not any(told[1:])
+
+
 def has_tools(messages: Sequence[Message]) -> bool:
     """Whether a chat has calls of tools or their results in it."""
     return any(
@@ -206,6 +235,8 @@ def spell(
     Raises:
         RequestError: A call cannot be written.
     """
+    if spelling.roles != "own":
+        messages = _with_usual_roles(messages, may_tell=spelling.roles == "one_system")
     if spelling.text_apart:
         messages = [part for message in messages for part in _text_apart(message)]
     if spelling.one_at_a_time:
@@ -224,9 +255,9 @@ def spell(
 
 def _spelled(message: Dict, spelling: Spelling, tool_format: ToolFormat) -> Dict:
     calls, said = message.get("tool_calls"), message["content"]
-    spelled = {**message, "content": spelling.null if said is None else said}
     if not isinstance(calls, list) or not calls:
-        return spelled
+        return {**message, "content": "" if said is None else said}
+    spelled = {**message, "content": spelling.null if said is None else said}
     if spelling.writes_calls:
         text = tool_format.write([_pair(call) for call in calls])
         spelled["content"] = f"{said}\n{text}" if said else text
@@ -256,6 +287,21 @@ def _pair(call: Dict) -> tuple[str, Mapping[str, object]]:
             found=repr(arguments)[:100],
         )
     return str(function["name"]), arguments
+
+
+def _with_usual_roles(messages: list[Dict], *, may_tell: bool) -> list[Dict]:
+    """One message of the system, the first, or none; others are the user's, and neighbours one."""
+    spelled: list[Dict] = []
+    for number, message in enumerate(messages):
+        is_first = may_tell and all(each["role"] == "system" for each in messages[:number])
+        role = "user" if message["role"] == "system" and not is_first else message["role"]
+        last = spelled[-1] if spelled else None
+        if last is not None and last["role"] == role and role in {"system", "user"}:
+            both = filter(None, (last["content"], message["content"]))
+            spelled[-1] = {**last, "content": "\n\n".join(map(str, both))}
+        else:
+            spelled.append({**message, "role": role})
+    return spelled
 
 
 def _text_apart(message: Dict) -> list[Dict]:
