@@ -38,7 +38,12 @@ def choose_format(own: ReplyFormat, request: GenerationRequest) -> ReplyFormat:
         return PLAIN
     tools = [] if request.tool_choice == "none" else tool_specs(request.tools or ())
     tool_format = own.tool_format if tools else None
-    return ReplyFormat(reasoning=own.reasoning, tool_format=tool_format, tools=tools)
+    return ReplyFormat(
+        reasoning=own.reasoning,
+        tool_format=tool_format,
+        tools=tools,
+        has_one_call=request.parallel_tool_calls is False,
+    )
 
 
 def choose_grammar(
@@ -46,12 +51,14 @@ def choose_grammar(
 ) -> Mapping[str, object] | None:
     """What the reply must follow: the grammar asked for, or calls where they are required.
 
-    Calls that may be made are held to a grammar where a custom tool's input has one.
+    Calls that may be made are held to a grammar where a custom tool's input has one. A response
+    format is that of the text, and where a call is required there is none.
 
     Raises:
-        RequestError: There is no such tool, or both are asked for.
+        RequestError: There is no such tool, or a grammar is asked for besides that is no format.
     """
     asked = request.params.grammar
+    is_format = asked is None or not {"json_object", "json_schema"}.isdisjoint(asked)
     tool_format = reply_format.tool_format
     if request.tool_choice != "required":
         if asked is not None or tool_format is None:
@@ -60,12 +67,13 @@ def choose_grammar(
         return None if grammar is None else {"tool_call": grammar}
     name = request.tool_name
     tools = [tool for tool in reply_format.tools if name is None or tool.name == name]
-    if asked is not None or tool_format is None or not tools:
+    if not is_format or tool_format is None or not tools:
         raise RequestError(
             "a tool must be called, which is not possible here.",
             param="tool_choice",
-            found="a response format too" if asked is not None else "no such tool",
-            expected="one of the tools, and no response format",
+            found="no such tool" if is_format else "a grammar too",
+            expected="one of the tools, and no grammar besides",
         )
-    parallel = request.parallel_tool_calls and name is None
+    # who must call goes on calling for want of anything else to say, unless it is to be so
+    parallel = request.parallel_tool_calls is True and name is None
     return {"tool_call": tool_format.grammar(tools, parallel=parallel)}

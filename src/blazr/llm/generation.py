@@ -40,7 +40,8 @@ class GenerationRequest:
         tools: Functions and custom tools that may be called, in OpenAI's shape.
         tool_choice: Whether one may be called, must be, or none.
         tool_name: The one that must be called, where only one will do.
-        parallel_tool_calls: Whether several may be called at once.
+        parallel_tool_calls: Whether several may be called at once; None is as the model likes, and
+            one where a call is required.
         template_variables: More variables for the chat template.
         thinking_budget: Most tokens to think; None is what `template_variables` say of it.
         add_special_tokens: Put the beginning-of-text token before a text prompt, where the
@@ -65,7 +66,7 @@ class GenerationRequest:
     tools: Sequence[Mapping[str, object]] | None = None
     tool_choice: Literal["auto", "none", "required"] = "auto"
     tool_name: str | None = None
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool | None = None
     template_variables: Mapping[str, object] | None = None
     thinking_budget: int | None = None
     add_special_tokens: bool = True

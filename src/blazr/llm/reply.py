@@ -89,7 +89,7 @@ class Reply:
             choice, was_done = prompt.choices[output.index], prompt.is_done
             events.extend(choice.push(output))
             if choice.is_done and output.finish_reason is None and prompt.request_id is not None:
-                # a stop string ended it, which the engine knows nothing of
+                # a stop string or a whole call ended it, which the engine knows nothing of
                 self._engine.abort(prompt.request_id, output.index)
             self._num_done += prompt.is_done and not was_done
         self._submit()
@@ -180,7 +180,7 @@ class _Choice:
         if output.token_ids:
             logprobs = tuple(_token_text(self._tokenizer, each) for each in output.logprobs)
             events.extend(self._text.push(output.token_ids, logprobs=logprobs))
-        if self._text.stopped is not None:
+        if self._text.has_ended:
             events.extend(self._end(FinishReason.STOP, None))
         elif output.finish_reason is not None:
             events.extend(self._end(output.finish_reason, output.error))

@@ -92,7 +92,8 @@ _REFUSALS: Sequence[tuple[str, str, object]] = (
     ("use the model's own", "template", 0),
     ("send text", "prompt_embeds images", 0),
     ("ask for text", "audio modalities", ["text"]),
-    ("leave it out: there are no adapters", "lora lora_path", 0),
+    ("leave it out: there are no adapters", "adapter adapters lora lora_path", 0),
+    ('send "truncation": "auto" to /v1/responses', "context_management", 0),
 )
 _INSIDE = ("options", "sampling_params")  # objects in which a body has more fields
 _REFUSED = {
@@ -307,7 +308,7 @@ class ToolFields(TypedDict):
     tools: Sequence[Mapping[str, object]] | None
     tool_choice: Literal["auto", "none", "required"]
     tool_name: str | None
-    parallel_tool_calls: bool
+    parallel_tool_calls: bool | None
 
 
 def tool_choice(
@@ -323,7 +324,7 @@ def tool_choice(
         tools: Functions in OpenAI's shape.
         choice: ``"auto"``, ``"none"`` or ``"required"``.
         name: The function that must be called.
-        parallel: Whether several may be called at once.
+        parallel: Whether several may be called at once; None is not said.
 
     Raises:
         RequestError: There are too many tools.
@@ -336,7 +337,7 @@ def tool_choice(
         "tools": tools or None,
         "tool_choice": "none" if choice == "none" else "auto" if choice == "auto" else "required",
         "tool_name": name,
-        "parallel_tool_calls": parallel is not False,
+        "parallel_tool_calls": parallel,
     }
 
 

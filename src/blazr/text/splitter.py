@@ -150,11 +150,17 @@ class Splitter:
         self._at_start = True
         self._after_find = False
         self._running: Scan | None = None
+        self._has_marker = False  # whether a marker began that scan
         self._sink = Sink()
         self._held: list[str] = []  # what the scan has read and not accounted for
         if is_inside:
             self._begin("")
             self._sink.settle()
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether what comes next is text, as far as is known."""
+        return self._running is None
 
     @property
     def is_thinking(self) -> bool:
@@ -169,17 +175,24 @@ class Splitter:
                 rest = self._pass(rest) if self._running is None else self._advance(rest)
         return self._take()
 
-    def flush(self) -> list[Piece]:
-        """The text ended; get what was held back of it."""
+    def flush(self, *, is_cut: bool = False) -> list[Piece]:
+        """The text ended; get what was held back of it.
+
+        Args:
+            is_cut: It ended where it stood. A marker, or the beginning of one, is then part of the
+                format and no text, though too little came to tell what it began.
+        """
         if self._running is not None:
             with suppress(StopIteration, MalformedError):
                 self._running.send("")
             held = self._take_held()
-            if not self._sink.has_begun:
+            if not self._sink.has_begun and not (is_cut and self._has_marker):
                 self._sink.pieces.append(held)
             self._end()
-        self._emit(self._pending)
-        self._pending = ""
+        pending, self._pending = self._pending, ""
+        if is_cut:
+            pending = pending[: len(pending) - _possible_beginning(pending, self._markers)]
+        self._emit(pending)
         return self._take()
 
     # --- inside a scan
@@ -187,6 +200,7 @@ class Splitter:
     def _begin(self, marker: str, space: str = "") -> None:
         self._sink.restart()
         self._held = [space + marker]
+        self._has_marker = marker in self._markers
         self._running = self._scan(marker, self._sink)
         next(self._running)
 

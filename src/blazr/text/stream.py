@@ -38,11 +38,13 @@ class ReplyFormat:
         reasoning: How thinking is marked; None leaves it in the text.
         tool_format: How calls of tools are written; None leaves them in the text.
         tools: The tools that may be called.
+        has_one_call: Whether the first call of a tool ends the reply.
     """
 
     reasoning: ReasoningFormat | None = None
     tool_format: ToolFormat | None = None
     tools: Sequence[ToolSpec] = ()
+    has_one_call: bool = False
 
     @property
     def special_names(self) -> frozenset[str]:
@@ -100,13 +102,21 @@ class TextStream:
             self._tools = tool_format.parser(reply_format.tools)
         self._custom_names = {tool.name for tool in reply_format.tools if tool.is_custom}
         self._input: InputReader | None = None  # of the call that began last, if its tool is custom
+        self._has_one_call = reply_format.has_one_call
         self._num_calls = 0
+        self._is_calling = False
+        self._has_called = False
         self.num_reasoning_tokens = 0
 
     @property
     def stopped(self) -> str | None:
         """The stop string that ended the reply; None while none has."""
         return self._matcher.matched
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more belongs to the reply: a stop string came, or all of its one call."""
+        return self.stopped is not None or self._has_called
 
     @property
     def is_thinking(self) -> bool:
@@ -128,7 +138,7 @@ class TextStream:
         pieces: list[Piece] = []
         used = 0
         for token_id in token_ids:
-            if self.stopped is not None:
+            if self.has_ended:
                 break
             was_thinking = self.is_thinking
             pieces += self._split(self._matcher.push(self._detokenizer.push(token_id)))
@@ -145,21 +155,22 @@ class TextStream:
         """The reply ended; get what is still held back, and `Finished`.
 
         Args:
-            reason: Why it ended, unless a stop string did: then the reason is ``"stop"``.
+            reason: Why it ended, unless a stop string or its one call did: then the reason is
+                ``"stop"``.
         """
-        text = ""
-        if self.stopped is None:
+        text, is_cut = "", reason != "stop" and not self.has_ended
+        if not self.has_ended:
             text = self._matcher.push(self._detokenizer.flush()) + self._matcher.flush()
         pieces = self._split(text)
         if self._reasoning is not None:
-            pieces += self._find_calls(self._reasoning.flush())
+            pieces += self._find_calls(self._reasoning.flush(is_cut=is_cut))
         if self._tools is not None:
-            pieces += self._tools.flush()
+            pieces += self._first_call(self._tools.flush(is_cut=is_cut))
         events = [*self._events(merge(pieces)), *self._end_input()]
         stop = self.stopped
         end = Finished(
             self._index,
-            reason if stop is None else "stop",
+            "stop" if self.has_ended else reason,
             self._num_tokens,
             stop=stop,
             num_reasoning_tokens=self.num_reasoning_tokens,
@@ -178,7 +189,22 @@ class TextStream:
         found: list[Piece] = []
         for piece in pieces:
             found += self._tools.push(piece) if isinstance(piece, str) else [piece]
-        return found
+        return self._first_call(found)
+
+    def _first_call(self, pieces: list[Piece]) -> list[Piece]:
+        """Up to the end of the first call, where one is all there may be; the rest is dropped."""
+        if not self._has_one_call or self._tools is None:
+            return pieces
+        kept: list[Piece] = []
+        for piece in pieces:
+            is_next = isinstance(piece, str | CallBegin) and self._is_calling
+            self._has_called = self._has_called or is_next
+            if self._has_called:
+                break
+            self._is_calling = self._is_calling or isinstance(piece, CallBegin)
+            kept.append(piece)
+        self._has_called = self._has_called or (self._is_calling and self._tools.is_outside)
+        return kept
 
     def _events(self, pieces: Iterable[Piece]) -> Iterator[Event]:
         for piece in pieces:

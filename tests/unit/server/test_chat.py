@@ -137,6 +137,7 @@ def test_tools_do_not_disturb(loopback: Loopback) -> None:
         ({"messages": [{"role": "user", "content": "a" * 5000}]}, "messages"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "logprobs"),
+        ({"max_completion_tokens": -2}, "max_completion_tokens"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, "tool_choice"),
@@ -159,3 +160,13 @@ def test_refusals_name_the_field(loopback: Loopback, body: dict, param: str) -> 
 
 def test_unknown_fields_are_ignored(loopback: Loopback) -> None:
     assert post(loopback, user="u", store=True, metadata={"a": 1}).is_success
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("value", [-1, None])
+def test_minus_one_and_null_fill_the_context(
+    loopback: Loopback, field: str, value: int | None
+) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], field: value}
+    assert loopback.client.post("/v1/chat/completions", json=body).is_success
+    assert loopback.engine.submitted[-1].params.max_tokens is None

@@ -175,10 +175,15 @@ def test_other_refusals_are_too(loopback: Loopback) -> None:
     reply = loopback.client.post(PATH, content=b"{", headers={"content-type": "application/json"})
     assert reply.json()["error"]["type"] == "invalid_request_error"
     theirs = {"anthropic-version": "2023-06-01"}
-    for path in (f"{PATH}/batches", "/v1/models/none"):  # by who asks, where the path says nothing
-        assert loopback.client.get(path).json()["error"]["code"]
-        reply = loopback.client.get(path, headers=theirs)
-        assert (reply.status_code, reply.json()["error"]["type"]) == (404, "not_found_error")
+    path = "/v1/models/none"  # by who asks, where the path says nothing
+    assert loopback.client.get(path).json()["error"]["code"]
+    for reply in (
+        loopback.client.get(path, headers=theirs),
+        loopback.client.get(f"{PATH}/batches"),
+    ):
+        assert reply.status_code == 404
+        assert reply.json()["type"] == "error"
+        assert reply.json()["error"]["type"] == "not_found_error"
     with serving(scripted_core(), api_keys=("secret",)) as guarded:
         assert post(guarded).json()["error"]["type"] == "authentication_error"
         friend = {"x-api-key": "secret"}
@@ -205,3 +210,13 @@ def test_a_stream_that_fails_says_so() -> None:
             last = [line for line in lines if line][-1]
         error = {"type": "api_error", "message": "not a number"}
         assert json.loads(last.removeprefix("data: ")) == {"type": "error", "error": error}
+
+
+def test_old_thoughts_may_be_cleared_and_nothing_else(loopback: Loopback) -> None:
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
+    clear = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    assert loopback.client.post(PATH, json={**body, "context_management": clear}).is_success
+    other = {"edits": [{"type": "clear_tool_uses_20250919"}]}
+    reply = loopback.client.post(PATH, json={**body, "context_management": other})
+    assert reply.status_code == 400
+    assert "clear_tool_uses_20250919" in reply.json()["error"]["message"]

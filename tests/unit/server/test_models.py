@@ -125,9 +125,9 @@ def test_every_dialect_finds_its_model() -> None:
         assert running.client.post("/api/show", json={"name": "b:latest"}).is_success
         assert shelf.names == ["b"]
         tags = running.client.get("/api/tags").json()["models"]
-        assert [each["name"] for each in tags] == ["a", "b"]
+        assert [each["name"] for each in tags] == ["a:latest", "b:latest"]
         (loaded,) = running.client.get("/api/ps").json()["models"]
-        assert loaded["name"] == "b"
+        assert loaded["name"] == "b:latest"
 
 
 def test_one_loading_serves_all_who_wait_and_hinders_nobody() -> None:
@@ -296,7 +296,7 @@ def test_nothing_stays_open() -> None:
 
 def ends_in_s(running: Loopback, name: str) -> float:
     shown = running.client.get("/api/ps").json()["models"]
-    (expires,) = (each["expires_at"] for each in shown if each["name"] == name)
+    (expires,) = (each["expires_at"] for each in shown if each["name"] == f"{name}:latest")
     return (datetime.fromisoformat(expires) - datetime.now(UTC)).total_seconds()
 
 
@@ -343,3 +343,12 @@ def test_what_is_no_duration_is_refused(wish: object) -> None:
         reply = running.client.post("/api/generate", json=body)
         assert reply.status_code == (200 if wish == "5" else 400)
         assert wish == "5" or "keep_alive" in reply.json()["error"]
+
+
+def test_each_model_s_cache_report_has_its_own_requests_only() -> None:
+    with shelf_of("a", "b") as (_, running):
+        for name in ("a", "b", "a"):
+            ask(running, name)
+        for name, count in (("a", 2), ("b", 1)):
+            found = running.client.get("/debug/cache", params={"model": name}).json()["recent"]
+            assert [each["model"] for each in found] == [name] * count

@@ -144,7 +144,7 @@ def test_items_become_messages(loopback: Loopback) -> None:
         {"type": "function_call_output", "call_id": "c1", "output": "5"},
         {"role": "user", "content": "go on"},
     ]
-    tools = [{"type": "function", "name": "f", "parameters": {}}, {"type": "web_search"}]
+    tools = [{"type": "function", "name": "f", "parameters": {}}]
     assert post(loopback, input=items, tools=tools).is_success
     prompt = prompt_of(loopback)
     assert prompt.index("be kind") < prompt.index("hi") < prompt.index("ok") < prompt.index("go on")
@@ -269,6 +269,9 @@ def test_in_the_background_until_cancelled() -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "function", "name": "f"}] * 129}, "tools"),
         ({"background": True, "store": False}, "background"),
+        ({"prompt": {"id": "pmpt_1", "variables": {}}}, "prompt"),
+        ({"context_management": [{"type": "compaction"}]}, "context_management"),
+        ({"adapter": "mine"}, "adapter"),
         ({"max_output_tokens": -2}, "max_output_tokens"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"text": {"format": {"type": "riddle"}}}, "text"),

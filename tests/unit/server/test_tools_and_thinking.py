@@ -320,10 +320,7 @@ def test_a_forced_call_is_a_grammar(running: Loopback, path: str, body: dict) ->
             "/v1/chat/completions",
             {**CHAT, "tool_choice": {"type": "function", "function": {"name": "other"}}},
         ),
-        (
-            "/v1/chat/completions",
-            {**CHAT, "tool_choice": "required", "response_format": {"type": "json_object"}},
-        ),
+        ("/v1/chat/completions", {**CHAT, "tool_choice": "required", "regex": "a+"}),
         ("/v1/messages", {**MESSAGES, "tool_choice": {"type": "tool", "name": "other"}}),
         ("/v1/messages", {**MESSAGES, "tool_choice": {"type": "sometimes"}}),
         ("/v1/responses", {**RESPONSE, "tool_choice": {"type": "function", "name": "other"}}),
@@ -331,3 +328,88 @@ def test_a_forced_call_is_a_grammar(running: Loopback, path: str, body: dict) ->
 )
 def test_what_cannot_be_forced_is_refused(running: Loopback, path: str, body: dict) -> None:
     assert running.client.post(path, json=body).status_code == 400
+
+
+JSON = {"type": "json_schema", "name": "answer", "schema": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {**CHAT, "response_format": {"type": "json_object"}}),
+        ("/v1/responses", {**RESPONSE, "text": {"format": JSON}}),
+    ],
+)
+def test_a_format_is_that_of_text_and_a_forced_call_has_none(
+    running: Loopback, path: str, body: dict
+) -> None:
+    post(running, path, {**body, "tool_choice": "required"})
+    forced = running.engine.submitted[-1].constraint
+    assert forced is not None
+    post(
+        running, path, {**CHAT, "tool_choice": "required"} if "messages" in body else FORCED[-1][1]
+    )
+    assert type(forced) is type(running.engine.submitted[-1].constraint)
+
+
+TWICE = f"<tool_call>\n{CALL}\n</tool_call>"
+
+
+@pytest.fixture(scope="module")
+def calling() -> Iterator[Loopback]:
+    with serving(thinking_core(f"Well. {TWICE}\n{TWICE}\nWhat now?")) as server:
+        yield server
+
+
+ONE = [
+    ("/v1/chat/completions", {**CHAT, "parallel_tool_calls": False}),
+    (
+        "/v1/messages",
+        {**MESSAGES, "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+    ),
+    ("/v1/responses", {**RESPONSE, "parallel_tool_calls": False}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), ONE)
+def test_where_one_call_is_allowed_the_first_ends_the_reply(
+    calling: Loopback, path: str, body: dict
+) -> None:
+    one = post(calling, path, body)
+    assert json.dumps(one).count("Rome") == 1
+    assert "What now" not in json.dumps(one)
+    both = {**body, "parallel_tool_calls": True, "tool_choice": None}
+    assert json.dumps(post(calling, path, both)).count("Rome") == 2
+    told = [each for each in payloads(calling, path, body) if "tool" in str(each)]
+    assert told
+
+
+def test_the_first_call_ends_with_its_reason(calling: Loopback) -> None:
+    (choice,) = post(calling, *ONE[0])["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert len(choice["message"]["tool_calls"]) == 1
+
+
+def test_a_call_that_is_cut_off_leaves_no_marks(calling: Loopback) -> None:
+    seen = set()
+    for most in range(1, 24):
+        (choice,) = post(calling, "/v1/chat/completions", {**CHAT, "max_tokens": most})["choices"]
+        message = choice["message"]
+        assert (message["content"] or "").strip() in {"", "Well", "Well."}, most
+        seen.add(bool(message.get("tool_calls")))
+    assert seen == {False, True}
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "mcp", "server_label": "a", "server_url": "https://a.example"},
+        {"type": "code_interpreter", "container": {"type": "auto"}},
+    ],
+)
+def test_tools_that_run_elsewhere_are_refused_by_name(running: Loopback, tool: dict) -> None:
+    for path, body in (("/v1/responses", RESPONSE), ("/v1/chat/completions", CHAT)):
+        reply = running.client.post(path, json={**body, "tools": [*body["tools"], tool]})
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"]) == (400, "tools")
+        assert repr(tool["type"]) in error["message"]

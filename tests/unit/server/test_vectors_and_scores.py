@@ -59,8 +59,8 @@ def test_inputs_of_every_shape(loopback: Loopback, given: object) -> None:
         ({"input": []}, "input"),
         ({"input": ["a", 1]}, "input"),
         ({"input": ["a"] * 2049}, "input"),
-        ({"input": [10**9]}, "prompt"),
-        ({"input": ""}, "prompt"),
+        ({"input": [10**9]}, "input"),
+        ({"input": ""}, "input"),
         ({"input": "a", "dimensions": 4}, "dimensions"),
         ({"input": "a", "dimensions": 0}, "dimensions"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
@@ -178,3 +178,11 @@ def test_probabilities_are_those_of_the_labels_tokens(loopback: Loopback) -> Non
     (answer,) = reply["answers"]
     found = [each["probability"] for each in answer["probabilities"]]
     assert found == pytest.approx([weight / sum(weights) for weight in weights])
+
+
+def test_ids_of_another_vocabulary_are_refused_with_advice(loopback: Loopback) -> None:
+    reply = loopback.client.post("/v1/embeddings", json={"input": [[1, 2], [10**6]]})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "input")
+    assert error["message"].startswith("a token id of the input is out of range.")
+    assert "check_embedding_ctx_length=False" in error["message"]

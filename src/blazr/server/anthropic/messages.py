@@ -86,6 +86,12 @@ class ToolChoice(msgspec.Struct):
     disable_parallel_tool_use: bool | None = None
 
 
+class ContextManagement(msgspec.Struct):
+    """What becomes of what was said before. Chat templates leave old thoughts out by themselves."""
+
+    edits: list[dict[str, Any]] = []
+
+
 class OutputConfig(msgspec.Struct):
     """The form of the answer, and how much to think before it."""
 
@@ -105,11 +111,13 @@ class Body(CountBody, kw_only=True):
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
     output_format: ResponseFormat | None = None  # where older clients have it
+    context_management: ContextManagement | None = None
 
 
 async def answer(call: Call[Body]) -> Response:
     """Answer a chat."""
     body = call.body
+    _check_edits(body.context_management)
     form = body.output_config.format if body.output_config else None
     form = body.output_format if form is None else form
     params = sampling_params(
@@ -168,11 +176,28 @@ def _to_request(
         params=params,
         template_variables=thinking_variables(enabled=enabled, effort=effort) or None,
         thinking_budget=thinks.budget_tokens if thinks and enabled else None,
-        **tool_choice(tools, _CHOICES[choice.type], name=choice.name, parallel=not one),
+        **tool_choice(
+            tools,
+            _CHOICES[choice.type],
+            name=choice.name,
+            parallel=None if one is None else not one,
+        ),
         # what an assistant has begun to say is gone on with
         continue_final_message=last is not None and last.role == "assistant",
         **scheduling(call),
     )
+
+
+def _check_edits(asked: ContextManagement | None) -> None:
+    kinds = [str(edit.get("type")) for edit in asked.edits] if asked else []
+    wrong = next((kind for kind in kinds if not kind.startswith("clear_thinking")), None)
+    if wrong is not None:
+        raise RequestError(
+            "this server does not edit the context.",
+            param="context_management",
+            found=repr(wrong)[:100],
+            expected="'clear_thinking_20251015', or the messages as they shall be read",
+        )
 
 
 def _to_messages(turn: Turn) -> Iterator[Message]:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from blazr.llm.generation import Truncation
 from blazr.llm.results import Completion, Usage
-from blazr.server.ollama.models import KeepAlive, keep
+from blazr.server.ollama.models import KeepAlive, keep, with_tag
 from blazr.server.params import said
 from blazr.server.run import Renderer, Run, whole_answer
 from blazr.server.service import Call
@@ -42,7 +42,9 @@ async def embed(call: Call[EmbedBody]) -> Response:
     texts = [given] if isinstance(given, str) else given
     truncation = None if call.body.truncate is False else Truncation(drops="right")
     run = await Run.start(call, vector_requests(call, texts, None, truncation))
-    return await whole_answer(run, _Vectors(call.service.name, call.body.dimensions))
+    return await whole_answer(
+        run, _Vectors(call.body.model or with_tag(call.service.name), call.body.dimensions)
+    )
 
 
 async def embed_one(call: Call[OldBody]) -> Response:

@@ -37,8 +37,8 @@ from blazr.text.events import (
 )
 from blazr.text.reasoning import thinking_variables
 
-# vLLM has it under the second name.
-Budget = Annotated[int, msgspec.Meta(ge=0)]
+# vLLM has it under the second name; -1 is no bound.
+Budget = Annotated[int, msgspec.Meta(ge=-1)]
 
 
 class Thinking(msgspec.Struct):
@@ -78,11 +78,7 @@ async def answer(call: Call[Body]) -> Response:
         params=params,
         **tool_fields(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
         template_variables=_variables(body),
-        thinking_budget=(
-            body.thinking_token_budget
-            if body.max_thinking_tokens is None
-            else body.max_thinking_tokens
-        ),
+        thinking_budget=_budget(body),
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
         truncation=body.cut,
@@ -155,6 +151,12 @@ class ChatRenderer(ChoicesRenderer):
         if not self._body.logprobs:
             return None
         return {"content": logprob_entries(tokens), "refusal": None}
+
+
+def _budget(body: Body) -> int | None:
+    given = body.max_thinking_tokens
+    most = body.thinking_token_budget if given is None else given
+    return None if most == -1 else most
 
 
 def _message(completion: Completion) -> dict[str, object]:

@@ -8,11 +8,14 @@ from typing import Annotated, Literal
 
 from starlette.responses import Response
 
+from blazr.core.errors import RequestError
 from blazr.llm.results import Completion, Usage
 from blazr.server.params import TruncatingBody, said, to_prompts
 from blazr.server.run import Renderer, Run, whole_answer
 from blazr.server.service import Call
 from blazr.server.vectors import MAX_INPUTS, unit_vectors, vector_requests
+
+_OWN_IDS = "send text: ids are this model's own (LangChain: check_embedding_ctx_length=False)"
 
 
 class Body(TruncatingBody, kw_only=True):
@@ -29,7 +32,12 @@ async def embed(call: Call[Body]) -> Response:
     """Texts as vectors: the mean of a text's hidden states, or the last one."""
     body, service = call.body, call.service
     inputs = to_prompts(body.input, param="input", most=MAX_INPUTS)
-    run = await Run.start(call, vector_requests(call, inputs, body.pooling, body.cut))
+    try:
+        run = await Run.start(call, vector_requests(call, inputs, body.pooling, body.cut))
+    except RequestError as error:
+        if any(not isinstance(each, str) for each in inputs):
+            error.hint = error.hint or _OWN_IDS
+        raise
     return await whole_answer(run, _Vectors(service.name, body))
 
 

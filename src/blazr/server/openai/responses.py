@@ -58,6 +58,7 @@ class CountBody(msgspec.Struct, kw_only=True):
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
+    prompt: Any = None
 
 
 class Body(CountBody, kw_only=True):
@@ -253,6 +254,12 @@ def _grammar(body: Body | CountBody) -> dict[str, object] | None:
 
 def _conversation(call: Call[Body] | Call[CountBody]) -> list[Message]:
     """What went before and what is new; instructions are of this response alone."""
+    if call.body.prompt is not None:
+        raise RequestError(
+            "this server keeps no prompt templates.",
+            param="prompt",
+            hint="send instructions and input, filled in",
+        )
     before: Sequence[Message] = ()
     previous = call.body.previous_response_id
     if previous is not None:

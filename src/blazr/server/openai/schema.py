@@ -58,6 +58,7 @@ _SAME_NAMES = (
 
 _Name = Annotated[str, msgspec.Meta(max_length=256)] | None
 _Text = Annotated[str, said(minLength=1)]
+_TOOL_KINDS = ("function", "custom")
 _TOOL_MODES = ("auto", "none", "required")
 ToolMode = Annotated[str, said(enum=_TOOL_MODES)]
 # Where llama.cpp, SGLang and older vLLM have a grammar.
@@ -195,6 +196,7 @@ def tool_fields(
     Raises:
         RequestError: The choice is none of them.
     """
+    check_tool_kinds(tools)
     mode, name = "auto" if choice is None else choice, None
     if isinstance(choice, ToolChoice):
         allowed = choice.allowed_tools or choice
@@ -211,6 +213,19 @@ def tool_fields(
             expected="'auto', 'none', 'required', or a function's name in OpenAI's shape",
         )
     return tool_choice(tools, str(mode), name=name, parallel=parallel)
+
+
+def check_tool_kinds(tools: Sequence[Mapping[str, object]] | None) -> None:
+    """Refuse tools that others run for their clients: nobody would call them here."""
+    kinds = [tool.get("type", "function") for tool in tools or ()]
+    wrong = next((kind for kind in kinds if kind not in _TOOL_KINDS), None)
+    if wrong is not None:
+        raise RequestError(
+            "a tool is of a kind that this server does not run.",
+            param="tools",
+            found=repr(wrong)[:50],
+            expected="'function', which the client calls itself",
+        )
 
 
 def _name_of(tool: Mapping[str, object]) -> str | None:
