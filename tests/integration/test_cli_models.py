@@ -72,6 +72,16 @@ def test_doctor() -> None:
     assert found["device"]["auto"]
     assert "cl100k_base" in found["tables"]["blazr.text.vocabs:VOCABS"]
     assert "POST /v1/completions" in found["tables"]["blazr.server.routes:ROUTES"]
+    assert found["trial"]["speed"].endswith("tokens/s")
+    assert "works" in found["verdict"]
+
+
+def test_doctor_is_short_and_ends_in_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLAZR_KERNELS", "reference")
+    lines = run("doctor").stdout.splitlines()
+    assert len(lines) < 8
+    assert lines[-1].startswith("verdict: blazr works, but slowly: ")
+    assert "BLAZR_KERNELS=reference" in lines[-2]
 
 
 def test_serve_says_where_warns_serves_and_stops(model_path: Path) -> None:

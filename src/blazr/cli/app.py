@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import traceback
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -32,11 +33,25 @@ class _Commands(TyperGroup):
         name = _ALIASES.get(cmd_name, cmd_name)
         if name not in COMMANDS:
             return None
+        command = COMMANDS[name]
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         # each flag of a server may come from BLAZR_<FLAG>, as containers like to have it
         more = {"auto_envvar_prefix": "BLAZR"} if name == "serve" else {}
-        single.command(name, context_settings={**_HELP, **more})(COMMANDS[name])
+        # without a summary of our own the list of commands cuts this one in mid-sentence
+        summary = (command.__doc__ or "").partition("\n\n")[0]
+        single.command(name, short_help=summary, context_settings={**_HELP, **more})(command)
         return typer.main.get_command(single)
+
+    def resolve_command(
+        self, ctx: Context, args: list[str]
+    ) -> tuple[str | None, Command | None, list[str]]:
+        """The command that a line names; for a mistyped one, an error that names the closest."""
+        names = [*COMMANDS, *_ALIASES]
+        if args and args[0] not in names and not args[0].startswith("-"):
+            close = get_close_matches(args[0], names, n=1)
+            meant = f" Did you mean '{close[0]}'?" if close else ""
+            ctx.fail(f"There is no command '{args[0][:50]}'.{meant}")
+        return super().resolve_command(ctx, args)
 
 
 _HELP = {"help_option_names": ["-h", "--help"]}
@@ -67,12 +82,16 @@ def _main(
 def main() -> None:
     """Run the command line and exit: 0 is success, 1 a failure, 2 a wrong command line."""
     log.setup()
+    stdout = sys.stdout
     try:
         app(prog_name="blazr")
-    except BrokenPipeError:
-        # whoever read our output has had enough; keep Python from flushing into the void
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    except SystemExit:
+        if sys.stdout is stdout:
+            raise
+        # Typer replaces stdout when its reader has gone (``| head``), which is no failure. What is
+        # left in the buffer goes nowhere, so that Python does not complain when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+        sys.exit(0)
     except Exception as error:  # noqa: BLE001  (users get one screen, not a traceback)
         sys.exit(_report(error))
 

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 _SUFFIXES = (".safetensors", ".gguf")
 _COMMIT = 12
+_GET_ONE = """\
+  blazr pull ORG/NAME    fetches a model from huggingface.co
+  blazr run nano         runs the small model that comes with blazr
+A model in a folder of your own needs no entry here: blazr run path/to/model"""
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit.  [by the Hub]")]
 
@@ -48,6 +52,9 @@ def list_models(
     if as_json:
         print(json.dumps(rows, indent=2))
         return
+    if not rows:
+        # on stderr, so that a script still reads an empty list
+        print(f"No models in {_cache_folder()}.\n{_GET_ONE}", file=sys.stderr)
     for row in rows:
         used = str(row["last_used"])[:10]
         size = f"{_number(row['bytes']) / 1e6:,.0f} MB"
@@ -73,12 +80,12 @@ def remove(
     if not yes and not _is_sure(f"remove {', '.join(models)} ({size})?"):
         raise typer.Exit(1)
     plan.execute()
-    print(f"{size} are free again")
+    print(f"freed {size}")
 
 
 def _is_sure(question: str) -> bool:
     if not sys.stdin.isatty():
-        raise ConfigError("nobody is there to be asked.", hint="say --yes")
+        raise ConfigError("there is no terminal to confirm on.", hint="confirm with --yes")
     return typer.confirm(question)
 
 
@@ -91,6 +98,12 @@ def _scan() -> HFCacheInfo | None:
         return scan_cache_dir(constants.HF_HUB_CACHE)
     except CacheNotFound:
         return None
+
+
+def _cache_folder() -> str:
+    from huggingface_hub import constants
+
+    return constants.HF_HUB_CACHE
 
 
 def _models(cache: HFCacheInfo | None) -> Sequence[CachedRepoInfo]:

@@ -1,4 +1,4 @@
-"""``blazr doctor``: what blazr sees of this machine."""
+"""``blazr doctor``: whether blazr works on this machine, and what it sees of it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pkgutil
 import platform
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
+from time import perf_counter
 from typing import Annotated
 
 import typer
@@ -20,28 +21,107 @@ from blazr.core.table import Table
 
 _PACKAGES = ("torch", "numpy", "safetensors", "splintr-rs", "tokenizers", "starlette", "uvicorn")
 _SECRET = ("KEY", "TOKEN")
+# Enough for a recorded decode step to be made, checked and repeated.
+_TRIAL_TOKENS = 32
+_GOOD = "everything works."
+
+_Report = dict[str, dict[str, str]]
 
 
 def doctor(
     *,
-    tables: Annotated[bool, typer.Option("--tables", help="List every table's rows.")] = False,
+    tables: Annotated[
+        bool, typer.Option("--tables", help="List the rows of every table too.")
+    ] = False,
     as_json: options.Json = False,
-    verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Show every kernel, package and environment variable."
+        ),
+    ] = False,
 ) -> None:
-    """Show the device, versions, threads and environment; with --tables, all there is."""
+    """Check this installation: run the built-in model, and say what is slow or wrong.
+
+    Exits with 1 where the built-in model does not run.
+    """
     report = _report()
+    failure = _try_out(report)
+    verdict = _verdict(report, failure)
     if tables:
         report["tables"] = {name: ", ".join(table) for name, table in _tables()}
     if as_json:
-        print(json.dumps(report, indent=2))
-        return
+        print(json.dumps({**report, "verdict": verdict}, indent=2))
+    else:
+        for line in _screen(report) if verbose else _short_screen(report, with_tables=tables):
+            print(line)
+        print(f"verdict: {verdict}")
+    if failure:
+        raise typer.Exit(1)
+
+
+def _try_out(report: _Report) -> str:
+    """Let the built-in model write; what goes wrong, or nothing."""
+    from blazr.engine.sampling_params import SamplingParams
+    from blazr.llm.llm import LLM
+
+    trial = report["trial"] = {"model": options.BUILT_IN}
+    params = SamplingParams(temperature=0, max_tokens=_TRIAL_TOKENS, ignore_eos=True)
+    try:
+        started_s = perf_counter()
+        with LLM(options.BUILT_IN) as llm:
+            trial["load"] = f"{perf_counter() - started_s:.1f} s"
+            llm.generate("Once upon a time", params)  # the first reply also warms up
+            started_s = perf_counter()
+            (reply,) = llm.generate("Once upon a time", params)
+            trial["speed"] = f"{len(reply.token_ids) / (perf_counter() - started_s):,.0f} tokens/s"
+    except Exception as error:  # noqa: BLE001  (whatever it is, it is what the user must read)
+        failure = f"{type(error).__name__}: {error}"[:500]
+        trial["failure"] = failure
+        return failure
+    return "" if reply.finish_reason == "length" else f"the reply ended with {reply.error}"
+
+
+def _verdict(report: _Report, failure: str) -> str:
+    """One sentence; what to do about it follows a colon."""
+    if failure:
+        return f"blazr does not work here: {failure}"
+    explained = report["kernels"].get("cpu", "reference (BLAZR_KERNELS)")
+    is_slow = explained.startswith(("torch's operations", "reference"))
+    if is_slow and report["device"]["auto"].startswith("cpu"):
+        return f"blazr works, but slowly: {explained}"
+    return _GOOD
+
+
+def _screen(report: _Report) -> Iterator[str]:
+    """All that is known."""
     for section, facts in report.items():
-        print(section)
+        yield section
         for name, value in facts.items():
-            print(f"  {name:<24} {value}")
+            yield f"  {name:<24} {value}"
 
 
-def _report() -> dict[str, dict[str, str]]:
+def _short_screen(report: _Report, *, with_tables: bool) -> Iterator[str]:
+    """What most questions are about: a line each."""
+    about, device, trial = report["blazr"], report["device"], report["trial"]
+    torch = report["packages"]["torch"]
+    yield f"blazr    {about['version']} with torch {torch}, Python {about['python']}"
+    yield f"device   {device['auto']}, {device['free memory']} free"
+    yield f"kernels  {report['kernels'].get('cpu', 'reference (BLAZR_KERNELS)')}"
+    if "speed" in trial:
+        yield f"trial    {trial['model']} loaded in {trial['load']} and wrote {trial['speed']}"
+    changed = [f"{name}={value}" for name, value in report["environment"].items() if _is_set(name)]
+    if changed:
+        yield f"set      {' '.join(changed)}"
+    if with_tables:
+        yield from _screen({"tables": report["tables"]})
+
+
+def _is_set(name: str) -> bool:
+    return env.get(name) != env.ENV[name].default
+
+
+def _report() -> _Report:
     import torch
 
     from blazr.nn.device import resolve_device

@@ -72,7 +72,13 @@ def resolve_device(name: str = "auto") -> Device:
     """
     has_cuda = torch.cuda.is_available()  # noqa: TID251  (this is the one place that asks)
     if name not in {"auto", "cpu", "cuda"}:
-        raise ConfigError("unknown device.", found=repr(name)[:100], expected="auto, cpu or cuda")
+        is_gpu = name.lower().partition(":")[0] in {"gpu", "cuda", "nvidia", "hip", "rocm"}
+        raise ConfigError(
+            "unknown device.",
+            found=repr(name)[:100],
+            expected="auto, cpu or cuda",
+            hint="cuda is the name of the GPU" if is_gpu else "",
+        )
     if name == "cuda" and not has_cuda:
         raise ConfigError(
             "CUDA was asked for, but torch sees no CUDA device.",

@@ -47,6 +47,11 @@ def listed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
 
 def test_an_empty_cache(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert listed(capsys) == []
+    list_models()
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert str(cache) in shown.err
+    assert "blazr pull ORG/NAME" in shown.err
     with pytest.raises(CheckpointError, match="not in the cache"):
         remove(["org/a"], yes=True)
 
@@ -96,7 +101,7 @@ def test_nothing_goes_unasked(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     snapshot = add(cache, "org/a", OLD, ref="main")
-    with pytest.raises(ConfigError, match="asked"):
+    with pytest.raises(ConfigError, match="no terminal to confirm on"):
         remove(["org/a"])
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr(typer, "confirm", lambda question: False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import fields
@@ -38,6 +39,39 @@ def test_help_lists_every_command() -> None:
     text = blazr_cli("--help").stdout
     for name in COMMANDS:
         assert f"  {name} " in text
+
+
+def test_summaries_are_whole_sentences() -> None:
+    listed = blazr_cli("--help").stdout.partition("Commands:")[2]
+    text = " ".join(listed.split())
+    for name in COMMANDS:
+        summary = " ".join((COMMANDS[name].__doc__ or "").partition("\n\n")[0].split())
+        assert summary.endswith(".")
+        assert f"{name} {summary}" in text
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("generat", "generate"), ("serv", "serve"), ("sho", "show")]
+)
+def test_a_mistyped_command_is_told_what_was_meant(typed: str, meant: str) -> None:
+    done = blazr_cli(typed, "x", check=2)
+    assert f"There is no command '{typed}'. Did you mean '{meant}'?" in done.stderr
+
+
+def test_a_reader_that_leaves_is_no_failure() -> None:
+    """As in ``blazr ... | head``: the reader is gone before anything is written."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    for args in (["--help"], ["encode", "a b c"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "blazr", *args],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, ""), args
+    os.close(writer)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
