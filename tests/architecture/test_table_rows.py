@@ -16,7 +16,11 @@ FIXED = {"DTYPES"}
 
 # A directory where each file is to be a row: the table, how a row tells its module, the helpers.
 EXTENSIBLE = {
-    "cli": ("COMMANDS", lambda row: row.__module__, {"app", "options", "models"}),
+    "cli": (
+        "COMMANDS",
+        lambda row: row.__module__,
+        {"app", "conversation", "models", "options", "partners", "terminal"},
+    ),
     "models/families": (
         "FAMILIES",
         lambda row: row.derive.__module__,

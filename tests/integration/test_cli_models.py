@@ -31,13 +31,45 @@ def run(*args: str, stdin: str = "", check: int = 0) -> subprocess.CompletedProc
 def test_generate_prints_the_text_and_nothing_else(model_path: Path) -> None:
     greedy = ("--temperature", "0", "--max-tokens", "6", "--cpu")
     plain = run("generate", "--model", str(model_path), "--prompt", "hello", *greedy)
-    piped = run("run", str(model_path), "-", *greedy, stdin="hello")
+    piped = run("generate", str(model_path), "-", *greedy, stdin="hello")
     found = json.loads(run("generate", "-m", str(model_path), "hello", *greedy, "--json").stdout)
     assert plain.stdout == piped.stdout == found["text"]
-    assert plain.stderr == ""
+    assert re.fullmatch(r"tiny on cpu \(.*\)\n", plain.stderr)
     assert found["usage"]["prompt_tokens"] == 1
     assert found["finish_reason"] in {"stop", "length"}
     assert set(found["timings"]) == {"load_s", "first_token_s", "generate_s"}
+
+
+def test_a_word_alone_is_the_prompt() -> None:
+    greedy = ("--temperature", "0", "--max-tokens", "6")
+    alone = run("generate", "Once upon a time", *greedy)
+    assert alone.stdout == run("generate", "-p", "Once upon a time", *greedy).stdout
+    assert alone.stdout
+
+
+def test_run_asks_one_question_in_the_template(model_path: Path) -> None:
+    flags = ("--temperature", "0", "--max-tokens", "6", "--cpu", "--threads", "1")
+    more = ("--system", "be kind", "--min-p", "0.01", "--repetition-penalty", "1.1")
+    asked = ("run", str(model_path), "hello", *flags, *more, "--max-seq-len", "200")
+    plain = run(*asked)
+    found = json.loads(run(*asked, "--json").stdout)
+    assert plain.stdout == found["text"] + "\n"
+    assert "1 threads), context 200 tokens" in plain.stderr
+    assert "tokens/s" not in plain.stderr
+    both = json.loads(run(*asked, "--json", stdin="and this").stdout)
+    assert both["usage"]["prompt_tokens"] > found["usage"]["prompt_tokens"] > 6
+    assert "tokens/s" in run(*asked, "--verbose").stderr
+
+
+def test_run_follows_a_schema(model_path: Path, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": ["yes", "no"]}')
+    answer = run("run", str(model_path), "is it?", "--json-schema", str(schema), "--cpu").stdout
+    assert json.loads(answer) in {"yes", "no"}
+
+
+def test_run_without_a_question() -> None:
+    assert "give a question" in run("run", "nano", check=2).stderr
 
 
 def test_generate_refuses_what_cannot_be(model_path: Path) -> None:

@@ -10,6 +10,7 @@ COMMANDS: Table[Callable[..., None]] = Table(
     "command",
     {},
     lazy={
+        "run": "blazr.cli.run:run",
         "generate": "blazr.cli.generate:generate",
         "chat": "blazr.cli.chat:chat",
         "serve": "blazr.cli.serve:serve",

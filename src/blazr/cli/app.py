@@ -20,7 +20,7 @@ from blazr.core.errors import BlazrError, ContextLengthError, RequestError
 if TYPE_CHECKING:
     from typer._click import Command, Context
 
-_ALIASES = {"run": "generate", "show": "info"}
+_ALIASES = {"show": "info", "ls": "list"}
 
 
 class _Commands(TyperGroup):

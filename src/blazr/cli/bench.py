@@ -53,28 +53,39 @@ def bench(  # noqa: PLR0913  (one argument per flag)
     random: Annotated[
         str | None, typer.Option(help=f"Random weights of a shape: {', '.join(RANDOM_SHAPES)}.")
     ] = None,
-    url: Annotated[str | None, typer.Option(help="Measure a server; shows BLAZR_API_KEY.")] = None,
-    workload: Annotated[
-        Path | None, typer.Option(help="Requests from a file of JSON lines.")
+    url: Annotated[
+        str | None, typer.Option(help="Measure a running server; BLAZR_API_KEY is sent as its key.")
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of a prompt.")] = 128,
-    output_tokens: Annotated[int, typer.Option(min=1, help="Length of a reply.")] = 64,
-    shared_prefix: Annotated[int, typer.Option(min=0, help="Tokens all prompts begin with.")] = 0,
+    workload: Annotated[
+        Path | None, typer.Option(help="Read the requests from a file of JSON lines.")
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each reply.")] = 64,
+    shared_prefix: Annotated[
+        int, typer.Option(min=0, help="Tokens that all prompts begin with.")
+    ] = 0,
     requests: Annotated[
-        int | None, typer.Option(min=1, help="At each level.  [4 x concurrency, at least 8]")
+        int | None,
+        typer.Option(min=1, help="Requests at each level.  [default: 4 x concurrency, at least 8]"),
     ] = None,
     rate: Annotated[
-        float, typer.Option(help="Requests a second, at random; inf sends when there is room.")
+        float,
+        typer.Option(help="Requests per second, at random times; inf sends one when another ends."),
     ] = math.inf,
     concurrency: Annotated[
-        str | None, typer.Option(help="Requests at once, by level.  [1,2,4,8; with a rate, any]")
+        str | None,
+        typer.Option(
+            help="Levels of concurrent requests.  [default: 1,2,4,8; with a rate, no limit]"
+        ),
     ] = None,
     warmup: Annotated[int, typer.Option(min=0, help="Requests before each level.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of prompts and arrivals.")] = 0,
-    goodput: Annotated[str, typer.Option(help="Milliseconds to keep to: ttft:200,itl:50.")] = "",
+    seed: Annotated[int, typer.Option(help="Seed of the random prompts and times.")] = 0,
+    goodput: Annotated[
+        str, typer.Option(help="Count requests that keep to these milliseconds: ttft:200,itl:50.")
+    ] = "",
     device: options.DeviceName = "auto",
     dtype: options.Dtype = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads that compute.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads to compute with.")] = None,
     as_json: options.Json = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the levels into this PNG.")] = None,
     history: Annotated[Path | None, typer.Option(help="Append the run as one JSON line.")] = None,
@@ -134,14 +145,14 @@ def _keep(report: _Figures, history: Path | None) -> None:
         with history.open("a", encoding="utf-8") as file:
             file.write(json.dumps(report) + "\n")
     except OSError as error:
-        raise ConfigError("the run cannot be written down.", found=str(error)[:200]) from None
+        raise ConfigError("the history file cannot be written.", found=str(error)[:200]) from None
 
 
 def _only_one(given: dict[str, object]) -> None:
     """Raise where several say what is to be measured."""
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
-        raise ConfigError(f"{' and '.join(names)} do not go together.", expected="one of them")
+        raise ConfigError(f"{' and '.join(names)} cannot be used together.", expected="one of them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

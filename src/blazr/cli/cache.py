@@ -22,20 +22,24 @@ _GET_ONE = """\
   blazr pull ORG/NAME    fetches a model from huggingface.co
   blazr run nano         runs the small model that comes with blazr
 A model in a folder of your own needs no entry here: blazr run path/to/model"""
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit.  [by the Hub]")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+Revision = Annotated[
+    str | None, typer.Option(help="Branch, tag or commit.  [default: the default branch]")
+]
 
 
 def pull(
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", help="Hugging Face ids, or files: org/name:file.gguf."),
+        typer.Argument(
+            metavar="MODEL...", help="Hugging Face ids, or files of one (org/name:file.gguf)."
+        ),
     ],
     *,
     revision: Revision = None,
     verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
 ) -> None:
-    """Fetch models from the Hugging Face Hub into its cache, where all commands find them."""
+    """Download models from the Hugging Face Hub into its cache, where all commands find them."""
     from blazr.models.checkpoint.hub import fetch_model
 
     for model in models:
@@ -58,7 +62,7 @@ def list_models(
     for row in rows:
         used = str(row["last_used"])[:10]
         size = f"{_number(row['bytes']) / 1e6:,.0f} MB"
-        note = "" if row["has_weights"] else "  (no weights that blazr reads)"
+        note = "" if row["has_weights"] else "  (no weights that blazr can read)"
         print(f"{row['name']:<48} {size:>12}  {used}{note}")
 
 

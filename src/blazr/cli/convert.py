@@ -1,11 +1,8 @@
-"""``blazr convert``: write a model again, quantized, so that the next start is instant."""
+"""``blazr convert``: write a model again, quantized or in another dtype or format."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -15,12 +12,15 @@ from blazr.cli import options
 
 
 def convert(
-    model: Annotated[str, typer.Argument(help="Directory, weights file, Hugging Face id.")],
-    out: Annotated[Path, typer.Argument(help="New or empty directory, or new .gguf file.")],
+    model: Annotated[str, typer.Argument(help="Directory, weights file or Hugging Face id.")],
+    out: Annotated[Path, typer.Argument(help="A new or empty directory, or a new .gguf file.")],
     *,
     quantize: options.Quantize = None,
     dtype: Annotated[
-        str, typer.Option(help="Of what is not quantized: auto, float32, bfloat16 or float16.")
+        str,
+        typer.Option(
+            help="Type of the tensors that are not quantized: auto, float32, bfloat16 or float16."
+        ),
     ] = "auto",
     as_json: options.Json = False,
     verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
@@ -33,7 +33,7 @@ def convert(
     from blazr.models.loading.convert import convert as run
     from blazr.text.tokenizers.to_gguf import gguf_vocabulary
 
-    with _bar() as progress:
+    with options.progress_bar("converting") as progress:
         made = run(
             model, out, quantize=quantize, dtype=dtype, text=gguf_vocabulary, progress=progress
         )
@@ -50,18 +50,3 @@ def convert(
         f"{made.path}: {made.nbytes / 1e9:.2f} GB, {made.num_quantized} matrices quantized,", end=""
     )
     print(f" {made.num_plain} tensors plain")
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on stderr where somebody watches."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
-    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("convert", total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)

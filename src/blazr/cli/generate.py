@@ -6,74 +6,90 @@ import json
 import sys
 from collections.abc import Iterator
 from time import monotonic
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from blazr.cli import options
 from blazr.core.errors import EngineError
-from blazr.engine.sampling_params import SamplingParams
-from blazr.llm.results import Completion, Fold
-from blazr.text.events import Event, PromptDone, TextDelta
+
+if TYPE_CHECKING:
+    from blazr.llm.results import Completion
+    from blazr.text.events import Event
 
 
+@options.with_flags
 def generate(  # noqa: PLR0913  (one argument per flag)
     model_argument: options.ModelArgument = None,
     prompt_argument: Annotated[
         str | None,
-        typer.Argument(metavar="PROMPT", help="The same as --prompt.", show_default=False),
+        typer.Argument(
+            metavar="PROMPT",
+            help="The same as --prompt. What alone stands here and names no model is the prompt.",
+            show_default=False,
+        ),
     ] = None,
     *,
     model: options.Model = None,
     prompt: Annotated[
         str | None, typer.Option("--prompt", "-p", help="Text to continue; - reads stdin.")
     ] = None,
-    max_tokens: options.MaxTokens = 100,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    vocab: options.Vocab = None,
-    device: options.DeviceName = "auto",
-    cpu: options.Cpu = False,
-    dtype: options.Dtype = "auto",
-    quantize: options.Quantize = None,
-    memory: options.Memory = "auto",
+    sampling: options.SamplingFlags,
+    load: options.LoadFlags,
+    threads: options.Threads = None,
     as_json: options.Json = False,
-    verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
+    verbose: options.Verbose = False,
 ) -> None:
-    """Continue a prompt; the text goes to stdout and nothing else does."""
-    is_named = model is not None or model_argument == "-"
-    if is_named and prompt is None and prompt_argument is None:
-        # with the model named (and no model is called -), the one word left is the prompt
+    """Continue a prompt; stdout gets the text and nothing else."""
+    if prompt is None and prompt_argument is None and is_prompt(model_argument, model):
         model_argument, prompt_argument = None, model_argument
     name = options.pick_model(model, model_argument)
     text = _read_prompt(prompt_argument if prompt is None else prompt)
-    params = SamplingParams.of(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        seed=seed,
-        stop=tuple(stop or ()),
-    )
+    params = options.sampling_params(sampling.given())
     started_s = monotonic()
-    with options.open_llm(
-        name, device=device, cpu=cpu, dtype=dtype, vocab=vocab, memory=memory, quantize=quantize
-    ) as llm:
+    with load.open_llm(name, threads=threads) as llm:
         timings = {"load_s": monotonic() - started_s}
+        print(f"{llm.core.info.name} on {llm.core.info.device}", file=sys.stderr)
         completion = _run(llm.stream(text, params), timings, prints=not as_json)
         if as_json:
-            print(json.dumps(_as_object(llm.core.info.name, completion, timings)))
+            print(json.dumps(as_object(llm.core.info.name, completion, timings)))
         elif sys.stdout.isatty():
             print()
+    if verbose or sys.stderr.isatty():
+        print(speed_line(completion, timings), file=sys.stderr)
+    raise_if_cut_off(completion)
+
+
+def is_prompt(alone: str | None, model: str | None) -> bool:
+    """Whether the one word that stands without a flag is a prompt, not a model.
+
+    Args:
+        alone: The word.
+        model: What ``--model`` says.
+    """
+    from blazr.models.checkpoint.hub import names_model
+
+    if alone is None:
+        return False
+    # no model is called -, which stands for stdin
+    return model is not None or alone == "-" or not names_model(alone)
+
+
+def raise_if_cut_off(completion: Completion) -> None:
+    """Fail where a reply ended by an error.
+
+    Raises:
+        EngineError: It did.
+    """
     if completion.finish_reason in {"error", "abort"}:
         raise EngineError("the text was cut off.", found=completion.error or "")
 
 
 def _run(events: Iterator[Event], timings: dict[str, float], *, prints: bool) -> Completion:
     """Take the events to the end, printing and timing them."""
+    from blazr.llm.results import Fold
+    from blazr.text.events import PromptDone, TextDelta
+
     started_s = monotonic()
     gathered = Fold()
     for event in events:
@@ -89,13 +105,24 @@ def _run(events: Iterator[Event], timings: dict[str, float], *, prints: bool) ->
 def _read_prompt(prompt: str | None) -> str:
     if prompt is None and sys.stdin.isatty():
         raise typer.BadParameter("give a prompt with --prompt, or - to read it from stdin")
-    if prompt is not None and prompt != "-":
-        return prompt
-    # the newline that echo and editors put at the end is not part of the text
-    return sys.stdin.read().removesuffix("\n")
+    return options.read_stdin() if prompt in {None, "-"} else str(prompt)
 
 
-def _as_object(model: str, completion: Completion, timings: dict[str, float]) -> dict[str, object]:
+def speed_line(completion: Completion, timings: dict[str, float]) -> str:
+    """The tokens of a reply and how fast they came, for people."""
+    usage = completion.usage
+    first_s = timings.get("first_token_s", timings["generate_s"])
+    decode_s = timings["generate_s"] - first_s
+    rate = (usage.completion_tokens - 1) / decode_s if decode_s > 0 else 0.0
+    cached = f" ({usage.cached_tokens} from the cache)" if usage.cached_tokens else ""
+    return (
+        f"prompt {usage.prompt_tokens} tokens{cached}, first token after {first_s:.2f} s; "
+        f"reply {usage.completion_tokens} tokens" + (f", {rate:,.1f} tokens/s" if rate > 0 else "")
+    )
+
+
+def as_object(model: str, completion: Completion, timings: dict[str, float]) -> dict[str, object]:
+    """A reply as ``--json`` prints it."""
     usage = completion.usage
     return {
         "model": model,

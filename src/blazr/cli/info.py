@@ -21,7 +21,10 @@ def info(
     *,
     model: options.Model = None,
     fit: Annotated[
-        bool, typer.Option("--fit", help="Say what memory it needs here, packed in each way.")
+        bool,
+        typer.Option(
+            "--fit", help="Show the memory it needs here, with each kind of quantization."
+        ),
     ] = False,
     device: options.DeviceName = "auto",
     as_json: options.Json = False,

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from typer.core import TyperOption
 
+from blazr.cli import options
 from blazr.core.errors import ConfigError
-from blazr.core.garbage import loading
 
 if TYPE_CHECKING:
     from blazr.llm.async_llm import AsyncLLM
@@ -25,64 +25,36 @@ _WEIGHTS = ("*.safetensors", "*.gguf")
 _TABLE = "models"  # of the file of settings: one row, or one table, for each model
 
 
-class Opening(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How models are loaded. The fields are flags, and keys of a model's own table.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingFlags(options.LoadFlags):
+    """How a server loads its models. The fields are flags, and keys of a model's own table."""
 
-    Args:
-        device: Where it runs.
-        dtype: In what it computes.
-        vocab: Its vocabulary.
-        chat_template: Its chat template.
-        quantize: How weights are packed.
-        tool_parser: How it writes calls of tools.
-        reasoning_parser: How it marks its thinking.
-        memory: For its caches.
-        max_running: Most replies at once.
-        max_waiting: Most replies queued.
-        max_seq_len: Its context.
-        token_budget: Most tokens a step.
-        prefix_cache: Whether prefixes are reused.
-    """
+    chat_template: options.ChatTemplate = None
+    tool_parser: Annotated[
+        str | None,
+        typer.Option(help="How the model writes tool calls, or none.  [default: found out]"),
+    ] = None
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(help="How the model marks its thinking, or none.  [default: found out]"),
+    ] = None
+    max_running: Annotated[int, typer.Option(help="Most replies computed at once.")] = 32
+    max_waiting: Annotated[int, typer.Option(help="Most requests that wait in the queue.")] = 128
+    token_budget: Annotated[int, typer.Option(help="Most tokens computed in one step.")] = 512
+    prefix_cache: Annotated[bool, typer.Option(help="Reuse prefixes of earlier requests.")] = True
 
-    device: str
-    dtype: str
-    vocab: str | None
-    chat_template: str | None
-    quantize: str | None
-    tool_parser: str | None
-    reasoning_parser: str | None
-    memory: str
-    max_running: int
-    max_waiting: int
-    max_seq_len: int | None
-    token_budget: int
-    prefix_cache: bool
-
-    @loading()
-    def open(self, model: str) -> TextEngine:
-        """Load a model."""
-        # torch comes with these
-        from blazr.engine.config import EngineConfig
-        from blazr.llm.open import open_model
-
-        return open_model(
+    def open_served(self, model: str) -> TextEngine:
+        """Load a model to serve it."""
+        return self.open(
             model,
-            device=self.device,
-            dtype=self.dtype,
-            vocab=self.vocab,
             chat_template=self.chat_template,
-            quantize=self.quantize,
             tool_parser=self.tool_parser,
             reasoning_parser=self.reasoning_parser,
-            engine=EngineConfig(
-                memory=self.memory,
-                max_running=self.max_running,
-                max_waiting=self.max_waiting,
-                max_seq_len=self.max_seq_len,
-                token_budget=self.token_budget,
-                prefix_cache=self.prefix_cache,
-                warm_up=True,
-            ),
+            max_running=self.max_running,
+            max_waiting=self.max_waiting,
+            token_budget=self.token_budget,
+            prefix_cache=self.prefix_cache,
+            warm_up=True,
         )
 
 
@@ -98,13 +70,13 @@ class ModelPlan:
 
     path: str
     name: str | None
-    opening: Opening
+    opening: ServingFlags
 
     def open(self) -> AsyncLLM:
         """Load it."""
         from blazr.llm.async_llm import AsyncLLM
 
-        return AsyncLLM(self.opening.open(self.path))
+        return AsyncLLM(self.opening.open_served(self.path))
 
     @property
     def num_bytes(self) -> int:
@@ -117,7 +89,7 @@ class ModelPlan:
 
 
 def plan_models(
-    named: Sequence[str], file: Path | None, opening: Opening, *, default: str
+    named: Sequence[str], file: Path | None, opening: ServingFlags, *, default: str
 ) -> list[ModelPlan]:
     """The models of a command line and of its file of settings.
 
@@ -133,20 +105,20 @@ def plan_models(
     """
     tables = read_settings(file).get(_TABLE, {}) if file is not None and not named else {}
     if not isinstance(tables, Mapping):
-        raise ConfigError("[models] of the settings is no table.", expected='name = "path"')
+        raise ConfigError("[models] in the settings file is not a table.", expected='name = "path"')
     plans = [_from_flag(each, opening) for each in named]
     plans += [_from_table(name, table, opening) for name, table in tables.items()]
     names = [plan.name for plan in plans]
     if len(plans) > 1 and (None in names or len(set(names)) < len(names)):
         raise ConfigError(
-            "several models need a name each.",
+            "each of several models needs a name of its own.",
             found=", ".join(str(name)[:30] for name in names)[:200],
             expected="--model name=path",
         )
     return plans or [ModelPlan(path=default, name=None, opening=opening)]
 
 
-def _from_flag(text: str, opening: Opening) -> ModelPlan:
+def _from_flag(text: str, opening: ServingFlags) -> ModelPlan:
     name, separator, path = text.partition("=")
     is_named = separator and path and _NAME.fullmatch(name) and not Path(text).exists()
     return ModelPlan(
@@ -154,21 +126,29 @@ def _from_flag(text: str, opening: Opening) -> ModelPlan:
     )
 
 
-def _from_table(name: str, table: object, opening: Opening) -> ModelPlan:
+def _from_table(name: str, table: object, opening: ServingFlags) -> ModelPlan:
     given = {"path": table} if isinstance(table, str) else msgspec.to_builtins(table)
     try:
         if not _NAME.fullmatch(name):
-            raise ConfigError("a model's name is not understood.", found=repr(name)[:50])
+            raise ConfigError("this cannot be the name of a model.", found=repr(name)[:50])
         changes = {key.replace("-", "_"): value for key, value in dict(given).items()}
         path = msgspec.convert(changes.pop("path", None), str)
-        opening = msgspec.convert({**msgspec.structs.asdict(opening), **changes}, Opening)
+        opening = _changed(opening, changes)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"the model {name[:50]!r} of the settings is not understood.",
+            f"the model {name[:50]!r} in the settings file is not understood.",
             found=str(error)[:200],
-            expected="a path, or a table with one and with " + ", ".join(Opening.__struct_fields__),
+            expected="a path, or a table with one and with " + ", ".join(asdict(opening)),
         ) from None
     return ModelPlan(path=path, name=name, opening=opening)
+
+
+def _changed(flags: ServingFlags, changes: Mapping[str, object]) -> ServingFlags:
+    """The same flags with other values, which are checked."""
+    unknown = sorted(changes.keys() - asdict(flags).keys())
+    if unknown:
+        raise ValueError(f"there is no key {unknown[0][:50]!r}")
+    return msgspec.convert({**asdict(flags), **changes}, ServingFlags)
 
 
 def read_settings(file: Path) -> dict[str, object]:
@@ -180,7 +160,7 @@ def read_settings(file: Path) -> dict[str, object]:
     try:
         found = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError("the file of settings cannot be read.", found=str(error)[:200]) from None
+        raise ConfigError("the settings file cannot be read.", found=str(error)[:200]) from None
     return {key.replace("-", "_"): value for key, value in found.items()}
 
 
@@ -198,9 +178,9 @@ def apply_settings(ctx: typer.Context, file: Path | None) -> Path | None:
     unknown = sorted(found.keys() - options.keys() - {None})
     if unknown or "config" in found:
         raise ConfigError(
-            "the settings hold what is no flag.",
+            "the settings file has a key that is not a flag.",
             found=", ".join(unknown)[:100] or "config",
-            expected="flags of blazr serve without their dashes, and [models]",
+            expected="flags of blazr serve, without dashes, and [models]",
         )
     ctx.default_map = {
         name: [value] if options[name].multiple and isinstance(value, str) else value

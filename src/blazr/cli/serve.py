@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from blazr.cli import options
-from blazr.cli.models import ModelPlan, Opening, apply_settings, plan_models
+from blazr.cli.models import ModelPlan, ServingFlags, apply_settings, plan_models
 from blazr.core import log
 from blazr.core.errors import ConfigError
 
@@ -42,6 +42,7 @@ def _named(
     return _listed(ctx, param, value)
 
 
+@options.with_flags
 def serve(  # noqa: PLR0913  (one argument per flag)
     model_argument: options.ModelArgument = None,
     *,
@@ -51,7 +52,7 @@ def serve(  # noqa: PLR0913  (one argument per flag)
             "--model",
             "-m",
             help="Directory, .safetensors or .gguf file, Hugging Face id; NAME=PATH, repeated, "
-            "for several that are loaded when they are asked for.  [default: built-in nano]",
+            "for several models, each loaded when first used.  [default: built-in nano]",
             show_default=False,
             callback=_named,
         ),
@@ -59,30 +60,34 @@ def serve(  # noqa: PLR0913  (one argument per flag)
     config: Annotated[
         Path | None,
         typer.Option(
-            callback=apply_settings, is_eager=True, help="TOML file with flags and [models]."
+            callback=apply_settings,
+            is_eager=True,
+            help="Settings file (TOML): flags without dashes, and [models].",
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 8080,
-    uds: Annotated[str | None, typer.Option(help="Socket file to listen on instead.")] = None,
-    tls_cert: Annotated[
-        str | None, typer.Option(help="File with the certificate, for HTTPS.")
+    uds: Annotated[
+        str | None, typer.Option(help="Unix socket to listen on, instead of a port.")
     ] = None,
-    tls_key: Annotated[str | None, typer.Option(help="File with the certificate's key.")] = None,
+    tls_cert: Annotated[str | None, typer.Option(help="Certificate file (PEM), for HTTPS.")] = None,
+    tls_key: Annotated[
+        str | None, typer.Option(help="Private key file (PEM) of the certificate.")
+    ] = None,
     root_path: Annotated[
-        str, typer.Option(help="What a proxy puts before every path, such as /llm.")
+        str, typer.Option(help="Path under which a proxy serves this server, such as /llm.")
     ] = "",
     api_key: Annotated[
         list[str] | None,
-        typer.Option(help="Key that clients must show; repeatable.", callback=_listed),
+        typer.Option(help="API key that clients must send; repeatable.", callback=_listed),
     ] = None,
     api_key_file: Annotated[
-        Path | None, typer.Option(help="File with one key a line; # begins a comment.")
+        Path | None, typer.Option(help="File with one API key per line; # begins a comment.")
     ] = None,
     admin_api_key: Annotated[
         list[str] | None,
         typer.Option(
-            help="Key for commands such as /sleep; repeatable.  [default: every key]",
+            help="API key for commands such as /sleep; repeatable.  [default: any API key]",
             callback=_listed,
             show_default=False,
         ),
@@ -90,71 +95,60 @@ def serve(  # noqa: PLR0913  (one argument per flag)
     cors_origin: Annotated[
         list[str] | None,
         typer.Option(
-            help="Origin that browsers may call from, besides loopback; * is any; repeatable.",
+            help="Web origin that may call the server besides localhost; * is any; repeatable.",
             callback=_listed,
         ),
     ] = None,
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(
-            help="What the model is called; more are also answered to.  [by model]",
+            help="Name of the model in the API; repeatable, for more names.  [default: its own]",
             callback=_listed,
         ),
     ] = None,
     accept_any_model: Annotated[
-        bool, typer.Option("--accept-any-model", help="Answer whatever model a request names.")
+        bool, typer.Option("--accept-any-model", help="Answer requests whatever model they name.")
     ] = False,
     idle_unload: Annotated[
         float | None,
-        typer.Option(min=0, help="Seconds after which a model nobody uses leaves the memory."),
+        typer.Option(min=0, help="Unload a model that was not used for this many seconds."),
     ] = None,
     models_memory: Annotated[
         str | None,
-        typer.Option(help="Most memory of all models: 24GiB. Those used longest ago give way."),
+        typer.Option(
+            help="Most memory for all models (24GiB); the least recently used are unloaded."
+        ),
     ] = None,
-    memory: options.Memory = "auto",
-    max_running: Annotated[int, typer.Option(help="Most replies computed at once.")] = 32,
-    max_waiting: Annotated[int, typer.Option(help="Most replies queued.")] = 128,
-    max_seq_len: Annotated[
-        int | None,
-        typer.Option(min=2, help="Lower the context to this.  [by model]", show_default=False),
-    ] = None,
-    token_budget: Annotated[int, typer.Option(help="Most tokens computed in one step.")] = 512,
-    prefix_cache: Annotated[bool, typer.Option(help="Reuse prefixes of earlier requests.")] = True,
     drain_seconds: Annotated[
-        float, typer.Option(min=0, help="What running replies get to finish when stopping.")
+        float,
+        typer.Option(
+            min=0, help="Seconds that running replies have to finish when the server stops."
+        ),
     ] = 30.0,
     ui: Annotated[
-        bool, typer.Option(help="The chat page at / and the viewer of the API at /docs.")
+        bool, typer.Option(help="Serve the chat page at / and the API viewer at /docs.")
     ] = True,
     access_log: Annotated[
-        AccessLog, typer.Option(help="A line for each request: text, json or off.")
+        AccessLog, typer.Option(help="Log a line for each request: text, json or off.")
     ] = "text",
     otlp_endpoint: Annotated[
-        str | None, typer.Option(help="Send traces there: http://localhost:4318.")
+        str | None,
+        typer.Option(help="Send OpenTelemetry traces to this address (http://localhost:4318)."),
     ] = None,
     weights_dir: Annotated[
-        Path | None, typer.Option(help="Where /update_weights may read checkpoints.")
+        Path | None, typer.Option(help="Folder from which /update_weights may read checkpoints.")
     ] = None,
     profile_dir: Annotated[
-        Path | None, typer.Option(help="Where /stop_profile writes profiles.")
+        Path | None, typer.Option(help="Folder to which /stop_profile writes profiles.")
     ] = None,
-    vocab: options.Vocab = None,
-    chat_template: options.ChatTemplate = None,
-    tool_parser: Annotated[
-        str | None, typer.Option(help="How calls of tools are written, or none.  [by model]")
-    ] = None,
-    reasoning_parser: Annotated[
-        str | None, typer.Option(help="How thinking is marked, or none.  [by model]")
-    ] = None,
-    device: options.DeviceName = "auto",
-    cpu: options.Cpu = False,
-    dtype: options.Dtype = "auto",
-    quantize: options.Quantize = None,
+    load: ServingFlags,
     verbose: options.Verbose = False,
     log_level: Annotated[
         str | None,
-        typer.Option(help="error, warn, info, debug, trace, or blazr.engine=debug.  [info]"),
+        typer.Option(
+            help="Log level: error, warn, info, debug, trace, or blazr.engine=debug.  "
+            "[default: info]"
+        ),
     ] = None,
 ) -> None:
     """Serve models over HTTP, in the dialects of OpenAI, Anthropic and Ollama."""
@@ -162,23 +156,8 @@ def serve(  # noqa: PLR0913  (one argument per flag)
     from blazr.server.config import ServerConfig
 
     log.setup("debug" if verbose else "info", levels=log_level)
-    opening = Opening(
-        device=options.pick_device(device, cpu=cpu),
-        dtype=dtype,
-        vocab=vocab,
-        chat_template=chat_template,
-        quantize=quantize,
-        tool_parser=tool_parser,
-        reasoning_parser=reasoning_parser,
-        memory=memory,
-        max_running=max_running,
-        max_waiting=max_waiting,
-        max_seq_len=max_seq_len,
-        token_budget=token_budget,
-        prefix_cache=prefix_cache,
-    )
     named = [*([model_argument] if model_argument else []), *(model or ())]
-    plans = plan_models(named, config, opening, default=options.BUILT_IN)
+    plans = plan_models(named, config, load, default=options.BUILT_IN)
     bound = parse_memory(models_memory, free_bytes=0) if models_memory else None
     _run(
         plans,
@@ -211,7 +190,10 @@ def _run(plans: Sequence[ModelPlan], config: ServerConfig) -> None:
     from blazr.server.serve import address_of, listen, serve
 
     if len(plans) > 1 and config.served_names:
-        raise ConfigError("several models have names already.", found="--served-model-name")
+        raise ConfigError(
+            "--served-model-name is for one model; several have a name each.",
+            expected="--model NAME=PATH",
+        )
     sock = listen(config)
     models = _open(plans, config)
     names = ", ".join(seat.source.name for seat in models.seats)
@@ -272,11 +254,9 @@ def _keys(given: list[str], file: Path | None) -> tuple[str, ...]:
         try:
             lines = file.read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
-            raise ConfigError(
-                "the file of API keys cannot be read.", found=str(error)[:200]
-            ) from None
+            raise ConfigError("the API key file cannot be read.", found=str(error)[:200]) from None
         found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         if not found:
-            raise ConfigError("the file of API keys holds none.", found=str(file)[:200])
+            raise ConfigError("the API key file holds no key.", found=str(file)[:200])
         keys += found
     return tuple(keys)

@@ -21,9 +21,9 @@ def verify(  # noqa: PLR0913  (one argument per flag)
     model: options.Model = None,
     dtype: options.Dtype = "auto",
     quantize: options.Quantize = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Greedy tokens for each prompt.")] = 16,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to compare for each prompt.")] = 16,
     tolerance: Annotated[
-        float | None, typer.Option(help="Relative error to allow.  [by dtype]")
+        float | None, typer.Option(help="Largest relative error allowed.  [default: by dtype]")
     ] = None,
     device: options.DeviceName = "auto",
     cpu: options.Cpu = False,

@@ -14,7 +14,7 @@ from blazr.core.errors import ConfigError
 from blazr.text.tokenizer import Tokenizer
 
 _Vocab = Annotated[
-    str, typer.Option(help="cl100k_base, o200k_base, llama3, deepseek_v3, or a tokenizer's file.")
+    str, typer.Option(help="cl100k_base, o200k_base, llama3, deepseek_v3, …, or a tokenizer file.")
 ]
 
 
@@ -23,10 +23,16 @@ def encode(
         str | None, typer.Argument(metavar="TEXT", help="The same as --text.", show_default=False)
     ] = None,
     *,
-    text: Annotated[str | None, typer.Option(help="The text; - or nothing reads stdin.")] = None,
+    text: Annotated[
+        str | None, typer.Option(help="Text to encode; - or nothing reads stdin.")
+    ] = None,
     vocab: _Vocab = "cl100k_base",
     special: Annotated[
-        bool, typer.Option("--special", help="Special tokens spelled in the text are tokens.")
+        bool,
+        typer.Option(
+            "--special",
+            help="Encode names of special tokens in the text (<|user|>) as those tokens.",
+        ),
     ] = False,
     as_json: options.Json = False,
     verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
@@ -51,7 +57,8 @@ def decode(
     ] = None,
     *,
     ids: Annotated[
-        str | None, typer.Option(help='Token ids, as "123,456"; - or nothing reads stdin.')
+        str | None,
+        typer.Option(help='Token ids to decode, such as "123,456"; - or nothing reads stdin.'),
     ] = None,
     vocab: _Vocab = "cl100k_base",
     as_json: options.Json = False,
@@ -78,7 +85,7 @@ def _parse_ids(text: str, size: int) -> list[int]:
         if wrong is None:
             return ids
     raise ConfigError(
-        "that is no list of token ids.",
+        "token ids are not understood.",
         found=repr(wrong[:50]),
         expected=f"numbers from 0 to {size - 1}, separated by commas",
     )

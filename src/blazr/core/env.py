@@ -45,7 +45,10 @@ ENV: Table[Variable] = Table(
                 for flag in SERVE_FLAGS
             ),
             # these are more than flags of one command
-            Variable("BLAZR_API_KEY", "like blazr serve --api-key; blazr bench --url shows it"),
+            Variable(
+                "BLAZR_API_KEY",
+                "like blazr serve --api-key; with --url, chat, run and bench send it",
+            ),
             Variable("BLAZR_MEMORY", "like --memory; the flag goes before its variable"),
             Variable("BLAZR_PREFIX_CACHE", "0 is blazr serve --no-prefix-cache"),
             Variable("BLAZR_KERNELS", "reference, or kernels for avx512, avx2, neon or portable"),
@@ -59,6 +62,7 @@ ENV: Table[Variable] = Table(
             Variable("HF_HOME", "where the Hugging Face cache lies"),
             Variable("HF_TOKEN", "token for the Hugging Face Hub"),
             Variable("HF_HUB_OFFLINE", "1 forbids the network", "0"),
+            Variable("TERM", "dumb keeps answers from being wrapped and coloured"),
             Variable("NO_COLOR", "any value turns colour off"),
         )
     },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from blazr.core.errors import UnknownFamilyError
@@ -41,8 +42,11 @@ def open_model(  # noqa: PLR0913  (what can be said of a model)
     quantize: str | None = None,
     tool_parser: str | None = None,
     reasoning_parser: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> TextEngine:
     """Load a model and start its engine; the arguments are those of `ModelFace`.
+
+    While weights are read, ``progress`` is told the bytes read so far, and all of them.
 
     Raises:
         BlazrError: The model cannot be loaded.
@@ -58,7 +62,7 @@ def open_model(  # noqa: PLR0913  (what can be said of a model)
 
     def read(model: str) -> LoadedModel | FallbackModel:
         try:
-            return load(model, device=place, dtype=dtype, quantize=quantize)
+            return load(model, device=place, dtype=dtype, quantize=quantize, progress=progress)
         except UnknownFamilyError as error:
             return load_fallback(model, error, device=place, dtype=dtype)
 

@@ -14,11 +14,11 @@ import typer
 import blazr
 from blazr.cli import COMMANDS
 from blazr.cli.app import app
-from blazr.cli.chat import Conversation, talk
+from blazr.cli.generate import is_prompt
+from blazr.cli.options import LoadFlags, SamplingFlags
+from blazr.core.errors import ConfigError
 from blazr.engine.config import EngineConfig
-from blazr.engine.sampling_params import SamplingParams
-from blazr.llm.llm import LLM
-from tests.support.scripted import SCRIPT, scripted_core
+from blazr.models.checkpoint.hub import names_model
 
 
 def blazr_cli(*args: str, stdin: str = "", check: int | None = 0) -> subprocess.CompletedProcess:
@@ -51,7 +51,7 @@ def test_summaries_are_whole_sentences() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("generat", "generate"), ("serv", "serve"), ("sho", "show")]
+    ("typed", "meant"), [("gener", "generate"), ("serv", "serve"), ("sho", "show")]
 )
 def test_a_mistyped_command_is_told_what_was_meant(typed: str, meant: str) -> None:
     done = blazr_cli(typed, "x", check=2)
@@ -81,8 +81,42 @@ def test_every_command_explains_itself(name: str) -> None:
     assert COMMANDS[name].__doc__ is not None
 
 
-def test_run_is_generate() -> None:
-    assert "--prompt" in blazr_cli("run", "--help").stdout
+@pytest.mark.parametrize(
+    ("text", "is_model"),
+    [
+        ("Once upon a time", False),
+        ("Hello", False),
+        ("either/or and more", False),
+        ("nano", True),
+        ("org/name", True),
+        ("org/name:file.gguf", True),
+        ("./models/nano", True),
+        ("model.gguf", True),
+        ("tests/unit", True),
+    ],
+)
+def test_a_word_that_names_no_model_is_a_prompt(text: str, *, is_model: bool) -> None:
+    assert names_model(text) == is_model
+    assert is_prompt(text, model=None) != is_model
+    assert is_prompt(text, model="named")
+
+
+def test_commands_with_prompts_share_their_flags() -> None:
+    group = typer.main.get_command(app)
+
+    def flags(name: str) -> set[str]:
+        return {row.name for row in group.get_command(typer.Context(group), name).params}
+
+    shared = {each.name for each in (*fields(SamplingFlags), *fields(LoadFlags))}
+    for name in ("generate", "chat", "run"):
+        assert shared <= flags(name)
+    assert {each.name for each in fields(LoadFlags)} <= flags("serve")
+
+
+@pytest.mark.parametrize("schema", ["nowhere.json", "{", "[1"])
+def test_a_json_schema_that_cannot_be_read(schema: str) -> None:
+    with pytest.raises(ConfigError, match="JSON Schema cannot be read"):
+        SamplingFlags(json_schema=schema).given()
 
 
 @pytest.mark.parametrize("line", ["import blazr", "import blazr.cli.app", "blazr.core"])
@@ -149,7 +183,7 @@ def test_encode_and_decode_are_inverse() -> None:
 @pytest.mark.parametrize("ids", ["1,x", "1,-2", "100331", "9" * 5000])
 def test_wrong_ids_are_told(ids: str) -> None:
     done = blazr_cli("decode", "--ids", ids, check=1)
-    assert "no list of token ids" in done.stderr
+    assert "token ids are not understood" in done.stderr
     assert len(done.stderr) < 400
 
 
@@ -163,39 +197,4 @@ def test_flags_have_the_engine_s_defaults() -> None:
             if hasattr(defaults, row.name):
                 seen.add(row.name)
                 assert row.default == getattr(defaults, row.name), (name, row.name)
-    assert seen == {f.name for f in fields(EngineConfig)} - {"prefill_share"}
-
-
-def test_a_conversation_remembers_and_obeys(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = iter(["hi", "", "/system be kind", "again", "/nope", "/help", "/clear", "/exit", "no"])
-    with LLM(scripted_core()) as llm:
-        conversation = Conversation(llm, SamplingParams())
-        talk(conversation, lambda: next(lines))
-        prompts = [
-            llm.tokenizer.decode(each.prompt_ids, skip_special=False)
-            for each in llm.core.engine.submitted
-        ]
-    assert prompts[0] == "<|user|>\nhi\n<|assistant|>\n"
-    assert prompts[1] == (
-        "<|system|>\nbe kind\n<|user|>\nhi\n<|assistant|>\n"
-        f"{SCRIPT}\n<|user|>\nagain\n<|assistant|>\n"
-    )
-    assert conversation.history == []
-    shown = capsys.readouterr()
-    assert shown.out == f"{SCRIPT}\n" * 2
-    assert "no command '/nope'" in shown.err
-
-
-def test_a_chat_goes_on_after_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = iter(["a" * 5000, "hi"])
-    with LLM(scripted_core()) as llm:
-        conversation = Conversation(llm, SamplingParams())
-
-        def read() -> str:
-            for line in lines:
-                return line
-            raise EOFError
-
-        talk(conversation, read)
-    assert len(conversation.history) == 2
-    assert "cannot fit" in capsys.readouterr().err
+    assert seen == {f.name for f in fields(EngineConfig)} - {"prefill_share", "warm_up"}

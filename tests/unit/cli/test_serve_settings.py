@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ import typer
 from typer.core import TyperOption
 
 from blazr.cli.app import app
-from blazr.cli.models import Opening, plan_models
+from blazr.cli.models import ServingFlags, plan_models
 from blazr.cli.serve import _keys
 from blazr.core.env import ENV, SERVE_FLAGS
 from blazr.core.errors import ConfigError
@@ -131,7 +132,7 @@ def test_keys_come_from_flags_and_file(tmp_path: Path) -> None:
         _keys([], tmp_path / "none")
 
 
-OPENING = Opening(**{name: settings().get(name) for name in Opening.__struct_fields__})
+OPENING = ServingFlags(**{each.name: settings().get(each.name) for each in fields(ServingFlags)})
 
 
 def plan(*named: str, file: Path | None = None) -> list[tuple[str | None, str]]:
@@ -151,7 +152,7 @@ def test_models_of_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("named", [("a", "b"), ("x=a", "b"), ("x=a", "x=b")])
 def test_several_models_need_names(named: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match="several models need a name"):
+    with pytest.raises(ConfigError, match="each of several models needs a name"):
         plan(*named)
 
 

@@ -89,6 +89,15 @@ def find_model(model: str, *, revision: str | None = None) -> ModelFiles:
     )
 
 
+def names_model(text: str) -> bool:
+    """Whether a text looks like a model: a path, ``nano`` or a Hub id, be it there or not."""
+    if _local(text) is not None or text == BUILT_IN:
+        return True
+    is_path = text.startswith(("/", "./", "../", "~")) or text.endswith((".safetensors", _SUFFIX))
+    is_id = _REPO_ID.fullmatch(text) or _FILE.fullmatch(text)
+    return bool(is_id or (is_path and not any(map(str.isspace, text))))
+
+
 def fetch_model(model: str, *, revision: str | None = None) -> Path:
     """Fetch a model from the Hub, or what is missing of it, whatever lies here by its name.
 

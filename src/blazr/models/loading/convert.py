@@ -117,7 +117,7 @@ def convert(
         revision: Branch, tag or commit of a Hub id.
         text: What a GGUF file says of the vocabulary, from a model's directory and the rows of its
             embedding; None for nothing.
-        progress: Told the bytes read so far, and all of them.
+        progress: Told the bytes done so far, and all of them; before the first, too.
 
     Raises:
         CheckpointError: There is no such model, or its files are not sound.
@@ -236,18 +236,33 @@ def _write(
     jobs: list[_Job], checkpoint: Checkpoint, writer: TensorWriter, progress: Progress | None
 ) -> None:
     total, done = sum(job.info.nbytes for job in jobs), 0
+    tell = progress or (lambda _done, _total: None)
     for job in jobs:
-        name = job.info.name
+        name, nbytes = job.info.name, job.info.nbytes
+        tell(done, total)
         if job.quantizer is None:
             for tensor in _plain(job, checkpoint):
                 writer.write(name, tensor)
         else:
-            for end, tensor in _packed(job, checkpoint).items():
+            within = _Within(tell, done, nbytes, total)
+            for end, tensor in _packed(job, checkpoint, within.tell).items():
                 writer.write(f"{name.removesuffix('weight')}{end}", tensor)
         checkpoint.drop(name)
-        done += job.info.nbytes
-        if progress is not None:
-            progress(done, total)
+        done += nbytes
+    tell(done, total)
+
+
+@dataclass(frozen=True, slots=True)
+class _Within:
+    """Progress within one tensor."""
+
+    progress: Progress
+    done: int
+    nbytes: int
+    total: int
+
+    def tell(self, part: float) -> None:
+        self.progress(self.done + int(part * self.nbytes), self.total)
 
 
 def _plain(job: _Job, checkpoint: Checkpoint) -> Iterator[Tensor]:
@@ -258,7 +273,10 @@ def _plain(job: _Job, checkpoint: Checkpoint) -> Iterator[Tensor]:
         yield tile.to(job.dtype)
 
 
-def _packed(job: _Job, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
+def _packed(
+    job: _Job, checkpoint: Checkpoint, tell: Callable[[float], None]
+) -> Mapping[str, Tensor]:
+    """What a matrix becomes; ``tell`` hears what part of it is done."""
     quantizer, (rows, columns) = job.quantizer, job.info.shape
     assert quantizer is not None
     bits = _BITS[quantizer.kind.name]
@@ -269,6 +287,7 @@ def _packed(job: _Job, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
         packed[part] = pack(codes, bits)
         scales[part] = each[:, :: job.group // quantizer.kind.length]
         checkpoint.drop(job.info.name)
+        tell(part.stop / rows)
     shape = torch.tensor([rows, columns])
     return {"weight_packed": packed, "weight_scale": scales, "weight_shape": shape}
 

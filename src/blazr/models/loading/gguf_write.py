@@ -29,9 +29,11 @@ def write_gguf(
         plan: The plan.
         checkpoint: Where the model is.
         writer: The file, whose header is written.
-        progress: Told the bytes written so far, and all of them.
+        progress: Told the bytes written so far, and all of them; before the first, too.
     """
     total, done = sum(entry.nbytes for entry in plan.entries.values()), 0
+    tell = progress or (lambda _done, _total: None)
+    tell(done, total)
     for name, tensor in plan.factors.items():
         writer.write(name, tensor)
         done += tensor.nbytes
@@ -39,11 +41,10 @@ def write_gguf(
         for matrix in _matrices(job, checkpoint):
             for tile in _tiles(job, matrix, checkpoint):
                 writer.write(job.name, tile)
+                done += tile.nbytes
+                tell(done, total)
             for info in job.step.sources:
                 checkpoint.drop(info.name)
-        done += job.entry.nbytes
-        if progress is not None:
-            progress(done, total)
 
 
 Matrix = Tensor | TensorInfo

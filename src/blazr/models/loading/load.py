@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -170,6 +170,7 @@ def load(
     revision: str | None = None,
     ssm_a: str | None = None,
     quantize: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> LoadedModel:
     """Load a model.
 
@@ -184,6 +185,7 @@ def load(
             ``ssm_a`` says, else ``"stored"``.
         quantize: Pack plain weights while they are read: ``"q8_0"``, ``"q4_0"``, or by part
             (``"experts=q4_0,lm_head=q8_0"``). None keeps all as they are stored.
+        progress: Told the bytes that have been read, and all of them.
 
     Raises:
         CheckpointError: There is no such model, or its tensors are not those of its kind.
@@ -214,6 +216,7 @@ def load(
         device=device.torch_device,
         storage=storage,
         kept=kept_weights(checkpoint, planned.name, quantize=quantize, dtype=chosen),
+        progress=progress,
     )
     if weights.not_finite:
         names = ", ".join(name[:100] for name in weights.not_finite[:_LISTED_NAMES])

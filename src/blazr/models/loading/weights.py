@@ -165,6 +165,7 @@ def read_weights(
     device: torch.device,
     storage: Storage,
     kept: KeptWeights | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Weights:
     """Read every parameter.
 
@@ -175,13 +176,18 @@ def read_weights(
         device: Where they go.
         storage: Which are packed, and how.
         kept: Where they are taken from if they are there, and put if not.
+        progress: Told the bytes that have been read, and all of them; from zero on.
 
     Raises:
         CheckpointError: A file has gone or changed.
     """
     tensors: dict[str, Tensor | Weight] = {}
     not_finite: list[str] = []
+    total, done = sum(info.nbytes for step in plan.steps for info in step.sources), 0
     for step in plan.steps:
+        if progress is not None:
+            progress(done, total)
+        done += sum(info.nbytes for info in step.sources)
         storing = storage.get(step.parameter)
         if storing is not None:
             weight: Weight | None = kept.find(step, dtype) if kept else None
@@ -192,6 +198,8 @@ def read_weights(
         tensor = _reader(step)(step, checkpoint, dtype, device)
         tensors[step.parameter] = tensor
         not_finite += _not_finite(step, tensor)
+    if progress is not None:
+        progress(total, total)
     if kept:
         kept.keep(tensors)
     return Weights(tensors, tuple(not_finite))

@@ -51,6 +51,8 @@ def test_it_loads_with_the_same_numbers(model: Tiny, quantize: str, tmp_path: Pa
     assert made.num_quantized >= 1
     assert made.nbytes < sum(t.nbytes for t in load_file(source / "model.safetensors").values())
     assert seen == sorted(seen)
+    assert seen[0][0] == 0
+    assert len({total for _, total in seen}) == 1
     assert seen[-1][0] == seen[-1][1]
 
 

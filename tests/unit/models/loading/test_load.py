@@ -272,3 +272,13 @@ def test_the_training_notes_tell_the_heads_as_a_last_resort(tmp_path: Path) -> N
 def test_notes_about_another_model_are_not_used(tmp_path: Path, notes: object) -> None:
     with pytest.raises(CheckpointError, match="cannot be read from tensor shapes"):
         plan_model(save_with_notes(tmp_path, notes))
+
+
+def test_progress_goes_from_nothing_to_all(tmp_path: Path) -> None:
+    source = tiny.save(Tiny(layers=("Mamba2", "MlaWithMoe")), tmp_path / "a")
+    seen: list[tuple[int, int]] = []
+    load(str(source), device=CPU, progress=lambda *now: seen.append(now))
+    total = sum(info.nbytes for step in plan_model(str(source)).plan.steps for info in step.sources)
+    assert seen == sorted(seen)
+    assert (seen[0], seen[-1]) == ((0, total), (total, total))
+    assert len(seen) > 10

@@ -1,0 +1,351 @@
+"""A conversation in the terminal: what was said, and the commands that begin with a slash."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, get_args, get_type_hints
+
+from blazr.cli import options
+from blazr.cli.generate import speed_line
+from blazr.cli.partners import Partner
+from blazr.cli.terminal import Screen, quiet_keyboard
+from blazr.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from blazr.llm.results import Completion
+    from blazr.text.messages import Message
+
+LEAVE = ("/exit", "/quit", "/bye")
+_ON = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
+_SWITCHES = {
+    "think": "let the model think before it answers",
+    "thinking": "show what it thinks",
+    "wrap": "break lines between words",
+    "verbose": "show the speed after each answer",
+}
+_KEYS = """\
+\"\"\"            begin and end a message of several lines; or end each with a \\,
+               or press Alt+Enter between two
+Ctrl+C         stop an answer, or clear the line
+Ctrl+X Ctrl+E  edit the line in $EDITOR
+Ctrl+D         leave (also /exit, /quit, /bye)"""
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What has been said, and with whom.
+
+    Args:
+        partner: Who answers.
+        given: How it is to answer, by the names of `SamplingParams`; the rest is its own affair.
+        system: The system prompt.
+        screen: Where answers appear.
+        history: The messages after the system prompt.
+        thinks: Whether a model that can think may.
+        verbose: Whether the speed is shown after each answer.
+        timings: Seconds that the last answer took.
+        was_interrupted: Whether Ctrl+C ended it.
+    """
+
+    partner: Partner
+    given: dict[str, object] = field(default_factory=dict)
+    system: str | None = None
+    screen: Screen = field(default_factory=Screen)
+    history: list[Message] = field(default_factory=list)
+    thinks: bool = True
+    verbose: bool = False
+    timings: dict[str, float] = field(default_factory=dict)
+    was_interrupted: bool = False
+    _last: Completion | None = None
+    _num_tokens: int = 0
+
+    def say(self, text: str) -> Completion | None:
+        """Say something and show the answer as it comes; what Ctrl+C cuts off is kept.
+
+        Returns:
+            The answer; None where there was none.
+
+        Raises:
+            BlazrError: There is none, because something is wrong.
+        """
+        from blazr.text.messages import Message
+
+        asked = [*self.history, Message(role="user", content=text)]
+        completion = self._listen(asked)
+        if completion is None:
+            return None
+        self._last = completion
+        self._num_tokens += completion.usage.completion_tokens
+        if completion.error:
+            _tell(f"error: {completion.error}")
+            return completion
+        self.history = [*asked, Message(role="assistant", content=completion.text)]
+        if completion.finish_reason == "length":
+            limit = self.given.get("max_tokens", -1)
+            _tell("(the context is full)" if limit == -1 else f"(stopped after {limit} tokens)")
+        if self.verbose:
+            _tell(speed_line(completion, self.timings))
+        return completion
+
+    def _listen(self, asked: list[Message]) -> Completion | None:
+        """Show an answer while it comes."""
+        from blazr.llm.results import Fold
+        from blazr.text.events import ReasoningDelta, TextDelta
+        from blazr.text.messages import Message
+
+        told = [Message(role="system", content=self.system)] if self.system else []
+        gathered, started_s = Fold(), monotonic()
+        self.timings, self.was_interrupted = {}, False
+        shown_by = {TextDelta: self.screen.answer, ReasoningDelta: self.screen.thinking}
+        with quiet_keyboard(), self._until_interrupted():
+            for event in self.partner.answer(told + asked, self.given, thinks=self.thinks):
+                gathered.push(event)
+                if isinstance(event, TextDelta | ReasoningDelta):
+                    self.timings.setdefault("first_token_s", monotonic() - started_s)
+                    shown_by[type(event)](event.text)
+        self.screen.end()
+        self.timings["generate_s"] = monotonic() - started_s
+        completions = gathered.completions()
+        return completions[0] if completions else None
+
+    @contextmanager
+    def _until_interrupted(self) -> Iterator[None]:
+        """Ctrl+C ends what is within, and no more."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.was_interrupted = True
+
+    @property
+    def last_question(self) -> str:
+        """What was said last; empty where nothing was."""
+        said = (each.content for each in reversed(self.history) if each.role == "user")
+        return next(said, None) or ""
+
+    def say_instead(self, text: str) -> None:
+        """Take back what was said last, with its answer, and say this."""
+        users = [i for i, each in enumerate(self.history) if each.role == "user"]
+        before = self.history
+        self.history = self.history[: users[-1]] if users else []
+        is_answered = False
+        try:
+            is_answered = self.say(text) is not None
+        finally:
+            if not is_answered:
+                self.history = before
+
+    def obey(self, line: str) -> None:
+        """Do what a line that begins with a slash says.
+
+        Raises:
+            BlazrError: It cannot be done.
+        """
+        command, _, rest = line.partition(" ")
+        row = COMMANDS.get(command)
+        if row is None:
+            close = get_close_matches(command, [*COMMANDS, *LEAVE], n=1)
+            meant = f" Did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"There is no command {command[:50]!r}.{meant} /help lists them all.")
+        row.run(self, rest.strip())
+
+    def show_help(self, _rest: str) -> None:
+        """List the commands."""
+        _tell("\n".join(f"{row.usage:<14} {row.help}" for row in COMMANDS.values()))
+        _tell(_KEYS)
+
+    def clear(self, _rest: str) -> None:
+        """Forget what was said."""
+        self.history = []
+        _tell("(a new conversation)")
+
+    def set_system(self, rest: str) -> None:
+        """Change the system prompt."""
+        self.system = rest or None
+
+    def retry(self, _rest: str) -> None:
+        """Ask the last question again."""
+        if not self.last_question:
+            raise ConfigError("Nothing was said yet.")
+        self.say_instead(self.last_question)
+
+    def edit(self, rest: str) -> None:
+        """Say something else instead of the last message."""
+        if not rest:
+            raise ConfigError("/edit needs a terminal, or the new text: /edit TEXT")
+        self.say_instead(rest)
+
+    def change_model(self, rest: str) -> None:
+        """Go on with another model."""
+        if rest:
+            self.partner.change_model(rest)
+        _tell(self.partner.about)
+
+    def set_parameter(self, rest: str) -> None:
+        """Change a setting, or with no value take it back."""
+        name, _, value = rest.partition(" ")
+        name = name.replace("-", "_")
+        if name in _SWITCHES:
+            self._switch(name, value.strip())
+            return
+        known = _parameters()
+        if name not in known:
+            close = get_close_matches(name, [*known, *_SWITCHES], n=1)
+            raise ConfigError(
+                f"There is no setting {name[:50]!r}." if name else "/set NAME VALUE",
+                expected=", ".join([*known, *_SWITCHES]),
+                hint=f"/set {close[0]}" if close else "",
+            )
+        given = {key: each for key, each in self.given.items() if key != name}
+        if value.strip():
+            given[name] = _parse(name, value.strip(), known[name])
+        options.sampling_params(given)  # refuses what is out of range
+        self.given = given
+
+    def _switch(self, name: str, value: str) -> None:
+        if value.lower() not in _ON:
+            raise ConfigError(f"/set {name} on, or /set {name} off: {_SWITCHES[name]}")
+        is_on = _ON[value.lower()]
+        match name:
+            case "think":
+                self.thinks = is_on
+            case "thinking":
+                self.screen.shows_thinking = is_on
+            case "wrap":
+                self.screen.wraps = is_on
+            case _:
+                self.verbose = is_on
+
+    def show(self, rest: str) -> None:
+        """Show the model, the settings, the system prompt, or what was said."""
+        switches = {
+            "think": self.thinks,
+            "thinking": self.screen.shows_thinking,
+            "wrap": self.screen.wraps,
+            "verbose": self.verbose,
+        }
+        settings = [f"{name} = {value!r}" for name, value in self.given.items()]
+        settings += [f"{name} = {'on' if value else 'off'}" for name, value in switches.items()]
+        parts = {
+            "model": self.partner.about,
+            "settings": "\n".join(settings),
+            "system": self.system or "(no system prompt)",
+            "messages": "\n".join(f"{each.role}: {each.content}" for each in self.history)
+            or "(nothing was said yet)",
+        }
+        if rest and rest not in parts:
+            raise ConfigError(f"/show shows {', '.join(parts)}.")
+        _tell(parts[rest] if rest else "\n".join(parts[name] for name in ("model", "settings")))
+
+    def show_stats(self, _rest: str) -> None:
+        """Show tokens and speed."""
+        if self._last is None:
+            raise ConfigError("Nothing was said yet.")
+        _tell(speed_line(self._last, self.timings))
+        turns = sum(each.role == "user" for each in self.history)
+        _tell(f"{turns} turns in this conversation, {self._num_tokens} tokens generated in all")
+
+    def save(self, rest: str) -> None:
+        """Write the conversation to a file."""
+        messages = [{"role": each.role, "content": each.content} for each in self.history]
+        kept = {"model": self.partner.name, "system": self.system, "settings": self.given}
+        try:
+            text = json.dumps({**kept, "messages": messages}, indent=2, ensure_ascii=False)
+            _path(rest, "/save").write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError("The conversation cannot be saved.", found=str(error)) from None
+        _tell(f"(saved {len(messages)} messages to {rest})")
+
+    def load(self, rest: str) -> None:
+        """Go on with the conversation of a file: one that was saved, or a list of messages."""
+        from blazr.llm.generation import as_message
+
+        try:
+            found = json.loads(_path(rest, "/load").read_text(encoding="utf-8"))
+            kept = found if isinstance(found, Mapping) else {"messages": found}
+            messages = [as_message(each) for each in kept["messages"]]
+            given = dict(kept.get("settings") or {})
+            options.sampling_params(given)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                "The conversation cannot be loaded.",
+                found=f"{type(error).__name__}: {str(error)[:200]}",
+                expected='what /save writes, or a list of {"role": ..., "content": ...}',
+            ) from None
+        system = next((each.content for each in messages if each.role == "system"), None)
+        self.system = kept.get("system") or system
+        self.history = [each for each in messages if each.role != "system"]
+        self.given = given or self.given
+        _tell(f"({len(self.history)} messages)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    usage: str
+    help: str
+    run: Callable[[Conversation, str], None]
+
+
+COMMANDS = {
+    "/help": _Command("/help", "show this", Conversation.show_help),
+    "/clear": _Command("/clear", "forget the conversation", Conversation.clear),
+    "/retry": _Command("/retry", "answer the last message again", Conversation.retry),
+    "/edit": _Command("/edit", "change the last message and send it again", Conversation.edit),
+    "/system": _Command(
+        "/system TEXT", "set the system prompt; without TEXT, remove it", Conversation.set_system
+    ),
+    "/set": _Command(
+        "/set NAME X",
+        f"change a setting (temperature, max_tokens, ...); or {', '.join(_SWITCHES)}: on or off",
+        Conversation.set_parameter,
+    ),
+    "/show": _Command(
+        "/show WHAT", "show the model, settings, system or messages", Conversation.show
+    ),
+    "/stats": _Command("/stats", "show tokens and speed", Conversation.show_stats),
+    "/save": _Command("/save FILE", "write the conversation to a file", Conversation.save),
+    "/load": _Command("/load FILE", "go on with a saved conversation", Conversation.load),
+    "/model": _Command("/model NAME", "go on with another model", Conversation.change_model),
+}
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _path(text: str, command: str) -> Path:
+    if not text:
+        raise ConfigError(f"{command} FILE")
+    return Path(text).expanduser()
+
+
+def _parameters() -> dict[str, type]:
+    """What /set can change, with its type: numbers, and strings that stop an answer."""
+    from blazr.engine.sampling_params import SamplingParams
+
+    hints, found = get_type_hints(SamplingParams), dict[str, type]()
+    flags = {each.name for each in fields(options.SamplingFlags)}
+    for name, hint in hints.items():
+        kinds = {hint, *get_args(hint)} & {int, float}
+        if kinds and (name in flags or name.endswith("_penalty")):
+            found[name] = kinds.pop()
+    return {**found, "stop": str}
+
+
+def _parse(name: str, value: str, kind: type) -> object:
+    if kind is str:
+        return [value]
+    try:
+        return kind(value)
+    except ValueError:
+        raise ConfigError(
+            f"/set {name} needs a number.",
+            found=repr(value)[:50],
+            expected="a whole number" if kind is int else "a number",
+        ) from None

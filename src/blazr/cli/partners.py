@@ -1,0 +1,285 @@
+"""Who answers in a chat: a model in this process, or a server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from blazr.cli import options
+from blazr.core import env
+from blazr.core.errors import EngineError, RequestError
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from blazr.llm.llm import LLM
+    from blazr.text.events import Event
+    from blazr.text.messages import Message
+
+_REFUSED = 400
+
+
+class Partner(Protocol):
+    """Who answers in a chat."""
+
+    @property
+    def name(self) -> str:
+        """What the model is called."""
+
+    @property
+    def about(self) -> str:
+        """The model and where it runs, in one line."""
+
+    def answer(
+        self, messages: Sequence[Message], given: Mapping[str, object], *, thinks: bool
+    ) -> Iterator[Event]:
+        """The events of one answer. Leaving the loop ends it.
+
+        Args:
+            messages: The chat.
+            given: Fields of `SamplingParams`; what is not there is the model's affair.
+            thinks: Whether it may think first, if it is a model that does.
+
+        Raises:
+            BlazrError: There will be no answer.
+        """
+
+    def change_model(self, model: str) -> None:
+        """Go on with another model; after an error, with the same as before.
+
+        Raises:
+            BlazrError: There is no such model.
+        """
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+def open_partner(
+    model: str | None,
+    url: str | None,
+    load: options.LoadFlags,
+    *,
+    chat_template: str | None = None,
+    threads: int | None = None,
+) -> Partner:
+    """The server at ``url``, or a model loaded here."""
+    if url is not None:
+        return RemotePartner(url, model)
+    return LocalPartner(
+        model or options.BUILT_IN, load, chat_template=chat_template, threads=threads
+    )
+
+
+class LocalPartner:
+    """A model in this process.
+
+    Args:
+        model: Which; or one that is loaded already.
+        load: How to load it.
+        chat_template: Its chat template, where its own is not wanted.
+        threads: How many compute; None is all.
+    """
+
+    def __init__(
+        self,
+        model: str | LLM,
+        load: options.LoadFlags,
+        *,
+        chat_template: str | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self._load = load
+        self._chat_template = chat_template
+        self._threads = threads
+        self._path = model if isinstance(model, str) else model.core.info.name
+        self.llm = self._open(model) if isinstance(model, str) else model
+
+    @property
+    def name(self) -> str:
+        """What the model is called."""
+        return self.llm.core.info.name
+
+    @property
+    def about(self) -> str:
+        """The model and where it runs, in one line."""
+        info = self.llm.core.info
+        return f"{info.name} on {info.device}, context {info.max_seq_len:,} tokens"
+
+    def answer(
+        self, messages: Sequence[Message], given: Mapping[str, object], *, thinks: bool
+    ) -> Iterator[Event]:
+        """See `Partner`."""
+        from blazr.llm.generation import GenerationRequest, Truncation
+
+        request = GenerationRequest(
+            messages=messages,
+            params=options.sampling_params(given, max_tokens=-1),
+            thinking_budget=None if thinks else 0,
+            truncation=Truncation(drops="messages"),
+        )
+        return self.llm.events([request])
+
+    def change_model(self, model: str) -> None:
+        """See `Partner`."""
+        self.llm.close()  # both at once may not fit in memory
+        try:
+            self.llm = self._open(model)
+            self._path = model
+        except BaseException:
+            self.llm = self._open(self._path)
+            raise
+
+    def close(self) -> None:
+        """Stop the engine."""
+        self.llm.close()
+
+    def _open(self, model: str) -> LLM:
+        return self._load.open_llm(model, chat_template=self._chat_template, threads=self._threads)
+
+
+class RemotePartner:
+    """A server that speaks OpenAI's chat API: blazr's, or another.
+
+    Args:
+        url: Where it listens, with or without ``/v1``.
+        model: Which of its models; None is the first.
+
+    Raises:
+        EngineError: It does not answer, or has no model.
+    """
+
+    def __init__(self, url: str, model: str | None) -> None:
+        import httpx2
+
+        key = env.get("BLAZR_API_KEY")
+        self._url = url.rstrip("/").removesuffix("/v1") + "/v1"
+        self._client = httpx2.Client(
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx2.Timeout(10, read=600),  # a first token may take long
+        )
+        try:
+            self.name = self._pick(model)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def about(self) -> str:
+        """The model and where it runs, in one line."""
+        return f"{self.name} at {self._url}"
+
+    def answer(
+        self, messages: Sequence[Message], given: Mapping[str, object], *, thinks: bool
+    ) -> Iterator[Event]:
+        """See `Partner`."""
+        import httpx2
+
+        body = {
+            "model": self.name,
+            "messages": [{"role": each.role, "content": each.content} for each in messages],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **_as_fields(given),
+        }
+        if not thinks:
+            body["chat_template_kwargs"] = {"enable_thinking": False}
+        try:
+            with self._client.stream("POST", f"{self._url}/chat/completions", json=body) as answer:
+                if answer.status_code >= _REFUSED:
+                    raise _refusal(answer.status_code, answer.read())
+                yield from _events(answer)
+        except (httpx2.HTTPError, ValueError) as error:
+            raise _unreachable(self._url, error) from None
+
+    def change_model(self, model: str) -> None:
+        """See `Partner`."""
+        self.name = self._pick(model)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def _pick(self, model: str | None) -> str:
+        """A model that the server has."""
+        import httpx2
+
+        try:
+            answer = self._client.get(f"{self._url}/models")
+            if answer.status_code >= _REFUSED:
+                raise _refusal(answer.status_code, answer.content)
+            names = [str(each["id"]) for each in answer.json()["data"]]
+        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError) as error:
+            raise _unreachable(self._url, error) from None
+        if not names or (model is not None and model not in names):
+            raise EngineError(
+                "the server has no such model." if names else "the server has no model.",
+                found=repr(model)[:100] if names else self._url[:100],
+                expected=", ".join(names)[:300],
+            )
+        return names[0] if model is None else model
+
+
+def _as_fields(given: Mapping[str, object]) -> dict[str, object]:
+    """Fields of `SamplingParams` as OpenAI's API calls them."""
+    fields = dict(given)
+    if fields.get("max_tokens") == -1:
+        del fields["max_tokens"]
+    grammar = fields.pop("grammar", None)
+    if isinstance(grammar, Mapping):
+        fields["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"name": "answer", "schema": grammar["json_schema"], "strict": True},
+        }
+    return fields
+
+
+def _events(answer: httpx2.Response) -> Iterator[Event]:
+    """What a stream of server-sent events tells, as events of one reply."""
+    from blazr.text.events import Finished, PromptDone, ReasoningDelta, TextDelta
+
+    reason, has_begun = "abort", False
+    usage: dict[str, Any] = {}
+    for line in answer.iter_lines():
+        field, _, data = line.partition(":")
+        if field != "data" or data.strip() == "[DONE]":
+            continue
+        chunk = json.loads(data)
+        if chunk.get("error"):
+            raise EngineError("the server failed.", found=_message(chunk)[:200])
+        usage = chunk.get("usage") or usage
+        for choice in chunk.get("choices") or ():
+            delta = choice.get("delta") or {}
+            if not has_begun:
+                has_begun = True
+                yield PromptDone(0, 0, 0)
+            if thought := delta.get("reasoning_content") or delta.get("reasoning"):
+                yield ReasoningDelta(0, thought)
+            if text := delta.get("content"):
+                yield TextDelta(0, text)
+            reason = choice.get("finish_reason") or reason
+    details = usage.get("prompt_tokens_details") or {}
+    yield PromptDone(0, usage.get("prompt_tokens", 0), details.get("cached_tokens") or 0)
+    yield Finished(0, reason, usage.get("completion_tokens", 0))
+
+
+def _message(body: Mapping[str, object]) -> str:
+    error = body.get("error")
+    return str(error.get("message") if isinstance(error, Mapping) else error)
+
+
+def _refusal(status: int, content: bytes) -> RequestError:
+    try:
+        text = _message(json.loads(content))
+    except (ValueError, AttributeError):
+        text = content.decode(errors="replace")
+    return RequestError(f"the server refused: HTTP {status}.", found=text[:300])
+
+
+def _unreachable(url: str, error: Exception) -> EngineError:
+    return EngineError(
+        f"no chat with {url[:100]}.",
+        found=f"{type(error).__name__}: {str(error)[:150]}",
+        hint="check that the server runs (blazr serve starts one) and that the address is right",
+    )

@@ -1,0 +1,108 @@
+"""``blazr run``: ask one question, or talk."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from time import monotonic
+from typing import Annotated
+
+import typer
+
+from blazr.cli import options
+from blazr.cli.chat import HideThinking, System, Think, converse
+from blazr.cli.conversation import Conversation
+from blazr.cli.generate import as_object, is_prompt, raise_if_cut_off, speed_line
+from blazr.cli.partners import open_partner
+from blazr.cli.terminal import Screen
+
+
+@options.with_flags
+def run(  # noqa: PLR0913  (one argument per flag)
+    model_argument: options.ModelArgument = None,
+    question: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="QUESTION",
+            help="What to ask; what is piped to stdin follows it. Without either, a chat begins.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    model: options.Model = None,
+    url: options.Url = None,
+    system: System = None,
+    think: Think = True,
+    hide_thinking: HideThinking = False,
+    sampling: options.SamplingFlags,
+    chat_template: options.ChatTemplate = None,
+    load: options.LoadFlags,
+    threads: options.Threads = None,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Ask a model one question, in its chat template; without a question, talk with it."""
+    if question is None and is_prompt(model_argument, model):
+        model_argument, question = None, model_argument
+    text = _whole_question(question)
+    is_chat = not text and sys.stdin.isatty()
+    if not (text or is_chat):
+        raise typer.BadParameter("give a question, or pipe one to stdin")
+    given = sampling.given()
+    options.sampling_params(given)  # refuses what is out of range before minutes are spent
+    name = options.pick_model(model, model_argument) if model or model_argument else None
+    started_s = monotonic()
+    partner = open_partner(name, url, load, chat_template=chat_template, threads=threads)
+    timings = {"load_s": monotonic() - started_s}
+    screen = Screen()
+    screen.shows_thinking = not hide_thinking
+    conversation = Conversation(
+        partner, given, system=system, screen=screen, thinks=think, verbose=verbose
+    )
+    if is_chat:
+        converse(conversation)
+    else:
+        _ask_once(conversation, text, timings, as_json=as_json, verbose=verbose)
+
+
+def _whole_question(question: str | None) -> str:
+    """What was asked, and then what was piped in."""
+    parts = [] if question in {None, "-"} else [str(question)]
+    if not sys.stdin.isatty():
+        parts.append(options.read_stdin())
+    return "\n\n".join(part for part in parts if part.strip())
+
+
+def _ask_once(
+    conversation: Conversation,
+    text: str,
+    timings: dict[str, float],
+    *,
+    as_json: bool,
+    verbose: bool,
+) -> None:
+    """Answer one question on stdout; the speed goes to stderr where somebody looks.
+
+    Raises:
+        EngineError: The answer was cut off by an error.
+    """
+    partner = conversation.partner
+    try:
+        conversation.verbose = False  # it is said below
+        if as_json:
+            conversation.screen = Screen(io.StringIO())
+        print(partner.about, file=sys.stderr)
+        completion = conversation.say(text)
+    finally:
+        partner.close()
+    if completion is None:
+        raise typer.Exit(130)  # Ctrl+C before the first token
+    timings |= conversation.timings
+    if as_json:
+        print(json.dumps(as_object(partner.name, completion, timings)))
+    if verbose or sys.stderr.isatty():
+        print(speed_line(completion, timings), file=sys.stderr)
+    if conversation.was_interrupted:
+        raise typer.Exit(130)
+    raise_if_cut_off(completion)
