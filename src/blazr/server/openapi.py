@@ -184,7 +184,11 @@ def _operation(row: Route, schemas: Mapping[str, Schema]) -> Schema:
             name: _EXAMPLES[name] for name in row.body.__struct_fields__ if name in _EXAMPLES
         }
         # some take a prompt or messages, or what is before it
-        for name, instead in (("messages", "prompt"), ("prompt", "input_prefix")):
+        for name, instead in (
+            ("messages", "prompt"),
+            ("prompt", "input_prefix"),
+            ("prompt", "input"),
+        ):
             if instead in example:
                 example.pop(name, None)
         media = {"schema": schemas[repr(row.body)], "example": example}

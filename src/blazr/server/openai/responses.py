@@ -20,7 +20,14 @@ from blazr.server.openai.replay import Log, Replay
 from blazr.server.openai.response_rendering import ResponseRenderer
 from blazr.server.openai.schema import ToolChoice, ToolMode, tool_fields
 from blazr.server.openai.tools import read_tools
-from blazr.server.params import ResponseFormat, grammar_of, sampling_params, scheduling, unix_time
+from blazr.server.params import (
+    ResponseFormat,
+    grammar_of,
+    said,
+    sampling_params,
+    scheduling,
+    unix_time,
+)
 from blazr.server.run import Run, finish, whole_answer
 from blazr.server.service import Call, json_response
 from blazr.server.sse import NAMED, EventStream
@@ -58,7 +65,7 @@ class CountBody(msgspec.Struct, kw_only=True):
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    prompt: Any = None
+    prompt: Annotated[Any, said(type="null")] = None  # a template, which this server has none of
 
 
 class Body(CountBody, kw_only=True):
