@@ -30,6 +30,9 @@ from blazr.text.messages import Message
 from blazr.text.reasoning import thinking_variables
 
 _CHOICES = {"auto": "auto", "none": "none", "any": "required", "tool": "required"}
+# Claude Code begins its system prompt with a block for Anthropic's accounts. It differs from one
+# request to the next, so a model that read it would read everything after it again.
+_BILLING = "x-anthropic-billing-header:"
 _NOT_SAID = {"tool_use", "thinking", "redacted_thinking"}
 
 
@@ -148,8 +151,9 @@ def _to_request(
 ) -> GenerationRequest:
     body = call.body
     messages = [each for turn in body.messages for each in _to_messages(turn)]
-    if body.system:
-        messages.insert(0, Message(role="system", content=_text_of(body.system)))
+    system = _text_of(body.system or "")
+    if system:
+        messages.insert(0, Message(role="system", content=system))
     if len(messages) > MAX_MESSAGES:
         raise RequestError(
             "there are too many messages.", param="messages", expected=f"at most {MAX_MESSAGES}"
@@ -244,4 +248,5 @@ def _text_of(content: str | list[Block]) -> str:
             found=repr(wrong.type[:50]),
             expected="'text'",
         )
-    return "".join(block.text or "" for block in content)
+    texts = (block.text or "" for block in content)
+    return "".join(text for text in texts if not text.startswith(_BILLING))

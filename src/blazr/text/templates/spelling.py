@@ -21,7 +21,7 @@ from blazr.text.tool_calls.format import ToolFormat
 Dict = dict[str, object]
 # What a template must write of the small chat: values that occur nowhere else in it.
 _TOOL, _FIRST, _SECOND, _SAID = "blazr_tool", "blazr-first", "blazr-second", "blazr-said"
-_ROLES = ("own", "one_system", "no_system")
+_ROLES = ("own", "one_system", "in_turns", "no_system")
 _SYSTEMS = ("blazr-told", "blazr-also", "blazr-later")
 _RESULTS = ("blazr-one", "blazr-two")
 _IDS = ("blazrcal1", "blazrcal2")
@@ -46,8 +46,9 @@ class Spelling:
         text_apart: Whether text beside calls is given in a message of its own.
         one_at_a_time: Whether several calls of one message are given one after another.
         roles: Whose messages there may be: any in any order (``"own"``); one of the system, the
-            first, and none of the user beside another (``"one_system"``); the same without the
-            system (``"no_system"``). What the system may not say, the user does.
+            first, and none of the user beside another (``"one_system"``); the same where none of
+            the user follows a result, either (``"in_turns"``); or without the system
+            (``"no_system"``). What the system may not say, the user does, or the result before.
         short_ids: Whether ids are nine letters and digits, whatever they were.
     """
 
@@ -236,7 +237,7 @@ def spell(
         RequestError: A call cannot be written.
     """
     if spelling.roles != "own":
-        messages = _with_usual_roles(messages, may_tell=spelling.roles == "one_system")
+        messages = _with_usual_roles(messages, spelling.roles)
     if spelling.text_apart:
         messages = [part for message in messages for part in _text_apart(message)]
     if spelling.one_at_a_time:
@@ -289,14 +290,18 @@ def _pair(call: Dict) -> tuple[str, Mapping[str, object]]:
     return str(function["name"]), arguments
 
 
-def _with_usual_roles(messages: list[Dict], *, may_tell: bool) -> list[Dict]:
+def _with_usual_roles(messages: list[Dict], roles: str) -> list[Dict]:
     """One message of the system, the first, or none; others are the user's, and neighbours one."""
     spelled: list[Dict] = []
+    joining = {("system", "system"), ("user", "user")}
+    if roles == "in_turns":
+        joining.add(("tool", "user"))
     for number, message in enumerate(messages):
-        is_first = may_tell and all(each["role"] == "system" for each in messages[:number])
-        role = "user" if message["role"] == "system" and not is_first else message["role"]
+        is_first = all(each["role"] == "system" for each in messages[:number])
+        may_tell = is_first and roles != "no_system"
+        role = "user" if message["role"] == "system" and not may_tell else message["role"]
         last = spelled[-1] if spelled else None
-        if last is not None and last["role"] == role and role in {"system", "user"}:
+        if last is not None and (last["role"], role) in joining:
             both = filter(None, (last["content"], message["content"]))
             spelled[-1] = {**last, "content": "\n\n".join(map(str, both))}
         else:
