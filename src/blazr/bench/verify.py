@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor, nn
 
-from blazr.bench.reference import reference_layers, reference_logits
+from blazr.bench.own_float64 import reference_layers, reference_logits
 from blazr.core.errors import EngineError
 from blazr.engine.async_engine import AsyncEngine
 from blazr.engine.build import build_engine

@@ -1,0 +1,31 @@
+"""A second, plain implementation that shares nothing with the network: what verify judges by.
+
+float64, a token or a layer at a time, from the file's bytes and the raw config. One file a kind of
+mixer or feed-forward; REFERENCES says who builds a model of a Hugging Face type from them.
+"""
+
+from __future__ import annotations
+
+_AT = "blazr.bench.reference."
+_DECODERS = (
+    "llama mistral ministral3 qwen2 qwen3 phi3 gemma gemma2 gemma3_text olmo2 olmo3 smollm3 "
+    "starcoder2 glm glm4 granite mixtral qwen2_moe qwen3_moe olmoe granitemoe glm4_moe gpt_oss "
+    "deepseek_v2 deepseek_v3"
+)
+_HYBRIDS = (
+    "bamba granitemoehybrid falcon_h1 jamba lfm2 lfm2_moe qwen3_next qwen3_5_text "
+    "qwen3_5_moe_text kimi_linear"
+)
+REFERENCES: dict[str, str] = {
+    **dict.fromkeys(_DECODERS.split(), _AT + "decoders:decoder"),
+    **dict.fromkeys(_HYBRIDS.split(), _AT + "hybrids:hybrid"),
+    **dict.fromkeys("mamba mamba2 falcon_mamba nemotron_h".split(), _AT + "backbones:backbone"),
+    "zamba2": _AT + "zamba:zamba2",
+}
+# Types of models that see images, by the type of what they speak with.
+SECTIONS: dict[str, str] = {
+    "mistral3": "ministral3",
+    "gemma3": "gemma3_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}

@@ -1,0 +1,101 @@
+"""Softmax attention with grouped queries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from blazr.bench.reference.norms import rms_norm
+from blazr.bench.reference.rotation import Rotation, rotate, temper
+from blazr.bench.reference.weights import Weights, linear
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """What tensors do not say.
+
+    Args:
+        heads: Of queries.
+        kv_heads: Of keys and values; each serves ``heads / kv_heads`` neighbours.
+        dim: Channels of a head.
+        rotation: Of queries and keys, or None.
+        scale: What scores are multiplied with; None for ``dim ** -0.5``.
+        window: Tokens a query sees, itself among them; None for all.
+        softcap: ``cap tanh(scores / cap)``, or None.
+        eps: Of the norms of queries and keys.
+        offset: What is added to the weights of these norms.
+        gated: Whether gates lie behind the queries of each head (Qwen3-Next).
+        clip: What queries, keys and values are clamped to, or None (OLMoE).
+    """
+
+    heads: int
+    kv_heads: int
+    dim: int
+    rotation: Rotation | None
+    scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    eps: float = 1e-6
+    offset: float = 0.0
+    gated: bool = False
+    clip: float | None = None
+
+
+def attention(x: Tensor, w: Weights, s: Attention) -> Tensor:
+    """(T, C) to (T, C), causal."""
+    if "qkv_proj.weight" in w:
+        sizes = s.heads * s.dim, s.kv_heads * s.dim, s.kv_heads * s.dim
+        q, k, v = linear(x, w, "qkv_proj").split(sizes, -1)
+    else:
+        q, k, v = (linear(x, w, f"{name}_proj") for name in "qkv")
+    gate = None
+    if s.gated:
+        q, gate = (part.flatten(1) for part in q.unflatten(-1, (s.heads, -1)).chunk(2, -1))
+    q, k = _normed(q, w.get("q_norm.weight"), s), _normed(k, w.get("k_norm.weight"), s)
+    if s.clip is not None:
+        q, k, v = (part.clamp(-s.clip, s.clip) for part in (q, k, v))
+    q, k, v = (part.unflatten(-1, (-1, s.dim)) for part in (q, k, v))  # (T, H, D)
+    q, k = temper(rotate(q, s.rotation), s.rotation), rotate(k, s.rotation)
+    k, v = (part.repeat_interleave(s.heads // s.kv_heads, 1) for part in (k, v))
+    scale = s.dim**-0.5 if s.scale is None else s.scale
+    mixed = attend(q, k, v, scale, window=s.window, softcap=s.softcap, sinks=w.get("sinks"))
+    out = mixed.flatten(1)
+    return linear(out if gate is None else out * gate.sigmoid(), w, "o_proj")
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Causal softmax attention: queries and keys (T, H, D), values (T, H, E), to (T, H, E).
+
+    A sink (H) is one more score of every query, whose value is nothing (GPT-OSS).
+    """
+    scores = torch.einsum("thd,shd->hts", q, k) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    at = torch.arange(len(q))
+    distance = at[:, None] - at
+    is_seen = (distance >= 0) & (distance < (window or len(q)))
+    scores = scores.masked_fill(~is_seen, -torch.inf)
+    if sinks is not None:
+        more = sinks[:, None, None].expand(-1, len(q), 1)
+        shares = torch.cat((scores, more), -1).softmax(-1)[..., :-1]
+    else:
+        shares = scores.softmax(-1)
+    return torch.einsum("hts,she->the", shares, v)
+
+
+def _normed(x: Tensor, weight: Tensor | None, s: Attention) -> Tensor:
+    """Over each head, or over all of them, as long as the weight is: (T, H * D)."""
+    if weight is None:
+        return x
+    return rms_norm(x.unflatten(-1, (-1, len(weight))), weight + s.offset, s.eps).flatten(1)

@@ -1,0 +1,246 @@
+"""What blocks of GGML types stand for, in plain formulas.
+
+Every function takes (N, bytes of a block) uint8 and gives (N, numbers of a block) float64. Source:
+the comments of ``ggml-common.h`` and ``dequantize_row_*`` in ``ggml-quants.c``.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blazr.bench.reference.refusal import NoReferenceError
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float64]
+
+# By the number in files: name, numbers of a block, its bytes.
+TYPES: dict[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+}
+_NON_LINEAR = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], float
+)
+FLOAT4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def numbers(number: int, data: Bytes) -> Floats:
+    """What blocks of a type stand for: (N, bytes) to (N, numbers).
+
+    Raises:
+        NoReferenceError: These blocks need tables that only the gguf package brings, which is not
+            installed.
+    """
+    name = TYPES[number][0]
+    match name:
+        case "F32" | "F16" | "F64":
+            kind = {"F32": "<f4", "F16": "<f2", "F64": "<f8"}[name]
+            return np.ascontiguousarray(data).view(kind).astype(float)
+        case "BF16":
+            return (_integers(data, "<u2").astype("<u4") << 16).view("<f4").astype(float)
+    own = _DECODERS.get(name)
+    return _by_library(number, name, data) if own is None else own(data)
+
+
+def _by_library(number: int, name: str, data: Bytes) -> Floats:
+    if find_spec("gguf") is None:
+        raise NoReferenceError(f"blocks of {name} without the gguf package (pip install gguf)")
+    import gguf
+
+    kind = gguf.GGMLQuantizationType(number)
+    return gguf.quants.dequantize(np.ascontiguousarray(data), kind).astype(float)
+
+
+def _integers(data: Bytes, kind: str) -> NDArray[np.unsignedinteger]:
+    return np.ascontiguousarray(data).view(kind)
+
+
+def _half(data: Bytes, at: int) -> Floats:
+    """The float16 at a byte, (N, 1)."""
+    return np.ascontiguousarray(data[:, at : at + 2]).view("<f2").astype(float)
+
+
+def _low_high(data: Bytes) -> Bytes:
+    """The low nibbles of all bytes, then the high ones."""
+    return np.concatenate((data & 15, data >> 4), 1)
+
+
+def _bits(data: Bytes) -> Bytes:
+    """32 bits of a word, the lowest first."""
+    return np.unpackbits(data, axis=1, bitorder="little")
+
+
+def _q4_0(data: Bytes) -> Floats:
+    return _half(data, 0) * (_low_high(data[:, 2:]).astype(float) - 8)
+
+
+def _q4_1(data: Bytes) -> Floats:
+    return _half(data, 0) * _low_high(data[:, 4:]) + _half(data, 2)
+
+
+def _q5_0(data: Bytes) -> Floats:
+    codes = _low_high(data[:, 6:]) + 16 * _bits(data[:, 2:6])
+    return _half(data, 0) * (codes.astype(float) - 16)
+
+
+def _q5_1(data: Bytes) -> Floats:
+    codes = _low_high(data[:, 8:]) + 16 * _bits(data[:, 4:8])
+    return _half(data, 0) * codes + _half(data, 2)
+
+
+def _q8_0(data: Bytes) -> Floats:
+    return _half(data, 0) * data[:, 2:].view(np.int8)
+
+
+def _pairs_of_bits(data: Bytes) -> Bytes:
+    """Two bits each: of 32 bytes the lowest, the next, ..., then of the next 32."""
+    runs = data.reshape(len(data), -1, 1, 32)
+    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
+    return ((runs >> shifts) & 3).reshape(len(data), -1)
+
+
+def _nibbles_by_32(data: Bytes) -> Bytes:
+    """Of 32 bytes the low nibbles, then the high ones, then of the next 32."""
+    runs = data.reshape(len(data), -1, 1, 32)
+    shifts = np.array([0, 4], np.uint8)[:, None]
+    return ((runs >> shifts) & 15).reshape(len(data), -1)
+
+
+def _each(values: Floats, count: int) -> Floats:
+    return np.repeat(values, count, 1)
+
+
+def _q2_k(data: Bytes) -> Floats:
+    scale, least = data[:, :16] & 15, data[:, :16] >> 4
+    codes = _pairs_of_bits(data[:, 16:80])
+    return _each(_half(data, 80) * scale, 16) * codes - _each(_half(data, 82) * least, 16)
+
+
+def _q3_k(data: Bytes) -> Floats:
+    low = _low_high(data[:, 96:104])  # 16 of four bits
+    high = np.concatenate([(data[:, 104:108] >> shift) & 3 for shift in (0, 2, 4, 6)], 1)
+    scale = (low + 16 * high).astype(float) - 32
+    third = np.concatenate([(data[:, :32] >> bit) & 1 for bit in range(8)], 1)
+    codes = _pairs_of_bits(data[:, 32:96]) + 4.0 * third - 4
+    return _each(_half(data, 108) * scale, 16) * codes
+
+
+def _six_bits(data: Bytes) -> tuple[Floats, Floats]:
+    """Eight scales and eight minima of six bits in twelve bytes."""
+    first, second, third = (data[:, low : low + 4] for low in (0, 4, 8))
+    scales = np.concatenate((first & 63, (third & 15) + ((first >> 6) << 4)), 1)
+    minima = np.concatenate((second & 63, (third >> 4) + ((second >> 6) << 4)), 1)
+    return scales.astype(float), minima.astype(float)
+
+
+def _q4_k(data: Bytes) -> Floats:
+    scales, minima = _six_bits(data[:, 4:16])
+    codes = _nibbles_by_32(data[:, 16:])
+    return _each(_half(data, 0) * scales, 32) * codes - _each(_half(data, 2) * minima, 32)
+
+
+def _q5_k(data: Bytes) -> Floats:
+    scales, minima = _six_bits(data[:, 4:16])
+    fifth = np.concatenate([(data[:, 16:48] >> bit) & 1 for bit in range(8)], 1)
+    codes = _nibbles_by_32(data[:, 48:]) + 16 * fifth
+    return _each(_half(data, 0) * scales, 32) * codes - _each(_half(data, 2) * minima, 32)
+
+
+def _q6_k(data: Bytes) -> Floats:
+    halves = []
+    for n in (0, 1):  # 128 numbers each
+        low, high = data[:, 64 * n : 64 * n + 64], data[:, 128 + 32 * n : 160 + 32 * n]
+        for j in range(4):
+            nibble = (low[:, 32 * (j % 2) : 32 * (j % 2) + 32] >> (4 * (j // 2))) & 15
+            halves.append(nibble + 16 * ((high >> (2 * j)) & 3))
+    codes = np.concatenate(halves, 1).astype(float) - 32
+    return _each(_half(data, 208) * data[:, 192:208].view(np.int8), 16) * codes
+
+
+def _iq4_nl(data: Bytes) -> Floats:
+    return _half(data, 0) * _NON_LINEAR[_low_high(data[:, 2:])]
+
+
+def _iq4_xs(data: Bytes) -> Floats:
+    high = _integers(data[:, 2:4], "<u2").astype(int)
+    low = np.stack((data[:, 4:8] & 15, data[:, 4:8] >> 4), -1).reshape(len(data), 8)
+    scales = low + 16 * ((high >> np.arange(0, 16, 2)) & 3) - 32.0
+    runs = [_low_high(data[:, 8 + 16 * i : 24 + 16 * i]) for i in range(8)]
+    return _each(_half(data, 0) * scales, 32) * _NON_LINEAR[np.concatenate(runs, 1)]
+
+
+def _tq1_0(data: Bytes) -> Floats:
+    """Five digits to the base of three in a byte, the highest first."""
+
+    def digits(part: Bytes, count: int) -> Bytes:
+        each = [part * np.uint8(3**n) for n in range(count)]  # the overflow is meant
+        return np.concatenate([(e.astype(np.uint16) * 3 >> 8).astype(np.uint8) for e in each], 1)
+
+    parts = (digits(data[:, :32], 5), digits(data[:, 32:48], 5), digits(data[:, 48:52], 4))
+    return _half(data, 52) * (np.concatenate(parts, 1) - 1.0)
+
+
+def _tq2_0(data: Bytes) -> Floats:
+    return _half(data, 64) * (_pairs_of_bits(data[:, :64]) - 1.0)
+
+
+def _mxfp4(data: Bytes) -> Floats:
+    exponent = data[:, :1].astype(float) - 127
+    return np.exp2(exponent) * FLOAT4[_low_high(data[:, 1:])]
+
+
+def _nvfp4(data: Bytes) -> Floats:
+    exponent, mantissa = (data[:, :4] >> 3) & 15, data[:, :4] & 7
+    normal = (1 + mantissa / 8) * np.exp2(exponent.astype(float) - 7)
+    scale = np.where(exponent == 0, mantissa * 2.0**-9, normal)
+    scale = np.where((data[:, :4] & 127) == 127, 0, scale)
+    runs = [_low_high(data[:, 4 + 8 * i : 12 + 8 * i]) for i in range(4)]
+    return _each(scale, 16) * FLOAT4[np.concatenate(runs, 1)]
+
+
+_DECODERS = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "TQ1_0": _tq1_0,
+    "TQ2_0": _tq2_0,
+    "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
+}

@@ -1,0 +1,104 @@
+"""Gated delta networks [arXiv:2412.06464]: Qwen's, and Kimi's with a decay for every channel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from blazr.bench.reference.convolution import causal_convolution
+from blazr.bench.reference.mamba1 import decay
+from blazr.bench.reference.norms import rms_norm, silu
+from blazr.bench.reference.weights import Weights, linear
+
+_L2_EPS = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delta:
+    """What tensors do not say.
+
+    Args:
+        key_heads: Heads of queries and keys.
+        heads: Heads of values.
+        key_dim: Channels of a key.
+        eps: Of the norm at the end.
+        tiled: Whether values that share a key lie ``key_heads`` heads apart (Qwen3.5 in GGUF).
+    """
+
+    key_heads: int
+    heads: int
+    key_dim: int
+    eps: float
+    tiled: bool = False
+
+
+def gated_delta(x: Tensor, w: Weights, s: Delta) -> Tensor:
+    """Qwen3-Next's and Qwen3.5's: (T, C) to (T, C)."""
+    keys, per_key = s.key_heads * s.key_dim, s.heads // s.key_heads
+    value_dim = w.shape("out_proj.weight")[1] // s.heads
+    if "in_proj_qkvz.weight" in w:  # by heads of keys
+        sizes = (s.key_dim, s.key_dim, per_key * value_dim, per_key * value_dim)
+        parts = linear(x, w, "in_proj_qkvz").unflatten(-1, (s.key_heads, -1)).split(sizes, -1)
+        q, k, v, gate = (part.flatten(1) for part in parts)
+        qkv = torch.cat((q, k, v), -1)
+    else:
+        qkv, gate = linear(x, w, "in_proj_qkv"), linear(x, w, "in_proj_z")
+    if "in_proj_ba.weight" in w:
+        both = linear(x, w, "in_proj_ba").unflatten(-1, (s.key_heads, -1))
+        beta, steps = (part.flatten(1) for part in both.chunk(2, -1))
+    else:
+        beta, steps = linear(x, w, "in_proj_b"), linear(x, w, "in_proj_a")
+    qkv = silu(causal_convolution(qkv, w))
+    q, k, v = qkv.split((keys, keys, s.heads * value_dim), -1)
+    q, k = (_unit(part.unflatten(-1, (s.key_heads, -1))) for part in (q, k))
+    q, k = (
+        part.repeat(1, per_key, 1) if s.tiled else part.repeat_interleave(per_key, 1)
+        for part in (q, k)
+    )
+    logs = decay(w).flatten() * softplus(steps + w["dt_bias"], threshold=1e9)
+    y = _recurrence(q, k, v.unflatten(-1, (s.heads, -1)), logs[..., None], beta.sigmoid())
+    y = rms_norm(y, w["norm.weight"], s.eps) * silu(gate.unflatten(-1, (s.heads, -1)))
+    return linear(y.flatten(1), w, "out_proj")
+
+
+def kimi_delta(x: Tensor, w: Weights, s: Delta) -> Tensor:
+    """Kimi Linear's [arXiv:2510.26692]: (T, C) to (T, C)."""
+    shape = (s.heads, -1)
+    q, k, v = (
+        silu(causal_convolution(linear(x, w, f"{n}_proj"), w, f"{n}_conv1d")).unflatten(-1, shape)
+        for n in "qkv"
+    )
+    steps = linear(linear(x, w, "f_a_proj"), w, "f_b_proj") + w["dt_bias"]
+    steps = softplus(steps, threshold=1e9).unflatten(-1, shape)
+    beta = linear(x, w, "b_proj").sigmoid()
+    y = _recurrence(_unit(q), _unit(k), v, decay(w).flatten()[:, None] * steps, beta)
+    gate = linear(linear(x, w, "g_a_proj"), w, "g_b_proj").unflatten(-1, shape)
+    y = rms_norm(y, w["o_norm.weight"].flatten(), s.eps) * gate.sigmoid()
+    return linear(y.flatten(1), w, "o_proj")
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x / (x.square().sum(-1, keepdim=True) + _L2_EPS).sqrt()
+
+
+def _recurrence(q: Tensor, k: Tensor, v: Tensor, logs: Tensor, beta: Tensor) -> Tensor:
+    """``S <- e^logs S``, then ``S <- S + k (beta (v - S^T k))^T``, ``y = S^T q / sqrt(N)``.
+
+    Args:
+        q: (T, H, N).
+        k: (T, H, N).
+        v: (T, H, P).
+        logs: (T, H, N), or (T, H, 1) where all channels decay alike.
+        beta: (T, H).
+    """
+    state = q.new_zeros(q.shape[1], q.shape[2], v.shape[2])
+    outputs = []
+    for t in range(len(q)):
+        state = state * logs[t, ..., None].exp()
+        missing = v[t] - torch.einsum("hnp,hn->hp", state, k[t])
+        state = state + k[t, ..., None] * (beta[t, :, None] * missing)[:, None]
+        outputs.append(torch.einsum("hnp,hn->hp", state, q[t]) * q.shape[2] ** -0.5)
+    return torch.stack(outputs)

@@ -1,0 +1,80 @@
+"""Mixtures of experts: every expert is asked by itself, for the tokens that chose it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from blazr.bench.reference.mlp import activate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Router:
+    """How a token's experts are chosen and weighed.
+
+    Args:
+        chosen: Experts of a token.
+        scoring: What makes scores of the router's logits.
+        normalise: Whether a token's weights are made to sum to 1.
+        scale: What they are multiplied with.
+        groups: Groups of experts, kept groups, and how many experts judge a group; None for no
+            groups.
+        floor: Added to the sum before dividing by it.
+    """
+
+    chosen: int
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    normalise: bool = True
+    scale: float = 1.0
+    groups: tuple[int, int, int] | None = None
+    floor: float = 0.0
+
+
+def route(logits: Tensor, router: Router, bias: Tensor | None = None) -> Tensor:
+    """The weight of every expert for every token, 0 for those that were not chosen: (T, E).
+
+    ``bias`` takes part in choosing and not in weighing (DeepSeek-V3).
+    """
+    scores = logits.softmax(-1) if router.scoring == "softmax" else logits.sigmoid()
+    wanted = scores if bias is None else scores + bias
+    if router.groups is not None:
+        count, kept, judges = router.groups
+        grouped = wanted.unflatten(-1, (count, -1))
+        best = grouped.topk(judges, -1).values.sum(-1).topk(kept, -1).indices
+        is_kept = torch.zeros(grouped.shape[:-1], dtype=torch.bool).scatter(-1, best, value=True)
+        wanted = grouped.masked_fill(~is_kept[..., None], -torch.inf).flatten(-2)
+    # the first of equals wins
+    chosen = wanted.argsort(dim=-1, descending=True, stable=True)[..., : router.chosen]
+    weights = torch.zeros_like(scores).scatter(-1, chosen, scores.gather(-1, chosen))
+    if router.normalise:
+        weights = weights / (weights.sum(-1, keepdim=True) + router.floor)
+    return weights * router.scale
+
+
+def mixture(x: Tensor, weights: Tensor, expert: Callable[[int, Tensor], Tensor]) -> Tensor:
+    """``sum_e weights_e expert_e(x)``, each expert for its tokens alone."""
+    y = torch.zeros_like(x)
+    for e in range(weights.shape[1]):
+        rows = weights[:, e].nonzero().squeeze(-1)
+        if len(rows):
+            y[rows] += weights[rows, e, None] * expert(e, x[rows])
+    return y
+
+
+def expert_mlp(
+    x: Tensor, gate: Tensor | None, up: Tensor, down: Tensor, activation: str = "silu"
+) -> Tensor:
+    """One expert: matrices (out, in); without a gate, what goes up is activated."""
+    if gate is None:
+        return activate(x @ up.T, activation) @ down.T
+    return (activate(x @ gate.T, activation) * (x @ up.T)) @ down.T
+
+
+def clamped_expert(gate: Tensor, up: Tensor, steepness: float, limit: float) -> Tensor:
+    """The inner half of GPT-OSS's experts."""
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * (steepness * gate).sigmoid() * (up + 1)

@@ -1,0 +1,90 @@
+"""A second reader of GGUF files: metadata, and tensors as the numbers that they stand for."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from blazr.bench.reference.blocks import TYPES, numbers
+from blazr.bench.reference.refusal import NoReferenceError
+from blazr.bench.reference.weights import Rows
+
+# By the number of a metadata type: struct's letter.
+_LETTERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+
+
+class GgufFile:
+    """A file's metadata and tensors.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._at = 8  # behind the magic number and the version
+        count, pairs = self._take("Q"), self._take("Q")
+        self.metadata = {self._string(): self._value(self._take("I")) for _ in range(pairs)}
+        # name: shape, number of the type, offset
+        self.tensors: dict[str, tuple[tuple[int, ...], int, int]] = {}
+        for _ in range(count):
+            name = self._string()
+            shape = tuple(self._take("Q") for _ in range(self._take("I")))[::-1]
+            self.tensors[name] = shape, self._take("I"), self._take("Q")
+        alignment = int(self.metadata.get("general.alignment", 32))
+        self._start = -(-self._at // alignment) * alignment
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of all tensors."""
+        return self.tensors.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape."""
+        return self.tensors[name][0]
+
+    def read(self, name: str, rows: Rows = None) -> Tensor:
+        """A tensor, or some of its rows, as float64.
+
+        Raises:
+            NoReferenceError: Its blocks are of a kind that nothing here can read.
+        """
+        shape, number, offset = self.tensors[name]
+        if number not in TYPES:
+            raise NoReferenceError(f"tensors of GGML type {number}")
+        _, length, nbytes = TYPES[number]
+        size = math.prod(shape) // length * nbytes
+        raw = np.frombuffer(self._data, np.uint8, size, self._start + offset)
+        table = raw.reshape(*shape[:-1], shape[-1] // length * nbytes)
+        if rows is not None:
+            table = table[rows.numpy() if isinstance(rows, Tensor) else rows]
+        found = numbers(number, table.reshape(-1, nbytes))
+        return torch.from_numpy(found).view(*table.shape[:-1], shape[-1])
+
+    def _take(self, letter: str) -> int:
+        form = struct.Struct("<" + letter)
+        (found,) = form.unpack_from(self._data, self._at)
+        self._at += form.size
+        return found  # type: ignore[no-any-return]  # a number
+
+    def _string(self) -> str:
+        length = self._take("Q")
+        self._at += length
+        return self._data[self._at - length : self._at].decode(errors="replace")
+
+    def _value(self, kind: int) -> object:
+        if kind == _STRING:
+            return self._string()
+        if kind != _ARRAY:
+            return self._take(_LETTERS[kind])
+        inner, count = self._take("I"), self._take("Q")
+        return [self._value(inner) for _ in range(count)]

@@ -1,0 +1,397 @@
+"""GGUF models: llama.cpp's names and metadata keys, and what its architectures compute.
+
+Written from llama.cpp's ``src/models`` and the comments of its converter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blazr.bench.reference.attention import Attention, attention
+from blazr.bench.reference.convolution import short_convolution
+from blazr.bench.reference.delta import Delta, gated_delta, kimi_delta
+from blazr.bench.reference.experts import Router, clamped_expert, expert_mlp, mixture, route
+from blazr.bench.reference.latent import Latent, deepseek_attention
+from blazr.bench.reference.mamba1 import mamba1
+from blazr.bench.reference.mamba2 import Mamba2, mamba2
+from blazr.bench.reference.mlp import mlp
+from blazr.bench.reference.model import Function, Half, Layer, ReferenceModel, layer_of
+from blazr.bench.reference.model import model_of, norm_of
+from blazr.bench.reference.refusal import NoReferenceError
+from blazr.bench.reference.rotation import Rotation, mscale, plain, yarn
+from blazr.bench.reference.weights import Weights, linear
+
+_KNOWN = frozenset(
+    "llama mistral3 granite granitemoe smollm3 chatglm qwen2 qwen2moe olmoe qwen3 qwen3moe phi3 "
+    "olmo2 glm4 glm4moe gpt-oss deepseek2 starcoder2 gemma gemma2 gemma3 mamba mamba2 jamba "
+    "granitehybrid nemotron_h nemotron_h_moe falcon-h1 lfm2 lfm2moe qwen3next qwen35 qwen35moe "
+    "kimi-linear".split()
+)
+# Rows of queries and keys are laid out, or were, so that neighbours are rotated together.
+_INTERLEAVED = frozenset(
+    "llama mistral3 granite granitemoe granitehybrid smollm3 chatglm glm4 deepseek2".split()
+)
+_NEVER_ROTATED = frozenset("jamba nemotron_h nemotron_h_moe kimi-linear".split())
+# The norm before a feed-forward has the name of one behind attention.
+_LATE_NORM = frozenset("glm4moe gpt-oss qwen3next qwen35 qwen35moe".split())
+_BY_SIGMOID = frozenset("glm4moe nemotron_h_moe lfm2moe kimi-linear".split())
+_UNNORMALISED = frozenset("qwen2moe olmoe glm4moe deepseek2 jamba".split())
+# Every so many layers one sees everything, where the file does not list them.
+_FULL_EVERY = {"olmo2": 4, "gpt-oss": 2, "gemma2": 2, "gemma3": 6}
+# Layers with a window are rotated without scaling.
+_PLAIN_WINDOW = frozenset(("olmo2", "gemma3"))
+_GEMMAS = frozenset(("gemma", "gemma2", "gemma3"))
+_GELU = frozenset((*_GEMMAS, "starcoder2"))
+_RELU2 = frozenset(("nemotron_h", "nemotron_h_moe"))
+_WIDE_SCALE = {"gemma2": 46, "gemma3": 62}  # the largest models scale by hidden size over heads
+_GEMMA3_LONG, _GEMMA3_FACTOR = 131_072, 8.0
+_NAMES: Mapping[str, str] = {
+    **{f"{name}_proj": f"attn_{name}" for name in ("q", "k", "v", "qkv")},
+    "o_proj": "attn_output",
+    "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm",
+    "sinks": "attn_sinks.weight",
+    "q_a_proj": "attn_q_a",
+    "q_a_layernorm": "attn_q_a_norm",
+    "q_b_proj": "attn_q_b",
+    "kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "kv_a_layernorm": "attn_kv_a_norm",
+    "kv_b_proj": "attn_kv_b",
+    "k_b": "attn_k_b",
+    "v_b": "attn_v_b",
+    **{f"{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
+}
+_MAMBA: Mapping[str, str] = {
+    **{f"{name}_proj": f"ssm_{name}" for name in ("in", "x", "dt", "out")},
+    **{f"{name}_layernorm": f"ssm_{name}_norm" for name in ("dt", "b", "c")},
+    "conv1d": "ssm_conv1d",
+    "A": "ssm_a",
+    "D": "ssm_d",
+    "dt_bias": "ssm_dt.bias",
+    "norm": "ssm_norm",
+}
+_DELTA: Mapping[str, str] = {
+    **_MAMBA,
+    "in_proj_qkv": "attn_qkv",
+    "in_proj_z": "attn_gate",
+    "in_proj_ba": "ssm_ba",
+    "in_proj_b": "ssm_beta",
+    "in_proj_a": "ssm_alpha",
+}
+_KIMI: Mapping[str, str] = {
+    **_NAMES,
+    **{f"{name}_conv1d": f"ssm_conv1d_{name}" for name in "qkv"},
+    **{f"{name}_proj": f"ssm_{name}" for name in ("f_a", "f_b", "g_a", "g_b")},
+    "b_proj": "ssm_beta",
+    "A": "ssm_a",
+    "dt_bias": "ssm_dt.bias",
+    "o_norm": "ssm_norm",
+}
+_CONVOLUTION: Mapping[str, str] = {
+    "in_proj": "shortconv.in_proj",
+    "out_proj": "shortconv.out_proj",
+    "conv": "shortconv.conv",
+}
+
+
+class _File:
+    """What is said of the network, under the words of its architecture."""
+
+    def __init__(self, w: Weights, metadata: Mapping[str, Any]) -> None:
+        self.w, self.metadata = w, metadata
+        self.kind = str(metadata.get("general.architecture"))
+        self.hidden = w.shape("token_embd.weight")[1]
+        self.count = self.get("block_count") - self.get("nextn_predict_layers", 0)
+        first, second = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+        usual = 1e-6 if self.kind == "gemma3" else 1e-5
+        own = (second, first) if self.kind == "starcoder2" else (first, second)
+        self.eps = self.get(own[0]) or self.get(own[1]) or usual
+
+    def get(self, key: str, default: Any = None, *, layer: int = 0) -> Any:  # noqa: ANN401
+        found = self.metadata.get(f"{self.kind}.{key}", default)
+        return found[layer] if isinstance(found, list) else found
+
+
+def gguf_model(w: Weights, metadata: Mapping[str, Any]) -> ReferenceModel:
+    """The model of a GGUF file.
+
+    Args:
+        w: Its tensors.
+        metadata: Its metadata.
+
+    Raises:
+        NoReferenceError: It is of an architecture that nobody has written here.
+    """
+    kind = metadata.get("general.architecture")
+    if kind not in _KNOWN:
+        raise NoReferenceError(f"GGUF files of architecture {str(kind)[:60]!r}")
+    file = _File(w, metadata)
+    norm = "token_embd_norm" if kind in ("lfm2", "lfm2moe") else "output_norm"
+    usual = file.hidden**0.5 if kind in _GEMMAS else 1.0
+    return model_of(
+        f"GGUF's {kind}",
+        [_layer(file, index) for index in range(file.count)],
+        w,
+        embedding="token_embd.weight",
+        norm=norm_of(w, norm if f"{norm}.weight" in w else "output_norm", file.eps),
+        head="output.weight",
+        embedding_scale=file.get("embedding_scale") or usual,
+        logits_scale=1 / (file.get("logit_scale") or 1.0),
+        softcap=file.get("final_logit_softcapping") or None,
+    )
+
+
+def _layer(file: _File, index: int) -> Layer:
+    w = file.w.under(f"blk.{index}.")
+    scale = file.get("residual_scale") or 1.0
+    halves = []
+    mixer, feed = _mixer(file, w, index), _feed_forward(file, w)
+    late = file.kind in _LATE_NORM
+
+    def norm(name: str) -> Function | None:
+        return norm_of(w, name, file.eps) if f"{name}.weight" in w else None
+
+    if mixer is not None:
+        after = None if late else norm("post_attention_norm")
+        halves.append(Half(inner=mixer, before=norm("attn_norm"), after=after, scale=scale))
+    if feed is not None:
+        name = "post_attention_norm" if late else "ffn_norm"
+        alone = mixer is None and f"{name}.weight" not in w
+        before = norm("attn_norm" if alone else name)
+        if file.kind == "falcon-h1" and "ffn_norm" in w:  # without an ending in some files
+            before = lambda x: norm_of(w.under("", {"n.weight": "ffn_norm"}), "n", file.eps)(x)  # noqa: E731, PLW0108
+        halves.append(Half(inner=feed, before=before, after=norm("post_ffw_norm"), scale=scale))
+    return layer_of(*halves)
+
+
+def _mixer(file: _File, layer: Weights, index: int) -> Function | None:
+    """By the tensors that only one kind of mixer has."""
+    eps, w = file.eps, layer.under("", _NAMES)
+    if "ssm_conv1d_q.weight" in layer:
+        dim = file.get("kda.head_dim")
+        heads = layer.shape("ssm_dt.bias")[0] // dim
+        sizes = Delta(key_heads=heads, heads=heads, key_dim=dim, eps=eps)
+        return lambda x: kimi_delta(x, layer.under("", _KIMI), sizes)
+    if "attn_gate.weight" in layer:
+        grouped = "ssm_ba.weight" in layer
+        delta = Delta(
+            key_heads=file.get("ssm.group_count"),
+            heads=math.prod(layer.shape("ssm_a")),
+            key_dim=file.get("ssm.state_size"),
+            eps=eps,
+            tiled=file.get("ssm.v_head_reordered", not grouped),
+        )
+        return lambda x: gated_delta(x, layer.under("", _DELTA), delta)
+    mixers: list[Function] = []
+    if "ssm_x.weight" in layer:
+        inner = file.get("ssm.dt_b_c_rms_epsilon") or eps
+        has_norms = "ssm_dt_norm.weight" in layer or file.get("ssm.dt_b_c_rms")
+        at = layer.under("", _MAMBA)
+        mixers.append(lambda x: mamba1(x, at, inner_eps=inner if has_norms else None))
+    elif "ssm_in.weight" in layer:
+        mixers.append(_mamba2(file, layer))
+    if "shortconv.in_proj.weight" in layer:
+        mixers.append(lambda x: short_convolution(x, layer.under("", _CONVOLUTION)))
+    if "attn_kv_a_mqa.weight" in layer:
+        latent = _latent(file, layer)
+        mixers.append(lambda x: deepseek_attention(x, w, latent))
+    elif "attn_q.weight" in layer or "attn_qkv.weight" in layer:
+        sizes_of = _attention(file, w, index)
+        mixers.append(lambda x: attention(x, w, sizes_of))
+    return (lambda x: sum((mix(x) for mix in mixers[1:]), mixers[0](x))) if mixers else None
+
+
+def _mamba2(file: _File, layer: Weights) -> Function:
+    w, groups = layer.under("", _MAMBA), file.get("ssm.group_count", 1)
+    sizes = Mamba2(
+        states=file.get("ssm.state_size"), groups=groups, eps=file.eps, norm_groups=groups
+    )
+    return lambda x: mamba2(x, w, sizes, w["A"].flatten())
+
+
+def _attention(file: _File, w: Weights, index: int) -> Attention:
+    heads = file.get("attention.head_count", layer=index)
+    kv_heads = file.get("attention.head_count_kv", heads, layer=index)
+    dim = file.get("attention.key_length", file.hidden // heads)
+    window = _window(file, index)
+    is_still = file.kind == "smollm3" and (index + 1) % 4 == 0
+    scale = file.get("attention.scale") or None
+    if _WIDE_SCALE.get(file.kind) == file.count:
+        scale = (file.hidden / heads) ** -0.5
+    rows = 0 if "qkv_proj.weight" in w else w.shape("q_proj.weight")[0]
+    return Attention(
+        heads=heads,
+        kv_heads=kv_heads,
+        dim=dim,
+        rotation=None if is_still else _rotation(file, dim, has_window=bool(window)),
+        scale=scale,
+        window=window,
+        softcap=file.get("attn_logit_softcapping") or None,
+        eps=file.eps,
+        gated=rows == 2 * heads * dim,
+    )
+
+
+def _window(file: _File, index: int) -> int | None:
+    window = file.get("attention.sliding_window") or None
+    told = file.get("attention.sliding_window_pattern", layer=index)
+    if isinstance(told, bool) or told in (0, 1):
+        return window if told else None
+    every = _FULL_EVERY.get(file.kind)
+    return None if every and (index + 1) % every == 0 else window
+
+
+def _rotation(file: _File, head_dim: int, *, has_window: bool = False) -> Rotation | None:
+    kind = file.kind
+    is_still = kind == "granitehybrid" and file.get("rope.scaling.finetuned") is False
+    if kind in _NEVER_ROTATED or is_still:
+        return None
+    dim = file.get("rope.dimension_count", head_dim)
+    theta = file.get("rope.freq_base") or (1e6 if kind == "gemma3" else 10_000.0)
+    if has_window and kind in _PLAIN_WINDOW:
+        own = 10_000.0 if kind == "gemma3" else theta
+        speeds = plain(dim, file.get("rope.freq_base_swa") or own)
+        return Rotation(lambda length: speeds)
+    frequencies, scale = _scaled(file, dim, theta)
+    beta = file.get("attention.temperature_scale")
+    lengths = ("attention.temperature_length", "rope.scaling.original_context_length")
+    known = (file.get(key) for key in (*lengths, "context_length"))
+    temperature = (beta, next(filter(None, known), 1)) if beta else None
+    if kind == "granitehybrid" and dim < head_dim:  # whole heads were made pairs all the same
+        order = torch.arange(head_dim).view(-1, 2).T.flatten()
+        return Rotation(frequencies, scale, order=order)
+    return Rotation(frequencies, scale, kind in _INTERLEAVED, temperature=temperature)
+
+
+def _scaled(file: _File, dim: int, theta: float) -> tuple[Callable[[int], Tensor], float]:
+    """Frequencies, and what cosines and sines are multiplied with."""
+    trained = file.get("rope.scaling.original_context_length") or 0
+    stretched = file.get("rope.scaling.attn_factor") or 1.0
+
+    def over(name: str) -> Tensor:
+        return plain(dim, theta, file.w[name].double())
+
+    if "rope_freqs.weight" in file.w:
+        found = over("rope_freqs.weight")
+        return lambda length: found, 1.0
+    if "rope_factors_long.weight" in file.w:
+        short, long = over("rope_factors_short.weight"), over("rope_factors_long.weight")
+        limit = trained or file.get("context_length")
+        return lambda length: long if length > limit else short, stretched
+    kind = file.get("rope.scaling.type", "linear")
+    factor = file.get("rope.scaling.factor") or file.get("rope.scale_linear") or 1.0
+    is_long = file.get("context_length", 0) >= _GEMMA3_LONG and not file.get("rope.freq_base")
+    if file.kind == "gemma3" and is_long and factor == 1:
+        factor = _GEMMA3_FACTOR
+    if kind in ("none", "", "default") or factor == 1:
+        speeds = plain(dim, theta)
+        return lambda length: speeds, 1.0
+    if kind == "linear":
+        speeds = plain(dim, theta, factor)
+        return lambda length: speeds, 1.0
+    if kind != "yarn" or not trained:
+        raise NoReferenceError(f"GGUF files with RoPE scaling {kind!r}")
+    speeds = yarn(
+        dim,
+        theta,
+        factor,
+        trained,
+        fast=file.get("rope.scaling.yarn_beta_fast") or 32.0,
+        slow=file.get("rope.scaling.yarn_beta_slow") or 1.0,
+        whole=file.kind != "gpt-oss",
+    )
+    # llama.cpp multiplies by the usual factor itself, which OLMo 3's files hold already
+    usual = 1.0 if file.get("rope.scaling.yarn_log_multiplier") else mscale(factor)
+    scale = stretched if math.isclose(stretched, usual, rel_tol=1e-6) else stretched * usual
+    own = file.get("rope.scaling.yarn_attn_factor") or 1.0
+    return lambda length: speeds, own if own != 1 and own > 0 else scale
+
+
+def _latent(file: _File, layer: Weights) -> Latent:
+    apart = "attn_k_b.weight" in layer
+    ending = "_mla" if apart else ""
+    whole = file.get(f"attention.key_length{ending}")
+    rotated = file.get("rope.dimension_count")
+    stretch = 1.0
+    if file.get("rope.scaling.type") == "yarn":
+        weight = file.get("rope.scaling.yarn_log_multiplier") or 0.0
+        stretch = 1 + weight * math.log(max(file.get("rope.scaling.factor") or 1.0, 1.0))
+    return Latent(
+        heads=file.get("attention.head_count"),
+        plain=whole - rotated,
+        rotated=rotated,
+        latent=file.get("attention.kv_lora_rank"),
+        values=file.get(f"attention.value_length{ending}"),
+        rotation=_rotation(file, rotated),
+        scale=whole**-0.5 * stretch**2,
+    )
+
+
+def _feed_forward(file: _File, layer: Weights) -> Function | None:
+    activation = "silu"
+    if file.kind in _GELU:
+        activation = "gelu_tanh"
+    elif file.kind in _RELU2:
+        activation = "relu2"
+    if "ffn_gate_inp.weight" in layer:
+        return _experts(file, layer, activation)
+    if "ffn_down.weight" not in layer:
+        return None
+    fused = layer.shape("ffn_up.weight")[0] == 2 * layer.shape("ffn_down.weight")[1]
+    names = {"gate_up_proj": "ffn_up", "down_proj": "ffn_down"} if fused else _NAMES
+    w = layer.under("", names)
+    return lambda x: mlp(x, w, activation)
+
+
+def _router(file: _File, count: int) -> Router:
+    said = file.get("expert_gating_func") or 0
+    sigmoid = said == 2 if said else file.kind in _BY_SIGMOID
+    groups = file.get("expert_group_count") or 1
+    kept = file.get("expert_group_used_count") or groups
+    return Router(
+        chosen=min(file.get("expert_used_count"), count),
+        scoring="sigmoid" if sigmoid else "softmax",
+        normalise=file.get("expert_weights_norm", file.kind not in _UNNORMALISED),
+        scale=file.get("expert_weights_scale") or 1.0,
+        groups=(groups, kept, 2 if sigmoid else 1) if kept < groups else None,
+    )
+
+
+def _experts(file: _File, w: Weights, activation: str) -> Function:
+    router = _router(file, w.shape("ffn_gate_inp.weight")[0])
+
+    def matrix(name: str, e: int, part: str = "weight") -> Tensor | None:
+        stacked, single = f"ffn_{name}_exps.{part}", f"ffn_{name}.{e}.{part}"
+        if stacked in w:
+            return w.rows(stacked, slice(e, e + 1))[0]
+        return w.get(single)
+
+    def expert(e: int, x: Tensor) -> Tensor:
+        gate, up, down = (matrix(name, e) for name in ("gate", "up", "down"))
+        assert up is not None
+        assert down is not None
+        if file.kind != "gpt-oss":
+            return expert_mlp(x, gate, up, down, activation)
+        assert gate is not None
+        biases = [matrix(name, e, "bias") for name in ("gate", "up", "down")]
+        both = (x @ gate.T + biases[0], x @ up.T + biases[1])  # type: ignore[operator]  # are there
+        return clamped_expert(*both, 1.702, 7.0) @ down.T + biases[2]  # type: ignore[operator]
+
+    def apply(x: Tensor) -> Tensor:
+        seen = linear(x, w, "ffn_latent_down") if "ffn_latent_down.weight" in w else x
+        weights = route(linear(x, w, "ffn_gate_inp"), router, w.get("exp_probs_b.bias"))
+        y = mixture(seen, weights, expert)
+        y = linear(y, w, "ffn_latent_up") if seen is not x else y
+        if "ffn_down_shexp.weight" not in w:
+            return y
+        names = {f"{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")}
+        shared = mlp(x, w.under("", names), activation)
+        gate = w.get("ffn_gate_inp_shexp.weight")
+        return y + (shared if gate is None else torch.sigmoid(x @ gate.reshape(-1, 1)) * shared)
+
+    return apply

@@ -1,0 +1,236 @@
+"""Hugging Face's hybrids named ``model.``: attention beside Mamba, convolutions, delta networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from blazr.bench.reference.attention import Attention, attention
+from blazr.bench.reference.convolution import short_convolution
+from blazr.bench.reference.decoders import (
+    LLAMA_NORMS,
+    NUMBERED,
+    experts,
+    granite_experts,
+    head_of,
+    latent_sizes,
+    root_of,
+    router_of,
+)
+from blazr.bench.reference.delta import Delta, gated_delta, kimi_delta
+from blazr.bench.reference.hf_config import FULL, Config, rotation_of
+from blazr.bench.reference.latent import deepseek_attention
+from blazr.bench.reference.mamba1 import mamba1
+from blazr.bench.reference.mamba2 import Mamba2, mamba2
+from blazr.bench.reference.mlp import mlp
+from blazr.bench.reference.model import Function, Half, Layer, ReferenceModel, layer_of
+from blazr.bench.reference.model import model_of, norm_of
+from blazr.bench.reference.weights import Weights, linear
+
+_MAMBA2: Mapping[str, Any] = {"mamba_d_state": 256, "mamba_n_heads": 128, "mamba_n_groups": 1}
+_LFM2: Mapping[str, Any] = {"num_key_value_heads": 8, "rope_theta": 1e6, "norm_eps": 1e-5}
+_QWEN: Mapping[str, Any] = {
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "norm_topk_prob": True,
+}
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "bamba": {
+        **_MAMBA2,
+        "num_key_value_heads": 8,
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-5,
+    },
+    "granitemoehybrid": _MAMBA2,
+    "falcon_h1": {**_MAMBA2, "num_key_value_heads": 8, "rms_norm_eps": 1e-5},
+    "jamba": {"num_key_value_heads": 8, "num_experts_per_tok": 2},
+    "lfm2": _LFM2,
+    "lfm2_moe": {**_LFM2, "num_experts_per_tok": 4, "norm_topk_prob": True},
+    "qwen3_next": _QWEN,
+    "qwen3_5_text": _QWEN,
+    "qwen3_5_moe_text": _QWEN,
+    "kimi_linear": {
+        "rms_norm_eps": 1e-5,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.446,
+        "num_experts_per_tok": 8,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "kv_lora_rank": 512,
+        "v_head_dim": 128,
+    },
+}
+_NORMS: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(("bamba", "jamba", "falcon_h1"), ("input_layernorm", "pre_ff_layernorm")),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), ("operator_norm", "ffn_norm")),
+}
+_FINAL = {"bamba": "final_layernorm", "jamba": "final_layernorm", "falcon_h1": "final_layernorm"}
+_FINAL |= dict.fromkeys(("lfm2", "lfm2_moe"), "embedding_norm")
+# Those whose norms store their weights less one.
+_OFFSET = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+
+
+def hybrid(w: Weights, kind: str, config: Config) -> ReferenceModel:
+    """A model of ``model_type`` ``kind``."""
+    root, offset = root_of(w), float(kind in _OFFSET)
+    eps = config.get("norm_eps" if kind.startswith("lfm2") else "rms_norm_eps", default=1e-6)
+    names = _NORMS.get(kind, (LLAMA_NORMS[0], LLAMA_NORMS[2]))
+    scale = config.get("residual_multiplier", default=1.0)
+
+    def layer(index: int) -> Layer:
+        at = w.under(f"{root}layers.{index}.")
+        mixer, feed = _mixer(at, kind, config, eps, offset), _feed_forward(at, kind, config)
+        before = [norm_of(at, name, eps, offset=offset) for name in names]
+        return layer_of(
+            Half(inner=mixer, before=before[0], scale=scale),
+            Half(inner=feed, before=before[1], scale=scale),
+        )
+
+    final = _FINAL.get(kind, "norm")
+    return model_of(
+        f"transformers' {kind}",
+        [layer(index) for index in range(config["num_hidden_layers"])],
+        w,
+        embedding=f"{root}embed_tokens.weight",
+        norm=norm_of(w.under(root), final, eps, offset=offset),
+        head=head_of(w),
+        embedding_scale=config.get("embedding_multiplier", default=1.0),
+        logits_scale=config.get("lm_head_multiplier", default=1.0)
+        / config.get("logits_scaling", default=1.0),
+    )
+
+
+def _mixer(at: Weights, kind: str, config: Config, eps: float, offset: float) -> Function:
+    """By the tensors that only one kind of mixer has."""
+    w, mamba = at.under("self_attn."), at.under("mamba.")
+    if kind == "falcon_h1":
+        return _side_by_side(mamba, w, config, eps)
+    if "mamba.x_proj.weight" in at:
+        return lambda x: mamba1(x, mamba, inner_eps=eps)
+    if "mamba.A_log" in at:
+        sizes = mamba2_sizes(config, eps)
+        return lambda x: mamba2(x, mamba, sizes, -mamba["A_log"].exp())
+    if "conv.conv.weight" in at:
+        return lambda x: short_convolution(x, at.under("conv."))
+    if "linear_attn.A_log" in at:
+        delta = Delta(
+            key_heads=config["linear_num_key_heads"],
+            heads=config["linear_num_value_heads"],
+            key_dim=config["linear_key_head_dim"],
+            eps=eps,
+        )
+        return lambda x: gated_delta(x, at.under("linear_attn."), delta)
+    if "A_log" in w:  # Kimi
+        own = config.get("linear_attn_config", default={})
+        heads = own.get("num_heads") or config.get("linear_num_heads", default=32)
+        rows = w.shape("q_proj.weight")[0]
+        delta = Delta(key_heads=heads, heads=heads, key_dim=rows // heads, eps=eps)
+        return lambda x: kimi_delta(x, w, delta)
+    if kind == "kimi_linear":
+        latent = latent_sizes(config, rotates=False)
+        return lambda x: deepseek_attention(x, w, latent)
+    if kind.startswith("lfm2"):
+        w = at.under(
+            "self_attn.", {"o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm"}
+        )
+    sizes_of = _attention(kind, config, eps, offset)
+    return lambda x: attention(x, w, sizes_of)
+
+
+def _attention(
+    kind: str, config: Config, eps: float, offset: float, key_scale: float = 1.0
+) -> Attention:
+    heads = config["num_attention_heads"]
+    dim = config.get("head_dim", default=config["hidden_size"] // heads)
+    still = kind == "granitemoehybrid" and config.get("position_embedding_type") != "rope"
+    scale = config.get("attention_multiplier", default=dim**-0.5)
+    return Attention(
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads", default=heads),
+        dim=dim,
+        rotation=None if still or kind == "jamba" else rotation_of(config, dim),
+        scale=scale * key_scale,
+        eps=eps,
+        offset=offset,
+        gated=kind in _OFFSET,
+    )
+
+
+def limits_of(config: Config) -> tuple[float, float]:
+    """The least and the most of a step size; infinity is spelled in several ways."""
+    found = config.get("time_step_limit", default=(0.0, "Infinity"))
+    values = (each.get("__float__") if isinstance(each, Mapping) else each for each in found)
+    least, most = (float(each) for each in values)
+    return least, most
+
+
+def mamba2_sizes(config: Config, eps: float, **more: Any) -> Mamba2:  # noqa: ANN401  (fields)
+    """A Mamba-2 mixer under the names that hybrids have."""
+    groups = config["mamba_n_groups"]
+    return Mamba2(
+        states=config["mamba_d_state"],
+        groups=groups,
+        limits=limits_of(config),
+        eps=eps,
+        norm_groups=groups,
+        **more,
+    )
+
+
+def _side_by_side(mamba: Weights, w: Weights, config: Config, eps: float) -> Function:
+    """Falcon-H1's: Mamba-2 and attention see the same [arXiv:2507.22448]."""
+    sizes = mamba2_sizes(
+        config,
+        eps,
+        gate_first=not config.get("mamba_norm_before_gate", default=True),
+        multipliers=tuple(config.get("ssm_multipliers", default=(1.0,) * 5)),
+    )
+    key = config.get("key_multiplier", default=1.0)
+    attend = _attention("falcon_h1", config, eps, 0.0, key)
+    into = [config.get(f"{n}_in_multiplier", default=1.0) for n in ("ssm", "attention")]
+    out = [config.get(f"{n}_out_multiplier", default=1.0) for n in ("ssm", "attention")]
+
+    def apply(x: Tensor) -> Tensor:
+        first = mamba2(x * into[0], mamba, sizes, -mamba["A_log"].exp())
+        return first * out[0] + attention(x * into[1], w, attend) * out[1]
+
+    return apply
+
+
+def _feed_forward(at: Weights, kind: str, config: Config) -> Function:
+    activation = config.get("hidden_act", default="silu")
+    router = router_of(kind, config)
+    match kind:
+        case "granitemoehybrid":
+            names = {"gate_up_proj": "input_linear", "down_proj": "output_linear"}
+            shared = at.under("shared_mlp.", names)
+            if "block_sparse_moe.router.layer.weight" not in at:
+                return lambda x: mlp(x, shared, activation)
+            mixed = granite_experts(at.under("block_sparse_moe."), config)
+            return lambda x: mixed(x) + mlp(x, shared, activation)
+        case "bamba" | "falcon_h1" | "jamba":
+            w = at.under("feed_forward.")
+            if "router.weight" in w:
+                return experts(w, "router", router, activation)
+            gate, down = config.get("mlp_multipliers", default=(1.0, 1.0))
+            return lambda x: mlp(x, w, activation, gate_scale=gate, scale=down)
+        case "lfm2" | "lfm2_moe":
+            w = at.under("feed_forward.", {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"})
+            if "gate.weight" not in w:
+                return lambda x: mlp(x, w)
+            return experts(w, "gate", router, names=NUMBERED, bias="expert_bias")
+        case "kimi_linear":
+            w = at.under("block_sparse_moe." if "mlp.down_proj.weight" not in at else "mlp.")
+            if "gate.weight" not in w:
+                return lambda x: mlp(x, w, activation)
+            return experts(w, "gate", router, activation, NUMBERED)
+        case _:
+            w = at.under("mlp.")
+            if "gate.weight" in w:
+                return experts(w, "gate", router, activation)
+            return lambda x: mlp(x, w, activation)

@@ -1,0 +1,59 @@
+"""Mamba-1 [arXiv:2312.00752], and what oxidizr trains under that name."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from blazr.bench.reference.convolution import causal_convolution
+from blazr.bench.reference.norms import rms_norm, silu
+from blazr.bench.reference.weights import Weights, linear
+
+
+def decay(w: Weights) -> Tensor:
+    """The rates of decay: stored as logarithms, or as they are (GGUF)."""
+    return w["A"] if "A" in w else -w["A_log"].exp()
+
+
+def mamba1(x: Tensor, w: Weights, *, inner_eps: float | None = None) -> Tensor:
+    """(T, C) to (T, C).
+
+    Args:
+        x: The input.
+        w: The mixer's tensors.
+        inner_eps: Of the norms of step sizes, B and C (FalconMamba without weights, Jamba with);
+            None where there are none.
+    """
+    rates, skip = decay(w), w["D"].flatten()
+    states, rank = rates.shape[1], w.shape("dt_proj.weight")[1]
+    u, gate = linear(x, w, "in_proj").chunk(2, -1)
+    u = silu(causal_convolution(u, w))
+    steps, b, c = linear(u, w, "x_proj").split((rank, states, states), -1)
+    if inner_eps is not None:
+        names = ("dt_layernorm", "b_layernorm", "c_layernorm")
+        steps, b, c = (
+            rms_norm(part, w.get(name + ".weight"), inner_eps)
+            for part, name in zip((steps, b, c), names, strict=True)
+        )
+    steps = softplus(linear(steps, w, "dt_proj"), threshold=1e9)
+    state, outputs = torch.zeros_like(rates), []
+    for t in range(len(x)):
+        state = (steps[t, :, None] * rates).exp() * state + (steps[t] * u[t])[:, None] * b[t]
+        outputs.append(state @ c[t] + skip * u[t])
+    return linear(torch.stack(outputs) * silu(gate), w, "out_proj")
+
+
+def oxidizr_mamba1(x: Tensor, w: Weights) -> Tensor:
+    """The same with a state that grows, held between -30 and 30: (T, C) to (T, C)."""
+    rates, skip = (-w["a_log"]).exp(), w["d"]
+    u, gate = linear(x, w, "in_proj").chunk(2, -1)
+    u = silu(causal_convolution(u, w))
+    steps, b, c = linear(u, w, "x_proj").split((len(rates), *[rates.shape[1]] * 2), -1)
+    steps = softplus(linear(steps, w, "dt_proj"), threshold=1e9)
+    state, outputs = torch.zeros_like(rates), []
+    for t in range(len(x)):
+        grown = (steps[t, :, None] * rates).exp() * state
+        state = (grown + (steps[t] * u[t])[:, None] * b[t]).clamp(-30, 30)
+        outputs.append(state @ c[t] + skip * u[t])
+    return linear(torch.stack(outputs) * silu(gate), w, "out_proj")

@@ -1,0 +1,122 @@
+"""A model as the reference has it: an embedding, functions for layers, a head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from blazr.bench.reference.norms import layer_norm, rms_norm
+from blazr.bench.reference.weights import Weights
+
+Function = Callable[[Tensor], Tensor]
+# From the residual stream and the embedded tokens, both (T, C), to the residual stream.
+Layer = Callable[[Tensor, Tensor], Tensor]
+# Rows of the head at a time.
+_TILE = 2**13
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceModel:
+    """A language model in plain formulas.
+
+    Args:
+        kind: What it is, for people.
+        embed: Token ids (T) to (T, C).
+        layers: In their order.
+        logits: (T, C) to (T, V).
+    """
+
+    kind: str
+    embed: Function
+    layers: Sequence[Layer]
+    logits: Function
+
+
+def norm_of(w: Weights, name: str, eps: float, *, offset: float = 0.0) -> Function:
+    """RMSNorm, or LayerNorm where there is a bias.
+
+    Args:
+        w: Where its tensors are.
+        name: Its name.
+        eps: Its eps.
+        offset: What is added to the stored weight.
+    """
+
+    def apply(x: Tensor) -> Tensor:
+        weight, bias = w[name + ".weight"] + offset, w.get(name + ".bias")
+        if bias is not None:
+            return layer_norm(x, weight, bias, eps)
+        return rms_norm(x, weight, eps)
+
+    return apply
+
+
+@dataclass(frozen=True, kw_only=True)
+class Half:
+    """``x + scale * after(inner(before(x)))``."""
+
+    inner: Function
+    before: Function | None = None
+    after: Function | None = None
+    scale: float = 1.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(T, C) to (T, C)."""
+        y = self.inner(x if self.before is None else self.before(x))
+        return x + self.scale * (y if self.after is None else self.after(y))
+
+
+def layer_of(*halves: Half) -> Layer:
+    """A layer of parts behind each other."""
+
+    def apply(x: Tensor, embedded: Tensor) -> Tensor:
+        del embedded
+        for half in halves:
+            x = half(x)
+        return x
+
+    return apply
+
+
+def model_of(
+    kind: str,
+    layers: Sequence[Layer],
+    w: Weights,
+    *,
+    embedding: str,
+    norm: Function,
+    head: str,
+    embedding_scale: float = 1.0,
+    logits_scale: float = 1.0,
+    softcap: float | None = None,
+) -> ReferenceModel:
+    """A model from its layers.
+
+    Args:
+        kind: What it is, for people.
+        layers: Its layers.
+        w: All tensors.
+        embedding: Name of the embedding.
+        norm: Of what the last layer puts out.
+        head: Name of the head; where there is none, the embedding is the head.
+        embedding_scale: What embedded tokens are multiplied with.
+        logits_scale: What logits are multiplied with.
+        softcap: ``cap tanh(logits / cap)``, or None.
+    """
+    head = head if head in w else embedding
+
+    def logits(hidden: Tensor) -> Tensor:
+        x, starts = norm(hidden), range(0, w.shape(head)[0], _TILE)
+        tiles = (w.rows(head, slice(start, start + _TILE)) for start in starts)
+        scores = torch.cat([x @ tile.T for tile in tiles], -1) * logits_scale
+        return scores if softcap is None else softcap * torch.tanh(scores / softcap)
+
+    return ReferenceModel(
+        kind=kind,
+        embed=lambda ids: w.rows(embedding, ids) * embedding_scale,
+        layers=layers,
+        logits=logits,
+    )

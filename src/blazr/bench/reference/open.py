@@ -1,0 +1,65 @@
+"""Which reference judges a model, and opening its files without the engine's readers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blazr.bench.reference import REFERENCES, SECTIONS
+from blazr.bench.reference.gguf import GgufFile
+from blazr.bench.reference.gguf_models import gguf_model
+from blazr.bench.reference.hf_config import Config
+from blazr.bench.reference.model import ReferenceModel
+from blazr.bench.reference.oxidizr import oxidizr_model
+from blazr.bench.reference.quantized import with_plain_matrices
+from blazr.bench.reference.refusal import NoReferenceError
+from blazr.bench.reference.safetensors import SafetensorsFiles
+from blazr.bench.reference.weights import Weights
+
+
+def open_reference(
+    files: Sequence[Path],
+    config_path: Path | None,
+    *,
+    dtype: torch.dtype = torch.float64,
+    ssm_a: str | None = None,
+) -> ReferenceModel:
+    """The reference of a model.
+
+    Args:
+        files: Those that hold its tensors.
+        config_path: Its config.json, or None.
+        dtype: What is computed in: float64, or float32 to see what that loses.
+        ssm_a: As for loading: which rates of decay oxidizr's models have.
+
+    Raises:
+        NoReferenceError: Nobody has written one for it.
+    """
+    if files[0].suffix == ".gguf":
+        if len(files) > 1:
+            raise NoReferenceError("GGUF models in several files")
+        file = GgufFile(files[0])
+        return gguf_model(Weights(file, dtype), file.metadata)
+    own: Mapping[str, Any] = json.loads(config_path.read_text()) if config_path else {}
+    kind = own.get("model_type")
+    source = with_plain_matrices(SafetensorsFiles(files), own)
+    w = Weights(source, dtype)
+    if kind is None and any(name.startswith("backbone.") for name in w.names):
+        kind = "mamba"
+    if kind is None or any(name.startswith("embed_tokens.") for name in w.names):
+        return oxidizr_model(w, {**own, "ssm_a": ssm_a or own.get("ssm_a")})
+    if kind in SECTIONS:  # models that see: the language model has a part of the config
+        own = own.get("text_config") or {}
+        kind = SECTIONS[kind]
+    if kind not in REFERENCES:
+        raise NoReferenceError(f"models of type {str(kind)[:60]!r}")
+    module = import_module(REFERENCES[kind].partition(":")[0])
+    build: Callable[[Weights, str, Config], ReferenceModel]
+    build = getattr(module, REFERENCES[kind].partition(":")[2])
+    defaults = {**module.DEFAULTS.get(kind, {})}
+    return build(w, kind, Config({**own, "model_type": kind}, defaults))
