@@ -1,16 +1,208 @@
-"""Quantized safetensors checkpoints: matrices that several tensors stand for, in plain formulas."""
+"""Quantized safetensors checkpoints: matrices that several tensors stand for, in plain formulas.
+
+Source: the libraries' own descriptions: AutoGPTQ, AutoAWQ, compressed-tensors, bitsandbytes,
+NVIDIA's Model Optimizer, DeepSeek-V3's model card, and the OCP Microscaling Formats (MX) v1.0.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Mapping
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from blazr.bench.reference.blocks import FLOAT4
 from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.safetensors import SafetensorsFiles
-from blazr.bench.reference.weights import Source
+from blazr.bench.reference.weights import Rows
+
+_KNOWN = frozenset(
+    "gptq awq fp8 fbgemm_fp8 compressed-tensors modelopt bitsandbytes mxfp4".split()
+)
+# What the name of a matrix's first tensor ends with, in the place of ``weight``.
+_MAINS = ("qweight", "weight_packed")
+# Which row of eight each place of a word holds, in AWQ's order.
+_AWQ_ROWS = [0, 2, 4, 6, 1, 3, 5, 7]
 
 
-def with_plain_matrices(files: SafetensorsFiles, config: Mapping[str, Any]) -> Source:
+class QuantizedFiles:
+    """Files that hold some matrices quantized, as if they held them plain.
+
+    Args:
+        files: The files.
+        said: ``quantization_config``.
+    """
+
+    def __init__(self, files: SafetensorsFiles, said: Mapping[str, Any]) -> None:
+        self.files, self.said = files, said
+        self.method = str(said.get("quant_method", "modelopt"))
+        if self.method not in _KNOWN:
+            raise NoReferenceError(f"checkpoints quantized by {self.method[:60]!r}")
+        # where each matrix begins; a name of its own where that is not the matrix's
+        self._mains = {_plain_name(name): name for name in files.names}
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of all tensors, as if they were plain."""
+        return self._mains.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape."""
+        main = self._mains[name]
+        is_plain = main == name and self.files.read(name).is_floating_point()
+        return self.files.shape(name) if is_plain else tuple(self.read(name).shape)
+
+    def read(self, name: str, rows: Rows = None) -> Tensor:
+        """A tensor, or some of its rows.
+
+        Raises:
+            NoReferenceError: It is stored in a way that nobody has written here.
+        """
+        main = self._mains[name]
+        if main.endswith("_blocks"):
+            return self._mxfp4(main, rows)
+        stored = self.files.read(main)
+        is_plain = stored.is_floating_point() and stored.dtype.itemsize > 1
+        whole = stored if is_plain else self._matrix(main, stored)
+        return whole if rows is None else whole[rows]
+
+    def _matrix(self, main: str, stored: Tensor) -> Tensor:
+        at = main.rpartition(".")[0]
+        if main.endswith("qweight"):
+            return self._gptq(at, stored) if self.method == "gptq" else self._awq(at, stored)
+        if f"{at}.weight.quant_map" in self.files.names:
+            return self._bitsandbytes(at, stored)
+        if f"{at}.SCB" in self.files.names:
+            return stored.double() * self._part(at, "SCB").double()[:, None] / 127
+        if stored.dtype == torch.uint8:
+            return self._nvfp4(at, stored)
+        if stored.dtype == torch.int32:
+            return self._packed(at, stored)
+        for key in ("weight_scale_inv", "weight_scale"):
+            if f"{at}.{key}" in self.files.names:
+                return self._scaled(at, stored, self._part(at, key))
+        raise NoReferenceError(f"a quantized matrix without scales, {main[:60]!r}")
+
+    def _part(self, at: str, key: str) -> Tensor:
+        return self.files.read(f"{at}.{key}")
+
+    def _get(self, at: str, key: str) -> Tensor | None:
+        name = f"{at}.{key}"
+        return self.files.read(name) if name in self.files.names else None
+
+    def _gptq(self, at: str, stored: Tensor) -> Tensor:
+        """``(q - zero) * scale``; words run along the columns, zero points along the rows."""
+        scales, zeros = self._part(at, "scales").double(), self._part(at, "qzeros")
+        bits = int(self.said.get("bits") or zeros.shape[1] * 32 // scales.shape[1])
+        codes = _fields(stored.T, bits)  # (out, in)
+        offset = 0 if self.said.get("checkpoint_format") == "gptq_v2" else 1
+        zero = (_fields(zeros, bits)[:, : scales.shape[1]] + offset) % 2**bits  # (groups, out)
+        groups = self._get(at, "g_idx")
+        groups = _runs(codes.shape[1], len(scales), self.said.get("group_size"), groups)
+        return (codes - zero[groups].T) * scales[groups].T
+
+    def _awq(self, at: str, stored: Tensor) -> Tensor:
+        """The same with words along the rows, eight rows in an order of their own."""
+        scales = self._part(at, "scales").double()
+
+        def unpack(words: Tensor) -> Tensor:
+            eights = _fields(words, 4).unflatten(1, (-1, 8))
+            found = torch.empty_like(eights)
+            found[..., _AWQ_ROWS] = eights
+            return found.flatten(1)[:, : scales.shape[1]]
+
+        codes, zeros = unpack(stored), unpack(self._part(at, "qzeros"))
+        size = self.said.get("group_size") or self.said.get("q_group_size")
+        groups = _runs(len(codes), len(scales), size)
+        return ((codes - zeros[groups]) * scales[groups]).T
+
+    def _packed(self, at: str, stored: Tensor) -> Tensor:
+        """compressed-tensors' ``pack-quantized``: numbers plus half their range."""
+        rows, columns = self._part(at, "weight_shape").tolist()
+        scales = self._part(at, "weight_scale").double()
+        said = [each for each in self._weights("num_bits") if -(-columns * each // 32) == stored.shape[1]]
+        bits = said[0] if said else next(b for b in (2, 4, 8) if -(-columns * b // 32) == stored.shape[1])
+        half = 2 ** (bits - 1)
+        codes = _fields(stored, bits)[:, :columns] - half
+        packed = self._get(at, "weight_zero_point")
+        zeros = torch.zeros_like(scales)
+        if packed is not None:
+            zeros = (_fields(packed.T, bits)[:, :rows].T - half).double()
+        return self._grid(codes, scales, zeros, self._get(at, "weight_g_idx"))
+
+    def _scaled(self, at: str, stored: Tensor, scales: Tensor) -> Tensor:
+        """Eight bits a number, with scales for the matrix, rows, groups or blocks."""
+        rows, columns = stored.shape
+        scales = scales.double()
+        if stored.dtype == torch.int8:
+            zeros = self._get(at, "weight_zero_point")
+            zeros = torch.zeros_like(scales) if zeros is None else zeros.double()
+            return self._grid(stored.long(), scales, zeros, None)
+        if scales.numel() == 1:
+            return stored.double() * scales.reshape(1, 1)
+        sizes = self.said.get("weight_block_size")
+        sizes = sizes or next(iter(self._weights("block_structure")), None) or (128, 128)
+        height, width = (1, columns) if scales.shape == (rows, 1) else sizes
+        spread = scales.repeat_interleave(height, 0)[:rows].repeat_interleave(width, 1)
+        return stored.double() * spread[:, :columns]
+
+    def _grid(
+        self, codes: Tensor, scales: Tensor, zeros: Tensor, groups: Tensor | None
+    ) -> Tensor:
+        """``(q - zero) * scale``, with one or more scales a row."""
+        scales, zeros = (
+            (part.reshape(1, 1) if part.numel() == 1 else part).reshape(-1, part.shape[-1] if part.dim() > 1 else 1)
+            for part in (scales, zeros)
+        )
+        wanted = next(iter(self._weights("group_size")), None)
+        groups = _runs(codes.shape[1], scales.shape[1], wanted, groups)
+        return (codes - zeros[:, groups]) * scales[:, groups]
+
+    def _weights(self, key: str) -> list[Any]:
+        """What compressed-tensors' groups of settings say about weights."""
+        sections = (self.said.get("config_groups") or {}).values()
+        found = ((section.get("weights") or {}).get(key) for section in sections)
+        return [each for each in found if each]
+
+    def _nvfp4(self, at: str, stored: Tensor) -> Tensor:
+        """Four-bit floats, eight-bit scales of 16 columns, and one number for all."""
+        scales, whole = self._part(at, "weight_scale").double(), self._get(at, "weight_scale_2")
+        scales = scales / self._part(at, "weight_global_scale").double() if whole is None else scales * whole.double()
+        return _floats4(stored) * scales.repeat_interleave(16, 1)
+
+    def _bitsandbytes(self, at: str, stored: Tensor) -> Tensor:
+        """Codes of a table, the first of two in the upper half, scaled by blocks."""
+        prefix = f"{at}.weight.quant_state."
+        key = next(name for name in self.files.names if name.startswith(prefix))
+        state = json.loads(bytes(self.files.read(key).tolist()))
+        flat = stored.flatten()
+        codes = torch.stack((flat >> 4, flat & 15), -1).flatten().long()
+        scales = self._part(at, "weight.absmax")
+        if scales.dtype == torch.uint8:
+            outer = self._part(at, "weight.nested_absmax").double()
+            table = self._part(at, "weight.nested_quant_map").double()
+            outer = outer.repeat_interleave(state["nested_blocksize"])[: len(scales)]
+            scales = table[scales.long()] * outer + state["nested_offset"]
+        values = self._part(at, "weight.quant_map").double()[codes]
+        spread = scales.double().repeat_interleave(state["blocksize"])
+        count = state["shape"][0] * state["shape"][1]
+        return (values[:count] * spread[:count]).view(state["shape"])
+
+    def _mxfp4(self, main: str, rows: Rows) -> Tensor:
+        """GPT-OSS's experts: (E, out, groups, 16) bytes and (E, out, groups) exponents."""
+        blocks = self.files.read(main, rows)
+        exponents = self.files.read(main.removesuffix("_blocks") + "_scales", rows)
+        scales = torch.exp2(exponents.double() - 127)
+        values = _floats4(blocks.flatten(0, -2)).view(*blocks.shape[:-1], 32)
+        return (values * scales[..., None]).flatten(-2).transpose(-1, -2)
+
+
+def with_plain_matrices(
+    files: SafetensorsFiles, config: Mapping[str, Any]
+) -> SafetensorsFiles | QuantizedFiles:
     """The files as if nothing were quantized.
 
     Args:
@@ -20,9 +212,45 @@ def with_plain_matrices(files: SafetensorsFiles, config: Mapping[str, Any]) -> S
     Raises:
         NoReferenceError: They are quantized in a way that nobody has written here.
     """
-    said = config.get("quantization_config") or (config.get("text_config") or {}).get(
-        "quantization_config"
-    )
-    if said is None:
-        return files
-    raise NoReferenceError(f"checkpoints quantized by {said.get('quant_method')!r}")
+    inner = (config.get("text_config") or {}).get("quantization_config")
+    said = config.get("quantization_config") or inner
+    if said is not None:
+        return QuantizedFiles(files, said)
+    if any(name.endswith(".weight_scale_2") for name in files.names):
+        return QuantizedFiles(files, {})  # its settings lie beside, in hf_quant_config.json
+    return files
+
+
+def _plain_name(name: str) -> str:
+    if name.endswith("_blocks"):
+        return name.removesuffix("_blocks")
+    stem, dot, last = name.rpartition(".")
+    return f"{stem}{dot}weight" if last in _MAINS else name
+
+
+def _fields(words: Tensor, bits: int) -> Tensor:
+    """Rows of int32 words as a stream of numbers, lowest bits first: (R, W) to (R, W * 32 / bits).
+
+    The last word may hold fewer.
+    """
+    data = np.ascontiguousarray(words.numpy()).view(np.uint8)
+    stream = np.unpackbits(data, axis=1, bitorder="little")
+    stream = stream[:, : stream.shape[1] // bits * bits].reshape(len(data), -1, bits)
+    return torch.from_numpy(stream.astype(np.int64) @ (1 << np.arange(bits)))
+
+
+def _runs(
+    columns: int, groups: int, wanted: int | None, index: Tensor | None = None
+) -> Tensor:
+    """The group of each column: as listed, or in runs of the wanted size where that fits."""
+    if index is not None:
+        return index.long()
+    fits = bool(wanted) and wanted is not None and wanted > 0 and -(-columns // wanted) == groups
+    size = wanted if fits and wanted is not None else columns // groups
+    return torch.arange(columns) // size
+
+
+def _floats4(packed: Tensor) -> Tensor:
+    """Two four-bit floats a byte, the first in the lower half: (R, N) to (R, 2 * N)."""
+    codes = torch.stack((packed & 15, packed >> 4), -1).flatten(1).long()
+    return torch.from_numpy(FLOAT4)[codes]
