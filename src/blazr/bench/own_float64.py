@@ -18,7 +18,7 @@ from blazr.nn.quant.weight import Weight
 _TILE = 2**14
 
 
-def reference_layers(model: CausalLM, token_ids: Tensor) -> Iterator[Tensor]:
+def own_layers(model: CausalLM, token_ids: Tensor) -> Iterator[Tensor]:
     """What every layer puts out for one sequence, computed whole.
 
     Weights are those of the model, packed ones as the numbers they stand for, unless the rounding
@@ -33,9 +33,7 @@ def reference_layers(model: CausalLM, token_ids: Tensor) -> Iterator[Tensor]:
         (T, C), float64; the first is the embedding.
     """
     with torch.enable_grad():
-        rows = model.embed_tokens(token_ids)
-        scale = rows.new_tensor(model.config.embedding_multiplier).double()
-        x = embedded = rows.detach().double()[None] * scale
+        x = embedded = own_embedding(model, token_ids)[None]
         yield x[0]
         for layer in model.layers:
             whole = in_float64(layer)
@@ -44,15 +42,22 @@ def reference_layers(model: CausalLM, token_ids: Tensor) -> Iterator[Tensor]:
             yield x[0]
 
 
-def reference_logits(model: CausalLM, hidden: Tensor) -> Tensor:
-    """Scores from what the last layer put out: (T, C) to (T, V), float64."""
+def own_embedding(model: CausalLM, token_ids: Tensor) -> Tensor:
+    """The embedded tokens: (T) to (T, C), float64."""
+    rows = model.embed_tokens(token_ids)
+    scale = rows.new_tensor(model.config.embedding_multiplier).double()
+    return rows.detach().double() * scale
+
+
+def own_logits(model: CausalLM, hidden: Tensor, *, plain: bool = False) -> Tensor:
+    """Scores from what the last layer put out: (T, C) to (T, V), float64; see `in_float64`."""
     config = model.config
     with torch.enable_grad():
         normed = in_float64(model.norm)(hidden).detach()
     part = model.embed_tokens if config.tie_word_embeddings else model.lm_head
     if isinstance(part.weight, Weight):
         with torch.enable_grad():
-            whole = in_float64(part)
+            whole = in_float64(part, plain=plain)
             assert isinstance(whole, Embedding | Linear)
             scores = multiply(normed, whole.weight).detach()
     else:
@@ -63,19 +68,24 @@ def reference_logits(model: CausalLM, hidden: Tensor) -> Tensor:
     return scores if cap is None else torch.tanh(scores / cap) * cap
 
 
-def in_float64(module: nn.Module) -> nn.Module:
-    """A copy with plain weights of float64; those stay packed whose products round their inputs."""
+def in_float64(module: nn.Module, *, plain: bool = False) -> nn.Module:
+    """A copy with plain weights of float64.
+
+    Args:
+        module: The network, or a part of it.
+        plain: Whether weights whose products round their inputs become plain as well.
+    """
     copy = deepcopy(module)
     for path, part in list(copy.named_modules()):
         if not isinstance(part, Weight) or _is_gone(copy, path):
             continue
         part.dtype = torch.float64
-        if not _rounds(copy, path):
+        if plain or not _rounds(copy, path):
             owner, _, name = path.rpartition(".")
             parent = copy.get_submodule(owner)
             delattr(parent, name)  # a module's place takes modules only
-            plain = part.dequantize(torch.float64)
-            setattr(parent, name, nn.Parameter(plain, requires_grad=False))
+            numbers = part.dequantize(torch.float32).double()
+            setattr(parent, name, nn.Parameter(numbers, requires_grad=False))
     return copy.double()
 
 

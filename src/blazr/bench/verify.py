@@ -1,4 +1,9 @@
-"""Does the engine compute what the network says? Against float64, and against transformers."""
+"""Is the network the model that its files describe, and does the engine compute that network?
+
+The first is judged by a reference that shares nothing with the network (`bench.reference`) and by
+transformers where it can read the files; the second by the network itself in float64, whose inputs
+of packed products are rounded as theirs are defined to be.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
 
-from blazr.bench.own_float64 import reference_layers, reference_logits
+from blazr.bench.independent import THEIRS, Witness, ask_witness, relative, transformers_logits
+from blazr.bench.own_float64 import own_layers, own_logits
 from blazr.core.errors import EngineError
 from blazr.engine.async_engine import AsyncEngine
 from blazr.engine.build import build_engine
@@ -20,17 +25,16 @@ from blazr.engine.outputs import FinishReason, TokenOutput
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
 from blazr.models.causal_lm import CausalLM
+from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.loading.describe import layer_type_of
-from blazr.models.loading.load import LoadedModel, load
-from blazr.nn.device import Device
+from blazr.models.loading.load import load, plan_model
+from blazr.nn.device import Device, resolve_device
 from blazr.nn.quant.weight import Weight
 
 # Relative errors that rounding explains. Packed products round their inputs to eight bits, as the
 # reference does, and a hair's difference before may be a step's after.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 PACKED_TOLERANCE = 2e-2
-# Transformers computes in float32.
-_THEIRS = 1e-3
 _PROMPTS, _PROMPT_LEN, _MOST_FAULTS = 2, 48, 8
 
 
@@ -72,8 +76,9 @@ class Verdict:
         logits_error: That of the scores.
         first_diverging_layer: The first whose error is not allowed, or None.
         greedy: Agreement of greedy tokens.
+        witness: What judged the network itself, apart from the engine.
         transformers: ``"agrees"``, ``"differs"``, or why it was not asked.
-        transformers_error: The error of our reference's scores beside theirs, or None.
+        transformers_error: The error of the network's scores beside theirs, or None.
     """
 
     model: str
@@ -85,15 +90,17 @@ class Verdict:
     logits_error: float
     first_diverging_layer: int | None
     greedy: Greedy
+    witness: Witness
     transformers: str
     transformers_error: float | None
 
     @property
     def is_ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether nothing was found wrong; whether anybody could tell says ``witness``."""
         is_same = self.first_diverging_layer is None and self.logits_error <= self.tolerance
         is_greedy = self.greedy.agreeing == self.greedy.tokens
-        return is_same and is_greedy and self.transformers != "differs"
+        is_model = self.witness.agrees and self.transformers != "differs"
+        return is_same and is_greedy and is_model
 
 
 def verify(
@@ -133,19 +140,28 @@ def verify(
         replies = _generate(engine, prompts, max_tokens)
     finally:
         engine.close()
-    layers, logits_error, hidden = _compare(module, prompts[0], outputs, scores)
+    layers, logits_error = _compare(module, prompts[0], outputs, scores)
     first = next((each.index for each in layers if not each.error <= allowed), None)
-    theirs, their_error = _ask_transformers(loaded, prompts[0], reference_logits(module, hidden))
+    greedy = _judge(module, prompts, replies, allowed)
+    name, family, is_exact = loaded.name, loaded.family, quantize is None
+    dtype = str(module.dtype).removeprefix("torch.")
+    if not is_exact or dtype != "float32" or device.torch_device.type != "cpu":
+        del loaded, module, engine  # the next one needs the memory
+        module = load(model, device=resolve_device("cpu"), dtype="float32").module
+    checkpoint = plan_model(model).checkpoint
+    witness = ask_witness(module, checkpoint, prompts[0])
+    theirs, their_error = _ask_transformers(module, checkpoint, prompts[0])
     return Verdict(
-        model=loaded.name,
-        family=loaded.family,
-        dtype=str(module.dtype).removeprefix("torch."),
+        model=name,
+        family=family,
+        dtype=dtype,
         device=str(device),
         tolerance=allowed,
         layers=layers,
         logits_error=logits_error,
         first_diverging_layer=first,
-        greedy=_judge(module, prompts, replies, allowed),
+        greedy=greedy,
+        witness=witness,
         transformers=theirs,
         transformers_error=their_error,
     )
@@ -189,24 +205,23 @@ def _recorded(module: CausalLM) -> Iterator[list[list[Tensor]]]:
 
 def _compare(
     module: CausalLM, prompt: Sequence[int], outputs: list[list[Tensor]], scores: Tensor
-) -> tuple[tuple[LayerError, ...], float, Tensor]:
-    """Errors of layers and scores, and the reference's last hidden states."""
+) -> tuple[tuple[LayerError, ...], float]:
+    """Errors of layers and scores."""
     ids = torch.tensor(prompt, dtype=torch.int64, device=module.device)
     types = ["Embedding", *(layer_type_of(layer) for layer in module.config.layers)]
     scale = torch.tensor(module.config.embedding_multiplier, dtype=module.dtype).double()
     errors, hidden = [], torch.empty(0)
-    for index, expected in enumerate(reference_layers(module, ids)):
+    for index, expected in enumerate(own_layers(module, ids)):
         found = torch.cat(outputs[index]).double()
         found = found * scale.to(found.device) if index == 0 else found
-        errors.append(LayerError(index - 1, types[index], _relative(found, expected)))
+        errors.append(LayerError(index - 1, types[index], _largest(found, expected)))
         hidden = expected
-    return tuple(errors), _relative(scores, reference_logits(module, hidden)), hidden
+    return tuple(errors), _largest(scores, own_logits(module, hidden))
 
 
-def _relative(found: Tensor, expected: Tensor) -> float:
+def _largest(found: Tensor, expected: Tensor) -> float:
     """The largest relative error of a row; infinite where a number is not finite."""
-    gap = (found.double() - expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-30)
-    return float(gap.max()) if bool(gap.isfinite().all()) else float("inf")
+    return float(relative(found, expected).max())
 
 
 def _generate(engine: AsyncEngine, prompts: list[list[int]], count: int) -> list[list[int]]:
@@ -247,8 +262,8 @@ def _judge(
     total, faults = 0, []
     for index, (prompt, reply) in enumerate(zip(prompts, replies, strict=True)):
         ids = torch.tensor([*prompt, *reply[:-1]], dtype=torch.int64, device=module.device)
-        *_, hidden = reference_layers(module, ids)
-        scores = reference_logits(module, hidden[len(prompt) - 1 :])
+        *_, hidden = own_layers(module, ids)
+        scores = own_logits(module, hidden[len(prompt) - 1 :])
         for position, (row, chosen) in enumerate(zip(scores, reply, strict=True)):
             total += 1
             best = int(row.argmax())
@@ -259,24 +274,12 @@ def _judge(
 
 
 def _ask_transformers(
-    loaded: LoadedModel, prompt: Sequence[int], scores: Tensor
+    module: CausalLM, checkpoint: Checkpoint, prompt: Sequence[int]
 ) -> tuple[str, float | None]:
     """What the transformers library makes of the same files, where it can read them."""
-    if find_spec("transformers") is None:
-        return "not installed", None
-    kind = loaded.metadata.get("model_type")
-    is_packed = any(isinstance(part, Weight) for part in loaded.module.modules())
-    if not loaded.path.is_dir() or kind is None or is_packed:
-        return "not applicable", None
-    import transformers
-
-    if kind not in transformers.CONFIG_MAPPING:
-        return "not applicable", None
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(
-        loaded.path, dtype=torch.float32, local_files_only=True, trust_remote_code=False
-    )
-    with torch.inference_mode():
-        found = theirs(torch.tensor([prompt])).logits[0]
-    error = _relative(found.to(scores.device), scores)
-    allowed = max(_THEIRS, TOLERANCES[loaded.module.dtype])
-    return ("agrees" if error <= allowed else "differs"), error
+    theirs = transformers_logits(module, checkpoint, prompt)
+    if isinstance(theirs, str):
+        return theirs, None
+    *_, hidden = own_layers(module, torch.tensor(prompt))
+    error = _largest(own_logits(module, hidden), theirs)
+    return ("agrees" if error <= THEIRS else "differs"), error
