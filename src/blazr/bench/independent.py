@@ -117,7 +117,13 @@ def _compare(
         count = f"{len(exact.layers)} layers, and the network {len(module.layers)}"
         raise NoReferenceError(f"a model of which the reference has {count}")
     truth = exact.embed(ids)
-    found = [_judge(-1, "Embedding", own_embedding(module, ids), truth, rough.embed(ids))]
+    found = [_judge(
+            -1,
+            "Embedding",
+            found=own_embedding(module, ids),
+            truth=truth,
+            single=rough.embed(ids),
+        )]
     types = [layer_type_of(layer) for layer in module.config.layers]
     x = embedded = truth
     for index, layer in enumerate(module.layers):
@@ -127,10 +133,11 @@ def _compare(
             whole = in_float64(layer, plain=True)
             assert isinstance(whole, DecoderLayer)
             ours = whole.forward_sequences(x[None], embedded[None]).detach()[0]
-        found.append(_judge(index, types[index], ours - x, truth - x, single - x))
+        found.append(_judge(index, types[index], found=ours - x, truth=truth - x, single=single - x))
         x = truth
     ours = own_logits(module, x, plain=True)
-    logits = _judge(len(types), "logits", ours, exact.logits(x), rough.logits(x.float()))
+    truth, single = exact.logits(x), rough.logits(x.float())
+    logits = _judge(len(types), "logits", found=ours, truth=truth, single=single)
     return Witness(
         name=f"plain float64 formulas for {exact.kind}, from the file's bytes",
         is_there=True,
@@ -139,7 +146,7 @@ def _compare(
     )
 
 
-def _judge(index: int, kind: str, found: Tensor, truth: Tensor, single: Tensor) -> NetworkError:
+def _judge(index: int, kind: str, *, found: Tensor, truth: Tensor, single: Tensor) -> NetworkError:
     """The token with the least room: each may lose so many times what float32 loses for it."""
     error, loss = relative(found, truth), relative(single.double(), truth)
     usual = loss.nanmedian().clamp(min=_LEAST_LOSS)

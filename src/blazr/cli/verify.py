@@ -77,18 +77,20 @@ def _screen(verdict: Verdict) -> Iterator[str]:
     yield f"  {'logits':<31} {last}  {_pair((verdict.logits_error, verdict.tolerance))}"
     yield f"network        beside {witness.name}" if witness.is_there else witness.name
     if witness.layers:
-        yield "               each layer alone; allowed: 10 times what the reference loses in float32"
+        yield f"{'':<15}layer by layer; allowed: 10 times what float32 loses in the reference"
     yield "engine         beside the network in float64; allowed: what its dtype explains"
     greedy = verdict.greedy
     yield f"greedy tokens  {greedy.agreeing} of {greedy.tokens} agree"
     for prompt, position, chosen, best in greedy.faults:
         yield f"  prompt {prompt}, token {position}: {chosen}, the network says {best}"
-    error_of = verdict.transformers_error
-    yield f"transformers   {verdict.transformers}" + ("" if error_of is None else f", {error_of:.1e}")
+    theirs = verdict.transformers_error
+    yield f"transformers   {verdict.transformers}" + ("" if theirs is None else f", {theirs:.1e}")
     if not verdict.is_ok:
         yield "DIFFERENT"
+    elif witness.is_there:
+        yield "ok"
     else:
-        yield "ok" if witness.is_there else "UNVERIFIED: the engine agrees with its own network only"
+        yield "NOT VERIFIED: only the engine and its own network were compared"
 
 
 def _pair(errors: tuple[float, float] | None) -> str:

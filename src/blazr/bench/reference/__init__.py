@@ -19,7 +19,7 @@ _HYBRIDS = (
 REFERENCES: dict[str, str] = {
     **dict.fromkeys(_DECODERS.split(), _AT + "decoders:decoder"),
     **dict.fromkeys(_HYBRIDS.split(), _AT + "hybrids:hybrid"),
-    **dict.fromkeys("mamba mamba2 falcon_mamba nemotron_h".split(), _AT + "backbones:backbone"),
+    **dict.fromkeys(["mamba", "mamba2", "falcon_mamba", "nemotron_h"], _AT + "backbones:backbone"),
     "zamba2": _AT + "zamba:zamba2",
 }
 # Types of models that see images, by the type of what they speak with.

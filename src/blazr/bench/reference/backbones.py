@@ -13,8 +13,7 @@ from blazr.bench.reference.hybrids import limits_of
 from blazr.bench.reference.mamba1 import mamba1
 from blazr.bench.reference.mamba2 import Mamba2, mamba2
 from blazr.bench.reference.mlp import mlp
-from blazr.bench.reference.model import Function, Half, ReferenceModel, layer_of
-from blazr.bench.reference.model import model_of, norm_of
+from blazr.bench.reference.model import Function, Half, ReferenceModel, layer_of, model_of, norm_of
 from blazr.bench.reference.weights import Weights
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {

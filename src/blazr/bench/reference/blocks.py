@@ -90,7 +90,8 @@ def _half(data: Bytes, at: int) -> Floats:
 
 def _low_high(data: Bytes) -> Bytes:
     """The low nibbles of all bytes, then the high ones."""
-    return np.concatenate((data & 15, data >> 4), 1)
+    found: Bytes = np.concatenate((data & 15, data >> 4), 1)
+    return found
 
 
 def _bits(data: Bytes) -> Bytes:
@@ -124,14 +125,14 @@ def _pairs_of_bits(data: Bytes) -> Bytes:
     """Two bits each: of 32 bytes the lowest, the next, ..., then of the next 32."""
     runs = data.reshape(len(data), -1, 1, 32)
     shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
-    return ((runs >> shifts) & 3).reshape(len(data), -1)
+    return ((runs >> shifts) & 3).astype(np.uint8).reshape(len(data), -1)
 
 
 def _nibbles_by_32(data: Bytes) -> Bytes:
     """Of 32 bytes the low nibbles, then the high ones, then of the next 32."""
     runs = data.reshape(len(data), -1, 1, 32)
     shifts = np.array([0, 4], np.uint8)[:, None]
-    return ((runs >> shifts) & 15).reshape(len(data), -1)
+    return ((runs >> shifts) & 15).astype(np.uint8).reshape(len(data), -1)
 
 
 def _each(values: Floats, count: int) -> Floats:

@@ -15,8 +15,15 @@ from blazr.bench.reference.experts import Router, clamped_expert, expert_mlp, mi
 from blazr.bench.reference.hf_config import FULL, SLIDING, Config, rotation_of
 from blazr.bench.reference.latent import Latent, deepseek_attention
 from blazr.bench.reference.mlp import mlp
-from blazr.bench.reference.model import Function, Half, Layer, ReferenceModel, layer_of
-from blazr.bench.reference.model import model_of, norm_of
+from blazr.bench.reference.model import (
+    Function,
+    Half,
+    Layer,
+    ReferenceModel,
+    layer_of,
+    model_of,
+    norm_of,
+)
 from blazr.bench.reference.rotation import Rotation, mscale
 from blazr.bench.reference.weights import Weights, linear
 
@@ -98,6 +105,7 @@ _NORMS: Mapping[str, tuple[str, str, str, str]] = {
 LLAMA_NORMS = ("input_layernorm", "", "post_attention_layernorm", "")
 # Those whose norms store their weights less one.
 _OFFSET = ("gemma", "gemma2", "gemma3_text")
+_CAPPED = ("gemma2", "gemma3_text")
 _LATENT = ("deepseek_v2", "deepseek_v3")
 
 # Names of an expert's matrices, upward ones first: Mixtral's, and everybody else's.
@@ -138,13 +146,11 @@ def decoder(w: Weights, kind: str, config: Config) -> ReferenceModel:
         head=head_of(w),
         embedding_scale=config.get("embedding_multiplier", default=scale),
         logits_scale=1 / config.get("logits_scaling", default=1.0),
-        softcap=config.get("final_logit_softcapping") if kind in ("gemma2", "gemma3_text") else None,
+        softcap=config.get("final_logit_softcapping") if kind in _CAPPED else None,
     )
 
 
-def _layer(
-    w: Weights, kind: str, config: Config, index: int, eps: float, offset: float
-) -> Layer:
+def _layer(w: Weights, kind: str, config: Config, index: int, eps: float, offset: float) -> Layer:
     names = _NORMS.get(kind, LLAMA_NORMS)
     norms = [norm_of(w, name, eps, offset=offset) if name else None for name in names]
     scale = config.get("residual_multiplier", default=1.0)
@@ -162,14 +168,12 @@ def _layer(
     )
 
 
-def attention_sizes(
-    kind: str, config: Config, index: int, eps: float, offset: float
-) -> Attention:
+def attention_sizes(kind: str, config: Config, index: int, eps: float, offset: float) -> Attention:
     """Attention of one layer."""
     heads = config["num_attention_heads"]
     dim = config.get("head_dim", default=config["hidden_size"] // heads)
     scale = config.get("attention_multiplier")
-    if kind in ("gemma2", "gemma3_text"):
+    if kind in _CAPPED:
         scale = config.get("query_pre_attn_scalar", default=256) ** -0.5
     return Attention(
         heads=heads,
@@ -255,14 +259,15 @@ def latent_sizes(config: Config, *, rotates: bool = True) -> Latent:
 def feed_forward(layer: Weights, kind: str, config: Config) -> Function:
     """An MLP, or experts: what the layer's tensors are."""
     activation = config.get("hidden_act", default="silu")
-    if kind in ("gemma2", "gemma3_text"):
+    if kind in _CAPPED:
         activation = config["hidden_activation"]
     if "block_sparse_moe.router.layer.weight" in layer:  # Granite
         return granite_experts(layer.under("block_sparse_moe."), config)
     if "block_sparse_moe.gate.weight" in layer and kind == "mixtral":
         w = layer.under("block_sparse_moe.")
         return experts(w, "gate", router_of(kind, config), activation, NUMBERED)
-    w = layer.under("mlp.", {"up_proj": "c_fc", "down_proj": "c_proj"} if kind == "starcoder2" else {})
+    names = {"up_proj": "c_fc", "down_proj": "c_proj"} if kind == "starcoder2" else {}
+    w = layer.under("mlp.", names)
     if kind == "gpt_oss":
         return _gpt_oss_experts(w, config)
     if "gate.weight" in w:

@@ -7,6 +7,7 @@ import mmap
 import struct
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,8 @@ from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.weights import Rows
 
 # By the number of a metadata type: struct's letter.
-_LETTERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_LETTERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"}
+_LETTERS |= {10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 
 
@@ -33,7 +35,9 @@ class GgufFile:
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self._at = 8  # behind the magic number and the version
         count, pairs = self._take("Q"), self._take("Q")
-        self.metadata = {self._string(): self._value(self._take("I")) for _ in range(pairs)}
+        self.metadata: dict[str, Any] = {
+            self._string(): self._value(self._take("I")) for _ in range(pairs)
+        }
         # name: shape, number of the type, offset
         self.tensors: dict[str, tuple[tuple[int, ...], int, int]] = {}
         for _ in range(count):
@@ -74,7 +78,7 @@ class GgufFile:
         form = struct.Struct("<" + letter)
         (found,) = form.unpack_from(self._data, self._at)
         self._at += form.size
-        return found  # type: ignore[no-any-return]  # a number
+        return found
 
     def _string(self) -> str:
         length = self._take("Q")

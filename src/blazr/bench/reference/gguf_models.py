@@ -20,27 +20,76 @@ from blazr.bench.reference.latent import Latent, deepseek_attention
 from blazr.bench.reference.mamba1 import mamba1
 from blazr.bench.reference.mamba2 import Mamba2, mamba2
 from blazr.bench.reference.mlp import mlp
-from blazr.bench.reference.model import Function, Half, Layer, ReferenceModel, layer_of
-from blazr.bench.reference.model import model_of, norm_of
+from blazr.bench.reference.model import (
+    Function,
+    Half,
+    Layer,
+    ReferenceModel,
+    layer_of,
+    model_of,
+    norm_of,
+)
 from blazr.bench.reference.refusal import NoReferenceError
-from blazr.bench.reference.rotation import Rotation, mscale, plain, yarn
+from blazr.bench.reference.rotation import Rotation, fixed, mscale, plain, yarn
 from blazr.bench.reference.weights import Weights, linear
 
 _KNOWN = frozenset(
-    "llama mistral3 granite granitemoe smollm3 chatglm qwen2 qwen2moe olmoe qwen3 qwen3moe phi3 "
-    "olmo2 glm4 glm4moe gpt-oss deepseek2 starcoder2 gemma gemma2 gemma3 mamba mamba2 jamba "
-    "granitehybrid nemotron_h nemotron_h_moe falcon-h1 lfm2 lfm2moe qwen3next qwen35 qwen35moe "
-    "kimi-linear".split()
+    [
+        "llama",
+        "mistral3",
+        "granite",
+        "granitemoe",
+        "smollm3",
+        "chatglm",
+        "qwen2",
+        "qwen2moe",
+        "olmoe",
+        "qwen3",
+        "qwen3moe",
+        "phi3",
+        "olmo2",
+        "glm4",
+        "glm4moe",
+        "gpt-oss",
+        "deepseek2",
+        "starcoder2",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "mamba",
+        "mamba2",
+        "jamba",
+        "granitehybrid",
+        "nemotron_h",
+        "nemotron_h_moe",
+        "falcon-h1",
+        "lfm2",
+        "lfm2moe",
+        "qwen3next",
+        "qwen35",
+        "qwen35moe",
+        "kimi-linear",
+    ]
 )
 # Rows of queries and keys are laid out, or were, so that neighbours are rotated together.
 _INTERLEAVED = frozenset(
-    "llama mistral3 granite granitemoe granitehybrid smollm3 chatglm glm4 deepseek2".split()
+    [
+        "llama",
+        "mistral3",
+        "granite",
+        "granitemoe",
+        "granitehybrid",
+        "smollm3",
+        "chatglm",
+        "glm4",
+        "deepseek2",
+    ]
 )
-_NEVER_ROTATED = frozenset("jamba nemotron_h nemotron_h_moe kimi-linear".split())
+_NEVER_ROTATED = frozenset(["jamba", "nemotron_h", "nemotron_h_moe", "kimi-linear"])
 # The norm before a feed-forward has the name of one behind attention.
-_LATE_NORM = frozenset("glm4moe gpt-oss qwen3next qwen35 qwen35moe".split())
-_BY_SIGMOID = frozenset("glm4moe nemotron_h_moe lfm2moe kimi-linear".split())
-_UNNORMALISED = frozenset("qwen2moe olmoe glm4moe deepseek2 jamba".split())
+_LATE_NORM = frozenset(["glm4moe", "gpt-oss", "qwen3next", "qwen35", "qwen35moe"])
+_BY_SIGMOID = frozenset(["glm4moe", "nemotron_h_moe", "lfm2moe", "kimi-linear"])
+_UNNORMALISED = frozenset(["qwen2moe", "olmoe", "glm4moe", "deepseek2", "jamba"])
 # Every so many layers one sees everything, where the file does not list them.
 _FULL_EVERY = {"olmo2": 4, "gpt-oss": 2, "gemma2": 2, "gemma3": 6}
 # Layers with a window are rotated without scaling.
@@ -112,7 +161,7 @@ class _File:
         own = (second, first) if self.kind == "starcoder2" else (first, second)
         self.eps = self.get(own[0]) or self.get(own[1]) or usual
 
-    def get(self, key: str, default: Any = None, *, layer: int = 0) -> Any:  # noqa: ANN401
+    def get(self, key: str, default: Any = None, *, layer: int = 0) -> Any:
         found = self.metadata.get(f"{self.kind}.{key}", default)
         return found[layer] if isinstance(found, list) else found
 
@@ -256,7 +305,7 @@ def _rotation(file: _File, head_dim: int, *, has_window: bool = False) -> Rotati
     if has_window and kind in _PLAIN_WINDOW:
         own = 10_000.0 if kind == "gemma3" else theta
         speeds = plain(dim, file.get("rope.freq_base_swa") or own)
-        return Rotation(lambda length: speeds)
+        return Rotation(fixed(speeds))
     frequencies, scale = _scaled(file, dim, theta)
     beta = file.get("attention.temperature_scale")
     lengths = ("attention.temperature_length", "rope.scaling.original_context_length")
@@ -278,7 +327,7 @@ def _scaled(file: _File, dim: int, theta: float) -> tuple[Callable[[int], Tensor
 
     if "rope_freqs.weight" in file.w:
         found = over("rope_freqs.weight")
-        return lambda length: found, 1.0
+        return fixed(found), 1.0
     if "rope_factors_long.weight" in file.w:
         short, long = over("rope_factors_short.weight"), over("rope_factors_long.weight")
         limit = trained or file.get("context_length")
@@ -290,10 +339,10 @@ def _scaled(file: _File, dim: int, theta: float) -> tuple[Callable[[int], Tensor
         factor = _GEMMA3_FACTOR
     if kind in ("none", "", "default") or factor == 1:
         speeds = plain(dim, theta)
-        return lambda length: speeds, 1.0
+        return fixed(speeds), 1.0
     if kind == "linear":
         speeds = plain(dim, theta, factor)
-        return lambda length: speeds, 1.0
+        return fixed(speeds), 1.0
     if kind != "yarn" or not trained:
         raise NoReferenceError(f"GGUF files with RoPE scaling {kind!r}")
     speeds = yarn(
@@ -309,7 +358,7 @@ def _scaled(file: _File, dim: int, theta: float) -> tuple[Callable[[int], Tensor
     usual = 1.0 if file.get("rope.scaling.yarn_log_multiplier") else mscale(factor)
     scale = stretched if math.isclose(stretched, usual, rel_tol=1e-6) else stretched * usual
     own = file.get("rope.scaling.yarn_attn_factor") or 1.0
-    return lambda length: speeds, own if own != 1 and own > 0 else scale
+    return fixed(speeds), own if own != 1 and own > 0 else scale
 
 
 def _latent(file: _File, layer: Weights) -> Latent:

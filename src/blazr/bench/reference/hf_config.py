@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from blazr.bench.reference.refusal import NoReferenceError
-from blazr.bench.reference.rotation import Rotation, dynamic, llama3, mscale, plain, yarn
+from blazr.bench.reference.rotation import Rotation, dynamic, fixed, llama3, mscale, plain, yarn
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
@@ -25,7 +25,7 @@ class Config:
     def __init__(self, own: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         self.own, self.defaults = own, defaults
 
-    def get(self, *keys: str, default: Any = None) -> Any:  # noqa: ANN401  (JSON)
+    def get(self, *keys: str, default: Any = None) -> Any:
         """The value of the first key that has one."""
         for source in (self.own, self.defaults):
             for key in keys:
@@ -33,7 +33,7 @@ class Config:
                     return source[key]
         return default
 
-    def __getitem__(self, key: str) -> Any:  # noqa: ANN401  (JSON)
+    def __getitem__(self, key: str) -> Any:
         found = self.get(key)
         if found is None:
             raise NoReferenceError(f"a config.json without {key!r}")
@@ -86,19 +86,19 @@ def rotation_of(
     factor = said.get("factor") or longest / trained
     scale, temperature = 1.0, None
     if config.get("model_type") == "ministral3" and said.get("llama_4_scaling_beta"):
-        temperature = float(said["llama_4_scaling_beta"]), float(own_trained)
+        temperature = float(said["llama_4_scaling_beta"]), float(own_trained or longest)
     match kind:
         case "default":
-            frequencies = _always(plain(dim, theta))
+            frequencies = fixed(plain(dim, theta))
         case "linear":
-            frequencies = _always(plain(dim, theta, factor))
+            frequencies = fixed(plain(dim, theta, factor))
         case "dynamic":
             frequencies = lambda length: dynamic(dim, theta, factor, longest, length)  # noqa: E731
         case "llama3":
             low, high = said.get("low_freq_factor", 1.0), said.get("high_freq_factor", 4.0)
-            frequencies = _always(llama3(dim, theta, factor, low, high, trained))
+            frequencies = fixed(llama3(dim, theta, factor, low, high, trained))
         case "yarn":
-            frequencies = _always(
+            frequencies = fixed(
                 yarn(
                     dim,
                     theta,
@@ -123,7 +123,3 @@ def rotation_of(
         case _:
             raise NoReferenceError(f"RoPE scaling {kind!r}")
     return Rotation(frequencies, scale, interleaved, temperature=temperature)
-
-
-def _always(frequencies: torch.Tensor) -> Any:  # noqa: ANN401  (a function)
-    return lambda length: frequencies

@@ -20,14 +20,21 @@ from blazr.bench.reference.decoders import (
     router_of,
 )
 from blazr.bench.reference.delta import Delta, gated_delta, kimi_delta
-from blazr.bench.reference.hf_config import FULL, Config, rotation_of
+from blazr.bench.reference.hf_config import Config, rotation_of
 from blazr.bench.reference.latent import deepseek_attention
 from blazr.bench.reference.mamba1 import mamba1
 from blazr.bench.reference.mamba2 import Mamba2, mamba2
 from blazr.bench.reference.mlp import mlp
-from blazr.bench.reference.model import Function, Half, Layer, ReferenceModel, layer_of
-from blazr.bench.reference.model import model_of, norm_of
-from blazr.bench.reference.weights import Weights, linear
+from blazr.bench.reference.model import (
+    Function,
+    Half,
+    Layer,
+    ReferenceModel,
+    layer_of,
+    model_of,
+    norm_of,
+)
+from blazr.bench.reference.weights import Weights
 
 _MAMBA2: Mapping[str, Any] = {"mamba_d_state": 256, "mamba_n_heads": 128, "mamba_n_groups": 1}
 _LFM2: Mapping[str, Any] = {"num_key_value_heads": 8, "rope_theta": 1e6, "norm_eps": 1e-5}
@@ -164,12 +171,11 @@ def _attention(
 def limits_of(config: Config) -> tuple[float, float]:
     """The least and the most of a step size; infinity is spelled in several ways."""
     found = config.get("time_step_limit", default=(0.0, "Infinity"))
-    values = (each.get("__float__") if isinstance(each, Mapping) else each for each in found)
-    least, most = (float(each) for each in values)
+    least, most = (float(e["__float__"] if isinstance(e, Mapping) else e) for e in found)
     return least, most
 
 
-def mamba2_sizes(config: Config, eps: float, **more: Any) -> Mamba2:  # noqa: ANN401  (fields)
+def mamba2_sizes(config: Config, eps: float, **more: Any) -> Mamba2:
     """A Mamba-2 mixer under the names that hybrids have."""
     groups = config["mamba_n_groups"]
     return Mamba2(

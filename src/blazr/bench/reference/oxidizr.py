@@ -16,10 +16,17 @@ from blazr.bench.reference.mamba1 import oxidizr_mamba1
 from blazr.bench.reference.mamba2 import Mamba2, mamba2
 from blazr.bench.reference.mamba3 import mamba3
 from blazr.bench.reference.mlp import mlp
-from blazr.bench.reference.model import Function, Half, Layer, ReferenceModel, layer_of
-from blazr.bench.reference.model import model_of, norm_of
+from blazr.bench.reference.model import (
+    Function,
+    Half,
+    Layer,
+    ReferenceModel,
+    layer_of,
+    model_of,
+    norm_of,
+)
 from blazr.bench.reference.refusal import NoReferenceError
-from blazr.bench.reference.rotation import Rotation, llama3, plain
+from blazr.bench.reference.rotation import Rotation, fixed, llama3, plain
 from blazr.bench.reference.weights import Weights, linear
 
 _MAMBA_EPS, _LIMITS = 1e-6, (0.001, 0.1)
@@ -27,7 +34,7 @@ _USUAL_DIMS = (64, 128, 96, 80, 32, 16)
 Config = Mapping[str, Any]
 
 
-def first(config: Config, *keys: str, default: Any = None) -> Any:  # noqa: ANN401  (JSON)
+def first(config: Config, *keys: str, default: Any = None) -> Any:
     """The first key that is there and not null; a dot leads into a section."""
     for key in keys:
         section, _, inner = key.rpartition(".")
@@ -43,7 +50,8 @@ def oxidizr_model(w: Weights, config: Config) -> ReferenceModel:
     top = w.under(root)
     numbers = {m[1] for name in w.names if (m := re.match(r"(?:model\.)?layers\.(\d+)\.", name))}
     eps = first(config, "rms_norm_eps", default=1e-5)
-    layers = [_layer(top, top.under(f"layers.{i}."), config, eps) for i in sorted(map(int, numbers))]
+    order = sorted(map(int, numbers))
+    layers = [_layer(top, top.under(f"layers.{i}."), config, eps) for i in order]
     return model_of(
         "oxidizr",
         layers,
@@ -63,7 +71,8 @@ def _layer(top: Weights, w: Weights, config: Config, eps: float) -> Layer:
             return layer_of(Half(before=norm, inner=mixer(own.under("mixer."), config)))
     if "mamba.in_proj.weight" in w:
         own = w.under("mamba.")
-        return layer_of(Half(before=norm_of(w, "norm", eps), inner=lambda x: oxidizr_mamba1(x, own)))
+        norm = norm_of(w, "norm", eps)
+        return layer_of(Half(before=norm, inner=lambda x: oxidizr_mamba1(x, own)))
     return layer_of(
         Half(before=norm_of(w, "input_layernorm", eps), inner=_attention(top, w, config, eps)),
         Half(before=norm_of(w, "post_attention_layernorm", eps), inner=_feed_forward(w, config)),
@@ -109,7 +118,7 @@ def _rotation(dim: int, config: Config) -> Rotation:
             speeds = llama3(dim, theta, factor, low, high, trained)
         case _:
             raise NoReferenceError(f"oxidizr's models with RoPE scaling {kind!r}")
-    return Rotation(lambda length: speeds)
+    return Rotation(fixed(speeds))
 
 
 def _attention(top: Weights, layer: Weights, config: Config, eps: float) -> Function:

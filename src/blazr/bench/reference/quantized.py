@@ -20,7 +20,7 @@ from blazr.bench.reference.safetensors import SafetensorsFiles
 from blazr.bench.reference.weights import Rows
 
 _KNOWN = frozenset(
-    "gptq awq fp8 fbgemm_fp8 compressed-tensors modelopt bitsandbytes mxfp4".split()
+    ["gptq", "awq", "fp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "bitsandbytes", "mxfp4"]
 )
 # What the name of a matrix's first tensor ends with, in the place of ``weight``.
 _MAINS = ("qweight", "weight_packed")
@@ -123,8 +123,8 @@ class QuantizedFiles:
         """compressed-tensors' ``pack-quantized``: numbers plus half their range."""
         rows, columns = self._part(at, "weight_shape").tolist()
         scales = self._part(at, "weight_scale").double()
-        said = [each for each in self._weights("num_bits") if -(-columns * each // 32) == stored.shape[1]]
-        bits = said[0] if said else next(b for b in (2, 4, 8) if -(-columns * b // 32) == stored.shape[1])
+        widths = (*self._weights("num_bits"), 2, 4, 8)
+        bits = next(each for each in widths if -(-columns * each // 32) == stored.shape[1])
         half = 2 ** (bits - 1)
         codes = _fields(stored, bits)[:, :columns] - half
         packed = self._get(at, "weight_zero_point")
@@ -149,14 +149,9 @@ class QuantizedFiles:
         spread = scales.repeat_interleave(height, 0)[:rows].repeat_interleave(width, 1)
         return stored.double() * spread[:, :columns]
 
-    def _grid(
-        self, codes: Tensor, scales: Tensor, zeros: Tensor, groups: Tensor | None
-    ) -> Tensor:
+    def _grid(self, codes: Tensor, scales: Tensor, zeros: Tensor, groups: Tensor | None) -> Tensor:
         """``(q - zero) * scale``, with one or more scales a row."""
-        scales, zeros = (
-            (part.reshape(1, 1) if part.numel() == 1 else part).reshape(-1, part.shape[-1] if part.dim() > 1 else 1)
-            for part in (scales, zeros)
-        )
+        scales, zeros = (p if p.dim() > 1 else p.reshape(-1, 1) for p in (scales, zeros))
         wanted = next(iter(self._weights("group_size")), None)
         groups = _runs(codes.shape[1], scales.shape[1], wanted, groups)
         return (codes - zeros[:, groups]) * scales[:, groups]
@@ -169,9 +164,10 @@ class QuantizedFiles:
 
     def _nvfp4(self, at: str, stored: Tensor) -> Tensor:
         """Four-bit floats, eight-bit scales of 16 columns, and one number for all."""
-        scales, whole = self._part(at, "weight_scale").double(), self._get(at, "weight_scale_2")
-        scales = scales / self._part(at, "weight_global_scale").double() if whole is None else scales * whole.double()
-        return _floats4(stored) * scales.repeat_interleave(16, 1)
+        scales, factor = self._part(at, "weight_scale").double(), self._get(at, "weight_scale_2")
+        if factor is None:  # compressed-tensors divides
+            factor = 1 / self._part(at, "weight_global_scale").double()
+        return _floats4(stored) * (scales * factor.double()).repeat_interleave(16, 1)
 
     def _bitsandbytes(self, at: str, stored: Tensor) -> Tensor:
         """Codes of a table, the first of two in the upper half, scaled by blocks."""
@@ -239,9 +235,7 @@ def _fields(words: Tensor, bits: int) -> Tensor:
     return torch.from_numpy(stream.astype(np.int64) @ (1 << np.arange(bits)))
 
 
-def _runs(
-    columns: int, groups: int, wanted: int | None, index: Tensor | None = None
-) -> Tensor:
+def _runs(columns: int, groups: int, wanted: int | None, index: Tensor | None = None) -> Tensor:
     """The group of each column: as listed, or in runs of the wanted size where that fits."""
     if index is not None:
         return index.long()

@@ -36,6 +36,16 @@ def plain(dim: int, theta: float, factors: Tensor | float = 1.0) -> Tensor:
     return theta**-exponents / factors
 
 
+def fixed(frequencies: Tensor) -> Callable[[int], Tensor]:
+    """The same frequencies for sequences of every length."""
+
+    def of(length: int) -> Tensor:
+        del length
+        return frequencies
+
+    return of
+
+
 def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
     """(T, H, D) with the first channels of every head rotated by their positions 0, 1, ...
 
@@ -65,7 +75,9 @@ def temper(queries: Tensor, rotation: Rotation | None) -> Tensor:
     return queries * (1 + beta * torch.log1p(torch.floor(positions / length)))
 
 
-def llama3(dim: int, theta: float, factor: float, low: float, high: float, trained: float) -> Tensor:
+def llama3(
+    dim: int, theta: float, factor: float, low: float, high: float, trained: float
+) -> Tensor:
     """Llama 3.1's: slow channels are slowed down by ``factor``, fast ones are left alone."""
     speeds = plain(dim, theta)
     kept = ((trained * speeds / (2 * math.pi) - low) / (high - low)).clamp(0, 1)

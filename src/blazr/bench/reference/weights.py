@@ -92,7 +92,9 @@ class Weights:
 
     def get(self, name: str) -> Tensor | None:
         """A tensor, or None where there is none."""
-        return self[name] if name in self else None
+        if name not in self:
+            return None
+        return self[name]
 
 
 def linear(x: Tensor, weights: Weights, name: str) -> Tensor:

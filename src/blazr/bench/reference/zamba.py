@@ -77,7 +77,8 @@ def zamba2(w: Weights, kind: str, config: Config) -> ReferenceModel:
     """A model of ``model_type`` ``zamba2``."""
     eps, count = config["rms_norm_eps"], config["num_hidden_layers"]
     hybrids = [i for i in range(count) if f"model.layers.{i}.linear.weight" in w]
-    owners = [i for i in hybrids if f"model.layers.{i}.shared_transformer.input_layernorm.weight" in w]
+    block = "model.layers.{}.shared_transformer."
+    owners = [i for i in hybrids if block.format(i) + "input_layernorm.weight" in w]
     groups = config["mamba_ngroups"]
     sizes = Mamba2(
         states=config["mamba_d_state"],
@@ -97,7 +98,7 @@ def zamba2(w: Weights, kind: str, config: Config) -> ReferenceModel:
         shared = None
         if index in hybrids:
             user = hybrids.index(index)
-            owner = w.under(f"model.layers.{hybrids[user % blocks]}.shared_transformer.")
+            owner = w.under(block.format(hybrids[user % blocks]))
             shared = Shared(owner, user, config)
 
         def apply(x: Tensor, embedded: Tensor) -> Tensor:

@@ -1,0 +1,122 @@
+"""The reference that verify judges by, held to truths that are neither it nor the network."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from blazr.bench.reference import REFERENCES, SECTIONS
+from blazr.bench.reference.blocks import TYPES, numbers
+from blazr.bench.reference.model import ReferenceModel
+from blazr.bench.reference.open import open_reference
+from blazr.bench.reference.quantized import with_plain_matrices
+from blazr.bench.reference.refusal import NoReferenceError
+from blazr.bench.reference.safetensors import SafetensorsFiles
+from blazr.models.families import FAMILIES
+from tests.support import quantized, tiny
+from tests.support.networks import VOCAB
+from tests.support.references import CASES, reference_logits, save_reference
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+OXIDIZR = sorted(path.name for path in (GOLDEN / "oxidizr").iterdir() if path.is_dir())
+GGUF = json.loads((GOLDEN / "gguf" / "converted" / "expected.json").read_text())
+# One of each kind of mixer and feed-forward; the others, settings of these, are slow together.
+KINDS = ("llama rope", "gemma2", "deepseek_v3", "gpt_oss", "qwen3_next", "kimi_linear", "zamba2")
+IDS = torch.randint(3, VOCAB, (30,), generator=torch.Generator().manual_seed(0)).tolist()
+ENTRIES = "model.safetensors", "config.json"
+
+
+def scores(model: ReferenceModel, ids: list[int]) -> Tensor:
+    x = embedded = model.embed(torch.tensor(ids))
+    for layer in model.layers:
+        x = layer(x, embedded)
+    return model.logits(x)
+
+
+def opened(directory: Path) -> ReferenceModel:
+    weights, config = (directory / name for name in ENTRIES)
+    return open_reference([weights], config if config.exists() else None)
+
+
+@pytest.mark.parametrize("name", OXIDIZR)
+def test_the_format_s_own_logits(name: str) -> None:
+    expected = np.load(GOLDEN / "oxidizr" / name / "expected.npz")
+    found = scores(opened(GOLDEN / "oxidizr" / name), expected["token_ids"].tolist())
+    np.testing.assert_allclose(found.numpy(), expected["logits"], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", GGUF["logits"])
+def test_what_llama_cpp_s_converter_writes(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(lzma.decompress((GOLDEN / f"gguf/converted/{name}.gguf.xz").read_bytes()))
+    expected = torch.tensor(GGUF["logits"][name]).double()  # transformers' float32
+    found = scores(open_reference([path], None), GGUF["tokens"])[-len(expected) :]
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in CASES]
+)
+def test_transformers_in_float64(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    kind, changes = CASES[name]
+    theirs = save_reference(kind, tmp_path, seed=1, changes=changes)
+    if "experts" in repr(theirs):
+        theirs.set_experts_implementation("eager")
+    expected = reference_logits(theirs.double(), IDS)
+    found = scores(opened(tmp_path), IDS)
+    # norms, rotations and softmax are float32 in their float64 models, too
+    torch.testing.assert_close(found, expected, rtol=0, atol=4e-6 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("name", quantized.KINDS)
+def test_matrices_that_several_tensors_stand_for(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    kind = quantized.KINDS[name]
+    parts, expected = kind.encode(torch.randn(64, 256))
+    save_file({f"a.{end}": part for end, part in parts.items()}, tmp_path / ENTRIES[0])
+    files = SafetensorsFiles([tmp_path / ENTRIES[0]])
+    found = with_plain_matrices(files, {"quantization_config": kind.config}).read("a.weight")
+    torch.testing.assert_close(found, expected.double(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("number", [each for each in TYPES if TYPES[each][0] != "F64"])
+def test_blocks_are_those_of_the_gguf_package(number: int) -> None:
+    gguf = pytest.importorskip("gguf")
+    kind, (_, length, nbytes) = gguf.GGMLQuantizationType(number), TYPES[number]
+    assert gguf.GGML_QUANT_SIZES[kind] == (length, nbytes)
+    data = np.random.default_rng(number).integers(0, 256, (5, nbytes), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        found, expected = numbers(number, data), gguf.quants.dequantize(data, kind).astype(float)
+    is_number = np.isfinite(expected) & (np.abs(expected) < 1e30)  # some scales are none
+    assert is_number.any()
+    np.testing.assert_allclose(found[is_number], expected[is_number], rtol=1e-5, atol=1e-30)
+
+
+def test_every_family_has_one() -> None:
+    assert set(FAMILIES) - {"oxidizr", "gguf"} == REFERENCES.keys() | SECTIONS.keys()
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ({"model_type": "unheard_of"}, "type 'unheard_of'"),
+        ({"model_type": "llama", "quantization_config": {"quant_method": "new"}}, "by 'new'"),
+        ({"model_type": "llama", "rope_scaling": {"rope_type": "spiral"}}, "RoPE scaling 'spiral'"),
+    ],
+)
+def test_nothing_is_said_of_what_nobody_has_written(
+    config: dict[str, object], what: str, tmp_path: Path
+) -> None:
+    tiny.save(
+        tiny.Tiny(layers=("StandardTransformer",)), tmp_path / "m", layout="hf", changes=config
+    )
+    with pytest.raises(NoReferenceError, match=what):
+        opened(tmp_path / "m")
