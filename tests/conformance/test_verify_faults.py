@@ -135,9 +135,7 @@ OTHER = {"silu": "gelu_tanh", "gelu_tanh": "silu", "relu2": "silu"}
 GATE = config_fault(MlpConfig, activation=OTHER.__getitem__)
 EXPERT_GATE = config_fault(MoeConfig, activation=OTHER.__getitem__)
 NORMALISED = config_fault(MoeConfig, norm_topk_prob=lambda was: not was)
-SCORING = config_fault(
-    MoeConfig, scoring=lambda was: "sigmoid" if was == "softmax" else "softmax"
-)
+SCORING = config_fault(MoeConfig, scoring=lambda was: "sigmoid" if was == "softmax" else "softmax")
 ROUTED = config_fault(MoeConfig, routed_scaling_factor=lambda was: was * 1.05)
 FEWER = config_fault(MoeConfig, experts_per_token=lambda was: was - 1)
 SCALE = scaled(AttentionConfig, "scale", 1.05)
@@ -146,7 +144,7 @@ WINDOW = config_fault(AttentionConfig, sliding_window=lambda was: was and was + 
 SOFTCAP = config_fault(AttentionConfig, attn_logit_softcap=lambda was: None)
 QK_NORM = config_fault(AttentionConfig, norm_eps=lambda eps: eps * 100)
 DELTA_DECAY = attribute(
-    gated_delta.DeltaMixer, "_rates", lambda own: property(lambda self: own.func(self) * 1.1)
+    gated_delta.DeltaMixer, "_rates", lambda own: property(lambda self: own.fget(self) * 1.1)
 )
 DECAY = weight_fault(".a_log", faster)
 
@@ -272,10 +270,10 @@ FAULTS: dict[str, dict[str, Plant]] = {
     "gguf stories-q4_0": {
         "dequantization": read_fault(lambda name, x: bump(x, 18) if "attn_q" in name else x),
     },
-    "gguf stories-q5_1": {"dequantization": attribute(legacy, "q5_1", times(1.01))},
+    "gguf nvfp4": {"dequantization": attribute(legacy, "nvfp4", times(1.01))},
 }
 # Those that the others do not show already, by a kind of file or a mixer of their own.
-DAILY = ("oxidizr", "hf qwen3_moe", "gguf llama-rope", "gguf stories-q5_1", "gguf stories-q8_0")
+DAILY = ("oxidizr", "hf qwen3_moe", "gguf llama-rope", "gguf nvfp4", "gguf stories-q8_0")
 
 
 def bump(blocks: Tensor, size: int) -> Tensor:
@@ -308,34 +306,33 @@ def _save(name: str, folder: Path) -> str:
         save_reference(case, folder, seed=1, changes=changes)
         return str(folder)
     path = folder / "model.gguf"
-    if inner == "stories-q5_1":
-        return str(ggufs.write(path, *_q5_1()))
+    if inner == "nvfp4":
+        return str(ggufs.write(path, *_nvfp4()))
     if inner.startswith("stories-"):
         return str(GOLDEN / f"stories260K-{inner.removeprefix('stories-')}.gguf")
     path.write_bytes(lzma.decompress((GOLDEN / "converted" / f"{inner}.gguf.xz").read_bytes()))
     return str(path)
 
 
-def _q5_1() -> tuple[dict[str, Any], dict[str, object]]:
-    """A Llama of one layer, its matrices in blocks that no kernel multiplies with as they are."""
+def _nvfp4() -> tuple[dict[str, Any], dict[str, object]]:
+    """A Llama of one layer, its matrices in blocks that kernels do not multiply with as they are."""
     torch.manual_seed(0)
+    size = 64
 
-    def blocks(rows: int, columns: int) -> ggufs.Blocks:
-        data = torch.randint(0, 256, (rows, columns // 32, 24), dtype=torch.uint8)
-        scales = torch.tensor([0.02, -0.3]).half().view(torch.uint8)
-        data[..., :4] = scales
-        return 7, (rows, columns), data.flatten()
+    def blocks() -> ggufs.Blocks:
+        data = torch.randint(0, 256, (size, 36), dtype=torch.uint8)
+        data[:, :4] = 0x20  # scales of 1/8
+        return 40, (size, size), data.flatten()
 
+    ones = ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm")
+    matrices = [f"ffn_{name}" for name in ("gate", "up", "down")]
+    matrices += [f"attn_{name}" for name in ("q", "k", "v", "output")]
     tensors: dict[str, Any] = {
-        "token_embd.weight": torch.randn(53, 32),
-        "output_norm.weight": torch.ones(32),
-        "blk.0.attn_norm.weight": torch.ones(32),
-        "blk.0.ffn_norm.weight": torch.ones(32),
-        "blk.0.ffn_down.weight": blocks(32, 64),
-        **{f"blk.0.ffn_{n}.weight": blocks(64, 32) for n in ("gate", "up")},
-        **{f"blk.0.attn_{n}.weight": blocks(32, 32) for n in ("q", "k", "v", "output")},
+        "token_embd.weight": torch.randn(53, size),
+        **{f"{name}.weight": torch.ones(size) for name in ones},
+        **{f"blk.0.{name}.weight": blocks() for name in matrices},
     }
-    sizes = {"block_count": 1, "context_length": 64, "embedding_length": 32}
+    sizes = {"block_count": 1, "context_length": 64, "embedding_length": size}
     sizes |= {"attention.head_count": 4, "attention.head_count_kv": 4}
     metadata: dict[str, object] = {f"llama.{key}": value for key, value in sizes.items()}
     metadata["llama.attention.layer_norm_rms_epsilon"] = 1e-5

@@ -117,13 +117,15 @@ def _compare(
         count = f"{len(exact.layers)} layers, and the network {len(module.layers)}"
         raise NoReferenceError(f"a model of which the reference has {count}")
     truth = exact.embed(ids)
-    found = [_judge(
+    found = [
+        _judge(
             -1,
             "Embedding",
             found=own_embedding(module, ids),
             truth=truth,
             single=rough.embed(ids),
-        )]
+        )
+    ]
     types = [layer_type_of(layer) for layer in module.config.layers]
     x = embedded = truth
     for index, layer in enumerate(module.layers):
@@ -133,7 +135,9 @@ def _compare(
             whole = in_float64(layer, plain=True)
             assert isinstance(whole, DecoderLayer)
             ours = whole.forward_sequences(x[None], embedded[None]).detach()[0]
-        found.append(_judge(index, types[index], found=ours - x, truth=truth - x, single=single - x))
+        found.append(
+            _judge(index, types[index], found=ours - x, truth=truth - x, single=single - x)
+        )
         x = truth
     ours = own_logits(module, x, plain=True)
     truth, single = exact.logits(x), rough.logits(x.float())

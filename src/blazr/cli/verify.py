@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blazr.cli import options
+from blazr.core.errors import UnknownFamilyError
 
 if TYPE_CHECKING:
     from blazr.bench.verify import Verdict
@@ -41,14 +42,19 @@ def verify(  # noqa: PLR0913  (one argument per flag)
     from blazr.bench.verify import verify as run
     from blazr.nn.device import resolve_device
 
-    verdict = run(
-        options.pick_model(model, model_argument),
-        resolve_device(options.pick_device(device, cpu=cpu)),
-        dtype=dtype,
-        quantize=quantize,
-        max_tokens=tokens,
-        tolerance=tolerance,
-    )
+    try:
+        verdict = run(
+            options.pick_model(model, model_argument),
+            resolve_device(options.pick_device(device, cpu=cpu)),
+            dtype=dtype,
+            quantize=quantize,
+            max_tokens=tokens,
+            tolerance=tolerance,
+        )
+    except UnknownFamilyError as error:
+        reason = f"blazr has no network of its own for model_type {error.found}: nothing to verify"
+        print(json.dumps({"ok": False, "reason": reason}) if as_json else f"NOT VERIFIED: {reason}")
+        raise typer.Exit(NO_REFERENCE) from None
     if as_json:
         is_ok = verdict.is_ok and verdict.witness.is_there
         print(json.dumps({"ok": is_ok, **asdict(verdict)}, indent=2))

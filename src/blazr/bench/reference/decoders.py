@@ -277,7 +277,7 @@ def feed_forward(layer: Weights, kind: str, config: Config) -> Function:
 
 def router_of(kind: str, config: Config) -> Router:
     """How a type of model chooses."""
-    chosen = config.get("num_experts_per_tok", "num_experts_per_token", "experts_per_tok")
+    chosen = config.get("num_experts_per_tok", "num_experts_per_token", default=0)
     normalise = bool(config.get("norm_topk_prob", "moe_renormalize", default=False))
     scale = config.get("routed_scaling_factor", default=1.0)
     groups = config.get("n_group", "num_expert_group", default=1)

@@ -155,15 +155,27 @@ class _File:
         self.w, self.metadata = w, metadata
         self.kind = str(metadata.get("general.architecture"))
         self.hidden = w.shape("token_embd.weight")[1]
-        self.count = self.get("block_count") - self.get("nextn_predict_layers", 0)
+        self.count = self.need("block_count") - self.get("nextn_predict_layers", 0)
         first, second = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
         usual = 1e-6 if self.kind == "gemma3" else 1e-5
         own = (second, first) if self.kind == "starcoder2" else (first, second)
         self.eps = self.get(own[0]) or self.get(own[1]) or usual
 
     def get(self, key: str, default: Any = None, *, layer: int = 0) -> Any:
+        """A value, that of one layer where there is one for each."""
         found = self.metadata.get(f"{self.kind}.{key}", default)
         return found[layer] if isinstance(found, list) else found
+
+    def need(self, key: str, *, layer: int = 0) -> Any:
+        """A value that must be there.
+
+        Raises:
+            NoReferenceError: It is not.
+        """
+        found = self.get(key, layer=layer)
+        if found is None:
+            raise NoReferenceError(f"GGUF files without {self.kind}.{key}")
+        return found
 
 
 def gguf_model(w: Weights, metadata: Mapping[str, Any]) -> ReferenceModel:
@@ -222,16 +234,16 @@ def _mixer(file: _File, layer: Weights, index: int) -> Function | None:
     """By the tensors that only one kind of mixer has."""
     eps, w = file.eps, layer.under("", _NAMES)
     if "ssm_conv1d_q.weight" in layer:
-        dim = file.get("kda.head_dim")
+        dim = file.need("kda.head_dim")
         heads = layer.shape("ssm_dt.bias")[0] // dim
         sizes = Delta(key_heads=heads, heads=heads, key_dim=dim, eps=eps)
         return lambda x: kimi_delta(x, layer.under("", _KIMI), sizes)
     if "attn_gate.weight" in layer:
         grouped = "ssm_ba.weight" in layer
         delta = Delta(
-            key_heads=file.get("ssm.group_count"),
+            key_heads=file.need("ssm.group_count"),
             heads=math.prod(layer.shape("ssm_a")),
-            key_dim=file.get("ssm.state_size"),
+            key_dim=file.need("ssm.state_size"),
             eps=eps,
             tiled=file.get("ssm.v_head_reordered", not grouped),
         )
@@ -258,13 +270,13 @@ def _mixer(file: _File, layer: Weights, index: int) -> Function | None:
 def _mamba2(file: _File, layer: Weights) -> Function:
     w, groups = layer.under("", _MAMBA), file.get("ssm.group_count", 1)
     sizes = Mamba2(
-        states=file.get("ssm.state_size"), groups=groups, eps=file.eps, norm_groups=groups
+        states=file.need("ssm.state_size"), groups=groups, eps=file.eps, norm_groups=groups
     )
     return lambda x: mamba2(x, w, sizes, w["A"].flatten())
 
 
 def _attention(file: _File, w: Weights, index: int) -> Attention:
-    heads = file.get("attention.head_count", layer=index)
+    heads = file.need("attention.head_count", layer=index)
     kv_heads = file.get("attention.head_count_kv", heads, layer=index)
     dim = file.get("attention.key_length", file.hidden // heads)
     window = _window(file, index)
@@ -364,18 +376,18 @@ def _scaled(file: _File, dim: int, theta: float) -> tuple[Callable[[int], Tensor
 def _latent(file: _File, layer: Weights) -> Latent:
     apart = "attn_k_b.weight" in layer
     ending = "_mla" if apart else ""
-    whole = file.get(f"attention.key_length{ending}")
-    rotated = file.get("rope.dimension_count")
+    whole = file.need(f"attention.key_length{ending}")
+    rotated = file.need("rope.dimension_count")
     stretch = 1.0
     if file.get("rope.scaling.type") == "yarn":
         weight = file.get("rope.scaling.yarn_log_multiplier") or 0.0
         stretch = 1 + weight * math.log(max(file.get("rope.scaling.factor") or 1.0, 1.0))
     return Latent(
-        heads=file.get("attention.head_count"),
+        heads=file.need("attention.head_count"),
         plain=whole - rotated,
         rotated=rotated,
-        latent=file.get("attention.kv_lora_rank"),
-        values=file.get(f"attention.value_length{ending}"),
+        latent=file.need("attention.kv_lora_rank"),
+        values=file.need(f"attention.value_length{ending}"),
         rotation=_rotation(file, rotated),
         scale=whole**-0.5 * stretch**2,
     )
@@ -403,7 +415,7 @@ def _router(file: _File, count: int) -> Router:
     groups = file.get("expert_group_count") or 1
     kept = file.get("expert_group_used_count") or groups
     return Router(
-        chosen=min(file.get("expert_used_count"), count),
+        chosen=min(file.need("expert_used_count"), count),
         scoring="sigmoid" if sigmoid else "softmax",
         normalise=file.get("expert_weights_norm", file.kind not in _UNNORMALISED),
         scale=file.get("expert_weights_scale") or 1.0,
