@@ -315,7 +315,7 @@ def _save(name: str, folder: Path) -> str:
 
 
 def _nvfp4() -> tuple[dict[str, Any], dict[str, object]]:
-    """A Llama of one layer, its matrices in blocks that kernels do not multiply with as they are."""
+    """A Llama of one layer, its matrices in blocks that no kernel multiplies with."""
     torch.manual_seed(0)
     size = 64
 
