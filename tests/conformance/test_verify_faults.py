@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -41,12 +41,13 @@ GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "gguf"
 IDS = torch.randint(3, 53, (20,), generator=torch.Generator().manual_seed(0)).tolist()
 HYBRID = tiny.Tiny(layers=("Mamba2", "Mamba1", "MlaWithMoe", "Mamba3", "GqaWithMoe"))
 Plant = Callable[[pytest.MonkeyPatch], None]
+Thing: TypeAlias = Any  # whatever a fault is planted in
 
 
-def config_fault(kind: type, **changes: Callable[[Any], Any]) -> Plant:
+def config_fault(kind: type, **changes: Callable[[Thing], Thing]) -> Plant:
     """Every config of a kind reads these fields otherwise than its files have them."""
 
-    def changed(value: Any) -> Any:
+    def changed(value: Thing) -> Thing:
         if isinstance(value, tuple):
             return tuple(map(changed, value))
         if not is_dataclass(value) or isinstance(value, type):
@@ -79,7 +80,7 @@ def weight_fault(part: str, change: Callable[[Tensor], Tensor]) -> Plant:
     def plant(patch: pytest.MonkeyPatch) -> None:
         place = loading.place
 
-        def wrong(module: Any, tensors: dict[str, Any]) -> None:
+        def wrong(module: Thing, tensors: dict[str, Thing]) -> None:
             assert any(name.endswith(part) for name in tensors), list(tensors)
             place(module, {n: change(t) if n.endswith(part) else t for n, t in tensors.items()})
 
@@ -104,7 +105,7 @@ def swapped(first: str, second: str) -> Plant:
     def plant(patch: pytest.MonkeyPatch) -> None:
         view = Checkpoint.view
 
-        def wrong(self: Checkpoint, info: Any) -> Tensor:
+        def wrong(self: Checkpoint, info: Thing) -> Tensor:
             other = {first: second, second: first}
             names = [end for end in other if info.name.endswith(end)]
             name = info.name.removesuffix(names[0]) + other[names[0]] if names else info.name
@@ -115,11 +116,11 @@ def swapped(first: str, second: str) -> Plant:
     return plant
 
 
-def attribute(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Plant:
+def attribute(owner: Thing, name: str, wrap: Callable[[Thing], Thing]) -> Plant:
     return lambda patch: patch.setattr(owner, name, wrap(getattr(owner, name)))
 
 
-def times(factor: float) -> Callable[[Any], Any]:
+def times(factor: float) -> Callable[[Thing], Thing]:
     return lambda function: lambda *args, **more: function(*args, **more) * factor
 
 
@@ -314,7 +315,7 @@ def _save(name: str, folder: Path) -> str:
     return str(path)
 
 
-def _nvfp4() -> tuple[dict[str, Any], dict[str, object]]:
+def _nvfp4() -> tuple[dict[str, Thing], dict[str, object]]:
     """A Llama of one layer, its matrices in blocks that no kernel multiplies with."""
     torch.manual_seed(0)
     size = 64
@@ -327,7 +328,7 @@ def _nvfp4() -> tuple[dict[str, Any], dict[str, object]]:
     ones = ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm")
     matrices = [f"ffn_{name}" for name in ("gate", "up", "down")]
     matrices += [f"attn_{name}" for name in ("q", "k", "v", "output")]
-    tensors: dict[str, Any] = {
+    tensors: dict[str, Thing] = {
         "token_embd.weight": torch.randn(53, size),
         **{f"{name}.weight": torch.ones(size) for name in ones},
         **{f"blk.0.{name}.weight": blocks() for name in matrices},

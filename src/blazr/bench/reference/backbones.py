@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from blazr.bench.reference.attention import Attention, attention
 from blazr.bench.reference.decoders import experts, router_of
@@ -14,9 +13,9 @@ from blazr.bench.reference.mamba1 import mamba1
 from blazr.bench.reference.mamba2 import Mamba2, mamba2
 from blazr.bench.reference.mlp import mlp
 from blazr.bench.reference.model import Function, Half, ReferenceModel, layer_of, model_of, norm_of
-from blazr.bench.reference.weights import Weights
+from blazr.bench.reference.weights import Setting, Weights
 
-DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+DEFAULTS: Mapping[str, Mapping[str, Setting]] = {
     "mamba": {},
     "mamba2": {"n_groups": 8, "state_size": 128},
     "falcon_mamba": {"mixer_rms_eps": 1e-6},

@@ -6,7 +6,6 @@ Written from the modeling files of transformers: what each type of model does ot
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
@@ -25,9 +24,9 @@ from blazr.bench.reference.model import (
     norm_of,
 )
 from blazr.bench.reference.rotation import Rotation, mscale
-from blazr.bench.reference.weights import Weights, linear
+from blazr.bench.reference.weights import Setting, Weights, linear
 
-_GEMMA: Mapping[str, Any] = {
+_GEMMA: Mapping[str, Setting] = {
     "head_dim": 256,
     "hidden_activation": "gelu_pytorch_tanh",
     "hidden_act": "gelu_pytorch_tanh",
@@ -35,11 +34,11 @@ _GEMMA: Mapping[str, Any] = {
     "num_key_value_heads": 4,
     "sliding_window": 4096,
 }
-_GLM: Mapping[str, Any] = {"head_dim": 128, "partial_rotary_factor": 0.5}
-_QWEN: Mapping[str, Any] = {"sliding_window": 4096, "max_window_layers": 28}
-_DEEPSEEK: Mapping[str, Any] = {"first_k_dense_replace": 0, "n_shared_experts": 2}
+_GLM: Mapping[str, Setting] = {"head_dim": 128, "partial_rotary_factor": 0.5}
+_QWEN: Mapping[str, Setting] = {"sliding_window": 4096, "max_window_layers": 28}
+_DEEPSEEK: Mapping[str, Setting] = {"first_k_dense_replace": 0, "n_shared_experts": 2}
 # What the classes take where a config is silent, beside Llama's.
-DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+DEFAULTS: Mapping[str, Mapping[str, Setting]] = {
     "mistral": {"sliding_window": 4096, "num_key_value_heads": 8},
     "ministral3": {"head_dim": 128, "rms_norm_eps": 1e-5, "num_key_value_heads": 8},
     "qwen2": _QWEN,

@@ -7,7 +7,6 @@ import mmap
 import struct
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from blazr.bench.reference.blocks import TYPES, numbers
 from blazr.bench.reference.refusal import NoReferenceError
-from blazr.bench.reference.weights import Rows
+from blazr.bench.reference.weights import Rows, Setting
 
 # By the number of a metadata type: struct's letter.
 _LETTERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"}
@@ -35,7 +34,7 @@ class GgufFile:
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self._at = 8  # behind the magic number and the version
         count, pairs = self._take("Q"), self._take("Q")
-        self.metadata: dict[str, Any] = {
+        self.metadata: dict[str, Setting] = {
             self._string(): self._value(self._take("I")) for _ in range(pairs)
         }
         # name: shape, number of the type, offset

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ from blazr.bench.reference.model import (
 )
 from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.rotation import Rotation, fixed, mscale, plain, yarn
-from blazr.bench.reference.weights import Weights, linear
+from blazr.bench.reference.weights import Setting, Weights, linear
 
 _KNOWN = frozenset(
     [
@@ -151,7 +150,7 @@ _CONVOLUTION: Mapping[str, str] = {
 class _File:
     """What is said of the network, under the words of its architecture."""
 
-    def __init__(self, w: Weights, metadata: Mapping[str, Any]) -> None:
+    def __init__(self, w: Weights, metadata: Mapping[str, Setting]) -> None:
         self.w, self.metadata = w, metadata
         self.kind = str(metadata.get("general.architecture"))
         self.hidden = w.shape("token_embd.weight")[1]
@@ -161,12 +160,12 @@ class _File:
         own = (second, first) if self.kind == "starcoder2" else (first, second)
         self.eps = self.get(own[0]) or self.get(own[1]) or usual
 
-    def get(self, key: str, default: Any = None, *, layer: int = 0) -> Any:
+    def get(self, key: str, default: Setting = None, *, layer: int = 0) -> Setting:
         """A value, that of one layer where there is one for each."""
         found = self.metadata.get(f"{self.kind}.{key}", default)
         return found[layer] if isinstance(found, list) else found
 
-    def need(self, key: str, *, layer: int = 0) -> Any:
+    def need(self, key: str, *, layer: int = 0) -> Setting:
         """A value that must be there.
 
         Raises:
@@ -178,7 +177,7 @@ class _File:
         return found
 
 
-def gguf_model(w: Weights, metadata: Mapping[str, Any]) -> ReferenceModel:
+def gguf_model(w: Weights, metadata: Mapping[str, Setting]) -> ReferenceModel:
     """The model of a GGUF file.
 
     Args:

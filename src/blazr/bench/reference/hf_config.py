@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.rotation import Rotation, dynamic, fixed, llama3, mscale, plain, yarn
+from blazr.bench.reference.weights import Setting
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
@@ -22,10 +22,10 @@ class Config:
         defaults: What holds where it is silent.
     """
 
-    def __init__(self, own: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    def __init__(self, own: Mapping[str, Setting], defaults: Mapping[str, Setting]) -> None:
         self.own, self.defaults = own, defaults
 
-    def get(self, *keys: str, default: Any = None) -> Any:
+    def get(self, *keys: str, default: Setting = None) -> Setting:
         """The value of the first key that has one."""
         for source in (self.own, self.defaults):
             for key in keys:
@@ -33,7 +33,7 @@ class Config:
                     return source[key]
         return default
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> Setting:
         found = self.get(key)
         if found is None:
             raise NoReferenceError(f"a config.json without {key!r}")
@@ -49,7 +49,7 @@ class Config:
         """The sliding window, or None."""
         return self.get("sliding_window") or None
 
-    def rope(self, layer_type: str | None = None) -> Mapping[str, Any]:
+    def rope(self, layer_type: str | None = None) -> Mapping[str, Setting]:
         """The part about rotation, for layers of one type."""
         new, old = self.get("rope_parameters"), self.get("rope_scaling")
         if new is not None and layer_type in new:
@@ -60,7 +60,7 @@ class Config:
 def rotation_of(
     config: Config,
     head_dim: int,
-    parameters: Mapping[str, Any] | None = None,
+    parameters: Mapping[str, Setting] | None = None,
     *,
     interleaved: bool = False,
 ) -> Rotation:

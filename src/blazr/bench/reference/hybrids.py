@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
@@ -34,11 +33,11 @@ from blazr.bench.reference.model import (
     model_of,
     norm_of,
 )
-from blazr.bench.reference.weights import Weights
+from blazr.bench.reference.weights import Setting, Weights
 
-_MAMBA2: Mapping[str, Any] = {"mamba_d_state": 256, "mamba_n_heads": 128, "mamba_n_groups": 1}
-_LFM2: Mapping[str, Any] = {"num_key_value_heads": 8, "rope_theta": 1e6, "norm_eps": 1e-5}
-_QWEN: Mapping[str, Any] = {
+_MAMBA2: Mapping[str, Setting] = {"mamba_d_state": 256, "mamba_n_heads": 128, "mamba_n_groups": 1}
+_LFM2: Mapping[str, Setting] = {"num_key_value_heads": 8, "rope_theta": 1e6, "norm_eps": 1e-5}
+_QWEN: Mapping[str, Setting] = {
     "head_dim": 256,
     "partial_rotary_factor": 0.25,
     "linear_num_key_heads": 16,
@@ -46,7 +45,7 @@ _QWEN: Mapping[str, Any] = {
     "linear_key_head_dim": 128,
     "norm_topk_prob": True,
 }
-DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+DEFAULTS: Mapping[str, Mapping[str, Setting]] = {
     "bamba": {
         **_MAMBA2,
         "num_key_value_heads": 8,
@@ -175,7 +174,7 @@ def limits_of(config: Config) -> tuple[float, float]:
     return least, most
 
 
-def mamba2_sizes(config: Config, eps: float, **more: Any) -> Mamba2:
+def mamba2_sizes(config: Config, eps: float, **more: Setting) -> Mamba2:
     """A Mamba-2 mixer under the names that hybrids have."""
     groups = config["mamba_n_groups"]
     return Mamba2(

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,7 +18,7 @@ from blazr.bench.reference.oxidizr import oxidizr_model
 from blazr.bench.reference.quantized import with_plain_matrices
 from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.safetensors import SafetensorsFiles
-from blazr.bench.reference.weights import Weights
+from blazr.bench.reference.weights import Setting, Weights
 
 
 def open_reference(
@@ -45,7 +44,7 @@ def open_reference(
             raise NoReferenceError("GGUF models in several files")
         file = GgufFile(files[0])
         return gguf_model(Weights(file, dtype), file.metadata)
-    own: Mapping[str, Any] = json.loads(config_path.read_text()) if config_path else {}
+    own: Mapping[str, Setting] = json.loads(config_path.read_text()) if config_path else {}
     kind = own.get("model_type")
     source = with_plain_matrices(SafetensorsFiles(files), own)
     w = Weights(source, dtype)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,14 +26,14 @@ from blazr.bench.reference.model import (
 )
 from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.rotation import Rotation, fixed, llama3, plain
-from blazr.bench.reference.weights import Weights, linear
+from blazr.bench.reference.weights import Setting, Weights, linear
 
 _MAMBA_EPS, _LIMITS = 1e-6, (0.001, 0.1)
 _USUAL_DIMS = (64, 128, 96, 80, 32, 16)
-Config = Mapping[str, Any]
+Config = Mapping[str, Setting]
 
 
-def first(config: Config, *keys: str, default: Any = None) -> Any:
+def first(config: Config, *keys: str, default: Setting = None) -> Setting:
     """The first key that is there and not null; a dot leads into a section."""
     for key in keys:
         section, _, inner = key.rpartition(".")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from blazr.bench.reference.blocks import FLOAT4
 from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.safetensors import SafetensorsFiles
-from blazr.bench.reference.weights import Rows
+from blazr.bench.reference.weights import Rows, Setting
 
 _KNOWN = frozenset(
     ["gptq", "awq", "fp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "bitsandbytes", "mxfp4"]
@@ -36,7 +35,7 @@ class QuantizedFiles:
         said: ``quantization_config``.
     """
 
-    def __init__(self, files: SafetensorsFiles, said: Mapping[str, Any]) -> None:
+    def __init__(self, files: SafetensorsFiles, said: Mapping[str, Setting]) -> None:
         self.files, self.said = files, said
         self.method = str(said.get("quant_method", "modelopt"))
         if self.method not in _KNOWN:
@@ -156,7 +155,7 @@ class QuantizedFiles:
         groups = _runs(codes.shape[1], scales.shape[1], wanted, groups)
         return (codes - zeros[:, groups]) * scales[:, groups]
 
-    def _weights(self, key: str) -> list[Any]:
+    def _weights(self, key: str) -> list[Setting]:
         """What compressed-tensors' groups of settings say about weights."""
         sections = (self.said.get("config_groups") or {}).values()
         found = ((section.get("weights") or {}).get(key) for section in sections)
@@ -197,7 +196,7 @@ class QuantizedFiles:
 
 
 def with_plain_matrices(
-    files: SafetensorsFiles, config: Mapping[str, Any]
+    files: SafetensorsFiles, config: Mapping[str, Setting]
 ) -> SafetensorsFiles | QuantizedFiles:
     """The files as if nothing were quantized.
 

@@ -8,12 +8,11 @@ import mmap
 import struct
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from blazr.bench.reference.weights import Rows
+from blazr.bench.reference.weights import Rows, Setting
 
 _DTYPES = {
     "F64": torch.float64,
@@ -39,7 +38,7 @@ class SafetensorsFiles:
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
-        self.places: dict[str, tuple[mmap.mmap, int, Mapping[str, Any]]] = {}
+        self.places: dict[str, tuple[mmap.mmap, int, Mapping[str, Setting]]] = {}
         for path in files:
             with path.open("rb") as file:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +15,9 @@ from blazr.bench.reference.mamba2 import Mamba2, mamba2
 from blazr.bench.reference.mlp import activate
 from blazr.bench.reference.model import Layer, ReferenceModel, model_of, norm_of
 from blazr.bench.reference.rotation import rotate
-from blazr.bench.reference.weights import Weights, linear
+from blazr.bench.reference.weights import Setting, Weights, linear
 
-DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+DEFAULTS: Mapping[str, Mapping[str, Setting]] = {
     "zamba2": {
         "rms_norm_eps": 1e-5,
         "hidden_act": "gelu",
