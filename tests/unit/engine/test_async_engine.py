@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from queue import SimpleQueue
 
 import pytest
@@ -186,9 +185,11 @@ def test_of_a_batch_that_fails_only_the_guilty_request_ends(bench):
             raise PanicError("broken")
 
     prompts = [(1, 2, 3), (2, 2, 2), (3, 4), (1, 4, 4, 1, 0, 2)]
-    bench.fault = lambda plan: time.sleep(0.2)  # so that all are there before the next step
+    all_asked = threading.Event()
+    bench.fault = lambda plan: all_asked.wait()  # so that all are there before the next step
     asked = [bench.ask(prompt, n=2)[1] for prompt in prompts]
     bench.fault = fault
+    all_asked.set()
     for prompt, outputs in zip(prompts, asked, strict=True):
         for _ in range(2):
             _, end = collect(outputs)

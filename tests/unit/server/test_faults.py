@@ -220,10 +220,11 @@ def test_bodies_that_do_not_arrive_are_408() -> None:
 
 def test_answers_are_not_delayed(running: Loopback) -> None:
     """Two writes to a socket with Nagle's algorithm on take 40 ms together."""
-    running.client.get("/health")
-    times = []
-    for _ in range(20):
+
+    def seconds() -> float:
         started = time.monotonic()
         running.client.get("/health")
-        times.append(time.monotonic() - started)
-    assert min(times) < 0.03
+        return time.monotonic() - started
+
+    # on a busy machine many may be late, but those that wait for the other side all are
+    assert any(seconds() < 0.03 for _ in range(200))
