@@ -41,7 +41,7 @@ MODELS: dict[str, tuple[str, Changes]] = {
     "granite": ("granite", {}),
     "granitemoe": ("granitemoe", {"num_local_experts": 3}),
     "gpt-oss": ("gpt_oss", {}),
-    "deepseek2": ("deepseek_v2", {}),
+    "deepseek2": ("deepseek_v2", {"mlp_bias": False, "norm_topk_prob": False}),
     "deepseek2-lite": (
         "deepseek_v2 lite",
         {
