@@ -4,7 +4,7 @@ BIN := $(if $(wildcard .venv/bin/python),.venv/bin/,)
 PYTHON := $(BIN)python
 
 .DEFAULT_GOAL := help
-.PHONY: help site wheel setup fix lint types test test-fast kernels sanitize arm check integration docs size
+.PHONY: help site wheel setup fix lint types test test-fast smoke slow isas seeds kernels sanitize arm check integration docs size
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -32,6 +32,18 @@ test: ## every test that needs no device, no network and no patience
 
 test-fast: ## the half that never imports torch
 	$(PYTHON) -m pytest --torch-free tests/unit/core tests/unit/text tests/unit/llm tests/unit/server
+
+smoke: ## under a minute: some tests of every floor
+	$(PYTHON) -m pytest -m smoke
+
+slow: ## the laws that take long
+	$(PYTHON) -m pytest -m slow --timeout 3600
+
+isas: ## what depends on numbers, under each instruction set of this processor
+	$(PYTHON) tools/seeds.py --seeds 0
+
+seeds: ## the same with ten seeds: a table, after some hours
+	$(PYTHON) tools/seeds.py --seeds 0-9
 
 kernels: ## compile the CPU kernels in place
 	$(PYTHON) -m blazr.nn.kernels.build

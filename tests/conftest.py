@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,34 @@ from hypothesis import settings
 _THREADS = "1" if "PYTEST_XDIST_WORKER" in os.environ else "2"  # noqa: TID251
 os.environ["OMP_NUM_THREADS"] = _THREADS  # noqa: TID251  (torch's variable, not ours)
 os.environ["HF_HUB_OFFLINE"] = "1"  # noqa: TID251
+# Another instruction set for the whole run, as on a processor that has no better one. It decides
+# about torch's own operations too, whose random numbers and rounding differ.
+KERNELS = os.environ.get("BLAZR_KERNELS", "")  # noqa: TID251
+_ELSEWHERE = {
+    "avx2": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    },
+    "portable": {
+        "ATEN_CPU_CAPABILITY": "default",
+        "ONEDNN_MAX_CPU_ISA": "SSE41",
+        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+    },
+}
+os.environ.update(_ELSEWHERE.get(KERNELS, {}))  # noqa: TID251
 for name in list(os.environ):  # noqa: TID251
     if name.startswith("BLAZR_") or name == "RUST_LOG":
         del os.environ[name]  # noqa: TID251  (a developer's shell must not change the tests)
 os.environ["BLAZR_NO_HISTORY"] = "1"  # noqa: TID251
+if KERNELS:
+    os.environ["BLAZR_KERNELS"] = KERNELS  # noqa: TID251
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # what several tests share is imported from tests.support
+
+from tests.support.seeds import choose, run_seed  # noqa: E402
+
 # The same examples in every run, and no opinion on how busy the machine is.
 settings.register_profile("blazr", deadline=None, derandomize=True)
 settings.load_profile("blazr")
@@ -36,21 +58,37 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(len(os.sched_getaffinity(0)), MAX_WORKERS)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files without a test of the smoke run: to import them all takes longer than it."""
+    is_module = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    if config.getoption("-m") == "smoke" and is_module:
+        return "mark.smoke" not in collection_path.read_text("utf-8") or None
+    return None
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --torch-free, and --templates for chat templates that are not ours to pass on."""
+    """Add --torch-free, --seed, and --templates for chat templates that are not ours to pass on."""
     parser.addoption("--torch-free", action="store_true", help="fail where torch is imported")
     parser.addoption("--templates", type=Path, help="more chat templates (*.jinja) to try tools on")
+    parser.addoption("--seed", type=int, default=0, help="other random models, inputs and order")
 
 
+@pytest.hookimpl(tryfirst=True)  # before the plugins that it sets up
 def pytest_configure(config: pytest.Config) -> None:
-    """Make `import torch` an error in a torch-free run."""
+    """Make `import torch` an error in a torch-free run, and hand a run's seed to all that draws."""
+    seed = config.getoption("--seed")
+    if seed:
+        config.option.hypothesis_seed = config.option.randomly_seed = seed
+        settings.register_profile("seed", deadline=None, derandomize=False, database=None)
+        settings.load_profile("seed")
+    choose(seed)
     if config.getoption("--torch-free"):
         sys.modules["torch"] = None  # type: ignore[assignment]  # how Python spells "not to be had"
 
 
 @pytest.fixture
 def kernels_as_before() -> Iterator[None]:
-    """Afterwards kernels are those of the best instruction set, on as many threads as before."""
+    """Afterwards kernels are those of the same instruction set, on as many threads as before."""
     import torch
 
     from blazr.nn.kernels.cpu import compiled
@@ -59,7 +97,7 @@ def kernels_as_before() -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     if not compiled.missing():
-        compiled.use()
+        compiled.use(KERNELS)
 
 
 @pytest.fixture
@@ -73,7 +111,7 @@ def reference_ops() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _seeds() -> None:
-    random.seed(0)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.manual_seed(0)
+    random.seed(run_seed())
+    for library, draw in (("numpy", "random.seed"), ("torch", "manual_seed")):
+        if library in sys.modules:
+            attrgetter(draw)(sys.modules[library])(run_seed())

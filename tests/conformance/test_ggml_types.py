@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from blazr.nn.quant.gguf import GGML_TYPES
+from tests.support.seeds import run_seed
 
 ROWS, BLOCKS = 37, 3
 
@@ -13,7 +14,7 @@ ROWS, BLOCKS = 37, 3
 def random_blocks(name: str, seed: int = 0) -> np.ndarray:
     """Any bytes are blocks of every type; scales are NaN and infinite among them."""
     row_bytes = BLOCKS * GGML_TYPES[name].nbytes
-    return np.random.default_rng(seed).integers(0, 256, (ROWS, row_bytes), dtype=np.uint8)
+    return np.random.default_rng(run_seed(seed)).integers(0, 256, (ROWS, row_bytes), dtype=np.uint8)
 
 
 def the_packages_number(name: str) -> gguf.GGMLQuantizationType:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from blazr.core.errors import UnknownNameError
 from blazr.text.reasoning import REASONING, choose_reasoning
 from blazr.text.splitter import Piece, Reasoning, merge
+from tests.support.seeds import examples
 
 NAMES = list(REASONING)
 LOST = "ẞ"
@@ -69,7 +70,7 @@ def test_what_is_said_of_the_marker_later_is_text(name: str) -> None:
     assert parse(name, text) == ("", text)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
 def test_nothing_is_lost_and_nothing_fails_whatever_comes(name: str, data: st.DataObject) -> None:

@@ -15,6 +15,7 @@ from blazr.text.detokenize import Detokenizer
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers import TOKENIZERS
 from blazr.text.vocabs import VOCABS
+from tests.support.seeds import examples
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "tokenizers"
 GGUF = GOLDEN.parent / "gguf"
@@ -33,7 +34,7 @@ SOURCES = {
     "gguf_byte_pairs": ("gguf", str(GGUF / "byte_level.gguf")),
 }
 every_tokenizer = pytest.mark.parametrize("name", SOURCES)
-slowly = settings(deadline=None, max_examples=150)
+slowly = settings(deadline=None, max_examples=examples(150))
 
 # A SentencePiece vocabulary writes a space as this character, and cannot tell the two apart.
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\u2581"))

@@ -16,6 +16,7 @@ from blazr.text.tool_calls.format import ToolSpec
 from tests.support.recorded_calls import RECORDED as DOCUMENTED
 from tests.support.recorded_calls import TOOLS, Recorded
 from tests.support.recorded_outputs import OUTPUTS
+from tests.support.seeds import examples
 
 NAMES = list(TOOL_FORMATS)
 RECORDED = (*DOCUMENTED, *OUTPUTS)
@@ -108,7 +109,7 @@ PARTS = sorted(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
 def test_nothing_is_lost_and_nothing_fails_whatever_comes(name: str, data: st.DataObject) -> None:
@@ -146,7 +147,7 @@ VALUES = st.recursive(
 ANY = ToolSpec("get_weather", {"properties": {"s": {"type": "string"}, "v": {"type": "array"}}})
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @pytest.mark.parametrize("name", NAMES)
 @given(
     text=st.text("aé\"'\\\t <{/>&", max_size=12).map(lambda text: f"x{text}x"),

@@ -15,6 +15,7 @@ import torch
 from blazr.engine.outputs import FinishReason
 from tests.support.examples import LENGTH_MIXES, MIXES
 from tests.support.networks import VOCAB, Lab, build_network
+from tests.support.seeds import run_seed
 
 MAX_TOKENS = 10
 
@@ -25,7 +26,7 @@ def model(request):
 
 
 def prompts_of(count: int, seed: int) -> list[list[int]]:
-    rng = random.Random(seed)
+    rng = random.Random(run_seed(seed))
     base = [rng.randrange(VOCAB) for _ in range(200)]
     prompts = []
     for _ in range(count):
@@ -91,7 +92,7 @@ def test_a_prefix_of_a_short_reply_is_not_that_of_a_long_one():
 
 
 def test_cut_at_random_places(model, alone):
-    rng = random.Random(2)
+    rng = random.Random(run_seed(2))
     lab = Lab(model, budget=rng.randint(3, 90))
     pending = list(alone)
     asked = []
@@ -105,7 +106,7 @@ def test_cut_at_random_places(model, alone):
 
 
 def test_preempted_and_resumed(model, alone):
-    rng = random.Random(3)
+    rng = random.Random(run_seed(3))
     lab = Lab(model, budget=70)
     asked = [lab.ask(prompt, max_tokens=MAX_TOKENS) for prompt, *_ in alone]
     preempted = 0
@@ -139,7 +140,7 @@ def test_replies_to_one_prompt_compute_it_once(model, alone):
 
 
 def test_neighbours_cancelled(model, alone):
-    rng = random.Random(4)
+    rng = random.Random(run_seed(4))
     lab = Lab(model, budget=60)
     asked = [lab.ask(prompt, max_tokens=MAX_TOKENS) for prompt, *_ in alone]
     strangers = [lab.ask(prompt, max_tokens=40) for prompt in prompts_of(12, seed=9)]
@@ -191,7 +192,7 @@ def test_a_nan_ends_its_own_request(model, alone):
 def test_many_clients_in_a_pool_for_eight():
     """64 ask at once of a pool that holds eight: all finish, in the order they came."""
     model = build_network(MIXES["hybrid"], seed=3)
-    rng = random.Random(6)
+    rng = random.Random(run_seed(6))
     prompts = [[rng.randrange(VOCAB) for _ in range(70)] for _ in range(64)]
     lab = Lab(model, max_running=16, tokens=8 * 128, budget=128)
     asked = [lab.ask(prompt, max_tokens=70) for prompt in prompts]

@@ -30,6 +30,7 @@ from blazr.nn.ops.packed import random_packed
 from blazr.nn.quant.packed import PackedWeight
 from tests.support.examples import LENGTH_MIXES, MIXES
 from tests.support.networks import CONTEXT, VOCAB, Lab, build_network
+from tests.support.seeds import run_seed
 
 BATCHES, CHUNKS, THREADS = (1, 2, 3, 7, 16, 33), (1, 7, 64, 300), (1, 2, 4)
 LONGEST = {1: 70, 7: 140, 64: 150, 300: 310}  # tokens of the longest prompt, by chunk
@@ -43,7 +44,7 @@ pytestmark = [
 
 def wide_network(names: tuple[str, ...], dtype: torch.dtype) -> CausalLM:
     """Attention, experts and Mamba-2, whose matrices take turns with these packings, if any."""
-    torch.manual_seed(2)
+    torch.manual_seed(run_seed(2))
     norm = NormConfig(WIDE, 1e-5)
     attention = AttentionConfig(
         hidden_size=WIDE, num_heads=4, num_kv_heads=2, head_dim=64, rope=RopeConfig(64)

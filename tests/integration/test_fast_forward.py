@@ -10,11 +10,12 @@ from blazr.engine.sampling_params import SamplingParams
 from tests.support.constrained import Automaton
 from tests.support.examples import MIXES
 from tests.support.networks import VOCAB, Lab, build_network
+from tests.support.seeds import run_seed
 
 
 def runs_and_choices(seed: int) -> Automaton:
     """Choices between three tokens, and after each a forced run of up to 90 tokens."""
-    rng = random.Random(seed)
+    rng = random.Random(run_seed(seed))
     moves = []
     while len(moves) < 230:
         moves.append(dict.fromkeys(rng.sample(range(VOCAB), 3), len(moves) + 1))

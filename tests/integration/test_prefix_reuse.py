@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.examples import MIXES
 from tests.support.networks import CONTEXT, VOCAB, Lab, build_network
+from tests.support.seeds import run_seed
 
 GRID = 64
 
@@ -18,7 +19,7 @@ def model(request):
 
 
 def tokens_of(count: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
+    rng = random.Random(run_seed(seed))
     return [rng.randrange(VOCAB) for _ in range(count)]
 
 

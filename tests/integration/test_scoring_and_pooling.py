@@ -12,6 +12,7 @@ from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
 from tests.support.examples import MIXES
 from tests.support.networks import VOCAB, Lab, build_network
+from tests.support.seeds import run_seed
 
 GRID = 64
 
@@ -22,7 +23,7 @@ def model(request):
 
 
 def tokens_of(count: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
+    rng = random.Random(run_seed(seed))
     return [rng.randrange(VOCAB) for _ in range(count)]
 
 

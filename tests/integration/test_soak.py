@@ -20,6 +20,7 @@ from blazr.engine.sampling_params import SamplingParams
 from blazr.nn.device import resolve_device
 from tests.support.examples import MIXES
 from tests.support.networks import VOCAB, build_network
+from tests.support.seeds import run_seed
 
 PROBE = tuple(range(1, 50)) * 2
 CLIENTS = 24
@@ -30,7 +31,7 @@ class Soak:
 
     def __init__(self, engine: AsyncEngine, *, seed: int) -> None:
         self.engine = engine
-        self.rng = random.Random(seed)
+        self.rng = random.Random(run_seed(seed))
         self.shared = [self.tokens(n) for n in (64, 90, 128, 200)]
         self.lock = threading.Lock()
         self.ended: dict[FinishReason, int] = dict.fromkeys(FinishReason, 0)

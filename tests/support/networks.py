@@ -24,6 +24,7 @@ from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.parallel import ParallelMixerConfig
 from blazr.nn.layers.shared_block import SharedBlockConfig
 from tests.support.examples import FEED_FORWARD_EXAMPLES, HIDDEN, MIXER_EXAMPLES, SHARED_AGAIN
+from tests.support.seeds import run_seed
 
 VOCAB, CONTEXT = 53, 1024
 NAN_BYTE = 0xFF
@@ -31,7 +32,7 @@ NAN_BYTE = 0xFF
 
 def build_network(mix: Sequence[str], *, seed: int = 0, std: float = 0.35) -> CausalLM:
     """A network of these layers (``mixer`` or ``mixer+feed_forward``) with random weights."""
-    torch.manual_seed(seed)
+    torch.manual_seed(run_seed(seed))
     rms, layer = NormConfig(HIDDEN, 1e-5), NormConfig(HIDDEN, 1e-6, "layer")
     layers = []
     for kind in mix:

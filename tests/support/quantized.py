@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.support.seeds import run_seed
+
 Encoded = tuple[dict[str, Tensor], Tensor]
 
 
@@ -338,7 +340,7 @@ def quantize_directory(source: Path, name: str, quantized: Path, plain: Path) ->
         The numbers of the quantized matrices, by name.
     """
     kind, tensors = KINDS[name], load_file(source / "model.safetensors")
-    torch.manual_seed(sum(name.encode()))
+    torch.manual_seed(run_seed(sum(name.encode())))
     stored, numbers = {}, {}
     for key, tensor in tensors.items():
         if "_proj." in key and key.endswith(".weight"):

@@ -10,6 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from tests.support.seeds import run_seed
+
 Schema = dict[str, object]
 Draw = Callable[[random.Random, int], Schema]
 
@@ -267,5 +269,5 @@ def anything(rng: random.Random, depth: int) -> Schema:
 
 def samples(count: int, *, seed: int = 0) -> list[Schema]:
     """``count`` schemas, the kinds in turn."""
-    rng = random.Random(seed)
+    rng = random.Random(run_seed(seed))
     return [KINDS[i % len(KINDS)](rng, 3) for i in range(count)]

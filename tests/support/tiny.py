@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from blazr.models.checkpoint.base import Checkpoint, TensorInfo
+from tests.support.seeds import run_seed
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -185,7 +186,7 @@ def tensors(
     model: Tiny, *, seed: int = 0, dtype: torch.dtype = torch.float32, prefix: str = ""
 ) -> dict[str, Tensor]:
     """Random weights, the same for the same seed, at scales that keep every part at work."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(run_seed(seed))
 
     def draw(name: str, shape: tuple[int, ...]) -> Tensor:
         noise = torch.randn(shape, generator=generator)

@@ -35,6 +35,7 @@ def blazr_cli(*args: str, stdin: str = "", check: int | None = 0) -> subprocess.
     return done
 
 
+@pytest.mark.smoke
 def test_help_lists_every_command() -> None:
     text = blazr_cli("--help").stdout
     for name in COMMANDS:

@@ -5,6 +5,8 @@ import pytest
 from blazr.core import env
 from blazr.core.errors import UnknownNameError
 
+pytestmark = pytest.mark.smoke
+
 
 def test_a_default_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BLAZR_DEBUG", raising=False)

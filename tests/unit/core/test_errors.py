@@ -6,6 +6,8 @@ import pytest
 
 from blazr.core.errors import BlazrError, CheckpointError, RequestError
 
+pytestmark = pytest.mark.smoke
+
 
 def test_parts_are_shown_in_order() -> None:
     error = CheckpointError("it does not fit.", found="a\nb", expected="c", hint="d")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from blazr.core.errors import CheckpointError
 from blazr.core.gguf import MAX_STRINGS, GgufHeader, read_gguf_header
 from tests.support import ggufs
+from tests.support.seeds import examples
 
 HUGE = (2**61, 2**63, 2**64 - 1, 2**32)
 
@@ -133,7 +134,7 @@ SOUND = ggufs.encode(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(data=st.data())
 def test_any_change_is_read_or_refused(data: st.DataObject, tmp_path_factory) -> None:
     spoiled = bytearray(SOUND)

@@ -8,6 +8,8 @@ import pytest
 from blazr.core.errors import UnknownNameError
 from blazr.core.table import Table
 
+pytestmark = pytest.mark.smoke
+
 
 def test_rows_come_in_the_order_given() -> None:
     table = Table("fruit", {"pear": 1, "apple": 2}, lazy={"fig": "math:pi"})

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blazr.engine.cache.block_tables import BlockTables
+
+pytestmark = pytest.mark.smoke
 
 WRITES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.lists(st.integers(0, 9))))
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from blazr.engine.outputs import FinishReason
 from tests.support.constrained import Automaton, RandomScores, ask, drain, engine_over
+from tests.support.seeds import examples
 
 VOCAB, EOS = 40, 39
 
@@ -47,7 +48,7 @@ def reply(constraint, *, liked=(), **params):
 
 
 @given(automata(), st.sampled_from([0.0, 1.0]), st.integers(1, 30))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_reply_is_in_the_language_and_ends_only_where_it_may(automaton, temperature, most):
     outputs = reply(automaton, temperature=temperature, max_tokens=most)
     tokens, reason = tokens_of(outputs), outputs[-1].finish_reason
@@ -62,7 +63,7 @@ def test_a_reply_is_in_the_language_and_ends_only_where_it_may(automaton, temper
 
 
 @given(automata(), st.sampled_from([0.0, 1.0]), st.integers(0, 3))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_forced_tokens_change_nothing_but_the_number_of_steps(automaton, temperature, seed):
     params = {"temperature": temperature, "seed": seed}
     at_once = reply(automaton, **params)
@@ -116,7 +117,7 @@ def test_min_tokens_and_ignore_eos_keep_a_reply_going():
 
 
 @given(automata(), st.integers(1, 4))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_every_choice_has_a_state_of_its_own_and_a_batch_changes_nothing(automaton, choices):
     alone = [tokens_of(reply(automaton, seed=5, n=choices))]
     engine = engine_over(RandomScores(VOCAB))
@@ -137,7 +138,7 @@ def test_every_choice_has_a_state_of_its_own_and_a_batch_changes_nothing(automat
 
 
 @given(automata(), st.lists(st.booleans(), min_size=1, max_size=12))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_a_preempted_reply_goes_on_in_its_state(automaton, preempts):
     alone = tokens_of(reply(automaton))
     engine = engine_over(RandomScores(VOCAB), budget=3)

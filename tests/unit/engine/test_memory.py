@@ -17,6 +17,7 @@ from blazr.engine.cache.storage import Storage, plan_layout
 from blazr.engine.config import EngineConfig, parse_memory
 from blazr.nn.device import Device
 from blazr.nn.layers.cache_spec import GRID, CacheSpec, TensorSpec
+from tests.support.seeds import examples
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def test_models_pay_only_for_what_they_use():
         assert shape.has_pages != shape.has_states
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     keys=st.lists(st.integers(1, 40), max_size=3),
     states=st.lists(st.integers(1, 900), max_size=3),

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from blazr.engine.pacing import MIN_TOKENS, Pacing
 
+pytestmark = pytest.mark.smoke
+
 BUDGET = 512
 
 

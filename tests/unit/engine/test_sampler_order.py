@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SAMPLERS, SamplingParams
+from tests.support.seeds import examples
 from tests.unit.engine.test_sampling import VOCAB, logits_rows, sampler, sequence_of, some_params
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.5, 0.0, *[-30.0] * (VOCAB - 4)]])
@@ -25,7 +26,7 @@ def drawn(num: int = 400, logits: torch.Tensor = LOGITS, **params) -> Counter[in
     return Counter(each.token_id for each in found)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(row=logits_rows, params=some_params, seed=st.integers(0, 10**6))
 def test_the_usual_order_is_the_order_of_the_draw(row, params, seed):
     usual = sequence_of(output=(4, 4, 5), seed=seed, **params)
@@ -33,7 +34,7 @@ def test_the_usual_order_is_the_order_of_the_draw(row, params, seed):
     assert sampler().sample(row[None], [usual]) == sampler().sample(row[None], [named])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     rows=st.lists(
         st.tuples(logits_rows, some_params, st.permutations(SAMPLERS)), min_size=1, max_size=4

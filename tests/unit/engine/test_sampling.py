@@ -16,6 +16,7 @@ from blazr.engine.sampling.sampler import Sampler, many_logprobs, uniform
 from blazr.engine.sampling.steps import Row
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.sequence import Sequence
+from tests.support.seeds import examples
 
 VOCAB = 12
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
@@ -67,7 +68,7 @@ some_params = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     rows=st.lists(st.tuples(logits_rows, some_params, st.integers(0, 9)), min_size=1, max_size=6)
 )
@@ -79,7 +80,7 @@ def test_a_batch_is_each_row_alone(rows):
         assert sampler().sample(logits[index : index + 1], [sequence]) == [together[index]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(row=logits_rows, top_p=st.floats(0, 1), top_k=st.integers(0, 20), min_p=st.floats(0, 1))
 def test_temperature_zero_is_argmax_whatever_the_filters(row, top_p, top_k, min_p):
     sequence = sequence_of(temperature=0, top_p=top_p, top_k=top_k, min_p=min_p)

@@ -13,6 +13,8 @@ from blazr.llm.text_engine import TextEngine
 from blazr.text.messages import Message
 from tests.support.scripted import scripted_core
 
+pytestmark = pytest.mark.smoke
+
 
 @pytest.fixture
 def core() -> Iterator[TextEngine]:

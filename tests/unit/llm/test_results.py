@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blazr.llm.generation import as_prompts
 from blazr.llm.results import Fold, fold, total_usage
 from blazr.text.events import Finished, PromptDone, TextDelta
+
+pytestmark = pytest.mark.smoke
 
 
 def reply(index: int, pieces: list[str]) -> list:

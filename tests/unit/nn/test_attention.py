@@ -9,6 +9,8 @@ import torch
 
 from blazr.nn.ops.attention import QUERIES_AT_ONCE, attention
 
+pytestmark = pytest.mark.smoke
+
 
 def by_hand(q, k, v, *, scale, window, softcap, sinks):
     """One query, one head, one key after the other, in Python's own numbers."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from blazr.nn.layers.batch import group_decodes
 from blazr.nn.layers.cache_spec import GRID
 from blazr.nn.ops.attention import attention, decode_attention
+from tests.support.seeds import run_seed
 
 CPU = torch.device("cpu")
 
@@ -33,7 +34,7 @@ def test_a_batch_equals_each_alone(
     dtype: torch.dtype,
     seed: int,
 ) -> None:
-    chance = torch.Generator().manual_seed(seed)
+    chance = torch.Generator().manual_seed(run_seed(seed))
     queries, keys = heads
     room = max(lengths) + 9
     q = torch.randn(len(lengths), queries, 8, generator=chance).to(dtype)

@@ -8,6 +8,8 @@ import torch
 from blazr.nn.ops.activation import clamped_swiglu
 from blazr.nn.ops.moe import ExpertGroups, Routing, route
 
+pytestmark = pytest.mark.smoke
+
 LOGITS = torch.tensor([[2.0, -1.0, 0.5, 3.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0, 4.0, 0.0]])
 
 

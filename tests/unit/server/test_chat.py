@@ -9,6 +9,8 @@ import pytest
 from tests.support.loopback import Loopback
 from tests.support.scripted import SCRIPT
 
+pytestmark = pytest.mark.smoke
+
 PATH = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from blazr.server.routes import ROUTES
 from tests.support.loopback import Loopback
+from tests.support.seeds import examples
 
 JSON = {"Content-Type": "application/json"}
 
@@ -140,7 +141,9 @@ FIELDS = (
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     path=st.sampled_from(["/v1/completions", "/v1/chat/completions", "/generate", "/tokenize"]),
@@ -178,7 +181,9 @@ VALUES = st.recursive(
 
 @given(st.data())
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(100),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_no_field_of_any_endpoint_breaks_it(loopback: Loopback, data: st.DataObject) -> None:
     row = data.draw(st.sampled_from(POSTS))

@@ -21,6 +21,7 @@ from blazr.text.events import (
     TextDelta,
     ToolCallDelta,
 )
+from tests.support.seeds import examples
 
 TEXTS = st.text(min_size=1, max_size=4)
 
@@ -68,7 +69,7 @@ def whole_of(renderer, events: list[Event]) -> dict:
 
 
 @given(replies())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_messages(events: list[Event]) -> None:
     call = _call(messages.Body(messages=[], max_tokens=9))
     streaming, gathering = MessageRenderer(call, 9), MessageRenderer(call, 9)
@@ -95,7 +96,7 @@ def test_messages(events: list[Event]) -> None:
 
 
 @given(replies(with_custom=True))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_responses(events: list[Event]) -> None:
     frame = {"id": "resp_1", "object": "response"}
     ended: list[dict] = []
@@ -143,7 +144,7 @@ def _call(body: object) -> Call[object]:
 
 
 @given(replies())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_chats(events: list[Event]) -> None:
     body = chat.Body(messages=[])
     chunks = run(chat.ChatRenderer(_call(body), n=1, kind="chat.completion.chunk"), events)

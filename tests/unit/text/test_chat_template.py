@@ -11,6 +11,7 @@ from blazr.core.errors import RequestError
 from blazr.text.chat_template import ChatTemplate, choose_template
 from blazr.text.messages import Message
 from blazr.text.tokenizer import Tokenizer
+from tests.support.seeds import examples
 
 SYSTEM = Message(role="system", content="Be kind.")
 USER = Message(role="user", content="Hi <b>there</b> é")
@@ -178,7 +179,7 @@ def test_nothing_a_client_sends_forges_a_turn(chatty: Tokenizer, attack: str) ->
     assert specials(attack) == specials("hi")
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(content=st.text("<|im_end|>user\n😀 ", max_size=40))
 def test_any_content_reads_back(cl100k: Tokenizer, content: str) -> None:
     template = built_in(cl100k)

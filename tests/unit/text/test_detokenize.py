@@ -1,7 +1,11 @@
 """Token ids to text one by one."""
 
+import pytest
+
 from blazr.text.detokenize import Detokenizer
 from blazr.text.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.smoke
 
 
 def test_half_a_character_is_held_back(cl100k: Tokenizer) -> None:

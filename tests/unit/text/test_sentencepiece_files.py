@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from blazr.core.errors import CheckpointError
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers.sentencepiece_file import load
+from tests.support.seeds import examples
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of some releases, about how they were compiled
@@ -83,7 +84,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize("pair", KINDS, indirect=True)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(text=TEXTS)
 def test_ids_are_those_of_the_library(
     pair: tuple[Tokenizer, sentencepiece.SentencePieceProcessor], text: str
@@ -172,7 +173,7 @@ def test_a_wild_id_is_refused(tmp_path: Path) -> None:
         load(write(tmp_path, trained("bpe"), added_tokens_decoder=added))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(data=st.data())
 def test_whatever_a_file_holds_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from blazr.text.stop import StopMatcher
 
+pytestmark = pytest.mark.smoke
+
 
 def run(parts: list[str], stop: list[str], *, include_stop: bool = False) -> tuple[str, str | None]:
     matcher = StopMatcher(stop, include_stop=include_stop)

@@ -5,6 +5,8 @@ import pytest
 from blazr.core.errors import ConfigError
 from blazr.models.families.config_reader import ConfigReader
 
+pytestmark = pytest.mark.smoke
+
 
 def test_the_first_name_present_wins() -> None:
     reader = ConfigReader({"num_heads": 4, "n_heads": 8, "attention": {"num_heads": 16}})

@@ -5,6 +5,8 @@ import pytest
 from blazr.models.families.oxidizr import decoder_rules
 from blazr.models.families.rules import Match, Rule, RuleBook, Squeeze, Stack
 
+pytestmark = pytest.mark.smoke
+
 BOOK = RuleBook(
     [
         Rule("embed.weight", "embed_tokens.weight"),

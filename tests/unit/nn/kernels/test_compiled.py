@@ -38,6 +38,7 @@ def _report() -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
+@pytest.mark.smoke
 @needs_library
 def test_the_instruction_set_can_be_chosen() -> None:
     assert compiled.isas()[-1] == "portable"
@@ -52,6 +53,8 @@ def test_the_instruction_set_can_be_chosen() -> None:
 @needs_library
 def test_what_runs_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     here = compiled.isas()
+    monkeypatch.setenv("BLAZR_KERNELS", "")
+    compiled.use()
     assert (
         compiled.explain() == f"{here[0]} (the best here) of {', '.join(here)}; on torch's threads"
     )

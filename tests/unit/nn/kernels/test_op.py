@@ -14,6 +14,8 @@ from blazr.nn.kernels import resolve as resolving
 from blazr.nn.kernels.kernel import Kernel
 from blazr.nn.ops.op import Op
 
+pytestmark = pytest.mark.smoke
+
 TARGET = f"{__name__}:twice_plus_one"
 
 

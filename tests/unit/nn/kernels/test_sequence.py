@@ -12,6 +12,7 @@ from blazr.engine.runner import ModelRunner
 from blazr.models.causal_lm import CausalLM
 from blazr.nn.kernels.cpu import compiled
 from tests.support.networks import VOCAB, build_network
+from tests.support.seeds import run_seed
 from tests.support.without_kernels import without_kernels
 
 NAMES = (
@@ -46,7 +47,8 @@ def logits(model: CausalLM, ids: list[int], cuts: list[int]) -> Tensor:
 
 
 def some_ids(count: int) -> list[int]:
-    return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(5)).tolist()
+    chance = torch.Generator().manual_seed(run_seed(5))
+    return torch.randint(0, VOCAB, (count,), generator=chance).tolist()
 
 
 def mean_error(found: Tensor, truth: Tensor) -> float:
