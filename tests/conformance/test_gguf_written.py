@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from test_gguf_converted import EXPECTED, unpacked
-from torch import Tensor
+from torch import nn
 
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.gguf import read_header
@@ -16,6 +16,7 @@ from blazr.models.families.gguf_architectures import ARCHITECTURES
 from blazr.models.loading.convert import convert
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
+from tests.support.closeness import assert_same_network
 from tests.support.converted import MODELS
 from tests.support.references import CASES, save_reference
 
@@ -58,10 +59,8 @@ NOT_SAID = (
 )
 
 
-def logits(path: Path) -> Tensor:
-    module = load(str(path), device=CPU, dtype="float32").module
-    with torch.inference_mode():
-        return module.forward_sequences(IDS)[0]
+def network(path: Path) -> nn.Module:
+    return load(str(path), device=CPU, dtype="float32").module
 
 
 def saved(case: str, directory: Path, changes: dict[str, object]) -> Path:
@@ -85,12 +84,13 @@ def test_the_same_model_in_the_same_file(name: str, tmp_path: Path) -> None:
     case, changes = MODELS[name]
     source, path = saved(case, tmp_path / "hf", changes), tmp_path / "written.gguf"
     convert(str(source), path)
-    expected, found = logits(source), logits(path)
+    expected, found = network(source), network(path)
     has_rates = any(name.endswith("ssm_a") for name in read_header(path).tensors)
     if name in REGROUPED or has_rates:
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
+        assert_same_network(found, expected, IDS)
     else:
-        assert torch.equal(found, expected)
+        with torch.inference_mode():
+            assert torch.equal(found.forward_sequences(IDS), expected.forward_sequences(IDS))
     theirs, ours = read_header(unpacked(name, tmp_path)), read_header(path)
     tensors = [
         {name: (info.shape, info.dtype) for name, info in header.tensors.items()}
@@ -116,9 +116,7 @@ def test_what_cannot_be_said_is_refused(case: str, tmp_path: Path) -> None:
 def test_the_eps_of_inner_norms_has_a_key_of_its_own(tmp_path: Path) -> None:
     source = saved("falcon_mamba", tmp_path / "hf", {})
     convert(str(source), tmp_path / "model.gguf")
-    expected = logits(source)
-    found = logits(tmp_path / "model.gguf")
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
+    assert_same_network(network(tmp_path / "model.gguf"), network(source), IDS)
 
 
 def test_every_architecture_can_be_written() -> None:

@@ -25,9 +25,11 @@ from blazr.nn.quant.policy import QuantizePolicy
 from blazr.nn.quant.stored import StoredWeight
 from blazr.nn.quant.weight import Weight
 from tests.support import tiny
+from tests.support.closeness import assert_as_right, assert_greedy, sensitivity
 from tests.support.networks import Lab
 from tests.support.quantized import KINDS, quantize_directory
 from tests.support.references import save_reference
+from tests.support.seeds import examples, run_seed
 from tests.support.tiny import Tiny
 
 CPU = resolve_device("cpu")
@@ -50,7 +52,7 @@ IN_BLOCKS = {
 
 def write_matrix(name: str, directory: Path, rows: int, columns: int) -> torch.Tensor:
     """A checkpoint of one matrix; what it stands for."""
-    torch.manual_seed(rows + columns)
+    torch.manual_seed(run_seed(rows + columns))
     parts, whole = KINDS[name].encode(torch.randn(rows, columns))
     directory.mkdir(exist_ok=True)
     save_file({f"a.{end}": part for end, part in parts.items()}, directory / "model.safetensors")
@@ -173,15 +175,23 @@ def test_other_families(family: str, name: str, tmp_path: Path) -> None:
 
 
 def check_same_tokens(directory: Path) -> None:
-    labs = [Lab(load(str(directory / name), device=CPU, dtype="float32").module) for name in "qp"]
+    networks = [load(str(directory / name), device=CPU, dtype="float32").module for name in "qp"]
+    labs = [Lab(network) for network in networks]
     answers = []
     for lab in labs:
         asked = [lab.ask(prompt, max_tokens=16) for prompt in ([1, 5, 9, 2, 40], list(range(30)))]
         lab.run()
         answers.append([lab.answer(request) for request in asked])
+    ids = torch.tensor([range(30)])
+    with torch.inference_mode():
+        loss = sensitivity(networks[1], lambda network: network.forward_sequences(ids)[0])
     for (tokens, logits), (expected, reference) in zip(*answers, strict=True):
-        assert tokens == expected
-        torch.testing.assert_close(logits, reference, rtol=1e-4, atol=1e-3)
+        if tokens == expected:
+            assert_as_right(logits, reference, loss)
+        else:  # two scores that float32 does not tell apart, and what follows is another text
+            told = 1 + next(at for at, token in enumerate(tokens) if token != expected[at])
+            assert_as_right(logits[:told], reference[:told], loss)
+            assert_greedy(tokens[:told], reference[:told], loss)
 
 
 # What a file may hold or not, and the first tensor of each kind, whose shape the plan checks.
@@ -329,7 +339,7 @@ SETTINGS = (
 
 @pytest.mark.parametrize("name", ["gptq odd groups", "awq", "fp8 per block", "compressed fp8"])
 @given(changes=st.dictionaries(st.sampled_from(SETTINGS), JSON, min_size=1, max_size=2))
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_odd_settings_are_told_or_do_no_harm(
     name: str, changes: dict[str, object], tmp_path: Path
 ) -> None:

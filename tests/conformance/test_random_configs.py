@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from copy import deepcopy
+from math import isfinite
 from pathlib import Path
 from random import Random
 
@@ -12,21 +13,20 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, reject, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
+from tests.support.closeness import assert_as_right
 from tests.support.networks import VOCAB, Lab
 from tests.support.random_configs import Changes, random_changes
-from tests.support.references import CASES, SIZES, reference_logits, save_reference
+from tests.support.references import CASES, SIZES, reference_truth, save_reference
 
 transformers = pytest.importorskip("transformers", reason="the reference is that library")
 
 CPU = resolve_device("cpu")
 KINDS = sorted({kind for kind, _ in CASES.values()})
 SEEDS = st.integers(0, 2**32)
-# It is one model, and what float32 loses depends on it: their loss is the measure.
-ALLOWED, FLOOR = 10, 2e-5
 slow_to_draw = settings(suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 
 
@@ -53,32 +53,24 @@ def _compare(kind: str, seed: int) -> None:
     changes = random_changes(rng, kind, case, known)
     ids = [rng.randrange(3, VOCAB) for _ in range(rng.choice((5, 37, 100)))]
     with tempfile.TemporaryDirectory() as folder:
-        theirs, expected = _theirs(kind, Path(folder), seed, changes, ids)
+        truth, loss = _theirs(kind, Path(folder), seed, changes, ids)
         ours = load(folder, device=CPU, dtype="float32").module
     lab = Lab(ours)
     cuts = sorted(rng.sample(range(1, len(ids)), 2))
     with torch.inference_mode():
         whole = ours.forward_sequences(torch.tensor([ids]))[0]
-    truth = reference_logits(theirs.double(), ids)
-    allowed = ALLOWED * _error(expected, truth) + FLOOR * float(truth.abs().max())
     for found in (whole, lab.runner.logits(ids, ()), lab.runner.logits(ids, cuts)):
-        assert _error(found, truth) <= allowed, json.dumps(changes)
+        assert_as_right(found, truth, loss, json.dumps(changes))
 
 
 def _theirs(
     kind: str, directory: Path, seed: int, changes: Changes, ids: list[int]
-) -> tuple[nn.Module, Tensor]:
-    """Their model and its logits; configs that do not fit together are not ours to judge."""
+) -> tuple[Tensor, float]:
+    """What is right and what they lose; configs that do not fit together are not ours to judge."""
     try:
         model = save_reference(kind, directory, seed=seed, changes=changes)
-        if "experts" in repr(model):
-            model.set_experts_implementation("eager")
-        logits = reference_logits(model, ids)
+        truth, loss = reference_truth(model, ids)
     except Exception:  # noqa: BLE001  (whatever that library raises)
         reject()
-    assume(bool(logits.isfinite().all()))
-    return model, logits
-
-
-def _error(found: Tensor, truth: Tensor) -> float:
-    return float((found.double() - truth).abs().max())
+    assume(bool(truth.isfinite().all()) and isfinite(loss))
+    return truth, loss

@@ -9,8 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from tests.support.closeness import error
 from tests.support.hybrids import HYBRIDS
 from tests.support.networks import VOCAB
+from tests.support.seeds import run_seed
 
 SIZES: dict[str, object] = {
     "vocab_size": VOCAB,
@@ -307,7 +309,7 @@ def save_reference(
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    torch.manual_seed(seed)
+    torch.manual_seed(run_seed(seed))
     config = transformers.CONFIG_MAPPING[model_type](**SIZES | deepcopy(changes or {}))
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     model = model.float().eval().requires_grad_(requires_grad=False)
@@ -320,6 +322,8 @@ def save_reference(
                 spread=_SPREAD.get(model_type, 0.3),
             )
     model.save_pretrained(directory)
+    if "experts" in repr(model):
+        model.set_experts_implementation("eager")  # the others have no float64
     return model
 
 
@@ -343,6 +347,12 @@ def reference_logits(model: nn.Module, token_ids: list[int]) -> Tensor:
     with torch.inference_mode():
         logits: Tensor = model(torch.tensor([token_ids]), use_cache=False).logits[0]
     return logits
+
+
+def reference_truth(model: nn.Module, token_ids: list[int]) -> tuple[Tensor, float]:
+    """The scores in float64, (T, V), and what the model loses in float32."""
+    truth = reference_logits(deepcopy(model).double(), token_ids)
+    return truth, error(reference_logits(model, token_ids), truth)
 
 
 def rewrite_config(directory: Path, **changes: object) -> None:

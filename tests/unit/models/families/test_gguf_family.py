@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from blazr.core.errors import BlazrError, CheckpointError, ConfigError, ShapeError
 from blazr.models.causal_lm import CausalLM
@@ -22,6 +22,7 @@ from blazr.nn.device import resolve_device
 from blazr.nn.quant.gguf.weight import GgufWeight
 from blazr.nn.quant.weight import stored_weights
 from tests.support import ggufs, tiny
+from tests.support.closeness import assert_same_network
 from tests.support.tiny import Tiny
 
 CPU = resolve_device("cpu")
@@ -100,10 +101,13 @@ def write(arch: str, directory: Path, **more: object) -> Path:
     return ggufs.write(directory / "m.gguf", tensors, metadata(arch, model) | more)
 
 
-def logits(path: Path, **options: str) -> Tensor:
-    module = load(str(path), device=CPU, dtype="float32", **options).module
+def network(path: Path) -> nn.Module:
+    return load(str(path), device=CPU, dtype="float32").module
+
+
+def logits(path: Path) -> Tensor:
     with torch.inference_mode():
-        return module.forward_sequences(IDS)
+        return network(path).forward_sequences(IDS)
 
 
 def test_what_is_tested_exists() -> None:
@@ -113,7 +117,7 @@ def test_what_is_tested_exists() -> None:
 @pytest.mark.parametrize("arch", MODELS)
 def test_the_same_logits_as_in_another_layout(arch: str, tmp_path: Path) -> None:
     other = tiny.save(MODELS[arch], tmp_path / "other")
-    torch.testing.assert_close(logits(write(arch, tmp_path)), logits(other), rtol=0, atol=1e-5)
+    assert_same_network(network(write(arch, tmp_path)), network(other), IDS)
 
 
 # Architectures that are compared with what config.json says: its type, its keys beside those that
@@ -203,9 +207,7 @@ def test_the_same_logits_as_by_config_json(arch: str, tmp_path: Path) -> None:
     model = Tiny(layers=("",) * 7, hidden_size=24, head_dim=12)
     more = {f"{arch}.{key}": value for key, value in DECLARED[arch][2].items()}
     path = ggufs.write(tmp_path / "m.gguf", tensors, metadata(arch, model) | more)
-    with torch.inference_mode():
-        expected = module.forward_sequences(IDS)
-    torch.testing.assert_close(logits(path), expected, rtol=0, atol=1e-4)
+    assert_same_network(network(path), module, IDS)
 
 
 def test_mamba(tmp_path: Path) -> None:
@@ -239,8 +241,7 @@ def test_mamba(tmp_path: Path) -> None:
     known = {"block_count": 2, "context_length": 256, "attention.layer_norm_rms_epsilon": 1e-5}
     meta = {"general.architecture": "mamba"} | {f"mamba.{k}": v for k, v in known.items()}
     path = ggufs.write(tmp_path / "m.gguf", gguf, meta)
-    expected = logits(tmp_path / "model.safetensors")
-    torch.testing.assert_close(logits(path), expected, rtol=0, atol=1e-4)
+    assert_same_network(network(path), network(tmp_path / "model.safetensors"), IDS)
 
 
 def test_multipliers_and_windows_are_read(tmp_path: Path) -> None:
@@ -260,24 +261,23 @@ def test_rope_factors_are_in_a_tensor(tmp_path: Path) -> None:
     ones = ggufs.write(
         path, tensors | {"rope_freqs.weight": torch.ones(4)}, metadata("llama", model)
     )
-    torch.testing.assert_close(logits(ones), logits(write("llama", tmp_path)))
+    found = logits(ones)[0]
+    assert_same_network(network(write("llama", tmp_path)), found, IDS)
     # all by two is the same as linear scaling by two
     path.unlink()
     twos = ggufs.write(
         path, tensors | {"rope_freqs.weight": 2 * torch.ones(4)}, metadata("llama", model)
     )
-    found = logits(twos)
+    found = logits(twos)[0]
     scaling = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
-    torch.testing.assert_close(found, logits(write("llama", tmp_path, **scaling)))
+    assert_same_network(network(write("llama", tmp_path, **scaling)), found, IDS)
 
 
 @pytest.mark.parametrize("name", ["rope.scaling.factor", "rope.scale_linear"])
 def test_a_factor_alone_is_of_linear_scaling(name: str, tmp_path: Path) -> None:
     scaling = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
-    torch.testing.assert_close(
-        logits(write("llama", tmp_path, **{f"llama.{name}": 2.0})),
-        logits(write("llama", tmp_path, **scaling)),
-    )
+    expected = logits(write("llama", tmp_path, **scaling))[0]
+    assert_same_network(network(write("llama", tmp_path, **{f"llama.{name}": 2.0})), expected, IDS)
 
 
 @pytest.mark.parametrize(
@@ -288,9 +288,8 @@ def test_a_factor_alone_is_of_linear_scaling(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_numbers_that_say_none(nothing: dict[str, object], tmp_path: Path) -> None:
-    torch.testing.assert_close(
-        logits(write("llama", tmp_path, **nothing)), logits(write("llama", tmp_path))
-    )
+    expected = logits(write("llama", tmp_path))[0]
+    assert_same_network(network(write("llama", tmp_path, **nothing)), expected, IDS)
 
 
 def test_yarn_is_what_config_json_means_by_it(tmp_path: Path) -> None:
@@ -321,10 +320,7 @@ def test_packed_weights_are_the_numbers_they_stand_for(name: str, tmp_path: Path
             numbers = torch.nn.Parameter(weight.dequantize(torch.float32), requires_grad=False)
             del part.weight
             part.weight = numbers
-    with torch.inference_mode():
-        torch.testing.assert_close(
-            packed.forward_sequences(IDS), plain.forward_sequences(IDS), rtol=0, atol=2e-4
-        )
+    assert_same_network(packed, plain, IDS)
 
 
 def test_the_text_is_nearly_that_of_the_plain_weights() -> None:
@@ -368,9 +364,8 @@ def test_metadata_that_do_not_fit(
 
 def test_heads_may_be_given_per_layer(tmp_path: Path) -> None:
     heads = {"llama.attention.head_count": [4, 4], "llama.attention.head_count_kv": [2, 2]}
-    torch.testing.assert_close(
-        logits(write("llama", tmp_path, **heads)), logits(write("llama", tmp_path))
-    )
+    expected = logits(write("llama", tmp_path))[0]
+    assert_same_network(network(write("llama", tmp_path, **heads)), expected, IDS)
 
 
 def test_parts_that_are_not_known_are_refused(tmp_path: Path) -> None:
