@@ -262,6 +262,7 @@ MIXER_EXAMPLES: dict[str, MixerConfig] = {
         norm_eps=NORM_EPS,
     ),
 }
+MIXER_EXAMPLES["mla_window"] = replace(MIXER_EXAMPLES["mla"], sliding_window=70)
 MIXER_EXAMPLES["mla_apart"] = replace(MIXER_EXAMPLES["mla_deepseek"], apart=True)
 MIXER_EXAMPLES["parallel"] = ParallelMixerConfig(
     (

@@ -120,7 +120,7 @@ def derive_decoder(
     *,
     prefix: str,
     check: Callable[[ConfigReader, list[TensorGroup]], None],
-    window: Callable[[ConfigReader, int], int | None] | None = None,
+    window: Callable[[ConfigReader, Ledger], int | None] | None = None,
 ) -> Derivation:
     """Find the config of a model whose tensors are named as oxidizr or Llama does.
 
@@ -128,7 +128,7 @@ def derive_decoder(
         checkpoint: The tensors and config.json.
         prefix: What stands before the names of all but the head.
         check: Raises where config and layers contradict each other.
-        window: The sliding window of a layer, from the config and the layer's index.
+        window: Reads the sliding window of attention, in tokens; None for none.
 
     Raises:
         CheckpointError: Tensors are missing.
@@ -168,14 +168,12 @@ def derive_decoder(
         hidden_size=hidden.value,
         eps=eps,
     )
+    sliding_window = window(reader, ledger) if window else None
     config = ModelConfig(
         vocab_size=vocab.value,
         hidden_size=hidden.value,
         max_seq_len=read_max_seq_len(reader, ledger),
-        layers=tuple(
-            _derive_layer(layer, context, window(reader, index) if window else None)
-            for index, layer in enumerate(layers)
-        ),
+        layers=tuple(_derive_layer(layer, context, sliding_window) for layer in layers),
         final_norm=NormConfig(hidden.value, eps),
         tie_word_embeddings=tied,
     )
@@ -196,6 +194,12 @@ def read_max_seq_len(reader: ConfigReader, ledger: Ledger) -> int:
             expected=f"at most {MAX_MAX_SEQ_LEN:,}",
         )
     return ledger.choose("max_seq_len", declared, DEFAULT_MAX_SEQ_LEN)
+
+
+def _sliding_window(reader: ConfigReader, ledger: Ledger) -> int | None:
+    """Tokens that every attention layer sees; oxidizr itself has no such key."""
+    declared = reader.integer("sliding_window", minimum=1)
+    return None if declared is None else ledger.choose("sliding_window", declared, declared.value)
 
 
 def _training_notes(checkpoint: Checkpoint, sizes: dict[str, int]) -> ConfigReader:
@@ -219,7 +223,6 @@ _MIXERS: dict[str, Callable[[TensorGroup, Context], MixerConfig]] = {
     "mamba1": derive_mamba1,
     "mamba2": derive_mamba2,
     "mamba3": derive_mamba3,
-    "mla": derive_mla,
 }
 
 
@@ -228,6 +231,8 @@ def _derive_layer(layer: TensorGroup, context: Context, window: int | None) -> L
     norm = NormConfig(context.hidden_size, context.eps)
     if kind == "gqa":
         mixer: MixerConfig = derive_attention(layer, context, window=window)
+    elif kind == "mla":
+        mixer = derive_mla(layer, context, window=window)
     else:
         mixer = _MIXERS[kind](layer, context)
     if kind in {"mamba2", "mamba3"} and layer.has(f"{kind}.norm.bias"):
@@ -303,6 +308,8 @@ def _is_oxidizr(checkpoint: Checkpoint) -> bool:
 OXIDIZR = Family(
     name="oxidizr",
     matches=_is_oxidizr,
-    derive=lambda checkpoint: derive_decoder(checkpoint, prefix="", check=_check_layer_types),
+    derive=lambda checkpoint: derive_decoder(
+        checkpoint, prefix="", check=_check_layer_types, window=_sliding_window
+    ),
     rules=decoder_rules(""),
 )

@@ -248,8 +248,13 @@ def _conv_kernel(layer: TensorGroup, at: str, context: Context) -> int:
     )
 
 
-def derive_mla(layer: TensorGroup, context: Context) -> MlaConfig:
+def derive_mla(layer: TensorGroup, context: Context, *, window: int | None = None) -> MlaConfig:
     """The sizes of multi-head latent attention; shapes tell all of them.
+
+    Args:
+        layer: Its tensors.
+        context: Config and ledger.
+        window: Tokens a query sees, or None for all.
 
     Raises:
         CheckpointError: Tensors are missing.
@@ -297,4 +302,5 @@ def derive_mla(layer: TensorGroup, context: Context) -> MlaConfig:
         kv_latent=kv_latent,
         q_latent=q_latent,
         rope=derive_rope(rope_dim, context),
+        sliding_window=window,
     )

@@ -35,6 +35,7 @@ class MlaConfig(MixerConfig):
         kv_latent: R, size of the remembered latent.
         q_latent: Size of the query latent; None where there is none (DeepSeek-V2-Lite).
         rope: Rotation of ``rope_dim`` channels; None leaves them as they are (Kimi).
+        sliding_window: Tokens a query sees, or None for all.
     """
 
     hidden_size: int
@@ -44,6 +45,7 @@ class MlaConfig(MixerConfig):
     kv_latent: int
     q_latent: int | None
     rope: RopeConfig | None
+    sliding_window: int | None = None
 
     def length_class(self, length: int) -> int:
         """As the rotation has it."""
@@ -112,6 +114,7 @@ class Mla(Mixer):
         self.num_heads = config.num_heads
         self.rope = config.rope
         self.scale = config.scale
+        self.sliding_window = config.sliding_window
         sizes = config.kv_latent, config.kv_latent + config.rope_dim
         self._fits_kernel = sizes[0] <= MAX_LATENT and sizes[1] <= MAX_KEY
         self._kernel_up: tuple[Tensor, Tensor] | None = None
@@ -150,6 +153,7 @@ class Mla(Mixer):
                 more_keys=pages[0],
                 values=pages[1],
                 scale=self.scale,
+                window=self.sliding_window,
                 temperature=None if self.rope is None else self.rope.temperature,
             )
             mixed = attend(queries, memory, batch.table)
@@ -189,7 +193,7 @@ class Mla(Mixer):
         k, v = self._expand(latent)
         shared = k_rope.unsqueeze(-2).expand(*k.shape[:-1], -1)  # (..., S, H, P)
         query, key = torch.cat((q, q_rope), -1), torch.cat((k, shared), -1)
-        return attention(query, key, v, scale=self.scale)
+        return attention(query, key, v, scale=self.scale, window=self.sliding_window)
 
     def _decode(self, q: Tensor, q_rope: Tensor, group: DecodeGroup, cache: LayerCache) -> Tensor:
         k_up, v_up = self._up()
@@ -202,6 +206,7 @@ class Mla(Mixer):
             latents.unsqueeze(2),
             group.visible,
             scale=self.scale,
+            window=self.sliding_window,
         )
         return torch.einsum("bhr,her->bhe", mixed.to(q.dtype), v_up)
 

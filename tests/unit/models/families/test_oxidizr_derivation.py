@@ -217,6 +217,20 @@ def test_the_tensors_win_over_a_stale_config(key: str, stale: object) -> None:
     assert any(key in warning and str(stale) in warning for warning in found.warnings)
 
 
+def test_every_attention_layer_has_the_declared_window() -> None:
+    model = Tiny(layers=("Mamba2", "MlaWithMlp", "StandardTransformer"))
+    found = derive(model, sliding_window=6)
+    assert [getattr(each.mixer, "sliding_window", None) for each in found.config.layers] == [
+        None,
+        6,
+        6,
+    ]
+    assert sources(found)["sliding_window"] == "config.json: sliding_window"
+    assert "sliding_window" not in sources(derive(model))
+    with pytest.raises(ConfigError, match="sliding_window"):
+        derive(model, sliding_window=0)
+
+
 def test_mamba3_flags_come_from_names() -> None:
     model = Tiny(layers=("Mamba3",), use_conv=True, complex_rope=False, mimo_rank=2)
     found = derive(
