@@ -52,6 +52,7 @@ class Conversation:
         verbose: Whether the speed is shown after each answer.
         timings: Seconds that the last answer took.
         was_interrupted: Whether Ctrl+C ended it.
+        num_forgotten: Messages, the oldest, that the model no longer sees.
     """
 
     partner: Partner
@@ -63,6 +64,7 @@ class Conversation:
     verbose: bool = False
     timings: dict[str, float] = field(default_factory=dict)
     was_interrupted: bool = False
+    num_forgotten: int = 0
     _last: Completion | None = None
     _num_tokens: int = 0
 
@@ -87,12 +89,20 @@ class Conversation:
             _tell(f"error: {completion.error}")
             return completion
         self.history = [*asked, Message(role="assistant", content=completion.text)]
+        self._tell_forgotten(completion.num_dropped_messages)
         if completion.finish_reason == "length":
             limit = self.given.get("max_tokens", -1)
             _tell("(the context is full)" if limit == -1 else f"(stopped after {limit} tokens)")
         if self.verbose:
             _tell(speed_line(completion, self.timings))
         return completion
+
+    def _tell_forgotten(self, count: int) -> None:
+        """Say how much of the conversation the model no longer sees, when that changes."""
+        if count and count != self.num_forgotten:
+            what = "message no longer fits" if count == 1 else "messages no longer fit"
+            _tell(f"(the oldest {count} {what} the context)")
+        self.num_forgotten = count
 
     def _listen(self, asked: list[Message]) -> Completion | None:
         """Show an answer while it comes."""

@@ -140,13 +140,13 @@ class Engine:
             limit = min(limit, self.max_seq_len)
         if len(ids) + 1 > limit:
             raise ContextLengthError(
-                f"the prompt has {len(ids)} tokens, and the context holds {limit}.",
+                f"the prompt is too long: the context holds {limit} tokens.",
                 num_tokens=len(ids),
                 limit=limit,
                 param="prompt",
-                found=f"{len(ids)} prompt tokens",
+                found=f"{len(ids)} tokens",
                 expected=f"at most {limit - 1}, so that one can be generated",
-                hint="shorten the prompt",
+                hint='shorten it; of a chat, truncation="auto" leaves out the oldest turns',
             )
 
     def abort(self, request_id: int, index: int | None = None) -> list[TokenOutput]:

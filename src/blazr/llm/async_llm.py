@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Self
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.face import CHECK_S, RETRY_S, ModelFace
 from blazr.llm.form import PreparedRequest
-from blazr.llm.generation import GenerationRequest, Prompt, chat_request, prompt_requests
+from blazr.llm.generation import (
+    GenerationRequest,
+    Prompt,
+    TruncationMode,
+    chat_request,
+    prompt_requests,
+)
 from blazr.llm.reply import Reply
 from blazr.llm.results import Completion, fold
 from blazr.llm.text_engine import TextEngine
@@ -197,9 +203,14 @@ class AsyncLLM(ModelFace):
         params: SamplingParams | None = None,
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
+        truncation: TruncationMode = "disabled",
     ) -> Completion:
-        """Answer a chat; the first of ``n`` answers."""
-        requests = [chat_request(messages, params, tools)]
+        """Answer a chat; the first of ``n`` answers.
+
+        ``truncation="auto"`` leaves out the oldest turns of a chat that does not fit the context;
+        the completion's ``num_dropped_messages`` says how many messages.
+        """
+        requests = [chat_request(messages, params, tools, truncation)]
         return fold([event async for event in self.events(requests)])[0]
 
     async def logits(self, token_ids: Sequence[int]) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from blazr.core.errors import RequestError
@@ -21,10 +21,15 @@ class PreparedRequest:
     Args:
         request: For the engine.
         reply_format: What there may be in the reply besides text.
+        num_dropped_messages: Messages that did not fit, the oldest of the chat.
+        remember: Called at the end of each reply with its token ids, and the string that ended it
+            or None.
     """
 
     request: Request
     reply_format: ReplyFormat
+    num_dropped_messages: int = 0
+    remember: Callable[[Sequence[int], str | None], None] | None = None
 
 
 def choose_format(own: ReplyFormat, request: GenerationRequest) -> ReplyFormat:

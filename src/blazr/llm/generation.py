@@ -13,6 +13,7 @@ from blazr.text.messages import Message
 from blazr.text.tool_calls.custom import is_custom
 
 Prompt = str | Sequence[int]  # text, or token ids
+TruncationMode = Literal["auto", "disabled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +22,8 @@ class Truncation:
 
     Args:
         most: Tokens it may have; None is what fits beside the reply, or half the context at least.
-        drops: What goes: tokens from the left or the right, or the oldest messages of a chat, but
-            for those of the system.
+        drops: What goes: tokens from the left or the right, or the oldest turns of a chat, whole
+            and some at once, but for messages of the system at its beginning.
     """
 
     most: int | None = None
@@ -145,10 +146,23 @@ def chat_request(
     messages: Sequence[Message | Mapping[str, object]],
     params: SamplingParams | None,
     tools: Sequence[Mapping[str, object]] | None,
+    truncation: TruncationMode = "disabled",
 ) -> GenerationRequest:
-    """The request that a chat is."""
+    """The request that a chat is.
+
+    Raises:
+        RequestError: There is no such truncation.
+    """
+    if truncation not in {"auto", "disabled"}:
+        raise RequestError(
+            "truncation is unknown.",
+            param="truncation",
+            found=repr(truncation)[:100],
+            expected='"auto" or "disabled"',
+        )
     return GenerationRequest(
         messages=[as_message(each) for each in messages],
         params=params or SamplingParams(),
         tools=tools,
+        truncation=Truncation(drops="messages") if truncation == "auto" else None,
     )

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Self
 
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.face import CHECK_S, RETRY_S, ModelFace
-from blazr.llm.generation import GenerationRequest, Prompt, chat_request, prompt_requests
+from blazr.llm.generation import (
+    GenerationRequest,
+    Prompt,
+    TruncationMode,
+    chat_request,
+    prompt_requests,
+)
 from blazr.llm.reply import Reply
 from blazr.llm.results import Completion, fold
 from blazr.text.events import Event
@@ -54,9 +60,14 @@ class LLM(ModelFace):
         params: SamplingParams | None = None,
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
+        truncation: TruncationMode = "disabled",
     ) -> Completion:
-        """Answer a chat; the first of ``n`` answers."""
-        return fold(self.events([chat_request(messages, params, tools)]))[0]
+        """Answer a chat; the first of ``n`` answers.
+
+        ``truncation="auto"`` leaves out the oldest turns of a chat that does not fit the context;
+        the completion's ``num_dropped_messages`` says how many messages.
+        """
+        return fold(self.events([chat_request(messages, params, tools, truncation)]))[0]
 
     def logits(self, token_ids: Sequence[int]) -> Tensor:
         """Logits after each token, (T, V) float32."""

@@ -100,6 +100,7 @@ class Reply:
         for prompt in self._prompts:
             if not prompt.is_done and prompt.request_id is not None:
                 self._engine.abort(prompt.request_id)
+                prompt.remember()
 
     def cut(self) -> None:
         """End what still runs, or has yet to begin, where it stands: as `take` will tell."""
@@ -148,6 +149,12 @@ class _Prompt:
     def is_done(self) -> bool:
         return all(choice.is_done for choice in self.choices)
 
+    def remember(self) -> None:
+        """Keep what was written of replies that are not over."""
+        for choice in self.choices:
+            if not choice.is_done:
+                choice.remember()
+
 
 class _Choice:
     """One reply: its first event, its text, its end."""
@@ -159,6 +166,8 @@ class _Choice:
         self._index = index
         self._tokenizer = tokenizer
         self._prompt_ids = request.prompt_ids
+        self._prepared = prepared
+        self._written: list[int] = []
         self._has_begun = False
         self._text = TextStream(
             tokenizer,
@@ -178,6 +187,7 @@ class _Choice:
             self._has_begun = True
             events.append(self._begin(output))
         if output.token_ids:
+            self._written += output.token_ids
             logprobs = tuple(_token_text(self._tokenizer, each) for each in output.logprobs)
             events.extend(self._text.push(output.token_ids, logprobs=logprobs))
         if self._text.has_ended:
@@ -185,6 +195,11 @@ class _Choice:
         elif output.finish_reason is not None:
             events.extend(self._end(output.finish_reason, output.error))
         return events
+
+    def remember(self) -> None:
+        """Keep what was written for the next turn of the chat."""
+        if self._prepared.remember is not None:
+            self._prepared.remember(self._written, self._text.ended_by)
 
     def _begin(self, output: TokenOutput) -> PromptDone:
         logprobs = None
@@ -198,10 +213,14 @@ class _Choice:
             )
         num_cached, reuse = output.num_cached_tokens, output.reuse
         num_prompt, embedding = output.num_prompt_tokens, output.embedding
-        return PromptDone(self._index, num_prompt, num_cached, logprobs, reuse, embedding)
+        num_dropped = self._prepared.num_dropped_messages
+        return PromptDone(
+            self._index, num_prompt, num_cached, logprobs, reuse, embedding, num_dropped
+        )
 
     def _end(self, reason: FinishReason, error: str | None) -> list[Event]:
         self.is_done = True
+        self.remember()
         return [
             replace(event, error=error) if isinstance(event, Finished) and error else event
             for event in self._text.finish(reason.value)

@@ -73,6 +73,7 @@ class Completion:
         embedding: The prompt as a vector, where that was asked for instead of text.
         reasoning: The model's thinking, which is not part of the text.
         tool_calls: The calls it makes, which are not either.
+        num_dropped_messages: Messages of the chat that did not fit and were left out, the oldest.
     """
 
     index: int
@@ -87,6 +88,7 @@ class Completion:
     embedding: array[float] | None = None
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    num_dropped_messages: int = 0
 
 
 @dataclass(slots=True)
@@ -198,6 +200,7 @@ def _complete(index: int, choice: _Choice) -> Completion:
         embedding=prompt.embedding,
         reasoning="".join(choice.reasoning),
         tool_calls=_join_calls(choice.calls),
+        num_dropped_messages=prompt.num_dropped_messages,
     )
 
 

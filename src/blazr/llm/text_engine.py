@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from blazr.core.errors import ContextLengthError, EngineError, RequestError
@@ -14,7 +14,8 @@ from blazr.llm.generation import GenerationRequest
 from blazr.llm.infill import encode_infill
 from blazr.llm.opened import ModelInfo, OpenedModel
 from blazr.llm.token_engine import TokenEngine
-from blazr.text.chat_template import ChatTemplate
+from blazr.llm.written import WrittenReplies
+from blazr.text.chat_template import ChatPrompt, ChatTemplate
 from blazr.text.grammars.compiler import GrammarCompiler
 from blazr.text.messages import Message
 from blazr.text.reasoning import thinking_budget
@@ -31,8 +32,26 @@ _TAIL = 32
 _SYSTEM = {"system", "developer"}
 
 
+def _turn_starts(messages: Sequence[Message], first: int, *, step: int) -> list[int]:
+    """Where a chat may begin when its oldest turns go: at messages of the user.
+
+    Not at each, but where another ``step`` characters have gone, and at the last. Otherwise every
+    new turn would move the beginning of a long chat, and all of it would be computed again.
+    """
+    starts, num_characters, last_step = [], 0, 0
+    turns = [i for i in range(first, len(messages)) if messages[i].role == "user"]
+    for index in range(first, len(messages)):
+        if index > first and messages[index].role == "user":
+            steps = num_characters // step
+            if steps > last_step or index == turns[-1]:
+                starts.append(index)
+            last_step = steps
+        num_characters += len(messages[index].content or "")
+    return starts
+
+
 class TextEngine:
-    """Text in, events out. Thread-safe; holds no state of any request.
+    """Text in, events out. Thread-safe; of past requests it knows only what ids replies had.
 
     Args:
         engine: What continues token ids.
@@ -59,6 +78,7 @@ class TextEngine:
         self.tokenizer = tokenizer
         self.template = template
         self.reply_format = reply_format
+        self.written = WrittenReplies()
         self.grammars = GrammarCompiler(
             tokenizer, vocab_size=info.vocab_size, special_ids=self._all_stop_ids
         )
@@ -75,16 +95,20 @@ class TextEngine:
         """
         stop_ids = self.info.stop_ids | frozenset(self.tokenizer.eos_ids)
         reply_format = choose_format(self.reply_format, request)
+        chat: ChatPrompt | None = None
+        num_dropped = 0
         if request.messages is not None:
-            ids = self._encode_fitting(request)
+            chat, ids, num_dropped = self._encode_fitting(request)
             if self.template is not None:
                 stop_ids |= frozenset(self.template.stop_ids(self.tokenizer))
+            reply_format = self._with_turn_marks(reply_format, request)
             if reply_format.tool_format is not None:
                 special_ids = self.tokenizer.special_ids
                 names = reply_format.tool_format.stop_names
                 stop_ids |= {special_ids[name] for name in names if name in special_ids}
         else:
             ids = self.encode_prompt(request)
+        whole = len(ids)
         ids = self._cut(request, ids)
         prepared = Request(
             prompt_ids=tuple(ids),
@@ -96,7 +120,10 @@ class TextEngine:
             constraint=self._constraint(request, reply_format, ids),
             pooling=request.pooling,
         )
-        return PreparedRequest(prepared, reply_format)
+        remember = None
+        if chat is not None and len(ids) == whole and request.pooling is None:
+            remember = self._rememberer(chat, request.cache_salt, ids)
+        return PreparedRequest(prepared, reply_format, num_dropped, remember)
 
     def encode_prompt(self, request: GenerationRequest) -> list[int]:
         """The token ids of a prompt. Special tokens spelled in it are plain text."""
@@ -117,7 +144,10 @@ class TextEngine:
         return ids
 
     def encode_chat(self, request: GenerationRequest) -> list[int]:
-        """The token ids of a chat, as the template renders it."""
+        """The token ids of a chat, as the template renders it and replies in it were written."""
+        return self.written.encode(self._render(request), request.cache_salt)
+
+    def _render(self, request: GenerationRequest) -> ChatPrompt:
         messages: Sequence[Message] = request.messages or ()
         if self.template is None:
             raise RequestError(
@@ -131,7 +161,7 @@ class TextEngine:
         if truncation is None or truncation.drops == "messages":
             self._check_length(sum(len(each.content or "") for each in messages), "messages")
         goes_on = request.continue_final_message
-        ids = self.template.encode(
+        prompt = self.template.prompt(
             messages[:-1] if goes_on else messages,
             self.tokenizer,
             tools=None
@@ -140,31 +170,52 @@ class TextEngine:
             add_generation_prompt=request.add_generation_prompt or goes_on,
             variables=request.template_variables,
         )
-        return ids + self.tokenizer.encode(messages[-1].content or "") if goes_on else ids
+        return prompt.followed_by(messages[-1].content or "") if goes_on else prompt
 
-    def _encode_fitting(self, request: GenerationRequest) -> list[int]:
-        """The token ids of a chat; where the oldest messages may go, of as many as fit."""
+    def _encode_fitting(self, request: GenerationRequest) -> tuple[ChatPrompt, list[int], int]:
+        """A chat and its token ids; where the oldest messages may go, as many as fit.
+
+        The last value is how many messages went.
+        """
         messages, truncation = request.messages or (), request.truncation
-        if truncation is None or truncation.drops != "messages":
-            return self.encode_chat(request)
-        told = (i for i, each in enumerate(messages) if each.role not in _SYSTEM)
-        first = next(told, len(messages))
 
-        def encode(start: int) -> list[int] | None:
+        def encode(start: int) -> tuple[ChatPrompt, list[int]]:
             kept = replace(request, messages=[*messages[:first], *messages[start:]])
-            try:
-                ids = self.encode_chat(kept)
-            except ContextLengthError:
-                return None
-            return ids if len(ids) <= self._room(request) else None
+            prompt = self._render(kept)
+            return prompt, self.written.encode(prompt, request.cache_salt)
 
-        whole = encode(first)
-        # it begins with the user again, as templates expect of a chat
-        starts = [i for i in range(first + 1, len(messages)) if messages[i].role == "user"]
-        if whole is None and starts:
-            place = bisect_left(starts[:-1], 1, key=lambda start: encode(start) is not None)
-            whole = encode(starts[place])
-        return self.encode_chat(request) if whole is None else whole
+        def fits(start: int) -> bool:
+            try:
+                return len(encode(start)[1]) <= room
+            except ContextLengthError:
+                return False
+
+        told = (i for i, each in enumerate(messages) if each.role not in _SYSTEM)
+        first, room = next(told, len(messages)), self._room(request)
+        if truncation is None or truncation.drops != "messages" or fits(first):
+            return *encode(first), 0
+        starts = _turn_starts(messages, first, step=room)
+        place = bisect_left(starts[:-1], 1, key=fits)
+        if not starts or not fits(starts[place]):
+            return *encode(first), 0  # the last turn alone is too long
+        return *encode(starts[place]), starts[place] - first
+
+    def _rememberer(
+        self, chat: ChatPrompt, salt: str, ids: Sequence[int]
+    ) -> Callable[[Sequence[int], str | None], None]:
+        def remember(reply_ids: Sequence[int], stop: str | None) -> None:
+            self.written.add(chat, salt, ids, reply_ids, stop=stop)
+
+        return remember
+
+    def _with_turn_marks(
+        self, reply_format: ReplyFormat, request: GenerationRequest
+    ) -> ReplyFormat:
+        """The form of a reply that ends where the next turn is spelled out."""
+        params = request.params
+        if self.template is None or params.ignore_eos or params.grammar is not None:
+            return reply_format
+        return replace(reply_format, turn_marks=self.template.stop_texts(self.tokenizer))
 
     def _cut(self, request: GenerationRequest, ids: list[int]) -> list[int]:
         """Token ids without those that are too many."""

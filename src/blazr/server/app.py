@@ -21,7 +21,7 @@ from blazr.server.models import Models
 from blazr.server.ollama.models import error_object as ollama_error
 from blazr.server.openapi import describe
 from blazr.server.routes import ROUTES
-from blazr.server.run import PREFIX_HEADER
+from blazr.server.run import DROPPED_HEADER, PREFIX_HEADER
 from blazr.server.tracing import Tracer
 
 
@@ -49,7 +49,7 @@ def build_app(models: Models, *, tracer: Tracer | None = None) -> Starlette:
                 allow_origin_regex=LOOPBACK_ORIGIN,
                 allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
-                expose_headers=["X-Request-Id", PREFIX_HEADER],
+                expose_headers=["X-Request-Id", PREFIX_HEADER, DROPPED_HEADER],
             ),
             Middleware(Surroundings, state=state, shape_of=_shape_of, tracer=tracer),
             Middleware(Gate, state=state, open_paths=open_paths, command_paths=command_paths),

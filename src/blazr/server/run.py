@@ -19,6 +19,7 @@ from blazr.text.events import Event, Finished, PromptDone, TextDelta
 _FAILURES = {"error": 500, "abort": 503, "timeout": 408}  # the last is its own limit, mostly
 _NAMES = ("request_id", "rid")  # fields of a body that name it, for those who end it
 PREFIX_HEADER = "X-Blazr-Prefix-Cache"
+DROPPED_HEADER = "X-Blazr-Dropped-Messages"
 
 
 class Renderer(ABC):
@@ -127,14 +128,17 @@ class Run:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What an answer's headers say of it: how much of the first prompt was reused, and why.
+        """What an answer's headers say of the first prompt; none before it was read.
 
-        None before a prompt was read. With several replies it is that of the first one.
+        How much of it was reused, and why no more; how many messages of the chat were left out.
         """
         if self._first is None:
             return {}
         cached, prompt = self._first.num_cached_tokens, self._first.num_prompt_tokens
-        return {PREFIX_HEADER: f"{cached}/{prompt}; {self._first.reuse}"}
+        headers = {PREFIX_HEADER: f"{cached}/{prompt}; {self._first.reuse}"}
+        if self._first.num_dropped_messages:
+            headers[DROPPED_HEADER] = str(self._first.num_dropped_messages)
+        return headers
 
     def failure_of(self, event: Event) -> HttpError | None:
         """The error that an event amounts to, if it is one."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -29,6 +30,7 @@ from blazr.text.templates.spelling import (
     is_simple,
     spell,
 )
+from blazr.text.templates.turns import TurnMarks, find_turn_marks
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers import tekken
 from blazr.text.tool_calls import TOOL_FORMATS
@@ -41,7 +43,46 @@ if TYPE_CHECKING:
 # A rendered chat is a few times what went into it, or a fixed preamble.
 _SIZE_PER_CHARACTER = 4
 _MIN_SIZE = 1_000_000
-_PROBE = (Message(role="user", content="a"), Message(role="assistant", content="blazr-probe"))
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A chat as a template renders it, before it is tokenized.
+
+    Args:
+        text: With a stand-in where a client spelled the name of a special token.
+        disarmed: What tells the two apart.
+        tokenizer: The model's.
+        usable: The special tokens that the model has.
+        tail: Where the beginning of a reply follows that is to be gone on with; it is plain text.
+    """
+
+    text: str
+    disarmed: Disarmed
+    tokenizer: Tokenizer
+    usable: Mapping[str, int]
+    tail: int | None = None
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Two prompts of one key have one meaning wherever their texts are the same."""
+        return self.disarmed.stand_ins
+
+    def followed_by(self, text: str) -> ChatPrompt:
+        """The same with the beginning of a reply."""
+        return replace(self, text=self.text + text, tail=len(self.text))
+
+    def encode(self, start: int = 0) -> list[int]:
+        """The token ids of the text from character ``start`` on."""
+        tail = len(self.text) if self.tail is None else self.tail
+        ids, chat, written = [], self.disarmed, self.text[start:tail]
+        if not chat.found and len(self.usable) == len(self.tokenizer.special_ids):
+            ids = self.tokenizer.encode(written, allow_special=True) if written else []
+        else:
+            for piece in chat.split(written, self.usable):
+                ids += [piece] if isinstance(piece, int) else self.tokenizer.encode(piece)
+        begun = self.text[max(start, tail) :]
+        return ids + self.tokenizer.encode(begun) if begun else ids
 
 
 class ChatTemplate:
@@ -84,14 +125,14 @@ class ChatTemplate:
         self._token_names = {"bos_token": "", "eos_token": "", **(token_names or {})}
         self._stop_names = stop_names
         self._vocab_size = vocab_size
-        self._stop_ids: dict[str, tuple[int, ...]] = {}
+        self._turn_marks: dict[str, TurnMarks] = {}
         self.reply_format = reply_format
         self._tool_format = reply_format.tool_format or TOOL_FORMATS[DEFAULT]
         # an older kind of template is given the tools as text, and the time
         self._wants_functions = re.search(r"\btools\b", source) is None
         self._spellings: dict[bool, Spelling] = {}
 
-    def encode(
+    def prompt(
         self,
         messages: Sequence[Message],
         tokenizer: Tokenizer,
@@ -99,8 +140,8 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
-    ) -> list[int]:
-        """The token ids of a chat.
+    ) -> ChatPrompt:
+        """A chat as it is tokenized.
 
         Args:
             messages: The chat.
@@ -114,13 +155,25 @@ class ChatTemplate:
         """
         given = (list(messages), tools, variables or {})
         chat, text = self._render(given, add_generation_prompt, names=tokenizer.special_ids)
-        usable = self._usable(tokenizer)
-        if not chat.found and len(usable) == len(tokenizer.special_ids):
-            return tokenizer.encode(text, allow_special=True)
-        ids: list[int] = []
-        for piece in chat.split(text, usable):
-            ids += [piece] if isinstance(piece, int) else tokenizer.encode(piece)
-        return ids
+        return ChatPrompt(text, chat, tokenizer, self._usable(tokenizer))
+
+    def encode(
+        self,
+        messages: Sequence[Message],
+        tokenizer: Tokenizer,
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, object] | None = None,
+    ) -> list[int]:
+        """The token ids of a chat; see `prompt`."""
+        return self.prompt(
+            messages,
+            tokenizer,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            variables=variables,
+        ).encode()
 
     def render(
         self,
@@ -140,36 +193,29 @@ class ChatTemplate:
 
     def stop_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         """The tokens at which a reply in this form ends, besides the tokenizer's own."""
-        if tokenizer.name not in self._stop_ids:
-            names = self._stop_names
-            if names is None:
-                names = self._find_stop_names(tokenizer)
-            usable = self._usable(tokenizer)
-            ids = tuple(usable[name] for name in names if name in usable)
-            self._stop_ids[tokenizer.name] = ids
-        return self._stop_ids[tokenizer.name]
+        usable, names = self._usable(tokenizer), self._stop_names
+        if names is None:
+            names = self._marks(tokenizer).names
+        return tuple(usable[name] for name in names if name in usable)
+
+    def stop_texts(self, tokenizer: Tokenizer) -> tuple[str, ...]:
+        """The strings at which a reply ends, where turns are marked by no special token."""
+        return self._marks(tokenizer).texts
+
+    def _marks(self, tokenizer: Tokenizer) -> TurnMarks:
+        if tokenizer.name not in self._turn_marks:
+            self._turn_marks[tokenizer.name] = find_turn_marks(
+                lambda messages: self.render(messages, add_generation_prompt=False),
+                self._usable(tokenizer),
+                has_own_ends=len(tokenizer.eos_ids) > 1,
+            )
+        return self._turn_marks[tokenizer.name]
 
     def _usable(self, tokenizer: Tokenizer) -> Mapping[str, int]:
         limit = self._vocab_size
         if limit is None or tokenizer.size <= limit:
             return tokenizer.special_ids
         return {name: each for name, each in tokenizer.special_ids.items() if each < limit}
-
-    def _find_stop_names(self, tokenizer: Tokenizer) -> Sequence[str]:
-        """The special token that follows a reply in a rendered chat.
-
-        A model that names several end tokens knows its own: in some forms a reply has parts, and
-        what follows one of them does not end it.
-        """
-        if len(tokenizer.eos_ids) > 1:
-            return ()
-        try:
-            text = self.render(_PROBE, add_generation_prompt=False)
-        except RequestError:
-            return ()
-        after = text.partition(str(_PROBE[1].content))[2].lstrip()
-        names = [name for name in tokenizer.special_ids if name and after.startswith(name)]
-        return sorted(names, key=len)[-1:]
 
     def _render(
         self,

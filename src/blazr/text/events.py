@@ -37,6 +37,8 @@ class PromptDone:
         reuse: Why no more of them were reused, in the engine's words; empty where the reply ended
             before it began.
         embedding: The prompt as a vector, where that was asked for instead of text.
+        num_dropped_messages: Messages of the chat that did not fit, the oldest, and were left out
+            as `Truncation` asks.
     """
 
     index: int
@@ -45,6 +47,7 @@ class PromptDone:
     logprobs: tuple[TokenText, ...] | None = None
     reuse: str = ""
     embedding: array[float] | None = None
+    num_dropped_messages: int = 0
 
 
 @dataclass(frozen=True, slots=True)

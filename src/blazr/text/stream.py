@@ -39,12 +39,14 @@ class ReplyFormat:
         tool_format: How calls of tools are written; None leaves them in the text.
         tools: The tools that may be called.
         has_one_call: Whether the first call of a tool ends the reply.
+        turn_marks: Strings at which the next turn begins, so that the reply ends before them.
     """
 
     reasoning: ReasoningFormat | None = None
     tool_format: ToolFormat | None = None
     tools: Sequence[ToolSpec] = ()
     has_one_call: bool = False
+    turn_marks: Sequence[str] = ()
 
     @property
     def special_names(self) -> frozenset[str]:
@@ -91,6 +93,8 @@ class TextStream:
             continues=any(not tokenizer.is_special(token_id) for token_id in prompt_ids),
             kept_ids=frozenset(special_ids[name] for name in names if name in special_ids),
         )
+        self._includes_stop = include_stop
+        self._turns = StopMatcher(reply_format.turn_marks)
         self._matcher = StopMatcher(stop, include_stop=include_stop)
         self._num_tokens = 0
         reasoning, tool_format = reply_format.reasoning, reply_format.tool_format
@@ -115,8 +119,17 @@ class TextStream:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more belongs to the reply: a stop string came, or all of its one call."""
-        return self.stopped is not None or self._has_called
+        """Whether nothing more belongs to the reply.
+
+        A stop string came, the mark of the next turn, or all of its one call.
+        """
+        is_cut = self._turns.matched is not None or self.stopped is not None
+        return is_cut or self._has_called
+
+    @property
+    def ended_by(self) -> str | None:
+        """The string that ended the reply and is no part of its text."""
+        return self._turns.matched or (None if self._includes_stop else self.stopped)
 
     @property
     def is_thinking(self) -> bool:
@@ -141,7 +154,7 @@ class TextStream:
             if self.has_ended:
                 break
             was_thinking = self.is_thinking
-            pieces += self._split(self._matcher.push(self._detokenizer.push(token_id)))
+            pieces += self._split(self._match(self._detokenizer.push(token_id)))
             used += 1
             self.num_reasoning_tokens += was_thinking or self.is_thinking
         if not used:
@@ -155,12 +168,13 @@ class TextStream:
         """The reply ended; get what is still held back, and `Finished`.
 
         Args:
-            reason: Why it ended, unless a stop string or its one call did: then the reason is
+            reason: Why it ended, unless a string or its one call ended it: then the reason is
                 ``"stop"``.
         """
         text, is_cut = "", reason != "stop" and not self.has_ended
         if not self.has_ended:
-            text = self._matcher.push(self._detokenizer.flush()) + self._matcher.flush()
+            last = self._turns.push(self._detokenizer.flush()) + self._turns.flush()
+            text = self._matcher.push(last) + self._matcher.flush()
         pieces = self._split(text)
         if self._reasoning is not None:
             pieces += self._find_calls(self._reasoning.flush(is_cut=is_cut))
@@ -177,6 +191,13 @@ class TextStream:
             num_tool_calls=self._num_calls,
         )
         return [*events, end]
+
+    def _match(self, text: str) -> str:
+        """What may be let through of new text."""
+        through = self._matcher.push(self._turns.push(text))
+        if self._turns.matched is not None and self.stopped is None:
+            through += self._matcher.flush()  # what could have become a stop string
+        return through
 
     def _split(self, text: str) -> list[Piece]:
         if not text:

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from blazr.core.errors import ContextLengthError, RequestError
-from blazr.llm.generation import GenerationRequest
+from blazr.engine.sampling_params import SamplingParams
+from blazr.llm.generation import GenerationRequest, Truncation
 from blazr.llm.infill import INFILL_FORMATS, encode_infill
+from blazr.llm.llm import LLM
 from blazr.llm.text_engine import TextEngine
 from blazr.text.messages import Message
 from tests.support.scripted import scripted_core
@@ -80,3 +82,54 @@ def test_there_must_be_something_to_go_on_with(messages: list[Message]) -> None:
     with pytest.raises(RequestError) as caught:
         GenerationRequest(messages=messages, continue_final_message=True)
     assert caught.value.param == "continue_final_message"
+
+
+CALL = {"id": "a1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def test_turns_go_whole_and_the_system_stays(core: TextEngine) -> None:
+    """A result stays with its call, and both with the question."""
+    told = Message(role="system", content="be kind")
+    turns = [
+        [
+            Message(role="user", content=f"question {i}" + " x" * 20),
+            Message(role="assistant", content=None, extra={"tool_calls": [CALL]}),
+            Message(role="tool", content=f"result {i}", extra={"tool_call_id": "a1"}),
+            Message(role="assistant", content=f"answer {i}"),
+        ]
+        for i in range(10, 22)
+    ]
+    last = Message(role="user", content="and now?")
+    messages = [told, *(each for turn in turns for each in turn), last]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    request = GenerationRequest(
+        messages=messages,
+        tools=tools,
+        params=SamplingParams(max_tokens=100),
+        truncation=Truncation(drops="messages"),
+    )
+    prepared = core.prepare(request)
+    text = core.tokenizer.decode(prepared.request.prompt_ids, skip_special=False)
+    first = min(i for i in range(10, 22) if f"question {i}" in text)
+    assert prepared.num_dropped_messages == 4 * (first - 10) > 0
+    for word in ("question", "result", "answer"):
+        assert [i for i in range(10, 22) if f"{word} {i}" in text] == list(range(first, 22))
+    assert "be kind" in text
+    assert '"name": "f"' in text
+
+
+def test_a_chat_that_fits_stays_whole(core: TextEngine) -> None:
+    message = Message(role="user", content="hi")
+    request = GenerationRequest(messages=[message], truncation=Truncation(drops="messages"))
+    assert core.prepare(request).num_dropped_messages == 0
+
+
+def test_truncation_is_auto_or_disabled(core: TextEngine) -> None:
+    with pytest.raises(RequestError) as caught:
+        LLM(core).chat([Message(role="user", content="hi")], truncation="left")
+    assert caught.value.param == "truncation"
+    chat = [Message(role="user", content=" x" * 300), Message(role="assistant", content=" y" * 300)]
+    chat.append(Message(role="user", content="hi"))
+    with pytest.raises(ContextLengthError):
+        LLM(core).chat(chat)
+    assert LLM(core).chat(chat, truncation="auto").num_dropped_messages == 2

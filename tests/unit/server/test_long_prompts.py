@@ -117,6 +117,46 @@ def test_the_oldest_messages_of_a_response_go(loopback: Loopback) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/responses", {"truncation": "auto", "max_output_tokens": 10}),
+        ("/v1/chat/completions", {"truncation": "auto", "max_tokens": 10}),
+        ("/api/chat", {"stream": False, "options": {"num_predict": 10}}),
+    ],
+)
+def test_a_header_says_how_many_messages_were_left_out(
+    loopback: Loopback, path: str, fields: dict
+) -> None:
+    name = "input" if path == "/v1/responses" else "messages"
+    dropped = []
+    for turns in (3, 41):
+        reply = loopback.client.post(path, json={name: talk(turns), **fields})
+        assert reply.status_code == 200
+        dropped.append(reply.headers.get("X-Blazr-Dropped-Messages"))
+        text = loopback.core.tokenizer.decode(loopback.core.engine.submitted[-1].prompt_ids)
+        first = min(i for i in range(turns) if f"turn {i} " in text)
+        assert first == int(dropped[-1] or 0)
+    assert dropped[0] is None
+
+
+def test_a_chat_that_asks_for_no_truncation_is_refused(loopback: Loopback) -> None:
+    for path, fields in (("/v1/chat/completions", {}), ("/api/chat", {"truncate": False})):
+        reply = loopback.client.post(path, json={"messages": talk(41), **fields})
+        assert reply.status_code == 400
+
+
+def test_a_long_chat_begins_at_the_same_turn_for_a_while(loopback: Loopback) -> None:
+    fields = {"truncation": "auto", "max_tokens": 10}
+    starts = []
+    for turns in range(41, 81, 2):
+        path, body = "/v1/chat/completions", {"messages": talk(turns), **fields}
+        reply = loopback.client.post(path, json=body)
+        starts.append(int(reply.headers["X-Blazr-Dropped-Messages"]))
+    assert starts == sorted(starts)
+    assert len(set(starts)) <= len(starts) * 2 // 3
+
+
 def test_one_message_that_is_too_long_is_refused_all_the_same(loopback: Loopback) -> None:
     body = {"input": "x " * 500, "truncation": "auto"}
     reply = loopback.client.post("/v1/responses", json=body)

@@ -1,10 +1,11 @@
 """From token ids to events."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blazr.text.events import Event, Finished, TextDelta, TokenText
-from blazr.text.stream import TextStream
+from blazr.text.stream import ReplyFormat, TextStream
 from blazr.text.tokenizer import Tokenizer
 
 
@@ -57,6 +58,21 @@ def test_a_stop_string_may_be_kept(cl100k: Tokenizer) -> None:
     stream = TextStream(cl100k, index=0, stop=("two",), include_stop=True)
     events = stream.push(cl100k.encode("one two three")) + stream.finish("stop")
     assert text_of(events) == "one two"
+
+
+@pytest.mark.parametrize("stop", [(), ("\nuse no other",)])
+def test_the_mark_of_the_next_turn_ends_the_reply_unseen(
+    cl100k: Tokenizer, stop: tuple[str, ...]
+) -> None:
+    reply_format = ReplyFormat(turn_marks=("\nuser:",))
+    stream = TextStream(cl100k, index=0, stop=stop, include_stop=True, reply_format=reply_format)
+    ids = cl100k.encode("Well.\nuser: Tell me more.")
+    events = [event for token_id in ids for event in stream.push([token_id])]
+    assert stream.has_ended
+    assert stream.ended_by == "\nuser:"
+    events += stream.finish("length")
+    assert text_of(events) == "Well."
+    assert events[-1] == Finished(0, "stop", len(ids_of(events)))
 
 
 def test_text_held_for_a_stop_string_comes_at_the_end(cl100k: Tokenizer) -> None:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
-from blazr.llm.generation import GenerationRequest
+from blazr.llm.generation import GenerationRequest, Truncation
 from blazr.llm.results import Completion, Usage
 from blazr.server.errors import HttpError
 from blazr.server.messages import ChatMessage, to_messages
@@ -67,6 +67,7 @@ class ChatBody(_Common, kw_only=True):
     """A chat; none only asks whether the model is there."""
 
     messages: list[ChatMessage] | None = None
+    truncate: bool = True
     tools: list[dict[str, Any]] | None = None
 
 
@@ -101,6 +102,7 @@ async def chat(call: Call[ChatBody]) -> Response:
             params=params,
             template_variables=_variables(body),
             continue_final_message=body.messages[-1].role == "assistant",
+            truncation=Truncation(drops="messages") if body.truncate else None,
             **scheduling(call),
         )
     return await _answer(call, request, LineRenderer(_name(call), is_chat=True))

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
-from blazr.llm.generation import GenerationRequest
+from blazr.llm.generation import GenerationRequest, Truncation
 from blazr.llm.results import Completion, ToolCall, Usage
 from blazr.server.messages import ChatMessage, to_messages
 from blazr.server.openai.schema import (
@@ -61,6 +61,7 @@ class Body(SamplingBody, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     reasoning_effort: str | None = None
     thinking: Thinking | None = None
     enable_thinking: bool | None = None
@@ -81,7 +82,7 @@ async def answer(call: Call[Body]) -> Response:
         thinking_budget=_budget(body),
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
-        truncation=body.cut,
+        truncation=Truncation(drops="messages") if body.truncation == "auto" else body.cut,
         **schedule_of(call),
     )
     run = await Run.start(call, [request], tells_abort=True)

@@ -78,7 +78,8 @@ export async function models() {
 export async function* chat(body, signal) {
   const response = await request("v1/chat/completions", { method: "POST", body, signal });
   const reuse = response.headers.get("X-Blazr-Prefix-Cache") ?? "";
-  yield { reuse: reuse.split("; ")[1] ?? "" };
+  const dropped = Number(response.headers.get("X-Blazr-Dropped-Messages") ?? 0);
+  yield { reuse: reuse.split("; ")[1] ?? "", dropped };
   for await (const data of eventData(response.body)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);

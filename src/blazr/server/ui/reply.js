@@ -27,7 +27,10 @@ export async function stream(message, body, { signal, onChange }) {
 }
 
 function take(message, chunk, watch) {
-  if (chunk.reuse !== undefined) message.stats.reuse = chunk.reuse;
+  if (chunk.reuse !== undefined) {
+    message.stats.reuse = chunk.reuse;
+    message.stats.dropped = chunk.dropped;
+  }
   if (chunk.usage) takeUsage(message.stats, chunk.usage);
   const choice = chunk.choices?.[0];
   if (!choice) return;
@@ -92,6 +95,11 @@ export function costs(stats) {
   if (stats?.prompt !== undefined) {
     const why = REASONS[stats.reuse] ?? "prompt tokens not computed again";
     found.push([`cache ${stats.cached} of ${stats.prompt}`, `Prompt tokens reused: ${why}.`]);
+  }
+  if (stats?.dropped) {
+    const what = stats.dropped === 1 ? "message" : "messages";
+    const why = "The chat is longer than the model's context. Its oldest turns were not sent.";
+    found.push([`${stats.dropped} oldest ${what} left out`, why]);
   }
   return found;
 }

@@ -96,7 +96,7 @@ function parsed(name) {
 /** The request for a chat as it stands. */
 export function requestBody(chat, settings) {
   const body = { model: settings.model || "default", stream: true,
-    stream_options: { include_usage: true } };
+    stream_options: { include_usage: true }, truncation: "auto" };
   for (const name of Object.keys(NUMBERS)) {
     if (Number.isFinite(settings[name])) body[name] = settings[name];
   }

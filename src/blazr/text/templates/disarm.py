@@ -46,6 +46,11 @@ class Disarmed:
                 yield piece.translate(back)
 
     @property
+    def stand_ins(self) -> tuple[str, ...]:
+        """The first characters of names, each followed by what stands for it."""
+        return tuple(first + stand_in for first, stand_in in self._stand_ins.items())
+
+    @property
     def found(self) -> bool:
         """Whether there was any name."""
         return bool(self._stand_ins)
