@@ -14,6 +14,7 @@ COMMANDS: Table[Callable[..., None]] = Table(
         "generate": "blazr.cli.generate:generate",
         "chat": "blazr.cli.chat:chat",
         "serve": "blazr.cli.serve:serve",
+        "launch": "blazr.cli.launch:launch",
         "info": "blazr.cli.info:info",
         "pull": "blazr.cli.cache:pull",
         "list": "blazr.cli.cache:list_models",

@@ -79,6 +79,11 @@ def get(name: str) -> str:
     return os.environ.get(row.name, row.default)  # noqa: TID251  (the one place that may)
 
 
+def inherited(**changes: str) -> dict[str, str]:
+    """The whole environment with some variables changed, for another program that is run."""
+    return {**os.environ, **changes}  # noqa: TID251  (see above)
+
+
 def flag(name: str) -> bool:
     """Whether a declared variable is set to something true."""
     return get(name).strip().lower() not in {"", "0", "false", "no", "off"}

@@ -114,8 +114,8 @@ def find_spelling(
 
     ask, found = Message(role="user", content="a"), Spelling()
     system = [Message(role="system", content=each) for each in _SYSTEMS]
-    told = [*system[:2], ask, Message(role="assistant", content="a"), system[2], ask]
-    found = first((replace(found, roles=each) for each in _ROLES), told, *_SYSTEMS)
+    led = [*system[:2], ask, Message(role="assistant", content="a"), system[2], ask]
+    found = first((replace(found, roles=each) for each in _ROLES), led, *_SYSTEMS)
     if with_tools:
         told = (replace(found, tools=each) for each in ("own", "full", "system", "user"))
         found = first(told, [ask], _TOOL)

@@ -1,0 +1,214 @@
+"""``blazr launch``: another program, told of a server that it finds or starts."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import typer
+
+from blazr.cli import options
+from blazr.cli.programs import PROGRAMS, Program, Settings, Target
+from blazr.core import env
+from blazr.core.errors import ConfigError, EngineError
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+NO_KEY = "blazr"  # programs insist on one
+LOOK_S, START_S = 2.0, 600.0
+SMALL_CONTEXT = 16_384  # with less, an agent's instructions alone may not fit
+
+
+def launch(
+    program: Annotated[str, typer.Argument(help="claude, codex, opencode, aider or open-webui.")],
+    args: Annotated[
+        list[str] | None, typer.Argument(help="The program's own arguments, after --.")
+    ] = None,
+    *,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Name of a model the server has; else what `blazr serve` takes, and a server is "
+            "started.  [default: the server's first, or built-in nano]",
+        ),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help=f"A server that runs.  [default: {DEFAULT_URL}, if one is there]"),
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(help="API key of the server.")] = None,
+    print_only: Annotated[
+        bool, typer.Option("--print", help="Show the settings instead of running the program.")
+    ] = False,
+    verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
+) -> None:
+    """Run a coding agent or a chat page on a model here, with address, key and context set."""
+    row = PROGRAMS[program]
+    if not print_only and shutil.which(row.command) is None:
+        raise ConfigError(f"{row.command} is not installed.", hint=row.install)
+    if print_only:
+        target = _find(url or DEFAULT_URL, api_key, model)
+        if target is None:
+            name = model or options.BUILT_IN
+            _note(f"no server at {url or DEFAULT_URL}; start one: blazr serve {shlex.quote(name)}")
+            target = Target(
+                url=url or DEFAULT_URL, key=api_key or NO_KEY, model="default", context=None
+            )
+        _show(row, row.settings(target), args or [])
+        return
+    with _server(url, api_key, model) as target:
+        if target.context is not None and target.context < SMALL_CONTEXT:
+            _note(
+                f"{target.model} has a context of {target.context} tokens; "
+                f"{program} may need {SMALL_CONTEXT} for its instructions alone"
+            )
+        code = _run(row, row.settings(target), args or [])
+    raise typer.Exit(code)
+
+
+@contextmanager
+def _server(url: str | None, key: str | None, model: str | None) -> Iterator[Target]:
+    """The server that is asked for or there, or else one of our own until the block ends.
+
+    Raises:
+        ConfigError: There is no server at the address that was named, or not that model.
+        EngineError: Our own does not start.
+    """
+    found = _find(url or DEFAULT_URL, key, model)
+    if found is not None:
+        yield found
+        return
+    if url is not None:
+        raise ConfigError(
+            "no server there has the model that is asked for." if model else "no server answers.",
+            found=url,
+            hint="blazr serve, or leave --url out and a server is started",
+        )
+    with _started(model or options.BUILT_IN, key) as address:
+        target = _find(address, key, None)
+        if target is None:
+            raise EngineError("the server that was started shows no model.")
+        yield target
+
+
+def _find(url: str, key: str | None, model: str | None) -> Target | None:
+    """The server at an address, if it has the model."""
+    url = url.rstrip("/").removesuffix("/v1")
+    try:
+        models = _ask(f"{url}/v1/models", key)["data"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    cards = [each for each in models if model is None or each.get("id") == model]
+    if not cards:
+        return None
+    context = cards[0].get("max_model_len")
+    return Target(
+        url=url,
+        key=key or NO_KEY,
+        model=str(cards[0]["id"]),
+        context=context if isinstance(context, int) else None,
+    )
+
+
+def _ask(url: str, key: str | None) -> Any:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError("the address is none.", found=url[:100], expected=DEFAULT_URL)
+    request = urllib.request.Request(url, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=LOOK_S) as reply:
+            return json.loads(reply.read())
+    except urllib.error.HTTPError as error:
+        if error.code in {401, 403}:
+            raise ConfigError(
+                "the server wants another key.", found=url, hint="--api-key"
+            ) from None
+        raise
+
+
+@contextmanager
+def _started(model: str, key: str | None) -> Iterator[str]:
+    """A server of our own; its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "blazr", "serve", "--model", model]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    command += ["--api-key", key] if key else []
+    with TemporaryDirectory(prefix="blazr-launch-") as folder:
+        log = Path(folder) / "server.log"
+        with log.open("wb") as sink:
+            process = subprocess.Popen(command, stdout=sink, stderr=sink, start_new_session=True)
+        try:
+            _note(f"starting {model} ...")
+            _await_ready(process, f"http://127.0.0.1:{port}", log)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _await_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{url}/ready", timeout=LOOK_S):
+                return
+        except OSError:
+            time.sleep(0.1)
+    tail = log.read_text("utf-8", "replace").strip().splitlines()[-3:]
+    raise EngineError("the server did not start.", found=" ".join(tail)[-300:])
+
+
+def _run(program: Program, settings: Settings, args: Sequence[str]) -> int:
+    """Run a program to its end; its exit status."""
+    with TemporaryDirectory(prefix="blazr-launch-") as folder:
+        for name, text in settings.files.items():
+            (Path(folder) / name).write_text(text, "utf-8")
+        placed = _placed(settings, folder)
+        command = [program.command, *placed.args, *args]
+        process = subprocess.Popen(command, env=env.inherited(**placed.env))
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:  # the program has got it too, and decides
+                continue
+
+
+def _show(program: Program, settings: Settings, args: Sequence[str]) -> None:
+    """The same as lines of a shell."""
+    folder = "/tmp/blazr-launch" if settings.files else ""
+    placed = _placed(settings, folder)
+    for name, value in placed.env.items():
+        print(f"export {name}={shlex.quote(value)}")
+    for name, text in settings.files.items():
+        print(f"mkdir -p {folder} && cat > {folder}/{name} <<'END'\n{text}\nEND")
+    print(shlex.join([program.command, *placed.args, *args]))
+
+
+def _placed(settings: Settings, folder: str) -> Settings:
+    """With the place of its files in its arguments."""
+    if not settings.files:
+        return settings
+    return replace(settings, args=[each.replace("{files}", folder) for each in settings.args])
+
+
+def _note(text: str) -> None:
+    print(f"blazr: {text}", file=sys.stderr)

@@ -1,0 +1,161 @@
+"""PROGRAMS: what `blazr launch` runs, and how each program is told of the server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from blazr.core.table import Table
+
+# Of a context, the share that a program may have answered at once.
+_ANSWER_SHARE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The server that a program is to use.
+
+    Args:
+        url: Its address, without ``/v1``.
+        key: Its API key, or any text where it has none.
+        model: The model's name there.
+        context: Tokens of its context; None where the server does not say.
+    """
+
+    url: str
+    key: str
+    model: str
+    context: int | None
+
+    @property
+    def answer(self) -> int | None:
+        """Tokens that an answer may have."""
+        return None if self.context is None else max(self.context // _ANSWER_SHARE, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a program is told.
+
+    Args:
+        env: Environment variables.
+        args: Arguments before the user's own.
+        files: Files by name, which lie in the directory that ``{files}`` in an argument stands for.
+    """
+
+    env: Mapping[str, str]
+    args: Sequence[str] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program that can be launched.
+
+    Args:
+        command: What it is called on the command line.
+        install: How it is installed.
+        settings: What tells it of a server.
+    """
+
+    command: str
+    install: str
+    settings: Callable[[Target], Settings]
+
+
+def _claude(target: Target) -> Settings:
+    names = ("MODEL", *(f"DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU")))
+    env = {
+        "ANTHROPIC_BASE_URL": target.url,
+        "ANTHROPIC_AUTH_TOKEN": target.key,
+        "ANTHROPIC_API_KEY": "",  # one of the user's would go before the token
+        **{f"ANTHROPIC_{name}": target.model for name in names},
+        "CLAUDE_CODE_SUBAGENT_MODEL": target.model,
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+    if target.context is not None:
+        env["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(target.context)
+        env["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(target.answer)
+    return Settings(env=env)
+
+
+def _codex(target: Target) -> Settings:
+    provider = (
+        f'{{name = "blazr", base_url = {json.dumps(target.url + "/v1")}, '
+        'env_key = "OPENAI_API_KEY", wire_api = "responses"}'
+    )
+    values = {
+        "model_provider": '"blazr"',
+        "model_providers.blazr": provider,
+        "model": json.dumps(target.model),
+        "web_search": '"disabled"',
+    }
+    if target.context is not None:
+        values["model_context_window"] = str(target.context)
+    args = [part for name, value in values.items() for part in ("-c", f"{name}={value}")]
+    return Settings(env={"OPENAI_API_KEY": target.key}, args=args)
+
+
+def _opencode(target: Target) -> Settings:
+    model: dict[str, object] = {"name": target.model, "tool_call": True}
+    if target.context is not None:
+        model["limit"] = {"context": target.context, "output": target.answer}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "blazr",
+        "options": {"baseURL": f"{target.url}/v1", "apiKey": target.key},
+        "models": {target.model: model},
+    }
+    name = f"blazr/{target.model}"
+    config = {"provider": {"blazr": provider}, "model": name, "small_model": name}
+    return Settings(env={"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
+
+
+def _aider(target: Target) -> Settings:
+    name = f"openai/{target.model}"
+    args, files = ["--model", name, "--no-show-model-warnings"], {}
+    if target.context is not None:
+        about = {
+            "max_input_tokens": target.context,
+            "max_output_tokens": target.answer,
+            "max_tokens": target.answer,
+            "input_cost_per_token": 0,
+            "output_cost_per_token": 0,
+            "litellm_provider": "openai",
+            "mode": "chat",
+        }
+        files = {"models.json": json.dumps({name: about}, indent=2)}
+        args += ["--model-metadata-file", "{files}/models.json"]
+    env = {"OPENAI_API_BASE": f"{target.url}/v1", "OPENAI_API_KEY": target.key}
+    return Settings(env=env, args=args, files=files)
+
+
+def _open_webui(target: Target) -> Settings:
+    env = {
+        "OPENAI_API_BASE_URL": f"{target.url}/v1",
+        "OPENAI_API_KEY": target.key,
+        "ENABLE_OLLAMA_API": "false",
+        "DEFAULT_MODELS": target.model,
+        "TASK_MODEL_EXTERNAL": target.model,
+    }
+    # its own port is ours too
+    return Settings(env=env, args=["serve", "--port", "3000"])
+
+
+PROGRAMS: Table[Program] = Table(
+    "program",
+    {
+        "claude": Program(
+            command="claude", install="npm install -g @anthropic-ai/claude-code", settings=_claude
+        ),
+        "codex": Program(command="codex", install="npm install -g @openai/codex", settings=_codex),
+        "opencode": Program(
+            command="opencode", install="npm install -g opencode-ai", settings=_opencode
+        ),
+        "aider": Program(command="aider", install="pip install aider-chat", settings=_aider),
+        "open-webui": Program(
+            command="open-webui", install="pip install open-webui", settings=_open_webui
+        ),
+    },
+)
