@@ -14,19 +14,27 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # checkers take it for typing's, whose import would take ten milliseconds
 if TYPE_CHECKING:
-    from blazr.engine.sampling_params import SamplingParams
+    from blazr.engine.sampling_params import SamplingParams, StructuredOutputsParams
     from blazr.llm.async_llm import AsyncLLM
     from blazr.llm.llm import LLM
     from blazr.text.messages import Message
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "Message", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "Message",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "blazr.llm.llm",
     "AsyncLLM": "blazr.llm.async_llm",
     "Message": "blazr.text.messages",
     "SamplingParams": "blazr.engine.sampling_params",
+    "StructuredOutputsParams": "blazr.engine.sampling_params",
 }
 
 

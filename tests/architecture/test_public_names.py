@@ -34,8 +34,9 @@ def test_every_public_name_resolves() -> None:
     assert set(dir(blazr)) >= set(blazr.__all__)
 
 
-def test_public_names_are_the_documented_four() -> None:
-    assert set(blazr.__all__) == {"LLM", "AsyncLLM", "SamplingParams", "Message", "__version__"}
+def test_public_names_are_the_documented_ones() -> None:
+    classes = {"LLM", "AsyncLLM", "SamplingParams", "StructuredOutputsParams", "Message"}
+    assert set(blazr.__all__) == classes | {"__version__"}
 
 
 def test_importing_blazr_imports_next_to_nothing() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass, field, replace
+from json import loads
+from typing import Any, Self
 
 from blazr.core.errors import RequestError
 
@@ -26,6 +27,53 @@ class DefaultInt(int):
     """See `DefaultFloat`."""
 
     __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """What a reply must follow, with vLLM's names; exactly one is given.
+
+    Args:
+        json: A JSON Schema, as a dictionary or as text.
+        regex: A regular expression.
+        choice: Texts of which it is one.
+        grammar: A grammar in Lark's or GBNF's notation.
+        json_object: Any JSON object.
+    """
+
+    json: Mapping[str, object] | str | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+    @property
+    def grammar_row(self) -> Mapping[str, object]:
+        """The same as `SamplingParams.grammar` has it.
+
+        Raises:
+            RequestError: None or several are given, or the JSON Schema is no JSON.
+        """
+        given = {
+            "json_schema": _parse_json(self.json) if isinstance(self.json, str) else self.json,
+            "regex": self.regex,
+            "choice": list(self.choice) if self.choice is not None else None,
+            "gbnf" if "::=" in (self.grammar or "") else "lark": self.grammar,
+            "json_object": self.json_object or None,
+        }
+        rows = {name: value for name, value in given.items() if value is not None}
+        if len(rows) != 1:
+            _refuse("structured_outputs", ", ".join(rows) or "nothing", "one kind of structure")
+        return rows
+
+
+def _parse_json(text: str) -> object:
+    try:
+        return loads(text)
+    except ValueError as error:
+        raise RequestError(
+            "the JSON Schema is no JSON.", param="structured_outputs", found=str(error)[:100]
+        ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +108,12 @@ class SamplingParams:
         n: How many replies to one prompt.
         grammar: What the reply must follow, as one row of GRAMMARS and its value:
             ``{"json_schema": {...}}``, ``{"regex": "..."}``, ``{"choice": ["yes", "no"]}``.
+        structured_outputs: The same in vLLM's form, see `StructuredOutputsParams`.
+        include_stop_str_in_output: vLLM's name of ``include_stop``.
 
     Raises:
         RequestError: A value is outside its range; ``param`` names it.
+        TypeError: There is no such parameter; the message says what to write instead.
     """
 
     temperature: float = DefaultFloat(0.7)
@@ -87,8 +138,27 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     n: int = 1
     grammar: Mapping[str, object] | None = None
+    structured_outputs: InitVar[StructuredOutputsParams | None] = None
+    include_stop_str_in_output: InitVar[bool | None] = None
 
-    def __post_init__(self) -> None:
+    def __new__(cls, **given: object) -> Self:
+        """Refuse unknown names before the generated ``__init__`` does, with what to write."""
+        for name in given:
+            if name not in cls.__dataclass_fields__:
+                instead = _INSTEAD.get(name, "see the documentation of SamplingParams")
+                message = f"SamplingParams() does not take {name!r}; write instead: {instead}"
+                raise TypeError(message)
+        return object.__new__(cls)
+
+    def __post_init__(
+        self,
+        structured_outputs: StructuredOutputsParams | None,
+        include_stop_str_in_output: bool | None,
+    ) -> None:
+        if structured_outputs is not None:
+            object.__setattr__(self, "grammar", structured_outputs.grammar_row)
+        if include_stop_str_in_output is not None:
+            object.__setattr__(self, "include_stop", include_stop_str_in_output)
         self._settle_defaults()
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
@@ -170,6 +240,20 @@ class SamplingParams:
         """Whether the likeliest token is always taken."""
         return self.temperature == 0
 
+
+_INSTEAD = {
+    "best_of": "n, and choose among the outputs",
+    "use_beam_search": "beams are not searched; sample with n",
+    "guided_decoding": "structured_outputs=StructuredOutputsParams(...)",
+    "detokenize": "nothing: outputs have token_ids and text",
+    "bad_words": "logit_bias={token_id: -100}",
+    "allowed_token_ids": "grammar={'choice': [...]}",
+    "logits_processors": "logit_bias, or grammar",
+    "truncate_prompt_tokens": "a shorter prompt",
+    "max_new_tokens": "max_tokens",
+    "stop_strings": "stop",
+}
+"""What other engines call otherwise or do besides."""
 
 MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """The fields whose defaults a model may come with."""

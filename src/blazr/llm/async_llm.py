@@ -13,13 +13,15 @@ from blazr.llm.face import CHECK_S, RETRY_S, ModelFace
 from blazr.llm.form import PreparedRequest
 from blazr.llm.generation import (
     GenerationRequest,
+    Params,
     Prompt,
+    PromptInput,
     TruncationMode,
     chat_request,
     prompt_requests,
 )
 from blazr.llm.reply import Reply
-from blazr.llm.results import Completion, fold
+from blazr.llm.results import Completion, by_prompt, fold
 from blazr.llm.text_engine import TextEngine
 from blazr.text.events import Event
 from blazr.text.messages import Message
@@ -187,11 +189,15 @@ class AsyncLLM(ModelFace):
             reply.abort()
 
     async def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        params: Params = None,
+        *,
+        sampling_params: Params = None,
     ) -> list[Completion]:
-        """Continue one prompt or many (text or token ids); ``n`` completions to each, in order."""
-        requests = prompt_requests(prompts, params)
-        return fold([event async for event in self.events(requests)])
+        """Continue one prompt or many; see `LLM.generate`."""
+        requests = prompt_requests(prompts, sampling_params or params)
+        return by_prompt(fold([event async for event in self.events(requests)]), requests)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[Event]:
         """Continue one prompt, event by event."""
@@ -211,7 +217,7 @@ class AsyncLLM(ModelFace):
         the completion's ``num_dropped_messages`` says how many messages.
         """
         requests = [chat_request(messages, params, tools, truncation)]
-        return fold([event async for event in self.events(requests)])[0]
+        return by_prompt(fold([event async for event in self.events(requests)]), requests)[0]
 
     async def logits(self, token_ids: Sequence[int]) -> Tensor:
         """Logits after each token, (T, V) float32."""

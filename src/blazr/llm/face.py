@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+from typing import Any, cast
+
 from blazr.engine.config import EngineConfig
 from blazr.llm.open import open_model
 from blazr.llm.text_engine import TextEngine
+from blazr.llm.vllm_names import dtype_name, translate
 from blazr.text.tokenizer import Tokenizer
 
 # How long to wait in silence before asking whether the engine still lives.
 CHECK_S = 5.0
 # How long to wait before trying again to get into a queue that others fill.
 RETRY_S = 0.05
+
+_ENGINE_SETTINGS = frozenset(each.name for each in fields(EngineConfig))
 
 
 class ModelFace:
@@ -23,6 +29,9 @@ class ModelFace:
         vocab: Name of the vocabulary, where the checkpoint does not tell.
         chat_template: Name or file of the chat template, where the checkpoint's is not wanted.
         engine: Sizes and limits of the engine; None takes the defaults.
+        settings: Fields of `EngineConfig`, which go before those of ``engine``:
+            ``max_seq_len=4096``, ``memory="8GiB"``. vLLM's names are understood where they mean the
+            same: ``max_model_len``, ``max_num_seqs``, ``tokenizer``.
         quantize: Pack plain weights while loading: ``"q8_0"``, ``"q4_0"``, or by part
             (``"experts=q4_0,lm_head=q8_0"``).
         tool_parser: How it writes calls of tools: a row of TOOL_FORMATS, or ``"none"``; None is
@@ -32,6 +41,7 @@ class ModelFace:
 
     Raises:
         BlazrError: The model cannot be loaded.
+        TypeError: There is no such setting; the message says what to write instead.
     """
 
     def __init__(  # noqa: PLR0913  (what can be said of a model)
@@ -46,12 +56,17 @@ class ModelFace:
         quantize: str | None = None,
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
+        **settings: object,
     ) -> None:
+        given: dict[str, Any] = translate(settings, _ENGINE_SETTINGS | {"vocab"})
+        vocab = cast("str | None", given.pop("vocab", vocab))
+        if given:
+            engine = replace(engine or EngineConfig(), **given)
         if not isinstance(model, TextEngine):
             model = open_model(
                 model,
                 device=device,
-                dtype=dtype,
+                dtype=dtype_name(dtype),
                 vocab=vocab,
                 chat_template=chat_template,
                 engine=engine,

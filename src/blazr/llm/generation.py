@@ -13,6 +13,9 @@ from blazr.text.messages import Message
 from blazr.text.tool_calls.custom import is_custom
 
 Prompt = str | Sequence[int]  # text, or token ids
+# The same as a dictionary, as vLLM has it: {"prompt": "..."} or {"prompt_token_ids": [1, 2]}.
+PromptInput = Prompt | Mapping[str, object]
+Params = SamplingParams | Sequence[SamplingParams] | None
 TruncationMode = Literal["auto", "disabled"]
 
 
@@ -108,14 +111,32 @@ class GenerationRequest:
         return self.params.grammar is not None or is_called
 
 
-def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many, as a list of prompts; a list of integers is one prompt."""
-    if isinstance(prompts, str):
-        return [prompts]
+def as_prompts(prompts: PromptInput | Sequence[PromptInput]) -> list[Prompt]:
+    """Return one prompt or many as a list of prompts; a list of integers is one prompt.
+
+    Raises:
+        RequestError: A dictionary holds something else than a prompt.
+    """
+    if isinstance(prompts, str | Mapping):
+        return [_as_prompt(prompts)]
     items = list(prompts)
     if items and all(isinstance(item, int) for item in items):
         return [cast("list[int]", items)]
-    return cast("list[Prompt]", items)
+    return [_as_prompt(cast("PromptInput", item)) for item in items]
+
+
+def _as_prompt(prompt: PromptInput) -> Prompt:
+    if not isinstance(prompt, Mapping):
+        return prompt
+    names = {name for name, value in prompt.items() if value is not None}
+    if len(names) != 1 or not names <= {"prompt", "prompt_token_ids"}:
+        raise RequestError(
+            "a prompt's dictionary cannot be read.",
+            param="prompts",
+            found=", ".join(sorted(names))[:100],
+            expected='{"prompt": "..."} or {"prompt_token_ids": [...]}',
+        )
+    return cast("Prompt", prompt[names.pop()])
 
 
 def as_message(message: Message | Mapping[str, object]) -> Message:
@@ -135,11 +156,47 @@ def as_message(message: Message | Mapping[str, object]) -> Message:
 
 
 def prompt_requests(
-    prompts: Prompt | Sequence[Prompt], params: SamplingParams | None
+    prompts: PromptInput | Sequence[PromptInput], params: Params
 ) -> list[GenerationRequest]:
-    """One request for each prompt."""
-    wanted = params or SamplingParams()
-    return [GenerationRequest(prompt=each, params=wanted) for each in as_prompts(prompts)]
+    """Return one request for each prompt.
+
+    Raises:
+        RequestError: There are not as many sampling parameters as prompts.
+    """
+    found = as_prompts(prompts)
+    return [
+        GenerationRequest(prompt=prompt, params=wanted)
+        for prompt, wanted in zip(found, params_of_each(params, len(found)), strict=True)
+    ]
+
+
+def params_of_each(params: Params, count: int) -> list[SamplingParams]:
+    """Return the sampling parameters of each of so many requests.
+
+    Raises:
+        RequestError: There are not as many as requests.
+    """
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise RequestError(
+            "there are not as many sampling parameters as prompts.",
+            param="params",
+            found=str(len(params)),
+            expected=f"{count}, or one for all",
+        )
+    return list(params)
+
+
+Chat = Sequence[Message | Mapping[str, object]]
+
+
+def as_chats(messages: Chat | Sequence[Chat]) -> tuple[list[Chat], bool]:
+    """Return the chats there are, and whether they are a batch rather than one chat."""
+    items = list(messages)
+    if items and all(isinstance(each, list | tuple) for each in items):
+        return cast("list[Chat]", items), True
+    return [cast("Chat", items)], False
 
 
 def chat_request(

@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, overload
 
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.face import CHECK_S, RETRY_S, ModelFace
 from blazr.llm.generation import (
+    Chat,
     GenerationRequest,
+    Params,
     Prompt,
+    PromptInput,
     TruncationMode,
+    as_chats,
+    as_prompts,
     chat_request,
+    params_of_each,
     prompt_requests,
 )
 from blazr.llm.reply import Reply
-from blazr.llm.results import Completion, fold
-from blazr.text.events import Event
-from blazr.text.messages import Message
+from blazr.llm.results import Completion, Embedding, Score, by_prompt, fold
+from blazr.llm.vectors import (
+    distinct,
+    embedding_requests,
+    embeddings,
+    pairs_of,
+    score_pairs,
+    unit_vectors,
+)
+from blazr.text.events import Event, Finished
+from blazr.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,29 +59,121 @@ class LLM(ModelFace):
             reply.abort()
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        params: Params = None,
+        *,
+        sampling_params: Params = None,
+        use_tqdm: bool = False,
     ) -> list[Completion]:
-        """Continue one prompt or many (text or token ids); ``n`` completions to each, in order."""
-        return fold(self.events(prompt_requests(prompts, params)))
+        """Continue one prompt or many.
+
+        Args:
+            prompts: Text, token ids, or a dictionary with either (``{"prompt": "..."}``,
+                ``{"prompt_token_ids": [...]}``).
+            params: How to sample, for all prompts or one for each.
+            sampling_params: vLLM's name of ``params``.
+            use_tqdm: Show a progress bar on stderr.
+
+        Returns:
+            One completion for each prompt, in order; its ``outputs`` are all ``n`` of them.
+        """
+        requests = prompt_requests(prompts, sampling_params or params)
+        return by_prompt(self._fold(requests, show=use_tqdm), requests)
+
+    def _fold(self, requests: Sequence[GenerationRequest], *, show: bool) -> list[Completion]:
+        if not show:
+            return fold(self.events(requests))
+        from tqdm import tqdm
+
+        with tqdm(total=sum(each.params.n for each in requests), unit="reply") as bar:
+
+            def watched() -> Iterator[Event]:
+                for event in self.events(requests):
+                    bar.update(isinstance(event, Finished))
+                    yield event
+
+            return fold(watched())
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Event]:
         """Continue one prompt, event by event."""
         return self.events(prompt_requests([prompt], params))
 
+    @overload
     def chat(
         self,
-        messages: Sequence[Message | Mapping[str, object]],
-        params: SamplingParams | None = None,
+        messages: Chat,
+        params: Params = None,
         *,
+        sampling_params: Params = None,
         tools: Sequence[Mapping[str, object]] | None = None,
         truncation: TruncationMode = "disabled",
-    ) -> Completion:
-        """Answer a chat; the first of ``n`` answers.
+        use_tqdm: bool = False,
+    ) -> Completion: ...
 
-        ``truncation="auto"`` leaves out the oldest turns of a chat that does not fit the context;
-        the completion's ``num_dropped_messages`` says how many messages.
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Chat],
+        params: Params = None,
+        *,
+        sampling_params: Params = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        truncation: TruncationMode = "disabled",
+        use_tqdm: bool = False,
+    ) -> list[Completion]: ...
+
+    def chat(
+        self,
+        messages: Chat | Sequence[Chat],
+        params: Params = None,
+        *,
+        sampling_params: Params = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        truncation: TruncationMode = "disabled",
+        use_tqdm: bool = False,
+    ) -> Completion | list[Completion]:
+        """Answer one chat or many.
+
+        Args:
+            messages: A chat as a list of messages, or a list of chats.
+            params: How to sample, for all chats or one for each.
+            sampling_params: vLLM's name of ``params``.
+            tools: Functions that may be called, in OpenAI's shape.
+            truncation: ``"auto"`` leaves out the oldest turns of a chat that does not fit; the
+                completion's ``num_dropped_messages`` says how many messages.
+            use_tqdm: Show a progress bar on stderr.
+
+        Returns:
+            The completion, or a list of them for a list of chats.
         """
-        return fold(self.events([chat_request(messages, params, tools, truncation)]))[0]
+        chats, is_batch = as_chats(messages)
+        wanted = params_of_each(sampling_params or params, len(chats))
+        requests = [
+            chat_request(*each, tools, truncation) for each in zip(chats, wanted, strict=True)
+        ]
+        found = by_prompt(self._fold(requests, show=use_tqdm), requests)
+        return found if is_batch else found[0]
+
+    def embed(self, prompts: PromptInput | Sequence[PromptInput]) -> list[Embedding]:
+        """Return each prompt as a vector of length 1: the mean of its hidden states."""
+        return embeddings(fold(self.events(embedding_requests(as_prompts(prompts)))))
+
+    encode = embed
+
+    def score(self, text_1: str | Sequence[str], text_2: str | Sequence[str]) -> list[Score]:
+        """Return how well pairs of texts fit each other: one with many, or many with as many."""
+        pairs = pairs_of(text_1, text_2)
+        vectors = unit_vectors(fold(self.events(embedding_requests(distinct(pairs)))))
+        return score_pairs(pairs, vectors)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the sampling parameters that the model came with, or blazr's own."""
+        return SamplingParams().with_defaults(self.core.info.sampling)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Return what turns text to token ids and back; the same as `tokenizer`."""
+        return self.tokenizer
 
     def logits(self, token_ids: Sequence[int]) -> Tensor:
         """Logits after each token, (T, V) float32."""

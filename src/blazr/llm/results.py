@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from blazr.text.events import (
     Event,
@@ -15,6 +16,9 @@ from blazr.text.events import (
     TokenText,
     ToolCallDelta,
 )
+
+if TYPE_CHECKING:
+    from blazr.llm.generation import GenerationRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,9 @@ class Completion:
         reasoning: The model's thinking, which is not part of the text.
         tool_calls: The calls it makes, which are not either.
         num_dropped_messages: Messages of the chat that did not fit and were left out, the oldest.
+        prompt: The text that was continued; None where that was a chat or token ids.
+        prompt_token_ids: The token ids that were continued, where the prompt was token ids.
+        others: The other replies to the same prompt, of the first one; see `outputs`.
     """
 
     index: int
@@ -89,6 +96,60 @@ class Completion:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     num_dropped_messages: int = 0
+    prompt: str | None = field(default=None, compare=False)
+    prompt_token_ids: tuple[int, ...] | None = field(default=None, compare=False)
+    others: tuple[Completion, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def outputs(self) -> tuple[Completion, ...]:
+        """All ``n`` replies to the prompt; this is the first of them."""
+        return (self, *self.others)
+
+    def __iter__(self) -> Iterator[Completion]:
+        """Iterate over this one completion: vLLM's ``chat`` returns a list of one."""
+        yield self
+
+    def __getitem__(self, index: int) -> Completion:
+        return (self,)[index]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedding:
+    """A text as a vector.
+
+    Args:
+        embedding: Its C numbers.
+        prompt_tokens: Tokens of the text.
+    """
+
+    embedding: list[float]
+    prompt_tokens: int
+
+    @property
+    def data(self) -> list[float]:
+        """The same, as vLLM's ``encode`` calls it."""
+        return self.embedding
+
+    @property
+    def outputs(self) -> Embedding:
+        """This object, where vLLM's results have another one inside."""
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """How well two texts fit each other.
+
+    Args:
+        score: The cosine of their vectors, -1 to 1.
+    """
+
+    score: float
+
+    @property
+    def outputs(self) -> Score:
+        """This object, where vLLM's results have another one inside."""
+        return self
 
 
 @dataclass(slots=True)
@@ -164,6 +225,31 @@ def fold(events: Iterable[Event]) -> list[Completion]:
     for event in events:
         gathered.push(event)
     return gathered.completions()
+
+
+def by_prompt(
+    completions: Sequence[Completion], requests: Sequence[GenerationRequest]
+) -> list[Completion]:
+    """Return the first reply to each prompt, which holds the others.
+
+    Args:
+        completions: All replies, by index.
+        requests: What was asked, in order.
+    """
+    found, at = [], 0
+    for request in requests:
+        prompt = request.prompt
+        about: dict[str, Any] = {}
+        if isinstance(prompt, str):
+            about["prompt"] = prompt
+        elif prompt is not None:
+            about["prompt_token_ids"] = tuple(prompt)
+        first, *others = (
+            replace(each, **about) for each in completions[at : at + request.params.n]
+        )
+        found.append(replace(first, others=tuple(others)))
+        at += request.params.n
+    return found
 
 
 def total_usage(completions: Iterable[Completion], *, n: int = 1) -> Usage:

@@ -45,7 +45,9 @@ def test_one_prompt(llm: LLM) -> None:
 
 def test_many_prompts_in_order_beyond_what_the_queue_holds(llm: LLM) -> None:
     completions = llm.generate([[i] for i in range(1, 41)], SamplingParams(n=2, max_tokens=2))
-    assert [each.index for each in completions] == list(range(80))
+    assert len(completions) == 40
+    assert [each.index for one in completions for each in one.outputs] == list(range(80))
+    assert [one.prompt_token_ids for one in completions] == [(i,) for i in range(1, 41)]
     assert [request.prompt_ids for request in engine_of(llm).submitted] == [
         (i,) for i in range(1, 41)
     ]
@@ -82,9 +84,9 @@ def test_a_stream_never_begun_costs_nothing(llm: LLM) -> None:
 
 def test_stop_strings_end_one_choice_and_then_the_request(llm: LLM) -> None:
     params = SamplingParams(max_tokens=10**9, ignore_eos=True, stop=(" three",), n=2)
-    completions = llm.generate("hello", params)
-    assert [each.text for each in completions] == [" one two"] * 2
-    assert [each.stop for each in completions] == [" three"] * 2
+    (completion,) = llm.generate("hello", params)
+    assert [each.text for each in completion.outputs] == [" one two"] * 2
+    assert [each.stop for each in completion.outputs] == [" three"] * 2
     wait_until(lambda: engine_of(llm).num_running == 0)
     assert engine_of(llm).aborted
 

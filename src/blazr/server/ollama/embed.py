@@ -10,11 +10,12 @@ from starlette.responses import Response
 
 from blazr.llm.generation import Truncation
 from blazr.llm.results import Completion, Usage
+from blazr.llm.vectors import unit_vectors
 from blazr.server.ollama.models import KeepAlive, keep, with_tag
 from blazr.server.params import said
 from blazr.server.run import Renderer, Run, whole_answer
 from blazr.server.service import Call
-from blazr.server.vectors import unit_vectors, vector_requests
+from blazr.server.vectors import vector_requests
 
 
 class EmbedBody(msgspec.Struct, kw_only=True):

@@ -10,10 +10,11 @@ from starlette.responses import Response
 
 from blazr.core.errors import RequestError
 from blazr.llm.results import Completion, Usage
+from blazr.llm.vectors import unit_vectors
 from blazr.server.params import TruncatingBody, said, to_prompts
 from blazr.server.run import Renderer, Run, whole_answer
 from blazr.server.service import Call
-from blazr.server.vectors import MAX_INPUTS, unit_vectors, vector_requests
+from blazr.server.vectors import MAX_INPUTS, vector_requests
 
 _OWN_IDS = "send text: ids are this model's own (LangChain: check_embedding_ctx_length=False)"
 

@@ -10,11 +10,12 @@ from starlette.responses import Response
 
 from blazr.core.errors import RequestError
 from blazr.llm.results import Completion, Usage
+from blazr.llm.vectors import distinct, pairs_of, score_pairs, unit_vectors
 from blazr.server.openai.labels import Ask, Ballot
 from blazr.server.params import TruncatingBody, said, unix_time
 from blazr.server.run import Renderer, Run, whole_answer
 from blazr.server.service import Call
-from blazr.server.vectors import MAX_INPUTS, unit_vectors, vector_requests
+from blazr.server.vectors import MAX_INPUTS, vector_requests
 from blazr.text.messages import Message
 
 _INSTRUCTION = "Given a query, retrieve passages that answer it."
@@ -59,17 +60,7 @@ class RerankBody(TruncatingBody, kw_only=True):
 async def score(call: Call[ScoreBody]) -> Response:
     """How well pairs of texts fit: cosine of their vectors, or the probability of a yes."""
     body = call.body
-    first = [body.text_1] if isinstance(body.text_1, str) else body.text_1
-    second = [body.text_2] if isinstance(body.text_2, str) else body.text_2
-    if len(first) == 1:
-        first *= len(second)
-    if len(first) != len(second) or not first:
-        raise RequestError(
-            "the texts make no pairs.",
-            param="text_2",
-            found=f"{len(first)} and {len(second)}",
-            expected="one and any number, or equal numbers",
-        )
+    pairs = pairs_of(body.text_1, body.text_2)
 
     def show(scores: list[float], usage: Usage) -> object:
         rows = [{"object": "score", "index": i, "score": each} for i, each in enumerate(scores)]
@@ -82,7 +73,6 @@ async def score(call: Call[ScoreBody]) -> Response:
             "usage": _usage(usage),
         }
 
-    pairs = list(zip(first, second, strict=True))
     return await _compare(call, pairs, body.method or "embedding", show)
 
 
@@ -144,14 +134,12 @@ async def _compare(
         run = await Run.start(call, await ballot.requests())
         yeses = _Shown(lambda each: [p[0] for p in ballot.probabilities(each)], show)
         return await whole_answer(run, yeses)
-    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+    texts = distinct(pairs)
     if len(texts) > MAX_INPUTS:
         raise RequestError("there are too many texts.", expected=f"at most {MAX_INPUTS}")
-    place = {text: index for index, text in enumerate(texts)}
 
     def cosines(completions: Sequence[Completion]) -> list[float]:
-        vectors = unit_vectors(completions)
-        return [float(vectors[place[a]] @ vectors[place[b]]) for a, b in pairs]
+        return [each.score for each in score_pairs(pairs, unit_vectors(completions))]
 
     run = await Run.start(call, vector_requests(call, texts, None, truncation))
     return await whole_answer(run, _Shown(cosines, show))

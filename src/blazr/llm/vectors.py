@@ -1,0 +1,93 @@
+"""Texts as vectors, and how well they fit each other."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blazr.core.errors import RequestError
+from blazr.engine.sampling_params import SamplingParams
+from blazr.llm.generation import GenerationRequest, Prompt
+from blazr.llm.results import Completion, Embedding, Score
+
+ONLY_READ = SamplingParams(max_tokens=0)
+
+
+def unit_vectors(
+    completions: Sequence[Completion], dimensions: int | None = None
+) -> NDArray[np.float32]:
+    """Return the vectors of requests for embeddings, (B, C) float32, each of length 1.
+
+    Args:
+        completions: B replies.
+        dimensions: Keep this many numbers of each; None keeps all C.
+
+    Raises:
+        RequestError: There are fewer.
+    """
+    vectors = np.array([each.embedding or array("f") for each in completions], np.float32)
+    size = vectors.shape[1]
+    if dimensions is not None and not 0 < dimensions <= size:
+        raise RequestError(
+            "dimensions is out of range.",
+            param="dimensions",
+            found=str(dimensions)[:20],
+            expected=f"1 to {size}",
+        )
+    vectors = vectors[:, :dimensions]
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
+
+
+def embedding_requests(prompts: Sequence[Prompt]) -> list[GenerationRequest]:
+    """Return requests for one vector of each prompt: the mean of its hidden states."""
+    return [GenerationRequest(prompt=each, params=ONLY_READ, pooling="mean") for each in prompts]
+
+
+def embeddings(completions: Sequence[Completion]) -> list[Embedding]:
+    """Return the vectors of the replies to `embedding_requests`, each of length 1."""
+    if not completions:
+        return []
+    return [
+        Embedding(embedding=vector.tolist(), prompt_tokens=each.usage.prompt_tokens)
+        for vector, each in zip(unit_vectors(completions), completions, strict=True)
+    ]
+
+
+def pairs_of(first: str | Sequence[str], second: str | Sequence[str]) -> list[tuple[str, str]]:
+    """Return texts in pairs: one with one, one with many, or many with as many.
+
+    Raises:
+        RequestError: They make no pairs.
+    """
+    left = [first] if isinstance(first, str) else list(first)
+    right = [second] if isinstance(second, str) else list(second)
+    if len(left) == 1:
+        left *= len(right)
+    if len(left) != len(right) or not left:
+        raise RequestError(
+            "the texts make no pairs.",
+            param="text_2",
+            found=f"{len(left)} and {len(right)}",
+            expected="one and any number, or equal numbers",
+        )
+    return list(zip(left, right, strict=True))
+
+
+def score_pairs(pairs: Sequence[tuple[str, str]], vectors: NDArray[np.float32]) -> list[Score]:
+    """Return the cosine of each pair.
+
+    Args:
+        pairs: Texts.
+        vectors: Of `distinct` texts of these pairs, (B, C), each of length 1.
+    """
+    place = {text: index for index, text in enumerate(distinct(pairs))}
+    return [Score(score=float(vectors[place[a]] @ vectors[place[b]])) for a, b in pairs]
+
+
+def distinct(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the texts of some pairs, each once."""
+    return list(dict.fromkeys(text for pair in pairs for text in pair))

@@ -1,0 +1,85 @@
+"""Arguments of vLLM's `LLM`: what they are called here, or what to write instead.
+
+Source: the reference of vLLM's ``LLM`` and ``EngineArgs``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# They mean the same under another name.
+_RENAMED = {
+    "tokenizer": "vocab",
+    "max_model_len": "max_seq_len",
+    "max_num_seqs": "max_running",
+    "max_num_batched_tokens": "token_budget",
+    "enable_prefix_caching": "prefix_cache",
+}
+_DTYPES = {"half": "float16", "float": "float32"}
+# With these values they ask for what blazr does anyway.
+_ALREADY_SO: Mapping[str, tuple[object, ...]] = {
+    "trust_remote_code": (False, True),  # code that comes with a model is never run
+    "enforce_eager": (False, True),  # the numbers are the same either way
+    "disable_log_stats": (False, True),
+    "runner": ("auto", "generate", "pooling"),  # every model does both
+    "tokenizer_mode": ("auto",),
+    "load_format": ("auto", "safetensors", "gguf"),
+    "skip_tokenizer_init": (False,),
+    "tensor_parallel_size": (1,),
+    "pipeline_parallel_size": (1,),
+    "quantization": (None,),
+    "revision": (None,),
+    "enable_lora": (False,),
+    "speculative_config": (None,),
+    "kv_cache_dtype": ("auto",),
+    "cpu_offload_gb": (0,),
+    "swap_space": (0,),
+    "seed": (None, 0),
+}
+_ONE_DEVICE = "blazr computes on one device; leave it out"
+_NOT_YET = "blazr cannot do this yet; leave it out"
+_INSTEAD = {
+    "tensor_parallel_size": _ONE_DEVICE,
+    "pipeline_parallel_size": _ONE_DEVICE,
+    "data_parallel_size": _ONE_DEVICE,
+    "quantization": "a quantized checkpoint is recognised; to pack a plain one: quantize='q8_0'",
+    "gpu_memory_utilization": "a share of what is free, for caches alone: memory='0.8'",
+    "kv_cache_memory_bytes": "memory='8GiB'",
+    "seed": "it belongs to a request: SamplingParams(seed=...)",
+    "revision": "download that revision first, and give its directory as the model",
+    "hf_overrides": "change config.json in the model's directory",
+    "limit_mm_per_prompt": "pictures and sound are not understood yet; leave it out",
+    "tokenizer_mode": "the form of a tokenizer is recognised; leave it out",
+    "load_format": "the format of a checkpoint is recognised; leave it out",
+    "skip_tokenizer_init": "prompts may be token ids in any case; leave it out",
+    "runner": "'generate' or 'pooling'",
+}
+
+
+def translate(arguments: Mapping[str, object], known: frozenset[str]) -> dict[str, object]:
+    """Return the arguments under blazr's names.
+
+    Args:
+        arguments: Keyword arguments that `LLM` does not declare.
+        known: The names that blazr has for settings of the engine, and ``"vocab"``.
+
+    Raises:
+        TypeError: An argument is unknown, or asks for what blazr does not do.
+    """
+    found: dict[str, object] = {}
+    for name, value in arguments.items():
+        own = _RENAMED.get(name, name)
+        if own in known:
+            found[own] = value
+        elif value not in _ALREADY_SO.get(name, ()):
+            instead = _INSTEAD.get(name, _NOT_YET if name in _ALREADY_SO else "")
+            expected = instead or f"one of {', '.join(sorted(known))}"
+            message = f"LLM() does not take {name}={value!r:.50}; write instead: {expected}"
+            raise TypeError(message)
+    return found
+
+
+def dtype_name(dtype: object) -> str:
+    """Return blazr's name of a dtype: ``"half"`` and ``torch.float16`` are ``"float16"``."""
+    name = str(dtype).removeprefix("torch.")
+    return _DTYPES.get(name, name)
