@@ -56,11 +56,12 @@ class Ledger:
         self.warnings.setdefault(message)
 
     def settle(self, name: str, value: V, source: str, declared: Setting[V] | None) -> V:
-        """Take what the tensors say; warn where config.json says something else."""
+        """Take what the tensors say; warn, once for all layers, where config.json disagrees."""
         note = ""
         if declared is not None and declared.value != value:
             note = f"config.json says {declared.key} = {declared.value}"
-            self.warn(f"{note}, the tensors say {value} ({source}); the tensors win.")
+            if (name, value) not in self.values:  # not yet said of another layer
+                self.warn(f"{note}, the tensors say {value} ({source}); the tensors win.")
         return self.record(name, value, f"tensor {source}", note)
 
     def choose(self, name: str, declared: Setting[V] | None, default: V) -> V:

@@ -27,6 +27,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "mamba2_head_dim": ("ssm.head_dim", "ssm_cfg.headdim"),
         "mamba2_state_size": ("ssm.state_size", "ssm_cfg.d_state"),
         "mamba2_expand": ("ssm.expand",),
+        "mamba2_chunk_size": ("ssm.chunk_size",),
         "mamba2_conv_kernel": ("ssm.conv_kernel",),
         "mamba2_n_groups": ("ssm.n_groups", "ssm_cfg.ngroups"),
         "mamba3_complex_rope": ("ssm.complex_rope",),

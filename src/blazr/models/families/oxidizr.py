@@ -14,8 +14,9 @@ from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.checkpoint.disk import read_json
 from blazr.models.config import ModelConfig
 from blazr.models.families.base import Context, Derivation, Family, Ledger
-from blazr.models.families.config_reader import ConfigReader
+from blazr.models.families.config_reader import ALIASES, ConfigReader
 from blazr.models.families.gqa import derive_attention, derive_feed_forward
+from blazr.models.families.hf.unread import is_neutral, says_nothing, warn_ignored
 from blazr.models.families.oxidizr_mixers import (
     derive_mamba1,
     derive_mamba2,
@@ -32,6 +33,11 @@ DEFAULT_MAX_SEQ_LEN = 4096
 MAX_MAX_SEQ_LEN = 2**26
 DEFAULT_EPS = 1e-5
 MAMBA_NORM_EPS = 1e-6
+# Beside those of ALIASES: keys that are read elsewhere, or of layers that a model may not have.
+_KNOWN = {name.partition(".")[0] for keys in ALIASES.items() for name in (keys[0], *keys[1])} | {
+    *("name", "vocab_size", "rms_norm_eps", "intermediate_size", "layer_types", "inference"),
+    *("ssm_a", "mamba3_enabled", "tie_word_embeddings", "sliding_window", "norm_eps"),
+}
 LAYER_TYPES = ("Mamba1", "Mamba2", "Mamba3", "MlaWithMoe", "MlaWithMlp", "StandardTransformer")
 
 _SSD = ("in_proj.weight", "in_proj.bias", "conv1d.bias", "dt_bias", "norm.weight")
@@ -177,7 +183,14 @@ def derive_decoder(
         final_norm=NormConfig(hidden.value, eps),
         tie_word_embeddings=tied,
     )
+    _warn_unknown(reader, ledger)
     return Derivation(config, tuple(ledger.values.values()), tuple(ledger.warnings))
+
+
+def _warn_unknown(reader: ConfigReader, ledger: Ledger) -> None:
+    unread = {key: value for key, value in reader.unread().items() if not says_nothing(value)}
+    unknown = [key for key in unread if key not in _KNOWN and not is_neutral(key)]
+    warn_ignored(reader.source, unknown, ledger)
 
 
 def read_max_seq_len(reader: ConfigReader, ledger: Ledger) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from blazr.core.errors import ConfigError, ShapeError
+from blazr.core.errors import ShapeError
 from blazr.models.families.base import Context
 from blazr.models.families.gqa import derive_rope
 from blazr.models.families.oxidizr_shapes import Size, TensorGroup
@@ -168,8 +168,8 @@ def _ssd_sizes(layer: TensorGroup, at: str, context: Context) -> _SsdSizes:
     head_dim = inner.value // heads.value
     ledger.settle("mamba2_num_heads", heads.value, heads.source, declared)
     ledger.settle("mamba2_head_dim", head_dim, inner.source, dim)
-    _check_expand(inner, heads.value, head_dim, context)
-
+    _settle_expand(inner, context)
+    _note_chunk_size(context)
     if conv is not None:  # a second witness, for where in_proj's weight and bias disagree
         rows = layer.size(
             (at + "in_proj.weight", 0),
@@ -196,28 +196,26 @@ def _unfit(layer: TensorGroup, at: str, found: str, expected: str = "") -> Shape
     )
 
 
-def _check_expand(inner: Size, num_heads: int, head_dim: int, context: Context) -> None:
-    """A config that is old is outvoted by the tensors; one that contradicts itself is refused."""
-    reader = context.reader
-    expand = reader.integer("mamba2_expand")
-    if expand is None or expand.value * context.hidden_size == inner.value:
-        return
-    sizes = {
-        "hidden_size": context.hidden_size,
-        "mamba2_num_heads": num_heads,
-        "mamba2_head_dim": head_dim,
-    }
-    declared = {name: reader.integer(name) for name in sizes}
-    if all(d is not None and d.value == sizes[name] for name, d in declared.items()):
-        raise ConfigError(
-            "hidden_size x mamba2_expand must equal mamba2_num_heads x mamba2_head_dim.",
-            found=f"{context.hidden_size} x {expand.value} and {num_heads} x {head_dim}",
-            expected=f"both {inner.value}, as {inner.source} has it",
-        )
-    context.ledger.warn(
-        f"config.json says {expand.key} = {expand.value}, the tensors say"
-        f" {inner.value / context.hidden_size:g} ({inner.source}); the tensors win."
-    )
+def _settle_expand(inner: Size, context: Context) -> None:
+    """How much wider than C the mixer is: heads x their size tells, whatever config.json says."""
+    declared = context.reader.number("mamba2_expand", above=0)
+    if declared is not None:
+        declared = replace(declared, value=_plain(declared.value))
+    found = _plain(inner.value / context.hidden_size)
+    context.ledger.settle("mamba2_expand", found, inner.source, declared)
+
+
+def _plain(number: float) -> float:
+    """The same, as a whole number where it is one."""
+    return int(number) if number == int(number) else number
+
+
+def _note_chunk_size(context: Context) -> None:
+    """A prompt's chunks are those of the kernels: the result does not depend on them."""
+    declared = context.reader.integer("mamba2_chunk_size", minimum=1)
+    if declared is not None:
+        note = "not used: it is about speed alone, and kernels choose their own"
+        context.ledger.record("mamba2_chunk_size", declared.value, declared.source, note)
 
 
 def _split_maps(sizes: _SsdSizes, context: Context) -> tuple[int, int]:

@@ -1,5 +1,7 @@
 """Configs are found from shapes first, config.json second, defaults last."""
 
+import json
+
 import pytest
 import torch
 from hypothesis import given
@@ -241,10 +243,112 @@ def test_mamba3_flags_come_from_names() -> None:
     assert len(found.warnings) == 3
 
 
-def test_a_config_that_contradicts_itself_is_refused() -> None:
-    with pytest.raises(ConfigError, match="mamba2_expand must equal") as caught:
-        derive(Tiny(layers=("Mamba2",)), mamba2_expand=3)
-    assert caught.value.found == "32 x 3 and 8 x 8"
+def test_an_expansion_that_contradicts_the_heads_is_outvoted() -> None:
+    model = Tiny(layers=("Mamba2",))
+    found = derive(model, mamba2_expand=3)
+    check(model, found)
+    [warning] = found.warnings
+    assert "mamba2_expand = 3, the tensors say 2" in warning
+    [expand] = [value for value in found.values if value.name == "mamba2_expand"]
+    assert expand.value == 2
+    assert "config.json says mamba2_expand = 3" in expand.note
+
+
+def test_one_warning_speaks_for_all_layers() -> None:
+    found = derive(Tiny(layers=("Mamba2",) * 4), mamba2_expand=3, mamba2_num_heads=4)
+    assert len(found.warnings) == 2
+
+
+def test_what_becomes_of_the_chunk_size_is_said() -> None:
+    found = derive(Tiny(layers=("Mamba2",)), mamba2_chunk_size=64)
+    [chunk] = [value for value in found.values if value.name == "mamba2_chunk_size"]
+    assert chunk.value == 64
+    assert "not used" in chunk.note
+    assert found.warnings == ()
+
+
+# The configuration document's examples, as they stand there.
+DOCUMENTED = """
+{
+  "hidden_size": 1024,
+  "num_layers": 12,
+  "vocab_size": 128256,
+  "max_seq_len": 4096,
+  "rms_norm_eps": 1e-5,
+
+  "mamba2_num_heads": 16,
+  "mamba2_head_dim": 64,
+  "mamba2_state_size": 64,
+  "mamba2_chunk_size": 256,
+  "mamba2_expand": 2,
+  "mamba2_conv_kernel": 4,
+  "mamba2_n_groups": 1,
+
+  "num_attention_heads": 16,
+  "kv_latent_dim": 256,
+  "q_latent_dim": 384,
+  "d_rope": 64,
+
+  "num_experts": 8,
+  "experts_per_tok": 2,
+  "shared_expert_enabled": true,
+  "intermediate_size": 4096,
+
+  "num_kv_heads": 4
+}
+"""
+TYPES = ("Mamba2", "Mamba2", "MlaWithMoe", "Mamba2", "MlaWithMoe")
+DOCUMENTED_TYPES = """
+{
+  "layer_types": [
+    "Mamba2",
+    "Mamba2",
+    "MlaWithMoe",
+    "Mamba2",
+    "MlaWithMoe"
+  ]
+}
+"""
+DOCUMENTED_LAYERS = """
+{
+  "mamba_layers": [0, 1, 3]
+}
+"""
+
+
+@pytest.mark.parametrize("more", ["{}", DOCUMENTED_TYPES, DOCUMENTED_LAYERS])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_documented_config_derives(head_dim: int, more: str) -> None:
+    """Its expansion of 2 and its heads contradict each other: the tensors say which is meant."""
+    model = Tiny(
+        layers=TYPES,
+        vocab_size=128_256,
+        hidden_size=1024,
+        num_heads=16,
+        head_dim=64,
+        intermediate_size=4096,
+        ssm_heads=16,
+        ssm_head_dim=head_dim,
+        state_size=64,
+        kv_latent=256,
+        q_latent=384,
+        rope_dim=64,
+        num_experts=8,
+    )
+    written = json.loads(DOCUMENTED) | json.loads(more)
+    found = OXIDIZR.derive(tiny.checkpoint(model, written))
+    mixer = found.config.layers[0].mixer
+    assert isinstance(mixer, Mamba2Config)
+    assert (mixer.num_heads, mixer.head_dim, mixer.num_groups) == (16, head_dim, 1)
+    assert found.config.max_seq_len == 4096
+    wrong = "mamba2_expand = 2" if head_dim == 64 else "mamba2_head_dim = 64"
+    assert [wrong in warning for warning in found.warnings] == [False, True]
+    assert "num_layers = 12" in found.warnings[0]
+
+
+def test_unknown_keys_are_named_in_one_warning() -> None:
+    found = derive(Tiny(), foo=1, lora_r=8, torch_dtype="float32", tokenizer_vocab="llama3", x=None)
+    assert found.warnings == ("config.json: unknown keys are ignored: foo, lora_r.",)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
