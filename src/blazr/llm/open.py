@@ -121,15 +121,15 @@ def start_engine(opened: OpenedModel) -> TextEngine:
 def _open_text(
     loaded: LoadedModel | FallbackModel, *, vocab: str | None, chat_template: str | None
 ) -> tuple[Tokenizer, ChatTemplate | None]:
-    vocab_size = loaded.vocab_size
-    if vocab is None:
-        declared = loaded.metadata.get("tokenizer_vocab")
-        vocab = declared if isinstance(declared, str) else None
+    vocab_size, declared = loaded.vocab_size, loaded.metadata.get("tokenizer_vocab")
     tokenizer = choose_tokenizer(
-        directory=loaded.directory, vocab=vocab, vocab_size=vocab_size, metadata=loaded.gguf
+        directory=loaded.directory,
+        vocab=vocab,
+        vocab_size=vocab_size,
+        metadata=loaded.gguf,
+        declared=declared if isinstance(declared, str) else None,
     )
     if tokenizer is None:
-        _log.warning("no vocabulary is known for %s: token ids only (see --vocab)", loaded.name)
         return NoTokenizer(), None
     template = choose_template(
         directory=loaded.directory,

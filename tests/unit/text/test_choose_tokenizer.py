@@ -2,11 +2,12 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from blazr.core.errors import CheckpointError, UnknownNameError
-from blazr.text.tokenizers.choose import choose_tokenizer
+from blazr.text.tokenizers.choose import choose_tokenizer, find_tokenizer
 from blazr.text.tokenizers.gguf import has_tokenizer
 from blazr.text.tokenizers.to_gguf import gguf_vocabulary
 
@@ -51,6 +52,24 @@ def test_the_size_comes_last(tmp_path: Path) -> None:
     assert name_of(tmp_path, None, 100_315) == "cl100k_base"
     assert name_of(None, None, 128_256) == "llama3"
     assert name_of(tmp_path / "absent", None, 100_315) == "cl100k_base"
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "reason"),
+    [
+        ({"vocab": "llama3"}, "llama3", "--vocab"),
+        ({"declared": "o200k_base"}, "o200k_base", "config.json: tokenizer_vocab"),
+        ({"vocab_size": 100_352}, "cl100k_base", "100,352 rows are cl100k_base with padding"),
+        ({"vocab_size": 151_936}, None, "151,936 rows are those of no known vocabulary"),
+    ],
+)
+def test_the_reason_is_told(
+    settings: dict[str, Any], name: str | None, reason: str, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"directory": tmp_path, "vocab": None, "vocab_size": None}
+    found = find_tokenizer(**(given | settings))
+    assert found.name == name
+    assert reason in found.reason
 
 
 def test_nothing_tells(tmp_path: Path) -> None:

@@ -2,36 +2,51 @@
 
 import pytest
 
-from blazr.text.vocabs import VOCABS, vocab_of_model
+from blazr.text.vocabs import VOCABS, guess_vocab
 
 
 @pytest.mark.parametrize(
-    ("vocab_size", "name"),
+    ("num_rows", "name"),
     [
         (512, None),
         (32_000, None),
-        (32_100, None),
-        (32_101, "cl100k_base"),
-        (50_257, "cl100k_base"),
+        (50_257, None),
         (100_277, "cl100k_base"),
         (100_315, "cl100k_base"),
-        (100_350, "cl100k_base"),
-        (100_351, "llama3"),
+        (100_331, "cl100k_base"),
+        (100_352, "cl100k_base"),  # the same padded to 64s and to 1,024s
+        (100_353, None),
+        (102_400, None),
+        (128_000, None),
         (128_256, "llama3"),
-        (128_400, "llama3"),
-        (128_401, "deepseek_v3"),
+        (128_354, "llama3"),
+        (128_512, "llama3"),
+        (128_815, "deepseek_v3"),
+        (128_954, "deepseek_v3"),
         (129_280, "deepseek_v3"),
-        (130_000, "deepseek_v3"),
-        (130_001, "o200k_base"),
-        (200_073, "o200k_base"),
-        (201_500, "o200k_base"),
-        (201_501, None),
+        (130_000, None),
+        (131_072, None),
+        (151_936, None),
+        (152_064, None),
+        (200_019, "o200k_base"),
+        (200_064, "o200k_base"),
+        (200_704, "o200k_base"),
+        (201_088, None),
         (256_000, None),
     ],
 )
-def test_size_tells_the_vocabulary(vocab_size: int, name: str | None) -> None:
-    row = vocab_of_model(vocab_size)
-    assert (row.name if row else None) == name
+def test_only_an_exact_or_padded_count_tells_the_vocabulary(
+    num_rows: int, name: str | None
+) -> None:
+    guess = guess_vocab(num_rows)
+    assert (guess.vocab.name if guess.vocab else None) == name
+    assert f"{num_rows:,} rows" in guess.reason
+
+
+def test_a_count_that_fits_two_vocabularies_tells_none() -> None:
+    guess = guess_vocab(129_024)
+    assert guess.vocab is None
+    assert "llama3 and deepseek_v3" in guess.reason
 
 
 def test_agent_tokens_lie_where_they_were_trained() -> None:
@@ -55,6 +70,7 @@ def test_stop_ids_are_those_of_the_format() -> None:
 
 def test_every_vocabulary_is_found_by_a_size_of_its_own() -> None:
     for name, row in VOCABS.items():
-        found = vocab_of_model(row.size)
-        assert found is not None
-        assert found.name == name
+        for count in (row.base_size, row.size):
+            found = guess_vocab(count).vocab
+            assert found is not None
+            assert found.name == name

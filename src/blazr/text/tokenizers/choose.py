@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers import TOKENIZERS, gguf
 from blazr.text.tokenizers.beside import UnknownKindError
 from blazr.text.tokenizers.vocab_and_merges import MERGES
-from blazr.text.vocabs import VOCABS, vocab_of_model
+from blazr.text.vocabs import VOCABS, guess_vocab
 
 _log = logging.getLogger(__name__)
 
@@ -39,20 +40,30 @@ _UNREAD = ("*.model", "vocab.*", "merges.txt", "tokenization_*.py")
 _CONFIG = "tokenizer_config.json"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerChoice:
+    """Which tokenizer a model speaks, before it is loaded.
+
+    Args:
+        name: The vocabulary, or the file; None where nothing tells.
+        reason: Why it was chosen, or why there is none.
+        load: Loads it; None where there is none.
+    """
+
+    name: str | None
+    reason: str
+    load: Callable[[], Tokenizer] | None = None
+
+
 def choose_tokenizer(
     *,
     directory: Path | None,
     vocab: str | None,
     vocab_size: int | None,
     metadata: Mapping[str, Value] | None = None,
+    declared: str | None = None,
 ) -> Tokenizer | None:
-    """Find and load the tokenizer of a model.
-
-    Args:
-        directory: Where the model's files are.
-        vocab: A vocabulary's name, a tokenizer's file, or a directory with one. Comes first.
-        vocab_size: Rows of the model's embedding. Comes last.
-        metadata: What the model's own file says, if it is a GGUF file.
+    """Find and load the tokenizer of a model; the arguments are those of `find_tokenizer`.
 
     Returns:
         The tokenizer, or None where nothing tells: such a model takes and gives token ids only.
@@ -61,31 +72,99 @@ def choose_tokenizer(
         UnknownNameError: ``vocab`` is neither a name nor a path with a tokenizer.
         CheckpointError: The tokenizer's file cannot be read, or there are several.
     """
-    if vocab is not None:
-        return _load_named(vocab)
-    if metadata and gguf.has_tokenizer(metadata):
-        return gguf.from_metadata(metadata, name=str(metadata.get("general.name", "gguf")))
-    file = find_file(directory) if directory is not None else None
-    if file is not None:
-        try:
-            return TOKENIZERS[kind_of(file)](str(file))
-        except UnknownKindError as error:
-            _log.warning("%s Text needs a vocabulary: name one with --vocab.", error.message)
-            return None
-    if directory is not None and (unread := _unread_file(directory)):
-        _log.warning("%s tells of a vocabulary that is not here: name one with --vocab", unread)
+    choice = find_tokenizer(
+        directory=directory,
+        vocab=vocab,
+        vocab_size=vocab_size,
+        metadata=metadata,
+        declared=declared,
+    )
+    if choice.load is None:
+        _log.warning("token ids only: %s (name a vocabulary with --vocab)", choice.reason)
         return None
-    row = vocab_of_model(vocab_size) if vocab_size is not None else None
-    return TOKENIZERS["vocabulary"](row.name) if row is not None else None
+    try:
+        tokenizer = choice.load()
+    except UnknownKindError as error:
+        if vocab is not None or declared is not None:
+            raise  # somebody asked for it
+        _log.warning("%s Text needs a vocabulary: name one with --vocab.", error.message)
+        return None
+    _log.info("vocabulary %s: %s", choice.name, choice.reason)
+    return tokenizer
 
 
-def _load_named(vocab: str) -> Tokenizer:
+def find_tokenizer(
+    *,
+    directory: Path | None,
+    vocab: str | None,
+    vocab_size: int | None,
+    metadata: Mapping[str, Value] | None = None,
+    declared: str | None = None,
+) -> TokenizerChoice:
+    """Find the tokenizer of a model.
+
+    Args:
+        directory: Where the model's files are.
+        vocab: A vocabulary's name, a tokenizer's file, or a directory with one. Comes first.
+        vocab_size: Rows of the model's embedding. Comes last.
+        metadata: What the model's own file says, if it is a GGUF file.
+        declared: The ``tokenizer_vocab`` of the model's config, which counts like ``vocab``.
+
+    Raises:
+        UnknownNameError: ``vocab`` is neither a name nor a path with a tokenizer.
+        CheckpointError: There are several tokenizers.
+    """
+    if vocab is not None:
+        return _find_named(vocab, "named by --vocab")
+    if declared is not None:
+        return _find_named(declared, "named by config.json: tokenizer_vocab")
+    if metadata and gguf.has_tokenizer(metadata):
+        name = str(metadata.get("general.name", "gguf"))
+        return TokenizerChoice(
+            name=str(metadata.get("tokenizer.ggml.model", "gguf"))[:40],
+            reason="in the GGUF file itself",
+            load=lambda: gguf.from_metadata(metadata, name=name),
+        )
+    found = _find_beside(directory) if directory is not None else None
+    return found or _guess(vocab_size)
+
+
+def _find_beside(directory: Path) -> TokenizerChoice | None:
+    file, unread = find_file(directory), _unread_file(directory)
+    if file is not None:
+        return _of_file(file, "beside the weights")
+    if unread is not None:
+        return TokenizerChoice(name=None, reason=f"{unread} tells of a vocabulary that is not here")
+    return None
+
+
+def _guess(vocab_size: int | None) -> TokenizerChoice:
+    if vocab_size is None:
+        return TokenizerChoice(name=None, reason="nothing tells the vocabulary")
+    guess = guess_vocab(vocab_size)
+    reason = f"no tokenizer lies beside the weights, and {guess.reason}"
+    if guess.vocab is None:
+        return TokenizerChoice(name=None, reason=reason)
+    return _of_vocabulary(guess.vocab.name, reason)
+
+
+def _of_vocabulary(name: str, reason: str) -> TokenizerChoice:
+    return TokenizerChoice(name=name, reason=reason, load=lambda: TOKENIZERS["vocabulary"](name))
+
+
+def _of_file(file: Path, reason: str) -> TokenizerChoice:
+    return TokenizerChoice(
+        name=file.name, reason=reason, load=lambda: TOKENIZERS[kind_of(file)](str(file))
+    )
+
+
+def _find_named(vocab: str, reason: str) -> TokenizerChoice:
     if vocab in VOCABS:
-        return TOKENIZERS["vocabulary"](vocab)
+        return _of_vocabulary(vocab, reason)
     path = Path(vocab).expanduser()
     file = path if path.is_file() else find_file(path)
     if file is not None:
-        return TOKENIZERS[kind_of(file)](str(file))
+        return _of_file(file, reason)
     try:
         VOCABS[vocab]
     except UnknownNameError as error:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from blazr.core.table import Table
 from blazr.text.vocabs.agent_tokens import agent_token_ids
 
-# Below this a model's size says nothing of its vocabulary: too many have 32,000 rows.
-SMALLEST_KNOWN_MODEL = 32_101
+# Embeddings are padded to a multiple of one of these.
+PADDINGS = (8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,7 @@ class Vocab:
         extra_stop_ids: Other tokens that end a reply, in a chat or not.
         agent_tokens: The 54 agent tokens: ``"<|user|>"`` to its id.
         unassigned: Ranges of ids below ``size`` that mean nothing.
-        largest_model: A model with at most this many rows, and more than the next smaller
-            vocabulary's, is taken to speak this one. Above ``size``, as models pad their rows.
+        published: Rows of released models that are padded otherwise than to a next multiple.
     """
 
     name: str
@@ -37,7 +36,7 @@ class Vocab:
     extra_stop_ids: tuple[int, ...] = ()
     agent_tokens: Mapping[str, int]
     unassigned: tuple[range, ...]
-    largest_model: int
+    published: tuple[int, ...] = ()
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -64,7 +63,6 @@ VOCABS: Table[Vocab] = Table(
                 eos_id=100_257,
                 agent_tokens=agent_token_ids(100_277),
                 unassigned=(range(100_256, 100_257), range(100_261, 100_276)),
-                largest_model=100_350,
             ),
             Vocab(
                 name="llama3",
@@ -79,7 +77,6 @@ VOCABS: Table[Vocab] = Table(
                     range(128_262, 128_300),
                     range(128_342, 128_348),
                 ),
-                largest_model=128_400,
             ),
             Vocab(
                 name="deepseek_v3",
@@ -90,7 +87,7 @@ VOCABS: Table[Vocab] = Table(
                 extra_stop_ids=(128_805,),  # <|EOT|>
                 agent_tokens=agent_token_ids(128_900),
                 unassigned=(range(128_000, 128_798), range(128_815, 128_900)),
-                largest_model=130_000,
+                published=(129_280,),
             ),
             Vocab(
                 name="o200k_base",
@@ -99,16 +96,43 @@ VOCABS: Table[Vocab] = Table(
                 eos_id=199_999,
                 agent_tokens=agent_token_ids(200_019),
                 unassigned=(range(199_998, 199_999), range(200_000, 200_018)),
-                largest_model=201_500,
             ),
         )
     },
 )
 
 
-def vocab_of_model(vocab_size: int) -> Vocab | None:
-    """The vocabulary a model with that many rows is taken to speak, None where that is unclear."""
-    if vocab_size < SMALLEST_KNOWN_MODEL:
-        return None
-    rows = sorted(VOCABS.values(), key=lambda row: row.largest_model)
-    return next((row for row in rows if vocab_size <= row.largest_model), None)
+@dataclass(frozen=True, slots=True)
+class VocabGuess:
+    """A vocabulary told by the rows of an embedding.
+
+    Args:
+        vocab: The vocabulary, None where none or several fit.
+        reason: Why, as a clause: ``"128,256 rows are those of llama3"``.
+    """
+
+    vocab: Vocab | None
+    reason: str
+
+
+def guess_vocab(num_rows: int) -> VocabGuess:
+    """The vocabulary whose number of tokens an embedding has, exactly or padded."""
+    for vocab in VOCABS.values():
+        if vocab.base_size <= num_rows <= vocab.size:
+            agents = sum(each < num_rows for each in vocab.agent_tokens.values())
+            return VocabGuess(
+                vocab, f"{num_rows:,} rows are {vocab.name} with {agents} of 54 agent tokens"
+            )
+    fitting = [vocab for vocab in VOCABS.values() if _is_padded(num_rows, vocab)]
+    names = " and ".join(vocab.name for vocab in fitting)
+    if len(fitting) == 1:
+        return VocabGuess(fitting[0], f"{num_rows:,} rows are {names} with padding")
+    if fitting:
+        return VocabGuess(None, f"{num_rows:,} rows fit {names} with padding")
+    return VocabGuess(None, f"{num_rows:,} rows are those of no known vocabulary")
+
+
+def _is_padded(num_rows: int, vocab: Vocab) -> bool:
+    sizes = (vocab.base_size, vocab.size)
+    padded = {-(-size // step) * step for size in sizes for step in PADDINGS}
+    return num_rows in padded or num_rows in vocab.published
