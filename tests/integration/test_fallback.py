@@ -6,9 +6,12 @@ import json
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from blazr import LLM, SamplingParams
-from blazr.core.errors import CheckpointError, UnknownFamilyError
+from blazr.cli.app import app
+from blazr.core.errors import CheckpointError, EngineError, UnknownFamilyError
+from blazr.llm.describe import describe_model
 from tests.support.closeness import assert_as_right, assert_greedy, sensitivity
 from tests.support.seeds import run_seed
 
@@ -38,6 +41,26 @@ KINDS = {
         "context_length": 256,
     },
 }
+# Their caches cannot be gone on with: with none but linear layers the library asks one of them for
+# its length, and xLSTM's has the wrong shape after a short prompt.
+WITHOUT_CACHE = {
+    "bailing_hybrid": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 32,
+        "layer_types": ["linear_attention", "linear_attention"],
+        "linear_head_dim": 8,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "num_expert_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 16,
+    },
+    "xlstm": {"hidden_size": 64, "num_heads": 4, "num_blocks": 1, "embedding_dim": 64},
+}
+KINDS |= WITHOUT_CACHE
 VOCAB = 97
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = [[5, 9, 22, 7], [3], list(range(3, 40))]
@@ -57,7 +80,7 @@ def write(kind: str, directory) -> torch.nn.Module:
 
 def scores(network: torch.nn.Module, ids: list[int]) -> torch.Tensor:
     with torch.inference_mode():
-        return network(torch.tensor([ids])).logits[0]
+        return network(torch.tensor([ids]), use_cache=False).logits[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -112,4 +135,50 @@ def test_code_beside_the_weights_is_never_run(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "evil.py").write_text("raise SystemExit('this ran')")
     with pytest.raises(UnknownFamilyError, match="homemade"):
+        LLM(str(tmp_path), device="cpu")
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "xlstm"])
+def test_info_describes(kind, tmp_path):
+    network = write(kind, tmp_path)
+    found = describe_model(str(tmp_path))
+    assert found["family"] == kind
+    assert found["parameters"]["total"] == sum(each.numel() for each in network.parameters())
+    assert found["config"]["vocab_size"] == VOCAB
+    assert found["config"]["hidden_size"] == KINDS[kind].get("n_embd", 64)
+    assert found["dtype"] == "float32"
+    assert "through transformers" in found["warnings"][0]
+    assert found["vocabulary"]["name"] is None
+
+
+@pytest.mark.parametrize(
+    "command", [["info", "--fit"], ["convert"]], ids=lambda words: words[0]
+)
+def test_what_takes_a_network_of_ours_says_so(command, tmp_path):
+    write("gpt2", tmp_path)
+    out = [str(tmp_path / "out.gguf")] if command == ["convert"] else []
+    result = CliRunner().invoke(app, [*command, str(tmp_path), *out])
+    error = result.exception
+    assert isinstance(error, UnknownFamilyError)
+    assert "runs through transformers" in error.message
+    assert "gpt2" in error.found
+    assert "pip" not in error.hint
+
+
+def test_bench_measures(tmp_path):
+    write("gpt2", tmp_path)
+    words = ["--prompt-tokens", "8", "--output-tokens", "4", "--requests", "2", "--warmup", "0"]
+    result = CliRunner().invoke(app, ["bench", str(tmp_path), "--json", "--concurrency=1", *words])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["levels"][0]["num_errors"] == 0
+
+
+def test_what_the_library_raises_is_told(tmp_path, monkeypatch):
+    write("gpt2", tmp_path)
+
+    def fail(*args, **kwargs):
+        raise ValueError("the library is at fault")
+
+    monkeypatch.setattr(transformers.GPT2LMHeadModel, "forward", fail)
+    with pytest.raises(EngineError, match="the library is at fault"):
         LLM(str(tmp_path), device="cpu")

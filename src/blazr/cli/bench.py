@@ -19,13 +19,18 @@ import typer
 from blazr.bench import RANDOM_SHAPES
 from blazr.cli import options
 from blazr.core import env
-from blazr.core.errors import ConfigError, EngineError
+from blazr.core.errors import ConfigError, EngineError, UnknownFamilyError
 
 if TYPE_CHECKING:
+    import torch
+
     from blazr.bench.load import Record, Target
     from blazr.bench.workload import Workload
+    from blazr.engine.async_engine import AsyncEngine
+    from blazr.engine.config import EngineConfig
     from blazr.models.causal_lm import CausalLM
     from blazr.nn.device import Device
+    from blazr.pipelines.fallback import FallbackModel
 
 _Figures = Mapping[str, object]
 _SPREAD = "{p50:,.1f} / {p90:,.1f} / {p99:,.1f}"
@@ -198,9 +203,9 @@ def _run_here(
 
     from blazr.bench.offline import EngineTarget
     from blazr.bench.roofline import bandwidth_use, measure_bandwidth, peak_memory
-    from blazr.engine.build import build_engine
     from blazr.engine.config import EngineConfig
     from blazr.nn.device import resolve_device
+    from blazr.pipelines.fallback import FallbackModel
 
     torch.set_num_threads(threads or torch.get_num_threads())
     place = resolve_device(device)
@@ -209,10 +214,10 @@ def _run_here(
     config = EngineConfig(max_running=running, max_waiting=2**20)
     started_s = perf_counter()
     name, network = _load(model, shape, device=place, dtype=dtype)
-    engine = build_engine(network, place, config=config)
+    engine, vocab_size, computes_in = _start(network, place, config)
     load_s = perf_counter() - started_s
     try:
-        target = EngineTarget(engine, vocab_size=network.config.vocab_size)
+        target = EngineTarget(engine, vocab_size=vocab_size)
         results = asyncio.run(plan.run(target))
     finally:
         engine.close()
@@ -221,24 +226,47 @@ def _run_here(
     facts = {
         "model": name,
         "device": str(place),
-        "dtype": str(network.dtype).removeprefix("torch."),
+        "dtype": str(computes_in).removeprefix("torch."),
         "load_s": load_s,
         **memory,
         "bandwidth_bytes_per_s": bandwidth,
     }
+    if isinstance(network, FallbackModel):  # what its steps read is not known
+        return facts, [figures for figures, _ in results]
     return facts, [
         {**figures, **bandwidth_use(network, records, bandwidth)} for figures, records in results
     ]
 
 
-def _load(model: str, shape: str | None, *, device: Device, dtype: str) -> tuple[str, CausalLM]:
+def _start(
+    network: CausalLM | FallbackModel, place: Device, config: EngineConfig
+) -> tuple[AsyncEngine, int, torch.dtype]:
+    """The engine of a network, the rows of its embedding, and what it computes in."""
+    from blazr.engine.build import build_engine
+    from blazr.pipelines.fallback import FallbackModel, build_fallback_engine
+
+    if isinstance(network, FallbackModel):
+        dtype = next(network.module.parameters()).dtype
+        return build_fallback_engine(network, config=config), network.vocab_size, dtype
+    engine = build_engine(network, place, config=config)
+    return engine, network.config.vocab_size, network.dtype
+
+
+def _load(
+    model: str, shape: str | None, *, device: Device, dtype: str
+) -> tuple[str, CausalLM | FallbackModel]:
     from blazr.bench.shapes import random_network
     from blazr.models.loading.load import load
+    from blazr.pipelines.fallback import load_fallback
 
     if shape is not None:
         config = RANDOM_SHAPES[shape]()
         return f"random {shape}", random_network(config, device=device, dtype=dtype)
-    loaded = load(model, device=device, dtype=dtype)
+    try:
+        loaded = load(model, device=device, dtype=dtype)
+    except UnknownFamilyError as error:
+        through = load_fallback(model, error, device=device, dtype=dtype)
+        return through.name, through
     return loaded.name, loaded.module
 
 

@@ -31,9 +31,10 @@ def convert(
     """
     # torch comes with it, which takes a second
     from blazr.models.loading.convert import convert as run
+    from blazr.pipelines.fallback import own_networks_only
     from blazr.text.tokenizers.to_gguf import gguf_vocabulary
 
-    with options.progress_bar("converting") as progress:
+    with own_networks_only("blazr convert"), options.progress_bar("converting") as progress:
         made = run(
             model, out, quantize=quantize, dtype=dtype, text=gguf_vocabulary, progress=progress
         )

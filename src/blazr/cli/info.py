@@ -35,9 +35,9 @@ def info(
         _fit(options.pick_model(model, model_argument), device, as_json=as_json)
         return
     from blazr.llm.defaults import sampling_defaults_at
-    from blazr.models.loading.describe import describe
+    from blazr.llm.describe import describe_model
 
-    report = describe(options.pick_model(model, model_argument))
+    report = describe_model(options.pick_model(model, model_argument))
     report["sampling"] = sampling_defaults_at(Path(str(report["path"])))
     if as_json:
         print(json.dumps(report, indent=2))
@@ -49,8 +49,10 @@ def info(
 def _fit(model: str, device: str, *, as_json: bool) -> None:
     from blazr.models.loading.fit import fit
     from blazr.nn.device import resolve_device
+    from blazr.pipelines.fallback import own_networks_only
 
-    found = fit(model, resolve_device(device))
+    with own_networks_only("blazr info --fit"):
+        found = fit(model, resolve_device(device))
     if as_json:
         print(json.dumps(asdict(found), indent=2))
         return
@@ -74,6 +76,9 @@ def _screen(report: Mapping[str, object]) -> Iterator[str]:
     """The report for people: the config as JSON, the rest as lines."""
     for key in ("name", "path", "family", "dtype"):
         yield f"{key:<10} {report[key]}"
+    vocabulary = report["vocabulary"]
+    assert isinstance(vocabulary, Mapping)
+    yield f"{'vocabulary':<10} {vocabulary['name'] or 'none'}: {vocabulary['reason']}"
     yield f"config     {json.dumps(report['config'], indent=2)}"
     for section in ("parameters", "memory"):
         yield section

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blazr.core.errors import CheckpointError, UnknownFamilyError
+from blazr.core.errors import CheckpointError, EngineError, UnknownFamilyError
 from blazr.core.gguf import Value
 from blazr.engine.async_engine import AsyncEngine
 from blazr.engine.cache.manager import CacheManager, CacheShape
@@ -28,7 +30,9 @@ from blazr.engine.pacing import Pacing
 from blazr.engine.runner import StepResult, draw_tokens
 from blazr.engine.sampling.sampler import Sampler
 from blazr.engine.scheduler import Scheduler, StepPlan
+from blazr.models.checkpoint.base import ELEMENT_TYPES
 from blazr.models.checkpoint.hub import find_model
+from blazr.models.checkpoint.open import open_checkpoint
 from blazr.nn.device import release_threads
 from blazr.nn.layers.cache_spec import GRID
 
@@ -39,6 +43,10 @@ if TYPE_CHECKING:
 
 MAX_RUNNING = 8
 DEFAULT_CONTEXT = 2048
+_CONTEXT_KEYS = (
+    *("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "context_length"),
+)
+_LIMITS = "runs through transformers: no prefix is reused, and its caches' memory is not known."
 _LISTED_NAMES = 5
 # Relative difference between a cached step and a whole pass that rounding can explain.
 _AGREES = 0.02
@@ -88,10 +96,7 @@ def load_fallback(
         UnknownFamilyError: transformers is not installed, or does not know the model.
         CheckpointError: The files do not hold what the network needs.
     """
-    if find_spec("transformers") is None:
-        raise cause
-    import transformers
-
+    transformers = _library(cause)
     files = find_model(model)
     directory = files.path if files.path.is_dir() else files.path.parent
     auto: Any = transformers.AutoModelForCausalLM
@@ -104,11 +109,7 @@ def load_fallback(
             output_loading_info=True,
         )
     except Exception as error:
-        raise UnknownFamilyError(
-            f"{cause.message[:-1]}, and transformers cannot load it either.",
-            found=f"{cause.found}; {type(error).__name__}: {str(error)[:200]}",
-            expected=f"one of {cause.expected}, or what transformers knows (code is never run)",
-        ) from error
+        raise _not_loaded(cause, error) from error
     missing = sorted(problems["missing_keys"])
     if missing:
         raise CheckpointError(
@@ -116,7 +117,6 @@ def load_fallback(
             found=", ".join(name[:100] for name in missing[:_LISTED_NAMES]),
         )
     config = network.config.get_text_config()
-    context = getattr(config, "max_position_embeddings", None) or DEFAULT_CONTEXT
     log.warning(
         "%s (%s) runs through transformers: one sequence at a time, without batching, prefix reuse,"
         " or kernels of ours",
@@ -130,9 +130,108 @@ def load_fallback(
         name=files.name,
         metadata=network.config.to_dict(),
         vocab_size=network.get_output_embeddings().weight.shape[0],
-        max_seq_len=context,
+        max_seq_len=_context(config),
         gguf={},
     )
+
+
+def _library(cause: UnknownFamilyError) -> Any:
+    """The transformers module; the cause is raised again where it is not installed."""
+    if find_spec("transformers") is None:
+        raise UnknownFamilyError(
+            cause.message,
+            found=cause.found,
+            expected=cause.expected,
+            hint="pip install 'blazr[transformers]': what transformers knows runs through it",
+        )
+    import transformers
+
+    return transformers
+
+
+def _not_loaded(cause: UnknownFamilyError, error: Exception) -> UnknownFamilyError:
+    return UnknownFamilyError(
+        f"{cause.message[:-1]}, and transformers cannot load it either.",
+        found=f"{cause.found}; {type(error).__name__}: {str(error)[:200]}",
+        expected=f"one of {cause.expected}, or what transformers knows (code is never run)",
+    )
+
+
+def _context(config: Any) -> int:
+    """The tokens that a config says a model was made for, under any of the usual names."""
+    names = (
+        "max_position_embeddings",
+        "n_positions",
+        "seq_length",
+        "max_seq_len",
+        "context_length",
+    )
+    found = (getattr(config, name, None) for name in names)
+    return next((each for each in found if isinstance(each, int) and each > 0), DEFAULT_CONTEXT)
+
+
+def describe_fallback(model: str, cause: UnknownFamilyError) -> dict[str, object]:
+    """Describe such a model from its headers and its config, as `describe` does others.
+
+    Args:
+        model: A directory or a Hub id.
+        cause: Why blazr does not run it by itself.
+
+    Raises:
+        UnknownFamilyError: transformers is not installed, or does not know the model.
+    """
+    transformers = _library(cause)
+    files = find_model(model)
+    checkpoint = open_checkpoint(files.path)
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            checkpoint.directory, trust_remote_code=False, local_files_only=True
+        )
+        with torch.device("meta"):
+            network = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except Exception as error:
+        raise _not_loaded(cause, error) from error
+    head = network.get_output_embeddings().weight
+    text = config.get_text_config()
+    sizes = {"vocab_size": head.shape[0], "hidden_size": head.shape[1]}
+    sizes |= {"num_layers": text.num_hidden_layers} if hasattr(text, "num_hidden_layers") else {}
+    dtypes = Counter({info.dtype: 0 for info in checkpoint.tensors.values()})
+    for info in checkpoint.tensors.values():
+        dtypes[info.dtype] += info.nbytes
+    stored = dtypes.most_common(1)[0][0]
+    return {
+        "name": files.name,
+        "path": str(checkpoint.path),
+        "family": config.model_type,
+        "dtype": ELEMENT_TYPES[stored][1] if stored in ELEMENT_TYPES else stored,
+        "files": [{"name": file.name, "bytes": n} for file, n in checkpoint.files.items()],
+        "config": {**sizes, "max_seq_len": _context(text)},
+        "parameters": {"total": sum(each.numel() for each in network.parameters())},
+        "memory": {"weights_bytes": sum(info.nbytes for info in checkpoint.tensors.values())},
+        "derivation": [],
+        "warnings": [f"{config.model_type} {_LIMITS}"],
+    }
+
+
+@contextmanager
+def own_networks_only(purpose: str) -> Iterator[None]:
+    """Refuse, by name, models that run through transformers.
+
+    Args:
+        purpose: What is only done for networks of blazr's own, as ``"blazr convert"``.
+
+    Raises:
+        UnknownFamilyError: The model inside is one that only transformers might know.
+    """
+    try:
+        yield
+    except UnknownFamilyError as error:
+        raise UnknownFamilyError(
+            f"{purpose} works on networks of blazr's own, not on what runs through transformers.",
+            found=f"model_type {error.found}",
+            expected=f"one of {error.expected}",
+            hint="blazr generate, chat, serve, bench and info take it, if transformers knows it",
+        ) from None
 
 
 def build_fallback_engine(
@@ -192,6 +291,7 @@ class TransformersRunner:
         self._device = next(network.parameters()).device
         self._sampler = Sampler(vocab_size, banned_ids, self._device)
         self._pasts: dict[int, Any] = {}
+        self._resumes = False
         self._resumes = self._can_resume()
         if not self._resumes:
             log.warning("its cache does not agree with a whole pass: every step computes all again")
@@ -237,21 +337,37 @@ class TransformersRunner:
         past = self._pasts.get(slot) if start and self._resumes else None
         first = start if past is not None else 0
         ids = sequence.tokens[first : start + length]
-        out = self._forward(ids, past, hidden=sequence.request.pooling is not None)
+        hidden = sequence.request.pooling is not None
+        out = self._forward(ids, past, hidden=hidden, keeps=self._resumes)
         if self._resumes:
             self._pasts[slot] = out.past_key_values
         return out
 
-    def _forward(self, token_ids: Sequence[int], past: Any, *, hidden: bool = False) -> Any:
+    def _forward(
+        self, token_ids: Sequence[int], past: Any, *, hidden: bool = False, keeps: bool = False
+    ) -> Any:
+        """What the network says of these tokens behind a cache; ``keeps`` asks for the next one.
+
+        Raises:
+            EngineError: The library fails.
+        """
         known = 0 if past is None else past.get_seq_length()
         ids = torch.tensor(np.array(token_ids, np.int64), device=self._device)[None]
         mask = torch.ones(1, known + ids.shape[1], dtype=torch.int64, device=self._device)
         kwargs: dict[str, Any] = {} if past is None else {"past_key_values": past}
         if hidden:
             kwargs["output_hidden_states"] = True
-        return self.network(
-            input_ids=ids, attention_mask=mask, use_cache=True, return_dict=True, **kwargs
-        )
+        return self._call(input_ids=ids, attention_mask=mask, use_cache=keeps, **kwargs)
+
+    def _call(self, **kwargs: Any) -> Any:
+        try:
+            return self.network(return_dict=True, **kwargs)
+        except Exception as error:  # whatever that library raises
+            raise EngineError(
+                "transformers failed to run the model.",
+                found=f"{type(error).__name__}: {str(error)[:200]}",
+                hint="try another version of transformers: it computes models of this type",
+            ) from error
 
     @torch.inference_mode()
     def _can_resume(self) -> bool:
@@ -261,12 +377,12 @@ class TransformersRunner:
         past, scores = None, []
         for piece in ([1, 2, 3, 1], [2], [3]):
             try:
-                out = self._forward(piece, past)
-                past = out.past_key_values
-                scores.append(out.logits[0].float())
-            except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):
+                out = self._forward(piece, past, keeps=True)
+            except EngineError:
                 return False
-            if past is None:
+            past = getattr(out, "past_key_values", None)
+            if not hasattr(past, "get_seq_length"):
                 return False
+            scores.append(out.logits[0].float())
         error = (torch.cat(scores) - whole).abs().max() / whole.abs().max()
         return bool(error < _AGREES)

@@ -8,6 +8,11 @@ from blazr.models.families import FAMILIES
 from blazr.models.families.base import Family
 from blazr.models.families.hf.derive import model_type
 
+_HINT = (
+    "'blazr generate', 'chat', 'serve' and 'info' run what transformers knows through that library"
+    " (pip install 'blazr[transformers]')"
+)
+
 
 def detect_family(checkpoint: Checkpoint) -> Family:
     """The family whose tensor names or whose ``model_type`` these are.
@@ -25,7 +30,7 @@ def detect_family(checkpoint: Checkpoint) -> Family:
             "config.json: this model_type is not supported.",
             found=repr(kind)[:100],
             expected=", ".join(FAMILIES),
-            hint="pip install 'blazr[transformers]': what transformers knows runs through it",
+            hint=_HINT,
         )
     names = ", ".join(name[:40] for name in list(checkpoint.tensors)[:4])
     raise CheckpointError(

@@ -35,7 +35,11 @@ def describe(model: str, *, revision: str | None = None) -> dict[str, object]:
         ShapeError: Its tensors do not fit each other.
         ConfigError: config.json has a wrong value.
     """
-    planned = plan_model(model, revision=revision)
+    return describe_plan(plan_model(model, revision=revision))
+
+
+def describe_plan(planned: PlannedModel) -> dict[str, object]:
+    """The same of a model whose headers have been read."""
     checkpoint, derivation = planned.checkpoint, planned.derivation
     dtype, stored = stored_dtype(planned.plan), stored_as(planned.plan)
     size = size_of(derivation.config, dtype)

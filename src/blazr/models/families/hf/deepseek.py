@@ -53,12 +53,14 @@ def _softmax_experts(reading: Reading, index: int) -> FeedForwardConfig | None:
     limited = reading.reader.raw.get("topk_method") == "group_limited_greedy"
     experts = read_experts(reading)
     shared = reading.size("n_shared_experts", 2)
-    groups = read_groups(reading, judged_by=1)
+    groups = read_groups(reading, judged_by=1) if limited else None
+    for key in ("n_group", "topk_group"):  # without limits nobody looks at them
+        reading.reader.mark(key)
     experts = replace(
         experts,
         norm_topk_prob=False,
         dense_bias=reading.flag("mlp_bias"),
-        groups=groups if limited else None,
+        groups=groups,
         routed_scaling_factor=reading.number("routed_scaling_factor", 1.0),
         shared_expert=True,
         shared_intermediate_size=shared * experts.intermediate_size,

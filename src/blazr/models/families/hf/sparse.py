@@ -99,7 +99,8 @@ def read_groups(reading: Reading, *, judged_by: int) -> ExpertGroups | None:
         ConfigError: They do not fit the experts.
     """
     count = reading.size("n_group", 1)
-    kept = reading.size("topk_group", count)
+    kept = reading.size("topk_group", count) if count > 1 else 1
+    reading.reader.mark("topk_group")
     experts, chosen = reading.size("num_experts"), reading.size("num_experts_per_tok")
     if experts % count or kept > count or chosen > experts // count * kept:
         raise ConfigError(

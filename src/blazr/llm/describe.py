@@ -1,0 +1,63 @@
+"""What ``blazr info`` prints: a model's sizes, where each came from, and its vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from blazr.core.errors import UnknownFamilyError
+from blazr.core.gguf import Value
+from blazr.models.loading.describe import describe_plan
+from blazr.models.loading.load import plan_model
+from blazr.pipelines.fallback import describe_fallback
+from blazr.text.tokenizers.choose import find_tokenizer
+
+
+def describe_model(model: str, *, revision: str | None = None) -> dict[str, object]:
+    """Describe a model from its headers; no tensor is read.
+
+    Args:
+        model: A directory, a file, ``nano``, or a Hub id.
+        revision: Branch, tag or commit of a Hub id.
+
+    Returns:
+        What `blazr.models.loading.describe.describe` returns, for models that run through
+        transformers as far as their config tells, and ``vocabulary``: ``name`` (None where nothing
+        tells) and ``reason``.
+
+    Raises:
+        BlazrError: There is no such model, or it cannot be loaded.
+    """
+    try:
+        planned = plan_model(model, revision=revision)
+    except UnknownFamilyError as error:
+        report = describe_fallback(model, error)
+        path, config = Path(str(report["path"])), report["config"]
+        assert isinstance(config, Mapping)
+        directory = path if path.is_dir() else path.parent
+        return report | {"vocabulary": _vocabulary(directory, config["vocab_size"])}
+    checkpoint = planned.checkpoint
+    vocabulary = _vocabulary(
+        None if checkpoint.metadata else checkpoint.directory,
+        planned.derivation.config.vocab_size,
+        declared=(checkpoint.config or {}).get("tokenizer_vocab"),
+        metadata=checkpoint.metadata,
+    )
+    return describe_plan(planned) | {"vocabulary": vocabulary}
+
+
+def _vocabulary(
+    directory: Path | None,
+    vocab_size: int,
+    *,
+    declared: object = None,
+    metadata: Mapping[str, Value] | None = None,
+) -> dict[str, object]:
+    found = find_tokenizer(
+        directory=directory,
+        vocab=None,
+        vocab_size=vocab_size,
+        metadata=metadata,
+        declared=declared if isinstance(declared, str) else None,
+    )
+    return {"name": found.name, "reason": found.reason}
