@@ -16,7 +16,6 @@ from blazr.models.config import ModelConfig
 from blazr.models.families.base import Context, Derivation, Family, Ledger
 from blazr.models.families.config_reader import ALIASES, ConfigReader
 from blazr.models.families.gqa import derive_attention, derive_feed_forward
-from blazr.models.families.hf.unread import is_neutral, says_nothing, warn_ignored
 from blazr.models.families.oxidizr_mixers import (
     derive_mamba1,
     derive_mamba2,
@@ -25,6 +24,7 @@ from blazr.models.families.oxidizr_mixers import (
 )
 from blazr.models.families.oxidizr_shapes import TensorGroup, layer_type, mixer_kind, split_layers
 from blazr.models.families.rules import Rule, RuleBook, Squeeze, Stack
+from blazr.models.families.unread import is_neutral, says_nothing, warn_ignored
 from blazr.nn.layers.base import MixerConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
 from blazr.nn.layers.norm import NormConfig

@@ -5,7 +5,7 @@ import pytest
 from blazr.core.errors import ConfigError
 from blazr.models.families import FAMILIES
 from blazr.models.families.base import Derivation
-from blazr.models.families.hf.unread import NOT_IMPLEMENTED
+from blazr.models.families.unread import NOT_IMPLEMENTED
 from blazr.nn.layers.attention import AttentionConfig
 from tests.support import tiny
 from tests.support.tiny import Tiny

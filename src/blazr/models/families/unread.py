@@ -1,4 +1,4 @@
-"""Keys of a Hugging Face config that no reader has asked for: what becomes of each.
+"""Keys of a config that no reader has asked for: what becomes of each.
 
 A key that changes nothing is passed over; one that changes the result and is not implemented is
 refused; all others are ignored with one warning that names them.
