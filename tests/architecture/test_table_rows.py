@@ -38,6 +38,7 @@ EXTENSIBLE = {
             "oxidizr_mixers",
             "oxidizr_shapes",
             "rules",
+            "unread",
         },
     ),
     "server/anthropic": ("ROUTES", lambda row: row.handler.__module__, {"rendering", "replies"}),

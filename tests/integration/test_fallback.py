@@ -151,9 +151,7 @@ def test_info_describes(kind, tmp_path):
     assert found["vocabulary"]["name"] is None
 
 
-@pytest.mark.parametrize(
-    "command", [["info", "--fit"], ["convert"]], ids=lambda words: words[0]
-)
+@pytest.mark.parametrize("command", [["info", "--fit"], ["convert"]], ids=lambda words: words[0])
 def test_what_takes_a_network_of_ours_says_so(command, tmp_path):
     write("gpt2", tmp_path)
     out = [str(tmp_path / "out.gguf")] if command == ["convert"] else []

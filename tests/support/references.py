@@ -255,8 +255,18 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
             "n_shared_experts": 2,
             "first_k_dense_replace": 1,
             "routed_scaling_factor": 2.0,
+        },
+    ),
+    "deepseek_v2 biases": (
+        "deepseek_v2",
+        {
+            **_LATENT,
+            "first_k_dense_replace": 1,
             "mlp_bias": True,
             "norm_topk_prob": True,
+            "num_experts_per_tok": 6,
+            "n_group": 4,
+            "topk_group": 2,
         },
     ),
     "deepseek_v2 lite": (

@@ -194,7 +194,8 @@ def describe_fallback(model: str, cause: UnknownFamilyError) -> dict[str, object
     head = network.get_output_embeddings().weight
     text = config.get_text_config()
     sizes = {"vocab_size": head.shape[0], "hidden_size": head.shape[1]}
-    sizes |= {"num_layers": text.num_hidden_layers} if hasattr(text, "num_hidden_layers") else {}
+    layers = getattr(text, "num_hidden_layers", None)
+    sizes |= {} if layers is None else {"num_layers": layers}
     dtypes = Counter({info.dtype: 0 for info in checkpoint.tensors.values()})
     for info in checkpoint.tensors.values():
         dtypes[info.dtype] += info.nbytes
@@ -372,6 +373,8 @@ class TransformersRunner:
     @torch.inference_mode()
     def _can_resume(self) -> bool:
         """Whether a few tokens computed from the cache get the scores of a whole pass."""
+        import transformers
+
         ids = [1, 2, 3, 1, 2, 3]
         whole = self._forward(ids, None).logits[0].float()
         past, scores = None, []
@@ -381,7 +384,7 @@ class TransformersRunner:
             except EngineError:
                 return False
             past = getattr(out, "past_key_values", None)
-            if not hasattr(past, "get_seq_length"):
+            if not isinstance(past, transformers.Cache):
                 return False
             scores.append(out.logits[0].float())
         error = (torch.cat(scores) - whole).abs().max() / whole.abs().max()

@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -64,10 +63,15 @@ def test_the_size_comes_last(tmp_path: Path) -> None:
     ],
 )
 def test_the_reason_is_told(
-    settings: dict[str, Any], name: str | None, reason: str, tmp_path: Path
+    settings: dict[str, str | int], name: str | None, reason: str, tmp_path: Path
 ) -> None:
-    given: dict[str, Any] = {"directory": tmp_path, "vocab": None, "vocab_size": None}
-    found = find_tokenizer(**(given | settings))
+    size, vocab, declared = (settings.get(key) for key in ("vocab_size", "vocab", "declared"))
+    found = find_tokenizer(
+        directory=tmp_path,
+        vocab=None if vocab is None else str(vocab),
+        vocab_size=None if size is None else int(size),
+        declared=None if declared is None else str(declared),
+    )
     assert found.name == name
     assert reason in found.reason
 

@@ -43,6 +43,12 @@ class Architecture:
         swiglu: Steepness and limit of the clamped activation of its experts.
         is_folded: Whether files have the model's multipliers in its matrices.
         tiled: Whether values of delta networks that share a key lie apart.
+        biases: Which files may have: of ``qkv``, ``o`` (the output of attention), ``mlp``, ``ssm``
+            (the projections of a state space).
+        needs_biases: Whether it wants all of these to be there.
+        head: Whether it wants a matrix of the vocabulary's scores of its ``own``, none (``tied``),
+            or takes ``either``.
+        reads_weights_norm: Whether it looks at ``expert_weights_norm``.
     """
 
     families: tuple[str, ...] = ()
@@ -71,42 +77,68 @@ class Architecture:
     swiglu: tuple[float, float] | None = None
     is_folded: bool = False
     tiled: bool = False
+    biases: tuple[str, ...] = ()
+    needs_biases: bool = False
+    head: Literal["own", "tied", "either"] = "either"
+    reads_weights_norm: bool = False
 
 
 _GELU = "gelu_tanh"
+_ALL_BIASES = ("qkv", "o", "mlp", "ssm")
 _LFM2_NORM = (Rule("token_embd_norm.weight", "norm.weight"),)
 # in files of converters, this one has no ending
 _FALCON_NORM = (Rule("blk.{i}.ffn_norm", "layers.{i}.feed_forward_norm.weight"),)
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
-        "llama": Architecture(families=("llama", "mistral", "mixtral"), pairs_rows=True),
-        "mistral3": Architecture(families=("mistral3", "ministral3"), pairs_rows=True),
+        "llama": Architecture(
+            biases=_ALL_BIASES, families=("llama", "mistral", "mixtral"), pairs_rows=True
+        ),
+        "mistral3": Architecture(
+            biases=_ALL_BIASES, families=("mistral3", "ministral3"), pairs_rows=True
+        ),
         "granite": Architecture(
-            families=("granite", "granitemoehybrid attention"), pairs_rows=True
+            biases=_ALL_BIASES, families=("granite", "granitemoehybrid attention"), pairs_rows=True
         ),
         "granitemoe": Architecture(
-            families=("granitemoe", "granitemoehybrid attention experts"), pairs_rows=True
+            biases=_ALL_BIASES,
+            families=("granitemoe", "granitemoehybrid attention experts"),
+            pairs_rows=True,
         ),
         "smollm3": Architecture(families=("smollm3",), pairs_rows=True, still_every=4),
-        "chatglm": Architecture(families=("glm",), fused_mlp=True, rotates_pairs=True),
-        "qwen2": Architecture(families=("qwen2",)),
-        "qwen2moe": Architecture(families=("qwen2_moe",), norm_topk_prob=False),
-        "olmoe": Architecture(families=("olmoe",), norm_topk_prob=False),
+        "chatglm": Architecture(
+            biases=("qkv",), families=("glm",), fused_mlp=True, rotates_pairs=True
+        ),
+        "qwen2": Architecture(biases=("qkv",), needs_biases=True, families=("qwen2",)),
+        "qwen2moe": Architecture(
+            biases=("qkv",),
+            needs_biases=True,
+            head="own",
+            families=("qwen2_moe",),
+            norm_topk_prob=False,
+        ),
+        "olmoe": Architecture(head="own", families=("olmoe",), norm_topk_prob=False),
         "qwen3": Architecture(families=("qwen3",)),
         "qwen3moe": Architecture(families=("qwen3_moe",)),
         "phi3": Architecture(families=("phi3",), fused_mlp=True),
         "olmo2": Architecture(
-            families=("olmo2", "olmo3"), norms="behind", full_every=4, plain_window=True
+            head="own", families=("olmo2", "olmo3"), norms="behind", full_every=4, plain_window=True
         ),
-        "glm4": Architecture(families=("glm4",), fused_mlp=True, rotates_pairs=True, norms="both"),
+        "glm4": Architecture(
+            biases=("qkv",), families=("glm4",), fused_mlp=True, rotates_pairs=True, norms="both"
+        ),
         "glm4moe": Architecture(
+            reads_weights_norm=True,
+            biases=("qkv",),
             families=("glm4_moe",),
             late_norm=True,
             norm_topk_prob=False,
             by_sigmoid=True,
         ),
         "gpt-oss": Architecture(
+            biases=("qkv", "o"),
+            needs_biases=True,
+            head="own",
             families=("gpt_oss",),
             late_norm=True,
             full_every=2,
@@ -114,11 +146,23 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             swiglu=(1.702, 7.0),
         ),
         "deepseek2": Architecture(
-            families=("deepseek_v2", "deepseek_v3"), rotates_pairs=True, norm_topk_prob=False
+            reads_weights_norm=True,
+            families=("deepseek_v2", "deepseek_v3"),
+            rotates_pairs=True,
+            norm_topk_prob=False,
         ),
-        "starcoder2": Architecture(families=("starcoder2",), norm_kind="layer", activation=_GELU),
-        "gemma": Architecture(families=("gemma",), activation=_GELU, scales_embedding=True),
+        "starcoder2": Architecture(
+            biases=_ALL_BIASES,
+            needs_biases=True,
+            families=("starcoder2",),
+            norm_kind="layer",
+            activation=_GELU,
+        ),
+        "gemma": Architecture(
+            head="tied", families=("gemma",), activation=_GELU, scales_embedding=True
+        ),
         "gemma2": Architecture(
+            head="tied",
             families=("gemma2",),
             norms="both",
             activation=_GELU,
@@ -139,18 +183,28 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             scales_embedding=True,
             wide_scale_layers=62,
         ),
-        "mamba": Architecture(families=("mamba", "falcon_mamba"), hybrid=True),
-        "mamba2": Architecture(families=("mamba2",), hybrid=True),
+        "mamba": Architecture(biases=("ssm",), families=("mamba", "falcon_mamba"), hybrid=True),
+        "mamba2": Architecture(biases=("ssm",), families=("mamba2",), hybrid=True),
         "jamba": Architecture(
             families=("jamba",), hybrid=True, rotation="never", norm_topk_prob=False
         ),
         "granitehybrid": Architecture(
-            families=("granitemoehybrid", "bamba"), hybrid=True, rotation="told", pairs_rows=True
+            biases=_ALL_BIASES,
+            families=("granitemoehybrid", "bamba"),
+            hybrid=True,
+            rotation="told",
+            pairs_rows=True,
         ),
         "nemotron_h": Architecture(
-            families=("nemotron_h",), hybrid=True, rotation="never", activation="relu2"
+            biases=_ALL_BIASES,
+            families=("nemotron_h",),
+            hybrid=True,
+            rotation="never",
+            activation="relu2",
         ),
         "nemotron_h_moe": Architecture(
+            reads_weights_norm=True,
+            biases=_ALL_BIASES,
             families=("nemotron_h experts",),
             hybrid=True,
             rotation="never",
@@ -162,7 +216,11 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         ),
         "lfm2": Architecture(families=("lfm2",), hybrid=True, own_names=_LFM2_NORM),
         "lfm2moe": Architecture(
-            families=("lfm2_moe",), hybrid=True, own_names=_LFM2_NORM, by_sigmoid=True
+            reads_weights_norm=True,
+            families=("lfm2_moe",),
+            hybrid=True,
+            own_names=_LFM2_NORM,
+            by_sigmoid=True,
         ),
         "qwen3next": Architecture(families=("qwen3_next",), hybrid=True, late_norm=True),
         "qwen35": Architecture(
@@ -172,7 +230,11 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             families=("qwen3_5_moe", "qwen3_5_moe_text"), hybrid=True, late_norm=True, tiled=True
         ),
         "kimi-linear": Architecture(
-            families=("kimi_linear",), hybrid=True, rotation="never", by_sigmoid=True
+            reads_weights_norm=True,
+            families=("kimi_linear",),
+            hybrid=True,
+            rotation="never",
+            by_sigmoid=True,
         ),
     }
 )

@@ -14,7 +14,6 @@ from blazr.core.gguf import Value
 from blazr.models.config import ModelConfig
 from blazr.models.families.gguf_architectures import ARCHITECTURES, Architecture
 from blazr.models.families.gguf_hybrid import INNER_EPS, SIGMOID, SOFTMAX
-from blazr.models.families.hf.state_space import LEAST_STEP
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
@@ -112,9 +111,6 @@ def _mixer(mixer: MixerConfig, row: Architecture, eps: float) -> MixerConfig:
 def _state_space(mixer: MixerConfig, eps: float) -> MixerConfig:
     if isinstance(mixer, Mamba1Config) and mixer.inner_norms == "none":
         return replace(mixer, norm_eps=eps)
-    # readers of GGUF files have no least step; converters leave out the usual one of the library
-    if isinstance(mixer, Mamba2Config) and mixer.dt_limits == (LEAST_STEP, math.inf):
-        return replace(mixer, dt_limits=(0.0, math.inf))
     return mixer
 
 
@@ -151,6 +147,45 @@ def _feed(feed: FeedForwardConfig, row: Architecture) -> FeedForwardConfig:
             )
         case _:
             return feed
+
+
+def unreadable(config: ModelConfig, row: Architecture) -> str | None:
+    """What llama.cpp would not load, or would compute otherwise, of this model; None for nothing.
+
+    The architecture says which parts that program knows, whatever else a file may hold.
+    """
+    if row.head == "own" and config.tie_word_embeddings:
+        return "its embedding is also its output matrix, which llama.cpp wants apart"
+    if row.head == "tied" and not config.tie_word_embeddings:
+        return "its output matrix is not its embedding, which llama.cpp takes for it"
+    for index, layer in enumerate(config.layers):
+        feed = layer.feed_forward
+        if isinstance(feed, MoeConfig) and not row.reads_weights_norm:
+            usual = row.norm_topk_prob
+            if feed.norm_topk_prob != usual:
+                return f"layer {index}: norm_topk_prob, which llama.cpp takes for {usual}"
+        for name, has_bias in _biases(layer):
+            if has_bias and name not in row.biases:
+                return f"layer {index}: biases of {name}, which llama.cpp does not load"
+            if not has_bias and name in row.biases and row.needs_biases:
+                return f"layer {index}: no biases of {name}, which llama.cpp wants"
+    return None
+
+
+def _biases(layer: LayerConfig) -> Iterator[tuple[str, bool]]:
+    """Which parts of a layer might have biases, and whether they do."""
+    for mixer in mixers_of(layer):
+        match mixer:
+            case AttentionConfig():
+                yield from (("qkv", mixer.qkv_bias), ("o", mixer.o_bias))
+            case DeepseekMlaConfig():
+                yield "latent attention", mixer.bias
+            case Mamba2Config():
+                yield "ssm", mixer.in_bias or mixer.out_bias
+            case Mamba1Config():
+                yield "ssm", mixer.bias
+    if isinstance(layer.feed_forward, MlpConfig):
+        yield "mlp", layer.feed_forward.bias
 
 
 def difference(wanted: object, found: object, path: str = "") -> str | None:

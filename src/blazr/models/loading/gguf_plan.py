@@ -29,6 +29,7 @@ from blazr.models.families.gguf_config import (
     difference,
     metadata_of,
     mixers_of,
+    unreadable,
 )
 from blazr.models.families.gguf_names import gguf_names, telling_names
 from blazr.models.families.rules import Mxfp4, Pairs, RuleBook, Transform
@@ -133,6 +134,9 @@ def plan_gguf(planned: PlannedModel, policy: QuantizePolicy, dtype: str) -> Gguf
     metadata = {"general.architecture": name, "general.name": planned.name, **said}
     plan = GgufPlan(metadata, tuple(_jobs(planned, row, target, dtype)), _factors(target))
     draft = _read_back(plan, target)
+    unread = unreadable(config, row)
+    if unread is not None:
+        raise _unsayable(f"{name}: {unread}")
     return _packed(plan, draft, planned, policy)
 
 
