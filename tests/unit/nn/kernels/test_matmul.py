@@ -34,6 +34,17 @@ def test_a_row_depends_on_itself_alone(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("inner", [8200, 22_000])
+def test_so_does_a_long_row(dtype: torch.dtype, inner: int) -> None:
+    """More numbers than are widened at once."""
+    x, gate, up = (torch.randn(size, inner).to(dtype) for size in (100, 6, 6))
+    alone = torch.cat([matmul.gated_linear(row, gate, up) for row in x.split(1)])
+    for batch in (5, 20, 100):
+        assert torch.equal(matmul.gated_linear(x[-batch:], gate, up), alone[-batch:]), batch
+
+
+@pytest.mark.usefixtures("isa")
 def test_a_column_depends_on_its_own_weights_alone() -> None:
     """So that a matrix may be cut among devices, or concatenated."""
     x, weight = torch.randn(5, 77), torch.randn(141, 77)

@@ -80,7 +80,8 @@ struct AttentionOf {
       for (int part = 0; part < (call.key_sizes[1] ? 2 : 1); part++) {
         const int64_t size = call.key_sizes[part];
         const T* keys = (const T*)call.keys[part] + page * call.key_strides[part] + kv_head * size;
-        Products::strip({keys, call.kv_heads * size}, rows, {q + part * call.key_sizes[0], ld}, count,
+        using Rows = typename Products::Rows;
+        Products::strip(Rows{keys, call.kv_heads * size}, rows, Rows{q + part * call.key_sizes[0], ld}, count,
                         size, dots[part], true);
       }
       for (int64_t i = 0; i < count; i++) {

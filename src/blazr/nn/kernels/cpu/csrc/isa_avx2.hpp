@@ -53,13 +53,15 @@ struct Dot<Avx2, bf16> {
   struct Reg {
     __m256 even, odd;  // a bf16 is the upper half of a float32
   };
-  static constexpr int step = 16, cols = 2;
-  static Reg load(const bf16* p) {
+  static constexpr int step = 16, cols = 2, pieces = 2;
+  template <int kPiece>
+  static __m256 piece(const bf16* p) {
     const __m256i pairs = _mm256_loadu_si256((const __m256i*)p);
     const __m256i upper = _mm256_set1_epi32(int(0xffff0000));
-    return {_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)),
-            _mm256_castsi256_ps(_mm256_and_si256(pairs, upper))};
+    return _mm256_castsi256_ps(kPiece ? _mm256_and_si256(pairs, upper)
+                                      : _mm256_slli_epi32(pairs, 16));
   }
+  static Reg load(const bf16* p) { return {piece<0>(p), piece<1>(p)}; }
   static Reg load_tail(const bf16* p, int n) { return padded_load<Dot>(p, n); }
   static __m256 dot(__m256 acc, const Reg& a, const Reg& b) {
     return _mm256_fmadd_ps(a.odd, b.odd, _mm256_fmadd_ps(a.even, b.even, acc));

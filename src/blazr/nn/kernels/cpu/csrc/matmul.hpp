@@ -11,11 +11,23 @@
 // Exactness: an accumulator sees k in one order, and its lanes are added in one order, whatever the
 // tile's size, the batch, the cut into parts or the thread. So a row of y depends on nothing but
 // its own row of x.
+//
+// Where a processor multiplies float32 alone, 16-bit factors are widened in registers; with several
+// rows of x these are widened once, so that a tile widens its rows of w alone and has room for more
+// accumulators. The sums see the same numbers in the same order.
 #pragma once
 
 #include "types.hpp"
 
 namespace {
+
+// Rows of x or of w, `stride` numbers apart.
+template <class T>
+struct RowsOf {
+  const T* first;
+  int64_t stride;
+  const T* operator[](int64_t i) const { return first + i * stride; }
+};
 
 template <class Isa, class T>
 struct Matmul {
@@ -24,12 +36,16 @@ struct Matmul {
   static constexpr int kRows = 4;     // of w in a tile
   static constexpr int kRunCols = 2;  // rows of x up to which w is read in four runs
 
-  // Rows of x or of w, `stride` numbers apart.
-  struct Rows {
-    const T* first;
-    int64_t stride;
-    const T* operator[](int64_t i) const { return first + i * stride; }
-  };
+  static constexpr bool kWidens =
+      !std::is_same_v<T, float> && requires(const T* p) { D::template piece<0>(p); };
+  // Numbers that are widened at once, on the stack; rows that are longer are not.
+  static constexpr int64_t kMostWide = kWidens ? 128 << 10 : 1;
+
+  using Rows = RowsOf<T>;
+
+  // Rows of x in a tile.
+  template <class X>
+  static constexpr int kCols = std::is_same_v<X, Rows> ? int(D::cols) : int(Isa::kTile);
 
   // Where a tile's sums go: out[c * ld + r * gap].
   struct Sums {
@@ -38,8 +54,9 @@ struct Matmul {
   };
 
   // Sums of R rows of w with C rows of x. `next` is what memory should fetch meanwhile, or null.
-  template <int R, int C>
-  [[gnu::noinline]] static void tile(Rows w, Rows x, int64_t k, Sums sums, const char* next) {
+  template <int R, int C, class X>
+  [[gnu::noinline]] static void tile(Rows w, X x, int64_t k, Sums sums, const char* next) {
+    constexpr bool kIsWide = !std::is_same_v<X, Rows>;
     constexpr int kStepBytes = R * D::step * int(sizeof(T));
     Acc acc[C][kRows];
 #pragma GCC unroll 8
@@ -49,21 +66,32 @@ struct Matmul {
     int64_t i = 0;
 #pragma GCC unroll 2
     for (; i + D::step <= k; i += D::step) {
-      typename D::Reg b[C];
-#pragma GCC unroll 8
-      for (int c = 0; c < C; c++) b[c] = D::load(x[c] + i);
       if (C > kRunCols && next)
         for (int line = 0; line < kStepBytes; line += 64)
           __builtin_prefetch(next + i / D::step * kStepBytes + line, 0, 2);
+      if constexpr (kIsWide) {
+        wide_step<R, C>(acc, [&](int r) { return w[r] + i; }, x, i);
+        continue;
+      } else {
+        typename D::Reg b[C];
 #pragma GCC unroll 8
-      for (int r = 0; r < R; r++) {
-        if (C <= kRunCols) __builtin_prefetch((const char*)(w[r] + i) + 1024, 0, 2);
-        const typename D::Reg a = D::load(w[r] + i);
+        for (int c = 0; c < C; c++) b[c] = D::load(x[c] + i);
 #pragma GCC unroll 8
-        for (int c = 0; c < C; c++) acc[c][r] = D::dot(acc[c][r], a, b[c]);
+        for (int r = 0; r < R; r++) {
+          if (C <= kRunCols) __builtin_prefetch((const char*)(w[r] + i) + 1024, 0, 2);
+          const typename D::Reg a = D::load(w[r] + i);
+#pragma GCC unroll 8
+          for (int c = 0; c < C; c++) acc[c][r] = D::dot(acc[c][r], a, b[c]);
+        }
       }
     }
-    if (i < k) {
+    if constexpr (kIsWide) {
+      if (i < k) {
+        T ends[R][D::step] = {};
+        for (int r = 0; r < R; r++) memcpy(ends[r], w[r] + i, size_t(k - i) * sizeof(T));
+        wide_step<R, C>(acc, [&](int r) { return ends[r]; }, x, i);
+      }
+    } else if (i < k) {
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) {
         const typename D::Reg a = D::load_tail(w[r] + i, int(k - i));
@@ -84,14 +112,51 @@ struct Matmul {
     }
   }
 
+  // A step of a tile, piece by piece; x is widened, `row` is where the step begins in a row of w.
+  template <int R, int C, int kPiece = 0, class Row>
+  [[gnu::always_inline]] static void wide_step(Acc (&acc)[C][kRows], const Row& row,
+                                               RowsOf<float> x, int64_t i) {
+    constexpr int kLanes = D::step / D::pieces;
+    Acc b[C];
+#pragma GCC unroll 8
+    for (int c = 0; c < C; c++) b[c] = Isa::load(x[c] + i + kPiece * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+      const Acc a = D::template piece<kPiece>(row(r));
+#pragma GCC unroll 8
+      for (int c = 0; c < C; c++) acc[c][r] = Isa::fma(a, b[c], acc[c][r]);
+    }
+    if constexpr (kPiece + 1 < D::pieces) wide_step<R, C, kPiece + 1>(acc, row, x, i);
+  }
+
+  // Rows as wide_step reads them, `stride` numbers apart, with zeros at their ends.
+  static void widen(Rows x, int64_t rows, int64_t k, float* out, int64_t stride) {
+    for (int64_t row = 0; row < rows; row++, out += stride) {
+      const T* from = x[row];
+      int64_t i = 0;
+      for (; i + D::step <= k; i += D::step) widen_step(from + i, out + i);
+      if (i == k) continue;
+      T end[D::step] = {};
+      memcpy(end, from + i, size_t(k - i) * sizeof(T));
+      widen_step(end, out + i);
+    }
+  }
+
+  template <int kPiece = 0>
+  [[gnu::always_inline]] static void widen_step(const T* from, float* out) {
+    const Acc wide = D::template piece<kPiece>(from);
+    memcpy(out + kPiece * (D::step / D::pieces), &wide, sizeof wide);
+    if constexpr (kPiece + 1 < D::pieces) widen_step<kPiece + 1>(from, out);
+  }
+
   // The same for num_cols rows of x, as equal tiles.
-  template <int R>
-  static void tiles(int64_t num_cols, Rows w, Rows x, int64_t k, Sums sums, const char* next) {
-    const int64_t num_tiles = (num_cols + D::cols - 1) / D::cols;
+  template <int R, class X>
+  static void tiles(int64_t num_cols, Rows w, X x, int64_t k, Sums sums, const char* next) {
+    const int64_t num_tiles = (num_cols + kCols<X> - 1) / kCols<X>;
     const int64_t step = (num_cols + num_tiles - 1) / num_tiles;
     for (int64_t c = 0; c < num_cols; c += step)
-      with_count<D::cols>(smaller(step, num_cols - c), [&](auto count) {
-        tile<R, count>(w, {x[c], x.stride}, k, {sums.out + c * sums.ld, sums.ld, sums.gap}, next);
+      with_count<kCols<X>>(smaller(step, num_cols - c), [&](auto count) {
+        tile<R, count>(w, X{x[c], x.stride}, k, {sums.out + c * sums.ld, sums.ld, sums.gap}, next);
       });
   }
 
@@ -103,46 +168,92 @@ struct Matmul {
   // - A few more: four neighbouring rows of w meet all of x in the first cache, while the next four
   //   are fetched in one run.
   // - Many (`is_cached`): w comes from the second cache, and nothing is fetched.
-  static void strip(Rows w, int64_t num_rows, Rows x, int64_t num_cols, int64_t k, float* out,
+  template <class X>
+  static void strip(Rows w, int64_t num_rows, X x, int64_t num_cols, int64_t k, float* out,
                     bool is_cached) {
     const int64_t quarter = num_rows / kRows, ld = num_rows;
     for (int64_t r = 0; r < quarter; r++) {
       if (num_cols <= kRunCols) {
-        tiles<kRows>(num_cols, {w[r], quarter * w.stride}, x, k, {out + r, ld, quarter}, nullptr);
+        tiles<kRows>(num_cols, Rows{w[r], quarter * w.stride}, x, k, {out + r, ld, quarter}, nullptr);
       } else {
         const char* next = is_cached ? nullptr : (const char*)w[kRows * (r + 1)];
-        tiles<kRows>(num_cols, {w[kRows * r], w.stride}, x, k, {out + kRows * r, ld, 1}, next);
+        tiles<kRows>(num_cols, Rows{w[kRows * r], w.stride}, x, k, {out + kRows * r, ld, 1}, next);
       }
     }
     for (int64_t r = quarter * kRows; r < num_rows; r++)
-      tiles<1>(num_cols, {w[r], 0}, x, k, {out + r, ld, 0}, nullptr);
+      tiles<1>(num_cols, Rows{w[r], 0}, x, k, {out + r, ld, 0}, nullptr);
   }
 
   // Rows [m0, m1), columns [n0, n1). With many rows of x a few of them stay in the first cache
   // while the part of w goes by in the second.
   static void part(const Linear& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
     const bool few = call.m <= kStillFew;  // not of this part alone: the last one may be short
-    const int64_t turns = larger((call.m + kFewRows - 1) / kFewRows, 1);
+    const int64_t stride = round_up(call.k, D::step);
+    const bool widens = kWidens && call.m > kRunCols && 2 * kMostCols * stride <= kMostWide;
+    if constexpr (kWidens)
+      if (widens && !few) return wide_part(call, m0, m1, n0, n1, stride);
+    const int64_t most = widens ? smaller(kFewRows, kMostWide / larger(stride, 1)) : kFewRows;
+    const int64_t turns = larger((call.m + most - 1) / most, 1);
     const int64_t group = few ? (call.m + turns - 1) / turns : D::cols;
     const int64_t n = n1 - n0, offset = n0 * call.ldw;
-    static_assert(D::cols * kManyColumns <= kFewRows * kFewColumns);
-    float sums[2][kFewRows * kFewColumns];
+    float sums[2][kFewRows * kFewColumns], wide[kMostWide];
     for (int64_t m = m0; m < m1; m += group) {
       const int64_t rows = smaller(group, m1 - m);
       const Rows x{(const T*)call.x + m * call.ldx, call.ldx};
-      strip({(const T*)call.w + offset, call.ldw}, n, x, rows, call.k, sums[0], !few);
-      if (call.w2)
-        strip({(const T*)call.w2 + offset, call.ldw}, n, x, rows, call.k, sums[1], !few);
-      for (int64_t row = 0; row < rows; row++) {
-        float *own = sums[0] + row * n, *ups = sums[1] + row * n;
-        const int64_t at = (m + row) * call.ldy;
-        const auto write = [&](auto* y) {
-          const auto* residual = (decltype(y))call.residual;
-          finish((const T*)call.bias, call.w2 != nullptr, n0, n, own, ups, y + at,
-                 residual ? residual + at : nullptr, call.scale);
-        };
-        call.wide ? write((float*)call.y) : write((T*)call.y);
+      const auto multiply = [&](auto rows_of_x) {
+        strip({(const T*)call.w + offset, call.ldw}, n, rows_of_x, rows, call.k, sums[0], !few);
+        if (call.w2)
+          strip({(const T*)call.w2 + offset, call.ldw}, n, rows_of_x, rows, call.k, sums[1], !few);
+      };
+      if constexpr (kWidens) {
+        if (widens) widen(x, rows, call.k, wide, stride);
+        widens ? multiply(RowsOf<float>{wide, stride}) : multiply(x);
+      } else {
+        multiply(x);
       }
+      finish_rows(call, m, rows, n0, n, sums[0], sums[1]);
+    }
+  }
+
+ private:
+  static constexpr int kMostCols = larger(D::cols, Isa::kTile);
+  static_assert(kMostCols * kManyColumns <= kFewRows * kFewColumns);
+
+  // Many rows of x: those of w are widened, too, as many as the second cache holds, and the tiles are
+  // those of float32.
+  static void wide_part(const Linear& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1,
+                        int64_t stride) {
+    using Wide = Matmul<Isa, float>;
+    const int64_t room = kMostWide / stride - kMostCols, each = call.w2 ? room / 2 : room;
+    const int64_t panel = larger(smaller(each, n1 - n0) / kRows * kRows, smaller(kRows, each));
+    float sums[2][kFewRows * kFewColumns], wide[kMostWide];
+    float *x = wide, *w[2] = {x + kMostCols * stride, x + (kMostCols + panel) * stride};
+    for (int64_t n = n0; n < n1; n += panel) {
+      const int64_t columns = smaller(panel, n1 - n);
+      widen({(const T*)call.w + n * call.ldw, call.ldw}, columns, call.k, w[0], stride);
+      if (call.w2)
+        widen({(const T*)call.w2 + n * call.ldw, call.ldw}, columns, call.k, w[1], stride);
+      for (int64_t m = m0; m < m1; m += Isa::kTile) {
+        const int64_t rows = smaller(Isa::kTile, m1 - m);
+        widen({(const T*)call.x + m * call.ldx, call.ldx}, rows, call.k, x, stride);
+        for (int i = 0; i < (call.w2 ? 2 : 1); i++)
+          Wide::strip({w[i], stride}, columns, RowsOf<float>{x, stride}, rows, stride, sums[i], true);
+        finish_rows(call, m, rows, n, columns, sums[0], sums[1]);
+      }
+    }
+  }
+
+  // Rows [m, m + rows), columns [n0, n0 + n) of y from their sums.
+  static void finish_rows(const Linear& call, int64_t m, int64_t rows, int64_t n0, int64_t n,
+                          float* sums, const float* ups) {
+    for (int64_t row = 0; row < rows; row++) {
+      const int64_t at = (m + row) * call.ldy;
+      const auto write = [&](auto* y) {
+        const auto* residual = (decltype(y))call.residual;
+        finish((const T*)call.bias, call.w2 != nullptr, n0, n, sums + row * n, ups + row * n, y + at,
+               residual ? residual + at : nullptr, call.scale);
+      };
+      call.wide ? write((float*)call.y) : write((T*)call.y);
     }
   }
 };

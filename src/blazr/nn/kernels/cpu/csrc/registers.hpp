@@ -7,10 +7,14 @@
 namespace {
 
 // How one step along K is loaded and multiplied. `step` numbers a load, `cols` rows of x a tile.
+// Where numbers are widened to float32 in registers, a step is `pieces` of them, and `piece` widens
+// one: an accumulator sees the pieces in order.
 template <class Isa, class T>
 struct Dot {
   using Reg = typename Isa::Acc;
-  static constexpr int step = sizeof(Reg) / sizeof(float), cols = Isa::kTile;
+  static constexpr int step = sizeof(Reg) / sizeof(float), cols = Isa::kTile, pieces = 1;
+  template <int kPiece>
+  static Reg piece(const T* p) { return load(p); }
   static Reg load(const T* p) { return Isa::load(p); }
   static Reg load_tail(const T* p, int n) { return padded_load<Dot>(p, n); }
   static Reg dot(Reg acc, Reg a, Reg b) { return Isa::fma(a, b, acc); }
