@@ -113,6 +113,25 @@ def test_every_form_rounds_activations_alike(name: str) -> None:
         torch.testing.assert_close(got[[0, 2]], expected[[0, 2]], **near)
 
 
+@needs_library
+@pytest.mark.parametrize("name", PACKINGS)
+def test_instruction_sets_differ_in_the_last_bits_of_sums(name: str) -> None:
+    """Activations are rounded alike, and blocks are whole numbers; only float32 sums differ."""
+    packed = random_packed(PACKINGS[name], 40, 2)
+    x = torch.randn(5, packed.columns)
+    made = {}
+    for isa in compiled.isas():
+        compiled.use(isa)
+        made[isa] = matmul_q.packed_linear(x, packed)
+    magnitudes = x.abs() @ unpack(packed).abs().T
+    first, *others = made.values()
+    for other in others:
+        assert ((first - other).abs() <= 2**-20 * magnitudes).all()
+    # a lane is a row in each of them, and a product and a sum are rounded once
+    fused = [found for isa, found in made.items() if isa != "portable"]
+    assert all(torch.equal(each, fused[0]) for each in fused)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     packed, other = (random_packed(PACKINGS[name], 20, 2) for name in ("Q8_0", "Q4_0"))
     x = torch.randn(1, 64)
