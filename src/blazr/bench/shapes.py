@@ -85,16 +85,17 @@ def random_network(config: ModelConfig, *, device: Device, dtype: str) -> Causal
     import torch
 
     from blazr.models.causal_lm import CausalLM
-    from blazr.models.loading.weights import DTYPES, SMALL_BYTES
+    from blazr.models.loading.weights import DTYPES, resolve_dtype
 
     with torch.device("meta"):
         model = CausalLM(config)
     if dtype == "auto":
         num_parameters = sum(weight.numel() for weight in model.parameters())
-        is_small = device.kind == "cpu" and 2 * num_parameters <= SMALL_BYTES
-        dtype = "float32" if is_small or not device.supports(torch.bfloat16) else "bfloat16"
+        chosen = resolve_dtype(torch.bfloat16, 2 * num_parameters, device, config)
+    else:
+        chosen = DTYPES[dtype]
     place = device.torch_device
-    model = model.to(DTYPES[dtype]).to_empty(device=place).requires_grad_(requires_grad=False)
+    model = model.to(chosen).to_empty(device=place).requires_grad_(requires_grad=False)
     chance = torch.Generator(place).manual_seed(0)
     drawn = torch.empty(_NUM_DRAWN, device=place).normal_(0, 0.02, generator=chance)
     for name, weight in model.named_parameters():

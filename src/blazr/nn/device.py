@@ -30,10 +30,11 @@ class Device:
         return torch.device(self.kind)
 
     def supports(self, dtype: torch.dtype) -> bool:
-        """Whether matrix products in ``dtype`` are at home here.
+        """Whether torch's matrix products are at home in ``dtype`` here.
 
         bfloat16 on a CPU works everywhere in torch, but without instructions for it float32 is
-        both faster and more precise; float16 is slow on every CPU.
+        both faster and more precise; float16 is slow on every CPU. blazr's own kernels are another
+        matter: see `blazr.nn.ops.matmul.has_kernel`.
         """
         if dtype == torch.float32:
             return True

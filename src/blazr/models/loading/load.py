@@ -199,7 +199,7 @@ def load(
     checkpoint, module = planned.checkpoint, planned.module
     decay = _choose_ssm_a(ssm_a, checkpoint)
     _log_derivation(planned.derivation)
-    chosen = choose_dtype(dtype, planned.plan, device)
+    chosen = choose_dtype(dtype, planned.plan, device, planned.derivation.config)
     storage = choose_storage(planned.plan, module, policy)
     storage = open_up(planned.plan, storage, chosen, room=int(device.free_bytes() * _ROOM))
     _check_memory(copied_bytes(planned.plan, chosen, device.torch_device, storage), device)

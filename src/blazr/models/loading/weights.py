@@ -17,6 +17,7 @@ from torch import Tensor
 from blazr.core.errors import CheckpointError
 from blazr.core.table import Table
 from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, QuantizedInfo, RelaidInfo
+from blazr.models.config import ModelConfig
 from blazr.models.families.rules import (
     DecayLog,
     Mxfp4,
@@ -37,6 +38,7 @@ from blazr.models.loading.packed import (
 )
 from blazr.models.loading.plan import LoadPlan, LoadStep
 from blazr.nn.device import Device
+from blazr.nn.ops.matmul import has_kernel
 from blazr.nn.quant.weight import Weight
 
 DTYPES: Table[torch.dtype] = Table(
@@ -101,11 +103,12 @@ def _beside_packed(plan: LoadPlan) -> torch.dtype:
     return torch.bfloat16
 
 
-def choose_dtype(name: str, plan: LoadPlan, device: Device) -> torch.dtype:
-    """What to compute in: ``"auto"`` is the stored dtype, or float32 where the device lacks it.
+def choose_dtype(name: str, plan: LoadPlan, device: Device, config: ModelConfig) -> torch.dtype:
+    """What to compute in: ``"auto"`` is the stored dtype, or float32 where that does not do.
 
-    On a CPU that means float32 for float16 always, and for bfloat16 without instructions for it or
-    where the weights are so few that exactness costs nothing.
+    On a CPU it does where it has instructions for it, or kernels, which widen numbers in registers.
+    The weights must be more than a few, or float32 costs nothing; and float16 needs a network that
+    does not scale up its embeddings, whose sums go beyond 65,504.
 
     Raises:
         CheckpointError: Some tensors hold no floating-point numbers.
@@ -115,8 +118,20 @@ def choose_dtype(name: str, plan: LoadPlan, device: Device) -> torch.dtype:
     if name != "auto":
         return DTYPES[name]
     nbytes = sum(info.nbytes for step in plan.steps for info in step.sources)
-    is_small = device.kind == "cpu" and nbytes <= SMALL_BYTES
-    return stored if device.supports(stored) and not is_small else torch.float32
+    return resolve_dtype(stored, nbytes, device, config)
+
+
+def resolve_dtype(
+    stored: torch.dtype, nbytes: int, device: Device, config: ModelConfig
+) -> torch.dtype:
+    """What to compute in with so many bytes of weights of a dtype; see `choose_dtype`."""
+    if stored == torch.float16 and config.embedding_multiplier > 1:
+        return torch.float32
+    if device.kind != "cpu":
+        return stored if device.supports(stored) else torch.float32
+    if nbytes <= SMALL_BYTES or not (device.supports(stored) or has_kernel(stored)):
+        return torch.float32
+    return stored
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from blazr.nn.kernels.resolve import resolve
 from blazr.nn.ops.op import Op
+
+
+def has_kernel(dtype: torch.dtype) -> bool:
+    """Whether this processor has a kernel for products with weights of a dtype."""
+    return resolve("linear", "cpu", dtype) is not None
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

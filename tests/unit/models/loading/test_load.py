@@ -3,7 +3,7 @@
 import json
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,10 @@ from blazr.models.loading import weights
 from blazr.models.loading.load import load, plan_model
 from blazr.models.loading.weights import choose_dtype
 from blazr.nn.device import Device, resolve_device
+from blazr.nn.kernels.cpu import compiled
 from tests.support import tiny
 from tests.support.tiny import Tiny
+from tests.support.without_kernels import without_kernels
 
 CPU = resolve_device("cpu")
 KINDS = ("Mamba1", "Mamba2", "Mamba3", "MlaWithMoe", "MlaWithMlp", "StandardTransformer")
@@ -133,7 +135,32 @@ def test_mixed_files_take_the_dtype_of_most_bytes(
     stored = load_file(path / "model.safetensors")
     stored["norm.weight"] = stored["norm.weight"].float()
     save_file(stored, path / "model.safetensors")
-    assert choose_dtype("auto", plan_model(str(path)).plan, MODERN) == torch.bfloat16
+    assert chosen(path, MODERN) == torch.bfloat16
+
+
+def chosen(path: Path, device: Device, **config: float) -> torch.dtype:
+    planned = plan_model(str(path))
+    shape = replace(planned.derivation.config, **config)
+    return choose_dtype("auto", planned.plan, device, shape)
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
+def test_kernels_keep_weights_as_stored_without_instructions_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: torch.dtype
+) -> None:
+    monkeypatch.setattr(weights, "SMALL_BYTES", 0)
+    path = tiny.save(Tiny(), tmp_path, dtype=stored)
+    with without_kernels():
+        assert chosen(path, PLAIN) == torch.float32
+    assert chosen(path, PLAIN) == (torch.float32 if compiled.missing() else stored)
+
+
+def test_float16_is_widened_where_embeddings_are_scaled_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "SMALL_BYTES", 0)
+    path = tiny.save(Tiny(), tmp_path, dtype=torch.float16)
+    assert chosen(path, PLAIN, embedding_multiplier=48.0) == torch.float32
 
 
 def test_an_unknown_dtype_is_answered_with_the_known_ones(tmp_path: Path) -> None:
