@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate
 
 import pytest
 
+from blazr.server.openai.completions import _places
+from blazr.text.events import TokenText
+from blazr.text.tokenizer import Tokenizer
 from tests.support.loopback import Loopback
 from tests.support.scripted import SCRIPT
 
@@ -155,6 +159,33 @@ def test_prompts_are_scored_as_evaluation_harnesses_expect(loopback: Loopback) -
             assert (max(top.values()) == value) is (token_id % 2 == 0)
             assert value in top.values()
     assert loopback.engine.submitted[-1].params.ignore_eos
+
+
+@pytest.mark.parametrize("prompt", ["Hé, one two", "one <|endoftext|> €uro"])
+def test_offsets_of_an_echo_index_into_the_text(loopback: Loopback, prompt: str) -> None:
+    """Special tokens that are not shown, such as the one a text begins with, take no place."""
+    tokenizer = loopback.core.tokenizer
+    hidden = next(iter(tokenizer.eos_ids))
+    ids = tokenizer.encode(prompt)
+    tokens = [_token(tokenizer, each) for each in (hidden, *ids)]
+    found = list(_places(tokens, prompt))
+    whole = [0, *accumulate(len(tokenizer.decode([each])) for each in ids)][: len(ids)]
+    if "€" not in prompt:  # one character of several tokens
+        assert found == [0, *whole]
+    assert found[0] == found[1] == 0
+    assert all(0 <= place < len(prompt) for place in found)
+    stripped = [_token(tokenizer, each) for each in tokenizer.encode(" one two")]
+    assert list(_places(stripped, "one two")) == [0, 3]
+    body = {"echo": True, "logprobs": 0, "max_tokens": 2, "prompt": prompt}
+    choice = post(loopback, **body).json()["choices"][0]
+    text, logprobs = choice["text"], choice["logprobs"]
+    for token, place in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+        assert text[place:].startswith(token) or "\ufffd" in token
+
+
+def _token(tokenizer: Tokenizer, token_id: int) -> TokenText:
+    data = tokenizer.token_bytes(token_id)
+    return TokenText(data.decode("utf-8", "replace"), token_id, data, None)
 
 
 def test_echo_without_logprobs_gives_the_prompt_back(loopback: Loopback) -> None:

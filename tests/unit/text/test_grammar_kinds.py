@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
+from llguidance import LLTokenizer
 
 from blazr.core.errors import GrammarError
 from blazr.engine.sampling_params import SamplingParams
 from blazr.text.grammars import GRAMMARS
+from blazr.text.grammars.child import make_matcher
 from blazr.text.grammars.compiler import GrammarCompiler
 from blazr.text.grammars.constraint import GrammarConstraint
+from blazr.text.grammars.json_schema import json_schema, schema_source
 from blazr.text.grammars.tool_call import Maybe, TextUntil, ToolGrammar
 from blazr.text.tokenizer import Tokenizer
 
@@ -231,3 +234,29 @@ def test_forced_text_is_tokenized_as_the_model_knows_it(request, vocabulary):
         assert tokenizer.encode("a little")[-1] in forced
     else:
         assert list(forced) == tokenizer.encode("the little bird ")[: len(forced)]
+
+
+@pytest.mark.parametrize(
+    ("form", "right", "wrong"),
+    [
+        ("date", ["2020-02-29", "2000-02-29", "2021-04-30"], ["2021-02-29", "1900-02-29"]),
+        ("time", ["23:59:60Z", "12:30:59.5+01:00"], ["12:00:60Z", "23:59:60+01:00"]),
+        ("date-time", ["2016-12-31T23:59:60Z"], ["2021-02-29T00:00:00Z", "2016-12-31T12:59:60Z"]),
+    ],
+)
+def test_dates_and_times_exist(form: str, right: list[str], wrong: list[str]) -> None:
+    source = json_schema({"type": ["string", "null"], "format": form}, {})
+    tokenizer = LLTokenizer("byte")
+    for text in (*right, *wrong):
+        matcher = make_matcher(tokenizer, source)
+        data = list(json.dumps(text).encode())
+        is_taken = matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
+        assert is_taken is (text in right), text
+
+
+def test_a_value_that_looks_like_a_format_stays() -> None:
+    schema = {"const": {"format": "date"}}
+    assert json.loads(schema_source(schema))["const"] == {"format": "date"}
+    both = json.loads(schema_source({"format": "date", "pattern": "^2020"}))
+    assert both["pattern"] == "^2020"
+    assert "02-29" in both["allOf"][0]["pattern"]

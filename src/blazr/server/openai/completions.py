@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from starlette.responses import Response
@@ -85,10 +86,12 @@ class CompletionRenderer(ChoicesRenderer):
             if self._body.echo or scores:
                 text = self._echo(event.index) if self._body.echo else ""
                 tokens = event.logprobs if self._body.echo else ()
-                yield self._choice(event.index, text, self._logprobs(event.index, tokens), **scores)
+                yield self._choice(
+                    event.index, text, self._logprobs(event.index, tokens, text), **scores
+                )
         elif isinstance(event, TextDelta):
             if event.text or event.logprobs:
-                logprobs = self._logprobs(event.index, event.logprobs)
+                logprobs = self._logprobs(event.index, event.logprobs, None)
                 yield self._choice(event.index, event.text, logprobs)
         elif isinstance(event, Finished):
             ended = {"finish_reason": event.reason, "stop_reason": event.stop}
@@ -103,7 +106,9 @@ class CompletionRenderer(ChoicesRenderer):
             choice = {
                 "index": each.index,
                 "text": echo + each.text,
-                "logprobs": self._logprobs(each.index, tokens + (each.logprobs or ())),
+                "logprobs": self._logprobs(
+                    each.index, tokens + (each.logprobs or ()), echo + each.text
+                ),
                 "finish_reason": each.finish_reason,
                 "stop_reason": each.stop,
             }
@@ -142,22 +147,43 @@ class CompletionRenderer(ChoicesRenderer):
             **more,
         }
 
-    def _logprobs(self, index: int, tokens: Sequence[TokenText] | None) -> object:
-        """The four parallel lists; None when they were not asked for."""
+    def _logprobs(self, index: int, tokens: Sequence[TokenText] | None, text: str | None) -> object:
+        """The four parallel lists; None when they were not asked for.
+
+        Args:
+            index: Which reply.
+            tokens: Its tokens.
+            text: Their text; None where a part of it is not known yet.
+        """
         if self._body.logprobs is None:
             return None
         offset = self._offsets.get(index, 0)
-        offsets = []
-        for token in tokens or ():
-            offsets.append(offset)
-            offset += len(token.token)
-        self._offsets[index] = offset
+        if text is None:
+            lengths = (len(token.token) for token in tokens or ())
+            *offsets, self._offsets[index] = accumulate(lengths, initial=offset)
+        else:
+            offsets = [offset + place for place in _places(tokens or (), text)]
+            self._offsets[index] = offset + len(text)
         return {
             "tokens": [token.token for token in tokens or ()],
             "token_logprobs": [_value(token) for token in tokens or ()],
             "top_logprobs": [_tops(token) for token in tokens or ()],
             "text_offset": offsets,
         }
+
+
+def _places(tokens: Sequence[TokenText], text: str) -> Iterator[int]:
+    """Where tokens begin in a text, which may lack special ones and the space of the first."""
+    data = text.encode()
+    place = num_characters = 0
+    for token in tokens:
+        yield num_characters
+        for shown in (token.data, token.data.removeprefix(b" ")):
+            if shown and data.startswith(shown, place):
+                piece = data[place : place + len(shown)]
+                num_characters += sum(byte & 0xC0 != 0x80 for byte in piece)
+                place += len(shown)
+                break
 
 
 def _mean_logprob(completion: Completion) -> float:
