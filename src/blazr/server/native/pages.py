@@ -18,6 +18,7 @@ _TYPES = {
     "html": "text/html",
     "js": "text/javascript",
     "svg": "image/svg+xml",
+    "txt": "text/plain",
 }
 # Scripts and styles are files of ours, and text from a model can become neither.
 _POLICY = "; ".join(

@@ -2,7 +2,10 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element. Properties named `on…` are listeners, those with a dash are attributes. */
+/**
+ * An element. Properties named `on…` are listeners, those with a dash are attributes. Children may
+ * be lists: what a message has many of is not passed as so many arguments.
+ */
 export function el(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -11,7 +14,9 @@ export function el(tag, properties = {}, ...children) {
     else if (name.includes("-") || name === "role") element.setAttribute(name, value);
     else element[name] = value;
   }
-  element.append(...children.filter((child) => child !== null && child !== undefined));
+  for (const child of children.flat()) {
+    if (child !== null && child !== undefined) element.append(child);
+  }
   return element;
 }
 
