@@ -16,6 +16,7 @@ from hypothesis import settings
 # One thread where several processes share the cores: more would wait on each other, spinning.
 _THREADS = "1" if "PYTEST_XDIST_WORKER" in os.environ else "2"  # noqa: TID251
 os.environ["OMP_NUM_THREADS"] = _THREADS  # noqa: TID251  (torch's variable, not ours)
+os.environ["OMP_WAIT_POLICY"] = "passive"  # noqa: TID251  (spin on a shared core, and all wait)
 os.environ["HF_HUB_OFFLINE"] = "1"  # noqa: TID251
 # Another instruction set for the whole run, as on a processor that has no better one. It decides
 # about torch's own operations too, whose random numbers and rounding differ.
