@@ -179,7 +179,7 @@ def check_same_tokens(directory: Path) -> None:
     labs = [Lab(network) for network in networks]
     answers = []
     for lab in labs:
-        asked = [lab.ask(prompt, max_tokens=16) for prompt in ([1, 5, 9, 2, 40], list(range(30)))]
+        asked = [lab.ask(prompt, max_tokens=6) for prompt in ([1, 5, 9, 2, 40], list(range(30)))]
         lab.run()
         answers.append([lab.answer(request) for request in asked])
     ids = torch.tensor([range(30)])
