@@ -28,7 +28,7 @@ GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 OXIDIZR = sorted(path.name for path in (GOLDEN / "oxidizr").iterdir() if path.is_dir())
 GGUF = json.loads((GOLDEN / "gguf" / "converted" / "expected.json").read_text())
 # One of each kind of mixer and feed-forward; the others, settings of these, are slow together.
-KINDS = ("llama rope", "gemma2", "deepseek_v3", "gpt_oss", "qwen3_next", "kimi_linear", "zamba2")
+KINDS = ("llama rope", "deepseek_v3", "qwen3_next", "zamba2")
 IDS = torch.randint(3, VOCAB, (30,), generator=torch.Generator().manual_seed(0)).tolist()
 ENTRIES = "model.safetensors", "config.json"
 
@@ -70,7 +70,7 @@ def test_transformers_in_float64(name: str, tmp_path: Path) -> None:
     theirs = save_reference(kind, tmp_path, seed=1, changes=changes)
     if "experts" in repr(theirs):
         theirs.set_experts_implementation("eager")
-    expected = reference_logits(theirs.double(), IDS)
+    expected = reference_logits(theirs.double(), IDS).double()
     found = scores(opened(tmp_path), IDS)
     # norms, rotations and softmax are float32 in their float64 models, too
     torch.testing.assert_close(found, expected, rtol=0, atol=4e-6 * expected.abs().max().item())
