@@ -87,11 +87,11 @@ class CompletionRenderer(ChoicesRenderer):
                 text = self._echo(event.index) if self._body.echo else ""
                 tokens = event.logprobs if self._body.echo else ()
                 yield self._choice(
-                    event.index, text, self._logprobs(event.index, tokens, text), **scores
+                    event.index, text, self._logprobs(event.index, tokens or (), (), text), **scores
                 )
         elif isinstance(event, TextDelta):
             if event.text or event.logprobs:
-                logprobs = self._logprobs(event.index, event.logprobs, None)
+                logprobs = self._logprobs(event.index, (), event.logprobs)
                 yield self._choice(event.index, event.text, logprobs)
         elif isinstance(event, Finished):
             ended = {"finish_reason": event.reason, "stop_reason": event.stop}
@@ -106,9 +106,7 @@ class CompletionRenderer(ChoicesRenderer):
             choice = {
                 "index": each.index,
                 "text": echo + each.text,
-                "logprobs": self._logprobs(
-                    each.index, tokens + (each.logprobs or ()), echo + each.text
-                ),
+                "logprobs": self._logprobs(each.index, tokens, each.logprobs or (), echo),
                 "finish_reason": each.finish_reason,
                 "stop_reason": each.stop,
             }
@@ -147,29 +145,42 @@ class CompletionRenderer(ChoicesRenderer):
             **more,
         }
 
-    def _logprobs(self, index: int, tokens: Sequence[TokenText] | None, text: str | None) -> object:
+    def _logprobs(
+        self,
+        index: int,
+        prompt: Sequence[TokenText],
+        reply: Sequence[TokenText],
+        echo: str = "",
+    ) -> object:
         """The four parallel lists; None when they were not asked for.
 
         Args:
             index: Which reply.
-            tokens: Its tokens.
-            text: Their text; None where a part of it is not known yet.
+            prompt: Tokens of the prompt that is echoed.
+            reply: Tokens generated.
+            echo: The text of the prompt.
         """
         if self._body.logprobs is None:
             return None
         offset = self._offsets.get(index, 0)
-        if text is None:
-            lengths = (len(token.token) for token in tokens or ())
-            *offsets, self._offsets[index] = accumulate(lengths, initial=offset)
-        else:
-            offsets = [offset + place for place in _places(tokens or (), text)]
-            self._offsets[index] = offset + len(text)
+        offsets = [offset + place for place in _places(prompt, echo)]
+        # what a stream has not shown yet is not known, so that a reply's tokens are counted
+        lengths = (self._length(token) for token in reply)
+        *more, self._offsets[index] = accumulate(lengths, initial=offset + len(echo))
+        tokens = (*prompt, *reply)
         return {
-            "tokens": [token.token for token in tokens or ()],
-            "token_logprobs": [_value(token) for token in tokens or ()],
-            "top_logprobs": [_tops(token) for token in tokens or ()],
-            "text_offset": offsets,
+            "tokens": [token.token for token in tokens],
+            "token_logprobs": [_value(token) for token in tokens],
+            "top_logprobs": [_tops(token) for token in tokens],
+            "text_offset": offsets + more,
         }
+
+    def _length(self, token: TokenText) -> int:
+        """Characters of the text that begin in a token."""
+        hides = self._body.skip_special_tokens is not False
+        if hides and self._tokenizer.is_special(token.token_id):
+            return 0
+        return _num_characters(token.data)
 
 
 def _places(tokens: Sequence[TokenText], text: str) -> Iterator[int]:
@@ -180,10 +191,14 @@ def _places(tokens: Sequence[TokenText], text: str) -> Iterator[int]:
         yield num_characters
         for shown in (token.data, token.data.removeprefix(b" ")):
             if shown and data.startswith(shown, place):
-                piece = data[place : place + len(shown)]
-                num_characters += sum(byte & 0xC0 != 0x80 for byte in piece)
+                num_characters += _num_characters(shown)
                 place += len(shown)
                 break
+
+
+def _num_characters(data: bytes) -> int:
+    """Characters that begin in bytes of UTF-8."""
+    return sum(byte & 0xC0 != 0x80 for byte in data)
 
 
 def _mean_logprob(completion: Completion) -> float:
