@@ -140,11 +140,10 @@ class Engine:
             limit = min(limit, self.max_seq_len)
         if len(ids) + 1 > limit:
             raise ContextLengthError(
-                f"the prompt is too long: the context holds {limit} tokens.",
+                f"the prompt has {len(ids)} tokens, and the context holds {limit}.",
                 num_tokens=len(ids),
                 limit=limit,
                 param="prompt",
-                found=f"{len(ids)} tokens",
                 expected=f"at most {limit - 1}, so that one can be generated",
                 hint='shorten it; of a chat, truncation="auto" leaves out the oldest turns',
             )
