@@ -93,7 +93,7 @@ class ScriptedEngine:
             raise RequestError("a token id of the prompt is out of range.", param="prompt")
         if len(ids) + 1 > self.max_seq_len:
             raise ContextLengthError(
-                f"the prompt is too long: the context holds {self.max_seq_len} tokens.",
+                f"the prompt has {len(ids)} tokens, and the context holds {self.max_seq_len}.",
                 num_tokens=len(ids),
                 limit=self.max_seq_len,
                 param="prompt",
