@@ -103,7 +103,7 @@ def test_stop_ends_the_reply_on_the_server(saying, new_page) -> None:
     running.engine.go.set()
 
 
-def test_retry_and_edit_drop_what_came_after(saying, new_page) -> None:
+def test_retry_and_edit_ask_without_what_came_after(saying, new_page) -> None:
     running = saying(STORY)
     page = new_page(running.url)
     for text in ("first question", "second question"):

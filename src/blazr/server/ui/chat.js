@@ -1,11 +1,14 @@
 // The chat page: what happens when.
 
 import { key, models } from "./api.js";
-import { el, iconButton, shortened } from "./dom.js";
+import { addVersion, showVersion } from "./branches.js";
+import { el, iconButton } from "./dom.js";
+import { Attachments } from "./files.js";
 import { editorView, ReplyView, userView } from "./message.js";
 import { newReply, stream } from "./reply.js";
 import { askForKey, bindSettings } from "./settings.js";
 import * as store from "./store.js";
+import { chatAsJson, chatAsMarkdown, chatsFrom, download } from "./transfer.js";
 
 const at = (id) => document.getElementById(id);
 const [box, log, scroller] = ["box", "log", "scroller"].map(at);
@@ -15,20 +18,25 @@ const state = {
   chat: store.newChat(),
   settings: store.loadSettings(),
   running: null, // the AbortController of the reply that is being written
+  named: null, // the chat whose name is asked for
 };
 
 // Showing
 
 function showChats() {
-  const rows = state.chats.map((chat) => {
-    const title = shortened(chat.messages[0]?.content ?? "", 60) || "Chat";
-    const isCurrent = chat.id === state.chat.id;
-    const open = el("button", { type: "button", className: "open", title, onclick: () => openChat(chat),
-      "aria-current": isCurrent ? "true" : null }, el("span", {}, title));
-    const forget = iconButton("trash", `Delete “${title}”`, () => deleteChat(chat));
-    return el("li", { className: isCurrent ? "current" : "" }, open, forget);
-  });
-  at("chats").replaceChildren(...rows);
+  const found = state.chats.filter((chat) => store.matches(chat, at("search").value));
+  at("chats").replaceChildren(...found.map(chatRow));
+  at("title").textContent = store.titleOf(state.chat);
+}
+
+function chatRow(chat) {
+  const title = store.titleOf(chat);
+  const isCurrent = chat.id === state.chat.id;
+  const open = el("button", { type: "button", className: "open", title, onclick: () => openChat(chat),
+    "aria-current": isCurrent ? "true" : null }, el("span", {}, title));
+  const more = iconButton("more", `Rename or export “${title}”`, () => askForName(chat));
+  const forget = iconButton("trash", `Delete “${title}”`, () => deleteChat(chat));
+  return el("li", { className: isCurrent ? "current" : "" }, open, more, forget);
 }
 
 function showChat() {
@@ -37,16 +45,20 @@ function showChat() {
     .map((each) => [each.callId, each.content]));
   const lastReply = messages.findLast((each) => each.role === "assistant");
   const views = messages.map((message, place) => {
-    if (message.role === "user") return userView(message, { onEdit: (view) => edit(place, view) });
+    const onVersion = (number) => switchVersion(place, number);
+    if (message.role === "user") {
+      return userView(message, { onEdit: (view) => edit(place, view), onVersion });
+    }
     if (message.role === "tool") return null; // it stands with its call
-    const view = new ReplyView(message, { results, isLast: message === lastReply,
-      onRetry: () => retry(place), onResults: sendResults });
+    const view = new ReplyView(message, { results, isLast: message === lastReply, onVersion,
+      onRetry: () => retry(place), onContinue: () => goOn(message), onResults: sendResults });
     view.update(false);
     return view.root;
   });
   log.replaceChildren(...views.filter(Boolean));
   at("empty").hidden = messages.length > 0;
   showChats();
+  return views;
 }
 
 function setRunning(controller) {
@@ -84,13 +96,51 @@ function keep(chat) {
   store.saveChat(chat);
 }
 
+function askForName(chat) {
+  state.named = chat;
+  at("chat-name").value = store.titleOf(chat);
+  at("chat-dialog").showModal();
+  at("chat-name").select();
+}
+
+function rename() {
+  state.named.title = at("chat-name").value.trim();
+  keep(state.named);
+  showChats();
+}
+
+function exportChat(ending, type, textOf) {
+  const chat = state.named;
+  const title = store.titleOf(chat);
+  const name = title.replace(/[^\p{L}\p{N}._-]+/gu, "-").replace(/^[-.]+|[-.]+$/g, "") || "chat";
+  download(`${name}.${ending}`, textOf(chat, title), type);
+}
+
+async function importChats(files) {
+  let found = [];
+  try {
+    for (const file of files) found.push(...(await chatsFrom(file)));
+  } catch (error) {
+    found = [];
+    say(`Nothing is imported. ${error.message}`);
+  }
+  if (!found.length) return;
+  state.chats.unshift(...found);
+  found.forEach(keep);
+  openChat(found[0]);
+  say(found.length === 1 ? "One chat is imported." : `${found.length} chats are imported.`);
+}
+
+// Versions
+
 function edit(place, view) {
   if (state.running) return;
   const message = state.chat.messages[place];
   const { form, area } = editorView(message, {
     onSave: (text) => {
-      state.chat.messages.splice(place);
-      ask({ role: "user", content: text });
+      const { files } = message;
+      addVersion(state.chat, place, { role: "user", content: text, ...(files && { files }) });
+      answer();
     },
     onCancel: () => {
       showChat();
@@ -102,14 +152,22 @@ function edit(place, view) {
 }
 
 function retry(place) {
-  if (state.running) return;
-  state.chat.messages.splice(place);
-  answer();
+  if (!state.running) answer(place);
 }
 
 function retryLast() {
   const place = state.chat.messages.findLastIndex((each) => each.role === "assistant");
   if (place >= 0) retry(place);
+}
+
+function switchVersion(place, number) {
+  if (state.running) return;
+  const { at: before } = state.chat.messages[place].fork;
+  showVersion(state.chat, place, number);
+  keep(state.chat);
+  const buttons = showChat()[place].querySelectorAll(".versions button");
+  const [onward, back] = number > before ? [buttons[1], buttons[0]] : [buttons[0], buttons[1]];
+  (onward.disabled ? back : onward).focus();
 }
 
 function sendResults(results) {
@@ -129,16 +187,27 @@ function stop() {
   state.running?.abort();
 }
 
-async function answer() {
+/** Write a reply at a place, the end if none is given; another one there stays a version. */
+function answer(place = state.chat.messages.length) {
   const { chat } = state;
   const reply = newReply(at("model").selectedOptions[0]?.textContent || "model");
-  const body = requestOf(chat);
+  const body = requestOf(chat.messages.slice(0, place));
+  if (body !== null) addVersion(chat, place, reply);
   keep(chat);
-  if (body === null) return showChat();
-  chat.messages.push(reply);
+  return body === null ? showChat() : write(chat, reply, body);
+}
+
+/** Write on a reply that was cut. */
+function goOn(reply) {
+  const { chat } = state;
+  if (state.running || chat.messages.at(-1) !== reply) return;
+  const body = requestOf(chat.messages, { goesOn: true });
+  if (body !== null) write(chat, reply, body);
+}
+
+async function write(chat, reply, body) {
   showChat();
-  const view = new ReplyView(reply, { isLast: true, onResults: sendResults,
-    onRetry: () => retry(chat.messages.indexOf(reply)) });
+  const view = new ReplyView(reply, { isLast: true });
   log.lastChild.replaceWith(view.root);
   view.update(true);
   toEnd();
@@ -164,7 +233,6 @@ async function answer() {
   if (follows) toEnd();
   say(reply.error ? "Failed." : reply.finish === "stopped" ? "Stopped." : "Done.");
   if (status === 401) await retryWithKey(chat, reply);
-  return undefined;
 }
 
 /** Stream a reply, with whatever ends it noted in it; the status of what refused it. */
@@ -185,9 +253,9 @@ async function retryWithKey(chat, reply) {
   if (state.chat === chat && chat.messages.at(-1) === reply) retryLast();
 }
 
-function requestOf(chat) {
+function requestOf(messages, how) {
   try {
-    return store.requestBody(chat, state.settings);
+    return store.requestBody(messages, state.settings, how);
   } catch {
     say("The tools in Settings are not JSON.");
     at("settings").showModal();
@@ -234,10 +302,11 @@ function fitBox() {
 
 function submit() {
   const text = box.value.trim();
-  if (!text || state.running) return;
+  if (!(text || attachments.files.length) || state.running) return;
   box.value = "";
   fitBox();
-  ask({ role: "user", content: text });
+  const files = attachments.take();
+  ask({ role: "user", content: text, ...(files.length && { files }) });
 }
 
 const SHORTCUTS = {
@@ -277,8 +346,51 @@ function onBoxKey(event) {
   }
   if (event.key === "ArrowUp" && !box.value) {
     event.preventDefault();
-    [...log.querySelectorAll(".user .ghost")].at(-2)?.click();
+    [...log.querySelectorAll(".user .edit")].at(-1)?.click();
   }
+}
+
+// The files of a message: by the button, dropped anywhere, or pasted.
+
+const attachments = new Attachments(at("files"), say);
+
+function bindFiles() {
+  const isDrop = (event) => event.dataTransfer?.types.includes("Files");
+  const follow = (event) => {
+    if (!isDrop(event)) return;
+    event.preventDefault();
+    document.body.classList.toggle("dropping", event.type === "dragover");
+    if (event.type === "drop") attachments.add(event.dataTransfer.files).then(() => box.focus());
+  };
+  for (const type of ["dragover", "dragleave", "drop"]) document.addEventListener(type, follow);
+  box.addEventListener("paste", (event) => {
+    const files = [...(event.clipboardData?.files ?? [])];
+    if (!files.length) return;
+    event.preventDefault();
+    attachments.add(files);
+  });
+  bindChooser("attach", "choose-files", (files) => attachments.add(files).then(() => box.focus()));
+  bindChooser("import", "choose-chats", importChats);
+}
+
+function bindChooser(button, input, onFiles) {
+  at(button).addEventListener("click", () => at(input).click());
+  at(input).addEventListener("change", () => {
+    const files = [...at(input).files];
+    at(input).value = ""; // the same file may be chosen again
+    onFiles(files);
+  });
+}
+
+function bindChatDialog() {
+  const dialog = at("chat-dialog");
+  dialog.addEventListener("close", () => {
+    if (dialog.returnValue === "rename") rename();
+    dialog.returnValue = "";
+  });
+  at("close-chat-dialog").addEventListener("click", () => dialog.close());
+  at("export-markdown").addEventListener("click", () => exportChat("md", "text/markdown", chatAsMarkdown));
+  at("export-json").addEventListener("click", () => exportChat("json", "application/json", chatAsJson));
 }
 
 function bind() {
@@ -288,6 +400,9 @@ function bind() {
   });
   box.addEventListener("keydown", onBoxKey);
   box.addEventListener("input", fitBox);
+  at("search").addEventListener("input", showChats);
+  bindFiles();
+  bindChatDialog();
   at("stop").addEventListener("click", stop);
   at("new").addEventListener("click", () => openChat(store.newChat()));
   at("menu").addEventListener("click", openMenu);

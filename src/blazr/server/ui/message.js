@@ -1,24 +1,37 @@
 // How one message looks. Views hold no state of their own but what is folded.
 
 import { copyText, el, icon, iconButton } from "./dom.js";
+import { chip } from "./files.js";
 import { highlight } from "./highlight.js";
 import { LiveMarkdown } from "./markdown.js";
 import { costs, duration } from "./reply.js";
 
 /** What the person asked, with the buttons for it. */
-export function userView(message, { onEdit }) {
+export function userView(message, { onEdit, onVersion }) {
   const copy = iconButton("copy", "Copy the message", () => copyText(message.content, copy));
-  const text = el("div", { className: "said" }, message.content);
-  const edit = iconButton("edit", "Edit and send again", () => onEdit(view));
-  const view = el("article", { className: "message user", "aria-label": "You" }, text,
-    el("div", { className: "actions" }, edit, copy));
+  const edit = iconButton("edit", "Edit and send again", () => onEdit(view), { className: "ghost edit" });
+  const files = message.files?.length ? el("ul", { className: "chips", "aria-label": "Files" },
+    message.files.map((file) => chip(file))) : null;
+  const text = message.content ? el("div", { className: "said" }, message.content) : null;
+  const view = el("article", { className: "message user", "aria-label": "You" }, files, text,
+    el("div", { className: "actions" }, versionsView(message, onVersion), edit, copy));
   return view;
+}
+
+/** Which version of a message is shown, with buttons to the others; null where there is one. */
+function versionsView({ fork }, onVersion) {
+  if (!fork) return null;
+  const count = fork.others.length + 1;
+  const to = (name, label, at) => iconButton(name, label, () => onVersion(at), { disabled: at < 0 || at === count });
+  return el("span", { className: "versions", role: "group", "aria-label": "Versions" },
+    to("left", "Previous version", fork.at - 1), el("span", {}, `${fork.at + 1}/${count}`),
+    to("right", "Next version", fork.at + 1));
 }
 
 /** A message being edited: Enter sends, Escape gives up. */
 export function editorView(message, { onSave, onCancel }) {
   const area = el("textarea", { value: message.content, rows: 3, "aria-label": "Edit the message" });
-  const save = () => area.value.trim() && onSave(area.value);
+  const save = () => (area.value.trim() || message.files?.length) && onSave(area.value);
   area.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
       event.preventDefault();
@@ -39,7 +52,7 @@ export function editorView(message, { onSave, onCancel }) {
 
 /** What the model answers; `update` follows the message as it grows. */
 export class ReplyView {
-  constructor(message, { onRetry, onResults, results = new Map(), isLast }) {
+  constructor(message, { onRetry, onContinue, onVersion, onResults, results = new Map(), isLast }) {
     this.message = message;
     this.results = results;
     this.onResults = onResults;
@@ -54,7 +67,10 @@ export class ReplyView {
     this.stats = el("ul", { className: "stats", "aria-label": "What the reply cost" });
     const copy = iconButton("copy", "Copy the reply", () => copyText(message.content, copy));
     const retry = iconButton("retry", "Try again (Alt+R)", onRetry);
-    this.actions = el("div", { className: "actions" }, retry, copy, this.stats);
+    this.goOn = el("button", { type: "button", className: "continue", onclick: onContinue, hidden: true },
+      "Continue");
+    this.actions = el("div", { className: "actions" }, versionsView(message, onVersion), retry, copy,
+      this.goOn, this.stats);
     this.root = el("article", { className: "message assistant", "aria-label": message.model },
       this.thinking, this.text, this.calls, this.notice, this.actions);
     this.liveText = new LiveMarkdown(this.text);
@@ -76,6 +92,8 @@ export class ReplyView {
     this.notice.classList.toggle("error", Boolean(message.error));
     this.notice.hidden = isRunning || !this.notice.textContent;
     this.actions.hidden = isRunning;
+    const isCut = message.error || message.finish === "length" || message.finish === "stopped";
+    this.goOn.hidden = !(this.isLast && isCut && message.content && !message.calls.length);
     const shown = isRunning ? [] : costs(message.stats);
     this.stats.replaceChildren(...shown.map(([text, title]) => el("li", { title }, text)));
   }
@@ -106,7 +124,7 @@ export class ReplyView {
 }
 
 const NOTICES = {
-  length: "Cut off at the most tokens allowed. Settings has the limit.",
+  length: "Cut off: Max tokens in Settings, or the end of the model's context.",
   stopped: "Stopped.",
 };
 

@@ -8,14 +8,17 @@ export function newReply(model) {
 }
 
 /**
- * Stream the answer to a request into a message.
+ * Stream the answer to a request into a message, after what it says already.
  *
  * @param message what `newReply` made
  * @param onChange called after each chunk
  */
 export async function stream(message, body, { signal, onChange }) {
   const watch = { began: performance.now(), first: 0, last: 0, deltas: 0 };
+  const before = message.stats?.tokens ?? 0;
   message.stats = {};
+  delete message.finish;
+  delete message.error;
   try {
     for await (const chunk of chat(body, signal)) {
       take(message, chunk, watch);
@@ -23,6 +26,7 @@ export async function stream(message, body, { signal, onChange }) {
     }
   } finally {
     settle(message, watch);
+    if (before) message.stats.tokens = before + (message.stats.tokens ?? 0);
   }
 }
 

@@ -34,9 +34,9 @@ export function bindSettings(state, { onKey, onForget }) {
   });
 }
 
-function numberField(name, [label, min, max, step, title]) {
+function numberField(name, [label, min, max, step, title, placeholder = "default"]) {
   const input = el("input", { id: `n-${name}`, type: "number", min, max, step: "any", title,
-    placeholder: "default", inputMode: step < 1 ? "decimal" : "numeric" });
+    placeholder, inputMode: step < 1 ? "decimal" : "numeric" });
   return el("label", { title }, label, input);
 }
 

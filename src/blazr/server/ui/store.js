@@ -1,16 +1,20 @@
 // Chats and settings, kept in this browser only.
 
+import { isSaid } from "./branches.js";
+import { shortened } from "./dom.js";
+import { withFiles } from "./files.js";
+
 const CHAT = "blazr.chat.";
 const SETTINGS = "blazr.settings";
 const MAX_CHATS = 100;
 
-/** Settings that go into requests as numbers, by field: label, bounds, step and what it does. */
+/** Settings that go into requests as numbers, by field: label, bounds, step, what it does, what it is if empty. */
 export const NUMBERS = {
   temperature: ["Temperature", 0, 2, 0.05, "0 always takes the likeliest token"],
   top_p: ["Top p", 0, 1, 0.01, "smallest set of tokens with this probability"],
   top_k: ["Top k", 0, 1000, 1, "this many of the likeliest; 0 is all"],
   min_p: ["Min p", 0, 1, 0.01, "share of the likeliest token's probability"],
-  max_tokens: ["Max tokens", 1, 1000000, 1, "longest reply"],
+  max_tokens: ["Max tokens", 1, 1000000, 1, "longest reply; empty is as long as the model's context allows", "the context"],
   repetition_penalty: ["Repetition penalty", 0.1, 10, 0.05, "1 is off"],
   presence_penalty: ["Presence penalty", -2, 2, 0.1, "0 is off"],
   frequency_penalty: ["Frequency penalty", -2, 2, 0.1, "0 is off"],
@@ -25,9 +29,23 @@ export function newChat() {
 }
 
 // Secure contexts alone have randomUUID, and this page may come from another machine.
-function newId() {
+export function newId() {
   const bytes = crypto.getRandomValues(new Uint8Array(12));
   return [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/** A chat's name: the one it was given, or its beginning. */
+export function titleOf(chat) {
+  const first = chat.messages[0];
+  return shortened(chat.title || first?.content || first?.files?.[0]?.name || "", 60) || "New chat";
+}
+
+/** Whether a chat's name or the version of it that is shown has some words in it. */
+export function matches(chat, words) {
+  const wanted = words.trim().toLowerCase();
+  const texts = chat.messages.flatMap(({ content, thought = "", files = [] }) =>
+    [content, thought, ...files.flatMap(({ name, text }) => [name, text])]);
+  return [titleOf(chat), ...texts].some((text) => text.toLowerCase().includes(wanted));
 }
 
 /** Every chat, the newest first. */
@@ -93,8 +111,8 @@ function parsed(name) {
   }
 }
 
-/** The request for a chat as it stands. */
-export function requestBody(chat, settings) {
+/** The request for a chat as it stands; with `goesOn` its last message is written on. */
+export function requestBody(messages, settings, { goesOn = false } = {}) {
   const body = { model: settings.model || "default", stream: true,
     stream_options: { include_usage: true }, truncation: "auto" };
   for (const name of Object.keys(NUMBERS)) {
@@ -106,22 +124,21 @@ export function requestBody(chat, settings) {
   if (settings.thinking) {
     body.chat_template_kwargs = { enable_thinking: settings.thinking === "on" };
   }
+  if (goesOn) {
+    Object.assign(body, { continue_final_message: true, add_generation_prompt: false });
+    // what it thought before is not part of the message, so that it would think where it writes
+    if (messages.at(-1).thought) body.chat_template_kwargs = { enable_thinking: false };
+  }
   const system = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
-  body.messages = [...system, ...chat.messages.filter(isSaid).map(asSent)];
+  body.messages = [...system, ...messages.filter(isSaid).map(asSent)];
   return body;
-}
-
-/** An assistant's message that failed before it began is not a message. */
-function isSaid(message) {
-  const { role, content, calls = [], thought } = message;
-  return role !== "assistant" || content || thought || calls.length > 0;
 }
 
 function asSent(message) {
   if (message.role === "tool") {
     return { role: "tool", tool_call_id: message.callId, content: message.content };
   }
-  const sent = { role: message.role, content: message.content };
+  const sent = { role: message.role, content: withFiles(message) };
   if (message.thought) sent.reasoning_content = message.thought;
   if (message.calls?.length) {
     sent.tool_calls = message.calls.map(({ id, name, arguments: given }) =>
