@@ -4,7 +4,7 @@ BIN := $(if $(wildcard .venv/bin/python),.venv/bin/,)
 PYTHON := $(BIN)python
 
 .DEFAULT_GOAL := help
-.PHONY: help site wheel setup fix lint types test test-fast smoke slow isas seeds kernels sanitize arm check integration docs size
+.PHONY: help site wheel setup fix lint types test test-fast smoke slow isas seeds kernels sanitize arm check integration clients docs size
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -66,6 +66,10 @@ check: lint types test ## the gate: lint, types, tests, docs in step
 
 integration: ## end to end only: engine, server, command line, examples
 	$(PYTHON) -m pytest tests/integration
+
+clients: ## install other people's clients in build/clients, and try the server with each
+	-$(PYTHON) -m tests.integration.clients.install
+	$(PYTHON) -m pytest -n 0 -m clients -rs tests/integration/test_clients.py
 
 docs: ## write docs/reference again from the tables
 	$(PYTHON) tools/render_reference.py

@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.integration.clients import table as clients
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 NAMES = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
@@ -15,6 +17,13 @@ NAMES = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
 
 def test_the_reference_is_current(load_tool: Callable[[str], ModuleType]) -> None:
     assert load_tool("render_reference").stale() == [], "run `make docs`"
+
+
+def test_the_table_of_clients_is_current() -> None:
+    page = (ROOT / "docs" / "how-to" / "clients.md").read_text("utf-8")
+    assert clients.render() in page, (
+        f"write this table in docs/how-to/clients.md:\n{clients.render()}"
+    )
 
 
 def _outside_code(text: str) -> str:

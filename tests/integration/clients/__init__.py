@@ -1,0 +1,1 @@
+"""Real clients in environments of their own: the table, its installer, and their scripts."""

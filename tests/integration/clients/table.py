@@ -1,0 +1,162 @@
+"""The clients that are tried: one row each, and its script in ``scripts/``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPTS = Path(__file__).resolve().parent / "scripts"
+ENVIRONMENTS = ROOT / "build" / "clients"
+NODE = "node"
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client.
+
+    Attributes:
+        name: What its users call it.
+        script: The file in ``scripts/`` that uses it.
+        environment: Where it is installed, with others that agree on what they need; ``node`` is
+            npm's, all others are Python's.
+        packages: What is installed, ``name==version`` (npm: ``name@version``), the client first.
+        checks: What its script tries, in that order.
+        long_context: Whether what it sends before the question exceeds the built-in model's
+            context; then it talks to a random model.
+    """
+
+    name: str
+    script: str
+    environment: str
+    packages: tuple[str, ...]
+    checks: tuple[str, ...]
+    long_context: bool = False
+
+    @property
+    def version(self) -> str:
+        """The version of the client itself."""
+        return self.packages[0].replace("@", "==").rpartition("==")[2]
+
+    @property
+    def path(self) -> Path:
+        """Its script."""
+        return SCRIPTS / self.script
+
+
+CLIENTS = (
+    Client(
+        "OpenAI (Python)",
+        "openai_python.py",
+        "sdk",
+        ("openai==2.54.0",),
+        (
+            "chat",
+            "stream",
+            "asynchronous",
+            "tools",
+            "json",
+            "completions",
+            "responses",
+            "embeddings",
+            "models",
+        ),
+    ),
+    Client(
+        "OpenAI (Node)",
+        "openai_node.mjs",
+        NODE,
+        ("openai@7.57.0",),
+        ("chat", "stream", "tools", "json", "responses", "embeddings", "models"),
+    ),
+    Client(
+        "Anthropic (Python)",
+        "anthropic_python.py",
+        "sdk",
+        ("anthropic==2.12.0",),
+        ("chat", "stream", "tools", "json", "count_tokens", "models"),
+    ),
+    Client(
+        "Ollama (Python)",
+        "ollama_python.py",
+        "sdk",
+        ("ollama==0.6.3",),
+        ("chat", "stream", "generate", "tools", "json", "embeddings", "models"),
+    ),
+    Client(
+        "Ollama (Node)",
+        "ollama_node.mjs",
+        NODE,
+        ("ollama@0.6.4",),
+        ("chat", "stream", "generate", "json", "embeddings", "models"),
+    ),
+    Client(
+        "Vercel AI SDK",
+        "vercel_ai.mjs",
+        NODE,
+        ("ai@7.0.173", "@ai-sdk/openai@4.0.118", "@ai-sdk/openai-compatible@3.0.92"),
+        ("chat", "stream", "tools", "json", "embeddings"),
+    ),
+    Client(
+        "LangChain",
+        "langchain_models.py",
+        "sdk",
+        (
+            "langchain-openai==1.7.3",
+            "langchain-anthropic==1.7.7",
+            "langchain-ollama==1.1.0",
+        ),
+        ("chat", "stream", "tools", "json", "embeddings"),
+    ),
+    Client(
+        "LiteLLM",
+        "litellm_routes.py",
+        "litellm",
+        ("litellm==1.106.2", "mcp==2.3.0"),  # without mcp it can neither call tools nor respond
+        (
+            "openai",
+            "hosted_vllm",
+            "anthropic",
+            "text_completion",
+            "responses",
+            "embedding",
+            "rerank",
+            "ollama",
+            "ollama_chat",
+        ),
+    ),
+)
+
+
+def packages(environment: str) -> tuple[str, ...]:
+    """All that is installed in an environment."""
+    names = (name for row in CLIENTS if row.environment == environment for name in row.packages)
+    return tuple(dict.fromkeys(names))
+
+
+def program(environment: str) -> Path:
+    """The interpreter that runs an environment's scripts; for Node, its packages."""
+    if environment == NODE:
+        return ENVIRONMENTS / NODE / "node_modules"
+    return ENVIRONMENTS / environment / "bin" / "python"
+
+
+def installed_list(environment: str) -> Path:
+    """The file that says what was installed; written when all of it was."""
+    return ENVIRONMENTS / environment / "installed.txt"
+
+
+def is_installed(environment: str) -> bool:
+    """Whether an environment holds what the table names, at these versions."""
+    path = installed_list(environment)
+    return path.exists() and tuple(path.read_text("utf-8").split()) == packages(environment)
+
+
+def render() -> str:
+    """The table in docs/how-to/clients.md."""
+    lines = ["| client | version | what is tried |", "|---|---|---|"]
+    lines += [
+        f"| {row.name} | {row.version} | {', '.join(row.checks).replace('_', ' ')} |"
+        for row in CLIENTS
+    ]
+    return "\n".join(lines)
