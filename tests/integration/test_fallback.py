@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import wraps
 
 import pytest
 import torch
@@ -180,3 +181,30 @@ def test_what_the_library_raises_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(transformers.GPT2LMHeadModel, "forward", fail)
     with pytest.raises(EngineError, match="the library is at fault"):
         LLM(str(tmp_path), device="cpu")
+
+
+# bloom's positions are told by its mask; rwkv, xLSTM and linear layers have states, and no padding
+TOGETHER = ["gpt2", "gpt_neox", "opt", "bloom"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_decodes_is_computed_together(kind, tmp_path, monkeypatch):
+    """And what leaves, joins or forks meanwhile gets the tokens that it gets alone."""
+    kind_of = type(write(kind, tmp_path))
+    widths: list[int] = []
+    with LLM(str(tmp_path), device="cpu", dtype="float32") as llm:
+        params = [
+            SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (4, 9, 6)
+        ]
+        alone = [llm.generate([p], each)[0] for p, each in zip(PROMPTS, params, strict=True)]
+        forward = kind_of.forward
+
+        @wraps(forward)
+        def counted(self, *args, **kwargs):
+            widths.append(len(kwargs["input_ids"]))
+            return forward(self, *args, **kwargs)
+
+        monkeypatch.setattr(kind_of, "forward", counted)
+        together = llm.generate(PROMPTS, params)
+    assert [each.token_ids for each in together] == [each.token_ids for each in alone]
+    assert (max(widths) == len(PROMPTS)) == (kind in TOGETHER)

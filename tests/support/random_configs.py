@@ -32,6 +32,15 @@ _FLAGS = (
     *("mamba_rms_norm", "mamba_norm_before_gate", "use_mem_rope", "use_shared_attention_adapter"),
     *("use_qk_norm", "norm_topk_prob", "use_expert_bias", "rope_interleave", "moe_renormalize"),
 )
+# Keys that decide about others or about none of the numbers, and one that only refuses.
+_LEFT = {
+    *("model_type", "architectures", "vocab_size", "transformers_version", "dtype", "return_dict"),
+    *("problem_type", "is_encoder_decoder", "chunk_size_feed_forward", "output_attentions"),
+    *("output_hidden_states", "bos_token_id", "eos_token_id", "pad_token_id", "hidden_size"),
+    *("max_position_embeddings", "num_hidden_layers", "num_attention_heads", "head_dim"),
+    *("num_key_value_heads", "hybrid_layer_ids", "use_bidirectional_attention"),
+    *("rope_parameters", "tie_word_embeddings"),
+}
 _GROUPS = ("n_group", "num_expert_group")
 _SCALED = {"rope_scaling", "rope_parameters"}
 _SHORT = {"original_max_position_embeddings": 20}
@@ -69,6 +78,8 @@ def random_changes(
             made[key] = round(value * rng.choice((0.3, 0.7, 1, 1, 1, 1.9)), 4)
         elif key in _FLAGS and rng.random() < 0.2:
             made[key] = not value
+    if rng.random() < 0.5:
+        _change_anything(rng, made, known)
     old = known.get("rope_parameters")
     is_plain = isinstance(old, dict) and "rope_theta" in old and not _SCALED & {*changes}
     if is_plain and rng.random() < 0.3:
@@ -77,6 +88,21 @@ def random_changes(
         made["rope_parameters"] = rng.choice(kinds) | kept
         made["rope_parameters"] |= {"rope_theta": rng.choice((500.0, 1e4, 1e6))}
     return made
+
+
+def _change_anything(rng: Random, made: Changes, known: Mapping[str, object]) -> None:
+    """Some of all keys that the library writes, whatever they mean."""
+    for key, value in known.items():
+        if key in _LEFT or rng.random() < 0.8:
+            continue
+        if isinstance(value, bool):
+            made[key] = not value
+        elif isinstance(value, float):
+            made[key] = rng.choice((value * 0.5 + 0.1, value * 2))
+        elif isinstance(value, int) and value < 100:
+            made[key] = rng.choice((value + 1, value * 2, max(1, value - 1)))
+        elif value is None:
+            made[key] = rng.choice((4, 0.5, True, None))
 
 
 def _change_heads(rng: Random, made: Changes, known: Mapping[str, object]) -> None:

@@ -1,8 +1,9 @@
 """Generation through transformers, for kinds of models that blazr has no network for.
 
-Scheduling, sampling, grammars and streaming are the engine's own. Each sequence runs alone, through
-the library's class and with the library's cache: nothing is batched, no prefix is reused, prompts
-are not cut, and the memory of caches has no bound but the number of sequences.
+Scheduling, sampling, grammars and streaming are the engine's own, the network and its caches the
+library's. Sequences that decode are computed together, behind padding, where the caches are plain
+keys and values; prompts run one by one and are not cut, no prefix is reused, and the memory of
+caches has no bound but the number of sequences.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +37,7 @@ from blazr.models.checkpoint.hub import find_model
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.nn.device import release_threads
 from blazr.nn.layers.cache_spec import GRID
+from blazr.pipelines.padded import PaddedBatch, can_join, join
 
 if TYPE_CHECKING:
     from blazr.engine.config import EngineConfig
@@ -118,8 +121,7 @@ def load_fallback(
         )
     config = network.config.get_text_config()
     log.warning(
-        "%s (%s) runs through transformers: one sequence at a time, without batching, prefix reuse,"
-        " or kernels of ours",
+        "%s (%s) runs through transformers: without prefix reuse, or kernels of ours",
         files.name,
         network.config.model_type,
     )
@@ -294,21 +296,32 @@ class TransformersRunner:
         self._pasts: dict[int, Any] = {}
         self._resumes = False
         self._resumes = self._can_resume()
+        self._batch: PaddedBatch | None = None
+        self._takes_positions = "position_ids" in signature(network.forward).parameters
+        self._batches = self._resumes and self._can_batch()
         if not self._resumes:
             log.warning("its cache does not agree with a whole pass: every step computes all again")
+        elif not self._batches:
+            log.warning("its caches cannot be joined: sequences are computed one after the other")
 
     def replace(self, network: torch.nn.Module) -> None:
         """Go on with another network of the same config."""
         self.network = network
         self._pasts.clear()
+        self._batch = None
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Compute a step, one sequence after the other."""
+        """Compute a step: what decodes together, then one sequence after the other."""
         for slot in plan.fresh_run_slots:
+            self._part(slot)
             self._pasts.pop(slot, None)
         result, parts = StepResult(), []
+        together = self._decode(plan) if self._batches else {}
         for index, (sequence, length, samples) in enumerate(plan.rows):
+            if index in together:
+                parts.append(together[index])
+                continue
             out = self._step(sequence, length)
             how = sequence.request.pooling
             if how is not None:
@@ -321,6 +334,7 @@ class TransformersRunner:
                 parts.append(out.logits[0, -1:])
         for fork in plan.forks:
             assert fork.source.run_slot is not None
+            self._part(fork.source.run_slot)
             self._pasts[fork.run_slot] = copy.deepcopy(self._pasts.get(fork.source.run_slot))
         if parts:
             draw_tokens(self._sampler, plan, torch.cat(parts).float(), result)
@@ -335,6 +349,7 @@ class TransformersRunner:
     def _step(self, sequence: RunningSequence, length: int) -> Any:
         start, slot = sequence.computed, sequence.run_slot
         assert slot is not None
+        self._part(slot)
         past = self._pasts.get(slot) if start and self._resumes else None
         first = start if past is not None else 0
         ids = sequence.tokens[first : start + length]
@@ -343,6 +358,60 @@ class TransformersRunner:
         if self._resumes:
             self._pasts[slot] = out.past_key_values
         return out
+
+    def _decode(self, plan: StepPlan) -> dict[int, Tensor]:
+        """Scores (1, V) of the rows that were computed together, by their index in the plan."""
+        rows = {
+            row.sequence.run_slot: index
+            for index, row in enumerate(plan.rows)
+            if row.num_tokens == 1 and row.samples and row.sequence.computed
+            if row.sequence.request.pooling is None and not row.sequence.asks_of_prompt
+        }
+        held = {*self._pasts, *(self._batch.slots if self._batch else ())}
+        slots = tuple(slot for slot in rows if slot is not None and slot in held)
+        if len(slots) < 2:
+            return {}
+        if self._batch is None or set(self._batch.slots) != set(slots):
+            self._part()
+            self._batch = join({slot: self._pasts.pop(slot) for slot in slots})
+        of_slot = {slot: plan.rows[rows[slot]].sequence for slot in slots}
+        batch = self._batch
+        tokens = [of_slot[slot].tokens[of_slot[slot].computed] for slot in batch.slots]
+        logits = self._decode_batch(batch, tokens)
+        return {rows[slot]: logits[row] for row, slot in enumerate(batch.slots)}
+
+    def _decode_batch(self, batch: PaddedBatch, tokens: Sequence[int]) -> Tensor:
+        """Scores (B, 1, V) of one more token of each sequence."""
+        inputs: dict[str, Any] = batch.inputs(tokens, self._device)
+        if not self._takes_positions:  # it counts what the mask lets through
+            del inputs["position_ids"]
+        out = self._call(use_cache=True, past_key_values=batch.cache, **inputs)
+        batch.cache = out.past_key_values
+        logits: Tensor = out.logits
+        return logits
+
+    def _part(self, slot: int | None = None) -> None:
+        """Give each sequence its own cache again, if they are joined; where a slot's own is."""
+        if self._batch is not None and (slot is None or slot in self._batch.slots):
+            self._pasts |= self._batch.split()
+            self._batch = None
+
+    @torch.inference_mode()
+    def _can_batch(self) -> bool:
+        """Whether sequences of two lengths get the scores together that they get alone."""
+        prompts, expected, pasts = ([1, 2, 3, 1, 2, 3, 1], [2, 1]), [], {}
+        try:
+            for slot, prompt in enumerate(prompts):
+                pasts[slot] = self._forward(prompt, None, keeps=True).past_key_values
+                if not can_join(pasts[slot]):
+                    return False
+                expected.append(self._forward([*prompt, 3, 2], None).logits[0, -2:].float())
+            batch = join(pasts)
+            found = torch.cat([self._decode_batch(batch, [each, each]) for each in (3, 2)], 1)
+        except EngineError:
+            return False
+        whole = torch.stack(expected)
+        return bool((found.float() - whole).abs().max() / whole.abs().max() < _AGREES)
 
     def _forward(
         self, token_ids: Sequence[int], past: Any, *, hidden: bool = False, keeps: bool = False

@@ -1,0 +1,101 @@
+"""Caches of the transformers library, several as one: what is shorter begins with padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers.cache_utils import DynamicCache
+
+
+_PARTS = ("keys", "values")
+
+
+@dataclass(slots=True)
+class PaddedBatch:
+    """The caches of several sequences, joined.
+
+    Args:
+        slots: Whose they are.
+        cache: A cache of the library, one row for each.
+        pads: How many positions at the beginning of each row mean nothing.
+    """
+
+    slots: tuple[int, ...]
+    cache: DynamicCache
+    pads: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        """Positions of each row, padding and all."""
+        found: int = self.cache.get_seq_length()
+        return found
+
+    def inputs(self, token_ids: Sequence[int], device: torch.device) -> dict[str, Tensor]:
+        """What the network takes to compute one token of each: ids, mask and positions."""
+        pads, length = torch.tensor(self.pads, device=device)[:, None], self.length
+        return {
+            "input_ids": torch.tensor(token_ids, device=device)[:, None],
+            "attention_mask": (torch.arange(length + 1, device=device) >= pads).long(),
+            "position_ids": length - pads,
+        }
+
+    def split(self) -> dict[int, DynamicCache]:
+        """Every sequence's own cache again, by its slot."""
+        count = len(self.cache.layers)
+        layers = [[_part(self.cache, index, name) for name in _PARTS] for index in range(count)]
+        return {
+            slot: _cache_of(
+                (keys[row : row + 1, :, pad:], values[row : row + 1, :, pad:])
+                for keys, values in layers
+            )
+            for row, (slot, pad) in enumerate(zip(self.slots, self.pads, strict=True))
+        }
+
+
+def can_join(cache: object) -> bool:
+    """Whether a cache holds nothing but keys and values of every token."""
+    from transformers.cache_utils import DynamicCache, DynamicLayer
+
+    return type(cache) is DynamicCache and all(type(each) is DynamicLayer for each in cache.layers)
+
+
+def join(pasts: Mapping[int, DynamicCache]) -> PaddedBatch:
+    """Join the caches of several sequences, which `can_join`.
+
+    Args:
+        pasts: The caches by slot.
+    """
+    lengths = [past.get_seq_length() for past in pasts.values()]
+    pads = tuple(max(lengths) - length for length in lengths)
+
+    def rows(layer: int, name: str) -> Tensor:
+        parts = (_part(past, layer, name) for past in pasts.values())
+        return torch.cat(
+            [F.pad(each, (0, 0, pad, 0)) for each, pad in zip(parts, pads, strict=True)]
+        )
+
+    count = len(next(iter(pasts.values())).layers)
+    cache = _cache_of((rows(layer, _PARTS[0]), rows(layer, _PARTS[1])) for layer in range(count))
+    return PaddedBatch(tuple(pasts), cache, pads)
+
+
+def _part(cache: DynamicCache, layer: int, name: str) -> Tensor:
+    """A layer's keys or values, (B, H, S, D)."""
+    found: Tensor = getattr(cache.layers[layer], name)
+    return found
+
+
+def _cache_of(layers: Iterable[tuple[Tensor, Tensor]]) -> DynamicCache:
+    from transformers.cache_utils import DynamicCache
+
+    cache = DynamicCache()
+    for index, (keys, values) in enumerate(layers):
+        cache.update(keys.contiguous(), values.contiguous(), index)
+    return cache
