@@ -20,6 +20,8 @@ from blazr.bench.reference.quantized import with_plain_matrices
 from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.safetensors import SafetensorsFiles
 from blazr.models.families import FAMILIES
+from blazr.models.loading.load import load
+from blazr.nn.device import resolve_device
 from tests.support import quantized, tiny
 from tests.support.networks import VOCAB
 from tests.support.references import CASES, reference_logits, save_reference
@@ -50,6 +52,22 @@ def test_the_format_s_own_logits(name: str) -> None:
     expected = np.load(GOLDEN / "oxidizr" / name / "expected.npz")
     found = scores(opened(GOLDEN / "oxidizr" / name), expected["token_ids"].tolist())
     np.testing.assert_allclose(found.numpy(), expected["logits"], rtol=0, atol=1e-10)
+
+
+def test_attention_of_a_window_in_oxidizr_s_format(tmp_path: Path) -> None:
+    model = tiny.Tiny(layers=("MlaWithMlp", "StandardTransformer"))
+    found = {}
+    for window in (None, 4):
+        changes = {"sliding_window": window}
+        folder = tiny.save(model, tmp_path / str(window), seed=1, changes=changes)
+        with torch.inference_mode():
+            network = load(str(folder), device=resolve_device("cpu"), dtype="float32").module
+            expected = network.double().forward_sequences(torch.arange(20, 32)[None])[0]
+        found[window] = scores(opened(folder), list(range(20, 32)))
+        bound = 2e-5 * expected.abs().max().item()  # its softmax and logits are float32
+        torch.testing.assert_close(found[window], expected.double(), rtol=0, atol=bound)
+    assert torch.allclose(found[4][:4], found[None][:4])
+    assert not torch.allclose(found[4][8:], found[None][8:])
 
 
 @pytest.mark.parametrize("name", GGUF["logits"])

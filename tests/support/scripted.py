@@ -97,6 +97,7 @@ class ScriptedEngine:
                 num_tokens=len(ids),
                 limit=self.max_seq_len,
                 param="prompt",
+                found=f"{len(ids)} tokens",
             )
         with self._work:
             queued = sum(len(each.waiting) for each in self._running.values())

@@ -65,7 +65,9 @@ def _expanded(latent: Tensor, w: Weights, s: Latent) -> tuple[Tensor, Tensor]:
     return k, v
 
 
-def oxidizr_attention(x: Tensor, w: Weights, rotation: Rotation) -> Tensor:
+def oxidizr_attention(
+    x: Tensor, w: Weights, rotation: Rotation, window: int | None = None
+) -> Tensor:
     """(T, C) to (T, C): rotated parts come from the input, and latents have no norm."""
     rotated = w.shape("w_kr.weight")[0]
     heads = w.shape("w_qr.weight")[0] // rotated
@@ -76,4 +78,5 @@ def oxidizr_attention(x: Tensor, w: Weights, rotation: Rotation) -> Tensor:
     q_moved = rotate(linear(x, w, "w_qr").unflatten(-1, (heads, -1)), rotation)
     k_moved = rotate(linear(x, w, "w_kr")[:, None], rotation).expand(-1, heads, -1)
     q, k = torch.cat((q_plain, q_moved), -1), torch.cat((k_plain, k_moved), -1)
-    return linear(attend(q, k, values, q.shape[-1] ** -0.5).flatten(1), w, "o_proj")
+    mixed = attend(q, k, values, q.shape[-1] ** -0.5, window=window)
+    return linear(mixed.flatten(1), w, "o_proj")

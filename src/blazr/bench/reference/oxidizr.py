@@ -122,9 +122,10 @@ def _rotation(dim: int, config: Config) -> Rotation:
 
 def _attention(top: Weights, layer: Weights, config: Config, eps: float) -> Function:
     w = layer.under("self_attn.")
+    window = None if top.prefix else first(config, "sliding_window")
     if "w_dkv.weight" in w:
         rotation = _rotation(w.shape("w_kr.weight")[0], config)
-        return lambda x: oxidizr_attention(x, w, rotation)
+        return lambda x: oxidizr_attention(x, w, rotation, window)
     rows, kv_rows = w.shape("q_proj.weight")[0], w.shape("k_proj.weight")[0]
     dim = _head_dim(top, w, config, rows, kv_rows)
     sizes = Attention(
@@ -133,6 +134,7 @@ def _attention(top: Weights, layer: Weights, config: Config, eps: float) -> Func
         dim=dim,
         rotation=_rotation(dim, config),
         eps=eps,
+        window=window,
     )
     return lambda x: attention(x, w, sizes)
 
