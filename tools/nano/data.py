@@ -9,6 +9,7 @@ from pathlib import Path
 
 END = "<|endoftext|>"
 SHORT = 800  # characters, of a story that leaves room for another in the context
+LONG_CHATS, LONG_TURNS = 2000, 10
 HELD_OUT = 0.1  # the last tenth of the TinyStories sample is never trained on
 
 CLASSICS = (
@@ -85,6 +86,7 @@ class Mix:
         sampled_chat: A sampled story asked for in a chat.
         talk: A short chat.
         second: A story told in a chat after another.
+        long_chat: Many turns, stories and small talk.
     """
 
     real: float
@@ -95,10 +97,19 @@ class Mix:
     sampled_chat: float
     talk: float
     second: float
+    long_chat: float
 
 
 MIX = Mix(
-    real=1, sampled=1, drawn=1, classic=0.35, real_chat=0.5, sampled_chat=0.25, talk=1, second=0.25
+    real=1,
+    sampled=1,
+    drawn=1,
+    classic=0.35,
+    real_chat=0.5,
+    sampled_chat=0.25,
+    talk=1,
+    second=0.25,
+    long_chat=0.5,
 )
 
 
@@ -155,6 +166,7 @@ def load_corpus(folder: Path, *, seed: int) -> Corpus:
     documents += [(_talk(rng, rng.choice(real)), MIX.talk) for _ in range(250)]
     short = [story for story in sampled if len(story) < SHORT]
     documents += [(_second(rng.choice(short), story, rng), MIX.second) for story in short]
+    documents += [(_long_chat(short, rng), MIX.long_chat) for _ in range(LONG_CHATS)]
     return Corpus(documents, real + sampled + classics, held_out)
 
 
@@ -244,4 +256,17 @@ def _second(first: str, story: str, rng: random.Random) -> str:
     turns = [("user", _request(first, rng)), ("assistant", first)]
     again = rng.choice(MORE_REQUESTS) if rng.random() < 0.5 else _request(story, rng)
     turns += [("user", again), ("assistant", story)]
+    return _turns(turns).removesuffix("\n")
+
+
+def _long_chat(stories: list[str], rng: random.Random) -> str:
+    turns = [("system", rng.choice(SYSTEMS))] if rng.random() < 0.2 else []
+    for index in range(rng.randint(3, LONG_TURNS)):
+        if rng.random() < 0.25:
+            turns += zip(("user", "assistant"), rng.choice(SMALL_TALK), strict=True)
+            continue
+        story = rng.choice(stories)
+        again = index and rng.random() < 0.5
+        request = rng.choice(MORE_REQUESTS) if again else _request(story, rng)
+        turns += [("user", request), ("assistant", story)]
     return _turns(turns).removesuffix("\n")

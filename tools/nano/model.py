@@ -22,7 +22,8 @@ from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import RopeConfig
 
-HIDDEN, HEADS, KV_HEADS, VOCAB, CONTEXT = 192, 6, 2, 2048, 512
+HIDDEN, HEADS, KV_HEADS, VOCAB = 192, 6, 2, 2048
+CONTEXT, WINDOW = 8192, 512
 PATTERN = "MMLMGML"  # Mamba-2, latent attention + experts, grouped-query attention + MLP
 HEAD_DIM = HIDDEN // HEADS
 EPS = 1e-5
@@ -52,6 +53,7 @@ def nano_config() -> ModelConfig:
         kv_latent=64,
         q_latent=96,
         rope=RopeConfig(16),
+        sliding_window=WINDOW,
     )
     gqa: MixerConfig = AttentionConfig(
         hidden_size=HIDDEN,
@@ -59,6 +61,7 @@ def nano_config() -> ModelConfig:
         num_kv_heads=KV_HEADS,
         head_dim=HEAD_DIM,
         rope=RopeConfig(HEAD_DIM),
+        sliding_window=WINDOW,
     )
     moe: FeedForwardConfig = MoeConfig(
         hidden_size=HIDDEN,
@@ -130,6 +133,7 @@ def save_model(model: CausalLM, folder: Path) -> None:
         "num_layers": len(PATTERN),
         "vocab_size": VOCAB,
         "max_seq_len": CONTEXT,
+        "sliding_window": WINDOW,
         "num_attention_heads": HEADS,
         "rms_norm_eps": EPS,
         "mamba2_num_heads": 12,

@@ -33,7 +33,7 @@ def train_tokenizer(texts: list[str], folder: Path) -> Tokenizer:
     assert tokenizer.get_vocab_size() == VOCAB_SIZE, tokenizer.get_vocab_size()
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"eos_token": END, "chat_template": CHAT_TEMPLATE, "model_max_length": 512}
+    config = {"eos_token": END, "chat_template": CHAT_TEMPLATE, "model_max_length": 8192}
     text = json.dumps(config, indent=2)
     (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
     return tokenizer

@@ -1,5 +1,7 @@
 """Train nano: ``python tools/nano/train.py --corpus PATH --out DIR --minutes 120``.
 
+``--start DIR`` goes on from a finished model, with its tokenizer.
+
 Everything is seeded. A run saves its progress every few minutes; the same command goes on from
 there, with the time that is left. The learning rate follows the clock: it warms up, holds, and
 falls to zero over the last part of the time, so that a run of any length ends well.
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -27,10 +30,12 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from blazr.models.causal_lm import CausalLM
+from blazr.models.loading.load import load
+from blazr.nn.device import resolve_device
 from blazr.nn.layers.decoder_layer import DecoderLayer
 from blazr.nn.layers.moe import Moe
 
-LENGTH, BATCH = 512, 16
+IGNORED = -1  # the label of a token that nobody has to foresee
 WARM_UP, DECAY = 0.02, 0.35  # shares of the time
 SAVE_S, EVAL_S = 120.0, 600.0
 BALANCE = 0.01
@@ -47,10 +52,34 @@ class Progress:
     evaluations: list[tuple[int, float]] = field(default_factory=list)
 
 
-def pack(corpus: Corpus, tokenizer: Tokenizer, *, seed: int) -> Tensor:
-    """One epoch of rows, (rows, LENGTH + 1): whole documents, each followed by the end token.
+def labels(ids: list[int], tokenizer: Tokenizer) -> list[int]:
+    """What is to be foreseen in the place of each token of a document, or ``IGNORED``.
 
-    Places left over are -1. Documents longer than a row are cut into rows.
+    Of a chat these are the replies alone, and where the template goes on after a reply with a line
+    break and the next role, the end token: a reply ends there, whatever the template writes.
+    """
+    end, newline = tokenizer.token_to_id(END), tokenizer.encode("\n").ids[0]
+    names = ("system", "user", "assistant")
+    roles = [tokenizer.token_to_id(f"<|{name}|>") for name in names]
+    is_told = True  # a story, or a reply
+    found = []
+    for index, token in enumerate(ids):
+        before, after = ids[max(index - 1, 0)], ids[min(index + 1, len(ids) - 1)]
+        if token == newline and after in roles:
+            found.append(end if is_told else IGNORED)
+        elif token in roles or before in roles or not is_told:
+            is_told = token == roles[-1] or (is_told and token not in roles)
+            found.append(IGNORED)
+        else:
+            found.append(token)
+    return found
+
+
+def pack(corpus: Corpus, tokenizer: Tokenizer, *, length: int, seed: int) -> Tensor:
+    """One epoch of rows, (rows, 2, length + 1): whole documents, each followed by the end token.
+
+    A row's tokens, and their labels. Places left over are labelled ``IGNORED``. Documents longer
+    than a row are cut into rows.
     """
     rng = random.Random(seed)
     end = tokenizer.token_to_id(END)
@@ -59,37 +88,40 @@ def pack(corpus: Corpus, tokenizer: Tokenizer, *, seed: int) -> Tensor:
     pieces = []
     for encoding in tokenizer.encode_batch(texts):
         ids = [*encoding.ids, end]
-        pieces += [ids[i : i + LENGTH + 1] for i in range(0, len(ids), LENGTH + 1)]
-    open_rows: list[list[int]] = []
-    rows: list[list[int]] = []
+        pairs = list(zip(ids, labels(ids, tokenizer), strict=True))
+        pieces += [pairs[i : i + length + 1] for i in range(0, len(pairs), length + 1)]
+    open_rows: list[list[tuple[int, int]]] = []
+    rows: list[list[tuple[int, int]]] = []
     for piece in pieces:
         # best fit among a window of open rows: order stays random, little is wasted
-        fits = [r for r in open_rows if len(r) + len(piece) <= LENGTH + 1]
+        fits = [r for r in open_rows if len(r) + len(piece) <= length + 1]
         row = max(fits, key=len, default=None)
         if row is None:
             row = []
             open_rows.append(row)
         row += piece
-        if len(row) > LENGTH - 16 or len(open_rows) > 64:
+        if len(row) > length - 16 or len(open_rows) > 64:
             full = max(open_rows, key=len)
             open_rows.remove(full)
             rows.append(full)
     rows += open_rows
     rng.shuffle(rows)
-    table = torch.full((len(rows), LENGTH + 1), -1)
+    table = torch.tensor([end, IGNORED]).view(1, 2, 1).repeat(len(rows), 1, length + 1)
     for index, row in enumerate(rows):
-        table[index, : len(row)] = torch.tensor(row)
+        table[index, :, : len(row)] = torch.tensor(row).T
     return table
 
 
-def batches(corpus: Corpus, tokenizer: Tokenizer, *, seed: int, start: int) -> Iterator[Tensor]:
-    """Endless batches, (BATCH, LENGTH + 1); ``start`` of them are skipped."""
+def batches(
+    corpus: Corpus, tokenizer: Tokenizer, *, length: int, rows: int, seed: int, start: int
+) -> Iterator[Tensor]:
+    """Endless batches, (rows, 2, length + 1); ``start`` of them are skipped."""
     epoch = 0
     while True:
-        table = pack(corpus, tokenizer, seed=seed + epoch)
-        count = len(table) // BATCH
+        table = pack(corpus, tokenizer, length=length, seed=seed + epoch)
+        count = len(table) // rows
         for index in range(min(start, count), count):
-            yield table[index * BATCH : (index + 1) * BATCH]
+            yield table[index * rows : (index + 1) * rows]
         start = max(0, start - count)
         epoch += 1
 
@@ -148,9 +180,12 @@ class Run:
         self.budget_s = arguments.minutes * 60
         folder = Path(arguments.corpus)
         self.corpus = load_corpus(folder, seed=arguments.seed)
-        self.tokenizer = train_tokenizer(self.corpus.plain, self.out)
         self.model = CausalLM(nano_config())
-        init_weights(self.model, seed=arguments.seed)
+        if arguments.start is None:
+            self.tokenizer = train_tokenizer(self.corpus.plain, self.out)
+            init_weights(self.model, seed=arguments.seed)
+        else:
+            self.tokenizer = self.start_from(Path(arguments.start))
         if arguments.compile:
             compile_layers(self.model)
         self.optimizers = make_optimizers(self.model)
@@ -161,6 +196,15 @@ class Run:
         print(f"{sum(p.numel() for p in self.model.parameters()):,} parameters", flush=True)
         if self.checkpoint.exists():
             self.resume()
+
+    def start_from(self, folder: Path) -> Tokenizer:
+        """Take the weights and the tokenizer of a finished model."""
+        loaded = load(str(folder), device=resolve_device("cpu"), dtype="float32")
+        self.model.load_state_dict(loaded.module.state_dict())
+        self.out.mkdir(parents=True, exist_ok=True)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(folder / name, self.out / name)
+        return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def resume(self) -> None:
         """Go on where the saved run stopped."""
@@ -187,15 +231,17 @@ class Run:
         (self.out / "losses.json").write_text(text, encoding="utf-8")
 
     def update(self, rows: Tensor) -> float:
-        """One step of the optimizers on (BATCH, LENGTH + 1) tokens; returns the loss."""
-        factor = learning_rate(self.progress.seconds / self.budget_s)
+        """One step of the optimizers on (B, 2, length + 1) tokens and labels; returns the loss."""
+        factor = learning_rate(self.progress.seconds / self.budget_s) * self.arguments.rate
         for optimizer, rates in zip(self.optimizers, self.base_rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
-        inputs, targets = rows[:, :-1].clamp(min=0), rows[:, 1:]
+        inputs, targets = rows[:, 0, :-1], rows[:, 1, 1:]
         with torch.autocast("cpu", torch.bfloat16, enabled=self.arguments.bf16):
             logits = self.model.forward_sequences(inputs)
-        loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-1)
+        loss = F.cross_entropy(
+            logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED
+        )
         (loss + BALANCE * self.balance.take()).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
@@ -218,14 +264,20 @@ class Run:
         progress, mean = self.progress, 0.0
         next_save = progress.seconds + SAVE_S
         next_evaluation = (progress.seconds // EVAL_S + 1) * EVAL_S
-        seed = self.arguments.seed
-        source = batches(self.corpus, self.tokenizer, seed=seed, start=progress.step)
+        source = batches(
+            self.corpus,
+            self.tokenizer,
+            length=self.arguments.length,
+            rows=self.arguments.rows,
+            seed=self.arguments.seed,
+            start=progress.step,
+        )
         while progress.seconds < self.budget_s:
             started = time.monotonic()
             rows = next(source)
             loss = self.update(rows)
             seconds = time.monotonic() - started
-            count = int((rows[:, 1:] >= 0).sum())
+            count = int((rows[:, 1, 1:] != IGNORED).sum())
             progress.step += 1
             progress.tokens += count
             progress.seconds += seconds
@@ -257,6 +309,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--corpus", required=True, help="folder with the three text collections")
     parser.add_argument("--out", required=True, help="where the model and the progress go")
+    parser.add_argument("--start", help="a finished model to go on from")
+    parser.add_argument("--length", type=int, default=512, help="tokens of a row")
+    parser.add_argument("--rows", type=int, default=16, help="rows of a step")
+    parser.add_argument("--rate", type=float, default=1.0, help="factor of the learning rates")
     parser.add_argument("--minutes", type=float, default=120)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)

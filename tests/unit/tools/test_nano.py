@@ -22,7 +22,7 @@ STORY = (
 def _tools(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tools" / "nano"))
     yield
-    for name in ("data", "model", "tokenizer", "train", "evaluate", "optimizer", "plot"):
+    for name in ("data", "model", "tokenizer", "train", "evaluate", "optimizer", "plot", "average"):
         sys.modules.pop(name, None)
 
 
@@ -55,13 +55,51 @@ def test_the_last_tenth_is_never_trained_on(corpus_folder):
 def test_the_same_seed_gives_the_same_rows(corpus_folder, tmp_path):
     from data import load_corpus
     from tokenizers import Tokenizer
-    from train import LENGTH, pack
+    from train import IGNORED, pack
 
     tokenizer = Tokenizer.from_file(str(ROOT / "src/blazr/data/nano/tokenizer.json"))
-    tables = [pack(load_corpus(corpus_folder, seed=s), tokenizer, seed=s) for s in (1, 1, 2)]
+    tables = [
+        pack(load_corpus(corpus_folder, seed=s), tokenizer, length=256, seed=s) for s in (1, 1, 2)
+    ]
     assert torch.equal(tables[0], tables[1])
-    assert tables[0].shape[1] == LENGTH + 1
+    assert tables[0].shape[1:] == (2, 257)
+    told = tables[0][:, 1] != IGNORED
+    assert 0.5 < told.float().mean() < 1
     assert tables[0].shape != tables[2].shape or not torch.equal(tables[0], tables[2])
+
+
+def test_of_a_chat_the_replies_are_foreseen_and_their_ends():
+    from data import END
+    from tokenizers import Tokenizer
+    from train import IGNORED, labels
+
+    tokenizer = Tokenizer.from_file(str(ROOT / "src/blazr/data/nano/tokenizer.json"))
+    end = tokenizer.token_to_id(END)
+
+    def told(text):
+        ids = [*tokenizer.encode(text).ids, end]
+        found = labels(ids, tokenizer)
+        assert len(found) == len(ids)
+        kept = [each for each in found if each != IGNORED]
+        return tokenizer.decode(kept, skip_special_tokens=False)
+
+    assert told("One day.\nThe end.") == f"One day.\nThe end.{END}"
+    chat = "<|system|>\nBe kind.\n<|user|>\nHi\nyou\n<|assistant|>\nHello!\nWell?\n"
+    assert told(chat + "<|user|>\nBye\n<|assistant|>\nGood night!") == (
+        f"Hello!\nWell?{END}Good night!{END}"
+    )
+
+
+def test_weights_are_averaged(tmp_path):
+    from average import average
+    from safetensors.torch import load_file, save_file
+
+    for name, value in (("own", 2.0), ("start", 1.0)):
+        (tmp_path / name).mkdir()
+        save_file({"a": torch.full((2, 3), value)}, tmp_path / name / "model.safetensors")
+    average(tmp_path / "own", tmp_path / "start", share=0.75)
+    found = load_file(tmp_path / "own" / "model.safetensors")["a"]
+    assert torch.equal(found, torch.full((2, 3), 1.75))
 
 
 def test_the_exported_weights_load_as_they_were(tmp_path):
