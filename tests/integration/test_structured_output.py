@@ -30,7 +30,7 @@ def llm():
 
 def test_json_is_what_the_schema_says(llm):
     params = SamplingParams(seed=1, max_tokens=200, n=4, grammar={"json_schema": CAT})
-    replies = llm.generate("Once there was a cat. In JSON:", params)
+    replies = llm.generate("Once there was a cat. In JSON:", params)[0].outputs
     assert [reply.finish_reason for reply in replies] == ["stop"] * 4
     cats = [json.loads(reply.text) for reply in replies]
     assert all(1 <= cat["lives"] <= 9 and list(cat) == list(CAT["properties"]) for cat in cats)

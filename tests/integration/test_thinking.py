@@ -142,6 +142,6 @@ def test_chats_with_a_schema(server: Loopback) -> None:
     assert message["reasoning"]
     assert message["content"].startswith("{")
     reply = server.client.post(
-        "/v1/chat/completions", json={"messages": CHAT, "max_thinking_tokens": -1}
+        "/v1/chat/completions", json={"messages": CHAT, "max_thinking_tokens": -2}
     )
     assert reply.status_code == 400
