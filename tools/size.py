@@ -3,11 +3,12 @@
 The figures show a trend; no test holds them. Code lines leave out blank lines, comments and
 docstrings, as cloc counts them.
 
-Run: python tools/size.py
+Run: python tools/size.py [--helpers models/loading]
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 from collections import Counter
@@ -48,27 +49,42 @@ def kernel_lines(folder: Path = KERNELS) -> int:
     return sum(bool(line.partition("//")[0].strip()) for line in lines)
 
 
-def helpers_used_once(source: Path = SOURCE) -> tuple[int, int]:
+def helpers_used_once(source: Path = SOURCE) -> tuple[list[str], int]:
     """The private functions whose name appears in one other place of their file; all functions."""
-    num_functions = num_used_once = 0
+    num_functions = 0
+    used_once: list[str] = []
     for path in sorted(source.rglob("*.py")):
         text = path.read_text("utf-8")
         words = Counter(re.findall(r"\w+", text))
-        names = [node.name for node in ast.walk(ast.parse(text)) if isinstance(node, Function)]
-        num_functions += len(names)
-        num_used_once += sum(
-            name.startswith("_") and not name.startswith("__") and words[name] == 2
-            for name in names
-        )
-    return num_used_once, num_functions
+        functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, Function)]
+        num_functions += len(functions)
+        used_once += [
+            f"{path.relative_to(source)}:{node.lineno} {node.name}"
+            for node in functions
+            if node.name.startswith("_")
+            and not node.name.startswith("__")
+            and words[node.name] == 2
+        ]
+    return used_once, num_functions
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print the figures, or the list that `--helpers` asks for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--helpers", metavar="PREFIX", help="list the helpers used once below it")
+    prefix = parser.parse_args().helpers
+    used_once, num_functions = helpers_used_once()
+    if prefix is not None:
+        print(*(line for line in used_once if line.startswith(prefix)), sep="\n")
+        return
     found = sizes()
     for package, num_lines in found.items():
         print(f"{package:<10} {num_lines:>7,} code lines")
     print(f"{'total':<10} {sum(found.values()):>7,} code lines")
     print(f"{'C++':<10} {kernel_lines():>7,} code lines")
-    used_once, functions = helpers_used_once()
-    share = used_once / functions
-    print(f"private helpers used once: {used_once} of {functions} functions, {share:.0%}")
+    share = len(used_once) / num_functions
+    print(f"private helpers used once: {len(used_once)} of {num_functions} functions, {share:.0%}")
+
+
+if __name__ == "__main__":
+    main()
