@@ -108,7 +108,7 @@ def _files(*names: str) -> Files:
 
 def _headers(name: str) -> Files:
     """A GGUF file whose tensors are zeros: only the header is changed."""
-    from blazr.core.gguf import read_gguf_header
+    from blazr.core.gguf_header import read_gguf_header
 
     path = GOLDEN / "gguf" / name
     with path.open("rb") as file:

@@ -32,7 +32,7 @@ from blazr.core.table import Table
 from blazr.engine.config import EngineConfig
 from blazr.engine.sampling_params import SamplingParams
 from blazr.models.families import FAMILIES
-from blazr.models.families.gguf_architectures import ARCHITECTURES
+from blazr.models.families.gguf.architectures import ARCHITECTURES
 from blazr.server.config import ServerConfig
 from blazr.server.errors import HttpError
 from blazr.server.routes import ROUTES

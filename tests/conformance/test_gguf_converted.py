@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from blazr.models.families.gguf_architectures import ARCHITECTURES
+from blazr.models.families.gguf.architectures import ARCHITECTURES
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
 from tests.support.closeness import assert_same_network

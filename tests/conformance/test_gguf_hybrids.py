@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from blazr.models.families.gguf_architectures import ARCHITECTURES
+from blazr.models.families.gguf.architectures import ARCHITECTURES
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
 from tests.support import ggufs

@@ -12,7 +12,7 @@ from torch import nn
 
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.gguf import read_header
-from blazr.models.families.gguf_architectures import ARCHITECTURES
+from blazr.models.families.gguf.architectures import ARCHITECTURES
 from blazr.models.loading.convert import convert
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device

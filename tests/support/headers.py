@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from blazr.core.gguf import Value
+from blazr.core.gguf_header import Value
 from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, TensorInfo
 from blazr.nn.quant.gguf import GGML_TYPES
 

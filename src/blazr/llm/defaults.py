@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
 
-from blazr.core.gguf import read_gguf_header
+from blazr.core.gguf_header import read_gguf_header
 from blazr.engine.sampling_params import MODEL_DEFAULTS, RANGES
 from blazr.text.sidecars import read_json
 

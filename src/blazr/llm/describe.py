@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from blazr.core.errors import UnknownFamilyError
-from blazr.core.gguf import Value
+from blazr.core.gguf_header import Value
 from blazr.models.loading.describe import describe_plan
 from blazr.models.loading.load import plan_model
 from blazr.pipelines.fallback import describe_fallback

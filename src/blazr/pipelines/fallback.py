@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import CheckpointError, EngineError, UnknownFamilyError
-from blazr.core.gguf import Value
+from blazr.core.gguf_header import Value
 from blazr.engine.async_engine import AsyncEngine
 from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.engine import Engine

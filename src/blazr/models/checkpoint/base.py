@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from blazr.core.gguf import Value
+from blazr.core.gguf_header import Value
 from blazr.models.checkpoint.disk import MappedFile
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""GGUF files: the header by ``core.gguf``, and where each tensor's bytes are."""
+"""GGUF files: the header by ``core.gguf_header``, and where each tensor's bytes are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from math import prod
 from pathlib import Path
 
 from blazr.core.errors import CheckpointError
-from blazr.core.gguf import GgufHeader, TensorEntry, read_gguf_header
+from blazr.core.gguf_header import GgufHeader, TensorEntry, read_gguf_header
 from blazr.models.checkpoint.base import ELEMENT_TYPES, Format, Header, RelaidInfo, TensorInfo
 from blazr.models.checkpoint.disk import open_regular
 from blazr.models.checkpoint.ollama import as_llama_cpp

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from blazr.core.gguf import Value
+from blazr.core.gguf_header import Value
 from blazr.models.checkpoint.base import Header, RelaidInfo, TensorInfo
 
 _PART = re.compile(r"(blk\.\d+\.)(\w+\.?)(.*)", re.ASCII)

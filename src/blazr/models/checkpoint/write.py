@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from blazr.core.gguf import DEFAULT_ALIGNMENT, MAGIC, SCALARS, VERSIONS, Value
+from blazr.core.gguf_header import DEFAULT_ALIGNMENT, MAGIC, SCALARS, VERSIONS, Value
 from blazr.models.checkpoint.base import ELEMENT_TYPES
 from blazr.models.checkpoint.gguf import type_numbers
 from blazr.nn.quant.gguf import GGML_TYPES

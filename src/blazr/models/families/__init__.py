@@ -59,6 +59,6 @@ FAMILIES: Table[Family] = Table(
         "qwen3_5_moe": "blazr.models.families.hf.delta:QWEN3_5_MOE",
         "qwen3_5_moe_text": "blazr.models.families.hf.delta:QWEN3_5_MOE_TEXT",
         "kimi_linear": "blazr.models.families.hf.delta:KIMI_LINEAR",
-        "gguf": "blazr.models.families.gguf:GGUF",
+        "gguf": "blazr.models.families.gguf.family:GGUF",
     },
 )

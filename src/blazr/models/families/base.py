@@ -6,14 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.config import ModelConfig
 from blazr.models.families.config_reader import ConfigReader, Setting
-from blazr.models.families.oxidizr_shapes import TensorGroup
 from blazr.models.families.rules import RuleBook
+from blazr.models.families.shapes import TensorGroup
 
 Value = int | float | bool | str
 V = TypeVar("V", int, float, bool, str)
+
+DEFAULT_MAX_SEQ_LEN = 4096
+MAX_MAX_SEQ_LEN = 2**26
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,22 @@ class Ledger:
         if declared is None:
             return self.record(name, default, "default")
         return self.record(name, declared.value, declared.source)
+
+
+def read_max_seq_len(reader: ConfigReader, ledger: Ledger) -> int:
+    """The context in tokens.
+
+    Raises:
+        ConfigError: It is beyond reason.
+    """
+    declared = reader.integer("max_seq_len", minimum=1)
+    if declared is not None and declared.value > MAX_MAX_SEQ_LEN:
+        raise ConfigError(
+            f"{declared.source} is out of range.",
+            found=f"{declared.value:,} tokens",
+            expected=f"at most {MAX_MAX_SEQ_LEN:,}",
+        )
+    return ledger.choose("max_seq_len", declared, DEFAULT_MAX_SEQ_LEN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,7 @@ from typing import Literal, TypeVar
 from blazr.core.errors import CheckpointError, ConfigError, ShapeError
 from blazr.models.families.base import Context
 from blazr.models.families.config_reader import Setting
-from blazr.models.families.oxidizr_shapes import (
-    Size,
-    TensorGroup,
-    head_dim_candidates,
-    mixer_kind,
-)
+from blazr.models.families.shapes import Size, TensorGroup
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig
 from blazr.nn.layers.mlp import MlpConfig
@@ -24,6 +19,21 @@ N = TypeVar("N", int, float)
 DEFAULT_ROPE_THETA = 10000.0
 SCALINGS: tuple[Literal["llama3", "linear"], ...] = ("llama3", "linear")
 DEFAULT_EXPERTS_PER_TOKEN = 2
+# the usual sizes first; the small ones make sure that a guess is only made where none is close
+HEAD_DIMS = (64, 128, 96, 80, 32, 16, 256, 192, 112, 48, 40, 24, 8)
+
+
+def mixer_kind(layer: TensorGroup) -> str:
+    """``"mamba3"``, ``"mamba2"``, ``"mamba1"``, ``"mla"`` or ``"gqa"``, from names."""
+    for beginning, kind in (
+        ("mamba3.", "mamba3"),
+        ("mamba2.", "mamba2"),
+        ("mamba.", "mamba1"),
+        ("self_attn.w_dkv", "mla"),
+    ):
+        if layer.has(beginning):
+            return kind
+    return "gqa"
 
 
 def derive_attention(
@@ -122,7 +132,8 @@ def _guess_heads(layer: TensorGroup, query: Size, key: Size, context: Context) -
                 return context.ledger.record(
                     "num_attention_heads", heads, f"tensor {rope.source}", "as in another layer"
                 )
-    fitting = head_dim_candidates(query.value, key.value)
+    # the usual head sizes that divide both projections
+    fitting = [dim for dim in HEAD_DIMS if query.value % dim == 0 and key.value % dim == 0]
     if len(fitting) == 1:
         heads = query.value // fitting[0]
         note = f"of the usual head sizes only {fitting[0]} fits; config.json does not say"

@@ -12,8 +12,8 @@ from blazr.models.families.config_reader import ConfigReader
 from blazr.models.families.hf.dense import LLAMA as DECLARED
 from blazr.models.families.hf.derive import model_type
 from blazr.models.families.oxidizr import decoder_rules, derive_decoder
-from blazr.models.families.oxidizr_shapes import TensorGroup
 from blazr.models.families.rules import RuleBook
+from blazr.models.families.shapes import TensorGroup
 
 PREFIX = "model."
 _SHAPE_RULES = decoder_rules(PREFIX)

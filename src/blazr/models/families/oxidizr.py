@@ -13,24 +13,22 @@ from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.checkpoint.disk import read_json
 from blazr.models.config import ModelConfig
-from blazr.models.families.base import Context, Derivation, Family, Ledger
+from blazr.models.families.base import Context, Derivation, Family, Ledger, read_max_seq_len
 from blazr.models.families.config_reader import ALIASES, ConfigReader
-from blazr.models.families.gqa import derive_attention, derive_feed_forward
+from blazr.models.families.gqa import derive_attention, derive_feed_forward, mixer_kind
 from blazr.models.families.oxidizr_mixers import (
     derive_mamba1,
     derive_mamba2,
     derive_mamba3,
     derive_mla,
 )
-from blazr.models.families.oxidizr_shapes import TensorGroup, layer_type, mixer_kind, split_layers
 from blazr.models.families.rules import Rule, RuleBook, Squeeze, Stack
+from blazr.models.families.shapes import TensorGroup, split_layers
 from blazr.models.families.unread import is_neutral, says_nothing, warn_ignored
 from blazr.nn.layers.base import MixerConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
 from blazr.nn.layers.norm import NormConfig
 
-DEFAULT_MAX_SEQ_LEN = 4096
-MAX_MAX_SEQ_LEN = 2**26
 DEFAULT_EPS = 1e-5
 MAMBA_NORM_EPS = 1e-6
 # Beside those of ALIASES: keys that are read elsewhere, or of layers that a model may not have.
@@ -193,22 +191,6 @@ def _warn_unknown(reader: ConfigReader, ledger: Ledger) -> None:
     warn_ignored(reader.source, unknown, ledger)
 
 
-def read_max_seq_len(reader: ConfigReader, ledger: Ledger) -> int:
-    """The context in tokens.
-
-    Raises:
-        ConfigError: It is beyond reason.
-    """
-    declared = reader.integer("max_seq_len", minimum=1)
-    if declared is not None and declared.value > MAX_MAX_SEQ_LEN:
-        raise ConfigError(
-            f"{declared.source} is out of range.",
-            found=f"{declared.value:,} tokens",
-            expected=f"at most {MAX_MAX_SEQ_LEN:,}",
-        )
-    return ledger.choose("max_seq_len", declared, DEFAULT_MAX_SEQ_LEN)
-
-
 def _sliding_window(reader: ConfigReader, ledger: Ledger) -> int | None:
     """Tokens that every attention layer sees; oxidizr itself has no such key."""
     declared = reader.integer("sliding_window", minimum=1)
@@ -260,9 +242,20 @@ def _derive_layer(layer: TensorGroup, context: Context, window: int | None) -> L
     )
 
 
+def _layer_type(layer: TensorGroup) -> str:
+    """The name that config files give such a layer, for example ``"MlaWithMoe"``."""
+    kind = mixer_kind(layer)
+    if kind.startswith("mamba"):
+        return kind.capitalize()
+    has_moe = layer.has("moe.")
+    if kind == "mla":
+        return "MlaWithMoe" if has_moe else "MlaWithMlp"
+    return "GqaWithMoe" if has_moe else "StandardTransformer"
+
+
 def _check_layer_types(reader: ConfigReader, layers: list[TensorGroup]) -> None:
     """What config.json says about layers must be what the tensors are."""
-    types = [layer_type(layer) for layer in layers]
+    types = [_layer_type(layer) for layer in layers]
     declared = reader.texts("layer_types")
     if declared is not None:
         names = [_canonical(name, declared.source, i) for i, name in enumerate(declared.value)]

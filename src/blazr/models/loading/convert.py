@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import CapacityError, ConfigError
-from blazr.core.gguf import Value
+from blazr.core.gguf_header import Value
 from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, QuantizedInfo, TensorInfo
 from blazr.models.checkpoint.write import Entry, TensorWriter, gguf_writer, safetensors_writer
 from blazr.models.families.rules import Stack

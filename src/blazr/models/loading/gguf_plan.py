@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import BlazrError, ConfigError
-from blazr.core.gguf import DEFAULT_ALIGNMENT, Value
+from blazr.core.gguf_header import DEFAULT_ALIGNMENT, Value
 from blazr.models.causal_lm import CausalLM
 from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, QuantizedInfo, TensorInfo
 from blazr.models.checkpoint.write import Entry, gguf_header
 from blazr.models.config import ModelConfig
-from blazr.models.families.gguf import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
-from blazr.models.families.gguf_architectures import ARCHITECTURES, Architecture
-from blazr.models.families.gguf_config import (
+from blazr.models.families.gguf.architectures import ARCHITECTURES, Architecture
+from blazr.models.families.gguf.config import (
     all_mixers,
     architecture_of,
     as_gguf,
@@ -31,7 +30,8 @@ from blazr.models.families.gguf_config import (
     mixers_of,
     unreadable,
 )
-from blazr.models.families.gguf_names import gguf_names, telling_names
+from blazr.models.families.gguf.family import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from blazr.models.families.gguf.names import gguf_names, telling_names
 from blazr.models.families.rules import Mxfp4, Pairs, RuleBook, Transform
 from blazr.models.loading.gguf_recipes import Recipe, recipe_of
 from blazr.models.loading.load import PlannedModel, plan_model

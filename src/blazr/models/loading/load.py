@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from blazr.core.errors import CapacityError, ConfigError
-from blazr.core.gguf import Value
+from blazr.core.gguf_header import Value
 from blazr.models.causal_lm import CausalLM
 from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo
 from blazr.models.checkpoint.hub import find_model

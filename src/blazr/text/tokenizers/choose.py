@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from blazr.core.errors import CheckpointError, UnknownNameError
-from blazr.core.gguf import Value
+from blazr.core.gguf_header import Value
 from blazr.text import sidecars
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers import TOKENIZERS, gguf

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from blazr.core.errors import CheckpointError
-from blazr.core.gguf import Value, read_gguf_header
+from blazr.core.gguf_header import Value, read_gguf_header
 from blazr.text import detokenize
 from blazr.text.tokenizer import Tokenizer, encode_with
 from blazr.text.tokenizers.gguf_entries import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from blazr.core.errors import CheckpointError
-from blazr.core.gguf import Value
+from blazr.core.gguf_header import Value
 
 # Kinds of tokens, as SentencePiece numbers them and GGUF does after it.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6

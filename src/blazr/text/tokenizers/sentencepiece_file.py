@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from blazr.core.errors import CheckpointError
-from blazr.core.gguf import Value
+from blazr.core.gguf_header import Value
 from blazr.text import sidecars
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers.beside import UnknownKindError, metadata_of

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from blazr.core.gguf import Value
+from blazr.core.gguf_header import Value
 from blazr.text import sidecars
 from blazr.text.tokenizers import sentencepiece_file, vocab_and_merges
 from blazr.text.tokenizers.beside import UnknownKindError

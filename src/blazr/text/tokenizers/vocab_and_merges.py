@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from blazr.core.errors import CheckpointError
-from blazr.core.gguf import Value
+from blazr.core.gguf_header import Value
 from blazr.text import sidecars
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers.beside import UnknownKindError, metadata_of

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Literal
 
 from blazr.core.errors import ShapeError
-from blazr.models.families.gguf_model import GgufModel
-from blazr.models.families.gguf_names import (
+from blazr.models.families.gguf.model import GgufModel
+from blazr.models.families.gguf.names import (
     ATTENTION,
     CONV,
     DELTA,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from blazr.core.errors import ConfigError
-from blazr.models.families.gguf_model import GgufModel
+from blazr.models.families.gguf.model import GgufModel
 from blazr.nn.layers.mla import DeepseekMlaConfig
 from blazr.nn.layers.rope import RopeConfig
 

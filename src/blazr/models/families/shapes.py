@@ -99,36 +99,3 @@ def split_layers(tensors: Mapping[str, TensorInfo], prefix: str) -> list[TensorG
                 hint="the file is incomplete: copy or download it again",
             )
     return [TensorGroup(f"{prefix}layers.{i}.", groups[i]) for i in range(len(groups))]
-
-
-def mixer_kind(layer: TensorGroup) -> str:
-    """``"mamba3"``, ``"mamba2"``, ``"mamba1"``, ``"mla"`` or ``"gqa"``, from names."""
-    for beginning, kind in (
-        ("mamba3.", "mamba3"),
-        ("mamba2.", "mamba2"),
-        ("mamba.", "mamba1"),
-        ("self_attn.w_dkv", "mla"),
-    ):
-        if layer.has(beginning):
-            return kind
-    return "gqa"
-
-
-def layer_type(layer: TensorGroup) -> str:
-    """The name that config files give such a layer, for example ``"MlaWithMoe"``."""
-    kind = mixer_kind(layer)
-    if kind.startswith("mamba"):
-        return kind.capitalize()
-    has_moe = layer.has("moe.")
-    if kind == "mla":
-        return "MlaWithMoe" if has_moe else "MlaWithMlp"
-    return "GqaWithMoe" if has_moe else "StandardTransformer"
-
-
-# the usual sizes first; the small ones make sure that a guess is only made where none is close
-HEAD_DIMS = (64, 128, 96, 80, 32, 16, 256, 192, 112, 48, 40, 24, 8)
-
-
-def head_dim_candidates(query_size: int, key_size: int) -> list[int]:
-    """The usual head sizes that divide both projections."""
-    return [dim for dim in HEAD_DIMS if query_size % dim == 0 and key_size % dim == 0]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blazr.core.errors import CheckpointError
-from blazr.core.gguf import MAX_STRINGS, GgufHeader, read_gguf_header
+from blazr.core.gguf_header import MAX_STRINGS, GgufHeader, read_gguf_header
 from tests.support import ggufs
 from tests.support.seeds import examples
 

@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 
-from blazr.core.gguf import Value
+from blazr.core.gguf_header import Value
 from blazr.models.config import ModelConfig
-from blazr.models.families.gguf_architectures import ARCHITECTURES, Architecture
-from blazr.models.families.gguf_hybrid import INNER_EPS, SIGMOID, SOFTMAX
+from blazr.models.families.gguf.architectures import ARCHITECTURES, Architecture
+from blazr.models.families.gguf.hybrid import INNER_EPS, SIGMOID, SOFTMAX
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.decoder_layer import LayerConfig

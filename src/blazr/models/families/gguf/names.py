@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 
-from blazr.models.families.gguf_architectures import Architecture
+from blazr.models.families.gguf.architectures import Architecture
 from blazr.models.families.rules import DecayLog, Pairs, Reshape, Rule, RuleBook, Stack, Transform
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import MixerConfig

@@ -14,14 +14,13 @@ from dataclasses import replace
 from blazr.core.errors import ConfigError, ShapeError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.config import ModelConfig
-from blazr.models.families.base import Derivation, Family, Ledger
+from blazr.models.families.base import Derivation, Family, Ledger, read_max_seq_len
 from blazr.models.families.config_reader import ConfigReader
-from blazr.models.families.gguf_architectures import ARCHITECTURES, Architecture
-from blazr.models.families.gguf_hybrid import read_experts, read_layer
-from blazr.models.families.gguf_latent import read_latent
-from blazr.models.families.gguf_model import GgufModel
-from blazr.models.families.gguf_names import gguf_names
-from blazr.models.families.oxidizr import read_max_seq_len
+from blazr.models.families.gguf.architectures import ARCHITECTURES, Architecture
+from blazr.models.families.gguf.hybrid import read_experts, read_layer
+from blazr.models.families.gguf.latent import read_latent
+from blazr.models.families.gguf.model import GgufModel
+from blazr.models.families.gguf.names import gguf_names
 from blazr.models.families.rules import Pairs, RuleBook
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig

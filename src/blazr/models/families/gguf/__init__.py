@@ -1,0 +1,1 @@
+"""GGUF: the same models under other keys and tensor names."""
