@@ -36,7 +36,7 @@ MOST_AGAIN = {
     "GLM-4.6": 0.1,
     "deepseek-ai-DeepSeek-V3.1": 0.1,
     "microsoft-Phi-3.5-mini-instruct": 0.03,
-    "Mistral-Small-3.2-24B-Instruct-2506": 0.15,
+    "Mistral-Small-3.2-24B-Instruct-2506": 0.075,
 }
 FORMS = [
     pytest.param(name, marks=[pytest.mark.slow] if number else [])
@@ -94,7 +94,9 @@ def told(request) -> Iterator[tuple[Loopback, Teller]]:
         tool_format=choose_tool_format(source, "any"),
     )
     template = ChatTemplate(source, name=request.param, reply_format=reply_format)
-    info = ModelInfo(name="hybrid", family="any", vocab_size=VOCAB, max_seq_len=CONTEXT)
+    info = ModelInfo(
+        name="hybrid", family="any", vocab_size=VOCAB, max_seq_len=CONTEXT, is_recurrent=True
+    )
     teller = Teller(next(iter(tokenizer.eos_ids)))
     core = TextEngine(
         hybrid_engine(teller),

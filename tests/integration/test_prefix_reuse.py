@@ -79,6 +79,15 @@ def test_a_later_user_finds_the_junction(model):
     assert computed <= 200 + GRID
 
 
+def test_the_next_prompt_resumes_at_a_branch_point(model):
+    lab, prompt = Lab(model), tokens_of(400, seed=13)
+    recomputed(lab, prompt, branch_points=(250,))
+    parting = [*prompt[:250], *tokens_of(100, seed=14)]
+    computed, reply = recomputed(lab, parting)
+    assert computed == 350 - 250 // GRID * GRID
+    assert reply == recomputed(Lab(model, prefix_cache=False), parting)[1]
+
+
 def test_salts_do_not_share(model):
     lab = Lab(model)
     prompt = tokens_of(200, seed=6)

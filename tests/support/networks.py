@@ -120,11 +120,18 @@ class Lab:
         self._poison()
         self._record()
 
-    def ask(self, prompt: Sequence[int], *, max_tokens: int = 12, **params: object) -> int:
+    def ask(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int = 12,
+        branch_points: tuple[int, ...] = (),
+        **params: object,
+    ) -> int:
         """Queue a greedy request and return its id."""
         self._ids += 1
         sampling = SamplingParams(**{"temperature": 0, "max_tokens": max_tokens, **params})  # type: ignore[arg-type]
-        request = Request(prompt_ids=tuple(prompt), params=sampling)
+        request = Request(prompt_ids=tuple(prompt), params=sampling, branch_points=branch_points)
         self.engine.add(request, request_id=self._ids, now=0.0, seed=7)
         return self._ids
 

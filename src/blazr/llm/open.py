@@ -183,5 +183,6 @@ def _describe(
         adds_bos=loaded.family not in _FAMILIES_WITHOUT_BOS,
         stop_ids=frozenset(sidecars.eos_ids(directory) if directory is not None else ()),
         is_unbounded=loaded.is_unbounded,
+        is_recurrent=loaded.is_recurrent,
         sampling=sampling_defaults(directory, loaded.gguf),
     )

@@ -33,6 +33,7 @@ class ModelInfo:
         adds_bos: Whether a text prompt begins with the beginning-of-text token.
         stop_ids: Ids that end a reply, besides the tokenizer's own.
         is_unbounded: Whether it reads prompts of any length (no attention in it).
+        is_recurrent: Whether a layer of it has a state, so that not every prefix can be resumed.
         sampling: Its own sampling defaults, by the names of `SamplingParams`.
     """
 
@@ -46,6 +47,7 @@ class ModelInfo:
     adds_bos: bool = False
     stop_ids: frozenset[int] = frozenset()
     is_unbounded: bool = False
+    is_recurrent: bool = False
     sampling: Mapping[str, float] = field(default_factory=dict)
 
 

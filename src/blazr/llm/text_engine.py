@@ -110,6 +110,9 @@ class TextEngine:
             ids = self.encode_prompt(request)
         whole = len(ids)
         ids = self._cut(request, ids)
+        if len(ids) < whole:
+            chat = None  # what is left of it is no beginning of the next turn
+        branch_points = () if chat is None else (chat.num_settled_tokens(ids),)
         prepared = Request(
             prompt_ids=tuple(ids),
             params=request.params.with_defaults(self.info.sampling),
@@ -118,10 +121,11 @@ class TextEngine:
             cache_salt=request.cache_salt,
             timeout_s=request.timeout_s,
             constraint=self._constraint(request, reply_format, ids),
+            branch_points=branch_points,
             pooling=request.pooling,
         )
         remember = None
-        if chat is not None and len(ids) == whole and request.pooling is None:
+        if chat is not None and request.pooling is None:
             remember = self._rememberer(chat, request.cache_salt, ids)
         return PreparedRequest(prepared, reply_format, num_dropped, remember)
 
@@ -169,6 +173,7 @@ class TextEngine:
             else [*map(as_function, request.tools or ())],
             add_generation_prompt=request.add_generation_prompt or goes_on,
             variables=request.template_variables,
+            looks_ahead=self.info.is_recurrent,
         )
         return prompt.followed_by(messages[-1].content or "") if goes_on else prompt
 

@@ -71,6 +71,7 @@ class FallbackModel:
         max_seq_len: Its context, tokens.
         gguf: Always empty.
         is_unbounded: Never: the context is a promise of its config.
+        is_recurrent: Never: what it remembers is that library's, and cannot be resumed.
     """
 
     module: torch.nn.Module
@@ -82,6 +83,7 @@ class FallbackModel:
     max_seq_len: int
     gguf: Mapping[str, Value]
     is_unbounded: bool = False
+    is_recurrent: bool = False
 
 
 def load_fallback(

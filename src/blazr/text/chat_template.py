@@ -7,6 +7,7 @@ only those that the template itself writes become tokens.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
 # A rendered chat is a few times what went into it, or a fixed preamble.
 _SIZE_PER_CHARACTER = 4
 _MIN_SIZE = 1_000_000
+_NEXT_TURN: tuple[Dict, ...] = (
+    {"role": "assistant", "content": "a"},
+    {"role": "user", "content": "a"},
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ class ChatPrompt:
         tokenizer: The model's.
         usable: The special tokens that the model has.
         tail: Where the beginning of a reply follows that is to be gone on with; it is plain text.
+        num_settled: Leading characters that stay the same once the user speaks again.
     """
 
     text: str
@@ -62,6 +68,7 @@ class ChatPrompt:
     tokenizer: Tokenizer
     usable: Mapping[str, int]
     tail: int | None = None
+    num_settled: int = 0
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -83,6 +90,18 @@ class ChatPrompt:
                 ids += [piece] if isinstance(piece, int) else self.tokenizer.encode(piece)
         begun = self.text[max(start, tail) :]
         return ids + self.tokenizer.encode(begun) if begun else ids
+
+    def num_settled_tokens(self, ids: Sequence[int]) -> int:
+        """How many of the prompt's token ids stay the same once the user speaks again.
+
+        Counted by the tokens' bytes, from the end: a few too many or too few where a message spells
+        a special token.
+        """
+        num_bytes, num_tokens = len(self.text[self.num_settled :].encode()), len(ids)
+        while num_bytes > 0 and num_tokens > 0:
+            num_tokens -= 1
+            num_bytes -= len(self.tokenizer.token_bytes(ids[num_tokens]))
+        return num_tokens
 
 
 class ChatTemplate:
@@ -140,6 +159,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
+        looks_ahead: bool = False,
     ) -> ChatPrompt:
         """A chat as it is tokenized.
 
@@ -149,13 +169,17 @@ class ChatTemplate:
             tools: Functions the model may call, as the OpenAI API describes them.
             add_generation_prompt: End with the beginning of the assistant's turn.
             variables: More for the template to see.
+            looks_ahead: Find out how much of it stays the same once the user speaks again.
 
         Raises:
             RequestError: The template does not take the messages or variables.
         """
         given = (list(messages), tools, variables or {})
-        chat, text = self._render(given, add_generation_prompt, names=tokenizer.special_ids)
-        return ChatPrompt(text, chat, tokenizer, self._usable(tokenizer))
+        chat, text, spelling = self._render(
+            given, add_generation_prompt, names=tokenizer.special_ids
+        )
+        num_settled = self._num_settled(text, spelling, chat) if looks_ahead else len(text)
+        return ChatPrompt(text, chat, tokenizer, self._usable(tokenizer), num_settled=num_settled)
 
     def encode(
         self,
@@ -223,7 +247,7 @@ class ChatTemplate:
         add_generation_prompt: bool,  # noqa: FBT001  (a step of the two methods above)
         *,
         names: Sequence[str] | Mapping[str, int],
-    ) -> tuple[Disarmed, str]:
+    ) -> tuple[Disarmed, str, Spelling]:
         messages, tools, variables = given
         self._check_variables(variables)
         spelling = Spelling()
@@ -235,21 +259,38 @@ class ChatTemplate:
         first_error: RequestError | None = None
         for attempt in spelling.others(has_calls=has_tools(messages)):
             try:
-                return chat, self._render_as(attempt, chat, add_generation_prompt)
+                return chat, self._render_as(attempt, chat, add_generation_prompt), attempt
             except RequestError as error:
                 first_error = first_error or error
         assert first_error is not None
         raise first_error
+
+    def _num_settled(self, text: str, spelling: Spelling, chat: Disarmed) -> int:
+        """How many characters of a rendered chat stay the same once the user speaks again.
+
+        Some templates drop the thoughts of earlier turns then, or move the tools.
+        """
+        try:
+            later = self._render_as(
+                spelling, chat, add_generation_prompt=False, followed_by=_NEXT_TURN
+            )
+        except RequestError:  # it cannot be told
+            return len(text)
+        lengths = range(1, min(len(text), len(later)) + 1)
+        return bisect_left(lengths, 1, key=lambda count: text[:count] != later[:count])
 
     def _render_as(
         self,
         spelling: Spelling,
         chat: Disarmed,
         add_generation_prompt: bool,  # noqa: FBT001  (a step of the method above)
+        *,
+        followed_by: Sequence[Dict] = (),
     ) -> str:
         given, tools, variables = cast(
             "tuple[list[Dict], list[Dict] | None, Dict]", deepcopy(chat.values)
         )
+        given += followed_by
         messages, shown = spell(given, tools, spelling, self._tool_format)
         more: Dict = {}
         if self._wants_functions:

@@ -75,14 +75,16 @@ class EngineMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "", "other"]),
         priority=st.sampled_from([0, 0, 0, 1]),
         is_cursed=st.sampled_from([False] * 7 + [True]),
+        branch_points=st.lists(st.integers(0, 28), max_size=2).map(tuple),
     )
-    def add(self, base, cut, tail, max_tokens, choices, salt, priority, is_cursed):
+    def add(self, base, cut, tail, max_tokens, choices, salt, priority, is_cursed, branch_points):
         prompt = (*self.prompts[base % len(self.prompts)][:cut], *tail)[:28] or (0,)
         request = Request(
             prompt_ids=prompt,
             params=SamplingParams(temperature=0, max_tokens=max_tokens, n=choices),
             cache_salt=salt,
             priority=priority,
+            branch_points=branch_points,
         )
         self.prompts.append(prompt)
         if is_cursed:

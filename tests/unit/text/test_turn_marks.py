@@ -61,6 +61,39 @@ def test_the_marks_are_those_between_the_turns(source, names, expected) -> None:
     assert marks(source, names) == expected
 
 
+TOOLS_LAST = """{% set asked = messages | selectattr('role', 'equalto', 'user') | list | last %}
+{%- for m in messages %}{{ '<tools>' if m == asked }}{{ m.role }}: {{ m.content }}
+{% endfor %}"""
+THOUGHTS = """{% set is_asked = messages[-1].role == 'user' %}{% for m in messages -%}
+{{ m.role }}: {{ m.content.split('</think>')[-1] if is_asked else m.content }}
+{% endfor %}"""
+KEPT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+REFUSED = "{{ raise_exception('no') if messages | length > 3 }}" + KEPT
+WHOLE = "user: \U0001f600 a\nassistant: <think>b</think>c\ntool: d\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "settled"),
+    [
+        pytest.param(KEPT, WHOLE, id="all"),
+        pytest.param(TOOLS_LAST, "", id="tools before the user's last words"),
+        pytest.param(THOUGHTS, "user: \U0001f600 a\nassistant: ", id="thoughts of the last turn"),
+        pytest.param(REFUSED, WHOLE, id="another turn is refused"),
+    ],
+)
+def test_what_stays_the_same_when_the_user_speaks_again(cl100k, source, settled) -> None:
+    chat = [
+        Message(role="user", content="😀 a"),
+        Message(role="assistant", content="<think>b</think>c"),
+        Message(role="tool", content="d"),
+    ]
+    prompt = ChatTemplate(source, name="own").prompt(chat, cl100k, looks_ahead=True)
+    assert prompt.text[: prompt.num_settled] == settled
+    ids = prompt.encode()
+    count = prompt.num_settled_tokens(ids)
+    assert cl100k.decode(ids[:count]) == settled.rstrip(" ")  # the space begins the next token
+
+
 def test_what_stands_in_a_reply_of_several_parts_does_not_end_it() -> None:
     names = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
     assert marks(HARMONY, names, has_own_ends=True) == TurnMarks()

@@ -260,7 +260,7 @@ class CacheManager:
         """Where states of a prompt are kept: in its course, and where it would be resumed."""
         grid = self.shape.grid
         last = (len(sequence.tokens) - 1) // grid * grid
-        own = {last}
+        own = {last, *(point // grid * grid for point in sequence.request.branch_points)}
         if sequence.request.params.prompt_logprobs is not None:
             own.add(max(last - grid, 0))  # other answers to its context part from it before
         return own | set(range(LONG_PROMPT_EDGES, last, LONG_PROMPT_EDGES))

@@ -27,6 +27,7 @@ from blazr.models.loading.packed import choose_storage, open_up, place
 from blazr.models.loading.plan import LoadPlan, plan_load
 from blazr.models.loading.weights import choose_dtype, copied_bytes, read_weights, stored_as
 from blazr.nn.device import Device
+from blazr.nn.layers.cache_spec import CacheSpec
 from blazr.nn.layers.decoder_layer import DecoderLayer
 from blazr.nn.layers.mamba2 import Mamba2
 from blazr.nn.layers.mamba3 import Mamba3
@@ -77,8 +78,12 @@ class LoadedModel:
     @property
     def is_unbounded(self) -> bool:
         """Whether it reads prompts of any length (no attention in it)."""
-        specs = (layer.mixer.cache_spec(self.module.dtype) for layer in self.config.layers)
-        return not any(spec.paged for spec in specs)
+        return not any(spec.paged for spec in self._cache_specs())
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a layer has a state that stands for all tokens before it."""
+        return any(spec.checkpoint for spec in self._cache_specs())
 
     @property
     def directory(self) -> Path | None:
@@ -86,6 +91,9 @@ class LoadedModel:
         if self.gguf:
             return None
         return self.path if self.path.is_dir() else self.path.parent
+
+    def _cache_specs(self) -> list[CacheSpec]:
+        return [layer.mixer.cache_spec(self.module.dtype) for layer in self.config.layers]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
