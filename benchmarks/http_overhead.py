@@ -39,7 +39,7 @@ from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.async_llm import AsyncLLM
 from blazr.llm.generation import GenerationRequest
-from blazr.llm.open import open_model
+from blazr.llm.load import load_text_engine
 from blazr.llm.text_engine import TextEngine
 from blazr.server.app import build_app
 from blazr.server.config import ServerConfig
@@ -127,7 +127,7 @@ def open_core(settings: Settings) -> TextEngine:
     """The model, with one thread to compute."""
     torch.set_num_threads(1)
     config = EngineConfig(max_running=settings.concurrency, memory=_MEMORY)
-    return open_model(settings.model, engine=config)
+    return load_text_engine(settings.model, engine=config)
 
 
 def in_process(settings: Settings, *, with_text: bool) -> None:

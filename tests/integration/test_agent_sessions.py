@@ -15,7 +15,7 @@ from blazr.engine.pacing import Pacing
 from blazr.engine.runner import StepResult
 from blazr.engine.sampling.sampler import Sampled
 from blazr.engine.scheduler import Scheduler, StepPlan
-from blazr.llm.opened import ModelInfo
+from blazr.llm.bundle import ModelInfo
 from blazr.llm.text_engine import TextEngine
 from blazr.text.chat_template import ChatTemplate
 from blazr.text.reasoning import choose_reasoning

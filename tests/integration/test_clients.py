@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from blazr.llm.open import open_model
+from blazr.llm.load import load_text_engine
 from tests.integration.clients.table import CLIENTS, NODE, Client, is_installed, program
 from tests.support import tiny
 from tests.support.loopback import serving
@@ -26,7 +26,7 @@ Outcomes = dict[str, str | None]
 
 @pytest.fixture(scope="module")
 def nano_url() -> Iterator[str]:
-    with serving(open_model(device="cpu")) as running:
+    with serving(load_text_engine(device="cpu")) as running:
         yield running.url
 
 
@@ -35,7 +35,7 @@ def long_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A random model by the same name, for clients that send more than nano's context holds."""
     path = tmp_path_factory.mktemp("models") / "nano"
     tiny.save(tiny.Tiny(vocab_size=100315, hidden_size=16, max_seq_len=16384), path)
-    with serving(open_model(str(path), device="cpu")) as running:
+    with serving(load_text_engine(str(path), device="cpu")) as running:
         yield running.url
 
 

@@ -21,7 +21,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
-from blazr.llm.open import open_model
+from blazr.llm.load import load_text_engine
 
 pytestmark = [
     pytest.mark.clients,
@@ -32,7 +32,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Loopback]:
-    with serving(open_model(device="cpu")) as running:
+    with serving(load_text_engine(device="cpu")) as running:
         yield running
 
 

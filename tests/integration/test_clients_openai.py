@@ -11,14 +11,14 @@ import openai
 import pytest
 
 from blazr.llm.llm import LLM
-from blazr.llm.open import open_model
+from blazr.llm.load import load_text_engine
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import scripted_core, wait_until
 
 
 @pytest.fixture(scope="module")
 def server(model_path: Path) -> Iterator[Loopback]:
-    with serving(open_model(str(model_path), device="cpu")) as running:
+    with serving(load_text_engine(str(model_path), device="cpu")) as running:
         yield running
 
 

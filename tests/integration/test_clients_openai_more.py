@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from blazr.engine.config import EngineConfig
 from blazr.llm.llm import LLM
-from blazr.llm.open import open_model
+from blazr.llm.load import load_text_engine
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import scripted_core, wait_until
 
@@ -26,7 +26,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 @pytest.fixture(scope="module")
 def server(model_path: Path) -> Iterator[Loopback]:
     engine = EngineConfig(memory="24MiB", max_running=8)
-    with serving(open_model(str(model_path), device="cpu", engine=engine)) as running:
+    with serving(load_text_engine(str(model_path), device="cpu", engine=engine)) as running:
         yield running
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from blazr.engine.config import EngineConfig
 from blazr.llm.async_llm import AsyncLLM
-from blazr.llm.open import open_model
+from blazr.llm.load import load_text_engine
 from blazr.server.config import ServerConfig
 from blazr.server.models import Models
 from blazr.server.state import ModelSource
@@ -40,7 +40,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def open_it(shelf: Path) -> AsyncLLM:
     config = EngineConfig(memory="24MiB", max_running=4)
-    return AsyncLLM(open_model(str(shelf / "weights" / "old"), device="cpu", engine=config))
+    return AsyncLLM(load_text_engine(str(shelf / "weights" / "old"), device="cpu", engine=config))
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def post(running: Loopback, route: str, /, **body: object) -> dict:
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_model_sleeps_and_is_the_same_when_it_wakes(running: Loopback, level: int) -> None:
     told = tokens(running)
-    weights = running.core.opened.weights
+    weights = running.core.bundle.weights
     assert post(running, "/sleep", level=level) == {"is_sleeping": True}
     (seat,) = running.models.seats
     assert seat.service is None
@@ -83,7 +83,7 @@ def test_a_model_sleeps_and_is_the_same_when_it_wakes(running: Loopback, level: 
     assert running.client.get("/models").json()["data"][0]["status"] == {"value": "sleeping"}
     assert running.client.post("/completion", json={"prompt": "a"}).status_code == 503
     assert post(running, "/wake_up") == {"is_sleeping": False}
-    assert (running.core.opened.weights is weights) == (level == 1)
+    assert (running.core.bundle.weights is weights) == (level == 1)
     again = tokens(running)
     assert again["tokens"] == told["tokens"]
     assert again["tokens_cached"] == 0

@@ -41,7 +41,7 @@ def test_a_turn_reads_again_less_than_a_block_of_what_was_said(llm: LLM) -> None
                 [Message(role="user", content=asked)], llm.tokenizer
             )
             said = (*letters, *read.token_ids)
-            llm.core.written.add(rendered, "", prompt, said)
+            llm.core.reply_cache.add(rendered, "", prompt, said)
             chat.append({"role": "assistant", "content": llm.tokenizer.decode(said)})
             before = len(prompt) + len(said)
             continue

@@ -14,7 +14,7 @@ import pytest
 
 from blazr.core.metrics import METRICS
 from blazr.engine.config import EngineConfig
-from blazr.llm.open import open_model
+from blazr.llm.load import load_text_engine
 from tests.support import tiny
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import wait_until
@@ -32,7 +32,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def server(path: Path) -> Iterator[Loopback]:
     config = EngineConfig(memory="24MiB", max_running=4)
-    with serving(open_model(str(path), device="cpu", engine=config)) as running:
+    with serving(load_text_engine(str(path), device="cpu", engine=config)) as running:
         yield running
 
 

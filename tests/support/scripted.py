@@ -14,7 +14,7 @@ from typing import TypeVar
 from blazr.core.errors import CapacityError, ContextLengthError, EngineError, RequestError
 from blazr.engine.outputs import FinishReason, Running, TokenLogprobs, TokenOutput
 from blazr.engine.request import Request
-from blazr.llm.opened import ModelInfo
+from blazr.llm.bundle import ModelInfo
 from blazr.llm.text_engine import TextEngine
 from blazr.text.chat_template import choose_template
 from blazr.text.reasoning import REASONING

@@ -16,13 +16,13 @@ from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from blazr.llm.token_engine import TokenEngine
+    from blazr.llm.protocol import EngineProtocol
 
 
 class EngineTarget:
     """An engine to measure. Token times are taken on the engine's thread."""
 
-    def __init__(self, engine: TokenEngine, *, vocab_size: int) -> None:
+    def __init__(self, engine: EngineProtocol, *, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self._engine = engine
 

@@ -184,10 +184,10 @@ class LoadFlags:
         """
         # torch comes with these, which takes a second
         from blazr.engine.config import EngineConfig
-        from blazr.llm.open import open_model
+        from blazr.llm.load import load_text_engine
 
         with progress_bar(f"loading {model}") as progress:
-            return open_model(
+            return load_text_engine(
                 model,
                 device=pick_device(self.device, cpu=self.cpu),
                 dtype=self.dtype,

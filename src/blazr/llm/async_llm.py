@@ -1,4 +1,4 @@
-"""The asynchronous face of the Python API; the HTTP server stands on it too."""
+"""`AsyncLLM`, the asynchronous Python API, which the HTTP server uses too."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
 from blazr.engine.sampling_params import SamplingParams
-from blazr.llm.face import CHECK_S, RETRY_S, ModelFace
-from blazr.llm.form import PreparedRequest
 from blazr.llm.generation import (
     GenerationRequest,
     Params,
@@ -20,9 +18,10 @@ from blazr.llm.generation import (
     chat_request,
     prompt_requests,
 )
+from blazr.llm.language_model import CHECK_S, RETRY_S, LanguageModel
 from blazr.llm.reply import Reply
 from blazr.llm.results import Completion, by_prompt, fold
-from blazr.llm.text_engine import TextEngine
+from blazr.llm.text_engine import PreparedRequest, TextEngine
 from blazr.text.events import Event
 from blazr.text.messages import Message
 
@@ -150,10 +149,10 @@ class AsyncReply:
             self._waiter.set_result(None)
 
 
-class AsyncLLM(ModelFace):
+class AsyncLLM(LanguageModel):
     """A language model: text in, text out, on an event loop.
 
-    Its arguments are those of `ModelFace`; it loads the model before it returns.
+    Its arguments are those of `LanguageModel`; it loads the model before it returns.
     """
 
     _bell: Bell | None = None

@@ -1,4 +1,4 @@
-"""The synchronous face of the Python API."""
+"""`LLM`, the synchronous Python API."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Self, overload
 
 from blazr.engine.sampling_params import SamplingParams
-from blazr.llm.face import CHECK_S, RETRY_S, ModelFace
 from blazr.llm.generation import (
     Chat,
     GenerationRequest,
@@ -21,6 +20,7 @@ from blazr.llm.generation import (
     params_of_each,
     prompt_requests,
 )
+from blazr.llm.language_model import CHECK_S, RETRY_S, LanguageModel
 from blazr.llm.reply import Reply
 from blazr.llm.results import Completion, Embedding, Score, by_prompt, fold
 from blazr.llm.vectors import (
@@ -38,8 +38,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class LLM(ModelFace):
-    """A language model: text in, text out. Thread-safe. Its arguments are those of `ModelFace`."""
+class LLM(LanguageModel):
+    """A language model: text in, text out. Thread-safe.
+
+    Its arguments are those of `LanguageModel`.
+    """
 
     def events(self, requests: Sequence[GenerationRequest]) -> Iterator[Event]:
         """The events of all replies, as they happen; it raises what `Reply` raises.

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from blazr.core.errors import CapacityError
 from blazr.engine.outputs import FinishReason, TokenLogprobs, TokenOutput
 from blazr.engine.request import Request
-from blazr.llm.form import PreparedRequest
-from blazr.llm.token_engine import TokenEngine
+from blazr.llm.protocol import EngineProtocol
+from blazr.llm.text_engine import PreparedRequest
 from blazr.text.events import Event, Finished, PromptDone, TokenText
 from blazr.text.stream import TextStream
 from blazr.text.tokenizer import Tokenizer
@@ -38,7 +38,7 @@ class Reply:
 
     def __init__(
         self,
-        engine: TokenEngine,
+        engine: EngineProtocol,
         tokenizer: Tokenizer,
         requests: Sequence[PreparedRequest],
         *,

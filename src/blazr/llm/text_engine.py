@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from blazr.core.errors import ContextLengthError, EngineError, RequestError
 from blazr.engine.constraint import Constraint
 from blazr.engine.request import Request
-from blazr.llm.form import PLAIN, PreparedRequest, choose_format, choose_grammar
+from blazr.llm.bundle import ModelBundle, ModelInfo
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.infill import encode_infill
-from blazr.llm.opened import ModelInfo, OpenedModel
-from blazr.llm.token_engine import TokenEngine
-from blazr.llm.written import WrittenReplies
+from blazr.llm.protocol import EngineProtocol
+from blazr.llm.reply_cache import ReplyTokenCache
 from blazr.text.chat_template import ChatPrompt, ChatTemplate
 from blazr.text.grammars.compiler import GrammarCompiler
 from blazr.text.messages import Message
@@ -23,6 +22,7 @@ from blazr.text.stream import ReplyFormat
 from blazr.text.thinking import ThinkingBudget
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tool_calls.custom import as_function
+from blazr.text.tool_calls.format import tool_specs
 
 # No vocabulary packs more characters than this into a token on average, so a text longer than
 # this many times the context cannot fit, and is refused before time is spent on tokenizing it.
@@ -30,6 +30,26 @@ CHARACTERS_PER_TOKEN = 8
 # The end of a prompt in which to look for the beginning of thinking, tokens.
 _TAIL = 32
 _SYSTEM = {"system", "developer"}
+# The format of a reply that is text and nothing else.
+PLAIN = ReplyFormat()
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request that the engine can run, and how its reply is read.
+
+    Args:
+        request: For the engine.
+        reply_format: What there may be in the reply besides text.
+        num_dropped_messages: Messages that did not fit, the oldest of the chat.
+        remember: Called at the end of each reply with its token ids, and the string that ended it
+            or None.
+    """
+
+    request: Request
+    reply_format: ReplyFormat
+    num_dropped_messages: int = 0
+    remember: Callable[[Sequence[int], str | None], None] | None = None
 
 
 def _turn_starts(messages: Sequence[Message], first: int, *, step: int) -> list[int]:
@@ -59,26 +79,26 @@ class TextEngine:
         tokenizer: Text to ids and back.
         template: Chats to ids; None where the model has no vocabulary.
         reply_format: How the model writes its thinking and its calls of tools.
-        opened: The model it was started from; None where none can be started again.
+        bundle: The model it was started from; None where none can be started again.
     """
 
     def __init__(
         self,
-        engine: TokenEngine,
+        engine: EngineProtocol,
         info: ModelInfo,
         *,
         tokenizer: Tokenizer,
         template: ChatTemplate | None = None,
         reply_format: ReplyFormat = PLAIN,
-        opened: OpenedModel | None = None,
+        bundle: ModelBundle | None = None,
     ) -> None:
-        self.opened = opened
+        self.bundle = bundle
         self.engine = engine
         self.info = info
         self.tokenizer = tokenizer
         self.template = template
         self.reply_format = reply_format
-        self.written = WrittenReplies()
+        self.reply_cache = ReplyTokenCache()
         self.grammars = GrammarCompiler(
             tokenizer, vocab_size=info.vocab_size, special_ids=self._all_stop_ids
         )
@@ -94,7 +114,7 @@ class TextEngine:
             GrammarError: The grammar is wrong, too complex, or cannot be enforced.
         """
         stop_ids = self.info.stop_ids | frozenset(self.tokenizer.eos_ids)
-        reply_format = choose_format(self.reply_format, request)
+        reply_format = _choose_reply_format(self.reply_format, request)
         chat: ChatPrompt | None = None
         num_dropped = 0
         if request.messages is not None:
@@ -149,7 +169,7 @@ class TextEngine:
 
     def encode_chat(self, request: GenerationRequest) -> list[int]:
         """The token ids of a chat, as the template renders it and replies in it were written."""
-        return self.written.encode(self._render(request), request.cache_salt)
+        return self.reply_cache.encode(self._render(request), request.cache_salt)
 
     def _render(self, request: GenerationRequest) -> ChatPrompt:
         messages: Sequence[Message] = request.messages or ()
@@ -187,7 +207,7 @@ class TextEngine:
         def encode(start: int) -> tuple[ChatPrompt, list[int]]:
             kept = replace(request, messages=[*messages[:first], *messages[start:]])
             prompt = self._render(kept)
-            return prompt, self.written.encode(prompt, request.cache_salt)
+            return prompt, self.reply_cache.encode(prompt, request.cache_salt)
 
         def fits(start: int) -> bool:
             try:
@@ -209,7 +229,7 @@ class TextEngine:
         self, chat: ChatPrompt, salt: str, ids: Sequence[int]
     ) -> Callable[[Sequence[int], str | None], None]:
         def remember(reply_ids: Sequence[int], stop: str | None) -> None:
-            self.written.add(chat, salt, ids, reply_ids, stop=stop)
+            self.reply_cache.add(chat, salt, ids, reply_ids, stop=stop)
 
         return remember
 
@@ -238,10 +258,10 @@ class TextEngine:
         most = request.params.max_tokens
         return context - max(context // 2 if most is None else min(most, context // 2), 1)
 
-    def take_weights(self, opened: OpenedModel) -> None:
+    def replace_weights(self, bundle: ModelBundle) -> None:
         """Go on with the weights of the same model in another checkpoint."""
-        self.engine.replace_model(opened.weights.module)
-        self.opened = opened
+        self.engine.replace_model(bundle.weights.module)
+        self.bundle = bundle
 
     def check(self) -> None:
         """Raise where the engine does not work any more.
@@ -262,7 +282,7 @@ class TextEngine:
         self, request: GenerationRequest, reply_format: ReplyFormat, ids: Sequence[int]
     ) -> Constraint | None:
         """What the reply must follow: a grammar, a bound on its thinking, or both."""
-        grammar, thinking = choose_grammar(reply_format, request), reply_format.reasoning
+        grammar, thinking = _choose_grammar(reply_format, request), reply_format.reasoning
         if thinking is None:
             return None if grammar is None else self.grammars.compile(grammar)
         source = "" if self.template is None else self.template.source
@@ -309,3 +329,55 @@ class TextEngine:
                 found=f"{num_characters} characters",
                 expected=f"at most {CHARACTERS_PER_TOKEN * context} characters",
             )
+
+
+def _choose_reply_format(own: ReplyFormat, request: GenerationRequest) -> ReplyFormat:
+    """What there may be in the reply to a request besides text.
+
+    Args:
+        own: What the model writes when it chats.
+        request: What is asked.
+    """
+    if request.messages is None:
+        return PLAIN
+    tools = [] if request.tool_choice == "none" else tool_specs(request.tools or ())
+    tool_format = own.tool_format if tools else None
+    return ReplyFormat(
+        reasoning=own.reasoning,
+        tool_format=tool_format,
+        tools=tools,
+        has_one_call=request.parallel_tool_calls is False,
+    )
+
+
+def _choose_grammar(
+    reply_format: ReplyFormat, request: GenerationRequest
+) -> Mapping[str, object] | None:
+    """What the reply must follow: the grammar asked for, or calls where they are required.
+
+    Calls that may be made are held to a grammar where a custom tool's input has one. A response
+    format is that of the text, and where a call is required there is none.
+
+    Raises:
+        RequestError: There is no such tool, or a grammar is asked for besides that is no format.
+    """
+    asked = request.params.grammar
+    is_format = asked is None or not {"json_object", "json_schema"}.isdisjoint(asked)
+    tool_format = reply_format.tool_format
+    if request.tool_choice != "required":
+        if asked is not None or tool_format is None:
+            return asked
+        grammar = tool_format.input_grammar(reply_format.tools)
+        return None if grammar is None else {"tool_call": grammar}
+    name = request.tool_name
+    tools = [tool for tool in reply_format.tools if name is None or tool.name == name]
+    if not is_format or tool_format is None or not tools:
+        raise RequestError(
+            "a tool must be called, which is not possible here.",
+            param="tool_choice",
+            found="no such tool" if is_format else "a grammar too",
+            expected="one of the tools, and no grammar besides",
+        )
+    # who must call goes on calling for want of anything else to say, unless it is to be so
+    parallel = request.parallel_tool_calls is True and name is None
+    return {"tool_call": tool_format.grammar(tools, parallel=parallel)}

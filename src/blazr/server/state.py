@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 
 from blazr.core.metrics import Metrics
 from blazr.llm.async_llm import AsyncLLM, AsyncReply
-from blazr.llm.open import start_engine
-from blazr.llm.opened import ModelInfo, OpenedModel
+from blazr.llm.bundle import ModelBundle, ModelInfo
+from blazr.llm.load import start_engine
 from blazr.server.config import ServerConfig
 from blazr.server.errors import HttpError, clean
 from blazr.server.store import Store
@@ -211,8 +211,8 @@ class Seat:
     waiting: list[asyncio.Future[Service]] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
     idle_s: float | None = None
-    resting: OpenedModel | None = None
-    opener: Callable[[], OpenedModel] | None = None
+    resting: ModelBundle | None = None
+    opener: Callable[[], ModelBundle] | None = None
     is_asleep: bool = False
     wakes: bool = False
     has_failed: bool = False
@@ -234,9 +234,9 @@ class Seat:
         return 0 if self.resting is None else self.resting.info.size_bytes
 
     @property
-    def opened(self) -> OpenedModel | None:
+    def opened(self) -> ModelBundle | None:
         """Its weights in memory; None without, or where no engine can be started again."""
-        return self.resting if self.service is None else self.service.llm.core.opened
+        return self.resting if self.service is None else self.service.llm.core.bundle
 
     def open(self) -> AsyncLLM:
         """Load it; on a worker thread."""

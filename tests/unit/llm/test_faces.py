@@ -11,7 +11,7 @@ import pytest
 from blazr import LLM, AsyncLLM, Message, SamplingParams
 from blazr.core.errors import CapacityError, ContextLengthError, EngineError, RequestError
 from blazr.llm.generation import GenerationRequest
-from blazr.llm.no_tokenizer import NoTokenizer
+from blazr.llm.missing_tokenizer import MissingTokenizer
 from blazr.llm.results import fold
 from blazr.llm.text_engine import TextEngine
 from blazr.text.events import Finished, PromptDone
@@ -211,7 +211,7 @@ def test_declared_and_known_ends_stop_a_reply() -> None:
 
 def test_without_a_vocabulary_ids_work_and_text_is_refused() -> None:
     core = scripted_core()
-    with LLM(TextEngine(core.engine, core.info, tokenizer=NoTokenizer())) as llm:
+    with LLM(TextEngine(core.engine, core.info, tokenizer=MissingTokenizer())) as llm:
         (completion,) = llm.generate([1, 2, 3])
         assert completion.text == ""
         assert len(completion.token_ids) == 10

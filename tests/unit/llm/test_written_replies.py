@@ -9,9 +9,9 @@ import pytest
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.llm import LLM
+from blazr.llm.reply_cache import ReplyTokenCache
 from blazr.llm.results import fold
 from blazr.llm.text_engine import TextEngine
-from blazr.llm.written import WrittenReplies
 from blazr.text.messages import Message
 from tests.support.scripted import scripted_core
 
@@ -119,7 +119,7 @@ def test_the_oldest_are_forgotten(core: TextEngine) -> None:
     said = [Message(role="user", content=letter * 40) for letter in "ab"]
     prompts = [core.template.prompt([each], core.tokenizer) for each in said]
     longest = len(prompts[0].text) + len(prompts[1].text)
-    known, script = WrittenReplies(longest), core.engine.script
+    known, script = ReplyTokenCache(longest), core.engine.script
     for prompt in prompts:
         known.add(prompt, "", prompt.encode(), script)
     for prompt, is_known in zip(prompts, (False, True), strict=True):

@@ -122,10 +122,10 @@ def test_every_kind_is_refused_by_something():
 
 
 def test_a_model_without_a_vocabulary_has_no_grammar():
-    from blazr.llm.no_tokenizer import NoTokenizer
+    from blazr.llm.missing_tokenizer import MissingTokenizer
 
     with pytest.raises(GrammarError, match="no known vocabulary"):
-        GrammarCompiler(NoTokenizer(), vocab_size=10).compile({"json_object": True})
+        GrammarCompiler(MissingTokenizer(), vocab_size=10).compile({"json_object": True})
 
 
 def test_params_take_one_grammar():

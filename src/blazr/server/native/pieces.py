@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 from blazr.engine.sampling_params import MAX_LOGIT_BIAS, SamplingParams
-from blazr.llm.opened import ModelInfo
+from blazr.llm.bundle import ModelInfo
 from blazr.llm.results import Completion, Usage
 from blazr.server.params import (
     LAST_N,

@@ -12,7 +12,7 @@ import msgspec
 from starlette.responses import Response
 
 from blazr.core.errors import EngineError, RequestError
-from blazr.llm.token_engine import TokenEngine
+from blazr.llm.protocol import EngineProtocol
 from blazr.server.errors import HttpError
 from blazr.server.service import Call, json_response
 from blazr.server.state import Recording
@@ -70,7 +70,9 @@ async def stop_profile(call: Call[None]) -> Response:
     return json_response({"status": "stopped", "file": path.name})
 
 
-async def _record(profile: Profile, engine: TokenEngine, stop: asyncio.Event, path: Path) -> Path:
+async def _record(
+    profile: Profile, engine: EngineProtocol, stop: asyncio.Event, path: Path
+) -> Path:
     """Let it go on until it is stopped or too long, and write it."""
     with suppress(TimeoutError):
         await asyncio.wait_for(stop.wait(), _LONGEST_S)

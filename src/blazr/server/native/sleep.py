@@ -78,7 +78,7 @@ async def _lie_down(models: Models, seat: Seat, *, keeps_weights: bool) -> None:
         else:
             models.news.tell(seat)
         if seat.resting is not None:
-            await asyncio.to_thread(seat.resting.rest)
+            await asyncio.to_thread(seat.resting.offload)
 
 
 async def _wake(models: Models, seat: Seat) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from starlette.responses import Response
 
 from blazr.core.errors import BlazrError, CapacityError, RequestError
-from blazr.llm.opened import OpenedModel
+from blazr.llm.bundle import ModelBundle
 from blazr.llm.text_engine import TextEngine
 from blazr.server.service import Call, json_response
 
@@ -43,32 +43,32 @@ async def update_weights(call: Call[Body]) -> Response:
     async def update() -> None:
         async with models.updating, models.using(seat.source.name) as service:
             core = service.llm.core
-            opened = await asyncio.to_thread(_read, core.opened, path)
+            bundle = await asyncio.to_thread(_read, core.bundle, path)
             if body.abort_all_requests:
                 service.cut()
-            await _go_on(core, opened)
-            seat.opener = opened.later(str(path))
+            await _go_on(core, bundle)
+            seat.opener = bundle.loader_of(str(path))
 
     await asyncio.shield(models.begin(update()))
     return json_response({"success": True, "message": "Weights updated"})
 
 
-async def _go_on(core: TextEngine, opened: OpenedModel) -> None:
+async def _go_on(core: TextEngine, bundle: ModelBundle) -> None:
     was_paused = core.engine.is_paused
     try:
         if not was_paused:
             await asyncio.wrap_future(core.engine.pause(finishes=True))
-        await asyncio.to_thread(core.take_weights, opened)
+        await asyncio.to_thread(core.replace_weights, bundle)
     finally:
         if not was_paused:
             await asyncio.to_thread(core.engine.resume)
 
 
-def _read(opened: OpenedModel | None, path: Path) -> OpenedModel:
-    if opened is None:
+def _read(bundle: ModelBundle | None, path: Path) -> ModelBundle:
+    if bundle is None:
         raise RequestError("the weights of this model cannot be changed.", param="model")
     try:
-        return opened.with_weights(str(path))
+        return bundle.with_weights(str(path))
     except CapacityError:
         raise
     except BlazrError as error:

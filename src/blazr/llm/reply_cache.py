@@ -24,7 +24,7 @@ class _Conversation(NamedTuple):
     text: str
 
 
-class WrittenReplies:
+class ReplyTokenCache:
     """Conversations up to the end of a reply, by their text. Thread-safe; the oldest go first.
 
     Args:

@@ -1,4 +1,4 @@
-"""What the synchronous and the asynchronous face have in common."""
+"""What `LLM` and `AsyncLLM` have in common."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Any, cast
 
 from blazr.engine.config import EngineConfig
-from blazr.llm.open import open_model
+from blazr.llm.load import load_text_engine
 from blazr.llm.text_engine import TextEngine
 from blazr.llm.vllm_names import dtype_name, translate
 from blazr.text.tokenizer import Tokenizer
@@ -19,8 +19,8 @@ RETRY_S = 0.05
 _ENGINE_SETTINGS = frozenset(each.name for each in fields(EngineConfig))
 
 
-class ModelFace:
-    """A language model, opened.
+class LanguageModel:
+    """A language model, loaded.
 
     Args:
         model: A path, a Hugging Face id, or the name of the built-in model; or a `TextEngine`.
@@ -63,7 +63,7 @@ class ModelFace:
         if given:
             engine = replace(engine or EngineConfig(), **given)
         if not isinstance(model, TextEngine):
-            model = open_model(
+            model = load_text_engine(
                 model,
                 device=device,
                 dtype=dtype_name(dtype),

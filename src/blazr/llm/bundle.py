@@ -52,12 +52,12 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedModel:
+class ModelBundle:
     """A model in memory, without an engine.
 
     Args:
         weights: Its network.
-        read: Loads the network of another checkpoint in the same way.
+        load_weights: Loads the network of another checkpoint in the same way.
         device: Where it runs.
         config: Sizes and limits of its engines.
         info: About it.
@@ -67,7 +67,7 @@ class OpenedModel:
     """
 
     weights: LoadedModel | FallbackModel
-    read: Callable[[str], LoadedModel | FallbackModel]
+    load_weights: Callable[[str], LoadedModel | FallbackModel]
     device: Device
     config: EngineConfig
     info: ModelInfo
@@ -75,24 +75,28 @@ class OpenedModel:
     template: ChatTemplate | None
     reply_format: ReplyFormat
 
-    def rest(self) -> None:
-        """Keep the weights where they are in nobody's way, until an engine is started again."""
+    def offload(self) -> None:
+        """Move the weights to the CPU's memory, until an engine is started again."""
         self.weights.module.to("cpu")
 
-    def later(self, path: str) -> Callable[[], OpenedModel]:
-        """What opens it once more with the weights of a checkpoint, and holds none until then."""
-        read, others = self.read, {each.name: getattr(self, each.name) for each in fields(self)}
-        del others["weights"]
-        return lambda: OpenedModel(weights=read(path), **others)
+    def loader_of(self, path: str) -> Callable[[], ModelBundle]:
+        """Return what loads the bundle again with the weights of a checkpoint.
 
-    def with_weights(self, path: str) -> OpenedModel:
+        It keeps no reference to the present weights, so that they can be freed meanwhile.
+        """
+        load_weights = self.load_weights
+        others = {each.name: getattr(self, each.name) for each in fields(self)}
+        del others["weights"]
+        return lambda: ModelBundle(weights=load_weights(path), **others)
+
+    def with_weights(self, path: str) -> ModelBundle:
         """The same with the weights of another checkpoint; its text side is not looked at.
 
         Raises:
             ShapeError: That is a model of another shape.
             BlazrError: It cannot be loaded.
         """
-        found = self.read(path)
+        found = self.load_weights(path)
         if _shape(found) != _shape(self.weights):
             raise ShapeError(
                 "the weights are those of another model.",

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from blazr.core.errors import UnknownFamilyError
+from blazr.llm.bundle import ModelBundle, ModelInfo
 from blazr.llm.defaults import sampling_defaults
-from blazr.llm.form import PLAIN
-from blazr.llm.no_tokenizer import NoTokenizer
-from blazr.llm.opened import ModelInfo, OpenedModel
-from blazr.llm.text_engine import TextEngine
+from blazr.llm.missing_tokenizer import MissingTokenizer
+from blazr.llm.text_engine import PLAIN, TextEngine
 from blazr.text import sidecars
 from blazr.text.chat_template import ChatTemplate, choose_template
 from blazr.text.reasoning import choose_reasoning
@@ -31,7 +30,7 @@ _log = logging.getLogger(__name__)
 _FAMILIES_WITHOUT_BOS = {"oxidizr"}
 
 
-def open_model(  # noqa: PLR0913  (what can be said of a model)
+def load_text_engine(  # noqa: PLR0913  (what can be said of a model)
     model: str = "nano",
     *,
     device: str = "auto",
@@ -44,7 +43,7 @@ def open_model(  # noqa: PLR0913  (what can be said of a model)
     reasoning_parser: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> TextEngine:
-    """Load a model and start its engine; the arguments are those of `ModelFace`.
+    """Load a model and start its engine; the arguments are those of `LanguageModel`.
 
     While weights are read, ``progress`` is told the bytes read so far, and all of them.
 
@@ -60,20 +59,20 @@ def open_model(  # noqa: PLR0913  (what can be said of a model)
 
     place, config = resolve_device(device), engine or EngineConfig()
 
-    def read(model: str) -> LoadedModel | FallbackModel:
+    def load_weights(model: str) -> LoadedModel | FallbackModel:
         try:
             return load(model, device=place, dtype=dtype, quantize=quantize, progress=progress)
         except UnknownFamilyError as error:
             return load_fallback(model, error, device=place, dtype=dtype)
 
-    loaded = read(model)
+    loaded = load_weights(model)
     tokenizer, template = _open_text(loaded, vocab=vocab, chat_template=chat_template)
     reply_format = _choose_format(
         loaded, tokenizer, template, tool_parser=tool_parser, reasoning_parser=reasoning_parser
     )
-    opened = OpenedModel(
+    bundle = ModelBundle(
         weights=loaded,
-        read=read,
+        load_weights=load_weights,
         device=place,
         config=config,
         info=_describe(loaded, device=str(place), max_seq_len=config.max_seq_len),
@@ -89,10 +88,10 @@ def open_model(  # noqa: PLR0913  (what can be said of a model)
             for part in (reply_format.reasoning, reply_format.tool_format)
         ),
     )
-    return start_engine(opened)
+    return start_engine(bundle)
 
 
-def start_engine(opened: OpenedModel) -> TextEngine:
+def start_engine(bundle: ModelBundle) -> TextEngine:
     """Start an engine of a model in memory; there may be one at a time.
 
     Raises:
@@ -101,20 +100,20 @@ def start_engine(opened: OpenedModel) -> TextEngine:
     from blazr.engine.build import build_engine
     from blazr.pipelines.fallback import FallbackModel, build_fallback_engine
 
-    weights, config = opened.weights, opened.config
-    banned_ids = opened.tokenizer.unassigned(opened.info.vocab_size)
-    weights.module.to(opened.device.torch_device)
+    weights, config = bundle.weights, bundle.config
+    banned_ids = bundle.tokenizer.unassigned(bundle.info.vocab_size)
+    weights.module.to(bundle.device.torch_device)
     if isinstance(weights, FallbackModel):
         runs = build_fallback_engine(weights, config=config, banned_ids=banned_ids)
     else:
-        runs = build_engine(weights.module, opened.device, config=config, banned_ids=banned_ids)
+        runs = build_engine(weights.module, bundle.device, config=config, banned_ids=banned_ids)
     return TextEngine(
         runs,
-        opened.info,
-        tokenizer=opened.tokenizer,
-        template=opened.template,
-        reply_format=opened.reply_format,
-        opened=opened,
+        bundle.info,
+        tokenizer=bundle.tokenizer,
+        template=bundle.template,
+        reply_format=bundle.reply_format,
+        bundle=bundle,
     )
 
 
@@ -130,7 +129,7 @@ def _open_text(
         declared=declared if isinstance(declared, str) else None,
     )
     if tokenizer is None:
-        return NoTokenizer(), None
+        return MissingTokenizer(), None
     template = choose_template(
         directory=loaded.directory,
         name_or_path=chat_template,

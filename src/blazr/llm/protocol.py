@@ -1,4 +1,4 @@
-"""The face of an engine, as the text side sees it."""
+"""What the text side needs of an engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-class TokenEngine(Protocol):
+class EngineProtocol(Protocol):
     """What is needed of an engine; `blazr.engine.async_engine.AsyncEngine` is the one we have."""
 
     is_paused: bool

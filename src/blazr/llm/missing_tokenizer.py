@@ -1,4 +1,4 @@
-"""What stands in where a model has no vocabulary: token ids still work, text does not."""
+"""The tokenizer of a model without a vocabulary: token ids work, text is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import MappingProxyType
 from blazr.core.errors import RequestError
 
 
-class NoTokenizer:
+class MissingTokenizer:
     """A tokenizer that refuses to encode and decodes to nothing; the protocol's arguments rest."""
 
     name = "none"
