@@ -16,7 +16,6 @@ import pytest
 
 from blazr.llm.load import load_text_engine
 from tests.integration.clients.table import CLIENTS, NODE, Client, is_installed, program
-from tests.support import tiny
 from tests.support.loopback import serving
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
@@ -25,29 +24,17 @@ Outcomes = dict[str, str | None]
 
 
 @pytest.fixture(scope="module")
-def nano_url() -> Iterator[str]:
+def url() -> Iterator[str]:
     with serving(load_text_engine(device="cpu")) as running:
         yield running.url
 
 
 @pytest.fixture(scope="module")
-def long_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A random model by the same name, for clients that send more than nano's context holds."""
-    path = tmp_path_factory.mktemp("models") / "nano"
-    tiny.save(tiny.Tiny(vocab_size=100315, hidden_size=16, max_seq_len=16384), path)
-    with serving(load_text_engine(str(path), device="cpu")) as running:
-        yield running.url
-
-
-@pytest.fixture(scope="module")
-def outcomes_of(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[Client], Outcomes]:
+def outcomes_of(url: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Client], Outcomes]:
     """Run a client's script, once, and return what became of each of its checks."""
 
     @cache
     def run(client: Client) -> Outcomes:
-        url = request.getfixturevalue("long_url" if client.long_context else "nano_url")
         return run_script(client, url, tmp_path_factory.mktemp("home"))
 
     return run
@@ -83,12 +70,16 @@ def run_script(client: Client, url: str, home: Path) -> Outcomes:
     return outcomes
 
 
+def checks_of(client: Client) -> Iterator[object]:
+    reason = f"{client.packages[0]} is not installed, try `make clients`"
+    skip = pytest.mark.skipif(not is_installed(client.environment), reason=reason)
+    for check in client.checks:
+        yield pytest.param(client, check, id=f"{client.name}-{check}", marks=skip)
+
+
 @pytest.mark.parametrize(
-    ("client", "check"),
-    [pytest.param(row, check, id=f"{row.name}-{check}") for row in CLIENTS for check in row.checks],
+    ("client", "check"), [each for client in CLIENTS for each in checks_of(client)]
 )
 def test_clients(client: Client, check: str, outcomes_of: Callable[[Client], Outcomes]) -> None:
-    if not is_installed(client.environment):
-        pytest.skip(f"{client.packages[0]} is not installed, try `make clients`")
     trouble = outcomes_of(client)[check]
     assert trouble is None, trouble

@@ -22,8 +22,6 @@ class Client:
             npm's, all others are Python's.
         packages: What is installed, ``name==version`` (npm: ``name@version``), the client first.
         checks: What its script tries, in that order.
-        long_context: Whether what it sends before the question exceeds the built-in model's
-            context; then it talks to a random model.
     """
 
     name: str
@@ -31,7 +29,6 @@ class Client:
     environment: str
     packages: tuple[str, ...]
     checks: tuple[str, ...]
-    long_context: bool = False
 
     @property
     def version(self) -> str:
@@ -125,6 +122,72 @@ CLIENTS = (
             "ollama_chat",
         ),
     ),
+    Client(
+        "instructor",
+        "instructor_modes.py",
+        "litellm",
+        ("instructor==1.17.0",),
+        (
+            "tools",
+            "tools_strict",
+            "parallel_tools",
+            "json_schema",
+            "responses_tools",
+            "json",
+            "md_json",
+        ),
+    ),
+    Client(
+        "pydantic-ai",
+        "pydantic_ai_agent.py",
+        "sdk",
+        ("pydantic-ai-slim[openai]==2.31.1",),
+        ("chat", "stream", "tools", "json"),
+    ),
+    Client(
+        "OpenAI Agents SDK",
+        "openai_agents.py",
+        "sdk",
+        ("openai-agents==0.20.0",),
+        ("chat", "stream", "tools", "json"),
+    ),
+    Client(
+        "LlamaIndex",
+        "llama_index_like.py",
+        "sdk",
+        ("llama-index-llms-openai-like==0.8.1", "llama-index-embeddings-openai-like==0.4.0"),
+        ("chat", "stream", "completions", "tools", "embeddings"),
+    ),
+    Client(
+        "llm",
+        "llm_command.py",
+        "sdk",
+        ("llm==0.32.1",),
+        ("chat", "stream", "json"),
+    ),
+    Client(
+        "smolagents",
+        "smolagents_model.py",
+        "sdk",
+        ("smolagents[openai]==1.26.0",),
+        ("chat", "stream", "tools"),
+    ),
+    Client(
+        "Haystack",
+        "haystack_generator.py",
+        "sdk",
+        ("haystack-ai==3.4.0",),
+        ("chat", "stream", "tools", "json", "embeddings"),
+    ),
+    Client(
+        "DSPy",
+        "dspy_predict.py",
+        "litellm",
+        ("dspy==3.4.1", "numpy==2.4.6"),
+        ("chat", "embeddings"),
+    ),
+    Client("aider", "aider_command.py", "aider", ("aider-chat==0.86.2",), ("ask",)),
+    Client("guidellm", "guidellm_benchmark.py", "guidellm", ("guidellm==0.8.1",), ("benchmark",)),
 )
 
 
