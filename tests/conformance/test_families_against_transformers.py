@@ -164,11 +164,22 @@ def test_a_key_that_nobody_knows_is_named_and_ignored(pair: Pair) -> None:
 
 
 def test_more_experts_than_the_best_groups_have_are_refused(make_pair) -> None:
+    """Their scores are equal, so which of them is taken, and weighed in full, is left to chance."""
     directory = make_pair("deepseek_v3").directory  # two of four groups, of two experts each
     rewrite_config(directory, num_experts_per_tok=5)
     with pytest.raises(ConfigError, match="groups of experts"):
         plan_model(str(directory))
     rewrite_config(directory, num_experts_per_tok=3)
+
+
+def test_deepseek_v2_fills_up_with_experts_of_weight_zero(tmp_path: Path) -> None:
+    changes = CASES["deepseek_v2"][1] | {"num_experts_per_tok": 6}
+    theirs = save_reference("deepseek_v2", tmp_path, changes=changes)  # 4 in the best groups
+    ids = tokens_of(30, seed=1)
+    ours = load(str(tmp_path), device=CPU, dtype="float32").module
+    with torch.inference_mode():
+        found = ours.forward_sequences(torch.tensor([ids]))[0]
+    assert_as_right(found, *reference_truth(theirs, ids))
 
 
 @pytest.mark.usefixtures("reference_ops")

@@ -41,6 +41,7 @@ _LEFT = {
     *("num_key_value_heads", "hybrid_layer_ids", "use_bidirectional_attention"),
     *("rope_parameters", "tie_word_embeddings"),
 }
+_CHOSEN = "num_experts_per_tok"
 _GROUPS = ("n_group", "num_expert_group")
 _SCALED = {"rope_scaling", "rope_parameters"}
 _SHORT = {"original_max_position_embeddings": 20}
@@ -87,7 +88,24 @@ def random_changes(
         kinds = _ROTATIONS[:2] if kept else _ROTATIONS  # others take an even number of channels
         made["rope_parameters"] = rng.choice(kinds) | kept
         made["rope_parameters"] |= {"rope_theta": rng.choice((500.0, 1e4, 1e6))}
+    if kind != "deepseek_v2":
+        _choose_within_groups(made, known)
     return made
+
+
+def _choose_within_groups(made: Changes, known: Mapping[str, object]) -> None:
+    """Let a token choose no more experts than its best groups have.
+
+    Which others it would get nothing defines: to the library's ``topk`` their scores are all minus
+    infinity, but they are weighed in full. DeepSeek-V2 gives them weight 0.
+    """
+    now = {**known, **made}
+    keys = ("n_routed_experts", "num_local_experts", "num_experts")
+    experts = next((now[key] for key in keys if now.get(key)), None)
+    groups, kept, chosen = (now.get(key) for key in ("n_group", "topk_group", _CHOSEN))
+    numbers = (experts, groups, kept, chosen)
+    if all(isinstance(each, int) and each > 0 for each in numbers) and groups != 1:
+        made[_CHOSEN] = max(1, min(chosen, experts // groups * kept))
 
 
 def _change_anything(rng: Random, made: Changes, known: Mapping[str, object]) -> None:

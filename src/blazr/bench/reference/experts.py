@@ -49,6 +49,7 @@ def route(logits: Tensor, router: Router, bias: Tensor | None = None) -> Tensor:
         wanted = grouped.masked_fill(~is_kept[..., None], -torch.inf).flatten(-2)
     # the first of equals wins
     chosen = wanted.argsort(dim=-1, descending=True, stable=True)[..., : router.chosen]
+    scores = scores.masked_fill(wanted == -torch.inf, 0.0)
     weights = torch.zeros_like(scores).scatter(-1, chosen, scores.gather(-1, chosen))
     if router.normalise:
         weights = weights / (weights.sum(-1, keepdim=True) + router.floor)

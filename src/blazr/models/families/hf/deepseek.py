@@ -53,11 +53,15 @@ def _softmax_experts(reading: Reading, index: int) -> FeedForwardConfig | None:
     limited = reading.reader.raw.get("topk_method") == "group_limited_greedy"
     experts = read_experts(reading)
     shared = reading.size("n_shared_experts", 2)
-    groups = read_groups(reading, judged_by=1) if limited else None
+    groups = read_groups(reading, judged_by=1, fills_up=True) if limited else None
+    chosen = experts.experts_per_token
+    if groups is not None:  # what is taken beyond the best groups has weight 0: it is left out
+        chosen = min(chosen, experts.num_experts // groups.count * groups.kept)
     for key in ("n_group", "topk_group"):  # without limits nobody looks at them
         reading.reader.mark(key)
     experts = replace(
         experts,
+        experts_per_token=chosen,
         norm_topk_prob=False,
         dense_bias=reading.flag("mlp_bias"),
         groups=groups,

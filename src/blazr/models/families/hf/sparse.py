@@ -92,8 +92,13 @@ def _gpt_oss(reading: Reading, index: int) -> FeedForwardConfig:
     )
 
 
-def read_groups(reading: Reading, *, judged_by: int) -> ExpertGroups | None:
+def read_groups(reading: Reading, *, judged_by: int, fills_up: bool = False) -> ExpertGroups | None:
     """The groups of experts, or None where all are in one.
+
+    Args:
+        reading: The config.
+        judged_by: See `ExpertGroups`.
+        fills_up: Whether a token may choose more experts than its best groups have.
 
     Raises:
         ConfigError: They do not fit the experts.
@@ -102,7 +107,8 @@ def read_groups(reading: Reading, *, judged_by: int) -> ExpertGroups | None:
     kept = reading.size("topk_group", count) if count > 1 else 1
     reading.reader.mark("topk_group")
     experts, chosen = reading.size("num_experts"), reading.size("num_experts_per_tok")
-    if experts % count or kept > count or chosen > experts // count * kept:
+    available = experts if fills_up else experts // count * kept
+    if experts % count or kept > count or chosen > available:
         raise ConfigError(
             f"{reading.reader.source}: the groups of experts do not fit.",
             found=f"{chosen} of {experts} experts, {kept} of {count} groups",
