@@ -281,7 +281,9 @@ def render_models() -> str:
     families = (
         (
             f"`{name}`",
-            "transformers: logits, greedy tokens",
+            "transformers: logits, greedy tokens"
+            if name in headers
+            else "itself, cut and converted",
             ", ".join(headers.get(name, ())),
             "; ".join(f"{m}: {', '.join(what)}" for m, what in published.get(name, {}).items())
             or "nothing",

@@ -25,14 +25,18 @@ from blazr.nn.quant.weight import Weight
 from tests.support.closeness import assert_as_right, assert_greedy
 from tests.support.hybrids import classic_layers
 from tests.support.networks import VOCAB, Lab
-from tests.support.references import CASES, reference_truth, rewrite_config, save_reference
+from tests.support.references import (
+    CASES,
+    known_to_transformers,
+    reference_truth,
+    rewrite_config,
+    save_reference,
+)
 from tests.support.seeds import run_seed
 
 pytest.importorskip("transformers", reason="the reference is the transformers library")
 
 CPU = resolve_device("cpu")
-# Of other makers' formats, or tested elsewhere.
-NO_REFERENCE = {"oxidizr", "gguf"}
 # Models that also see images: their language model is one of the above.
 SEEING = {
     "gemma3": "gemma3_text",
@@ -82,7 +86,7 @@ def tokens_of(count: int, seed: int) -> list[int]:
 
 def test_every_family_has_a_case() -> None:
     kinds = {kind for kind, _ in CASES.values()}
-    assert kinds | set(SEEING) == set(FAMILIES) - NO_REFERENCE
+    assert kinds | set(SEEING) == {name for name in FAMILIES if known_to_transformers(name)}
 
 
 def test_logits_are_the_same_whole_cut_and_token_by_token(pair: Pair) -> None:

@@ -370,3 +370,10 @@ def rewrite_config(directory: Path, **changes: object) -> None:
     path = directory / "config.json"
     written = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({k: v for k, v in written.items() if v is not None}))
+
+
+def known_to_transformers(model_type: str) -> bool:
+    """Whether the library has a class of its own for a type of model."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return model_type in CONFIG_MAPPING_NAMES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -139,6 +139,7 @@ class Family:
         ignored: Suffixes of tensors that hold nothing to load.
         rules_of: The rules of one checkpoint, where they depend on its config.
         unused: What the names of tensors begin with that the network has no place for.
+        keys: Names of each value in config.json, the usual one first.
     """
 
     name: str
@@ -148,3 +149,4 @@ class Family:
     ignored: tuple[str, ...] = ()
     rules_of: Callable[[Checkpoint], RuleBook] | None = None
     unused: Callable[[Checkpoint], tuple[str, ...]] | None = None
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

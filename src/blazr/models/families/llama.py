@@ -47,4 +47,5 @@ LLAMA = Family(
     rules=DECLARED.rules,
     rules_of=_rules_of,
     ignored=DECLARED.ignored,
+    keys=DECLARED.keys,
 )

@@ -44,7 +44,7 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
             found=repr(activation.value)[:100],
             expected="silu",
         )
-    layers = split_layers(checkpoint.tensors, PREFIX)
+    layers = split_layers(checkpoint.tensors, f"{PREFIX}layers.")
     top = TensorGroup("", checkpoint.tensors)
     names = [PREFIX + "embedding.weight", PREFIX + "embeddings.weight", "lm_head.weight"]
     hidden = top.size(*((name, 1) for name in names), (PREFIX + "norm_f.weight", 0))

@@ -139,7 +139,7 @@ def derive_decoder(
         ShapeError: Tensors do not fit each other.
         ConfigError: config.json has a wrong value, or contradicts itself or the layers.
     """
-    layers = split_layers(checkpoint.tensors, prefix)
+    layers = split_layers(checkpoint.tensors, f"{prefix}layers.")
     reader, ledger = ConfigReader(checkpoint.config), Ledger()
     check(reader, layers)
     top = TensorGroup("", checkpoint.tensors)

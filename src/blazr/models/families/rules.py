@@ -146,6 +146,10 @@ class RuleBook:
         self._by_target: dict[str, list[_Row]] = {}
         for row in rows:
             self._by_target.setdefault(row.target, []).append(row)
+        in_layers = (row for row in rows if row.target.startswith("layers.#."))
+        beginnings = (row.source.partition("#")[0] for row in in_layers if "#" in row.source)
+        self.layer_beginnings = tuple(dict.fromkeys(beginnings))
+        """What the names of a layer's tensors begin with, up to its number."""
 
     def match(self, name: str) -> Match | None:
         """What the tensor of this name becomes, or None when no rule knows it."""

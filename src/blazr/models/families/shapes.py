@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from blazr.core.errors import CheckpointError
 from blazr.models.checkpoint.base import TensorInfo
 
-_LAYER = re.compile(r"layers\.(0|[1-9]\d{0,8})\.", re.ASCII)
+_NUMBER = re.compile(r"(0|[1-9]\d{0,8})\.", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,26 +76,30 @@ class TensorGroup:
         )
 
 
-def split_layers(tensors: Mapping[str, TensorInfo], prefix: str) -> list[TensorGroup]:
+def split_layers(tensors: Mapping[str, TensorInfo], beginning: str) -> list[TensorGroup]:
     """The tensors of each layer, in order.
+
+    Args:
+        tensors: All tensors.
+        beginning: Of the names of those of layers, up to the number: ``"model.layers."``.
 
     Raises:
         CheckpointError: There are no layers, or their numbers have a gap.
     """
     groups: dict[int, dict[str, TensorInfo]] = {}
-    start = len(prefix)
+    start = len(beginning)
     for name, info in tensors.items():
-        found = _LAYER.match(name, start) if name.startswith(prefix) else None
+        found = _NUMBER.match(name, start) if name.startswith(beginning) else None
         if found:
             groups.setdefault(int(found[1]), {})[name[found.end() :]] = info
     if not groups:
-        raise CheckpointError("there are no layers.", expected=f"tensors {prefix}layers.0.*")
+        raise CheckpointError("there are no layers.", expected=f"tensors {beginning}0.*")
     for expected, number in enumerate(sorted(groups)):
         if number != expected:
             raise CheckpointError(
                 f"layer {expected} is missing.",
                 found=f"{len(groups)} layers, the last of them {max(groups)}",
-                expected=f"{prefix}layers.{expected}.*",
+                expected=f"{beginning}{expected}.*",
                 hint="the file is incomplete: copy or download it again",
             )
-    return [TensorGroup(f"{prefix}layers.{i}.", groups[i]) for i in range(len(groups))]
+    return [TensorGroup(f"{beginning}{i}.", groups[i]) for i in range(len(groups))]

@@ -15,7 +15,6 @@ from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.config import ModelConfig
 from blazr.models.families.base import Derivation, Family, read_max_seq_len
 from blazr.models.families.config_reader import HF_ALIASES, ConfigReader
-from blazr.models.families.hf.names import EMBEDDINGS, HEADS
 from blazr.models.families.hf.reading import Flag, Reading
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.rules import RuleBook
@@ -114,9 +113,10 @@ def hf_family(name: str, traits: Traits, *, section: str = "") -> Family:
         ignored=(".rotary_emb.inv_freq",),
         unused=lambda checkpoint: (
             *(traits.unused(checkpoint) if traits.unused else ()),
-            *_extra_layers(checkpoint),
+            *_extra_layers(checkpoint, traits),
             *(SIGHT if section else ()),
         ),
+        keys={**HF_ALIASES, **traits.names},
     )
 
 
@@ -138,7 +138,7 @@ def _derive(checkpoint: Checkpoint, traits: Traits, section: str) -> Derivation:
     ledger = reading.ledger
     if section:
         ledger.warn("the parts of the model that see images are left out: it reads text alone.")
-    _check_layers(checkpoint, reading)
+    _check_layers(checkpoint, traits, reading)
     for key in traits.says_nothing:
         reader.mark(key)
     if traits.check is not None:
@@ -149,19 +149,21 @@ def _derive(checkpoint: Checkpoint, traits: Traits, section: str) -> Derivation:
         traits.norm_kind,
         unit_offset=traits.unit_offset,
     )
-    tied = not any(head in checkpoint.tensors for head in HEADS)
-    source = "lm_head.weight" + (" (absent)" if tied else "")
+    head, is_there = _tensor(checkpoint, traits, "lm_head.weight")
     numbers: dict[str, Any] = {}
     if traits.model_numbers is not None:
         numbers.update(traits.model_numbers(reading))
     config = ModelConfig(
-        vocab_size=_vocab_size(checkpoint, reading),
+        vocab_size=_vocab_size(checkpoint, traits, reading),
         hidden_size=reading.hidden_size,
         max_seq_len=read_max_seq_len(reader, ledger),
         layers=tuple(_layer(reading, traits, norm, i) for i in range(reading.num_layers)),
         final_norm=norm,
         tie_word_embeddings=ledger.settle(
-            "tie_word_embeddings", tied, source, reader.boolean("tie_word_embeddings")
+            "tie_word_embeddings",
+            not is_there,
+            head if is_there else f"{head} (absent)",
+            reader.boolean("tie_word_embeddings"),
         ),
     )
     settle_unread(reader, ledger)
@@ -183,39 +185,46 @@ def _defaults(
     return {key: value for key, value in traits.defaults.items() if key not in said}
 
 
-def _vocab_size(checkpoint: Checkpoint, reading: Reading) -> int:
+def _tensor(checkpoint: Checkpoint, traits: Traits, parameter: str) -> tuple[str, bool]:
+    """The name of a parameter's tensor, and whether it is there."""
+    names = traits.rules.sources(parameter)
+    found = next((name for name in names if name in checkpoint.tensors), None)
+    return found or names[0], found is not None
+
+
+def _vocab_size(checkpoint: Checkpoint, traits: Traits, reading: Reading) -> int:
     """By the embedding's rows, which fine-tuning may have changed."""
     declared = reading.reader.integer("vocab_size", minimum=1)
-    info = checkpoint.tensors.get(_embedding(checkpoint))
+    name, _ = _tensor(checkpoint, traits, "embed_tokens.weight")
+    info = checkpoint.tensors.get(name)
     if info is None or len(info.shape) != 2:  # the plan reports it
         return reading.ledger.choose("vocab_size", declared, 1)
     return reading.ledger.settle("vocab_size", info.shape[0], info.name, declared)
 
 
-def _extra_layers(checkpoint: Checkpoint) -> tuple[str, ...]:
+def _extra_layers(checkpoint: Checkpoint, traits: Traits) -> tuple[str, ...]:
     """Behind the last layer: heads that predict further tokens."""
-    reader = ConfigReader(checkpoint.config, names=HF_ALIASES)
+    reader = ConfigReader(checkpoint.config, names={**HF_ALIASES, **traits.names})
     count, extra = reader.integer("num_layers"), reader.integer("num_nextn_predict_layers")
     if count is None or extra is None:
         return ()
     first, number = count.value, min(extra.value, MAX_EXTRA_LAYERS)
-    return tuple(f"{_prefix(checkpoint)}layers.{first + index}." for index in range(number))
+    beginning = _layers_begin(checkpoint, traits)
+    return tuple(f"{beginning}{first + index}." for index in range(number))
 
 
-def _embedding(checkpoint: Checkpoint) -> str:
-    return next((name for name in EMBEDDINGS if name in checkpoint.tensors), EMBEDDINGS[0])
+def _layers_begin(checkpoint: Checkpoint, traits: Traits) -> str:
+    """What the names of layers begin with, in models that also see images as well."""
+    beginnings = traits.rules.layer_beginnings
+    found = (each for each in beginnings if any(n.startswith(each) for n in checkpoint.tensors))
+    return next(found, beginnings[0])
 
 
-def _prefix(checkpoint: Checkpoint) -> str:
-    """What the names of the language model begin with."""
-    return _embedding(checkpoint).rpartition("emb")[0]
-
-
-def _check_layers(checkpoint: Checkpoint, reading: Reading) -> None:
-    extra = _extra_layers(checkpoint)
+def _check_layers(checkpoint: Checkpoint, traits: Traits, reading: Reading) -> None:
+    extra = _extra_layers(checkpoint, traits)
     own = {n: info for n, info in checkpoint.tensors.items() if not n.startswith(extra)}
     reading.reader.mark("num_nextn_predict_layers")
-    found = len(split_layers(own, _prefix(checkpoint)))
+    found = len(split_layers(own, _layers_begin(checkpoint, traits)))
     if found != reading.num_layers:
         raise CheckpointError(
             "the file does not hold all layers.",

@@ -13,11 +13,7 @@ from blazr.models.families.rules import Mxfp4, Rule, RuleBook, Stack, Transpose
 
 # Models that also see images have their language model in a part of its own.
 PREFIXES = ("model.", "language_model.model.", "model.language_model.")
-EMBEDDINGS = (
-    *(f"{prefix}embed_tokens.weight" for prefix in PREFIXES),
-    "backbone.embeddings.weight",
-)
-HEADS = ("lm_head.weight", "language_model.lm_head.weight")
+_HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 _PARTS = ("weight", "bias")
 _LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
 _MIXER, _FEED = _OURS + "mixer.", _OURS + "feed_forward."
@@ -54,7 +50,7 @@ def hf_rules(norms: Mapping[str, str], more: Sequence[Rule] = ()) -> RuleBook:
         for theirs, ours in norms.items()
     ]
     rules += [*_attention(), *_mlp(), *_experts(), *more]
-    heads = [Rule(head, "lm_head.weight") for head in HEADS]
+    heads = [Rule(head, "lm_head.weight") for head in _HEADS]
     return RuleBook([*heads, *(_behind(prefix, rule) for prefix in PREFIXES for rule in rules)])
 
 
