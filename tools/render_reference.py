@@ -276,14 +276,13 @@ def render_tables() -> str:
 def render_models() -> str:
     """Every family: what runs it, and what its network was compared with."""
     headers, published = _recorded("headers/*.json", _model_type), _published()
+    known = {*headers, *_recorded("headers/*.json", _text_type)}
     gguf = _recorded("gguf/converted/*.gguf.xz", lambda path: path.name.partition(".")[0])
     heads = ("family", "compared with", "headers of releases that plan", "read of published files")
     families = (
         (
             f"`{name}`",
-            "transformers: logits, greedy tokens"
-            if name in headers
-            else "itself, cut and converted",
+            "transformers: logits, greedy tokens" if name in known else "itself, cut and converted",
             ", ".join(headers.get(name, ())),
             "; ".join(f"{m}: {', '.join(what)}" for m, what in published.get(name, {}).items())
             or "nothing",
@@ -317,6 +316,12 @@ def _recorded(pattern: str, key: Callable[[Path], str]) -> dict[str, list[str]]:
         name = path.name.removesuffix(".json").removesuffix(".gguf.xz")
         found.setdefault(key(path), []).append(name)
     return found
+
+
+def _text_type(path: Path) -> str:
+    """Of the language model's part, where the model also sees images."""
+    config = json.loads(path.read_text(encoding="utf-8"))["config"]
+    return str(config.get("text_config", config).get("model_type"))
 
 
 def _model_type(path: Path) -> str:
