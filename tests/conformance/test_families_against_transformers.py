@@ -176,6 +176,12 @@ def test_more_experts_than_the_best_groups_have_are_refused(make_pair) -> None:
     rewrite_config(directory, num_experts_per_tok=3)
 
 
+def test_groups_of_experts_that_no_layer_has_need_not_fit(tmp_path: Path) -> None:
+    changes = CASES["deepseek_v3 dense"][1] | {"n_group": 3}
+    save_reference("deepseek_v3", tmp_path, changes=changes)
+    assert plan_model(str(tmp_path)).derivation.config
+
+
 def test_deepseek_v2_fills_up_with_experts_of_weight_zero(tmp_path: Path) -> None:
     changes = CASES["deepseek_v2"][1] | {"num_experts_per_tok": 6}
     theirs = save_reference("deepseek_v2", tmp_path, changes=changes)  # 4 in the best groups

@@ -53,7 +53,9 @@ def _softmax_experts(reading: Reading, index: int) -> FeedForwardConfig | None:
     limited = reading.reader.raw.get("topk_method") == "group_limited_greedy"
     experts = read_experts(reading)
     shared = reading.size("n_shared_experts", 2)
-    groups = read_groups(reading, judged_by=1, fills_up=True) if limited else None
+    is_dense = index < first
+    has_groups = limited and not is_dense
+    groups = read_groups(reading, judged_by=1, fills_up=True) if has_groups else None
     chosen = experts.experts_per_token
     if groups is not None:  # what is taken beyond the best groups has weight 0: it is left out
         chosen = min(chosen, experts.num_experts // groups.count * groups.kept)
@@ -69,7 +71,7 @@ def _softmax_experts(reading: Reading, index: int) -> FeedForwardConfig | None:
         shared_expert=True,
         shared_intermediate_size=shared * experts.intermediate_size,
     )
-    return experts if index >= first else None
+    return None if is_dense else experts
 
 
 def _check_scoring(reading: Reading, wanted: str) -> None:

@@ -121,17 +121,20 @@ def sigmoid_experts(reading: Reading, index: int) -> MoeConfig | None:
     """Experts behind the first dense layers, as DeepSeek-V3 has them [arXiv:2412.19437]."""
     experts, first = read_experts(reading), reading.size("first_k_dense_replace", 0, minimum=0)
     shared = reading.size("n_shared_experts", 1, minimum=0)
+    is_dense = index < first
+    for key in ("n_group", "topk_group"):  # where all layers are dense nobody looks at them
+        reading.reader.mark(key)
     experts = replace(
         experts,
         scoring="sigmoid",
         correction_bias=True,
-        groups=read_groups(reading, judged_by=2),
+        groups=None if is_dense else read_groups(reading, judged_by=2),
         norm_topk_prob=reading.flag("norm_topk_prob"),
         routed_scaling_factor=reading.number("routed_scaling_factor", 1.0),
         shared_expert=shared > 0,
         shared_intermediate_size=shared * experts.intermediate_size or None,
     )
-    return experts if index >= first else None
+    return None if is_dense else experts
 
 
 MIXTRAL = hf_family(
