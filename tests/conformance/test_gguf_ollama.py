@@ -16,6 +16,7 @@ import torch
 from test_gguf_converted import EXPECTED, unpacked
 from torch import Tensor, nn
 
+from blazr.bench.independent import ask_witness
 from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.checkpoint.ollama import DIALECTS
 from blazr.models.checkpoint.open import open_checkpoint
@@ -278,8 +279,12 @@ def test_the_scores_are_those_of_transformers(case: str, tmp_path: Path) -> None
     name, lay_out = CASES[case]
     form = from_llama_cpp(name, tmp_path)
     lay_out(form)
-    found = network(write(form, tmp_path / "ollama" / "model.gguf"))
+    path = write(form, tmp_path / "ollama" / "model.gguf")
+    found = network(path)
     assert_same_network(found, torch.tensor(EXPECTED["logits"][name]), IDS)
+    witness = ask_witness(found, open_checkpoint(path), EXPECTED["tokens"])
+    assert witness.is_there, witness.name
+    assert witness.agrees, witness
 
 
 YARN = {

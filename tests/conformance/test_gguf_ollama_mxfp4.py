@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_gguf_ollama import Form, from_llama_cpp, gptoss, logits, write
+from test_gguf_converted import EXPECTED
+from test_gguf_ollama import Form, from_llama_cpp, gptoss, logits, network, write
 from torch import Tensor
 
+from blazr.bench.independent import ask_witness
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.loading.convert import convert
 
@@ -68,6 +70,9 @@ def test_mxfp4_of_the_first_releases(
         form.tensors[name] = (4, (*rows, 32 * count), in_pairs(numbers, exponents))
     ours = write(form, tmp_path / "ours" / "model.gguf")
     torch.testing.assert_close(logits(ours), logits(theirs), rtol=0, atol=0)
+    witness = ask_witness(network(ours), open_checkpoint(ours), EXPECTED["tokens"])
+    assert witness.is_there, witness.name
+    assert witness.agrees, witness
     again = tmp_path / "again.gguf"
     convert(str(ours), again)
     assert set(open_checkpoint(again).tensors) == set(open_checkpoint(theirs).tensors)

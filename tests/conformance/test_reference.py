@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from blazr.bench.reference import REFERENCES, SECTIONS
-from blazr.bench.reference.blocks import TYPES, numbers
+from blazr.bench.reference.blocks import OLLAMA_MXFP4, TYPES, numbers
+from blazr.bench.reference.gguf import GgufFiles
 from blazr.bench.reference.model import ReferenceModel
 from blazr.bench.reference.open import open_reference
 from blazr.bench.reference.quantized import with_plain_matrices
@@ -22,7 +23,7 @@ from blazr.bench.reference.safetensors import SafetensorsFiles
 from blazr.models.families import FAMILIES
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
-from tests.support import quantized, tiny
+from tests.support import ggufs, quantized, tiny
 from tests.support.networks import VOCAB
 from tests.support.references import CASES, reference_logits, save_reference
 
@@ -82,6 +83,33 @@ def test_what_llama_cpp_s_converter_writes(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
 
 
+def test_a_gguf_model_in_several_files(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(lzma.decompress((GOLDEN / "gguf/converted/lfm2.gguf.xz").read_bytes()))
+    whole = GgufFiles([path])
+    said = {key: value for key, value in whole.metadata.items() if not key.startswith("tok")}
+    names = sorted(whole.names)
+    parts = [tmp_path / f"m-{number:05}-of-00002.gguf" for number in (1, 2)]
+    for part, kept, metadata in zip(parts, (names[::2], names[1::2]), (said, {}), strict=True):
+        ggufs.write(part, {name: whole.read(name).float() for name in kept}, metadata)
+    one, several = (scores(open_reference(files, None), IDS) for files in ([path], parts))
+    torch.testing.assert_close(several, one, rtol=0, atol=0)
+
+
+def test_what_the_trainer_noted_says_how_many_heads_there_are(tmp_path: Path) -> None:
+    tiny.save(tiny.Tiny(layers=("StandardTransformer",)), tmp_path, layout="bare", seed=1)
+    notes = {"hidden_size": 32, "num_layers": 1, "vocab_size": 61, "num_heads": 4}
+    path, ids = tmp_path / "training_config.json", list(range(20, 32))
+    path.write_text(json.dumps({"config": {"model": notes}}))
+    network = load(str(tmp_path), device=resolve_device("cpu"), dtype="float32").module
+    with torch.inference_mode():
+        expected = network.double().forward_sequences(torch.tensor([ids]))[0].double()
+    bound = 2e-5 * expected.abs().max().item()  # its softmax and logits are float32
+    torch.testing.assert_close(scores(opened(tmp_path), ids), expected, rtol=0, atol=bound)
+    path.write_text(json.dumps({"config": {"model": notes | {"num_layers": 2}}}))
+    assert not torch.allclose(scores(opened(tmp_path), ids), expected, atol=bound)
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -112,7 +140,7 @@ def test_matrices_that_several_tensors_stand_for(name: str, tmp_path: Path) -> N
     torch.testing.assert_close(found, expected.double(), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("number", [each for each in TYPES if TYPES[each][0] != "F64"])
+@pytest.mark.parametrize("number", sorted(TYPES.keys() - {28, OLLAMA_MXFP4}))  # not F64
 def test_blocks_are_those_of_the_gguf_package(number: int) -> None:
     gguf = pytest.importorskip("gguf")
     kind, (_, length, nbytes) = gguf.GGMLQuantizationType(number), TYPES[number]

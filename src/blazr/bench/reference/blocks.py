@@ -16,12 +16,15 @@ from blazr.bench.reference.refusal import NoReferenceError
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 
+# Of Ollama's first files with MXFP4 (fs/ggml/type.go): neighbours share a byte.
+OLLAMA_MXFP4 = 4
 # By the number in files: name, numbers of a block, its bytes.
 TYPES: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
     1: ("F16", 1, 2),
     2: ("Q4_0", 32, 18),
     3: ("Q4_1", 32, 20),
+    OLLAMA_MXFP4: ("MXFP4 in pairs", 32, 17),
     6: ("Q5_0", 32, 22),
     7: ("Q5_1", 32, 24),
     8: ("Q8_0", 32, 34),
@@ -218,6 +221,11 @@ def _mxfp4(data: Bytes) -> Floats:
     return np.exp2(exponent) * FLOAT4[_low_high(data[:, 1:])]
 
 
+def _mxfp4_in_pairs(data: Bytes) -> Floats:
+    pairs = np.stack((data[:, 1:] & 15, data[:, 1:] >> 4), -1)
+    return np.exp2(data[:, :1].astype(float) - 127) * FLOAT4[pairs.reshape(len(data), -1)]
+
+
 def _nvfp4(data: Bytes) -> Floats:
     exponent, mantissa = (data[:, :4] >> 3) & 15, data[:, :4] & 7
     normal = (1 + mantissa / 8) * np.exp2(exponent.astype(float) - 7)
@@ -243,5 +251,6 @@ _DECODERS = {
     "TQ1_0": _tq1_0,
     "TQ2_0": _tq2_0,
     "MXFP4": _mxfp4,
+    "MXFP4 in pairs": _mxfp4_in_pairs,
     "NVFP4": _nvfp4,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,37 @@ _LETTERS |= {10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 
 
-class GgufFile:
+class GgufFiles:
+    """A model in one file or several: the first says what there is to say of it.
+
+    Args:
+        paths: The files, in order.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        files = [_GgufFile(path) for path in paths]
+        self.metadata = files[0].metadata
+        self._files = {name: file for file in files for name in file.tensors}
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of all tensors."""
+        return self._files.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape."""
+        return self._files[name].tensors[name][0]
+
+    def read(self, name: str, rows: Rows = None) -> Tensor:
+        """A tensor, or some of its rows, as float64.
+
+        Raises:
+            NoReferenceError: Its blocks are of a kind that nothing here can read.
+        """
+        return self._files[name].read(name, rows)
+
+
+class _GgufFile:
     """A file's metadata and tensors.
 
     Args:
@@ -46,21 +76,7 @@ class GgufFile:
         alignment = int(self.metadata.get("general.alignment", 32))
         self._start = -(-self._at // alignment) * alignment
 
-    @property
-    def names(self) -> Collection[str]:
-        """Of all tensors."""
-        return self.tensors.keys()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape."""
-        return self.tensors[name][0]
-
-    def read(self, name: str, rows: Rows = None) -> Tensor:
-        """A tensor, or some of its rows, as float64.
-
-        Raises:
-            NoReferenceError: Its blocks are of a kind that nothing here can read.
-        """
+    def read(self, name: str, rows: Rows) -> Tensor:
         shape, number, offset = self.tensors[name]
         if number not in TYPES:
             raise NoReferenceError(f"tensors of GGML type {number}")

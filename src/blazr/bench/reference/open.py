@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 
 from blazr.bench.reference import REFERENCES, SECTIONS
-from blazr.bench.reference.gguf import GgufFile
+from blazr.bench.reference.gguf import GgufFiles
 from blazr.bench.reference.gguf_models import gguf_model
 from blazr.bench.reference.hf_config import Config
 from blazr.bench.reference.model import ReferenceModel
+from blazr.bench.reference.ollama import as_llama_cpp
 from blazr.bench.reference.oxidizr import oxidizr_model
 from blazr.bench.reference.quantized import with_plain_matrices
 from blazr.bench.reference.refusal import NoReferenceError
@@ -40,10 +41,8 @@ def open_reference(
         NoReferenceError: Nobody has written one for it.
     """
     if files[0].suffix == ".gguf":
-        if len(files) > 1:
-            raise NoReferenceError("GGUF models in several files")
-        file = GgufFile(files[0])
-        return gguf_model(Weights(file, dtype), file.metadata)
+        tensors, metadata = as_llama_cpp(GgufFiles(files))
+        return gguf_model(Weights(tensors, dtype), metadata)
     own: Mapping[str, Setting] = json.loads(config_path.read_text()) if config_path else {}
     kind = own.get("model_type")
     source = with_plain_matrices(SafetensorsFiles(files), own)
@@ -51,7 +50,8 @@ def open_reference(
     if kind is None and any(name.startswith("backbone.") for name in w.names):
         kind = "mamba"
     if kind is None or any(name.startswith("embed_tokens.") for name in w.names):
-        return oxidizr_model(w, {**own, "ssm_a": ssm_a or own.get("ssm_a")})
+        training = _training(files[0].parent)
+        return oxidizr_model(w, {**own, "ssm_a": ssm_a or own.get("ssm_a")}, training)
     if kind in SECTIONS:  # models that see: the language model has a part of the config
         own = own.get("text_config") or {}
         kind = SECTIONS[kind]
@@ -62,3 +62,11 @@ def open_reference(
     build = getattr(module, REFERENCES[kind].partition(":")[2])
     defaults = {**module.DEFAULTS.get(kind, {})}
     return build(w, kind, Config({**own, "model_type": kind}, defaults))
+
+
+def _training(directory: Path) -> Mapping[str, Setting]:
+    """What the trainer noted of the model beside its weights, if it did."""
+    path = directory / "training_config.json"
+    noted = json.loads(path.read_text()) if path.exists() else {}
+    found: Mapping[str, Setting] = (noted.get("config") or {}).get("model") or {}
+    return found

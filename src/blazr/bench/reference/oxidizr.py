@@ -43,13 +43,23 @@ def first(config: Config, *keys: str, default: Setting = None) -> Setting:
     return default
 
 
-def oxidizr_model(w: Weights, config: Config) -> ReferenceModel:
-    """A model of oxidizr, or a Llama without ``model_type`` behind ``model.``."""
+def oxidizr_model(w: Weights, config: Config, training: Config) -> ReferenceModel:
+    """A model of oxidizr, or a Llama without ``model_type`` behind ``model.``.
+
+    Args:
+        w: Its tensors.
+        config: What is said of it.
+        training: What the trainer noted of a model, perhaps of another one.
+    """
     root = "model." if "model.embed_tokens.weight" in w else ""
     top = w.under(root)
     numbers = {m[1] for name in w.names if (m := re.match(r"(?:model\.)?layers\.(\d+)\.", name))}
     eps = first(config, "rms_norm_eps", default=1e-5)
     order = sorted(map(int, numbers))
+    rows, hidden = top.shape("embed_tokens.weight")
+    sizes = {"vocab_size": rows, "hidden_size": hidden, "num_layers": len(order)}
+    if sizes.items() <= training.items():
+        config = {**config, "training": training}
     layers = [_layer(top, top.under(f"layers.{i}."), config, eps) for i in order]
     return model_of(
         "oxidizr",
@@ -143,7 +153,8 @@ def _head_dim(top: Weights, w: Weights, config: Config, rows: int, kv_rows: int)
     """From a norm, the config, another layer, or the one usual size that fits."""
     if "q_norm.weight" in w:
         return w.shape("q_norm.weight")[0]
-    heads = first(config, "num_attention_heads", "num_heads", "n_heads", "attention.num_heads")
+    names = ("num_attention_heads", "num_heads", "n_heads", "attention.num_heads")
+    heads = first(config, *names, "training.num_heads")
     dim = first(config, "head_dim", "attention.head_dim")
     if heads is not None and rows % heads == 0 and kv_rows % (rows // heads) == 0:
         return int(rows // heads)
@@ -165,7 +176,8 @@ def _feed_forward(layer: Weights, config: Config) -> Function:
         return lambda x: mlp(x, own)
     w = layer.under("moe.")
     gate = "router.gate" if "router.gate.weight" in w else "gate"
-    chosen = first(config, "experts_per_tok", "num_experts_per_tok", "top_k", default=2)
+    names = ("experts_per_tok", "num_experts_per_tok", "top_k", "training.experts_per_tok")
+    chosen = first(config, *names, default=2)
 
     def apply(x: Tensor) -> Tensor:
         logits = linear(x, w, gate)
