@@ -15,7 +15,7 @@ from blazr.text.tokenizers import hf
 from blazr.text.tokenizers.choose import choose_tokenizer
 from blazr.text.tokenizers.gguf import from_metadata, load
 from blazr.text.tokenizers.gguf_patterns import PATTERNS
-from blazr.text.tokenizers.sentencepiece import SentencePieceBpe
+from blazr.text.tokenizers.sentencepiece import Fallback, SentencePieceBpe
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 # pieces of a little SentencePiece vocabulary: text, type, score
@@ -92,10 +92,10 @@ def test_in_the_harmony_form_a_part_does_not_end_a_text() -> None:
 def test_words_apart_are_the_text_as_a_whole(text: str) -> None:
     usable = {t: s for t, kind, s in PIECES if kind == NORMAL}
     ids = {t: i for i, (t, kind, _) in enumerate(PIECES) if kind == NORMAL}
-    apart = SentencePieceBpe(usable, ids, byte_ids={10: 3}, unknown_id=0)
+    apart = SentencePieceBpe(usable, ids, fallback=Fallback({10: 3}, 0))
     # a piece that crosses into the next word, which no text here has, turns the cutting off
     crossing = {"z▁z": -99.0}
-    whole = SentencePieceBpe(usable | crossing, ids | {"z▁z": 99}, byte_ids={10: 3}, unknown_id=0)
+    whole = SentencePieceBpe(usable | crossing, ids | {"z▁z": 99}, fallback=Fallback({10: 3}, 0))
     text = text.replace(" ", "▁")
     assert apart.encode(text) == whole.encode(text)
 

@@ -3,6 +3,9 @@
 Source: the format of ``precompiled_charsmap`` in SentencePiece: how many bytes the trie has (a
 little-endian u32), the trie as Darts-clone's double array of u32, then UTF-8 texts, each with a
 zero at its end.
+
+The `tokenizers` package reads the format, too, but disagrees with SentencePiece: it takes the
+shortest key of a whole grapheme, and drops the rest of that.
 """
 
 from __future__ import annotations

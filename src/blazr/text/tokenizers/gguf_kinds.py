@@ -22,7 +22,7 @@ from blazr.text.tokenizers.gguf_patterns import DEFAULT, PATTERNS
 from blazr.text.tokenizers.hf import BYTE_NAME, BYTE_OF_CHARACTER
 from blazr.text.tokenizers.sentencepiece import (
     SPACE,
-    SentencePiece,
+    Fallback,
     SentencePieceBpe,
     SentencePieceUnigram,
 )
@@ -36,7 +36,7 @@ Built = tuple[Encoder, Callable[[str, int], bytes], bool]
 
 
 def _sentencepiece(
-    make: type[SentencePiece],
+    make: type[SentencePieceBpe | SentencePieceUnigram],
     entries: Entries,
     special: frozenset[int],
     *,
@@ -60,8 +60,7 @@ def _sentencepiece(
     model = make(
         {text: scores[token_id] for text, token_id in usable.items()},
         usable,
-        byte_ids=bytes_,
-        unknown_id=entries.token_id("unknown_token_id"),
+        fallback=Fallback(bytes_, entries.token_id("unknown_token_id")),
         whole=whole,
     )
     return lambda *text: model.encode(tidy(*text)), _piece_bytes, adds_bos

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import heapq
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import cached_property, lru_cache
-from math import inf
-from typing import ClassVar
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
 
 SPACE = "▁"
 _WORDS = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
 _CACHED_CHARACTERS = 48
 _CACHED_WORDS = 2**16
+# The score of a user-defined piece among likelihoods: next to nothing, as SentencePiece has it.
+_WHOLE_SCORE = -0.1
 
 
 def longest_of(names: Iterable[str]) -> re.Pattern[str]:
@@ -22,90 +22,83 @@ def longest_of(names: Iterable[str]) -> re.Pattern[str]:
     return re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
 
-class SentencePiece(ABC):
-    """Encodes text in which spaces are written ``▁``. A row cuts a word into pieces.
-
-    A character that is no piece is spelled in bytes.
+class Fallback:
+    """What stands for a character that is no piece.
 
     Args:
-        scores: Of each piece.
-        ids: Of each piece.
-        byte_ids: Of each byte; what has none becomes ``unknown_id``, as one token where several
-            such characters follow each other.
-        unknown_id: None leaves out what cannot be spelled.
-        whole: Pieces that are taken wherever they stand.
+        byte_ids: The token of each byte, where there is one.
+        unknown_id: The token of characters with a byte that has none, one for all that follow each
+            other. None leaves them out.
     """
 
-    cuts_out_whole: ClassVar[bool]
+    def __init__(self, byte_ids: Mapping[int, int], unknown_id: int | None) -> None:
+        self._byte_ids = byte_ids
+        self._unknown = () if unknown_id is None else (unknown_id,)
+
+    def spell(self, character: str) -> Sequence[int]:
+        """The ids of a character's bytes, else the unknown token."""
+        ids = [self._byte_ids.get(byte) for byte in character.encode()]
+        known = [each for each in ids if each is not None]
+        return known if len(known) == len(ids) else self._unknown
+
+    def fuse(self, ids: list[int]) -> list[int]:
+        """Ids with a single unknown token for several in a row."""
+        if not self._unknown or self._unknown[0] not in ids:
+            return ids
+        pairs = zip(ids, (None, *ids), strict=False)
+        return [each for each, last in pairs if each != last or each not in self._unknown]
+
+
+class SentencePieceBpe:
+    """Encodes text in which spaces are written ``▁`` by merging neighbours whose union is a piece.
+
+    The highest score comes first, the leftmost where scores are equal. This is not left to the
+    `tokenizers` package: it ranks pairs and knows no scores, so that it cannot hold pieces with
+    equal ones, and to list the pairs of each piece takes longer than all else of loading a file.
+
+    Source: Kudo and Richardson 2018, arXiv:1808.06226.
+
+    Args:
+        scores: The score of each piece.
+        ids: The token of each piece.
+        fallback: Stands for what is no piece.
+        whole: Pieces that are taken wherever they stand.
+    """
 
     def __init__(
         self,
         scores: Mapping[str, float],
         ids: Mapping[str, int],
         *,
-        byte_ids: Mapping[int, int],
-        unknown_id: int | None,
+        fallback: Fallback,
         whole: Collection[str] = (),
     ) -> None:
         self._scores = scores
         self._ids = ids
-        self._whole = whole
-        self._byte_ids = byte_ids
-        self._unknown = () if unknown_id is None else (unknown_id,)
+        self._fallback = fallback
+        self._whole = longest_of(whole) if whole else None
         # where no piece crosses into the next word, words can be cut one by one
         crosses = re.compile(f"[^{SPACE}]{SPACE}")
-        cut_out = whole if self.cuts_out_whole else ()
-        self._has_words = not any(crosses.search(each) for each in ids if each not in cut_out)
+        self._has_words = not any(crosses.search(each) for each in ids if each not in whole)
         self._cached: Callable[[str], tuple[int, ...]] = lru_cache(_CACHED_WORDS)(self._encode)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text."""
-        found: list[int] = []
-        for word in _WORDS.findall(text) if self._has_words else (text,):
-            found += self._cached(word) if len(word) <= _CACHED_CHARACTERS else self._encode(word)
-        if self._unknown and self._unknown[0] in found:
-            pairs = zip(found, (None, *found), strict=False)
-            found = [each for each, last in pairs if each != last or each not in self._unknown]
-        return found
+        ids: list[int] = []
+        for at, part in enumerate(self._whole.split(text) if self._whole else (text,)):
+            if at % 2:
+                ids.append(self._ids[part])
+                continue
+            for word in _WORDS.findall(part) if self._has_words else (part,):
+                ids += self._cached(word) if len(word) <= _CACHED_CHARACTERS else self._encode(word)
+        return self._fallback.fuse(ids)
 
     def _encode(self, word: str) -> tuple[int, ...]:
-        return tuple(token for piece in self._cut(word) for token in self._spell(piece))
-
-    @abstractmethod
-    def _cut(self, word: str) -> Iterable[str]:
-        """The pieces of a word, in order."""
-
-    def _spell(self, piece: str) -> tuple[int, ...]:
-        found = self._ids.get(piece)
-        if found is not None:
-            return (found,)
-        spelled = [self._byte_ids.get(byte) for byte in piece.encode()]
-        known = tuple(each for each in spelled if each is not None)
-        return known if len(known) == len(spelled) else self._unknown
-
-
-class SentencePieceBpe(SentencePiece):
-    """Neighbours whose union is a piece are merged.
-
-    The highest score comes first, the leftmost where scores are equal.
-
-    Source: Kudo and Richardson 2018, arXiv:1808.06226.
-    """
-
-    cuts_out_whole = True
-
-    def encode(self, text: str) -> list[int]:
-        """See `SentencePiece.encode`."""
-        if self._whole_found is None:
-            return super().encode(text)
         found: list[int] = []
-        for at, part in enumerate(self._whole_found.split(text)):
-            found += [self._ids[part]] if at % 2 else super().encode(part)
-        return found
-
-    @cached_property
-    def _whole_found(self) -> re.Pattern[str] | None:
-        return longest_of(self._whole) if self._whole else None
+        for piece in self._cut(word):
+            token_id = self._ids.get(piece)
+            found += self._fallback.spell(piece) if token_id is None else (token_id,)
+        return tuple(found)
 
     def _cut(self, word: str) -> Iterable[str]:
         pieces: list[str] = list(word)
@@ -137,47 +130,50 @@ class SentencePieceBpe(SentencePiece):
         return filter(None, pieces)
 
 
-class SentencePieceUnigram(SentencePiece):
-    """The pieces whose scores have the largest sum, each the logarithm of how likely its piece is.
+class SentencePieceUnigram:
+    """Encodes text in which spaces are written ``▁`` as its likeliest pieces.
+
+    The `tokenizers` package finds them. Bytes are spelled here, since it would take the text
+    ``<0x41>`` for a byte, too.
 
     Source: Kudo 2018, arXiv:1804.10959.
+
+    Args:
+        scores: The logarithm of how likely each piece is.
+        ids: The token of each piece.
+        fallback: Stands for what is no piece.
+        whole: Pieces that are taken nearly wherever they stand.
     """
 
-    cuts_out_whole = False
+    def __init__(
+        self,
+        scores: Mapping[str, float],
+        ids: Mapping[str, int],
+        *,
+        fallback: Fallback,
+        whole: Collection[str] = (),
+    ) -> None:
+        from tokenizers import Tokenizer, models
 
-    def _cut(self, word: str) -> Iterable[str]:
-        best = [0.0, *[-inf] * len(word)]  # sum of scores up to here
-        starts = [0] * (len(word) + 1)  # where the last piece before here begins
-        for start, end, score in self._pieces_in(word):
-            if best[start] + score > best[end]:
-                best[end], starts[end] = best[start] + score, start
-        pieces, end = list[str](), len(word)
-        while end:
-            pieces.append(word[starts[end] : end])
-            end = starts[end]
-        return reversed(pieces)
+        self._fallback = fallback
+        self._unknown = max(ids.values(), default=-1) + 1
+        # no text has spaces any more, so that these names are never found
+        pieces = [(f" {token_id}", 0.0) for token_id in range(self._unknown + 1)]
+        for piece, token_id in ids.items():
+            pieces[token_id] = piece, _WHOLE_SCORE if piece in whole else scores[piece]
+        self._backend: Any = Tokenizer(models.Unigram(pieces, self._unknown))
 
-    def _pieces_in(self, word: str) -> Iterator[tuple[int, int, float]]:
-        """Where the pieces of a word begin and end, and their scores, from left to right."""
-        scores, unknown = self._all_scores, self._unknown_score
-        for start in range(len(word)):
-            yield start, start + 1, scores.get(word[start], unknown)
-            for end in (start + length for length in self._lengths):
-                score = scores.get(word[start:end]) if end <= len(word) else None
-                if score is not None:
-                    yield start, end, score
-
-    @cached_property
-    def _lengths(self) -> list[int]:
-        return sorted({len(piece) for piece in self._scores} - {0, 1})
-
-    @cached_property
-    def _unknown_score(self) -> float:
-        """That of a character that is no piece."""
-        learned = (score for piece, score in self._scores.items() if piece not in self._whole)
-        return min(learned, default=0.0) - 10
-
-    @cached_property
-    def _all_scores(self) -> Mapping[str, float]:
-        """With those of whole pieces: next to nothing, as SentencePiece has it."""
-        return {**self._scores, **dict.fromkeys(self._whole, -0.1)}
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text."""
+        found = self._backend.encode(text, add_special_tokens=False)
+        ids: list[int] = found.ids
+        if self._unknown not in ids:
+            return ids
+        spelled: list[int] = []
+        for token_id, (start, end) in zip(ids, found.offsets, strict=True):
+            if token_id != self._unknown:
+                spelled.append(token_id)
+                continue
+            for character in text[start:end]:
+                spelled += self._fallback.spell(character)
+        return self._fallback.fuse(spelled)
