@@ -75,14 +75,13 @@ def _plan(directory: Path) -> object:
 
 
 def _tokenize(directory: Path) -> None:
-    from blazr.text.detokenize import decode
     from blazr.text.tokenizers.choose import choose_tokenizer
 
     file = next(iter(directory.glob("*.gguf")), next(iter(directory.glob("*.tiktoken")), directory))
     tokenizer = choose_tokenizer(directory=None, vocab=str(file), vocab_size=None)
     assert tokenizer is not None
-    decode(tokenizer, tokenizer.encode(TEXT))
-    decode(tokenizer, [*range(min(tokenizer.size, 600)), 2**20], skip_special=False)
+    tokenizer.decode(tokenizer.encode(TEXT))
+    tokenizer.decode([*range(min(tokenizer.size, 600)), 2**20], skip_special=False)
 
 
 def _render(directory: Path) -> None:

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blazr.core.errors import RequestError
-from blazr.text.detokenize import Detokenizer
-from blazr.text.tokenizer import Tokenizer
+from blazr.text.tokenizer import Detokenizer, Tokenizer
 from blazr.text.tokenizers import TOKENIZERS
 from blazr.text.vocabs import VOCABS
 from tests.support.seeds import examples

@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from typing_extensions import override
 
 from blazr.core.errors import RequestError
+from blazr.text.tokenizer import Tokenizer
 
 
-class MissingTokenizer:
-    """A tokenizer that refuses to encode and decodes to nothing; the protocol's arguments rest."""
+class MissingTokenizer(Tokenizer):
+    """A tokenizer that refuses to encode and decodes to nothing."""
 
-    name = "none"
-    size = 0
-    special_ids: Mapping[str, int] = MappingProxyType({})
-    bos_id: int | None = None
-    eos_ids: tuple[int, ...] = ()
-    strips_leading_space = False
+    def __init__(self) -> None:
+        super().__init__(name="none", size=0)
 
-    def encode(self, text: str, *, allow_special: bool = False) -> list[int]:  # noqa: ARG002
-        """Refuse, with a RequestError."""
+    @override
+    def unassigned(self, vocab_size: int) -> list[int]:
+        """None: no id is known to mean nothing."""
+        return []
+
+    @override
+    def _encode(self, text: str, *, allow_special: bool) -> list[int]:
         hint = "name the vocabulary: --vocab llama3"
         raise RequestError("this model has no known vocabulary.", param="prompt", hint=hint)
 
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:  # noqa: ARG002
-        """No text, whatever the ids."""
-        return ""
-
-    def token_bytes(self, token_id: int) -> bytes:  # noqa: ARG002
-        """No bytes."""
+    @override
+    def _bytes_of(self, token_id: int) -> bytes:
         return b""
-
-    def is_special(self, token_id: int) -> bool:  # noqa: ARG002
-        """No id is special."""
-        return False
-
-    def unassigned(self, vocab_size: int) -> list[int]:  # noqa: ARG002
-        """No id is known to mean nothing."""
-        return []

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from blazr.text.chat_template import ChatPrompt
-from blazr.text.detokenize import Detokenizer
+from blazr.text.tokenizer import Detokenizer
 
 MAX_CHARACTERS = 16_000_000  # of all conversations together; their ids take about as much memory
 

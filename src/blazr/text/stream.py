@@ -7,7 +7,6 @@ import string
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from blazr.text.detokenize import Detokenizer
 from blazr.text.events import (
     Event,
     Finished,
@@ -19,7 +18,7 @@ from blazr.text.events import (
 from blazr.text.reasoning import ReasoningFormat
 from blazr.text.splitter import CallArguments, CallBegin, Piece, Reasoning, merge
 from blazr.text.stop import StopMatcher
-from blazr.text.tokenizer import Tokenizer
+from blazr.text.tokenizer import Detokenizer, Tokenizer
 from blazr.text.tool_calls.custom_input import InputReader
 from blazr.text.tool_calls.format import ToolFormat, ToolSpec
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from blazr.text.detokenize import Detokenizer
-from blazr.text.tokenizer import Tokenizer
+from blazr.text.tokenizer import Detokenizer, Tokenizer
 
 pytestmark = pytest.mark.smoke
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
+
+from typing_extensions import override
 
 from blazr.core.errors import CheckpointError
 from blazr.core.gguf_header import Value, read_gguf_header
-from blazr.text import detokenize
-from blazr.text.tokenizer import Tokenizer, encode_with
+from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers.gguf_entries import (
     CONTROL,
     KEY,
@@ -77,7 +76,7 @@ def from_metadata(metadata: Mapping[str, Value], *, name: str) -> Tokenizer:
     return GgufTokenizer(entries, name=name, kind=kind)
 
 
-class GgufTokenizer:
+class GgufTokenizer(Tokenizer):
     """A vocabulary with one of llama.cpp's ways to encode.
 
     Special are control tokens and those spelled ``<|so|>``; other tokens that the file calls
@@ -86,39 +85,42 @@ class GgufTokenizer:
 
     def __init__(self, entries: Entries, *, name: str, kind: str) -> None:
         tokens, types = entries.tokens, entries.types
-        self.name = name
-        self.size = len(tokens)
         ends = _end_ids(entries)
-        special = [
-            token_id
-            for token_id, (text, each) in enumerate(zip(tokens, types, strict=False))
+        special_ids = {
+            text: token_id
+            for token_id, (text, each) in reversed(
+                list(enumerate(zip(tokens, types, strict=False)))
+            )
             if text and (each in {UNKNOWN, CONTROL} or token_id in ends or _is_marker(text, each))
-        ]
-        self.special_ids = MappingProxyType({tokens[i]: i for i in reversed(special)})
-        self._special = frozenset(self.special_ids.values())
-        self.eos_ids = tuple(ends)
-        encode, to_bytes, adds_bos = KINDS[kind](entries, self._special)
-        adds_bos = entries.flag("add_bos_token", adds_bos)
-        self.bos_id = entries.token_id("bos_token_id") if adds_bos else None
-        self.strips_leading_space = kind == "bert" or (
-            kind in {"llama", "t5"} and entries.flag("add_space_prefix", default=True)
+        }
+        special = frozenset(special_ids.values())
+        self._encode_part, to_bytes, adds_bos = KINDS[kind](entries, special)
+        self._bytes = _all_bytes(entries, special, to_bytes)
+        super().__init__(
+            name=name,
+            size=len(tokens),
+            special_ids=special_ids,
+            gaps=[token_id for token_id, each in enumerate(self._bytes) if not each],
+            eos_ids=ends,
+            bos_id=entries.token_id("bos_token_id")
+            if entries.flag("add_bos_token", adds_bos)
+            else None,
+            strips_leading_space=kind == "bert"
+            or (kind in {"llama", "t5"} and entries.flag("add_space_prefix", default=True)),
         )
-        self._encode = encode
-        self._bytes = _all_bytes(entries, self._special, to_bytes)
         plain = {tokens[i]: i for i in range(self.size) if types[i] == USER_DEFINED and tokens[i]}
-        self._found_in_text = _by_length(
-            {each: i for each, i in plain.items() if i not in self._special}
-        )
-        self._all_found = _by_length({**plain, **self.special_ids})
+        self._found_in_text = _by_length({each: i for each, i in plain.items() if i not in special})
+        self._all_found = _by_length({**plain, **special_ids})
         self._eats_space = "phi-3" in entries.model_name or "phi3" in entries.model_name
 
-    def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
-        """See `Tokenizer.encode`."""
-        names = self._all_found if allow_special else self._found_in_text
-        return encode_with(partial(self._encode_around, names), text)
+    @override
+    def _bytes_of(self, token_id: int) -> bytes:
+        return self._bytes[token_id]
 
-    def _encode_around(self, names: Sequence[tuple[str, int]], text: str) -> list[int]:
+    @override
+    def _encode(self, text: str, *, allow_special: bool) -> list[int]:
         """Encode what lies between the tokens that are found by their names, longest first."""
+        names = self._all_found if allow_special else self._found_in_text
         parts: list[str | int] = [text]
         for name, token_id in names:
             if name in text:
@@ -128,7 +130,7 @@ class GgufTokenizer:
             if isinstance(part, int):
                 found.append(part)
             elif part:
-                found += self._encode(part, at == 0)
+                found += self._encode_part(part, at == 0)
         return found
 
     def _cut(self, part: str | int, name: str, token_id: int) -> Iterator[str | int]:
@@ -141,23 +143,6 @@ class GgufTokenizer:
         for each in rest:
             yield token_id
             yield each.lstrip(_SPACES) if eats_space else each
-
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """See `Tokenizer.decode`."""
-        return detokenize.decode(self, ids, skip_special=skip_special)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """See `Tokenizer.token_bytes`."""
-        return self._bytes[token_id] if 0 <= token_id < self.size else b""
-
-    def is_special(self, token_id: int) -> bool:
-        """See `Tokenizer.is_special`."""
-        return token_id in self._special
-
-    def unassigned(self, vocab_size: int) -> list[int]:
-        """See `Tokenizer.unassigned`."""
-        inside = [i for i, each in enumerate(self._bytes[:vocab_size]) if not each]
-        return [*inside, *range(self.size, vocab_size)]
 
 
 def _is_marker(text: str, kind: int) -> bool:

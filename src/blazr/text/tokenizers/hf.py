@@ -7,12 +7,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from blazr.core.errors import CheckpointError
-from blazr.text import detokenize, sidecars
-from blazr.text.tokenizer import Tokenizer, encode_with
+from blazr.text import sidecars
+from blazr.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -39,7 +40,7 @@ def load(path: str) -> Tokenizer:
         raise CheckpointError(f"{file.name} is not sound.", found=str(error)[:100]) from None
 
 
-class HuggingFaceTokenizer:
+class HuggingFaceTokenizer(Tokenizer):
     """A tokenizer.json.
 
     Special are the tokens that the files mark so or give a role, and those spelled ``<|so|>``.
@@ -58,20 +59,24 @@ class HuggingFaceTokenizer:
         vocabulary = backend.get_vocab(with_added_tokens=True)
         roles = sidecars.token_names(directory)
         names = _special_names(backend, [*roles.values(), *sidecars.more_special_names(directory)])
-        self.name = directory.resolve().name if file.name == "tokenizer.json" else file.stem
-        self.size = max(vocabulary.values(), default=-1) + 1
-        self.special_ids = MappingProxyType({name: vocabulary[name] for name in names})
-        self.bos_id = _bos_id(backend, directory, roles)
-        self.eos_ids = _eos_ids(vocabulary, directory, roles)
+        size = max(vocabulary.values(), default=-1) + 1
+        self._to_bytes, strips_space = (
+            (str.encode, False) if only_ids else _decoder(backend, file.name)
+        )
+        super().__init__(
+            name=directory.resolve().name if file.name == "tokenizer.json" else file.stem,
+            size=size,
+            special_ids={name: vocabulary[name] for name in names},
+            gaps=set(range(size)).difference(vocabulary.values()),
+            eos_ids=_eos_ids(vocabulary, directory, roles),
+            bos_id=_bos_id(backend, directory, roles),
+            strips_leading_space=strips_space,
+        )
         self._file = file
-        self._assigned = frozenset(vocabulary.values())
-        self._special = frozenset(self.special_ids.values())
         self._added = {
             token_id: token.content.encode()
             for token_id, token in backend.get_added_tokens_decoder().items()
         }
-        decoder = (str.encode, False) if only_ids else _decoder(backend, file.name)
-        self._to_bytes, self.strips_leading_space = decoder
         _mark_special(backend, names)
         backend.encode_special_tokens = True  # as plain text, that is
         self._plain = backend
@@ -86,35 +91,21 @@ class HuggingFaceTokenizer:
         _mark_special(backend, self.special_ids)
         return backend
 
-    def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
-        """See `Tokenizer.encode`."""
-        backend = self._marked if allow_special else self._plain
-        return encode_with(lambda each: backend.encode(each, add_special_tokens=False).ids, text)
-
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """See `Tokenizer.decode`."""
-        return detokenize.decode(self, ids, skip_special=skip_special)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """See `Tokenizer.token_bytes`."""
-        added = self._added.get(token_id)
-        if added is not None:
-            return added
-        token = self.name_of(token_id) if 0 <= token_id < self.size else None
-        return self._to_bytes(token) if token is not None else b""
-
     def name_of(self, token_id: int) -> str | None:
         """How the file spells a token; None where there is none."""
         name: str | None = self._plain.id_to_token(token_id)
         return name
 
-    def is_special(self, token_id: int) -> bool:
-        """See `Tokenizer.is_special`."""
-        return token_id in self._special
+    @override
+    def _encode(self, text: str, *, allow_special: bool) -> list[int]:
+        backend = self._marked if allow_special else self._plain
+        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        return ids
 
-    def unassigned(self, vocab_size: int) -> list[int]:
-        """See `Tokenizer.unassigned`."""
-        return [token_id for token_id in range(vocab_size) if token_id not in self._assigned]
+    @override
+    def _bytes_of(self, token_id: int) -> bytes:
+        added = self._added.get(token_id)
+        return self._to_bytes(self.name_of(token_id) or "") if added is None else added
 
 
 def _read(file: Path) -> Backend:

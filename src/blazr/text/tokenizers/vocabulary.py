@@ -22,7 +22,7 @@ def load(name: str) -> Tokenizer:
         name=row.name,
         size=row.size,
         special_ids=backend.special_tokens(),
-        gaps=(token_id for gap in row.unassigned for token_id in gap),
+        gaps=[token_id for gap in row.unassigned for token_id in gap],
         eos_ids=row.stop_ids,
         bos_id=row.bos_id,
     )
