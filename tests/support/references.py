@@ -353,7 +353,7 @@ def reference_logits(model: nn.Module, token_ids: list[int]) -> Tensor:
             part, "inv_freq"
         ):  # dynamic rotation remembers longer sequences
             part.max_seq_len_cached = part.original_max_seq_len
-            part.inv_freq = part.original_inv_freq
+            part.inv_freq = part.original_inv_freq.clone()  # it is written in place
     with torch.inference_mode():
         logits: Tensor = model(torch.tensor([token_ids]), use_cache=False).logits[0]
     return logits
