@@ -33,13 +33,13 @@ from blazr.bench.offline import EngineTarget
 from blazr.bench.online import connect
 from blazr.bench.report import origin
 from blazr.bench.workload import Ask, Workload
-from blazr.engine.config import EngineConfig
 from blazr.engine.outputs import TokenOutput
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.async_llm import AsyncLLM
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.load import load_text_engine
+from blazr.llm.options import LoadOptions
 from blazr.llm.text_engine import TextEngine
 from blazr.server.app import build_app
 from blazr.server.config import ServerConfig
@@ -126,14 +126,14 @@ async def measure(target: Target, settings: Settings, cpu: Callable[[], float]) 
 def open_core(settings: Settings) -> TextEngine:
     """The model, with one thread to compute."""
     torch.set_num_threads(1)
-    config = EngineConfig(max_running=settings.concurrency, memory=_MEMORY)
-    return load_text_engine(settings.model, engine=config)
+    options = LoadOptions(settings.model, max_running=settings.concurrency, memory=_MEMORY)
+    return load_text_engine(options)
 
 
 def in_process(settings: Settings, *, with_text: bool) -> None:
     """Print the figures of the engine, or of the text around it."""
     core = open_core(settings)
-    target: Target = TextTarget(AsyncLLM(core))
+    target: Target = TextTarget(AsyncLLM.of(core))
     if not with_text:
         target = EngineTarget(core.engine, vocab_size=core.info.vocab_size)
     try:
@@ -146,7 +146,7 @@ def serve(settings: Settings) -> None:
     """Serve until nobody holds the other end of our input; print the address."""
     config = ServerConfig(host="127.0.0.1", port=0)
     sock = listen(config)
-    models = Models.of(AsyncLLM(open_core(settings)), config)
+    models = Models.of(AsyncLLM.of(open_core(settings)), config)
     print(address_of(sock), flush=True)
     server = make_server(build_app(models), models)
 
@@ -165,7 +165,7 @@ def pair(settings: Settings) -> None:
     config = ServerConfig(host="127.0.0.1", port=0)
     sock = listen(config)
     core = open_core(settings)
-    models = Models.of(AsyncLLM(core), config)
+    models = Models.of(AsyncLLM.of(core), config)
     server = make_server(build_app(models), models)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
     thread.start()

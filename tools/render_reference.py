@@ -26,11 +26,12 @@ import blazr
 from blazr.cli import COMMANDS
 from blazr.cli.app import app
 from blazr.core import errors
+from blazr.core.docstrings import argument_docs
 from blazr.core.env import ENV
 from blazr.core.metrics import METRICS
 from blazr.core.table import Table
-from blazr.engine.config import EngineConfig
 from blazr.engine.sampling_params import SamplingParams
+from blazr.llm.options import LoadOptions
 from blazr.models.families import FAMILIES
 from blazr.models.families.gguf.architectures import ARCHITECTURES
 from blazr.server.config import ServerConfig
@@ -69,21 +70,6 @@ def first_line(thing: object) -> str:
     return (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ")
 
 
-def argument_docs(cls: type) -> dict[str, str]:
-    """What the ``Args:`` section of a class's docstring says, by name."""
-    found: dict[str, str] = {}
-    name, inside = "", False
-    for line in (inspect.getdoc(cls) or "").splitlines():
-        if not line.startswith(" ") and line:
-            inside = line == "Args:"
-        elif inside and (match := re.match(r" {4}(\w+): (.*)", line)):
-            name = match[1]
-            found[name] = match[2]
-        elif inside and line.strip():
-            found[name] += " " + line.strip()
-    return found
-
-
 def fields_table(cls: type) -> str:
     """The fields of a configuration class with their defaults."""
     docs = argument_docs(cls)
@@ -111,7 +97,7 @@ def render_environment() -> str:
 def render_parameters() -> str:
     """The configuration classes."""
     parts = ["# Parameters"]
-    for cls in (SamplingParams, EngineConfig, ServerConfig):
+    for cls in (SamplingParams, LoadOptions, ServerConfig):
         parts += [f"## {cls.__name__}", first_line(cls), fields_table(cls)]
     return "\n\n".join(parts)
 

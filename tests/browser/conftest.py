@@ -25,7 +25,7 @@ def models_saying(*texts: str, **settings: object) -> Models:
     for place, text in enumerate(texts):
         name = f"model-{place}"
         core = thinking_core(text, name=name, max_seq_len=4096)
-        sources.append(ModelSource(name=name, open=lambda core=core: AsyncLLM(core)))
+        sources.append(ModelSource(name=name, open=lambda core=core: AsyncLLM.of(core)))
     return Models(sources, ServerConfig(**{"host": "127.0.0.1", "port": 0, **settings}))
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from blazr.llm.load import load_text_engine
+from blazr.llm.options import LoadOptions
 from tests.integration.clients.table import CLIENTS, NODE, Client, is_installed, program
 from tests.support.loopback import serving
 
@@ -25,7 +26,7 @@ Outcomes = dict[str, str | None]
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with serving(load_text_engine(device="cpu")) as running:
+    with serving(load_text_engine(LoadOptions(device="cpu"))) as running:
         yield running.url
 
 

@@ -10,6 +10,7 @@ import anthropic
 import pytest
 
 from blazr.llm.load import load_text_engine
+from blazr.llm.options import LoadOptions
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import wait_until
 
@@ -19,7 +20,7 @@ GREEDY = {"temperature": 0}  # the client has no argument for it
 
 @pytest.fixture(scope="module")
 def server(model_path: Path) -> Iterator[Loopback]:
-    with serving(load_text_engine(str(model_path), device="cpu")) as running:
+    with serving(load_text_engine(LoadOptions(str(model_path), device="cpu"))) as running:
         yield running
 
 

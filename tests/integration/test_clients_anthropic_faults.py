@@ -11,9 +11,9 @@ import anthropic
 import httpx2
 import pytest
 
-from blazr.engine.config import EngineConfig
 from blazr.engine.outputs import FinishReason
 from blazr.llm.load import load_text_engine
+from blazr.llm.options import LoadOptions
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import SCRIPT, scripted_core, wait_until
 
@@ -41,7 +41,7 @@ def is_idle(running: Loopback) -> bool:
 
 
 def test_a_full_context_is_no_full_reply(model_path: Path) -> None:
-    core = load_text_engine(str(model_path), device="cpu", engine=EngineConfig(max_seq_len=32))
+    core = load_text_engine(LoadOptions(str(model_path), device="cpu", max_seq_len=32))
     with serving(core) as running, connect(running) as client:
         asked = {**ASKED, "max_tokens": 5000, "extra_body": {"temperature": 0}}
         whole = client.messages.create(**asked, timeout=60)

@@ -12,6 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from blazr.llm.load import load_text_engine
+from blazr.llm.options import LoadOptions
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import SCRIPT, scripted_core, thinking_core
 
@@ -55,7 +56,7 @@ def calling(caller: Loopback) -> Iterator[anthropic.Anthropic]:
 def nano() -> Iterator[anthropic.Anthropic]:
     """The built-in model, said to think."""
     with (
-        serving(load_text_engine("nano", reasoning_parser="think")) as running,
+        serving(load_text_engine(LoadOptions("nano", reasoning_parser="think"))) as running,
         anthropic.Anthropic(base_url=running.url, api_key="none", max_retries=0) as opened,
     ):
         yield opened

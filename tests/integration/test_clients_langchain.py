@@ -22,6 +22,7 @@ from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 from blazr.llm.load import load_text_engine
+from blazr.llm.options import LoadOptions
 
 pytestmark = [
     pytest.mark.clients,
@@ -32,7 +33,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Loopback]:
-    with serving(load_text_engine(device="cpu")) as running:
+    with serving(load_text_engine(LoadOptions(device="cpu"))) as running:
         yield running
 
 

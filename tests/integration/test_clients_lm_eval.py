@@ -17,6 +17,7 @@ from tests.support.loopback import serving
 lm_eval = pytest.importorskip("lm_eval", reason="lm-eval is not installed")
 
 from blazr.llm.load import load_text_engine  # noqa: E402  (after what is skipped)
+from blazr.llm.options import LoadOptions  # noqa: E402
 
 pytestmark = [
     pytest.mark.clients,
@@ -83,7 +84,7 @@ def test_local_completions(stories: Path, tmp_path: Path, batch_size: int) -> No
         "doc_to_target": 0,
         "target_delimiter": "",
     }
-    with serving(load_text_engine(str(stories), device="cpu")) as running:
+    with serving(load_text_engine(LoadOptions(str(stories), device="cpu"))) as running:
         found = lm_eval.simple_evaluate(
             model="local-completions",
             model_args={
@@ -124,7 +125,7 @@ def test_local_chat_completions(tmp_path: Path) -> None:
         "generation_kwargs": {"until": ["\n"], "max_gen_toks": 12, "do_sample": False},
         "metric_list": [{"metric": "exact_match"}],
     }
-    with serving(load_text_engine(device="cpu")) as running:
+    with serving(load_text_engine(LoadOptions(device="cpu"))) as running:
         found = lm_eval.simple_evaluate(
             model="local-chat-completions",
             model_args={

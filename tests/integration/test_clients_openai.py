@@ -12,13 +12,14 @@ import pytest
 
 from blazr.llm.llm import LLM
 from blazr.llm.load import load_text_engine
+from blazr.llm.options import LoadOptions
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import scripted_core, wait_until
 
 
 @pytest.fixture(scope="module")
 def server(model_path: Path) -> Iterator[Loopback]:
-    with serving(load_text_engine(str(model_path), device="cpu")) as running:
+    with serving(load_text_engine(LoadOptions(str(model_path), device="cpu"))) as running:
         yield running
 
 
@@ -95,7 +96,7 @@ def test_echoed_logprobs_are_those_of_the_logits(server: Loopback, client: opena
     assert found.token_logprobs is not None
     assert found.top_logprobs is not None
     assert len(found.token_logprobs) == len(ids) + 1
-    expected = LLM(server.core).logits(ids).log_softmax(-1)
+    expected = LLM.of(server.core).logits(ids).log_softmax(-1)
     for place, token_id in enumerate(ids[1:]):
         assert found.token_logprobs[place + 1] == pytest.approx(
             expected[place, token_id].item(), abs=1e-4

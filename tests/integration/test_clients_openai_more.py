@@ -13,9 +13,9 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from blazr.engine.config import EngineConfig
 from blazr.llm.llm import LLM
 from blazr.llm.load import load_text_engine
+from blazr.llm.options import LoadOptions
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import scripted_core, wait_until
 
@@ -25,8 +25,8 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 @pytest.fixture(scope="module")
 def server(model_path: Path) -> Iterator[Loopback]:
-    engine = EngineConfig(memory="24MiB", max_running=8)
-    with serving(load_text_engine(str(model_path), device="cpu", engine=engine)) as running:
+    options = LoadOptions(str(model_path), device="cpu", memory="24MiB", max_running=8)
+    with serving(load_text_engine(options)) as running:
         yield running
 
 
@@ -199,7 +199,7 @@ def test_many_answers_to_one_context_read_it_once(server: Loopback, client: open
     before = server.core.engine.stats()["computed_tokens"]
     reply = client.completions.create(model="tiny", prompt=prompts, **asked)
     computed = server.core.engine.stats()["computed_tokens"] - before
-    logits = LLM(server.core).logits
+    logits = LLM.of(server.core).logits
     for prompt, choice in zip(prompts, reply.choices, strict=True):
         found = choice.logprobs
         expected = logits(prompt).log_softmax(-1)

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from blazr.engine.config import EngineConfig
 from blazr.llm.async_llm import AsyncLLM
-from blazr.llm.load import load_text_engine
 from blazr.server.config import ServerConfig
 from blazr.server.models import Models
 from blazr.server.state import ModelSource
@@ -39,8 +37,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_it(shelf: Path) -> AsyncLLM:
-    config = EngineConfig(memory="24MiB", max_running=4)
-    return AsyncLLM(load_text_engine(str(shelf / "weights" / "old"), device="cpu", engine=config))
+    return AsyncLLM(str(shelf / "weights" / "old"), device="cpu", memory="24MiB", max_running=4)
 
 
 @contextmanager

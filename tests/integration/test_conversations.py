@@ -12,7 +12,6 @@ from blazr.cli.conversation import Conversation
 from blazr.cli.options import LoadFlags
 from blazr.cli.partners import LocalPartner
 from blazr.core.errors import ContextLengthError
-from blazr.engine.config import EngineConfig
 from blazr.llm.generation import chat_request
 from blazr.nn.layers.cache_spec import GRID
 from blazr.text.messages import Message
@@ -22,7 +21,7 @@ ASKED = ("Tell me a story about a dog.", "Another one, please!", "Thank you!")
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(engine=EngineConfig()) as opened:
+    with LLM() as opened:
         yield opened
 
 

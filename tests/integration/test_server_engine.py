@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from blazr.core.metrics import METRICS
-from blazr.engine.config import EngineConfig
 from blazr.llm.load import load_text_engine
+from blazr.llm.options import LoadOptions
 from tests.support import tiny
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import wait_until
@@ -31,8 +31,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server(path: Path) -> Iterator[Loopback]:
-    config = EngineConfig(memory="24MiB", max_running=4)
-    with serving(load_text_engine(str(path), device="cpu", engine=config)) as running:
+    options = LoadOptions(str(path), device="cpu", memory="24MiB", max_running=4)
+    with serving(load_text_engine(options)) as running:
         yield running
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from blazr.core.errors import UnknownNameError
-from blazr.engine.config import EngineConfig
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.llm import LLM
 from blazr.llm.load import load_text_engine
+from blazr.llm.options import LoadOptions
 from blazr.llm.results import Completion, fold
 from blazr.text.messages import Message
 from blazr.text.reasoning import REASONING
@@ -27,12 +27,9 @@ CHAT = [{"role": each.role, "content": each.content} for each in (HELLO, BEGUN)]
 def llm() -> Iterator[LLM]:
     """A model that is said to think, and told that it has begun to."""
     core = load_text_engine(
-        "nano",
-        engine=EngineConfig(memory="32MiB"),
-        reasoning_parser="think",
-        tool_parser="mistral",
+        LoadOptions("nano", memory="32MiB", reasoning_parser="think", tool_parser="mistral")
     )
-    with LLM(core) as found:
+    with LLM.of(core) as found:
         yield found
 
 
@@ -61,7 +58,7 @@ def test_named_formats_are_used(llm: LLM) -> None:
 def test_wrong_names_are_told_before_anything_is_loaded() -> None:
     for flag in ("tool_parser", "reasoning_parser"):
         with pytest.raises(UnknownNameError, match="wonder"):
-            load_text_engine("/there/is/none", **{flag: "wonder"})
+            load_text_engine(LoadOptions("/there/is/none", **{flag: "wonder"}))
 
 
 def test_thinking_is_bounded(llm: LLM) -> None:

@@ -49,7 +49,7 @@ def serving(
 ) -> Iterator[Loopback]:
     """Serve a core until the block ends. The core is closed with it."""
     config = ServerConfig(**{"host": "127.0.0.1", "port": 0, **settings})
-    models = Models.of(AsyncLLM(core), config, aliases=("org/name",))
+    models = Models.of(AsyncLLM.of(core), config, aliases=("org/name",))
     with serving_models(models, tracer) as running:
         yield running
 

@@ -32,8 +32,7 @@ def chat(  # noqa: PLR0913  (one argument per flag)
     think: Think = True,
     hide_thinking: HideThinking = False,
     sampling: options.SamplingFlags,
-    chat_template: options.ChatTemplate = None,
-    load: options.LoadFlags,
+    load: options.ChatLoadFlags,
     threads: options.Threads = None,
     verbose: options.Verbose = False,
 ) -> None:
@@ -41,7 +40,7 @@ def chat(  # noqa: PLR0913  (one argument per flag)
     given = sampling.given()
     options.sampling_params(given)  # refuses what is out of range before minutes are spent
     name = options.pick_model(model, model_argument) if model or model_argument else None
-    partner = open_partner(name, url, load, chat_template=chat_template, threads=threads)
+    partner = open_partner(name, url, load, threads=threads)
     screen = Screen()
     screen.shows_thinking = not hide_thinking
     converse(

@@ -47,7 +47,7 @@ def generate(  # noqa: PLR0913  (one argument per flag)
     text = _read_prompt(prompt_argument if prompt is None else prompt)
     params = options.sampling_params(sampling.given())
     started_s = monotonic()
-    with load.open_llm(name, threads=threads) as llm:
+    with load.load_llm(name, threads=threads) as llm:
         timings = {"load_s": monotonic() - started_s}
         print(f"{llm.core.info.name} on {llm.core.info.device}", file=sys.stderr)
         completion = _run(llm.stream(text, params), timings, prints=not as_json)

@@ -5,57 +5,24 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import msgspec
 import typer
 from typer.core import TyperOption
 
 from blazr.cli import options
+from blazr.cli.options import ServeFlags
 from blazr.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from blazr.llm.async_llm import AsyncLLM
-    from blazr.llm.text_engine import TextEngine
 
 _NAME = re.compile(r"[\w.:@/-]+")
 _WEIGHTS = ("*.safetensors", "*.gguf")
 _TABLE = "models"  # of the file of settings: one row, or one table, for each model
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServingFlags(options.LoadFlags):
-    """How a server loads its models. The fields are flags, and keys of a model's own table."""
-
-    chat_template: options.ChatTemplate = None
-    tool_parser: Annotated[
-        str | None,
-        typer.Option(help="How the model writes tool calls, or none.  [default: found out]"),
-    ] = None
-    reasoning_parser: Annotated[
-        str | None,
-        typer.Option(help="How the model marks its thinking, or none.  [default: found out]"),
-    ] = None
-    max_running: Annotated[int, typer.Option(help="Most replies computed at once.")] = 32
-    max_waiting: Annotated[int, typer.Option(help="Most requests that wait in the queue.")] = 128
-    token_budget: Annotated[int, typer.Option(help="Most tokens computed in one step.")] = 512
-    prefix_cache: Annotated[bool, typer.Option(help="Reuse prefixes of earlier requests.")] = True
-
-    def open_served(self, model: str) -> TextEngine:
-        """Load a model to serve it."""
-        return self.open(
-            model,
-            chat_template=self.chat_template,
-            tool_parser=self.tool_parser,
-            reasoning_parser=self.reasoning_parser,
-            max_running=self.max_running,
-            max_waiting=self.max_waiting,
-            token_budget=self.token_budget,
-            prefix_cache=self.prefix_cache,
-            warm_up=True,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,23 +32,23 @@ class ModelPlan:
     Args:
         path: Where it is.
         name: What it is called; None is its own name.
-        opening: How it is loaded.
+        flags: How it is loaded.
     """
 
     path: str
     name: str | None
-    opening: ServingFlags
+    flags: ServeFlags
 
     def open(self) -> AsyncLLM:
         """Load it."""
         from blazr.llm.async_llm import AsyncLLM
 
-        return AsyncLLM(self.opening.open_served(self.path))
+        return AsyncLLM.of(replace(self.flags, warm_up=True).load(self.path))
 
     @property
     def num_bytes(self) -> int:
         """The size of its weights on disk; 0 where that says nothing of their size in memory."""
-        if self.opening.quantize is not None:
+        if self.flags.quantize is not None:
             return 0
         place = Path(self.path).expanduser()
         files = [place] if place.is_file() else [f for end in _WEIGHTS for f in place.glob(end)]
@@ -89,14 +56,14 @@ class ModelPlan:
 
 
 def plan_models(
-    named: Sequence[str], file: Path | None, opening: ServingFlags, *, default: str
+    named: Sequence[str], file: Path | None, flags: ServeFlags, *, default: str
 ) -> list[ModelPlan]:
     """The models of a command line and of its file of settings.
 
     Args:
         named: ``path`` or ``name=path``; if there are any, the file's are not served.
         file: What ``--config`` named.
-        opening: How they are loaded, where the file's table does not say otherwise.
+        flags: How they are loaded, where the file's table does not say otherwise.
         default: The path where none is named.
 
     Raises:
@@ -106,8 +73,8 @@ def plan_models(
     tables = read_settings(file).get(_TABLE, {}) if file is not None and not named else {}
     if not isinstance(tables, Mapping):
         raise ConfigError("[models] in the settings file is not a table.", expected='name = "path"')
-    plans = [_from_flag(each, opening) for each in named]
-    plans += [_from_table(name, table, opening) for name, table in tables.items()]
+    plans = [_from_flag(each, flags) for each in named]
+    plans += [_from_table(name, table, flags) for name, table in tables.items()]
     names = [plan.name for plan in plans]
     if len(plans) > 1 and (None in names or len(set(names)) < len(names)):
         raise ConfigError(
@@ -115,40 +82,39 @@ def plan_models(
             found=", ".join(str(name)[:30] for name in names)[:200],
             expected="--model name=path",
         )
-    return plans or [ModelPlan(path=default, name=None, opening=opening)]
+    return plans or [ModelPlan(path=default, name=None, flags=flags)]
 
 
-def _from_flag(text: str, opening: ServingFlags) -> ModelPlan:
+def _from_flag(text: str, flags: ServeFlags) -> ModelPlan:
     name, separator, path = text.partition("=")
     is_named = separator and path and _NAME.fullmatch(name) and not Path(text).exists()
-    return ModelPlan(
-        path=path if is_named else text, name=name if is_named else None, opening=opening
-    )
+    return ModelPlan(path=path if is_named else text, name=name if is_named else None, flags=flags)
 
 
-def _from_table(name: str, table: object, opening: ServingFlags) -> ModelPlan:
+def _from_table(name: str, table: object, flags: ServeFlags) -> ModelPlan:
     given = {"path": table} if isinstance(table, str) else msgspec.to_builtins(table)
     try:
         if not _NAME.fullmatch(name):
             raise ConfigError("this cannot be the name of a model.", found=repr(name)[:50])
         changes = {key.replace("-", "_"): value for key, value in dict(given).items()}
         path = msgspec.convert(changes.pop("path", None), str)
-        opening = _changed(opening, changes)
+        flags = _changed(flags, changes)
     except (TypeError, ValueError) as error:
+        keys = ", ".join(options.flag_names(ServeFlags))
         raise ConfigError(
             f"the model {name[:50]!r} in the settings file is not understood.",
             found=str(error)[:200],
-            expected="a path, or a table with one and with " + ", ".join(asdict(opening)),
+            expected=f"a path, or a table with one and with {keys}",
         ) from None
-    return ModelPlan(path=path, name=name, opening=opening)
+    return ModelPlan(path=path, name=name, flags=flags)
 
 
-def _changed(flags: ServingFlags, changes: Mapping[str, object]) -> ServingFlags:
+def _changed(flags: ServeFlags, changes: Mapping[str, object]) -> ServeFlags:
     """The same flags with other values, which are checked."""
-    unknown = sorted(changes.keys() - asdict(flags).keys())
+    unknown = sorted(changes.keys() - set(options.flag_names(ServeFlags)))
     if unknown:
         raise ValueError(f"there is no key {unknown[0][:50]!r}")
-    return msgspec.convert({**asdict(flags), **changes}, ServingFlags)
+    return msgspec.convert({**asdict(flags), **changes}, ServeFlags)
 
 
 def read_settings(file: Path) -> dict[str, object]:
@@ -174,8 +140,8 @@ def apply_settings(ctx: typer.Context, file: Path | None) -> Path | None:
         return None
     found = read_settings(file)
     found.pop(_TABLE, None)
-    options = {each.name: each for each in ctx.command.params if isinstance(each, TyperOption)}
-    unknown = sorted(found.keys() - options.keys() - {None})
+    flags = {each.name: each for each in ctx.command.params if isinstance(each, TyperOption)}
+    unknown = sorted(found.keys() - flags.keys() - {None})
     if unknown or "config" in found:
         raise ConfigError(
             "the settings file has a key that is not a flag.",
@@ -183,7 +149,7 @@ def apply_settings(ctx: typer.Context, file: Path | None) -> Path | None:
             expected="flags of blazr serve, without dashes, and [models]",
         )
     ctx.default_map = {
-        name: [value] if options[name].multiple and isinstance(value, str) else value
+        name: [value] if flags[name].multiple and isinstance(value, str) else value
         for name, value in found.items()
     }
     return file

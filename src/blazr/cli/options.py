@@ -11,16 +11,19 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
 import typer
 
 from blazr.core import log
+from blazr.core.docstrings import argument_docs
 from blazr.core.errors import ConfigError
 from blazr.core.garbage import loading
+from blazr.engine.config import EngineConfig
+from blazr.llm.options import LoadOptions
 
 if TYPE_CHECKING:
     from blazr.engine.sampling_params import SamplingParams
@@ -29,6 +32,36 @@ if TYPE_CHECKING:
 
 BUILT_IN = "nano"
 """The model that runs when none is named."""
+
+# Of `LoadOptions`: what no command lets people set, and what only a server needs.
+_ONLY_IN_PYTHON = frozenset({"model", "prefill_share", "warm_up"})
+_ONLY_TO_SERVE = frozenset(
+    {
+        "tool_parser",
+        "reasoning_parser",
+        "max_running",
+        "max_waiting",
+        "token_budget",
+        "prefix_cache",
+    }
+)
+_LOAD_DOCS = argument_docs(LoadOptions)
+_MORE: Mapping[str, dict[str, Any]] = {
+    "memory": {"envvar": "BLAZR_MEMORY"},
+    "max_seq_len": {"min": 2},
+}
+
+
+def _load_flag(name: str, *spellings: str) -> Any:
+    """Return the flag of a field of `LoadOptions`, with the help that its docstring gives."""
+    return typer.Option(*spellings, help=_LOAD_DOCS[name], **_MORE.get(name, {}))
+
+
+def flag_names(group: type) -> list[str]:
+    """Return the fields of a dataclass that are flags; those of the engine come last."""
+    hidden: frozenset[str] = getattr(group, "not_flags", frozenset())
+    names = [each.name for each in fields(group) if each.name not in hidden]
+    return sorted(names, key=EngineConfig.__annotations__.__contains__)
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -44,20 +77,21 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
         assert isinstance(group, type)
         groups[name] = group
         hints = get_type_hints(group, include_extras=True)
-        parameters += [
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=field.default,
-                annotation=hints[field.name],
+        defaults = {each.name: each.default for each in fields(group)}
+        for each in flag_names(group):
+            hint = hints[each]
+            if each in _LOAD_DOCS:
+                hint = Annotated[hint, _load_flag(each)]
+            parameters.append(
+                inspect.Parameter(
+                    each, inspect.Parameter.KEYWORD_ONLY, default=defaults[each], annotation=hint
+                )
             )
-            for field in fields(group)
-        ]
 
     @wraps(command)
     def spread(**given: object) -> None:
         filled = {
-            name: group(**{field.name: given.pop(field.name) for field in fields(group)})
+            name: group(**{each: given.pop(each) for each in flag_names(group)})
             for name, group in groups.items()
         }
         command(**given, **filled)
@@ -87,34 +121,12 @@ Model = Annotated[
         show_default=False,
     ),
 ]
-Vocab = Annotated[
-    str | None,
-    typer.Option(
-        help="Vocabulary: a name (cl100k_base, llama3, …) or a tokenizer file.  "
-        "[default: the model's]"
-    ),
-]
-ChatTemplate = Annotated[
-    str | None,
-    typer.Option(help="Chat template: a name or a .jinja file.  [default: the model's]"),
-]
+Vocab = Annotated[str | None, _load_flag("vocab")]
+ChatTemplate = Annotated[str | None, _load_flag("chat_template")]
 Cpu = Annotated[bool, typer.Option("--cpu", help="The same as --device cpu.")]
-DeviceName = Annotated[str, typer.Option("--device", help="Where to compute: auto, cpu or cuda.")]
-Dtype = Annotated[str, typer.Option(help="What to compute in: auto, float32, bfloat16 or float16.")]
-Quantize = Annotated[
-    str | None,
-    typer.Option(
-        help="Quantize the weights while loading: q8_0, q4_0, q4_k, int8 or int4; or by part:"
-        " experts=q4_0,lm_head=q8_0."
-    ),
-]
-Memory = Annotated[
-    str,
-    typer.Option(
-        envvar="BLAZR_MEMORY",
-        help="Memory for caches: a size (8GiB), or a share of what is free (0.6).",
-    ),
-]
+DeviceName = Annotated[str, _load_flag("device", "--device")]
+Dtype = Annotated[str, _load_flag("dtype")]
+Quantize = Annotated[str | None, _load_flag("quantize")]
 Threads = Annotated[
     int | None,
     typer.Option(min=1, help="CPU threads to compute with.  [default: all cores]"),
@@ -135,24 +147,20 @@ Verbose = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadFlags:
-    """How a model is loaded."""
+class LoadFlags(LoadOptions):
+    """`LoadOptions` as flags of a command that loads one model."""
 
-    vocab: Vocab = None
-    device: DeviceName = "auto"
     cpu: Cpu = False
-    dtype: Dtype = "auto"
-    quantize: Quantize = None
-    memory: Memory = "auto"
-    max_seq_len: Annotated[
-        int | None,
-        typer.Option(min=2, help="Lower the context to this many tokens.  [default: the model's]"),
-    ] = None
 
-    def open_llm(
-        self, model: str, *, chat_template: str | None = None, threads: int | None = None
-    ) -> LLM:
-        """Load a model for one reply at a time."""
+    not_flags: ClassVar[frozenset[str]] = _ONLY_IN_PYTHON | _ONLY_TO_SERVE | {"chat_template"}
+
+    def __post_init__(self) -> None:
+        LoadOptions.__post_init__(self)
+        if self.cpu:
+            object.__setattr__(self, "device", "cpu")
+
+    def load_llm(self, model: str, *, threads: int | None = None) -> LLM:
+        """Load a model for one reply at a time, which is all that these commands ask for."""
         # torch comes with it, which takes a second
         from blazr.llm.llm import LLM
 
@@ -160,45 +168,30 @@ class LoadFlags:
             import torch
 
             torch.set_num_threads(threads)
-        # one reply at a time is all that these commands ask for
-        return LLM(self.open(model, chat_template=chat_template, max_running=1))
+        return LLM.of(replace(self, max_running=1).load(model))
 
     @loading()
-    def open(
-        self,
-        model: str,
-        *,
-        chat_template: str | None = None,
-        tool_parser: str | None = None,
-        reasoning_parser: str | None = None,
-        **engine: Any,
-    ) -> TextEngine:
-        """Load a model, with a progress bar where stderr is a terminal.
-
-        Args:
-            model: A path, a Hugging Face id, or the built-in model's name.
-            chat_template: Its chat template, where its own is not wanted.
-            tool_parser: How it writes tool calls, where that is not to be found out.
-            reasoning_parser: How it marks its thinking, where that is not to be found out.
-            engine: Fields of `EngineConfig`.
-        """
-        # torch comes with these, which takes a second
-        from blazr.engine.config import EngineConfig
+    def load(self, model: str) -> TextEngine:
+        """Load a model, with a progress bar where stderr is a terminal."""
+        # torch comes with it, which takes a second
         from blazr.llm.load import load_text_engine
 
         with progress_bar(f"loading {model}") as progress:
-            return load_text_engine(
-                model,
-                device=pick_device(self.device, cpu=self.cpu),
-                dtype=self.dtype,
-                vocab=self.vocab,
-                chat_template=chat_template,
-                quantize=self.quantize,
-                tool_parser=tool_parser,
-                reasoning_parser=reasoning_parser,
-                engine=EngineConfig(memory=self.memory, max_seq_len=self.max_seq_len, **engine),
-                progress=progress,
-            )
+            return load_text_engine(replace(self, model=model), progress=progress)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatLoadFlags(LoadFlags):
+    """`LoadOptions` as flags of a command that chats."""
+
+    not_flags = LoadFlags.not_flags - {"chat_template"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeFlags(LoadFlags):
+    """`LoadOptions` as flags of a server, and keys of a model's table in its settings file."""
+
+    not_flags = _ONLY_IN_PYTHON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,11 +301,6 @@ def pick_model(named: str | None, positional: str | None) -> str:
             "two models are named.", found=f"{named[:50]!r} and {positional[:50]!r}", expected="one"
         )
     return named or positional or BUILT_IN
-
-
-def pick_device(device: str, *, cpu: bool) -> str:
-    """The device that a command line names."""
-    return "cpu" if cpu else device
 
 
 def read_stdin() -> str:

@@ -61,15 +61,12 @@ def open_partner(
     url: str | None,
     load: options.LoadFlags,
     *,
-    chat_template: str | None = None,
     threads: int | None = None,
 ) -> Partner:
     """The server at ``url``, or a model loaded here."""
     if url is not None:
         return RemotePartner(url, model)
-    return LocalPartner(
-        model or options.BUILT_IN, load, chat_template=chat_template, threads=threads
-    )
+    return LocalPartner(model or options.BUILT_IN, load, threads=threads)
 
 
 class LocalPartner:
@@ -78,7 +75,6 @@ class LocalPartner:
     Args:
         model: Which; or one that is loaded already.
         load: How to load it.
-        chat_template: Its chat template, where its own is not wanted.
         threads: How many compute; None is all.
     """
 
@@ -87,11 +83,9 @@ class LocalPartner:
         model: str | LLM,
         load: options.LoadFlags,
         *,
-        chat_template: str | None = None,
         threads: int | None = None,
     ) -> None:
         self._load = load
-        self._chat_template = chat_template
         self._threads = threads
         self._path = model if isinstance(model, str) else model.core.info.name
         self.llm = self._open(model) if isinstance(model, str) else model
@@ -136,7 +130,7 @@ class LocalPartner:
         self.llm.close()
 
     def _open(self, model: str) -> LLM:
-        return self._load.open_llm(model, chat_template=self._chat_template, threads=self._threads)
+        return self._load.load_llm(model, threads=self._threads)
 
 
 class RemotePartner:

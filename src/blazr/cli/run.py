@@ -36,8 +36,7 @@ def run(  # noqa: PLR0913  (one argument per flag)
     think: Think = True,
     hide_thinking: HideThinking = False,
     sampling: options.SamplingFlags,
-    chat_template: options.ChatTemplate = None,
-    load: options.LoadFlags,
+    load: options.ChatLoadFlags,
     threads: options.Threads = None,
     as_json: options.Json = False,
     verbose: options.Verbose = False,
@@ -53,7 +52,7 @@ def run(  # noqa: PLR0913  (one argument per flag)
     options.sampling_params(given)  # refuses what is out of range before minutes are spent
     name = options.pick_model(model, model_argument) if model or model_argument else None
     started_s = monotonic()
-    partner = open_partner(name, url, load, chat_template=chat_template, threads=threads)
+    partner = open_partner(name, url, load, threads=threads)
     timings = {"load_s": monotonic() - started_s}
     screen = Screen()
     screen.shows_thinking = not hide_thinking

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from blazr.cli import options
-from blazr.cli.models import ModelPlan, ServingFlags, apply_settings, plan_models
+from blazr.cli.models import ModelPlan, apply_settings, plan_models
 from blazr.core import log
 from blazr.core.errors import ConfigError
 
@@ -141,7 +141,7 @@ def serve(  # noqa: PLR0913  (one argument per flag)
     profile_dir: Annotated[
         Path | None, typer.Option(help="Folder to which /stop_profile writes profiles.")
     ] = None,
-    load: ServingFlags,
+    load: options.ServeFlags,
     verbose: options.Verbose = False,
     log_level: Annotated[
         str | None,

@@ -45,7 +45,7 @@ def verify(  # noqa: PLR0913  (one argument per flag)
     try:
         verdict = run(
             options.pick_model(model, model_argument),
-            resolve_device(options.pick_device(device, cpu=cpu)),
+            resolve_device("cpu" if cpu else device),
             dtype=dtype,
             quantize=quantize,
             max_tokens=tokens,

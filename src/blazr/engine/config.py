@@ -14,16 +14,16 @@ class EngineConfig:
     """How the engine divides the machine.
 
     Args:
-        max_running: Sequences computed in one step; more are queued.
-        max_waiting: Requests that may queue; one more is refused.
+        max_running: Most replies computed at once; more are queued.
+        max_waiting: Most requests that wait in the queue; one more is refused.
         token_budget: Most tokens computed in one step.
         prefill_share: While others decode, prefill may slow a step down to this many times its
             length without prefill.
-        memory: For caches: bytes (``"8GiB"``), a share of what is free (``"0.6"``), or ``"auto"``.
-        max_seq_len: Lower the model's context to this many tokens, or None.
-        prefix_cache: Whether prefixes of earlier requests are reused.
-        warm_up: Whether the engine computes a few tokens and records the usual decode steps before
-            it takes requests, so that the first one is as fast as the next.
+        memory: Memory for caches: a size (8GiB), a share of what is free (0.6), or auto.
+        max_seq_len: Lower the context to this many tokens; by default the model's.
+        prefix_cache: Reuse prefixes of earlier requests.
+        warm_up: Compute a few tokens and record the usual decode steps before requests are taken,
+            so that the first one is as fast as the next.
     """
 
     max_running: int = 32

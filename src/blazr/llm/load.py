@@ -10,6 +10,7 @@ from blazr.core.errors import UnknownFamilyError
 from blazr.llm.bundle import ModelBundle, ModelInfo
 from blazr.llm.defaults import sampling_defaults
 from blazr.llm.missing_tokenizer import MissingTokenizer
+from blazr.llm.options import LoadOptions
 from blazr.llm.text_engine import PLAIN, TextEngine
 from blazr.text import sidecars
 from blazr.text.chat_template import ChatTemplate, choose_template
@@ -20,7 +21,6 @@ from blazr.text.tokenizers.choose import choose_tokenizer
 from blazr.text.tool_calls.choose import choose_tool_format
 
 if TYPE_CHECKING:
-    from blazr.engine.config import EngineConfig
     from blazr.models.loading.load import LoadedModel
     from blazr.pipelines.fallback import FallbackModel
 
@@ -30,63 +30,63 @@ _log = logging.getLogger(__name__)
 _FAMILIES_WITHOUT_BOS = {"oxidizr"}
 
 
-def load_text_engine(  # noqa: PLR0913  (what can be said of a model)
-    model: str = "nano",
-    *,
-    device: str = "auto",
-    dtype: str = "auto",
-    vocab: str | None = None,
-    chat_template: str | None = None,
-    engine: EngineConfig | None = None,
-    quantize: str | None = None,
-    tool_parser: str | None = None,
-    reasoning_parser: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+def load_text_engine(
+    options: LoadOptions, *, progress: Callable[[int, int], None] | None = None
 ) -> TextEngine:
-    """Load a model and start its engine; the arguments are those of `LanguageModel`.
+    """Load a model and start its engine.
 
-    While weights are read, ``progress`` is told the bytes read so far, and all of them.
+    Args:
+        options: Which, and how.
+        progress: Told the bytes of weights read so far, and all of them, while they are read.
 
     Raises:
         BlazrError: The model cannot be loaded.
     """
-    _check_parsers(tool_parser, reasoning_parser)  # before minutes are spent on weights
+    # before minutes are spent on weights
+    choose_tool_format("", "", name=options.tool_parser or "none")
+    choose_reasoning("", "", name=options.reasoning_parser or "none")
     # Imported here, because these import torch and the callers must start without it.
-    from blazr.engine.config import EngineConfig
     from blazr.models.loading.load import load
     from blazr.nn.device import resolve_device
     from blazr.pipelines.fallback import load_fallback
 
-    place, config = resolve_device(device), engine or EngineConfig()
+    device, dtype = resolve_device(options.device), options.dtype
 
     def load_weights(model: str) -> LoadedModel | FallbackModel:
         try:
-            return load(model, device=place, dtype=dtype, quantize=quantize, progress=progress)
+            return load(
+                model, device=device, dtype=dtype, quantize=options.quantize, progress=progress
+            )
         except UnknownFamilyError as error:
-            return load_fallback(model, error, device=place, dtype=dtype)
+            return load_fallback(model, error, device=device, dtype=dtype)
 
-    loaded = load_weights(model)
-    tokenizer, template = _open_text(loaded, vocab=vocab, chat_template=chat_template)
-    reply_format = _choose_format(
-        loaded, tokenizer, template, tool_parser=tool_parser, reasoning_parser=reasoning_parser
-    )
+    loaded = load_weights(options.model)
+    tokenizer, template = _load_text_side(loaded, options)
+    reply_format = PLAIN
+    if template is not None:
+        known = (template.source, loaded.family, tokenizer.special_ids)
+        reply_format = ReplyFormat(
+            reasoning=choose_reasoning(*known, name=options.reasoning_parser),
+            tool_format=choose_tool_format(*known, name=options.tool_parser),
+        )
     bundle = ModelBundle(
         weights=loaded,
         load_weights=load_weights,
-        device=place,
-        config=config,
-        info=_describe(loaded, device=str(place), max_seq_len=config.max_seq_len),
+        device=device,
+        config=options,
+        info=_describe(loaded, device=str(device), max_seq_len=options.max_seq_len),
         tokenizer=tokenizer,
         template=template,
         reply_format=reply_format,
     )
+    thinking, tool_calls = reply_format.reasoning, reply_format.tool_format
     _log.debug(
         "vocabulary %s of %d tokens, %s chat template, thinking as %s, tool calls as %s",
-        *(tokenizer.name, tokenizer.size, "no" if template is None else "a"),
-        *(
-            "nothing" if part is None else part.name
-            for part in (reply_format.reasoning, reply_format.tool_format)
-        ),
+        tokenizer.name,
+        tokenizer.size,
+        "no" if template is None else "a",
+        "nothing" if thinking is None else thinking.name,
+        "nothing" if tool_calls is None else tool_calls.name,
     )
     return start_engine(bundle)
 
@@ -117,13 +117,13 @@ def start_engine(bundle: ModelBundle) -> TextEngine:
     )
 
 
-def _open_text(
-    loaded: LoadedModel | FallbackModel, *, vocab: str | None, chat_template: str | None
+def _load_text_side(
+    loaded: LoadedModel | FallbackModel, options: LoadOptions
 ) -> tuple[Tokenizer, ChatTemplate | None]:
     vocab_size, declared = loaded.vocab_size, loaded.metadata.get("tokenizer_vocab")
     tokenizer = choose_tokenizer(
         directory=loaded.directory,
-        vocab=vocab,
+        vocab=options.vocab,
         vocab_size=vocab_size,
         metadata=loaded.gguf,
         declared=declared if isinstance(declared, str) else None,
@@ -132,36 +132,13 @@ def _open_text(
         return MissingTokenizer(), None
     template = choose_template(
         directory=loaded.directory,
-        name_or_path=chat_template,
+        name_or_path=options.chat_template,
         family=loaded.family,
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         metadata=loaded.gguf,
     )
     return tokenizer, template
-
-
-def _check_parsers(tool_parser: str | None, reasoning_parser: str | None) -> None:
-    """Refuse the name of a format that there is not."""
-    choose_tool_format("", "", name=tool_parser or "none")
-    choose_reasoning("", "", name=reasoning_parser or "none")
-
-
-def _choose_format(
-    loaded: LoadedModel | FallbackModel,
-    tokenizer: Tokenizer,
-    template: ChatTemplate | None,
-    *,
-    tool_parser: str | None,
-    reasoning_parser: str | None,
-) -> ReplyFormat:
-    if template is None:
-        return PLAIN
-    about = (template.source, loaded.family, tokenizer.special_ids)
-    return ReplyFormat(
-        reasoning=choose_reasoning(*about, name=reasoning_parser),
-        tool_format=choose_tool_format(*about, name=tool_parser),
-    )
 
 
 def _describe(

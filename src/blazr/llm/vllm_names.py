@@ -45,6 +45,7 @@ _INSTEAD = {
     "quantization": "a quantized checkpoint is recognised; to pack a plain one: quantize='q8_0'",
     "gpu_memory_utilization": "a share of what is free, for caches alone: memory='0.8'",
     "kv_cache_memory_bytes": "memory='8GiB'",
+    "engine": "its fields: LLM(max_running=4, memory='8GiB')",
     "seed": "it belongs to a request: SamplingParams(seed=...)",
     "revision": "download that revision first, and give its directory as the model",
     "hf_overrides": "change config.json in the model's directory",

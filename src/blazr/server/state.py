@@ -241,8 +241,10 @@ class Seat:
     def open(self) -> AsyncLLM:
         """Load it; on a worker thread."""
         if self.resting is not None:
-            return AsyncLLM(start_engine(self.resting))
-        return self.source.open() if self.opener is None else AsyncLLM(start_engine(self.opener()))
+            return AsyncLLM.of(start_engine(self.resting))
+        return (
+            self.source.open() if self.opener is None else AsyncLLM.of(start_engine(self.opener()))
+        )
 
     def check_awake(self) -> None:
         """Refuse it to those who come while it sleeps.

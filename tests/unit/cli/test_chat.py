@@ -22,7 +22,7 @@ from tests.support.scripted import SCRIPT, scripted_core, thinking_core
 
 @pytest.fixture
 def llm() -> Iterator[LLM]:
-    with LLM(scripted_core()) as llm:
+    with LLM.of(scripted_core()) as llm:
         yield llm
 
 
@@ -170,14 +170,14 @@ def test_save_and_load(conversation: Conversation, llm: LLM, tmp_path: Path) -> 
 
 
 def test_a_context_that_is_full_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with LLM(scripted_core()) as llm:
+    with LLM.of(scripted_core()) as llm:
         Conversation(LocalPartner(llm, LoadFlags()), {"max_tokens": -1}).say("hi")
         assert llm.core.engine.submitted[0].params.max_tokens is None
     assert "full" not in capsys.readouterr().err
 
 
 def test_thinking_is_asked_for_or_not() -> None:
-    with LLM(thinking_core("<think>hm</think>yes")) as llm:
+    with LLM.of(thinking_core("<think>hm</think>yes")) as llm:
         conversation = Conversation(LocalPartner(llm, LoadFlags()))
         completion = conversation.say("hi")
         assert completion is not None

@@ -15,7 +15,7 @@ import blazr
 from blazr.cli import COMMANDS
 from blazr.cli.app import app
 from blazr.cli.generate import is_prompt
-from blazr.cli.options import LoadFlags, SamplingFlags
+from blazr.cli.options import LoadFlags, SamplingFlags, flag_names
 from blazr.core.errors import ConfigError
 from blazr.engine.config import EngineConfig
 from blazr.models.checkpoint.hub import names_model
@@ -108,10 +108,10 @@ def test_commands_with_prompts_share_their_flags() -> None:
     def flags(name: str) -> set[str]:
         return {row.name for row in group.get_command(typer.Context(group), name).params}
 
-    shared = {each.name for each in (*fields(SamplingFlags), *fields(LoadFlags))}
+    shared = {*flag_names(SamplingFlags), *flag_names(LoadFlags)}
     for name in ("generate", "chat", "run"):
         assert shared <= flags(name)
-    assert {each.name for each in fields(LoadFlags)} <= flags("serve")
+    assert set(flag_names(LoadFlags)) <= flags("serve")
 
 
 @pytest.mark.parametrize("schema", ["nowhere.json", "{", "[1"])

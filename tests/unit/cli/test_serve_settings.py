@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 import msgspec
@@ -13,7 +12,8 @@ import typer
 from typer.core import TyperOption
 
 from blazr.cli.app import app
-from blazr.cli.models import ServingFlags, plan_models
+from blazr.cli.models import plan_models
+from blazr.cli.options import ServeFlags, flag_names
 from blazr.cli.serve import _keys
 from blazr.core.env import ENV, SERVE_FLAGS
 from blazr.core.errors import ConfigError
@@ -132,11 +132,11 @@ def test_keys_come_from_flags_and_file(tmp_path: Path) -> None:
         _keys([], tmp_path / "none")
 
 
-OPENING = ServingFlags(**{each.name: settings().get(each.name) for each in fields(ServingFlags)})
+FLAGS = ServeFlags(**{name: settings()[name] for name in flag_names(ServeFlags)})
 
 
 def plan(*named: str, file: Path | None = None) -> list[tuple[str | None, str]]:
-    plans = plan_models(named, file, OPENING, default="nano")
+    plans = plan_models(named, file, FLAGS, default="nano")
     return [(each.name, each.path) for each in plans]
 
 
@@ -163,10 +163,10 @@ def test_models_of_a_file(tmp_path: Path) -> None:
         "[models.'org/big']\npath = '/x'\nmax-seq-len = 100\ndtype = 'bfloat16'\n"
     )
     assert plan(file=file) == [("small", "nano"), ("org/big", "/x")]
-    small, big = plan_models((), file, OPENING, default="nano")
-    assert small.opening == OPENING
-    assert (big.opening.max_seq_len, big.opening.dtype) == (100, "bfloat16")
-    assert big.opening.max_running == OPENING.max_running
+    small, big = plan_models((), file, FLAGS, default="nano")
+    assert small.flags == FLAGS
+    assert (big.flags.max_seq_len, big.flags.dtype) == (100, "bfloat16")
+    assert big.flags.max_running == FLAGS.max_running
     assert plan("mine", file=file) == [(None, "mine")]
     assert settings("--config", str(file))["port"] == 1
 
@@ -195,7 +195,7 @@ def test_the_size_of_weights_is_known_before_they_are_loaded(tmp_path: Path) -> 
     (tmp_path / "config.json").write_bytes(b"x" * 40)
 
     def size(path: Path | str) -> int:
-        return plan_models([str(path)], None, OPENING, default="")[0].num_bytes
+        return plan_models([str(path)], None, FLAGS, default="")[0].num_bytes
 
     assert size(tmp_path) == 30
     assert size(tmp_path / "a.safetensors") == 10

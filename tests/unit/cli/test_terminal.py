@@ -25,7 +25,7 @@ from blazr.cli.partners import LocalPartner
 from blazr.llm.llm import LLM
 core = scripted_core()
 core.engine.halts_after = 3
-converse(Conversation(LocalPartner(LLM(core), LoadFlags())))
+converse(Conversation(LocalPartner(LLM.of(core), LoadFlags())))
 """
 
 

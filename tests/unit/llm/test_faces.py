@@ -22,7 +22,7 @@ ENDLESS = SamplingParams(max_tokens=10**9, ignore_eos=True)
 
 @pytest.fixture
 def llm() -> Iterator[LLM]:
-    with LLM(scripted_core(max_unfinished=8)) as opened:
+    with LLM.of(scripted_core(max_unfinished=8)) as opened:
         yield opened
 
 
@@ -152,8 +152,8 @@ def test_threads_do_not_disturb_each_other(llm: LLM) -> None:
 
 def test_the_asynchronous_face_gives_the_same() -> None:
     async def ask() -> None:
-        async with AsyncLLM(scripted_core()) as llm:
-            with LLM(llm.core) as same:
+        async with AsyncLLM.of(scripted_core()) as llm:
+            with LLM.of(llm.core) as same:
                 assert await llm.generate(["a", "b"]) == same.generate(["a", "b"])
                 chat = [Message(role="user", content="hi")]
                 assert await llm.chat(chat) == same.chat(chat)
@@ -165,7 +165,7 @@ def test_the_asynchronous_face_gives_the_same() -> None:
 
 def test_cancelling_aborts() -> None:
     async def ask() -> None:
-        async with AsyncLLM(scripted_core()) as llm:
+        async with AsyncLLM.of(scripted_core()) as llm:
             task = asyncio.create_task(llm.generate("a", ENDLESS))
             while not engine_of(llm).num_running:
                 await asyncio.sleep(0.001)
@@ -181,7 +181,7 @@ def test_cancelling_aborts() -> None:
 def test_bos_goes_before_text_where_the_family_has_one(adds_bos: bool, first: bool) -> None:
     core = scripted_core(adds_bos=adds_bos)
     core.tokenizer = WithBos(core.tokenizer)
-    with LLM(core) as llm:
+    with LLM.of(core) as llm:
         llm.generate("hello")
         llm.generate([5, 6])
         text, ids = (request.prompt_ids for request in engine_of(llm).submitted)
@@ -202,7 +202,7 @@ class WithBos:
 
 
 def test_declared_and_known_ends_stop_a_reply() -> None:
-    with LLM(scripted_core(stop_ids=frozenset({7, 10**6}))) as llm:
+    with LLM.of(scripted_core(stop_ids=frozenset({7, 10**6}))) as llm:
         llm.generate("hello")
         stops = engine_of(llm).submitted[-1].stop_ids
     assert {7, *llm.tokenizer.eos_ids} <= stops
@@ -211,7 +211,7 @@ def test_declared_and_known_ends_stop_a_reply() -> None:
 
 def test_without_a_vocabulary_ids_work_and_text_is_refused() -> None:
     core = scripted_core()
-    with LLM(TextEngine(core.engine, core.info, tokenizer=MissingTokenizer())) as llm:
+    with LLM.of(TextEngine(core.engine, core.info, tokenizer=MissingTokenizer())) as llm:
         (completion,) = llm.generate([1, 2, 3])
         assert completion.text == ""
         assert len(completion.token_ids) == 10

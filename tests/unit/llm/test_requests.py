@@ -126,10 +126,10 @@ def test_a_chat_that_fits_stays_whole(core: TextEngine) -> None:
 
 def test_truncation_is_auto_or_disabled(core: TextEngine) -> None:
     with pytest.raises(RequestError) as caught:
-        LLM(core).chat([Message(role="user", content="hi")], truncation="left")
+        LLM.of(core).chat([Message(role="user", content="hi")], truncation="left")
     assert caught.value.param == "truncation"
     chat = [Message(role="user", content=" x" * 300), Message(role="assistant", content=" y" * 300)]
     chat.append(Message(role="user", content="hi"))
     with pytest.raises(ContextLengthError):
-        LLM(core).chat(chat)
-    assert LLM(core).chat(chat, truncation="auto").num_dropped_messages == 2
+        LLM.of(core).chat(chat)
+    assert LLM.of(core).chat(chat, truncation="auto").num_dropped_messages == 2

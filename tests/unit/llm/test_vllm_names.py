@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 
 import pytest
 
-from blazr import LLM, SamplingParams, StructuredOutputsParams
+from blazr import LLM, AsyncLLM, SamplingParams, StructuredOutputsParams
 from blazr.core.errors import RequestError
+from blazr.llm.options import LoadOptions
 from blazr.llm.vllm_names import dtype_name, translate
 from tests.support.scripted import SCRIPT, ScriptedEngine, scripted_core
 
@@ -16,7 +18,7 @@ KNOWN = frozenset({"max_seq_len", "max_running", "token_budget", "prefix_cache",
 
 @pytest.fixture
 def llm() -> Iterator[LLM]:
-    with LLM(scripted_core(max_unfinished=8)) as opened:
+    with LLM.of(scripted_core(max_unfinished=8)) as opened:
         yield opened
 
 
@@ -93,6 +95,10 @@ def test_a_refused_argument_is_named_with_what_to_write(argument: dict, hint: st
     (name,) = argument
     with pytest.raises(TypeError, match=rf"{name}=.*write instead: .*{hint}"):
         LLM("no/such/model", **argument)
+
+
+def test_the_signature_is_that_of_the_load_options() -> None:
+    assert inspect.signature(LLM) == inspect.signature(AsyncLLM) == inspect.signature(LoadOptions)
 
 
 def test_unknown_sampling_parameters_say_what_to_write() -> None:

@@ -30,7 +30,7 @@ def core() -> Iterator[TextEngine]:
 
 def ask(core: TextEngine, *messages: Message, salt: str = "", **params: object) -> str:
     asked = GenerationRequest(messages=messages, params=SamplingParams(**params), cache_salt=salt)
-    return fold(LLM(core).events([asked]))[0].text
+    return fold(LLM.of(core).events([asked]))[0].text
 
 
 def next_prompt(core: TextEngine, said: str, *, salt: str = "") -> tuple[int, ...]:
@@ -82,7 +82,7 @@ def test_what_a_stop_string_cut_away_is_not_in_the_next_turn(core: TextEngine) -
 
 
 def test_an_abandoned_reply_keeps_what_was_read_of_it(core: TextEngine) -> None:
-    events = LLM(core).events([GenerationRequest(messages=[ASKED])])
+    events = LLM.of(core).events([GenerationRequest(messages=[ASKED])])
     said = ""
     for event in events:
         said += getattr(event, "text", "")

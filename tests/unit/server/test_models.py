@@ -53,7 +53,7 @@ class Shelf:
                 raise self.fails[name]
             core = scripted_core(name=f"own name of {name}", size_bytes=self.sizes.get(name, 0))
             self.opened.append((name, core.engine))
-            return AsyncLLM(core)
+            return AsyncLLM.of(core)
 
         return ModelSource(
             name=name,

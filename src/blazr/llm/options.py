@@ -1,0 +1,58 @@
+"""How a model is loaded: the arguments of `LLM`, the flags of ``blazr serve``, its ``[models]``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Concatenate, ParamSpec
+
+from blazr.engine.config import EngineConfig
+
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions(EngineConfig):
+    """How a model is loaded, and how its engine divides the machine.
+
+    The command line and ``[models]`` in the settings file take their flags, keys and help from
+    here; a field added here is one everywhere.
+
+    Args:
+        model: Directory, .safetensors or .gguf file, Hugging Face id, or built-in nano.
+        vocab: Vocabulary: a name (cl100k_base, llama3, …) or a tokenizer file; by default the
+            model's.
+        device: Where to compute: auto, cpu or cuda.
+        dtype: What to compute in: auto, float32, bfloat16 or float16.
+        quantize: Quantize the weights while loading: q8_0, q4_0, q4_k, int8 or int4; or by part:
+            experts=q4_0,lm_head=q8_0.
+        chat_template: Chat template: a name or a .jinja file; by default the model's.
+        tool_parser: How the model writes tool calls (hermes, mistral, …), or none; by
+            default it is detected.
+        reasoning_parser: How the model marks its thinking (think, harmony, granite, …), or none;
+            by default it is detected.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
+
+    model: str = field(default="nano", kw_only=False)
+    vocab: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    quantize: str | None = None
+    chat_template: str | None = None
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+
+
+def takes(
+    options: Callable[P, object],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[object, P], None]]:
+    """Give an ``__init__`` with ``**keywords`` the signature of ``options``, for type checkers."""
+    del options  # only its type matters
+
+    def decorate(init: Callable[..., None]) -> Callable[Concatenate[object, P], None]:
+        return init
+
+    return decorate
