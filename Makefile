@@ -40,10 +40,10 @@ slow: ## the laws that take long
 	$(PYTHON) -m pytest -m slow --timeout 3600
 
 isas: ## what depends on numbers, under each instruction set of this processor
-	$(PYTHON) tools/seeds.py --seeds 0
+	$(PYTHON) tools/seeds.py --seeds 0 --numeric
 
-seeds: ## the same with ten seeds: a table, after some hours
-	$(PYTHON) tools/seeds.py --seeds 0-9
+seeds: ## all tests under each, with ten seeds; goes on where it was ended, and prints a table
+	$(PYTHON) tools/seeds.py --seeds 0-9 --out build/seeds.jsonl
 
 kernels: ## compile the CPU kernels in place
 	$(PYTHON) -m blazr.nn.kernels.build
