@@ -99,6 +99,13 @@ def test_ids_are_those_of_the_library(
         assert theirs.decode(found) == theirs.decode(expected)
 
 
+@pytest.mark.parametrize("text", ["▁", "once▁", "once ▁ ▁", " ▁ ", "▁once▁▁upon"])
+def test_a_written_mark_of_space_is_removed_at_the_end(tmp_path: Path, text: str) -> None:
+    data = trained("bpe")
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=data)
+    assert load(write(tmp_path, data)).encode(text) == theirs.encode(text)
+
+
 def test_what_lies_beside_it(tmp_path: Path) -> None:
     data = trained("bpe")
     plain = load(write(tmp_path, data))

@@ -78,7 +78,8 @@ def _tidier(entries: Entries, whole: Collection[str]) -> Callable[[str, bool], s
         text = replace(text)
         if is_thrifty:
             text = " ".join(each for each in text.split(" ") if each)
-        return (prefix + text).replace(" ", SPACE) if text else ""
+        text = (prefix + text).replace(" ", SPACE) if text else ""
+        return text.rstrip(SPACE) if is_thrifty else text
 
     return tidy
 
