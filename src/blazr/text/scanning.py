@@ -41,6 +41,15 @@ def literal(c: str, text: str) -> Scan:
     return c
 
 
+def optional(c: str, text: str) -> Scan:
+    """A text that may be missing altogether.
+
+    Raises:
+        MalformedError: It begins, and goes on as something else.
+    """
+    return (yield from literal(c, text)) if text and c == text[0] else c
+
+
 def one_of(c: str, *texts: str) -> Found:
     """One of some texts, of which none begins with another; which one it was.
 

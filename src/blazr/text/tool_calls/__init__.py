@@ -5,13 +5,11 @@ from __future__ import annotations
 from blazr.core.table import Table
 from blazr.text.tool_calls.format import ToolFormat
 
-_OWN_FILES = {"gemma4": "gemma_call", "functiongemma": "gemma_call"}
-
 TOOL_FORMATS: Table[ToolFormat] = Table(
     "tool format",
     {},
     lazy={
-        name: f"blazr.text.tool_calls.{_OWN_FILES.get(name, 'rows')}:{name.upper()}"
+        name: f"blazr.text.tool_calls.rows:{name.upper()}"
         for name in (
             "harmony",
             "kimi_k2",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from blazr.text.grammars.tool_call import InputText, Maybe, Part, TextUntil, ToolGrammar
@@ -43,6 +44,28 @@ class ToolSpec:
 Tools = Mapping[str, ToolSpec]  # by name; empty where they are not known
 
 
+class CallSyntax(ABC):
+    """How calls are written, whatever stands around them."""
+
+    @abstractmethod
+    def scan(self, tools: Tools, marker: str, sink: Sink) -> Scan:
+        """Read calls.
+
+        Args:
+            tools: What may be called.
+            marker: Which of the format's markers or starters stood before.
+            sink: Where to put what is found.
+        """
+
+    @abstractmethod
+    def parts(self, tool: ToolSpec) -> Sequence[Part]:
+        """What a call of a tool looks like to a grammar."""
+
+    @abstractmethod
+    def spell(self, name: str, arguments: Mapping[str, object]) -> str:
+        """A call as a model writes it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
     """One way in which models write calls of tools.
@@ -54,12 +77,10 @@ class ToolFormat:
         tokens: Special tokens calls are made of, besides the markers.
         signs: What a chat template for it holds; all of them.
         families: Kinds of checkpoint that use it.
-        scan: Reads calls; given the tools, and which marker or starter stood before.
+        calls: How calls are written between what follows.
         begin: Written before the first call.
         separator: Written between two calls; None where there is only one.
         end: Written after the last call.
-        parts: What a call of a tool looks like, for a grammar.
-        spell: A call as the model writes it, given name and arguments.
         stop_names: Special tokens that end a reply with calls.
         text_markers: Those of the markers that stand before other text too.
     """
@@ -70,12 +91,10 @@ class ToolFormat:
     tokens: tuple[str, ...] = ()
     signs: tuple[str, ...] = ()
     families: tuple[str, ...] = ()
-    scan: Callable[[Tools, str, Sink], Scan]
+    calls: CallSyntax
     begin: str = ""
     separator: str | None = None
     end: str = ""
-    parts: Callable[[ToolSpec], Sequence[Part]]
-    spell: Callable[[str, Mapping[str, object]], str]
     stop_names: tuple[str, ...] = ()
     text_markers: tuple[str, ...] = ()
 
@@ -93,7 +112,7 @@ class ToolFormat:
         """
         known = {tool.name: tool for tool in tools}
         return Splitter(
-            lambda marker, sink: self.scan(known, marker, sink),
+            lambda marker, sink: self.calls.scan(known, marker, sink),
             markers=self.markers,
             starters=self.starters,
         )
@@ -109,7 +128,7 @@ class ToolFormat:
             before: Written first, such as what ends thinking that the prompt began.
         """
         return ToolGrammar(
-            calls=[self.parts(tool) for tool in tools],
+            calls=[self.calls.parts(tool) for tool in tools],
             begin=before + self.begin,
             separator=self.separator if parallel else None,
             end=self.end,
@@ -126,7 +145,7 @@ class ToolFormat:
         """
         if self.text_markers or all(tool.lark is None for tool in tools):
             return None
-        heads = {tool.name: self.begin + str(self.parts(tool)[0]) for tool in tools}
+        heads = {tool.name: self.begin + str(self.calls.parts(tool)[0]) for tool in tools}
         triggers = [
             next(
                 (each for each in self.markers if all(x.startswith(each) for x in heads.values())),
@@ -146,7 +165,7 @@ class ToolFormat:
         Args:
             calls: Name and arguments of each.
         """
-        spelled = [self.spell(name, arguments) for name, arguments in calls]
+        spelled = [self.calls.spell(name, arguments) for name, arguments in calls]
         separator = self.end + self.begin if self.separator is None else self.separator
         return self.begin + separator.join(spelled) + self.end
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from typing_extensions import override
+
 from blazr.text.grammars.tool_call import Part
 from blazr.text.scanning import SPACE, one_of, pour, spaces, until
 from blazr.text.splitter import MalformedError, Scan, Sink
-from blazr.text.tool_calls.format import Tools, ToolSpec, arguments_of, as_json
-from blazr.text.tool_calls.json_scan import arguments, check_arguments, check_name
+from blazr.text.tool_calls.format import CallSyntax, Tools, ToolSpec, arguments_of, as_json
+from blazr.text.tool_calls.json_scan import check_arguments, check_name, read_arguments
 
 MARKERS = ("<|start|>assistant", "<|channel|>")
 STARTERS = (" to=", "to=")
@@ -54,30 +56,32 @@ def scan_channels(marker: str, sink: Sink) -> Scan:
     return c
 
 
-def scan_call(tools: Tools, marker: str, sink: Sink) -> Scan:
-    """Reads a message to a tool."""
-    header, c = yield from until((yield), _BODY)
-    parts = _HEADER.fullmatch(marker + header)
-    if parts is None or not (parts[1] or parts[3]):
-        raise MalformedError
-    name = check_name(parts[1] or parts[3], tools)
-    c = yield from spaces(c)
-    check_arguments(c)
-    sink.begin(name)
-    c = yield from arguments(c, sink)
-    c = yield from spaces(c)
-    _, c = yield from one_of(c, *_ENDS)
-    return c
+class HarmonyCalls(CallSyntax):
+    """Messages to tools."""
 
+    @override
+    def scan(self, tools: Tools, marker: str, sink: Sink) -> Scan:
+        header, c = yield from until((yield), _BODY)
+        parts = _HEADER.fullmatch(marker + header)
+        if parts is None or not (parts[1] or parts[3]):
+            raise MalformedError
+        name = check_name(parts[1] or parts[3], tools)
+        c = yield from spaces(c)
+        check_arguments(c)
+        sink.begin(name)
+        c = yield from read_arguments(c, sink)
+        c = yield from spaces(c)
+        _, c = yield from one_of(c, *_ENDS)
+        return c
 
-def parts_call(tool: ToolSpec) -> Sequence[Part]:
-    """What a call looks like to a grammar: it ends with a token that ends the reply."""
-    return (_head(tool.name), arguments_of(tool))
+    @override
+    def parts(self, tool: ToolSpec) -> Sequence[Part]:
+        """A call ends with a token that ends the reply."""
+        return (_head(tool.name), arguments_of(tool))
 
-
-def spell_call(name: str, values: Mapping[str, object]) -> str:
-    """Writes a call."""
-    return _head(name) + as_json(values)
+    @override
+    def spell(self, name: str, arguments: Mapping[str, object]) -> str:
+        return _head(name) + as_json(arguments)
 
 
 def _head(name: str) -> str:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from typing_extensions import override
 
 from blazr.text.grammars.tool_call import Part
-from blazr.text.scanning import literal, spaces
+from blazr.text.scanning import literal, optional, spaces
 from blazr.text.splitter import MalformedError, Scan, Sink
-from blazr.text.tool_calls.format import Tools, ToolSpec, arguments_of, as_json
+from blazr.text.tool_calls.format import CallSyntax, Tools, ToolSpec, arguments_of, as_json
 from blazr.text.tool_calls.json_scan import (
-    arguments,
     balanced,
     check_arguments,
     check_name,
+    read_arguments,
     scalar,
     short_string,
 )
@@ -24,74 +26,105 @@ _RESULT = "return"  # Granite's tools say what they return, and it makes that up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What the objects look like.
+class JsonCalls(CallSyntax):
+    """JSON objects.
 
     Args:
         name: Keys for the name, the usual one first; none where the name is the key itself.
         arguments: Keys for the arguments.
         ids: Keys for an id.
         must_be_known: Only tools that were given are called, as nothing else tells a call.
+        ends: What follows the calls, if it does, by the marker before them. What is no marker is
+            a starter, and the calls' own first character.
+        between: Characters that may part one call from another outside of a list.
     """
 
     name: tuple[str, ...] = ("name",)
     arguments: tuple[str, ...] = ("arguments", "parameters")
     ids: tuple[str, ...] = ("id",)
     must_be_known: bool = False
+    ends: Mapping[str, str] = field(default_factory=dict)
+    between: str = ""
 
-
-def json_calls(c: str, tools: Tools, sink: Sink, shape: Shape) -> Scan:
-    """One call, or a list of them.
-
-    Raises:
-        MalformedError: Something else.
-    """
-    if c != "[":
-        return (yield from json_call(c, tools, sink, shape))
-    c = yield
-    c = yield from spaces(c)
-    while c and c != "]":
-        sink.reopen()
-        c = yield from json_call(c, tools, sink, shape)
+    @override
+    def scan(self, tools: Tools, marker: str, sink: Sink) -> Scan:
+        c = (yield) if marker in self.ends else marker
         c = yield from spaces(c)
-        if c == "}":  # closed once too often
-            c = yield from spaces((yield))
-        if c == ",":
-            c = yield
+        c = yield from self.read_all(c, tools, sink)
+        c = yield from spaces(c)
+        while self.between and c and c in self.between + "{":
+            if c != "{":
+                c = yield
+                c = yield from spaces(c)
+            sink.reopen()
+            c = yield from self.read(c, tools, sink)
             c = yield from spaces(c)
-        elif c != "]":
-            raise MalformedError
-    return (yield from literal(c, "]"))
+        return (yield from optional(c, self.ends.get(marker, "")))
 
+    @override
+    def parts(self, tool: ToolSpec) -> Sequence[Part]:
+        return (self._head(tool.name), arguments_of(tool), "}")
 
-def json_call(c: str, tools: Tools, sink: Sink, shape: Shape) -> Scan:
-    """One call. What is known of it is told when its arguments begin.
+    @override
+    def spell(self, name: str, arguments: Mapping[str, object]) -> str:
+        return self._head(name) + as_json(arguments) + "}"
 
-    Raises:
-        MalformedError: Something else.
-    """
-    call = _Call(tools, sink, shape)
-    c = yield from literal(c, "{")
-    while True:
-        c = yield from spaces(c)
-        key, c = yield from short_string(c)
-        c = yield from spaces(c)
-        c = yield from literal(c, ":")
-        c = yield from spaces(c)
-        c = yield from call.value(key, c)
-        c = yield from spaces(c)
-        if c == "}":
-            call.end()
-            return (yield)
-        if c != ",":
-            raise MalformedError
+    def _head(self, name: str) -> str:
+        if not self.name:
+            return "{" + as_json(name) + ": "
+        return f'{{"{self.name[0]}": {as_json(name)}, "{self.arguments[0]}": '
+
+    def read_all(self, c: str, tools: Tools, sink: Sink) -> Scan:
+        """One call, or a list of them.
+
+        Raises:
+            MalformedError: Something else.
+        """
+        if c != "[":
+            return (yield from self.read(c, tools, sink))
         c = yield
+        c = yield from spaces(c)
+        while c and c != "]":
+            sink.reopen()
+            c = yield from self.read(c, tools, sink)
+            c = yield from spaces(c)
+            if c == "}":  # closed once too often
+                c = yield from spaces((yield))
+            if c == ",":
+                c = yield
+                c = yield from spaces(c)
+            elif c != "]":
+                raise MalformedError
+        return (yield from literal(c, "]"))
+
+    def read(self, c: str, tools: Tools, sink: Sink) -> Scan:
+        """One call. What is known of it is told when its arguments begin.
+
+        Raises:
+            MalformedError: Something else.
+        """
+        call = _Call(tools, sink, self)
+        c = yield from literal(c, "{")
+        while True:
+            c = yield from spaces(c)
+            key, c = yield from short_string(c)
+            c = yield from spaces(c)
+            c = yield from literal(c, ":")
+            c = yield from spaces(c)
+            c = yield from call.value(key, c)
+            c = yield from spaces(c)
+            if c == "}":
+                call.end()
+                return (yield)
+            if c != ",":
+                raise MalformedError
+            c = yield
 
 
 class _Call:
     """A call as far as it has been read."""
 
-    def __init__(self, tools: Tools, sink: Sink, shape: Shape) -> None:
+    def __init__(self, tools: Tools, sink: Sink, shape: JsonCalls) -> None:
         self._tools, self._sink, self._shape = tools, sink, shape
         self._name: str | None = None
         self._id: str | None = None
@@ -111,7 +144,7 @@ class _Call:
             return (yield from self._pass_arguments(c))
         if key == "function" and c == "{" and self._name is None and not self._is_wrapped:
             self._is_wrapped = True
-            return (yield from json_call(c, self._tools, self._sink, shape))
+            return (yield from shape.read(c, self._tools, self._sink))
         if key == _RESULT and self._has_begun:
             return (yield from balanced(c, lambda _: self._sink.settle()))
         return (yield from self._more(key, c))
@@ -142,66 +175,8 @@ class _Call:
         if self._name is not None:
             self._has_begun = True
             self._sink.begin(self._name, self._id)
-            return (yield from arguments(c, self._sink))
+            return (yield from read_arguments(c, self._sink))
         if c != "{":
             raise MalformedError
         self._arguments = []
         return (yield from balanced(c, self._arguments.append))
-
-
-def scan_json(
-    ends: Mapping[str, str], shape: Shape = Shape(), *, between: str = ""
-) -> Callable[[Tools, str, Sink], Scan]:
-    """Reads calls of this kind.
-
-    Args:
-        ends: What follows the calls, if it does, by the marker before them. What is no marker is
-            a starter, and the calls' own first character.
-        shape: What the objects look like.
-        between: Characters that may part one call from another outside of a list.
-    """
-
-    def scan(tools: Tools, marker: str, sink: Sink) -> Scan:
-        c = (yield) if marker in ends else marker
-        c = yield from spaces(c)
-        c = yield from json_calls(c, tools, sink, shape)
-        c = yield from spaces(c)
-        while between and c and c in between + "{":
-            if c != "{":
-                c = yield
-                c = yield from spaces(c)
-            sink.reopen()
-            c = yield from json_call(c, tools, sink, shape)
-            c = yield from spaces(c)
-        return (yield from optional(c, ends.get(marker, "")))
-
-    return scan
-
-
-def optional(c: str, text: str) -> Scan:
-    """A text that may be missing altogether.
-
-    Raises:
-        MalformedError: It begins, and goes on as something else.
-    """
-    return (yield from literal(c, text)) if text and c == text[0] else c
-
-
-def parts_json(shape: Shape = Shape()) -> Callable[[ToolSpec], Sequence[Part]]:
-    """What a call of this kind looks like to a grammar."""
-
-    def parts(tool: ToolSpec) -> Sequence[Part]:
-        return (_head(tool.name, shape), arguments_of(tool), "}")
-
-    return parts
-
-
-def spell_json(shape: Shape = Shape()) -> Callable[[str, Mapping[str, object]], str]:
-    """Writes a call of this kind."""
-    return lambda name, values: _head(name, shape) + as_json(values) + "}"
-
-
-def _head(name: str, shape: Shape) -> str:
-    if not shape.name:
-        return "{" + as_json(name) + ": "
-    return f'{{"{shape.name[0]}": {as_json(name)}, "{shape.arguments[0]}": '

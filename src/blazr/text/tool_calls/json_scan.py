@@ -138,7 +138,7 @@ def check_arguments(c: str) -> None:
         raise MalformedError
 
 
-def arguments(c: str, sink: Sink) -> Scan:
+def read_arguments(c: str, sink: Sink) -> Scan:
     """The arguments of a call that has begun; see `check_arguments`.
 
     Raises:

@@ -5,55 +5,77 @@ Source: Llama 3.2 and 4 model cards; Liquid AI's LFM2 documentation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from typing_extensions import override
 
 from blazr.text.grammars.tool_call import Maybe, Part
-from blazr.text.scanning import literal, spaces, unexpected
+from blazr.text.scanning import literal, optional, spaces, unexpected
 from blazr.text.splitter import CutOffError, MalformedError, Scan, Sink
 from blazr.text.tool_calls.format import (
+    CallSyntax,
     Tools,
     ToolSpec,
     argument_of,
     as_json,
     inside_string,
 )
-from blazr.text.tool_calls.json_call import Shape, json_call, optional
+from blazr.text.tool_calls.json_call import JsonCalls
 from blazr.text.tool_calls.json_scan import check_name, quoted, tool_name
 from blazr.text.tool_calls.values import python_to_json
 
 _LONGEST_VALUE = 1_000_000
 
 
-def scan_pythonic(ends: Mapping[str, str]) -> Callable[[Tools, str, Sink], Scan]:
-    """Reads calls of this kind.
+@dataclass(frozen=True, slots=True)
+class PythonicCalls(CallSyntax):
+    """A list of calls.
 
     Args:
         ends: What follows the list, if it does, by the marker before it. What is no marker is a
             starter, the list's own bracket; only known tools are called then.
     """
 
-    def scan(tools: Tools, marker: str, sink: Sink) -> Scan:
-        c = (yield) if marker in ends else marker
+    ends: Mapping[str, str]
+
+    @override
+    def scan(self, tools: Tools, marker: str, sink: Sink) -> Scan:
+        must_be_known = marker not in self.ends
+        json = JsonCalls(must_be_known=must_be_known)  # which some were trained on as well
+        c = marker if must_be_known else (yield)
         c = yield from spaces(c)
-        must_be_known = marker not in ends
-        if c == "{":  # JSON instead of the list
-            c = yield from json_call(c, tools, sink, Shape(must_be_known=must_be_known))
+        if c == "{":
+            c = yield from json.read(c, tools, sink)
             c = yield from spaces(c)
-            return (yield from optional(c, ends.get(marker, "")))
+            return (yield from optional(c, self.ends.get(marker, "")))
         c = yield from literal(c, "[")
         c = yield from spaces(c)
         while c and c != "]":
             sink.reopen()
-            if c == "{":  # JSON, which some were trained on as well
-                c = yield from json_call(c, tools, sink, Shape(must_be_known=must_be_known))
+            if c == "{":
+                c = yield from json.read(c, tools, sink)
             else:
                 c = yield from _call(c, tools, sink, must_be_known=must_be_known)
             c = yield from _comma(c, "]")
         c = yield from literal(c, "]")
         c = yield from spaces(c)
-        return (yield from optional(c, ends.get(marker, "")))
+        return (yield from optional(c, self.ends.get(marker, "")))
 
-    return scan
+    @override
+    def parts(self, tool: ToolSpec) -> Sequence[Part]:
+        """Values are JSON, which is read like Python's."""
+        found: list[Part] = [tool.name + "("]
+        lead = ""
+        for key in sorted(tool.properties, key=lambda key: key not in tool.required):
+            argument = (f"{lead}{key}=", argument_of(tool, key))
+            found += argument if key in tool.required else [Maybe(argument)]
+            lead = ", "
+        return (*found, ")")
+
+    @override
+    def spell(self, name: str, arguments: Mapping[str, object]) -> str:
+        return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
 
 def _comma(c: str, end: str) -> Scan:
@@ -124,19 +146,3 @@ def _argument(c: str, head: str, sink: Sink) -> Scan:
         raise MalformedError
     sink.arguments(head + value, ahead=True)
     return c
-
-
-def parts_pythonic(tool: ToolSpec) -> Sequence[Part]:
-    """What a call looks like to a grammar. Values are JSON, which is read like Python's."""
-    found: list[Part] = [tool.name + "("]
-    lead = ""
-    for key in sorted(tool.properties, key=lambda key: key not in tool.required):
-        argument = (f"{lead}{key}=", argument_of(tool, key))
-        found += argument if key in tool.required else [Maybe(argument)]
-        lead = ", "
-    return (*found, ")")
-
-
-def spell_pythonic(name: str, values: Mapping[str, object]) -> str:
-    """Writes a call of this kind."""
-    return f"{name}({', '.join(f'{key}={value!r}' for key, value in values.items())})"

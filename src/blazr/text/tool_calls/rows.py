@@ -1,18 +1,17 @@
-"""The rows of TOOL_FORMATS: markers and shapes, from the chat templates of the models themselves.
+"""The rows of TOOL_FORMATS: how calls are written, and what stands around them.
 
-Signs are what tells a template for the format from others that are tried after it.
+From the chat templates of the models themselves. Signs are what tells a template for the format
+from others that are tried after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from blazr.text.grammars.tool_call import Part
-from blazr.text.splitter import Scan, Sink
 from blazr.text.tool_calls import harmony
-from blazr.text.tool_calls.format import ToolFormat, Tools, ToolSpec
-from blazr.text.tool_calls.json_call import Shape, parts_json, scan_json, spell_json
+from blazr.text.tool_calls.bare_key_call import BareKeyCalls
+from blazr.text.tool_calls.format import ToolFormat
+from blazr.text.tool_calls.json_call import JsonCalls
 from blazr.text.tool_calls.named_call import (
     DEEPSEEK_CALL,
     DEEPSEEK_CALL_END,
@@ -24,196 +23,185 @@ from blazr.text.tool_calls.named_call import (
     KIMI_CALL_END,
     KIMI_CALLS,
     KIMI_CALLS_END,
-    parts_named,
-    scan_deepseek,
-    scan_function,
-    scan_kimi,
-    scan_mistral,
-    spell_named,
+    DeepSeekCalls,
+    FunctionCalls,
+    KimiCalls,
+    MistralCalls,
+    NamedCalls,
 )
-from blazr.text.tool_calls.pythonic import parts_pythonic, scan_pythonic, spell_pythonic
-from blazr.text.tool_calls.tagged_call import Tags, parts_tagged, scan_tagged, spell_tagged
-
-_Read = Callable[[Tools, str, Sink], Scan]
-_Calls = tuple[
-    _Read,
-    Callable[[ToolSpec], Sequence[Part]],
-    Callable[[str, Mapping[str, object]], str],
-]
-_PLAIN = Shape()
-
-
-def _json(
-    name: str, ends: dict[str, str], *frame: str, shape: Shape = _PLAIN, **more: tuple[str, ...]
-) -> ToolFormat:
-    """A row for JSON between markers.
-
-    Args:
-        name: What it is called.
-        ends: What follows calls by the marker before them.
-        frame: What is written before the first call, between two, and after the last.
-        shape: What the objects look like.
-        more: The other fields.
-    """
-    calls = scan_json(ends, shape), parts_json(shape), spell_json(shape)
-    tokens = tuple(filter(None, ends.values()))
-    return _framed(name, tuple(ends), *frame, calls=calls, tokens=tokens, **more)
-
-
-def _framed(
-    name: str, markers: tuple[str, ...], *frame: str, calls: _Calls, **more: tuple[str, ...]
-) -> ToolFormat:
-    """A row for calls of some shape; ``frame`` is as above."""
-    scan, parts, spell = calls
-    return ToolFormat(
-        name=name,
-        markers=markers,
-        scan=scan,
-        begin=frame[0],
-        separator=frame[1],
-        end=frame[2],
-        parts=parts,
-        spell=spell,
-        **more,
-    )
-
-
-def _named(scan: _Read, before: str, between: str, after: str) -> _Calls:
-    """Names before JSON, and what stands before, between and after the two."""
-    return scan, parts_named(before, between, after), spell_named(before, between, after)
-
-
-def _tagged(tags: Tags) -> _Calls:
-    """Arguments between tags."""
-    return scan_tagged(tags), parts_tagged(tags), spell_tagged(tags)
-
+from blazr.text.tool_calls.pythonic import PythonicCalls
+from blazr.text.tool_calls.tagged_call import TaggedCalls
 
 HARMONY = ToolFormat(
     name="harmony",
     markers=harmony.MARKERS,
     starters=harmony.STARTERS,
     tokens=harmony.TOKENS,
+    calls=harmony.HarmonyCalls(),
     signs=("<|channel|>", "<|message|>"),
-    scan=harmony.scan_call,
-    parts=harmony.parts_call,
-    spell=harmony.spell_call,
     stop_names=("<|call|>", "<|return|>"),
     text_markers=harmony.MARKERS,
 )
 
 # <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>
-HERMES = _json(
-    "hermes",
-    {"<tool_call>": "</tool_call>"},
-    "<tool_call>\n",
-    "\n</tool_call>\n<tool_call>\n",
-    "\n</tool_call>",
+HERMES = ToolFormat(
+    name="hermes",
+    markers=("<tool_call>",),
+    tokens=("</tool_call>",),
+    calls=JsonCalls(ends={"<tool_call>": "</tool_call>"}),
+    begin="<tool_call>\n",
+    separator="\n</tool_call>\n<tool_call>\n",
+    end="\n</tool_call>",
     signs=("<tool_call>",),
 )
 # oxidizr's own tokens around the same
-AGENT = _json(
-    "agent",
-    {"<|function|>": "<|/function|>"},
-    "<|function|>",
-    "<|/function|>\n<|function|>",
-    "<|/function|>",
+AGENT = ToolFormat(
+    name="agent",
+    markers=("<|function|>",),
+    tokens=("<|/function|>",),
+    calls=JsonCalls(ends={"<|function|>": "<|/function|>"}),
+    begin="<|function|>",
+    separator="<|/function|>\n<|function|>",
+    end="<|/function|>",
     signs=("<|function|>",),
     families=("oxidizr",),
 )
-GRANITE = _json(
-    "granite",
-    {"<|tool_call|>": "", "<tool_call>": "</tool_call>"},
-    "<|tool_call|>[",
-    ", ",
-    "]",
+GRANITE = ToolFormat(
+    name="granite",
+    markers=("<|tool_call|>", "<tool_call>"),
+    tokens=("</tool_call>",),
+    calls=JsonCalls(ends={"<|tool_call|>": "", "<tool_call>": "</tool_call>"}),
+    begin="<|tool_call|>[",
+    separator=", ",
+    end="]",
     signs=("<|tool_call|>",),
     families=("granite",),
 )
-COHERE = _json(
-    "cohere",
-    {"<|START_ACTION|>": "<|END_ACTION|>"},
-    "<|START_ACTION|>[\n    ",
-    ",\n    ",
-    "\n]<|END_ACTION|>",
-    shape=Shape(name=("tool_name",), arguments=("parameters",), ids=()),
+COHERE = ToolFormat(
+    name="cohere",
+    markers=("<|START_ACTION|>",),
+    tokens=("<|END_ACTION|>",),
+    calls=JsonCalls(
+        name=("tool_name",),
+        arguments=("parameters",),
+        ids=(),
+        ends={"<|START_ACTION|>": "<|END_ACTION|>"},
+    ),
+    begin="<|START_ACTION|>[\n    ",
+    separator=",\n    ",
+    end="\n]<|END_ACTION|>",
     signs=("<|START_ACTION|>",),
 )
-APERTUS = _json(
-    "apertus",
-    {"<|tools_prefix|>": "<|tools_suffix|>"},
-    "<|tools_prefix|>[",
-    ", ",
-    "]<|tools_suffix|>",
-    shape=Shape(name=()),
+APERTUS = ToolFormat(
+    name="apertus",
+    markers=("<|tools_prefix|>",),
+    tokens=("<|tools_suffix|>",),
+    calls=JsonCalls(name=(), ends={"<|tools_prefix|>": "<|tools_suffix|>"}),
+    begin="<|tools_prefix|>[",
+    separator=", ",
+    end="]<|tools_suffix|>",
     signs=("<|tools_prefix|>",),
 )
-APRIEL = _json(
-    "apriel",
-    {"<tool_calls>": "</tool_calls>"},
-    "<tool_calls>[",
-    ", ",
-    "]</tool_calls>",
+APRIEL = ToolFormat(
+    name="apriel",
+    markers=("<tool_calls>",),
+    tokens=("</tool_calls>",),
+    calls=JsonCalls(ends={"<tool_calls>": "</tool_calls>"}),
+    begin="<tool_calls>[",
+    separator=", ",
+    end="]</tool_calls>",
     signs=("<tool_calls>",),
 )
-GIGACHAT = _json(
-    "gigachat",
-    {"<|function_call|>": ""},
-    "<|function_call|>",
-    "<|function_call|>",
-    "",
+GIGACHAT = ToolFormat(
+    name="gigachat",
+    markers=("<|function_call|>",),
+    calls=JsonCalls(ends={"<|function_call|>": ""}),
+    begin="<|function_call|>",
+    separator="<|function_call|>",
     signs=("<|function_call|>",),
 )
 # of GigaChat 3.0, a message of its own after the text's
 _GIGACHAT3 = "<|message_sep|>\n\nfunction call<|role_sep|>\n"
-GIGACHAT3 = replace(
-    _json("gigachat3", {_GIGACHAT3: ""}, _GIGACHAT3, "", "", signs=('"<|message_sep|>\\n\\n"',)),
-    separator=None,
+GIGACHAT3 = ToolFormat(
+    name="gigachat3",
+    markers=(_GIGACHAT3,),
     tokens=("<|message_sep|>", "<|role_sep|>"),
+    calls=JsonCalls(ends={_GIGACHAT3: ""}),
+    begin=_GIGACHAT3,
+    signs=('"<|message_sep|>\\n\\n"',),
 )
-FIREFUNCTION = _json(
-    "firefunction", {"functools": ""}, " functools[", ", ", "]", signs=("functools[",)
+FIREFUNCTION = ToolFormat(
+    name="firefunction",
+    markers=("functools",),
+    calls=JsonCalls(ends={"functools": ""}),
+    begin=" functools[",
+    separator=", ",
+    end="]",
+    signs=("functools[",),
 )
-
-_LLAMA = Shape(arguments=("parameters", "arguments"), must_be_known=True)
 # {"name": "f", "parameters": {"a": 1}} and nothing else; <|python_tag|> may stand before it
 LLAMA3_JSON = ToolFormat(
     name="llama3_json",
     markers=("<|python_tag|>",),
     starters=("{",),
-    signs=("<|start_header_id|>", '"parameters": '),
-    scan=scan_json({"<|python_tag|>": ""}, _LLAMA, between=";,"),
+    calls=JsonCalls(
+        arguments=("parameters", "arguments"),
+        must_be_known=True,
+        ends={"<|python_tag|>": ""},
+        between=";,",
+    ),
     separator="; ",
-    parts=parts_json(_LLAMA),
-    spell=spell_json(_LLAMA),
+    signs=("<|start_header_id|>", '"parameters": '),
     stop_names=("<|eom_id|>",),
 )
+
 # a list of calls as Python writes them
 PYTHONIC = ToolFormat(
     name="pythonic",
     markers=("<|python_start|>",),
     starters=("[", "{"),
     tokens=("<|python_end|>",),
-    signs=("func_name1(",),
-    scan=scan_pythonic({"<|python_start|>": "<|python_end|>"}),
+    calls=PythonicCalls({"<|python_start|>": "<|python_end|>"}),
     begin="[",
     separator=", ",
     end="]",
-    parts=parts_pythonic,
-    spell=spell_pythonic,
+    signs=("func_name1(",),
 )
 LFM2 = ToolFormat(
     name="lfm2",
     markers=("<|tool_call_start|>",),
     starters=("[",),  # LFM2.5 leaves the tokens out
     tokens=("<|tool_call_end|>",),
-    signs=("<|tool_list_start|>",),
-    families=("lfm2",),
-    scan=scan_pythonic({"<|tool_call_start|>": "<|tool_call_end|>"}),
+    calls=PythonicCalls({"<|tool_call_start|>": "<|tool_call_end|>"}),
     begin="<|tool_call_start|>[",
     separator=", ",
     end="]<|tool_call_end|>",
-    parts=parts_pythonic,
-    spell=spell_pythonic,
+    signs=("<|tool_list_start|>",),
+    families=("lfm2",),
+)
+
+# call:f{city:<|"|>Genf<|"|>,days:3}
+GEMMA4 = ToolFormat(
+    name="gemma4",
+    markers=("<|tool_call>",),
+    tokens=("<tool_call|>", '<|"|>'),
+    calls=BareKeyCalls(before="call:", quote='<|"|>', end="<tool_call|>"),
+    begin="<|tool_call>",
+    separator="<tool_call|><|tool_call>",
+    end="<tool_call|>",
+    signs=("<|tool_call>call:",),
+    stop_names=("<|tool_response>",),
+)
+FUNCTIONGEMMA = ToolFormat(
+    name="functiongemma",
+    markers=("<start_function_call>",),
+    tokens=("<end_function_call>", "<escape>"),
+    calls=BareKeyCalls(before="call:", quote="<escape>", end="<end_function_call>"),
+    begin="<start_function_call>",
+    separator="<end_function_call><start_function_call>",
+    end="<end_function_call>",
+    signs=("<start_function_call>call:",),
+    stop_names=("<start_function_response>",),
 )
 
 # [TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}], until Mistral Small 3.1
@@ -221,70 +209,67 @@ MISTRAL = ToolFormat(
     name="mistral",
     markers=("[TOOL_CALLS]",),
     tokens=("[ARGS]", "[CALL_ID]"),
-    signs=("[TOOL_CALLS]",),
-    scan=scan_mistral,
+    calls=MistralCalls(JsonCalls()),
     begin="[TOOL_CALLS][",
     separator=", ",
     end="]",
-    parts=parts_json(),
-    spell=spell_json(),
+    signs=("[TOOL_CALLS]",),
 )
 # [TOOL_CALLS]f[ARGS]{"a": 1}, since then
-MISTRAL_ARGS = _framed(
-    "mistral_args",
-    ("[TOOL_CALLS]",),
-    *("", "", ""),
-    calls=_named(scan_mistral, "[TOOL_CALLS]", "[ARGS]", ""),
+MISTRAL_ARGS = ToolFormat(
+    name="mistral_args",
+    markers=("[TOOL_CALLS]",),
     tokens=("[ARGS]", "[CALL_ID]"),
+    calls=MistralCalls(NamedCalls("[TOOL_CALLS]", "[ARGS]", "")),
+    separator="",
     signs=("[TOOL_CALLS]", "[ARGS]"),
 )
 _DEEPSEEK_TOKENS = (DEEPSEEK_NAME_END, DEEPSEEK_CALL_END, DEEPSEEK_CALLS_END)
-DEEPSEEK_V3 = _framed(
-    "deepseek_v3",
-    (DEEPSEEK_CALLS, DEEPSEEK_CALL),
-    DEEPSEEK_CALLS,
-    "\n",
-    DEEPSEEK_CALLS_END,
-    calls=_named(
-        scan_deepseek,
+DEEPSEEK_V3 = ToolFormat(
+    name="deepseek_v3",
+    markers=(DEEPSEEK_CALLS, DEEPSEEK_CALL),
+    tokens=_DEEPSEEK_TOKENS,
+    calls=DeepSeekCalls(
         f"{DEEPSEEK_CALL}function{DEEPSEEK_NAME_END}",
         "\n```json\n",
         f"\n```{DEEPSEEK_CALL_END}",
     ),
-    tokens=_DEEPSEEK_TOKENS,
+    begin=DEEPSEEK_CALLS,
+    separator="\n",
+    end=DEEPSEEK_CALLS_END,
     signs=(DEEPSEEK_CALL, "```json"),
 )
-DEEPSEEK_V31 = _framed(
-    "deepseek_v31",
-    (DEEPSEEK_CALLS, DEEPSEEK_CALL),
-    DEEPSEEK_CALLS,
-    "",
-    DEEPSEEK_CALLS_END,
-    calls=_named(scan_deepseek, DEEPSEEK_CALL, DEEPSEEK_NAME_END, DEEPSEEK_CALL_END),
+DEEPSEEK_V31 = ToolFormat(
+    name="deepseek_v31",
+    markers=(DEEPSEEK_CALLS, DEEPSEEK_CALL),
     tokens=_DEEPSEEK_TOKENS,
+    calls=DeepSeekCalls(DEEPSEEK_CALL, DEEPSEEK_NAME_END, DEEPSEEK_CALL_END),
+    begin=DEEPSEEK_CALLS,
+    separator="",
+    end=DEEPSEEK_CALLS_END,
     signs=(DEEPSEEK_CALL,),
 )
-KIMI_K2 = _framed(
-    "kimi_k2",
-    (KIMI_CALLS, KIMI_CALL),
-    KIMI_CALLS,
-    "",
-    KIMI_CALLS_END,
-    calls=_named(scan_kimi, f"{KIMI_CALL}functions.", f":0{KIMI_ARGUMENTS}", KIMI_CALL_END),
+KIMI_K2 = ToolFormat(
+    name="kimi_k2",
+    markers=(KIMI_CALLS, KIMI_CALL),
     tokens=(KIMI_ARGUMENTS, KIMI_CALL_END, KIMI_CALLS_END),
+    calls=KimiCalls(f"{KIMI_CALL}functions.", f":0{KIMI_ARGUMENTS}", KIMI_CALL_END),
+    begin=KIMI_CALLS,
+    separator="",
+    end=KIMI_CALLS_END,
     signs=(KIMI_CALLS,),
 )
 # <function=f>{"a": 1}</function>
-FUNCTIONARY_V31 = _framed(
-    "functionary_v31",
-    ("<function=",),
-    *("", "", ""),
-    calls=_named(scan_function, "<function=", ">", "</function>"),
+FUNCTIONARY_V31 = ToolFormat(
+    name="functionary_v31",
+    markers=("<function=",),
+    calls=FunctionCalls("<function=", ">", "</function>"),
+    separator="",
     signs=("<function=",),
     stop_names=("<|eom_id|>",),
 )
 
-_QWEN = Tags(
+_QWEN = TaggedCalls(
     call="<function=",
     name_end=">",
     key="<parameter=",
@@ -294,27 +279,27 @@ _QWEN = Tags(
     calls_end="</tool_call>",
     trim="\n",
 )
-QWEN3_CODER = _framed(
-    "qwen3_coder",
-    ("<tool_call>", "<function="),
-    "<tool_call>\n",
-    "\n</tool_call>\n<tool_call>\n",
-    "\n</tool_call>",
-    calls=_tagged(_QWEN),
+QWEN3_CODER = ToolFormat(
+    name="qwen3_coder",
+    markers=("<tool_call>", "<function="),
     tokens=("</tool_call>",),
+    calls=_QWEN,
+    begin="<tool_call>\n",
+    separator="\n</tool_call>\n<tool_call>\n",
+    end="\n</tool_call>",
     signs=("<function=", "<parameter="),
 )
-SEED_OSS = _framed(
-    "seed_oss",
-    ("<seed:tool_call>",),
-    "<seed:tool_call>\n",
-    "\n",
-    "\n</seed:tool_call>",
-    calls=_tagged(replace(_QWEN, calls_end="</seed:tool_call>", trim="")),
+SEED_OSS = ToolFormat(
+    name="seed_oss",
+    markers=("<seed:tool_call>",),
     tokens=("</seed:tool_call>",),
+    calls=replace(_QWEN, calls_end="</seed:tool_call>", trim=""),
+    begin="<seed:tool_call>\n",
+    separator="\n",
+    end="\n</seed:tool_call>",
     signs=("<seed:tool_call>",),
 )
-_GLM = Tags(
+_GLM = TaggedCalls(
     call="",
     name_end="",
     key="<arg_key>",
@@ -323,28 +308,28 @@ _GLM = Tags(
     value_end="</arg_value>",
     call_end="</tool_call>",
 )
-_GLM_TOKENS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>")
-GLM45 = _framed(
-    "glm45",
-    ("<tool_call>",),
-    *("<tool_call>", "\n<tool_call>", ""),
-    calls=_tagged(_GLM),
-    tokens=_GLM_TOKENS,
+GLM45 = ToolFormat(
+    name="glm45",
+    markers=("<tool_call>",),
+    tokens=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>"),
+    calls=_GLM,
+    begin="<tool_call>",
+    separator="\n<tool_call>",
     signs=("<arg_key>",),
 )
-GLM47 = _framed(
-    "glm47",
-    ("<tool_call>",),
-    *("<tool_call>", "<tool_call>", ""),
-    calls=_tagged(replace(_GLM, line="")),
-    tokens=_GLM_TOKENS,
+GLM47 = replace(
+    GLM45,
+    name="glm47",
+    calls=replace(_GLM, line=""),
+    separator="<tool_call>",
     signs=("{function-name}<arg_key>",),
 )
 
 
 def _invoked(name: str, token: str, calls: str) -> ToolFormat:
     """A row for tags that begin with a token, ``calls`` around all of them, which some forget."""
-    tags = Tags(
+    begin, end = f"<{token}{calls}>", f"</{token}{calls}>"
+    syntax = TaggedCalls(
         call=f'<{token}invoke name="',
         name_end='">',
         key=f'<{token}parameter name="',
@@ -352,15 +337,17 @@ def _invoked(name: str, token: str, calls: str) -> ToolFormat:
         other_key='<parameter name="',
         value_end=f"</{token}parameter>",
         call_end=f"</{token}invoke>",
-        calls_end=f"</{token}{calls}>",
+        calls_end=end,
         typed=True,
     )
-    return _framed(
-        name,
-        (f"<{token}{calls}>", tags.call),
-        *(f"<{token}{calls}>\n", "\n", f"\n</{token}{calls}>"),
-        calls=_tagged(tags),
+    return ToolFormat(
+        name=name,
+        markers=(begin, syntax.call),
         tokens=(token,),
+        calls=syntax,
+        begin=begin + "\n",
+        separator="\n",
+        end="\n" + end,
         signs=(token, f"{calls}>"),
     )
 
@@ -368,23 +355,21 @@ def _invoked(name: str, token: str, calls: str) -> ToolFormat:
 DEEPSEEK_V32 = _invoked("deepseek_v32", "\uff5cDSML\uff5c", "function_calls")
 DEEPSEEK_V4 = _invoked("deepseek_v4", "\uff5cDSML\uff5c", "tool_calls")
 GIGACHAT35 = _invoked("gigachat35", "\uff5cGCML\uff5c", "tool_calls")
-MINIMAX_M2 = _framed(
-    "minimax_m2",
-    ("<minimax:tool_call>",),
-    "<minimax:tool_call>\n",
-    "\n",
-    "\n</minimax:tool_call>",
-    calls=_tagged(
-        Tags(
-            call='<invoke name="',
-            name_end='">',
-            key='<parameter name="',
-            key_end='">',
-            value_end="</parameter>",
-            call_end="</invoke>",
-            calls_end="</minimax:tool_call>",
-        )
-    ),
+MINIMAX_M2 = ToolFormat(
+    name="minimax_m2",
+    markers=("<minimax:tool_call>",),
     tokens=("</minimax:tool_call>",),
+    calls=TaggedCalls(
+        call='<invoke name="',
+        name_end='">',
+        key='<parameter name="',
+        key_end='">',
+        value_end="</parameter>",
+        call_end="</invoke>",
+        calls_end="</minimax:tool_call>",
+    ),
+    begin="<minimax:tool_call>\n",
+    separator="\n",
+    end="\n</minimax:tool_call>",
     signs=("<minimax:tool_call>",),
 )

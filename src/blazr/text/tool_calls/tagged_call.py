@@ -6,13 +6,16 @@ tool's schema does; where there is none, what can be JSON is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+from typing_extensions import override
 
 from blazr.text.grammars.tool_call import Maybe, Part
 from blazr.text.scanning import literal, one_of, pour, spaces, word
 from blazr.text.splitter import CutOffError, MalformedError, Scan, Sink
 from blazr.text.tool_calls.format import (
+    CallSyntax,
     Tools,
     ToolSpec,
     as_json,
@@ -29,8 +32,8 @@ _KINDS = {_TEXT: True, ' string="false">': False, ">": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tags:
-    """What stands where.
+class TaggedCalls(CallSyntax):
+    """A name, and each argument between tags.
 
     Args:
         call: Before a name; nothing where the format's marker stands there already.
@@ -60,29 +63,51 @@ class Tags:
     trim: str = ""
     line: str = "\n"
 
-
-def scan_tagged(tags: Tags) -> Callable[[Tools, str, Sink], Scan]:
-    """Reads calls of this kind."""
-
-    def scan(tools: Tools, marker: str, sink: Sink) -> Scan:
+    @override
+    def scan(self, tools: Tools, marker: str, sink: Sink) -> Scan:
         c = yield
-        mark = tags.call
-        if tags.call and marker != tags.call:
+        mark = self.call
+        if self.call and marker != self.call:
             c = yield from spaces(c)
-            mark, c = yield from one_of(c, tags.call)
-        while mark == tags.call:
-            c = yield from _call(c, tools, sink, tags)
-            if not tags.calls_end:
+            mark, c = yield from one_of(c, self.call)
+        while mark == self.call:
+            c = yield from _call(c, tools, sink, self)
+            if not self.calls_end:
                 return c
             c = yield from spaces(c)
-            mark, c = yield from one_of(c, tags.call, tags.calls_end)
+            mark, c = yield from one_of(c, self.call, self.calls_end)
             sink.reopen()
         return c
 
-    return scan
+    @override
+    def parts(self, tool: ToolSpec) -> Sequence[Part]:
+        """Strings are any text up to their end."""
+        end = self.trim + self.value_end + self.line
+        found: list[Part] = [self.call + tool.name + self.name_end + self.line]
+        for key in tool.properties:
+            is_text = types_of(tool, key) == _STRING
+            head = self._before_value(key, is_text=is_text)
+            value = (text_of(tool, end),) if is_text else (with_definitions(tool, key), end)
+            found += (head, *value) if key in tool.required else [Maybe((head, *value))]
+        return (*found, self.call_end)
+
+    @override
+    def spell(self, name: str, arguments: Mapping[str, object]) -> str:
+        text = self.call + name + self.name_end + self.line
+        for key, value in arguments.items():
+            is_text = isinstance(value, str)
+            text += self._before_value(key, is_text=is_text)
+            text += str(value) if is_text else as_json(value)
+            text += self.trim + self.value_end + self.line
+        return text + self.call_end
+
+    def _before_value(self, key: str, *, is_text: bool) -> str:
+        kind = f' string="{str(is_text).lower()}">' if self.typed else ""
+        between = self.line + self.value if self.value else ""
+        return self.key + key + self.key_end + kind + between + self.trim
 
 
-def _call(c: str, tools: Tools, sink: Sink, tags: Tags) -> Scan:
+def _call(c: str, tools: Tools, sink: Sink, tags: TaggedCalls) -> Scan:
     name, c = yield from tool_name(c)
     name = check_name(name, tools)
     c = yield from literal(c, tags.name_end)
@@ -106,7 +131,7 @@ def _call(c: str, tools: Tools, sink: Sink, tags: Tags) -> Scan:
     return c
 
 
-def _argument(c: str, tool: ToolSpec | None, sink: Sink, *, tags: Tags, lead: str) -> Scan:
+def _argument(c: str, tool: ToolSpec | None, sink: Sink, *, tags: TaggedCalls, lead: str) -> Scan:
     key, c = yield from word(c, tags.key_end)
     kind = ""
     if tags.typed:
@@ -131,51 +156,6 @@ def _argument(c: str, tool: ToolSpec | None, sink: Sink, *, tags: Tags, lead: st
     return c
 
 
-def _poured(c: str, tags: Tags, put: Callable[[str], None]) -> Scan:
+def _poured(c: str, tags: TaggedCalls, put: Callable[[str], None]) -> Scan:
     _, c = yield from pour(c, (tags.value_end,), put, trim=tags.trim, most=1)
     return c
-
-
-def parts_tagged(tags: Tags) -> Callable[[ToolSpec], Sequence[Part]]:
-    """What a call of this kind looks like to a grammar. Strings are any text up to their end."""
-
-    def parts(tool: ToolSpec) -> Sequence[Part]:
-        found: list[Part] = [tags.call + tool.name + tags.name_end + tags.line]
-        for key in tool.properties:
-            argument = tuple(_argument_parts(tags, tool, key, types_of(tool, key)))
-            found += argument if key in tool.required else [Maybe(argument)]
-        return (*found, tags.call_end)
-
-    return parts
-
-
-def _argument_parts(tags: Tags, tool: ToolSpec, key: str, types: frozenset[str]) -> Iterator[Part]:
-    end = tags.trim + tags.value_end + tags.line
-    is_text = types == _STRING
-    yield _before_value(tags, key, is_text=is_text)
-    if is_text:
-        yield text_of(tool, end)
-    else:
-        yield with_definitions(tool, key)
-        yield end
-
-
-def spell_tagged(tags: Tags) -> Callable[[str, Mapping[str, object]], str]:
-    """Writes a call of this kind."""
-
-    def spell(name: str, values: Mapping[str, object]) -> str:
-        text = tags.call + name + tags.name_end + tags.line
-        for key, value in values.items():
-            is_text = isinstance(value, str)
-            text += _before_value(tags, key, is_text=is_text)
-            text += str(value) if is_text else as_json(value)
-            text += tags.trim + tags.value_end + tags.line
-        return text + tags.call_end
-
-    return spell
-
-
-def _before_value(tags: Tags, key: str, *, is_text: bool) -> str:
-    kind = f' string="{str(is_text).lower()}">' if tags.typed else ""
-    between = tags.line + tags.value if tags.value else ""
-    return tags.key + key + tags.key_end + kind + between + tags.trim

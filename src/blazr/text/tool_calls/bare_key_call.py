@@ -1,4 +1,4 @@
-"""Calls as Gemma 4 writes them: ``call:f{city:<|"|>Genf<|"|>,days:3}``.
+"""Calls with bare keys, as Gemma 4 writes them: ``call:f{city:<|"|>Genf<|"|>,days:3}``.
 
 Like JSON with bare keys, and a special token for the quotes. Sources: the chat templates of Gemma 4
 and of FunctionGemma, whose tokens have other names.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
+
+from typing_extensions import override
 
 from blazr.text.grammars.tool_call import Maybe, Part
-from blazr.text.scanning import SPACE, literal, pour, spaces, unexpected
+from blazr.text.scanning import SPACE, literal, optional, pour, spaces, unexpected
 from blazr.text.splitter import Scan, Sink
 from blazr.text.tool_calls.format import (
-    ToolFormat,
+    CallSyntax,
     Tools,
     ToolSpec,
     as_json,
@@ -22,33 +24,57 @@ from blazr.text.tool_calls.format import (
     text_of,
     with_definitions,
 )
-from blazr.text.tool_calls.json_call import optional
 from blazr.text.tool_calls.json_scan import check_name, quoted, tool_name
 from blazr.text.tool_calls.values import python_to_json
 
 _BARE_KEY = re.compile(r"[\w.-]+")
 
 
-# by the token before a call: what stands around texts, and after calls
-_TOKENS = {
-    "<|tool_call>": ('<|"|>', "<tool_call|>"),
-    "<start_function_call>": ("<escape>", "<end_function_call>"),
-}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BareKeyCalls(CallSyntax):
+    """A name, and its arguments with bare keys.
 
+    Args:
+        before: Text before the name.
+        quote: What stands around texts.
+        end: What follows the arguments, if it does.
+    """
 
-def scan_gemma(tools: Tools, marker: str, sink: Sink) -> Scan:
-    """Reads a call of this kind."""
-    quote, end = _TOKENS[marker]
-    c = yield from spaces((yield))
-    c = yield from literal(c, "call:")
-    name, c = yield from tool_name(c)
-    name = check_name(name, tools)
-    if c != "{":
-        raise unexpected(c)
-    sink.begin(name, ahead=True)
-    c = yield from _value(c, sink, quote)
-    c = yield from spaces(c)
-    return (yield from optional(c, end))
+    before: str
+    quote: str
+    end: str
+
+    @override
+    def scan(self, tools: Tools, marker: str, sink: Sink) -> Scan:
+        c = yield from spaces((yield))
+        c = yield from literal(c, self.before)
+        name, c = yield from tool_name(c)
+        name = check_name(name, tools)
+        if c != "{":
+            raise unexpected(c)
+        sink.begin(name, ahead=True)
+        c = yield from _value(c, sink, self.quote)
+        c = yield from spaces(c)
+        return (yield from optional(c, self.end))
+
+    @override
+    def parts(self, tool: ToolSpec) -> Sequence[Part]:
+        """What is not simply a text is JSON, which is read too."""
+        found: list[Part] = [f"{self.before}{tool.name}{{"]
+        lead = ""
+        for key in sorted(tool.properties, key=lambda key: key not in tool.required):
+            schema = with_definitions(tool, key)
+            head = f"{lead}{_key(self.quote, key)}:"
+            argument: tuple[Part, ...] = (head, schema)
+            if set(schema) <= {"type", "description", "title"} and schema.get("type") == "string":
+                argument = (head + self.quote, text_of(tool, self.quote))
+            found += argument if key in tool.required else [Maybe(argument)]
+            lead = ","
+        return (*found, "}")
+
+    @override
+    def spell(self, name: str, arguments: Mapping[str, object]) -> str:
+        return f"{self.before}{name}{_spelled(self.quote, arguments)}"
 
 
 def _value(c: str, sink: Sink, quote: str) -> Scan:
@@ -111,25 +137,6 @@ def _scalar(c: str, sink: Sink, quote: str, lead: str, *, is_key: bool) -> Scan:
     return c
 
 
-def parts_gemma(quote: str, tool: ToolSpec) -> Sequence[Part]:
-    """What a call looks like to a grammar. What is not simply a text is JSON, which is read too."""
-    found: list[Part] = [f"call:{tool.name}{{"]
-    lead = ""
-    for key in sorted(tool.properties, key=lambda key: key not in tool.required):
-        schema = with_definitions(tool, key)
-        argument: tuple[Part, ...] = (f"{lead}{_key(quote, key)}:", schema)
-        if set(schema) <= {"type", "description", "title"} and schema.get("type") == "string":
-            argument = (f"{lead}{_key(quote, key)}:{quote}", text_of(tool, quote))
-        found += argument if key in tool.required else [Maybe(argument)]
-        lead = ","
-    return (*found, "}")
-
-
-def spell_gemma(quote: str, name: str, values: Mapping[str, object]) -> str:
-    """Writes a call of this kind."""
-    return f"call:{name}{_spelled(quote, values)}"
-
-
 def _spelled(quote: str, value: object) -> str:
     if isinstance(value, str):
         return quote + value + quote
@@ -143,24 +150,3 @@ def _spelled(quote: str, value: object) -> str:
 
 def _key(quote: str, name: str) -> str:
     return name if _BARE_KEY.fullmatch(name) else quote + name + quote
-
-
-def _row(name: str, begin: str) -> ToolFormat:
-    quote, end = _TOKENS[begin]
-    return ToolFormat(
-        name=name,
-        markers=(begin,),
-        tokens=(end, quote),
-        signs=(f"{begin}call:",),
-        scan=scan_gemma,
-        begin=begin,
-        separator=end + begin,
-        end=end,
-        parts=partial(parts_gemma, quote),
-        spell=partial(spell_gemma, quote),
-        stop_names=(begin.replace("call", "response"),),
-    )
-
-
-GEMMA4 = _row("gemma4", "<|tool_call>")
-FUNCTIONGEMMA = _row("functiongemma", "<start_function_call>")
