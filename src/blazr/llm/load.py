@@ -15,7 +15,7 @@ from blazr.llm.text_engine import PLAIN, TextEngine
 from blazr.text import sidecars
 from blazr.text.chat_template import ChatTemplate, choose_template
 from blazr.text.reasoning import choose_reasoning
-from blazr.text.stream import ReplyFormat
+from blazr.text.response_template import choose_reply_format
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers.choose import choose_tokenizer
 from blazr.text.tool_calls.choose import choose_tool_format
@@ -64,10 +64,13 @@ def load_text_engine(
     tokenizer, template = _load_text_side(loaded, options)
     reply_format = PLAIN
     if template is not None:
-        known = (template.source, loaded.family, tokenizer.special_ids)
-        reply_format = ReplyFormat(
-            reasoning=choose_reasoning(*known, name=options.reasoning_parser),
-            tool_format=choose_tool_format(*known, name=options.tool_parser),
+        reply_format = choose_reply_format(
+            template.source,
+            loaded.family,
+            tokenizer.special_ids,
+            directory=loaded.directory,
+            tool_parser=options.tool_parser,
+            reasoning_parser=options.reasoning_parser,
         )
     bundle = ModelBundle(
         weights=loaded,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 from blazr.core.errors import RequestError, UnknownNameError
 from blazr.text import sidecars
 from blazr.text.messages import Message
-from blazr.text.reasoning import choose_reasoning
+from blazr.text.response_template import choose_reply_format
 from blazr.text.stream import PLAIN, ReplyFormat
 from blazr.text.templates import CHAT_TEMPLATES, mistral
 from blazr.text.templates.disarm import Disarmed
@@ -35,7 +35,7 @@ from blazr.text.templates.turns import TurnMarks, find_turn_marks
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers import tekken
 from blazr.text.tool_calls import TOOL_FORMATS
-from blazr.text.tool_calls.choose import DEFAULT, choose_tool_format
+from blazr.text.tool_calls.choose import DEFAULT
 from blazr.text.tool_calls.format import as_json
 
 if TYPE_CHECKING:
@@ -376,7 +376,6 @@ def choose_template(
             row = CHAT_TEMPLATES[name]
             source, stop_names, names = row.source, row.stop_names, _token_names(None, tokenizer)
         source = source or _read_file(name)
-    about = (source + (tool_source or ""), family, tokenizer.special_ids)
     return ChatTemplate(
         source,
         name=name,
@@ -384,9 +383,13 @@ def choose_template(
         token_names=names,
         stop_names=stop_names,
         vocab_size=vocab_size,
-        reply_format=ReplyFormat(
-            reasoning=choose_reasoning(*about, name=reasoning_parser),
-            tool_format=choose_tool_format(*about, name=tool_parser),
+        reply_format=choose_reply_format(
+            source + (tool_source or ""),
+            family,
+            tokenizer.special_ids,
+            directory=directory,
+            tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
         ),
     )
 
