@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from blazr.core.errors import ConfigError
-from blazr.models.checkpoint.base import Checkpoint
+from blazr.models.checkpoint.base import Checkpoint, TensorInfo
 from blazr.models.config import ModelConfig
 from blazr.models.families.config_reader import ConfigReader, Setting
 from blazr.models.families.rules import RuleBook
@@ -128,6 +128,23 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A config and tensors, in Hugging Face's words or in those of another dialect.
+
+    Args:
+        reader: The config, under the names that its values have there.
+        tensors: The tensors.
+        rules: Their names.
+        sayable: Keys about which the dialect's silence is not the family's default.
+    """
+
+    reader: ConfigReader
+    tensors: Mapping[str, TensorInfo]
+    rules: RuleBook
+    sayable: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """Translates one kind of checkpoint.
 
@@ -140,6 +157,7 @@ class Family:
         rules_of: The rules of one checkpoint, where they depend on its config.
         unused: What the names of tensors begin with that the network has no place for.
         keys: Names of each value in config.json, the usual one first.
+        derive_from: Finds the config from the same words in another dialect.
     """
 
     name: str
@@ -150,3 +168,4 @@ class Family:
     rules_of: Callable[[Checkpoint], RuleBook] | None = None
     unused: Callable[[Checkpoint], tuple[str, ...]] | None = None
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    derive_from: Callable[[Source], Derivation] | None = None

@@ -100,13 +100,17 @@ class ConfigReader:
         self.source = source
         self.unknown: dict[str, object] = {}  # keys of sections that nobody knows, with their path
         self._asked: set[str] = set()
-        self._names = names
+        self.names = names
 
     def names_of(self, name: str) -> tuple[str, ...]:
         """Every key that a value may be under, the first to look for first."""
-        if self._names is not None:
-            return self._names.get(name, (name,))
+        if self.names is not None:
+            return self.names.get(name, (name,))
         return (name, *ALIASES.get(name, ()))
+
+    def over(self, raw: Mapping[str, object]) -> ConfigReader:
+        """The same names over other values."""
+        return ConfigReader(raw, self.source, self.names)
 
     def integer(self, name: str, *, minimum: int = 0) -> Setting[int] | None:
         """A whole number from ``minimum`` to 2**40.

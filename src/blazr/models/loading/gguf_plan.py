@@ -21,7 +21,8 @@ from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, QuantizedInf
 from blazr.models.checkpoint.write import Entry, gguf_header
 from blazr.models.config import ModelConfig
 from blazr.models.families.gguf.architectures import ARCHITECTURES, Architecture
-from blazr.models.families.gguf.config import (
+from blazr.models.families.gguf.as_config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from blazr.models.families.gguf.form import (
     all_mixers,
     architecture_of,
     as_gguf,
@@ -30,7 +31,6 @@ from blazr.models.families.gguf.config import (
     mixers_of,
     unreadable,
 )
-from blazr.models.families.gguf.family import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from blazr.models.families.gguf.names import gguf_names, telling_names
 from blazr.models.families.rules import Mxfp4, Pairs, RuleBook, Transform
 from blazr.models.loading.gguf_recipes import Recipe, recipe_of
@@ -201,7 +201,7 @@ def _names(row: Architecture, target: ModelConfig) -> RuleBook:
     if row.pairs_rows and attention:
         dim = attention[0].head_dim
         ropes = [each.rope.dim for each in attention if each.rope is not None]
-        pairs = Pairs(dim, ropes[0] if ropes and row.rotation != "told" else dim // 2 * 2)
+        pairs = Pairs(dim, ropes[0] if ropes and row.rotation != "metadata" else dim // 2 * 2)
     feeds = (layer.feed_forward for layer in target.layers)
     fused = any(isinstance(feed, MlpConfig) and feed.fused_gate_up for feed in feeds)
     return gguf_names(row, layers, fused=fused, pairs=pairs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
@@ -17,17 +17,17 @@ class Architecture:
     Args:
         families: Names of FAMILIES that are written as this one, with ``attention`` behind them
             where that is for models of nothing else, ``experts`` for those that have some.
-        hybrid: Whether its layers' tensors tell what they are made of.
+        read_by: The row of FAMILIES that reads its files where that is not the first of these,
+            by what is in the file: ``experts``, a ``window``, a ``sigmoid`` for scores; else "".
+        says: Keys of config.json that files of this architecture leave unsaid.
+        hybrid: Whether its layers' tensors say what they are made of.
         own_names: Names of tensors that others do not have.
         late_norm: Whether the norm before a feed-forward is called by what it is behind.
-        rotation: Whether attention rotates: always, never, or as ``rope.scaling.finetuned`` says.
+        rotation: Whether it is the family's, or as ``rope.scaling.finetuned`` says.
         fused_mlp: Whether both upward matrices of an MLP are one.
-        rotates_pairs: Whether channels that are rotated together lie side by side.
-        pairs_rows: Whether they do so in files alone, rows of queries and keys having been moved.
-        norms: Whether norms stand before, behind, or on both sides of a layer's halves.
-        norm_kind: RMSNorm or LayerNorm.
-        activation: Of its feed-forwards.
-        full_every: Every so manieth layer has no window; 0: all have the one there is.
+        pairs_rows: Whether channels that are rotated together are neighbours in files, rows of
+            queries and keys having been moved.
+        full_every: Every n-th layer has no window; 0 means that all have the one there is.
         whole_ramp: Whether the ends of YaRN's ramp over channels are whole numbers.
         plain_window: Whether layers with a window are rotated without any scaling.
         window_theta: Base of the rotation in these, where the file names none; 0: as elsewhere.
@@ -35,12 +35,9 @@ class Architecture:
         eps: What norms add, where the file does not say.
         long_factor: What positions are divided by in models of 131,072 tokens whose file names
             neither that nor the base, as Ollama's of Gemma 3.
-        still_every: Every so manieth layer is not rotated; 0: all are.
         norm_topk_prob: Whether a token's experts share all of its weight.
-        by_sigmoid: Whether a sigmoid scores the experts where the file does not say what does.
         scales_embedding: Whether embedded tokens are multiplied with the root of their size.
         wide_scale_layers: A model of so many layers scales scores by hidden size over heads.
-        swiglu: Steepness and limit of the clamped activation of its experts.
         is_folded: Whether files have the model's multipliers in its matrices.
         tiled: Whether values of delta networks that share a key lie apart.
         biases: Which files may have: of ``qkv``, ``o`` (the output of attention), ``mlp``, ``ssm``
@@ -52,16 +49,14 @@ class Architecture:
     """
 
     families: tuple[str, ...] = ()
+    read_by: Mapping[str, str] = field(default_factory=dict)
+    says: Mapping[str, object] = field(default_factory=dict)
     hybrid: bool = False
     own_names: tuple[Rule, ...] = ()
     late_norm: bool = False
     fused_mlp: bool = False
-    rotation: Literal["always", "never", "told"] = "always"
-    rotates_pairs: bool = False
+    rotation: Literal["family", "metadata"] = "family"
     pairs_rows: bool = False
-    norms: Literal["before", "behind", "both"] = "before"
-    norm_kind: Literal["rms", "layer"] = "rms"
-    activation: str = "silu"
     full_every: int = 0
     whole_ramp: bool = True
     plain_window: bool = False
@@ -69,12 +64,9 @@ class Architecture:
     theta: float = 10_000.0
     eps: float = 1e-5
     long_factor: float = 1.0
-    still_every: int = 0
     norm_topk_prob: bool = True
-    by_sigmoid: bool = False
     scales_embedding: bool = False
     wide_scale_layers: int = 0
-    swiglu: tuple[float, float] | None = None
     is_folded: bool = False
     tiled: bool = False
     biases: tuple[str, ...] = ()
@@ -83,7 +75,6 @@ class Architecture:
     reads_weights_norm: bool = False
 
 
-_GELU = "gelu_tanh"
 _ALL_BIASES = ("qkv", "o", "mlp", "ssm")
 _LFM2_NORM = (Rule("token_embd_norm.weight", "norm.weight"),)
 # in files of converters, this one has no ending
@@ -92,10 +83,16 @@ _FALCON_NORM = (Rule("blk.{i}.ffn_norm", "layers.{i}.feed_forward_norm.weight"),
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
         "llama": Architecture(
-            biases=_ALL_BIASES, families=("llama", "mistral", "mixtral"), pairs_rows=True
+            read_by={"": "mistral", "experts": "mixtral"},
+            biases=_ALL_BIASES,
+            families=("llama", "mistral", "mixtral"),
+            pairs_rows=True,
         ),
         "mistral3": Architecture(
-            biases=_ALL_BIASES, families=("mistral3", "ministral3"), pairs_rows=True
+            read_by={"": "mistral"},
+            biases=_ALL_BIASES,
+            families=("mistral3", "ministral3"),
+            pairs_rows=True,
         ),
         "granite": Architecture(
             biases=_ALL_BIASES, families=("granite", "granitemoehybrid attention"), pairs_rows=True
@@ -105,9 +102,14 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             families=("granitemoe", "granitemoehybrid attention experts"),
             pairs_rows=True,
         ),
-        "smollm3": Architecture(families=("smollm3",), pairs_rows=True, still_every=4),
+        "smollm3": Architecture(
+            families=("smollm3",),
+            pairs_rows=True,
+        ),
         "chatglm": Architecture(
-            biases=("qkv",), families=("glm",), fused_mlp=True, rotates_pairs=True
+            biases=("qkv",),
+            families=("glm",),
+            fused_mlp=True,
         ),
         "qwen2": Architecture(biases=("qkv",), needs_biases=True, families=("qwen2",)),
         "qwen2moe": Architecture(
@@ -122,10 +124,16 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "qwen3moe": Architecture(families=("qwen3_moe",)),
         "phi3": Architecture(families=("phi3",), fused_mlp=True),
         "olmo2": Architecture(
-            head="own", families=("olmo2", "olmo3"), norms="behind", full_every=4, plain_window=True
+            read_by={"window": "olmo3"},
+            head="own",
+            families=("olmo2", "olmo3"),
+            full_every=4,
+            plain_window=True,
         ),
         "glm4": Architecture(
-            biases=("qkv",), families=("glm4",), fused_mlp=True, rotates_pairs=True, norms="both"
+            biases=("qkv",),
+            families=("glm4",),
+            fused_mlp=True,
         ),
         "glm4moe": Architecture(
             reads_weights_norm=True,
@@ -133,7 +141,6 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             families=("glm4_moe",),
             late_norm=True,
             norm_topk_prob=False,
-            by_sigmoid=True,
         ),
         "gpt-oss": Architecture(
             biases=("qkv", "o"),
@@ -143,37 +150,34 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             late_norm=True,
             full_every=2,
             whole_ramp=False,
-            swiglu=(1.702, 7.0),
         ),
         "deepseek2": Architecture(
+            read_by={"sigmoid": "deepseek_v3"},
+            says={
+                "num_experts": 1,
+                "experts_per_tok": 1,
+                "num_experts_per_tok": 1,
+                "moe_intermediate_size": 1,
+            },
             reads_weights_norm=True,
             families=("deepseek_v2", "deepseek_v3"),
-            rotates_pairs=True,
             norm_topk_prob=False,
         ),
         "starcoder2": Architecture(
             biases=_ALL_BIASES,
             needs_biases=True,
             families=("starcoder2",),
-            norm_kind="layer",
-            activation=_GELU,
         ),
-        "gemma": Architecture(
-            head="tied", families=("gemma",), activation=_GELU, scales_embedding=True
-        ),
+        "gemma": Architecture(head="tied", families=("gemma",), scales_embedding=True),
         "gemma2": Architecture(
             head="tied",
             families=("gemma2",),
-            norms="both",
-            activation=_GELU,
             full_every=2,
             scales_embedding=True,
             wide_scale_layers=46,
         ),
         "gemma3": Architecture(
             families=("gemma3_text", "gemma3"),
-            norms="both",
-            activation=_GELU,
             full_every=6,
             plain_window=True,
             window_theta=10_000.0,
@@ -183,58 +187,83 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             scales_embedding=True,
             wide_scale_layers=62,
         ),
-        "mamba": Architecture(biases=("ssm",), families=("mamba", "falcon_mamba"), hybrid=True),
+        "mamba": Architecture(
+            read_by={"": "falcon_mamba"},
+            biases=("ssm",),
+            families=("mamba", "falcon_mamba"),
+            hybrid=True,
+        ),
         "mamba2": Architecture(biases=("ssm",), families=("mamba2",), hybrid=True),
         "jamba": Architecture(
-            families=("jamba",), hybrid=True, rotation="never", norm_topk_prob=False
+            says={"num_experts": 1, "experts_per_tok": 1},
+            families=("jamba",),
+            hybrid=True,
+            norm_topk_prob=False,
         ),
         "granitehybrid": Architecture(
+            says={"num_experts": 0},
             biases=_ALL_BIASES,
             families=("granitemoehybrid", "bamba"),
             hybrid=True,
-            rotation="told",
+            rotation="metadata",
             pairs_rows=True,
         ),
         "nemotron_h": Architecture(
             biases=_ALL_BIASES,
             families=("nemotron_h",),
             hybrid=True,
-            rotation="never",
-            activation="relu2",
         ),
         "nemotron_h_moe": Architecture(
+            read_by={"": "nemotron_h"},
             reads_weights_norm=True,
             biases=_ALL_BIASES,
             families=("nemotron_h experts",),
             hybrid=True,
-            rotation="never",
-            activation="relu2",
-            by_sigmoid=True,
         ),
         "falcon-h1": Architecture(
-            families=("falcon_h1",), hybrid=True, own_names=_FALCON_NORM, is_folded=True
+            says={"mamba_norm_before_gate": False},
+            families=("falcon_h1",),
+            hybrid=True,
+            own_names=_FALCON_NORM,
+            is_folded=True,
         ),
-        "lfm2": Architecture(families=("lfm2",), hybrid=True, own_names=_LFM2_NORM),
+        "lfm2": Architecture(
+            says={"block_auto_adjust_ff_dim": False},
+            families=("lfm2",),
+            hybrid=True,
+            own_names=_LFM2_NORM,
+        ),
         "lfm2moe": Architecture(
             reads_weights_norm=True,
             families=("lfm2_moe",),
             hybrid=True,
             own_names=_LFM2_NORM,
-            by_sigmoid=True,
         ),
         "qwen3next": Architecture(families=("qwen3_next",), hybrid=True, late_norm=True),
         "qwen35": Architecture(
-            families=("qwen3_5", "qwen3_5_text"), hybrid=True, late_norm=True, tiled=True
+            read_by={"": "qwen3_5_text"},
+            families=("qwen3_5", "qwen3_5_text"),
+            hybrid=True,
+            late_norm=True,
+            tiled=True,
         ),
         "qwen35moe": Architecture(
-            families=("qwen3_5_moe", "qwen3_5_moe_text"), hybrid=True, late_norm=True, tiled=True
+            read_by={"": "qwen3_5_moe_text"},
+            families=("qwen3_5_moe", "qwen3_5_moe_text"),
+            hybrid=True,
+            late_norm=True,
+            tiled=True,
         ),
         "kimi-linear": Architecture(
+            says={
+                "num_experts": 1,
+                "experts_per_tok": 1,
+                "num_experts_per_tok": 1,
+                "moe_intermediate_size": 1,
+            },
             reads_weights_norm=True,
             families=("kimi_linear",),
             hybrid=True,
-            rotation="never",
-            by_sigmoid=True,
         ),
     }
 )

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.config import ModelConfig
-from blazr.models.families.base import Derivation, Family, read_max_seq_len
+from blazr.models.families.base import Derivation, Family, Ledger, Source, read_max_seq_len
 from blazr.models.families.config_reader import HF_ALIASES, ConfigReader
 from blazr.models.families.hf.reading import Flag, Reading
 from blazr.models.families.hf.rope import read_rope
@@ -108,12 +108,13 @@ def hf_family(name: str, traits: Traits, *, section: str = "") -> Family:
         name=name,
         matches=lambda checkpoint: model_type(checkpoint) == name,
         derive=lambda checkpoint: _derive(checkpoint, traits, section),
+        derive_from=lambda source: derive_from(source, traits),
         rules=traits.rules,
         rules_of=traits.rules_of,
         ignored=(".rotary_emb.inv_freq",),
         unused=lambda checkpoint: (
             *(traits.unused(checkpoint) if traits.unused else ()),
-            *_extra_layers(checkpoint, traits),
+            *_extra_layers(_source(checkpoint, traits, "")),
             *(SIGHT if section else ()),
         ),
         keys={**HF_ALIASES, **traits.names},
@@ -126,19 +127,47 @@ def model_type(checkpoint: Checkpoint) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _derive(checkpoint: Checkpoint, traits: Traits, section: str) -> Derivation:
-    own, source = checkpoint.config or {}, "config.json"
+def _source(checkpoint: Checkpoint, traits: Traits, section: str) -> Source:
+    own, file = checkpoint.config or {}, "config.json"
     if section:
         part = ConfigReader(own).section(section)
-        own, source = part.raw if part else {}, f"{source}: {section}"
-    own = traits.prepare(own) if traits.prepare else own
+        own, file = part.raw if part else {}, f"{file}: {section}"
     names = {**HF_ALIASES, **traits.names}
-    reader = ConfigReader({**_defaults(traits, own, names), **own}, source, names)
-    reading = Reading(reader, checkpoint.tensors)
-    ledger = reading.ledger
+    return Source(
+        reader=ConfigReader(own, file, names), tensors=checkpoint.tensors, rules=traits.rules
+    )
+
+
+def _derive(checkpoint: Checkpoint, traits: Traits, section: str) -> Derivation:
+    source = _source(checkpoint, traits, section)
+    if traits.prepare is not None:
+        prepared = traits.prepare(source.reader.raw)
+        source = replace(source, reader=source.reader.over(prepared))
+    ledger = Ledger()
     if section:
         ledger.warn("the parts of the model that see images are left out: it reads text alone.")
-    _check_layers(checkpoint, traits, reading)
+    return derive_from(source, traits, ledger)
+
+
+def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) -> Derivation:
+    """The config of a model in any dialect.
+
+    Args:
+        source: What its files say.
+        traits: How its type differs from Llama.
+        ledger: Where values are noted, and keys of config.json that nobody reads; None for a new
+            one, and any key may be left unread.
+
+    Raises:
+        CheckpointError: Layers are missing.
+        ConfigError: A value is missing, wrong, or asks for what is not implemented.
+    """
+    said = source.reader.raw
+    defaults = _defaults(traits, source.reader)
+    defaults = {key: value for key, value in defaults.items() if key not in source.sayable}
+    reader = source.reader.over({**defaults, **said})
+    reading = Reading(reader, source.tensors, ledger)
+    _check_layers(replace(source, reader=reader), reading)
     for key in traits.says_nothing:
         reader.mark(key)
     if traits.check is not None:
@@ -149,82 +178,82 @@ def _derive(checkpoint: Checkpoint, traits: Traits, section: str) -> Derivation:
         traits.norm_kind,
         unit_offset=traits.unit_offset,
     )
-    head, is_there = _tensor(checkpoint, traits, "lm_head.weight")
+    head, is_there = _tensor(source, "lm_head.weight")
     numbers: dict[str, Any] = {}
     if traits.model_numbers is not None:
         numbers.update(traits.model_numbers(reading))
     config = ModelConfig(
-        vocab_size=_vocab_size(checkpoint, traits, reading),
+        vocab_size=_vocab_size(source, reading),
         hidden_size=reading.hidden_size,
-        max_seq_len=read_max_seq_len(reader, ledger),
+        max_seq_len=read_max_seq_len(reader, reading.ledger),
         layers=tuple(_layer(reading, traits, norm, i) for i in range(reading.num_layers)),
         final_norm=norm,
-        tie_word_embeddings=ledger.settle(
+        tie_word_embeddings=reading.ledger.settle(
             "tie_word_embeddings",
             not is_there,
             head if is_there else f"{head} (absent)",
             reader.boolean("tie_word_embeddings"),
         ),
     )
-    settle_unread(reader, ledger)
+    if ledger is not None:
+        settle_unread(reader, ledger)
     return Derivation(
-        replace(config, **numbers), tuple(ledger.values.values()), tuple(ledger.warnings)
+        replace(config, **numbers),
+        tuple(reading.ledger.values.values()),
+        tuple(reading.ledger.warnings),
     )
 
 
-def _defaults(
-    traits: Traits, own: Mapping[str, object], names: Mapping[str, tuple[str, ...]]
-) -> dict[str, object]:
+def _defaults(traits: Traits, reader: ConfigReader) -> dict[str, object]:
     """What holds for values that the config has under none of their names."""
+    own = reader.raw
     said = {
         key
-        for keys in names.values()
+        for keys in (reader.names or {}).values()
         if any(own.get(key) is not None for key in keys)
         for key in keys
     }
     return {key: value for key, value in traits.defaults.items() if key not in said}
 
 
-def _tensor(checkpoint: Checkpoint, traits: Traits, parameter: str) -> tuple[str, bool]:
+def _tensor(source: Source, parameter: str) -> tuple[str, bool]:
     """The name of a parameter's tensor, and whether it is there."""
-    names = traits.rules.sources(parameter)
-    found = next((name for name in names if name in checkpoint.tensors), None)
+    names = source.rules.sources(parameter)
+    found = next((name for name in names if name in source.tensors), None)
     return found or names[0], found is not None
 
 
-def _vocab_size(checkpoint: Checkpoint, traits: Traits, reading: Reading) -> int:
+def _vocab_size(source: Source, reading: Reading) -> int:
     """By the embedding's rows, which fine-tuning may have changed."""
     declared = reading.reader.integer("vocab_size", minimum=1)
-    name, _ = _tensor(checkpoint, traits, "embed_tokens.weight")
-    info = checkpoint.tensors.get(name)
+    name, _ = _tensor(source, "embed_tokens.weight")
+    info = source.tensors.get(name)
     if info is None or len(info.shape) != 2:  # the plan reports it
         return reading.ledger.choose("vocab_size", declared, 1)
     return reading.ledger.settle("vocab_size", info.shape[0], info.name, declared)
 
 
-def _extra_layers(checkpoint: Checkpoint, traits: Traits) -> tuple[str, ...]:
+def _extra_layers(source: Source) -> tuple[str, ...]:
     """Behind the last layer: heads that predict further tokens."""
-    reader = ConfigReader(checkpoint.config, names={**HF_ALIASES, **traits.names})
+    reader = source.reader
     count, extra = reader.integer("num_layers"), reader.integer("num_nextn_predict_layers")
     if count is None or extra is None:
         return ()
     first, number = count.value, min(extra.value, MAX_EXTRA_LAYERS)
-    beginning = _layers_begin(checkpoint, traits)
-    return tuple(f"{beginning}{first + index}." for index in range(number))
+    return tuple(f"{_layers_begin(source)}{first + index}." for index in range(number))
 
 
-def _layers_begin(checkpoint: Checkpoint, traits: Traits) -> str:
+def _layers_begin(source: Source) -> str:
     """What the names of layers begin with, in models that also see images as well."""
-    beginnings = traits.rules.layer_beginnings
-    found = (each for each in beginnings if any(n.startswith(each) for n in checkpoint.tensors))
+    beginnings = source.rules.layer_beginnings
+    found = (each for each in beginnings if any(name.startswith(each) for name in source.tensors))
     return next(found, beginnings[0])
 
 
-def _check_layers(checkpoint: Checkpoint, traits: Traits, reading: Reading) -> None:
-    extra = _extra_layers(checkpoint, traits)
-    own = {n: info for n, info in checkpoint.tensors.items() if not n.startswith(extra)}
-    reading.reader.mark("num_nextn_predict_layers")
-    found = len(split_layers(own, _layers_begin(checkpoint, traits)))
+def _check_layers(source: Source, reading: Reading) -> None:
+    extra = _extra_layers(source)
+    own = {n: info for n, info in source.tensors.items() if not n.startswith(extra)}
+    found = len(split_layers(own, _layers_begin(source)))
     if found != reading.num_layers:
         raise CheckpointError(
             "the file does not hold all layers.",
@@ -281,7 +310,7 @@ def read_attention(
         sliding_window=traits.window(reading, index) if traits.window else None,
     )
     if rope is not None:
-        reading.ledger.record("rope_theta", rope.theta, "config.json")
+        reading.ledger.record("rope_theta", rope.theta, reading.reader.source.partition(":")[0])
     changes = _flags(reading, traits.attention)
     if traits.attention_numbers is not None:
         changes.update(traits.attention_numbers(reading))

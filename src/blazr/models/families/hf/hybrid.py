@@ -270,17 +270,19 @@ def _every(reading: Reading, name: str, period: int, offset: int) -> Callable[[i
 
 
 def _jamba_mixer(reading: Reading, index: int) -> MixerConfig | None:
-    attends = _every(reading, "attn", 8, 4)
-    if attends(index):
+    kind, attends = reading.layer_type(index, (LINEAR, FULL)), _every(reading, "attn", 8, 4)
+    if kind == FULL or (kind is None and attends(index)):
         return None
     eps = reading.number("rms_norm_eps", 1e-6)
     return replace(read_mamba1(reading, "mamba_"), inner_norms="weighted", norm_eps=eps)
 
 
 def _jamba_feed(reading: Reading, index: int) -> FeedForwardConfig | None:
-    has_experts = _every(reading, "expert", 2, 1)
+    kind = reading.layer_type(index, ("dense", "sparse"), "mlp_layer_types")
+    by_turns = _every(reading, "expert", 2, 1)
+    has_experts = by_turns(index) if kind is None else kind == "sparse"
     experts = replace(read_experts(reading, "intermediate_size"), norm_topk_prob=False)
-    return experts if has_experts(index) and experts.num_experts > 1 else None
+    return experts if has_experts and experts.num_experts > 1 else None
 
 
 def _jamba_check(reading: Reading) -> None:

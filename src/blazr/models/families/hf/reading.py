@@ -34,14 +34,18 @@ class Reading:
     Args:
         reader: config.json over the type's defaults.
         tensors: What the file holds, where several forms of one type go by one config.
+        ledger: Where values are noted; None for a new one.
     """
 
     def __init__(
-        self, reader: ConfigReader, tensors: Mapping[str, TensorInfo] | None = None
+        self,
+        reader: ConfigReader,
+        tensors: Mapping[str, TensorInfo],
+        ledger: Ledger | None = None,
     ) -> None:
         self.reader = reader
-        self.tensors = tensors or {}
-        self.ledger = Ledger()
+        self.tensors = tensors
+        self.ledger = ledger or Ledger()
         self.num_layers = self.size("num_layers")
         self.hidden_size = self.size("hidden_size")
 

@@ -22,6 +22,7 @@ KINDS: dict[str, ScalingKind | None] = {
     "longrope": "longrope",
     "su": "longrope",
     "llama3": "llama3",
+    "factors": "factors",  # of GGUF files: any of the above that divides frequencies
 }
 DEFAULT_THETA = 10000.0
 
@@ -110,6 +111,8 @@ def _scaling(
         if known == "dynamic":
             scaling = replace(scaling, original_max_seq_len=whole)
         return _llama3(parameters, scaling, trained) if known == "llama3" else scaling
+    if known == "factors":
+        return RopeScaling(kind="factors", factors=_factors(parameters, "factors", rope))
     stretch = _yarn if known == "yarn" else _longrope
     return stretch(parameters, factor.value if factor else whole / trained, trained, rope)
 
@@ -177,16 +180,6 @@ def _yarn(parameters: ConfigReader, factor: float, trained: int, rope: RopeConfi
 def _longrope(
     parameters: ConfigReader, factor: float, trained: int, rope: RopeConfig
 ) -> RopeScaling:
-    lists = {}
-    for name in ("short_factor", "long_factor"):
-        found = parameters.numbers(name)
-        if found is None or len(found.value) != rope.num_pairs or min(found.value) <= 0:
-            raise ConfigError(
-                f"{parameters.source}: {name!r} does not fit the heads.",
-                found=f"{len(found.value)} numbers" if found else "nothing",
-                expected=f"{rope.num_pairs} numbers above 0",
-            )
-        lists[name] = tuple(found.value)
     attention = parameters.number("attention_factor", above=0)
     if attention is not None:
         scale = attention.value
@@ -198,9 +191,21 @@ def _longrope(
         factor=factor,
         original_max_seq_len=trained,
         attention_factor=scale,
-        factors=lists["short_factor"],
-        long_factors=lists["long_factor"],
+        factors=_factors(parameters, "short_factor", rope),
+        long_factors=_factors(parameters, "long_factor", rope),
     )
+
+
+def _factors(parameters: ConfigReader, name: str, rope: RopeConfig) -> tuple[float, ...]:
+    """A divisor for each frequency."""
+    found = parameters.numbers(name)
+    if found is None or len(found.value) != rope.num_pairs or min(found.value) <= 0:
+        raise ConfigError(
+            f"{parameters.source}: {name!r} does not fit the heads.",
+            found=f"{len(found.value)} numbers" if found else "nothing",
+            expected=f"{rope.num_pairs} numbers above 0",
+        )
+    return tuple(found.value)
 
 
 # What some configs repeat here, and what only other kinds look at.

@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass, replace
 from blazr.core.gguf_header import Value
 from blazr.models.config import ModelConfig
 from blazr.models.families.gguf.architectures import ARCHITECTURES, Architecture
-from blazr.models.families.gguf.hybrid import INNER_EPS, SIGMOID, SOFTMAX
+from blazr.models.families.gguf.keys import INNER_EPS, SIGMOID, SOFTMAX
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
@@ -311,7 +311,9 @@ def _windows(layers: Sequence[MixerConfig | None], row: Architecture) -> Metadat
 
 def _rotation(layers: list[AttentionConfig], row: Architecture) -> Metadata:
     rotated = [each for each in layers if each.rope is not None]
-    found: Metadata = {"rope.scaling.finetuned": bool(rotated)} if row.rotation == "told" else {}
+    found: Metadata = (
+        {"rope.scaling.finetuned": bool(rotated)} if row.rotation == "metadata" else {}
+    )
     windowed = [each for each in rotated if each.sliding_window is not None]
     whole = [each for each in rotated if each.sliding_window is None] or windowed
     if not whole or whole[0].rope is None:

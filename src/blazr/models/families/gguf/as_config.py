@@ -1,0 +1,315 @@
+"""What a GGUF file says, in the words of the config.json that it was made from.
+
+Most keys only change their names, by the table in `keys`. Here is the rest: what the tensors tell
+better, what depends on the layer, and rotation.
+"""
+
+from __future__ import annotations
+
+import math
+
+from blazr.core.errors import ConfigError, ShapeError
+from blazr.models.families.gguf.file import GgufFile
+from blazr.models.families.gguf.keys import CONFIG_KEYS, SIGMOID
+from blazr.models.families.gguf.names import (
+    ATTENTION,
+    CONV,
+    DELTA,
+    FUSED_ATTENTION,
+    KIMI,
+    LATENT,
+    MAMBA,
+    MAMBA1,
+)
+
+LONG_CONTEXT = 131_072
+ROPE_FACTORS = "rope_freqs.weight"
+SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+_LINEAR, _FULL, _SLIDING = "linear_attention", "full_attention", "sliding_attention"
+_ROUTER = "ffn_gate_inp.weight"
+# Of DeepSeek-V2 and V3: whose experts are scored by a softmax, and by a sigmoid.
+_TOPK_METHODS = ("group_limited_greedy", "noaux_tc")
+
+Words = dict[str, object]
+
+
+def family_of(file: GgufFile) -> str:
+    """The row of FAMILIES that reads a file of this architecture."""
+    row, more = file.row, file.row.read_by
+    if "experts" in more and file.layers_with(_ROUTER):
+        return more["experts"]
+    if "window" in more and file.integer("attention.sliding_window", 0):
+        return more["window"]
+    if "sigmoid" in more and file.integer("expert_gating_func", 0) == SIGMOID:
+        return more["sigmoid"]
+    return more.get("", row.families[0])
+
+
+def in_words_of_config(file: GgufFile) -> Words:
+    """Keys of config.json, where more than a key's name changes."""
+    return {
+        "num_layers": file.num_layers,
+        "hidden_size": file.hidden_size,
+        "vocab_size": None,
+        "rms_norm_eps": file.eps,
+        **dict.fromkeys(("norm_eps", "norm_epsilon", "layer_norm_epsilon"), file.eps),
+        **file.row.says,
+        **_feed_forwards(file),
+        **_layers(file),
+        **_attention(file),
+        **_state_space(file),
+    }
+
+
+def _feed_forwards(file: GgufFile) -> Words:
+    sparse, dense = file.layers_with(_ROUTER), file.layers_with("ffn_down.weight")
+    first = sparse[0] if sparse else file.num_layers
+    words: Words = dict.fromkeys(CONFIG_KEYS["leading_dense_block_count"], first)
+    if dense:
+        size = file.size(f"blk.{dense[0]}.ffn_down.weight", 1)
+        words |= {"intermediate_size": size, "shared_intermediate_size": size}
+    if not sparse:
+        return words
+    at = f"blk.{sparse[0]}."
+    stacked, shared = at + "ffn_down_exps.weight", at + "ffn_down_shexp.weight"
+    one_by_one = at + "ffn_down.0.weight"
+    size = file.size(stacked, 2) if file.has(stacked) else file.size(one_by_one, 1)
+    experts = file.size(at + _ROUTER, 0)
+    wide = file.size(shared, 1) if file.has(shared) else size
+    return {
+        "intermediate_size": size,
+        **words,
+        "moe_intermediate_size": size,
+        "num_experts": experts,
+        **dict.fromkeys(
+            CONFIG_KEYS["expert_used_count"], min(file.integer("expert_used_count"), experts)
+        ),
+        **dict.fromkeys(CONFIG_KEYS["expert_shared_feed_forward_length"], wide),
+        "n_shared_experts": max(1, wide // size),
+        "mlp_only_layers": [index for index in range(file.num_layers) if index not in sparse],
+        "topk_method": _TOPK_METHODS[file.integer("expert_gating_func", 0) == SIGMOID],
+    }
+
+
+def _layers(file: GgufFile) -> Words:
+    """The kinds of layers: by their tensors in hybrids, by their windows elsewhere."""
+    if not file.row.hybrid:
+        kinds = [_SLIDING if file.window(index) else _FULL for index in range(file.num_layers)]
+        return {"layer_types": kinds, "use_sliding_window": _SLIDING in kinds}
+    kinds = [_kind(file, f"blk.{index}.") for index in range(file.num_layers)]
+    sparse = file.layers_with(_ROUTER)
+    feeds = ["sparse" if index in sparse else "dense" for index in range(file.num_layers)]
+    return {"layer_types": kinds, "layers_block_type": kinds, "mlp_layer_types": feeds}
+
+
+def _kind(file: GgufFile, at: str) -> str:
+    if file.has(at + CONV):
+        return "conv"
+    if any(file.has(at + name) for name in (DELTA, KIMI, MAMBA)):
+        return _LINEAR
+    if any(file.has(at + name) for name in (ATTENTION, FUSED_ATTENTION, LATENT)):
+        return _FULL
+    return "moe" if file.has(at + _ROUTER) else "mlp"
+
+
+def _state_space(file: GgufFile) -> Words:
+    """The sizes of the first recurrent layer, as its tensors have them."""
+    words: Words = {}
+    short, kimi = file.layers_with("shortconv.conv.weight"), file.layers_with(KIMI)
+    scans = file.layers_with("ssm_a")
+    if short:
+        words["conv_L_cache"] = file.size(f"blk.{short[0]}.shortconv.conv.weight", 1)
+    if kimi:
+        inner, dim = file.size(f"blk.{kimi[0]}.ssm_dt.bias", 0), file.integer("kda.head_dim")
+        if not dim or inner % dim:
+            raise ShapeError(
+                f"blk.{kimi[0]}.ssm_dt does not fit the metadata.",
+                found=f"{inner} channels, heads of {dim}"[:100],
+                expected="heads that divide the channels",
+            )
+        kernel = file.tensors[f"blk.{kimi[0]}.{KIMI}"].shape[-1]
+        return words | {"linear_num_heads": inner // dim, "linear_conv_kernel_dim": kernel}
+    if not scans:
+        return words
+    at = f"blk.{scans[0]}."
+    kernel = file.size(at + "ssm_conv1d.weight", 1)
+    words |= dict.fromkeys(CONFIG_KEYS["ssm.conv_kernel"], kernel)
+    if file.has(at + MAMBA1):
+        inner, rank = file.size(at + "ssm_a", 0), file.size(at + "ssm_dt.weight", 1)
+        words |= dict.fromkeys(CONFIG_KEYS["ssm.state_size"], file.size(at + "ssm_a", 1))
+        words |= dict.fromkeys(("time_step_rank", "mamba_dt_rank"), rank)
+        # half a channel more, as the product is cut off to a whole number
+        wide = {"mamba_expand": (inner + 0.5) / file.hidden_size, "mixer_rms_eps": file.eps}
+        return (
+            words
+            | wide
+            | ({} if file.layers_with("ffn_down.weight") else {"intermediate_size": inner})
+        )
+    heads, inner = file.size(at + "ssm_a", 0), file.size(at + "ssm_out.weight", 1)
+    groups, states = file.integer("ssm.group_count", 1), file.integer("ssm.state_size")
+    fits = heads and inner % heads == 0 and groups and heads % groups == 0 and states
+    if not fits:
+        raise ShapeError(
+            f"{at}ssm_a does not fit the metadata.",
+            found=f"{heads} heads, {inner} channels, {groups} groups, {states} states"[:100],
+            expected="heads that divide the channels, groups that divide the heads",
+        )
+    words |= dict.fromkeys(CONFIG_KEYS["ssm.time_step_rank"], heads)
+    words |= dict.fromkeys(CONFIG_KEYS["ssm.group_count"], groups)
+    size = inner // heads
+    words |= {"mamba_head_dim": size, "mamba_d_head": size, "linear_value_head_dim": size}
+    return words | ({} if file.layers_with(ATTENTION) else {"head_dim": size})
+
+
+def _attention(file: GgufFile) -> Words:
+    latent = file.layers_with(LATENT)
+    if latent:
+        return _latent(file, f"blk.{latent[0]}.")
+    if not file.layers_with(ATTENTION) and not file.layers_with(FUSED_ATTENTION):
+        return {}
+    heads, dim = file.integer("attention.head_count"), file.head_dim
+    kv_heads = file.integer("attention.head_count_kv", heads)
+    if not heads or not kv_heads or not dim or dim % 2 or heads % kv_heads:
+        raise ShapeError(
+            "the metadata's heads do not fit each other.",
+            found=f"{heads} and {kv_heads} heads of {dim}"[:100],
+            expected="heads of one even size, key/value heads that divide the query heads",
+        )
+    if file.integer("attention.value_length", dim) != dim:
+        raise ConfigError(
+            f"the metadata's {file.key('attention.value_length')!r} is not supported.",
+            found=str(file.integer("attention.value_length", dim))[:100],
+            expected=f"{dim}, the size of a key",
+        )
+    words: Words = {"num_attention_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim}
+    rotated = file.integer("rope.dimension_count", dim)
+    if not 0 < rotated <= dim or rotated % 2:
+        raise ConfigError(
+            f"the metadata's {file.key('rope.dimension_count')!r} does not fit the heads.",
+            found=str(rotated)[:100],
+            expected=f"an even number up to {dim}",
+        )
+    is_still = file.row.rotation == "metadata" and file.flag("rope.scaling.finetuned") is False
+    words["position_embedding_type"] = "nope" if is_still else "rope"
+    # half a channel more, as the product is cut off to a whole number
+    share = {} if rotated == dim else {"partial_rotary_factor": (rotated + 0.5) / dim}
+    return words | _rotation(file, rotated, share)
+
+
+def _latent(file: GgufFile, at: str) -> Words:
+    """Latent attention.
+
+    Files tell it as one head of keys that all queries share, which is how llama.cpp computes it;
+    what the heads were before has keys of its own, and in old files is all there is.
+    """
+    ending = "_mla" if file.has(at + "attn_k_b.weight") else ""
+    rotated = file.integer("rope.dimension_count")
+    whole = file.integer(f"attention.key_length{ending}")
+    values = file.integer(f"attention.value_length{ending}")
+    if not 0 < rotated < whole or values < 1:
+        raise ConfigError(
+            "the metadata's sizes of latent attention do not fit each other.",
+            found=f"keys of {whole}, {rotated} of them rotated, values of {values}"[:100],
+            expected="fewer rotated channels than a key has",
+        )
+    down = at + "attn_q_a.weight"
+    return {
+        "num_attention_heads": file.integer("attention.head_count"),
+        "qk_nope_head_dim": whole - rotated,
+        "qk_rope_head_dim": rotated,
+        "v_head_dim": values,
+        "q_lora_rank": file.size(down, 0) if file.has(down) else None,
+        **_rotation(file, rotated, {}),
+    }
+
+
+def _rotation(file: GgufFile, rotated: int, share: Words) -> Words:
+    row, said = file.row, file.number("rope.freq_base", 0.0)
+    theta = {"rope_theta": said or row.theta}
+    scaling = _scaling(file, rotated)
+    is_long = row.long_factor != 1 and file.integer("context_length", 0) >= LONG_CONTEXT
+    if not said and not scaling and is_long:
+        scaling = {"rope_type": "linear", "factor": row.long_factor}
+    whole = {**theta, **share, **scaling, **_temperature(file)}
+    words: Words = {"rope_parameters": whole}
+    if "original_max_position_embeddings" in scaling:
+        words["original_max_position_embeddings"] = scaling["original_max_position_embeddings"]
+    if "llama_4_scaling_beta" in whole:
+        words["model_type"] = "ministral3"  # whose scores alone do so
+    if row.plain_window:
+        local = file.number("rope.freq_base_swa", row.window_theta or theta["rope_theta"])
+        words["rope_parameters"] = {_FULL: whole, _SLIDING: {"rope_theta": local}}
+    return words
+
+
+def _temperature(file: GgufFile) -> Words:
+    """How scores grow with the position: Ministral 3's, and Mistral Large 3's."""
+    scale = file.any_number("attention.temperature_scale")
+    lengths = (
+        "attention.temperature_length",
+        "rope.scaling.original_context_length",
+        "context_length",
+    )
+    length = next(filter(None, (file.integer(key, 0) for key in lengths)), 1)
+    if not scale:
+        return {}
+    return {"llama_4_scaling_beta": scale, "original_max_position_embeddings": length}
+
+
+def _scaling(file: GgufFile, rotated: int) -> Words:
+    if file.has(ROPE_FACTORS):
+        return {"rope_type": "factors", "factors": _factors(file, ROPE_FACTORS, rotated)}
+    trained = file.integer("rope.scaling.original_context_length", 0)
+    stretch = file.number("rope.scaling.attn_factor", 1.0)
+    if file.has(LONG_FACTORS):
+        return {
+            "rope_type": "longrope",
+            "factor": 1.0,
+            "short_factor": _factors(file, SHORT_FACTORS, rotated),
+            "long_factor": _factors(file, LONG_FACTORS, rotated),
+            "original_max_position_embeddings": trained or file.integer("context_length"),
+            "attention_factor": stretch,
+        }
+    kind = file.reader.text(file.key("rope.scaling.type"))
+    name = kind.value if kind else "linear"  # what llama.cpp takes a factor alone for
+    if name in {"none", "", "default"}:  # Ollama writes the latter two
+        return {}
+    factor = file.number("rope.scaling.factor", file.number("rope.scale_linear", 1.0))
+    if factor == 1:
+        return {}
+    if name == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if name != "yarn" or not trained:
+        raise ConfigError(
+            f"the metadata's {file.key('rope.scaling.type')!r} is not supported.",
+            found=repr(name)[:100],
+            expected="linear, yarn with its original_context_length, none, or factors in a tensor",
+        )
+    # where queries and keys are stretched by a factor of their own, the tables are not
+    weight = file.any_number("rope.scaling.yarn_log_multiplier")
+    usual = 1 if weight else 0.1 * math.log(max(factor, 1.0)) + 1
+    # OLMo 3's converters do not leave out what this is usually
+    is_usual = math.isclose(stretch, usual, rel_tol=1e-6)
+    own = file.any_number("rope.scaling.yarn_attn_factor")  # 1 where nothing was said
+    return {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": trained,
+        "beta_fast": file.number("rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": file.number("rope.scaling.yarn_beta_slow", 1.0),
+        "attention_factor": own if own > 0 and own != 1 else stretch * (1 if is_usual else usual),
+        "mscale_all_dim": 10 * weight,  # a tenth of it is taken
+        "truncate": file.row.whole_ramp,
+    }
+
+
+def _factors(file: GgufFile, name: str, rotated: int) -> list[float]:
+    size, info = file.size(name, 0), file.tensors[name]
+    if info.dtype != "F32" or info.shape != (rotated // 2,):
+        raise ShapeError(
+            f"tensor {name} does not fit the heads.",
+            found=f"{info.dtype} {size}"[:100],
+            expected=f"F32 {rotated // 2}",
+        )
+    found: list[float] = file.checkpoint.read(name).tolist()
+    return found
