@@ -18,6 +18,7 @@ from pkgutil import walk_packages
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import msgspec
 import typer
 from typer.core import TyperArgument, TyperGroup, TyperOption
 from typer.main import get_command
@@ -195,8 +196,9 @@ def render_http() -> str:
     return "\n\n".join(parts)
 
 
-def _body_table(body: type) -> str:
+def _body_table(body: type[msgspec.Struct]) -> str:
     hints = get_type_hints(body, include_extras=True)
+    hints = {name: hints[name] for name in body.__struct_fields__}
     shown = {name: _readable(hint).removesuffix(" | None") for name, hint in hints.items()}
     return table(("field", "type"), ((f"`{name}`", f"`{text}`") for name, text in shown.items()))
 

@@ -11,8 +11,7 @@ import pytest
 
 from blazr.llm.async_llm import AsyncLLM
 from blazr.server.config import ServerConfig
-from blazr.server.models import Models
-from blazr.server.state import ModelSource
+from blazr.server.models import Models, ModelSource
 from tests.support.loopback import Loopback, serving_models
 from tests.support.scripted import thinking_core
 

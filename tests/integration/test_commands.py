@@ -13,8 +13,7 @@ import pytest
 
 from blazr.llm.async_llm import AsyncLLM
 from blazr.server.config import ServerConfig
-from blazr.server.models import Models
-from blazr.server.state import ModelSource
+from blazr.server.models import Models, ModelSource
 from tests.support import tiny
 from tests.support.loopback import Loopback, serving_models
 from tests.support.scripted import wait_until
@@ -74,9 +73,9 @@ def test_a_model_sleeps_and_is_the_same_when_it_wakes(running: Loopback, level: 
     told = tokens(running)
     weights = running.core.bundle.weights
     assert post(running, "/sleep", level=level) == {"is_sleeping": True}
-    (seat,) = running.models.seats
-    assert seat.service is None
-    assert (seat.resting is not None) == (level == 1)
+    (slot,) = running.models.slots
+    assert slot.service is None
+    assert (slot.resting is not None) == (level == 1)
     assert running.client.get("/models").json()["data"][0]["status"] == {"value": "sleeping"}
     assert running.client.post("/completion", json={"prompt": "a"}).status_code == 503
     assert post(running, "/wake_up") == {"is_sleeping": False}
@@ -91,7 +90,7 @@ def test_deeper_sleep(running: Loopback) -> None:
     told = tokens(running)
     post(running, "/sleep", level=1)
     post(running, "/sleep", level=2)
-    assert running.models.seats[0].resting is None
+    assert running.models.slots[0].resting is None
     post(running, "/wake_up")
     assert tokens(running)["tokens"] == told["tokens"]
 
@@ -254,10 +253,10 @@ def test_a_profile(shelf: Path) -> None:
 
 def test_memory_is_freed(running: Loopback) -> None:
     tokens(running)
-    (seat,) = running.models.seats
-    assert seat.held_bytes > 24 * 2**20 * 0.8
+    (slot,) = running.models.slots
+    assert slot.held_bytes > 24 * 2**20 * 0.8
     weights = running.core.info.size_bytes
     post(running, "/sleep", level=1)
-    assert seat.held_bytes == weights
+    assert slot.held_bytes == weights
     post(running, "/sleep", level=2)
-    assert seat.held_bytes == 0
+    assert slot.held_bytes == 0

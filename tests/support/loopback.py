@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -14,7 +14,9 @@ from blazr.llm.async_llm import AsyncLLM
 from blazr.llm.text_engine import TextEngine
 from blazr.server.app import build_app
 from blazr.server.config import ServerConfig
+from blazr.server.endpoint import Route
 from blazr.server.models import Models
+from blazr.server.routes import ROUTES
 from blazr.server.serve import DrainingServer, address_of, listen, make_server
 from blazr.server.state import ServerState
 from blazr.server.tracing import Tracer
@@ -34,7 +36,7 @@ class Loopback:
 
     @property
     def core(self) -> TextEngine:
-        service = self.models.seats[0].service
+        service = self.models.slots[0].service
         assert service is not None
         return service.llm.core
 
@@ -45,22 +47,28 @@ class Loopback:
 
 @contextmanager
 def serving(
-    core: TextEngine, *, tracer: Tracer | None = None, **settings: object
+    core: TextEngine,
+    *,
+    tracer: Tracer | None = None,
+    routes: Iterable[Route] = ROUTES.values(),
+    **settings: object,
 ) -> Iterator[Loopback]:
     """Serve a core until the block ends. The core is closed with it."""
     config = ServerConfig(**{"host": "127.0.0.1", "port": 0, **settings})
     models = Models.of(AsyncLLM.of(core), config, aliases=("org/name",))
-    with serving_models(models, tracer) as running:
+    with serving_models(models, tracer, routes) as running:
         yield running
 
 
 @contextmanager
-def serving_models(models: Models, tracer: Tracer | None = None) -> Iterator[Loopback]:
+def serving_models(
+    models: Models, tracer: Tracer | None = None, routes: Iterable[Route] = ROUTES.values()
+) -> Iterator[Loopback]:
     """Serve models until the block ends. They are closed with it."""
     config = models.state.config
     sock = listen(config)
     url = address_of(sock)
-    server = make_server(build_app(models, tracer=tracer), models)
+    server = make_server(build_app(models, routes=routes, tracer=tracer), models)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
     thread.start()
     wait_until(lambda: server.started)

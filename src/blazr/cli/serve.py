@@ -196,9 +196,9 @@ def _run(plans: Sequence[ModelPlan], config: ServerConfig) -> None:
         )
     sock = listen(config)
     models = _open(plans, config)
-    names = ", ".join(seat.source.name for seat in models.seats)
+    names = ", ".join(slot.source.name for slot in models.slots)
     address = address_of(sock, is_tls=config.tls_cert is not None)
-    info = models.seats[0].info
+    info = models.slots[0].info
     _say(f"blazr serves {names} on {address}" + (f" ({info.device})" if info else ""))
     for line in _places(address, config):
         _say(line)
@@ -226,8 +226,7 @@ def _places(address: str, config: ServerConfig) -> Iterator[str]:
 def _open(plans: Sequence[ModelPlan], config: ServerConfig) -> Models:
     """The models; one that is alone is loaded now, so that what is wrong with it shows at once."""
     # torch comes with these, and a port in use should be told before
-    from blazr.server.models import Models
-    from blazr.server.state import ModelSource
+    from blazr.server.models import Models, ModelSource
 
     if len(plans) > 1:
         sources = [

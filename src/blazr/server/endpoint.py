@@ -1,12 +1,25 @@
-"""One endpoint: read the body within its limits, decode it, run the handler, answer."""
+"""Endpoints: a row of ROUTES, what a request brings its handler, and the ASGI application."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
-from typing import Any
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import NoneType, UnionType
+from typing import (
+    Any,
+    Generic,
+    NoReturn,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 from starlette.requests import HTTPConnection
@@ -15,15 +28,91 @@ from starlette.types import Receive, Scope, Send
 
 from blazr.core.errors import RequestError
 from blazr.server.config import ServerConfig
-from blazr.server.errors import HttpError, Shape, clean
-from blazr.server.models import Models
+from blazr.server.errors import ErrorShape, HttpError, clean, openai_error
+from blazr.server.models import Models, Service
 from blazr.server.params import name_as_sent, refuse_foreign
-from blazr.server.service import Call
-from blazr.server.state import Service
+from blazr.server.sse import DATA, Framing, Stream
+from blazr.server.state import ServerState
 
 MAX_JSON_DEPTH = 64
 
 _FIELD = re.compile(r"at `\$\.(\w+)")
+
+Body_co = TypeVar("Body_co", covariant=True)
+W = TypeVar("W")
+E = TypeVar("E", bound=msgspec.Struct)
+
+# What a handler that can stream returns: one whole value, or a stream of events.
+Reply: TypeAlias = W | Stream[E]
+# Everything a handler may return; what is no `Response` is sent as JSON.
+Answer = Response | msgspec.Struct | Sequence[msgspec.Struct] | Mapping[str, Any]
+
+
+class Scheduling(TypedDict):
+    """Fields of a `GenerationRequest` that say when it runs and what it shares."""
+
+    cache_salt: str
+    priority: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[Body_co]):
+    """One request, read and decoded.
+
+    Args:
+        body: The decoded body, or the query of a request without one.
+        models: The server's models.
+        used: The model it is for; None for an endpoint that needs none.
+        path: The parameters in its path.
+        framing: How the events of its stream become bytes.
+        tenant: Names the API key it came with; empty without keys.
+        request_id: Its ``X-Request-Id``.
+        id: A fresh id, which the id of its answer ends with.
+        facts: What the access log and the trace say of it besides.
+        headers: Headers of its answer; the handler adds to them.
+    """
+
+    body: Body_co
+    models: Models
+    used: Service | None = None
+    path: Mapping[str, str]
+    framing: Framing = DATA
+    tenant: str = ""
+    request_id: str = ""
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    facts: dict[str, str | int] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def service(self) -> Service:
+        """The model it is for."""
+        assert self.used is not None, "this endpoint's row does not say that it needs a model"
+        return self.used
+
+    @property
+    def state(self) -> ServerState:
+        """What the server knows about itself."""
+        return self.models.state
+
+    def scheduling(
+        self,
+        *,
+        salt: str | None = None,
+        priority: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Scheduling:
+        """When a generation request runs, for how long, and with whom it shares prefixes.
+
+        A client's salt divides its key's prefixes further; it never reaches another key's.
+        """
+        longest_s = self.service.config.request_timeout_s
+        return {
+            # a key's name is hexadecimal, so no salt can turn one into another's
+            "cache_salt": f"{self.tenant}/{salt}" if salt else self.tenant,
+            "priority": priority or 0,
+            "timeout_s": longest_s if timeout_s is None else min(timeout_s, longest_s),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +122,51 @@ class Route:
     Args:
         method: ``"GET"``, ``"POST"`` or ``"DELETE"``.
         path: The path, with parameters in Starlette's syntax.
-        handler: What answers; takes a `Call`.
-        body: Type of the request body, or of the query where there is no body; None where neither
-            says anything.
+        handler: Takes a `Call` and returns the answer. Its annotations are the schemas: ``Call[B]``
+            decodes the body to B, or the query where there is no body, and ``Reply[W, E]`` answers
+            with a W or streams events E.
         is_open: Whether it is answered without a key, and while the server stops.
-        needs_model: Whether it waits for a model; None is whether something is posted. The body's
-            ``model`` or the query's says which.
+        needs_model: Whether it waits for a model, which the body's ``model`` or the query's names;
+            None means that it does if it has a body.
         is_command: Whether it is an operator's: its body may be left out, or stand in the query,
             and it needs a key.
-        shape: How it writes errors; None is OpenAI's way.
+        error: How its errors are written.
+        framing: How the events of its stream become bytes.
+        body: Type of the body, read from the handler; None where there is none.
+        reply: Type of the whole answer, read from the handler; None where it only streams, or
+            answers with something that is no JSON.
+        event: Type of a stream's events, read from the handler; None where it does not stream.
     """
 
     method: str
     path: str
-    handler: Callable[[Call[Any]], Awaitable[Response]]
-    body: type[msgspec.Struct] | None = None
+    handler: Callable[[Call[Any]], Awaitable[Answer]]
     is_open: bool = False
-    shape: Shape | None = None
     needs_model: bool | None = None
     is_command: bool = False
+    error: ErrorShape = openai_error
+    framing: Framing = DATA
+    body: type[msgspec.Struct] | None = field(init=False)
+    reply: Any = field(init=False)
+    event: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(self.handler)
+        answer = hints.pop("return")
+        (call,) = hints.values()
+        (body,) = get_args(call)
+        is_union = get_origin(answer) in {Union, UnionType}
+        choices = get_args(answer) if is_union else (answer,)
+        events = [get_args(each)[0] for each in choices if get_origin(each) is Stream]
+        wholes = [each for each in choices if get_origin(each) is not Stream]
+        object.__setattr__(self, "body", None if body is NoneType else body)
+        object.__setattr__(self, "reply", Union[tuple(wholes)] if wholes else None)  # noqa: UP007
+        object.__setattr__(self, "event", events[0] if events else None)
+
+    @property
+    def is_page(self) -> bool:
+        """Whether it is no part of the API: a page, or a refusal."""
+        return self.reply in {Response, NoReturn}
 
 
 class Endpoint:
@@ -77,7 +192,7 @@ class Endpoint:
         elif self._route.body is not None:
             body = _decode_query(self._route.body, connection.query_params)
         if not self._needs_model:
-            response = await self._route.handler(self._call(scope, body))
+            response = await self._answer(self._call(scope, body))
             await _until_gone(receive, response(scope, receive, send))
             return
         name = (
@@ -87,7 +202,7 @@ class Endpoint:
         async def work() -> None:
             async with self._models.using(name) as service:
                 try:
-                    response = await self._route.handler(self._call(scope, body, service))
+                    response = await self._answer(self._call(scope, body, service))
                 except RequestError as error:
                     name_as_sent(error, body)
                     raise
@@ -96,16 +211,26 @@ class Endpoint:
         with state.working():
             await _until_gone(receive, work())
 
+    async def _answer(self, call: Call[object]) -> Response:
+        answer = await self._route.handler(call)
+        return answer if isinstance(answer, Response) else json_response(answer, call.headers)
+
     def _call(self, scope: Scope, body: object, service: Service | None = None) -> Call[object]:
         return Call(
             body=body,
             models=self._models,
             used=service,
-            path=dict(scope.get("path_params", {})),
+            path=scope.get("path_params", {}),
+            framing=self._route.framing,
             tenant=scope.get("tenant", ""),
             request_id=scope.get("request_id", ""),
             facts=scope.setdefault("facts", {}),
         )
+
+
+def json_response(value: object, headers: Mapping[str, str] | None = None) -> Response:
+    """A value as a JSON response. NaN and infinities become null."""
+    return Response(msgspec.json.encode(value), headers=headers, media_type="application/json")
 
 
 def _fill_in(body: msgspec.Struct, query: Mapping[str, str]) -> msgspec.Struct:
@@ -183,10 +308,13 @@ def _inside(value: object) -> list[object]:
 
 async def _read_body(scope: Scope, receive: Receive, config: ServerConfig) -> bytes:
     limit = config.max_body_bytes
-    too_long = HttpError(413, f"the body is longer than {limit} bytes.", code="body_too_large")
+
+    def too_long() -> HttpError:
+        return HttpError(413, f"the body is longer than {limit} bytes.", code="body_too_large")
+
     declared = HTTPConnection(scope).headers.get("content-length", "0")
     if declared.isdigit() and int(declared[:20]) > limit:
-        raise too_long
+        raise too_long()
     body = bytearray()
     deadline = asyncio.get_running_loop().time() + config.body_timeout_s
     has_more = True
@@ -200,7 +328,7 @@ async def _read_body(scope: Scope, receive: Receive, config: ServerConfig) -> by
             raise HttpError(400, "the client left before its body was read.")
         body += message.get("body", b"")
         if len(body) > limit:
-            raise too_long
+            raise too_long()
         has_more = message.get("more_body", False)
     return bytes(body)
 

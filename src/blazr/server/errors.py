@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from blazr.core.errors import (
@@ -98,27 +99,43 @@ class HttpError(Exception):
         """The message, fit to be shown."""
         return clean(self.message, _MAX_MESSAGE)
 
-    def response(self, shape: Shape | None = None) -> Response:
-        """The whole answer, in OpenAI's shape or another."""
-        body = msgspec.json.encode((shape or openai_shape)(self))
+    def response(self, shape: ErrorShape) -> Response:
+        """The whole answer, in a dialect's shape."""
+        body = msgspec.json.encode(shape(self))
         return Response(body, self.status, headers=self.headers, media_type="application/json")
 
 
-# How a dialect writes an error.
-Shape = Callable[[HttpError], Mapping[str, object]]
+# How a dialect writes an error; the return annotation is the schema.
+ErrorShape = Callable[[HttpError], msgspec.Struct]
 
 
-def openai_shape(error: HttpError) -> dict[str, object]:
+class ErrorBody(msgspec.Struct):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+    n_prompt_tokens: int | UnsetType = UNSET
+    n_ctx: int | UnsetType = UNSET
+
+
+class ErrorReply(msgspec.Struct):
+    """An error, as OpenAI writes it."""
+
+    error: ErrorBody
+
+
+def openai_error(error: HttpError) -> ErrorReply:
     """OpenAI's error object."""
-    return {
-        "error": {
-            "message": error.text,
-            "type": error.kind,
-            "param": clean(error.param, 100) if error.param is not None else None,
-            "code": error.code,
-            **error.figures,
-        }
-    }
+    body = ErrorBody(
+        message=error.text,
+        type=error.kind,
+        param=clean(error.param, 100) if error.param is not None else None,
+        code=error.code,
+        **error.figures,
+    )
+    return ErrorReply(body)
 
 
 def clean(text: str, limit: int) -> str:

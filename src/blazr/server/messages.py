@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from blazr.core.errors import RequestError
-from blazr.server.params import Nothing, said
+from blazr.server.params import EmptyList
+from blazr.server.schema import Schema, any_given, schema_hint
 from blazr.text.messages import Message
 
 MAX_MESSAGES = 4096
 
 
-class Part(msgspec.Struct):
+class ContentPart(msgspec.Struct):
     """One part of a message's content."""
 
-    type: Annotated[str, said(enum=["text"])]
+    type: Annotated[str, schema_hint(enum=["text"])]
     text: str | None = None
+    schema_extra: ClassVar[Schema] = any_given("text")
 
 
 class ChatMessage(msgspec.Struct):
     """One message."""
 
     role: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     thinking: str | None = None
-    images: Nothing | None = None
+    images: EmptyList | None = None
+
+
+class InputTokens(msgspec.Struct, kw_only=True):
+    """How many tokens there are."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
 
 
 def to_messages(messages: list[ChatMessage]) -> list[Message]:
@@ -69,7 +78,7 @@ def _to_message(message: ChatMessage) -> Message:
     return Message(role=role, content=content, extra=extra or None)
 
 
-def _text_of(part: Part) -> str:
+def _text_of(part: ContentPart) -> str:
     if part.type != "text" or part.text is None:
         raise RequestError(
             "a part of a message is not text; this model reads only text.",

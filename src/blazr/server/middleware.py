@@ -1,4 +1,4 @@
-"""What surrounds every endpoint: request ids, limits on headers, keys, errors as answers."""
+"""Middleware: request ids, access log, limits on headers, API keys, errors as answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from blazr.server.config import (
     ServerConfig,
     digests,
 )
-from blazr.server.errors import HttpError, Shape, clean
+from blazr.server.errors import ErrorShape, HttpError, clean
 from blazr.server.state import ServerState
 from blazr.server.tracing import Tracer
 
@@ -32,8 +32,8 @@ _log = logging.getLogger(__name__)
 _MAX_REQUEST_ID = 128
 
 
-class Surroundings:
-    """Around the rest: names the request, tells of it, counts its answer, turns errors to answers.
+class RequestContextMiddleware:
+    """Gives a request its id, logs and counts it, and turns errors into answers.
 
     The client's ``X-Request-Id`` is echoed and logged, and is a key to nothing. Anthropic's client
     looks for it under ``Request-Id``.
@@ -44,12 +44,12 @@ class Surroundings:
         app: ASGIApp,
         *,
         state: ServerState,
-        shape_of: Callable[[str, Headers], Shape | None],
+        shape_of: Callable[[str, Headers], ErrorShape],
         tracer: Tracer | None = None,
     ) -> None:
         self._app = app
         self._state = state
-        self._shape_of = shape_of  # by path and headers; None is OpenAI's
+        self._shape_of = shape_of  # by path and headers
         self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,7 +63,8 @@ class Surroundings:
         scope["path"] = _below(self._state.config.root_path, scope["path"])
         facts: dict[str, str | int] = scope.setdefault("facts", {})
         status = 0
-        _log.debug("%s %s begins, %s", scope["method"], clean(scope["path"], 100), request_id)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("%s %s begins, %s", scope["method"], clean(scope["path"], 100), request_id)
 
         async def note(message: Message) -> None:
             nonlocal status
@@ -109,8 +110,8 @@ class Surroundings:
             sys.stderr.write(msgspec.json.encode(line).decode() + "\n")
 
 
-class Gate:
-    """Innermost: refuses what must not come in, before anything of the body is read."""
+class AuthMiddleware:
+    """Checks headers, host, origin and API key, before anything of the body is read."""
 
     def __init__(
         self,

@@ -1,23 +1,214 @@
-"""The life of the models: each is loaded when it is first asked for, and may be let go again."""
+"""The models of a server: each is loaded when it is first asked for, and may be unloaded again."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence, Set
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from itertools import count
 
 from blazr.core.errors import BlazrError, CapacityError
 from blazr.core.garbage import unload
-from blazr.llm.async_llm import AsyncLLM
+from blazr.llm.async_llm import AsyncLLM, AsyncReply
+from blazr.llm.bundle import ModelBundle, ModelInfo
+from blazr.llm.load import start_engine
 from blazr.server.config import ServerConfig
 from blazr.server.errors import HttpError, clean
-from blazr.server.state import ModelSource, Newsroom, Seat, ServerState, Service
+from blazr.server.state import EventBus, ModelEvent, ModelState, ServerState
 
 _log = logging.getLogger(__name__)
 
 _MAX_NAMES = 5  # in a message
+
+
+class Service:
+    """A model in memory.
+
+    Args:
+        llm: The model.
+        name: What clients call it.
+        state: What all models share.
+        on_idle: Called when the last request that used it has ended.
+    """
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        name: str,
+        state: ServerState,
+        *,
+        on_idle: Callable[[Service], None],
+    ) -> None:
+        self.llm = llm
+        self.name = name
+        self.state = state
+        self.config = state.config
+        self.num_users = 0
+        self.first_token = state.metrics.observer("blazr_time_to_first_token_seconds", model=name)
+        self.between_tokens = state.metrics.observer("blazr_inter_token_seconds", model=name)
+        self.whole_request = state.metrics.observer("blazr_request_seconds", model=name)
+        self._on_idle = on_idle
+        self._replies: dict[AsyncReply, Set[str]] = {}
+        self._failure: HttpError | None = None
+        state.metrics.watch(name, llm.core.engine.stats)
+
+    def hold(self) -> None:
+        """Keep it in memory until as many calls of `release`."""
+        self.num_users += 1
+
+    def release(self) -> None:
+        """Whoever called `hold` needs it no more."""
+        self.num_users -= 1
+        if not self.num_users:
+            self._on_idle(self)
+
+    def count(self, name: str, amount: float = 1, **labels: str) -> None:
+        """Add to a counter of this model."""
+        self.state.metrics.count(name, amount, model=self.name, **labels)
+
+    def track(self, reply: AsyncReply, names: Set[str]) -> None:
+        """Have `fail` and `abort` reach this reply, by any of its names, until `forget`."""
+        self._replies[reply] = names
+        if self._failure is not None:
+            reply.fail(self._failure)
+
+    def forget(self, reply: AsyncReply) -> None:
+        """The reply has ended. Idempotent."""
+        self._replies.pop(reply, None)
+
+    def abort(self, names: Set[str] | None = None) -> int:
+        """End the running replies of some names, or all, where they stand; how many those were."""
+        found = [each for each, own in self._replies.items() if names is None or own & names]
+        for reply in found:
+            reply.cut()
+        return len(found)
+
+    def fail(self, error: HttpError) -> None:
+        """End every running reply with an error, and each one to come."""
+        self._failure = error
+        for reply in self._replies:
+            reply.fail(error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """Where a model comes from.
+
+    Args:
+        name: What clients call it.
+        open: Loads it; called on a worker thread, and again after it was let go.
+        aliases: More names it answers to.
+        num_bytes: Memory it is expected to take, before it was ever loaded.
+        stays: It cannot be loaded again, and so is never let go.
+    """
+
+    name: str
+    open: Callable[[], AsyncLLM]
+    aliases: tuple[str, ...] = ()
+    num_bytes: int = 0
+    stays: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class ModelSlot:
+    """A model the server has, in memory or not.
+
+    Args:
+        source: Where it comes from.
+        num_bytes: Memory it takes, or is expected to take.
+        service: The model, while it is in memory.
+        loading: What loads it, meanwhile.
+        info: About it, once it is known.
+        used: When it was last used, in the order of all uses.
+        waiting: Who will be told when it is loaded.
+        timer: What will let it go when nobody uses it.
+        idle_s: Silence after which it leaves, if a client has asked for that; infinity keeps it.
+        resting: Its weights, where they stay in memory without an engine.
+        opener: Loads it, where its weights are not those of its source any more.
+        is_asleep: Whether nobody gets it until it is woken.
+        wakes: Whether it then comes back into memory by itself.
+        has_failed: Whether it could not be loaded when that was last tried.
+    """
+
+    source: ModelSource
+    num_bytes: int
+    service: Service | None = None
+    loading: asyncio.Task[None] | None = None
+    info: ModelInfo | None = None
+    used: int = 0
+    waiting: list[asyncio.Future[Service]] = field(default_factory=list)
+    timer: asyncio.TimerHandle | None = None
+    idle_s: float | None = None
+    resting: ModelBundle | None = None
+    opener: Callable[[], ModelBundle] | None = None
+    is_asleep: bool = False
+    wakes: bool = False
+    has_failed: bool = False
+
+    @property
+    def status(self) -> ModelState:
+        """Where it is in its life."""
+        if self.is_asleep:
+            return "sleeping"
+        if self.service is not None:
+            return "loaded"
+        return "unloaded" if self.loading is None else "loading"
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory it takes now."""
+        if self.service is not None:
+            return self.num_bytes
+        return 0 if self.resting is None else self.resting.info.size_bytes
+
+    @property
+    def bundle(self) -> ModelBundle | None:
+        """Its weights in memory; None without, or where no engine can be started again."""
+        return self.resting if self.service is None else self.service.llm.core.bundle
+
+    def open(self) -> AsyncLLM:
+        """Load it; on a worker thread."""
+        if self.resting is not None:
+            return AsyncLLM.of(start_engine(self.resting))
+        if self.opener is not None:
+            return AsyncLLM.of(start_engine(self.opener()))
+        return self.source.open()
+
+    def check_awake(self) -> None:
+        """Refuse it to those who come while it sleeps.
+
+        Raises:
+            HttpError: 503.
+        """
+        if self.is_asleep:
+            raise HttpError(
+                503,
+                f"the model {clean(self.source.name, 100)!r} is asleep: POST /wake_up ends that.",
+                code="model_asleep",
+                headers={"Retry-After": "10"},
+            )
+
+    def check_returns(self) -> None:
+        """Refuse to lose it.
+
+        Raises:
+            HttpError: 400, it could not be loaded again.
+        """
+        if self.source.stays:
+            name = clean(self.source.name, 100)
+            raise HttpError(400, f"the model {name!r} cannot be loaded again, so it stays.")
+
+    @property
+    def event(self) -> ModelEvent:
+        """What subscribers are told after a change."""
+        return ModelEvent(self.source.name, self.status, self.has_failed)
+
+    def take_waiting(self) -> list[asyncio.Future[Service]]:
+        """Those who wait and have not left; they are to be told now."""
+        waiting, self.waiting = self.waiting, []
+        return [turn for turn in waiting if not turn.done()]
 
 
 class Models:
@@ -33,14 +224,14 @@ class Models:
 
     def __init__(self, sources: Sequence[ModelSource], config: ServerConfig) -> None:
         self.state = ServerState(config)
-        self.seats = [Seat(source, source.num_bytes) for source in sources]
-        self._by_name = {"default": self.seats[0]}
-        for seat in self.seats:
-            for name in (seat.source.name, *seat.source.aliases):
-                self._by_name.setdefault(name, seat)
+        self.slots = [ModelSlot(source, source.num_bytes) for source in sources]
+        self._by_name = {"default": self.slots[0]}
+        for slot in self.slots:
+            for name in (slot.source.name, *slot.source.aliases):
+                self._by_name.setdefault(name, slot)
         self._live: set[Service] = set()  # also those that are let go when their requests end
         self._emptied = asyncio.Event()
-        self.news = Newsroom()
+        self.events = EventBus()
         self.changing = asyncio.Lock()  # who holds it lets models come and go
         self.updating = asyncio.Lock()
         self._clock = count(1)
@@ -61,31 +252,31 @@ class Models:
 
     def adopt(self, llm: AsyncLLM) -> None:
         """The first model has been loaded already: this is it."""
-        self._seat_down(self.seats[0], llm)
-        name = self.seats[0].source.name
+        self._occupy(self.slots[0], llm)
+        name = self.slots[0].source.name
         self.state.metrics.count("blazr_model_loads", model=name, outcome="ok")
 
-    def find(self, name: str | None) -> Seat:
+    def find(self, name: str | None) -> ModelSlot:
         """The model of a name; none is the first. ``:latest`` says nothing.
 
         Raises:
             HttpError: 404, naming some that there are.
         """
         if not name:
-            return self.seats[0]
-        seat = self._by_name.get(name) or self._by_name.get(name.removesuffix(":latest"))
-        if seat is None and self.state.config.accept_any_model:
-            return self.seats[0]
-        if seat is None:
-            known = ", ".join(repr(each.source.name) for each in self.seats[:_MAX_NAMES])
-            more = ", …" if len(self.seats) > _MAX_NAMES else ""
+            return self.slots[0]
+        slot = self._by_name.get(name) or self._by_name.get(name.removesuffix(":latest"))
+        if slot is None and self.state.config.accept_any_model:
+            return self.slots[0]
+        if slot is None:
+            known = ", ".join(repr(each.source.name) for each in self.slots[:_MAX_NAMES])
+            more = ", …" if len(self.slots) > _MAX_NAMES else ""
             raise HttpError(
                 404,
                 f"there is no model {clean(name, 100)!r} here; this server has {known}{more}.",
                 param="model",
                 code="model_not_found",
             )
-        return seat
+        return slot
 
     @asynccontextmanager
     async def using(self, name: str | None) -> AsyncIterator[Service]:
@@ -94,24 +285,24 @@ class Models:
         Raises:
             HttpError: 404, there is none of that name; 500 or 503, it cannot be loaded.
         """
-        seat = self.find(name)
-        service = await self._take(seat)
-        seat.used = next(self._clock)
-        if seat.timer is not None:
-            seat.timer.cancel()
+        slot = self.find(name)
+        service = await self._take(slot)
+        slot.used = next(self._clock)
+        if slot.timer is not None:
+            slot.timer.cancel()
         try:
             yield service
         finally:
             service.release()
 
-    def idle_s(self, seat: Seat) -> float:
+    def idle_s(self, slot: ModelSlot) -> float:
         """Silence after which a model leaves the memory; infinity where it stays."""
-        wanted = self.state.config.idle_unload_s if seat.idle_s is None else seat.idle_s
-        return float("inf") if wanted is None or seat.source.stays else wanted
+        wanted = self.state.config.idle_unload_s if slot.idle_s is None else slot.idle_s
+        return float("inf") if wanted is None or slot.source.stays else wanted
 
     def loaded(self) -> list[Service]:
         """The models in memory."""
-        return [seat.service for seat in self.seats if seat.service is not None]
+        return [slot.service for slot in self.slots if slot.service is not None]
 
     def begin(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Begin what goes on to its end, whether anybody waits for it or not."""
@@ -120,12 +311,12 @@ class Models:
         task.add_done_callback(self._working.discard)
         return task
 
-    async def let_go(self, seat: Seat) -> None:
+    async def let_go(self, slot: ModelSlot) -> None:
         """Take a model from memory once those who use it have ended; nobody new gets it.
 
         Whoever calls it holds `changing`.
         """
-        service, seat.service = seat.service, None
+        service, slot.service = slot.service, None
         assert service is not None
         while service.num_users:
             self._emptied.clear()
@@ -136,29 +327,29 @@ class Models:
         _log.info("%s is let go", service.name)
         del service
         await asyncio.to_thread(unload)  # engines are full of cycles
-        self.news.tell(seat)
+        self.events.publish(slot.event)
 
-    def stop(self) -> None:
+    def fail(self) -> None:
         """End every running reply with an error: the time to drain is over."""
         for service in self._live:
-            service.stop(HttpError(503, "the server is stopping.", code="stopping"))
+            service.fail(HttpError(503, "the server is stopping.", code="stopping"))
 
     def close(self) -> None:
         """Stop all engines, after the event loop has ended."""
         for service in self._live:
             service.llm.core.close()
 
-    async def _take(self, seat: Seat) -> Service:
+    async def _take(self, slot: ModelSlot) -> Service:
         """A model, held; whoever takes it releases it."""
-        seat.check_awake()
-        if seat.service is not None:
-            seat.service.hold()
-            return seat.service
-        if seat.loading is None:
-            seat.loading = asyncio.create_task(self._load(seat))
-            self.news.tell(seat)
+        slot.check_awake()
+        if slot.service is not None:
+            slot.service.hold()
+            return slot.service
+        if slot.loading is None:
+            slot.loading = asyncio.create_task(self._load(slot))
+            self.events.publish(slot.event)
         turn: asyncio.Future[Service] = asyncio.get_running_loop().create_future()
-        seat.waiting.append(turn)
+        slot.waiting.append(turn)
         try:
             return await turn
         except asyncio.CancelledError:
@@ -166,19 +357,19 @@ class Models:
                 turn.result().release()  # it came in the same moment
             raise
 
-    async def _load(self, seat: Seat) -> None:
+    async def _load(self, slot: ModelSlot) -> None:
         """Bring a model into memory, at its turn; those who wait get it, or the error."""
-        name, failure = seat.source.name, None
+        name, failure = slot.source.name, None
         try:
             async with self.changing:
-                seat.check_awake()
-                if seat.info is not None:  # its size is known, not guessed
-                    self._check_size(seat)
-                await self._make_room(seat)
+                slot.check_awake()
+                if slot.info is not None:  # its size is known, not guessed
+                    self._check_size(slot)
+                await self._make_room(slot)
                 _log.info("loading %s", name)
-                llm = await asyncio.to_thread(seat.open)
-                await self._admit(seat, llm)
-            _log.info("%s is loaded, %.1f MiB", name, seat.num_bytes / 2**20)
+                llm = await asyncio.to_thread(slot.open)
+                await self._admit(slot, llm)
+            _log.info("%s is loaded, %.1f MiB", name, slot.num_bytes / 2**20)
         except HttpError as error:
             failure = error
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
@@ -187,32 +378,32 @@ class Models:
             _log.exception("%s cannot be loaded", name)
             failure = _failure(name, error)
         finally:
-            seat.loading = None
+            slot.loading = None
         outcome = "ok" if failure is None else "failed"
         self.state.metrics.count("blazr_model_loads", model=name, outcome=outcome)
-        seat.has_failed = failure is not None
-        self.news.tell(seat)
+        slot.has_failed = failure is not None
+        self.events.publish(slot.event)
         if failure is not None:
-            for turn in seat.take_waiting():
+            for turn in slot.take_waiting():
                 turn.set_exception(failure)
 
-    async def _admit(self, seat: Seat, llm: AsyncLLM) -> None:
+    async def _admit(self, slot: ModelSlot, llm: AsyncLLM) -> None:
         """A model is in memory: see whether it may stay, and whether others still can."""
-        seat.info, seat.num_bytes = llm.core.info, memory_of(llm)
+        slot.info, slot.num_bytes = llm.core.info, memory_of(llm)
         try:
-            self._check_size(seat)
+            self._check_size(slot)
         except HttpError:
             await llm.close()
             raise
-        self._seat_down(seat, llm)
-        await self._make_room(seat)
+        self._occupy(slot, llm)
+        await self._make_room(slot)
 
-    def _seat_down(self, seat: Seat, llm: AsyncLLM) -> None:
-        service = Service(llm, seat.source.name, self.state, on_idle=self._on_idle)
-        seat.service, seat.info, seat.num_bytes = service, llm.core.info, memory_of(llm)
-        seat.used, seat.resting = next(self._clock), None
+    def _occupy(self, slot: ModelSlot, llm: AsyncLLM) -> None:
+        service = Service(llm, slot.source.name, self.state, on_idle=self._on_idle)
+        slot.service, slot.info, slot.num_bytes = service, llm.core.info, memory_of(llm)
+        slot.used, slot.resting = next(self._clock), None
         self._live.add(service)
-        for turn in seat.take_waiting():
+        for turn in slot.take_waiting():
             service.hold()  # so that it stays until they are there
             turn.set_result(service)
 
@@ -220,10 +411,10 @@ class Models:
     def _bound(self) -> float:
         return self.state.config.models_memory_bytes or float("inf")
 
-    async def _make_room(self, newcomer: Seat) -> None:
+    async def _make_room(self, newcomer: ModelSlot) -> None:
         """Let the least recently used models go until the rest fits with the newcomer."""
         while True:
-            others = [each for each in self.seats if each is not newcomer and each.held_bytes]
+            others = [each for each in self.slots if each is not newcomer and each.held_bytes]
             total = newcomer.num_bytes + sum(each.held_bytes for each in others)
             if total <= self._bound or not others:
                 return
@@ -232,36 +423,36 @@ class Models:
                 await self.let_go(oldest)
             oldest.resting = None
 
-    def _check_size(self, seat: Seat) -> None:
+    def _check_size(self, slot: ModelSlot) -> None:
         """Refuse a model that is too large even alone."""
-        if seat.num_bytes > self._bound:
+        if slot.num_bytes > self._bound:
             raise HttpError(
                 500,
-                f"the model {clean(seat.source.name, 100)!r} cannot be loaded: it takes "
-                f"{_mib(seat.num_bytes)}, and --models-memory allows {_mib(self._bound)}.",
+                f"the model {clean(slot.source.name, 100)!r} cannot be loaded: it takes "
+                f"{_mib(slot.num_bytes)}, and --models-memory allows {_mib(self._bound)}.",
                 param="model",
                 code="model_not_loaded",
             )
 
     def _on_idle(self, service: Service) -> None:
         self._emptied.set()
-        seat = next((each for each in self.seats if each.service is service), None)
-        if seat is None:
+        slot = next((each for each in self.slots if each.service is service), None)
+        if slot is None:
             return
-        if seat.timer is not None:
-            seat.timer.cancel()
-        idle_s, loop = self.idle_s(seat), asyncio.get_running_loop()
-        seat.timer = (
-            None if idle_s == float("inf") else loop.call_later(idle_s, self._time_out, seat)
+        if slot.timer is not None:
+            slot.timer.cancel()
+        idle_s, loop = self.idle_s(slot), asyncio.get_running_loop()
+        slot.timer = (
+            None if idle_s == float("inf") else loop.call_later(idle_s, self._time_out, slot)
         )
 
-    def _time_out(self, seat: Seat) -> None:
+    def _time_out(self, slot: ModelSlot) -> None:
         async def leave() -> None:
             async with self.changing:
-                if seat.service is not None and not seat.service.num_users:
-                    await self.let_go(seat)
+                if slot.service is not None and not slot.service.num_users:
+                    await self.let_go(slot)
 
-        if seat.service is not None and not seat.service.num_users:
+        if slot.service is not None and not slot.service.num_users:
             self.begin(leave())
 
 

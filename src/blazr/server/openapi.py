@@ -1,31 +1,26 @@
 """``GET /openapi.json``: the endpoints, what they take and what they answer.
 
-It is made of the ROUTES table, of the types that bodies are decoded to, and of those that say what
-handlers answer [OpenAPI 3.2, https://spec.openapis.org/oas/v3.2.0].
+It is made of the rows of ROUTES and the annotations of their handlers: a body's Struct, the Struct
+that is answered, those that are streamed [OpenAPI 3.2, https://spec.openapis.org/oas/v3.2.0]. A
+Struct may say more in two class variables: ``schema_extra``, JSON schema that its fields cannot
+say, and ``example``, a body to try.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, get_type_hints
 
 import msgspec
+from msgspec.inspect import CustomType, StructType, Type, multi_type_info
+from starlette.responses import Response
 
 import blazr
 from blazr.engine.sampling_params import RANGES, SamplingParams
-from blazr.server.answers import ANSWERS, Answer
-from blazr.server.anthropic.rendering import error_object as anthropic_error
-from blazr.server.anthropic.replies import AnthropicError
 from blazr.server.endpoint import Route
-from blazr.server.errors import Shape
-from blazr.server.ollama.models import error_object as ollama_error
-from blazr.server.ollama.replies import OllamaError
-from blazr.server.openai.replies import ErrorReply
-
-Schema = dict[str, Any]
+from blazr.server.schema import Schema
 
 _REFERENCE = "#/components/schemas/"
 _PARAMETER = re.compile(r"{(\w+)(?::path)?}")
@@ -34,11 +29,6 @@ _DIALECTS = {
     "anthropic": "Anthropic",
     "ollama": "Ollama",
     "native": "blazr",
-}
-_ERRORS: Mapping[Shape | None, type[msgspec.Struct]] = {
-    None: ErrorReply,
-    anthropic_error: AnthropicError,
-    ollama_error: OllamaError,
 }
 _NUMBERS = {"integer", "number"}
 _BOUNDS = {name: (low, high) for name, low, high in RANGES}
@@ -57,48 +47,6 @@ _SYNONYMS = {
 _LOWEST: Mapping[str, int | None] = {"top_k": -1, "n_predict": -1, "num_predict": None}
 
 
-def _given(*names: str, least: int = 0) -> Schema:
-    """There is one of these fields, it is not null, and so many characters long."""
-    kinds = {"type": ["string", "array"], "minLength": least}
-    return {"anyOf": [{"required": [name], "properties": {name: kinds}} for name in names]}
-
-
-def _of_type(*types: str, **more: object) -> Schema:
-    return {"properties": {"type": {"enum": types}}, "required": ["type"], **more}
-
-
-# Which fields of a body go together, by the body's type.
-_TOGETHER: Mapping[str, Schema] = {
-    "ChatTextBody": _given("messages"),
-    "TokenizeBody": {"oneOf": [_given("messages"), _given("prompt", "content")]},
-    "Part": _given("text"),
-    "Item": {
-        "anyOf": [
-            {"properties": {"type": {"const": "message"}}, **_given("role", least=1)},
-            _of_type("function_call", "custom_tool_call", **_given("name", least=1)),
-            _of_type("function_call_output", "custom_tool_call_output", "reasoning"),
-        ]
-    },
-}
-# What a request may be tried with, by field.
-_EXAMPLES: Mapping[str, object] = {
-    "messages": [{"role": "user", "content": "Tell me of a cat."}],
-    "prompt": "Once upon a time",
-    "input": "Once upon a time",
-    "max_tokens": 32,
-    "max_output_tokens": 32,
-    "options": {"num_predict": 32},
-    "tokens": [1, 2, 3],
-    "query": "a cat",
-    "documents": ["The cat sat.", "The sun rose."],
-    "text_1": "a cat",
-    "text_2": "a dog",
-    "questions": [{"type": "predicate", "instructions": "It is about a cat."}],
-    "input_prefix": "def add(a, b):\n    return ",
-    "input_suffix": "\n",
-}
-
-
 def _documented() -> dict[str, str]:
     """What each sampling parameter does, from where that is written."""
     text = (inspect.getdoc(SamplingParams) or "").partition("Args:\n")[2].partition("\n\n")[0]
@@ -114,84 +62,142 @@ def describe(routes: Iterable[Route]) -> dict[str, object]:
     """The OpenAPI document of some routes, without pages and refusals.
 
     Raises:
-        KeyError: Of a handler nothing says what it answers.
+        ValueError: Two types have the same name.
     """
-    rows = [row for row in routes if not ANSWERS[row.handler].is_hidden]
-    types = _types_of(rows)
-    schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE + "{name}")
-    by_type = dict(zip(map(repr, types), schemas, strict=True))
-    for schema in components.values():
-        for name, field in schema.get("properties", {}).items():
-            _explain(name, field)
-    for name, schema in _TOGETHER.items():
-        components[name] |= schema
+    rows = [row for row in routes if not row.is_page]
+    schemas = _Schemas(rows)
     paths: dict[str, dict[str, object]] = {}
     for row in rows:
         path = _PARAMETER.sub(r"{\1}", row.path)
-        operation = _operation(row, by_type)
-        links = _links(row, rows)
-        if links:
-            operation["responses"]["200"]["links"] = links
+        operation = _operation(row, schemas)
+        # what can be done next with what was made: the operations whose paths have its id
+        later = [x for x in rows if x.path.startswith(f"{row.path}/{{id}}")]
+        if row.method == "POST" and later:
+            given = {"id": "$response.body#/id"}
+            operation["responses"]["200"]["links"] = {
+                _name(x): {"operationId": _name(x), "parameters": given} for x in later
+            }
         paths.setdefault(path, {})[row.method.lower()] = operation
-    document = {
+    return {
         "openapi": "3.2.0",
         "info": {"title": "blazr", "version": blazr.__version__},
         "tags": [{"name": name} for name in _DIALECTS.values()],
         "paths": paths,
         "components": {
-            "schemas": components,
+            "schemas": schemas.components,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
-    return _with_short_names(document)
 
 
-def _types_of(rows: Sequence[Route]) -> list[Any]:
-    """Every type that is taken or answered, once."""
-    found: dict[str, object] = {repr(each): each for each in _ERRORS.values()}
-    for row in rows:
-        answer = ANSWERS[row.handler]
-        for each in (row.body, answer.whole, answer.events):
-            if each is not None:
-                found[repr(each)] = each
-    return list(found.values())
+class _Schemas:
+    """The schemas of all types that some routes take and answer."""
+
+    def __init__(self, rows: Iterable[Route]) -> None:
+        bodies: dict[str, Any] = {}
+        answers: dict[str, Any] = {}
+        for row in rows:
+            for kind in (row.reply, row.event, _error_of(row)):
+                if kind is not None and not _is_text(kind):
+                    answers[repr(kind)] = kind
+            if row.body is not None:
+                bodies[repr(row.body)] = row.body
+        read, written = _structs_in(bodies.values()), _structs_in(answers.values())
+        structs = {**read, **written}
+        kinds = {**bodies, **answers, **{repr(each): each for each in structs.values()}}
+        found, self.components = msgspec.json.schema_components(
+            kinds.values(), schema_hook=_one_of, ref_template=_REFERENCE + "{name}"
+        )
+        self._by_type = dict(zip(kinds, found, strict=True))
+        for name, schema in self.components.items():
+            if name not in structs:
+                raise ValueError(f"two types are called {name.rpartition('.')[2]}")
+            schema.update(getattr(structs[name], "schema_extra", {}))
+            if name not in read:
+                _as_sent(schema, structs[name])
+                continue
+            for field, about in schema.get("properties", {}).items():
+                _explain(field, about)
+
+    def of(self, kind: object) -> Schema:
+        """The schema of a type."""
+        return {"type": "string"} if _is_text(kind) else self._by_type[repr(kind)]
 
 
-def _links(row: Route, rows: Iterable[Route]) -> Schema:
-    """What can be done next with what was made: the operations whose paths have its id."""
-    made = f"{row.path}/{{id}}"
-    names = [_name(each) for each in rows if each.path.startswith(made) and row.method == "POST"]
-    given = {"id": "$response.body#/id"}
-    return {name: {"operationId": name, "parameters": given} for name in names}
+def _is_text(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Response)
+
+
+def _error_of(row: Route) -> object:
+    return get_type_hints(row.error)["return"]
+
+
+def _structs_in(kinds: Iterable[object]) -> dict[str, type[msgspec.Struct]]:
+    """Every Struct in some types, by name."""
+    found: dict[str, type[msgspec.Struct]] = {}
+    pending = list(multi_type_info(kinds))
+    while pending:
+        kind = pending.pop()
+        if not isinstance(kind, StructType):
+            pending += _inner_types(kind)
+        elif kind.cls.__name__ not in found:
+            found[kind.cls.__name__] = kind.cls
+            pending += [field.type for field in kind.fields]
+    return found
+
+
+def _inner_types(kind: Type) -> Iterator[Type]:
+    """What a union, a container, a constrained type or a `OneOf` is made of."""
+    for name in ("type", "types", "item_type", "item_types", "key_type", "value_type"):
+        inner = getattr(kind, name, ())
+        yield from inner if isinstance(inner, tuple) else (inner,)
+    if isinstance(kind, CustomType):
+        yield from multi_type_info(getattr(kind.cls, "kinds", ()))
+
+
+def _one_of(kind: Any) -> Schema:
+    """The schema of a `OneOf`: by the field ``type`` where the Structs have one."""
+    refs = {each: _REFERENCE + each.__name__ for each in kind.kinds}
+    schema: Schema = {"anyOf": [{"$ref": ref} for ref in refs.values()]}
+    if all("type" in each.__struct_fields__ for each in kind.kinds):
+        by_type = {
+            field.default: ref
+            for each, ref in refs.items()
+            for field in msgspec.structs.fields(each)
+            if field.name == "type"
+        }
+        schema["discriminator"] = {"propertyName": "type", "mapping": by_type}
+    return schema
+
+
+def _as_sent(schema: Schema, struct: type[msgspec.Struct]) -> None:
+    """Say of a Struct that is sent what is always there: everything that is not `UNSET`."""
+    optional = {
+        field.encode_name
+        for field in msgspec.structs.fields(struct)
+        if field.default is msgspec.UNSET
+    }
+    for field in schema["properties"].values():
+        field.pop("default", None)
+    schema["required"] = [name for name in schema["properties"] if name not in optional]
 
 
 def _name(row: Route) -> str:
     return re.sub(r"\W+", "_", f"{row.method} {row.path}".lower()).strip("_")
 
 
-def _operation(row: Route, schemas: Mapping[str, Schema]) -> Schema:
-    summary = (inspect.getdoc(row.handler) or "").partition("\n")[0]
+def _operation(row: Route, schemas: _Schemas) -> Schema:
+    module = row.handler.__module__.split(".")
     operation: Schema = {
         "operationId": _name(row),
-        "tags": [_DIALECTS[row.handler.__module__.split(".")[2]]],
-        "summary": summary,
+        "tags": [_DIALECTS.get(module[2] if len(module) > 2 else "", "blazr")],
+        "summary": (inspect.getdoc(row.handler) or "").partition("\n")[0],
         "parameters": _parameters(row),
         "responses": _responses(row, schemas),
         "security": [] if row.is_open else [{}, {"key": []}],
     }
     if row.body is not None and row.method == "POST":
-        example = {
-            name: _EXAMPLES[name] for name in row.body.__struct_fields__ if name in _EXAMPLES
-        }
-        # some take a prompt or messages, or what is before it
-        for name, instead in (
-            ("messages", "prompt"),
-            ("prompt", "input_prefix"),
-            ("prompt", "input"),
-        ):
-            if instead in example:
-                example.pop(name, None)
-        media = {"schema": schemas[repr(row.body)], "example": example}
+        media = {"schema": schemas.of(row.body), "example": getattr(row.body, "example", {})}
         content = {"application/json": media}
         operation["requestBody"] = {"required": not row.is_command, "content": content}
     return operation
@@ -214,27 +220,25 @@ def _parameters(row: Route) -> list[dict[str, object]]:
     return parameters
 
 
-def _responses(row: Route, schemas: Mapping[str, Schema]) -> dict[str, object]:
-    answer = ANSWERS[row.handler]
-    error = {"application/json": {"schema": schemas[repr(_ERRORS[row.shape])]}}
-    responses: dict[str, object] = {"default": {"description": "an error", "content": error}}
-    whole = {"type": "string"} if answer.whole is None else schemas[repr(answer.whole)]
-    content: dict[str, object] = {answer.media_type: {"schema": whole}}
-    if answer.events is not None:
-        item = _item(answer, schemas[repr(answer.events)])
-        content[answer.framing.media_type] = {"itemSchema": item}
-    return {"200": {"description": "the answer", "content": content}} | responses
-
-
-def _item(answer: Answer, schema: Schema) -> Schema:
-    """One line, or one server-sent event."""
-    if answer.framing.media_type != "text/event-stream":
-        return schema
-    data: Schema = {"contentMediaType": "application/json", "contentSchema": schema}
-    if answer.framing.end:
-        data = {"anyOf": [{"const": "[DONE]"}, data]}
-    fields = {"event": {"type": "string"}, "data": {"type": "string", **data}}
-    return {"type": "object", "properties": fields, "required": ["data"]}
+def _responses(row: Route, schemas: _Schemas) -> dict[str, object]:
+    content: dict[str, object] = {}
+    if row.reply is not None:
+        media_type = "text/plain" if _is_text(row.reply) else "application/json"
+        content[media_type] = {"schema": schemas.of(row.reply)}
+    if row.event is not None:
+        item = schemas.of(row.event)
+        if row.framing.media_type == "text/event-stream":
+            data: Schema = {"contentMediaType": "application/json", "contentSchema": item}
+            if row.framing.end:
+                data = {"anyOf": [{"const": "[DONE]"}, data]}
+            fields = {"event": {"type": "string"}, "data": {"type": "string", **data}}
+            item = {"type": "object", "properties": fields, "required": ["data"]}
+        content[row.framing.media_type] = {"itemSchema": item}
+    error = {"application/json": {"schema": schemas.of(_error_of(row))}}
+    return {
+        "200": {"description": "the answer", "content": content},
+        "default": {"description": "an error", "content": error},
+    }
 
 
 def _explain(name: str, field: Schema) -> None:
@@ -250,19 +254,3 @@ def _explain(name: str, field: Schema) -> None:
         choice |= {key: bound for key, bound in bounds.items() if bound is not None}
         if _SYNONYMS.get(name, name) == "repetition_penalty":  # it divides
             choice["exclusiveMinimum"] = choice.pop("minimum")
-
-
-def _with_short_names(document: dict[str, Any]) -> dict[str, object]:
-    """Types of the same name are told apart by their modules: in fewer words."""
-    names = {
-        name: "".join(part.title() for part in name.split(".")[2:-1]) + name.rpartition(".")[2]
-        for name in document["components"]["schemas"]
-        if "." in name
-    }
-    text = json.dumps(document)
-    for long, short in names.items():
-        text = text.replace(f'"{long}"', f'"{short}"').replace(
-            f'"{_REFERENCE}{long}"', f'"{_REFERENCE}{short}"'
-        )
-    found: dict[str, object] = json.loads(text)
-    return found

@@ -18,7 +18,7 @@ from blazr.engine.sampling_params import (
     SamplingParams,
 )
 from blazr.llm.generation import Prompt, Truncation
-from blazr.server.service import Call
+from blazr.server.schema import schema_hint
 
 MAX_REPLIES = 256
 MAX_PROMPTS = 128
@@ -27,21 +27,16 @@ LAST_N = 64  # tokens that penalties look back: llama.cpp's and Ollama's default
 TEXT = {"type": "text"}  # the response format that holds a reply to nothing
 
 
-def said(**schema: object) -> msgspec.Meta:
-    """What the OpenAPI document says of a type besides; who refuses the rest tells why."""
-    return msgspec.Meta(extra_json_schema=schema)
-
-
-_Stop = Annotated[str, said(minLength=1, maxLength=MAX_STOP_CHARACTERS)]
-Stops = Annotated[list[_Stop], said(maxItems=MAX_STOP_STRINGS)]
+_Stop = Annotated[str, schema_hint(minLength=1, maxLength=MAX_STOP_CHARACTERS)]
+Stops = Annotated[list[_Stop], schema_hint(maxItems=MAX_STOP_STRINGS)]
 Stop = _Stop | Stops
-MostTokens = Annotated[int, said(anyOf=[{"const": -1}, {"minimum": 1}])]  # of a prompt
-Nothing = Annotated[list[str], said(maxItems=0)]  # where others have images
+MostTokens = Annotated[int, schema_hint(anyOf=[{"const": -1}, {"minimum": 1}])]  # of a prompt
+EmptyList = Annotated[list[str], schema_hint(maxItems=0)]  # where others have images
 _PLAIN = {"type": {"enum": ["text", "json_object"]}}
 _NESTED = {"type": {"const": "json_schema"}, "json_schema": {"required": ["schema"]}}
 ResponseFormat = Annotated[
     dict[str, Any],
-    said(
+    schema_hint(
         anyOf=[
             {"properties": _PLAIN, "required": ["type"]},
             {"properties": _NESTED, "required": ["type", "json_schema"]},
@@ -127,7 +122,7 @@ def refuse_foreign(raw: bytes, body: msgspec.Struct) -> None:
 
 
 # What dialects call what has one name inside.
-_SENT_AS: Mapping[str, tuple[str, ...]] = {
+ALIASES: Mapping[str, tuple[str, ...]] = {
     "max_tokens": (
         *("max_completion_tokens", "max_output_tokens", "max_new_tokens"),
         *("n_predict", "num_predict"),
@@ -154,7 +149,7 @@ def name_as_sent(error: RequestError, body: object) -> None:
     def is_sent(field: str) -> bool:
         return any(getattr(each, field, None) is not None for each in (body, *inner))
 
-    sent = next(filter(is_sent, (name, *_SENT_AS.get(name, ()))), name)
+    sent = next(filter(is_sent, (name, *ALIASES.get(name, ()))), name)
     if sent != name:
         error.param = sent
         if sent != "messages":  # "the prompt" of a chat is what the template makes of it
@@ -189,8 +184,8 @@ _LETTERS = {
     "t": "temperature",
     **dict.fromkeys("dsyx", "dry"),
 }
-_Sampler = Annotated[str, said(enum=[*SAMPLERS, *_LETTERS, *sorted(_IDLE)])]
-Samplers = list[_Sampler] | Annotated[str, said(pattern=f"^[{''.join(_LETTERS)}]*$")]
+_Sampler = Annotated[str, schema_hint(enum=[*SAMPLERS, *_LETTERS, *sorted(_IDLE)])]
+Samplers = list[_Sampler] | Annotated[str, schema_hint(pattern=f"^[{''.join(_LETTERS)}]*$")]
 
 
 def sampler_order(given: list[str] | str | None) -> dict[str, object]:
@@ -338,34 +333,6 @@ def tool_choice(
         "tool_choice": "none" if choice == "none" else "auto" if choice == "auto" else "required",
         "tool_name": name,
         "parallel_tool_calls": parallel,
-    }
-
-
-class Scheduling(TypedDict):
-    """Fields of a `GenerationRequest` that say when it runs and what it shares."""
-
-    cache_salt: str
-    priority: int
-    timeout_s: float
-
-
-def scheduling(
-    call: Call[object],
-    *,
-    salt: str | None = None,
-    priority: int | None = None,
-    timeout: float | None = None,
-) -> Scheduling:
-    """When a request runs, for how long, and with whom it shares prefixes.
-
-    A client's salt divides its key's prefixes further; it never reaches another key's.
-    """
-    longest_s = call.service.config.request_timeout_s
-    return {
-        # a key's name is hexadecimal, so no salt can turn one into another's
-        "cache_salt": f"{call.tenant}/{salt}" if salt else call.tenant,
-        "priority": priority or 0,
-        "timeout_s": longest_s if timeout is None else min(timeout, longest_s),
     }
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Generic, Literal, TypeVar
+
+import msgspec
 
 from blazr.server.run import Renderer
 from blazr.text.events import (
@@ -17,12 +19,15 @@ from blazr.text.events import (
     ToolCallDelta,
 )
 
+W = TypeVar("W")
+E = TypeVar("E", bound=msgspec.Struct)
+
 Kind = Literal["text", "reasoning", "tool", "custom"]
 
 
 @dataclass(slots=True)
-class Part:
-    """One part, as far as it has come.
+class ReplyPart:
+    """A part of a reply, as far as it has come.
 
     Args:
         kind: What it is.
@@ -41,27 +46,29 @@ class Part:
     logprobs: list[TokenText] = field(default_factory=list)
 
 
-class PartsRenderer(Renderer):
+class PartsRenderer(Renderer[W, E], Generic[W, E]):
     """Says a reply part by part. The whole is what the stream has put together."""
 
     def __init__(self) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[ReplyPart] = []
         self.prompt: PromptDone | None = None
         self.finished: Finished | None = None
         self._is_open = False
 
-    def event(self, event: Event) -> Iterable[object]:
-        """The payloads for an event."""
+    def event(self, event: Event) -> Iterable[E]:
+        """What to send for an event, when streaming."""
         if isinstance(event, PromptDone):
             self.prompt = event
-            yield from self.begin()
+            yield from self.prompt_done()
         elif isinstance(event, Finished):
             self.finished = event
             yield from self._close()
         elif isinstance(event, ToolCallDelta):
             kind: Kind = "custom" if event.is_custom else "tool"
             if event.id is not None or event.name is not None:
-                part = Part(kind, len(self.parts), call_id=event.id or "", name=event.name or "")
+                part = ReplyPart(
+                    kind, len(self.parts), call_id=event.id or "", name=event.name or ""
+                )
                 yield from self._open(part)
             if event.arguments:
                 yield from self._add(kind, event.arguments)
@@ -75,37 +82,39 @@ class PartsRenderer(Renderer):
         for _ in self.event(event):
             pass
 
-    def _add(self, kind: Kind, text: str, tokens: Sequence[TokenText] = ()) -> Iterator[object]:
+    def _add(self, kind: Kind, text: str, tokens: Sequence[TokenText] = ()) -> Iterator[E]:
         if not self._is_open or self.parts[-1].kind != kind:
-            yield from self._open(Part(kind, len(self.parts)))
+            yield from self._open(ReplyPart(kind, len(self.parts)))
         part = self.parts[-1]
         part.text += text
         part.logprobs.extend(tokens)
-        yield from self.more(part, text, tokens)
+        yield from self.part_extended(part, text, tokens)
 
-    def _open(self, part: Part) -> Iterator[object]:
+    def _open(self, part: ReplyPart) -> Iterator[E]:
         yield from self._close()
         self._is_open = True
         self.parts.append(part)
-        yield from self.opened(part)
+        yield from self.part_started(part)
 
-    def _close(self) -> Iterator[object]:
+    def _close(self) -> Iterator[E]:
         if self._is_open:
             self._is_open = False
-            yield from self.closed(self.parts[-1])
+            yield from self.part_finished(self.parts[-1])
 
     @abstractmethod
-    def begin(self) -> Iterable[object]:
+    def prompt_done(self) -> Iterable[E]:
         """What to send when the prompt was read."""
 
     @abstractmethod
-    def opened(self, part: Part) -> Iterable[object]:
+    def part_started(self, part: ReplyPart) -> Iterable[E]:
         """What to send when a part begins."""
 
     @abstractmethod
-    def more(self, part: Part, text: str, tokens: Sequence[TokenText] = ()) -> Iterable[object]:
+    def part_extended(
+        self, part: ReplyPart, text: str, tokens: Sequence[TokenText] = ()
+    ) -> Iterable[E]:
         """What to send when a part goes on."""
 
     @abstractmethod
-    def closed(self, part: Part) -> Iterable[object]:
+    def part_finished(self, part: ReplyPart) -> Iterable[E]:
         """What to send when a part has ended."""

@@ -1,20 +1,29 @@
-"""From a dialect's requests to its answer, whole or streamed: the same events either way."""
+"""From a dialect's requests to its reply, whole or streamed: the same events either way."""
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
+from typing import Any, Generic, TypeVar
 
-from starlette.responses import Response
+import msgspec
+from starlette.types import Send
 
 from blazr.llm.async_llm import AsyncReply
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Fold, Usage, total_usage
-from blazr.server.errors import HttpError, openai_shape
-from blazr.server.service import Call, json_response
+from blazr.server.endpoint import Call, Reply
+from blazr.server.errors import HttpError, openai_error
+from blazr.server.sse import SendTimeout, Stream
 from blazr.server.state import PrefixReport
 from blazr.text.events import Event, Finished, PromptDone, TextDelta
+
+_log = logging.getLogger(__name__)
+
+W = TypeVar("W")
+E = TypeVar("E", bound=msgspec.Struct)
 
 _FAILURES = {"error": 500, "abort": 503, "timeout": 408}  # the last is its own limit, mostly
 _NAMES = ("request_id", "rid")  # fields of a body that name it, for those who end it
@@ -22,10 +31,10 @@ PREFIX_HEADER = "X-Blazr-Prefix-Cache"
 DROPPED_HEADER = "X-Blazr-Dropped-Messages"
 
 
-class Renderer(ABC):
-    """How a dialect says what happens."""
+class Renderer(ABC, Generic[W, E]):
+    """How a dialect says what happens: events E of a stream, or a whole reply W."""
 
-    def event(self, event: Event) -> Iterable[object]:  # noqa: ARG002
+    def event(self, event: Event) -> Iterable[E]:  # noqa: ARG002
         """What to send for an event, when streaming."""
         return ()
 
@@ -33,23 +42,23 @@ class Renderer(ABC):
         """Take note of an event, when not streaming."""
         del event  # most know all from the completions
 
-    def last(self, usage: Usage) -> Iterable[object]:  # noqa: ARG002
+    def last(self, usage: Usage) -> Iterable[E]:  # noqa: ARG002
         """What to send after the last event, when streaming."""
         return ()
 
-    def failure(self, error: HttpError) -> Iterable[object]:
+    def failure(self, error: HttpError) -> Iterable[msgspec.Struct]:
         """What to send when a stream fails."""
-        return (openai_shape(error),)
+        return (openai_error(error),)
 
     @abstractmethod
-    def whole(self, completions: Sequence[Completion], usage: Usage) -> object:
-        """The answer to send when not streaming."""
+    def whole(self, completions: Sequence[Completion], usage: Usage) -> W:
+        """The reply to send when not streaming."""
 
 
 class Run:
     """One request being answered: its reply, what has come of it so far, its measures.
 
-    Whoever has one calls `end`, whatever happened.
+    Whoever has one calls `close`, whatever happened.
     """
 
     def __init__(
@@ -62,8 +71,8 @@ class Run:
         tells_abort: bool = False,
     ) -> None:
         names = {call.request_id, call.id, *(getattr(call.body, name, None) for name in _NAMES)}
+        self.call = call
         self.service = call.service
-        self._call = call
         self._reply = reply
         self._n = n
         self._tells_abort = tells_abort
@@ -72,7 +81,7 @@ class Run:
         self._last_s: dict[int, float] = {}
         self._gathered = Fold()
         self._has_failed = False
-        self._has_ended = False
+        self._is_closed = False
         self.service.track(reply, {name for name in names if name})
 
     @classmethod
@@ -157,15 +166,54 @@ class Run:
         """What it cost."""
         return total_usage(self.completions(), n=self._n)
 
-    def end(self) -> None:
-        """Stop what still runs and record the outcome. Idempotent."""
-        if self._has_ended:
+    async def finish(self, take: Callable[[Event], None] = lambda _: None) -> None:
+        """Generate to the end.
+
+        Args:
+            take: Called with every event.
+
+        Raises:
+            HttpError: 500, 503 or 408, when one of the replies failed.
+        """
+        while not self.is_done:
+            events = await self.take(timeout_s=self.service.config.keep_alive_s)
+            failures = [failure for failure in map(self.failure_of, events) if failure]
+            if failures:
+                raise failures[0]
+            for event in events:
+                take(event)
+
+    async def result(
+        self, take: Callable[[Event], None] = lambda _: None
+    ) -> tuple[list[Completion], Usage]:
+        """Generate to the end and close; what was generated, and what it cost.
+
+        The headers of the answer then tell of the prompt. It raises what `finish` raises.
+        """
+        try:
+            await self.finish(take)
+            self.call.headers.update(self.headers)
+            return self.completions(), self.usage()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Abort what still runs and record the outcome. Idempotent."""
+        if self._is_closed:
             return
-        self._has_ended = True
+        self._is_closed = True
         self._reply.abort()
         self.service.forget(self._reply)
         if self._first is not None:
-            self.service.state.remember(self._call.tenant, self._report(self._first))
+            prompt = self._first
+            report = PrefixReport(
+                request_id=self.call.request_id,
+                model=self.service.name,
+                prompt_tokens=prompt.num_prompt_tokens,
+                cached_tokens=prompt.num_cached_tokens,
+                reason=prompt.reuse,
+            )
+            self.service.state.remember(self.call.tenant, report)
         outcome = "failed" if self._has_failed else "ok" if self.is_done else "cancelled"
         service, usage = self.service, self.usage()
         service.count("blazr_requests", outcome=outcome)
@@ -173,21 +221,12 @@ class Run:
         service.count("blazr_cached_prompt_tokens", usage.cached_tokens)
         service.count("blazr_generated_tokens", usage.completion_tokens)
         service.whole_request(monotonic() - self._started_s)
-        self._call.facts.update(
+        self.call.facts.update(
             model=service.name,
             outcome=outcome,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             output_tokens=usage.completion_tokens,
-        )
-
-    def _report(self, prompt: PromptDone) -> PrefixReport:
-        return PrefixReport(
-            request_id=self._call.request_id,
-            model=self.service.name,
-            prompt_tokens=prompt.num_prompt_tokens,
-            cached_tokens=prompt.num_cached_tokens,
-            reason=prompt.reuse,
         )
 
     def _measure(self, event: Event) -> None:
@@ -201,30 +240,81 @@ class Run:
             self._last_s[event.index] = now_s
 
 
-async def finish(run: Run, take: Callable[[Event], None]) -> None:
-    """Generate to the end.
+class RunStream(Stream[E]):
+    """Streams what a run generates.
+
+    It owns the run: whatever happens to the connection, the run is closed. The headers go out with
+    the first frame, so that they can tell of the prompt; an engine that stops before is a 503.
 
     Args:
         run: What is generated.
-        take: Called with every event.
+        renderer: How the dialect says it.
+    """
+
+    def __init__(self, run: Run, renderer: Renderer[Any, E]) -> None:
+        super().__init__(run.service.config, run.call.framing)
+        self._run = run
+        self._renderer = renderer
+
+    def close(self) -> None:
+        """Close the run."""
+        self._run.close()
+
+    def late_headers(self) -> Mapping[str, str]:
+        """What headers tell of the prompt."""
+        return self._run.headers
+
+    async def send_events(self, send: Send, timeout: SendTimeout) -> None:
+        """Send what is generated, or why it failed."""
+        keep_alive_s = self._config.keep_alive_s
+        try:
+            while not self._run.is_done:
+                events = await self._run.take(timeout_s=keep_alive_s)
+                data, failure = self._render(events)
+                if failure is not None and not self._has_begun:
+                    raise failure  # noqa: TRY301  (nothing was sent, so the status can tell)
+                if not data and monotonic() - timeout.sent_s >= keep_alive_s:
+                    data = self._framing.keep_alive  # nothing to tell, but the connection lives
+                await self.send_bytes(send, timeout, data)
+                if failure is not None:
+                    raise failure  # noqa: TRY301
+            last = self._frames(self._renderer.last(self._run.usage()))
+            await self.send_bytes(send, timeout, last)
+        except Exception as error:
+            if not self._has_begun:
+                raise
+            # the status is sent: this is how it is told
+            failure = HttpError.of(error)
+            if failure.code == "internal_error":
+                _log.exception("a stream failed")
+            await self.send_bytes(send, timeout, self._frames(self._renderer.failure(failure)))
+
+    def _render(self, events: Iterable[Event]) -> tuple[bytes, HttpError | None]:
+        """The frames of some events, up to one that is a failure."""
+        data = b""
+        for event in events:
+            failure = self._run.failure_of(event)
+            if failure is not None:
+                return data, failure
+            data += self._frames(self._renderer.event(event))
+        return data, None
+
+    def _frames(self, events: Iterable[msgspec.Struct]) -> bytes:
+        return b"".join(map(self._framing.encode, events))
+
+
+async def reply(run: Run, renderer: Renderer[W, E], *, stream: bool | None) -> Reply[W, E]:
+    """Answer with what a run generates.
+
+    Args:
+        run: What is generated. It is closed at the end.
+        renderer: How the dialect says it.
+        stream: Whether to stream it, or to send it whole.
 
     Raises:
-        HttpError: 500 or 408, when one of the replies failed.
+        HttpError: 500, 503 or 408, when one of the replies failed and nothing was sent yet.
     """
-    while not run.is_done:
-        events = await run.take(timeout_s=run.service.config.keep_alive_s)
-        failures = [failure for failure in map(run.failure_of, events) if failure]
-        if failures:
-            raise failures[0]
-        for event in events:
-            take(event)
-
-
-async def whole_answer(run: Run, renderer: Renderer) -> Response:
-    """Generate to the end and render it; it raises what `finish` raises."""
-    try:
-        await finish(run, renderer.gather)
-        answer = renderer.whole(run.completions(), run.usage())
-    finally:
-        run.end()
-    return json_response(answer, headers=run.headers)
+    if stream:
+        return RunStream(run, renderer)
+    completions, usage = await run.result(renderer.gather)
+    return renderer.whole(completions, usage)

@@ -272,10 +272,10 @@ class DrainingServer(uvicorn.Server):
             return False
         if self._state.num_working:
             _log.warning("ending %d requests that still run", self._state.num_working)
-            self._models.stop()
+            self._models.fail()
         return True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, and wait a little for those who are being answered."""
-        self._models.news.end()  # what is told has no end of its own
+        self._models.events.close()  # or those who watch would wait for ever
         await super().shutdown(sockets)

@@ -1,72 +1,73 @@
-"""A reply as frames, each sent as it happens: server-sent events, or lines of JSON."""
+"""Streams: server-sent events or lines of JSON, each sent as it happens."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic
+from typing import Generic, TypeVar
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from blazr.server.config import ServerConfig
-from blazr.server.errors import HttpError
-from blazr.server.run import Renderer, Run
-from blazr.text.events import Event
 
 _log = logging.getLogger(__name__)
 
-FILLER = "blazr.filler"  # in a request's scope: what can be sent between the frames of its answer
+E = TypeVar("E", bound=msgspec.Struct)
+
+FILLER = "blazr.filler"  # key of a request's scope: bytes that may be sent between two frames
 _KEEP_ALIVE = b": keep-alive\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """How payloads become bytes.
+    """How the events of a stream become bytes.
 
     Args:
-        encode: One payload.
-        end: After the last one.
-        keep_alive: Shows in silence that the connection lives, and means nothing.
-        media_type: What they are together.
+        encode: Encodes one event.
+        end: Sent after the last event.
+        keep_alive: Sent while nothing happens; clients ignore it.
+        media_type: Of the whole stream.
     """
 
-    encode: Callable[[object], bytes]
+    encode: Callable[[msgspec.Struct], bytes]
     end: bytes = b""
     keep_alive: bytes = _KEEP_ALIVE
     media_type: str = "text/event-stream"
 
 
-def _data(payload: object) -> bytes:
-    return b"data: " + msgspec.json.encode(payload) + b"\n\n"
+def _encode_data(event: msgspec.Struct) -> bytes:
+    return b"data: " + msgspec.json.encode(event) + b"\n\n"
 
 
-def _named(payload: object) -> bytes:
-    name = payload["type"] if isinstance(payload, dict) else "error"
-    return b"event: " + str(name).encode() + b"\n" + _data(payload)
+def _encode_named(event: msgspec.Struct) -> bytes:
+    name = str(event.__struct_config__.tag)
+    return b"event: " + name.encode() + b"\n" + _encode_data(event)
 
 
-def _line(payload: object) -> bytes:
-    return msgspec.json.encode(payload) + b"\n"
+def _encode_line(event: msgspec.Struct) -> bytes:
+    return msgspec.json.encode(event) + b"\n"
 
 
-DATA = Framing(_data, end=b"data: [DONE]\n\n")
-NAMED = Framing(_named)  # each event is named by its payload's type
-LINES = Framing(_line, keep_alive=b" ", media_type="application/x-ndjson")  # JSON may begin with it
+DATA = Framing(_encode_data, end=b"data: [DONE]\n\n")  # OpenAI's older APIs
+ENDLESS_DATA = Framing(_encode_data)  # llama.cpp's server: the last event tells that it is the last
+NAMED = Framing(_encode_named)  # each event is named by its type, which is its Struct's tag
+LINES = Framing(_encode_line, keep_alive=b" ", media_type="application/x-ndjson")
 
 
-class Stream(Response):
-    """An answer that streams.
+class Stream(Response, Generic[E]):
+    """A response that streams events of type ``E``.
 
-    A client that does not read for too long is dropped, so that what waits for it stays small.
+    A client that does not read for too long is dropped, so that its unread bytes stay few.
 
     Args:
-        config: How long things may take.
-        framing: How payloads become bytes.
+        config: Timeouts.
+        framing: How events become bytes.
     """
 
     def __init__(self, config: ServerConfig, framing: Framing) -> None:
@@ -81,116 +82,53 @@ class Stream(Response):
         """Send the frames as they come."""
         if scope["method"] != "HEAD":
             scope[FILLER] = self._framing.keep_alive
-        watch = Watch(self._config.send_timeout_s)
+        timeout = SendTimeout(self._config.send_timeout_s)
         try:
-            await self.send_events(send, watch)
-            self.end()  # so that nothing of it runs any more when the client knows the end
-            await self.send_bytes(send, watch, self._framing.end, is_last=True)
+            await self.send_events(send, timeout)
+            self.close()  # first, so that nothing runs any more when the client knows the end
+            await self.send_bytes(send, timeout, self._framing.end, is_last=True)
         except asyncio.CancelledError:
-            if not watch.has_cancelled():
+            if not timeout.has_cancelled():
                 raise
             _log.warning("dropped a client that does not read")
         finally:
-            self.end()
-            watch.close()
+            self.close()
+            timeout.close()
 
     @abstractmethod
-    async def send_events(self, send: Send, watch: Watch) -> None:
+    async def send_events(self, send: Send, timeout: SendTimeout) -> None:
         """Send everything but the end."""
 
     @abstractmethod
-    def end(self) -> None:
-        """Nothing more will be sent. Idempotent."""
+    def close(self) -> None:
+        """Release what the stream owns. Idempotent."""
 
     def late_headers(self) -> Mapping[str, str]:
         """Headers that are known only when the first frame is sent."""
         return {}
 
     async def send_bytes(
-        self, send: Send, watch: Watch, data: bytes, *, is_last: bool = False
+        self, send: Send, timeout: SendTimeout, data: bytes, *, is_last: bool = False
     ) -> None:
         """Send some frames, and before the first the headers."""
-        watch.begin()
+        timeout.begin()
         if (data or is_last) and not self._has_begun:
             self._has_begun = True
             self.headers.update(self.late_headers())
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         if data or is_last:
             await send({"type": "http.response.body", "body": data, "more_body": not is_last})
-        watch.end(did_send=bool(data))
+        timeout.end(did_send=bool(data))
 
 
-class EventStream(Stream):
-    """What a run generates.
+class SendTimeout:
+    """Cancels the task that made it when one send takes too long.
 
-    It owns the run: whatever happens to the connection, the run is ended. The headers go out with
-    the first frame, so that they can tell of the prompt; an engine that stops before is a 503.
-
-    Args:
-        run: What is generated.
-        renderer: How the dialect says it.
-        framing: How that becomes bytes.
-    """
-
-    def __init__(self, run: Run, renderer: Renderer, framing: Framing = DATA) -> None:
-        super().__init__(run.service.config, framing)
-        self._run = run
-        self._renderer = renderer
-
-    def end(self) -> None:
-        """End the run."""
-        self._run.end()
-
-    def late_headers(self) -> Mapping[str, str]:
-        """What is to be told of the prompt."""
-        return self._run.headers
-
-    async def send_events(self, send: Send, watch: Watch) -> None:
-        """Send what is generated, or why it failed."""
-        keep_alive_s = self._config.keep_alive_s
-        try:
-            while not self._run.is_done:
-                events = await self._run.take(timeout_s=keep_alive_s)
-                data, failure = self._render(events)
-                if failure is not None and not self._has_begun:
-                    raise failure  # noqa: TRY301  (nothing was sent, so the status can tell)
-                if not data and monotonic() - watch.sent_s >= keep_alive_s:
-                    data = self._framing.keep_alive  # nothing to tell, but the connection lives
-                await self.send_bytes(send, watch, data)
-                if failure is not None:
-                    raise failure  # noqa: TRY301
-            last = self._frames(self._renderer.last(self._run.usage()))
-            await self.send_bytes(send, watch, last)
-        except Exception as error:
-            if not self._has_begun:
-                raise
-            # the status is sent: this is how it is told
-            failure = HttpError.of(error)
-            if failure.code == "internal_error":
-                _log.exception("a stream failed")
-            await self.send_bytes(send, watch, self._frames(self._renderer.failure(failure)))
-
-    def _render(self, events: Iterable[Event]) -> tuple[bytes, HttpError | None]:
-        """The frames of some events, up to one that is a failure."""
-        data = b""
-        for event in events:
-            failure = self._run.failure_of(event)
-            if failure is not None:
-                return data, failure
-            data += self._frames(self._renderer.event(event))
-        return data, None
-
-    def _frames(self, payloads: Iterable[object]) -> bytes:
-        return b"".join(map(self._framing.encode, payloads))
-
-
-class Watch:
-    """Cancels the task it was made in when something is sent for too long.
-
-    One timer for a stream, because one for each of its thousands of frames costs as much as they.
+    One timer serves the whole stream: one for each of its thousands of frames costs as much as
+    sending them.
 
     Args:
-        limit_s: What is too long.
+        limit_s: Longest time of a send.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -201,33 +139,33 @@ class Watch:
         self._limit_s = limit_s
         self._began_s: float | None = None
         self._has_cancelled = False
-        self._look_in(limit_s)
+        self._check_in(limit_s)
 
     def begin(self) -> None:
-        """Something is to be sent."""
+        """A send begins."""
         self._began_s = monotonic()
 
     def end(self, *, did_send: bool) -> None:
-        """It is sent, if there was anything."""
+        """The send has ended."""
         if did_send:
             self.sent_s = self._began_s or 0.0
         self._began_s = None
 
     def has_cancelled(self) -> bool:
-        """Whether the task was cancelled by this and nobody else; then it goes on."""
+        """Whether this timeout cancelled the task, and nobody else did; then the task goes on."""
         return self._has_cancelled and not self._task.uncancel()
 
     def close(self) -> None:
-        """The task has ended."""
+        """Stop the timer."""
         self._timer.cancel()
 
-    def _look_in(self, delay_s: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)
+    def _check_in(self, delay_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         took_s = 0.0 if self._began_s is None else monotonic() - self._began_s
         if took_s < self._limit_s:
-            self._look_in(self._limit_s - took_s)
+            self._check_in(self._limit_s - took_s)
         else:
             self._has_cancelled = True
             self._task.cancel()

@@ -8,8 +8,7 @@ from blazr.core.errors import RequestError
 from blazr.engine.request import Pooling
 from blazr.llm.generation import GenerationRequest, Prompt, Truncation
 from blazr.llm.vectors import ONLY_READ
-from blazr.server.params import scheduling
-from blazr.server.service import Call
+from blazr.server.endpoint import Call
 
 MAX_INPUTS = 2048
 
@@ -32,7 +31,7 @@ def vector_requests(
             found=str(len(inputs)),
             expected=f"1 to {MAX_INPUTS}",
         )
-    common = scheduling(call)
+    common = call.scheduling()
     return [
         GenerationRequest(
             prompt=each,

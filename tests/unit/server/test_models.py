@@ -14,8 +14,7 @@ import pytest
 from blazr.core.errors import CapacityError, CheckpointError
 from blazr.llm.async_llm import AsyncLLM
 from blazr.server.config import ServerConfig
-from blazr.server.models import Models
-from blazr.server.state import ModelSource
+from blazr.server.models import Models, ModelSource
 from tests.support.loopback import Loopback, serving_models
 from tests.support.scripted import ScriptedEngine, scripted_core, wait_until
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blazr.llm.results import fold, total_usage
 from blazr.server.anthropic import messages
 from blazr.server.anthropic.rendering import MessageRenderer
+from blazr.server.endpoint import Call
 from blazr.server.openai import chat
-from blazr.server.openai.response_rendering import ResponseRenderer
-from blazr.server.service import Call
+from blazr.server.openai.responses.rendering import ResponseRenderer
+from blazr.server.openai.responses.replies import (
+    ResponseObject,
+    ResponseReasoning,
+    ResponseText,
+)
 from blazr.text.events import (
     Event,
     Finished,
@@ -24,6 +30,29 @@ from blazr.text.events import (
 from tests.support.seeds import examples
 
 TEXTS = st.text(min_size=1, max_size=4)
+EMPTY = ResponseObject(
+    id="resp_1",
+    created_at=0,
+    model="m",
+    instructions=None,
+    metadata={},
+    previous_response_id=None,
+    max_output_tokens=None,
+    temperature=None,
+    top_p=None,
+    top_logprobs=0,
+    tools=[],
+    tool_choice="auto",
+    parallel_tool_calls=True,
+    reasoning=ResponseReasoning(None, None),
+    text=ResponseText({"type": "text"}),
+    truncation="disabled",
+    store=True,
+    background=False,
+    safety_identifier=None,
+    prompt_cache_key=None,
+    user=None,
+)
 
 
 @st.composite
@@ -54,8 +83,8 @@ def replies(draw: st.DrawFn, *, with_custom: bool = False) -> list[Event]:
 
 
 def run(renderer, events: list[Event]) -> list[dict]:
-    payloads = [payload for event in events for payload in renderer.event(event)]
-    return [*payloads, *renderer.last(usage_of(events))]
+    payloads = [msgspec.to_builtins(each) for event in events for each in renderer.event(event)]
+    return [*payloads, *map(msgspec.to_builtins, renderer.last(usage_of(events)))]
 
 
 def usage_of(events: list[Event]):
@@ -65,13 +94,14 @@ def usage_of(events: list[Event]):
 def whole_of(renderer, events: list[Event]) -> dict:
     for event in events:
         renderer.gather(event)
-    return renderer.whole(fold(events), usage_of(events))
+    whole: dict = msgspec.to_builtins(renderer.whole(fold(events), usage_of(events)))
+    return whole
 
 
 @given(replies())
 @settings(max_examples=examples(60), deadline=None)
 def test_messages(events: list[Event]) -> None:
-    call = _call(messages.Body(messages=[], max_tokens=9))
+    call = _call(messages.MessagesBody(messages=[], max_tokens=9))
     streaming, gathering = MessageRenderer(call, 9), MessageRenderer(call, 9)
     message: dict = {}
     typed: dict[int, str] = {}
@@ -98,13 +128,12 @@ def test_messages(events: list[Event]) -> None:
 @given(replies(with_custom=True))
 @settings(max_examples=examples(60), deadline=None)
 def test_responses(events: list[Event]) -> None:
-    frame = {"id": "resp_1", "object": "response"}
-    ended: list[dict] = []
+    ended: list[ResponseObject] = []
     streaming, gathering = (
         ResponseRenderer(
-            frame,
+            EMPTY,
             ended.append,
-            homes={"ns__f": ("ns", "f")},
+            namespaces={"ns__f": ("ns", "f")},
             wants_logprobs=False,
             packs_thoughts=True,
         )
@@ -132,7 +161,7 @@ def test_responses(events: list[Event]) -> None:
     assert items == final["output"] == whole["output"]
     assert {**final, "completed_at": 0} == {**whole, "completed_at": 0}
     assert payloads[-1]["type"] == f"response.{whole['status']}"
-    assert [each["id"] for each in ended] == ["resp_1", "resp_1"]
+    assert [each.id for each in ended] == ["resp_1", "resp_1"]
 
 
 class _Service:
@@ -146,8 +175,8 @@ def _call(body: object) -> Call[object]:
 @given(replies())
 @settings(max_examples=examples(60), deadline=None)
 def test_chats(events: list[Event]) -> None:
-    body = chat.Body(messages=[])
-    chunks = run(chat.ChatRenderer(_call(body), n=1, kind="chat.completion.chunk"), events)
+    body = chat.ChatBody(messages=[])
+    chunks = run(chat.ChatRenderer(_call(body), n=1), events)
     message: dict = {"content": "", "calls": {}}
     reason = None
     for choice in (choice for chunk in chunks for choice in chunk["choices"]):
@@ -161,9 +190,7 @@ def test_chats(events: list[Event]) -> None:
                 assert not mine["arguments"].removeprefix(call["function"]["arguments"])
                 mine |= {"id": call["id"], "name": call["function"]["name"]}
         reason = choice["finish_reason"] or reason
-    (choice,) = whole_of(chat.ChatRenderer(_call(body), n=1, kind="chat.completion"), events)[
-        "choices"
-    ]
+    (choice,) = whole_of(chat.ChatRenderer(_call(body), n=1), events)["choices"]
     whole = choice["message"]
     assert message["content"] == (whole["content"] or "")
     assert message["reasoning"] == message["reasoning_content"] == whole.get("reasoning", "")

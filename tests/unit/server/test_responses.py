@@ -6,11 +6,12 @@ import asyncio
 import json
 from unittest.mock import Mock
 
+import msgspec
 import pytest
 from openai.types.responses import Response
 
 from blazr.server.config import ServerConfig
-from blazr.server.openai.replay import Log, Replay
+from blazr.server.openai.responses.replay import EventLog, Replay
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import SCRIPT, scripted_core, wait_until
 
@@ -193,18 +194,18 @@ def test_what_follows_ends_without_a_sign_of_life(
     """The last event and the end may come together, or a turn of the loop apart."""
     sent: list[bytes] = []
 
-    async def collect(_replay: Replay, _send: object, _watch: object, data: bytes) -> None:
+    async def collect(_replay: Replay, _send: object, _timeout: object, data: bytes) -> None:
         sent.append(data)
 
     async def follow() -> None:
-        log = Log()
+        log = EventLog()
         replay = Replay(log, ServerConfig())
         task = asyncio.create_task(replay.send_events(Mock(), Mock()))
         await asyncio.sleep(0.01)
-        log.add([{"type": "a"}])
+        log.add([msgspec.defstruct("A", [], tag_field="type", tag="a")()])
         if wakes_apart:
             await asyncio.sleep(0.01)
-        log.end()
+        log.close()
         await task
 
     monkeypatch.setattr(Replay, "send_bytes", collect)

@@ -12,7 +12,7 @@ from openai.types.responses import Response
 from openai.types.responses.response_stream_event import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from blazr.server.openai.items import Item, to_messages
+from blazr.server.openai.responses.items import Item, to_messages
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import thinking_core
 

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from starlette.responses import Response
 
 from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest
-from blazr.server.anthropic.rendering import MessageRenderer
+from blazr.server.anthropic.rendering import MessageEvent, MessageRenderer, MessageReply
+from blazr.server.endpoint import Call, Reply
 from blazr.server.messages import MAX_MESSAGES
 from blazr.server.params import (
     ResponseFormat,
     Stops,
     grammar_of,
-    said,
     sampling_params,
-    scheduling,
     tool_choice,
 )
-from blazr.server.run import Run, whole_answer
-from blazr.server.service import Call, json_response
-from blazr.server.sse import NAMED, EventStream
+from blazr.server.run import Run, reply
+from blazr.server.schema import Example, schema_hint
 from blazr.text.messages import Message
 from blazr.text.reasoning import thinking_variables
 
@@ -33,7 +30,7 @@ _CHOICES = {"auto": "auto", "none": "none", "any": "required", "tool": "required
 # Claude Code begins its system prompt with a block for Anthropic's accounts. It differs from one
 # request to the next, so a model that read it would read everything after it again.
 _BILLING = "x-anthropic-billing-header:"
-_NOT_SAID = {"tool_use", "thinking", "redacted_thinking"}
+_NOT_TEXT = {"tool_use", "thinking", "redacted_thinking"}
 
 
 class Block(msgspec.Struct, kw_only=True):
@@ -56,7 +53,7 @@ class Turn(msgspec.Struct):
     content: str | list[Block]
 
 
-class Tool(msgspec.Struct, kw_only=True):
+class MessageTool(msgspec.Struct, kw_only=True):
     """A tool the model may use. Those without a schema run at Anthropic's, and are left out."""
 
     name: str
@@ -64,24 +61,25 @@ class Tool(msgspec.Struct, kw_only=True):
     input_schema: dict[str, Any] | None = None
 
 
-class Thinking(msgspec.Struct):
+class ThinkingConfig(msgspec.Struct):
     """Whether to think before answering."""
 
     type: str
     budget_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
-class CountBody(msgspec.Struct, kw_only=True):
+class CountMessagesBody(msgspec.Struct, kw_only=True):
     """What is counted."""
 
-    messages: Annotated[list[Turn], said(minItems=1)]
+    messages: Annotated[list[Turn], schema_hint(minItems=1)]
     model: str | None = None
     system: str | list[Block] | None = None
-    tools: list[Tool] | None = None
-    thinking: Thinking | None = None
+    tools: list[MessageTool] | None = None
+    thinking: ThinkingConfig | None = None
+    example: ClassVar[Example] = {"messages": [{"role": "user", "content": "Tell me of a cat."}]}
 
 
-class ToolChoice(msgspec.Struct):
+class MessageToolChoice(msgspec.Struct):
     """Whether a tool must be used."""
 
     type: Literal["auto", "none", "any", "tool"]
@@ -102,7 +100,7 @@ class OutputConfig(msgspec.Struct):
     effort: str | None = None
 
 
-class Body(CountBody, kw_only=True):
+class MessagesBody(CountMessagesBody, kw_only=True):
     """The request."""
 
     max_tokens: Annotated[int, msgspec.Meta(ge=0)]
@@ -111,45 +109,57 @@ class Body(CountBody, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: MessageToolChoice | None = None
     output_config: OutputConfig | None = None
     output_format: ResponseFormat | None = None  # where older clients have it
     context_management: ContextManagement | None = None
+    example: ClassVar[Example] = {
+        "messages": [{"role": "user", "content": "Tell me of a cat."}],
+        "max_tokens": 32,
+    }
 
 
-async def answer(call: Call[Body]) -> Response:
-    """Answer a chat."""
-    body = call.body
-    _check_edits(body.context_management)
-    form = body.output_config.format if body.output_config else None
-    form = body.output_format if form is None else form
-    params = sampling_params(
-        body.stop_sequences,
-        max_tokens=body.max_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        grammar=grammar_of(form, param="output_config"),
-    )
-    request = _to_request(call, params, body.tool_choice)
-    run = await Run.start(call, [request])
-    renderer = MessageRenderer(call, body.max_tokens)
-    if body.stream:
-        return EventStream(run, renderer, NAMED)
-    return await whole_answer(run, renderer)
-
-
-async def count_tokens(call: Call[CountBody]) -> Response:
+class TokenCount(msgspec.Struct):
     """How many tokens a chat has."""
-    request = _to_request(call, SamplingParams())
+
+    input_tokens: int
+
+
+async def answer(call: Call[MessagesBody]) -> Reply[MessageReply, MessageEvent]:
+    """Answer a chat."""
+    run = await Run.start(call, [to_request(call.body, call)])
+    renderer = MessageRenderer(call, call.body.max_tokens)
+    return await reply(run, renderer, stream=call.body.stream)
+
+
+async def count_tokens(call: Call[CountMessagesBody]) -> TokenCount:
+    """How many tokens a chat has."""
+    request = to_request(call.body, call)
     ids = await asyncio.to_thread(call.service.llm.core.encode_chat, request)
-    return json_response({"input_tokens": len(ids)})
+    return TokenCount(len(ids))
 
 
-def _to_request(
-    call: Call[Body] | Call[CountBody], params: SamplingParams, choice: ToolChoice | None = None
-) -> GenerationRequest:
-    body = call.body
+def to_request(body: CountMessagesBody, call: Call[CountMessagesBody]) -> GenerationRequest:
+    """Translate a body; of one that is only to be counted, without its sampling.
+
+    Raises:
+        RequestError: A value is out of range, or asks for what there is not.
+    """
+    params, effort, choice = SamplingParams(), None, MessageToolChoice("auto")
+    if isinstance(body, MessagesBody):
+        edits = body.context_management.edits if body.context_management else []
+        _check_edits(edits)
+        config = body.output_config or OutputConfig()
+        form = body.output_format if config.format is None else config.format
+        params = sampling_params(
+            body.stop_sequences,
+            max_tokens=body.max_tokens,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=body.top_k,
+            grammar=grammar_of(form, param="output_config"),
+        )
+        effort, choice = config.effort, body.tool_choice or choice
     messages = [each for turn in body.messages for each in _to_messages(turn)]
     system = _text_of(body.system or "")
     if system:
@@ -158,7 +168,6 @@ def _to_request(
         raise RequestError(
             "there are too many messages.", param="messages", expected=f"at most {MAX_MESSAGES}"
         )
-    last = messages[-1] if messages else None
     tools = [
         {
             "type": "function",
@@ -171,15 +180,13 @@ def _to_request(
         for tool in body.tools or ()
         if tool.input_schema is not None
     ]
-    choice = choice or ToolChoice("auto")
-    one, thinks = choice.disable_parallel_tool_use, body.thinking
-    enabled = thinks.type != "disabled" if thinks else None
-    effort = body.output_config.effort if isinstance(body, Body) and body.output_config else None
+    one, thinking = choice.disable_parallel_tool_use, body.thinking
+    enabled = thinking.type != "disabled" if thinking else None
     return GenerationRequest(
         messages=messages,
         params=params,
         template_variables=thinking_variables(enabled=enabled, effort=effort) or None,
-        thinking_budget=thinks.budget_tokens if thinks and enabled else None,
+        thinking_budget=thinking.budget_tokens if thinking and enabled else None,
         **tool_choice(
             tools,
             _CHOICES[choice.type],
@@ -187,13 +194,13 @@ def _to_request(
             parallel=None if one is None else not one,
         ),
         # what an assistant has begun to say is gone on with
-        continue_final_message=last is not None and last.role == "assistant",
-        **scheduling(call),
+        continue_final_message=bool(messages) and messages[-1].role == "assistant",
+        **call.scheduling(),
     )
 
 
-def _check_edits(asked: ContextManagement | None) -> None:
-    kinds = [str(edit.get("type")) for edit in asked.edits] if asked else []
+def _check_edits(edits: list[dict[str, Any]]) -> None:
+    kinds = [str(edit.get("type")) for edit in edits]
     wrong = next((kind for kind in kinds if not kind.startswith("clear_thinking")), None)
     if wrong is not None:
         raise RequestError(
@@ -231,9 +238,11 @@ def _to_messages(turn: Turn) -> Iterator[Message]:
     extra: dict[str, object] = {"reasoning_content": thought} if thought else {}
     if calls:
         extra["tool_calls"] = calls
-    said = [block for block in rest if block.type not in _NOT_SAID]
+    spoken = [block for block in rest if block.type not in _NOT_TEXT]
     yield Message(
-        role=turn.role, content=_text_of(said) if said or not calls else None, extra=extra or None
+        role=turn.role,
+        content=_text_of(spoken) if spoken or not calls else None,
+        extra=extra or None,
     )
 
 

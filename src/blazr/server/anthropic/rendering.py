@@ -1,14 +1,17 @@
-"""How Anthropic's dialect says what happens."""
+"""How Anthropic's dialect says what happens, and its errors."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import msgspec
 
 from blazr.llm.results import Completion, Usage
+from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
-from blazr.server.parts import Part, PartsRenderer
-from blazr.server.service import Call
+from blazr.server.parts import PartsRenderer, ReplyPart
 from blazr.text.events import TokenText
 
 VERSION_HEADER = "anthropic-version"  # which only Anthropic's clients send
@@ -24,21 +27,174 @@ _ERROR_TYPES = {
 }
 
 
-def error_object(error: HttpError) -> dict[str, object]:
+class AnthropicErrorBody(msgspec.Struct):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct, tag_field="type", tag="error"):
+    """An error, as Anthropic writes it; in a stream it is the last event."""
+
+    error: AnthropicErrorBody
+
+
+class OutputTokenDetails(msgspec.Struct):
+    """What the output was spent on."""
+
+    thinking_tokens: int
+
+
+class MessageUsage(msgspec.Struct):
+    """What a request cost, in tokens; those read from the cache are not among the input's."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: OutputTokenDetails
+
+
+class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
+    """Text."""
+
+    text: str
+
+
+class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
+    """A thought."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
+    """The use of a tool."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
+StopReason = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
+
+
+class MessageReply(msgspec.Struct, kw_only=True):
+    """The model's message; in a stream it begins empty."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[ContentBlock] = []
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    usage: MessageUsage
+
+
+class MessageStart(msgspec.Struct, tag_field="type", tag="message_start"):
+    """A message begins."""
+
+    message: MessageReply
+
+
+class Ping(msgspec.Struct, tag_field="type", tag="ping"):
+    """A sign of life."""
+
+
+class BlockStart(msgspec.Struct, tag_field="type", tag="content_block_start"):
+    """A block begins, empty."""
+
+    index: int
+    content_block: ContentBlock
+
+
+class TextBlockDelta(msgspec.Struct, tag_field="type", tag="text_delta"):
+    """More text."""
+
+    text: str
+
+
+class ThinkingDelta(msgspec.Struct, tag_field="type", tag="thinking_delta"):
+    """More of a thought."""
+
+    thinking: str
+
+
+class SignatureDelta(msgspec.Struct, tag_field="type", tag="signature_delta"):
+    """The signature of a thought; there is none."""
+
+    signature: str = ""
+
+
+class InputJsonDelta(msgspec.Struct, tag_field="type", tag="input_json_delta"):
+    """More of a tool's input, as JSON."""
+
+    partial_json: str
+
+
+class BlockDelta(msgspec.Struct, tag_field="type", tag="content_block_delta"):
+    """More of a block."""
+
+    index: int
+    delta: TextBlockDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
+
+
+class BlockStop(msgspec.Struct, tag_field="type", tag="content_block_stop"):
+    """A block has ended."""
+
+    index: int
+
+
+class MessageEnd(msgspec.Struct):
+    """Why a message ended."""
+
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+
+
+class MessageDelta(msgspec.Struct, tag_field="type", tag="message_delta"):
+    """Why the message ends, and what it cost."""
+
+    delta: MessageEnd
+    usage: MessageUsage
+
+
+class MessageStop(msgspec.Struct, tag_field="type", tag="message_stop"):
+    """A message has ended."""
+
+
+MessageEvent = (
+    MessageStart
+    | Ping
+    | BlockStart
+    | BlockDelta
+    | BlockStop
+    | MessageDelta
+    | MessageStop
+    | AnthropicError
+)
+
+
+def anthropic_error(error: HttpError) -> AnthropicError:
     """Anthropic's error object."""
-    kind = _ERROR_TYPES.get(error.status, "invalid_request_error")
     message = error.text
     if error.code == "context_length_exceeded":  # by these words agents know when to summarize
         tokens, most = error.figures["n_prompt_tokens"], error.figures["n_ctx"]
         message = f"prompt is too long: {tokens} tokens > {most} maximum"
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    kind = _ERROR_TYPES.get(error.status, "invalid_request_error")
+    return AnthropicError(AnthropicErrorBody(kind, message))
 
 
-class MessageRenderer(PartsRenderer):
+class MessageRenderer(PartsRenderer[MessageReply, MessageEvent]):
     """Says what happens in the words of /v1/messages.
 
     Args:
-        call: What was asked.
+        call: The request.
         max_tokens: Most tokens of the reply.
     """
 
@@ -48,97 +204,90 @@ class MessageRenderer(PartsRenderer):
         self._model = call.service.name
         self._max_tokens = max_tokens
 
-    def begin(self) -> Iterable[object]:
+    def prompt_done(self) -> Iterable[MessageEvent]:
         """The message, still empty."""
-        yield {"type": "message_start", "message": self._message()}
-        yield {"type": "ping"}
+        prompt = self.prompt
+        assert prompt is not None
+        usage = _usage(Usage(prompt.num_prompt_tokens, 0, prompt.num_cached_tokens))
+        yield MessageStart(MessageReply(id=self._id, model=self._model, usage=usage))
+        yield Ping()
 
-    def opened(self, part: Part) -> Iterable[object]:
+    def part_started(self, part: ReplyPart) -> Iterable[MessageEvent]:
         """The beginning of a block, still empty."""
-        block = {**_block(part), **({"input": {}} if part.kind == "tool" else {})}
-        yield {"type": "content_block_start", "index": part.place, "content_block": block}
+        yield BlockStart(part.place, _block(part))
 
-    def more(
+    def part_extended(
         self,
-        part: Part,
+        part: ReplyPart,
         text: str,
         tokens: Sequence[TokenText] = (),  # noqa: ARG002
-    ) -> Iterable[object]:
+    ) -> Iterable[MessageEvent]:
         """What is added to a block."""
-        deltas = {
-            "text": {"type": "text_delta", "text": text},
-            "reasoning": {"type": "thinking_delta", "thinking": text},
-            "tool": {"type": "input_json_delta", "partial_json": text},
-        }
-        delta = deltas[part.kind]
-        yield {"type": "content_block_delta", "index": part.place, "delta": delta}
+        if part.kind == "text":
+            yield BlockDelta(part.place, TextBlockDelta(text))
+        elif part.kind == "reasoning":
+            yield BlockDelta(part.place, ThinkingDelta(text))
+        else:
+            yield BlockDelta(part.place, InputJsonDelta(text))
 
-    def closed(self, part: Part) -> Iterable[object]:
+    def part_finished(self, part: ReplyPart) -> Iterable[MessageEvent]:
         """The end of a block."""
         if part.kind == "reasoning":
-            delta = {"type": "signature_delta", "signature": ""}
-            yield {"type": "content_block_delta", "index": part.place, "delta": delta}
-        yield {"type": "content_block_stop", "index": part.place}
+            yield BlockDelta(part.place, SignatureDelta())
+        yield BlockStop(part.place)
 
-    def last(self, usage: Usage) -> Iterable[object]:
+    def last(self, usage: Usage) -> Iterable[MessageEvent]:
         """Why it ended, and what it cost."""
-        yield {"type": "message_delta", "delta": self._end(usage), "usage": _usage(usage)}
-        yield {"type": "message_stop"}
+        yield MessageDelta(self._end(usage), _usage(usage))
+        yield MessageStop()
 
-    def failure(self, error: HttpError) -> Iterable[object]:
+    def failure(self, error: HttpError) -> Iterable[MessageEvent]:
         """What to send when a stream fails."""
-        yield error_object(error)
+        yield anthropic_error(error)
 
-    def whole(self, completions: Sequence[Completion], usage: Usage) -> object:  # noqa: ARG002
+    def whole(self, completions: Sequence[Completion], usage: Usage) -> MessageReply:  # noqa: ARG002
         """The whole message."""
-        content = [_block(part) for part in self.parts]
-        return {**self._message(), "content": content, **self._end(usage), "usage": _usage(usage)}
+        end = self._end(usage)
+        return MessageReply(
+            id=self._id,
+            model=self._model,
+            content=[_block(part) for part in self.parts],
+            stop_reason=end.stop_reason,
+            stop_sequence=end.stop_sequence,
+            usage=_usage(usage),
+        )
 
-    def _message(self) -> dict[str, object]:
-        prompt = self.prompt
-        read, cached = (prompt.num_prompt_tokens, prompt.num_cached_tokens) if prompt else (0, 0)
-        return {
-            "id": self._id,
-            "type": "message",
-            "role": "assistant",
-            "model": self._model,
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": _usage(Usage(read, 0, cached)),
-        }
-
-    def _end(self, usage: Usage) -> dict[str, object]:
+    def _end(self, usage: Usage) -> MessageEnd:
         finished = self.finished
         if finished is None:
-            return {"stop_reason": None, "stop_sequence": None}
-        reason = "end_turn" if finished.stop is None else "stop_sequence"
+            return MessageEnd(None, None)
+        reason: StopReason = "end_turn" if finished.stop is None else "stop_sequence"
         if finished.reason == "length":
             is_full = usage.completion_tokens < self._max_tokens
             reason = "model_context_window_exceeded" if is_full else "max_tokens"
         elif finished.num_tool_calls:
             reason = "tool_use"
-        return {"stop_reason": reason, "stop_sequence": finished.stop}
+        return MessageEnd(reason, finished.stop)
 
 
-def _block(part: Part) -> dict[str, object]:
+def _block(part: ReplyPart) -> ContentBlock:
     if part.kind == "text":
-        return {"type": "text", "text": part.text}
+        return TextBlock(part.text)
     if part.kind == "reasoning":
-        return {"type": "thinking", "thinking": part.text, "signature": ""}
+        return ThinkingBlock(part.text)
     try:
         arguments = json.loads(part.text or "{}")
     except ValueError:
         arguments = None  # cut off in the middle
     given = arguments if isinstance(arguments, dict) else {}
-    return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": given}
+    return ToolUseBlock(id=part.call_id, name=part.name, input=given)
 
 
-def _usage(usage: Usage) -> dict[str, object]:
-    return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached_tokens,
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
-    }
+def _usage(usage: Usage) -> MessageUsage:
+    return MessageUsage(
+        input_tokens=usage.prompt_tokens - usage.cached_tokens,
+        cache_creation_input_tokens=0,
+        cache_read_input_tokens=usage.cached_tokens,
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=OutputTokenDetails(usage.reasoning_tokens),
+    )

@@ -2,36 +2,71 @@
 
 from __future__ import annotations
 
-from starlette.responses import Response
+import msgspec
 
-from blazr.server.service import Call, json_response
+from blazr.server.endpoint import Call
+from blazr.server.state import PrefixReport
 
 _REASON = "reuse_"
 
 
-async def show_cache(call: Call[None]) -> Response:
+class Pages(msgspec.Struct):
+    """Pages of memory for keys and values."""
+
+    used: int
+    idle: int
+    free: int
+    evictions: int
+
+
+class States(msgspec.Struct):
+    """Slots for the states of recurrent layers."""
+
+    used: int
+    free: int
+    evictions: int
+
+
+class CacheReport(msgspec.Struct):
+    """What the caches hold, and why prefixes were reused or not."""
+
+    pages: Pages
+    states: States
+    blocks: int
+    prompt_tokens: int
+    cached_tokens: int
+    reasons: dict[str, int]
+    recent: list[PrefixReport]
+
+
+async def show_cache(call: Call[None]) -> CacheReport:
     """A model's: what the caches hold, how often prefixes were reused, the latest requests."""
     stats = call.service.llm.core.engine.stats()
 
-    def pick(**figures: str) -> dict[str, int]:
-        return {shown: int(stats.get(name, 0)) for shown, name in figures.items()}
+    def count(name: str) -> int:
+        return int(stats.get(name, 0))
 
-    return json_response(
-        {
-            "pages": pick(
-                used="pages_used", idle="pages_idle", free="pages_free", evictions="page_evictions"
-            ),
-            "states": pick(used="states_used", free="states_free", evictions="state_evictions"),
-            **pick(
-                blocks="prefix_blocks", prompt_tokens="prompt_tokens", cached_tokens="cached_tokens"
-            ),
-            "reasons": {
-                name.removeprefix(_REASON): int(count)
-                for name, count in stats.items()
-                if name.startswith(_REASON)
-            },
-            "recent": [
-                each for each in call.state.reports(call.tenant) if each.model == call.service.name
-            ],
-        }
+    return CacheReport(
+        pages=Pages(
+            used=count("pages_used"),
+            idle=count("pages_idle"),
+            free=count("pages_free"),
+            evictions=count("page_evictions"),
+        ),
+        states=States(
+            used=count("states_used"),
+            free=count("states_free"),
+            evictions=count("state_evictions"),
+        ),
+        blocks=count("prefix_blocks"),
+        prompt_tokens=count("prompt_tokens"),
+        cached_tokens=count("cached_tokens"),
+        reasons={
+            name.removeprefix(_REASON): int(number)
+            for name, number in stats.items()
+            if name.startswith(_REASON)
+        },
+        recent=[
+            each for each in call.state.reports(call.tenant) if each.model == call.service.name
+        ],
     )

@@ -1,4 +1,4 @@
-"""Commands that operators give: pause and resume, forget prefixes, end replies.
+"""Operators' commands: pause and resume, forget prefixes, abort replies.
 
 Bodies and answers are vLLM's and SGLang's; what the body leaves out may stand in the query.
 """
@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
-from starlette.responses import Response
 
-from blazr.server.service import Call, json_response
-from blazr.server.state import Seat, Service
+from blazr.server.endpoint import Call
+from blazr.server.models import ModelSlot, Service
 
 
 class Target(msgspec.Struct, kw_only=True):
@@ -44,44 +43,70 @@ class AbortBody(Target, kw_only=True):
     abort_all: bool | None = None
 
 
-async def pause(call: Call[PauseBody]) -> Response:
+class PauseState(msgspec.Struct):
+    """What was done."""
+
+    status: Literal["paused", "resumed"]
+
+
+class Paused(msgspec.Struct):
+    """Whether a model is paused."""
+
+    is_paused: bool
+
+
+class Forgotten(msgspec.Struct, kw_only=True):
+    """How many blocks of tokens were forgotten."""
+
+    success: bool = True
+    num_blocks: int
+
+
+class Aborted(msgspec.Struct, kw_only=True):
+    """How many requests were ended."""
+
+    status: Literal["aborted"] = "aborted"
+    aborted: int
+
+
+async def pause(call: Call[PauseBody]) -> PauseState:
     """Compute nothing more until told to resume; what is asked meanwhile waits."""
     body = call.body
     mode = body.mode or ("wait" if body.wait_for_inflight_requests else "abort")
     finishes = mode in {"abort", "wait"}
     for service in _services(call, call.body.model):
         if mode == "abort":
-            service.cut()
+            service.abort()
         engine = service.llm.core.engine
         await asyncio.wrap_future(engine.pause(finishes=finishes))
         if finishes and body.clear_cache is not False:
             await asyncio.to_thread(engine.forget_prefixes)
-    return json_response({"status": "paused"})
+    return PauseState("paused")
 
 
-async def resume(call: Call[Target]) -> Response:
+async def resume(call: Call[Target]) -> PauseState:
     """Go on after a pause."""
     for service in _services(call, call.body.model):
         await asyncio.to_thread(service.llm.core.engine.resume)
-    return json_response({"status": "resumed"})
+    return PauseState("resumed")
 
 
-async def is_paused(call: Call[Target]) -> Response:
+async def is_paused(call: Call[Target]) -> Paused:
     """Whether a model in memory is paused."""
     paused = [service.llm.core.engine.is_paused for service in _services(call, call.body.model)]
-    return json_response({"is_paused": any(paused)})
+    return Paused(any(paused))
 
 
-async def reset_prefix_cache(call: Call[ResetBody]) -> Response:
+async def reset_prefix_cache(call: Call[ResetBody]) -> Forgotten:
     """Forget what prompts have left for others."""
     restarts, num_blocks = bool(call.body.reset_running_requests), 0
     for service in _services(call, call.body.model):
         forget = service.llm.core.engine.forget_prefixes
         num_blocks += await asyncio.to_thread(forget, restarts=restarts)
-    return json_response({"success": True, "num_blocks": num_blocks})
+    return Forgotten(num_blocks=num_blocks)
 
 
-async def abort_requests(call: Call[AbortBody]) -> Response:
+async def abort_requests(call: Call[AbortBody]) -> Aborted:
     """End running requests where they stand."""
     body, names = call.body, None
     given = [body.request_ids] if isinstance(body.request_ids, str) else body.request_ids or []
@@ -90,18 +115,18 @@ async def abort_requests(call: Call[AbortBody]) -> Response:
         # the id of an answer is the request's after its kind
         parts = [(each, each.partition("-")[2], each.partition("_")[2]) for each in given]
         names = {name for each in parts for name in each if name}
-    aborted = sum(service.cut(names) for service in _services(call, call.body.model))
-    return json_response({"status": "aborted", "aborted": aborted})
+    aborted = sum(service.abort(names) for service in _services(call, call.body.model))
+    return Aborted(aborted=aborted)
 
 
-def seats_of(call: Call[object], name: str | None) -> Sequence[Seat]:
-    """The places of the models that a command is about; no name means all.
+def slots_of(call: Call[object], name: str | None) -> Sequence[ModelSlot]:
+    """The models that a command is about; no name means all.
 
     Raises:
         HttpError: 404, there is none of that name.
     """
-    return call.models.seats if name is None else [call.models.find(name)]
+    return call.models.slots if name is None else [call.models.find(name)]
 
 
 def _services(call: Call[object], name: str | None) -> list[Service]:
-    return [seat.service for seat in seats_of(call, name) if seat.service is not None]
+    return [slot.service for slot in slots_of(call, name) if slot.service is not None]

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
-from starlette.responses import Response
 
 from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest, Prompt
-from blazr.server.native.pieces import FRAMING, PieceRenderer, SamplingBody, to_params
-from blazr.server.params import MAX_PROMPTS, Nothing, check_num_replies, said, scheduling
-from blazr.server.run import Run, whole_answer
-from blazr.server.service import Call
-from blazr.server.sse import EventStream
+from blazr.server.endpoint import Call, Reply
+from blazr.server.native.llama_cpp import (
+    LlamaCppBody,
+    PieceEvent,
+    PieceRenderer,
+    TextPiece,
+    to_params,
+)
+from blazr.server.params import MAX_PROMPTS, EmptyList, check_num_replies
+from blazr.server.run import Run, reply
+from blazr.server.schema import Example, schema_hint
 from blazr.text.tokenizer import Tokenizer
 
 
@@ -23,10 +28,10 @@ class PromptText(msgspec.Struct, kw_only=True):
     """A prompt as an object; there is no use for images and sounds."""
 
     prompt_string: str
-    multimodal_data: Annotated[str, said(maxLength=0)] | Nothing | None = None
+    multimodal_data: Annotated[str, schema_hint(maxLength=0)] | EmptyList | None = None
 
 
-class Body(SamplingBody, kw_only=True):
+class LlamaCompletionBody(LlamaCppBody, kw_only=True):
     """The request. Left as it is, it asks for all that fits.
 
     A prompt is a text, or token ids with texts among them; a list of such is several prompts.
@@ -34,21 +39,25 @@ class Body(SamplingBody, kw_only=True):
 
     prompt: str | PromptText | list[str | int | PromptText | list[int | str]]
     n_predict: int | None = -1
+    example: ClassVar[Example] = {"prompt": "Once upon a time", "max_tokens": 32}
 
 
-async def complete(call: Call[Body]) -> Response:
+async def complete(
+    call: Call[LlamaCompletionBody],
+) -> Reply[TextPiece | list[TextPiece], PieceEvent]:
     """Continue a prompt, or several."""
     params = await to_params(call)
     prompts = await asyncio.to_thread(_prompts, call.body.prompt, call.service.llm.tokenizer)
     check_num_replies(len(prompts), param="prompt")
     renderer = PieceRenderer(call, params)
     requests = [
-        GenerationRequest(prompt=each, params=params, **scheduling(call)) for each in prompts
+        GenerationRequest(prompt=each, params=params, **call.scheduling()) for each in prompts
     ]
     run = await Run.start(call, requests)
-    if call.body.stream:
-        return EventStream(run, renderer, FRAMING)
-    return await whole_answer(run, renderer)
+    if len(prompts) == 1 or call.body.stream:
+        return await reply(run, renderer, stream=call.body.stream)
+    completions, _ = await run.result(renderer.gather)
+    return renderer.pieces(completions)
 
 
 def _prompts(

@@ -6,19 +6,19 @@ Source: ``docs/basic_usage/sampling_params.md`` of SGLang.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
-from starlette.responses import Response
+from msgspec import UNSET, UnsetType
 
 from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Fold, Usage
-from blazr.server.params import Stop, one_grammar, sampling_params, scheduling
-from blazr.server.run import Renderer, Run, whole_answer
-from blazr.server.service import Call
-from blazr.server.sse import EventStream
+from blazr.server.endpoint import Call, Reply
+from blazr.server.params import Stop, one_grammar, sampling_params
+from blazr.server.run import Renderer, Run, reply
+from blazr.server.schema import Example
 from blazr.text.events import Event, TextDelta
 
 _DEFAULT_TOKENS = 50
@@ -47,7 +47,7 @@ class SglangParams(msgspec.Struct, kw_only=True):
     ebnf: str | None = None
 
 
-class Body(msgspec.Struct, kw_only=True):
+class GenerateBody(msgspec.Struct, kw_only=True):
     """The request. A prompt alone asks for the likeliest 50 tokens.
 
     SGLang's clients send ``text`` or ``input_ids`` with ``sampling_params``, and get SGLang's
@@ -67,105 +67,143 @@ class Body(msgspec.Struct, kw_only=True):
     stop: Stop | None = None
     sampling_params: SglangParams | None = None
     stream: bool | None = None
+    example: ClassVar[Example] = {"prompt": "Once upon a time", "max_tokens": 32}
 
 
-async def generate(call: Call[Body]) -> Response:
+class SglangEnd(msgspec.Struct):
+    """Why a reply ended."""
+
+    type: str
+    length: int | UnsetType = UNSET
+    matched: str | UnsetType = UNSET
+
+
+class SglangMeta(msgspec.Struct):
+    """About a reply, as SGLang tells it."""
+
+    id: str
+    finish_reason: SglangEnd | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class Generated(msgspec.Struct, kw_only=True):
+    """What a prompt was continued with: `response`, or the rest in SGLang's words."""
+
+    response: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    output_ids: list[int] | UnsetType = UNSET
+    meta_info: SglangMeta | UnsetType = UNSET
+
+
+async def generate(call: Call[GenerateBody]) -> Reply[Generated, Generated]:
     """Continue a prompt."""
     body = call.body
+    run = await Run.start(call, [to_request(body, call)])
+    renderer = _ResponseRenderer() if body.prompt is not None else _SglangRenderer(call.id)
+    return await reply(run, renderer, stream=body.stream)
+
+
+def to_request(body: GenerateBody, call: Call[GenerateBody]) -> GenerationRequest:
+    """Translate a body.
+
+    Raises:
+        RequestError: There is not one prompt, or a value is out of range.
+    """
     given = [each for each in (body.prompt, body.text, body.input_ids) if each is not None]
     if len(given) != 1:
         raise RequestError(
             "there is not one prompt.", param="prompt", expected="prompt, text or input_ids"
         )
-    is_sglang = body.prompt is None
-    request = GenerationRequest(
-        prompt=given[0],
-        params=_sglang_params(body) if is_sglang or body.sampling_params else _params(body),
-        **scheduling(call),
-    )
-    run = await Run.start(call, [request])
-    renderer = _SglangResponse(call.id) if is_sglang else _Response()
-    return EventStream(run, renderer) if body.stream else await whole_answer(run, renderer)
+    if body.prompt is None or body.sampling_params:
+        params = _sglang_params(body.sampling_params or SglangParams())
+    else:
+        wanted = body.max_new_tokens if body.max_tokens is None else body.max_tokens
+        params = sampling_params(
+            body.stop,
+            max_tokens=_DEFAULT_TOKENS if wanted is None else wanted,
+            temperature=body.temperature or 0.0,
+            top_p=body.top_p,
+            top_k=body.top_k,
+            seed=body.seed,
+        )
+    return GenerationRequest(prompt=given[0], params=params, **call.scheduling())
 
 
-def _params(body: Body) -> SamplingParams:
-    wanted = body.max_new_tokens if body.max_tokens is None else body.max_tokens
+def _sglang_params(given: SglangParams) -> SamplingParams:
     return sampling_params(
-        body.stop,
-        max_tokens=_DEFAULT_TOKENS if wanted is None else wanted,
-        temperature=body.temperature or 0.0,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        seed=body.seed,
+        given.stop,
+        max_tokens=_SGLANG_TOKENS if given.max_new_tokens is None else given.max_new_tokens,
+        min_tokens=given.min_new_tokens,
+        temperature=given.temperature,
+        top_p=given.top_p,
+        top_k=given.top_k,
+        min_p=given.min_p,
+        repetition_penalty=given.repetition_penalty,
+        presence_penalty=given.presence_penalty,
+        frequency_penalty=given.frequency_penalty,
+        seed=given.sampling_seed,
+        stop_token_ids=given.stop_token_ids,
+        ignore_eos=given.ignore_eos,
+        skip_special_tokens=given.skip_special_tokens,
+        grammar=one_grammar(
+            {"json_schema": given.json_schema, "regex": given.regex, "ebnf": given.ebnf}
+        ),
     )
 
 
-def _sglang_params(body: Body) -> SamplingParams:
-    given = body.sampling_params or SglangParams()
-    values = msgspec.structs.asdict(given)
-    most, least = values.pop("max_new_tokens"), values.pop("min_new_tokens")
-    grammars = {name: values.pop(name) for name in ("json_schema", "regex", "ebnf")}
-    seed = values.pop("sampling_seed")
-    return sampling_params(
-        **values,
-        max_tokens=_SGLANG_TOKENS if most is None else most,
-        min_tokens=least,
-        seed=seed,
-        grammar=one_grammar(grammars),
-    )
-
-
-class _Response(Renderer):
+class _ResponseRenderer(Renderer[Generated, Generated]):
     """Renders ``{"response": text}``, or that of each piece."""
 
-    def event(self, event: Event) -> Iterable[object]:
+    def event(self, event: Event) -> Iterable[Generated]:
         """A piece of the text."""
         if isinstance(event, TextDelta) and event.text:
-            yield {"response": event.text}
+            yield Generated(response=event.text)
 
-    def whole(self, completions: Sequence[Completion], usage: Usage) -> object:  # noqa: ARG002
+    def whole(self, completions: Sequence[Completion], usage: Usage) -> Generated:  # noqa: ARG002
         """All of it."""
-        return {"response": completions[0].text}
+        return Generated(response=completions[0].text)
 
 
-class _SglangResponse(Renderer):
+class _SglangRenderer(Renderer[Generated, Generated]):
     """Says what happens as SGLang does: each event has all of the text so far."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._gathered = Fold()
 
-    def event(self, event: Event) -> Iterable[object]:
+    def event(self, event: Event) -> Iterable[Generated]:
         """The text so far."""
         self._gathered.push(event)
         if isinstance(event, TextDelta) and event.text:
             (completion,) = self._gathered.completions()
-            yield self._object(completion, is_over=False)
+            yield self._generated(completion, is_over=False)
 
-    def last(self, usage: Usage) -> Iterable[object]:  # noqa: ARG002
+    def last(self, usage: Usage) -> Iterable[Generated]:  # noqa: ARG002
         """The whole, with why it ended."""
         (completion,) = self._gathered.completions()
-        yield self._object(completion)
+        yield self._generated(completion)
 
-    def whole(self, completions: Sequence[Completion], usage: Usage) -> object:  # noqa: ARG002
+    def whole(self, completions: Sequence[Completion], usage: Usage) -> Generated:  # noqa: ARG002
         """All of it."""
-        return self._object(completions[0])
+        return self._generated(completions[0])
 
-    def _object(self, completion: Completion, *, is_over: bool = True) -> object:
+    def _generated(self, completion: Completion, *, is_over: bool = True) -> Generated:
         reason, usage = completion.finish_reason, completion.usage
-        end: dict[str, object] | None = {"type": reason} if is_over else None
+        end = SglangEnd(reason) if is_over else None
         if reason == "length":
-            end = {"type": reason, "length": usage.completion_tokens}
+            end = SglangEnd(reason, length=usage.completion_tokens)
         elif reason == "stop" and completion.stop is not None:
-            end = {"type": reason, "matched": completion.stop}
-        return {
-            "text": completion.text,
-            "output_ids": list(completion.token_ids),
-            "meta_info": {
-                "id": self._name,
-                "finish_reason": end,
-                "prompt_tokens": usage.prompt_tokens,
-                "completion_tokens": len(completion.token_ids),
-                "cached_tokens": usage.cached_tokens,
-            },
-        }
+            end = SglangEnd(reason, matched=completion.stop)
+        return Generated(
+            text=completion.text,
+            output_ids=list(completion.token_ids),
+            meta_info=SglangMeta(
+                id=self._name,
+                finish_reason=end,
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=len(completion.token_ids),
+                cached_tokens=usage.cached_tokens,
+            ),
+        )

@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
-from starlette.responses import Response
 
 from blazr.llm.generation import GenerationRequest
-from blazr.server.native.pieces import FRAMING, PieceRenderer, SamplingBody, to_params
-from blazr.server.params import scheduling
-from blazr.server.run import Run, whole_answer
-from blazr.server.service import Call
-from blazr.server.sse import EventStream
+from blazr.server.endpoint import Call, Reply
+from blazr.server.native.llama_cpp import (
+    LlamaCppBody,
+    PieceEvent,
+    PieceRenderer,
+    TextPiece,
+    to_params,
+)
+from blazr.server.run import Run, reply
+from blazr.server.schema import Example
 
 
-class Extra(msgspec.Struct):
+class ExtraFile(msgspec.Struct):
     """Another file, to know of."""
 
     text: str
     filename: str = ""
 
 
-class Body(SamplingBody, kw_only=True):
+class InfillBody(LlamaCppBody, kw_only=True):
     """The request; ``prompt`` is more of the prefix."""
 
     input_prefix: str = ""
     input_suffix: str = ""
-    input_extra: list[Extra] | None = None
+    input_extra: list[ExtraFile] | None = None
     prompt: str = ""
+    example: ClassVar[Example] = {
+        "max_tokens": 32,
+        "input_prefix": "def add(a, b):\n    return ",
+        "input_suffix": "\n",
+    }
 
 
-async def infill(call: Call[Body]) -> Response:
+async def infill(call: Call[InfillBody]) -> Reply[TextPiece, PieceEvent]:
     """Fill in the middle."""
     body, params = call.body, await to_params(call)
     before = "".join(f"{extra.filename}\n{extra.text}\n" for extra in body.input_extra or ())
@@ -37,10 +48,8 @@ async def infill(call: Call[Body]) -> Response:
         prompt=before + body.input_prefix + body.prompt,
         suffix=body.input_suffix,
         params=params,
-        **scheduling(call),
+        **call.scheduling(),
     )
     renderer = PieceRenderer(call, params)
     run = await Run.start(call, [request])
-    if body.stream:
-        return EventStream(run, renderer, FRAMING)
-    return await whole_answer(run, renderer)
+    return await reply(run, renderer, stream=body.stream)

@@ -10,8 +10,8 @@ from importlib.resources import files
 
 from starlette.responses import PlainTextResponse, Response
 
+from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
-from blazr.server.service import Call
 
 _TYPES = {
     "css": "text/css",

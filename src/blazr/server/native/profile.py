@@ -6,16 +6,16 @@ import asyncio
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
-from starlette.responses import Response
+from msgspec import UNSET, UnsetType
 
 from blazr.core.errors import EngineError, RequestError
 from blazr.llm.protocol import EngineProtocol
+from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
-from blazr.server.service import Call, json_response
-from blazr.server.state import Recording
+from blazr.server.state import ProfileRecording
 
 if TYPE_CHECKING:
     from blazr.engine.profile import Profile
@@ -31,7 +31,14 @@ class StartBody(msgspec.Struct, kw_only=True):
     num_steps: int | None = None
 
 
-async def start_profile(call: Call[StartBody]) -> Response:
+class ProfileState(msgspec.Struct):
+    """What was done; a profile is a file in the operator's folder."""
+
+    status: Literal["started", "stopped"]
+    file: str | UnsetType = UNSET
+
+
+async def start_profile(call: Call[StartBody]) -> ProfileState:
     """Begin to record what a model's engine does, for five minutes at most."""
     state, body = call.state, call.body
     if state.config.profile_dir is None:
@@ -41,20 +48,20 @@ async def start_profile(call: Call[StartBody]) -> Response:
             raise RequestError(f"this endpoint has no {field}.", param=field)
     from blazr.engine.profile import Profile  # torch comes with it
 
-    seat = call.models.find(body.model)
+    slot = call.models.find(body.model)
     async with state.profiling:
-        if seat.service is None or (state.recording and not state.recording.task.done()):
-            why = "the model is not in memory" if seat.service is None else "one is being made"
+        if slot.service is None or (state.recording and not state.recording.task.done()):
+            why = "the model is not in memory" if slot.service is None else "one is being made"
             raise HttpError(409, f"no profile can be begun: {why}.", code="conflict")
-        engine, stop = seat.service.llm.core.engine, asyncio.Event()
+        engine, stop = slot.service.llm.core.engine, asyncio.Event()
         path = state.config.profile_dir / f"blazr-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.json.gz"
         profile = await asyncio.to_thread(engine.call, Profile)
         task = asyncio.create_task(_record(profile, engine, stop, path))
-        state.recording = Recording(stop, task)
-    return json_response({"status": "started"})
+        state.recording = ProfileRecording(stop, task)
+    return ProfileState("started")
 
 
-async def stop_profile(call: Call[None]) -> Response:
+async def stop_profile(call: Call[None]) -> ProfileState:
     """Record no more, and write the profile into the operator's folder."""
     state = call.state
     async with state.profiling:
@@ -67,7 +74,7 @@ async def stop_profile(call: Call[None]) -> Response:
         except (OSError, EngineError) as error:
             message = f"the profile is lost: {type(error).__name__}."
             raise HttpError(500, message, code="profile_lost") from error
-    return json_response({"status": "stopped", "file": path.name})
+    return ProfileState("stopped", path.name)
 
 
 async def _record(

@@ -2,33 +2,55 @@
 
 from __future__ import annotations
 
-from starlette.responses import Response
+import msgspec
 
 import blazr
 from blazr.engine.sampling_params import SamplingParams
-from blazr.server.native.pieces import settings
+from blazr.server.endpoint import Call
+from blazr.server.native.llama_cpp import Settings, settings_of
 from blazr.server.native.tokens import special_names
 from blazr.server.params import LAST_N
-from blazr.server.service import Call, json_response
 
 
-async def show_props(call: Call[None]) -> Response:
+class Defaults(msgspec.Struct):
+    """The context, and how replies are sampled where a request does not say."""
+
+    n_ctx: int
+    params: Settings
+
+
+class Modalities(msgspec.Struct):
+    """What is read besides text."""
+
+    vision: bool = False
+    audio: bool = False
+
+
+class Props(msgspec.Struct):
+    """What a client of llama.cpp's server asks first."""
+
+    default_generation_settings: Defaults
+    total_slots: int
+    model_alias: str
+    modalities: Modalities
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    build_info: str
+
+
+async def show_props(call: Call[None]) -> Props:
     """The context, the defaults, the chat template."""
     core = call.service.llm.core
     bos, eos = special_names(core.tokenizer)
-    defaults = {
-        "n_ctx": core.info.max_seq_len,
-        "params": settings(SamplingParams(max_tokens=None, repeat_last_n=LAST_N), core.info),
-    }
-    return json_response(
-        {
-            "default_generation_settings": defaults,
-            "total_slots": int(core.engine.stats().get("max_running", 0)),
-            "model_alias": call.service.name,
-            "modalities": {"vision": False, "audio": False},
-            "chat_template": core.template.source if core.template else "",
-            "bos_token": bos or "",
-            "eos_token": eos or "",
-            "build_info": f"blazr-{blazr.__version__}",
-        }
+    params = SamplingParams(max_tokens=None, repeat_last_n=LAST_N)
+    return Props(
+        default_generation_settings=Defaults(core.info.max_seq_len, settings_of(params, core.info)),
+        total_slots=int(core.engine.stats().get("max_running", 0)),
+        model_alias=call.service.name,
+        modalities=Modalities(),
+        chat_template=core.template.source if core.template else "",
+        bos_token=bos or "",
+        eos_token=eos or "",
+        build_info=f"blazr-{blazr.__version__}",
     )

@@ -4,85 +4,102 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Literal
 
 import msgspec
-from starlette.responses import Response
+from msgspec import UNSET, UnsetType
 from starlette.types import Send
 
+from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
-from blazr.server.models import Models
-from blazr.server.native.pieces import FRAMING
-from blazr.server.service import Call, json_response
-from blazr.server.sse import Stream, Watch
-from blazr.server.state import News, Seat
+from blazr.server.sse import SendTimeout, Stream
+from blazr.server.state import ModelState
 
 
-class Body(msgspec.Struct, kw_only=True):
+class RouterBody(msgspec.Struct, kw_only=True):
     """Which model; left out it is the first."""
 
     model: str | None = None
 
 
-async def load(call: Call[Body]) -> Response:
+class Success(msgspec.Struct):
+    """It was done, or begun."""
+
+    success: bool = True
+    message: str | UnsetType = UNSET
+
+
+class ModelChange(msgspec.Struct):
+    """Where a model is in its life; an exit code says that it could not be loaded."""
+
+    status: ModelState
+    exit_code: int | UnsetType = UNSET
+
+
+class ModelNews(msgspec.Struct, kw_only=True):
+    """What has become of a model."""
+
+    model: str
+    event: Literal["model_status"] = "model_status"
+    data: ModelChange
+
+
+async def load(call: Call[RouterBody]) -> Success:
     """Begin to load a model, and do not wait for it."""
-    seat = call.models.find(call.body.model)
-    seat.check_awake()
-    call.models.begin(_load(call.models, seat))
-    return json_response({"success": True})
+    models, slot = call.models, call.models.find(call.body.model)
+    slot.check_awake()
+
+    async def work() -> None:
+        with suppress(HttpError):  # subscribers are told, and it is in the log
+            async with models.using(slot.source.name):
+                pass
+
+    models.begin(work())
+    return Success()
 
 
-async def unload(call: Call[Body]) -> Response:
+async def unload(call: Call[RouterBody]) -> Success:
     """Let a model go once those who use it have ended, and do not wait for that."""
-    seat = call.models.find(call.body.model)
-    seat.check_returns()
-    call.models.begin(_unload(call.models, seat))
-    return json_response({"success": True})
+    models, slot = call.models, call.models.find(call.body.model)
+    slot.check_returns()
+
+    async def work() -> None:
+        async with models.changing:
+            slot.resting = None
+            if slot.service is not None:
+                await models.let_go(slot)
+
+    models.begin(work())
+    return Success()
 
 
-async def watch(call: Call[None]) -> Response:
+async def watch(call: Call[None]) -> Stream[ModelNews]:
     """What becomes of the models from now on, as a stream without an end."""
-    return _News(call.models)
+    return _ModelStream(call)
 
 
-class _News(Stream):
+class _ModelStream(Stream[ModelNews]):
     """Tells of every change in a model's life."""
 
-    def __init__(self, models: Models) -> None:
-        super().__init__(models.state.config, FRAMING)
-        self._models = models
+    def __init__(self, call: Call[None]) -> None:
+        super().__init__(call.state.config, call.framing)
+        self._models = call.models
 
-    async def send_events(self, send: Send, watch: Watch) -> None:
+    async def send_events(self, send: Send, timeout: SendTimeout) -> None:
         """Send events until the server stops, and comments while there are none."""
-        data = self._framing.keep_alive  # it has begun
-        with self._models.news.watching() as news:
-            while data:
-                await self.send_bytes(send, watch, data)
-                data = await self._next(news)
+        keep_alive_s, data = self._config.keep_alive_s, self._framing.keep_alive
+        with self._models.events.subscribe() as queue:
+            while True:
+                await self.send_bytes(send, timeout, data)
+                try:
+                    event = await asyncio.wait_for(queue.get(), keep_alive_s)
+                except TimeoutError:
+                    data = self._framing.keep_alive
+                    continue
+                if event is None:
+                    return
+                change = ModelChange(event.status, 1 if event.has_failed else UNSET)
+                data = self._framing.encode(ModelNews(model=event.model, data=change))
 
-    def end(self) -> None:
-        """Nothing to end."""
-
-    async def _next(self, watcher: asyncio.Queue[News | None]) -> bytes:
-        try:
-            news = await asyncio.wait_for(watcher.get(), self._config.keep_alive_s)
-        except TimeoutError:
-            return self._framing.keep_alive
-        if news is None:
-            return b""
-        data: dict[str, object] = {"status": news.status}
-        if news.has_failed:
-            data["exit_code"] = 1
-        return self._framing.encode({"model": news.model, "event": "model_status", "data": data})
-
-
-async def _load(models: Models, seat: Seat) -> None:
-    with suppress(HttpError):  # those who watch are told, and it is in the log
-        async with models.using(seat.source.name):
-            pass
-
-
-async def _unload(models: Models, seat: Seat) -> None:
-    async with models.changing:
-        seat.resting = None
-        if seat.service is not None:
-            await models.let_go(seat)
+    def close(self) -> None:
+        """Nothing to release."""

@@ -3,82 +3,128 @@
 from __future__ import annotations
 
 from time import monotonic
+from typing import Literal
 
-from starlette.responses import Response
+import msgspec
+from starlette.responses import PlainTextResponse
 
 import blazr
+from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
-from blazr.server.service import Call, json_response
+from blazr.server.schema import Schema
+from blazr.server.state import ModelState
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-async def health(call: Call[None]) -> Response:
+class Health(msgspec.Struct, kw_only=True):
+    """The engines work."""
+
+    status: Literal["ok"] = "ok"
+    version: str
+    model: str
+    device: str | None
+    heartbeat_age_s: float | None
+    models: dict[str, ModelState]
+
+
+class Ready(msgspec.Struct):
+    """New requests are welcome."""
+
+    status: Literal["ready"] = "ready"
+
+
+class Version(msgspec.Struct):
+    """Which blazr this is."""
+
+    version: str
+
+
+class Load(msgspec.Struct):
+    """How much is being done."""
+
+    server_load: int
+
+
+class ModelFacts(msgspec.Struct, kw_only=True):
+    """What is known of a model; the rest once it was loaded."""
+
+    name: str
+    status: ModelState
+    family: str | None = None
+    device: str | None = None
+    max_model_len: int | None = None
+    size_bytes: int
+
+
+class ServerInfo(msgspec.Struct):
+    """What serves, and what it has."""
+
+    version: str
+    uptime_s: float
+    models: list[ModelFacts]
+
+
+async def health(call: Call[None]) -> Health:
     """Whether the engines work: their last signs of life, not that of this process."""
-    _check(call)
-    first, loaded = call.models.seats[0], call.models.loaded()
+    _check_engines(call)
+    first, loaded = call.models.slots[0], call.models.loaded()
     ages_s = [service.llm.core.engine.health().heartbeat_age_s for service in loaded]
-    return json_response(
-        {
-            "status": "ok",
-            "version": blazr.__version__,
-            "model": first.source.name,
-            "device": first.info and first.info.device,
-            "heartbeat_age_s": round(max(ages_s), 3) if ages_s else None,
-            "models": {seat.source.name: seat.status for seat in call.models.seats},
-        }
+    return Health(
+        version=blazr.__version__,
+        model=first.source.name,
+        device=first.info.device if first.info else None,
+        heartbeat_age_s=round(max(ages_s), 3) if ages_s else None,
+        models={slot.source.name: slot.status for slot in call.models.slots},
     )
 
 
-async def ready(call: Call[None]) -> Response:
+async def ready(call: Call[None]) -> Ready:
     """Whether new requests are welcome."""
-    _check(call)
+    _check_engines(call)
     if call.state.is_draining:
         raise HttpError(
             503, "the server is stopping.", code="stopping", headers={"Retry-After": "5"}
         )
-    if all(seat.is_asleep for seat in call.models.seats):
-        call.models.seats[0].check_awake()
-    return json_response({"status": "ready"})
+    if all(slot.is_asleep for slot in call.models.slots):
+        call.models.slots[0].check_awake()
+    return Ready()
 
 
-async def version(call: Call[None]) -> Response:  # noqa: ARG001
+async def version(call: Call[None]) -> Version:  # noqa: ARG001
     """Which blazr this is."""
-    return json_response({"version": blazr.__version__})
+    return Version(blazr.__version__)
 
 
-async def load(call: Call[None]) -> Response:
+async def load(call: Call[None]) -> Load:
     """How many requests are being answered, as vLLM tells it."""
-    return json_response({"server_load": call.state.num_working})
+    return Load(call.state.num_working)
 
 
-async def server_info(call: Call[None]) -> Response:
+async def server_info(call: Call[None]) -> ServerInfo:
     """Which blazr this is, for how long, and what its models are."""
-    models = [
-        {
-            "name": seat.source.name,
-            "status": seat.status,
-            "family": seat.info and seat.info.family,
-            "device": seat.info and seat.info.device,
-            "max_model_len": seat.info and seat.info.max_seq_len,
-            "size_bytes": seat.num_bytes,
-        }
-        for seat in call.models.seats
-    ]
+    models = []
+    for slot in call.models.slots:
+        facts = ModelFacts(name=slot.source.name, status=slot.status, size_bytes=slot.num_bytes)
+        if slot.info is not None:
+            facts.family = slot.info.family
+            facts.device = slot.info.device
+            facts.max_model_len = slot.info.max_seq_len
+        models.append(facts)
     uptime_s = round(monotonic() - call.state.started_s, 3)
-    return json_response({"version": blazr.__version__, "uptime_s": uptime_s, "models": models})
+    return ServerInfo(version=blazr.__version__, uptime_s=uptime_s, models=models)
 
 
-async def openapi(call: Call[None]) -> Response:
+async def openapi(call: Call[None]) -> Schema:
     """The endpoints and their bodies, as an OpenAPI document."""
-    return json_response(call.state.document)
+    return dict(call.state.document)
 
 
-async def metrics(call: Call[None]) -> Response:
+async def metrics(call: Call[None]) -> PlainTextResponse:
     """Everything counted, for Prometheus."""
-    return Response(call.state.metrics.render(), media_type=_PROMETHEUS)
+    return PlainTextResponse(call.state.metrics.render(), media_type=_PROMETHEUS)
 
 
-def _check(call: Call[None]) -> None:
+def _check_engines(call: Call[None]) -> None:
     for service in call.models.loaded():
         service.llm.core.check()

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
 
 import msgspec
-from starlette.responses import Response
 
 from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest
-from blazr.server.messages import ChatMessage, to_messages
-from blazr.server.params import said
-from blazr.server.service import Call, json_response
+from blazr.server.endpoint import Call
+from blazr.server.messages import ChatMessage, InputTokens, to_messages
+from blazr.server.schema import Example, Schema, any_given, schema_hint
 from blazr.text.tokenizer import Tokenizer
 
 
 class ChatTextBody(msgspec.Struct, kw_only=True):
     """A chat and how it is rendered."""
 
-    messages: Annotated[list[ChatMessage], said(minItems=1)] | None = None
+    messages: Annotated[list[ChatMessage], schema_hint(minItems=1)] | None = None
     model: str | None = None
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    schema_extra: ClassVar[Schema] = any_given("messages")
+    example: ClassVar[Example] = {"messages": [{"role": "user", "content": "Tell me of a cat."}]}
 
 
 class TokenizeBody(ChatTextBody, kw_only=True):
@@ -36,16 +38,58 @@ class TokenizeBody(ChatTextBody, kw_only=True):
     add_special: bool | None = None
     return_token_strs: bool | None = None
     with_pieces: bool | None = None
+    schema_extra: ClassVar[Schema] = {
+        "oneOf": [any_given("messages"), any_given("prompt", "content")]
+    }
+    example: ClassVar[Example] = {"prompt": "Once upon a time"}
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
     """Token ids."""
 
-    tokens: list[Annotated[int, said(minimum=0)]]
+    tokens: list[Annotated[int, schema_hint(minimum=0)]]
     model: str | None = None
+    example: ClassVar[Example] = {"tokens": [1, 2, 3]}
 
 
-async def tokenize(call: Call[TokenizeBody]) -> Response:
+class Piece(msgspec.Struct):
+    """A token and its text."""
+
+    id: int
+    piece: str
+
+
+class Tokens(msgspec.Struct):
+    """A text as tokens."""
+
+    count: int
+    max_model_len: int
+    tokens: Sequence[int | Piece]
+    token_strs: list[str] | None
+
+
+class DecodedText(msgspec.Struct):
+    """Tokens as a text, under the names that clients look for."""
+
+    prompt: str
+    content: str
+
+
+class RenderedChat(msgspec.Struct):
+    """A chat as the text that the model reads."""
+
+    prompt: str
+
+
+class TokenizerInfo(msgspec.Struct):
+    """What a client that tokenizes for itself asks."""
+
+    tokenizer: str
+    eos_token: str | None
+    bos_token: str | None
+
+
+async def tokenize(call: Call[TokenizeBody]) -> Tokens:
     """Text to token ids."""
     body, service = call.body, call.service
     core = service.llm.core
@@ -57,28 +101,26 @@ async def tokenize(call: Call[TokenizeBody]) -> Response:
     encode = core.encode_prompt if request.messages is None else core.encode_chat
     ids = await asyncio.to_thread(encode, request)
     strings = [core.tokenizer.token_bytes(each).decode("utf-8", "replace") for each in ids]
-    pieces = [{"id": i, "piece": piece} for i, piece in zip(ids, strings, strict=True)]
-    return json_response(
-        {
-            "count": len(ids),
-            "max_model_len": core.info.max_seq_len,
-            "tokens": pieces if body.with_pieces else ids,
-            "token_strs": strings if body.return_token_strs else None,
-        }
+    pieces = [Piece(*pair) for pair in zip(ids, strings, strict=True)]
+    return Tokens(
+        count=len(ids),
+        max_model_len=core.info.max_seq_len,
+        tokens=pieces if body.with_pieces else ids,
+        token_strs=strings if body.return_token_strs else None,
     )
 
 
-async def count_tokens(call: Call[ChatTextBody]) -> Response:
+async def count_tokens(call: Call[ChatTextBody]) -> InputTokens:
     """How many tokens a chat has."""
     ids = await asyncio.to_thread(call.service.llm.core.encode_chat, _to_request(call.body))
-    return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
+    return InputTokens(input_tokens=len(ids))
 
 
-async def apply_template(call: Call[ChatTextBody]) -> Response:
+async def apply_template(call: Call[ChatTextBody]) -> RenderedChat:
     """A chat as the text that the model reads."""
     core = call.service.llm.core
     ids = await asyncio.to_thread(core.encode_chat, _to_request(call.body))
-    return json_response({"prompt": core.tokenizer.decode(ids, skip_special=False)})
+    return RenderedChat(core.tokenizer.decode(ids, skip_special=False))
 
 
 def _to_request(
@@ -95,7 +137,7 @@ def _to_request(
     )
 
 
-async def detokenize(call: Call[DetokenizeBody]) -> Response:
+async def detokenize(call: Call[DetokenizeBody]) -> DecodedText:
     """Token ids to text."""
     tokenizer, ids = call.service.llm.tokenizer, call.body.tokens
     limit = max(tokenizer.size, call.service.llm.core.info.vocab_size)
@@ -106,14 +148,14 @@ async def detokenize(call: Call[DetokenizeBody]) -> Response:
             expected=f"0 to {limit - 1}",
         )
     text = await asyncio.to_thread(tokenizer.decode, ids, skip_special=False)
-    return json_response({"prompt": text, "content": text})
+    return DecodedText(prompt=text, content=text)
 
 
-async def tokenizer_info(call: Call[None]) -> Response:
+async def tokenizer_info(call: Call[None]) -> TokenizerInfo:
     """What a client that tokenizes for itself asks."""
     tokenizer = call.service.llm.tokenizer
     bos, eos = special_names(tokenizer)
-    return json_response({"tokenizer": tokenizer.name, "eos_token": eos, "bos_token": bos})
+    return TokenizerInfo(tokenizer=tokenizer.name, eos_token=eos, bos_token=bos)
 
 
 def special_names(tokenizer: Tokenizer) -> tuple[str | None, str | None]:

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from starlette.responses import Response
 
 from blazr.core.errors import BlazrError, CapacityError, RequestError
 from blazr.llm.bundle import ModelBundle
 from blazr.llm.text_engine import TextEngine
-from blazr.server.service import Call, json_response
+from blazr.server.endpoint import Call
+from blazr.server.native.router import Success
 
 
-class Body(msgspec.Struct, kw_only=True):
+class WeightsBody(msgspec.Struct, kw_only=True):
     """Which checkpoint, below the operator's folder; ``path`` is another word for it."""
 
     model_path: str | None = None
@@ -30,7 +30,7 @@ class Body(msgspec.Struct, kw_only=True):
     update_info: dict[str, Any] | None = None
 
 
-async def update_weights(call: Call[Body]) -> Response:
+async def update_weights(call: Call[WeightsBody]) -> Success:
     """Read weights beside the present ones, finish what runs, and go on with the new ones."""
     body, models = call.body, call.models
     if body.update_info is not None:
@@ -38,19 +38,19 @@ async def update_weights(call: Call[Body]) -> Response:
             "weights are read from a checkpoint.", param="update_info", hint="send model_path"
         )
     path = _allowed(call.state.config.weights_dir, body.model_path or body.path or "")
-    seat = models.find(body.model)
+    slot = models.find(body.model)
 
     async def update() -> None:
-        async with models.updating, models.using(seat.source.name) as service:
+        async with models.updating, models.using(slot.source.name) as service:
             core = service.llm.core
             bundle = await asyncio.to_thread(_read, core.bundle, path)
             if body.abort_all_requests:
-                service.cut()
+                service.abort()
             await _go_on(core, bundle)
-            seat.opener = bundle.loader_of(str(path))
+            slot.opener = bundle.loader_of(str(path))
 
     await asyncio.shield(models.begin(update()))
-    return json_response({"success": True, "message": "Weights updated"})
+    return Success(message="Weights updated")
 
 
 async def _go_on(core: TextEngine, bundle: ModelBundle) -> None:

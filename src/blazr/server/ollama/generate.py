@@ -1,28 +1,37 @@
-"""``/api/generate`` and ``/api/chat``: lines of JSON, the last with the figures."""
+"""``/api/generate`` and ``/api/chat``: lines of JSON, the last with the figures.
+
+Durations are in nanoseconds.
+"""
 
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
 import msgspec
-from starlette.responses import Response
+from msgspec import UNSET, UnsetType
 
 from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest, Truncation
 from blazr.llm.results import Completion, Usage
+from blazr.server.endpoint import Call, Reply
 from blazr.server.errors import HttpError
 from blazr.server.messages import ChatMessage, to_messages
-from blazr.server.ollama.models import KeepAlive, error_object, keep, with_tag
-from blazr.server.params import LAST_N, Nothing, Stop, sampling_params, scheduling, tool_choice
-from blazr.server.parts import Part, PartsRenderer
-from blazr.server.run import Run, whole_answer
-from blazr.server.service import Call, json_response
-from blazr.server.sse import LINES, EventStream
+from blazr.server.ollama.library import (
+    KeepAlive,
+    ollama_error,
+    set_keep_alive,
+    with_tag,
+)
+from blazr.server.params import LAST_N, EmptyList, Stop, sampling_params, tool_choice
+from blazr.server.parts import PartsRenderer, ReplyPart
+from blazr.server.run import Run, reply
+from blazr.server.schema import Example
 from blazr.text.events import TokenText
 from blazr.text.messages import Message
 from blazr.text.reasoning import thinking_variables
@@ -44,7 +53,7 @@ class Options(msgspec.Struct, kw_only=True):
     frequency_penalty: float | None = None
 
 
-class _Common(msgspec.Struct, kw_only=True):
+class _OllamaBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     format: str | dict[str, Any] | None = None
@@ -53,27 +62,95 @@ class _Common(msgspec.Struct, kw_only=True):
     keep_alive: KeepAlive | None = None
 
 
-class GenerateBody(_Common, kw_only=True):
+class OllamaGenerateBody(_OllamaBody, kw_only=True):
     """A prompt, rendered as a chat unless it is raw; none only asks whether the model is there."""
 
     prompt: str | None = None
     suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
-    images: Nothing | None = None
+    images: EmptyList | None = None
+    example: ClassVar[Example] = {"options": {"num_predict": 32}, "prompt": "Once upon a time"}
 
 
-class ChatBody(_Common, kw_only=True):
+class OllamaChatBody(_OllamaBody, kw_only=True):
     """A chat; none only asks whether the model is there."""
 
     messages: list[ChatMessage] | None = None
     truncate: bool = True
     tools: list[dict[str, Any]] | None = None
+    example: ClassVar[Example] = {
+        "options": {"num_predict": 32},
+        "messages": [{"role": "user", "content": "Tell me of a cat."}],
+    }
 
 
-async def generate(call: Call[GenerateBody]) -> Response:
+class CalledTool(msgspec.Struct):
+    """A tool and its arguments."""
+
+    name: str
+    arguments: Any
+
+
+class OllamaToolCall(msgspec.Struct):
+    """A call of a tool."""
+
+    function: CalledTool
+
+
+DoneReason = Literal["stop", "length", "load", "unload"]
+
+
+class GenerateLine(msgspec.Struct, kw_only=True):
+    """An answer to a prompt, or a line of it."""
+
+    model: str
+    created_at: str
+    response: str
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[OllamaToolCall] | UnsetType = UNSET
+    done: bool = False
+    done_reason: DoneReason | UnsetType = UNSET
+    total_duration: int | UnsetType = UNSET
+    load_duration: int | UnsetType = UNSET
+    prompt_eval_count: int | UnsetType = UNSET
+    prompt_eval_duration: int | UnsetType = UNSET
+    eval_count: int | UnsetType = UNSET
+    eval_duration: int | UnsetType = UNSET
+
+
+class OllamaMessage(msgspec.Struct, kw_only=True):
+    """What the model says, or more of it."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[OllamaToolCall] | UnsetType = UNSET
+
+
+class ChatLine(msgspec.Struct, kw_only=True):
+    """An answer in a chat, or a line of it."""
+
+    model: str
+    created_at: str
+    message: OllamaMessage
+    done: bool = False
+    done_reason: DoneReason | UnsetType = UNSET
+    total_duration: int | UnsetType = UNSET
+    load_duration: int | UnsetType = UNSET
+    prompt_eval_count: int | UnsetType = UNSET
+    prompt_eval_duration: int | UnsetType = UNSET
+    eval_count: int | UnsetType = UNSET
+    eval_duration: int | UnsetType = UNSET
+
+
+L = TypeVar("L", GenerateLine, ChatLine)
+
+
+async def generate(call: Call[OllamaGenerateBody]) -> Reply[GenerateLine, GenerateLine]:
     """Answer a prompt."""
-    body, params = call.body, _params(call)
+    body = call.body
+    params = _params(body)
     if body.images:
         raise RequestError("this model reads only text.", param="images")
     plain = body.raw or body.suffix is not None
@@ -85,154 +162,187 @@ async def generate(call: Call[GenerateBody]) -> Response:
             messages=None if plain else [*system, Message(role="user", content=body.prompt)],
             suffix=body.suffix,
             params=params,
-            template_variables=_variables(body),
-            **scheduling(call),
+            template_variables=_template_variables(body),
+            **call.scheduling(),
         )
-    return await _answer(call, request, LineRenderer(_name(call), is_chat=False))
+    return await _answer(call, request, GenerateRenderer(_model_name(call)))
 
 
-async def chat(call: Call[ChatBody]) -> Response:
+async def chat(call: Call[OllamaChatBody]) -> Reply[ChatLine, ChatLine]:
     """Answer a chat."""
-    body, params = call.body, _params(call)
+    body = call.body
+    params = _params(body)
     request = None
     if body.messages:
         request = GenerationRequest(
             messages=to_messages(body.messages),
             **tool_choice(body.tools),
             params=params,
-            template_variables=_variables(body),
+            template_variables=_template_variables(body),
             continue_final_message=body.messages[-1].role == "assistant",
             truncation=Truncation(drops="messages") if body.truncate else None,
-            **scheduling(call),
+            **call.scheduling(),
         )
-    return await _answer(call, request, LineRenderer(_name(call), is_chat=True))
+    return await _answer(call, request, ChatRenderer(_model_name(call)))
 
 
-class LineRenderer(PartsRenderer):
+class LineRenderer(PartsRenderer[L, L], Generic[L]):
     """Says what happens in Ollama's words; calls of tools come whole.
 
     Args:
         model: What the model is called.
-        is_chat: Whether text comes in a message.
     """
 
-    def __init__(self, model: str, *, is_chat: bool) -> None:
+    def __init__(self, model: str) -> None:
         super().__init__()
-        self._model = model
-        self._is_chat = is_chat
+        self.model = model
         self._began_ns = self._read_ns = perf_counter_ns()
 
-    def begin(self) -> Iterable[object]:
+    @abstractmethod
+    def line(self, parts: Sequence[ReplyPart]) -> L:
+        """A line that tells of some parts."""
+
+    def prompt_done(self) -> Iterable[L]:
         """Nothing: the prompt was read."""
         self._read_ns = perf_counter_ns()
         return ()
 
-    def opened(self, part: Part) -> Iterable[object]:  # noqa: ARG002
+    def part_started(self, part: ReplyPart) -> Iterable[L]:  # noqa: ARG002
         """Nothing."""
         return ()
 
-    def more(
+    def part_extended(
         self,
-        part: Part,
+        part: ReplyPart,
         text: str,
         tokens: Sequence[TokenText] = (),  # noqa: ARG002
-    ) -> Iterable[object]:
+    ) -> Iterable[L]:
         """A line with more text."""
         if part.kind != "tool":
-            yield self._line([Part(part.kind, 0, text)])
+            yield self.line([ReplyPart(part.kind, 0, text)])
 
-    def closed(self, part: Part) -> Iterable[object]:
+    def part_finished(self, part: ReplyPart) -> Iterable[L]:
         """A line with a call."""
         if part.kind == "tool":
-            yield self._line([part])
+            yield self.line([part])
 
-    def last(self, usage: Usage) -> Iterable[object]:
+    def last(self, usage: Usage) -> Iterable[L]:
         """The line with the figures."""
-        yield {**self._line([]), **self._end(usage)}
+        yield self._with_figures(self.line([]), usage)
 
-    def failure(self, error: HttpError) -> Iterable[object]:
+    def failure(self, error: HttpError) -> Iterable[msgspec.Struct]:
         """What to send when a stream fails."""
-        yield error_object(error)
+        return (ollama_error(error),)
 
-    def whole(self, completions: Sequence[Completion], usage: Usage) -> object:  # noqa: ARG002
+    def whole(self, completions: Sequence[Completion], usage: Usage) -> L:  # noqa: ARG002
         """All in one."""
-        return {**self._line(self.parts), **self._end(usage)}
+        return self._with_figures(self.line(self.parts), usage)
 
-    def nothing(self, *, leaves: bool) -> object:
-        """The answer where nothing was asked but to load the model, or to let it go."""
-        return {**self._line([]), "done": True, "done_reason": "unload" if leaves else "load"}
-
-    def _line(self, parts: Sequence[Part]) -> dict[str, object]:
-        text = "".join(part.text for part in parts if part.kind == "text")
-        thought = "".join(part.text for part in parts if part.kind == "reasoning")
-        calls = [_call(part) for part in parts if part.kind == "tool"]
-        more: dict[str, object] = {"thinking": thought} if thought else {}
-        more |= {"tool_calls": calls} if calls else {}
-        said: dict[str, object] = {"response": text, **more}
-        if self._is_chat:
-            said = {"message": {"role": "assistant", "content": text, **more}}
-        now = datetime.now(UTC).isoformat()
-        return {"model": self._model, "created_at": now, **said, "done": False}
-
-    def _end(self, usage: Usage) -> dict[str, object]:
+    def _with_figures(self, line: L, usage: Usage) -> L:
         now_ns = perf_counter_ns()
-        return {
-            "done": True,
-            "done_reason": self.finished.reason if self.finished else "stop",
-            "total_duration": now_ns - self._began_ns,
-            "load_duration": 0,
-            "prompt_eval_count": usage.prompt_tokens,
-            "prompt_eval_duration": self._read_ns - self._began_ns,
-            "eval_count": usage.completion_tokens,
-            "eval_duration": now_ns - self._read_ns,
-        }
+        line.done = True
+        reason = self.finished.reason if self.finished else "stop"
+        line.done_reason = cast("DoneReason", reason)
+        line.total_duration = now_ns - self._began_ns
+        line.load_duration = 0
+        line.prompt_eval_count = usage.prompt_tokens
+        line.prompt_eval_duration = self._read_ns - self._began_ns
+        line.eval_count = usage.completion_tokens
+        line.eval_duration = now_ns - self._read_ns
+        return line
+
+
+class GenerateRenderer(LineRenderer[GenerateLine]):
+    """Says what happens in the words of /api/generate."""
+
+    def line(self, parts: Sequence[ReplyPart]) -> GenerateLine:
+        """See `LineRenderer`."""
+        return GenerateLine(
+            model=self.model,
+            created_at=datetime.now(UTC).isoformat(),
+            response=_text(parts, "text"),
+            thinking=_text(parts, "reasoning") or UNSET,
+            tool_calls=_tool_calls(parts) or UNSET,
+        )
+
+
+class ChatRenderer(LineRenderer[ChatLine]):
+    """Says what happens in the words of /api/chat."""
+
+    def line(self, parts: Sequence[ReplyPart]) -> ChatLine:
+        """See `LineRenderer`."""
+        return ChatLine(
+            model=self.model,
+            created_at=datetime.now(UTC).isoformat(),
+            message=OllamaMessage(
+                content=_text(parts, "text"),
+                thinking=_text(parts, "reasoning") or UNSET,
+                tool_calls=_tool_calls(parts) or UNSET,
+            ),
+        )
 
 
 async def _answer(
-    call: Call[GenerateBody] | Call[ChatBody],
+    call: Call[OllamaGenerateBody] | Call[OllamaChatBody],
     request: GenerationRequest | None,
-    renderer: LineRenderer,
-) -> Response:
-    keep(call, call.body.keep_alive)
-    if request is None:
-        seat = call.models.find(call.body.model)
-        return json_response(renderer.nothing(leaves=seat.idle_s == 0))
-    run = await Run.start(call, [request])
-    if call.body.stream is not False:
-        return EventStream(run, renderer, LINES)
-    return await whole_answer(run, renderer)
+    renderer: LineRenderer[L],
+) -> Reply[L, L]:
+    """Generate; without a request only load the model, or let it go."""
+    set_keep_alive(call, call.body.keep_alive)
+    if request is not None:
+        run = await Run.start(call, [request])
+        return await reply(run, renderer, stream=call.body.stream is not False)
+    line = renderer.line([])
+    line.done = True
+    line.done_reason = "unload" if call.models.find(call.body.model).idle_s == 0 else "load"
+    return line
 
 
-def _name(call: Call[GenerateBody] | Call[ChatBody]) -> str:
+def _model_name(call: Call[OllamaGenerateBody] | Call[OllamaChatBody]) -> str:
     """What the model is called in the answer: what the client calls it."""
     return call.body.model or with_tag(call.service.name)
 
 
-def _params(call: Call[GenerateBody] | Call[ChatBody]) -> SamplingParams:
-    body, options = call.body, call.body.options or Options()
+def _params(body: OllamaGenerateBody | OllamaChatBody) -> SamplingParams:
+    options = body.options or Options()
     grammar: dict[str, object] | None = None
     if body.format:
         is_any = body.format == "json"
         grammar = {"json_object": True} if is_any else {"json_schema": body.format}
-    most = -1 if options.num_predict is None else max(options.num_predict, -1)
-    given = msgspec.structs.asdict(options)
-    del given["num_predict"]
-    given["repetition_penalty"] = given.pop("repeat_penalty")
-    if options.repeat_last_n is None:
-        given["repeat_last_n"] = LAST_N
-    return sampling_params(**given, max_tokens=most, grammar=grammar)
+    return sampling_params(
+        options.stop,
+        max_tokens=-1 if options.num_predict is None else max(options.num_predict, -1),
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        seed=options.seed,
+        repetition_penalty=options.repeat_penalty,
+        repeat_last_n=LAST_N if options.repeat_last_n is None else options.repeat_last_n,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        grammar=grammar,
+    )
 
 
-def _variables(body: GenerateBody | ChatBody) -> dict[str, object] | None:
+def _template_variables(body: OllamaGenerateBody | OllamaChatBody) -> dict[str, object] | None:
     if body.think is None:
         return None
     effort = body.think if isinstance(body.think, str) else None
     return thinking_variables(enabled=bool(body.think), effort=effort)
 
 
-def _call(part: Part) -> dict[str, object]:
-    try:
-        arguments = json.loads(part.text or "{}")
-    except ValueError:
-        arguments = {}  # cut off in the middle
-    return {"function": {"name": part.name, "arguments": arguments}}
+def _text(parts: Sequence[ReplyPart], kind: str) -> str:
+    return "".join(part.text for part in parts if part.kind == kind)
+
+
+def _tool_calls(parts: Sequence[ReplyPart]) -> list[OllamaToolCall]:
+    calls = []
+    for part in parts:
+        if part.kind == "tool":
+            try:
+                arguments = json.loads(part.text or "{}")
+            except ValueError:
+                arguments = {}  # cut off in the middle
+            calls.append(OllamaToolCall(CalledTool(part.name, arguments)))
+    return calls

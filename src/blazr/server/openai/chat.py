@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import msgspec
-from starlette.responses import Response
+from msgspec import UNSET, UnsetType
 
 from blazr.core.errors import RequestError
-from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest, Truncation
-from blazr.llm.results import Completion, ToolCall, Usage
+from blazr.llm.results import Completion, Usage
+from blazr.server.endpoint import Call, Reply
 from blazr.server.messages import ChatMessage, to_messages
-from blazr.server.openai.schema import (
+from blazr.server.openai.replies import (
     ChoicesRenderer,
+    Envelope,
+    TokenLogprob,
+    UsageReply,
+    token_logprobs,
+    usage_reply,
+)
+from blazr.server.openai.sampling import (
     SamplingBody,
     ToolChoice,
     ToolMode,
-    logprob_entries,
     schedule_of,
     to_params,
     tool_fields,
 )
-from blazr.server.params import check_num_replies, said
-from blazr.server.run import Run, whole_answer
-from blazr.server.service import Call
-from blazr.server.sse import EventStream
+from blazr.server.params import check_num_replies
+from blazr.server.run import Run, reply
+from blazr.server.schema import Example, OneOf, schema_hint
 from blazr.text.events import (
     Event,
     PromptDone,
@@ -39,6 +44,7 @@ from blazr.text.reasoning import thinking_variables
 
 # vLLM has it under the second name; -1 is no bound.
 Budget = Annotated[int, msgspec.Meta(ge=-1)]
+FinishReason = Literal["stop", "length", "tool_calls", "abort"]
 
 
 class Thinking(msgspec.Struct):
@@ -47,10 +53,10 @@ class Thinking(msgspec.Struct):
     type: Literal["enabled", "disabled", "auto", "adaptive"]
 
 
-class Body(SamplingBody, kw_only=True):
+class ChatBody(SamplingBody, kw_only=True):
     """The request."""
 
-    messages: Annotated[list[ChatMessage], said(minItems=1)]
+    messages: Annotated[list[ChatMessage], schema_hint(minItems=1)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -67,151 +73,174 @@ class Body(SamplingBody, kw_only=True):
     enable_thinking: bool | None = None
     max_thinking_tokens: Budget | None = None
     thinking_token_budget: Budget | None = None
+    example: ClassVar[Example] = {
+        "max_tokens": 32,
+        "messages": [{"role": "user", "content": "Tell me of a cat."}],
+    }
 
 
-async def answer(call: Call[Body]) -> Response:
+class ChatLogprobs(msgspec.Struct):
+    """Log-probabilities of a message's tokens."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class CalledFunction(msgspec.Struct):
+    """A function and its arguments, as JSON in a string."""
+
+    name: str
+    arguments: str
+
+
+class FunctionCall(msgspec.Struct, kw_only=True):
+    """A call of a function."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class CalledCustom(msgspec.Struct):
+    """A custom tool and its input."""
+
+    name: str
+    input: str
+
+
+class CustomCall(msgspec.Struct, kw_only=True):
+    """A call of a custom tool."""
+
+    id: str
+    type: Literal["custom"] = "custom"
+    custom: CalledCustom
+
+
+AnyCall = OneOf[FunctionCall, CustomCall]
+
+
+class AssistantMessage(msgspec.Struct, kw_only=True):
+    """What the model says, thinks and calls."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[AnyCall] | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct):
+    """One reply to a chat."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(Envelope, kw_only=True):
+    """The replies to a chat."""
+
+    object: Literal["chat.completion"] = "chat.completion"
+    choices: list[ChatChoice]
+    usage: UsageReply
+
+
+class FunctionDelta(msgspec.Struct):
+    """More of a call's arguments; the name comes first."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class CustomDelta(msgspec.Struct):
+    """More of a custom tool's input; the name comes first."""
+
+    input: str
+    name: str | UnsetType = UNSET
+
+
+class CallDelta(msgspec.Struct, kw_only=True):
+    """More of a call."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function", "custom"] | UnsetType = UNSET
+    function: FunctionDelta | UnsetType = UNSET
+    custom: CustomDelta | UnsetType = UNSET
+
+
+class ChatDelta(msgspec.Struct, kw_only=True):
+    """What is new of a reply."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
+
+
+class ChunkChoice(msgspec.Struct):
+    """What is new of one reply, and why it ended when it did."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+
+
+class ChatChunk(Envelope, kw_only=True):
+    """A piece of a streamed reply; the last one holds the usage, where it was asked for."""
+
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    choices: list[ChunkChoice]
+    usage: UsageReply | UnsetType | None = UNSET
+
+
+async def answer(call: Call[ChatBody]) -> Reply[ChatCompletion, ChatChunk]:
     """Answer a chat."""
-    body = call.body
-    params = _params(body)
+    request = to_request(call.body, call)
+    run = await Run.start(call, [request], tells_abort=True)
+    renderer = ChatRenderer(call, n=request.params.n)
+    return await reply(run, renderer, stream=call.body.stream)
+
+
+def to_request(body: ChatBody, call: Call[ChatBody]) -> GenerationRequest:
+    """Translate a body.
+
+    Raises:
+        RequestError: A value is out of range, or fields contradict each other.
+    """
+    if body.top_logprobs is not None and not body.logprobs:
+        raise RequestError(
+            "top_logprobs needs logprobs.", param="top_logprobs", expected='"logprobs": true'
+        )
+    max_tokens, budget = body.max_completion_tokens, body.max_thinking_tokens
+    params = to_params(
+        body,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        max_tokens=body.max_tokens if max_tokens is None else max_tokens,
+    )
     check_num_replies(1, params.n)
-    request = GenerationRequest(
-        messages=to_messages(body.messages),
+    messages = to_messages(body.messages)
+    tools = tool_fields(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
+    variables = _template_variables(body)
+    budget = body.thinking_token_budget if budget is None else budget
+    return GenerationRequest(
+        messages=messages,
         params=params,
-        **tool_fields(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
-        template_variables=_variables(body),
-        thinking_budget=_budget(body),
+        **tools,
+        template_variables=variables or None,
+        thinking_budget=None if budget == -1 else budget,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
         truncation=Truncation(drops="messages") if body.truncation == "auto" else body.cut,
         **schedule_of(call),
     )
-    run = await Run.start(call, [request], tells_abort=True)
-    kind = "chat.completion.chunk" if body.stream else "chat.completion"
-    renderer = ChatRenderer(call, n=params.n, kind=kind)
-    return EventStream(run, renderer) if body.stream else await whole_answer(run, renderer)
 
 
-class ChatRenderer(ChoicesRenderer):
-    """Says what happens in the words of /v1/chat/completions.
-
-    Args:
-        call: What was asked.
-        n: Replies.
-        kind: ``"chat.completion"`` or ``"chat.completion.chunk"``.
-    """
-
-    def __init__(self, call: Call[Body], *, n: int, kind: str) -> None:
-        super().__init__(call, n=n, prefix="chatcmpl", kind=kind)
-        self._body = call.body
-
-    def choices(self, event: Event) -> Iterable[object]:
-        """See `ChoicesRenderer`."""
-        if isinstance(event, PromptDone):
-            yield self._choice(event.index, {"role": "assistant", "content": ""})
-        elif isinstance(event, TextDelta):
-            if event.text or (event.logprobs and self._body.logprobs):
-                logprobs = self._logprobs(event.logprobs)
-                yield self._choice(event.index, {"content": event.text}, logprobs=logprobs)
-        elif isinstance(event, ReasoningDelta):
-            yield self._choice(event.index, _thoughts(event.text))
-        elif isinstance(event, ToolCallDelta):
-            yield self._choice(event.index, {"tool_calls": [_call_delta(event)]})
-        else:
-            reason = _reason(event.reason, event.num_tool_calls)
-            yield self._choice(event.index, {}, finish_reason=reason)
-
-    def whole(self, completions: Sequence[Completion], usage: Usage) -> object:
-        """The whole reply."""
-        choices = [
-            {
-                "index": each.index,
-                "message": _message(each),
-                "logprobs": self._logprobs(each.logprobs or ()),
-                "finish_reason": _reason(each.finish_reason, len(each.tool_calls)),
-            }
-            for each in completions
-        ]
-        return self._around(choices, usage)
-
-    def _choice(
-        self,
-        index: int,
-        delta: Mapping[str, object],
-        *,
-        logprobs: object = None,
-        finish_reason: str | None = None,
-    ) -> object:
-        return {
-            "index": index,
-            "delta": delta,
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-        }
-
-    def _logprobs(self, tokens: Sequence[TokenText]) -> object:
-        if not self._body.logprobs:
-            return None
-        return {"content": logprob_entries(tokens), "refusal": None}
-
-
-def _budget(body: Body) -> int | None:
-    given = body.max_thinking_tokens
-    most = body.thinking_token_budget if given is None else given
-    return None if most == -1 else most
-
-
-def _message(completion: Completion) -> dict[str, object]:
-    calls = [_call(call) for call in completion.tool_calls]
-    return {
-        "role": "assistant",
-        "content": completion.text if completion.text or not calls else None,
-        "refusal": None,
-        **_thoughts(completion.reasoning),
-        **({"tool_calls": calls} if calls else {}),
-    }
-
-
-def _thoughts(text: str) -> dict[str, object]:
-    """Under both names that clients look for; nothing where there is no thinking."""
-    return {"reasoning": text, "reasoning_content": text} if text else {}
-
-
-def _call(call: ToolCall) -> dict[str, object]:
-    if call.is_custom:
-        custom = {"name": call.name, "input": call.arguments}
-        return {"id": call.id, "type": "custom", "custom": custom}
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id, "type": "function", "function": function}
-
-
-def _call_delta(event: ToolCallDelta) -> dict[str, object]:
-    kind, field = ("custom", "input") if event.is_custom else ("function", "arguments")
-    called: dict[str, object] = {field: event.arguments}
-    if event.name is None and event.id is None:
-        return {"index": event.call_index, kind: called}
-    called["name"] = event.name
-    return {"index": event.call_index, "id": event.id, "type": kind, kind: called}
-
-
-def _reason(reason: str, num_calls: int) -> str:
-    return "tool_calls" if num_calls and reason == "stop" else reason
-
-
-def _params(body: Body) -> SamplingParams:
-    if body.top_logprobs is not None and not body.logprobs:
-        raise RequestError(
-            "top_logprobs needs logprobs.", param="top_logprobs", expected='"logprobs": true'
-        )
-    return to_params(
-        body,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        max_tokens=(
-            body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        ),
-    )
-
-
-def _variables(body: Body) -> dict[str, object] | None:
+def _template_variables(body: ChatBody) -> dict[str, object]:
     """Variables for the template, scalars only; a template of the client's is never run."""
     if body.chat_template is not None:
         raise RequestError(
@@ -233,4 +262,96 @@ def _variables(body: Body) -> dict[str, object] | None:
             "chat_template_kwargs may hold strings, numbers, true and false.",
             param="chat_template_kwargs",
         )
-    return variables or None
+    return variables
+
+
+class ChatRenderer(ChoicesRenderer[ChatCompletion, ChatChunk, ChunkChoice]):
+    """Says what happens in the words of /v1/chat/completions.
+
+    Args:
+        call: The request.
+        n: Replies.
+    """
+
+    def __init__(self, call: Call[ChatBody], *, n: int) -> None:
+        super().__init__(call, n=n, prefix="chatcmpl")
+        self._wants_logprobs = bool(call.body.logprobs)
+
+    def choices(self, event: Event) -> Iterable[ChunkChoice]:
+        """See `ChoicesRenderer`."""
+        if isinstance(event, PromptDone):
+            yield ChunkChoice(event.index, ChatDelta(role="assistant", content=""))
+        elif isinstance(event, TextDelta):
+            if event.text or (event.logprobs and self._wants_logprobs):
+                logprobs = self._logprobs(event.logprobs)
+                yield ChunkChoice(event.index, ChatDelta(content=event.text), logprobs)
+        elif isinstance(event, ReasoningDelta):
+            delta = ChatDelta(reasoning=event.text, reasoning_content=event.text)
+            yield ChunkChoice(event.index, delta)
+        elif isinstance(event, ToolCallDelta):
+            yield ChunkChoice(event.index, ChatDelta(tool_calls=[_call_delta(event)]))
+        else:
+            reason = _finish_reason(event.reason, event.num_tool_calls)
+            yield ChunkChoice(event.index, ChatDelta(), finish_reason=reason)
+
+    def chunk(self, choices: list[ChunkChoice], usage: UsageReply | UnsetType | None) -> ChatChunk:
+        """See `ChoicesRenderer`."""
+        return ChatChunk(
+            id=self.id, created=self.created, model=self.model, choices=choices, usage=usage
+        )
+
+    def whole(self, completions: Sequence[Completion], usage: Usage) -> ChatCompletion:
+        """The whole reply."""
+        choices = [
+            ChatChoice(
+                each.index,
+                _message(each),
+                self._logprobs(each.logprobs or ()),
+                _finish_reason(each.finish_reason, len(each.tool_calls)),
+            )
+            for each in completions
+        ]
+        return ChatCompletion(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            choices=choices,
+            usage=usage_reply(usage),
+        )
+
+    def _logprobs(self, tokens: Sequence[TokenText]) -> ChatLogprobs | None:
+        return ChatLogprobs(token_logprobs(tokens)) if self._wants_logprobs else None
+
+
+def _message(completion: Completion) -> AssistantMessage:
+    calls: list[AnyCall] = []
+    for call in completion.tool_calls:
+        if call.is_custom:
+            calls.append(CustomCall(id=call.id, custom=CalledCustom(call.name, call.arguments)))
+        else:
+            function = CalledFunction(call.name, call.arguments)
+            calls.append(FunctionCall(id=call.id, function=function))
+    return AssistantMessage(
+        content=completion.text if completion.text or not calls else None,
+        reasoning=completion.reasoning or UNSET,
+        reasoning_content=completion.reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )
+
+
+def _call_delta(event: ToolCallDelta) -> CallDelta:
+    delta = CallDelta(index=event.call_index)
+    is_first = event.name is not None or event.id is not None
+    name = UNSET if event.name is None else event.name
+    if is_first:
+        delta.id = event.id or ""
+        delta.type = "custom" if event.is_custom else "function"
+    if event.is_custom:
+        delta.custom = CustomDelta(event.arguments, name)
+    else:
+        delta.function = FunctionDelta(event.arguments, name)
+    return delta
+
+
+def _finish_reason(reason: str, num_calls: int) -> FinishReason:
+    return "tool_calls" if num_calls and reason == "stop" else cast("FinishReason", reason)

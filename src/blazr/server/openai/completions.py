@@ -5,29 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar, Literal, cast
 
-from starlette.responses import Response
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from blazr.core.errors import RequestError
-from blazr.engine.sampling_params import SamplingParams
-from blazr.llm.generation import GenerationRequest, Prompt
+from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Usage
-from blazr.server.openai.schema import (
+from blazr.server.endpoint import Call, Reply
+from blazr.server.openai.replies import (
     ChoicesRenderer,
-    SamplingBody,
+    Envelope,
+    UsageReply,
     distinct_tops,
-    schedule_of,
-    to_params,
+    usage_reply,
 )
+from blazr.server.openai.sampling import SamplingBody, schedule_of, to_params
 from blazr.server.params import check_num_replies, finite, to_prompts
-from blazr.server.run import Run, whole_answer
-from blazr.server.service import Call
-from blazr.server.sse import EventStream
+from blazr.server.run import Run, reply
+from blazr.server.schema import Example
 from blazr.text.events import Event, Finished, PromptDone, TextDelta, TokenText
 
+EndReason = Literal["stop", "length", "abort"]
 
-class Body(SamplingBody, kw_only=True):
+
+class CompletionBody(SamplingBody, kw_only=True):
     """The request."""
 
     prompt: str | list[str | int | list[int]]
@@ -37,14 +40,78 @@ class Body(SamplingBody, kw_only=True):
     suffix: str | None = None
     add_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
+    example: ClassVar[Example] = {"max_tokens": 32, "prompt": "Once upon a time"}
 
 
-async def complete(call: Call[Body]) -> Response:
+class CompletionLogprobs(msgspec.Struct):
+    """Log-probabilities of a text's tokens, as four lists of the same length."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class PromptLogprob(msgspec.Struct):
+    """A token of the prompt, or what might have stood there; ranks begin with 1."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    """One text, or a piece of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: EndReason | None = None
+    stop_reason: str | None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+
+
+class TextCompletion(Envelope, kw_only=True):
+    """What prompts were continued with, or a piece of it."""
+
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[CompletionChoice]
+    usage: UsageReply | UnsetType | None = UNSET
+
+
+async def complete(call: Call[CompletionBody]) -> Reply[TextCompletion, TextCompletion]:
     """Continue one prompt or many."""
-    body = call.body
-    params, prompts = _params(body), to_prompts(body.prompt)
+    requests = to_requests(call.body, call)
+    run = await Run.start(call, requests, tells_abort=True)
+    return await reply(run, CompletionRenderer(call, requests), stream=call.body.stream)
+
+
+def to_requests(body: CompletionBody, call: Call[CompletionBody]) -> list[GenerationRequest]:
+    """Translate a body, to one request for each prompt.
+
+    Raises:
+        RequestError: A value is out of range, or fields contradict each other.
+    """
+    more: dict[str, Any] = {"logprobs": body.logprobs, "prompt_logprobs": body.prompt_logprobs}
+    if body.best_of and body.best_of != (body.n or 1):  # OpenAI's schema has 0 for none
+        if body.best_of < (body.n or 1) or body.stream:
+            raise RequestError(
+                "best_of generates more than it gives back, and so cannot stream.",
+                param="best_of",
+                found=f"{body.best_of}"[:20] + (", streamed" if body.stream else ""),
+                expected=f"at least {body.n or 1}"[:40] + ", not streamed",
+            )
+        more |= {"n": body.best_of, "logprobs": body.logprobs or 0}
+    if body.echo and body.logprobs is not None:
+        more["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
+        if body.max_tokens == 1:
+            # This is how prompts are scored. Who scores expects an entry for each prompt token
+            # and one for the token after it, whichever it is; an end token would leave none.
+            more |= {"ignore_eos": True}
+    params = to_params(body, **more)
+    prompts = to_prompts(body.prompt)
     check_num_replies(len(prompts), params.n)
-    requests = [
+    return [
         GenerationRequest(
             prompt=prompt,
             params=params,
@@ -55,63 +122,74 @@ async def complete(call: Call[Body]) -> Response:
         )
         for prompt in prompts
     ]
-    run = await Run.start(call, requests, tells_abort=True)
-    renderer = CompletionRenderer(call, prompts, n=params.n)
-    if body.stream:
-        return EventStream(run, renderer)
-    return await whole_answer(run, renderer)
 
 
-class CompletionRenderer(ChoicesRenderer):
+class CompletionRenderer(ChoicesRenderer[TextCompletion, TextCompletion, CompletionChoice]):
     """Says what happens in the words of /v1/completions.
 
     Args:
         call: What was asked.
-        prompts: The prompts, for echoing them.
-        n: Replies to each.
+        requests: What that came to, for echoing the prompts.
     """
 
-    def __init__(self, call: Call[Body], prompts: Sequence[Prompt], *, n: int) -> None:
-        super().__init__(call, n=n, prefix="cmpl", kind="text_completion")
+    def __init__(self, call: Call[CompletionBody], requests: Sequence[GenerationRequest]) -> None:
+        super().__init__(call, n=requests[0].params.n, prefix="cmpl")
         self._tokenizer = call.service.llm.tokenizer
         self._body = call.body
-        self._prompts = prompts
-        self._n = n
+        self._prompts = [each.prompt or "" for each in requests]
+        self._n = requests[0].params.n
         self._offsets: dict[int, int] = {}
 
-    def choices(self, event: Event) -> Iterable[object]:
+    def choices(self, event: Event) -> Iterable[CompletionChoice]:
         """See `ChoicesRenderer`."""
         if isinstance(event, PromptDone):
-            scores = self._scores(event.logprobs)
-            if self._body.echo or scores:
-                text = self._echo(event.index) if self._body.echo else ""
-                tokens = event.logprobs if self._body.echo else ()
-                yield self._choice(
-                    event.index, text, self._logprobs(event.index, tokens or (), (), text), **scores
+            wants_scores = self._body.prompt_logprobs is not None
+            if self._body.echo or wants_scores:
+                text = self._echo(event.index)
+                tokens = (event.logprobs or ()) if self._body.echo else ()
+                yield CompletionChoice(
+                    index=event.index,
+                    text=text,
+                    logprobs=self._logprobs(event.index, tokens, (), text),
+                    prompt_logprobs=self._prompt_logprobs(event.logprobs),
                 )
         elif isinstance(event, TextDelta):
             if event.text or event.logprobs:
                 logprobs = self._logprobs(event.index, (), event.logprobs)
-                yield self._choice(event.index, event.text, logprobs)
+                yield CompletionChoice(index=event.index, text=event.text, logprobs=logprobs)
         elif isinstance(event, Finished):
-            ended = {"finish_reason": event.reason, "stop_reason": event.stop}
-            yield self._choice(event.index, "", None, **ended)
+            yield CompletionChoice(
+                index=event.index,
+                text="",
+                finish_reason=cast("EndReason", event.reason),
+                stop_reason=event.stop,
+            )
 
-    def whole(self, completions: Sequence[Completion], usage: Usage) -> object:
+    def chunk(
+        self, choices: list[CompletionChoice], usage: UsageReply | UnsetType | None
+    ) -> TextCompletion:
+        """See `ChoicesRenderer`."""
+        return TextCompletion(
+            id=self.id, created=self.created, model=self.model, choices=choices, usage=usage
+        )
+
+    def whole(self, completions: Sequence[Completion], usage: Usage) -> TextCompletion:
         """The whole reply: the best of what was generated to each prompt, if there is more."""
         choices = []
         for each in self._best(completions):
-            echo = self._echo(each.index) if self._body.echo else ""
+            echo = self._echo(each.index)
             tokens = (each.prompt_logprobs or ()) if self._body.echo else ()
-            choice = {
-                "index": each.index,
-                "text": echo + each.text,
-                "logprobs": self._logprobs(each.index, tokens, each.logprobs or (), echo),
-                "finish_reason": each.finish_reason,
-                "stop_reason": each.stop,
-            }
-            choices.append(choice | self._scores(each.prompt_logprobs))
-        return self._around(choices, usage)
+            choices.append(
+                CompletionChoice(
+                    index=each.index,
+                    text=echo + each.text,
+                    logprobs=self._logprobs(each.index, tokens, each.logprobs or (), echo),
+                    finish_reason=cast("EndReason", each.finish_reason),
+                    stop_reason=each.stop,
+                    prompt_logprobs=self._prompt_logprobs(each.prompt_logprobs),
+                )
+            )
+        return self.chunk(choices, usage_reply(usage))
 
     def _best(self, completions: Sequence[Completion]) -> Iterable[Completion]:
         """The ``n`` likeliest of each ``best_of``, by log-probability per token."""
@@ -125,25 +203,31 @@ class CompletionRenderer(ChoicesRenderer):
                 yield replace(each, index=first // self._n * wanted + place)
 
     def _echo(self, index: int) -> str:
+        """The text of a prompt, where it is to be echoed."""
+        if not self._body.echo:
+            return ""
         prompt = self._prompts[index // self._n]
         if isinstance(prompt, str):
             return prompt
         return self._tokenizer.decode(prompt, skip_special=False)
 
-    def _scores(self, tokens: Sequence[TokenText] | None) -> dict[str, object]:
+    def _prompt_logprobs(
+        self, tokens: Sequence[TokenText] | None
+    ) -> list[dict[str, PromptLogprob] | None] | UnsetType:
+        """Each prompt token and its alternatives by id, with their ranks where they are known."""
         if self._body.prompt_logprobs is None:
-            return {}
-        return {"prompt_logprobs": [_by_id(token) for token in tokens or ()]}
-
-    def _choice(self, index: int, text: str, logprobs: object, **more: object) -> object:
-        return {
-            "index": index,
-            "text": text,
-            "logprobs": logprobs,
-            "finish_reason": None,
-            "stop_reason": None,
-            **more,
-        }
+            return UNSET
+        rows: list[dict[str, PromptLogprob] | None] = []
+        for token in tokens or ():
+            ranks = {each.token_id: place for place, each in enumerate(token.top, 1)}
+            row = {
+                str(each.token_id): PromptLogprob(
+                    finite(each.logprob or 0.0), ranks.get(each.token_id), each.token
+                )
+                for each in distinct_tops(token)
+            }
+            rows.append(None if token.logprob is None else row)
+        return rows
 
     def _logprobs(
         self,
@@ -151,7 +235,7 @@ class CompletionRenderer(ChoicesRenderer):
         prompt: Sequence[TokenText],
         reply: Sequence[TokenText],
         echo: str = "",
-    ) -> object:
+    ) -> CompletionLogprobs | None:
         """The four parallel lists; None when they were not asked for.
 
         Args:
@@ -162,25 +246,26 @@ class CompletionRenderer(ChoicesRenderer):
         """
         if self._body.logprobs is None:
             return None
+        hides = self._body.skip_special_tokens is not False
         offset = self._offsets.get(index, 0)
         offsets = [offset + place for place in _places(prompt, echo)]
         # what a stream has not shown yet is not known, so that a reply's tokens are counted
-        lengths = (self._length(token) for token in reply)
+        lengths = [
+            0
+            if hides and self._tokenizer.is_special(token.token_id)
+            else _num_characters(token.data)
+            for token in reply
+        ]
         *more, self._offsets[index] = accumulate(lengths, initial=offset + len(echo))
         tokens = (*prompt, *reply)
-        return {
-            "tokens": [token.token for token in tokens],
-            "token_logprobs": [_value(token) for token in tokens],
-            "top_logprobs": [_tops(token) for token in tokens],
-            "text_offset": offsets + more,
-        }
-
-    def _length(self, token: TokenText) -> int:
-        """Characters of the text that begin in a token."""
-        hides = self._body.skip_special_tokens is not False
-        if hides and self._tokenizer.is_special(token.token_id):
-            return 0
-        return _num_characters(token.data)
+        return CompletionLogprobs(
+            tokens=[token.token for token in tokens],
+            token_logprobs=[
+                None if token.logprob is None else finite(token.logprob) for token in tokens
+            ],
+            top_logprobs=[_tops(token) for token in tokens],
+            text_offset=offsets + more,
+        )
 
 
 def _places(tokens: Sequence[TokenText], text: str) -> Iterator[int]:
@@ -206,25 +291,6 @@ def _mean_logprob(completion: Completion) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _by_id(token: TokenText) -> dict[str, object] | None:
-    """A prompt token and its alternatives by id, with their ranks where they are known."""
-    if token.logprob is None:
-        return None
-    rank = {each.token_id: place for place, each in enumerate(token.top, 1)}
-    return {
-        str(each.token_id): {
-            "logprob": finite(each.logprob or 0.0),
-            "rank": rank.get(each.token_id),
-            "decoded_token": each.token,
-        }
-        for each in distinct_tops(token)
-    }
-
-
-def _value(token: TokenText) -> float | None:
-    return None if token.logprob is None else finite(token.logprob)
-
-
 def _tops(token: TokenText) -> dict[str, float] | None:
     """Alternatives by text. Of tokens that look the same the likelier one counts."""
     if token.logprob is None:
@@ -234,23 +300,3 @@ def _tops(token: TokenText) -> dict[str, float] | None:
         value = finite(each.logprob or 0.0)
         tops[each.token] = max(value, tops.get(each.token, value))
     return tops
-
-
-def _params(body: Body) -> SamplingParams:
-    more: dict[str, Any] = {"logprobs": body.logprobs, "prompt_logprobs": body.prompt_logprobs}
-    if body.best_of and body.best_of != (body.n or 1):  # OpenAI's schema has 0 for none
-        if body.best_of < (body.n or 1) or body.stream:
-            raise RequestError(
-                "best_of generates more than it gives back, and so cannot stream.",
-                param="best_of",
-                found=f"{body.best_of}"[:20] + (", streamed" if body.stream else ""),
-                expected=f"at least {body.n or 1}"[:40] + ", not streamed",
-            )
-        more |= {"n": body.best_of, "logprobs": body.logprobs or 0}
-    if body.echo and body.logprobs is not None:
-        more["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
-        if body.max_tokens == 1:
-            # This is how prompts are scored. Who scores expects an entry for each prompt token
-            # and one for the token after it, whichever it is; an end token would leave none.
-            more |= {"ignore_eos": True}
-    return to_params(body, **more)

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
-from starlette.responses import Response
 
-from blazr.llm.results import Completion, Usage
-from blazr.server.openai.items import Item, ItemPart, text_of, to_messages
-from blazr.server.openai.labels import Ask, Ballot
-from blazr.server.openai.schema import item_usage
-from blazr.server.params import said
-from blazr.server.run import Renderer, Run, whole_answer
-from blazr.server.service import Call
+from blazr.server.endpoint import Call
+from blazr.server.openai.labels import LabelQuestion, label_probabilities
+from blazr.server.openai.replies import ItemUsage, item_usage
+from blazr.server.openai.responses.items import Item, ItemPart, text_of, to_messages
+from blazr.server.schema import Example, schema_hint
 from blazr.text.messages import Message
 
 _MANY = msgspec.Meta(min_length=1, max_length=400)
 _OPTIONS = msgspec.Meta(min_length=2, max_length=255)
 
 
-class Choice(msgspec.Struct):
+class Option(msgspec.Struct):
     """One answer to choose."""
 
-    value: Annotated[str, said(minLength=1)] | bool
+    value: Annotated[str, schema_hint(minLength=1)] | bool
     description: str | None = None
 
 
 class Level(msgspec.Struct):
     """One level of a scale."""
 
-    label: Annotated[str, said(minLength=1)]
+    label: Annotated[str, schema_hint(minLength=1)]
     description: str | None = None
 
 
@@ -40,71 +37,116 @@ class _Question(msgspec.Struct, kw_only=True, tag_field="type"):
     name: str | None = None
 
 
-class Predicate(_Question, tag="predicate"):
+class PredicateQuestion(_Question, tag="predicate"):
     """Is a statement true?"""
 
 
-class Selection(_Question, tag="choice"):
+class ChoiceQuestion(_Question, tag="choice"):
     """Which of these fits?"""
 
-    choices: Annotated[list[Choice], _OPTIONS]
+    choices: Annotated[list[Option], _OPTIONS]
 
 
-class Rating(_Question, tag="score"):
+class ScoreQuestion(_Question, tag="score"):
     """Where on a scale?"""
 
     levels: Annotated[list[Level], _OPTIONS]
 
 
-class Body(msgspec.Struct, kw_only=True):
+Question = PredicateQuestion | ChoiceQuestion | ScoreQuestion
+
+
+class DecisionBody(msgspec.Struct, kw_only=True):
     """The request."""
 
     input: str | list[Item]
-    questions: Annotated[list[Predicate | Selection | Rating], _MANY]
+    questions: Annotated[list[Question], _MANY]
     model: str | None = None
+    example: ClassVar[Example] = {
+        "input": "Once upon a time",
+        "questions": [{"type": "predicate", "instructions": "It is about a cat."}],
+    }
 
 
-async def decide(call: Call[Body]) -> Response:
+class PredicateAnswer(msgspec.Struct, tag_field="type", tag="predicate"):
+    """How likely a statement is true."""
+
+    name: str | None
+    probability: float
+
+
+class ChoiceShare(msgspec.Struct):
+    """How likely an answer is."""
+
+    value: str | bool
+    probability: float
+
+
+class ChoiceAnswer(msgspec.Struct, tag_field="type", tag="choice"):
+    """The likeliest answer, and how likely each is."""
+
+    name: str | None
+    choice: str | bool
+    confidence: float
+    probabilities: list[ChoiceShare]
+
+
+class LevelShare(msgspec.Struct):
+    """How likely a level is."""
+
+    label: str
+    value: int
+    probability: float
+
+
+class ScoreAnswer(msgspec.Struct, tag_field="type", tag="score"):
+    """The mean of the levels, and how likely each is."""
+
+    name: str | None
+    score: float
+    confidence: float
+    probabilities: list[LevelShare]
+
+
+class Decisions(msgspec.Struct):
+    """An answer to each question."""
+
+    model: str
+    answers: list[PredicateAnswer | ChoiceAnswer | ScoreAnswer]
+    usage: ItemUsage
+
+
+async def decide(call: Call[DecisionBody]) -> Decisions:
     """Answer questions about one input; the input is read once."""
     body = call.body
     about = to_messages(body.input)
-    asks = [
-        Ask(messages=[*about, Message(role="user", content=_prompt(each))], labels=_labels(each))
+    questions = [
+        LabelQuestion(
+            messages=[*about, Message(role="user", content=_prompt(each))], labels=_labels(each)
+        )
         for each in body.questions
     ]
-    ballot = Ballot(call, asks)
-    run = await Run.start(call, await ballot.requests())
-    return await whole_answer(run, _Answers(call, ballot))
+    probabilities, usage = await label_probabilities(call, questions)
+    answers = [
+        _answer(question, shares)
+        for question, shares in zip(body.questions, probabilities, strict=True)
+    ]
+    return Decisions(model=call.service.name, answers=answers, usage=item_usage(usage))
 
 
-class _Answers(Renderer):
-    def __init__(self, call: Call[Body], ballot: Ballot) -> None:
-        self._call = call
-        self._ballot = ballot
-
-    def whole(self, completions: Sequence[Completion], usage: Usage) -> object:
-        found = self._ballot.probabilities(completions)
-        pairs = zip(self._call.body.questions, found, strict=True)
-        return {
-            "model": self._call.service.name,
-            "answers": [_answer(question, shares) for question, shares in pairs],
-            "usage": item_usage(usage),
-        }
-
-
-def _labels(question: Predicate | Selection | Rating) -> list[str]:
-    if isinstance(question, Predicate):
+def _labels(question: Question) -> list[str]:
+    if isinstance(question, PredicateQuestion):
         return ["yes", "no"]
-    if isinstance(question, Rating):
+    if isinstance(question, ScoreQuestion):
         return [level.label for level in question.levels]
     return [_spelled(choice.value) for choice in question.choices]
 
 
-def _prompt(question: Predicate | Selection | Rating) -> str:
+def _prompt(question: Question) -> str:
     instructions = text_of(question.instructions, param="questions")
-    if isinstance(question, Predicate):
+    if isinstance(question, PredicateQuestion):
         return f'{instructions}\n\nIs this true? Answer only "yes" or "no".'
-    if isinstance(question, Rating):
+    if isinstance(question, ScoreQuestion):
         options = [(level.label, level.description) for level in question.levels]
     else:
         options = [(_spelled(choice.value), choice.description) for choice in question.choices]
@@ -116,28 +158,27 @@ def _spelled(value: str | bool) -> str:  # noqa: FBT001
     return value if isinstance(value, str) else str(value).lower()
 
 
-def _answer(question: Predicate | Selection | Rating, shares: Sequence[float]) -> object:
-    if isinstance(question, Predicate):
-        return {"type": "predicate", "name": question.name, "probability": shares[0]}
-    if isinstance(question, Rating):
-        return {
-            "type": "score",
-            "name": question.name,
-            "score": sum(value * share for value, share in enumerate(shares)),
-            "confidence": max(shares),
-            "probabilities": [
-                {"label": level.label, "value": value, "probability": shares[value]}
+def _answer(
+    question: Question, shares: Sequence[float]
+) -> PredicateAnswer | ChoiceAnswer | ScoreAnswer:
+    if isinstance(question, PredicateQuestion):
+        return PredicateAnswer(question.name, shares[0])
+    if isinstance(question, ScoreQuestion):
+        return ScoreAnswer(
+            name=question.name,
+            score=sum(value * share for value, share in enumerate(shares)),
+            confidence=max(shares),
+            probabilities=[
+                LevelShare(level.label, value, shares[value])
                 for value, level in enumerate(question.levels)
             ],
-        }
+        )
     values = [choice.value for choice in question.choices]
-    return {
-        "type": "choice",
-        "name": question.name,
-        "choice": values[shares.index(max(shares))],
-        "confidence": max(shares),
-        "probabilities": [
-            {"value": value, "probability": share}
-            for value, share in zip(values, shares, strict=True)
+    return ChoiceAnswer(
+        name=question.name,
+        choice=values[shares.index(max(shares))],
+        confidence=max(shares),
+        probabilities=[
+            ChoiceShare(value, share) for value, share in zip(values, shares, strict=True)
         ],
-    }
+    )

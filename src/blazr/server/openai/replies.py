@@ -1,46 +1,40 @@
-"""What OpenAI's endpoints answer, as types. The OpenAPI document is made of them."""
+"""What the replies of OpenAI's APIs have in common: usage, log-probabilities, choices."""
 
 from __future__ import annotations
 
-from typing import Literal
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Generic, TypeVar
 
-from msgspec import UNSET, Struct, UnsetType
+import msgspec
+from msgspec import UNSET, UnsetType
 
-from blazr.server.state import ModelState
+import blazr
+from blazr.llm.results import Tally, Usage
+from blazr.server.endpoint import Call
+from blazr.server.openai.sampling import SamplingBody, StreamOptions
+from blazr.server.params import finite, unix_time
+from blazr.server.run import Renderer
+from blazr.text.events import Event, TokenText
 
-FinishReason = Literal["stop", "length", "tool_calls", "abort"]
-
-
-class ErrorBody(Struct):
-    """What went wrong."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-    n_prompt_tokens: int | UnsetType = UNSET
-    n_ctx: int | UnsetType = UNSET
-
-
-class ErrorReply(Struct):
-    """An error, as OpenAI writes it."""
-
-    error: ErrorBody
+W = TypeVar("W")
+E = TypeVar("E", bound=msgspec.Struct)
+C = TypeVar("C", bound=msgspec.Struct)
 
 
-class CachedTokens(Struct):
+class CachedTokens(msgspec.Struct):
     """Of the prompt's tokens, those that were not computed again."""
 
     cached_tokens: int
 
 
-class ReasoningTokens(Struct):
+class ReasoningTokens(msgspec.Struct):
     """Of the reply's tokens, those spent on thinking."""
 
     reasoning_tokens: int
 
 
-class UsageReply(Struct):
+class UsageReply(msgspec.Struct):
     """What a request cost, in tokens."""
 
     prompt_tokens: int
@@ -50,16 +44,53 @@ class UsageReply(Struct):
     completion_tokens_details: ReasoningTokens
 
 
-class Envelope(Struct):
-    """What every reply and chunk begins with."""
+def usage_reply(usage: Usage) -> UsageReply:
+    """Usage, in OpenAI's names."""
+    return UsageReply(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.total_tokens,
+        prompt_tokens_details=CachedTokens(usage.cached_tokens),
+        completion_tokens_details=ReasoningTokens(usage.reasoning_tokens),
+    )
 
-    id: str
-    created: int
-    model: str
-    system_fingerprint: str
+
+class EmbeddingUsage(msgspec.Struct):
+    """What was read."""
+
+    prompt_tokens: int
+    total_tokens: int
 
 
-class Logprob(Struct):
+class InputDetails(msgspec.Struct):
+    """Of the tokens read, those not computed again."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class ItemUsage(msgspec.Struct):
+    """What a request cost, in tokens."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: ReasoningTokens
+    total_tokens: int
+
+
+def item_usage(usage: Usage) -> ItemUsage:
+    """Usage, in the names of OpenAI's newer APIs."""
+    return ItemUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=InputDetails(usage.cached_tokens),
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=ReasoningTokens(usage.reasoning_tokens),
+        total_tokens=usage.total_tokens,
+    )
+
+
+class Logprob(msgspec.Struct):
     """A token and its log-probability."""
 
     token: str
@@ -73,276 +104,70 @@ class TokenLogprob(Logprob):
     top_logprobs: list[Logprob]
 
 
-class ChatLogprobs(Struct):
-    """Log-probabilities of a message's tokens."""
+def token_logprobs(tokens: Iterable[TokenText]) -> list[TokenLogprob]:
+    """Log-probabilities in the shape of chats and responses."""
 
-    content: list[TokenLogprob]
-    refusal: None
+    def fields(token: TokenText) -> tuple[str, float, list[int]]:
+        return token.token, finite(token.logprob or 0.0), list(token.data)
 
-
-class CalledFunction(Struct):
-    """A function and its arguments, as JSON in a string."""
-
-    name: str
-    arguments: str
+    return [
+        TokenLogprob(*fields(token), [Logprob(*fields(each)) for each in token.top])
+        for token in tokens
+    ]
 
 
-class ToolCall(Struct, tag_field="type", tag="function"):
-    """A call of a function."""
+class Envelope(msgspec.Struct, kw_only=True):
+    """What every reply and chunk begins with."""
 
     id: str
-    function: CalledFunction
-
-
-class CalledCustom(Struct):
-    """A custom tool and its input."""
-
-    name: str
-    input: str
-
-
-class CustomCall(Struct, tag_field="type", tag="custom"):
-    """A call of a custom tool."""
-
-    id: str
-    custom: CalledCustom
-
-
-class AssistantMessage(Struct):
-    """What the model says, thinks and calls."""
-
-    role: Literal["assistant"]
-    content: str | None
-    refusal: None
-    reasoning: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCall | CustomCall] | UnsetType = UNSET
-
-
-class ChatChoice(Struct):
-    """One reply to a chat."""
-
-    index: int
-    message: AssistantMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
-
-
-class ChatCompletion(Envelope):
-    """The replies to a chat."""
-
-    object: Literal["chat.completion"]
-    choices: list[ChatChoice]
-    usage: UsageReply
-
-
-class FunctionDelta(Struct):
-    """More of a call's arguments; the name comes first."""
-
-    arguments: str
-    name: str | UnsetType = UNSET
-
-
-class CustomDelta(Struct):
-    """More of a custom tool's input; the name comes first."""
-
-    input: str
-    name: str | UnsetType = UNSET
-
-
-class ToolCallDelta(Struct):
-    """More of a call."""
-
-    index: int
-    function: FunctionDelta | UnsetType = UNSET
-    custom: CustomDelta | UnsetType = UNSET
-    id: str | UnsetType = UNSET
-    type: Literal["function", "custom"] | UnsetType = UNSET
-
-
-class ChatDelta(Struct):
-    """What is new of a reply."""
-
-    role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
-
-
-class ChunkChoice(Struct):
-    """What is new of one reply, and why it ended when it did."""
-
-    index: int
-    delta: ChatDelta
-    logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
-
-
-class ChatChunk(Envelope):
-    """A piece of a streamed reply; the last one holds the usage, where it was asked for."""
-
-    object: Literal["chat.completion.chunk"]
-    choices: list[ChunkChoice]
-    usage: UsageReply | UnsetType | None = UNSET
-
-
-class CompletionLogprobs(Struct):
-    """Log-probabilities of a text's tokens, as four lists of the same length."""
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
-
-
-class PromptLogprob(Struct):
-    """A token of the prompt, or what might have stood there; ranks begin with 1."""
-
-    logprob: float
-    rank: int | None
-    decoded_token: str
-
-
-class CompletionChoice(Struct):
-    """One text, or a piece of it."""
-
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: Literal["stop", "length", "abort"] | None
-    stop_reason: str | None
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
-
-
-class TextCompletion(Envelope):
-    """What prompts were continued with, or a piece of it."""
-
-    object: Literal["text_completion"]
-    choices: list[CompletionChoice]
-    usage: UsageReply | UnsetType | None = UNSET
-
-
-class EmbeddingRow(Struct):
-    """A vector; in base64 it is float32, little end first."""
-
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float] | str
-
-
-class EmbeddingUsage(Struct):
-    """What was read."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingList(Struct):
-    """A vector for each input."""
-
-    object: Literal["list"]
-    model: str
-    data: list[EmbeddingRow]
-    usage: EmbeddingUsage
-
-
-class ModelStatus(Struct):
-    """Whether a model is in memory, and whether the last try to load it has failed."""
-
-    value: ModelState
-    failed: bool | UnsetType = UNSET
-
-
-class ModelMeta(Struct):
-    """A model's figures; sizes are in bytes."""
-
-    n_ctx_train: int
-    n_params: int
-    n_vocab: int
-    size: int
-
-
-class ModelCard(Struct):
-    """A model. What is null is known once it has been loaded."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    root: str
-    parent: None
-    permission: list[str]
-    status: ModelStatus
-    type: Literal["model"]
-    display_name: str
-    created_at: str
-    lifecycle: Literal["active"]
-    max_input_tokens: int | None
-    max_model_len: int | None
-    meta: ModelMeta | None
-
-
-class ModelList(Struct):
-    """The models there are."""
-
-    object: Literal["list"]
-    data: list[ModelCard]
-    first_id: str
-    last_id: str
-    has_more: bool
-
-
-class InputTokens(Struct):
-    """How many tokens there are."""
-
-    object: Literal["response.input_tokens"]
-    input_tokens: int
-
-
-class ScoreRow(Struct):
-    """How well a pair fits."""
-
-    object: Literal["score"]
-    index: int
-    score: float
-
-
-class ComparisonUsage(EmbeddingUsage):
-    """What was read, and how much of it was not computed again."""
-
-    prompt_tokens_details: CachedTokens
-
-
-class ScoreList(Struct):
-    """A score for each pair."""
-
-    id: str
-    object: Literal["list"]
+    object: str
     created: int
     model: str
-    data: list[ScoreRow]
-    usage: ComparisonUsage
+    system_fingerprint: str = f"blazr-{blazr.__version__}"
 
 
-class RankedDocument(Struct):
-    """A document's text."""
+class ChoicesRenderer(Renderer[W, E], Generic[W, E, C]):
+    """Whole replies W and chunks E made of choices C: who speaks, and what it costs.
 
-    text: str
+    Args:
+        call: The request.
+        n: Replies to each prompt.
+        prefix: Of the reply's id.
+    """
+
+    def __init__(self, call: Call[SamplingBody], *, n: int, prefix: str) -> None:
+        asked = call.body.stream_options or StreamOptions()
+        self.id = f"{prefix}-{call.id}"
+        self.created = unix_time()
+        self.model = call.service.name
+        self._includes_usage = bool(asked.include_usage)
+        self._tally = Tally(n) if asked.include_usage and asked.continuous_usage_stats else None
+
+    @abstractmethod
+    def choices(self, event: Event) -> Iterable[C]:
+        """The choices for an event, each for a chunk of its own."""
+
+    @abstractmethod
+    def chunk(self, choices: list[C], usage: UsageReply | UnsetType | None) -> E:
+        """A chunk of a stream."""
+
+    def event(self, event: Event) -> Iterable[E]:
+        """The chunks for an event."""
+        usage: UsageReply | UnsetType | None = None if self._includes_usage else UNSET
+        if self._tally is not None:
+            self._tally.push(event)
+            usage = usage_reply(self._tally.usage)
+        for choice in self.choices(event):
+            yield self.chunk([choice], usage)
+
+    def last(self, usage: Usage) -> Iterable[E]:
+        """The chunk with the usage, if wanted."""
+        if self._includes_usage:
+            yield self.chunk([], usage_reply(usage))
 
 
-class RerankRow(Struct):
-    """A document's place and score."""
-
-    index: int
-    relevance_score: float
-    document: RankedDocument | UnsetType = UNSET
-
-
-class RerankReply(Struct):
-    """Documents, the best first."""
-
-    id: str
-    model: str
-    results: list[RerankRow]
-    usage: ComparisonUsage
+def distinct_tops(token: TokenText) -> Sequence[TokenText]:
+    """The alternatives of a token, with the token itself when it is not among them."""
+    if any(each.token_id == token.token_id for each in token.top):
+        return token.top
+    return (*token.top, token)

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from starlette.responses import Response
-
+from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
-from blazr.server.service import Call
 
 SOUND_PATHS = ("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech")
 IMAGE_PATHS = ("/v1/images/generations", "/v1/images/edits", "/v1/images/variations")
 
 
-async def refuse_sound(call: Call[None]) -> Response:  # noqa: ARG001
+async def refuse_sound(call: Call[None]) -> NoReturn:  # noqa: ARG001
     """Say that this server has no models for sound."""
     _refuse("this server has no models for sound.")
 
 
-async def refuse_images(call: Call[None]) -> Response:  # noqa: ARG001
+async def refuse_images(call: Call[None]) -> NoReturn:  # noqa: ARG001
     """Say that this server has no models that make images."""
     _refuse("this server has no models that make images.")
 
 
-async def refuse_compact(call: Call[None]) -> Response:  # noqa: ARG001
+async def refuse_compact(call: Call[None]) -> NoReturn:  # noqa: ARG001
     """Say that this server summarizes no conversation."""
     _refuse(
         'this server summarizes no conversation. Try: "truncation": "auto" in /v1/responses, '

@@ -1,39 +1,30 @@
-"""What the requests have in common, and the pieces the replies are made of.
+"""What the requests of OpenAI's APIs have in common: sampling fields and tools.
 
 Unknown fields are ignored: clients send many that mean nothing here.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
-import blazr
 from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
-from blazr.llm.results import Tally, Usage
+from blazr.server.endpoint import Call, Scheduling
 from blazr.server.params import (
     ResponseFormat,
     Samplers,
-    Scheduling,
     Stop,
     ToolFields,
     TruncatingBody,
-    finite,
     one_grammar,
-    said,
     sampler_order,
     sampling_params,
-    scheduling,
     tool_choice,
-    unix_time,
 )
-from blazr.server.run import Renderer
-from blazr.server.service import Call
-from blazr.text.events import Event, TokenText
+from blazr.server.schema import schema_hint
 
 # Fields that SamplingParams has under the same name.
 _SAME_NAMES = (
@@ -57,14 +48,20 @@ _SAME_NAMES = (
 
 
 _Name = Annotated[str, msgspec.Meta(max_length=256)] | None
-_Text = Annotated[str, said(minLength=1)]
+_Text = Annotated[str, schema_hint(minLength=1)]
 _TOOL_KINDS = ("function", "custom")
 _TOOL_MODES = ("auto", "none", "required")
-ToolMode = Annotated[str, said(enum=_TOOL_MODES)]
+ToolMode = Annotated[str, schema_hint(enum=_TOOL_MODES)]
 # Where llama.cpp, SGLang and older vLLM have a grammar.
 _GRAMMAR_FIELDS = (
-    *("json_schema", "grammar", "regex", "ebnf"),
-    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    "json_schema",
+    "grammar",
+    "regex",
+    "ebnf",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
 )
 
 
@@ -75,8 +72,8 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class Named(msgspec.Struct):
-    """A function by its name."""
+class ToolName(msgspec.Struct):
+    """A tool by its name."""
 
     name: str
 
@@ -85,12 +82,12 @@ class ToolRef(msgspec.Struct, kw_only=True):
     """A tool by its name, nested or flat."""
 
     type: str
-    function: Named | None = None
-    custom: Named | None = None
+    function: ToolName | None = None
+    custom: ToolName | None = None
     name: str | None = None
 
     @property
-    def the_name(self) -> str:
+    def tool_name(self) -> str:
         """Its name; empty where it has none."""
         nested = self.function or self.custom
         return nested.name if nested else self.name or ""
@@ -106,7 +103,7 @@ class AllowedTools(msgspec.Struct, kw_only=True):
 class ToolChoice(ToolRef, kw_only=True):
     """A tool that must be called, or some of which one may be."""
 
-    type: Annotated[str, said(enum=["function", "custom", "allowed_tools"])]
+    type: Annotated[str, schema_hint(enum=["function", "custom", "allowed_tools"])]
     allowed_tools: AllowedTools | None = None
     mode: str | None = None
     tools: list[ToolRef] | None = None
@@ -146,7 +143,7 @@ class SamplingBody(TruncatingBody, kw_only=True):
     ebnf: str | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: Annotated[list[_Text], said(minItems=1)] | None = None
+    guided_choice: Annotated[list[_Text], schema_hint(minItems=1)] | None = None
     guided_grammar: str | None = None
     cache_salt: _Name = None
     priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] | None = None
@@ -182,7 +179,7 @@ def to_params(body: SamplingBody, **more: object) -> SamplingParams:
 def schedule_of(call: Call[SamplingBody]) -> Scheduling:
     """When a request runs, and with whom it shares prefixes."""
     body = call.body
-    return scheduling(call, salt=body.cache_salt, priority=body.priority, timeout=body.timeout)
+    return call.scheduling(salt=body.cache_salt, priority=body.priority, timeout_s=body.timeout)
 
 
 def tool_fields(
@@ -201,9 +198,9 @@ def tool_fields(
     if isinstance(choice, ToolChoice):
         allowed = choice.allowed_tools or choice
         if choice.type in {"function", "custom"}:
-            mode, name = "required", choice.the_name
+            mode, name = "required", choice.tool_name
         elif choice.type == "allowed_tools" and allowed.tools is not None:
-            names = {each.the_name for each in allowed.tools}
+            names = {each.tool_name for each in allowed.tools}
             tools = [each for each in tools or () if _name_of(each) in names]
             mode = allowed.mode or "auto"
     if mode not in _TOOL_MODES or (isinstance(choice, ToolChoice) and mode != "auto" and not tools):
@@ -232,89 +229,3 @@ def _name_of(tool: Mapping[str, object]) -> str | None:
     function = tool.get("function", tool.get("custom", tool))
     name = function.get("name") if isinstance(function, Mapping) else None
     return name if isinstance(name, str) else None
-
-
-class ChoicesRenderer(Renderer):
-    """What is around the choices of replies and chunks: who speaks, and what it costs.
-
-    Args:
-        call: What was asked.
-        n: Replies to each prompt.
-        prefix: Of its id.
-        kind: What it is called.
-    """
-
-    def __init__(self, call: Call[SamplingBody], *, n: int, prefix: str, kind: str) -> None:
-        asked = call.body.stream_options or StreamOptions()
-        self._includes_usage = bool(asked.include_usage)
-        self._tally = Tally(n) if asked.include_usage and asked.continuous_usage_stats else None
-        self._envelope = {
-            "id": f"{prefix}-{call.id}",
-            "object": kind,
-            "created": unix_time(),
-            "model": call.service.name,
-            "system_fingerprint": f"blazr-{blazr.__version__}",
-        }
-
-    @abstractmethod
-    def choices(self, event: Event) -> Iterable[object]:
-        """The choices for an event, each for a chunk of its own."""
-
-    def event(self, event: Event) -> Iterable[object]:
-        """The chunks for an event."""
-        if self._tally is not None:
-            self._tally.push(event)
-        for choice in self.choices(event):
-            chunk: dict[str, object] = {**self._envelope, "choices": [choice]}
-            if self._includes_usage:
-                chunk["usage"] = self._tally and usage_object(self._tally.usage)
-            yield chunk
-
-    def last(self, usage: Usage) -> Iterable[object]:
-        """The chunk with the usage, if wanted."""
-        if self._includes_usage:
-            yield self._around([], usage)
-
-    def _around(self, choices: Sequence[object], usage: Usage) -> dict[str, object]:
-        return {**self._envelope, "choices": choices, "usage": usage_object(usage)}
-
-
-def usage_object(usage: Usage) -> Mapping[str, object]:
-    """Usage, in OpenAI's names."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.total_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-    }
-
-
-def item_usage(usage: Usage) -> Mapping[str, object]:
-    """Usage, in the names of OpenAI's newer APIs."""
-    return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-        "total_tokens": usage.total_tokens,
-    }
-
-
-def logprob_entries(tokens: Iterable[TokenText]) -> list[dict[str, object]]:
-    """Log-probabilities in the shape of chats and responses."""
-    return [
-        {**_entry(token), "top_logprobs": [_entry(each) for each in token.top]} for token in tokens
-    ]
-
-
-def _entry(token: TokenText) -> dict[str, object]:
-    value = finite(token.logprob or 0.0)
-    return {"token": token.token, "logprob": value, "bytes": list(token.data)}
-
-
-def distinct_tops(token: TokenText) -> Sequence[TokenText]:
-    """The alternatives of a token, with the token itself when it is not among them."""
-    if any(each.token_id == token.token_id for each in token.top):
-        return token.top
-    return (*token.top, token)

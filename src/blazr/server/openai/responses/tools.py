@@ -12,7 +12,7 @@ Tool = Mapping[str, Any]
 
 # Tools that run at OpenAI's. Agents offer the first to every server, and can do without; the others
 # stand for data or services of the user's, without which the answer would be another.
-_LEFT_OUT = frozenset(
+_HOSTED_TOOLS = frozenset(
     {
         "web_search",
         "web_search_2025_08_26",
@@ -25,49 +25,49 @@ _LEFT_OUT = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Toolbox:
+class ToolSet:
     """The tools of a request as a model can be shown them.
 
     Args:
         tools: Functions and custom tools.
         shown: The tools as they were sent, without those that are left out.
-        homes: Namespace and own name of the tools in namespaces, by the name a model is shown.
+        namespaces: Namespace and own name of the tools in namespaces, by the name a model is shown.
     """
 
     tools: Sequence[Tool] = ()
     shown: Sequence[Tool] = ()
-    homes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
-def read_tools(given: Sequence[Tool] | None) -> Toolbox:
+def read_tools(given: Sequence[Tool] | None) -> ToolSet:
     """The tools of a request.
 
     Raises:
         RequestError: One is of a kind that cannot be offered.
     """
-    shown = [tool for tool in given or () if tool.get("type") not in _LEFT_OUT]
-    homes: dict[str, tuple[str, str]] = {}
-    tools = [each for tool in shown for each in _flat(tool, homes)]
-    return Toolbox(tools, shown, homes)
+    shown = [tool for tool in given or () if tool.get("type") not in _HOSTED_TOOLS]
+    namespaces: dict[str, tuple[str, str]] = {}
+    tools = [each for tool in shown for each in _flat(tool, namespaces)]
+    return ToolSet(tools, shown, namespaces)
 
 
-def name_in(namespace: str | None, name: str) -> str:
+def qualified_name(namespace: str | None, name: str) -> str:
     """The name by which a model is shown a tool of a namespace."""
     if not namespace:
         return name
     return namespace + name if namespace.endswith("__") else f"{namespace}__{name}"
 
 
-def _flat(tool: Tool, homes: dict[str, tuple[str, str]]) -> Iterator[Tool]:
+def _flat(tool: Tool, namespaces: dict[str, tuple[str, str]]) -> Iterator[Tool]:
     kind, namespace = tool.get("type"), str(tool.get("name") or "")
     if kind == "namespace":
         inner = tool.get("tools")
         for each in inner if isinstance(inner, list) else ():
             if not isinstance(each, Mapping) or not isinstance(each.get("name"), str):
                 raise _unknown("a tool of a namespace without a name")
-            name = name_in(namespace, each["name"])
-            homes[name] = namespace, each["name"]
-            yield from _flat({**each, "name": name}, homes)
+            name = qualified_name(namespace, each["name"])
+            namespaces[name] = namespace, each["name"]
+            yield from _flat({**each, "name": name}, namespaces)
     elif kind == "custom":
         yield tool
     elif kind == "function":

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from blazr.core.errors import RequestError
 from blazr.server.messages import MAX_MESSAGES
-from blazr.server.openai.tools import name_in
-from blazr.server.params import new_id, said
+from blazr.server.openai.responses.tools import qualified_name
+from blazr.server.params import new_id
+from blazr.server.schema import Schema, any_given, of_type, schema_hint
 from blazr.text.messages import Message
+
+T = TypeVar("T")
 
 _PACKED = "blazr-text-"
 _TEXT_PARTS = {"text", "input_text", "output_text", "reasoning_text", "summary_text", "refusal"}
 
 
+PartType = Annotated[str, schema_hint(enum=sorted(_TEXT_PARTS))]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
 class ItemPart(msgspec.Struct):
     """One part of an item's content."""
 
-    type: Annotated[str, said(enum=sorted(_TEXT_PARTS))]
+    type: PartType
     text: str | None = None
     refusal: str | None = None
 
@@ -39,6 +47,43 @@ class Item(msgspec.Struct, kw_only=True):
     arguments: str | None = None
     input: str | None = None
     output: str | list[ItemPart] | None = None
+    schema_extra: ClassVar[Schema] = {
+        "anyOf": [
+            {
+                "properties": {"type": {"const": "message"}},
+                **any_given("role", min_length=1),
+            },
+            of_type("function_call", "custom_tool_call", **any_given("name", min_length=1)),
+            of_type("function_call_output", "custom_tool_call_output", "reasoning"),
+        ]
+    }
+
+
+class ShownPart(msgspec.Struct):
+    """One part of an item's content; what an assistant said has a place for annotations."""
+
+    type: PartType
+    text: str | None
+    refusal: str | UnsetType | None = UNSET
+    annotations: list[dict[str, Any]] | UnsetType = UNSET
+
+
+class InputItem(msgspec.Struct, kw_only=True):
+    """An item of what was asked, with its content in parts."""
+
+    id: str
+    status: ItemStatus = "completed"
+    type: str
+    role: str | UnsetType = UNSET
+    content: list[ShownPart] | UnsetType = UNSET
+    call_id: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    namespace: str | UnsetType = UNSET
+    encrypted_content: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
+    output: str | list[ItemPart] | UnsetType = UNSET
+    summary: list[dict[str, Any]] | UnsetType = UNSET
 
 
 def to_messages(items: str | Iterable[Item], *, param: str = "input") -> list[Message]:
@@ -68,17 +113,33 @@ def to_messages(items: str | Iterable[Item], *, param: str = "input") -> list[Me
     return messages
 
 
-def shown(item: Item) -> dict[str, object]:
+def shown(item: Item) -> InputItem:
     """An item as it is shown again: with an id, a status, and its content in parts."""
-    plain = {name: x for name, x in msgspec.to_builtins(item).items() if x is not None}
+    content: list[ShownPart] | UnsetType = UNSET
     if isinstance(item.content, str):
-        part: dict[str, Any] = {"type": "input_text", "text": item.content}
+        content = [ShownPart("input_text", item.content)]
         if item.role == "assistant":
-            part |= {"type": "output_text", "annotations": []}
-        plain["content"] = [part]
-    if item.type == "reasoning":
-        plain["summary"] = []
-    return {"id": new_id("item_"), "status": "completed", **plain}
+            content = [ShownPart("output_text", item.content, annotations=[])]
+    elif item.content is not None:
+        content = [ShownPart(part.type, part.text, part.refusal) for part in item.content]
+
+    def given(value: T | None) -> T | UnsetType:
+        return UNSET if value is None else value
+
+    return InputItem(
+        id=new_id("item_"),
+        type=item.type,
+        role=given(item.role),
+        content=content,
+        call_id=given(item.call_id),
+        name=given(item.name),
+        namespace=given(item.namespace),
+        encrypted_content=given(item.encrypted_content),
+        arguments=given(item.arguments),
+        input=given(item.input),
+        output=given(item.output),
+        summary=[] if item.type == "reasoning" else UNSET,
+    )
 
 
 def pack_text(text: str) -> str:
@@ -120,12 +181,12 @@ def _to_message(item: Item, param: str) -> Message:
         role = "system" if item.role == "developer" else item.role
         return Message(role=role, content=text_of(item.content, param=param))
     if item.type == "function_call" and item.name:
-        name = name_in(item.namespace, item.name)
+        name = qualified_name(item.namespace, item.name)
         function = {"name": name, "arguments": item.arguments or "{}"}
         call = {"id": item.call_id or "", "type": "function", "function": function}
         return Message(role="assistant", content=None, extra={"tool_calls": [call]})
     if item.type == "custom_tool_call" and item.name:
-        custom = {"name": name_in(item.namespace, item.name), "input": item.input or ""}
+        custom = {"name": qualified_name(item.namespace, item.name), "input": item.input or ""}
         call = {"id": item.call_id or "", "type": "custom", "custom": custom}
         return Message(role="assistant", content=None, extra={"tool_calls": [call]})
     if item.type in {"function_call_output", "custom_tool_call_output"}:

@@ -6,29 +6,31 @@ import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
 
+import msgspec
 from starlette.types import Send
 
 from blazr.server.config import ServerConfig
-from blazr.server.sse import NAMED, Stream, Watch
+from blazr.server.openai.responses.replies import ResponseEvent
+from blazr.server.sse import NAMED, SendTimeout, Stream
 
 
-class Log:
-    """The events of a response so far, as frames; the place of each is its sequence number."""
+class EventLog:
+    """The events of a response so far, as frames; the index of each is its sequence number."""
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []
         self.num_bytes = 0
         self.is_done = False
-        self._news = asyncio.Event()
+        self._added = asyncio.Event()
 
-    def add(self, payloads: Iterable[object]) -> None:
+    def add(self, events: Iterable[msgspec.Struct]) -> None:
         """Something has happened."""
-        new = [NAMED.encode(each) for each in payloads]
+        new = [NAMED.encode(each) for each in events]
         self.frames += new
         self.num_bytes += sum(map(len, new))
         self._wake()
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Nothing more will happen. Idempotent."""
         self.is_done = True
         self._wake()
@@ -36,15 +38,15 @@ class Log:
     async def wait(self, timeout_s: float) -> bool:
         """Whether something happens within ``timeout_s``."""
         with suppress(TimeoutError):
-            return await asyncio.wait_for(self._news.wait(), timeout_s)
+            return await asyncio.wait_for(self._added.wait(), timeout_s)
         return False
 
     def _wake(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()  # those who waited have the old one
+        self._added.set()
+        self._added = asyncio.Event()  # those who waited have the old one
 
 
-class Replay(Stream):
+class Replay(Stream[ResponseEvent]):
     """Sends a log, and what is added to it. The response goes on without its readers.
 
     Args:
@@ -53,15 +55,15 @@ class Replay(Stream):
         after: The number of the last event that is left out.
     """
 
-    def __init__(self, log: Log, config: ServerConfig, *, after: int = -1) -> None:
+    def __init__(self, log: EventLog, config: ServerConfig, *, after: int = -1) -> None:
         super().__init__(config, NAMED)
         self._log = log
         self._place = after + 1
 
-    def end(self) -> None:
-        """Nothing: the response is not ours."""
+    def close(self) -> None:
+        """Nothing to release: the response goes on."""
 
-    async def send_events(self, send: Send, watch: Watch) -> None:
+    async def send_events(self, send: Send, timeout: SendTimeout) -> None:
         """Send the frames."""
         log = self._log
         while True:
@@ -70,4 +72,4 @@ class Replay(Stream):
             if not data and log.is_done:
                 return
             if data or not await log.wait(self._config.keep_alive_s):
-                await self.send_bytes(send, watch, data or NAMED.keep_alive)
+                await self.send_bytes(send, timeout, data or NAMED.keep_alive)

@@ -1,0 +1,352 @@
+"""``/v1/responses``: create, look up, cancel, delete."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+
+from blazr.core.errors import RequestError
+from blazr.engine.sampling_params import SamplingParams
+from blazr.llm.generation import GenerationRequest, Truncation
+from blazr.server.endpoint import Call, Reply
+from blazr.server.errors import HttpError, clean
+from blazr.server.messages import InputTokens
+from blazr.server.openai.responses.items import InputItem, Item, shown, to_messages
+from blazr.server.openai.responses.rendering import ResponseRenderer
+from blazr.server.openai.responses.replay import EventLog, Replay
+from blazr.server.openai.responses.replies import (
+    InputItemList,
+    ResponseDeleted,
+    ResponseEvent,
+    ResponseObject,
+    ResponseReasoning,
+    ResponseText,
+)
+from blazr.server.openai.responses.tools import read_tools
+from blazr.server.openai.sampling import ToolChoice, ToolMode, tool_fields
+from blazr.server.params import TEXT, ResponseFormat, grammar_of, sampling_params, unix_time
+from blazr.server.run import Run, reply
+from blazr.server.schema import Example, schema_hint
+from blazr.text.messages import Message
+from blazr.text.reasoning import thinking_variables
+
+_LOGPROBS = "message.output_text.logprobs"
+_THOUGHTS = "reasoning.encrypted_content"
+
+
+class TextOptions(msgspec.Struct):
+    """The form of the text."""
+
+    format: ResponseFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningOptions(msgspec.Struct):
+    """How much to think."""
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+class CountInputBody(msgspec.Struct, kw_only=True):
+    """What is counted."""
+
+    input: str | list[Item] = ""
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolMode | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    prompt: Annotated[Any, schema_hint(type="null")] = (
+        None  # a template, which this server has none of
+    )
+    example: ClassVar[Example] = {"input": "Once upon a time"}
+
+
+class ResponseBody(CountInputBody, kw_only=True):
+    """The request."""
+
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    background: bool | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    example: ClassVar[Example] = {"input": "Once upon a time", "max_output_tokens": 32}
+
+
+class ResponseQuery(msgspec.Struct, kw_only=True):
+    """How a response is looked up."""
+
+    stream: bool | None = None
+    starting_after: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+async def create(call: Call[ResponseBody]) -> Reply[ResponseObject, ResponseEvent]:
+    """Answer, and keep the answer unless told not to."""
+    body = call.body
+    params, template = _params(body), _template(body, call)
+    messages = _conversation(body, call)
+    request = to_request(body, call, messages, params)
+    store = _ResponseStore(call, messages)
+    renderer = ResponseRenderer(
+        template,
+        store.finish,
+        namespaces=read_tools(body.tools).namespaces,
+        wants_logprobs=request.params.logprobs is not None,
+        packs_thoughts=_THOUGHTS in (body.include or ()),
+    )
+    if body.background and body.store is False:
+        raise RequestError(
+            "a response in the background is looked up, so it is stored.", param="background"
+        )
+    run = await Run.start(call, [request])
+    if not body.background:
+        return await reply(run, renderer, stream=body.stream)
+    log = EventLog()
+    task = asyncio.create_task(_generate(run, renderer, log))
+    working = ExitStack()
+    working.enter_context(call.state.working())
+    call.service.hold()
+    for callback in (call.service.release, run.close, log.close):
+        working.callback(callback)
+    # a callback, because a task that is cancelled before it begins does nothing
+    task.add_done_callback(lambda _: working.close())
+    store.put(StoredResponse(template, store.input, store.messages, task, log))
+    return Replay(log, call.state.config) if body.stream else template
+
+
+async def retrieve(call: Call[ResponseQuery]) -> Reply[ResponseObject, ResponseEvent]:
+    """A response that was stored; one in the background also as a stream, from any place on."""
+    stored, query = _find(call), call.body
+    if not query.stream:
+        return stored.response
+    if stored.log is None:
+        raise HttpError(400, "only a response in the background can be followed.", param="stream")
+    after = -1 if query.starting_after is None else query.starting_after
+    return Replay(stored.log, call.state.config, after=after)
+
+
+async def input_items(call: Call[None]) -> InputItemList:
+    """What a stored response was asked."""
+    items = _find(call).input
+    ids = [item.id for item in items] or [""]
+    return InputItemList(data=items, first_id=ids[0], last_id=ids[-1])
+
+
+async def cancel(call: Call[None]) -> ResponseObject:
+    """Stop a response that is generated in the background."""
+    stored = _find(call)
+    if not stored.response.background:
+        raise HttpError(400, "only a response in the background can be cancelled.")
+    if stored.task is not None:
+        stored.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await stored.task
+        stored.response.status = "cancelled"
+    return stored.response
+
+
+async def delete(call: Call[None]) -> ResponseDeleted:
+    """Forget a stored response; one in the background is stopped."""
+    stored = _find(call)
+    call.state.kept.pop(call.tenant, call.path["id"])
+    if stored.task is not None:
+        stored.task.cancel()
+    return ResponseDeleted(id=call.path["id"])
+
+
+async def count_tokens(call: Call[CountInputBody]) -> InputTokens:
+    """How many tokens an input has."""
+    params = sampling_params(grammar=_grammar(call.body))
+    request = to_request(call.body, call, _conversation(call.body, call), params)
+    ids = await asyncio.to_thread(call.service.llm.core.encode_chat, request)
+    return InputTokens(input_tokens=len(ids))
+
+
+def to_request(
+    body: CountInputBody,
+    call: Call[CountInputBody],
+    messages: Sequence[Message],
+    params: SamplingParams,
+) -> GenerationRequest:
+    """Translate a body, whose conversation and sampling are known.
+
+    Raises:
+        RequestError: It asks for tools that there are not.
+    """
+    tools = read_tools(body.tools).tools
+    system = [Message(role="system", content=body.instructions)] if body.instructions else []
+    effort = body.reasoning.effort if body.reasoning else None
+    return GenerationRequest(
+        messages=[*system, *messages],
+        params=params,
+        template_variables=thinking_variables(effort=effort) or None,
+        truncation=Truncation(drops="messages") if body.truncation == "auto" else None,
+        **tool_fields(tools, body.tool_choice, parallel=body.parallel_tool_calls),
+        **call.scheduling(),
+    )
+
+
+def _params(body: ResponseBody) -> SamplingParams:
+    wants_logprobs = body.top_logprobs is not None or _LOGPROBS in (body.include or ())
+    return sampling_params(
+        max_tokens=body.max_output_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        seed=body.seed,
+        logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
+        grammar=_grammar(body),
+    )
+
+
+def _grammar(body: CountInputBody) -> dict[str, object] | None:
+    return grammar_of(body.text.format if body.text else None, param="text")
+
+
+def _conversation(body: CountInputBody, call: Call[CountInputBody]) -> list[Message]:
+    """What went before and what is new; instructions are of this response alone."""
+    if body.prompt is not None:
+        raise RequestError(
+            "this server keeps no prompt templates.",
+            param="prompt",
+            hint="send instructions and input, filled in",
+        )
+    before: Sequence[Message] = ()
+    if body.previous_response_id is not None:
+        stored = _find(call, body.previous_response_id, param="previous_response_id")
+        if stored.response.status not in {"completed", "incomplete"}:
+            raise HttpError(400, "that response has not ended.", param="previous_response_id")
+        before = stored.messages
+    return [*before, *to_messages(body.input)]
+
+
+def _template(body: ResponseBody, call: Call[ResponseBody]) -> ResponseObject:
+    """The response without what is generated; every key that clients look for."""
+    choice = body.tool_choice
+    reasoning = body.reasoning or ReasoningOptions()
+    text = body.text or TextOptions()
+    return ResponseObject(
+        id=f"resp_{call.id}",
+        created_at=unix_time(),
+        model=call.service.name,
+        instructions=body.instructions,
+        metadata=body.metadata or {},
+        previous_response_id=body.previous_response_id,
+        max_output_tokens=body.max_output_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_logprobs=body.top_logprobs or 0,
+        tools=read_tools(body.tools).shown,
+        tool_choice=_given(choice) if isinstance(choice, ToolChoice) else choice or "auto",
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        reasoning=ResponseReasoning(reasoning.effort, reasoning.summary),
+        text=ResponseText(
+            format=text.format or TEXT,
+            verbosity=msgspec.UNSET if text.verbosity is None else text.verbosity,
+        ),
+        truncation=body.truncation or "disabled",
+        store=body.store is not False,
+        background=bool(body.background),
+        safety_identifier=body.safety_identifier,
+        prompt_cache_key=body.prompt_cache_key,
+        user=body.user,
+    )
+
+
+def _given(choice: ToolChoice) -> dict[str, Any]:
+    """A choice as it was sent."""
+    fields: dict[str, Any] = msgspec.to_builtins(choice)
+    return {name: each for name, each in fields.items() if each is not None}
+
+
+async def _generate(run: Run, renderer: ResponseRenderer, log: EventLog) -> None:
+    """Generate in the background, into a log."""
+    try:
+        await run.finish(lambda event: log.add(renderer.event(event)))
+        log.add(renderer.last(run.usage()))
+    except asyncio.CancelledError:
+        renderer.cancel()
+    except Exception as error:  # noqa: BLE001  (whoever looks it up gets told)
+        log.add(renderer.failure(HttpError.of(error)))
+
+
+@dataclass(slots=True)
+class StoredResponse:
+    """A response that can be looked up and gone on with.
+
+    Args:
+        response: As it is now.
+        input: What was asked, without what went before.
+        messages: The conversation up to its end.
+        task: What still generates it in the background.
+        log: What has happened, of one in the background.
+    """
+
+    response: ResponseObject
+    input: list[InputItem]
+    messages: Sequence[Message]
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+    log: EventLog | None = field(default=None, repr=False)
+
+
+class _ResponseStore:
+    """Stores the response of a call: when it has ended, and one in the background before."""
+
+    def __init__(self, call: Call[ResponseBody], messages: Sequence[Message]) -> None:
+        given = call.body.input
+        items = [Item(role="user", content=given)] if isinstance(given, str) else given
+        self.input = [shown(item) for item in items]
+        self.messages = messages
+        self._call = call
+        self._stored: StoredResponse | None = None
+
+    def put(self, stored: StoredResponse) -> None:
+        """Store it, or count its bytes anew."""
+        num_bytes = len(msgspec.json.encode((stored.response, stored.input)))
+        num_bytes += stored.log.num_bytes if stored.log else 0
+        kept, name = self._call.state.kept, stored.response.id
+        kept.put(self._call.tenant, name, stored, num_bytes=num_bytes)
+        self._stored = stored
+
+    def finish(self, response: ResponseObject) -> None:
+        """The response has ended; one in the background may have been deleted meanwhile."""
+        if self._call.body.store is False:
+            return
+        output = msgspec.convert(msgspec.to_builtins(response.output), list[Item])
+        messages = [*self.messages, *to_messages(output)]
+        stored = self._stored
+        if stored is None:
+            self.put(StoredResponse(response, self.input, messages))
+            return
+        stored.response, stored.messages, stored.task = response, messages, None
+        if self._call.state.kept.get(self._call.tenant, response.id) is stored:
+            self.put(stored)
+
+
+def _find(call: Call[Any], name: str | None = None, *, param: str | None = None) -> StoredResponse:
+    """A stored response: that of the path, if none is named."""
+    name = call.path["id"] if name is None else name
+    stored = call.state.kept.get(call.tenant, name)
+    if not isinstance(stored, StoredResponse):
+        message = f"there is no response {clean(name, 100)!r}: it was not stored, or is too old."
+        raise HttpError(404, message, param=param, code="response_not_found")
+    return stored

@@ -1,0 +1,217 @@
+"""How /v1/responses says what happens: items, their parts, and events about both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from blazr.llm.results import Completion, Usage
+from blazr.server.errors import HttpError
+from blazr.server.openai.replies import TokenLogprob, item_usage, token_logprobs
+from blazr.server.openai.responses.items import ItemStatus, pack_text
+from blazr.server.openai.responses.replies import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    CustomCallItem,
+    CustomInputDelta,
+    CustomInputDone,
+    FunctionCallItem,
+    Incomplete,
+    ItemAdded,
+    ItemDone,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    OutputTextDelta,
+    OutputTextDone,
+    PartAdded,
+    PartDone,
+    ReasoningItem,
+    ReasoningText,
+    ReasoningTextDelta,
+    ReasoningTextDone,
+    ResponseCompleted,
+    ResponseCreated,
+    ResponseEvent,
+    ResponseFailed,
+    ResponseFailure,
+    ResponseIncomplete,
+    ResponseInProgress,
+    ResponseObject,
+    ResponseStatus,
+)
+from blazr.server.params import unix_time
+from blazr.server.parts import PartsRenderer, ReplyPart
+from blazr.text.events import TokenText
+
+_ITEM_IDS = {"text": "msg", "reasoning": "rs", "tool": "fc", "custom": "ctc"}
+
+
+class ResponseRenderer(PartsRenderer[ResponseObject, ResponseEvent]):
+    """Says what happens in the words of /v1/responses.
+
+    Args:
+        template: The response without what is generated.
+        on_end: Called with the response when it has ended.
+        namespaces: Namespace and own name of tools in namespaces, by the name a model is shown.
+        packs_thoughts: Whether thoughts are shown in the form in which clients send them back.
+        wants_logprobs: Whether log-probabilities are shown.
+    """
+
+    def __init__(
+        self,
+        template: ResponseObject,
+        on_end: Callable[[ResponseObject], None],
+        *,
+        namespaces: Mapping[str, tuple[str, str]],
+        wants_logprobs: bool,
+        packs_thoughts: bool,
+    ) -> None:
+        super().__init__()
+        self._template = template
+        self._on_end = on_end
+        self._namespaces = namespaces
+        self._packs_thoughts = packs_thoughts
+        self._wants_logprobs = wants_logprobs
+        self._num_events = 0
+
+    def prompt_done(self) -> Iterable[ResponseEvent]:
+        """The response, still empty."""
+        yield ResponseCreated(self._number(), self._template)
+        yield ResponseInProgress(self._number(), self._template)
+
+    def part_started(self, part: ReplyPart) -> Iterable[ResponseEvent]:
+        """An item, still empty, and the one part in it."""
+        yield ItemAdded(self._number(), part.place, self._item(part, "in_progress"))
+        if part.kind == "text":
+            yield PartAdded(self._number(), self._item_id(part), part.place, 0, self._text(part))
+        elif part.kind == "reasoning":
+            thought = ReasoningText(part.text)
+            yield PartAdded(self._number(), self._item_id(part), part.place, 0, thought)
+
+    def part_extended(
+        self, part: ReplyPart, text: str, tokens: Sequence[TokenText] = ()
+    ) -> Iterable[ResponseEvent]:
+        """What is added to an item."""
+        number, item_id = self._number(), self._item_id(part)
+        if part.kind == "tool":
+            yield ArgumentsDelta(number, item_id, part.place, text)
+        elif part.kind == "custom":
+            yield CustomInputDelta(number, item_id, part.place, text)
+        elif part.kind == "reasoning":
+            yield ReasoningTextDelta(number, item_id, part.place, 0, text)
+        else:
+            yield OutputTextDelta(number, item_id, part.place, 0, text, self._logprobs(tokens))
+
+    def part_finished(self, part: ReplyPart) -> Iterable[ResponseEvent]:
+        """The end of an item."""
+        number, item_id, place = self._number(), self._item_id(part), part.place
+        if part.kind == "tool":
+            yield ArgumentsDone(number, item_id, place, self._tool(part)[1], part.text)
+        elif part.kind == "custom":
+            yield CustomInputDone(number, item_id, place, part.text)
+        elif part.kind == "reasoning":
+            yield ReasoningTextDone(number, item_id, place, 0, part.text)
+            yield PartDone(self._number(), item_id, place, 0, ReasoningText(part.text))
+        else:
+            logprobs = self._logprobs(part.logprobs)
+            yield OutputTextDone(number, item_id, place, 0, part.text, logprobs)
+            yield PartDone(self._number(), item_id, place, 0, self._text(part))
+        status: ItemStatus = "incomplete" if self._is_cut else "completed"
+        yield ItemDone(self._number(), place, self._item(part, status))
+
+    def last(self, usage: Usage) -> Iterable[ResponseEvent]:
+        """The whole response."""
+        response = self._finish(usage)
+        event = ResponseIncomplete if self._is_cut else ResponseCompleted
+        yield event(self._number(), response)
+
+    def failure(self, error: HttpError) -> Iterable[ResponseEvent]:
+        """What to send when a stream fails."""
+        yield ResponseFailed(self._number(), self.fail(error))
+
+    def whole(self, completions: Sequence[Completion], usage: Usage) -> ResponseObject:  # noqa: ARG002
+        """The whole response."""
+        return self._finish(usage)
+
+    def fail(self, error: HttpError) -> ResponseObject:
+        """End the response with an error, as far as it has come."""
+        failure = ResponseFailure(message=error.text)
+        return self._end(replace(self._so_far("failed"), error=failure))
+
+    def cancel(self) -> ResponseObject:
+        """End the response because the client wants no more of it, as far as it has come."""
+        return self._end(self._so_far("cancelled"))
+
+    def _finish(self, usage: Usage) -> ResponseObject:
+        response = self._so_far("incomplete" if self._is_cut else "completed")
+        response.completed_at = unix_time()
+        response.usage = item_usage(usage)
+        if self._is_cut:
+            response.incomplete_details = Incomplete()
+        return self._end(response)
+
+    def _end(self, response: ResponseObject) -> ResponseObject:
+        self._on_end(response)
+        return response
+
+    def _so_far(self, status: ResponseStatus) -> ResponseObject:
+        output = [self._item(part, "completed") for part in self.parts]
+        if output and status != "completed":
+            output[-1].status = "incomplete"
+        return replace(self._template, status=status, output=output)
+
+    @property
+    def _is_cut(self) -> bool:
+        return self.finished is not None and self.finished.reason == "length"
+
+    def _item(self, part: ReplyPart, status: ItemStatus) -> OutputItem:
+        item_id, is_empty = self._item_id(part), status == "in_progress"
+        if part.kind == "text":
+            content = [] if is_empty else [self._text(part)]
+            return OutputMessage(id=item_id, status=status, content=content)
+        if part.kind == "reasoning":
+            return ReasoningItem(
+                id=item_id,
+                status=status,
+                content=[] if is_empty else [ReasoningText(part.text)],
+                encrypted_content=pack_text(part.text) if self._packs_thoughts else UNSET,
+            )
+        namespace, name = self._tool(part)
+        if part.kind == "custom":
+            return CustomCallItem(
+                id=item_id,
+                status=status,
+                call_id=part.call_id,
+                name=name,
+                namespace=namespace or UNSET,
+                input=part.text,
+            )
+        return FunctionCallItem(
+            id=item_id,
+            status=status,
+            call_id=part.call_id,
+            name=name,
+            namespace=namespace or UNSET,
+            arguments=part.text,
+        )
+
+    def _tool(self, part: ReplyPart) -> tuple[str, str]:
+        """Namespace and name of the tool that is called."""
+        return self._namespaces.get(part.name, ("", part.name))
+
+    def _text(self, part: ReplyPart) -> OutputText:
+        return OutputText(text=part.text, logprobs=self._logprobs(part.logprobs))
+
+    def _logprobs(self, tokens: Iterable[TokenText]) -> list[TokenLogprob]:
+        return token_logprobs(tokens) if self._wants_logprobs else []
+
+    def _item_id(self, part: ReplyPart) -> str:
+        return f"{_ITEM_IDS[part.kind]}_{self._template.id.removeprefix('resp_')}_{part.place}"
+
+    def _number(self) -> int:
+        """The sequence number of the next event."""
+        self._num_events += 1
+        return self._num_events - 1
