@@ -117,7 +117,7 @@ def test_doctor_is_short_and_ends_in_a_verdict(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_serve_says_where_warns_serves_and_stops(model_path: Path) -> None:
-    flags = ["--max-seq-len", "100", "--no-prefix-cache", "--memory", "4MiB"]
+    flags = ["--max-seq-len", "100", "--no-prefix-cache", "--memory", "4MiB", "--threads", "2"]
     variables = {"BLAZR_MAX_RUNNING": "3", "BLAZR_MEMORY": "1 byte"}  # a flag goes before it
     with subprocess.Popen(
         [sys.executable, "-m", "blazr", "serve", str(model_path), "--port", "0", "--cpu", *flags],
@@ -133,6 +133,7 @@ def test_serve_says_where_warns_serves_and_stops(model_path: Path) -> None:
             said += line
         found = re.search(r"blazr serves tiny on http://0\.0\.0\.0:(\d+)", said)
         assert found is not None
+        assert "2 threads)" in said
         for place in ("/", "/docs", "/v1"):
             assert f" http://127.0.0.1:{found[1]}{place}\n" in said
         caches = (

@@ -164,10 +164,7 @@ class LoadFlags(LoadOptions):
         # torch comes with it, which takes a second
         from blazr.llm.llm import LLM
 
-        if threads is not None:
-            import torch
-
-            torch.set_num_threads(threads)
+        set_threads(threads)
         return LLM.of(replace(self, max_running=1).load(model))
 
     @loading()
@@ -301,6 +298,14 @@ def pick_model(named: str | None, positional: str | None) -> str:
             "two models are named.", found=f"{named[:50]!r} and {positional[:50]!r}", expected="one"
         )
     return named or positional or BUILT_IN
+
+
+def set_threads(count: int | None) -> None:
+    """Let torch and the kernels compute on so many threads of the CPU; None leaves it to them."""
+    if count is not None:
+        import torch
+
+        torch.set_num_threads(count)
 
 
 def read_stdin() -> str:

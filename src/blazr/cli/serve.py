@@ -142,6 +142,7 @@ def serve(  # noqa: PLR0913  (one argument per flag)
         Path | None, typer.Option(help="Folder to which /stop_profile writes profiles.")
     ] = None,
     load: options.ServeFlags,
+    threads: options.Threads = None,
     verbose: options.Verbose = False,
     log_level: Annotated[
         str | None,
@@ -182,10 +183,11 @@ def serve(  # noqa: PLR0913  (one argument per flag)
             access_log=access_log,
             otlp_endpoint=otlp_endpoint,
         ),
+        threads=threads,
     )
 
 
-def _run(plans: Sequence[ModelPlan], config: ServerConfig) -> None:
+def _run(plans: Sequence[ModelPlan], config: ServerConfig, *, threads: int | None) -> None:
     """Listen, load what is alone, serve."""
     from blazr.server.serve import address_of, listen, serve
 
@@ -195,6 +197,7 @@ def _run(plans: Sequence[ModelPlan], config: ServerConfig) -> None:
             expected="--model NAME=PATH",
         )
     sock = listen(config)
+    options.set_threads(threads)
     models = _open(plans, config)
     names = ", ".join(slot.source.name for slot in models.slots)
     address = address_of(sock, is_tls=config.tls_cert is not None)

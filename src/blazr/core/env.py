@@ -30,7 +30,16 @@ SERVE_FLAGS = (
     *("IDLE_UNLOAD", "MODELS_MEMORY", "MAX_RUNNING", "MAX_WAITING", "MAX_SEQ_LEN"),
     *("TOKEN_BUDGET", "DRAIN_SECONDS", "ACCESS_LOG", "OTLP_ENDPOINT", "VOCAB"),
     *("CHAT_TEMPLATE", "TOOL_PARSER", "REASONING_PARSER", "DEVICE", "CPU", "DTYPE"),
-    *("QUANTIZE", "VERBOSE", "LOG_LEVEL", "UI", "ADMIN_API_KEY", "WEIGHTS_DIR", "PROFILE_DIR"),
+    *(
+        "QUANTIZE",
+        "THREADS",
+        "VERBOSE",
+        "LOG_LEVEL",
+        "UI",
+        "ADMIN_API_KEY",
+        "WEIGHTS_DIR",
+        "PROFILE_DIR",
+    ),
 )
 
 ENV: Table[Variable] = Table(
