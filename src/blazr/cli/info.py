@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -73,13 +73,12 @@ def _fit_screen(found: Fit) -> Iterator[str]:
 
 
 def _screen(report: Mapping[str, object]) -> Iterator[str]:
-    """The report for people: the config as JSON, the rest as lines."""
+    """The report for people, in lines; programs read ``--json``."""
     for key in ("name", "path", "family", "dtype"):
         yield f"{key:<10} {report[key]}"
     vocabulary = report["vocabulary"]
     assert isinstance(vocabulary, Mapping)
     yield f"{'vocabulary':<10} {vocabulary['name'] or 'none'}: {vocabulary['reason']}"
-    yield f"config     {json.dumps(report['config'], indent=2)}"
     for section in ("parameters", "memory"):
         yield section
         for name, value in _items(report[section]):
@@ -88,15 +87,20 @@ def _screen(report: Mapping[str, object]) -> Iterator[str]:
         yield "sampling defaults"
         for name, value in sampling.items():
             yield f"  {name:<32} {value:>16}"
-    yield "derivation"
-    for each in _rows(report["derivation"]):
+    yield "config, and where each value came from"
+    derivation = list(_rows(report["derivation"]))
+    for each in derivation:
         origin = ": ".join(str(each[key]) for key in ("source", "note") if each[key])
         yield f"  {each['name']!s:<28} {each['value']!s:<12} {origin}"
+    known = {each["name"] for each in derivation}
+    for name, value in _items(report["config"]):
+        if name not in known:
+            yield f"  {name:<28} {json.dumps(value)}"
     for warning in _rows(report["warnings"]):
         yield f"warning    {warning}"
 
 
-def _items(section: object) -> Iterator[tuple[str, int | float]]:
+def _items(section: object) -> Iterator[tuple[str, Any]]:
     assert isinstance(section, Mapping)
     yield from section.items()
 
