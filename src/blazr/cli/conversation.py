@@ -16,6 +16,7 @@ from blazr.cli import options
 from blazr.cli.generate import speed_line
 from blazr.cli.partners import Partner
 from blazr.cli.terminal import Screen, quiet_keyboard
+from blazr.core import log
 from blazr.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class Conversation:
             _tell(f"(the oldest {count} {what} the context)")
         self.num_forgotten = count
 
+    @log.held_back()
     def _listen(self, asked: list[Message]) -> Completion | None:
         """Show an answer while it comes."""
         from blazr.llm.results import Fold

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blazr.cli import options
+from blazr.core import log
 from blazr.core.errors import EngineError
 
 if TYPE_CHECKING:
@@ -50,11 +51,12 @@ def generate(  # noqa: PLR0913  (one argument per flag)
     with load.load_llm(name, threads=threads) as llm:
         timings = {"load_s": monotonic() - started_s}
         print(f"{llm.core.info.name} on {llm.core.info.device}", file=sys.stderr)
-        completion = _run(llm.stream(text, params), timings, prints=not as_json)
-        if as_json:
-            print(json.dumps(as_object(llm.core.info.name, completion, timings)))
-        elif sys.stdout.isatty():
-            print()
+        with log.held_back():
+            completion = _run(llm.stream(text, params), timings, prints=not as_json)
+            if as_json:
+                print(json.dumps(as_object(llm.core.info.name, completion, timings)))
+            elif sys.stdout.isatty():
+                print()
     if verbose or sys.stderr.isatty():
         print(speed_line(completion, timings), file=sys.stderr)
     raise_if_cut_off(completion)

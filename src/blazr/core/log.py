@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from blazr.core import env
 from blazr.core.errors import ConfigError
@@ -20,6 +22,7 @@ _LEVELS = {
     "debug": logging.DEBUG,
     "trace": TRACE,
 }
+_MOST_HELD = 10_000  # lines
 _seen: set[tuple[str, str]] = set()
 
 
@@ -64,6 +67,23 @@ def setup(default: str = "warn", *, levels: str | None = None) -> None:
     logger.setLevel(_LEVELS.get(default, logging.WARNING))
     for name, level in parse_levels(text).items():
         logging.getLogger(name).setLevel(level)
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Hold log lines back until the end, or an error: they would break into what is printed."""
+    from logging.handlers import MemoryHandler  # brings sockets, which few commands need
+
+    logger = logging.getLogger("blazr")
+    handlers = logger.handlers.copy()
+    buffers = [MemoryHandler(_MOST_HELD, logging.ERROR, each) for each in handlers]
+    logger.handlers[:] = buffers
+    try:
+        yield
+    finally:
+        logger.handlers[:] = handlers
+        for buffer in buffers:
+            buffer.close()  # which writes what it holds
 
 
 def once(logger: logging.Logger, level: int, message: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +14,10 @@ from blazr.cli.chat import talk
 from blazr.cli.conversation import Conversation
 from blazr.cli.options import LoadFlags
 from blazr.cli.partners import LocalPartner, RemotePartner
-from blazr.cli.terminal import read_message
+from blazr.cli.terminal import Screen, read_message
 from blazr.core.errors import BlazrError, ConfigError, EngineError, RequestError
 from blazr.llm.llm import LLM
+from blazr.text.events import Event
 from blazr.text.messages import Message
 from tests.support.loopback import serving
 from tests.support.scripted import SCRIPT, scripted_core, thinking_core
@@ -211,6 +214,27 @@ def test_a_server_answers(capsys: pytest.CaptureFixture[str]) -> None:
         partner.answer([], conversation.given, thinks=False)
         partner.close()
     assert capsys.readouterr().out.startswith("yes and no\n")
+
+
+def test_log_lines_wait_for_the_end_of_an_answer(llm: LLM) -> None:
+    logger = logging.getLogger("blazr.test")
+
+    class Logging(LocalPartner):
+        def answer(self, *args: object, **more: object) -> Iterator[Event]:
+            for event in super().answer(*args, **more):
+                logger.warning("an event")
+                yield event
+
+    terminal = io.StringIO()
+    root = logging.getLogger("blazr")
+    before, root.handlers[:] = root.handlers.copy(), [logging.StreamHandler(terminal)]
+    try:
+        Conversation(Logging(llm, LoadFlags()), screen=Screen(terminal)).say("hi")
+    finally:
+        root.handlers[:] = before
+    answer, log_lines = terminal.getvalue().split("\n", 1)
+    assert answer == SCRIPT
+    assert set(log_lines.splitlines()) == {"an event"}
 
 
 def test_no_server_answers() -> None:
