@@ -1,6 +1,5 @@
 """The front door: public names, and a command line that answers at once."""
 
-import resource
 import subprocess
 import sys
 
@@ -13,19 +12,14 @@ from blazr.cli.app import main
 try:
     main()
 finally:
-    heavy = {"torch", "numpy", "starlette", "uvicorn", "prompt_toolkit"} & set(sys.modules)
-    sys.stderr.write(",".join(sorted(heavy)))
+    print(*sys.modules, file=sys.stderr)
 """
 
 
-def _run(code: str) -> tuple[subprocess.CompletedProcess[str], float]:
-    """The finished process, and the processor time it took, in seconds."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
+def _run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
     )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def test_every_public_name_resolves() -> None:
@@ -42,7 +36,7 @@ def test_public_names_are_the_documented_ones() -> None:
 def test_importing_blazr_imports_next_to_nothing() -> None:
     """Under 20 ms is the aim; it is one."""
     code = "import sys; before = set(sys.modules); import blazr; print(*set(sys.modules) - before)"
-    done, _ = _run(code)
+    done = _run(code)
     found = {name.partition(".")[0] for name in done.stdout.split()}
     assert found <= {"blazr", "importlib", "warnings", "__future__"}, done.stderr
     assert "blazr" in done.stdout.split()
@@ -50,13 +44,11 @@ def test_importing_blazr_imports_next_to_nothing() -> None:
 
 
 def test_help_is_light_and_quick() -> None:
-    """It takes about twice the processor time of importing the library it is written with."""
-    best = library = 60.0
-    for _ in range(2):
-        done, seconds = _run(HELP)
-        assert done.returncode == 0, done.stderr
-        assert "generate" in done.stdout
-        assert not done.stderr, "imported for nothing"
-        best = min(best, seconds)
-        library = min(library, _run("import typer, rich.console")[1])
-    assert best < 4 * library
+    """Its time goes into importing modules, so they are counted: a clock would be no measure."""
+    done = _run(HELP)
+    assert done.returncode == 0, done.stderr
+    assert "generate" in done.stdout
+    imported = set(done.stderr.split())
+    heavy = {"torch", "numpy", "starlette", "uvicorn", "prompt_toolkit", "httpx2", "tokenizers"}
+    assert not imported & heavy, "imported for nothing"
+    assert len(imported) < 400, "it is 300, of which the library it is written with takes half"
