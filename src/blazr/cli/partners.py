@@ -148,6 +148,8 @@ class RemotePartner:
         import httpx2
 
         key = env.get("BLAZR_API_KEY")
+        # blazr knows the field in chats; a server that refuses it is asked without
+        self._truncates = True
         self._url = url.rstrip("/").removesuffix("/v1") + "/v1"
         self._client = httpx2.Client(
             headers={"Authorization": f"Bearer {key}"} if key else {},
@@ -179,13 +181,20 @@ class RemotePartner:
         }
         if not thinks:
             body["chat_template_kwargs"] = {"enable_thinking": False}
+        if self._truncates:
+            body["truncation"] = "auto"  # leave out the oldest turns where the chat is too long
         try:
             with self._client.stream("POST", f"{self._url}/chat/completions", json=body) as answer:
-                if answer.status_code >= _REFUSED:
-                    raise _refusal(answer.status_code, answer.read())
-                yield from _events(answer)
+                if answer.status_code < _REFUSED:
+                    yield from _events(answer)
+                    return
+                status, content = answer.status_code, answer.read()
         except (httpx2.HTTPError, ValueError) as error:
             raise _unreachable(self._url, error) from None
+        if not (self._truncates and b"truncation" in content):
+            raise _refusal(status, content)
+        self._truncates = False
+        yield from self.answer(messages, given, thinks=thinks)
 
     def change_model(self, model: str) -> None:
         """See `Partner`."""
@@ -234,6 +243,7 @@ def _events(answer: httpx2.Response) -> Iterator[Event]:
     from blazr.text.events import Finished, PromptDone, ReasoningDelta, TextDelta
 
     reason, has_begun = "abort", False
+    num_dropped = int(answer.headers.get("X-Blazr-Dropped-Messages", 0))
     usage: dict[str, Any] = {}
     for line in answer.iter_lines():
         field, _, data = line.partition(":")
@@ -247,14 +257,19 @@ def _events(answer: httpx2.Response) -> Iterator[Event]:
             delta = choice.get("delta") or {}
             if not has_begun:
                 has_begun = True
-                yield PromptDone(0, 0, 0)
+                yield PromptDone(0, 0, 0, num_dropped_messages=num_dropped)
             if thought := delta.get("reasoning_content") or delta.get("reasoning"):
                 yield ReasoningDelta(0, thought)
             if text := delta.get("content"):
                 yield TextDelta(0, text)
             reason = choice.get("finish_reason") or reason
     details = usage.get("prompt_tokens_details") or {}
-    yield PromptDone(0, usage.get("prompt_tokens", 0), details.get("cached_tokens") or 0)
+    yield PromptDone(
+        0,
+        usage.get("prompt_tokens", 0),
+        details.get("cached_tokens") or 0,
+        num_dropped_messages=num_dropped,
+    )
     yield Finished(0, reason, usage.get("completion_tokens", 0))
 
 

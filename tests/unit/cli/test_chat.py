@@ -6,7 +6,9 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -214,6 +216,55 @@ def test_a_server_answers(capsys: pytest.CaptureFixture[str]) -> None:
         partner.answer([], conversation.given, thinks=False)
         partner.close()
     assert capsys.readouterr().out.startswith("yes and no\n")
+
+
+def test_a_chat_that_a_server_s_context_cannot_hold_goes_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with serving(scripted_core()) as running:
+        conversation = Conversation(RemotePartner(running.url, None), {"max_tokens": 20})
+        conversation.say(" x" * 300)
+        completion = conversation.say(" y" * 300)
+        conversation.partner.close()
+    assert completion is not None
+    assert completion.num_dropped_messages == 2
+    assert "the oldest 2 messages no longer fit" in capsys.readouterr().err
+
+
+class _OtherServer(BaseHTTPRequestHandler):
+    """A server that refuses fields it does not know, as OpenAI's does."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def reply(self, status: int, content: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content.encode())
+
+    def do_GET(self) -> None:
+        self.reply(200, '{"data": [{"id": "other"}]}')
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if "truncation" in body:
+            self.reply(400, '{"error": {"message": "Unrecognized argument: truncation"}}')
+        else:
+            chunk = {"choices": [{"delta": {"content": "hello"}, "finish_reason": "stop"}]}
+            self.reply(200, f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n")
+
+
+def test_a_server_that_knows_no_truncation_is_asked_without() -> None:
+    with HTTPServer(("127.0.0.1", 0), _OtherServer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        conversation = Conversation(RemotePartner(f"http://127.0.0.1:{server.server_port}", None))
+        for _ in range(2):
+            completion = conversation.say("hi")
+            assert completion is not None
+            assert completion.text == "hello"
+        conversation.partner.close()
+        server.shutdown()
 
 
 def test_log_lines_wait_for_the_end_of_an_answer(llm: LLM) -> None:
