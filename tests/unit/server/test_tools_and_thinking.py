@@ -247,12 +247,25 @@ def test_tools_in_namespaces(running: Loopback) -> None:
         assert '"name": "mcp__sky__weather"' in prompt_of(server)
 
 
-def test_tools_that_run_elsewhere(running: Loopback) -> None:
+def test_tools_that_run_elsewhere(running: Loopback, caplog: pytest.LogCaptureFixture) -> None:
     """What every agent offers is left out and not shown; what an answer depends on is refused."""
     reply = post(
         running, "/v1/responses", {**RESPONSE, "tools": [FLAT_TOOL, {"type": "web_search"}]}
     )
     assert [tool["type"] for tool in reply["tools"]] == ["function"]
+    for _ in range(2):
+        tools = [FLAT_TOOL, {"type": "image_generation"}]
+        post(running, "/v1/responses", {**RESPONSE, "tools": tools})
+    assert len([each for each in caplog.messages if "image_generation" in each]) == 1
+    search = {"type": "web_search"}
+    choices = (search, {"type": "allowed_tools", "mode": "required", "tools": [search]})
+    for choice in choices:
+        body = {**RESPONSE, "tools": [FLAT_TOOL, search], "tool_choice": choice}
+        refused = running.client.post("/v1/responses", json=body)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "tool_choice"
+    body = {**RESPONSE, "tools": [search], "tool_choice": "required"}
+    assert running.client.post("/v1/responses", json=body).status_code == 400
     for kind in ("mcp", "file_search", "code_interpreter", "unheard_of"):
         body = {**RESPONSE, "tools": [FLAT_TOOL, {"type": kind}]}
         refused = running.client.post("/v1/responses", json=body)

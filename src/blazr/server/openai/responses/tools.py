@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from blazr.core.errors import RequestError
 
+logger = logging.getLogger(__name__)
 Tool = Mapping[str, Any]
 
 # Tools that run at OpenAI's. Agents offer the first to every server, and can do without; the others
@@ -45,10 +48,21 @@ def read_tools(given: Sequence[Tool] | None) -> ToolSet:
     Raises:
         RequestError: One is of a kind that cannot be offered.
     """
-    shown = [tool for tool in given or () if tool.get("type") not in _HOSTED_TOOLS]
+    shown = []
+    for tool in given or ():
+        kind = tool.get("type")
+        if kind in _HOSTED_TOOLS:
+            _warn_of(str(kind))
+        else:
+            shown.append(tool)
     namespaces: dict[str, tuple[str, str]] = {}
     tools = [each for tool in shown for each in _flat(tool, namespaces)]
     return ToolSet(tools, shown, namespaces)
+
+
+@cache  # an agent offers it with every request
+def _warn_of(kind: str) -> None:
+    logger.warning("leave out the tool %s, which runs at OpenAI's alone; this is said once", kind)
 
 
 def qualified_name(namespace: str | None, name: str) -> str:
