@@ -17,7 +17,7 @@ import torch
 from blazr.bench.roofline import measure_bandwidth
 from blazr.nn.device import resolve_device
 from blazr.nn.kernels.cpu import compiled
-from blazr.nn.kernels.packing import PACKINGS
+from blazr.nn.operands.packing import PACKINGS
 from blazr.nn.ops.matmul import linear
 from blazr.nn.ops.packed import packed_linear, random_packed
 

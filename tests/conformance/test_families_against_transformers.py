@@ -20,7 +20,7 @@ from blazr.models.loading.load import LoadedModel, load, plan_model
 from blazr.nn.device import resolve_device
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.rope import Positions, RopeConfig
-from blazr.nn.ops.sequence import AttentionTemperature
+from blazr.nn.operands.attention import AttentionTemperature
 from blazr.nn.quant.weight import Weight
 from tests.support.closeness import assert_as_right, assert_greedy
 from tests.support.hybrids import classic_layers

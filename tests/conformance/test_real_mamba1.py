@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from blazr.nn.layers.batch import LayerCache, Span
+from blazr.nn.layers.batch import LayerCache
 from blazr.nn.layers.mamba1 import Mamba1, Mamba1Config
+from blazr.nn.operands.step import Span
 from tests.support.mixers import step_of
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "mamba1"
@@ -57,7 +58,8 @@ def test_the_recorded_outputs(name):
 def test_cut_anywhere_is_the_whole(name, chunk):
     mixer, tensors = block(name)
     x = torch.randn(100, tensors["mamba.in_proj.weight"].shape[1])
-    state = {k: torch.zeros(3, *spec.shape) for k, spec in mixer.state_spec().items()}
+    specs = mixer.config.cache_spec(torch.float32).checkpoint
+    state = {k: torch.zeros(3, *spec.shape) for k, spec in specs.items()}
     cache = LayerCache(checkpoint=state, live={k: torch.zeros_like(v) for k, v in state.items()})
     parts = []
     for start in range(0, 100, chunk):

@@ -13,7 +13,7 @@ from blazr.cli.options import LoadFlags
 from blazr.cli.partners import LocalPartner
 from blazr.core.errors import ContextLengthError
 from blazr.llm.generation import chat_request
-from blazr.nn.layers.cache_spec import GRID
+from blazr.nn.operands.step import GRID
 from blazr.text.messages import Message
 
 ASKED = ("Tell me a story about a dog.", "Another one, please!", "Thank you!")

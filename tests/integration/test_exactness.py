@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from blazr.models.causal_lm import CausalLM, Embedding
 from blazr.models.config import ModelConfig
 from blazr.nn.kernels.cpu import compiled
-from blazr.nn.kernels.packing import PACKINGS
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
 from blazr.nn.layers.linear import Linear
@@ -26,6 +25,7 @@ from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.moe import Experts, MoeConfig
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import RopeConfig
+from blazr.nn.operands.packing import PACKINGS
 from blazr.nn.ops.packed import random_packed
 from blazr.nn.quant.packed import PackedWeight
 from tests.support.examples import LENGTH_MIXES, MIXES

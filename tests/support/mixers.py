@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from blazr.nn.layers.base import Mixer, MixerConfig
-from blazr.nn.layers.batch import ForwardBatch, LayerCache, Span
-from blazr.nn.layers.cache_spec import GRID, TensorSpec
+from blazr.nn.layers.batch import ForwardBatch, LayerCache
+from blazr.nn.layers.cache_spec import TensorSpec
+from blazr.nn.operands.step import GRID, Span, StepTable
 
 PAGES, SLOTS = 24, 12
 
@@ -78,25 +79,29 @@ def step_of(
         for at in range(span.start, span.total)
     ]
     nothing = torch.zeros(count, dtype=torch.int64)
+    numbered = range(count)
+    own_slots = zip(states or numbered, runs or numbered, strict=True)
+    placed = tuple(
+        span._replace(state_slot=state, run_slot=run)
+        for span, (state, run) in zip(spans, own_slots, strict=True)
+    )
+    tables = [[*own, *[0] * (width - len(own))] for own in pages or [[0]] * count]
     return ForwardBatch(
         token_ids=nothing,
         positions=torch.tensor([at for span in spans for at in range(span.start, span.total)]),
-        block_tables=torch.tensor(
-            [[*own, *[0] * (width - len(own))] for own in pages or [[0]] * count]
-        ),
         slot_mapping=torch.tensor(mapping, dtype=torch.int64),
-        state_slots=torch.tensor(range(count) if states is None else states),
-        run_slots=torch.tensor(range(count) if runs is None else runs),
         logits_indices=nothing,
-        spans=tuple(spans),
-        num_decodes=sum(span.length == 1 for span in spans),
+        table=StepTable(
+            placed, torch.tensor(tables), num_decodes=sum(span.length == 1 for span in spans)
+        ),
     )
 
 
 def for_kernels(batch: ForwardBatch) -> ForwardBatch:
     """The same step, whose sequences kernels alone know."""
-    unseen = replace(batch, spans=_Unseen())
-    unseen.__dict__.update(table=batch.table, rotary=batch.rotary)
+    table = replace(batch.table, spans=_Unseen(), recorded=batch.table.numbers)
+    unseen = replace(batch, table=table)
+    unseen.__dict__["rotary"] = batch.rotary
     return unseen
 
 

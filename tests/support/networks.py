@@ -18,11 +18,11 @@ from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import Scheduler
 from blazr.models.causal_lm import CausalLM
 from blazr.models.config import ModelConfig
-from blazr.nn.layers.cache_spec import GRID
 from blazr.nn.layers.decoder_layer import LayerConfig
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.parallel import ParallelMixerConfig
 from blazr.nn.layers.shared_block import SharedBlockConfig
+from blazr.nn.operands.step import GRID
 from tests.support.examples import FEED_FORWARD_EXAMPLES, HIDDEN, MIXER_EXAMPLES, SHARED_AGAIN
 from tests.support.seeds import run_seed
 

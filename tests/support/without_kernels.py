@@ -8,12 +8,11 @@ from contextlib import contextmanager
 import pytest
 
 from blazr.nn.ops import OPS
-from blazr.nn.ops.sequence import attention_kernel, mamba2_kernel, recurrences, store_kernel
 
 
 @contextmanager
 def without_kernels() -> Iterator[None]:
-    """Within, operations run on their references, and mixers as they are written down."""
+    """Within, operations run on their references."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BLAZR_KERNELS", "reference")
         _forget()
@@ -24,5 +23,3 @@ def without_kernels() -> Iterator[None]:
 def _forget() -> None:
     for op in OPS.values():
         op._chosen.clear()
-    for choice in (attention_kernel, mamba2_kernel, recurrences, store_kernel):
-        choice.cache_clear()

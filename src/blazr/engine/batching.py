@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from blazr.engine.cache.manager import CacheManager
 from blazr.engine.scheduler import StepPlan
-from blazr.nn.layers.batch import ForwardBatch, Span
+from blazr.nn.layers.batch import ForwardBatch
+from blazr.nn.operands.step import Span, StepTable
 
 
 def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> ForwardBatch:
@@ -24,7 +25,6 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
     lengths: list[int] = []
     owners: list[int] = []
     runs: list[int] = []
-    states: list[int] = []
     wanted: list[int] = []
     spans: list[Span] = []
     first = 0
@@ -32,7 +32,6 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
         start, last = sequence.computed, first + length
         assert sequence.run_slot is not None
         runs.append(sequence.run_slot)
-        states.append(sequence.checkpoint or 0)
         if length == 1:
             tokens.append(sequence.tokens[start])
             positions.append(start)
@@ -44,7 +43,17 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
             lengths += [sequence.max_computed] * length
             owners += [index] * length
         logged = start - sequence.checkpoint_length if has_states else 0
-        spans.append(Span(first, length, start, logged, tuple(sequence.pending)))
+        spans.append(
+            Span(
+                first,
+                length,
+                start,
+                logged,
+                tuple(sequence.pending),
+                state_slot=sequence.checkpoint or 0,
+                run_slot=sequence.run_slot,
+            )
+        )
         if sequence.asks_of_prompt:
             # pooled hidden states are wanted instead of logits, or logits at every token
             wanted += range(first, last) if sequence.request.pooling is None else ()
@@ -57,13 +66,9 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
     return ForwardBatch(
         token_ids=_place(np.array(tokens, np.int64), device),
         positions=_place(at, device),
-        block_tables=_place(tables, device),
         slot_mapping=_place(slots, device),
-        state_slots=_place(np.array(states, np.int64), device),
-        run_slots=_place(np.array(runs, np.int64), device),
         logits_indices=_place(np.array(wanted, np.int64), device),
-        spans=tuple(spans),
-        num_decodes=plan.num_decodes,
+        table=StepTable(tuple(spans), _place(tables, device), plan.num_decodes),
         lengths=_place(np.array(lengths, np.int64), device),
     )
 

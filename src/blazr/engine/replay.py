@@ -15,10 +15,10 @@ from blazr.engine.batching import build_batch
 from blazr.engine.cache.manager import CacheManager
 from blazr.engine.scheduler import StepPlan
 from blazr.models.causal_lm import CausalLM
-from blazr.nn.layers.batch import ForwardBatch, LayerCache, Span
+from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.rope import Positions, RopeConfig
+from blazr.nn.operands.step import Span, StepNumbers, StepTable
 from blazr.nn.ops.replay import Arena, ForeignError, Replay, can_replay, record
-from blazr.nn.ops.sequence import StepTable
 
 logger = logging.getLogger(__name__)
 
@@ -119,25 +119,17 @@ class _Inputs:
         self._tables = np.zeros((size, max_blocks), np.int64)
         self._stamps = [-1] * size
         self.rotary = _Rotary(positions, ropes)
-        table = StepTable(
-            spans=spans.view(size, 8),
-            checkpoints=edges.view(size, 2),
-            block_tables=torch.from_numpy(self._tables),
-            longest=1,
-        )
-        unseen = torch.empty(0, dtype=torch.int64)
+        numbers = StepNumbers(spans=spans.view(size, 8), checkpoints=edges.view(size, 2), longest=1)
         self.batch = ForwardBatch(
             token_ids=tokens,
             positions=positions,
-            block_tables=table.block_tables,
             slot_mapping=slots,
-            state_slots=unseen,
-            run_slots=unseen,
-            logits_indices=unseen,
-            spans=_Unseen(),
-            num_decodes=size,
+            logits_indices=torch.empty(0, dtype=torch.int64),
+            table=StepTable(
+                _Unseen(), torch.from_numpy(self._tables), num_decodes=size, recorded=numbers
+            ),
         )
-        self.batch.__dict__.update(table=table, rotary=self.rotary)
+        self.batch.__dict__["rotary"] = self.rotary
 
     def take(self, plan: StepPlan, memory: CacheManager) -> None:
         """Hold this step's numbers."""

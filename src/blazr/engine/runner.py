@@ -21,8 +21,8 @@ from blazr.engine.sampling.sampler import Sampled, Sampler, many_logprobs
 from blazr.engine.scheduler import PlannedSequence, StepPlan
 from blazr.engine.sequence import Sequence as RunningSequence
 from blazr.models.causal_lm import CausalLM
-from blazr.nn.layers.batch import ForwardBatch, Span
-from blazr.nn.layers.cache_spec import GRID
+from blazr.nn.layers.batch import ForwardBatch
+from blazr.nn.operands.step import GRID, Span, StepTable
 
 
 @dataclass(slots=True)
@@ -233,19 +233,15 @@ def _single(
     checkpoint = start // GRID * GRID
     edge = (start + length) // GRID * GRID
     writes = ((edge - start, 1),) if has_states and edge > checkpoint else ()
-    span = Span(0, length, start, start - checkpoint if has_states else 0, writes)
+    logged = start - checkpoint if has_states else 0
+    span = Span(0, length, start, logged, writes, state_slot=int(checkpoint > 0))
     blocks = -(-(start + length) // GRID)
-    one = torch.zeros(1, dtype=torch.int64, device=device)
-    table = first_page + np.arange(blocks)[None]
+    tables = torch.from_numpy(first_page + np.arange(blocks)[None]).to(device)
     return ForwardBatch(
         token_ids=token_ids,
         positions=positions,
-        block_tables=torch.from_numpy(table).to(device),
         slot_mapping=first_page * GRID + positions,
-        state_slots=one + (1 if checkpoint else 0),
-        run_slots=one,
         logits_indices=positions,
-        spans=(span,),
-        num_decodes=int(length == 1),
+        table=StepTable((span,), tables, num_decodes=int(length == 1)),
         lengths=torch.full_like(positions, max_length),
     )

@@ -13,7 +13,7 @@ from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.decoder_layer import DecoderLayer
 from blazr.nn.layers.linear import Linear, Matrix, multiply
 from blazr.nn.ops.pointwise import embedding, scale, widen
-from blazr.nn.ops.sequence import part
+from blazr.nn.ops.replay import recordable
 from blazr.nn.quant.weight import Weight
 
 
@@ -96,7 +96,7 @@ class CausalLM(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every vocabulary entry: (..., C) to (..., V), float32."""
         head = self.embed_tokens if self.config.tie_word_embeddings else self.lm_head
-        scores = multiply(part(self.norm, hidden, like=hidden), head.weight)
+        scores = multiply(recordable(self.norm, hidden, like=hidden), head.weight)
         return widen(scores, self.config.logits_scaling, self.config.logit_softcap)
 
     def _embed(self, token_ids: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ from blazr.models.checkpoint.base import ELEMENT_TYPES
 from blazr.models.checkpoint.hub import find_model
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.nn.device import release_threads
-from blazr.nn.layers.cache_spec import GRID
+from blazr.nn.operands.step import GRID
 from blazr.pipelines.padded import PaddedBatch, can_join, join
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from blazr.engine.cache.manager import CacheShape
 from blazr.engine.cache.storage import Storage, plan_layout
 from blazr.engine.config import EngineConfig, parse_memory
 from blazr.nn.device import Device
-from blazr.nn.layers.cache_spec import GRID, CacheSpec, TensorSpec
+from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
+from blazr.nn.operands.step import GRID
 from tests.support.seeds import examples
 
 

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blazr.nn.layers.batch import group_decodes
-from blazr.nn.layers.cache_spec import GRID
+from blazr.nn.operands.step import GRID, group_decodes
 from blazr.nn.ops.attention import attention, decode_attention
 from tests.support.seeds import run_seed
 

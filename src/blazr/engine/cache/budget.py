@@ -9,7 +9,7 @@ from blazr.engine.cache.manager import CacheShape
 from blazr.engine.cache.storage import Layout
 from blazr.engine.config import EngineConfig, parse_memory
 from blazr.nn.device import Device
-from blazr.nn.layers.cache_spec import GRID
+from blazr.nn.operands.step import GRID
 
 AUTO_SHARE = {"cpu": 0.25, "cuda": 0.85}
 REUSE_SHARE = 4  # auto takes at most this many times what the running sequences could fill

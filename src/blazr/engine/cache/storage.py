@@ -11,8 +11,9 @@ from torch import Tensor
 
 from blazr.engine.cache.manager import CacheShape
 from blazr.nn.layers.batch import LayerCache
-from blazr.nn.layers.cache_spec import GRID, CacheSpec, TensorSpec
+from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.memory import zero_bytes
+from blazr.nn.operands.step import GRID
 
 ALIGNMENT = 64
 

@@ -9,7 +9,7 @@ from blazr.models.loading.load import plan_model
 from blazr.models.loading.packed import choose_storage, packed_bytes
 from blazr.models.loading.weights import choose_dtype
 from blazr.nn.device import Device
-from blazr.nn.layers.cache_spec import GRID
+from blazr.nn.operands.step import GRID
 from blazr.nn.quant import QUANTIZERS
 from blazr.nn.quant.policy import QuantizePolicy
 

@@ -22,8 +22,8 @@ _CPU = {
     "blocks": ("pack", "encode_q4_k"),
     "moe": ("choose_experts", "experts"),
     "rows": ("rms_norm", "layer_norm", "rotary_tables", "rotate_and_store"),
-    "sequence": ("mamba2", "paged_attention"),
-    "recurrent": ("convolve", "mamba1", "mamba3", "gated_delta", "gated_norm"),
+    "attention": ("paged_attention", "latent_attention"),
+    "recurrent": ("convolve", "mamba1", "mamba2", "mamba3", "gated_delta", "gated_norm"),
     "sampling": ("likeliest", "best", "draw"),
 }
 _DTYPES = {

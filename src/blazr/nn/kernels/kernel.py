@@ -1,11 +1,14 @@
-"""What a row of KERNELS says."""
+"""What a row of KERNELS says, and what a kernel has room for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
+
+Function = TypeVar("Function", bound=Callable[..., object])
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +30,17 @@ class Kernel:
     target: str
     missing: Callable[[], str]
     form: Callable[[], str]
+
+
+def limited_to(fits: Callable[..., bool]) -> Callable[[Function], Function]:
+    """For a kernel that has room for some arguments only.
+
+    Args:
+        fits: Takes what the kernel takes; where it says no, the op's reference runs.
+    """
+
+    def mark(function: Function) -> Function:
+        function.fits = fits  # type: ignore[attr-defined]  # functions have attributes
+        return function
+
+    return mark

@@ -2,7 +2,7 @@
 
 While a step is recorded nothing is computed. Modules run on memory that is theirs from then on, and
 where they would call a kernel the call is kept. What is more than kernels (see `ForeignError`) is
-kept as it is and runs in Python, part by part of a layer (see `part`).
+kept as it is and runs in Python, part by part of a layer (see `recordable`).
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Recording:
     def run_part(
         self, function: Callable[..., Tensor], args: tuple[object, ...], like: Tensor
     ) -> Tensor:
-        """See `part`."""
+        """See `recordable`."""
         mark, outermost = len(self.calls), self._depth == 0
         if outermost:
             self._arena.enter_part()
@@ -208,7 +208,7 @@ class _Watch(_Dispatch, TorchDispatchMode):
         self._arena = arena
 
 
-def part(function: Callable[..., Tensor], *args: Any, like: Tensor) -> Tensor:
+def recordable(function: Callable[..., Tensor], *args: Any, like: Tensor) -> Tensor:
     """Run a part of a layer; while a step is recorded, keep it as kernels or else as it is.
 
     Args:

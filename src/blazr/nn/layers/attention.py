@@ -8,14 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from blazr.nn.layers.base import Mixer, MixerConfig
-from blazr.nn.layers.batch import DecodeGroup, ForwardBatch, LayerCache, rotate_and_write
+from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.norm import NormConfig
-from blazr.nn.layers.rope import Positions, RopeConfig
-from blazr.nn.ops.attention import attention, decode_attention
+from blazr.nn.layers.rope import RopeConfig
+from blazr.nn.operands.attention import Pages
+from blazr.nn.ops.attention import paged_attention
 from blazr.nn.ops.pointwise import dense, sigmoid_gate
-from blazr.nn.ops.sequence import Pages, attention_kernel
+from blazr.nn.ops.rope import rotate_and_store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +90,8 @@ class AttentionConfig(MixerConfig):
 class Attention(Mixer):
     """Grouped-query attention over paged keys and values."""
 
+    config: AttentionConfig
+
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
         self.config = config
@@ -113,38 +116,19 @@ class Attention(Mixer):
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C); writes the new keys and values, then attends to all in memory."""
         q, k, v, gate = self._project(x)
-        pages = cache.paged["k"], cache.paged["v"]
-        q = rotate_and_write((q, k, v), self.config.rope, batch, pages)
-        attend = attention_kernel(q.device.type, q.dtype)
-        if attend is not None and self.config.head_dim <= 512:
-            memory = Pages(
-                keys=pages[0],
-                values=pages[1],
-                scale=self.config.scale,
-                window=self.config.sliding_window,
-                softcap=self.config.attn_logit_softcap,
-                sinks=None if self.sinks is None else self.sinks.float(),
-                temperature=None if self.config.rope is None else self.config.rope.temperature,
-            )
-            return self._finish(attend(q, memory, batch.table), gate)
-        q = batch.rotary.temper(q, self.config.rope)
-        out = torch.empty_like(q)
-        for group in batch.decode_groups:
-            out[group.rows] = self._decode(q[group.rows], group, cache).to(q.dtype)
-        for index in range(batch.num_decodes, len(batch.spans)):
-            span, table = batch.spans[index], batch.block_tables[index]
-            keys = cache.read("k", table, span.total)
-            values = cache.read("v", table, span.total)
-            out[span.rows] = self._attend(q[span.rows], keys, values)
-        return self._finish(out, gate)
-
-    def forward_sequences(self, x: Tensor) -> Tensor:
-        """(B, T, C) to (B, T, C), every sequence from position 0."""
-        q, k, v, gate = self._project(x)
-        positions = Positions(torch.arange(x.shape[1], device=x.device))
-        q, k = positions.rotate(q, self.config.rope), positions.rotate(k, self.config.rope)
-        q = positions.temper(q, self.config.rope)
-        return self._finish(self._attend(q, k, v), gate)
+        config, rope = self.config, self.config.rope
+        pages = Pages(
+            keys=cache.paged["k"],
+            values=cache.paged["v"],
+            scale=config.scale,
+            window=config.sliding_window,
+            softcap=config.attn_logit_softcap,
+            sinks=None if self.sinks is None else self.sinks.float(),
+            temperature=None if rope is None else rope.temperature,
+        )
+        q = rotate_and_store(q, k, v, batch.rotation(rope), pages.keys, pages.values)
+        heads = paged_attention(q, pages, batch.table).flatten(-2)
+        return self.o_proj(heads if gate is None else sigmoid_gate(heads, gate))
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries (..., H, D), keys and values (..., K, D), and the outputs' gate (..., H * D)."""
@@ -163,33 +147,3 @@ class Attention(Mixer):
         if (limit := self.config.clip_qkv) is not None:
             q, k, v = (t.clamp(-limit, limit) for t in (q, k, v))
         return q, k, v, gate
-
-    def _finish(self, heads: Tensor, gate: Tensor | None) -> Tensor:
-        out = heads.flatten(-2)
-        return self.o_proj(out if gate is None else sigmoid_gate(out, gate))
-
-    def _decode(self, q: Tensor, group: DecodeGroup, cache: LayerCache) -> Tensor:
-        keys, values = (cache.read_together(name, group.pages) for name in ("k", "v"))
-        config = self.config
-        return decode_attention(
-            q,
-            keys,
-            values,
-            group.visible,
-            scale=config.scale,
-            window=config.sliding_window,
-            softcap=config.attn_logit_softcap,
-            sinks=self.sinks,
-        )
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        config = self.config
-        return attention(
-            q,
-            k,
-            v,
-            scale=config.scale,
-            window=config.sliding_window,
-            softcap=config.attn_logit_softcap,
-            sinks=self.sinks,
-        )

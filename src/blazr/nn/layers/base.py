@@ -1,4 +1,4 @@
-"""The faces of a layer's two halves."""
+"""The interfaces of a layer's two halves."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from blazr.nn.layers.batch import ForwardBatch, LayerCache
+from blazr.nn.layers.batch import ForwardBatch, LayerCache, whole_sequences
 from blazr.nn.layers.cache_spec import CacheSpec
+from blazr.nn.layers.derived import DerivedModule
 
 
 class MixerConfig(ABC):
@@ -32,16 +33,21 @@ class MixerConfig(ABC):
         """The module, with uninitialised parameters."""
 
 
-class Mixer(nn.Module, ABC):
+class Mixer(DerivedModule, ABC):
     """Mixes information between tokens."""
+
+    config: MixerConfig
 
     @abstractmethod
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """One serving step: (T, C) to (T, C). Reads and writes its own cache, nothing else."""
 
-    @abstractmethod
     def forward_sequences(self, x: Tensor) -> Tensor:
         """Whole sequences from nothing, (B, T, C) to (B, T, C), differentiable: for training."""
+        count, length = x.shape[:2]
+        spec = self.config.cache_spec(x.dtype)
+        out: Tensor = self(x.flatten(0, 1), *whole_sequences(count, length, spec, x.device))
+        return out.unflatten(0, (count, length))
 
     def share(self, owner: Mixer) -> None:
         """Use what an earlier layer's mixer owns.

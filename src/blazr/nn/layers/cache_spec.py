@@ -12,7 +12,7 @@ from math import prod
 
 import torch
 
-GRID = 64
+from blazr.nn.operands.step import GRID
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.ops.pointwise import add
-from blazr.nn.ops.sequence import part
+from blazr.nn.ops.replay import recordable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,31 +62,33 @@ class DecoderLayer(nn.Module):
         self, x: Tensor, batch: ForwardBatch, cache: LayerCache, embedded: Tensor | None = None
     ) -> Tensor:
         """One serving step, (T, C) to (T, C); ``embedded`` is what the first layer saw."""
-        return self._feed(x, part(self.mixer, self._see(x, embedded), batch, cache, like=x))
+        return self._residual(
+            x, recordable(self.mixer, self._pre_norm(x, embedded), batch, cache, like=x)
+        )
 
     def forward_sequences(self, x: Tensor, embedded: Tensor | None = None) -> Tensor:
         """Whole sequences from nothing, (B, T, C) to (B, T, C)."""
-        return self._feed(x, self.mixer.forward_sequences(self._see(x, embedded)))
+        return self._residual(x, self.mixer.forward_sequences(self._pre_norm(x, embedded)))
 
-    def _see(self, x: Tensor, embedded: Tensor | None) -> Tensor:
+    def _pre_norm(self, x: Tensor, embedded: Tensor | None) -> Tensor:
         if self.joins_embedding:
             assert embedded is not None
             wide = x.new_empty(*x.shape[:-1], 2 * x.shape[-1])
-            x = part(_join, x, embedded, like=wide)
-        return part(self.mixer_norm, x, like=x)
+            x = recordable(_concatenate, x, embedded, like=wide)
+        return recordable(self.mixer_norm, x, like=x)
 
-    def _feed(self, x: Tensor, mixed: Tensor) -> Tensor:
-        x = self._add(x, part(self.mixer_post_norm, mixed, like=x))
+    def _residual(self, x: Tensor, mixed: Tensor) -> Tensor:
+        x = self._add(x, recordable(self.mixer_post_norm, mixed, like=x))
         if not self.has_feed_forward:
             return x
-        fed = part(self.feed_forward, part(self.feed_forward_norm, x, like=x), like=x)
-        return self._add(x, part(self.feed_forward_post_norm, fed, like=x))
+        fed = recordable(self.feed_forward, recordable(self.feed_forward_norm, x, like=x), like=x)
+        return self._add(x, recordable(self.feed_forward_post_norm, fed, like=x))
 
     def _add(self, x: Tensor, change: Tensor) -> Tensor:
         return add(x, change, self.residual_multiplier)
 
 
-def _join(x: Tensor, embedded: Tensor) -> Tensor:
+def _concatenate(x: Tensor, embedded: Tensor) -> Tensor:
     return torch.cat((x, embedded), -1)
 
 

@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import gcd
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from blazr.nn.layers.base import MixerConfig
-from blazr.nn.layers.batch import LayerCache
+from blazr.nn.layers.base import Mixer, MixerConfig
+from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
+from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import DepthwiseConv, Linear
 from blazr.nn.layers.norm import NormConfig
-from blazr.nn.layers.recurrent import RecurrentMixer, State
-from blazr.nn.ops.conv1d import causal_conv1d
-from blazr.nn.ops.gated_delta import gated_delta_chunk
-from blazr.nn.ops.norm import rms_norm
+from blazr.nn.operands.recurrent import DeltaRows, DeltaWeights, GatedNorm, GateOrder
+from blazr.nn.operands.step import Carried
+from blazr.nn.ops.convolution import convolve
+from blazr.nn.ops.gated_delta import gated_delta
 from blazr.nn.ops.pointwise import take_pieces
-from blazr.nn.ops.sequence import (
-    Carried,
-    DeltaRows,
-    DeltaWeights,
-    GatedNorm,
-    GateOrder,
-    Recurrences,
-    StepTable,
-)
-
-_L2_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,12 +108,13 @@ class Projections(NamedTuple):
     beta: Tensor
 
 
-class DeltaMixer(RecurrentMixer):
+class DeltaMixer(Mixer):
     """The gated delta rule between convolution and gated norm [arXiv:2412.06464].
 
     Decays are ``exp(-exp(a_log) softplus(decay + dt_bias))``.
     """
 
+    config: GatedDeltaConfig
     a_log: nn.Parameter
     dt_bias: nn.Parameter
     order: GateOrder
@@ -145,79 +134,33 @@ class DeltaMixer(RecurrentMixer):
     def _convolutions(self) -> tuple[DepthwiseConv, ...]:
         """Of each part of queries, keys and values."""
 
-    def state_spec(self) -> Mapping[str, TensorSpec]:
-        """State and convolution window."""
-        return self.config.cache_spec(self.out_proj.weight.dtype).checkpoint
-
-    def advance(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """At most GRID tokens of B sequences, (B, T, C) to (B, T, C)."""
-        cfg, made = self.config, self._project(x)
-        window = torch.cat((state["conv"], torch.cat(made.qkv, -1)), 1)
-        parts = window.split([part.shape[-1] for part in made.qkv], -1)
-        convolved = [
-            causal_conv1d(part, conv.weight, None)
-            for part, conv in zip(parts, self._convolutions, strict=True)
-        ]
-        post = F.silu(torch.cat(convolved, -1))
-        q, k, v = post.split((cfg.key_size, cfg.key_size, cfg.value_size), -1)
-        q, k = (self._key_heads(each) for each in (q, k))
-        v = v.unflatten(-1, (cfg.num_heads, -1))
-        q = q * cfg.key_head_dim**-0.5
-        step = F.softplus(made.decay.float() + self.dt_bias.float())
-        log_decay = self._rates.unsqueeze(-1) * step.unflatten(-1, (cfg.num_heads, -1))
-        beta = made.beta.float().sigmoid()
-        y, delta = gated_delta_chunk(q, k, v, log_decay, beta, state["delta"])
-        y = rms_norm(y, self.norm.weight.float(), self.norm.eps).flatten(-2)
-        gate = made.gate.float()
-        y = y * (F.silu(gate) if self.order == "norm_first" else gate.sigmoid())
-        before = window.shape[1] - cfg.conv_kernel + 1
-        return self.out_proj(y), {"delta": delta, "conv": window[:, before:]}
-
-    @property
-    def fits_kernels(self) -> bool:
-        """Whether the kernels have room for it."""
-        cfg = self.config
-        return max(cfg.key_head_dim, cfg.value_head_dim) <= 256 and cfg.conv_kernel <= 8
-
-    def step(self, x: Tensor, kernels: Recurrences, table: StepTable, cache: LayerCache) -> Tensor:
-        """A whole step by kernels, (T, C) to (T, C)."""
+    def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
+        """(T, C) to (T, C); updates working states, writes the checkpoints the batch asks for."""
         cfg, made, low = self.config, self._project(x), 0
         qkv = made.gate.new_empty(len(x), cfg.conv_size)
         window = cache.carried("conv")
         for part, conv in zip(made.qkv, self._convolutions, strict=True):
             own = slice(low, low + part.shape[1])
             seen = Carried(window.kept[..., own], window.working[..., own])
-            kernels.convolve(part, conv.filter, seen, table, out=qkv[:, own])
+            convolve(part, conv.filter, seen, batch.table, out=qkv[:, own])
             low = own.stop
         q, k, v = qkv.split((cfg.key_size, cfg.key_size, cfg.value_size), -1)
-        rows = DeltaRows(q=q, k=k, v=v, decay=made.decay, beta=made.beta, gate=made.gate)
-        y = kernels.gated_delta(rows, self._weights, cache.carried("delta"), table)
-        return self.out_proj(y)
+        rows = DeltaRows(q=q, k=k, decay=made.decay, beta=made.beta, gate=made.gate)
+        return self.out_proj(
+            gated_delta(v, rows, self._weights, cache.carried("delta"), batch.table)
+        )
 
-    @property
-    def _rates(self) -> Tensor:
-        return -self.a_log.float().exp().flatten()  # (H,)
-
-    @cached_property
+    @derived
     def _weights(self) -> DeltaWeights:
-        """As the kernel takes them; made once, when weights are in place."""
         cfg, norm = self.config, self.norm
         return DeltaWeights(
             heads=cfg.num_heads,
             key_heads=cfg.num_key_heads,
             tiled=cfg.tiled,
             dt_bias=self.dt_bias.float(),
-            a=self._rates,
-            norm=GatedNorm(order=self.order, weight=norm.weight.float(), eps=norm.eps),
+            a=-self.a_log.float().exp().flatten(),
+            norm=GatedNorm(self.order, norm.weight.float(), norm.eps),
         )
-
-    def _key_heads(self, x: Tensor) -> Tensor:
-        """Of length one, one for each value head: (B, T, H, N)."""
-        cfg = self.config
-        x = x.unflatten(-1, (cfg.num_key_heads, -1))
-        x = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _L2_EPS)
-        share = cfg.num_heads // cfg.num_key_heads
-        return x.repeat(1, 1, share, 1) if cfg.tiled else x.repeat_interleave(share, -2)
 
 
 class GatedDelta(DeltaMixer):

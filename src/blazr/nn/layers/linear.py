@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from blazr.nn.layers.derived import DerivedModule, derived
+from blazr.nn.operands.recurrent import Filter
 from blazr.nn.ops.matmul import gated_linear, linear
-from blazr.nn.ops.sequence import Filter
 from blazr.nn.quant.weight import Weight
 
 Matrix = nn.Parameter | Weight
@@ -54,7 +53,7 @@ class Linear(nn.Module):
         return multiply(x, self.weight, self.bias)
 
 
-class DepthwiseConv(nn.Module):
+class DepthwiseConv(DerivedModule):
     """Parameters of a causal convolution with one filter per channel.
 
     Args:
@@ -70,9 +69,9 @@ class DepthwiseConv(nn.Module):
         self.weight = nn.Parameter(torch.empty(channels, kernel))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
 
-    @cached_property
+    @derived
     def filter(self) -> Filter:
-        """As kernels take it; made once, when weights are in place."""
+        """As operations take it."""
         weight = self.weight.float().t().contiguous()
         bias = weight.new_zeros(weight.shape[1]) if self.bias is None else self.bias.float()
         return Filter(weight, bias)

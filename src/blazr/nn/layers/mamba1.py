@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from blazr.nn.layers.base import MixerConfig
-from blazr.nn.layers.batch import LayerCache
+from blazr.nn.layers.base import Mixer, MixerConfig
+from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
+from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import DepthwiseConv, Linear
 from blazr.nn.layers.norm import NormConfig
-from blazr.nn.layers.recurrent import RecurrentMixer, State
-from blazr.nn.ops.conv1d import causal_conv1d
+from blazr.nn.operands.recurrent import Mamba1Rows, Mamba1Weights
+from blazr.nn.ops.convolution import convolve
+from blazr.nn.ops.mamba1 import mamba1
 from blazr.nn.ops.norm import rms_norm
 from blazr.nn.ops.pointwise import dense
-from blazr.nn.ops.sequence import Mamba1Rows, Mamba1Weights, Recurrences, StepTable
-from blazr.nn.ops.ssd import selective_scan
 
 OXIDIZR_STATE_LIMIT = 30.0
 
@@ -71,8 +68,10 @@ class Mamba1Config(MixerConfig):
         return Mamba1(self)
 
 
-class Mamba1(RecurrentMixer):
+class Mamba1(Mixer):
     """Selective state space with a decay per channel and state [arXiv:2312.00752]."""
+
+    config: Mamba1Config
 
     def __init__(self, config: Mamba1Config) -> None:
         super().__init__()
@@ -90,62 +89,31 @@ class Mamba1(RecurrentMixer):
             for name, size in self.sizes.items():
                 setattr(self, f"{name}_norm", NormConfig(size, config.norm_eps).build())
 
-    def state_spec(self) -> Mapping[str, TensorSpec]:
-        """State and convolution window."""
-        return self.config.cache_spec(torch.float32).checkpoint
-
-    def advance(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """At most GRID tokens of B sequences, (B, T, C) to (B, T, C)."""
-        cfg = self.config
-        u, gate = self.in_proj(x).chunk(2, -1)
-        window = torch.cat((state["conv"], u.float()), 1)
-        u = F.silu(causal_conv1d(window, self.conv1d.weight, self.conv1d.bias))
-        parts = self.x_proj(u).split(tuple(self.sizes.values()), -1)
-        dt, b, c = (self._normed(*each) for each in zip(self.sizes, parts, strict=True))
-        dt = F.softplus(self.dt_proj(dt).float())
-        a, clamp = self._rates()
-        y, ssm = selective_scan(u, dt, a, b.float(), c.float(), state["ssm"], clamp=clamp)
-        y = (y + self.d.float() * u) * F.silu(gate.float())
-        return self.out_proj(y), {"ssm": ssm, "conv": window[:, 1 - cfg.conv_kernel :]}
-
-    @property
-    def fits_kernels(self) -> bool:
-        """Whether the kernels have room for it."""
-        return self.config.state_size <= 256 and self.config.conv_kernel <= 8
-
-    def step(self, x: Tensor, kernels: Recurrences, table: StepTable, cache: LayerCache) -> Tensor:
-        """A whole step by kernels, (T, C) to (T, C)."""
+    def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
+        """(T, C) to (T, C); updates working states, writes the checkpoints the batch asks for."""
         raw, gate = self.in_proj(x).chunk(2, -1)
-        u = kernels.convolve(raw, self.conv1d.filter, cache.carried("conv"), table)
+        u = convolve(raw, self.conv1d.filter, cache.carried("conv"), batch.table)
         parts = self.x_proj(u).split(tuple(self.sizes.values()), -1)
         dt, b, c = (self._normed(*each) for each in zip(self.sizes, parts, strict=True))
-        rows = Mamba1Rows(u=u, dt=self.dt_proj(dense(dt)), b=b, c=c, gate=gate)
-        return self.out_proj(kernels.mamba1(rows, self._weights, cache.carried("ssm"), table))
+        rows = Mamba1Rows(dt=self.dt_proj(dense(dt)), b=b, c=c, gate=gate)
+        return self.out_proj(mamba1(u, rows, self._weights, cache.carried("ssm"), batch.table))
 
-    @cached_property
+    @derived
     def _weights(self) -> Mamba1Weights:
-        """As the kernel takes them; made once, when weights are in place."""
-        a, clamp = self._rates()
-        return Mamba1Weights(a.contiguous(), self.d.float(), clamp or 0.0)
-
-    def _rates(self) -> tuple[Tensor, float | None]:
-        """Decay rates, and the state's limit."""
         a_log = self.a_log.float()
         if self.config.variant == "oxidizr":
-            return torch.exp(-a_log), OXIDIZR_STATE_LIMIT
-        return -torch.exp(a_log), None
+            return Mamba1Weights(torch.exp(-a_log), self.d.float(), OXIDIZR_STATE_LIMIT)
+        return Mamba1Weights(-torch.exp(a_log), self.d.float(), 0.0)
+
+    @derived
+    def _ones(self) -> dict[str, Tensor]:
+        """Weights of norms that have none."""
+        like = self.conv1d.weight
+        return {name: like.new_ones(size) for name, size in self.sizes.items()}
 
     def _normed(self, name: str, x: Tensor) -> Tensor:
         cfg = self.config
         if cfg.inner_norms == "weighted":
             normed: Tensor = getattr(self, f"{name}_norm")(x)
             return normed
-        if cfg.inner_norms == "plain":
-            return rms_norm(x, _ones(self.sizes[name], x.device, x.dtype), cfg.norm_eps)
-        return x
-
-
-@lru_cache(maxsize=16)
-def _ones(size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """A norm's weight, where it has none."""
-    return torch.ones(size, device=device, dtype=dtype)
+        return x if cfg.inner_norms == "none" else rms_norm(x, self._ones[name], cfg.norm_eps)

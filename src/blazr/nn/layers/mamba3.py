@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from blazr.nn.layers.base import MixerConfig
-from blazr.nn.layers.batch import LayerCache
+from blazr.nn.layers.base import Mixer, MixerConfig
+from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
+from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import DepthwiseConv, Linear
 from blazr.nn.layers.norm import NormConfig
-from blazr.nn.layers.recurrent import RecurrentMixer, State
-from blazr.nn.ops.conv1d import causal_conv1d
-from blazr.nn.ops.norm import gated_rms_norm, rms_norm
+from blazr.nn.operands.recurrent import GatedNorm, Mamba3Memory, Mamba3Rows, Mamba3Weights
+from blazr.nn.ops.convolution import convolve
+from blazr.nn.ops.mamba3 import mamba3
+from blazr.nn.ops.norm import gated_norm
 from blazr.nn.ops.pointwise import activate, dense
-from blazr.nn.ops.rope import rotate_pairs
-from blazr.nn.ops.sequence import (
-    GatedNorm,
-    Mamba3Memory,
-    Mamba3Rows,
-    Mamba3Weights,
-    Recurrences,
-    StepTable,
-)
-from blazr.nn.ops.ssd import (
-    DT_MAX,
-    DT_MIN,
-    decay_rates,
-    ssd_output,
-    ssd_state,
-    state_output,
-    step_sizes,
-)
+from blazr.nn.ops.ssd import DT_MAX, DT_MIN, decay_rates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,14 +85,10 @@ class Mamba3Config(MixerConfig):
         return Mamba3(self)
 
 
-class Mamba3(RecurrentMixer):
-    """State space with a trapezoidal rule: each step adds this input and the one before.
+class Mamba3(Mixer):
+    """State space with a trapezoidal rule; see :func:`~blazr.nn.ops.mamba3.mamba3`."""
 
-        h[t] = e[t] h[t-1] + (1 - l[t]) dt[t] e[t] x[t-1] (outer) b[t-1]
-               + l[t] dt[t] x[t] (outer) b[t]
-
-    with ``e = exp(A dt)`` and ``l = sigmoid(lambda)``; ``y = h . c + D x``.
-    """
+    config: Mamba3Config
 
     def __init__(self, config: Mamba3Config) -> None:
         super().__init__()
@@ -136,78 +114,34 @@ class Mamba3(RecurrentMixer):
         self.norm = NormConfig(inner, config.norm_eps).build()
         self.out_proj = Linear(inner, hidden, bias=True)
 
-    def state_spec(self) -> Mapping[str, TensorSpec]:
-        """The tensors of the state."""
-        return self.config.cache_spec(torch.float32).checkpoint
-
-    def advance(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """At most GRID tokens of B sequences, (B, T, C) to (B, T, C)."""
-        cfg, after = self.config, dict(state)
-        z, xbc, dt = (
-            self.in_proj(x)
-            .float()
-            .split([cfg.inner_size, cfg.inner_size + 2 * cfg.map_size, cfg.num_heads], -1)
-        )
-        inputs, b, c = self._convolve(xbc, state, after)
-        dt = step_sizes(dt, self.dt_bias)
-        b = self._heads(b, self.b_bias)  # (B, T, H, N)
-        c = self._heads(c, self.c_bias)
-        if cfg.complex_rope:
-            theta = self.theta_proj(x).float().unflatten(-1, (cfg.num_heads, -1))
-            angle = state["angle"][:, None] + (theta * dt.unsqueeze(-1)).cumsum(1)
-            b = rotate_pairs(b, angle.cos(), angle.sin())
-            c = rotate_pairs(c, angle.cos(), angle.sin())
-            after["angle"] = angle[:, -1]
-        inputs = inputs.unflatten(-1, (cfg.num_heads, -1))  # (B, T, H, P)
-        if cfg.mimo_rank:
-            inputs = self.mimo_x_up(inputs).float()
-
-        mix = self.lambda_proj(x).float().sigmoid()
-        y = self._recur((inputs, b, c, dt, mix), state, after)
-        y = y + inputs * self.d.float()[:, None]
-        if cfg.mimo_rank:
-            y = self.mimo_x_down(y).float()
-        y = gated_rms_norm(y.flatten(-2), z, self.norm.weight, self.norm.eps)
-        return self.out_proj(y), after
-
-    @property
-    def fits_kernels(self) -> bool:
-        """Whether the kernels have room for it."""
-        cfg = self.config
-        has_room = cfg.state_size <= 256 and cfg.state_dim <= 1024 and cfg.inner_size <= 1 << 15
-        return has_room and cfg.conv_kernel <= 8
-
-    def step(self, x: Tensor, kernels: Recurrences, table: StepTable, cache: LayerCache) -> Tensor:
-        """A whole step by kernels, (T, C) to (T, C)."""
+    def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
+        """(T, C) to (T, C); updates working states, writes the checkpoints the batch asks for."""
         cfg, maps = self.config, self.config.map_size
         sizes = [cfg.inner_size, cfg.inner_size + 2 * maps, cfg.num_heads]
         z, xbc, dt = self.in_proj(x).split(sizes, -1)
         if cfg.use_conv:
-            xbc = kernels.convolve(xbc, self.conv1d.filter, cache.carried("conv"), table)
+            xbc = convolve(xbc, self.conv1d.filter, cache.carried("conv"), batch.table)
         inputs, b, c = xbc.split([cfg.inner_size, maps, maps], -1)
         if cfg.mimo_rank:
             inputs = dense(inputs) if cfg.use_conv else activate(inputs, "silu")
             inputs = self.mimo_x_up(inputs.view(-1, cfg.head_dim)).view(len(x), -1)
         theta = self.theta_proj(x) if cfg.complex_rope else None
-        rows = Mamba3Rows(x=inputs, b=b, c=c, dt=dt, mix=self.lambda_proj(x), theta=theta)
+        rows = Mamba3Rows(b=b, c=c, dt=dt, mix=self.lambda_proj(x), theta=theta)
         memory = Mamba3Memory(
             state=cache.carried("ssm"),
             x=cache.carried("x"),
             b=cache.carried("b"),
             angle=cache.carried("angle") if cfg.complex_rope else None,
         )
-        weights, norm = self._weights
-        y = kernels.mamba3(rows, weights, memory, table)
+        y = mamba3(inputs, rows, self._weights, memory, batch.table)
         if cfg.mimo_rank:
             y = self.mimo_x_down(y.view(-1, cfg.state_dim)).view(len(x), -1)
-        return self.out_proj(kernels.gated_norm(y, z, norm))
+        return self.out_proj(gated_norm(y, z, self._gated_norm))
 
-    @cached_property
-    def _weights(self) -> tuple[Mamba3Weights, GatedNorm]:
-        """As the kernels take them; made once, when weights are in place."""
-        cfg, norm = self.config, self.norm
-        weights = Mamba3Weights(
-            groups=cfg.num_groups,
+    @derived
+    def _weights(self) -> Mamba3Weights:
+        return Mamba3Weights(
+            groups=self.config.num_groups,
             norm=self.bc_norm.weight.float(),
             eps=self.bc_norm.eps,
             b_bias=self.b_bias.float(),
@@ -216,39 +150,9 @@ class Mamba3(RecurrentMixer):
             a=decay_rates(self.a_log),
             d=self.d.float(),
             dt_limits=(DT_MIN, DT_MAX),
-            silu=not (cfg.use_conv or cfg.mimo_rank),
+            silu=not (self.config.use_conv or self.config.mimo_rank),
         )
-        return weights, GatedNorm(order="gate_first", weight=norm.weight.float(), eps=norm.eps)
 
-    def _convolve(self, xbc: Tensor, state: State, after: State) -> tuple[Tensor, Tensor, Tensor]:
-        cfg = self.config
-        sizes = [cfg.inner_size, cfg.map_size, cfg.map_size]
-        if not cfg.use_conv:
-            x, b, c = xbc.split(sizes, -1)
-            return F.silu(x), b, c
-        window = torch.cat((state["conv"], xbc), 1)
-        after["conv"] = window[:, 1 - cfg.conv_kernel :]
-        post = F.silu(causal_conv1d(window, self.conv1d.weight, self.conv1d.bias))
-        x, b, c = post.split(sizes, -1)
-        return x, b, c
-
-    def _heads(self, maps: Tensor, bias: Tensor) -> Tensor:
-        cfg = self.config
-        maps = maps.unflatten(-1, (cfg.num_groups, -1))
-        maps = maps.repeat_interleave(cfg.num_heads // cfg.num_groups, -2)
-        return rms_norm(maps, self.bc_norm.weight.float(), self.bc_norm.eps) + bias.float()
-
-    def _recur(self, operands: tuple[Tensor, ...], state: State, after: State) -> Tensor:
-        """The two terms of the trapezoid are two sums with the same decays."""
-        x, b, c, dt, mix = operands
-        log_decay = dt * decay_rates(self.a_log)
-        x_before = torch.cat((state["x"][:, None], x[:, :-1]), 1)
-        b_before = torch.cat((state["b"][:, None], b[:, :-1]), 1)
-        now, before = mix * dt, (1 - mix) * dt * log_decay.exp()
-        nothing = torch.zeros_like(state["ssm"])
-        y = ssd_output(x, now, log_decay, b, c, state_output(c, state["ssm"]))
-        y = y + ssd_output(x_before, before, log_decay, b_before, c)
-        ends = ssd_state(x, now, log_decay, b, state["ssm"])
-        after["ssm"] = ends + ssd_state(x_before, before, log_decay, b_before, nothing)
-        after["x"], after["b"] = x[:, -1], b[:, -1]
-        return y
+    @derived
+    def _gated_norm(self) -> GatedNorm:
+        return GatedNorm("gate_first", self.norm.weight.float(), self.norm.eps)

@@ -9,16 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from blazr.nn.layers.base import Mixer, MixerConfig
-from blazr.nn.layers.batch import DecodeGroup, ForwardBatch, LayerCache, rotate_and_write
+from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
+from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.norm import NormConfig
-from blazr.nn.layers.rope import Positions, RopeConfig
-from blazr.nn.ops.attention import attention, decode_attention
-from blazr.nn.ops.matmul import linear, linear_heads
-from blazr.nn.ops.sequence import Pages, attention_kernel
-
-MAX_KEY, MAX_LATENT = 576, 512  # what the kernel has room for
+from blazr.nn.layers.rope import RopeConfig
+from blazr.nn.operands.attention import LatentRows, Latents
+from blazr.nn.ops.latent_attention import latent_attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,25 +97,18 @@ class DeepseekMlaConfig(MlaConfig):
 
 
 class Mla(Mixer):
-    """Latent attention in its absorbed form [arXiv:2405.04434, section 2.1].
+    """Latent attention [arXiv:2405.04434, section 2.1].
 
-    With kernels every token attends to the latents themselves, in prefill as in decode: one
-    formula, so neither cutting a prompt elsewhere nor other sequences can change a bit. Without
-    them prefill expands keys and values. The upward matrices are plain numbers however the others
-    are stored, and that of the keys is kept turned over as well: H * D * R more numbers a layer.
+    The upward matrices are plain numbers however the others are stored.
     """
 
+    config: MlaConfig
     o_proj: Linear
 
     def __init__(self, config: MlaConfig) -> None:
         super().__init__()
+        self.config = config
         self.num_heads = config.num_heads
-        self.rope = config.rope
-        self.scale = config.scale
-        self.sliding_window = config.sliding_window
-        sizes = config.kv_latent, config.kv_latent + config.rope_dim
-        self._fits_kernel = sizes[0] <= MAX_LATENT and sizes[1] <= MAX_KEY
-        self._kernel_up: tuple[Tensor, Tensor] | None = None
 
     @abstractmethod
     def _compress(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,87 +119,33 @@ class Mla(Mixer):
         """The parts that stay (..., H, D), and those to be rotated (..., H, P)."""
 
     @abstractmethod
-    def _expand(self, latent: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys (..., H, D) and values (..., H, E) of latents."""
-
-    @abstractmethod
     def _up(self) -> tuple[Tensor, Tensor]:
-        """The matrices of `_expand`, (H, D, R) and (H, E, R)."""
+        """From latents to keys, (H, D, R), and to values, (H, E, R)."""
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C); writes the new latents, then attends to all in memory."""
         latent, k_rope = self._compress(x)
         q, q_rope = self._queries(x)
-        # one key for all heads, and the latent in the place of its values
-        pages = cache.paged["k_rope"].unsqueeze(2), cache.paged["latent"].unsqueeze(2)
-        rotated = q_rope, k_rope, latent.unsqueeze(1)
-        attend = attention_kernel(q.device.type, q.dtype)
-        if attend is not None and self._fits_kernel:
-            up, kept = self._kernel_weights(), latent.shape[-1]
-            queries = q.new_empty(*q.shape[:2], kept + q_rope.shape[-1])
-            linear_heads(q, up[0], queries[..., :kept])
-            rotate_and_write(rotated, self.rope, batch, pages, out=queries[..., kept:])
-            memory = Pages(
-                keys=pages[1],
-                more_keys=pages[0],
-                values=pages[1],
-                scale=self.scale,
-                window=self.sliding_window,
-                temperature=None if self.rope is None else self.rope.temperature,
-            )
-            mixed = attend(queries, memory, batch.table)
-            return self.o_proj(linear_heads(mixed, up[1]).flatten(-2))
-        q_rope = rotate_and_write(rotated, self.rope, batch, pages)
-        q, q_rope = (batch.rotary.temper(part, self.rope) for part in (q, q_rope))
-        parts = torch.empty((len(x), self.o_proj.weight.shape[1]), dtype=q.dtype, device=q.device)
-        out = parts.unflatten(-1, (self.num_heads, -1))  # (T, H, E)
-        for group in batch.decode_groups:
-            rows = group.rows
-            out[rows] = self._decode(q[rows], q_rope[rows], group, cache)
-        for index in range(batch.num_decodes, len(batch.spans)):
-            span, table = batch.spans[index], batch.block_tables[index]
-            latents = cache.read("latent", table, span.total)
-            keys = cache.read("k_rope", table, span.total)
-            out[span.rows] = self._attend(q[span.rows], q_rope[span.rows], latents, keys)
-        return self.o_proj(parts)
-
-    def _kernel_weights(self) -> tuple[Tensor, Tensor]:
-        """The matrices of `_up` by output, (H, R, D) and (H, E, R); once weights are in place."""
-        if self._kernel_up is None:
-            keys, values = self._up()
-            self._kernel_up = keys.transpose(1, 2).contiguous(), values
-        return self._kernel_up
-
-    def forward_sequences(self, x: Tensor) -> Tensor:
-        """(B, T, C) to (B, T, C), every sequence from position 0."""
-        positions = Positions(torch.arange(x.shape[1], device=x.device))
-        latent, k_rope = self._compress(x)
-        q, q_rope = self._queries(x)
-        q_rope, k_rope = positions.rotate(q_rope, self.rope), positions.rotate(k_rope, self.rope)
-        q, q_rope = (positions.temper(part, self.rope) for part in (q, q_rope))
-        k_rope = k_rope.squeeze(-2)
-        return self.o_proj(self._attend(q, q_rope, latent, k_rope).flatten(-2))
-
-    def _attend(self, q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor) -> Tensor:
-        k, v = self._expand(latent)
-        shared = k_rope.unsqueeze(-2).expand(*k.shape[:-1], -1)  # (..., S, H, P)
-        query, key = torch.cat((q, q_rope), -1), torch.cat((k, shared), -1)
-        return attention(query, key, v, scale=self.scale, window=self.sliding_window)
-
-    def _decode(self, q: Tensor, q_rope: Tensor, group: DecodeGroup, cache: LayerCache) -> Tensor:
-        k_up, v_up = self._up()
-        q_latent = torch.einsum("bhd,hdr->bhr", q, k_up)
-        latents = cache.read_together("latent", group.pages)  # (b, S, R)
-        keys = torch.cat((latents, cache.read_together("k_rope", group.pages)), -1)
-        mixed = decode_attention(
-            torch.cat((q_latent, q_rope), -1),
-            keys.unsqueeze(2),
-            latents.unsqueeze(2),
-            group.visible,
-            scale=self.scale,
-            window=self.sliding_window,
+        rope = self.config.rope
+        k_up, v_up = self._up_by_output
+        memory = Latents(
+            latents=cache.paged["latent"],
+            keys=cache.paged["k_rope"],
+            k_up=k_up,
+            v_up=v_up,
+            scale=self.config.scale,
+            window=self.config.sliding_window,
+            temperature=None if rope is None else rope.temperature,
         )
-        return torch.einsum("bhr,her->bhe", mixed.to(q.dtype), v_up)
+        rows = LatentRows(q_rope=q_rope, k_rope=k_rope, latent=latent)
+        heads = latent_attention(q, rows, memory, batch.rotation(rope), batch.table)
+        return self.o_proj(heads.flatten(-2))
+
+    @derived
+    def _up_by_output(self) -> tuple[Tensor, Tensor]:
+        """The upward matrices as queries and results meet them, (H, R, D) and (H, E, R)."""
+        keys, values = self._up()
+        return keys.transpose(1, 2).contiguous(), values
 
 
 class OxidizrMla(Mla):
@@ -234,11 +171,6 @@ class OxidizrMla(Mla):
         heads = (self.num_heads, -1)
         q = self.q_up_proj(self.q_down_proj(x)).unflatten(-1, heads)
         return q, self.q_rope_proj(x).unflatten(-1, heads)
-
-    def _expand(self, latent: Tensor) -> tuple[Tensor, Tensor]:
-        heads = (self.num_heads, -1)
-        k, v = self.k_up_proj(latent), self.v_up_proj(latent)
-        return k.unflatten(-1, heads), v.unflatten(-1, heads)
 
     def _up(self) -> tuple[Tensor, Tensor]:
         heads = (self.num_heads, -1)
@@ -283,11 +215,6 @@ class DeepseekMla(Mla):
         q, q_rope = q.unflatten(-1, (self.num_heads, -1)).split(self.parts, -1)
         return q, q_rope
 
-    def _expand(self, latent: Tensor) -> tuple[Tensor, Tensor]:
-        both = self.kv_up_proj(latent).unflatten(-1, (self.num_heads, -1))
-        k, v = both.split(self.kv_parts, -1)
-        return k, v
-
     def _up(self) -> tuple[Tensor, Tensor]:
         both = self.kv_up_proj.weight
         assert isinstance(both, Tensor)
@@ -303,12 +230,6 @@ class ApartMla(DeepseekMla):
         heads, latent = config.num_heads, config.kv_latent
         self.k_up = nn.Parameter(torch.empty(heads, latent, config.head_dim))
         self.v_up = nn.Parameter(torch.empty(heads, config.v_head_dim, latent))
-
-    def _expand(self, latent: Tensor) -> tuple[Tensor, Tensor]:
-        k, v = self._up()
-        shape = (self.num_heads, -1)
-        keys = linear(latent, k.flatten(0, 1)).unflatten(-1, shape)
-        return keys, linear(latent, v.flatten(0, 1)).unflatten(-1, shape)
 
     def _up(self) -> tuple[Tensor, Tensor]:
         return self.k_up.transpose(1, 2), self.v_up

@@ -11,7 +11,7 @@ from blazr.nn.layers.base import Mixer, MixerConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, merge_specs
 from blazr.nn.ops.pointwise import add, scale
-from blazr.nn.ops.sequence import part
+from blazr.nn.ops.replay import recordable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,8 @@ class ParallelMixerConfig(MixerConfig):
 class ParallelMixer(Mixer):
     """The sum of its parts, such as attention and a state space [Falcon-H1, arXiv:2507.22448]."""
 
+    config: ParallelMixerConfig
+
     def __init__(self, config: ParallelMixerConfig) -> None:
         super().__init__()
         self.config = config
@@ -66,17 +68,10 @@ class ParallelMixer(Mixer):
         """(T, C) to (T, C); each part reads and writes its own share of the cache."""
         out = None
         for each, mixer, seen in self._each(x):
-            mixed = part(mixer, seen, batch, cache.part(each.name), like=x)
+            mixed = recordable(mixer, seen, batch, cache.of(each.name), like=x)
             factor = each.output_multiplier
             out = _scaled(mixed, factor) if out is None else add(out, mixed, factor)
         return torch.zeros_like(x) if out is None else out
-
-    def forward_sequences(self, x: Tensor) -> Tensor:
-        """(B, T, C) to (B, T, C), every sequence from nothing."""
-        out = torch.zeros_like(x)
-        for each, mixer, seen in self._each(x):
-            out = out + _scaled(mixer.forward_sequences(seen), each.output_multiplier)
-        return out
 
     def _each(self, x: Tensor) -> list[tuple[ParallelPart, Mixer, Tensor]]:
         found = []

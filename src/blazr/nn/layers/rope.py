@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from blazr.nn.ops.rope import rotary_tables, rotate_half, rotate_pairs
-from blazr.nn.ops.sequence import AttentionTemperature
+from blazr.nn.operands.attention import AttentionTemperature
+from blazr.nn.ops.rope import rotary_tables
 
 ScalingKind = Literal["linear", "factors", "dynamic", "yarn", "longrope", "llama3"]
 
@@ -128,17 +128,6 @@ class RopeConfig:
             cos[rows], sin[rows] = self._tables(positions[rows], self.length_class(length))
         return cos, sin
 
-    def rotate(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-        """Rotate every head of x, (..., T, H, D), by tables of (T, pairs)."""
-        cos, sin = (table.unsqueeze(-2) for table in tables)
-        channels = 2 * self.num_pairs
-        turned = x[..., :channels] if channels < x.shape[-1] else x
-        if self.interleaved:
-            turned = rotate_pairs(turned.float(), cos, sin).to(x.dtype)
-        else:
-            turned = rotate_half(turned, tables[0], tables[1])
-        return turned if channels == x.shape[-1] else torch.cat((turned, x[..., channels:]), -1)
-
     def _tables(self, positions: Tensor, length: int) -> tuple[Tensor, Tensor]:
         frequencies = _frequencies_on(self, length, positions.device)
         factor = 1.0 if self.scaling is None else self.scaling.attention_factor
@@ -165,19 +154,6 @@ class Positions:
         if rope not in self._tables:
             self._tables[rope] = rope.tables(self._positions, self._lengths)
         return self._tables[rope]
-
-    def rotate(self, x: Tensor, rope: RopeConfig | None) -> Tensor:
-        """Rotate every head of x, (..., T, H, D); None leaves them."""
-        return x if rope is None else rope.rotate(x, self.tables(rope))
-
-    def temper(self, q: Tensor, rope: RopeConfig | None) -> Tensor:
-        """Let queries (..., T, H, D) grow with their positions, where the rotation says so."""
-        temperature = None if rope is None else rope.temperature
-        if temperature is None:
-            return q
-        lengths = 1 + self._positions // temperature.length
-        factors = 1 + temperature.scale * lengths.float().log()
-        return (q.float() * factors[:, None, None]).to(q.dtype)
 
 
 def _ntk_growth(scaling: RopeScaling, length: int) -> float:

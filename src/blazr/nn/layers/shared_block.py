@@ -142,6 +142,8 @@ class SharedBlockMixer(Mixer):
     The block is one object, used by several layers; each has its own share of memory.
     """
 
+    config: SharedBlockConfig
+
     def __init__(self, config: SharedBlockConfig) -> None:
         super().__init__()
         self.config = config
@@ -162,15 +164,11 @@ class SharedBlockMixer(Mixer):
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, 2 * C), the residual stream beside the embedded tokens, to (T, C)."""
         block, attention, feed_forward = self._parts()
-        mixed = attention(block.attention_norm(x), batch, cache.part("attention"))
-        return self.mixer(self._join(x, mixed, block, feed_forward), batch, cache.part("mixer"))
-
-    def forward_sequences(self, x: Tensor) -> Tensor:
-        """(B, T, 2 * C) to (B, T, C), every sequence from nothing."""
-        block, attention, feed_forward = self._parts()
-        assert isinstance(attention, Mixer)
-        mixed = attention.forward_sequences(block.attention_norm(x))
-        return self.mixer.forward_sequences(self._join(x, mixed, block, feed_forward))
+        mixed = attention(block.attention_norm(x), batch, cache.of("attention"))
+        fed = self.linear(feed_forward(block.feed_forward_norm(mixed)))
+        seen = self.mixer_norm(x[..., : fed.shape[-1]] + fed)
+        out: Tensor = self.mixer(seen, batch, cache.of("mixer"))
+        return out
 
     def _use(self, block: Block) -> None:
         user = self.config.user
@@ -180,11 +178,6 @@ class SharedBlockMixer(Mixer):
     def _parts(self) -> tuple[Block, nn.Module, nn.Module]:
         assert self._block is not None, "the network gives layers their shared blocks"
         return self._block
-
-    def _join(self, x: Tensor, mixed: Tensor, block: Block, feed_forward: nn.Module) -> Tensor:
-        fed = self.linear(feed_forward(block.feed_forward_norm(mixed)))
-        seen: Tensor = self.mixer_norm(x[..., : fed.shape[-1]] + fed)
-        return seen
 
 
 def _key(path: str) -> str:

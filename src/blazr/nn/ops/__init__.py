@@ -8,31 +8,53 @@ that have kernels are rows of OPS; the others are functions of this package's mo
 from __future__ import annotations
 
 from blazr.core.table import Table
+from blazr.nn.ops.attention import paged_attention
+from blazr.nn.ops.convolution import convolve
+from blazr.nn.ops.gated_delta import gated_delta
+from blazr.nn.ops.latent_attention import latent_attention
+from blazr.nn.ops.mamba1 import mamba1
+from blazr.nn.ops.mamba2 import mamba2
+from blazr.nn.ops.mamba3 import mamba3
 from blazr.nn.ops.matmul import gated_linear, linear, linear_heads, wide_linear
 from blazr.nn.ops.moe import choose_experts, experts
-from blazr.nn.ops.norm import layer_norm, rms_norm
+from blazr.nn.ops.norm import gated_norm, layer_norm, rms_norm
 from blazr.nn.ops.op import Op
 from blazr.nn.ops.packed import packed_gated_linear, packed_linear, packed_rows
 from blazr.nn.ops.pointwise import activate, add, embedding, scale, sigmoid_gate, take_pieces, widen
-from blazr.nn.ops.rope import rotary_tables
+from blazr.nn.ops.rope import rotary_tables, rotate_and_store
 from blazr.nn.ops.sampling import best, draw, likeliest
 
-OPS: Table[Op[...]] = Table(
-    "operation",
-    {
-        op.name: op
-        for op in (
-            linear,
-            wide_linear,
-            gated_linear,
-            linear_heads,
-            packed_linear,
-            packed_gated_linear,
-            packed_rows,
-            *(choose_experts, experts),
-            *(rms_norm, layer_norm, rotary_tables),
-            *(add, scale, widen, activate, sigmoid_gate, embedding, take_pieces),
-            *(likeliest, best, draw),
-        )
-    },
+_OPS: tuple[Op[...], ...] = (
+    linear,
+    wide_linear,
+    gated_linear,
+    linear_heads,
+    packed_linear,
+    packed_gated_linear,
+    packed_rows,
+    choose_experts,
+    experts,
+    rms_norm,
+    layer_norm,
+    gated_norm,
+    rotary_tables,
+    rotate_and_store,
+    paged_attention,
+    latent_attention,
+    convolve,
+    mamba1,
+    mamba2,
+    mamba3,
+    gated_delta,
+    add,
+    scale,
+    widen,
+    activate,
+    sigmoid_gate,
+    embedding,
+    take_pieces,
+    likeliest,
+    best,
+    draw,
 )
+OPS: Table[Op[...]] = Table("operation", {op.name: op for op in _OPS})

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from blazr.nn.operands.attention import AttentionTemperature, Pages
+from blazr.nn.operands.step import SequenceGroup, StepTable
+from blazr.nn.ops.op import Op
+from blazr.nn.ops.step_samples import num_tokens, sample_pages, sample_steps
 
 # Where scores are computed in the open: they take this many rows of memory, not one per token.
 QUERIES_AT_ONCE = 64
@@ -159,3 +168,97 @@ def decode_attention(
     scores = torch.matmul(query, keys.transpose(2, 3)) * scale  # (B, K, H / K, S)
     shares = _shares(scores.unsqueeze(3), visible[:, None, None, None], softcap, sinks)
     return torch.matmul(shares.squeeze(3), values).flatten(1, 2)
+
+
+def prefilling(table: StepTable) -> tuple[SequenceGroup, ...]:
+    """The groups of sequences that do not decode."""
+    return table.groups[1:] if table.num_decodes else table.groups
+
+
+def read_pages(stored: Tensor, table: StepTable, group: SequenceGroup) -> Tensor:
+    """What a group has in memory: (pages, GRID, ...) to (B, tokens, ...)."""
+    total = group.spans[0].total
+    pages = table.block_tables[group.indices, : -(-total // stored.shape[1])]
+    return stored[pages].flatten(1, 2)[:, :total]
+
+
+def scale_queries(
+    q: Tensor, temperature: AttentionTemperature | None, group: SequenceGroup
+) -> Tensor:
+    """Let a group's queries (B, Q, H, D) grow with their positions."""
+    if temperature is None:
+        return q
+    starts = torch.tensor([span.start for span in group.spans], device=q.device)
+    positions = starts[:, None] + torch.arange(group.length, device=q.device)
+    lengths = 1 + positions // temperature.length
+    factors = 1 + temperature.scale * lengths.float().log()
+    return (q.float() * factors[..., None, None]).to(q.dtype)
+
+
+def _paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
+    """Attention of queries to all that their sequences have in memory.
+
+    Args:
+        q: Queries, (T, H, D), rotated.
+        pages: Keys and values of all tokens up to these, and how they are attended to.
+        table: The step.
+
+    Returns:
+        (T, H, E), in the dtype of q.
+    """
+    out = q.new_empty(*q.shape[:2], pages.values.shape[-1])
+    parts = [pages.keys] if pages.more_keys is None else [pages.keys, pages.more_keys]
+    if table.num_decodes:
+        (queries,) = table.groups[0].split(q)
+        queries = scale_queries(queries, pages.temperature, table.groups[0])[:, 0]
+        for some in table.decode_groups:
+            keys = torch.cat([part[some.pages].flatten(1, 2) for part in parts], -1)
+            values = pages.values[some.pages].flatten(1, 2)
+            found = decode_attention(
+                queries[some.rows],
+                keys,
+                values,
+                some.visible,
+                scale=pages.scale,
+                window=pages.window,
+                softcap=pages.softcap,
+                sinks=pages.sinks,
+            )
+            out[some.rows] = found.to(q.dtype)
+    for group in prefilling(table):
+        (queries,) = group.split(q)
+        queries = scale_queries(queries, pages.temperature, group)
+        keys = torch.cat([read_pages(part, table, group) for part in parts], -1)
+        values = read_pages(pages.values, table, group)
+        found = attention(
+            queries,
+            keys,
+            values,
+            scale=pages.scale,
+            window=pages.window,
+            softcap=pages.softcap,
+            sinks=pages.sinks,
+        )
+        out[group.rows] = found.flatten(0, 1)
+    return out
+
+
+def _samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    sizes = ((4, 2, 16, 16, 0), (6, 3, 9, 9, 0), (5, 1, 33, 33, 7))
+    for (heads, kv_heads, keys, values, more), table in product(sizes, sample_steps()):
+        q = torch.randn(num_tokens(table), heads, keys + more).to(dtype)
+        pages = Pages(
+            keys=sample_pages(dtype, kv_heads, keys),
+            more_keys=sample_pages(dtype, kv_heads, more) if more else None,
+            values=sample_pages(dtype, kv_heads, values),
+            scale=0.3,
+        )
+        yield q, pages, table
+        temperature = AttentionTemperature(0.7, 20)
+        yield q, replace(pages, window=41, softcap=2.0, temperature=temperature), table
+        yield q, replace(pages, sinks=torch.randn(heads)), table
+
+
+paged_attention = Op(
+    "paged_attention", reference=_paged_attention, samples=_samples, has_memory=True
+)

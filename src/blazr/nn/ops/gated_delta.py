@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from blazr.nn.operands.recurrent import DeltaRows, DeltaWeights, GatedNorm
+from blazr.nn.operands.step import Carried, SequenceGroup, StepTable
+from blazr.nn.ops.norm import gated_rms_norm
+from blazr.nn.ops.op import Op
+from blazr.nn.ops.sequences import States, carry, map_groups
+from blazr.nn.ops.step_samples import num_tokens, sample_carried, sample_steps
+
+_L2_EPS = 1e-6
 # A decay for each pair of tokens and each key channel would be much to hold.
 _ROWS_AT_ONCE = 16
 
@@ -90,3 +100,80 @@ def _products_of_rows(x: Tensor, k: Tensor, total: Tensor, low: int) -> Tensor:
     among = torch.einsum("bhin,bhijn,bhjn->bhij", x[:, :, own], decay, k[:, :, own])
     beyond = x.shape[2] - low - among.shape[3]
     return F.pad(torch.cat((new @ old.mT, among), 3), (0, beyond))
+
+
+def _gated_delta(
+    v: Tensor, rows: DeltaRows, weights: DeltaWeights, state: Carried, table: StepTable
+) -> Tensor:
+    """The gated delta rule over packed sequences, its norm and its gate.
+
+    Queries and keys get length one first, queries then ``N ** -0.5``; decays are
+    ``exp(a softplus(decay + dt_bias))``.
+
+    Args:
+        v: Values, (T, H * P).
+        rows: What else follows from the tokens.
+        weights: The recurrence's.
+        state: (H, N, P), float32; written.
+        table: The step.
+
+    Returns:
+        (T, H * P), in the dtype of v.
+    """
+    heads = weights.heads
+
+    def advance(rows: list[Tensor], states: States) -> tuple[Tensor, States]:
+        q, k, v, decay, beta, gate = (each.float() for each in rows)
+        q, k = _key_heads(q, weights), _key_heads(k, weights)
+        step = F.softplus(decay + weights.dt_bias).unflatten(-1, (heads, -1))
+        y, after = gated_delta_chunk(
+            q * q.shape[-1] ** -0.5,
+            k,
+            v.unflatten(-1, (heads, -1)),
+            weights.a[:, None] * step,
+            beta.sigmoid(),
+            states[0],
+        )
+        gate = gate.unflatten(-1, (heads, -1))
+        return gated_rms_norm(y, gate, weights.norm).flatten(-2), [after]
+
+    def compute(group: SequenceGroup, *rows: Tensor) -> Tensor:
+        return carry(group, [state], advance, rows).to(v.dtype)
+
+    packed = (rows.q, rows.k, v, rows.decay, rows.beta, rows.gate)
+    return map_groups(table, compute, packed, like=v)
+
+
+def _key_heads(x: Tensor, weights: DeltaWeights) -> Tensor:
+    """Of length one, one for each value head: (B, T, H, N)."""
+    x = x.unflatten(-1, (weights.key_heads, -1))
+    x = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _L2_EPS)
+    share = weights.heads // weights.key_heads
+    return x.repeat(1, 1, share, 1) if weights.tiled else x.repeat_interleave(share, -2)
+
+
+def _samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    sizes = ((2, 4, 16, 80, False), (1, 3, 7, 5, False), (2, 4, 5, 6, True), (3, 3, 9, 9, None))
+    for key_heads, heads, keys, values, tiled in sizes:
+        is_kimi = tiled is None  # a decay for each channel of the keys
+        decays = heads * keys if is_kimi else heads
+        weights = DeltaWeights(
+            heads=heads,
+            key_heads=key_heads,
+            tiled=bool(tiled),
+            dt_bias=torch.randn(decays),
+            a=-torch.rand(heads),
+            norm=GatedNorm("norm_sigmoid" if is_kimi else "norm_first", torch.randn(values), 0.1),
+        )
+        key_size, value_size = key_heads * keys, heads * values
+        for table in sample_steps():
+            count = num_tokens(table)
+            qkv = torch.randn(count, 2 * key_size + value_size).to(dtype)
+            q, k, v = qkv.split((key_size, key_size, value_size), -1)
+            both = torch.randn(count, decays + heads).to(dtype)
+            gate = torch.randn(count, value_size + 3).to(dtype)[:, 3:]
+            rows = DeltaRows(q=q, k=k, decay=both[:, :decays], beta=both[:, decays:], gate=gate)
+            yield v, rows, weights, sample_carried(torch.float32, heads, keys, values), table
+
+
+gated_delta = Op("gated_delta", reference=_gated_delta, samples=_samples, has_memory=True)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from blazr.nn.kernels.experts import ExpertGroups, ExpertMlps, Matrix, Routing, Stack
-from blazr.nn.kernels.packing import Packed
+from blazr.nn.operands.experts import ExpertGroups, ExpertMlps, Matrix, Routing, Stack
+from blazr.nn.operands.packing import Packed
 from blazr.nn.ops.activation import ACTIVATIONS, clamped_swiglu
 from blazr.nn.ops.matmul import gated_linear, linear
 from blazr.nn.ops.op import Op

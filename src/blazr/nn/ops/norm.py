@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from blazr.nn.operands.recurrent import GatedNorm, GateOrder
 from blazr.nn.ops.op import Op
 
 
@@ -69,32 +70,42 @@ def _layer_norm_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
 layer_norm = Op("layer_norm", reference=_layer_norm, samples=_layer_norm_samples)
 
 
-def gated_rms_norm(
-    x: Tensor,
-    gate: Tensor,
-    weight: Tensor,
-    eps: float,
-    *,
-    groups: int = 1,
-    gate_first: bool = True,
-) -> Tensor:
-    """RMSNorm of ``x * silu(gate)``, or ``silu(gate)`` times the RMSNorm of x.
+def gated_rms_norm(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
+    """RMSNorm of ``x * silu(gate)``, or the gate's activation times the RMSNorm of x.
 
     Args:
-        x: (..., C), float32.
+        x: (..., C).
         gate: (..., C).
-        weight: (C,).
-        eps: Added to the mean square.
-        groups: The mean is taken over the channels of each of so many groups.
-        gate_first: Whether the gate comes before the norm.
+        norm: In which order, and its weight; without one there is the gate alone.
 
     Returns:
         (..., C), float32.
 
     Source: Dao and Gu 2024, arXiv:2405.21060, section 7.1.
     """
-    factor = F.silu(gate.float())
-    grouped = (x * factor if gate_first else x).unflatten(-1, (groups, -1))
+    gate = gate.float()
+    factor = gate.sigmoid() if norm.order == "norm_sigmoid" else F.silu(gate)
+    if norm.weight is None:
+        return x.float() * factor
+    is_gate_first = norm.order == "gate_first"
+    grouped = (x.float() * factor if is_gate_first else x.float()).unflatten(-1, (norm.groups, -1))
     mean = grouped.square().mean(-1, keepdim=True)
-    normed = (grouped * torch.rsqrt(mean + eps)).flatten(-2) * weight.float()
-    return normed if gate_first else normed * factor
+    normed = (grouped * torch.rsqrt(mean + norm.eps)).flatten(-2) * norm.weight.float()
+    return normed if is_gate_first else normed * factor
+
+
+def _gated_norm(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
+    """See :func:`gated_rms_norm`: (T, C) to (T, C), in the dtype of x."""
+    return gated_rms_norm(x, gate, norm).to(x.dtype)
+
+
+def _gated_norm_samples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, GatedNorm]]:
+    orders: tuple[GateOrder, ...] = ("gate_first", "norm_first", "norm_sigmoid")
+    for rows, size, groups in ((1, 16, 1), (3, 40, 5), (2, 7, 1), (0, 8, 2), (70, 300, 3)):
+        x, gate = torch.randn(rows, size).to(dtype), torch.randn(rows, 2 * size).to(dtype)
+        for order in orders:
+            yield x, gate[:, size:], GatedNorm(order, torch.randn(size), 1e-5, groups)
+        yield x, gate[:, :size], GatedNorm("none", None, 1e-5)
+
+
+gated_norm = Op("gated_norm", reference=_gated_norm, samples=_gated_norm_samples, roundings=2)

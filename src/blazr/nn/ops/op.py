@@ -17,14 +17,18 @@ class Op(Generic[P]):
     """A named tensor function.
 
     Calling it runs the kernel that KERNELS has for the first argument's device and dtype, or the
-    reference: looked up once, remembered after. Kernels compute no gradients, so where gradients
-    are being recorded the reference runs.
+    reference: looked up once, remembered after. The reference also stands in where arguments are
+    larger than the kernel has room for, as ``limited_to`` says, and where gradients are being
+    recorded, as kernels compute none.
 
     Args:
         name: Its name in OPS and KERNELS.
         reference: The definition, in plain torch. Its first argument decides which kernel runs.
         samples: Arguments in a dtype, on which every kernel must agree with the reference.
         roundings: How often numbers are rounded to the dtype on their way.
+        has_memory: Whether arguments hold what sequences remember, which is read and written.
+            Such an operation is a whole step of a mixer: its terms cancel, so that kernels are
+            judged by all numbers of a tensor together.
     """
 
     def __init__(
@@ -34,11 +38,13 @@ class Op(Generic[P]):
         reference: Callable[P, Tensor],
         samples: Callable[[torch.dtype], Iterable[tuple[object, ...]]],
         roundings: int = 1,
+        has_memory: bool = False,
     ) -> None:
         self.name = name
         self.reference = reference
         self.samples = samples
         self.roundings = roundings
+        self.has_memory = has_memory
         self.__doc__ = reference.__doc__
         self._chosen: dict[tuple[torch.device, torch.dtype], Callable[P, Tensor]] = {}
 
@@ -52,4 +58,7 @@ class Op(Generic[P]):
         if chosen is None:
             chosen = resolve(self.name, first.device.type, first.dtype) or self.reference
             self._chosen[key] = chosen
+        fits = getattr(chosen, "fits", None)
+        if fits is not None and not fits(*args, **kwargs):
+            return self.reference(*args, **kwargs)
         return chosen(*args, **kwargs)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from blazr.core.errors import ShapeError
 from blazr.nn.kernels.compile import fingerprint
-from blazr.nn.kernels.packing import BLOCK, GROUP, PACKINGS, Packed, Packing
 from blazr.nn.kernels.resolve import resolve
+from blazr.nn.operands.packing import BLOCK, GROUP, PACKINGS, Packed, Packing
 from blazr.nn.ops.op import Op
 
 __all__ = [

@@ -8,9 +8,16 @@ from itertools import groupby
 from torch import Tensor
 
 from blazr.nn.kernels.cpu.compiled import missing, replayer
-from blazr.nn.kernels.recording import Arena, ForeignError, NativeCall, PythonCall, Recording
+from blazr.nn.kernels.recording import (
+    Arena,
+    ForeignError,
+    NativeCall,
+    PythonCall,
+    Recording,
+    recordable,
+)
 
-__all__ = ["Arena", "ForeignError", "Replay", "can_replay", "record"]
+__all__ = ["Arena", "ForeignError", "Replay", "can_replay", "record", "recordable"]
 
 
 def can_replay(device: str) -> bool:
@@ -53,7 +60,7 @@ def record(run: Callable[[], Tensor], step: object, arena: Arena) -> Replay | No
     """Keep what ``run`` would do, without doing it; None if it cannot be kept.
 
     Args:
-        run: Calls modules, with parts of layers in `nn.kernels.recording.part`.
+        run: Calls modules, with parts of layers in `recordable`.
         step: What it hands to parts as the step's inputs.
         arena: Memory for what passes between calls.
     """

@@ -1,13 +1,17 @@
-"""Rotary position embedding."""
+"""Rotary position embedding, and the writing of keys and values that goes with it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import torch
 from torch import Tensor
 
+from blazr.nn.operands.attention import Rotation
+from blazr.nn.operands.step import GRID
 from blazr.nn.ops.op import Op
+from blazr.nn.ops.step_samples import num_tokens, sample_pages, sample_slots, sample_steps
 
 
 def _rotary_tables(frequencies: Tensor, positions: Tensor, factor: float = 1.0) -> Tensor:
@@ -68,3 +72,76 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     real, imaginary = x.unflatten(-1, (-1, 2)).unbind(-1)
     pairs = (real * cos - imaginary * sin, real * sin + imaginary * cos)
     return torch.stack(pairs, -1).flatten(-2)
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Rotate the first channels of every head, those behind them stay.
+
+    Args:
+        x: (T, H, D).
+        rotation: Of at most D channels.
+
+    Returns:
+        (T, H, D) in the dtype of x.
+    """
+    channels = 2 * rotation.cos.shape[-1]
+    turned = x[..., :channels] if channels < x.shape[-1] else x
+    if rotation.interleaved:
+        cos, sin = rotation.cos.unsqueeze(-2), rotation.sin.unsqueeze(-2)
+        turned = rotate_pairs(turned.float(), cos, sin).to(x.dtype)
+    else:
+        turned = rotate_half(turned, rotation.cos, rotation.sin)
+    return turned if channels == x.shape[-1] else torch.cat((turned, x[..., channels:]), -1)
+
+
+def _rotate_and_store(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rotation: Rotation,
+    keys: Tensor,
+    values: Tensor,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Rotate queries and keys, and put keys and values at their places in the pages.
+
+    Args:
+        q: Queries, (T, H, D).
+        k: Keys, (T, K, D).
+        v: Values, (T, K, E).
+        rotation: How they are rotated, and where keys and values go.
+        keys: (pages, GRID, K, D); written.
+        values: (pages, GRID, K, E); written.
+        out: (T, H, D), where the queries go, perhaps a part of a wider tensor; None for anywhere.
+
+    Returns:
+        The queries, (T, H, D).
+    """
+    places = rotation.slots // GRID, rotation.slots % GRID
+    keys[places] = rotate(k, rotation)
+    values[places] = v
+    turned = rotate(q, rotation)
+    return turned if out is None else out.copy_(turned)
+
+
+def _store_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    sizes = ((4, 2, 16, 16, 8), (3, 1, 9, 5, 3), (1, 1, 6, 7, 0))
+    for (heads, kv_heads, keys, values, pairs), table in product(sizes, sample_steps()):
+        count = num_tokens(table)
+        q, k = (torch.randn(count, each, keys).to(dtype) for each in (heads, kv_heads))
+        v = torch.randn(count, kv_heads, values).to(dtype)
+        angles = 10 * torch.rand(count, pairs)
+        for interleaved in (False, True):
+            rotation = Rotation(
+                cos=angles.cos(),
+                sin=angles.sin(),
+                interleaved=interleaved,
+                slots=sample_slots(table),
+            )
+            pages = (sample_pages(dtype, kv_heads, size) for size in (keys, values))
+            yield q, k, v, rotation, *pages
+
+
+rotate_and_store = Op(
+    "rotate_and_store", reference=_rotate_and_store, samples=_store_samples, has_memory=True
+)

@@ -14,8 +14,7 @@ from torch import Tensor
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import MixerConfig
-from blazr.nn.layers.batch import ForwardBatch, Span
-from blazr.nn.layers.cache_spec import GRID
+from blazr.nn.layers.batch import ForwardBatch
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
@@ -23,6 +22,7 @@ from blazr.nn.layers.mamba3 import Mamba3Config
 from blazr.nn.layers.mla import DeepseekMlaConfig
 from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.layers.short_conv import ShortConvConfig
+from blazr.nn.operands.step import GRID, Span
 from tests.support.examples import MIXER_EXAMPLES
 from tests.support.kernel_shapes import Sizes
 from tests.support.mixers import PAGES, SLOTS, copy_of, memory_of, mixer_of, step_of, tensors_of

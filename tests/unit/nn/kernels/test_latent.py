@@ -13,10 +13,9 @@ from torch import Tensor
 
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.kernels.recording import Arena, Recording
-from blazr.nn.layers.batch import Span
-from blazr.nn.layers.cache_spec import GRID
 from blazr.nn.layers.mla import DeepseekMlaConfig, Mla, MlaConfig
 from blazr.nn.layers.rope import RopeConfig
+from blazr.nn.operands.step import GRID, Span
 from tests.support.mixers import for_kernels, memory_of, mixer_of, step_of
 from tests.support.seeds import run_seed
 
@@ -93,7 +92,7 @@ def outputs(mixer: Mla, name: str, inputs: Sequence[Tensor], chunk: int) -> list
         batch = step_of(spans, pages=[tables[i] for i in going])
         x = torch.cat([inputs[i][start:stop] for i, stop in zip(going, stops, strict=True)])
         out = mixer(x, batch, cache)
-        for index, span in zip(going, batch.spans, strict=True):
+        for index, span in zip(going, batch.table.spans, strict=True):
             found[index].append(out[span.rows])
     return [torch.cat(parts) for parts in found]
 

@@ -7,7 +7,7 @@ import torch
 
 from blazr.core.errors import ShapeError
 from blazr.nn.kernels.cpu import compiled, matmul_q
-from blazr.nn.kernels.packing import PACKINGS, Packed
+from blazr.nn.operands.packing import PACKINGS, Packed
 from blazr.nn.ops.packed import (
     interleave,
     packed_linear,

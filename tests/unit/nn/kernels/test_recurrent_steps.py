@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from blazr.nn.kernels.cpu import compiled
-from blazr.nn.kernels.recording import Arena, Recording, part
-from blazr.nn.layers.batch import ForwardBatch, Span
+from blazr.nn.kernels.recording import Arena, Recording, recordable
+from blazr.nn.layers.batch import ForwardBatch
+from blazr.nn.operands.step import Span
 from tests.support.examples import HIDDEN, MIXER_EXAMPLES
 from tests.support.mixers import copy_of, for_kernels, memory_of, mixer_of, step_of, tensors_of
 
@@ -40,7 +41,7 @@ def test_a_recorded_step_is_the_step(name: str, dtype: torch.dtype) -> None:
         expected = mixer(x, decode_step(), now)
         batch = for_kernels(decode_step())
         with Recording(Arena(), object()) as recording:
-            out = part(mixer, x, batch, later, like=x)
+            out = recordable(mixer, x, batch, later, like=x)
         calls = [call for call in recording.calls if isinstance(call, tuple)]
         assert len(calls) == len(recording.calls)
         compiled.replayer(calls)()

@@ -7,8 +7,8 @@ import torch
 
 from blazr.nn.kernels.cpu import blocks as kernel
 from blazr.nn.kernels.cpu import compiled
-from blazr.nn.kernels.packing import PACKINGS
 from blazr.nn.memory import zero_bytes
+from blazr.nn.operands.packing import PACKINGS
 from blazr.nn.quant import QUANTIZERS
 from blazr.nn.quant.exact import ShiftedWeight, make_blocks
 from blazr.nn.quant.gguf import GGML_TYPES

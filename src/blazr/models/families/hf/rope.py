@@ -12,7 +12,7 @@ from dataclasses import replace
 from blazr.core.errors import ConfigError
 from blazr.models.families.config_reader import ConfigReader
 from blazr.nn.layers.rope import RopeConfig, RopeScaling, ScalingKind
-from blazr.nn.ops.sequence import AttentionTemperature
+from blazr.nn.operands.attention import AttentionTemperature
 
 KINDS: dict[str, ScalingKind | None] = {
     "default": None,

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from blazr.nn.kernels.cpu.compiled import fields, run
-from blazr.nn.kernels.packing import GROUP, PACKINGS
 from blazr.nn.memory import zero_bytes
+from blazr.nn.operands.packing import GROUP, PACKINGS
 
 _Q4_K_BYTES = 144  # of a block
 

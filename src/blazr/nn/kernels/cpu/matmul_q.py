@@ -9,8 +9,8 @@ from torch import Tensor
 
 from blazr.core.errors import ShapeError
 from blazr.nn.kernels.cpu.compiled import DTYPES, RESIDUAL, fields, run
-from blazr.nn.kernels.packing import GROUP, Packed
 from blazr.nn.kernels.recording import recording
+from blazr.nn.operands.packing import GROUP, Packed
 
 # Activations as int8 and their scales and sums, in bytes for eight numbers.
 ROOM = 11

@@ -12,8 +12,8 @@ from blazr.core.errors import ShapeError
 from blazr.nn.kernels.cpu.compiled import DTYPES, fields, run
 from blazr.nn.kernels.cpu.matmul_q import ROOM
 from blazr.nn.kernels.cpu.pointwise import ACTIVATIONS
-from blazr.nn.kernels.experts import ExpertMlps, Routing, Stack
-from blazr.nn.kernels.packing import GROUP, Packed
+from blazr.nn.operands.experts import ExpertMlps, Routing, Stack
+from blazr.nn.operands.packing import GROUP, Packed
 
 _POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
 # As kernels.hpp numbers them.

@@ -9,19 +9,21 @@ from torch import Tensor
 
 from blazr.core.errors import ShapeError
 from blazr.nn.kernels.cpu.compiled import DTYPES, fields, run
-from blazr.nn.kernels.steps import (
-    Carried,
+from blazr.nn.kernels.kernel import limited_to
+from blazr.nn.operands.recurrent import (
     DeltaRows,
     DeltaWeights,
     Filter,
     GatedNorm,
     Mamba1Rows,
     Mamba1Weights,
+    Mamba2Memory,
+    Mamba2Weights,
     Mamba3Memory,
     Mamba3Rows,
     Mamba3Weights,
-    StepTable,
 )
+from blazr.nn.operands.step import Carried, StepTable
 
 _POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -67,6 +69,20 @@ class _Mamba1(ctypes.Structure):
     )
 
 
+class _Mamba2(ctypes.Structure):
+    """``Mamba2`` of kernels.hpp."""
+
+    _fields_ = (
+        *fields(_POINTER, "proj post y dt out"),
+        *fields(_POINTER, "conv_weight conv_bias dt_bias a d norm_weight multipliers"),
+        *fields(_POINTER, "states conv_states log_raw log_xb log_dt"),
+        ("sequences", Sequences),
+        *fields(_INT64, "heads head_dim state_size groups taps"),
+        *fields(_INT64, "state_stride conv_state_stride dtype norm norm_groups"),
+        *fields(_FLOAT, "dt_min dt_max eps"),
+    )
+
+
 class _Mamba3(ctypes.Structure):
     """``Mamba3`` of kernels.hpp."""
 
@@ -102,15 +118,20 @@ class _GatedRows(ctypes.Structure):
     )
 
 
+def _fits_convolution(_: Tensor, taps: Filter, *__: object, **___: object) -> bool:
+    return len(taps.weight) <= 8
+
+
+@limited_to(_fits_convolution)
 def convolve(  # noqa: PLR0917  (what is convolved, how, and where its memory is)
     x: Tensor,
-    how: Filter,
+    taps: Filter,
     window: Carried,
     table: StepTable,
     gates: tuple[Tensor, Tensor] | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """See ``blazr.nn.ops.sequence.Recurrences``."""
+    """See the operation."""
     tokens, channels = x.shape
     out = x.new_empty(tokens, channels) if out is None else out
     before, after = gates or (None, None)
@@ -119,12 +140,12 @@ def convolve(  # noqa: PLR0917  (what is convolved, how, and where its memory is
         None if before is None else before.data_ptr(),
         None if after is None else after.data_ptr(),
         out.data_ptr(),
-        how.weight.data_ptr(),
-        how.bias.data_ptr(),
+        taps.weight.data_ptr(),
+        taps.bias.data_ptr(),
         _carried(window, x.dtype),
         sequences(table, tokens),
         channels,
-        len(how.weight),
+        len(taps.weight),
         DTYPES[x.dtype],
         gates is None,
         x.stride(0),
@@ -135,11 +156,18 @@ def convolve(  # noqa: PLR0917  (what is convolved, how, and where its memory is
     return out
 
 
-def mamba1(rows: Mamba1Rows, weights: Mamba1Weights, state: Carried, table: StepTable) -> Tensor:
-    """See ``blazr.nn.ops.sequence.Recurrences``."""
-    out = torch.empty(rows.u.shape, dtype=rows.u.dtype)
+def _fits_mamba1(_: Tensor, rows: Mamba1Rows, *__: object) -> bool:
+    return rows.b.shape[1] <= 256
+
+
+@limited_to(_fits_mamba1)
+def mamba1(  # noqa: PLR0917  (what a step takes, and where its memory is)
+    u: Tensor, rows: Mamba1Rows, weights: Mamba1Weights, state: Carried, table: StepTable
+) -> Tensor:
+    """See the operation."""
+    out = torch.empty(u.shape, dtype=u.dtype)
     call = _Mamba1(
-        *(each.data_ptr() for each in (rows.u, rows.dt, rows.b, rows.c, rows.gate, out)),
+        *(each.data_ptr() for each in (u, rows.dt, rows.b, rows.c, rows.gate, out)),
         weights.a.data_ptr(),
         weights.d.data_ptr(),
         _carried(state, torch.float32),
@@ -155,11 +183,66 @@ def mamba1(rows: Mamba1Rows, weights: Mamba1Weights, state: Carried, table: Step
     return out
 
 
-def mamba3(
-    rows: Mamba3Rows, weights: Mamba3Weights, memory: Mamba3Memory, table: StepTable
+def _fits_mamba2(_: Tensor, weights: Mamba2Weights, *__: object) -> bool:
+    has_room = weights.head_dim <= 128 and weights.state_size <= 256
+    return has_room and len(weights.conv.weight) <= 8
+
+
+@limited_to(_fits_mamba2)
+def mamba2(proj: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: StepTable) -> Tensor:
+    """See the operation."""
+    tokens, heads, norm = len(proj), weights.heads, weights.norm
+    conv, inner = weights.conv.bias.shape[0], heads * weights.head_dim
+    post, out = proj.new_empty(tokens, conv), proj.new_empty(tokens, inner)
+    y = torch.empty(tokens, inner + heads)  # the second part holds the step sizes
+    call = _Mamba2(
+        proj.data_ptr(),
+        post.data_ptr(),
+        y.data_ptr(),
+        y.data_ptr() + 4 * tokens * inner,
+        out.data_ptr(),
+        weights.conv.weight.data_ptr(),
+        weights.conv.bias.data_ptr(),
+        weights.dt_bias.data_ptr(),
+        weights.a.data_ptr(),
+        weights.d.data_ptr(),
+        None if norm.weight is None else norm.weight.data_ptr(),
+        None if weights.multipliers is None else weights.multipliers.data_ptr(),
+        memory.states.data_ptr(),
+        memory.conv_states.data_ptr(),
+        memory.log_raw.data_ptr(),
+        memory.log_xb.data_ptr(),
+        memory.log_dt.data_ptr(),
+        sequences(table, tokens),
+        heads,
+        weights.head_dim,
+        weights.state_size,
+        weights.groups,
+        len(weights.conv.weight),
+        memory.states.stride(0),
+        memory.conv_states.stride(0),
+        DTYPES[proj.dtype],
+        ORDERS.index(norm.order),
+        norm.groups,
+        weights.dt_min,
+        weights.dt_max,
+        norm.eps,
+    )
+    run("mamba2", call)
+    return out
+
+
+def _fits_mamba3(x: Tensor, _: Mamba3Rows, weights: Mamba3Weights, *__: object) -> bool:
+    heads, states = weights.b_bias.shape
+    return states <= 256 and x.shape[1] <= 1024 * heads
+
+
+@limited_to(_fits_mamba3)
+def mamba3(  # noqa: PLR0917  (what a step takes, and where its memory is)
+    x: Tensor, rows: Mamba3Rows, weights: Mamba3Weights, memory: Mamba3Memory, table: StepTable
 ) -> Tensor:
-    """See ``blazr.nn.ops.sequence.Recurrences``."""
-    x, (heads, states), wide = rows.x, weights.b_bias.shape, torch.float32
+    """See the operation."""
+    (heads, states), wide = weights.b_bias.shape, torch.float32
     out = torch.empty(x.shape, dtype=x.dtype)
     call = _Mamba3(
         *(each.data_ptr() for each in (x, rows.b, rows.c, rows.dt, rows.mix)),
@@ -186,20 +269,28 @@ def mamba3(
     return out
 
 
-def gated_delta(rows: DeltaRows, weights: DeltaWeights, state: Carried, table: StepTable) -> Tensor:
-    """See ``blazr.nn.ops.sequence.Recurrences``."""
+def _fits_gated_delta(v: Tensor, rows: DeltaRows, weights: DeltaWeights, *_: object) -> bool:
+    key_dim = rows.k.shape[1] // weights.key_heads
+    return max(key_dim, v.shape[1] // weights.heads) <= 256
+
+
+@limited_to(_fits_gated_delta)
+def gated_delta(  # noqa: PLR0917  (what a step takes, and where its memory is)
+    v: Tensor, rows: DeltaRows, weights: DeltaWeights, state: Carried, table: StepTable
+) -> Tensor:
+    """See the operation."""
     norm, heads = weights.norm, weights.heads
-    out = torch.empty(rows.v.shape, dtype=rows.v.dtype)
+    out = torch.empty(v.shape, dtype=v.dtype)
     assert norm.weight is not None
     call = _GatedDelta(
-        *(each.data_ptr() for each in (rows.q, rows.k, rows.v, rows.decay, rows.beta)),
+        *(each.data_ptr() for each in (rows.q, rows.k, v, rows.decay, rows.beta)),
         *(each.data_ptr() for each in (rows.gate, out, weights.dt_bias, weights.a, norm.weight)),
         _carried(state, torch.float32),
         sequences(table, len(out)),
         heads,
         weights.key_heads,
         rows.k.shape[1] // weights.key_heads,
-        rows.v.shape[1] // heads,
+        v.shape[1] // heads,
         len(weights.dt_bias) // heads,
         weights.tiled,
         ORDERS.index(norm.order),
@@ -214,8 +305,13 @@ def gated_delta(rows: DeltaRows, weights: DeltaWeights, state: Carried, table: S
     return out
 
 
+def _fits_gated_norm(x: Tensor, *_: object) -> bool:
+    return x.shape[1] <= 1 << 15
+
+
+@limited_to(_fits_gated_norm)
 def gated_norm(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
-    """See ``blazr.nn.ops.sequence.Recurrences``."""
+    """See the operation."""
     out = torch.empty(x.shape, dtype=x.dtype)
     call = _GatedRows(
         x.data_ptr(),
@@ -246,7 +342,11 @@ def _carried(memory: Carried, dtype: torch.dtype) -> _Carried:
 
 def sequences(table: StepTable, tokens: int) -> Sequences:
     """What a step of so many tokens computes of each sequence."""
-    spans = table.spans
+    numbers = table.numbers
     return Sequences(
-        spans.data_ptr(), table.checkpoints.data_ptr(), len(spans), tokens, table.longest
+        numbers.spans.data_ptr(),
+        numbers.checkpoints.data_ptr(),
+        len(numbers.spans),
+        tokens,
+        numbers.longest,
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from blazr.core.errors import ShapeError
 from blazr.nn.kernels.cpu.compiled import DTYPES, fields, run
-from blazr.nn.kernels.steps import Rotation
+from blazr.nn.operands.attention import Rotation
 
 _POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
 
@@ -107,7 +107,7 @@ def rotate_and_store(  # noqa: PLR0917  (what is rotated and stored, how, and wh
     values: Tensor,
     out: Tensor | None = None,
 ) -> Tensor:
-    """See ``blazr.nn.ops.sequence.store_kernel``."""
+    """See the operation."""
     q, k, v = q if q.stride(2) == 1 else q.contiguous(), _with_dense_heads(k), _with_dense_heads(v)
     out = torch.empty(q.shape, dtype=q.dtype) if out is None else out
     call = _Rotary(

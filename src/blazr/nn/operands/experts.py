@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from blazr.nn.kernels.packing import Packed
+from blazr.nn.operands.packing import Packed
 
 
 class Matrix(Protocol):

@@ -1,4 +1,4 @@
-"""What kernels that do a whole step of a mixer are given."""
+"""What operations between the projections of recurrent mixers are given."""
 
 from __future__ import annotations
 
@@ -7,29 +7,13 @@ from typing import Literal
 
 from torch import Tensor
 
+from blazr.nn.operands.step import Carried
+
 # SiLU of the gate before the norm or behind it; a sigmoid behind it; no norm.
 GateOrder = Literal["gate_first", "norm_first", "norm_sigmoid", "none"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTable:
-    """What a step computes, sequence by sequence, as numbers in memory.
-
-    Args:
-        spans: (B, 8), int64: first row, length, tokens before, tokens since the checkpoint,
-            checkpoint's slot, run slot, first of its rows in ``checkpoints``, how many.
-        checkpoints: (n, 2), int64: after how many tokens of the step, slot to write.
-        block_tables: (B, M), int64, page ids.
-        longest: The largest length.
-    """
-
-    spans: Tensor
-    checkpoints: Tensor
-    block_tables: Tensor
-    longest: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class GatedNorm:
     """How a recurrence's output meets its gate.
 
@@ -46,6 +30,19 @@ class GatedNorm:
     groups: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A causal convolution; float32, dense.
+
+    Args:
+        weight: (K, channels).
+        bias: (channels,).
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2Weights:
     """What lies between a Mamba-2 mixer's projections; float32, dense.
@@ -55,8 +52,7 @@ class Mamba2Weights:
         head_dim: P.
         state_size: N.
         groups: G.
-        conv_weight: (K, channels).
-        conv_bias: (channels,).
+        conv: The convolution over x, B and C.
         dt_bias: (H,).
         a: (H,), negative.
         d: (H,).
@@ -70,8 +66,7 @@ class Mamba2Weights:
     head_dim: int
     state_size: int
     groups: int
-    conv_weight: Tensor
-    conv_bias: Tensor
+    conv: Filter
     dt_bias: Tensor
     a: Tensor
     d: Tensor
@@ -92,45 +87,17 @@ class Mamba2Memory:
     log_dt: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Carried:
-    """A tensor that sequences carry along from step to step.
-
-    Args:
-        kept: As it was at grid edges, (slots, ...).
-        working: As it stands, (runs, ...); right after a grid edge what was kept there counts.
-    """
-
-    kept: Tensor
-    working: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """A causal convolution; float32, dense.
-
-    Args:
-        weight: (K, channels).
-        bias: (channels,).
-    """
-
-    weight: Tensor
-    bias: Tensor
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba1Rows:
-    """What Mamba-1's recurrence takes of T tokens.
+    """What Mamba-1's recurrence takes of T tokens beside its input.
 
     Args:
-        u: (T, inner).
         dt: Step sizes before softplus, (T, inner).
         b: (T, N).
         c: (T, N).
         gate: (T, inner).
     """
 
-    u: Tensor
     dt: Tensor
     b: Tensor
     c: Tensor
@@ -154,10 +121,9 @@ class Mamba1Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba3Rows:
-    """What Mamba-3's recurrence takes of T tokens.
+    """What Mamba-3's recurrence takes of T tokens beside its input.
 
     Args:
-        x: (T, H * width).
         b: (T, G * N).
         c: (T, G * N), beside b.
         dt: Step sizes before softplus, (T, H).
@@ -165,7 +131,6 @@ class Mamba3Rows:
         theta: Angles per step size, (T, H * N / 2), or None.
     """
 
-    x: Tensor
     b: Tensor
     c: Tensor
     dt: Tensor
@@ -221,12 +186,11 @@ class Mamba3Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaRows:
-    """What a gated delta network's recurrence takes of T tokens.
+    """What a gated delta network's recurrence takes of T tokens beside its values.
 
     Args:
         q: (T, key heads * N).
-        k: (T, key heads * N), beside q.
-        v: (T, H * P), beside k.
+        k: (T, key heads * N), beside q, and before the values.
         decay: Before softplus, (T, H) or (T, H * N).
         beta: Before the sigmoid, (T, H).
         gate: Before its activation, (T, H * P).
@@ -234,7 +198,6 @@ class DeltaRows:
 
     q: Tensor
     k: Tensor
-    v: Tensor
     decay: Tensor
     beta: Tensor
     gate: Tensor
@@ -259,60 +222,3 @@ class DeltaWeights:
     dt_bias: Tensor
     a: Tensor
     norm: GatedNorm
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionTemperature:
-    """Scores that grow with the position of the query, as texts become longer (Llama 4).
-
-    Those of position p are multiplied with ``1 + scale * log(1 + floor(p / length))``.
-
-    Args:
-        scale: By how much; 0.1 in released models.
-        length: Positions that have one factor, as a rule those of the trained context.
-    """
-
-    scale: float
-    length: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pages:
-    """What queries attend to, (pages, GRID, K, size), and how.
-
-    Args:
-        keys: Keys, or their first part.
-        more_keys: The second part, or None.
-        values: May be ``keys``.
-        scale: Applied to the scores.
-        window: Sliding window in tokens, or None.
-        softcap: Scores z become ``softcap * tanh(z / softcap)``; None leaves them.
-        sinks: (H,), float32, or None.
-        temperature: How scores grow with the position, or None.
-    """
-
-    keys: Tensor
-    values: Tensor
-    scale: float
-    more_keys: Tensor | None = None
-    window: int | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = None
-    temperature: AttentionTemperature | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rotation:
-    """How heads are rotated, and where keys and values go.
-
-    Args:
-        cos: (T, pairs), float32.
-        sin: (T, pairs), float32.
-        interleaved: Whether the channels of a pair lie side by side, not ``pairs`` apart.
-        slots: (T,), int64, page id * GRID + offset.
-    """
-
-    cos: Tensor
-    sin: Tensor
-    interleaved: bool
-    slots: Tensor

@@ -1,0 +1,103 @@
+"""Attention over pages: ``csrc/attention.hpp``."""
+
+from __future__ import annotations
+
+import ctypes
+
+from torch import Tensor
+
+from blazr.nn.kernels.cpu.compiled import DTYPES, fields, run
+from blazr.nn.kernels.cpu.matmul import linear_heads
+from blazr.nn.kernels.cpu.rows import rotate_and_store
+from blazr.nn.kernels.kernel import limited_to
+from blazr.nn.operands.attention import LatentRows, Latents, Pages, Rotation
+from blazr.nn.operands.step import StepTable
+
+_POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+# What attention.hpp has room for.
+_MAX_KEY, _MAX_VALUE = 576, 512
+
+
+class _Attention(ctypes.Structure):
+    """``Attention`` of kernels.hpp."""
+
+    _fields_ = (
+        *fields(_POINTER, "q keys more_keys values out sinks block_tables spans"),
+        *fields(_INT64, "key_size more_key_size value_size table_stride"),
+        *fields(_INT64, "key_stride more_key_stride value_stride"),
+        *fields(_INT64, "num_spans longest heads kv_heads window dtype temperature_length"),
+        *fields(_FLOAT, "scale softcap temperature"),
+    )
+
+
+def _fits(q: Tensor, pages: Pages, *_: object) -> bool:
+    return q.shape[2] <= _MAX_KEY and pages.values.shape[-1] <= _MAX_VALUE
+
+
+@limited_to(_fits)
+def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
+    """See the operation."""
+    keys, more, values = pages.keys, pages.more_keys, pages.values
+    growth = pages.temperature
+    q = q.contiguous()
+    out = q.new_empty(*q.shape[:2], values.shape[-1])
+    call = _Attention(
+        q.data_ptr(),
+        keys.data_ptr(),
+        None if more is None else more.data_ptr(),
+        values.data_ptr(),
+        out.data_ptr(),
+        None if pages.sinks is None else pages.sinks.data_ptr(),
+        table.block_tables.data_ptr(),
+        table.numbers.spans.data_ptr(),
+        keys.shape[-1],
+        0 if more is None else more.shape[-1],
+        values.shape[-1],
+        table.block_tables.shape[1],
+        keys.stride(0),
+        0 if more is None else more.stride(0),
+        values.stride(0),
+        len(table.numbers.spans),
+        table.numbers.longest,
+        q.shape[1],
+        keys.shape[2],
+        pages.window or 0,
+        DTYPES[q.dtype],
+        1 if growth is None else growth.length,
+        pages.scale,
+        pages.softcap or 0.0,
+        0.0 if growth is None else growth.scale,
+    )
+    run("attention", call)
+    return out
+
+
+def _fits_latents(_: Tensor, rows: LatentRows, *__: object) -> bool:
+    latent = rows.latent.shape[1]
+    return latent <= _MAX_VALUE and latent + rows.q_rope.shape[2] <= _MAX_KEY
+
+
+@limited_to(_fits_latents)
+def latent_attention(  # noqa: PLR0917  (what a step takes, and where its memory is)
+    q: Tensor, rows: LatentRows, memory: Latents, rotation: Rotation, table: StepTable
+) -> Tensor:
+    """See the operation.
+
+    Every token attends to the latents themselves, in prefill as in decode: one formula, so neither
+    cutting a prompt elsewhere nor other sequences can change a bit.
+    """
+    size, latent = rows.latent.shape[1], rows.latent.unsqueeze(1)
+    pages = memory.keys.unsqueeze(2), memory.latents.unsqueeze(2)
+    queries = q.new_empty(*q.shape[:2], size + rows.q_rope.shape[2])
+    linear_heads(q, memory.k_up, queries[..., :size])
+    rotate_and_store(rows.q_rope, rows.k_rope, latent, rotation, *pages, queries[..., size:])
+    attended = Pages(
+        keys=pages[1],
+        more_keys=pages[0],
+        values=pages[1],
+        scale=memory.scale,
+        window=memory.window,
+        temperature=memory.temperature,
+    )
+    return linear_heads(paged_attention(queries, attended, table), memory.v_up)

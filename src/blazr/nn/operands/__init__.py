@@ -1,0 +1,1 @@
+"""Arguments of operations, as their references and all their kernels take them."""

@@ -1,0 +1,102 @@
+"""What attention is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTemperature:
+    """Scores that grow with the position of the query, as texts become longer (Llama 4).
+
+    Those of position p are multiplied with ``1 + scale * log(1 + floor(p / length))``.
+
+    Args:
+        scale: By how much; 0.1 in released models.
+        length: Positions that have one factor, as a rule those of the trained context.
+    """
+
+    scale: float
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pages:
+    """What queries attend to, (pages, GRID, K, size), and how.
+
+    Args:
+        keys: Keys, or their first part.
+        more_keys: The second part, or None.
+        values: May be ``keys``.
+        scale: Applied to the scores.
+        window: Sliding window in tokens, or None.
+        softcap: Scores z become ``softcap * tanh(z / softcap)``; None leaves them.
+        sinks: (H,), float32, or None.
+        temperature: How scores grow with the position, or None.
+    """
+
+    keys: Tensor
+    values: Tensor
+    scale: float
+    more_keys: Tensor | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    temperature: AttentionTemperature | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotation:
+    """How heads are rotated, and where keys and values go.
+
+    Args:
+        cos: (T, pairs), float32.
+        sin: (T, pairs), float32.
+        interleaved: Whether the channels of a pair lie side by side, not ``pairs`` apart.
+        slots: (T,), int64, page id * GRID + offset.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
+    slots: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LatentRows:
+    """What latent attention takes of T tokens beside the queries' parts that stay.
+
+    Args:
+        q_rope: The queries' parts that are rotated, (T, H, P).
+        k_rope: The key's, one for all heads, (T, 1, P).
+        latent: What is remembered of keys and values, (T, R).
+    """
+
+    q_rope: Tensor
+    k_rope: Tensor
+    latent: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latents:
+    """The memory of latent attention, (pages, GRID, size), and how it is attended to.
+
+    Args:
+        latents: Of keys and values, R numbers a token.
+        keys: Rotated keys, P numbers a token.
+        k_up: From latents to keys, (H, R, D).
+        v_up: From latents to values, (H, E, R).
+        scale: Applied to the scores.
+        window: Sliding window in tokens, or None.
+        temperature: How scores grow with the position, or None.
+    """
+
+    latents: Tensor
+    keys: Tensor
+    k_up: Tensor
+    v_up: Tensor
+    scale: float
+    window: int | None = None
+    temperature: AttentionTemperature | None = None

@@ -1,0 +1,230 @@
+"""What a step computes, sequence by sequence, and the memory that sequences carry along."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+GRID = 64  # tokens of a page, and from one checkpoint of a recurrent state to the next
+
+
+class Span(NamedTuple):
+    """One sequence's part of a step, in plain numbers.
+
+    Args:
+        first: Where its tokens begin in the packed batch.
+        length: Tokens computed in this step.
+        start: Tokens already in memory.
+        log_length: Of these, tokens since the checkpoint (0 to GRID - 1).
+        checkpoints: (tokens of this step until a grid edge, slot to write the state to), ascending.
+        state_slot: Checkpoint it starts from; slot 0 is always zero.
+        run_slot: Row of its log or working state.
+    """
+
+    first: int
+    length: int
+    start: int
+    log_length: int
+    checkpoints: tuple[tuple[int, int], ...] = ()
+    state_slot: int = 0
+    run_slot: int = 0
+
+    @property
+    def rows(self) -> slice:
+        """Its tokens in the packed batch."""
+        return slice(self.first, self.first + self.length)
+
+    @property
+    def total(self) -> int:
+        """Tokens in memory after this step."""
+        return self.start + self.length
+
+
+class SequenceGroup:
+    """Sequences that references compute together: equally many tokens of each, side by side.
+
+    Args:
+        spans: Them. Those of more than one token have equally many in memory, too, and so pass
+            grid edges together.
+        index: Place of the first among the step's sequences.
+        device: Where tensors are made.
+    """
+
+    def __init__(self, spans: tuple[Span, ...], index: int, device: torch.device) -> None:
+        self.spans = spans
+        self.length = spans[0].length
+        self.rows = slice(spans[0].first, spans[-1].rows.stop)
+        self.indices = slice(index, index + len(spans))
+        self._device = device
+
+    @cached_property
+    def state_slots(self) -> Tensor:
+        """(B,), int64."""
+        return torch.tensor([span.state_slot for span in self.spans], device=self._device)
+
+    @cached_property
+    def run_slots(self) -> Tensor:
+        """(B,), int64."""
+        return torch.tensor([span.run_slot for span in self.spans], device=self._device)
+
+    @cached_property
+    def log_lengths(self) -> Tensor:
+        """(B,), int64."""
+        return torch.tensor([span.log_length for span in self.spans], device=self._device)
+
+    def split(self, *tensors: Tensor) -> list[Tensor]:
+        """The group's rows of packed tensors (T, ...), sequence by sequence: (B, length, ...)."""
+        return [each[self.rows].unflatten(0, (len(self.spans), -1)) for each in tensors]
+
+    def intervals(self) -> Iterator[tuple[int, int]]:
+        """Pieces of its tokens that end at grid edges: (first, last + 1)."""
+        low, logged = 0, self.spans[0].log_length
+        while low < self.length:
+            high = min(low + GRID - (logged + low) % GRID, self.length) if self.length > 1 else 1
+            yield low, high
+            low = high
+
+    def edges(self, tokens: int) -> Iterator[tuple[int, int]]:
+        """(number in the group, slot) of states to be kept after so many tokens of the step."""
+        for number, span in enumerate(self.spans):
+            for distance, slot in span.checkpoints:
+                if distance == tokens:
+                    yield number, slot
+
+
+@dataclass(frozen=True, slots=True)
+class StepNumbers:
+    """The sequences of a step as kernels take them.
+
+    Args:
+        spans: (B, 8), int64: first row, length, tokens before, tokens since the checkpoint,
+            checkpoint's slot, run slot, first of its rows in ``checkpoints``, how many.
+        checkpoints: (n, 2), int64: after how many tokens of the step, slot to write.
+        longest: The largest length.
+    """
+
+    spans: Tensor
+    checkpoints: Tensor
+    longest: int
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """The sequences of a step, B of them, decoding ones first.
+
+    Args:
+        spans: Them in plain numbers.
+        block_tables: (B, M), int64, page ids; unused places are 0.
+        num_decodes: How many of the first sequences compute exactly one token.
+        are_alike: Whether all compute equally many tokens, from nothing: references then take
+            them together, which costs less and may round otherwise.
+        recorded: What kernels of a recorded step read; it changes from replay to replay.
+    """
+
+    spans: tuple[Span, ...]
+    block_tables: Tensor
+    num_decodes: int = 0
+    are_alike: bool = False
+    recorded: StepNumbers | None = None
+
+    @cached_property
+    def numbers(self) -> StepNumbers:
+        """The sequences as kernels take them, made when the first layer asks."""
+        if self.recorded is not None:
+            return self.recorded
+        rows: list[tuple[int, ...]] = []
+        edges: list[tuple[int, int]] = []
+        for span in self.spans:
+            slots = (span.state_slot, span.run_slot, len(edges), len(span.checkpoints))
+            rows.append((*span[:4], *slots))
+            edges += span.checkpoints
+        return StepNumbers(
+            spans=torch.from_numpy(np.array(rows, np.int64).reshape(-1, 8)),
+            checkpoints=torch.from_numpy(np.array(edges, np.int64).reshape(-1, 2)),
+            longest=max((span.length for span in self.spans), default=0),
+        )
+
+    @cached_property
+    def groups(self) -> tuple[SequenceGroup, ...]:
+        """Sequences that references compute together: all that decode, any other by itself."""
+        device, decodes = self.block_tables.device, self.num_decodes
+        if self.are_alike:
+            return (SequenceGroup(self.spans, 0, device),)
+        together = [SequenceGroup(self.spans[:decodes], 0, device)] if decodes else []
+        alone = range(decodes, len(self.spans))
+        return (
+            *together,
+            *(SequenceGroup((self.spans[index],), index, device) for index in alone),
+        )
+
+    @cached_property
+    def decode_groups(self) -> tuple[DecodeGroup, ...]:
+        """The decoding sequences as attention takes them."""
+        decodes = self.spans[: self.num_decodes]
+        if not decodes:
+            return ()
+        tables = self.block_tables[: len(decodes)].cpu().numpy()
+        totals = np.array([span.total for span in decodes], np.int64)
+        return group_decodes(tables, totals, self.block_tables.device)
+
+
+class DecodeGroup(NamedTuple):
+    """Decoding sequences that attend together: b of them, with room for the same S tokens.
+
+    Args:
+        rows: (b,), int64, their places in the packed batch.
+        pages: (b, S // GRID), int64, page ids; behind its last page a row repeats its first.
+        visible: (b, S), bool, which of the S places hold its tokens.
+    """
+
+    rows: Tensor
+    pages: Tensor
+    visible: Tensor
+
+
+def group_decodes(
+    tables: NDArray[np.int64], totals: NDArray[np.int64], device: torch.device
+) -> tuple[DecodeGroup, ...]:
+    """Put decoding sequences together whose memory takes equally many pages, rounded up.
+
+    The room a sequence gets depends on its own length alone, so that its company changes nothing.
+
+    Args:
+        tables: (B, M), page ids of the sequences that decode.
+        totals: (B,), tokens in memory after this step.
+        device: Where the groups are used.
+    """
+    blocks = -(-totals // GRID)
+    # powers of two and what lies halfway: at most half as much again as is needed
+    powers = 1 << np.ceil(np.log2(blocks)).astype(np.int64)
+    rooms = np.where(blocks * 4 <= powers * 3, powers * 3 // 4, powers)
+    groups = []
+    for room in np.unique(rooms).tolist():
+        rows = np.flatnonzero(rooms == room)
+        own, places = tables[rows], np.arange(room)
+        pages = own[:, np.minimum(places, own.shape[1] - 1)]
+        pages = np.where(places < blocks[rows, None], pages, own[:, :1])
+        visible = np.arange(room * GRID) < totals[rows, None]
+        parts = (torch.from_numpy(part) for part in (rows, pages, visible))
+        groups.append(DecodeGroup(*(part.to(device, non_blocking=True) for part in parts)))
+    return tuple(groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A tensor that sequences carry along from step to step.
+
+    Args:
+        kept: As it was at grid edges, (slots, ...).
+        working: As it stands, (runs, ...); right after a grid edge what was kept there counts.
+    """
+
+    kept: Tensor
+    working: Tensor

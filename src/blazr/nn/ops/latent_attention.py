@@ -1,0 +1,114 @@
+"""Multi-head latent attention over what is remembered: a latent and a rotated key per token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from blazr.nn.operands.attention import AttentionTemperature, LatentRows, Latents, Rotation
+from blazr.nn.operands.step import StepTable
+from blazr.nn.ops.attention import (
+    attention,
+    decode_attention,
+    prefilling,
+    read_pages,
+    scale_queries,
+)
+from blazr.nn.ops.op import Op
+from blazr.nn.ops.rope import rotate_and_store
+from blazr.nn.ops.step_samples import num_tokens, sample_pages, sample_slots, sample_steps
+
+
+def _latent_attention(
+    q: Tensor, rows: LatentRows, memory: Latents, rotation: Rotation, table: StepTable
+) -> Tensor:
+    """Remember the tokens' latents and rotated keys, and attend to all in memory.
+
+    Replies attend to the latents themselves, with the upward matrices applied to queries and
+    results; prompts to keys and values that are expanded from them, which is less arithmetic
+    [arXiv:2405.04434, section 2.1]. A kernel may take either form.
+
+    Args:
+        q: The queries' parts that are not rotated, (T, H, D).
+        rows: What else follows from the tokens.
+        memory: Latents and keys of all tokens before these; written.
+        rotation: How they are rotated, and where they go.
+        table: The step.
+
+    Returns:
+        (T, H, E), in the dtype of q.
+    """
+    # one key for all heads, and the latent in the place of its values
+    pages = memory.keys.unsqueeze(2), memory.latents.unsqueeze(2)
+    latent = rows.latent.unsqueeze(1)
+    turned = rotate_and_store.reference(rows.q_rope, rows.k_rope, latent, rotation, *pages)
+    queries = torch.cat((q, turned), -1)
+    out = q.new_empty(*q.shape[:2], memory.v_up.shape[1])
+    if table.num_decodes:
+        (own,) = table.groups[0].split(queries)
+        own = scale_queries(own, memory.temperature, table.groups[0])[:, 0]
+        size = q.shape[-1]
+        for some in table.decode_groups:
+            plain, own_turned = own[some.rows].split((size, own.shape[-1] - size), -1)
+            latents = memory.latents[some.pages].flatten(1, 2)  # (b, S, R)
+            keys = torch.cat((latents, memory.keys[some.pages].flatten(1, 2)), -1)
+            mixed = decode_attention(
+                torch.cat((torch.einsum("bhd,hrd->bhr", plain, memory.k_up), own_turned), -1),
+                keys.unsqueeze(2),
+                latents.unsqueeze(2),
+                some.visible,
+                scale=memory.scale,
+                window=memory.window,
+            )
+            out[some.rows] = torch.einsum("bhr,her->bhe", mixed.to(q.dtype), memory.v_up)
+    for group in prefilling(table):
+        (own,) = group.split(queries)
+        latents = read_pages(memory.latents, table, group)  # (B, S, R)
+        k = torch.einsum("bsr,hrd->bshd", latents, memory.k_up)
+        shared = read_pages(memory.keys, table, group).unsqueeze(2).expand(*k.shape[:-1], -1)
+        found = attention(
+            scale_queries(own, memory.temperature, group),
+            torch.cat((k, shared), -1),
+            torch.einsum("bsr,her->bshe", latents, memory.v_up),
+            scale=memory.scale,
+            window=memory.window,
+        )
+        out[group.rows] = found.flatten(0, 1)
+    return out
+
+
+def _samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    sizes = ((4, 16, 16, 32, 8), (3, 7, 5, 33, 6), (1, 9, 4, 10, 2))
+    for (heads, keys, values, latent, turned), table in product(sizes, sample_steps()):
+        count = num_tokens(table)
+        k_up = (torch.randn(heads, latent, keys) * latent**-0.5).to(dtype)
+        v_up = (torch.randn(heads, values, latent) * latent**-0.5).to(dtype)
+        memory = Latents(
+            latents=sample_pages(dtype, latent),
+            keys=sample_pages(dtype, turned),
+            k_up=k_up,
+            v_up=v_up,
+            scale=0.2,
+        )
+        rows = LatentRows(
+            q_rope=torch.randn(count, heads, turned).to(dtype),
+            k_rope=torch.randn(count, 1, turned).to(dtype),
+            latent=torch.randn(count, latent).to(dtype),
+        )
+        angles = 10 * torch.rand(count, turned // 2)
+        rotation = Rotation(
+            cos=angles.cos(), sin=angles.sin(), interleaved=False, slots=sample_slots(table)
+        )
+        q = torch.randn(count, heads, keys).to(dtype)
+        yield q, rows, memory, rotation, table
+        temperature = AttentionTemperature(0.7, 20)
+        yield q, rows, replace(memory, window=41, temperature=temperature), rotation, table
+
+
+latent_attention = Op(
+    "latent_attention", reference=_latent_attention, samples=_samples, has_memory=True
+)

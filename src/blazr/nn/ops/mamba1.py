@@ -1,0 +1,59 @@
+"""Mamba-1's recurrence and its gate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blazr.nn.operands.recurrent import Mamba1Rows, Mamba1Weights
+from blazr.nn.operands.step import Carried, SequenceGroup, StepTable
+from blazr.nn.ops.op import Op
+from blazr.nn.ops.sequences import States, carry, map_groups
+from blazr.nn.ops.ssd import selective_scan
+from blazr.nn.ops.step_samples import num_tokens, sample_carried, sample_steps
+
+
+def _mamba1(
+    u: Tensor, rows: Mamba1Rows, weights: Mamba1Weights, state: Carried, table: StepTable
+) -> Tensor:
+    """``(scan(u) + d u) * silu(gate)``; see :func:`~blazr.nn.ops.ssd.selective_scan`.
+
+    Args:
+        u: Inputs, behind the convolution, (T, inner).
+        rows: What else follows from the tokens.
+        weights: The recurrence's.
+        state: (inner, N), float32; written.
+        table: The step.
+
+    Returns:
+        (T, inner), in the dtype of u.
+    """
+
+    def advance(rows: list[Tensor], states: States) -> tuple[Tensor, States]:
+        u, dt, b, c, gate = (each.float() for each in rows)
+        y, after = selective_scan(
+            u, F.softplus(dt), weights.a, b, c, states[0], clamp=weights.limit or None
+        )
+        return (y + weights.d * u) * F.silu(gate), [after]
+
+    def compute(group: SequenceGroup, *rows: Tensor) -> Tensor:
+        return carry(group, [state], advance, rows).to(u.dtype)
+
+    return map_groups(table, compute, (u, rows.dt, rows.b, rows.c, rows.gate), like=u)
+
+
+def _samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for inner, states, limit in ((40, 16, 0.0), (7, 5, 0.5), (1, 1, 0.0)):
+        weights = Mamba1Weights(-torch.rand(inner, states), torch.randn(inner), limit)
+        for table in sample_steps():
+            count = num_tokens(table)
+            u, dt, gate = torch.randn(3, count, inner).to(dtype)
+            b, c = torch.randn(count, 2 * states).to(dtype).chunk(2, -1)
+            rows = Mamba1Rows(dt=dt, b=b, c=c, gate=gate)
+            yield u, rows, weights, sample_carried(torch.float32, inner, states), table
+
+
+mamba1 = Op("mamba1", reference=_mamba1, samples=_samples, has_memory=True)

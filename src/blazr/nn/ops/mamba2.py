@@ -1,0 +1,186 @@
+"""The Mamba-2 mixer between its projections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blazr.nn.operands.recurrent import Filter, GatedNorm, GateOrder, Mamba2Memory, Mamba2Weights
+from blazr.nn.operands.step import GRID, SequenceGroup, StepTable
+from blazr.nn.ops.convolution import causal_conv1d
+from blazr.nn.ops.norm import gated_rms_norm
+from blazr.nn.ops.op import Op
+from blazr.nn.ops.sequences import map_groups
+from blazr.nn.ops.ssd import ssd_output, ssd_state, state_output, step_sizes
+from blazr.nn.ops.step_samples import SLOTS, num_tokens, sample_steps
+
+
+def _mamba2(
+    projected: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: StepTable
+) -> Tensor:
+    """Convolution, recurrence, gate and norm of packed sequences.
+
+    The output of a token is computed from the checkpoint at the last grid edge and the rows since,
+    in decode as in prefill: one formula, so cutting a prompt elsewhere cannot change it.
+
+    Args:
+        projected: z, then x, B and C, then step sizes, (T, inner + conv + H).
+        weights: The mixer's.
+        memory: Checkpoints and logs; new rows are logged, and checkpoints written where the step
+            says so.
+        table: The step.
+
+    Returns:
+        What the output projection takes, (T, H * P), in the dtype of ``projected``.
+    """
+    if weights.multipliers is not None:
+        projected = projected * weights.multipliers.to(projected.dtype)
+    inner = weights.heads * weights.head_dim
+    z, raw, dt = projected.split((inner, weights.conv.bias.shape[0], weights.heads), -1)
+    dt = step_sizes(dt, weights.dt_bias, low=weights.dt_min, high=weights.dt_max)
+
+    def compute(group: SequenceGroup, raw: Tensor, dt: Tensor) -> Tensor:
+        run = _decode if group.length == 1 and not table.are_alike else _prefill
+        return run(raw, dt, group, weights, memory).flatten(-2)
+
+    y = map_groups(table, compute, (raw, dt), like=z.float())
+    return gated_rms_norm(y, z, weights.norm).to(projected.dtype)
+
+
+def _decode(
+    raw: Tensor, dt: Tensor, group: SequenceGroup, weights: Mamba2Weights, memory: Mamba2Memory
+) -> Tensor:
+    """One token of each of B sequences: (B, 1, conv), (B, 1, H) to (B, 1, H, P)."""
+    raw, dt = raw[:, 0], dt[:, 0]
+    slots, runs, lengths = group.state_slots, group.run_slots, group.log_lengths
+    taps = weights.conv.weight.shape[0]
+
+    # the K - 1 inputs before this one: from the log, or from before the checkpoint
+    back = lengths[:, None] + torch.arange(1 - taps, 0, device=raw.device)
+    logged = memory.log_raw[runs[:, None], back.clamp(min=0)]
+    older = memory.conv_states[slots]
+    places = (back + taps - 1).clamp(max=taps - 2)[..., None].expand_as(older)
+    window = torch.where((back < 0)[..., None], older.gather(1, places), logged)
+    window = torch.cat((window, raw[:, None]), 1)
+    post = F.silu(causal_conv1d(window, weights.conv))[:, 0].to(raw.dtype)
+    maps = weights.groups * weights.state_size
+    xb, c = post[:, :-maps], post[:, None, -maps:]
+
+    memory.log_raw[runs, lengths] = raw
+    memory.log_xb[runs, lengths] = xb
+    memory.log_dt[runs, lengths] = dt
+
+    # rows beyond a sequence's own length get no weight and no decay, whatever they hold
+    count = max(span.log_length for span in group.spans) + 1
+    beyond = (torch.arange(count, device=raw.device) > lengths[:, None])[..., None]
+    x, b = _split_inputs(memory.log_xb[runs, :count], weights)
+    step = memory.log_dt[runs, :count].masked_fill(beyond, 0)
+    c = _split_groups(c, weights)
+    log_decay = step * weights.a
+    y = ssd_output(x, step, log_decay, b, c, state_output(c, memory.states, slots))
+
+    for number, slot in group.edges(1):
+        one = slice(number, number + 1)
+        state = memory.states[slots[one]]
+        memory.states[slot] = ssd_state(x[one], step[one], log_decay[one], b[one], state)[0]
+        memory.conv_states[slot] = window[number, 1:]
+    current, _ = _split_inputs(xb[:, None], weights)
+    return y + current * weights.d[:, None]
+
+
+def _prefill(
+    raw: Tensor, dt: Tensor, group: SequenceGroup, weights: Mamba2Weights, memory: Mamba2Memory
+) -> Tensor:
+    """Equally many tokens of B sequences: (B, T, conv), (B, T, H) to (B, T, H, P)."""
+    logged, before = group.spans[0].log_length, weights.conv.weight.shape[0] - 1
+    runs, maps = group.run_slots, weights.groups * weights.state_size
+
+    # everything since the checkpoint, row 0 being its first token
+    raw = torch.cat((memory.conv_states[group.state_slots], memory.log_raw[runs, :logged], raw), 1)
+    post = F.silu(causal_conv1d(raw[:, logged:], weights.conv)).to(raw.dtype)
+    xb = torch.cat((memory.log_xb[runs, :logged], post[..., :-maps]), 1)
+    dt = torch.cat((memory.log_dt[runs, :logged], dt), 1)
+    x, b = _split_inputs(xb, weights)
+    c = _split_groups(post[..., -maps:], weights)
+    log_decay = dt * weights.a
+
+    state = memory.states[group.state_slots]
+    outputs = []
+    for low in range(0, xb.shape[1], GRID):
+        rows = slice(low, min(low + GRID, xb.shape[1]))
+        new = slice(max(low - logged, 0), rows.stop - logged)
+        chunk = (x[:, rows], dt[:, rows], log_decay[:, rows], b[:, rows])
+        y = ssd_output(*chunk, c[:, new], state_output(c[:, new], state))
+        outputs.append(y + x[:, logged:][:, new] * weights.d[:, None])
+        if rows.stop % GRID == 0:
+            state = ssd_state(*chunk, state)
+        for number, slot in group.edges(rows.stop - logged):
+            memory.states[slot] = state[number]
+            memory.conv_states[slot] = raw[number, rows.stop : rows.stop + before]
+
+    # the new rows behind the last grid edge are logged
+    total = logged + group.length
+    edge = total // GRID * GRID
+    first = max(edge, logged)
+    logs = ((memory.log_raw, raw[:, before:]), (memory.log_xb, xb), (memory.log_dt, dt))
+    for log, values in logs:
+        log[runs, first - edge : total - edge] = values[:, first:]
+    return torch.cat(outputs, 1)
+
+
+def _split_inputs(rows: Tensor, weights: Mamba2Weights) -> tuple[Tensor, Tensor]:
+    """x, (..., H, P), and B, (..., G, N), float32."""
+    inner = weights.heads * weights.head_dim
+    x, b = rows.float().split((inner, weights.groups * weights.state_size), -1)
+    return x.unflatten(-1, (weights.heads, -1)), _split_groups(b, weights)
+
+
+def _split_groups(rows: Tensor, weights: Mamba2Weights) -> Tensor:
+    return rows.float().unflatten(-1, (weights.groups, -1))  # (..., G, N)
+
+
+# heads, head_dim, state_size, groups, taps, groups of the norm
+_SIZES = ((4, 16, 32, 1, 4, 1), (6, 7, 5, 2, 3, 2), (1, 1, 1, 1, 2, 1))
+_ORDERS: tuple[GateOrder, ...] = ("gate_first", "norm_first", "none")
+
+
+def _samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for (heads, dim, states, groups, taps, parts), order in product(_SIZES, _ORDERS):
+        inner = heads * dim
+        conv = inner + 2 * groups * states
+        weights = Mamba2Weights(
+            heads=heads,
+            head_dim=dim,
+            state_size=states,
+            groups=groups,
+            conv=Filter(torch.randn(taps, conv), torch.randn(conv)),
+            dt_bias=torch.randn(heads),
+            a=-torch.rand(heads),
+            d=torch.randn(heads),
+            norm=GatedNorm(
+                order=order,
+                weight=None if order == "none" else torch.randn(inner),
+                eps=0.1,
+                groups=parts,
+            ),
+            dt_min=0.001,
+            dt_max=0.1,
+            multipliers=torch.rand(inner + conv + heads) if order == "none" else None,
+        )
+        for table in sample_steps():
+            memory = Mamba2Memory(
+                states=0.3 * torch.randn(SLOTS, heads, dim, states),
+                conv_states=torch.randn(SLOTS, taps - 1, conv).to(dtype),
+                log_raw=torch.randn(SLOTS, GRID, conv).to(dtype),
+                log_xb=torch.randn(SLOTS, GRID, inner + groups * states).to(dtype),
+                log_dt=0.1 * torch.rand(SLOTS, GRID, heads),
+            )
+            projected = torch.randn(num_tokens(table), inner + conv + heads).to(dtype)
+            yield projected, weights, memory, table
+
+
+mamba2 = Op("mamba2", reference=_mamba2, samples=_samples, has_memory=True)

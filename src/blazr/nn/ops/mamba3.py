@@ -1,0 +1,121 @@
+"""Mamba-3's recurrence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blazr.nn.operands.recurrent import Mamba3Memory, Mamba3Rows, Mamba3Weights
+from blazr.nn.operands.step import SequenceGroup, StepTable
+from blazr.nn.ops.norm import rms_norm
+from blazr.nn.ops.op import Op
+from blazr.nn.ops.rope import rotate_pairs
+from blazr.nn.ops.sequences import States, carry, map_groups
+from blazr.nn.ops.ssd import ssd_output, ssd_state, state_output, step_sizes
+from blazr.nn.ops.step_samples import num_tokens, sample_carried, sample_steps
+
+
+def _mamba3(
+    x: Tensor, rows: Mamba3Rows, weights: Mamba3Weights, memory: Mamba3Memory, table: StepTable
+) -> Tensor:
+    """State space with a trapezoidal rule: each step adds this input and the one before.
+
+        h[t] = e[t] h[t-1] + (1 - l[t]) dt[t] e[t] x[t-1] (outer) b[t-1]
+               + l[t] dt[t] x[t] (outer) b[t]
+
+    with ``e = exp(a dt)`` and ``l = sigmoid(mix)``; ``y = h . c + d x``.
+
+    Args:
+        x: Inputs, (T, H * width).
+        rows: What else follows from the tokens.
+        weights: The recurrence's.
+        memory: What sequences carry along; written.
+        table: The step.
+
+    Returns:
+        (T, H * width), in the dtype of x.
+    """
+    carried = [memory.state, memory.x, memory.b]
+    packed = [x, rows.b, rows.c, rows.dt, rows.mix]
+    if memory.angle is not None:
+        assert rows.theta is not None
+        carried.append(memory.angle)
+        packed.append(rows.theta)
+
+    def advance(rows: list[Tensor], states: States) -> tuple[Tensor, States]:
+        return _advance(rows, states, weights)
+
+    def compute(group: SequenceGroup, *rows: Tensor) -> Tensor:
+        return carry(group, carried, advance, rows).to(x.dtype)
+
+    return map_groups(table, compute, packed, like=x)
+
+
+def _advance(rows: list[Tensor], states: States, weights: Mamba3Weights) -> tuple[Tensor, States]:
+    """The two terms of the trapezoid are two sums with the same decays."""
+    x, b, c, dt, mix, *theta = (each.float() for each in rows)
+    heads = len(weights.a)
+    x = (F.silu(x) if weights.silu else x).unflatten(-1, (heads, -1))  # (B, T, H, width)
+    b, c = _expand(b, weights.b_bias, weights), _expand(c, weights.c_bias, weights)
+    low, high = weights.dt_limits
+    dt, mix = step_sizes(dt, weights.dt_bias, low=low, high=high), mix.sigmoid()
+    state, x_last, b_last, *angles = states
+    if theta:
+        turns = theta[0].unflatten(-1, (heads, -1)) * dt.unsqueeze(-1)
+        angle = angles[0][:, None] + turns.cumsum(1)
+        b, c = (rotate_pairs(each, angle.cos(), angle.sin()) for each in (b, c))
+        angles = [angle[:, -1]]
+
+    log_decay = dt * weights.a
+    x_before = torch.cat((x_last[:, None], x[:, :-1]), 1)
+    b_before = torch.cat((b_last[:, None], b[:, :-1]), 1)
+    now, before = mix * dt, (1 - mix) * dt * log_decay.exp()
+    y = ssd_output(x, now, log_decay, b, c, state_output(c, state))
+    y = y + ssd_output(x_before, before, log_decay, b_before, c) + x * weights.d[:, None]
+    after = ssd_state(x, now, log_decay, b, state)
+    after = after + ssd_state(x_before, before, log_decay, b_before, torch.zeros_like(state))
+    return y.flatten(-2), [after, x[:, -1], b[:, -1], *angles]
+
+
+def _expand(maps: Tensor, bias: Tensor, weights: Mamba3Weights) -> Tensor:
+    """Normalised maps, one for each head: (B, T, H, N)."""
+    maps = maps.unflatten(-1, (weights.groups, -1))
+    maps = maps.repeat_interleave(len(weights.a) // weights.groups, -2)
+    return rms_norm(maps, weights.norm, weights.eps) + bias
+
+
+def _samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for groups, heads, width, states, silu in ((1, 2, 16, 32, True), (2, 4, 7, 6, False)):
+        weights = Mamba3Weights(
+            groups=groups,
+            norm=torch.randn(states),
+            eps=0.1,
+            b_bias=torch.randn(heads, states),
+            c_bias=torch.randn(heads, states),
+            dt_bias=torch.randn(heads),
+            a=-torch.rand(heads),
+            d=torch.randn(heads),
+            dt_limits=(0.001, 0.1),
+            silu=silu,
+        )
+        size, maps = heads * width, groups * states
+        for table in sample_steps():
+            count, turned = num_tokens(table), silu
+            xbc = torch.randn(count, size + 2 * maps).to(dtype)
+            x, b, c = xbc.split((size, maps, maps), -1)
+            theta = torch.randn(count, heads * states // 2).to(dtype) if turned else None
+            dt, mix = torch.randn(2, count, heads).to(dtype)
+            memory = Mamba3Memory(
+                state=sample_carried(torch.float32, heads, width, states),
+                x=sample_carried(torch.float32, heads, width),
+                b=sample_carried(torch.float32, heads, states),
+                angle=sample_carried(torch.float32, heads, states // 2) if turned else None,
+            )
+            rows = Mamba3Rows(b=b, c=c, dt=dt, mix=mix, theta=theta)
+            yield x, rows, weights, memory, table
+
+
+mamba3 = Op("mamba3", reference=_mamba3, samples=_samples, has_memory=True)

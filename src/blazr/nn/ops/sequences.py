@@ -1,0 +1,76 @@
+"""How references go through the sequences of a step, and from grid edge to grid edge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from blazr.nn.operands.step import Carried, SequenceGroup, StepTable
+
+States = list[Tensor]
+
+
+def map_groups(
+    table: StepTable,
+    compute: Callable[..., Tensor],
+    rows: Sequence[Tensor],
+    *,
+    like: Tensor,
+) -> Tensor:
+    """Compute each group of sequences, and lay the results end to end.
+
+    Args:
+        table: The step.
+        compute: Takes a group and its part of ``rows``, (B, length, ...) each, and returns
+            (B, length, ...).
+        rows: (T, ...) each.
+        like: (T, ...), has the shape and dtype of the result.
+    """
+    if len(table.groups) == 1:
+        (group,) = table.groups
+        return compute(group, *group.split(*rows)).flatten(0, 1)
+    out = torch.empty_like(like)
+    for group in table.groups:
+        out[group.rows] = compute(group, *group.split(*rows)).flatten(0, 1)
+    return out
+
+
+def carry(
+    group: SequenceGroup,
+    memory: Sequence[Carried],
+    advance: Callable[[list[Tensor], States], tuple[Tensor, States]],
+    rows: Sequence[Tensor],
+) -> Tensor:
+    """Run a recurrence over a group, with its states as they are remembered.
+
+    Args:
+        group: B sequences.
+        memory: What they carry along; written.
+        advance: From rows (B, t, ...) up to a grid edge and the states (B, ...) before them to
+            outputs (B, t, ...) and the states behind them.
+        rows: (B, length, ...) each.
+    """
+    states = [_read(each, group) for each in memory]
+    outputs = []
+    for low, high in group.intervals():
+        y, states = advance([each[:, low:high] for each in rows], states)
+        outputs.append(y)
+        for number, slot in group.edges(high):
+            for each, state in zip(memory, states, strict=True):
+                each.kept[slot] = state[number]
+    for each, state in zip(memory, states, strict=True):
+        each.working[group.run_slots] = state.to(each.working.dtype)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+
+
+def _read(memory: Carried, group: SequenceGroup) -> Tensor:
+    """Where each sequence stands: right after a grid edge, where it was kept."""
+    fresh = [span.log_length == 0 for span in group.spans]
+    if all(fresh):
+        return memory.kept[group.state_slots]
+    if not any(fresh):
+        return memory.working[group.run_slots]
+    is_fresh = (group.log_lengths == 0).view(-1, *[1] * (memory.kept.dim() - 1))
+    return torch.where(is_fresh, memory.kept[group.state_slots], memory.working[group.run_slots])
