@@ -7,7 +7,7 @@ import torch
 
 from blazr.engine.replay import Replays
 from blazr.nn.kernels.cpu import compiled
-from blazr.nn.kernels.recording import Arena, ForeignError, Recording, part
+from blazr.nn.kernels.recording import Arena, ForeignError, Recording, recordable
 from blazr.nn.ops.matmul import gated_linear, linear, wide_linear
 from blazr.nn.ops.packed import PACKINGS, packed_linear, random_packed
 from blazr.nn.ops.pointwise import add, scale
@@ -79,7 +79,7 @@ def test_a_part_that_is_more_than_kernels_runs_as_it_is():
         return torch.sort(add(y, y)).values
 
     def run():
-        return scale(part(odd, scale(x, 3.0), "recorded", like=x), 2.0)
+        return scale(recordable(odd, scale(x, 3.0), "recorded", like=x), 2.0)
 
     replay = record(run, "recorded", Arena())
     assert replay is not None
@@ -162,7 +162,7 @@ def test_parts_take_turns_in_memory():
     def run():
         y = x
         for factor in range(1, 9):
-            y = add(y, part(lambda z, f=factor: scale(scale(z, 0.5), f), y, like=y))
+            y = add(y, recordable(lambda z, f=factor: scale(scale(z, 0.5), f), y, like=y))
         return y
 
     replay = record(run, None, Arena())
