@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 T = TypeVar("T")
 
@@ -14,12 +14,15 @@ T = TypeVar("T")
 class DerivedModule(nn.Module):
     """A module with properties that are `derived`; they are forgotten when parameters are cast."""
 
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002
         self.__dict__.pop("_derived", None)
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's
 
 
-def derived(make: Callable[[Any], T]) -> T:
+M = TypeVar("M", bound=DerivedModule)
+
+
+def derived(make: Callable[[M], T]) -> T:
     """A property that is kept; while gradients are recorded it is made each time it is asked for.
 
     Args:
@@ -27,7 +30,7 @@ def derived(make: Callable[[Any], T]) -> T:
     """
     name = make.__name__
 
-    def get(module: DerivedModule) -> T:
+    def get(module: M) -> T:
         if torch.is_grad_enabled():
             return make(module)
         kept: dict[str, T] = module.__dict__.setdefault("_derived", {})
