@@ -6,8 +6,7 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
 from blazr.core.table import Table
-from blazr.text.scanning import SPACE, pour
-from blazr.text.splitter import Scan, Sink, Splitter
+from blazr.text.splitter import SPACE, Scan, Sink, Splitter, pour
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tool_calls import harmony
 
@@ -91,7 +90,7 @@ class ReasoningFormat:
         if sink.is_thinking:
             stop = sink.stop_thinking
             _, c = yield from pour(c, (self.end,), sink.reasoning, trim=SPACE, at_end=stop)
-        sink.settle(ahead=True)
+        sink.consume(ahead=True)
         return c
 
 

@@ -46,6 +46,11 @@ Piece = str | Reasoning | CallBegin | CallArguments
 # Scans are sent characters, and "" for the end of the text. They return the character after what
 # they have read: looked at, not consumed.
 Scan = Generator[None, str, str]
+# Scans that also find a value return it before that character.
+Found = Generator[None, str, tuple[str, str]]
+
+SPACE = " \t\r\n"
+MAX_HEADER = 512  # characters of a name, id or header
 
 
 class MalformedError(Exception):
@@ -68,7 +73,7 @@ class Sink:
         self.has_found = False  # whether this scan has found anything
         self.has_begun = False  # whether it is past the beginning of what it found last
         self.is_thinking = False  # whether it is among the model's thinking
-        self._is_settled = False
+        self._is_consumed = False
         self._keeps_last = False
 
     def text(self, text: str, *, ahead: bool = False) -> None:
@@ -90,18 +95,18 @@ class Sink:
     def stop_thinking(self) -> None:
         """The thinking ended."""
         self.is_thinking = False
-        self.settle()
+        self.consume()
 
     def reopen(self) -> None:
         """Another find may begin with the character looked at; what came before is done with."""
         if self.has_begun:
-            self.settle(ahead=True)
+            self.consume(ahead=True)
             self.has_begun = False
 
-    def settle(self, *, ahead: bool = False) -> None:
+    def consume(self, *, ahead: bool = False) -> None:
         """Nothing was found, but what was read is accounted for."""
-        self._keeps_last = ahead and (self._keeps_last or not self._is_settled)
-        self._is_settled = self.has_begun = self.has_found = True
+        self._keeps_last = ahead and (self._keeps_last or not self._is_consumed)
+        self._is_consumed = self.has_begun = self.has_found = True
 
     def close(self, text: str) -> None:
         """End the arguments of a call that turned out malformed, so that they are still JSON."""
@@ -110,17 +115,145 @@ class Sink:
     def restart(self) -> None:
         """Another scan begins."""
         self.has_begun = self.has_found = self.is_thinking = False
-        self._is_settled = self._keeps_last = False
+        self._is_consumed = self._keeps_last = False
 
-    def take_settled(self, held: list[str]) -> None:
+    def drop_consumed(self, held: list[str]) -> None:
         """Forget what is accounted for of the characters that were held."""
-        if self._is_settled:
+        if self._is_consumed:
             del held[: -1 if self._keeps_last else None]
-        self._is_settled = self._keeps_last = False
+        self._is_consumed = self._keeps_last = False
 
     def _put(self, piece: Piece, *, ahead: bool = False) -> None:
         self.pieces.append(piece)
-        self.settle(ahead=ahead)
+        self.consume(ahead=ahead)
+
+
+# --- small scans that larger ones are made of: each takes the character to begin with
+
+
+def unexpected(c: str) -> MalformedError:
+    """The error for a character that may not stand there, or for the end of the text."""
+    return MalformedError() if c else CutOffError()
+
+
+def spaces(c: str) -> Scan:
+    """White space, perhaps none."""
+    while c and c in SPACE:
+        c = yield
+    return c
+
+
+def literal(c: str, text: str) -> Scan:
+    """Exactly this text.
+
+    Raises:
+        MalformedError: Something else.
+    """
+    for expected in text:
+        if c != expected:
+            raise unexpected(c)
+        c = yield
+    return c
+
+
+def optional(c: str, text: str) -> Scan:
+    """A text that may be missing altogether.
+
+    Raises:
+        MalformedError: It begins, and goes on as something else.
+    """
+    return (yield from literal(c, text)) if text and c == text[0] else c
+
+
+def one_of(c: str, *texts: str) -> Found:
+    """One of some texts, of which none begins with another; which one it was.
+
+    Raises:
+        MalformedError: Something else.
+    """
+    read = ""
+    while c:
+        read += c
+        texts = tuple(each for each in texts if each.startswith(read))
+        if not texts:
+            break
+        c = yield
+        if read in texts:
+            return read, c
+    raise unexpected(c)
+
+
+def word(c: str, end: str) -> Found:
+    """A short text in which the first character of its end does not occur; the end is consumed.
+
+    Raises:
+        MalformedError: It is not short, or ends otherwise.
+    """
+    text = ""
+    while c and c != end[0] and len(text) < MAX_HEADER:
+        text += c
+        c = yield
+    return text, (yield from literal(c, end))
+
+
+def until(c: str, end: str) -> Found:
+    """A short text up to its end, which is consumed.
+
+    Raises:
+        MalformedError: It is not short, or never ends.
+    """
+    text = ""
+    while c and len(text) < MAX_HEADER:
+        text += c
+        c = yield
+        if text.endswith(end):
+            return text.removesuffix(end), c
+    raise unexpected(c)
+
+
+def pour(
+    c: str,
+    ends: tuple[str, ...],
+    put: Callable[[str], None],
+    *,
+    trim: str = "",
+    most: int = 64,
+    at_end: Callable[[], None] | None = None,
+) -> Found:
+    """A text of any length up to an end, as it comes; which end it was.
+
+    Args:
+        c: Its first character.
+        ends: What ends it. It is consumed. The end of the reply, told as "", ends it too.
+        put: Takes the text.
+        trim: Characters to leave out at both of its sides.
+        most: How many of them on a side, at most.
+        at_end: Called when the end has been read, which is before the next character is known.
+    """
+    for _ in range(most):
+        if not c or c not in trim:
+            break
+        c = yield
+    held = ""  # what may be left out at the end, and what may be the end
+    while c:
+        held += c
+        end = next((each for each in ends if held.endswith(each)), "")
+        if end:
+            if at_end is not None:
+                at_end()
+            c = yield
+            return end, c
+        body = held[: len(held) - max(overlap(held, each) for each in ends)]
+        cut = max(len(body.rstrip(trim)) if trim else len(body), len(body) - most)
+        if cut:
+            put(held[:cut])
+            held = held[cut:]
+        c = yield
+    put(held.rstrip(trim) if trim else held)
+    return "", c
+
+
+# --- from text to pieces
 
 
 class Splitter:
@@ -155,7 +288,7 @@ class Splitter:
         self._held: list[str] = []  # what the scan has read and not accounted for
         if is_inside:
             self._begin("")
-            self._sink.settle()
+            self._sink.consume()
 
     @property
     def is_outside(self) -> bool:
@@ -219,7 +352,7 @@ class Splitter:
             except MalformedError:
                 return self._abandon() + text[position:]
             self._held.append(character)
-            sink.take_settled(self._held)
+            sink.drop_consumed(self._held)
         return ""
 
     def _end(self) -> None:
@@ -230,7 +363,7 @@ class Splitter:
     def _take_held(self) -> str:
         """What was held before the character sent last, less what is accounted for."""
         self._held.append("")
-        self._sink.take_settled(self._held)
+        self._sink.drop_consumed(self._held)
         return "".join(self._held)
 
     def _abandon(self) -> str:

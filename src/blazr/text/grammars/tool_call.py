@@ -32,7 +32,7 @@ class Maybe:
         parts: What.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[CallPart, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class InputText:
 
 
 # Text stands for itself, a mapping for the JSON it is a schema of.
-Part = str | Mapping[str, object] | TextUntil | Maybe | InputText
+CallPart = str | Mapping[str, object] | TextUntil | Maybe | InputText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class ToolGrammar:
             call and nothing else.
     """
 
-    calls: Sequence[Sequence[Part]]
+    calls: Sequence[Sequence[CallPart]]
     begin: str = ""
     separator: str | None = None
     end: str = ""
@@ -157,10 +157,10 @@ class _Rules:
         whole = f"{name.upper()}_END"
         return f"{name}: {whole} {self.text(rest)}\n{whole}: {terminal} {literal(head)}"
 
-    def sequence(self, parts: Sequence[Part]) -> str:
+    def sequence(self, parts: Sequence[CallPart]) -> str:
         return " ".join(self._part(each) for each in parts)
 
-    def _part(self, part: Part) -> str:
+    def _part(self, part: CallPart) -> str:
         if isinstance(part, str):
             return self.text(part)
         if isinstance(part, Maybe):

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from blazr.text.grammars.tool_call import Maybe, Part
-from blazr.text.scanning import SPACE, literal, optional, pour, spaces, unexpected
-from blazr.text.splitter import Scan, Sink
+from blazr.text.grammars.tool_call import CallPart, Maybe
+from blazr.text.splitter import SPACE, Scan, Sink, literal, optional, pour, spaces, unexpected
 from blazr.text.tool_calls.format import (
     CallSyntax,
     Tools,
@@ -58,14 +57,14 @@ class BareKeyCalls(CallSyntax):
         return (yield from optional(c, self.end))
 
     @override
-    def parts(self, tool: ToolSpec) -> Sequence[Part]:
+    def parts(self, tool: ToolSpec) -> Sequence[CallPart]:
         """What is not simply a text is JSON, which is read too."""
-        found: list[Part] = [f"{self.before}{tool.name}{{"]
+        found: list[CallPart] = [f"{self.before}{tool.name}{{"]
         lead = ""
         for key in sorted(tool.properties, key=lambda key: key not in tool.required):
             schema = with_definitions(tool, key)
             head = f"{lead}{_key(self.quote, key)}:"
-            argument: tuple[Part, ...] = (head, schema)
+            argument: tuple[CallPart, ...] = (head, schema)
             if set(schema) <= {"type", "description", "title"} and schema.get("type") == "string":
                 argument = (head + self.quote, text_of(tool, self.quote))
             found += argument if key in tool.required else [Maybe(argument)]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from blazr.text.scanning import literal, spaces
-from blazr.text.splitter import MalformedError, Scan, Sink
+from blazr.text.splitter import MalformedError, Scan, Sink, literal, spaces
 from blazr.text.tool_calls.json_scan import quoted, short_string
 
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from blazr.text.grammars.tool_call import InputText, Maybe, Part, TextUntil, ToolGrammar
+from blazr.text.grammars.tool_call import CallPart, InputText, Maybe, TextUntil, ToolGrammar
 from blazr.text.splitter import Scan, Sink, Splitter
 from blazr.text.tool_calls.custom import INPUT, PARAMETERS, custom_name, input_grammar, is_custom
 
@@ -58,7 +58,7 @@ class CallSyntax(ABC):
         """
 
     @abstractmethod
-    def parts(self, tool: ToolSpec) -> Sequence[Part]:
+    def parts(self, tool: ToolSpec) -> Sequence[CallPart]:
         """What a call of a tool looks like to a grammar."""
 
     @abstractmethod
@@ -200,7 +200,7 @@ def inside_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def arguments_of(tool: ToolSpec) -> Part:
+def arguments_of(tool: ToolSpec) -> CallPart:
     """All arguments as JSON: an object, whatever the tool says."""
     if tool.lark is not None:
         before = "{" + as_json(INPUT) + ': "'
@@ -208,21 +208,21 @@ def arguments_of(tool: ToolSpec) -> Part:
     return {"type": "object", **tool.parameters}
 
 
-def argument_of(tool: ToolSpec, argument: str) -> Part:
+def argument_of(tool: ToolSpec, argument: str) -> CallPart:
     """One argument as JSON."""
     if tool.lark is not None:
         return InputText(lark=tool.lark, before='"', end='"', in_json=True)
     return with_definitions(tool, argument)
 
 
-def text_of(tool: ToolSpec, end: str) -> Part:
+def text_of(tool: ToolSpec, end: str) -> CallPart:
     """An argument that is a text, as it is, up to its end."""
     if tool.lark is not None:
         return InputText(lark=tool.lark, end=end, in_json=False)
     return TextUntil(end)
 
 
-def _loosened(part: Part) -> Part:
+def _loosened(part: CallPart) -> CallPart:
     """A part of a call, with every schema in it reduced to the types it allows."""
     if isinstance(part, Maybe):
         return Maybe(tuple(map(_loosened, part.parts)))

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 
 from typing_extensions import override
 
-from blazr.text.grammars.tool_call import Part
-from blazr.text.scanning import SPACE, one_of, pour, spaces, until
-from blazr.text.splitter import MalformedError, Scan, Sink
+from blazr.text.grammars.tool_call import CallPart
+from blazr.text.splitter import SPACE, MalformedError, Scan, Sink, one_of, pour, spaces, until
 from blazr.text.tool_calls.format import CallSyntax, Tools, ToolSpec, arguments_of, as_json
 from blazr.text.tool_calls.json_scan import check_arguments, check_name, read_arguments
 
@@ -46,13 +45,13 @@ def scan_channels(marker: str, sink: Sink) -> Scan:
         sink.text(end, ahead=True)
     elif parts[2] == "analysis":
         sink.is_thinking = True
-        sink.settle(ahead=True)
+        sink.consume(ahead=True)
         stop = sink.stop_thinking
         _, c = yield from pour(c, _ENDS, sink.reasoning, trim=SPACE, at_end=stop)
     else:
-        sink.settle(ahead=True)
+        sink.consume(ahead=True)
         _, c = yield from pour(c, _ENDS, sink.text)
-    sink.settle(ahead=True)
+    sink.consume(ahead=True)
     return c
 
 
@@ -75,7 +74,7 @@ class HarmonyCalls(CallSyntax):
         return c
 
     @override
-    def parts(self, tool: ToolSpec) -> Sequence[Part]:
+    def parts(self, tool: ToolSpec) -> Sequence[CallPart]:
         """A call ends with a token that ends the reply."""
         return (_head(tool.name), arguments_of(tool))
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from typing_extensions import override
 
-from blazr.text.grammars.tool_call import Part
-from blazr.text.scanning import literal, optional, spaces
-from blazr.text.splitter import MalformedError, Scan, Sink
+from blazr.text.grammars.tool_call import CallPart
+from blazr.text.splitter import MalformedError, Scan, Sink, literal, optional, spaces
 from blazr.text.tool_calls.format import CallSyntax, Tools, ToolSpec, arguments_of, as_json
 from blazr.text.tool_calls.json_scan import (
     balanced,
@@ -62,7 +61,7 @@ class JsonCalls(CallSyntax):
         return (yield from optional(c, self.ends.get(marker, "")))
 
     @override
-    def parts(self, tool: ToolSpec) -> Sequence[Part]:
+    def parts(self, tool: ToolSpec) -> Sequence[CallPart]:
         return (self._head(tool.name), arguments_of(tool), "}")
 
     @override
@@ -146,7 +145,7 @@ class _Call:
             self._is_wrapped = True
             return (yield from shape.read(c, self._tools, self._sink))
         if key == _RESULT and self._has_begun:
-            return (yield from balanced(c, lambda _: self._sink.settle()))
+            return (yield from balanced(c, lambda _: self._sink.consume()))
         return (yield from self._more(key, c))
 
     def _more(self, key: str, c: str) -> Scan:
@@ -168,7 +167,7 @@ class _Call:
         if self._name is not None and not self._has_begun:
             self._sink.begin(self._name, self._id)
             self._sink.arguments("".join(self._arguments or ["{}"]))
-        self._sink.settle()
+        self._sink.consume()
 
     def _pass_arguments(self, c: str) -> Scan:
         check_arguments(c)

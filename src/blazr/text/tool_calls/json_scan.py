@@ -11,8 +11,16 @@ import re
 from collections.abc import Callable, Generator
 from string import hexdigits
 
-from blazr.text.scanning import MAX_HEADER, SPACE, Found, literal
-from blazr.text.splitter import CutOffError, MalformedError, Scan, Sink
+from blazr.text.splitter import (
+    MAX_HEADER,
+    SPACE,
+    CutOffError,
+    Found,
+    MalformedError,
+    Scan,
+    Sink,
+    literal,
+)
 from blazr.text.tool_calls.format import Tools, inside_string
 from blazr.text.tool_calls.values import PYTHON_WORDS, unescape
 
@@ -169,7 +177,7 @@ def quoted(quote: str, sink: Sink, put: Callable[[str], None]) -> Scan:
             text, high = text[:-1], text[-1]
         put(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
         c = yield
-    sink.settle()
+    sink.consume()
     return (yield)
 
 

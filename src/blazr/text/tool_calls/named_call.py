@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from blazr.text.grammars.tool_call import Part
-from blazr.text.scanning import literal, one_of, optional, spaces, unexpected, word
-from blazr.text.splitter import Scan, Sink
+from blazr.text.grammars.tool_call import CallPart
+from blazr.text.splitter import Scan, Sink, literal, one_of, optional, spaces, unexpected, word
 from blazr.text.tool_calls.format import CallSyntax, Tools, ToolSpec, arguments_of, as_json
 from blazr.text.tool_calls.json_call import JsonCalls
 from blazr.text.tool_calls.json_scan import check_arguments, check_name, read_arguments, tool_name
@@ -60,7 +59,7 @@ class NamedCalls(CallSyntax):
         return (yield from optional(c, self.after.strip()))
 
     @override
-    def parts(self, tool: ToolSpec) -> Sequence[Part]:
+    def parts(self, tool: ToolSpec) -> Sequence[CallPart]:
         return (self.before + tool.name + self.between, arguments_of(tool), self.after)
 
     @override
@@ -92,7 +91,7 @@ class MistralCalls(CallSyntax):
         return (yield from _call(c, sink, check_name(name, tools), call_id))
 
     @override
-    def parts(self, tool: ToolSpec) -> Sequence[Part]:
+    def parts(self, tool: ToolSpec) -> Sequence[CallPart]:
         return self.written.parts(tool)
 
     @override

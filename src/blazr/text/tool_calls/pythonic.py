@@ -10,9 +10,17 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from blazr.text.grammars.tool_call import Maybe, Part
-from blazr.text.scanning import literal, optional, spaces, unexpected
-from blazr.text.splitter import CutOffError, MalformedError, Scan, Sink
+from blazr.text.grammars.tool_call import CallPart, Maybe
+from blazr.text.splitter import (
+    CutOffError,
+    MalformedError,
+    Scan,
+    Sink,
+    literal,
+    optional,
+    spaces,
+    unexpected,
+)
 from blazr.text.tool_calls.format import (
     CallSyntax,
     Tools,
@@ -63,9 +71,9 @@ class PythonicCalls(CallSyntax):
         return (yield from optional(c, self.ends.get(marker, "")))
 
     @override
-    def parts(self, tool: ToolSpec) -> Sequence[Part]:
+    def parts(self, tool: ToolSpec) -> Sequence[CallPart]:
         """Values are JSON, which is read like Python's."""
-        found: list[Part] = [tool.name + "("]
+        found: list[CallPart] = [tool.name + "("]
         lead = ""
         for key in sorted(tool.properties, key=lambda key: key not in tool.required):
             argument = (f"{lead}{key}=", argument_of(tool, key))

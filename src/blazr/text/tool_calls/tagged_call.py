@@ -11,9 +11,18 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from blazr.text.grammars.tool_call import Maybe, Part
-from blazr.text.scanning import literal, one_of, pour, spaces, word
-from blazr.text.splitter import CutOffError, MalformedError, Scan, Sink
+from blazr.text.grammars.tool_call import CallPart, Maybe
+from blazr.text.splitter import (
+    CutOffError,
+    MalformedError,
+    Scan,
+    Sink,
+    literal,
+    one_of,
+    pour,
+    spaces,
+    word,
+)
 from blazr.text.tool_calls.format import (
     CallSyntax,
     Tools,
@@ -80,10 +89,10 @@ class TaggedCalls(CallSyntax):
         return c
 
     @override
-    def parts(self, tool: ToolSpec) -> Sequence[Part]:
+    def parts(self, tool: ToolSpec) -> Sequence[CallPart]:
         """Strings are any text up to their end."""
         end = self.trim + self.value_end + self.line
-        found: list[Part] = [self.call + tool.name + self.name_end + self.line]
+        found: list[CallPart] = [self.call + tool.name + self.name_end + self.line]
         for key in tool.properties:
             is_text = types_of(tool, key) == _STRING
             head = self._before_value(key, is_text=is_text)
