@@ -57,7 +57,7 @@ EXTENSIBLE = {
         "TOKENIZERS",
         lambda row: row.__module__,
         {
-            *("beside", "byte_pair", "character_map", "choose", "ranks", "sentencepiece"),
+            *("beside", "byte_pair", "character_map", "choose", "sentencepiece"),
             *("gguf_entries", "gguf_kinds", "gguf_patterns", "to_gguf"),
         },
     ),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -276,9 +276,13 @@ def _atoms(pattern: object) -> list[tuple[str, str]]:
     Raises:
         _UnreadError: It says more than that.
     """
-    found = list(_matches(pattern)) if isinstance(pattern, str) else []
     atoms: list[tuple[str, str]] = []
-    for match in found:
+    left = pattern if isinstance(pattern, str) else ""
+    while left:
+        match = _ATOM.match(left)
+        if match is None:
+            break
+        left = left[match.end() :]
         if match["space"]:
             atoms.append(("space", ""))
         elif match["group"]:
@@ -287,19 +291,9 @@ def _atoms(pattern: object) -> list[tuple[str, str]]:
             text = _CODES.get(match["code"] or "", "") or match["escaped"] or match["plain"]
             last = atoms.pop()[1] if atoms and atoms[-1][0] == "text" else ""
             atoms.append(("text", last + text))
-    if not any(kind == "text" for kind, _ in atoms):
+    if left or not any(kind == "text" for kind, _ in atoms):
         raise _UnreadError(f"the pattern {pattern!r}"[:100])
     return atoms
-
-
-def _matches(pattern: str) -> Iterator[re.Match[str]]:
-    at = 0
-    while at < len(pattern):
-        match = _ATOM.match(pattern, at)
-        if match is None or pattern[match.end() : match.end() + 1] in {*"*+?{"}:
-            raise _UnreadError(f"the pattern {pattern!r}"[:100])
-        yield match
-        at = match.end()
 
 
 def _text(atoms: list[tuple[str, str]]) -> str:

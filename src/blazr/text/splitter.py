@@ -395,7 +395,8 @@ class Splitter:
         else:
             marker = ""
         if not marker:
-            start, marker = _find_first(text, self._markers)
+            places = [(at, each) for each in self._markers if (at := text.find(each)) >= 0]
+            start, marker = min(places, default=(len(text), ""))
         if marker:
             space = _space_at_end(text[:start])
             self._emit(text[: start - space])
@@ -416,7 +417,8 @@ class Splitter:
             self._at_start = self._at_start and text.isspace()
 
     def _take(self) -> list[Piece]:
-        pieces = [each for each in merge(self._sink.pieces) if _has_text(each)]
+        merged = merge(self._sink.pieces)
+        pieces = [each for each in merged if isinstance(each, CallBegin) or _text_of(each)]
         self._sink.pieces.clear()
         return pieces
 
@@ -436,12 +438,6 @@ def _starter_of(body: str, starters: Iterable[str]) -> str | None:
     if not found and body and any(each.startswith(body) for each in starters):
         return None
     return found
-
-
-def _find_first(text: str, markers: Iterable[str]) -> tuple[int, str]:
-    """Where the first marker begins, and which it is; "" where there is none."""
-    found = [(start, each) for each in markers if (start := text.find(each)) >= 0]
-    return min(found, default=(len(text), ""))
 
 
 def _possible_beginning(text: str, markers: Iterable[str]) -> int:
@@ -471,10 +467,6 @@ def merge(pieces: Iterable[Piece]) -> list[Piece]:
             text = "".join(_text_of(each) for each in group if not isinstance(each, CallBegin))
             merged.append(Reasoning(text) if issubclass(kind, Reasoning) else CallArguments(text))
     return merged
-
-
-def _has_text(piece: Piece) -> bool:
-    return isinstance(piece, CallBegin) or bool(_text_of(piece))
 
 
 def _text_of(piece: str | Reasoning | CallArguments) -> str:

@@ -99,13 +99,6 @@ def read_frame(stream: IO[bytes]) -> bytes | None:
     return content if len(content) == length else None
 
 
-def _try(tokenizer: LLTokenizer, source: str) -> dict[str, object]:
-    """What is wrong with a grammar, and what it costs to keep it."""
-    before = _memory_bytes(1)
-    matcher = make_matcher(tokenizer, source)
-    return {"error": matcher.get_error(), "bytes": max(_memory_bytes(1) - before, 0)}
-
-
 def _memory_bytes(which: int) -> int:
     """Memory of this process: 0 all that is mapped, 1 what is resident."""
     return int(Path("/proc/self/statm").read_text("ascii").split()[which]) * _PAGE_BYTES
@@ -123,9 +116,15 @@ def main() -> None:
     write_frame(sys.stdout.buffer, b"ready")
     while (frame := read_frame(sys.stdin.buffer)) is not None:
         signal.setitimer(signal.ITIMER_PROF, CPU_S)  # unhandled, its signal ends the process
-        answer = _try(tokenizer, frame.decode())
+        before = _memory_bytes(1)
+        matcher = make_matcher(tokenizer, frame.decode())
+        after = _memory_bytes(1)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        answer["is_worn"] = _memory_bytes(1) - resident > MAX_KEPT_BYTES
+        answer = {
+            "error": matcher.get_error(),
+            "bytes": max(after - before, 0),
+            "is_worn": after - resident > MAX_KEPT_BYTES,
+        }
         write_frame(sys.stdout.buffer, json.dumps(answer).encode())
 
 

@@ -98,7 +98,14 @@ class GrammarCompiler:
         Raises:
             GrammarError: It is wrong, too complex, or cannot be enforced.
         """
-        source = self._source(grammar)
+        if not self._tokenizer.size:
+            hint = "name the vocabulary: --vocab llama3"
+            raise GrammarError("this model has no known vocabulary.", hint=hint)
+        if len(grammar) != 1 or next(iter(grammar)) not in GRAMMARS:
+            expected = "one of " + ", ".join(GRAMMARS)
+            raise GrammarError("the kind of grammar is unknown.", expected=expected)
+        [(name, value)] = grammar.items()
+        source = GRAMMARS[name](value, self._tokenizer.special_ids)
         if after is not None or header:
             source = _after(source, after, begin, header, self._tokenizer.special_ids)
         if len(source.encode()) > MAX_SOURCE_BYTES:
@@ -141,16 +148,6 @@ class GrammarCompiler:
         with self._lock:
             self._num_pending -= 1
 
-    def _source(self, grammar: Mapping[str, object]) -> str:
-        if not self._tokenizer.size:
-            hint = "name the vocabulary: --vocab llama3"
-            raise GrammarError("this model has no known vocabulary.", hint=hint)
-        if len(grammar) != 1 or next(iter(grammar)) not in GRAMMARS:
-            expected = "one of " + ", ".join(GRAMMARS)
-            raise GrammarError("the kind of grammar is unknown.", expected=expected)
-        [(name, value)] = grammar.items()
-        return GRAMMARS[name](value, self._tokenizer.special_ids)
-
     def _entry(self, source: str, key: bytes) -> _Entry:
         with self._lock:
             known = self._cache.get(key)
@@ -176,7 +173,12 @@ class GrammarCompiler:
         with self._lock:
             del self._running[key]
             self._cache[key] = entry
-            self._shrink()
+            size = sum(each.num_bytes for each in self._cache.values())
+            while len(self._cache) > MAX_CACHED or (
+                size > MAX_CACHED_BYTES and len(self._cache) > 1
+            ):
+                _, oldest = self._cache.popitem(last=False)
+                size -= oldest.num_bytes
         future.set_result(entry)
 
     def _compile(self, source: str) -> _Entry:
@@ -209,12 +211,6 @@ class GrammarCompiler:
         trial = Trial(vocabulary)
         trial.start()  # it gets ready while we do
         return make_tokenizer(vocabulary), trial
-
-    def _shrink(self) -> None:
-        size = sum(entry.num_bytes for entry in self._cache.values())
-        while len(self._cache) > MAX_CACHED or (size > MAX_CACHED_BYTES and len(self._cache) > 1):
-            _, entry = self._cache.popitem(last=False)
-            size -= entry.num_bytes
 
 
 def _after(  # noqa: PLR0917

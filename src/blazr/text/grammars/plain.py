@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 
 from blazr.core.errors import GrammarError
@@ -20,7 +21,8 @@ def regex(value: object, special_ids: Mapping[str, int]) -> str:  # noqa: ARG001
     """
     pattern = _string(value, "regex")
     # in Lark a slash ends the expression, and it ends with its line
-    escaped = _escape_slashes(pattern).replace("\n", "\\n").replace("\r", "\\r")
+    escaped = re.sub(r"(\\.)|/", lambda each: each[1] or r"\/", pattern, flags=re.DOTALL)
+    escaped = escaped.replace("\n", "\\n").replace("\r", "\\r")
     return f"start: /{escaped}/" if pattern else 'start: ""'
 
 
@@ -90,11 +92,3 @@ def _string(value: object, name: str) -> str:
     except UnicodeEncodeError:
         raise GrammarError(f"{name} is not valid Unicode.") from None
     return value
-
-
-def _escape_slashes(pattern: str) -> str:
-    out, is_escaped = [], False
-    for character in pattern:
-        out.append("\\/" if character == "/" and not is_escaped else character)
-        is_escaped = character == "\\" and not is_escaped
-    return "".join(out)

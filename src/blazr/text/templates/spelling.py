@@ -96,7 +96,11 @@ def find_spelling(
     Returns:
         What writes all of it. Where nothing does, it is left to the template.
     """
-    tools = [_tool()] if with_tools else None
+    parameters = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
+    function = {"name": _TOOL, "description": "a", "parameters": parameters}
+    tools: list[Dict] | None = None
+    if with_tools:
+        tools = [{"type": "function", "function": function}]
 
     def check(messages: list[Message], spelling: Spelling, *words: str) -> bool:
         try:
@@ -134,12 +138,6 @@ def find_spelling(
     return first(own, twice, _FIRST, _SECOND, *_RESULTS)
 
 
-def _tool() -> Dict:
-    parameters = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
-    function = {"name": _TOOL, "description": "a", "parameters": parameters}
-    return {"type": "function", "function": function}
-
-
 def _call(*values: str) -> Message:
     calls = [
         {"id": each, "type": "function", "function": {"name": "f", "arguments": {"x": value}}}
@@ -162,21 +160,20 @@ def as_dicts(messages: Sequence[Message]) -> list[Dict]:
     Raises:
         RequestError: A call is none.
     """
-    return [_as_dict(message) for message in messages]
-
-
-def _as_dict(message: Message) -> Dict:
-    extra = dict(message.extra or {})
-    fields: Dict = {"role": message.role, "content": message.content}
-    calls = extra.get("tool_calls")
-    if isinstance(calls, list | tuple):
-        extra["tool_calls"] = [_checked(call) for call in calls]
-    thought = extra.get("reasoning_content") or extra.get("reasoning")
-    if thought:
-        extra |= {"reasoning_content": thought, "reasoning": thought}
-        if not message.content:
-            extra.setdefault("thinking", thought)
-    return fields | extra | fields
+    written: list[Dict] = []
+    for message in messages:
+        extra = dict(message.extra or {})
+        fields: Dict = {"role": message.role, "content": message.content}
+        calls = extra.get("tool_calls")
+        if isinstance(calls, list | tuple):
+            extra["tool_calls"] = [_checked(call) for call in calls]
+        thought = extra.get("reasoning_content") or extra.get("reasoning")
+        if thought:
+            extra |= {"reasoning_content": thought, "reasoning": thought}
+            if not message.content:
+                extra.setdefault("thinking", thought)
+        written.append(fields | extra | fields)
+    return written
 
 
 def _checked(call: object) -> Dict:

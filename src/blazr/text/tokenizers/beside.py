@@ -9,8 +9,8 @@ from pathlib import Path
 from blazr.core.errors import CheckpointError
 from blazr.core.gguf_header import Value
 from blazr.text import sidecars
+from blazr.text.tokenizers.byte_pair import LARGEST_GAP
 from blazr.text.tokenizers.gguf_entries import CONTROL, KEY, UNKNOWN, UNUSED, USER_DEFINED
-from blazr.text.tokenizers.ranks import LARGEST_GAP
 
 
 class UnknownKindError(CheckpointError):

@@ -125,17 +125,14 @@ def find_tokenizer(
             reason="in the GGUF file itself",
             load=lambda: gguf.from_metadata(metadata, name=name),
         )
-    found = _find_beside(directory) if directory is not None else None
-    return found or _guess(vocab_size)
-
-
-def _find_beside(directory: Path) -> TokenizerChoice | None:
-    file, unread = find_file(directory), _unread_file(directory)
-    if file is not None:
-        return _of_file(file, "beside the weights")
-    if unread is not None:
-        return TokenizerChoice(name=None, reason=f"{unread} tells of a vocabulary that is not here")
-    return None
+    if directory is not None:
+        file = find_file(directory)
+        if file is not None:
+            return _of_file(file, "beside the weights")
+        if unread := _unread_file(directory):
+            reason = f"{unread} tells of a vocabulary that is not here"
+            return TokenizerChoice(name=None, reason=reason)
+    return _guess(vocab_size)
 
 
 def _guess(vocab_size: int | None) -> TokenizerChoice:

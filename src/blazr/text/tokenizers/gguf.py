@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from typing_extensions import override
@@ -95,7 +95,14 @@ class GgufTokenizer(Tokenizer):
         }
         special = frozenset(special_ids.values())
         self._encode_part, to_bytes, adds_bos = KINDS[kind](entries, special)
-        self._bytes = _all_bytes(entries, special, to_bytes)
+        self._bytes = [
+            text.encode()
+            if token_id in special
+            else b""
+            if each == UNUSED
+            else to_bytes(text, each)
+            for token_id, (text, each) in enumerate(zip(tokens, types, strict=False))
+        ]
         super().__init__(
             name=name,
             size=len(tokens),
@@ -167,17 +174,3 @@ def _end_ids(entries: Entries) -> list[int]:
         ends = [token_id for token_id in ends if entries.tokens[token_id] != _PART_END]
     ends += [ids[name] for name in _END_NAMES if name in names and name in ids]
     return list(dict.fromkeys(ends))
-
-
-def _all_bytes(
-    entries: Entries, special: frozenset[int], to_bytes: Callable[[str, int], bytes]
-) -> list[bytes]:
-    found = []
-    for token_id, (text, kind) in enumerate(zip(entries.tokens, entries.types, strict=False)):
-        if token_id in special:
-            found.append(text.encode())
-        elif kind == UNUSED:
-            found.append(b"")
-        else:
-            found.append(to_bytes(text, kind))
-    return found

@@ -10,8 +10,8 @@ from pathlib import Path
 from blazr.core.errors import CheckpointError
 from blazr.text import sidecars
 from blazr.text.tokenizer import Tokenizer
+from blazr.text.tokenizers.byte_pair import LARGEST_GAP, from_ranks, parse_ranks
 from blazr.text.tokenizers.hf import MARKER
-from blazr.text.tokenizers.ranks import LARGEST_GAP, from_ranks, parse_ranks
 
 # So many ids behind those of the file are special, whether they have names or not.
 _RESERVED = 256

@@ -17,7 +17,7 @@ from pathlib import Path
 from blazr.core.errors import CheckpointError
 from blazr.text import sidecars
 from blazr.text.tokenizer import Tokenizer
-from blazr.text.tokenizers.ranks import LARGEST_ID, from_ranks
+from blazr.text.tokenizers.byte_pair import LARGEST_ID, from_ranks
 
 
 def load(path: str) -> Tokenizer:
@@ -26,27 +26,23 @@ def load(path: str) -> Tokenizer:
     Raises:
         CheckpointError: A file cannot be read, or cannot encode every text.
     """
+    import splintr
+
     file = Path(path)
     options = sidecars.read_json(file.with_name(file.name + ".json"))
+    pattern = options.get("pattern")
+    if pattern is not None and not isinstance(pattern, str):
+        raise CheckpointError('"pattern" must be a string.', found=repr(pattern)[:100])
     special_ids = _special_ids(options, file.name)
     return from_ranks(
         sidecars.read_bytes(file),
-        _pattern(options),
+        pattern or splintr.CL100K_BASE_PATTERN,
         file=file,
         name=file.stem,
         named_ids=special_ids,
         eos_ids=_named_ids(options.get("eos_token"), special_ids, file.name),
         bos_id=next(iter(_named_ids(options.get("bos_token"), special_ids, file.name)), None),
     )
-
-
-def _pattern(options: Mapping[str, object]) -> str:
-    import splintr
-
-    pattern = options.get("pattern")
-    if pattern is not None and not isinstance(pattern, str):
-        raise CheckpointError('"pattern" must be a string.', found=repr(pattern)[:100])
-    return pattern or splintr.CL100K_BASE_PATTERN
 
 
 def _special_ids(options: Mapping[str, object], name: str) -> dict[str, int]:

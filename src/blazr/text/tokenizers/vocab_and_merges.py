@@ -15,9 +15,9 @@ from blazr.core.gguf_header import Value
 from blazr.text import sidecars
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers.beside import UnknownKindError, metadata_of
+from blazr.text.tokenizers.byte_pair import LARGEST_GAP
 from blazr.text.tokenizers.gguf import from_metadata
 from blazr.text.tokenizers.gguf_entries import COMPOSES, KEY, LARGEST_ID, NORMAL, UNUSED
-from blazr.text.tokenizers.ranks import LARGEST_GAP
 
 MERGES = "merges.txt"
 # Transformers' classes, and the pattern of each.
@@ -58,11 +58,16 @@ def metadata(file: Path) -> dict[str, Value]:
             hint="save a tokenizer.json: AutoTokenizer.from_pretrained(…).save_pretrained(…)",
         )
     tokens, types = _tokens(file)
+    try:
+        lines = sidecars.read_bytes(file.with_name(MERGES)).decode().split("\n")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{MERGES} is no text.", found=str(error)[:100]) from error
+    merges = [each.removesuffix("\r") for each in lines]
     return {
         KEY + "model": "gpt2",
         KEY + "pre": _PATTERNS[kind],
         KEY + COMPOSES: _PATTERNS[kind] == "qwen2",
-        KEY + "merges": _merges(file.with_name(MERGES)),
+        KEY + "merges": merges[merges[0].startswith("#version") :],
         KEY + "add_bos_token": config.get("add_bos_token") is True,
         **metadata_of(tokens, types, file.parent, roles={}),
     }
@@ -91,12 +96,3 @@ def _tokens(file: Path) -> tuple[list[str], array[int]]:
         ) from None
     tokens = [names.get(i, f"[PAD{i}]") for i in range(behind)]
     return tokens, array("i", (NORMAL if i in names else UNUSED for i in range(behind)))
-
-
-def _merges(file: Path) -> list[str]:
-    try:
-        lines = sidecars.read_bytes(file).decode().split("\n")
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{file.name} is no text.", found=str(error)[:100]) from error
-    lines = [each.removesuffix("\r") for each in lines]
-    return lines[1:] if lines[0].startswith("#version") else lines

@@ -36,11 +36,8 @@ def choose_tool_format(
     )
     by_family = (row for row in rows if family in row.families)
     # the tokens of oxidizr's vocabularies are in them whoever the model is
-    by_vocab = (row for row in rows if "oxidizr" not in row.families and _has_tokens(row, vocab))
+    others = (row for row in rows if "oxidizr" not in row.families)
+    by_vocab = (row for row in others if row.markers and row.markers[0] in vocab)
     for found in (*by_template, *by_family, *by_vocab):
         return found
     return TOOL_FORMATS[DEFAULT]
-
-
-def _has_tokens(row: ToolFormat, vocab: Container[str]) -> bool:
-    return bool(row.markers) and row.markers[0] in vocab
