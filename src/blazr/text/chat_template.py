@@ -271,13 +271,13 @@ class ChatTemplate:
         Some templates drop the thoughts of earlier turns then, or move the tools.
         """
         try:
-            later = self._render_as(
+            extended = self._render_as(
                 spelling, chat, add_generation_prompt=False, followed_by=_NEXT_TURN
             )
         except RequestError:  # it cannot be told
             return len(text)
-        lengths = range(1, min(len(text), len(later)) + 1)
-        return bisect_left(lengths, 1, key=lambda count: text[:count] != later[:count])
+        lengths = range(1, min(len(text), len(extended)) + 1)
+        return bisect_left(lengths, 1, key=lambda count: text[:count] != extended[:count])
 
     def _render_as(
         self,

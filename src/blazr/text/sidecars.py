@@ -11,6 +11,8 @@ from blazr.core.errors import CheckpointError
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 _LARGEST_BYTES = 64 * 2**20
+# A token with an id this far behind the others is an error, and would cost memory to believe.
+LARGEST_GAP = 2**16
 _DIGITS = re.compile(r"[0-9]{1,7}")
 
 
@@ -72,8 +74,16 @@ def more_special_names(directory: Path) -> list[str]:
     return [name for name in names if name]
 
 
-def added_tokens(directory: Path) -> dict[int, tuple[str, bool]]:
-    """Tokens declared beside a vocabulary's file: their names by id, and which are special."""
+def added_tokens(directory: Path, *, num_tokens: int) -> dict[int, tuple[str, bool]]:
+    """Tokens declared beside a vocabulary's file: their names by id, and which are special.
+
+    Args:
+        directory: Where the files are.
+        num_tokens: How many tokens the vocabulary has without them.
+
+    Raises:
+        CheckpointError: A file cannot be read, or an id lies far behind the others.
+    """
     found: dict[int, tuple[str, bool]] = {}
     for name, token_id in read_json(directory / "added_tokens.json").items():
         if type(token_id) is int and token_id >= 0 and _text(name):
@@ -83,6 +93,12 @@ def added_tokens(directory: Path) -> dict[int, tuple[str, bool]]:
         text = _text(token)
         if text and isinstance(token, Mapping) and _DIGITS.fullmatch(key):
             found[int(key)] = (text, token.get("special") is True)
+    last = max(found, default=0)
+    if last > num_tokens + LARGEST_GAP:
+        raise CheckpointError(
+            f"a token is declared far behind the {num_tokens} others.",
+            found=f"{found[last][0]!r} with the id {last}"[:100],
+        )
     return found
 
 

@@ -303,9 +303,10 @@ class Splitter:
     def push(self, text: str) -> list[Piece]:
         """Take more text."""
         for start in range(0, len(text), _LONGEST_BITE):  # what is read again stays short
-            rest = text[start : start + _LONGEST_BITE]
-            while rest:
-                rest = self._pass(rest) if self._running is None else self._advance(rest)
+            unread = text[start : start + _LONGEST_BITE]
+            while unread:
+                is_outside = self._running is None
+                unread = self._pass(unread) if is_outside else self._advance(unread)
         return self._take()
 
     def flush(self, *, is_cut: bool = False) -> list[Piece]:

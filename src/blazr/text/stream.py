@@ -159,9 +159,9 @@ class TextStream:
         if not used:
             return []
         self._num_tokens += used
-        text, *rest = merge(["", *pieces])
+        text, *others = merge(["", *pieces])
         first = TextDelta(self._index, str(text), tuple(token_ids[:used]), tuple(logprobs[:used]))
-        return [first, *self._events(rest)]
+        return [first, *self._events(others)]
 
     def finish(self, reason: str) -> list[Event]:
         """The reply ended; get what is still held back, and `Finished`.
@@ -255,7 +255,7 @@ class TextStream:
         return ToolCallDelta(self._index, self._num_calls - 1, arguments=text, is_custom=is_custom)
 
     def _end_input(self) -> Iterator[Event]:
-        rest = "" if self._input is None else self._input.flush()
-        if rest:
-            yield self._arguments(rest)
+        unsent = "" if self._input is None else self._input.flush()
+        if unsent:
+            yield self._arguments(unsent)
         self._input = None

@@ -9,7 +9,6 @@ from pathlib import Path
 from blazr.core.errors import CheckpointError
 from blazr.core.gguf_header import Value
 from blazr.text import sidecars
-from blazr.text.tokenizers.byte_pair import LARGEST_GAP
 from blazr.text.tokenizers.gguf_entries import CONTROL, KEY, UNKNOWN, UNUSED, USER_DEFINED
 
 
@@ -39,14 +38,8 @@ def metadata_of(
     """
     tokens, types = list(tokens), array("i", types)
     num_tokens = len(tokens)
-    added = sidecars.added_tokens(directory)
-    behind = max(added, default=0) + 1
-    if behind > len(tokens) + LARGEST_GAP:
-        raise CheckpointError(
-            f"a token is declared far behind the {len(tokens)} others.",
-            found=f"{added[behind - 1][0]!r} with the id {behind - 1}"[:100],
-        )
-    for token_id in range(len(tokens), behind):
+    added = sidecars.added_tokens(directory, num_tokens=num_tokens)
+    for token_id in range(num_tokens, max(added, default=0) + 1):
         tokens.append(f"[PAD{token_id}]")
         types.append(UNUSED)
     roles = {**roles, **sidecars.token_names(directory)}

@@ -21,8 +21,6 @@ from blazr.text.tokenizers.sentencepiece import longest_of
 
 # A rank far beyond any vocabulary is an error in the file, and would cost memory to believe.
 LARGEST_ID = 2**22
-# So is a special token this far behind the others.
-LARGEST_GAP = 2**16
 # A pattern that leaves out any of this would lose text without a word.
 _PROBE = "Ab1 é\u4e2d  \U0001f600\t_\r\n\n 'll\u00a0\u200d\x00."
 

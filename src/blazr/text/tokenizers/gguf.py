@@ -144,10 +144,10 @@ class GgufTokenizer(Tokenizer):
         if isinstance(part, int):
             yield part
             return
-        first, *rest = part.split(name)
+        first, *others = part.split(name)
         eats_space = self._eats_space and name not in {"<unk>", "<s>", "<|endoftext|>"}
         yield first
-        for each in rest:
+        for each in others:
             yield token_id
             yield each.lstrip(_SPACES) if eats_space else each
 

@@ -68,18 +68,18 @@ def _sentencepiece(
 
 def _tidier(entries: Entries, whole: Collection[str]) -> Callable[[str, bool], str]:
     """What SentencePiece does to a text before it looks for pieces."""
-    first_prefix = SPACE if entries.flag("add_space_prefix", default=True) else ""
-    later_prefix = "" if entries.flag(SPACE_PREFIX_ONCE, default=False) else first_prefix
-    is_thrifty = entries.flag("remove_extra_whitespaces", default=False)
+    prefix_at_start = SPACE if entries.flag("add_space_prefix", default=True) else ""
+    prefix_after_token = "" if entries.flag(SPACE_PREFIX_ONCE, default=False) else prefix_at_start
+    removes_spaces = entries.flag("remove_extra_whitespaces", default=False)
     replace = CharacterMap(entries.bytes("precompiled_charsmap"), kept=whole)
 
     def tidy(text: str, is_first: bool) -> str:  # noqa: FBT001
-        prefix = first_prefix if is_first else later_prefix
+        prefix = prefix_at_start if is_first else prefix_after_token
         text = replace(text)
-        if is_thrifty:
+        if removes_spaces:
             text = " ".join(each for each in text.split(" ") if each)
         text = (prefix + text).replace(" ", SPACE) if text else ""
-        return text.rstrip(SPACE) if is_thrifty else text
+        return text.rstrip(SPACE) if removes_spaces else text
 
     return tidy
 

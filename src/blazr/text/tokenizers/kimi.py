@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from blazr.core.errors import CheckpointError
 from blazr.text import sidecars
 from blazr.text.tokenizer import Tokenizer
-from blazr.text.tokenizers.byte_pair import LARGEST_GAP, from_ranks, parse_ranks
+from blazr.text.tokenizers.byte_pair import from_ranks, parse_ranks
 from blazr.text.tokenizers.hf import MARKER
 
 # So many ids behind those of the file are special, whether they have names or not.
@@ -29,11 +28,7 @@ def load(path: str) -> Tokenizer:
     data = sidecars.read_bytes(file)
     first = max(parse_ranks(data, file.name).values()) + 1
     names = {each: f"<|reserved_token_{each}|>" for each in range(first, first + _RESERVED)}
-    added = sidecars.added_tokens(file.parent)
-    if max(added, default=0) > first + LARGEST_GAP:
-        raise CheckpointError(
-            f"a token is declared far behind the {first} others.", found=f"the id {max(added)}"
-        )
+    added = sidecars.added_tokens(file.parent, num_tokens=first)
     names |= {token_id: name for token_id, (name, _) in added.items()}
     ids = {name: token_id for token_id, name in names.items()}
     roles = sidecars.token_names(file.parent)

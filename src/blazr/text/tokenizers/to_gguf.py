@@ -89,7 +89,12 @@ def _of_tokenizer_json(file: Path, vocab_size: int) -> dict[str, Value]:
     base: dict[str, Value] = {KEY + "tokens": tokens, KEY + "token_type": memoryview(types)}
     base |= _roles(tokenizer, file.parent)
     ways = _ways(stored, tokens, types) if tokens else ()
-    return next((each for way in ways if _agree(tokenizer, each := base | way)), {})
+    ids = tokenizer.encode(_HARD)
+    for way in ways:
+        found = base | way
+        if from_metadata(found, name=tokenizer.name).encode(_HARD) == ids:
+            return found
+    return {}
 
 
 def _padded(metadata: dict[str, Value], vocab_size: int) -> dict[str, Value]:
@@ -204,12 +209,6 @@ def _merged(
     for has_space in (True, False):
         space = {KEY + "add_space_prefix": has_space, KEY + "scores": scores}
         yield {KEY + "model": "llama", KEY + "pre": "default", **space}
-
-
-def _agree(tokenizer: HuggingFaceTokenizer, metadata: Mapping[str, Value]) -> bool:
-    """Whether both make the same tokens of a hard text."""
-    other = from_metadata(metadata, name=tokenizer.name)
-    return other.encode(_HARD) == tokenizer.encode(_HARD)
 
 
 def _templates(directory: Path) -> dict[str, Value]:

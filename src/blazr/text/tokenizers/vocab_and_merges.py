@@ -15,7 +15,6 @@ from blazr.core.gguf_header import Value
 from blazr.text import sidecars
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers.beside import UnknownKindError, metadata_of
-from blazr.text.tokenizers.byte_pair import LARGEST_GAP
 from blazr.text.tokenizers.gguf import from_metadata
 from blazr.text.tokenizers.gguf_entries import COMPOSES, KEY, LARGEST_ID, NORMAL, UNUSED
 
@@ -83,7 +82,7 @@ def _tokens(file: Path) -> tuple[list[str], array[int]]:
             expected="tokens, each with an id that no other has",
         )
     behind = max(names) + 1
-    if behind > len(names) + LARGEST_GAP:
+    if behind > len(names) + sidecars.LARGEST_GAP:
         raise CheckpointError(
             f"{file.name} has an id far behind the others.",
             found=f"{behind - 1}, and {len(names)} tokens",

@@ -73,8 +73,8 @@ def as_function_call(call: Mapping[str, object]) -> Mapping[str, object]:
         return call
     custom = _custom(call)
     function = {"name": custom.get("name"), "arguments": {INPUT: custom.get("input") or ""}}
-    rest = {key: value for key, value in call.items() if key != "custom"}
-    return {**rest, "type": "function", "function": function}
+    others = {key: value for key, value in call.items() if key != "custom"}
+    return {**others, "type": "function", "function": function}
 
 
 def _custom(tool: Mapping[str, object]) -> Mapping[str, object]:
