@@ -280,7 +280,11 @@ def render_models() -> str:
         for name in FAMILIES
     )
     architectures = (
-        (f"`{name}`", ", ".join(each for each in gguf if _architecture(each) == name))
+        (
+            f"`{name}`",
+            ", ".join(each for each in gguf if _architecture(each) == name)
+            or "by the names of the gguf package: logits of transformers",
+        )
         for name in ARCHITECTURES
     )
     return "\n\n".join(

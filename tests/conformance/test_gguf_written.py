@@ -165,5 +165,6 @@ def test_the_eps_of_inner_norms_has_a_key_of_its_own(tmp_path: Path) -> None:
     assert_same_network(network(tmp_path / "model.gguf"), network(source), IDS)
 
 
-def test_every_architecture_can_be_written() -> None:
-    assert all(row.families for row in ARCHITECTURES.values())
+def test_every_architecture_with_a_family_of_its_own_can_be_written() -> None:
+    written = {name.split("-")[0] for name in MODELS}
+    assert {name.split("-")[0] for name, row in ARCHITECTURES.items() if row.families} == written

@@ -80,10 +80,12 @@ _LFM2_NORM = (Rule("token_embd_norm.weight", "norm.weight"),)
 # in files of converters, this one has no ending
 _FALCON_NORM = (Rule("blk.{i}.ffn_norm", "layers.{i}.feed_forward_norm.weight"),)
 
+_LLAMA = {"": "mistral", "experts": "mixtral"}
+
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
         "llama": Architecture(
-            read_by={"": "mistral", "experts": "mixtral"},
+            read_by=_LLAMA,
             biases=_ALL_BIASES,
             families=("llama", "mistral", "mixtral"),
             pairs_rows=True,
@@ -265,5 +267,20 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             families=("kimi_linear",),
             hybrid=True,
         ),
+        # Models of other types that are one of the families above but for what is said here.
+        "internlm2": Architecture(read_by=_LLAMA, pairs_rows=True),
+        "xverse": Architecture(read_by=_LLAMA, pairs_rows=True),
+        "exaone": Architecture(read_by=_LLAMA),
+        "pangu-embedded": Architecture(read_by=_LLAMA),
+        "seed_oss": Architecture(read_by=_LLAMA, late_norm=True),
+        "arcee": Architecture(read_by=_LLAMA, pairs_rows=True, says={"hidden_act": "relu2"}),
+        "qwen2vl": Architecture(read_by={"": "qwen2"}),
+        "qwen3vl": Architecture(read_by={"": "qwen3"}),
+        "qwen3vlmoe": Architecture(read_by={"": "qwen3_moe"}),
+        "ernie4_5": Architecture(read_by={"": "glm"}),
+        "dots1": Architecture(read_by={"": "glm4_moe"}),
+        "minimax-m2": Architecture(read_by={"": "glm4_moe"}),
+        "nemotron": Architecture(read_by={"": "starcoder2"}, says={"hidden_act": "relu2"}),
+        "stablelm": Architecture(read_by={"": "starcoder2"}, says={"hidden_act": "silu"}),
     }
 )

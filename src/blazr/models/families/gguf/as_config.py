@@ -42,7 +42,7 @@ def family_of(file: GgufFile) -> str:
         return more["window"]
     if "sigmoid" in more and file.integer("expert_gating_func", 0) == SIGMOID:
         return more["sigmoid"]
-    return more.get("", row.families[0])
+    return more[""] if "" in more else row.families[0]
 
 
 def in_words_of_config(file: GgufFile) -> Words:
@@ -192,7 +192,7 @@ def _attention(file: GgufFile) -> Words:
     is_still = file.row.rotation == "metadata" and file.flag("rope.scaling.finetuned") is False
     words["position_embedding_type"] = "nope" if is_still else "rope"
     # half a channel more, as the product is cut off to a whole number
-    share = {} if rotated == dim else {"partial_rotary_factor": (rotated + 0.5) / dim}
+    share: Words = {} if rotated == dim else {"partial_rotary_factor": (rotated + 0.5) / dim}
     return words | _rotation(file, rotated, share)
 
 

@@ -1,0 +1,140 @@
+"""Architectures that are a family under another name: the logits of the transformers library.
+
+Names of tensors and keys are those of the ``gguf`` package, llama.cpp's own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from blazr.models.families.gguf.architectures import ARCHITECTURES
+from blazr.models.loading.load import load
+from blazr.nn.device import resolve_device
+from tests.support import ggufs
+from tests.support.closeness import assert_same_network
+from tests.support.references import reference_logits, save_reference
+
+gguf = pytest.importorskip("gguf", reason="names and keys are llama.cpp's")
+pytest.importorskip("transformers", reason="the models are the transformers library's")
+
+CPU = resolve_device("cpu")
+IDS = list(range(3, 30))
+_EXPERTS = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+    "norm_topk_prob": True,
+}
+_WIDE = {"hidden_size": 32, "num_attention_heads": 4}
+_ROUTED = {"expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 1.7}
+# By the architecture: whose model it is, its settings, and the metadata that say the same.
+CASES: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
+    **dict.fromkeys(("internlm2", "xverse", "exaone", "pangu-embedded"), ("llama", {}, {})),
+    "seed_oss": ("seed_oss", {"attention_bias": True, "head_dim": 12}, {}),
+    "arcee": ("arcee", {}, {}),
+    "qwen2vl": ("qwen2", {}, {}),
+    "qwen3vl": ("qwen3", {}, {}),
+    "qwen3vlmoe": (
+        "qwen3_moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20,
+            "norm_topk_prob": True,
+        },
+        {},
+    ),
+    "ernie4_5": ("ernie4_5", {"use_bias": False}, {}),
+    "dots1": ("dots1", _EXPERTS, _ROUTED),
+    "minimax-m2": (
+        "minimax_m2",
+        {"num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 6},
+        {"expert_gating_func": 2},
+    ),
+    "nemotron": ("nemotron", {**_WIDE, "norm_eps": 1e-5, "partial_rotary_factor": 0.5}, {}),
+    "stablelm": (
+        "stablelm",
+        {**_WIDE, "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "use_qkv_bias": True},
+        {},
+    ),
+}
+
+
+def tensors_of(directory: Path, arch: str, heads: tuple[int, int]) -> dict[str, Tensor]:
+    """The model's tensors under llama.cpp's names, laid out as its converter says."""
+    kind = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    names = gguf.get_tensor_name_map(kind, 8)
+    found: dict[str, Tensor] = {}
+    experts: dict[str, dict[int, Tensor]] = {}
+    for name, tensor in load_file(directory / "model.safetensors").items():
+        number = re.search(r"experts\.(\d+)\.", name)
+        plain = re.sub(r"experts\.\d+\.", "experts.", name)
+        theirs = names.get_name(plain, try_suffixes=(".weight", ".bias"))
+        if theirs is None and plain.endswith("e_score_correction_bias"):
+            theirs = names.get_name(plain.removesuffix("_bias")) or names.get_name(plain)
+            theirs = f"{theirs}.bias"
+        assert theirs is not None, name
+        if number:
+            experts.setdefault(theirs, {})[int(number[1])] = tensor
+            continue
+        if arch == "nemotron" and "norm" in theirs and theirs.endswith("weight"):
+            tensor = tensor + 1  # noqa: PLW2901  (its norms store their weights less one)
+        for part, count in zip(("attn_q.", "attn_k."), heads, strict=True):
+            if part in theirs and ARCHITECTURES[arch].pairs_rows:
+                tensor = tensor.unflatten(0, (count, 2, -1)).transpose(1, 2).flatten(0, 2)  # noqa: PLW2901
+        found[theirs] = tensor
+    for name, each in experts.items():
+        found[name] = torch.stack([each[index] for index in sorted(each)])
+    return found
+
+
+def metadata_of(config: dict[str, object], arch: str) -> dict[str, object]:
+    heads = int(str(config["num_attention_heads"]))
+    dim = int(str(config.get("head_dim") or int(str(config["hidden_size"])) // heads))
+    rope = dict(config["rope_parameters"])
+    eps = next(v for k, v in config.items() if k in {"rms_norm_eps", "norm_eps", "layer_norm_eps"})
+    share = rope.get("partial_rotary_factor") or 1.0
+    keys = gguf.Keys
+    known = {
+        keys.LLM.BLOCK_COUNT: config["num_hidden_layers"],
+        keys.LLM.CONTEXT_LENGTH: 1024,
+        keys.Attention.HEAD_COUNT: heads,
+        keys.Attention.HEAD_COUNT_KV: config["num_key_value_heads"],
+        keys.Attention.KEY_LENGTH: dim,
+        keys.Attention.VALUE_LENGTH: dim,
+        keys.Attention.LAYERNORM_RMS_EPS: eps,
+        keys.Rope.FREQ_BASE: rope["rope_theta"],
+        keys.Rope.DIMENSION_COUNT: config.get("rotary_dim") or int(dim * share),
+        keys.LLM.EXPERT_USED_COUNT: config.get("num_experts_per_tok", 0),
+    }
+    said = {key.format(arch=arch): value for key, value in known.items()}
+    more = {f"{arch}.{key}": value for key, value in CASES[arch][2].items()}
+    return {"general.architecture": arch, **said, **more}
+
+
+def test_every_architecture_without_a_file_of_the_converter_is_here() -> None:
+    assert set(CASES) == {name for name, row in ARCHITECTURES.items() if not row.families}
+
+
+@pytest.mark.parametrize("arch", CASES)
+def test_the_same_logits_as_by_transformers(arch: str, tmp_path: Path) -> None:
+    kind, changes, _ = CASES[arch]
+    (tmp_path / "hf").mkdir()
+    theirs = save_reference(kind, tmp_path / "hf", seed=len(arch), changes=changes)
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    heads = config["num_attention_heads"], config["num_key_value_heads"]
+    tensors = tensors_of(tmp_path / "hf", arch, heads)
+    path = ggufs.write(tmp_path / "m.gguf", tensors, metadata_of(config, arch))
+    found = load(str(path), device=CPU, dtype="float32").module
+    expected = reference_logits(theirs, IDS)
+    assert_same_network(found, expected, torch.tensor([IDS]))
