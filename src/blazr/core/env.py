@@ -60,7 +60,10 @@ ENV: Table[Variable] = Table(
             ),
             Variable("BLAZR_MEMORY", "like --memory; the flag goes before its variable"),
             Variable("BLAZR_PREFIX_CACHE", "0 is blazr serve --no-prefix-cache"),
-            Variable("BLAZR_KERNELS", "reference, or kernels for avx512, avx2, neon or portable"),
+            Variable(
+                "BLAZR_KERNELS",
+                "reference, or kernels for avx512_bf16, avx512, avx2, neon or portable",
+            ),
             Variable(
                 "BLAZR_KEEP_PACKED",
                 "1 keeps weights as they are packed at load in HF_HOME/blazr for the next start",

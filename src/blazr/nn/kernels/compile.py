@@ -21,11 +21,10 @@ LIBRARY = SOURCES.parent / "libblazr_cpu.so.1"  # no name that Python would impo
 # instructions. By what the compiler makes code for; the other files are empty there.
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _Flags = dict[str, tuple[str, ...]]  # by source file
+_AVX512 = (*_AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")))
 _X86: _Flags = {
-    "kernels_avx512.cpp": (
-        *_AVX2,
-        *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16", "vnni")),
-    ),
+    "kernels_avx512_bf16.cpp": (*_AVX512, "-mavx512bf16"),
+    "kernels_avx512.cpp": _AVX512,
     "kernels_avx2.cpp": _AVX2,
 }
 _ARM: _Flags = {"kernels_neon.cpp": ("-march=armv8.2-a+dotprod",)}

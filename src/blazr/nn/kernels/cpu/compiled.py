@@ -16,7 +16,7 @@ from blazr.nn.kernels.recording import NativeCall, recording
 # As kernels.hpp numbers them.
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 # As library.cpp numbers them, best first.
-ISAS = ("avx512", "avx2", "neon", "portable")
+ISAS = ("avx512_bf16", "avx512", "avx2", "neon", "portable")
 
 # Each is ``blazr_NAME(const Struct* call, int threads)``.
 _ENTRIES = (

@@ -1,4 +1,5 @@
-// AVX-512 with BF16 and VNNI (Cooper Lake, Sapphire Rapids, Zen 4 and later).
+// AVX-512 with VNNI (Ice Lake, Tiger Lake), and with BF16 as well (Cooper Lake, Sapphire Rapids, Zen 4
+// and later).
 #pragma once
 
 #include <immintrin.h>
@@ -38,8 +39,31 @@ struct Avx512 {
   }
 };
 
+// Numbers of bf16 are widened in registers: each is the upper half of a float32.
 template <>
 struct Dot<Avx512, bf16> {
+  struct Reg {
+    __m512 even, odd;
+  };
+  static constexpr int step = 32, cols = 4, pieces = 2;
+  template <int kPiece>
+  static __m512 piece(const bf16* p) {
+    const __m512i pairs = _mm512_loadu_si512(p);
+    return _mm512_castsi512_ps(kPiece ? _mm512_and_si512(pairs, _mm512_set1_epi32(int(0xffff0000)))
+                                      : _mm512_slli_epi32(pairs, 16));
+  }
+  static Reg load(const bf16* p) { return {piece<0>(p), piece<1>(p)}; }
+  static Reg load_tail(const bf16* p, int n) { return padded_load<Dot>(p, n); }
+  static __m512 dot(__m512 acc, const Reg& a, const Reg& b) {
+    return _mm512_fmadd_ps(a.odd, b.odd, _mm512_fmadd_ps(a.even, b.even, acc));
+  }
+};
+
+#if defined(__AVX512BF16__)
+struct Avx512Bf16 : Avx512 {};
+
+template <>
+struct Dot<Avx512Bf16, bf16> {
   using Reg = __m512i;
   static constexpr int step = 32, cols = Avx512::kTile;
   static Reg load(const bf16* p) { return _mm512_loadu_si512(p); }
@@ -60,5 +84,7 @@ struct Dot<Avx512, bf16> {
     return _mm512_set1_epi32(two);
   }
 };
+
+#endif
 
 }  // namespace
