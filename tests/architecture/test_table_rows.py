@@ -51,7 +51,7 @@ EXTENSIBLE = {
     "server/openai/responses": (
         "ROUTES",
         lambda row: row.handler.__module__,
-        {"items", "rendering", "replay", "replies", "tools"},
+        {"items", "rendering", "replay", "tools"},
     ),
     "text/tokenizers": (
         "TOKENIZERS",

@@ -75,7 +75,7 @@ def test_a_model_sleeps_and_is_the_same_when_it_wakes(running: Loopback, level: 
     assert post(running, "/sleep", level=level) == {"is_sleeping": True}
     (slot,) = running.models.slots
     assert slot.service is None
-    assert (slot.resting is not None) == (level == 1)
+    assert (slot.offloaded is not None) == (level == 1)
     assert running.client.get("/models").json()["data"][0]["status"] == {"value": "sleeping"}
     assert running.client.post("/completion", json={"prompt": "a"}).status_code == 503
     assert post(running, "/wake_up") == {"is_sleeping": False}
@@ -90,7 +90,7 @@ def test_deeper_sleep(running: Loopback) -> None:
     told = tokens(running)
     post(running, "/sleep", level=1)
     post(running, "/sleep", level=2)
-    assert running.models.slots[0].resting is None
+    assert running.models.slots[0].offloaded is None
     post(running, "/wake_up")
     assert tokens(running)["tokens"] == told["tokens"]
 

@@ -152,7 +152,10 @@ class Route:
 
     def __post_init__(self) -> None:
         hints = get_type_hints(self.handler)
-        answer = hints.pop("return")
+        answer = hints.pop("return", None)
+        if answer is None or len(hints) != 1 or get_origin(*hints.values()) is not Call:
+            name = getattr(self.handler, "__qualname__", repr(self.handler))
+            raise TypeError(f"{name} needs annotations: (call: Call[Body]) -> Reply, a Struct")
         (call,) = hints.values()
         (body,) = get_args(call)
         is_union = get_origin(answer) in {Union, UnionType}
@@ -256,13 +259,7 @@ def _decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> msgspec.Struct:
     except RecursionError:
         raise HttpError(400, "the JSON is nested too deep.", code="invalid_json") from None
     except msgspec.ValidationError as error:
-        field = _FIELD.search(str(error))
-        raise HttpError(
-            400,
-            clean(f"{error}.", 200),
-            param=field[1] if field else None,
-            code="invalid_value",
-        ) from None
+        raise _invalid_value(error) from None
     except msgspec.DecodeError as error:
         message = clean(f"the body is not JSON: {error}.", 200)
         raise HttpError(400, message, code="invalid_json") from None
@@ -279,31 +276,32 @@ def _decode_query(kind: type[msgspec.Struct], given: Mapping[str, str]) -> msgsp
     try:
         return msgspec.convert(dict(given), kind, strict=False)
     except msgspec.ValidationError as error:
-        field = _FIELD.search(str(error))
-        message = clean(f"{error}.", 200)
-        name = field[1] if field else None
-        raise HttpError(400, message, param=name, code="invalid_value") from None
+        raise _invalid_value(error) from None
+
+
+def _invalid_value(error: msgspec.ValidationError) -> HttpError:
+    field = _FIELD.search(str(error))
+    message = clean(f"{error}.", 200)
+    return HttpError(400, message, param=field[1] if field else None, code="invalid_value")
 
 
 def _check_depth(body: object) -> None:
     """Refuse what is nested deeper than any honest request; the types allow free-form fields."""
     layer: list[object] = [body]
     for _ in range(MAX_JSON_DEPTH):
-        layer = [inner for outer in layer for inner in _inside(outer)]
-        if not layer:
+        inner: list[object] = []
+        for value in layer:
+            if isinstance(value, msgspec.Struct):
+                inner += [getattr(value, name) for name in value.__struct_fields__]
+            elif isinstance(value, dict):
+                inner += value.values()
+            elif isinstance(value, list):
+                # numbers and strings hold nothing: a prompt of a million ids is not walked twice
+                inner += [x for x in value if isinstance(x, list | dict | msgspec.Struct)]
+        if not inner:
             return
+        layer = inner
     raise HttpError(400, "the JSON is nested too deep.", code="invalid_json")
-
-
-def _inside(value: object) -> list[object]:
-    if isinstance(value, msgspec.Struct):
-        return [getattr(value, name) for name in value.__struct_fields__]
-    if isinstance(value, dict):
-        return list(value.values())
-    if isinstance(value, list):
-        # numbers and strings hold nothing: a prompt of a million ids is not walked twice
-        return [each for each in value if isinstance(each, list | dict | msgspec.Struct)]
-    return []
 
 
 async def _read_body(scope: Scope, receive: Receive, config: ServerConfig) -> bytes:
@@ -335,7 +333,12 @@ async def _read_body(scope: Scope, receive: Receive, config: ServerConfig) -> by
 
 async def _until_gone(receive: Receive, work: Coroutine[object, object, None]) -> None:
     """Run ``work``, and cancel it when the client leaves first. It has ended on return."""
-    gone = asyncio.create_task(_wait_gone(receive))
+
+    async def wait_for_disconnect() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    gone = asyncio.create_task(wait_for_disconnect())
     task = asyncio.create_task(work)
     try:
         await asyncio.wait({gone, task}, return_when=asyncio.FIRST_COMPLETED)
@@ -345,8 +348,3 @@ async def _until_gone(receive: Receive, work: Coroutine[object, object, None]) -
         gone.cancel()
         task.cancel()
         await asyncio.gather(gone, task, return_exceptions=True)
-
-
-async def _wait_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

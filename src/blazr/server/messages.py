@@ -56,34 +56,36 @@ def to_messages(messages: list[ChatMessage]) -> list[Message]:
             found=str(len(messages)),
             expected=f"at most {MAX_MESSAGES}",
         )
-    return [_to_message(each) for each in messages]
+    found = []
+    for message in messages:
+        if message.images:
+            raise RequestError("this model reads only text.", param="messages", found="images")
+        extra = {
+            name: getattr(message, name)
+            for name in ("name", "tool_calls", "tool_call_id")
+            if getattr(message, name) is not None
+        }
+        thought = message.reasoning_content or message.reasoning or message.thinking
+        if thought:
+            extra["reasoning_content"] = thought
+        # templates know no developers
+        role = "system" if message.role == "developer" else message.role
+        found.append(Message(role=role, content=_text_of(message.content), extra=extra or None))
+    return found
 
 
-def _to_message(message: ChatMessage) -> Message:
-    content = message.content
-    if message.images:
-        raise RequestError("this model reads only text.", param="messages", found="images")
-    if isinstance(content, list):
-        content = "".join(_text_of(part) for part in content)
-    extra = {
-        name: getattr(message, name)
-        for name in ("name", "tool_calls", "tool_call_id")
-        if getattr(message, name) is not None
-    }
-    thought = message.reasoning_content or message.reasoning or message.thinking
-    if thought:
-        extra["reasoning_content"] = thought
-    # templates know no developers
-    role = "system" if message.role == "developer" else message.role
-    return Message(role=role, content=content, extra=extra or None)
-
-
-def _text_of(part: ContentPart) -> str:
-    if part.type != "text" or part.text is None:
-        raise RequestError(
-            "a part of a message is not text; this model reads only text.",
-            param="messages",
-            found=repr(part.type[:50]),
-            expected="'text'",
-        )
-    return part.text
+def _text_of(content: str | list[ContentPart] | None) -> str | None:
+    """The text of a message's content; None where it has none."""
+    if not isinstance(content, list):
+        return content
+    text = ""
+    for part in content:
+        if part.type != "text" or part.text is None:
+            raise RequestError(
+                "a part of a message is not text; this model reads only text.",
+                param="messages",
+                found=repr(part.type[:50]),
+                expected="'text'",
+            )
+        text += part.text
+    return text

@@ -58,9 +58,8 @@ class RequestContextMiddleware:
             return
         started_s, started = monotonic(), datetime.now(UTC)
         headers = Headers(scope=scope)
-        request_id = _request_id(headers.get("x-request-id", ""))
-        scope["request_id"] = request_id
-        scope["path"] = _below(self._state.config.root_path, scope["path"])
+        request_id = scope["request_id"] = _request_id(headers)
+        scope["path"] = _without_prefix(self._state.config.root_path, scope["path"])
         facts: dict[str, str | int] = scope.setdefault("facts", {})
         status = 0
         if _log.isEnabledFor(logging.DEBUG):
@@ -123,6 +122,9 @@ class AuthMiddleware:
     ) -> None:
         self._app = app
         self._state = state
+        # a server for this machine alone and without a key answers to no other name
+        config = state.config
+        self._is_local = config.is_loopback and not config.uds and not config.api_keys
         self._open_paths = open_paths
         # a path with a parameter opens all that begins like it
         self._open_prefixes = tuple(path.partition("{")[0] for path in open_paths if "{" in path)
@@ -133,8 +135,16 @@ class AuthMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or raise what refuses it."""
         headers = Headers(scope=scope)
-        _check_header_size(headers)
-        _check_host(headers, self._state.config)
+        num_bytes = sum(len(name) + len(value) for name, value in headers.raw)
+        if num_bytes > MAX_HEADER_BYTES or len(headers.raw) > MAX_HEADER_FIELDS:
+            raise HttpError(
+                431,
+                f"the headers are too large: at most {MAX_HEADER_FIELDS} fields and "
+                f"{MAX_HEADER_BYTES} bytes.",
+                code="headers_too_large",
+            )
+        if self._is_local:
+            _check_host(headers)
         if scope["method"] == "POST":
             _check_site(headers, self._state.config)
         path = scope["path"]
@@ -164,7 +174,7 @@ class AuthMiddleware:
         if scheme.lower() == "bearer":
             shown = token.strip()
         digest = hashlib.sha256(shown.encode("utf-8", "surrogateescape")).digest()
-        # every key is compared, so that time tells nothing about which one was close
+        # every key is compared, so that timing does not say which one was close
         matches = [hmac.compare_digest(digest, each) for each in known]
         if not any(matches):
             raise HttpError(
@@ -176,33 +186,22 @@ class AuthMiddleware:
         return digest.hex()
 
 
-def _request_id(given: str) -> str:
+def _request_id(headers: Headers) -> str:
+    """The client's, where it can be echoed and logged, or a new one."""
+    given = headers.get("x-request-id", "")
     is_fit = 0 < len(given) <= _MAX_REQUEST_ID and given.isascii() and given.isprintable()
     return given if is_fit else uuid.uuid4().hex
 
 
-def _below(root: str, path: str) -> str:
-    """A path as our routes have it; a proxy may have left its prefix on, or taken it off."""
+def _without_prefix(root: str, path: str) -> str:
+    """A path as our routes have it; a proxy may leave its prefix on, or take it off."""
     if root and (path == root or path.startswith(f"{root}/")):
         return path[len(root) :] or "/"
     return path
 
 
-def _check_header_size(headers: Headers) -> None:
-    num_bytes = sum(len(name) + len(value) for name, value in headers.raw)
-    if num_bytes > MAX_HEADER_BYTES or len(headers.raw) > MAX_HEADER_FIELDS:
-        raise HttpError(
-            431,
-            f"the headers are too large: at most {MAX_HEADER_FIELDS} fields and "
-            f"{MAX_HEADER_BYTES} bytes.",
-            code="headers_too_large",
-        )
-
-
-def _check_host(headers: Headers, config: ServerConfig) -> None:
+def _check_host(headers: Headers) -> None:
     """Refuse foreign names for this machine: a web page may have pointed its own name here."""
-    if not config.is_loopback or config.uds or config.api_keys:
-        return
     host = headers.get("host", "").strip()
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     if name and name.lower() not in LOOPBACK:

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
+from blazr.core import garbage
 from blazr.core.errors import BlazrError, CapacityError
-from blazr.core.garbage import unload
 from blazr.llm.async_llm import AsyncLLM, AsyncReply
 from blazr.llm.bundle import ModelBundle, ModelInfo
 from blazr.llm.load import start_engine
@@ -55,11 +55,11 @@ class Service:
         state.metrics.watch(name, llm.core.engine.stats)
 
     def hold(self) -> None:
-        """Keep it in memory until as many calls of `release`."""
+        """Count a user; it stays in memory until as many calls of `release`."""
         self.num_users += 1
 
     def release(self) -> None:
-        """Whoever called `hold` needs it no more."""
+        """A user has ended."""
         self.num_users -= 1
         if not self.num_users:
             self._on_idle(self)
@@ -98,10 +98,10 @@ class ModelSource:
 
     Args:
         name: What clients call it.
-        open: Loads it; called on a worker thread, and again after it was let go.
+        open: Loads it; called on a worker thread, and again after it was unloaded.
         aliases: More names it answers to.
         num_bytes: Memory it is expected to take, before it was ever loaded.
-        stays: It cannot be loaded again, and so is never let go.
+        stays: It cannot be loaded again, and so is never unloaded.
     """
 
     name: str
@@ -119,16 +119,16 @@ class ModelSlot:
         source: Where it comes from.
         num_bytes: Memory it takes, or is expected to take.
         service: The model, while it is in memory.
-        loading: What loads it, meanwhile.
-        info: About it, once it is known.
-        used: When it was last used, in the order of all uses.
-        waiting: Who will be told when it is loaded.
-        timer: What will let it go when nobody uses it.
-        idle_s: Silence after which it leaves, if a client has asked for that; infinity keeps it.
-        resting: Its weights, where they stay in memory without an engine.
-        opener: Loads it, where its weights are not those of its source any more.
+        loading: The task that loads it, meanwhile.
+        info: Its size and limits, once it was loaded.
+        last_used: When it was last used, in the order of all uses.
+        waiting: Requests that wait until it is loaded.
+        timer: Unloads it when nobody uses it.
+        idle_s: Idle seconds until it is unloaded, as a client has asked; infinity keeps it.
+        offloaded: Its weights, where they stay in memory without an engine.
+        loader: Loads it, where its weights are not those of its source any more.
         is_asleep: Whether nobody gets it until it is woken.
-        wakes: Whether it then comes back into memory by itself.
+        reloads: Whether it then comes back into memory by itself.
         has_failed: Whether it could not be loaded when that was last tried.
     """
 
@@ -137,19 +137,19 @@ class ModelSlot:
     service: Service | None = None
     loading: asyncio.Task[None] | None = None
     info: ModelInfo | None = None
-    used: int = 0
+    last_used: int = 0
     waiting: list[asyncio.Future[Service]] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
     idle_s: float | None = None
-    resting: ModelBundle | None = None
-    opener: Callable[[], ModelBundle] | None = None
+    offloaded: ModelBundle | None = None
+    loader: Callable[[], ModelBundle] | None = None
     is_asleep: bool = False
-    wakes: bool = False
+    reloads: bool = False
     has_failed: bool = False
 
     @property
     def status(self) -> ModelState:
-        """Where it is in its life."""
+        """Whether it is in memory, on its way there, or asleep."""
         if self.is_asleep:
             return "sleeping"
         if self.service is not None:
@@ -161,23 +161,23 @@ class ModelSlot:
         """Memory it takes now."""
         if self.service is not None:
             return self.num_bytes
-        return 0 if self.resting is None else self.resting.info.size_bytes
+        return 0 if self.offloaded is None else self.offloaded.info.size_bytes
 
     @property
     def bundle(self) -> ModelBundle | None:
         """Its weights in memory; None without, or where no engine can be started again."""
-        return self.resting if self.service is None else self.service.llm.core.bundle
+        return self.offloaded if self.service is None else self.service.llm.core.bundle
 
     def open(self) -> AsyncLLM:
         """Load it; on a worker thread."""
-        if self.resting is not None:
-            return AsyncLLM.of(start_engine(self.resting))
-        if self.opener is not None:
-            return AsyncLLM.of(start_engine(self.opener()))
+        if self.offloaded is not None:
+            return AsyncLLM.of(start_engine(self.offloaded))
+        if self.loader is not None:
+            return AsyncLLM.of(start_engine(self.loader()))
         return self.source.open()
 
     def check_awake(self) -> None:
-        """Refuse it to those who come while it sleeps.
+        """Refuse requests while it sleeps.
 
         Raises:
             HttpError: 503.
@@ -190,8 +190,8 @@ class ModelSlot:
                 headers={"Retry-After": "10"},
             )
 
-    def check_returns(self) -> None:
-        """Refuse to lose it.
+    def check_reloadable(self) -> None:
+        """Refuse to unload what could not be loaded again.
 
         Raises:
             HttpError: 400, it could not be loaded again.
@@ -206,9 +206,9 @@ class ModelSlot:
         return ModelEvent(self.source.name, self.status, self.has_failed)
 
     def take_waiting(self) -> list[asyncio.Future[Service]]:
-        """Those who wait and have not left; they are to be told now."""
+        """The requests that wait and have not been cancelled; nobody waits after that."""
         waiting, self.waiting = self.waiting, []
-        return [turn for turn in waiting if not turn.done()]
+        return [waiter for waiter in waiting if not waiter.done()]
 
 
 class Models:
@@ -229,10 +229,10 @@ class Models:
         for slot in self.slots:
             for name in (slot.source.name, *slot.source.aliases):
                 self._by_name.setdefault(name, slot)
-        self._live: set[Service] = set()  # also those that are let go when their requests end
+        self._live: set[Service] = set()  # also those that are unloaded when their requests end
         self._emptied = asyncio.Event()
         self.events = EventBus()
-        self.changing = asyncio.Lock()  # who holds it lets models come and go
+        self.changing = asyncio.Lock()  # held while a model is loaded or unloaded
         self.updating = asyncio.Lock()
         self._clock = count(1)
         self._working: set[asyncio.Task[None]] = set()
@@ -252,7 +252,7 @@ class Models:
 
     def adopt(self, llm: AsyncLLM) -> None:
         """The first model has been loaded already: this is it."""
-        self._occupy(self.slots[0], llm)
+        self._attach(self.slots[0], llm)
         name = self.slots[0].source.name
         self.state.metrics.count("blazr_model_loads", model=name, outcome="ok")
 
@@ -286,14 +286,23 @@ class Models:
             HttpError: 404, there is none of that name; 500 or 503, it cannot be loaded.
         """
         slot = self.find(name)
-        service = await self._take(slot)
-        slot.used = next(self._clock)
+        service = await self._acquire(slot)
+        slot.last_used = next(self._clock)
         if slot.timer is not None:
             slot.timer.cancel()
         try:
             yield service
         finally:
             service.release()
+
+    async def load(self, slot: ModelSlot) -> None:
+        """Bring a model into memory, as if somebody had used it.
+
+        Raises:
+            HttpError: 500 or 503, it cannot be loaded.
+        """
+        async with self.using(slot.source.name):
+            pass
 
     def idle_s(self, slot: ModelSlot) -> float:
         """Silence after which a model leaves the memory; infinity where it stays."""
@@ -305,16 +314,16 @@ class Models:
         return [slot.service for slot in self.slots if slot.service is not None]
 
     def begin(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Begin what goes on to its end, whether anybody waits for it or not."""
+        """Start a task that runs to its end, whether anybody awaits it or not."""
         task = asyncio.create_task(work)
         self._working.add(task)  # the loop alone would forget it
         task.add_done_callback(self._working.discard)
         return task
 
-    async def let_go(self, slot: ModelSlot) -> None:
-        """Take a model from memory once those who use it have ended; nobody new gets it.
+    async def unload(self, slot: ModelSlot) -> None:
+        """Free a model's memory once the requests that use it have ended; no new one gets it.
 
-        Whoever calls it holds `changing`.
+        The caller holds `changing`.
         """
         service, slot.service = slot.service, None
         assert service is not None
@@ -324,9 +333,9 @@ class Models:
         self._live.discard(service)
         self.state.metrics.unwatch(service.name)
         await service.llm.close()
-        _log.info("%s is let go", service.name)
+        _log.info("%s is unloaded", service.name)
         del service
-        await asyncio.to_thread(unload)  # engines are full of cycles
+        await asyncio.to_thread(garbage.unload)  # engines are full of cycles
         self.events.publish(slot.event)
 
     def fail(self) -> None:
@@ -339,8 +348,8 @@ class Models:
         for service in self._live:
             service.llm.core.close()
 
-    async def _take(self, slot: ModelSlot) -> Service:
-        """A model, held; whoever takes it releases it."""
+    async def _acquire(self, slot: ModelSlot) -> Service:
+        """A model, loaded and held; the caller releases it."""
         slot.check_awake()
         if slot.service is not None:
             slot.service.hold()
@@ -348,17 +357,17 @@ class Models:
         if slot.loading is None:
             slot.loading = asyncio.create_task(self._load(slot))
             self.events.publish(slot.event)
-        turn: asyncio.Future[Service] = asyncio.get_running_loop().create_future()
-        slot.waiting.append(turn)
+        waiter: asyncio.Future[Service] = asyncio.get_running_loop().create_future()
+        slot.waiting.append(waiter)
         try:
-            return await turn
+            return await waiter
         except asyncio.CancelledError:
-            if not turn.cancelled() and turn.exception() is None:
-                turn.result().release()  # it came in the same moment
+            if not waiter.cancelled() and waiter.exception() is None:
+                waiter.result().release()  # it came in the same moment
             raise
 
     async def _load(self, slot: ModelSlot) -> None:
-        """Bring a model into memory, at its turn; those who wait get it, or the error."""
+        """Bring a model into memory, one at a time; those who wait get it, or the error."""
         name, failure = slot.source.name, None
         try:
             async with self.changing:
@@ -376,7 +385,15 @@ class Models:
             raise
         except BaseException as error:  # noqa: BLE001  (a panic in a native library is one)
             _log.exception("%s cannot be loaded", name)
-            failure = _failure(name, error)
+            lacks_memory = isinstance(error, CapacityError | MemoryError)
+            reason = error.message if isinstance(error, BlazrError) else type(error).__name__
+            failure = HttpError(
+                503 if lacks_memory else 500,
+                f"the model {clean(name, 100)!r} cannot be loaded: {reason}",
+                param="model",
+                code="model_not_loaded",
+                headers={"Retry-After": "10"} if lacks_memory else None,
+            )
         finally:
             slot.loading = None
         outcome = "ok" if failure is None else "failed"
@@ -384,44 +401,44 @@ class Models:
         slot.has_failed = failure is not None
         self.events.publish(slot.event)
         if failure is not None:
-            for turn in slot.take_waiting():
-                turn.set_exception(failure)
+            for waiter in slot.take_waiting():
+                waiter.set_exception(failure)
 
     async def _admit(self, slot: ModelSlot, llm: AsyncLLM) -> None:
-        """A model is in memory: see whether it may stay, and whether others still can."""
+        """Put a model that was loaded into its slot, if it fits; others may have to go."""
         slot.info, slot.num_bytes = llm.core.info, memory_of(llm)
         try:
             self._check_size(slot)
         except HttpError:
             await llm.close()
             raise
-        self._occupy(slot, llm)
+        self._attach(slot, llm)
         await self._make_room(slot)
 
-    def _occupy(self, slot: ModelSlot, llm: AsyncLLM) -> None:
+    def _attach(self, slot: ModelSlot, llm: AsyncLLM) -> None:
         service = Service(llm, slot.source.name, self.state, on_idle=self._on_idle)
         slot.service, slot.info, slot.num_bytes = service, llm.core.info, memory_of(llm)
-        slot.used, slot.resting = next(self._clock), None
+        slot.last_used, slot.offloaded = next(self._clock), None
         self._live.add(service)
-        for turn in slot.take_waiting():
+        for waiter in slot.take_waiting():
             service.hold()  # so that it stays until they are there
-            turn.set_result(service)
+            waiter.set_result(service)
 
     @property
     def _bound(self) -> float:
         return self.state.config.models_memory_bytes or float("inf")
 
     async def _make_room(self, newcomer: ModelSlot) -> None:
-        """Let the least recently used models go until the rest fits with the newcomer."""
+        """Unload the least recently used models until the rest fits with the newcomer."""
         while True:
             others = [each for each in self.slots if each is not newcomer and each.held_bytes]
             total = newcomer.num_bytes + sum(each.held_bytes for each in others)
             if total <= self._bound or not others:
                 return
-            oldest = min(others, key=lambda each: each.used)
+            oldest = min(others, key=lambda each: each.last_used)
             if oldest.service is not None:
-                await self.let_go(oldest)
-            oldest.resting = None
+                await self.unload(oldest)
+            oldest.offloaded = None
 
     def _check_size(self, slot: ModelSlot) -> None:
         """Refuse a model that is too large even alone."""
@@ -441,37 +458,23 @@ class Models:
             return
         if slot.timer is not None:
             slot.timer.cancel()
-        idle_s, loop = self.idle_s(slot), asyncio.get_running_loop()
-        slot.timer = (
-            None if idle_s == float("inf") else loop.call_later(idle_s, self._time_out, slot)
-        )
+        slot.timer = None
 
-    def _time_out(self, slot: ModelSlot) -> None:
-        async def leave() -> None:
+        async def unload_if_idle() -> None:
             async with self.changing:
                 if slot.service is not None and not slot.service.num_users:
-                    await self.let_go(slot)
+                    await self.unload(slot)
 
-        if slot.service is not None and not slot.service.num_users:
-            self.begin(leave())
+        idle_s = self.idle_s(slot)
+        if idle_s != float("inf"):
+            loop = asyncio.get_running_loop()
+            slot.timer = loop.call_later(idle_s, lambda: self.begin(unload_if_idle()))
 
 
 def memory_of(llm: AsyncLLM) -> int:
     """Bytes of its weights and caches."""
     caches = llm.core.engine.stats().get("cache_bytes", 0)
     return llm.core.info.size_bytes + int(caches)
-
-
-def _failure(name: str, error: BaseException) -> HttpError:
-    lacks_memory = isinstance(error, CapacityError | MemoryError)
-    reason = error.message if isinstance(error, BlazrError) else type(error).__name__
-    return HttpError(
-        503 if lacks_memory else 500,
-        f"the model {clean(name, 100)!r} cannot be loaded: {reason}",
-        param="model",
-        code="model_not_loaded",
-        headers={"Retry-After": "10"} if lacks_memory else None,
-    )
 
 
 def _mib(num_bytes: float) -> str:

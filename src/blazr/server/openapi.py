@@ -20,6 +20,7 @@ from starlette.responses import Response
 import blazr
 from blazr.engine.sampling_params import RANGES, SamplingParams
 from blazr.server.endpoint import Route
+from blazr.server.params import ALIASES
 from blazr.server.schema import Schema
 
 _REFERENCE = "#/components/schemas/"
@@ -32,30 +33,16 @@ _DIALECTS = {
 }
 _NUMBERS = {"integer", "number"}
 _BOUNDS = {name: (low, high) for name, low, high in RANGES}
-# What dialects call sampling parameters that have other names here.
-_SYNONYMS = {
-    "max_completion_tokens": "max_tokens",
-    "max_new_tokens": "max_tokens",
-    "max_output_tokens": "max_tokens",
-    "n_probs": "logprobs",
-    "n_predict": "max_tokens",
-    "num_predict": "max_tokens",
-    "repeat_penalty": "repetition_penalty",
-    "top_logprobs": "logprobs",
+# Sampling parameters by what dialects call them.
+_NAMES = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
+# What each sampling parameter does, from where that is written.
+_ARGS = (inspect.getdoc(SamplingParams) or "").partition("Args:\n")[2].partition("\n\n")[0]
+_ABOUT = {
+    name: " ".join(words.replace("``", "`").split())
+    for name, words in re.findall(r"^ {4}(\w+): ((?:.|\n {6,})+)", _ARGS, re.MULTILINE)
 }
 # Where dialects have a meaning for what is below the least: all of it, or to the end.
 _LOWEST: Mapping[str, int | None] = {"top_k": -1, "n_predict": -1, "num_predict": None}
-
-
-def _documented() -> dict[str, str]:
-    """What each sampling parameter does, from where that is written."""
-    text = (inspect.getdoc(SamplingParams) or "").partition("Args:\n")[2].partition("\n\n")[0]
-    found = re.findall(r"^ {4}(\w+): ((?:.|\n {6,})+)", text, re.MULTILINE)
-    about = {name: " ".join(words.replace("``", "`").split()) for name, words in found}
-    return about | {name: about[same] for name, same in _SYNONYMS.items()}
-
-
-_ABOUT = _documented()
 
 
 def describe(routes: Iterable[Route]) -> dict[str, object]:
@@ -112,12 +99,17 @@ class _Schemas:
         for name, schema in self.components.items():
             if name not in structs:
                 raise ValueError(f"two types are called {name.rpartition('.')[2]}")
-            schema.update(getattr(structs[name], "schema_extra", {}))
-            if name not in read:
-                _as_sent(schema, structs[name])
+            struct, fields = structs[name], schema.get("properties", {})
+            schema.update(getattr(struct, "schema_extra", {}))
+            if name in read:
+                for field, about in fields.items():
+                    _explain(field, about)
                 continue
-            for field, about in schema.get("properties", {}).items():
-                _explain(field, about)
+            # of a Struct that is sent everything is always there that is not UNSET
+            unset = {x.name for x in msgspec.structs.fields(struct) if x.default is msgspec.UNSET}
+            schema["required"] = [field for field in fields if field not in unset]
+            for about in fields.values():
+                about.pop("default", None)
 
     def of(self, kind: object) -> Schema:
         """The schema of a type."""
@@ -168,18 +160,6 @@ def _one_of(kind: Any) -> Schema:
         }
         schema["discriminator"] = {"propertyName": "type", "mapping": by_type}
     return schema
-
-
-def _as_sent(schema: Schema, struct: type[msgspec.Struct]) -> None:
-    """Say of a Struct that is sent what is always there: everything that is not `UNSET`."""
-    optional = {
-        field.encode_name
-        for field in msgspec.structs.fields(struct)
-        if field.default is msgspec.UNSET
-    }
-    for field in schema["properties"].values():
-        field.pop("default", None)
-    schema["required"] = [name for name in schema["properties"] if name not in optional]
 
 
 def _name(row: Route) -> str:
@@ -241,16 +221,17 @@ def _responses(row: Route, schemas: _Schemas) -> dict[str, object]:
     }
 
 
-def _explain(name: str, field: Schema) -> None:
+def _explain(field: str, schema: Schema) -> None:
     """Say what a sampling parameter does and within which bounds, where a field is one."""
-    about = _ABOUT.get(name)
-    choices = [each for each in field.get("anyOf", [field]) if each.get("type") in _NUMBERS]
-    if about is None or field.get("description") or "default" not in field:
+    name = _NAMES.get(field, field)
+    if name not in _ABOUT or schema.get("description") or "default" not in schema:
         return
-    field["description"] = about
-    for choice in choices:
-        low, high = _BOUNDS.get(_SYNONYMS.get(name, name), (None, None))
-        bounds = {"minimum": _LOWEST.get(name, low), "maximum": high}
+    schema["description"] = _ABOUT[name]
+    for choice in schema.get("anyOf", [schema]):
+        if choice.get("type") not in _NUMBERS:
+            continue
+        low, high = _BOUNDS.get(name, (None, None))
+        bounds = {"minimum": _LOWEST.get(field, low), "maximum": high}
         choice |= {key: bound for key, bound in bounds.items() if bound is not None}
-        if _SYNONYMS.get(name, name) == "repetition_penalty":  # it divides
+        if name == "repetition_penalty":  # it divides
             choice["exclusiveMinimum"] = choice.pop("minimum")

@@ -121,11 +121,14 @@ def refuse_foreign(raw: bytes, body: msgspec.Struct) -> None:
             raise RequestError(f"this endpoint has no {name}.", param=name, hint=_REFUSED[name][0])
 
 
-# What dialects call what has one name inside.
+# What dialects call fields that have one name inside.
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "max_tokens": (
-        *("max_completion_tokens", "max_output_tokens", "max_new_tokens"),
-        *("n_predict", "num_predict"),
+        "max_completion_tokens",
+        "max_output_tokens",
+        "max_new_tokens",
+        "n_predict",
+        "num_predict",
     ),
     "repetition_penalty": ("repeat_penalty",),
     "stop": ("stop_sequences",),
@@ -224,7 +227,7 @@ class TruncatingBody(msgspec.Struct, kw_only=True):
     truncation_side: Literal["left", "right"] | None = None
 
     @property
-    def cut(self) -> Truncation | None:
+    def prompt_truncation(self) -> Truncation | None:
         """What is asked for; -1 keeps what fits.
 
         Raises:

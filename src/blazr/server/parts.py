@@ -113,7 +113,7 @@ class PartsRenderer(Renderer[W, E], Generic[W, E]):
     def part_extended(
         self, part: ReplyPart, text: str, tokens: Sequence[TokenText] = ()
     ) -> Iterable[E]:
-        """What to send when a part goes on."""
+        """What to send when a part has grown."""
 
     @abstractmethod
     def part_finished(self, part: ReplyPart) -> Iterable[E]:

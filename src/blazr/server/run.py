@@ -58,7 +58,7 @@ class Renderer(ABC, Generic[W, E]):
 class Run:
     """One request being answered: its reply, what has come of it so far, its measures.
 
-    Whoever has one calls `close`, whatever happened.
+    Its owner calls `close`, whatever happened.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class Run:
         *,
         n: int,
         started_s: float,
-        tells_abort: bool = False,
+        reports_abort: bool = False,
     ) -> None:
         names = {call.request_id, call.id, *(getattr(call.body, name, None) for name in _NAMES)}
         self.call = call
         self.service = call.service
         self._reply = reply
         self._n = n
-        self._tells_abort = tells_abort
+        self._reports_abort = reports_abort
         self._started_s = started_s
         self._first: PromptDone | None = None
         self._last_s: dict[int, float] = {}
@@ -90,15 +90,15 @@ class Run:
         call: Call[object],
         requests: Sequence[GenerationRequest],
         *,
-        tells_abort: bool = False,
+        reports_abort: bool = False,
     ) -> Run:
         """Begin to generate.
 
         Args:
-            call: For whom.
-            requests: What.
-            tells_abort: Whether the dialect can say that a reply was ended where it stood, so that
-                this is no failure.
+            call: The request it answers.
+            requests: What to generate.
+            reports_abort: Whether the dialect has a finish reason for replies that were aborted, so
+                that this is no failure.
 
         Raises:
             RequestError: A request asks for something impossible.
@@ -112,7 +112,7 @@ class Run:
             call.service.count("blazr_requests", outcome="rejected")
             raise
         n = requests[0].params.n
-        return cls(call, reply, n=n, started_s=started_s, tells_abort=tells_abort)
+        return cls(call, reply, n=n, started_s=started_s, reports_abort=reports_abort)
 
     @property
     def is_done(self) -> bool:
@@ -126,13 +126,19 @@ class Run:
         except Exception:
             self._has_failed = True
             raise
+        now_s = monotonic()
         for event in events:
             self._gathered.push(event)
             self._has_failed |= self.failure_of(event) is not None
-            if isinstance(event, PromptDone) and event.reuse:
+            if isinstance(event, PromptDone):
+                self.service.first_token(now_s - self._started_s)
                 is_first = self._first is None or event.index < self._first.index
-                self._first = event if is_first else self._first
-            self._measure(event)
+                if event.reuse and is_first:
+                    self._first = event
+            elif isinstance(event, TextDelta):
+                if event.index in self._last_s:
+                    self.service.between_tokens(now_s - self._last_s[event.index])
+                self._last_s[event.index] = now_s
         return events
 
     @property
@@ -153,7 +159,7 @@ class Run:
         """The error that an event amounts to, if it is one."""
         if not isinstance(event, Finished) or event.reason not in _FAILURES:
             return None
-        if event.reason == "abort" and self._tells_abort:
+        if event.reason == "abort" and self._reports_abort:
             return None
         message = event.error or "the reply was ended."
         return HttpError(_FAILURES[event.reason], message, code=f"generation_{event.reason}")
@@ -229,16 +235,6 @@ class Run:
             output_tokens=usage.completion_tokens,
         )
 
-    def _measure(self, event: Event) -> None:
-        now_s = monotonic()
-        if isinstance(event, PromptDone):
-            self.service.first_token(now_s - self._started_s)
-        elif isinstance(event, TextDelta):
-            before_s = self._last_s.get(event.index)
-            if before_s is not None:
-                self.service.between_tokens(now_s - before_s)
-            self._last_s[event.index] = now_s
-
 
 class RunStream(Stream[E]):
     """Streams what a run generates.
@@ -283,7 +279,7 @@ class RunStream(Stream[E]):
         except Exception as error:
             if not self._has_begun:
                 raise
-            # the status is sent: this is how it is told
+            # the status is sent already, so an event says it
             failure = HttpError.of(error)
             if failure.code == "internal_error":
                 _log.exception("a stream failed")

@@ -36,10 +36,11 @@ if TYPE_CHECKING:
 else:
 
     class OneOf:
-        """A union of Structs that are sent, told apart by a field that is not their first.
+        """A union of Structs whose ``type`` is not their first field; to type checkers, `Union`.
 
-        To type checkers it is `typing.Union`. msgspec tells Structs in a union apart by tags, which
-        it always writes first; this one is only described, never decoded.
+        msgspec allows Structs in a union only with tags, and writes a tag before all fields. What
+        clients know has ``id`` first, so these have no tag: they are encoded, never decoded, and
+        `blazr.server.openapi` writes the schema.
         """
 
         kinds: tuple[type[msgspec.Struct], ...]

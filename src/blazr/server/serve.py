@@ -41,7 +41,15 @@ def listen(config: ServerConfig) -> socket.socket:
             key cannot be used.
     """
     if config.tls_cert is not None:
-        _check_certificate(config.tls_cert, config.tls_key)
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(config.tls_cert, config.tls_key, password="")
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                "the TLS certificate cannot be used.",
+                found=str(error)[:200],
+                expected="a certificate and its key in PEM files, without a password",
+            ) from None
     if config.uds is not None:
         return _listen_on_file(Path(config.uds))
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
@@ -62,22 +70,11 @@ def listen(config: ServerConfig) -> socket.socket:
     return sock
 
 
-def _check_certificate(cert: str, key: str | None) -> None:
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            "the TLS certificate cannot be used.",
-            found=str(error)[:200],
-            expected="a certificate and its key in PEM files, without a password",
-        ) from None
-
-
 def _listen_on_file(path: Path) -> socket.socket:
     """A socket file that this user alone can connect to; one that nobody listens to is replaced."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        if path.is_socket() and not _answers(path):
+        if path.is_socket() and not _has_listener(path):
             path.unlink()
         sock.bind(str(path))
         path.chmod(0o600)
@@ -88,7 +85,7 @@ def _listen_on_file(path: Path) -> socket.socket:
     return sock
 
 
-def _answers(path: Path) -> bool:
+def _has_listener(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))
@@ -174,7 +171,7 @@ class PatientProtocol(H11Protocol):
         self.loop.call_later(self.header_timeout_s, self._close_if_silent)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has ended; whoever still works on an answer is told."""
+        """The connection has ended; its handler, if it still works, gets a disconnect."""
         super().connection_lost(exc)
         if self._refusal is not None:
             self.loop.remove_reader(self._refusal)
@@ -183,7 +180,7 @@ class PatientProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """A client has sent something.
 
-        The time it may be idle goes on until that is a request, and not for ever as uvicorn has it.
+        The idle timeout stays until that is a request; uvicorn would end it with the first byte.
         """
         self.conn.receive_data(data)
         self.handle_events()

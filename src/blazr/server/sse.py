@@ -55,7 +55,7 @@ def _encode_line(event: msgspec.Struct) -> bytes:
 
 
 DATA = Framing(_encode_data, end=b"data: [DONE]\n\n")  # OpenAI's older APIs
-ENDLESS_DATA = Framing(_encode_data)  # llama.cpp's server: the last event tells that it is the last
+ENDLESS_DATA = Framing(_encode_data)  # llama.cpp's server: no [DONE]
 NAMED = Framing(_encode_named)  # each event is named by its type, which is its Struct's tag
 LINES = Framing(_encode_line, keep_alive=b" ", media_type="application/x-ndjson")
 
@@ -152,7 +152,7 @@ class SendTimeout:
         self._began_s = None
 
     def has_cancelled(self) -> bool:
-        """Whether this timeout cancelled the task, and nobody else did; then the task goes on."""
+        """Whether this timeout, and nothing else, cancelled the task; that is then undone."""
         return self._has_cancelled and not self._task.uncancel()
 
     def close(self) -> None:

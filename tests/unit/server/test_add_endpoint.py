@@ -88,3 +88,11 @@ def test_two_types_of_one_name_are_refused() -> None:
     count_letters.__annotations__ = {"call": Call[None], "return": WordCount}
     with pytest.raises(ValueError, match="two types are called WordCount"):
         describe([ROW, Route("GET", "/letters", count_letters)])
+
+
+def test_a_handler_without_annotations_is_refused() -> None:
+    async def silent(call):
+        return None
+
+    with pytest.raises(TypeError, match="silent needs annotations"):
+        Route("GET", "/silent", silent)

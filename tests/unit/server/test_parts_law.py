@@ -13,10 +13,10 @@ from blazr.server.anthropic import messages
 from blazr.server.anthropic.rendering import MessageRenderer
 from blazr.server.endpoint import Call
 from blazr.server.openai import chat
-from blazr.server.openai.responses.rendering import ResponseRenderer
-from blazr.server.openai.responses.replies import (
+from blazr.server.openai.responses.rendering import (
     ResponseObject,
     ResponseReasoning,
+    ResponseRenderer,
     ResponseText,
 )
 from blazr.text.events import (

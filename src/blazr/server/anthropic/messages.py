@@ -193,7 +193,7 @@ def to_request(body: CountMessagesBody, call: Call[CountMessagesBody]) -> Genera
             name=choice.name,
             parallel=None if one is None else not one,
         ),
-        # what an assistant has begun to say is gone on with
+        # the reply continues what the assistant has begun to say
         continue_final_message=bool(messages) and messages[-1].role == "assistant",
         **call.scheduling(),
     )

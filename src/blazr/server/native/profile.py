@@ -80,7 +80,7 @@ async def stop_profile(call: Call[None]) -> ProfileState:
 async def _record(
     profile: Profile, engine: EngineProtocol, stop: asyncio.Event, path: Path
 ) -> Path:
-    """Let it go on until it is stopped or too long, and write it."""
+    """Record until it is stopped or too long, and write the file."""
     with suppress(TimeoutError):
         await asyncio.wait_for(stop.wait(), _LONGEST_S)
     await asyncio.to_thread(engine.call, profile.end)

@@ -51,8 +51,7 @@ async def load(call: Call[RouterBody]) -> Success:
 
     async def work() -> None:
         with suppress(HttpError):  # subscribers are told, and it is in the log
-            async with models.using(slot.source.name):
-                pass
+            await models.load(slot)
 
     models.begin(work())
     return Success()
@@ -61,13 +60,13 @@ async def load(call: Call[RouterBody]) -> Success:
 async def unload(call: Call[RouterBody]) -> Success:
     """Let a model go once those who use it have ended, and do not wait for that."""
     models, slot = call.models, call.models.find(call.body.model)
-    slot.check_returns()
+    slot.check_reloadable()
 
     async def work() -> None:
         async with models.changing:
-            slot.resting = None
+            slot.offloaded = None
             if slot.service is not None:
-                await models.let_go(slot)
+                await models.unload(slot)
 
     models.begin(work())
     return Success()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
 
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
-from blazr.server.models import Models, ModelSlot
+from blazr.server.models import ModelSlot
 from blazr.server.native.commands import Target, slots_of
 
 
@@ -35,25 +34,52 @@ class Sleeping(msgspec.Struct):
 
 async def sleep(call: Call[SleepBody]) -> Sleeping:
     """Free the memory of models; nobody gets them until they are woken."""
-    body, slots = call.body, slots_of(call, call.body.model)
+    body, models = call.body, call.models
+    slots = slots_of(call, body.model)
     keeps_weights, aborts = body.level != 2, body.mode == "abort"
-    for slot in slots:
-        _check(slot, keeps_weights=keeps_weights, aborts=aborts)
+
+    async def free(slot: ModelSlot) -> None:
+        async with models.changing:
+            slot.offloaded = slot.bundle if keeps_weights else None
+            if slot.service is not None:
+                await models.unload(slot)
+            else:
+                models.events.publish(slot.event)
+            if slot.offloaded is not None:
+                await asyncio.to_thread(slot.offloaded.offload)
+
+    for slot in slots:  # refuse what could not be undone, or would not come to an end
+        if not keeps_weights or slot.bundle is None:
+            slot.check_reloadable()
+        if slot.service is not None and slot.service.llm.core.engine.is_paused and not aborts:
+            raise HttpError(
+                409, "what is paused does not end: resume it, or send mode=abort.", code="paused"
+            )
     for slot in slots:
         if not slot.is_asleep:
-            slot.wakes, slot.is_asleep = slot.status != "unloaded", True
+            slot.reloads, slot.is_asleep = slot.status != "unloaded", True
         if slot.service is not None and aborts:
             slot.service.abort()
-    lie_down = partial(_lie_down, call.models, keeps_weights=keeps_weights)
-    await asyncio.shield(asyncio.gather(*(call.models.begin(lie_down(slot)) for slot in slots)))
+    await asyncio.shield(asyncio.gather(*(models.begin(free(slot)) for slot in slots)))
     return Sleeping(is_sleeping=True)
 
 
 async def wake_up(call: Call[WakeBody]) -> Sleeping:
     """Bring models that sleep back."""
+    models = call.models
     for slot in slots_of(call, call.body.model):
-        if slot.is_asleep:
-            await _wake(call.models, slot)
+        if not slot.is_asleep:
+            continue
+        async with models.changing:  # so that it has fallen asleep
+            slot.is_asleep = False
+        models.events.publish(slot.event)
+        try:
+            if slot.reloads:
+                await models.load(slot)
+        except HttpError:
+            slot.is_asleep = True
+            models.events.publish(slot.event)
+            raise
     return Sleeping(is_sleeping=False)
 
 
@@ -61,39 +87,3 @@ async def is_sleeping(call: Call[Target]) -> Sleeping:
     """Whether models sleep."""
     slots = slots_of(call, call.body.model)
     return Sleeping(is_sleeping=all(slot.is_asleep for slot in slots))
-
-
-def _check(slot: ModelSlot, *, keeps_weights: bool, aborts: bool) -> None:
-    """Refuse what could not be undone, or would not come to an end."""
-    if not keeps_weights or slot.bundle is None:
-        slot.check_returns()
-    if slot.service is not None and slot.service.llm.core.engine.is_paused and not aborts:
-        raise HttpError(
-            409, "what is paused does not end: resume it, or send mode=abort.", code="paused"
-        )
-
-
-async def _lie_down(models: Models, slot: ModelSlot, *, keeps_weights: bool) -> None:
-    async with models.changing:
-        slot.resting = slot.bundle if keeps_weights else None
-        if slot.service is not None:
-            await models.let_go(slot)
-        else:
-            models.events.publish(slot.event)
-        if slot.resting is not None:
-            await asyncio.to_thread(slot.resting.offload)
-
-
-async def _wake(models: Models, slot: ModelSlot) -> None:
-    """Let a model be used again; what was in memory returns there, or sleeps on if it cannot."""
-    async with models.changing:  # so that it has fallen asleep
-        slot.is_asleep = False
-    models.events.publish(slot.event)
-    try:
-        if slot.wakes:
-            async with models.using(slot.source.name):
-                pass
-    except HttpError:
-        slot.is_asleep = True
-        models.events.publish(slot.event)
-        raise

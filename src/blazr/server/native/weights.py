@@ -13,7 +13,6 @@ import msgspec
 
 from blazr.core.errors import BlazrError, CapacityError, RequestError
 from blazr.llm.bundle import ModelBundle
-from blazr.llm.text_engine import TextEngine
 from blazr.server.endpoint import Call
 from blazr.server.native.router import Success
 
@@ -43,30 +42,26 @@ async def update_weights(call: Call[WeightsBody]) -> Success:
     async def update() -> None:
         async with models.updating, models.using(slot.source.name) as service:
             core = service.llm.core
+            if core.bundle is None:
+                raise RequestError("the weights of this model cannot be changed.", param="model")
             bundle = await asyncio.to_thread(_read, core.bundle, path)
             if body.abort_all_requests:
                 service.abort()
-            await _go_on(core, bundle)
-            slot.opener = bundle.loader_of(str(path))
+            was_paused = core.engine.is_paused
+            try:
+                if not was_paused:
+                    await asyncio.wrap_future(core.engine.pause(finishes=True))
+                await asyncio.to_thread(core.replace_weights, bundle)
+            finally:
+                if not was_paused:
+                    await asyncio.to_thread(core.engine.resume)
+            slot.loader = bundle.loader_of(str(path))
 
     await asyncio.shield(models.begin(update()))
     return Success(message="Weights updated")
 
 
-async def _go_on(core: TextEngine, bundle: ModelBundle) -> None:
-    was_paused = core.engine.is_paused
-    try:
-        if not was_paused:
-            await asyncio.wrap_future(core.engine.pause(finishes=True))
-        await asyncio.to_thread(core.replace_weights, bundle)
-    finally:
-        if not was_paused:
-            await asyncio.to_thread(core.engine.resume)
-
-
-def _read(bundle: ModelBundle | None, path: Path) -> ModelBundle:
-    if bundle is None:
-        raise RequestError("the weights of this model cannot be changed.", param="model")
+def _read(bundle: ModelBundle, path: Path) -> ModelBundle:
     try:
         return bundle.with_weights(str(path))
     except CapacityError:
@@ -77,7 +72,7 @@ def _read(bundle: ModelBundle | None, path: Path) -> ModelBundle:
 
 
 def _allowed(folder: Path | None, given: str) -> Path:
-    """A path as the operator allows it; of others nothing is told, not even whether they exist."""
+    """A path below the operator's folder; errors do not say whether others exist."""
     if folder is None:
         hint = "start the server with --weights-dir"
         raise RequestError("no weights may be read.", param="model_path", hint=hint)

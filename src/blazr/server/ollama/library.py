@@ -159,17 +159,29 @@ class _PullStream(Stream[PullLine]):
 
 async def running(call: Call[None]) -> RunningList:
     """The models in memory."""
-    return RunningList(
-        [
+    now, now_s = datetime.now(UTC), asyncio.get_running_loop().time()
+    models = []
+    for slot in call.models.slots:
+        if slot.service is None:
+            continue
+        # when it is unloaded if nobody uses it again; a year stands for ever
+        left_s = min(call.models.idle_s(slot), _LONGEST_S)
+        if slot.timer is not None and not slot.service.num_users:
+            left_s = slot.timer.when() - now_s
+        tag = _tag(call, slot)
+        models.append(
             RunningModel(
-                **msgspec.structs.asdict(_tag(call, slot)),
-                expires_at=_expiry(call, slot),
+                name=tag.name,
+                model=tag.model,
+                modified_at=tag.modified_at,
+                size=tag.size,
+                digest=tag.digest,
+                details=tag.details,
+                expires_at=(now + timedelta(seconds=left_s)).isoformat(),
                 size_vram=slot.num_bytes,
             )
-            for slot in call.models.slots
-            if slot.service is not None
-        ]
-    )
+        )
+    return RunningList(models)
 
 
 async def show(call: Call[ShowBody]) -> ShownModel:
@@ -223,14 +235,6 @@ def _seconds(text: str) -> float:
         )
     parts = re.findall(_DURATION, size, re.ASCII)
     return sign * sum(float(number) * _UNITS_S[unit] for number, unit in parts)
-
-
-def _expiry(call: Call[None], slot: ModelSlot) -> str:
-    """When a model leaves the memory, if nobody uses it again; a year stands for ever."""
-    left_s = min(call.models.idle_s(slot), _LONGEST_S)
-    if slot.timer is not None and slot.service is not None and not slot.service.num_users:
-        left_s = slot.timer.when() - asyncio.get_running_loop().time()
-    return (datetime.now(UTC) + timedelta(seconds=left_s)).isoformat()
 
 
 def with_tag(name: str) -> str:

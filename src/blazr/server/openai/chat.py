@@ -201,7 +201,7 @@ class ChatChunk(Envelope, kw_only=True):
 async def answer(call: Call[ChatBody]) -> Reply[ChatCompletion, ChatChunk]:
     """Answer a chat."""
     request = to_request(call.body, call)
-    run = await Run.start(call, [request], tells_abort=True)
+    run = await Run.start(call, [request], reports_abort=True)
     renderer = ChatRenderer(call, n=request.params.n)
     return await reply(run, renderer, stream=call.body.stream)
 
@@ -235,7 +235,9 @@ def to_request(body: ChatBody, call: Call[ChatBody]) -> GenerationRequest:
         thinking_budget=None if budget == -1 else budget,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
-        truncation=Truncation(drops="messages") if body.truncation == "auto" else body.cut,
+        truncation=Truncation(drops="messages")
+        if body.truncation == "auto"
+        else body.prompt_truncation,
         **schedule_of(call),
     )
 

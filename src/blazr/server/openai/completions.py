@@ -82,7 +82,7 @@ class TextCompletion(Envelope, kw_only=True):
 async def complete(call: Call[CompletionBody]) -> Reply[TextCompletion, TextCompletion]:
     """Continue one prompt or many."""
     requests = to_requests(call.body, call)
-    run = await Run.start(call, requests, tells_abort=True)
+    run = await Run.start(call, requests, reports_abort=True)
     return await reply(run, CompletionRenderer(call, requests), stream=call.body.stream)
 
 
@@ -117,7 +117,7 @@ def to_requests(body: CompletionBody, call: Call[CompletionBody]) -> list[Genera
             params=params,
             suffix=body.suffix,
             add_special_tokens=body.add_special_tokens is not False,
-            truncation=body.cut,
+            truncation=body.prompt_truncation,
             **schedule_of(call),
         )
         for prompt in prompts
@@ -197,8 +197,13 @@ class CompletionRenderer(ChoicesRenderer[TextCompletion, TextCompletion, Complet
         if wanted == self._n:
             yield from completions
             return
+
+        def mean_logprob(completion: Completion) -> float:
+            values = [token.logprob or 0.0 for token in completion.logprobs or ()]
+            return sum(values) / len(values) if values else 0.0
+
         for first in range(0, len(completions), self._n):
-            ranked = sorted(completions[first : first + self._n], key=_mean_logprob, reverse=True)
+            ranked = sorted(completions[first : first + self._n], key=mean_logprob, reverse=True)
             for place, each in enumerate(ranked[:wanted]):
                 yield replace(each, index=first // self._n * wanted + place)
 
@@ -258,12 +263,19 @@ class CompletionRenderer(ChoicesRenderer[TextCompletion, TextCompletion, Complet
         ]
         *more, self._offsets[index] = accumulate(lengths, initial=offset + len(echo))
         tokens = (*prompt, *reply)
+        alternatives: list[dict[str, float] | None] = []
+        for token in tokens:
+            by_text: dict[str, float] = {}
+            for each in distinct_tops(token):  # of those that look the same the likelier one counts
+                value = finite(each.logprob or 0.0)
+                by_text[each.token] = max(value, by_text.get(each.token, value))
+            alternatives.append(None if token.logprob is None else by_text)
         return CompletionLogprobs(
             tokens=[token.token for token in tokens],
             token_logprobs=[
                 None if token.logprob is None else finite(token.logprob) for token in tokens
             ],
-            top_logprobs=[_tops(token) for token in tokens],
+            top_logprobs=alternatives,
             text_offset=offsets + more,
         )
 
@@ -284,19 +296,3 @@ def _places(tokens: Sequence[TokenText], text: str) -> Iterator[int]:
 def _num_characters(data: bytes) -> int:
     """Characters that begin in bytes of UTF-8."""
     return sum(byte & 0xC0 != 0x80 for byte in data)
-
-
-def _mean_logprob(completion: Completion) -> float:
-    values = [token.logprob or 0.0 for token in completion.logprobs or ()]
-    return sum(values) / len(values) if values else 0.0
-
-
-def _tops(token: TokenText) -> dict[str, float] | None:
-    """Alternatives by text. Of tokens that look the same the likelier one counts."""
-    if token.logprob is None:
-        return None
-    tops: dict[str, float] = {}
-    for each in distinct_tops(token):
-        value = finite(each.logprob or 0.0)
-        tops[each.token] = max(value, tops.get(each.token, value))
-    return tops

@@ -18,56 +18,6 @@ _MANY = msgspec.Meta(min_length=1, max_length=400)
 _OPTIONS = msgspec.Meta(min_length=2, max_length=255)
 
 
-class Option(msgspec.Struct):
-    """One answer to choose."""
-
-    value: Annotated[str, schema_hint(minLength=1)] | bool
-    description: str | None = None
-
-
-class Level(msgspec.Struct):
-    """One level of a scale."""
-
-    label: Annotated[str, schema_hint(minLength=1)]
-    description: str | None = None
-
-
-class _Question(msgspec.Struct, kw_only=True, tag_field="type"):
-    instructions: str | list[ItemPart] = ""
-    name: str | None = None
-
-
-class PredicateQuestion(_Question, tag="predicate"):
-    """Is a statement true?"""
-
-
-class ChoiceQuestion(_Question, tag="choice"):
-    """Which of these fits?"""
-
-    choices: Annotated[list[Option], _OPTIONS]
-
-
-class ScoreQuestion(_Question, tag="score"):
-    """Where on a scale?"""
-
-    levels: Annotated[list[Level], _OPTIONS]
-
-
-Question = PredicateQuestion | ChoiceQuestion | ScoreQuestion
-
-
-class DecisionBody(msgspec.Struct, kw_only=True):
-    """The request."""
-
-    input: str | list[Item]
-    questions: Annotated[list[Question], _MANY]
-    model: str | None = None
-    example: ClassVar[Example] = {
-        "input": "Once upon a time",
-        "questions": [{"type": "predicate", "instructions": "It is about a cat."}],
-    }
-
-
 class PredicateAnswer(msgspec.Struct, tag_field="type", tag="predicate"):
     """How likely a statement is true."""
 
@@ -108,6 +58,113 @@ class ScoreAnswer(msgspec.Struct, tag_field="type", tag="score"):
     probabilities: list[LevelShare]
 
 
+class Option(msgspec.Struct):
+    """One answer to choose."""
+
+    value: Annotated[str, schema_hint(minLength=1)] | bool
+    description: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The answer as a model writes it."""
+        return self.value if isinstance(self.value, str) else str(self.value).lower()
+
+
+class Level(msgspec.Struct):
+    """One level of a scale."""
+
+    label: Annotated[str, schema_hint(minLength=1)]
+    description: str | None = None
+
+
+class _Question(msgspec.Struct, kw_only=True, tag_field="type"):
+    instructions: str | list[ItemPart] = ""
+    name: str | None = None
+
+    def choose_from(self, options: Sequence[Option] | Sequence[Level]) -> LabelQuestion:
+        """Ask for one of some options."""
+        lines = [
+            f"- {each.label}: {each.description}" if each.description else f"- {each.label}"
+            for each in options
+        ]
+        text = text_of(self.instructions, param="questions")
+        prompt = "\n".join([text, "", "Answer only with one of these:", *lines])
+        return _ask(prompt, [each.label for each in options])
+
+
+class PredicateQuestion(_Question, tag="predicate"):
+    """Is a statement true?"""
+
+    def ask(self) -> LabelQuestion:
+        """What to ask the model."""
+        text = text_of(self.instructions, param="questions")
+        return _ask(f'{text}\n\nIs this true? Answer only "yes" or "no".', ["yes", "no"])
+
+    def answer(self, shares: Sequence[float]) -> PredicateAnswer:
+        """The answer that the labels' probabilities give."""
+        return PredicateAnswer(self.name, shares[0])
+
+
+class ChoiceQuestion(_Question, tag="choice"):
+    """Which of these fits?"""
+
+    choices: Annotated[list[Option], _OPTIONS]
+
+    def ask(self) -> LabelQuestion:
+        """What to ask the model."""
+        return self.choose_from(self.choices)
+
+    def answer(self, shares: Sequence[float]) -> ChoiceAnswer:
+        """The answer that the labels' probabilities give."""
+        values = [choice.value for choice in self.choices]
+        return ChoiceAnswer(
+            name=self.name,
+            choice=values[shares.index(max(shares))],
+            confidence=max(shares),
+            probabilities=[
+                ChoiceShare(value, share) for value, share in zip(values, shares, strict=True)
+            ],
+        )
+
+
+class ScoreQuestion(_Question, tag="score"):
+    """Where on a scale?"""
+
+    levels: Annotated[list[Level], _OPTIONS]
+
+    def ask(self) -> LabelQuestion:
+        """What to ask the model."""
+        return self.choose_from(self.levels)
+
+    def answer(self, shares: Sequence[float]) -> ScoreAnswer:
+        """The answer that the labels' probabilities give."""
+        return ScoreAnswer(
+            name=self.name,
+            score=sum(value * share for value, share in enumerate(shares)),
+            confidence=max(shares),
+            probabilities=[
+                LevelShare(level.label, value, shares[value])
+                for value, level in enumerate(self.levels)
+            ],
+        )
+
+
+def _ask(prompt: str, labels: Sequence[str]) -> LabelQuestion:
+    return LabelQuestion(messages=[Message(role="user", content=prompt)], labels=labels)
+
+
+class DecisionBody(msgspec.Struct, kw_only=True):
+    """The request."""
+
+    input: str | list[Item]
+    questions: Annotated[list[PredicateQuestion | ChoiceQuestion | ScoreQuestion], _MANY]
+    model: str | None = None
+    example: ClassVar[Example] = {
+        "input": "Once upon a time",
+        "questions": [{"type": "predicate", "instructions": "It is about a cat."}],
+    }
+
+
 class Decisions(msgspec.Struct):
     """An answer to each question."""
 
@@ -119,66 +176,9 @@ class Decisions(msgspec.Struct):
 async def decide(call: Call[DecisionBody]) -> Decisions:
     """Answer questions about one input; the input is read once."""
     body = call.body
-    about = to_messages(body.input)
-    questions = [
-        LabelQuestion(
-            messages=[*about, Message(role="user", content=_prompt(each))], labels=_labels(each)
-        )
-        for each in body.questions
-    ]
-    probabilities, usage = await label_probabilities(call, questions)
-    answers = [
-        _answer(question, shares)
-        for question, shares in zip(body.questions, probabilities, strict=True)
-    ]
-    return Decisions(model=call.service.name, answers=answers, usage=item_usage(usage))
-
-
-def _labels(question: Question) -> list[str]:
-    if isinstance(question, PredicateQuestion):
-        return ["yes", "no"]
-    if isinstance(question, ScoreQuestion):
-        return [level.label for level in question.levels]
-    return [_spelled(choice.value) for choice in question.choices]
-
-
-def _prompt(question: Question) -> str:
-    instructions = text_of(question.instructions, param="questions")
-    if isinstance(question, PredicateQuestion):
-        return f'{instructions}\n\nIs this true? Answer only "yes" or "no".'
-    if isinstance(question, ScoreQuestion):
-        options = [(level.label, level.description) for level in question.levels]
-    else:
-        options = [(_spelled(choice.value), choice.description) for choice in question.choices]
-    lines = [f"- {name}: {about}" if about else f"- {name}" for name, about in options]
-    return "\n".join([instructions, "", "Answer only with one of these:", *lines])
-
-
-def _spelled(value: str | bool) -> str:  # noqa: FBT001
-    return value if isinstance(value, str) else str(value).lower()
-
-
-def _answer(
-    question: Question, shares: Sequence[float]
-) -> PredicateAnswer | ChoiceAnswer | ScoreAnswer:
-    if isinstance(question, PredicateQuestion):
-        return PredicateAnswer(question.name, shares[0])
-    if isinstance(question, ScoreQuestion):
-        return ScoreAnswer(
-            name=question.name,
-            score=sum(value * share for value, share in enumerate(shares)),
-            confidence=max(shares),
-            probabilities=[
-                LevelShare(level.label, value, shares[value])
-                for value, level in enumerate(question.levels)
-            ],
-        )
-    values = [choice.value for choice in question.choices]
-    return ChoiceAnswer(
-        name=question.name,
-        choice=values[shares.index(max(shares))],
-        confidence=max(shares),
-        probabilities=[
-            ChoiceShare(value, share) for value, share in zip(values, shares, strict=True)
-        ],
+    probabilities, usage = await label_probabilities(
+        call, [each.ask() for each in body.questions], context=to_messages(body.input)
     )
+    pairs = zip(body.questions, probabilities, strict=True)
+    answers = [question.answer(shares) for question, shares in pairs]
+    return Decisions(model=call.service.name, answers=answers, usage=item_usage(usage))

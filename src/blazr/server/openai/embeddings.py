@@ -52,7 +52,9 @@ async def embed(call: Call[EmbeddingBody]) -> EmbeddingList:
     body = call.body
     inputs = to_prompts(body.input, param="input", most=MAX_INPUTS)
     try:
-        run = await Run.start(call, vector_requests(call, inputs, body.pooling, body.cut))
+        run = await Run.start(
+            call, vector_requests(call, inputs, body.pooling, body.prompt_truncation)
+        )
     except RequestError as error:
         if any(not isinstance(each, str) for each in inputs):
             error.hint = error.hint or _OWN_IDS

@@ -33,12 +33,17 @@ class LabelQuestion:
 
 
 async def label_probabilities(
-    call: Call[object], questions: Sequence[LabelQuestion]
+    call: Call[object], questions: Sequence[LabelQuestion], *, context: Sequence[Message] = ()
 ) -> tuple[list[list[float]], Usage]:
     """For each question the probability of each label, which sum to 1, and what that cost.
 
     Every label is scored as the continuation of its question, so the questions' common beginning
     is read once.
+
+    Args:
+        call: Who asks.
+        questions: The questions.
+        context: Messages before each of them.
 
     Raises:
         RequestError: There are too many labels, or one is empty.
@@ -57,11 +62,12 @@ async def label_probabilities(
     def to_requests() -> list[GenerationRequest]:
         requests = []
         for question in questions:
-            context = core.encode_chat(GenerationRequest(messages=question.messages))
+            messages = [*context, *question.messages]
+            ids = core.encode_chat(GenerationRequest(messages=messages))
             for label in question.labels:
-                ids = core.tokenizer.encode(label)
-                num_tokens.append(len(ids))
-                requests.append(GenerationRequest(prompt=[*context, *ids], params=params, **common))
+                answer = core.tokenizer.encode(label)
+                num_tokens.append(len(answer))
+                requests.append(GenerationRequest(prompt=[*ids, *answer], params=params, **common))
         return requests
 
     run = await Run.start(call, await asyncio.to_thread(to_requests))

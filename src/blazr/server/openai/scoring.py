@@ -142,7 +142,7 @@ async def _compare(
     call: Call[ScoreBody] | Call[RerankBody], pairs: Sequence[tuple[str, str]], method: Method
 ) -> tuple[list[float], ComparisonUsage]:
     """A score for each pair, and what they cost."""
-    truncation = call.body.cut
+    truncation = call.body.prompt_truncation
     if method == "embedding":
         texts = distinct(pairs)
         if len(texts) > MAX_INPUTS:

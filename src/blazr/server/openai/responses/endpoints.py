@@ -17,16 +17,16 @@ from blazr.server.endpoint import Call, Reply
 from blazr.server.errors import HttpError, clean
 from blazr.server.messages import InputTokens
 from blazr.server.openai.responses.items import InputItem, Item, shown, to_messages
-from blazr.server.openai.responses.rendering import ResponseRenderer
-from blazr.server.openai.responses.replay import EventLog, Replay
-from blazr.server.openai.responses.replies import (
+from blazr.server.openai.responses.rendering import (
     InputItemList,
     ResponseDeleted,
     ResponseEvent,
     ResponseObject,
     ResponseReasoning,
+    ResponseRenderer,
     ResponseText,
 )
+from blazr.server.openai.responses.replay import EventLog, Replay
 from blazr.server.openai.responses.tools import read_tools
 from blazr.server.openai.sampling import ToolChoice, ToolMode, tool_fields
 from blazr.server.params import TEXT, ResponseFormat, grammar_of, sampling_params, unix_time
@@ -241,7 +241,12 @@ def _conversation(body: CountInputBody, call: Call[CountInputBody]) -> list[Mess
 
 def _template(body: ResponseBody, call: Call[ResponseBody]) -> ResponseObject:
     """The response without what is generated; every key that clients look for."""
-    choice = body.tool_choice
+    choice: str | dict[str, Any]
+    if isinstance(body.tool_choice, ToolChoice):
+        fields = msgspec.to_builtins(body.tool_choice)
+        choice = {name: each for name, each in fields.items() if each is not None}
+    else:
+        choice = body.tool_choice or "auto"
     reasoning = body.reasoning or ReasoningOptions()
     text = body.text or TextOptions()
     return ResponseObject(
@@ -256,7 +261,7 @@ def _template(body: ResponseBody, call: Call[ResponseBody]) -> ResponseObject:
         top_p=body.top_p,
         top_logprobs=body.top_logprobs or 0,
         tools=read_tools(body.tools).shown,
-        tool_choice=_given(choice) if isinstance(choice, ToolChoice) else choice or "auto",
+        tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         reasoning=ResponseReasoning(reasoning.effort, reasoning.summary),
         text=ResponseText(
@@ -272,12 +277,6 @@ def _template(body: ResponseBody, call: Call[ResponseBody]) -> ResponseObject:
     )
 
 
-def _given(choice: ToolChoice) -> dict[str, Any]:
-    """A choice as it was sent."""
-    fields: dict[str, Any] = msgspec.to_builtins(choice)
-    return {name: each for name, each in fields.items() if each is not None}
-
-
 async def _generate(run: Run, renderer: ResponseRenderer, log: EventLog) -> None:
     """Generate in the background, into a log."""
     try:
@@ -285,13 +284,13 @@ async def _generate(run: Run, renderer: ResponseRenderer, log: EventLog) -> None
         log.add(renderer.last(run.usage()))
     except asyncio.CancelledError:
         renderer.cancel()
-    except Exception as error:  # noqa: BLE001  (whoever looks it up gets told)
+    except Exception as error:  # noqa: BLE001  (the stored response says so)
         log.add(renderer.failure(HttpError.of(error)))
 
 
 @dataclass(slots=True)
 class StoredResponse:
-    """A response that can be looked up and gone on with.
+    """A response that can be looked up, and continued by another.
 
     Args:
         response: As it is now.

@@ -98,14 +98,18 @@ def to_messages(items: str | Iterable[Item], *, param: str = "input") -> list[Me
     for item in items:
         message = _to_message(item, param)
         last = messages[-1] if messages else None
-        if (
-            last is not None
-            and last.role == message.role == "assistant"
-            and _goes_on(last, message)
-        ):
-            messages[-1] = _joined(last, message)
-        else:
+        is_one_turn = last is not None and last.role == message.role == "assistant"
+        if last is None or not is_one_turn or not (last.content is None or message.content is None):
             messages.append(message)
+            continue
+        before: Mapping[str, Any] = last.extra or {}
+        after: Mapping[str, Any] = message.extra or {}
+        extra: dict[str, Any] = {**before, **after}
+        calls = [*before.get("tool_calls", ()), *after.get("tool_calls", ())]
+        if calls:
+            extra["tool_calls"] = calls
+        content = last.content if message.content is None else message.content
+        messages[-1] = Message(role="assistant", content=content, extra=extra or None)
     if len(messages) > MAX_MESSAGES:
         raise RequestError(
             "there are too many items.", param=param, expected=f"at most {MAX_MESSAGES}"
@@ -201,20 +205,3 @@ def _to_message(item: Item, param: str) -> Message:
         found=repr(item.type[:50]),
         expected="'message', 'reasoning', a call of a tool, or its output",
     )
-
-
-def _goes_on(last: Message, message: Message) -> bool:
-    """Whether the second belongs to the first: thoughts, text and calls of one turn do."""
-    is_one_turn = last.role == message.role == "assistant"
-    return is_one_turn and (last.content is None or message.content is None)
-
-
-def _joined(last: Message, message: Message) -> Message:
-    before: Mapping[str, Any] = last.extra or {}
-    after: Mapping[str, Any] = message.extra or {}
-    extra: dict[str, Any] = {**before, **after}
-    calls = [*before.get("tool_calls", ()), *after.get("tool_calls", ())]
-    if calls:
-        extra["tool_calls"] = calls
-    content = last.content if message.content is None else message.content
-    return Message(role="assistant", content=content, extra=extra or None)

@@ -10,7 +10,7 @@ import msgspec
 from starlette.types import Send
 
 from blazr.server.config import ServerConfig
-from blazr.server.openai.responses.replies import ResponseEvent
+from blazr.server.openai.responses.rendering import ResponseEvent
 from blazr.server.sse import NAMED, SendTimeout, Stream
 
 
@@ -47,7 +47,7 @@ class EventLog:
 
 
 class Replay(Stream[ResponseEvent]):
-    """Sends a log, and what is added to it. The response goes on without its readers.
+    """Streams a log, and what is added to it. The response is generated with or without readers.
 
     Args:
         log: What is sent.
