@@ -140,7 +140,8 @@ def _compare(
         )
         x = truth
     ours = own_logits(module, x, plain=True)
-    truth, single = exact.logits(x), rough.logits(x.float())
+    truth = exact.logits(x)
+    single = rough.logits(x.float())
     logits = _judge(len(types), "logits", found=ours, truth=truth, single=single)
     return Witness(
         name=f"plain float64 formulas for {exact.kind}, from the file's bytes",
@@ -152,7 +153,8 @@ def _compare(
 
 def _judge(index: int, kind: str, *, found: Tensor, truth: Tensor, single: Tensor) -> NetworkError:
     """The token with the least room: each may lose so many times what float32 loses for it."""
-    error, loss = relative(found, truth), relative(single.double(), truth)
+    error = relative(found, truth)
+    loss = relative(single.double(), truth)
     usual = loss.nanmedian().clamp(min=_LEAST_LOSS)
     allowed = FACTOR * torch.where(loss.isfinite(), loss, usual).clamp(min=usual)
     worst = int((error / allowed).nan_to_num(nan=torch.inf).argmax())

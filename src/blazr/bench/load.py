@@ -121,13 +121,16 @@ async def run_level(
     Returns:
         One record per request, and what the engine's figures grew by.
     """
-    level, run, size = str(concurrency), uuid4().hex, target.vocab_size
+    level = str(concurrency)
+    run = uuid4().hex
+    size = target.vocab_size
     first = workload.draw(warmup, vocab_size=size, salt=f"{level}/warmup")
     short = [
         replace(ask, output_tokens=min(ask.output_tokens, WARMUP_TOKENS), arrival_s=None)
         for ask in first
     ]
     await drive(target, short, concurrency, salt=f"{run}/warmup")
-    asks, before = workload.draw(count, vocab_size=size, salt=level), target.stats()
+    asks = workload.draw(count, vocab_size=size, salt=level)
+    before = target.stats()
     records = await drive(target, asks, concurrency, salt=run, on_end=on_end)
     return records, {key: value - before.get(key, 0) for key, value in target.stats().items()}

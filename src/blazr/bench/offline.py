@@ -32,7 +32,8 @@ class EngineTarget:
         Raises:
             BlazrError: The engine refuses the request.
         """
-        loop, done = asyncio.get_running_loop(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        done = asyncio.Event()
 
         def take(output: TokenOutput) -> None:
             now_s = perf_counter()

@@ -100,7 +100,8 @@ def _is_gone(module: nn.Module, path: str) -> bool:
 
 def _rounds(module: nn.Module, path: str) -> bool:
     """Whether a weight, what it is made of, or what it is a part of rounds the inputs."""
-    owner, outermost = module, module.get_submodule(path)
+    owner = module
+    outermost = module.get_submodule(path)
     for name in path.split("."):
         owner = owner.get_submodule(name)
         if isinstance(owner, Weight):

@@ -35,7 +35,9 @@ from blazr.nn.quant.weight import Weight
 # reference does, and a hair's difference before may be a step's after.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 PACKED_TOLERANCE = 2e-2
-_PROMPTS, _PROMPT_LEN, _MOST_FAULTS = 2, 48, 8
+_PROMPTS = 2
+_PROMPT_LEN = 48
+_MOST_FAULTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,9 @@ def verify(
     layers, logits_error = _compare(module, prompts[0], outputs, scores)
     first = next((each.index for each in layers if not each.error <= allowed), None)
     greedy = _judge(module, prompts, replies, allowed)
-    name, family, is_exact = loaded.name, loaded.family, quantize is None
+    name = loaded.name
+    family = loaded.family
+    is_exact = quantize is None
     dtype = str(module.dtype).removeprefix("torch.")
     if not is_exact or dtype != "float32" or device.torch_device.type != "cpu":
         del loaded, module, engine  # the next one needs the memory
@@ -210,7 +214,8 @@ def _compare(
     ids = torch.tensor(prompt, dtype=torch.int64, device=module.device)
     types = ["Embedding", *(layer_type_of(layer) for layer in module.config.layers)]
     scale = torch.tensor(module.config.embedding_multiplier, dtype=module.dtype).double()
-    errors, hidden = [], torch.empty(0)
+    errors = []
+    hidden = torch.empty(0)
     for index, expected in enumerate(own_layers(module, ids)):
         found = torch.cat(outputs[index]).double()
         found = found * scale.to(found.device) if index == 0 else found
@@ -259,7 +264,8 @@ def _judge(
     module: CausalLM, prompts: list[list[int]], replies: list[list[int]], allowed: float
 ) -> Greedy:
     """Each token is the first choice of the reference, given those before it, or nearly."""
-    total, faults = 0, []
+    total = 0
+    faults = []
     for index, (prompt, reply) in enumerate(zip(prompts, replies, strict=True)):
         ids = torch.tensor([*prompt, *reply[:-1]], dtype=torch.int64, device=module.device)
         *_, hidden = own_layers(module, ids)

@@ -100,7 +100,8 @@ def bench(  # noqa: PLR0913  (one argument per flag)
     from blazr.bench.report import origin, parse_goals
     from blazr.bench.workload import Ask, Workload, read_workload
 
-    name, named = options.pick_model(model, model_argument), model or model_argument
+    name = options.pick_model(model, model_argument)
+    named = model or model_argument
     _only_one({"MODEL": named, "--random": random})
     _only_one({"--random": random, "--url": url})
     if plot is not None and find_spec("matplotlib") is None:  # better now than after a long run

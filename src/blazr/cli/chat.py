@@ -68,11 +68,14 @@ def talk(conversation: Conversation, reader: ReadLine | LineReader) -> None:
         reader: Gives the next line; raises EOFError at the end.
     """
     is_person = isinstance(reader, LineReader) and reader.is_interactive
-    draft, wants_out = "", False
+    draft = ""
+    wants_out = False
     while True:
         try:
-            is_draft, text = bool(draft), read_message(reader, draft)
-            draft, wants_out = "", False
+            is_draft = bool(draft)
+            text = read_message(reader, draft)
+            draft = ""
+            wants_out = False
         except EOFError:
             return
         except KeyboardInterrupt:

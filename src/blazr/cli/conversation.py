@@ -113,8 +113,10 @@ class Conversation:
         from blazr.text.messages import Message
 
         told = [Message(role="system", content=self.system)] if self.system else []
-        gathered, started_s = Fold(), monotonic()
-        self.timings, self.was_interrupted = {}, False
+        gathered = Fold()
+        started_s = monotonic()
+        self.timings = {}
+        self.was_interrupted = False
         shown_by = {TextDelta: self.screen.answer, ReasoningDelta: self.screen.thinking}
         with quiet_keyboard(), self._until_interrupted():
             for event in self.partner.answer(told + asked, self.given, thinks=self.thinks):
@@ -341,7 +343,8 @@ def _parameters() -> dict[str, type]:
     """What /set can change, with its type: numbers, and strings that stop an answer."""
     from blazr.engine.sampling_params import SamplingParams
 
-    hints, found = get_type_hints(SamplingParams), dict[str, type]()
+    hints = get_type_hints(SamplingParams)
+    found = dict[str, type]()
     flags = {each.name for each in fields(options.SamplingFlags)}
     for name, hint in hints.items():
         kinds = {hint, *get_args(hint)} & {int, float}

@@ -103,7 +103,9 @@ def _screen(report: _Report) -> Iterator[str]:
 
 def _short_screen(report: _Report, *, with_tables: bool) -> Iterator[str]:
     """What most questions are about: a line each."""
-    about, device, trial = report["blazr"], report["device"], report["trial"]
+    about = report["blazr"]
+    device = report["device"]
+    trial = report["trial"]
     torch = report["packages"]["torch"]
     yield f"blazr    {about['version']} with torch {torch}, Python {about['python']}"
     yield f"device   {device['auto']}, {device['free memory']} free"

@@ -27,7 +27,8 @@ from blazr.core.errors import ConfigError, EngineError
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 NO_KEY = "blazr"  # programs insist on one
-LOOK_S, START_S = 2.0, 600.0
+LOOK_S = 2.0
+START_S = 600.0
 SMALL_CONTEXT = 16_384  # with less, an agent's instructions alone may not fit
 
 

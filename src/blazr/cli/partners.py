@@ -188,7 +188,8 @@ class RemotePartner:
                 if answer.status_code < _REFUSED:
                     yield from _events(answer)
                     return
-                status, content = answer.status_code, answer.read()
+                status = answer.status_code
+                content = answer.read()
         except (httpx2.HTTPError, ValueError) as error:
             raise _unreachable(self._url, error) from None
         if not (self._truncates and b"truncation" in content):
@@ -242,7 +243,8 @@ def _events(answer: httpx2.Response) -> Iterator[Event]:
     """What a stream of server-sent events tells, as events of one reply."""
     from blazr.text.events import Finished, PromptDone, ReasoningDelta, TextDelta
 
-    reason, has_begun = "abort", False
+    reason = "abort"
+    has_begun = False
     num_dropped = int(answer.headers.get("X-Blazr-Dropped-Messages", 0))
     usage: dict[str, Any] = {}
     for line in answer.iter_lines():

@@ -114,7 +114,8 @@ def _opencode(target: Target) -> Settings:
 
 def _aider(target: Target) -> Settings:
     name = f"openai/{target.model}"
-    args, files = ["--model", name, "--no-show-model-warnings"], {}
+    args = ["--model", name, "--no-show-model-warnings"]
+    files = {}
     if target.context is not None:
         about = {
             "max_input_tokens": target.context,

@@ -46,7 +46,8 @@ class WordWrap:
             return self._break()
         if char in " \t":
             size = 1 if char == " " else _TAB - self._column % _TAB
-            self._word, self._word_width = "", 0
+            self._word = ""
+            self._word_width = 0
             if self._column + size > edge:
                 return self._break()
             self._column += size
@@ -58,7 +59,8 @@ class WordWrap:
             return ""
         before = ""
         if self._column + size > edge:
-            word, word_width = self._word, self._word_width
+            word = self._word
+            word_width = self._word_width
             is_moved = 0 < word_width < self._column and size < 2
             before = f"\x1b[{word_width}D\x1b[K" if is_moved else ""
             before += self._break()

@@ -68,7 +68,8 @@ def verify(  # noqa: PLR0913  (one argument per flag)
 
 
 def _screen(verdict: Verdict) -> Iterator[str]:
-    witness, logits = verdict.witness, verdict.witness.logits
+    witness = verdict.witness
+    logits = verdict.witness.logits
     yield f"{verdict.model} ({verdict.family}) on {verdict.device}, in {verdict.dtype}"
     yield f"  {'':<31} network  allowed  engine   allowed"
     ours = [(each.error, each.allowed) for each in witness.layers]

@@ -10,7 +10,8 @@ def argument_docs(cls: type) -> dict[str, str]:
     """Return what ``Args:`` sections say, by name: of a class, and of those it inherits from."""
     found: dict[str, str] = {}
     for each in reversed(cls.__mro__[:-1]):
-        name, is_inside = "", False
+        name = ""
+        is_inside = False
         for line in inspect.cleandoc(each.__doc__ or "").splitlines():
             if not line.startswith(" ") and line:
                 is_inside = line == "Args:"

@@ -30,7 +30,9 @@ MAX_TENSORS = 1_000_000
 # All strings of all arrays together: a vocabulary and its merges are half a million.
 MAX_STRINGS = 2**21
 
-_STRING, _ARRAY, _BOOL = 8, 9, 7
+_STRING = 8
+_ARRAY = 9
+_BOOL = 7
 # Value types by number: how struct and memoryview spell them.
 SCALARS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
@@ -218,7 +220,9 @@ def _read_strings(cursor: _Cursor, count: int) -> list[str]:
     cursor.num_strings += count
     if cursor.num_strings > MAX_STRINGS:
         raise _damaged(f"{cursor.num_strings:,} strings", f"at most {MAX_STRINGS:,}")
-    buffer, position, end = cursor.buffer, cursor.position, cursor.end
+    buffer = cursor.buffer
+    position = cursor.position
+    end = cursor.end
     unpack: Callable[..., tuple[int]] = struct.Struct("<Q").unpack_from
     found = []
     try:

@@ -28,9 +28,11 @@ from blazr.engine.sampling_params import SamplingParams
 Sink = Callable[[TokenOutput], None]
 R = TypeVar("R")
 STALL_S = 30.0
-MAX_RESTARTS, RESTART_WINDOW_S = 3, 60.0
+MAX_RESTARTS = 3
+RESTART_WINDOW_S = 60.0
 # Of a warm-up: steps of up to so many sequences are recorded, and so long a prompt is read.
-RECORDED_SIZES, WARM_UP_TOKENS = 8, 16
+RECORDED_SIZES = 8
+WARM_UP_TOKENS = 16
 
 logger = logging.getLogger(__name__)
 
@@ -364,7 +366,10 @@ class AsyncEngine:
             TRACE,
             "step %d: %d tokens in %.1f ms; %d decoding, %d running, %d waiting; %d pages and %d"
             " states free",
-            *(stats["steps"], computed, 1000 * took_s, decodes),
+            stats["steps"],
+            computed,
+            1000 * took_s,
+            decodes,
             *(stats[name] for name in ("num_running", "num_waiting", "pages_free", "states_free")),
         )
 
@@ -383,8 +388,11 @@ class AsyncEngine:
     def _add(self, request: Request, request_id: int, seed: int) -> None:
         logger.debug(
             "request %d: %d prompt tokens, at most %d new, %d replies, priority %d",
-            *(request_id, len(request.prompt_ids), request.params.max_tokens),
-            *(request.params.n, request.priority),
+            request_id,
+            len(request.prompt_ids),
+            request.params.max_tokens,
+            request.params.n,
+            request.priority,
         )
         try:
             self._engine.add(request, request_id=request_id, now=time.monotonic(), seed=seed)
@@ -401,8 +409,12 @@ class AsyncEngine:
                 self._forget_one(output.request_id)
                 logger.debug(
                     "request %d.%d ended: %s; %d prompt tokens, %d of them reused (%s)",
-                    *(output.request_id, output.index, output.finish_reason),
-                    *(output.num_prompt_tokens, output.num_cached_tokens, output.reuse),
+                    output.request_id,
+                    output.index,
+                    output.finish_reason,
+                    output.num_prompt_tokens,
+                    output.num_cached_tokens,
+                    output.reuse,
                 )
             try:
                 sink(output)

@@ -29,7 +29,8 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
     spans: list[Span] = []
     first = 0
     for index, (sequence, length, samples) in enumerate(plan.rows):
-        start, last = sequence.computed, first + length
+        start = sequence.computed
+        last = first + length
         assert sequence.run_slot is not None
         runs.append(sequence.run_slot)
         if length == 1:
@@ -60,7 +61,8 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
         elif samples:
             wanted.append(last - 1)
         first = last
-    grid, tables = memory.shape.grid, memory.block_tables.rows[runs]
+    grid = memory.shape.grid
+    tables = memory.block_tables.rows[runs]
     at = np.array(positions, np.int64)
     slots = tables[owners, at // grid] * grid + at % grid
     return ForwardBatch(

@@ -82,7 +82,8 @@ class Engine:
             ContextLengthError: The prompt does not fit the context or the memory.
         """
         self.check(request)
-        params, max_length = request.params, self._max_length(request)
+        params = request.params
+        max_length = self._max_length(request)
         length_class = self._length_class(max(len(request.prompt_ids), max_length - 1))
         if length_class:
             request = replace(request, cache_salt=f"{request.cache_salt}\0{length_class}")
@@ -205,8 +206,10 @@ class Engine:
 
     def stats(self) -> dict[str, float]:
         """Figures for the metrics, by name."""
-        scheduler, memory = self.scheduler, self.scheduler.memory
-        counts, did = self.counts, scheduler.counts
+        scheduler = self.scheduler
+        memory = self.scheduler.memory
+        counts = self.counts
+        did = scheduler.counts
         figures: dict[str, float] = {
             "num_running": len(scheduler.running),
             "max_running": memory.shape.max_running,
@@ -247,7 +250,8 @@ class Engine:
         ]
 
     def _max_length(self, request: Request) -> int:
-        num_prompt, most = len(request.prompt_ids), request.params.max_tokens
+        num_prompt = len(request.prompt_ids)
+        most = request.params.max_tokens
         limit = self.scheduler.memory.shape.max_tokens
         if self._context_is_hard:
             limit = min(limit, self.max_seq_len)
@@ -257,7 +261,8 @@ class Engine:
     def _append(self, sequence: Sequence, sampled: Sampled) -> TokenOutput:
         if sampled.error is not None:
             return self._fail(sequence, sampled.error)
-        token, params = sampled.token_id, sequence.request.params
+        token = sampled.token_id
+        params = sequence.request.params
         if params.max_tokens == 0:
             return self._end(sequence, FinishReason.LENGTH)
         stops = not params.ignore_eos and token in sequence.request.stop_ids
@@ -335,7 +340,8 @@ class Engine:
         error: str | None = None,
         embedding: array[float] | None = None,
     ) -> TokenOutput:
-        scores, sequence.scores = sequence.scores, None
+        scores = sequence.scores
+        sequence.scores = None
         is_whole = scores is not None and len(scores) == sequence.num_prompt
         return TokenOutput(
             request_id=sequence.request_id,

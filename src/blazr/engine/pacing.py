@@ -50,7 +50,8 @@ class Pacing:
             seconds: How long it took.
         """
         self.longest_step_s = max(self.longest_step_s, seconds)
-        num_tokens, least_s = num_decodes + num_prefill_tokens, LEAST_SHARE * seconds
+        num_tokens = num_decodes + num_prefill_tokens
+        least_s = LEAST_SHARE * seconds
         if not num_prefill_tokens:
             rest_s = seconds - (self._token_s or 0.0) * num_tokens
             self._base_s = _follow(self._base_s, max(rest_s, least_s))

@@ -97,7 +97,8 @@ class Replays:
             self._made[size] = inputs, replay
             logger.debug(
                 "recorded the step of %d sequences, %d parts of it in Python",
-                *(size, replay.num_python),
+                size,
+                replay.num_python,
             )
         return self._is_possible
 
@@ -133,7 +134,8 @@ class _Inputs:
 
     def take(self, plan: StepPlan, memory: CacheManager) -> None:
         """Hold this step's numbers."""
-        grid, has_states = memory.shape.grid, memory.shape.has_states
+        grid = memory.shape.grid
+        has_states = memory.shape.has_states
         tables = memory.block_tables
         # plain lists are filled faster than arrays, and one array faster than five
         tokens: list[int] = []
@@ -142,7 +144,9 @@ class _Inputs:
         spans: list[int] = []
         edges: list[int] = []
         for index, (sequence, _, _) in enumerate(plan.rows):
-            start, run, state = sequence.computed, sequence.run_slot, sequence.checkpoint or 0
+            start = sequence.computed
+            run = sequence.run_slot
+            state = sequence.checkpoint or 0
             assert run is not None
             logged = start - sequence.checkpoint_length if has_states else 0
             tokens.append(sequence.tokens[start])

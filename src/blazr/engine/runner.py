@@ -122,7 +122,8 @@ class ModelRunner:
         Returns:
             (T, V), float32.
         """
-        count, device = len(token_ids), self.model.device
+        count = len(token_ids)
+        device = self.model.device
         blocks = -(-count // GRID)
         layout = self.layout
         pages, states = layout.pages_per_superpage, layout.states_per_superpage
@@ -152,9 +153,11 @@ class ModelRunner:
         return torch.cat(parts)
 
     def _pool(self, plan: StepPlan, hidden: Tensor) -> dict[int, NDArray[np.float64]]:
-        pooled, first = {}, 0
+        pooled = {}
+        first = 0
         for index, (sequence, length, samples) in enumerate(plan.rows):
-            start, first = first, first + length
+            start = first
+            first = first + length
             how = sequence.request.pooling
             if how == "mean" or (how == "last" and samples):
                 part = hidden[start:first]
@@ -192,7 +195,8 @@ def draw_tokens(sampler: Sampler, plan: StepPlan, logits: Tensor, result: StepRe
         elif sequence.request.pooling is not None:
             continue
         else:
-            part, at = logits[at : at + length], at + length
+            part = logits[at : at + length]
+            at = at + length
             result.prompt_logprobs[index] = _prompt_logprobs(row, part)
             ends[sequence] = at - 1
         if samples:
@@ -203,7 +207,8 @@ def draw_tokens(sampler: Sampler, plan: StepPlan, logits: Tensor, result: StepRe
             last.append(last[sequences.index(fork.source)])
             sequences.append(fork.sequence)
         elif fork.sequence.request.params.prompt_logprobs is not None:
-            scores, params = logits[ends[fork.source]], fork.sequence.request.params
+            scores = logits[ends[fork.source]]
+            params = fork.sequence.request.params
             token = fork.sequence.tokens[fork.length]
             (entry,) = many_logprobs(scores[None], [token], params.prompt_logprobs or 0)
             result.fork_logprobs[index] = entry
@@ -228,7 +233,8 @@ def _single(
     token_ids: Tensor, start: int, *, first_page: int, has_states: bool, max_length: int
 ) -> ForwardBatch:
     """One sequence alone in its memory: its pages in order, its checkpoint in state slot 1."""
-    length, device = len(token_ids), token_ids.device
+    length = len(token_ids)
+    device = token_ids.device
     positions = torch.arange(start, start + length, device=device)
     checkpoint = start // GRID * GRID
     edge = (start + length) // GRID * GRID

@@ -224,7 +224,10 @@ class Scheduler:
         """
         logger.debug(
             "preempt %d.%d after %d tokens; %d go on running",
-            *(sequence.request_id, sequence.index, sequence.computed, len(self.running) - 1),
+            sequence.request_id,
+            sequence.index,
+            sequence.computed,
+            len(self.running) - 1,
         )
         self.running.remove(sequence)
         self.memory.release(sequence, publish=publish)
@@ -287,8 +290,13 @@ class Scheduler:
         insort(self.running, sequence, key=lambda s: s.order)
         logger.debug(
             "start %d.%d: %d of %d tokens are in memory (%s); %d running, %d waiting",
-            *(sequence.request_id, sequence.index, sequence.computed, len(sequence.tokens)),
-            *(sequence.reuse, len(self.running), len(self.waiting)),
+            sequence.request_id,
+            sequence.index,
+            sequence.computed,
+            len(sequence.tokens),
+            sequence.reuse,
+            len(self.running),
+            len(self.waiting),
         )
         if not sequence.num_preemptions:
             counts = self.counts
@@ -312,7 +320,8 @@ class Scheduler:
         source, at = self._farthest(sequence)
         if source is None:
             return False
-        grid, is_scored = self.memory.shape.grid, sequence.asks_of_prompt
+        grid = self.memory.shape.grid
+        is_scored = sequence.asks_of_prompt
         # answers that are scored come many to one context, however short
         least = -(-grid // LEAST_SHARED) if is_scored else grid
         if at - self.memory.usable_prefix(sequence) < least:
@@ -321,7 +330,11 @@ class Scheduler:
         source.wanted.add(last // grid * grid)
         logger.debug(
             "hold %d.%d: it shares %d tokens with %d.%d, which computes them",
-            *(sequence.request_id, sequence.index, at, source.request_id, source.index),
+            sequence.request_id,
+            sequence.index,
+            at,
+            source.request_id,
+            source.index,
         )
         self._meets.setdefault(source, []).append((at, sequence))
         return True
@@ -336,8 +349,10 @@ class Scheduler:
 
     def _farthest(self, sequence: Sequence) -> tuple[Sequence | None, int]:
         """The running prefill that will share most with a sequence, and how much."""
-        source, farthest = None, 0
-        wanted, salt = sequence.request.params.prompt_logprobs, sequence.request.cache_salt
+        source = None
+        farthest = 0
+        wanted = sequence.request.params.prompt_logprobs
+        salt = sequence.request.cache_salt
         for other in self.running:
             # what it has computed is published, so only what is still to come matters
             if other.remaining <= 1 or other.request.cache_salt != salt:
@@ -348,7 +363,8 @@ class Scheduler:
                 is_enough = found is not None and found >= wanted
                 at = min(at, sequence.num_prompt - 1, other.num_prompt - 1) if is_enough else 0
             if at > max(other.computed, farthest):
-                source, farthest = other, at
+                source = other
+                farthest = at
         return source, farthest
 
     def _most(self, sequence: Sequence, budget: int) -> int:
@@ -373,7 +389,8 @@ class Scheduler:
 
         They are the request's other replies at the end of its prompt, and who parts from it there.
         """
-        source, upto = row.sequence, row.sequence.computed + row.num_tokens
+        source = row.sequence
+        upto = row.sequence.computed + row.num_tokens
         begin = [(each, False) for at, each in self._meets.get(source, ()) if at == upto]
         if source.forks_at_end and row.samples and not source.num_output:
             begin += [

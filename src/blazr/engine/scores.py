@@ -78,7 +78,8 @@ def keep_scores(sequence: RunningSequence, grid: int) -> None:
         rows = pack(known[end - grid : end + 1])
         is_wider = node.scores is None or rows.shape[1] >= node.scores.shape[1]
         if end <= len(known) and is_wider:
-            node.scores, node.next_id = rows, sequence.tokens[end] if has_next else -1
+            node.scores = rows
+            node.next_id = sequence.tokens[end] if has_next else -1
         node = node.parent
 
 

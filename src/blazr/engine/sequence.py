@@ -89,7 +89,8 @@ class Sequence:
 
     def __post_init__(self) -> None:
         """Settle what every step would ask again."""
-        request, params = self.request, self.request.params
+        request = self.request
+        params = self.request.params
         self.takes_likeliest = self.constraint is None and params.takes_likeliest
         self.asks_of_prompt = request.pooling is not None or params.prompt_logprobs is not None
         self.forks_at_end = params.n > 1 and not self.asks_of_prompt

@@ -32,7 +32,8 @@ def describe_model(model: str, *, revision: str | None = None) -> dict[str, obje
         planned = plan_model(model, revision=revision)
     except UnknownFamilyError as error:
         report = describe_fallback(model, error)
-        path, config = Path(str(report["path"])), report["config"]
+        path = Path(str(report["path"]))
+        config = report["config"]
         assert isinstance(config, Mapping)
         directory = path if path.is_dir() else path.parent
         return report | {"vocabulary": _vocabulary(directory, config["vocab_size"])}

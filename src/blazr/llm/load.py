@@ -50,7 +50,8 @@ def load_text_engine(
     from blazr.nn.device import resolve_device
     from blazr.pipelines.fallback import load_fallback
 
-    device, dtype = resolve_device(options.device), options.dtype
+    device = resolve_device(options.device)
+    dtype = options.dtype
 
     def load_weights(model: str) -> LoadedModel | FallbackModel:
         try:
@@ -82,7 +83,8 @@ def load_text_engine(
         template=template,
         reply_format=reply_format,
     )
-    thinking, tool_calls = reply_format.reasoning, reply_format.tool_format
+    thinking = reply_format.reasoning
+    tool_calls = reply_format.tool_format
     _log.debug(
         "vocabulary %s of %d tokens, %s chat template, thinking as %s, tool calls as %s",
         tokenizer.name,
@@ -103,7 +105,8 @@ def start_engine(bundle: ModelBundle) -> TextEngine:
     from blazr.engine.build import build_engine
     from blazr.pipelines.fallback import FallbackModel, build_fallback_engine
 
-    weights, config = bundle.weights, bundle.config
+    weights = bundle.weights
+    config = bundle.config
     banned_ids = bundle.tokenizer.unassigned(bundle.info.vocab_size)
     weights.module.to(bundle.device.torch_device)
     if isinstance(weights, FallbackModel):
@@ -123,7 +126,8 @@ def start_engine(bundle: ModelBundle) -> TextEngine:
 def _load_text_side(
     loaded: LoadedModel | FallbackModel, options: LoadOptions
 ) -> tuple[Tokenizer, ChatTemplate | None]:
-    vocab_size, declared = loaded.vocab_size, loaded.metadata.get("tokenizer_vocab")
+    vocab_size = loaded.vocab_size
+    declared = loaded.metadata.get("tokenizer_vocab")
     tokenizer = choose_tokenizer(
         directory=loaded.directory,
         vocab=options.vocab,

@@ -86,7 +86,8 @@ class Reply:
         for _ in range(len(self._inbox) if most is None else min(most, len(self._inbox))):
             position, output = self._inbox.popleft()
             prompt = self._prompts[position]
-            choice, was_done = prompt.choices[output.index], prompt.is_done
+            choice = prompt.choices[output.index]
+            was_done = prompt.is_done
             events.extend(choice.push(output))
             if choice.is_done and output.finish_reason is None and prompt.request_id is not None:
                 # a stop string or a whole call ended it, which the engine knows nothing of
@@ -211,8 +212,10 @@ class _Choice:
                 else _token_text(self._tokenizer, each)
                 for token_id, each in pairs
             )
-        num_cached, reuse = output.num_cached_tokens, output.reuse
-        num_prompt, embedding = output.num_prompt_tokens, output.embedding
+        num_cached = output.num_cached_tokens
+        reuse = output.reuse
+        num_prompt = output.num_prompt_tokens
+        embedding = output.embedding
         num_dropped = self._prepared.num_dropped_messages
         return PromptDone(
             self._index, num_prompt, num_cached, logprobs, reuse, embedding, num_dropped

@@ -97,7 +97,8 @@ def _whole_text(prompt: ChatPrompt, reply_ids: Sequence[int], stop: str | None) 
     out is tokenized with the next turn.
     """
     detokenizer = Detokenizer(prompt.tokenizer, skip_special=False, continues=True)
-    text, ends = "", []
+    text = ""
+    ends = []
     for token_id in reply_ids:
         text += detokenizer.push(token_id)
         ends.append(len(text))

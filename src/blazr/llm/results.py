@@ -201,7 +201,8 @@ class Tally:
         """Take one event. Thinking is told apart at a reply's end."""
         known = self._usages.get(event.index, Usage())
         if isinstance(event, PromptDone) and event.index % self._n == 0:
-            prompt, cached = event.num_prompt_tokens, event.num_cached_tokens
+            prompt = event.num_prompt_tokens
+            cached = event.num_cached_tokens
             known = Usage(prompt, 0, cached)
         elif isinstance(event, TextDelta):
             known = replace(known, completion_tokens=known.completion_tokens + len(event.token_ids))
@@ -236,7 +237,8 @@ def by_prompt(
         completions: All replies, by index.
         requests: What was asked, in order.
     """
-    found, at = [], 0
+    found = []
+    at = 0
     for request in requests:
         prompt = request.prompt
         about: dict[str, Any] = {}

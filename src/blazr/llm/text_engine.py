@@ -58,7 +58,9 @@ def _turn_starts(messages: Sequence[Message], first: int, *, step: int) -> list[
     Not at each, but where another ``step`` characters have gone, and at the last. Otherwise every
     new turn would move the beginning of a long chat, and all of it would be computed again.
     """
-    starts, num_characters, last_step = [], 0, 0
+    starts = []
+    num_characters = 0
+    last_step = 0
     turns = [i for i in range(first, len(messages)) if messages[i].role == "user"]
     for index in range(first, len(messages)):
         if index > first and messages[index].role == "user":
@@ -154,7 +156,8 @@ class TextEngine:
         prompt = request.prompt
         if not isinstance(prompt, str):
             return list(prompt or ())
-        truncation, longest = request.truncation, CHARACTERS_PER_TOKEN * self.info.max_seq_len
+        truncation = request.truncation
+        longest = CHARACTERS_PER_TOKEN * self.info.max_seq_len
         # what is longer than any prompt would be cut off all the same
         if truncation is not None and len(prompt) > longest and not self.info.is_unbounded:
             prompt = prompt[-longest:] if truncation.drops == "left" else prompt[:longest]
@@ -202,7 +205,8 @@ class TextEngine:
 
         The last value is how many messages went.
         """
-        messages, truncation = request.messages or (), request.truncation
+        messages = request.messages or ()
+        truncation = request.truncation
 
         def encode(start: int) -> tuple[ChatPrompt, list[int]]:
             kept = replace(request, messages=[*messages[:first], *messages[start:]])
@@ -216,7 +220,8 @@ class TextEngine:
                 return False
 
         told = (i for i, each in enumerate(messages) if each.role not in _SYSTEM)
-        first, room = next(told, len(messages)), self._room(request)
+        first = next(told, len(messages))
+        room = self._room(request)
         if truncation is None or truncation.drops != "messages" or fits(first):
             return *encode(first), 0
         starts = _turn_starts(messages, first, step=room)
@@ -282,16 +287,19 @@ class TextEngine:
         self, request: GenerationRequest, reply_format: ReplyFormat, ids: Sequence[int]
     ) -> Constraint | None:
         """What the reply must follow: a grammar, a bound on its thinking, or both."""
-        grammar, thinking = _choose_grammar(reply_format, request), reply_format.reasoning
+        grammar = _choose_grammar(reply_format, request)
+        thinking = reply_format.reasoning
         if thinking is None:
             return None if grammar is None else self.grammars.compile(grammar)
         source = "" if self.template is None else self.template.source
         tail = self.tokenizer.decode(ids[-_TAIL:], skip_special=False)
         budget = thinking_budget(source, request.template_variables, most=request.thinking_budget)
-        has_begun, is_over = thinking.has_begun(tail), thinking.has_ended(tail)
+        has_begun = thinking.has_begun(tail)
+        is_over = thinking.has_ended(tail)
         # a grammar leaves room for thinking where the model is known to think
         may_begin = not is_over and budget != 0 and thinking.begin.strip() in source
-        calls_tool, constraint = request.tool_choice == "required", None
+        calls_tool = request.tool_choice == "required"
+        constraint = None
         if grammar is not None:
             constraint = self.grammars.compile(
                 grammar,

@@ -47,7 +47,11 @@ if TYPE_CHECKING:
 MAX_RUNNING = 8
 DEFAULT_CONTEXT = 2048
 _CONTEXT_KEYS = (
-    *("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "context_length"),
+    "max_position_embeddings",
+    "n_positions",
+    "seq_length",
+    "max_seq_len",
+    "context_length",
 )
 _LIMITS = "runs through transformers: no prefix is reused, and its caches' memory is not known."
 _LISTED_NAMES = 5
@@ -318,7 +322,8 @@ class TransformersRunner:
         for slot in plan.fresh_run_slots:
             self._part(slot)
             self._pasts.pop(slot, None)
-        result, parts = StepResult(), []
+        result = StepResult()
+        parts = []
         together = self._decode(plan) if self._batches else {}
         for index, (sequence, length, samples) in enumerate(plan.rows):
             if index in together:
@@ -349,7 +354,8 @@ class TransformersRunner:
         return self._forward(token_ids, None).logits[0].float()
 
     def _step(self, sequence: RunningSequence, length: int) -> Any:
-        start, slot = sequence.computed, sequence.run_slot
+        start = sequence.computed
+        slot = sequence.run_slot
         assert slot is not None
         self._part(slot)
         past = self._pasts.get(slot) if start and self._resumes else None
@@ -401,7 +407,9 @@ class TransformersRunner:
     @torch.inference_mode()
     def _can_batch(self) -> bool:
         """Whether sequences of two lengths get the scores together that they get alone."""
-        prompts, expected, pasts = ([1, 2, 3, 1, 2, 3, 1], [2, 1]), [], {}
+        prompts = ([1, 2, 3, 1, 2, 3, 1], [2, 1])
+        expected = []
+        pasts = {}
         try:
             for slot, prompt in enumerate(prompts):
                 pasts[slot] = self._forward(prompt, None, keeps=True).past_key_values
@@ -448,7 +456,8 @@ class TransformersRunner:
 
         ids = [1, 2, 3, 1, 2, 3]
         whole = self._forward(ids, None).logits[0].float()
-        past, scores = None, []
+        past = None
+        scores = []
         for piece in ([1, 2, 3, 1], [2], [3]):
             try:
                 out = self._forward(piece, past, keeps=True)

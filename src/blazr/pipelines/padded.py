@@ -39,7 +39,8 @@ class PaddedBatch:
 
     def inputs(self, token_ids: Sequence[int], device: torch.device) -> dict[str, Tensor]:
         """What the network takes to compute one token of each: ids, mask and positions."""
-        pads, length = torch.tensor(self.pads, device=device)[:, None], self.length
+        pads = torch.tensor(self.pads, device=device)[:, None]
+        length = self.length
         return {
             "input_ids": torch.tensor(token_ids, device=device)[:, None],
             "attention_mask": (torch.arange(length + 1, device=device) >= pads).long(),

@@ -78,7 +78,8 @@ def test_a_failure_is_one_requests_own() -> None:
 
 
 def test_a_level_warms_up_first_and_counts_only_itself() -> None:
-    target, ended = Turnstile(), []
+    target = Turnstile()
+    ended = []
     workload = Workload(asks=[Ask(prompt_tokens=4, output_tokens=40, arrival_s=0.0)])
 
     async def twice() -> list[tuple[list[Record], dict[str, float]]]:

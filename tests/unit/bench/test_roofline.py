@@ -14,7 +14,10 @@ from blazr.nn.device import resolve_device
 from tests.support.networks import HIDDEN, VOCAB, build_network
 
 CPU = resolve_device("cpu")
-EXPERTS, CHOSEN, EXPERT_BYTES = 5, 2, 3 * HIDDEN * 20 * 4  # of tests.support.networks, float32
+# of tests.support.networks, float32
+EXPERTS = 5
+CHOSEN = 2
+EXPERT_BYTES = 3 * HIDDEN * 20 * 4
 
 
 def test_one_token_reads_the_weights_it_passes_through() -> None:

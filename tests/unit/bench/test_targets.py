@@ -155,7 +155,8 @@ def _key(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_command_measures_a_server_and_draws(
     loopback: Loopback, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    workload, picture = tmp_path / "w.jsonl", tmp_path / "p.png"
+    workload = tmp_path / "w.jsonl"
+    picture = tmp_path / "p.png"
     workload.write_text('{"prompt_tokens": 3, "output_tokens": 4}\n{"arrival_s": 0.01}\n')
     bench(url=loopback.url, workload=workload, output_tokens=2, rate=200.0, plot=picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -172,7 +173,8 @@ def test_the_command_measures_a_server_and_draws(
 
 @pytest.mark.usefixtures("_key")
 def test_the_command_fails_where_everything_does(loopback: Loopback, tmp_path: Path) -> None:
-    workload, history = tmp_path / "w.jsonl", tmp_path / "none.jsonl"
+    workload = tmp_path / "w.jsonl"
+    history = tmp_path / "none.jsonl"
     workload.write_text(json.dumps({"prompt_ids": [1] * 600}) + "\n")
     with pytest.raises(EngineError, match="every request"):
         bench(url=loopback.url, workload=workload, history=history)

@@ -14,7 +14,9 @@ from blazr.cli.cache import list_models, pull, remove
 from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.checkpoint.hub import find_model
 
-OLD, NEW, OTHER = "a" * 40, "b" * 40, "c" * 40
+OLD = "a" * 40
+NEW = "b" * 40
+OTHER = "c" * 40
 
 
 def add(cache: Path, name: str, commit: str, *, ref: str = "", size: int = 1000) -> Path:

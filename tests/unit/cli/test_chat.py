@@ -64,18 +64,16 @@ def test_it_remembers_and_obeys(
 ) -> None:
     run_lines(
         conversation,
-        *(
-            "hi",
-            "",
-            "/system be kind",
-            "again",
-            "/nope",
-            "/stat",
-            "/help",
-            "/clear",
-            "/exit",
-            "no",
-        ),
+        "hi",
+        "",
+        "/system be kind",
+        "again",
+        "/nope",
+        "/stat",
+        "/help",
+        "/clear",
+        "/exit",
+        "no",
     )
     assert prompts(llm)[0] == "<|user|>\nhi\n<|assistant|>\n"
     assert prompts(llm)[1] == (
@@ -137,7 +135,11 @@ def test_a_failed_retry_takes_nothing_back(conversation: Conversation) -> None:
 def test_settings(conversation: Conversation, llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     run_lines(
         conversation,
-        *("/set temperature 0", "/set max-tokens 3", "/set stop eight", "/set seed 7", "hi"),
+        "/set temperature 0",
+        "/set max-tokens 3",
+        "/set stop eight",
+        "/set seed 7",
+        "hi",
     )
     params = llm.core.engine.submitted[0].params
     assert (params.temperature, params.max_tokens, params.stop) == (0, 3, ("eight",))
@@ -160,7 +162,8 @@ def test_save_and_load(conversation: Conversation, llm: LLM, tmp_path: Path) -> 
     other = Conversation(LocalPartner(llm, LoadFlags()))
     other.obey(f"/load {file}")
     assert (other.system, other.given, other.history) == (
-        *("be kind", {"top_k": 5}),
+        "be kind",
+        {"top_k": 5},
         conversation.history,
     )
     file.write_text(json.dumps([{"role": "system", "content": "s"}, {"role": "user"}]))
@@ -278,7 +281,8 @@ def test_log_lines_wait_for_the_end_of_an_answer(llm: LLM) -> None:
 
     terminal = io.StringIO()
     root = logging.getLogger("blazr")
-    before, root.handlers[:] = root.handlers.copy(), [logging.StreamHandler(terminal)]
+    before = root.handlers.copy()
+    root.handlers[:] = [logging.StreamHandler(terminal)]
     try:
         Conversation(Logging(llm, LoadFlags()), screen=Screen(terminal)).say("hi")
     finally:

@@ -190,7 +190,8 @@ def test_wrong_ids_are_told(ids: str) -> None:
 
 def test_flags_have_the_engine_s_defaults() -> None:
     """The command line states them again, because its help must come before torch does."""
-    defaults, seen = EngineConfig(), set()
+    defaults = EngineConfig()
+    seen = set()
     for name in ("serve", "generate", "chat"):
         group = typer.main.get_command(app)
         command = group.get_command(typer.Context(group), name)

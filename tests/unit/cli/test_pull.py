@@ -41,8 +41,14 @@ WANTED: Mapping[str, bytes] = {
     "additional_chat_templates/tool_use.jinja": b"b",
 }
 UNWANTED = (
-    *("README.md", "consolidated.safetensors", "adapter_model.safetensors", "onnx/config.json"),
-    *("onnx/model.safetensors", "tokenizer/merges.txt", "tokenizer/model.bin", "a/b/c.model"),
+    "README.md",
+    "consolidated.safetensors",
+    "adapter_model.safetensors",
+    "onnx/config.json",
+    "onnx/model.safetensors",
+    "tokenizer/merges.txt",
+    "tokenizer/model.bin",
+    "a/b/c.model",
 )
 WHOLE = "org/whole"
 REPOS = {REPO: FILES, WHOLE: {**WANTED, **dict.fromkeys(UNWANTED, b"")}}

@@ -212,7 +212,8 @@ def test_when_the_thread_dies_health_says_so_and_a_new_engine_takes_over(bench):
         bench.fault = lambda plan: None
         may_restart.wait(10)
 
-    bench.fault, bench.build_fault = fault, build_fault
+    bench.fault = fault
+    bench.build_fault = build_fault
     _, outputs = bench.ask()
     assert collect(outputs)[1].finish_reason is FinishReason.ERROR
     wait_until(lambda: not bench.engine.health().ok)

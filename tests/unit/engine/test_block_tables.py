@@ -16,7 +16,8 @@ WRITES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.lists(st.in
 @given(WRITES)
 def test_a_row_with_the_same_stamp_is_the_same(writes):
     """Whoever copies rows of which the stamp is new has all of them as they are."""
-    tables, copies = BlockTables(3, 16), BlockTables(3, 16)
+    tables = BlockTables(3, 16)
+    copies = BlockTables(3, 16)
     known = [None] * 3
     for slot, first, pages in writes:
         tables.write(slot, first, pages[: 16 - first])

@@ -10,7 +10,8 @@ from blazr.engine.outputs import FinishReason
 from tests.support.constrained import Automaton, RandomScores, ask, drain, engine_over
 from tests.support.seeds import examples
 
-VOCAB, EOS = 40, 39
+VOCAB = 40
+EOS = 39
 
 
 def chain(*tokens: int) -> Automaton:
@@ -51,7 +52,8 @@ def reply(constraint, *, liked=(), **params):
 @settings(max_examples=examples(60))
 def test_a_reply_is_in_the_language_and_ends_only_where_it_may(automaton, temperature, most):
     outputs = reply(automaton, temperature=temperature, max_tokens=most)
-    tokens, reason = tokens_of(outputs), outputs[-1].finish_reason
+    tokens = tokens_of(outputs)
+    reason = outputs[-1].finish_reason
     if reason is FinishReason.STOP:
         assert automaton.accepts(tokens)
     else:
@@ -158,7 +160,8 @@ class Failing(Automaton):
 
     def __init__(self, method: str) -> None:
         super().__init__([dict.fromkeys(range(EOS), 0)], set(), vocab_size=VOCAB)
-        self.method, self.count = method, 0
+        self.method = method
+        self.count = 0
 
     def fork(self):
         return Failing(self.method)

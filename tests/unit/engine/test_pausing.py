@@ -21,7 +21,8 @@ PROMPT = (1, 2, 3)
 
 def begun(bench: Bench):
     """A long reply that has begun and cannot go on before the returned event is set."""
-    at_work, go = threading.Event(), threading.Event()
+    at_work = threading.Event()
+    go = threading.Event()
 
     def fault(plan) -> None:
         at_work.set()

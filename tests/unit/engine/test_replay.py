@@ -72,7 +72,8 @@ def test_nothing_is_computed_while_recording():
 
 @torch.inference_mode()
 def test_a_part_that_is_more_than_kernels_runs_as_it_is():
-    x, steps = torch.ones(2, 8), []
+    x = torch.ones(2, 8)
+    steps = []
 
     def odd(y, step):
         steps.append(step)
@@ -112,7 +113,8 @@ def test_what_computes_is_seen(foreign):
 
 def products(dtype, *, rows):
     """Products that make (rows, 70): plain, packed, and as float32."""
-    x, weight = torch.randn(rows, 64).to(dtype), torch.randn(70, 64).to(dtype)
+    x = torch.randn(rows, 64).to(dtype)
+    weight = torch.randn(70, 64).to(dtype)
     packed, scaled = (random_packed(PACKINGS[name], 70, 2) for name in ("Q4_0", "int8"))
     bias = torch.randn(70).to(dtype)
     yield lambda: linear(x, weight, bias)
@@ -148,7 +150,8 @@ def test_a_recorded_product_adds_what_it_makes(dtype, rows):
     ],
 )
 def test_other_sums_are_calls_of_their_own(sum_of):
-    x, weight = torch.randn(2, 8), torch.randn(8, 8)
+    x = torch.randn(2, 8)
+    weight = torch.randn(8, 8)
     replay = record(lambda: sum_of(x, linear(x, weight)), None, Arena())
     assert replay is not None
     assert torch.equal(replay(None), sum_of(x, linear(x, weight)))

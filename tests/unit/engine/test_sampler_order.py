@@ -69,7 +69,9 @@ def test_filters_see_what_the_ones_before_have_left():
 def test_penalties_may_come_after_the_filters():
     heavy = {"repetition_penalty": 100.0, "top_k": 1}
     logits = torch.zeros(1, VOCAB)
-    logits[0, 1], logits[0, 5] = 3.0, 2.0  # the prompt has 1
+    # the prompt has 1
+    logits[0, 1] = 3.0
+    logits[0, 5] = 2.0
     rest = ("temperature", "top_p", "min_p")
     assert set(drawn(20, logits, samplers=("penalties", "top_k", *rest), **heavy)) == {5}
     assert set(drawn(20, logits, samplers=("top_k", "penalties", *rest), **heavy)) == {1}
@@ -99,7 +101,8 @@ def test_orders_that_are_none(order):
 )
 def test_penalties_look_back_so_far(name, value):
     logits = torch.zeros(1, VOCAB)
-    logits[0, 7], logits[0, 8] = 1.5, 1.0
+    logits[0, 7] = 1.5
+    logits[0, 8] = 1.0
 
     def likeliest(look_back: int) -> int:
         params = {"temperature": 0.0, name: value, "repeat_last_n": look_back}
@@ -111,7 +114,8 @@ def test_penalties_look_back_so_far(name, value):
 
 def test_the_prompt_is_looked_back_at_too():
     logits = torch.zeros(1, VOCAB)
-    logits[0, 7], logits[0, 8] = 1.5, 1.0
+    logits[0, 7] = 1.5
+    logits[0, 8] = 1.0
     params = {"temperature": 0.0, "repetition_penalty": 3.0}
     for look_back, token in ((3, 8), (2, 7)):
         sequence = sequence_of(prompt=(7, 2), output=(3,), repeat_last_n=look_back, **params)

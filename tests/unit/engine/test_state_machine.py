@@ -184,7 +184,8 @@ class EngineMachine(RuleBasedStateMachine):
     def check_trie(self) -> None:
         idle = 0
         for node in self.memory.trie.nodes():
-            path, at = [], node
+            path = []
+            at = node
             while at.parent is not None:
                 path.append(at.key)
                 assert at.parent.children[at.key] is at

@@ -119,7 +119,8 @@ def test_the_oldest_are_forgotten(core: TextEngine) -> None:
     said = [Message(role="user", content=letter * 40) for letter in "ab"]
     prompts = [core.template.prompt([each], core.tokenizer) for each in said]
     longest = len(prompts[0].text) + len(prompts[1].text)
-    known, script = ReplyTokenCache(longest), core.engine.script
+    known = ReplyTokenCache(longest)
+    script = core.engine.script
     for prompt in prompts:
         known.add(prompt, "", prompt.encode(), script)
     for prompt, is_known in zip(prompts, (False, True), strict=True):

@@ -84,7 +84,8 @@ def _mamba2_sizes(w: Weights, kind: str, config: Config, eps: float) -> Mamba2:
         groups = (config.get("ssm_cfg", default={}) or {}).get("ngroups", 1)
     states = config.get("ssm_state_size" if kind == "nemotron_h" else "state_size")
     if states is None or kind == "mamba":
-        heads, inner = w.shape("A_log")[0], w.shape("norm.weight")[0]
+        heads = w.shape("A_log")[0]
+        inner = w.shape("norm.weight")[0]
         states = (w.shape("in_proj.weight")[0] - 2 * inner - heads) // 2 // groups
     limits = limits_of(config)
     version = str(config.get("transformers_version", default="")).partition(".")[0]

@@ -143,7 +143,8 @@ def _each(values: Floats, count: int) -> Floats:
 
 
 def _q2_k(data: Bytes) -> Floats:
-    scale, least = data[:, :16] & 15, data[:, :16] >> 4
+    scale = data[:, :16] & 15
+    least = data[:, :16] >> 4
     codes = _pairs_of_bits(data[:, 16:80])
     return _each(_half(data, 80) * scale, 16) * codes - _each(_half(data, 82) * least, 16)
 

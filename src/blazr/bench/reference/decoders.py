@@ -212,7 +212,8 @@ def _rotation(kind: str, config: Config, index: int, dim: int) -> Rotation | Non
 
 
 def _window(kind: str, config: Config, index: int) -> int | None:
-    window, listed = config.window(), config.layer_type(index)
+    window = config.window()
+    listed = config.layer_type(index)
     match kind:
         case "mistral" | "ministral3" | "mixtral" | "phi3" | "starcoder2":
             return window
@@ -235,8 +236,10 @@ def _window(kind: str, config: Config, index: int) -> int | None:
 
 def latent_sizes(config: Config, *, rotates: bool = True) -> Latent:
     """DeepSeek's attention, with or without rotation."""
-    plain, rotated = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
-    scale, said = (plain + rotated) ** -0.5, config.rope()
+    plain = config["qk_nope_head_dim"]
+    rotated = config["qk_rope_head_dim"]
+    scale = (plain + rotated) ** -0.5
+    said = config.rope()
     kind = said.get("rope_type") or said.get("type") or "default"
     if rotates and kind != "default" and said.get("mscale_all_dim"):
         scale *= mscale(said.get("factor", 1.0), said["mscale_all_dim"]) ** 2
@@ -357,7 +360,8 @@ def experts(
 
 def granite_experts(w: Weights, config: Config) -> Function:
     """Granite's: both upward matrices in one, for all experts."""
-    router, activation = router_of("granitemoe", config), config.get("hidden_act", default="silu")
+    router = router_of("granitemoe", config)
+    activation = config.get("hidden_act", default="silu")
 
     def expert(e: int, rows: Tensor) -> Tensor:
         gate, up = w.rows("input_linear.weight", slice(e, e + 1))[0].chunk(2)

@@ -37,7 +37,8 @@ class Delta:
 
 def gated_delta(x: Tensor, w: Weights, s: Delta) -> Tensor:
     """Qwen3-Next's and Qwen3.5's: (T, C) to (T, C)."""
-    keys, per_key = s.key_heads * s.key_dim, s.heads // s.key_heads
+    keys = s.key_heads * s.key_dim
+    per_key = s.heads // s.key_heads
     value_dim = w.shape("out_proj.weight")[1] // s.heads
     if "in_proj_qkvz.weight" in w:  # by heads of keys
         sizes = (s.key_dim, s.key_dim, per_key * value_dim, per_key * value_dim)

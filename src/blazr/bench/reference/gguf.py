@@ -19,7 +19,8 @@ from blazr.bench.reference.weights import Rows, Setting
 # By the number of a metadata type: struct's letter.
 _LETTERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"}
 _LETTERS |= {10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
+_STRING = 8
+_ARRAY = 9
 
 
 class GgufFiles:
@@ -63,7 +64,8 @@ class _GgufFile:
         with path.open("rb") as file:
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self._at = 8  # behind the magic number and the version
-        count, pairs = self._take("Q"), self._take("Q")
+        count = self._take("Q")
+        pairs = self._take("Q")
         self.metadata: dict[str, Setting] = {
             self._string(): self._value(self._take("I")) for _ in range(pairs)
         }
@@ -105,5 +107,6 @@ class _GgufFile:
             return self._string()
         if kind != _ARRAY:
             return self._take(_LETTERS[kind])
-        inner, count = self._take("I"), self._take("Q")
+        inner = self._take("I")
+        count = self._take("Q")
         return [self._value(inner) for _ in range(count)]

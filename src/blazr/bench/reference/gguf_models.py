@@ -97,7 +97,8 @@ _GEMMAS = frozenset(("gemma", "gemma2", "gemma3"))
 _GELU = frozenset((*_GEMMAS, "starcoder2"))
 _RELU2 = frozenset(("nemotron_h", "nemotron_h_moe"))
 _WIDE_SCALE = {"gemma2": 46, "gemma3": 62}  # the largest models scale by hidden size over heads
-_GEMMA3_LONG, _GEMMA3_FACTOR = 131_072, 8.0
+_GEMMA3_LONG = 131_072
+_GEMMA3_FACTOR = 8.0
 _NAMES: Mapping[str, str] = {
     **{f"{name}_proj": f"attn_{name}" for name in ("q", "k", "v", "qkv")},
     "o_proj": "attn_output",
@@ -151,7 +152,8 @@ class _File:
     """What is said of the network, under the words of its architecture."""
 
     def __init__(self, w: Weights, metadata: Mapping[str, Setting]) -> None:
-        self.w, self.metadata = w, metadata
+        self.w = w
+        self.metadata = metadata
         self.kind = str(metadata.get("general.architecture"))
         self.hidden = w.shape("token_embd.weight")[1]
         self.count = self.need("block_count") - self.get("nextn_predict_layers", 0)
@@ -210,7 +212,8 @@ def _layer(file: _File, index: int) -> Layer:
     w = file.w.under(f"blk.{index}.")
     scale = file.get("residual_scale") or 1.0
     halves = []
-    mixer, feed = _mixer(file, w, index), _feed_forward(file, w)
+    mixer = _mixer(file, w, index)
+    feed = _feed_forward(file, w)
     late = file.kind in _LATE_NORM
 
     def norm(name: str) -> Function | None:
@@ -231,7 +234,8 @@ def _layer(file: _File, index: int) -> Layer:
 
 def _mixer(file: _File, layer: Weights, index: int) -> Function | None:
     """By the tensors that only one kind of mixer has."""
-    eps, w = file.eps, layer.under("", _NAMES)
+    eps = file.eps
+    w = layer.under("", _NAMES)
     if "ssm_conv1d_q.weight" in layer:
         dim = file.need("kda.head_dim")
         heads = layer.shape("ssm_dt.bias")[0] // dim
@@ -267,7 +271,8 @@ def _mixer(file: _File, layer: Weights, index: int) -> Function | None:
 
 
 def _mamba2(file: _File, layer: Weights) -> Function:
-    w, groups = layer.under("", _MAMBA), file.get("ssm.group_count", 1)
+    w = layer.under("", _MAMBA)
+    groups = file.get("ssm.group_count", 1)
     sizes = Mamba2(
         states=file.need("ssm.state_size"), groups=groups, eps=file.eps, norm_groups=groups
     )
@@ -426,7 +431,8 @@ def _experts(file: _File, w: Weights, activation: str) -> Function:
     router = _router(file, w.shape("ffn_gate_inp.weight")[0])
 
     def matrix(name: str, e: int, part: str = "weight") -> Tensor | None:
-        stacked, single = f"ffn_{name}_exps.{part}", f"ffn_{name}.{e}.{part}"
+        stacked = f"ffn_{name}_exps.{part}"
+        single = f"ffn_{name}.{e}.{part}"
         if stacked in w:
             return w.rows(stacked, slice(e, e + 1))[0]
         return w.get(single)

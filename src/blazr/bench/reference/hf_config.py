@@ -11,7 +11,9 @@ from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.rotation import Rotation, dynamic, fixed, llama3, mscale, plain, yarn
 from blazr.bench.reference.weights import Setting
 
-FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+LINEAR = "linear_attention"
 
 
 class Config:
@@ -23,7 +25,8 @@ class Config:
     """
 
     def __init__(self, own: Mapping[str, Setting], defaults: Mapping[str, Setting]) -> None:
-        self.own, self.defaults = own, defaults
+        self.own = own
+        self.defaults = defaults
 
     def get(self, *keys: str, default: Setting = None) -> Setting:
         """The value of the first key that has one."""
@@ -84,7 +87,8 @@ def rotation_of(
     own_trained = said.get("original_max_position_embeddings")
     trained = config.get("original_max_position_embeddings") or own_trained or longest
     factor = said.get("factor") or longest / trained
-    scale, temperature = 1.0, None
+    scale = 1.0
+    temperature = None
     if config.get("model_type") == "ministral3" and said.get("llama_4_scaling_beta"):
         temperature = float(said["llama_4_scaling_beta"]), float(own_trained or longest)
     match kind:

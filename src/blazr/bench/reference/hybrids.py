@@ -83,14 +83,16 @@ _OFFSET = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 def hybrid(w: Weights, kind: str, config: Config) -> ReferenceModel:
     """A model of ``model_type`` ``kind``."""
-    root, offset = root_of(w), float(kind in _OFFSET)
+    root = root_of(w)
+    offset = float(kind in _OFFSET)
     eps = config.get("norm_eps" if kind.startswith("lfm2") else "rms_norm_eps", default=1e-6)
     names = _NORMS.get(kind, (LLAMA_NORMS[0], LLAMA_NORMS[2]))
     scale = config.get("residual_multiplier", default=1.0)
 
     def layer(index: int) -> Layer:
         at = w.under(f"{root}layers.{index}.")
-        mixer, feed = _mixer(at, kind, config, eps, offset), _feed_forward(at, kind, config)
+        mixer = _mixer(at, kind, config, eps, offset)
+        feed = _feed_forward(at, kind, config)
         before = [norm_of(at, name, eps, offset=offset) for name in names]
         return layer_of(
             Half(inner=mixer, before=before[0], scale=scale),
@@ -113,7 +115,8 @@ def hybrid(w: Weights, kind: str, config: Config) -> ReferenceModel:
 
 def _mixer(at: Weights, kind: str, config: Config, eps: float, offset: float) -> Function:
     """By the tensors that only one kind of mixer has."""
-    w, mamba = at.under("self_attn."), at.under("mamba.")
+    w = at.under("self_attn.")
+    mamba = at.under("mamba.")
     if kind == "falcon_h1":
         return _side_by_side(mamba, w, config, eps)
     if "mamba.x_proj.weight" in at:

@@ -25,8 +25,10 @@ def mamba1(x: Tensor, w: Weights, *, inner_eps: float | None = None) -> Tensor:
         inner_eps: Of the norms of step sizes, B and C (FalconMamba without weights, Jamba with);
             None where there are none.
     """
-    rates, skip = decay(w), w["D"].flatten()
-    states, rank = rates.shape[1], w.shape("dt_proj.weight")[1]
+    rates = decay(w)
+    skip = w["D"].flatten()
+    states = rates.shape[1]
+    rank = w.shape("dt_proj.weight")[1]
     u, gate = linear(x, w, "in_proj").chunk(2, -1)
     u = silu(causal_convolution(u, w))
     steps, b, c = linear(u, w, "x_proj").split((rank, states, states), -1)
@@ -37,7 +39,8 @@ def mamba1(x: Tensor, w: Weights, *, inner_eps: float | None = None) -> Tensor:
             for part, name in zip((steps, b, c), names, strict=True)
         )
     steps = softplus(linear(steps, w, "dt_proj"), threshold=1e9)
-    state, outputs = torch.zeros_like(rates), []
+    state = torch.zeros_like(rates)
+    outputs = []
     for t in range(len(x)):
         state = (steps[t, :, None] * rates).exp() * state + (steps[t] * u[t])[:, None] * b[t]
         outputs.append(state @ c[t] + skip * u[t])
@@ -46,12 +49,14 @@ def mamba1(x: Tensor, w: Weights, *, inner_eps: float | None = None) -> Tensor:
 
 def oxidizr_mamba1(x: Tensor, w: Weights) -> Tensor:
     """The same with a state that grows, held between -30 and 30: (T, C) to (T, C)."""
-    rates, skip = (-w["a_log"]).exp(), w["d"]
+    rates = (-w["a_log"]).exp()
+    skip = w["d"]
     u, gate = linear(x, w, "in_proj").chunk(2, -1)
     u = silu(causal_convolution(u, w))
     steps, b, c = linear(u, w, "x_proj").split((len(rates), *[rates.shape[1]] * 2), -1)
     steps = softplus(linear(steps, w, "dt_proj"), threshold=1e9)
-    state, outputs = torch.zeros_like(rates), []
+    state = torch.zeros_like(rates)
+    outputs = []
     for t in range(len(x)):
         grown = (steps[t, :, None] * rates).exp() * state
         state = (grown + (steps[t] * u[t])[:, None] * b[t]).clamp(-30, 30)

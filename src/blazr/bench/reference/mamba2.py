@@ -39,7 +39,8 @@ class Mamba2:
 
 def mamba2(x: Tensor, w: Weights, s: Mamba2, rates: Tensor) -> Tensor:
     """(T, C) to (T, C); ``rates`` are those of decay, (H), below 0."""
-    heads, maps = len(rates), s.groups * s.states
+    heads = len(rates)
+    maps = s.groups * s.states
     projected = linear(x, w, "in_proj")
     inner = (projected.shape[1] - 2 * maps - heads) // 2
     parts = projected.split((inner, inner, maps, maps, heads), -1)

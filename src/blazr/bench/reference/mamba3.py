@@ -11,7 +11,9 @@ from blazr.bench.reference.mamba2 import per_head, ssd
 from blazr.bench.reference.norms import gated_rms_norm, rms_norm, silu
 from blazr.bench.reference.weights import Weights, linear
 
-EPS, LEAST_STEP, LARGEST_STEP = 1e-6, 0.001, 0.1
+EPS = 1e-6
+LEAST_STEP = 0.001
+LARGEST_STEP = 0.1
 
 
 def mamba3(x: Tensor, w: Weights, rates: Tensor) -> Tensor:

@@ -46,7 +46,8 @@ def norm_of(w: Weights, name: str, eps: float, *, offset: float = 0.0) -> Functi
     """
 
     def apply(x: Tensor) -> Tensor:
-        weight, bias = w[name + ".weight"] + offset, w.get(name + ".bias")
+        weight = w[name + ".weight"] + offset
+        bias = w.get(name + ".bias")
         if bias is not None:
             return layer_norm(x, weight, bias, eps)
         return rms_norm(x, weight, eps)
@@ -109,7 +110,8 @@ def model_of(
     head = head if head in w else embedding
 
     def logits(hidden: Tensor) -> Tensor:
-        x, starts = norm(hidden), range(0, w.shape(head)[0], _TILE)
+        x = norm(hidden)
+        starts = range(0, w.shape(head)[0], _TILE)
         tiles = (w.rows(head, slice(start, start + _TILE)) for start in starts)
         scores = torch.cat([x @ tile.T for tile in tiles], -1) * logits_scale
         return scores if softcap is None else softcap * torch.tanh(scores / softcap)

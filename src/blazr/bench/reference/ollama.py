@@ -54,7 +54,8 @@ class _Renamed:
     """Tensors under other names."""
 
     def __init__(self, source: Source, places: Mapping[str, _Place]) -> None:
-        self._source, self._places = source, places
+        self._source = source
+        self._places = places
 
     @property
     def names(self) -> Collection[str]:

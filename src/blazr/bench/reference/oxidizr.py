@@ -28,7 +28,8 @@ from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.rotation import Rotation, fixed, llama3, plain
 from blazr.bench.reference.weights import Setting, Weights, linear
 
-_MAMBA_EPS, _LIMITS = 1e-6, (0.001, 0.1)
+_MAMBA_EPS = 1e-6
+_LIMITS = (0.001, 0.1)
 _USUAL_DIMS = (64, 128, 96, 80, 32, 16)
 Config = Mapping[str, Setting]
 
@@ -97,7 +98,8 @@ def _rates(w: Weights, config: Config) -> Tensor:
 
 
 def _mamba2(w: Weights, config: Config) -> Function:
-    heads, inner = w.shape("A_log")[0], w.shape("norm.weight")[0]
+    heads = w.shape("A_log")[0]
+    inner = w.shape("norm.weight")[0]
     maps = (w.shape("in_proj.weight")[0] - 2 * inner - heads) // 2
     states = first(config, "mamba2_state_size", "ssm.state_size")
     groups = first(config, "mamba2_n_groups", "ssm.n_groups")

@@ -36,7 +36,8 @@ class QuantizedFiles:
     """
 
     def __init__(self, files: SafetensorsFiles, said: Mapping[str, Setting]) -> None:
-        self.files, self.said = files, said
+        self.files = files
+        self.said = said
         self.method = str(said.get("quant_method", "modelopt"))
         if self.method not in _KNOWN:
             raise NoReferenceError(f"checkpoints quantized by {self.method[:60]!r}")
@@ -163,7 +164,8 @@ class QuantizedFiles:
 
     def _nvfp4(self, at: str, stored: Tensor) -> Tensor:
         """Four-bit floats, eight-bit scales of 16 columns, and one number for all."""
-        scales, factor = self._part(at, "weight_scale").double(), self._get(at, "weight_scale_2")
+        scales = self._part(at, "weight_scale").double()
+        factor = self._get(at, "weight_scale_2")
         if factor is None:  # compressed-tensors divides
             factor = 1 / self._part(at, "weight_global_scale").double()
         return _floats4(stored) * (scales * factor.double()).repeat_interleave(16, 1)

@@ -57,7 +57,8 @@ def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
     speeds = rotation.frequencies(len(x)).to(x.dtype)
     angles = torch.arange(len(x), dtype=x.dtype)[:, None, None] * speeds  # (T, 1, pairs)
     cos, sin = angles.cos() * rotation.factor, angles.sin() * rotation.factor
-    moved, rest = x[..., : 2 * len(speeds)], x[..., 2 * len(speeds) :]
+    moved = x[..., : 2 * len(speeds)]
+    rest = x[..., 2 * len(speeds) :]
     if rotation.interleaved:
         first, second = moved[..., ::2], moved[..., 1::2]
         pairs = torch.stack((first * cos - second * sin, second * cos + first * sin), -1)

@@ -57,7 +57,8 @@ class SafetensorsFiles:
         """A tensor, or some of its rows, as they are stored."""
         data, start, entry = self.places[name]
         first, last = entry["data_offsets"]
-        shape, dtype = entry["shape"], _DTYPES[entry["dtype"]]
+        shape = entry["shape"]
+        dtype = _DTYPES[entry["dtype"]]
         if not math.prod(shape):
             return torch.empty(shape, dtype=dtype)
         found = torch.frombuffer(data, dtype=torch.uint8, count=last - first, offset=start + first)

@@ -54,7 +54,8 @@ class Shared:
         return linear(activate(gate, self.config["hidden_act"]) * up, w, "down_proj")
 
     def _attention(self, x: Tensor) -> Tensor:
-        w, config = self.w.under("self_attn."), self.config
+        w = self.w.under("self_attn.")
+        config = self.config
         dim = x.shape[1] // config["num_attention_heads"]
         q, k, v = (
             self._adapted(x, w, f"{n}_proj", f"linear_{n}_adapter_list").unflatten(-1, (-1, dim))
@@ -68,13 +69,15 @@ class Shared:
 
     def _adapted(self, x: Tensor, w: Weights, name: str, adapters: str) -> Tensor:
         """A product with the user's correction of low rank, where there is one."""
-        y, at = linear(x, w, name), f"{adapters}.{self.user}"
+        y = linear(x, w, name)
+        at = f"{adapters}.{self.user}"
         return linear(linear(x, w, f"{at}.0"), w, f"{at}.1") + y if f"{at}.0.weight" in w else y
 
 
 def zamba2(w: Weights, kind: str, config: Config) -> ReferenceModel:
     """A model of ``model_type`` ``zamba2``."""
-    eps, count = config["rms_norm_eps"], config["num_hidden_layers"]
+    eps = config["rms_norm_eps"]
+    count = config["num_hidden_layers"]
     hybrids = [i for i in range(count) if f"model.layers.{i}.linear.weight" in w]
     block = "model.layers.{}.shared_transformer."
     owners = [i for i in hybrids if block.format(i) + "input_layernorm.weight" in w]

@@ -122,7 +122,8 @@ class CacheManager:
         Raises:
             OutOfMemoryError: There is no room, even after evicting all that can be.
         """
-        grid, upto = self.shape.grid, sequence.computed + num_tokens
+        grid = self.shape.grid
+        upto = sequence.computed + num_tokens
         if self.shape.has_pages:
             while len(sequence.pages) * grid < upto:
                 page = self._allocate(ItemClass.PAGE)
@@ -144,7 +145,8 @@ class CacheManager:
 
     def commit(self, sequence: Sequence, num_tokens: int) -> None:
         """The tokens are in memory: publish whole blocks, move to the last state written."""
-        start, grid = sequence.computed, self.shape.grid
+        start = sequence.computed
+        grid = self.shape.grid
         sequence.computed += num_tokens
         self._publish(sequence)
         for offset, slot in sequence.pending:
@@ -152,7 +154,8 @@ class CacheManager:
             if edge == sequence.computed // grid * grid:
                 if slot != sequence.checkpoint:
                     self._release_checkpoint(sequence)
-                sequence.checkpoint, sequence.checkpoint_length = slot, edge
+                sequence.checkpoint = slot
+                sequence.checkpoint_length = edge
                 if edge in sequence.wanted:
                     self._keep_state(sequence, edge, slot)
             else:
@@ -186,12 +189,15 @@ class CacheManager:
     def adopt(self, fork: Fork) -> None:
         """Let a reply go on where another stands: whole pages and the checkpoint are shared."""
         sequence, source = fork.sequence, fork.source
-        sequence.run_slot, sequence.node = fork.run_slot, source.node
+        sequence.run_slot = fork.run_slot
+        sequence.node = source.node
         assert sequence.node is not None
         self.trie.lock(sequence.node)
-        sequence.published, sequence.computed = source.published, source.computed
+        sequence.published = source.published
+        sequence.computed = source.computed
         is_whole = len(sequence.tokens) - sequence.computed <= self.shape.grid
-        sequence.num_cached, sequence.reuse = fork.length, "whole" if is_whole else "partial"
+        sequence.num_cached = fork.length
+        sequence.reuse = "whole" if is_whole else "partial"
         sequence.wanted = set() if fork.samples else self._edges(sequence)
         sequence.pages = source.pages[: source.computed // self.shape.grid]
         for page in sequence.pages:
@@ -290,7 +296,8 @@ class CacheManager:
         return "partial" if usable else "unknown"
 
     def _resume(self, sequence: Sequence, path: tuple[Node, ...]) -> None:
-        grid, node = self.shape.grid, path[-1]
+        grid = self.shape.grid
+        node = path[-1]
         sequence.node = node
         sequence.published = len(path)
         sequence.computed = len(path) * grid
@@ -303,7 +310,8 @@ class CacheManager:
         if self.shape.has_states:
             assert node.state is not None
             self.arena.share(ItemClass.STATE, node.state)
-            sequence.checkpoint, sequence.checkpoint_length = node.state, sequence.computed
+            sequence.checkpoint = node.state
+            sequence.checkpoint_length = sequence.computed
 
     def _publish(self, sequence: Sequence) -> None:
         if not self.prefix_cache:

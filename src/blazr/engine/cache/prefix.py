@@ -61,7 +61,9 @@ class PrefixTrie:
 
     def match(self, tokens: array[int], salt: str) -> Match:
         """The longest known prefix. Never the whole prompt: one token is always computed."""
-        node, path, usable = self._roots.get(_salt_key(salt)), [], 0
+        node = self._roots.get(_salt_key(salt))
+        path = []
+        usable = 0
         for block in range((len(tokens) - 1) // self.grid if node else 0):
             assert node is not None
             node = node.children.get(self.block_key(tokens, block))

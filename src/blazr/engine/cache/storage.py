@@ -111,7 +111,9 @@ class Storage:
         caches = []
         page_at = state_at = 0
         for spec in layout.specs:
-            paged, checkpoint, live = {}, {}, {}
+            paged = {}
+            checkpoint = {}
+            live = {}
             for name, tensor in spec.paged.items():
                 wide = TensorSpec((GRID, *tensor.shape), tensor.dtype)
                 assert self._pages is not None
@@ -138,7 +140,8 @@ def _view(items: Tensor, spec: TensorSpec, offset: int) -> Tensor:
     """(items, *shape) inside (items, bytes), each at the same offset in its item."""
     flat = items.view(-1).view(spec.dtype)
     width = spec.dtype.itemsize
-    strides, step = [], prod(spec.shape)
+    strides = []
+    step = prod(spec.shape)
     for size in spec.shape:
         step //= size
         strides.append(step)

@@ -55,7 +55,8 @@ class Sampler:
             sequences: B, in the same order.
         """
         tokens = self._likeliest(logits)
-        sampled, others = [], []
+        sampled = []
+        others = []
         for index, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
             if token < 0:
                 sampled.append(Sampled(-1, error=_UNSOUND))
@@ -139,7 +140,8 @@ def _take_steps(scores: Tensor, sequences: list[RunningSequence], *, is_ours: bo
         if row is None:
             continue
         if not is_ours:
-            scores, is_ours = scores.clone(), True
+            scores = scores.clone()
+            is_ours = True
         steps = SAMPLING_STEPS.values()
         for step in in_order(steps, row.params.samplers) if row.params.samplers else steps:
             if step.wanted(row):
@@ -159,7 +161,8 @@ def _row(sequence: RunningSequence, device: torch.device) -> Row | None:
     if is_plain and not touches_ids and not params.samplers:
         return None
     # the history is only made when somebody reads it
-    length, most = len(sequence.tokens), params.repeat_last_n
+    length = len(sequence.tokens)
+    most = params.repeat_last_n
     start = length if is_plain else 0 if most < 0 else max(length - most, 0)
     ids = torch.tensor(sequence.tokens[start:].tolist(), dtype=torch.int64, device=device)
     split = max(sequence.num_prompt - start, 0)

@@ -72,7 +72,8 @@ def _min_tokens(scores: Tensor, row: Row) -> Tensor:
 def _repetition(scores: Tensor, row: Row) -> Tensor:
     scores = scores.clone()
     seen = torch.cat((row.prompt, row.output)).unique()
-    values, penalty = scores[seen], row.params.repetition_penalty
+    values = scores[seen]
+    penalty = row.params.repetition_penalty
     scores[seen] = torch.where(values > 0, values / penalty, values * penalty)
     return scores
 
