@@ -131,7 +131,7 @@ def test_what_runs_is_finished_before_a_pause_and_what_comes_waits(running: Loop
         going = pool.submit(tokens, running, count=500)
         wait_until(lambda: engine.stats()["num_running"] == 1)
         pausing = pool.submit(post, running, "/pause", mode="wait")
-        wait_until(lambda: engine._engine.scheduler.newest < 10)
+        wait_until(lambda: engine._engine.scheduler.admit_until < 10)
         late = pool.submit(tokens, running)
         wait_until(lambda: engine.stats()["num_waiting"] == 1)
         assert len(going.result()["tokens"]) == 500

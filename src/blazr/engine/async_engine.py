@@ -97,7 +97,8 @@ class AsyncEngine:
         self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
         self._num_restarts = 0
         self._heartbeat = time.monotonic()
-        self._thread = self._start()
+        self._thread = threading.Thread(target=self._supervise, name="blazr-engine", daemon=True)
+        self._thread.start()
         if record is not None:
             self.call(lambda: self._warm_up(record))
 
@@ -168,7 +169,16 @@ class AsyncEngine:
         """
         stopped: Future[None] = Future()
         stopped.set_running_or_notify_cancel()  # so that whoever waits cannot take it back
-        self._put(lambda: self._begin_pause(stopped, finishes=finishes))
+
+        def begin() -> None:
+            self._pauses.append(stopped)
+            if finishes and not self.is_paused:
+                self._engine.scheduler.stop_admitting()
+            else:
+                self.is_paused = True
+            self._end_drained_pauses()
+
+        self._put(begin)
         return stopped
 
     def resume(self) -> None:
@@ -178,12 +188,12 @@ class AsyncEngine:
             EngineError: The engine is closed.
         """
 
-        def go_on() -> None:
+        def resume_scheduling() -> None:
             self.is_paused = False
-            self._engine.scheduler.newest = inf
+            self._engine.scheduler.admit_until = inf
             self._end_pauses()
 
-        self.call(go_on)
+        self.call(resume_scheduling)
 
     def forget_prefixes(self, *, restarts: bool = False) -> int:
         """Forget what prompts have left for others.
@@ -286,16 +296,7 @@ class AsyncEngine:
             raise EngineError("the engine is not running.", found=self._failure or "it was closed")
         self._inbox.put(work)
 
-    def _begin_pause(self, stopped: Future[None], *, finishes: bool) -> None:
-        self._pauses.append(stopped)
-        scheduler = self._engine.scheduler
-        if finishes and not self.is_paused:
-            scheduler.admit_no_more()
-        else:
-            self.is_paused = True
-        self._settle()
-
-    def _settle(self) -> None:
+    def _end_drained_pauses(self) -> None:
         """Stop computing, if that is wanted and nothing is left that was to end before."""
         if self._pauses:
             self.is_paused = self.is_paused or self._engine.scheduler.is_drained
@@ -305,11 +306,6 @@ class AsyncEngine:
     def _end_pauses(self) -> None:
         while self._pauses:
             self._pauses.pop().set_result(None)
-
-    def _start(self) -> threading.Thread:
-        thread = threading.Thread(target=self._supervise, name="blazr-engine", daemon=True)
-        thread.start()
-        return thread
 
     def _supervise(self) -> None:
         """Run until closed; after a failure start afresh, unless that keeps failing."""
@@ -330,7 +326,7 @@ class AsyncEngine:
                 self._restarts.append(now)
                 self._num_restarts += 1
                 self._engine = self._build()
-                self._settle()
+                self._end_drained_pauses()
         while not self._inbox.empty():  # so that nobody waits for what is in it
             self._inbox.get()()
         self._fail_everything("the engine was closed")
@@ -358,7 +354,7 @@ class AsyncEngine:
             if logger.isEnabledFor(TRACE):
                 self._log_step(decodes, computed, took_s)
             self._deliver(outputs)
-            self._settle()
+            self._end_drained_pauses()
 
     def _log_step(self, decodes: int, computed: int, took_s: float) -> None:
         stats = self._engine.stats()

@@ -18,7 +18,7 @@ from blazr.engine.request import Request
 from blazr.engine.runner import StepResult
 from blazr.engine.sampling.sampler import Sampled
 from blazr.engine.scheduler import Scheduler, StepPlan
-from blazr.engine.scores import go_on, keep_scores
+from blazr.engine.scores import continue_scores, keep_scores
 from blazr.engine.sequence import Phase, Sequence
 
 Execute = Callable[[StepPlan], StepResult]
@@ -177,7 +177,7 @@ class Engine:
         outputs = self.expire(now)
         plan = self.scheduler.schedule(prefill_budget)
         if not plan.rows:
-            return outputs + self._unstick()
+            return outputs + self._fail_stuck()
         self._stuck = 0
         try:
             result = self._execute(plan)
@@ -273,7 +273,7 @@ class Engine:
         is_complete = False
         if sequence.constraint is not None:
             try:
-                tokens, is_complete = _follow(sequence, sequence.constraint, token)
+                tokens, is_complete = _accept_forced(sequence, sequence.constraint, token)
             except (KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:  # noqa: BLE001  (a panic in an extension is no Exception)
@@ -366,7 +366,7 @@ class Engine:
                 sequence.scores += logprobs
         for index, entry in result.fork_logprobs.items():
             fork = plan.forks[index]
-            fork.sequence.scores = go_on((fork.source.scores or ())[: fork.length], entry)
+            fork.sequence.scores = continue_scores((fork.source.scores or ())[: fork.length], entry)
         for index, part in result.pooled.items():
             sequence = plan.rows[index].sequence
             # after a preemption the prompt is computed again from its first token
@@ -379,7 +379,7 @@ class Engine:
         error = "the request ran out of time"
         return [self._end(sequence, FinishReason.TIMEOUT, error=error) for sequence in late]
 
-    def _unstick(self) -> list[TokenOutput]:
+    def _fail_stuck(self) -> list[TokenOutput]:
         """A queue that cannot start although nothing runs would wait for ever."""
         if not self.scheduler.waiting or self.scheduler.running:
             return []
@@ -389,7 +389,9 @@ class Engine:
         return [self._fail(self.scheduler.waiting[0], "the cache memory cannot hold this request")]
 
 
-def _follow(sequence: Sequence, constraint: Constraint, token: int) -> tuple[tuple[int, ...], bool]:
+def _accept_forced(
+    sequence: Sequence, constraint: Constraint, token: int
+) -> tuple[tuple[int, ...], bool]:
     """The token drawn and those its constraint forces after it; then whether nothing may follow.
 
     Forced tokens skip the draw. Where log-probabilities are asked for, every token needs scores of

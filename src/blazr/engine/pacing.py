@@ -54,17 +54,17 @@ class Pacing:
         least_s = LEAST_SHARE * seconds
         if not num_prefill_tokens:
             rest_s = seconds - (self._token_s or 0.0) * num_tokens
-            self._base_s = _follow(self._base_s, max(rest_s, least_s))
+            self._base_s = _limit_change(self._base_s, max(rest_s, least_s))
         elif num_decodes and self._base_s is None:
             if self._token_s is not None:
                 self._base_s = max(seconds - self._token_s * num_tokens, least_s)
         elif num_prefill_tokens >= MIN_TOKENS:
             # a handful of tokens costs a whole step, which says little about many
             base_s = (self._base_s or 0.0) if num_decodes else 0.0
-            self._token_s = _follow(self._token_s, max((seconds - base_s) / num_tokens, 1e-7))
+            self._token_s = _limit_change(self._token_s, max((seconds - base_s) / num_tokens, 1e-7))
 
 
-def _follow(old: float | None, new: float) -> float:
+def _limit_change(old: float | None, new: float) -> float:
     """Move towards the median: a step that was held up once says nothing about the next."""
     if old is None or old / PACE < new < old * PACE:
         return new

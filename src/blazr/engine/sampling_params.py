@@ -159,7 +159,7 @@ class SamplingParams:
             object.__setattr__(self, "grammar", structured_outputs.grammar_row)
         if include_stop_str_in_output is not None:
             object.__setattr__(self, "include_stop", include_stop_str_in_output)
-        self._settle_defaults()
+        self._resolve_aliases()
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
@@ -174,7 +174,7 @@ class SamplingParams:
         if any(not -100 <= bias <= 100 for bias in self.logit_bias.values()):
             _refuse("logit_bias", "a bias out of range", "-100 to 100")
 
-    def _settle_defaults(self) -> None:
+    def _resolve_aliases(self) -> None:
         """Turn the other ways of leaving a field out, or switching it off, into the usual one."""
         for name, default in _DEFAULTS.items():
             if getattr(self, name) is None:

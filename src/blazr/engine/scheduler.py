@@ -102,13 +102,15 @@ class Scheduler:
         self.cuts_prompts = cuts_prompts
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self.newest = inf  # the last request that may start
+        # Requests with a larger id wait. It is finite while a pause lets the others finish first.
+        self.admit_until = inf
         self.counts = SchedulerCounts()
         self._limit = memory.shape.max_running
         self._fresh_run_slots: list[int] = []
         self._suspects: dict[Sequence, int] = {}
-        # by running sequence: where waiting ones part from it, and can go on by themselves
-        self._meets: dict[Sequence, list[tuple[int, Sequence]]] = {}
+        # By running prefill: the lengths of the prefixes that waiting sequences share with it. The
+        # prefill is cut there, so that each of them can fork from its memory at that point.
+        self._fork_points: dict[Sequence, list[tuple[int, Sequence]]] = {}
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
@@ -122,12 +124,12 @@ class Scheduler:
     @property
     def is_drained(self) -> bool:
         """Whether nothing runs, and nothing waits that may start."""
-        return not self.running and all(each.request_id > self.newest for each in self.waiting)
+        return not self.running and all(each.request_id > self.admit_until for each in self.waiting)
 
-    def admit_no_more(self) -> None:
-        """Let no request start that comes from now on, until `newest` is raised."""
+    def stop_admitting(self) -> None:
+        """Let no request start that comes from now on, until `admit_until` is raised."""
         last = max((each.request_id for each in self.sequences()), default=0)
-        self.newest = min(self.newest, last)
+        self.admit_until = min(self.admit_until, last)
 
     def forget_prefixes(self, *, restarts: bool) -> int:
         """Forget what was computed, and is used by nobody.
@@ -150,10 +152,11 @@ class Scheduler:
         Args:
             prefill_budget: Most prefill tokens beside decoding sequences; None is no limit.
         """
-        self._meets.clear()
-        suspect = self._next_suspect() if self._suspects else None
-        if suspect is not None:
-            return self._schedule_alone(suspect)
+        self._fork_points.clear()
+        for sequence, until in list(self._suspects.items()):
+            if sequence.phase is not Phase.FINISHED and sequence.computed < until:
+                return self._schedule_alone(sequence)
+            del self._suspects[sequence]
         self._admit()
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
@@ -162,6 +165,7 @@ class Scheduler:
         left = self.token_budget - len(decodes)
         if decodes and prefill_budget is not None:
             left = min(left, prefill_budget)
+        # at least one, so that prefill never starves while others decode
         left = max(left, 1)
         rows = [row for s in decodes if (row := self._plan(s, 1)) is not None]
         for sequence in prefills:
@@ -169,12 +173,13 @@ class Scheduler:
                 break
             if sequence.phase is not Phase.RUNNING:
                 continue
-            row = self._plan(sequence, self._most(sequence, left))
+            row = self._plan(sequence, self._chunk_size(sequence, left))
             if row is not None:
                 rows.append(row)
                 left -= row.num_tokens
-        # a later sequence may have pushed out an earlier row
+        # reserving memory for a later sequence may have preempted an earlier row's
         kept = [row for row in rows if row.sequence.phase is Phase.RUNNING]
+        # decodes first: the kernels take those of a step together, one token each
         kept.sort(key=lambda row: not (row.num_tokens == 1 and row.samples))
         return self._finish_plan(kept)
 
@@ -235,49 +240,39 @@ class Scheduler:
         self.counts.preempted += 1
         self.add(sequence)
 
-    def _next_suspect(self) -> Sequence | None:
-        """One that must run alone, if there is still any."""
-        for sequence, until in list(self._suspects.items()):
-            if sequence.phase is not Phase.FINISHED and sequence.computed < until:
-                return sequence
-            del self._suspects[sequence]
-        return None
-
     def _schedule_alone(self, sequence: Sequence) -> StepPlan:
         if sequence.phase is Phase.WAITING:
             if not self.memory.free_run_slots:
                 self.preempt(self.running[-1])
             self.waiting.remove(sequence)
             self._start(sequence)
-        row = self._plan(sequence, self._most(sequence, self.token_budget))
+        row = self._plan(sequence, self._chunk_size(sequence, self.token_budget))
         if row is None:  # it gave way to older ones; next time they have given way to it
             for other in list(self.running):
                 self.preempt(other)
         return self._finish_plan([] if row is None else [row])
 
     def _admit(self) -> None:
-        held = self._set_aside() if self.newest < inf else []
+        held = [each for each in self.waiting if each.request_id > self.admit_until]
+        if held:
+            self.waiting = [each for each in self.waiting if each.request_id <= self.admit_until]
         num_closed = len(held)
         while self.waiting and len(self.running) < self._limit:
             sequence = self.waiting[0]
+            # The queue is strict: a smaller request behind does not overtake, or a large one could
+            # wait for ever. Alone, a sequence starts in any case: nothing would make more room.
             if not self.memory.has_room_for(sequence) and self.running:
                 break
             self.waiting.pop(0)
-            if self._must_hold(sequence):
+            if self._waits_for_prefix(sequence):
                 held.append(sequence)
                 if len(held) > num_closed + MAX_COMPARED:
-                    break
+                    break  # comparing prompts takes time, which decoding waits for
             else:
                 self._start(sequence)
         self.counts.held += len(held) - num_closed
         for sequence in held:
             self.add(sequence)
-
-    def _set_aside(self) -> list[Sequence]:
-        """Take what may not start yet out of the queue."""
-        later = [each for each in self.waiting if each.request_id > self.newest]
-        self.waiting = [each for each in self.waiting if each.request_id <= self.newest]
-        return later
 
     def _start(self, sequence: Sequence) -> None:
         self.memory.start(sequence)
@@ -306,7 +301,7 @@ class Scheduler:
             counts.cached_tokens += sequence.computed
             counts.reuse[sequence.reuse] = counts.reuse.get(sequence.reuse, 0) + 1
 
-    def _must_hold(self, sequence: Sequence) -> bool:
+    def _waits_for_prefix(self, sequence: Sequence) -> bool:
         """Whether a running prefill is about to compute a prefix this sequence shares.
 
         It waits until that stands where the two part, and goes on from there; should there be no
@@ -317,7 +312,7 @@ class Scheduler:
             return True
         if not self.memory.reads_prefix(sequence):
             return False
-        source, at = self._farthest(sequence)
+        source, at = self._longest_shared_prefill(sequence)
         if source is None:
             return False
         grid = self.memory.shape.grid
@@ -336,18 +331,18 @@ class Scheduler:
             source.request_id,
             source.index,
         )
-        self._meets.setdefault(source, []).append((at, sequence))
+        self._fork_points.setdefault(source, []).append((at, sequence))
         return True
 
     def _has_sibling(self, sequence: Sequence) -> bool:
         """Whether another reply to its request reads their prompt, or is about to."""
-        held = (each for meets in self._meets.values() for _, each in meets)
+        held = (each for points in self._fork_points.values() for _, each in points)
         return any(
             other.request_id == sequence.request_id and not other.num_output
             for other in (*self.running, *held)
         )
 
-    def _farthest(self, sequence: Sequence) -> tuple[Sequence | None, int]:
+    def _longest_shared_prefill(self, sequence: Sequence) -> tuple[Sequence | None, int]:
         """The running prefill that will share most with a sequence, and how much."""
         source = None
         farthest = 0
@@ -357,7 +352,7 @@ class Scheduler:
             # what it has computed is published, so only what is still to come matters
             if other.remaining <= 1 or other.request.cache_salt != salt:
                 continue
-            at = min(_common(sequence, other), len(sequence.tokens) - 1)
+            at = min(_shared_length(sequence, other), len(sequence.tokens) - 1)
             if wanted is not None:  # scores are known of prompts alone
                 found = other.request.params.prompt_logprobs
                 is_enough = found is not None and found >= wanted
@@ -367,10 +362,10 @@ class Scheduler:
                 farthest = at
         return source, farthest
 
-    def _most(self, sequence: Sequence, budget: int) -> int:
+    def _chunk_size(self, sequence: Sequence, budget: int) -> int:
         most = min(sequence.remaining, budget) if self.cuts_prompts else sequence.remaining
-        meets = [at - sequence.computed for at, _ in self._meets.get(sequence, ())]
-        return min(most, *meets) if meets else most
+        points = [at - sequence.computed for at, _ in self._fork_points.get(sequence, ())]
+        return min(most, *points) if points else most
 
     def _plan(self, sequence: Sequence, num_tokens: int) -> PlannedSequence | None:
         """Reserve memory for one sequence, taking it from younger ones if need be."""
@@ -378,7 +373,9 @@ class Scheduler:
             try:
                 self.memory.reserve(sequence, num_tokens)
             except OutOfMemoryError:
+                # the youngest has the least to compute again, and the oldest always advances
                 self.preempt(self.running[-1])
+                # it would be admitted at once and preempted again, so fewer run until one finishes
                 self._limit = max(1, len(self.running))
                 continue
             return PlannedSequence(sequence, num_tokens, sequence.remaining == num_tokens)
@@ -391,7 +388,7 @@ class Scheduler:
         """
         source = row.sequence
         upto = row.sequence.computed + row.num_tokens
-        begin = [(each, False) for at, each in self._meets.get(source, ()) if at == upto]
+        begin = [(each, False) for at, each in self._fork_points.get(source, ()) if at == upto]
         if source.forks_at_end and row.samples and not source.num_output:
             begin += [
                 (each, True)
@@ -424,7 +421,7 @@ class Scheduler:
         return plan
 
 
-def _common(a: Sequence, b: Sequence) -> int:
+def _shared_length(a: Sequence, b: Sequence) -> int:
     """Leading tokens two sequences share."""
     length = min(len(a.tokens), len(b.tokens))
     left = np.frombuffer(a.tokens, np.int32, length)

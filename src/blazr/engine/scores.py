@@ -46,7 +46,7 @@ def unpack(
     return entries
 
 
-def go_on(
+def continue_scores(
     known: Sequence[TokenLogprobs | None], entry: TokenLogprobs
 ) -> list[TokenLogprobs | None]:
     """Another prompt's entries, then the first of one's own: with as many of the likeliest."""

@@ -34,7 +34,7 @@ SHORT = 1000
 MOST = 256
 
 
-class Bell:
+class Notifier:
     """Wakes the replies of an event loop, all that got something in a step at once.
 
     Args:
@@ -43,22 +43,22 @@ class Bell:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._rung: deque[AsyncReply] = deque()
-        self._is_ringing = False
+        self._pending: deque[AsyncReply] = deque()
+        self._is_scheduled = False
 
-    def ring(self, reply: AsyncReply) -> None:
+    def notify(self, reply: AsyncReply) -> None:
         """There is something for a reply; on the engine's thread."""
-        self._rung.append(reply)
-        if not self._is_ringing:
-            self._is_ringing = True
+        self._pending.append(reply)
+        if not self._is_scheduled:
+            self._is_scheduled = True
             # the loop may be gone when the last tokens of an abandoned reply arrive
             with contextlib.suppress(RuntimeError):
                 self.loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
-        self._is_ringing = False  # first, so that whoever comes now rings again
-        for _ in range(len(self._rung)):  # others may come faster than these are woken
-            self._rung.popleft().wake()
+        self._is_scheduled = False  # first, so that whoever comes now schedules another call
+        for _ in range(len(self._pending)):  # others may come faster than these are woken
+            self._pending.popleft().wake()
 
 
 class AsyncReply:
@@ -67,15 +67,19 @@ class AsyncReply:
     Whoever made it calls `abort` at the end, whatever happened.
     """
 
-    def __init__(self, core: TextEngine, requests: Sequence[PreparedRequest], bell: Bell) -> None:
+    def __init__(
+        self, core: TextEngine, requests: Sequence[PreparedRequest], notifier: Notifier
+    ) -> None:
         self._core = core
-        self._loop = bell.loop
+        self._loop = notifier.loop
         self._has_news = False
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._deadline_s = 0.0
         self._failure: Exception | None = None
-        self._reply = Reply(core.engine, core.tokenizer, requests, notify=lambda: bell.ring(self))
+        self._reply = Reply(
+            core.engine, core.tokenizer, requests, notify=lambda: notifier.notify(self)
+        )
 
     @property
     def is_done(self) -> bool:
@@ -102,14 +106,11 @@ class AsyncReply:
         return events
 
     def abort(self) -> None:
-        """End what still runs."""
+        """End what still runs where it stands; `take` tells of that as of any end. Idempotent."""
         self._reply.abort()
         if self._timer is not None:
             self._timer.cancel()
-
-    def cut(self) -> None:
-        """End what still runs where it stands; `take` tells of that as of any end."""
-        self._reply.cut()
+            self._timer = None
         self.wake()
 
     def fail(self, error: Exception) -> None:
@@ -155,7 +156,7 @@ class AsyncLLM(LanguageModel):
     Its arguments are those of `LanguageModel`; it loads the model before it returns.
     """
 
-    _bell: Bell | None = None
+    _notifier: Notifier | None = None
 
     async def start(self, requests: Sequence[GenerationRequest]) -> AsyncReply:
         """Tokenize, what is long on a worker thread, and begin to generate.
@@ -173,9 +174,9 @@ class AsyncLLM(LanguageModel):
         else:
             prepared = await asyncio.to_thread(prepare)
         loop = asyncio.get_running_loop()
-        if self._bell is None or self._bell.loop is not loop:
-            self._bell = Bell(loop)
-        return AsyncReply(self.core, prepared, self._bell)
+        if self._notifier is None or self._notifier.loop is not loop:
+            self._notifier = Notifier(loop)
+        return AsyncReply(self.core, prepared, self._notifier)
 
     async def events(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[Event]:
         """The events of all replies, as they happen. Closing the iterator ends the replies."""

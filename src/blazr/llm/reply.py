@@ -97,15 +97,11 @@ class Reply:
         return events
 
     def abort(self) -> None:
-        """End what still runs."""
+        """End what still runs, or has yet to begin, where it stands: as `take` will tell."""
         for prompt in self._prompts:
             if not prompt.is_done and prompt.request_id is not None:
                 self._engine.abort(prompt.request_id)
                 prompt.remember()
-
-    def cut(self) -> None:
-        """End what still runs, or has yet to begin, where it stands: as `take` will tell."""
-        self.abort()
         for position in range(self._num_submitted, len(self._prompts)):
             request = self._prompts[position].request
             for index in range(request.params.n):
@@ -200,7 +196,7 @@ class _Choice:
     def remember(self) -> None:
         """Keep what was written for the next turn of the chat."""
         if self._prepared.remember is not None:
-            self._prepared.remember(self._written, self._text.ended_by)
+            self._prepared.remember(self._written, stop=self._text.ended_by)
 
     def _begin(self, output: TokenOutput) -> PromptDone:
         logprobs = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from blazr.core.errors import ContextLengthError, EngineError, RequestError
 from blazr.engine.constraint import Constraint
@@ -42,14 +43,14 @@ class PreparedRequest:
         request: For the engine.
         reply_format: What there may be in the reply besides text.
         num_dropped_messages: Messages that did not fit, the oldest of the chat.
-        remember: Called at the end of each reply with its token ids, and the string that ended it
-            or None.
+        remember: Called at the end of each reply with its token ids, and with ``stop``, the string
+            that ended it or None.
     """
 
     request: Request
     reply_format: ReplyFormat
     num_dropped_messages: int = 0
-    remember: Callable[[Sequence[int], str | None], None] | None = None
+    remember: Callable[..., None] | None = None
 
 
 def _turn_starts(messages: Sequence[Message], first: int, *, step: int) -> list[int]:
@@ -123,7 +124,10 @@ class TextEngine:
             chat, ids, num_dropped = self._encode_fitting(request)
             if self.template is not None:
                 stop_ids |= frozenset(self.template.stop_ids(self.tokenizer))
-            reply_format = self._with_turn_marks(reply_format, request)
+            has_turn_marks = not (request.params.ignore_eos or request.params.grammar is not None)
+            if self.template is not None and has_turn_marks:
+                turn_marks = self.template.stop_texts(self.tokenizer)
+                reply_format = replace(reply_format, turn_marks=turn_marks)
             if reply_format.tool_format is not None:
                 special_ids = self.tokenizer.special_ids
                 names = reply_format.tool_format.stop_names
@@ -131,7 +135,7 @@ class TextEngine:
         else:
             ids = self.encode_prompt(request)
         whole = len(ids)
-        ids = self._cut(request, ids)
+        ids = self._truncate(request, ids)
         if len(ids) < whole:
             chat = None  # what is left of it is no beginning of the next turn
         branch_points = () if chat is None else (chat.num_settled_tokens(ids),)
@@ -148,7 +152,7 @@ class TextEngine:
         )
         remember = None
         if chat is not None and request.pooling is None:
-            remember = self._rememberer(chat, request.cache_salt, ids)
+            remember = partial(self.reply_cache.add, chat, request.cache_salt, ids)
         return PreparedRequest(prepared, reply_format, num_dropped, remember)
 
     def encode_prompt(self, request: GenerationRequest) -> list[int]:
@@ -187,18 +191,18 @@ class TextEngine:
         truncation = request.truncation
         if truncation is None or truncation.drops == "messages":
             self._check_length(sum(len(each.content or "") for each in messages), "messages")
-        goes_on = request.continue_final_message
+        continues = request.continue_final_message
         prompt = self.template.prompt(
-            messages[:-1] if goes_on else messages,
+            messages[:-1] if continues else messages,
             self.tokenizer,
             tools=None
             if request.tool_choice == "none"
             else [*map(as_function, request.tools or ())],
-            add_generation_prompt=request.add_generation_prompt or goes_on,
+            add_generation_prompt=request.add_generation_prompt or continues,
             variables=request.template_variables,
             looks_ahead=self.info.is_recurrent,
         )
-        return prompt.followed_by(messages[-1].content or "") if goes_on else prompt
+        return prompt.followed_by(messages[-1].content or "") if continues else prompt
 
     def _encode_fitting(self, request: GenerationRequest) -> tuple[ChatPrompt, list[int], int]:
         """A chat and its token ids; where the oldest messages may go, as many as fit.
@@ -219,8 +223,8 @@ class TextEngine:
             except ContextLengthError:
                 return False
 
-        told = (i for i, each in enumerate(messages) if each.role not in _SYSTEM)
-        first = next(told, len(messages))
+        conversation = (i for i, each in enumerate(messages) if each.role not in _SYSTEM)
+        first = next(conversation, len(messages))
         room = self._room(request)
         if truncation is None or truncation.drops != "messages" or fits(first):
             return *encode(first), 0
@@ -230,24 +234,7 @@ class TextEngine:
             return *encode(first), 0  # the last turn alone is too long
         return *encode(starts[place]), starts[place] - first
 
-    def _rememberer(
-        self, chat: ChatPrompt, salt: str, ids: Sequence[int]
-    ) -> Callable[[Sequence[int], str | None], None]:
-        def remember(reply_ids: Sequence[int], stop: str | None) -> None:
-            self.reply_cache.add(chat, salt, ids, reply_ids, stop=stop)
-
-        return remember
-
-    def _with_turn_marks(
-        self, reply_format: ReplyFormat, request: GenerationRequest
-    ) -> ReplyFormat:
-        """The form of a reply that ends where the next turn is spelled out."""
-        params = request.params
-        if self.template is None or params.ignore_eos or params.grammar is not None:
-            return reply_format
-        return replace(reply_format, turn_marks=self.template.stop_texts(self.tokenizer))
-
-    def _cut(self, request: GenerationRequest, ids: list[int]) -> list[int]:
+    def _truncate(self, request: GenerationRequest, ids: list[int]) -> list[int]:
         """Token ids without those that are too many."""
         truncation = request.truncation
         if truncation is None or truncation.drops == "messages":

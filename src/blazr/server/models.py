@@ -82,7 +82,7 @@ class Service:
         """End the running replies of some names, or all, where they stand; how many those were."""
         found = [each for each, own in self._replies.items() if names is None or own & names]
         for reply in found:
-            reply.cut()
+            reply.abort()
         return len(found)
 
     def fail(self, error: HttpError) -> None:

@@ -85,6 +85,7 @@ class CacheManager:
         )
         self.trie = PrefixTrie(self.arena, grid=shape.grid, has_states=shape.has_states)
         if shape.has_states:
+            # sequences at position 0 read their state from here, so that kernels need no branch
             zero = self.arena.allocate(ItemClass.STATE)
             assert zero == 0, "slot 0 is the zero state"
         self.free_run_slots = list(range(shape.max_running))[::-1]
@@ -134,6 +135,7 @@ class CacheManager:
         last_edge = upto // grid * grid
         if not self.shape.has_states or last_edge <= sequence.checkpoint_length:
             return
+        # a step that failed left its slots behind
         self._drop_pending(sequence)
         for edge in sorted(sequence.wanted):
             # a state for others is a favour: without room it is left out
@@ -159,6 +161,7 @@ class CacheManager:
                 if edge in sequence.wanted:
                     self._keep_state(sequence, edge, slot)
             else:
+                # an edge in the middle of the prompt: from now on only the trie holds that state
                 self._keep_state(sequence, edge, slot)
                 self.arena.release(ItemClass.STATE, slot)
         sequence.pending.clear()
@@ -173,6 +176,7 @@ class CacheManager:
         if not self.free_run_slots:
             return None
         page = NO_PAGE
+        # whole pages are shared; both write into one just begun, so the fork takes a copy
         if self.shape.has_pages and upto % self.shape.grid:
             try:
                 page = self._allocate(ItemClass.PAGE)
@@ -227,6 +231,7 @@ class CacheManager:
             self.arena.release(ItemClass.PAGE, page)
         self.trie.unlock(sequence.node)
         if not publish:
+            # its blocks were published as they were computed; what failed may have spoilt them
             for node in sequence.created:
                 self.trie.forget(node)
         if not self.shape.has_pages:
@@ -284,11 +289,13 @@ class CacheManager:
         if scored and not knows_next(sequence, match.path[scored - 1], self.shape.grid):
             matched -= 1  # the score of a block's first token comes from the block before
         usable = matched
+        # pages lie at every block, but a recurrent state only at some: go back to the last of those
         while usable and self.shape.has_states and match.path[usable - 1].state is None:
             usable -= 1
         return match.path, matched, usable
 
     def _explain(self, sequence: Sequence, matched: int, usable: int) -> str:
+        """Why no more was reused, in one word for logs and replies."""
         if usable >= (len(sequence.tokens) - 1) // self.shape.grid:
             return "whole" if usable else "short"
         if matched > usable:
@@ -363,6 +370,7 @@ class CacheManager:
             try:
                 return self.arena.allocate(cls)
             except OutOfMemoryError:
+                # a superpage that the other class leaves empty changes hands
                 other = ItemClass(1 - cls)
                 if not (self.trie.evict(cls) or self.trie.evict(other)):
                     raise
