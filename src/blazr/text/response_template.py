@@ -188,16 +188,14 @@ def _of_names(opening: list[tuple[str, str]], end: str, arguments: _Field) -> To
     )
     if not arguments.get("unquoted_keys") and not quotes:
         return row
-    if between or not _is_pair_of_one(quotes):
+    try:
+        [[quote, other]] = cast("list[list[object]]", quotes)
+    except (TypeError, ValueError):
+        quote = other = None
+    if between or not isinstance(quote, str) or quote != other:
         raise _UnreadError(f"strings between {quotes!r}"[:100])
-    quote = cast("list[list[str]]", quotes)[0][0]
     calls = BareKeyCalls(before=before, quote=quote, end=end)
     return replace(row, tokens=(end, quote), calls=calls, separator=end + marker, end=end)
-
-
-def _is_pair_of_one(quotes: object) -> bool:
-    """Whether strings stand between one text and the same."""
-    return isinstance(quotes, list) and len(quotes) == 1 and quotes[0] == [quotes[0][0]] * 2
 
 
 def _of_tags(

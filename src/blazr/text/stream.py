@@ -153,14 +153,18 @@ class TextStream:
             if self.has_ended:
                 break
             was_thinking = self.is_thinking
-            pieces += self._split(self._match(self._detokenizer.push(token_id)))
+            text = self._turns.push(self._detokenizer.push(token_id))
+            through = self._matcher.push(text)
+            if self._turns.matched is not None and self.stopped is None:
+                through += self._matcher.flush()  # what could have become a stop string
+            pieces += self._split(through)
             used += 1
             self.num_reasoning_tokens += was_thinking or self.is_thinking
         if not used:
             return []
         self._num_tokens += used
-        text, *others = merge(["", *pieces])
-        first = TextDelta(self._index, str(text), tuple(token_ids[:used]), tuple(logprobs[:used]))
+        begun, *others = merge(["", *pieces])
+        first = TextDelta(self._index, str(begun), tuple(token_ids[:used]), tuple(logprobs[:used]))
         return [first, *self._events(others)]
 
     def finish(self, reason: str) -> list[Event]:
@@ -190,13 +194,6 @@ class TextStream:
             num_tool_calls=self._num_calls,
         )
         return [*events, end]
-
-    def _match(self, text: str) -> str:
-        """What may be let through of new text."""
-        through = self._matcher.push(self._turns.push(text))
-        if self._turns.matched is not None and self.stopped is None:
-            through += self._matcher.flush()  # what could have become a stop string
-        return through
 
     def _split(self, text: str) -> list[Piece]:
         if not text:

@@ -5,12 +5,15 @@ import logging
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from blazr.text.response_template import NAME, choose_reply_format, with_template
 from blazr.text.splitter import CallArguments, CallBegin, Piece, Reasoning, merge
 from blazr.text.stream import PLAIN, ReplyFormat
 from blazr.text.tool_calls import TOOL_FORMATS
 from blazr.text.tool_calls.format import tool_specs
+from tests.support.seeds import examples
 
 TOOL = {
     "type": "function",
@@ -160,6 +163,35 @@ def test_what_is_not_read_changes_no_calls(wrong: object, caplog: pytest.LogCapt
     with caplog.at_level(logging.WARNING):
         assert with_template(known, wrong).tool_format is known.tool_format
     assert "response_template is not read" in caplog.text
+
+
+JSON = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.sampled_from(["", "<a>", "json", "{name}"])
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=2),
+        st.dictionaries(st.sampled_from(["name", "arguments", "tag_pattern"]), inner, max_size=2),
+    ),
+    max_leaves=4,
+)
+KEYS = ["open", "open_pattern", "close", "content", "content_args", "transform", "transform_each"]
+
+
+@settings(deadline=None, max_examples=examples(200))
+@given(
+    name=st.sampled_from(list(FORMS)),
+    field=st.sampled_from(["tool_calls", "reasoning_content"]),
+    changes=st.dictionaries(st.sampled_from([*KEYS, "string_delims"]), JSON, max_size=3),
+)
+def test_whatever_is_declared_no_model_fails_to_load(
+    name: str, field: str, changes: dict[str, object]
+) -> None:
+    declared = {**FORMS[name][0], **changes}
+    if "string_delims" in changes:
+        delims = {"unquoted_keys": True, "string_delims": changes["string_delims"]}
+        declared["content_args"] = delims
+    with_template(ReplyFormat(tool_format=TOOL_FORMATS["hermes"]), {"fields": {field: declared}})
 
 
 def test_it_stands_in_tokenizer_config_and_a_named_parser_comes_first(tmp_path: Path) -> None:

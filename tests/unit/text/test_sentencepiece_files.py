@@ -44,7 +44,8 @@ KINDS = {
 }
 TEXTS = st.lists(
     st.one_of(
-        st.sampled_from([*WORDS, "<sep>", "the", " ", "  ", "\n", "＝", "e\u0301", "日本", "🚀"]),  # noqa: RUF001
+        st.sampled_from([*WORDS, "<sep>", "the", " ", "  ", "\n", "▁", "<0x41>"]),
+        st.sampled_from(["\uff1d", "e\u0301", "日本", "🚀"]),
         st.text(max_size=4),
     ),
     max_size=12,

@@ -52,7 +52,12 @@ def schema_source(value: object) -> str:
     Raises:
         GrammarError: It is no schema, or nothing is valid under it.
     """
-    schema = _parse(value) if isinstance(value, str) else value
+    schema = value
+    if isinstance(value, str):
+        try:
+            schema = json.loads(value)
+        except (ValueError, RecursionError):
+            raise GrammarError("the schema is not valid JSON.") from None
     _check_depth(schema)
     if schema is True:
         schema = {}
@@ -109,13 +114,6 @@ def _with_exact_formats(schema: object) -> object:
             return found | pattern
         return found | {"allOf": [*_list(found.get("allOf")), pattern]}
     return found
-
-
-def _parse(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise GrammarError("the schema is not valid JSON.") from None
 
 
 def _check_depth(schema: object) -> None:

@@ -261,11 +261,11 @@ def _spelled(message: Dict, spelling: Spelling, tool_format: ToolFormat) -> Dict
         spelled["content"] = f"{said}\n{text}" if said else text
         del spelled["tool_calls"]
     elif spelling.text_arguments:
-        spelled["tool_calls"] = [_with_text(call) for call in calls]
+        spelled["tool_calls"] = [_with_text_arguments(call) for call in calls]
     return spelled
 
 
-def _with_text(call: Dict) -> Dict:
+def _with_text_arguments(call: Dict) -> Dict:
     function = call["function"]
     assert isinstance(function, dict)
     arguments = function["arguments"]

@@ -25,7 +25,7 @@ LARGEST_ID = 2**22
 _PROBE = "Ab1 é\u4e2d  \U0001f600\t_\r\n\n 'll\u00a0\u200d\x00."
 
 
-class Backend(Protocol):
+class SplintrBackend(Protocol):
     """What is used of splintr's two tokenizer types."""
 
     def encode_ordinary(self, text: str) -> list[int]:
@@ -54,7 +54,7 @@ class BytePairTokenizer(Tokenizer):
 
     def __init__(
         self,
-        backend: Backend,
+        backend: SplintrBackend,
         *,
         name: str,
         size: int,
@@ -143,12 +143,12 @@ def from_ranks(
     )
 
 
-def _backend(data: bytes, pattern: str, named_ids: Mapping[str, int], name: str) -> Backend:
+def _backend(data: bytes, pattern: str, named_ids: Mapping[str, int], name: str) -> SplintrBackend:
     """Splintr's tokenizer over ranks; a failure to build it is an error of the file."""
     import splintr
 
     try:
-        backend: Backend = splintr.Tokenizer.from_bytes(data, pattern, dict(named_ids))
+        backend: SplintrBackend = splintr.Tokenizer.from_bytes(data, pattern, dict(named_ids))
         kept = backend.decode_bytes(backend.encode_ordinary(_PROBE))
     except (OSError, ValueError) as error:
         raise CheckpointError(

@@ -123,16 +123,19 @@ def guess_vocab(num_rows: int) -> VocabGuess:
             return VocabGuess(
                 vocab, f"{num_rows:,} rows are {vocab.name} with {agents} of 54 agent tokens"
             )
-    fitting = [vocab for vocab in VOCABS.values() if _is_padded(num_rows, vocab)]
+    fitting = [
+        vocab
+        for vocab in VOCABS.values()
+        if num_rows in vocab.published
+        or any(
+            num_rows == -(-size // step) * step
+            for size in (vocab.base_size, vocab.size)
+            for step in PADDINGS
+        )
+    ]
     names = " and ".join(vocab.name for vocab in fitting)
     if len(fitting) == 1:
         return VocabGuess(fitting[0], f"{num_rows:,} rows are {names} with padding")
     if fitting:
         return VocabGuess(None, f"{num_rows:,} rows fit {names} with padding")
     return VocabGuess(None, f"{num_rows:,} rows are those of no known vocabulary")
-
-
-def _is_padded(num_rows: int, vocab: Vocab) -> bool:
-    sizes = (vocab.base_size, vocab.size)
-    padded = {-(-size // step) * step for size in sizes for step in PADDINGS}
-    return num_rows in padded or num_rows in vocab.published
