@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
 from blazr.core.table import Table
-from blazr.text.splitter import SPACE, Scan, Sink, Splitter, pour
+from blazr.text.splitter import SPACE, Scan, Sink, Splitter, stream_until
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tool_calls import harmony
 
@@ -89,7 +89,7 @@ class ReasoningFormat:
         c = yield
         if sink.is_thinking:
             stop = sink.stop_thinking
-            _, c = yield from pour(c, (self.end,), sink.reasoning, trim=SPACE, at_end=stop)
+            _, c = yield from stream_until(c, (self.end,), sink.reasoning, trim=SPACE, at_end=stop)
         sink.consume(ahead=True)
         return c
 

@@ -211,7 +211,7 @@ def until(c: str, end: str) -> Found:
     raise unexpected(c)
 
 
-def pour(
+def stream_until(
     c: str,
     ends: tuple[str, ...],
     put: Callable[[str], None],
@@ -302,8 +302,8 @@ class Splitter:
 
     def push(self, text: str) -> list[Piece]:
         """Take more text."""
-        for start in range(0, len(text), _LONGEST_BITE):  # what is read again stays short
-            unread = text[start : start + _LONGEST_BITE]
+        for start in range(0, len(text), _MAX_CHUNK):  # what is read again stays short
+            unread = text[start : start + _MAX_CHUNK]
             while unread:
                 is_outside = self._running is None
                 unread = self._pass(unread) if is_outside else self._advance(unread)
@@ -424,13 +424,13 @@ class Splitter:
         return pieces
 
 
-_LONGEST_BITE = 1024
-_MOST_SPACE = 64
+_MAX_CHUNK = 1024
+_MAX_SPACE = 64
 
 
 def _space_at_end(text: str) -> int:
     """How much white space ends a text. What is more than a bound is text like any other."""
-    return min(_MOST_SPACE, len(text) - len(text.rstrip()))
+    return min(_MAX_SPACE, len(text) - len(text.rstrip()))
 
 
 def _starter_of(body: str, starters: Iterable[str]) -> str | None:

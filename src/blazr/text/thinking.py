@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from blazr.text.grammars.constraint import GrammarConstraint
 
 # Tokens over the budget to wait for the rest of a character; none has more bytes.
-_PATIENCE = 4
+_MAX_OVERRUN = 4
 
 
 class _Stage(Enum):
@@ -130,7 +130,7 @@ class ThinkingBudget:
                 self._enter()
             elif not self._begin.startswith(self._tail):
                 self._stage = _Stage.AFTER
-        self._tail = self._tail[-max(len(self._begin), len(self._end), _PATIENCE) :]
+        self._tail = self._tail[-max(len(self._begin), len(self._end), _MAX_OVERRUN) :]
         self._end_if_spent()
 
     def _enter(self) -> None:
@@ -143,7 +143,7 @@ class ThinkingBudget:
     def _end_if_spent(self) -> None:
         if self._stage is not _Stage.INSIDE or self._left > 0:
             return
-        if _ends_inside_character(self._tail) and self._left > -_PATIENCE:
+        if _ends_inside_character(self._tail) and self._left > -_MAX_OVERRUN:
             return
         self._stage = _Stage.ENDING
         self._forced.extend(self._end_ids)

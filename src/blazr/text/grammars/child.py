@@ -123,7 +123,7 @@ def main() -> None:
         answer = {
             "error": matcher.get_error(),
             "bytes": max(after - before, 0),
-            "is_worn": after - resident > MAX_KEPT_BYTES,
+            "needs_restart": after - resident > MAX_KEPT_BYTES,
         }
         write_frame(sys.stdout.buffer, json.dumps(answer).encode())
 

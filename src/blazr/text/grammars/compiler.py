@@ -39,9 +39,9 @@ class _Entry:
     num_bytes: int
 
     @property
-    def is_worn(self) -> bool:
+    def needs_recompile(self) -> bool:
         """Whether it is better compiled anew."""
-        return self.constraint is not None and self.constraint.is_worn
+        return self.constraint is not None and self.constraint.needs_recompile
 
 
 class GrammarCompiler:
@@ -151,7 +151,7 @@ class GrammarCompiler:
     def _entry(self, source: str, key: bytes) -> _Entry:
         with self._lock:
             known = self._cache.get(key)
-            if known is not None and not known.is_worn:
+            if known is not None and not known.needs_recompile:
                 self._cache.move_to_end(key)
                 return known
             running = self._running.get(key)

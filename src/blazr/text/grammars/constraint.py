@@ -23,7 +23,7 @@ MAX_MASKS = 10_000
 
 
 @dataclass(slots=True)
-class _Wear:
+class _Usage:
     """How much a compiled grammar has been used, by all replies together."""
 
     num_masks: int = 0
@@ -42,7 +42,7 @@ class GrammarConstraint:
     """
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
-        self._wear = _Wear()
+        self._usage = _Usage()
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._forced: deque[int] = deque()
@@ -51,15 +51,15 @@ class GrammarConstraint:
     def fork(self) -> GrammarConstraint:
         """Another reply, in the state this one is in."""
         forked = GrammarConstraint(self._matcher.deep_copy(), self._vocab_size)
-        forked._wear = self._wear
+        forked._usage = self._usage
         forked._forced.extend(self._forced)
         forked._ahead = self._ahead
         return forked
 
     @property
-    def is_worn(self) -> bool:
+    def needs_recompile(self) -> bool:
         """Whether new replies should follow the same grammar compiled anew."""
-        return self._wear.is_broken or self._wear.num_masks > MAX_MASKS
+        return self._usage.is_broken or self._usage.num_masks > MAX_MASKS
 
     @property
     def is_finished(self) -> bool:
@@ -122,7 +122,7 @@ class GrammarConstraint:
     def _next_mask(self) -> NDArray[np.int32]:
         mask = np.zeros(self._vocab_size // 32 + 1, np.int32)
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        self._wear.num_masks += 1
+        self._usage.num_masks += 1
         if self._matcher.is_error():
             raise self._failure()
         if not mask.any():
@@ -130,7 +130,7 @@ class GrammarConstraint:
         return mask
 
     def _failure(self) -> GrammarError:
-        self._wear.is_broken = True
+        self._usage.is_broken = True
         found = self._matcher.get_error().split("\n")[0][:100]
         return GrammarError("the grammar cannot be followed any further.", found=found)
 

@@ -73,7 +73,7 @@ class Trial:
                     hint="fewer and smaller repetitions, alternatives and bounds",
                 )
             verdict = json.loads(answer)
-            if verdict["is_worn"]:
+            if verdict["needs_restart"]:
                 self._stop()
         return Verdict(verdict["error"], verdict["bytes"])
 

@@ -50,7 +50,7 @@ _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _ROLES = {"bos_token": "bos", "unk_token": "unknown", "pad_token": "padding"}
 _TEMPLATE = "tokenizer.chat_template"
 # What tells ways of splitting apart: digits, contractions, spaces, letters of many scripts.
-_HARD = (
+_PROBE_TEXT = (
     "Hello, world! I'm 1 of 22, 333, 4444 or 55555; they'LL say it's 3.14 (or 2,718).\n\n\n"
     "  two  spaces\tand\ttabs \n \r\n x=y+1;//z != w && {a: [b]} <p>$5</p> foo_bar fooBar"
     " HTTPServer a'b 'tis don't DON'T you'Ve ___ --- ... !?! #42 @me 100% 1e-9 ١٢٣ ½ ²\n"
@@ -89,10 +89,10 @@ def _of_tokenizer_json(file: Path, vocab_size: int) -> dict[str, Value]:
     base: dict[str, Value] = {KEY + "tokens": tokens, KEY + "token_type": memoryview(types)}
     base |= _roles(tokenizer, file.parent)
     ways = _ways(stored, tokens, types) if tokens else ()
-    ids = tokenizer.encode(_HARD)
+    ids = tokenizer.encode(_PROBE_TEXT)
     for way in ways:
         found = base | way
-        if from_metadata(found, name=tokenizer.name).encode(_HARD) == ids:
+        if from_metadata(found, name=tokenizer.name).encode(_PROBE_TEXT) == ids:
             return found
     return {}
 

@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from blazr.text.grammars.tool_call import CallPart, Maybe
-from blazr.text.splitter import SPACE, Scan, Sink, literal, optional, pour, spaces, unexpected
+from blazr.text.splitter import (
+    SPACE,
+    Scan,
+    Sink,
+    literal,
+    optional,
+    spaces,
+    stream_until,
+    unexpected,
+)
 from blazr.text.tool_calls.format import (
     CallSyntax,
     Tools,
@@ -127,7 +136,7 @@ def _scalar(c: str, sink: Sink, quote: str, lead: str, *, is_key: bool) -> Scan:
         text += c
         if text == quote:
             sink.arguments(lead + '"')
-            _, c = yield from pour((yield), (quote,), put, at_end=close)
+            _, c = yield from stream_until((yield), (quote,), put, at_end=close)
             return c
         c = yield
     text = text.strip()

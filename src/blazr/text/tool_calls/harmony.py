@@ -14,7 +14,16 @@ from collections.abc import Mapping, Sequence
 from typing_extensions import override
 
 from blazr.text.grammars.tool_call import CallPart
-from blazr.text.splitter import SPACE, MalformedError, Scan, Sink, one_of, pour, spaces, until
+from blazr.text.splitter import (
+    SPACE,
+    MalformedError,
+    Scan,
+    Sink,
+    one_of,
+    spaces,
+    stream_until,
+    until,
+)
 from blazr.text.tool_calls.format import CallSyntax, Tools, ToolSpec, arguments_of, as_json
 from blazr.text.tool_calls.json_scan import check_arguments, check_name, read_arguments
 
@@ -41,16 +50,16 @@ def scan_channels(marker: str, sink: Sink) -> Scan:
         raise MalformedError
     if parts[1] or parts[3]:
         sink.text(parts[0] + _BODY, ahead=True)
-        end, c = yield from pour(c, _ENDS, sink.text)
+        end, c = yield from stream_until(c, _ENDS, sink.text)
         sink.text(end, ahead=True)
     elif parts[2] == "analysis":
         sink.is_thinking = True
         sink.consume(ahead=True)
         stop = sink.stop_thinking
-        _, c = yield from pour(c, _ENDS, sink.reasoning, trim=SPACE, at_end=stop)
+        _, c = yield from stream_until(c, _ENDS, sink.reasoning, trim=SPACE, at_end=stop)
     else:
         sink.consume(ahead=True)
-        _, c = yield from pour(c, _ENDS, sink.text)
+        _, c = yield from stream_until(c, _ENDS, sink.text)
     sink.consume(ahead=True)
     return c
 

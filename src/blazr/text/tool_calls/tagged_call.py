@@ -19,8 +19,8 @@ from blazr.text.splitter import (
     Sink,
     literal,
     one_of,
-    pour,
     spaces,
+    stream_until,
     word,
 )
 from blazr.text.tool_calls.format import (
@@ -156,15 +156,15 @@ def _argument(c: str, tool: ToolSpec | None, sink: Sink, *, tags: TaggedCalls, l
     sink.arguments(f"{lead}{as_json(key)}: ", ahead=True)
     if is_text:
         sink.arguments('"', ahead=True)
-        c = yield from _poured(c, tags, lambda text: sink.arguments(inside_string(text)))
+        c = yield from _stream_value(c, tags, lambda text: sink.arguments(inside_string(text)))
         sink.arguments('"', ahead=True)
         return c
     parts: list[str] = []
-    c = yield from _poured(c, tags, parts.append)
+    c = yield from _stream_value(c, tags, parts.append)
     sink.arguments(to_json("".join(parts), types), ahead=True)
     return c
 
 
-def _poured(c: str, tags: TaggedCalls, put: Callable[[str], None]) -> Scan:
-    _, c = yield from pour(c, (tags.value_end,), put, trim=tags.trim, most=1)
+def _stream_value(c: str, tags: TaggedCalls, put: Callable[[str], None]) -> Scan:
+    _, c = yield from stream_until(c, (tags.value_end,), put, trim=tags.trim, most=1)
     return c
