@@ -31,7 +31,6 @@ EXTENSIBLE = {
             "gqa",
             "oxidizr_mixers",
             "rules",
-            "shapes",
             "unread",
         },
     ),

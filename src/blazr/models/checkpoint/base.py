@@ -13,6 +13,7 @@ from blazr.core.gguf_header import Value
 from blazr.models.checkpoint.disk import MappedFile
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from blazr.nn.quant.hf.scheme import Layout
@@ -37,6 +38,14 @@ ELEMENT_TYPES: Mapping[str, tuple[int, str]] = MappingProxyType(
         "F64": (8, "float64"),
     }
 )
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype of a name of ``ELEMENT_TYPES``."""
+    import torch  # headers are read without it
+
+    found: torch.dtype = getattr(torch, ELEMENT_TYPES[name][1])
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +199,9 @@ class Checkpoint:
             rows = self.view(info.stored)
             rows = rows[:, info.first :: info.step] if info.step > 1 else rows
             return from_pairs(rows) if info.in_pairs else rows.contiguous()
-        size, torch_name = ELEMENT_TYPES.get(info.dtype, ELEMENT_TYPES["U8"])
+        name = "U8" if info.is_packed else info.dtype
+        size, dtype = ELEMENT_TYPES[name][0], torch_dtype(name)
         shape = info.bytes_shape if info.is_packed else info.shape
-        dtype: torch.dtype = getattr(torch, torch_name)
         if info.nbytes == 0:
             return torch.empty(shape, dtype=dtype)
         buffer = self._map(info.file).buffer

@@ -36,7 +36,9 @@ _WANTED = [
 # A star stands for slashes too: of what lies in folders only templates are wanted.
 _UNWANTED = [
     *(f"*/{each}" for each in _WANTED if each != "*.jinja"),
-    *("tokenizer*/*", "consolidated*", "adapter_*"),
+    "tokenizer*/*",
+    "consolidated*",
+    "adapter_*",
 ]
 _HINT = (
     "pass a directory with model.safetensors, a .safetensors or .gguf file, a Hub id (org/name), or"

@@ -9,11 +9,13 @@ from blazr.core.table import Table
 if TYPE_CHECKING:
     from blazr.models.families.base import Family
 
-# Each recognises its own names of tensors or models, so their order does not matter.
+# Each recognises its own names of tensors or models, so their order does not matter. GGUF files say
+# what they are without a look at their tensors, so that row stands first.
 FAMILIES: Table[Family] = Table(
     "model family",
     {},
     lazy={
+        "gguf": "blazr.models.families.gguf.family:GGUF",
         "oxidizr": "blazr.models.families.oxidizr:OXIDIZR",
         "llama": "blazr.models.families.llama:LLAMA",
         "mistral": "blazr.models.families.hf.dense:MISTRAL",
@@ -59,6 +61,5 @@ FAMILIES: Table[Family] = Table(
         "qwen3_5_moe": "blazr.models.families.hf.delta:QWEN3_5_MOE",
         "qwen3_5_moe_text": "blazr.models.families.hf.delta:QWEN3_5_MOE_TEXT",
         "kimi_linear": "blazr.models.families.hf.delta:KIMI_LINEAR",
-        "gguf": "blazr.models.families.gguf.family:GGUF",
     },
 )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Literal, TypeVar
 
 from blazr.core.errors import CheckpointError, ConfigError, ShapeError
-from blazr.models.families.base import Context
+from blazr.models.families.base import Context, Size, TensorGroup
 from blazr.models.families.config_reader import Setting
-from blazr.models.families.shapes import Size, TensorGroup
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig
 from blazr.nn.layers.mlp import MlpConfig

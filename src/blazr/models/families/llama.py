@@ -7,13 +7,12 @@ tensors tell biases, norms of queries and keys and a tied head, and the usual si
 from __future__ import annotations
 
 from blazr.models.checkpoint.base import Checkpoint
-from blazr.models.families.base import Derivation, Family
+from blazr.models.families.base import Derivation, Family, TensorGroup
 from blazr.models.families.config_reader import ConfigReader
 from blazr.models.families.hf.dense import LLAMA as DECLARED
 from blazr.models.families.hf.derive import model_type
 from blazr.models.families.oxidizr import decoder_rules, derive_decoder
 from blazr.models.families.rules import RuleBook
-from blazr.models.families.shapes import TensorGroup
 
 PREFIX = "model."
 _SHAPE_RULES = decoder_rules(PREFIX)

@@ -8,14 +8,21 @@ from dataclasses import replace
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.config import ModelConfig
-from blazr.models.families.base import Context, Derivation, Family, Ledger, read_max_seq_len
+from blazr.models.families.base import (
+    Context,
+    Derivation,
+    Family,
+    Ledger,
+    TensorGroup,
+    read_max_seq_len,
+    split_layers,
+)
 from blazr.models.families.config_reader import ConfigReader
 from blazr.models.families.hf.derive import model_type
 from blazr.models.families.hf.state_space import TRAINING, mixer_rules
 from blazr.models.families.oxidizr import DEFAULT_EPS
 from blazr.models.families.oxidizr_mixers import derive_mamba1, derive_mamba2
 from blazr.models.families.rules import Rule, RuleBook
-from blazr.models.families.shapes import TensorGroup, split_layers
 from blazr.models.families.unread import settle_unread
 from blazr.nn.layers.decoder_layer import LayerConfig
 from blazr.nn.layers.mamba1 import Mamba1Config

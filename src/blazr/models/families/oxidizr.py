@@ -13,7 +13,15 @@ from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.checkpoint.disk import read_json
 from blazr.models.config import ModelConfig
-from blazr.models.families.base import Context, Derivation, Family, Ledger, read_max_seq_len
+from blazr.models.families.base import (
+    Context,
+    Derivation,
+    Family,
+    Ledger,
+    TensorGroup,
+    read_max_seq_len,
+    split_layers,
+)
 from blazr.models.families.config_reader import ALIASES, ConfigReader
 from blazr.models.families.gqa import derive_attention, derive_feed_forward, mixer_kind
 from blazr.models.families.oxidizr_mixers import (
@@ -23,7 +31,6 @@ from blazr.models.families.oxidizr_mixers import (
     derive_mla,
 )
 from blazr.models.families.rules import Rule, RuleBook, Squeeze, Stack
-from blazr.models.families.shapes import TensorGroup, split_layers
 from blazr.models.families.unread import is_neutral, says_nothing, warn_ignored
 from blazr.nn.layers.base import MixerConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
@@ -33,8 +40,17 @@ DEFAULT_EPS = 1e-5
 MAMBA_NORM_EPS = 1e-6
 # Beside those of ALIASES: keys that are read elsewhere, or of layers that a model may not have.
 _KNOWN = {name.partition(".")[0] for keys in ALIASES.items() for name in (keys[0], *keys[1])} | {
-    *("name", "vocab_size", "rms_norm_eps", "intermediate_size", "layer_types", "inference"),
-    *("ssm_a", "mamba3_enabled", "tie_word_embeddings", "sliding_window", "norm_eps"),
+    "name",
+    "vocab_size",
+    "rms_norm_eps",
+    "intermediate_size",
+    "layer_types",
+    "inference",
+    "ssm_a",
+    "mamba3_enabled",
+    "tie_word_embeddings",
+    "sliding_window",
+    "norm_eps",
 }
 LAYER_TYPES = ("Mamba1", "Mamba2", "Mamba3", "MlaWithMoe", "MlaWithMlp", "StandardTransformer")
 

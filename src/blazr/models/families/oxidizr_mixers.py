@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from blazr.core.errors import ShapeError
-from blazr.models.families.base import Context
+from blazr.models.families.base import Context, Size, TensorGroup
 from blazr.models.families.gqa import derive_rope
-from blazr.models.families.shapes import Size, TensorGroup
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mamba3 import Mamba3Config

@@ -108,7 +108,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class Placement:
     """What one tensor becomes.
 
     Args:
@@ -151,7 +151,7 @@ class RuleBook:
         self.layer_beginnings = tuple(dict.fromkeys(beginnings))
         """What the names of a layer's tensors begin with, up to its number."""
 
-    def match(self, name: str) -> Match | None:
+    def match(self, name: str) -> Placement | None:
         """What the tensor of this name becomes, or None when no rule knows it."""
         row = self._by_source.get(name) if "#" not in name else None
         numbers: list[str] = []
@@ -162,7 +162,7 @@ class RuleBook:
             return None
         values = dict(zip(row.order, numbers, strict=True))
         stack = row.transform if isinstance(row.transform, Stack) else None
-        return Match(
+        return Placement(
             parameter=_fill(row.target, [values[word] for word in row.used]),
             slot=int(values[stack.index]) if stack else _part(row),
             transform=row.transform,

@@ -17,8 +17,18 @@ from blazr.models.families.config_reader import ConfigReader
 _LISTED = 40
 _BEGINNINGS = ("_", "auto_", "unsloth", "output_", "forced_", "num_beam", "transformers")
 _ENDINGS = (
-    *("_token_id", "_token_ids", "_token", "_dropout", "_dropout_prob", "_pdrop", "_coef"),
-    *("_noise", "initializer_range", "_version", "_class", "_penalty"),
+    "_token_id",
+    "_token_ids",
+    "_token",
+    "_dropout",
+    "_dropout_prob",
+    "_pdrop",
+    "_coef",
+    "_noise",
+    "initializer_range",
+    "_version",
+    "_class",
+    "_penalty",
 )
 _KEYS = {
     "architectures", "model_type", "torch_dtype", "dtype", "use_cache", "pretraining_tp",

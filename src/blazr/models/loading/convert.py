@@ -18,7 +18,13 @@ from torch import Tensor
 
 from blazr.core.errors import CapacityError, ConfigError
 from blazr.core.gguf_header import Value
-from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, QuantizedInfo, TensorInfo
+from blazr.models.checkpoint.base import (
+    ELEMENT_TYPES,
+    Checkpoint,
+    QuantizedInfo,
+    TensorInfo,
+    torch_dtype,
+)
 from blazr.models.checkpoint.write import Entry, TensorWriter, gguf_writer, safetensors_writer
 from blazr.models.families.rules import Stack
 from blazr.models.loading.gguf_plan import plan_gguf
@@ -34,10 +40,20 @@ from blazr.nn.quant.policy import QuantizePolicy, parse_policy
 
 WRITABLE = ("q8_0", "q4_0", "int8", "int4")
 _BESIDE = (
-    *("tokenizer*", "*.tiktoken", "*.tiktoken.json", "*.model", "tekken.json", "vocab.json"),
-    *("merges.txt", "added_tokens.json", "special_tokens_map.json"),
-    *("*.jinja", "additional_chat_templates/*.jinja", "chat_template.json"),
-    *("generation_config.json", "LICENSE*"),
+    "tokenizer*",
+    "*.tiktoken",
+    "*.tiktoken.json",
+    "*.model",
+    "tekken.json",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "*.jinja",
+    "additional_chat_templates/*.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "LICENSE*",
 )
 _REPLACED = {"quantization_config", "compression_config"}
 _BITS = {"Q4_0": 4, "Q8_0": 8}
@@ -86,7 +102,8 @@ class _Job:
         """The tensors that will be written."""
         name, shape = self.info.name, self.info.shape
         if self.quantizer is None:
-            yield name, Entry(_name_of(self.dtype), shape)
+            stored = next(each for each in ELEMENT_TYPES if torch_dtype(each) == self.dtype)
+            yield name, Entry(stored, shape)
             return
         base, (rows, columns) = name.removesuffix("weight"), shape
         words = -(-columns * _BITS[self.quantizer.kind.name] // WORD)
@@ -198,27 +215,14 @@ def _jobs(planned: PlannedModel, quantize: str | None, dtype: str) -> list[_Job]
         can = isinstance(storing, Quantizer) and isinstance(step.transform, Stack | None)
         for info in step.sources:
             is_kept = dtype == "auto" and not info.is_packed
-            own = _dtype_of(info) if is_kept or not _is_float(info) else plain
+            is_float = info.is_packed or info.dtype.startswith(("F", "BF"))
+            own = torch_dtype(info.dtype) if is_kept or not is_float else plain
             if can and len(info.shape) == 2 and info.name.endswith(".weight"):
                 assert isinstance(storing, Quantizer)
                 jobs.append(_Job(info, own, chosen, storing))
             else:
                 jobs.append(_Job(info, own))
     return jobs
-
-
-def _dtype_of(info: TensorInfo) -> torch.dtype:
-    found: torch.dtype = getattr(torch, ELEMENT_TYPES[info.dtype][1])
-    return found
-
-
-def _is_float(info: TensorInfo) -> bool:
-    return info.is_packed or info.dtype.startswith(("F", "BF"))
-
-
-def _name_of(dtype: torch.dtype) -> str:
-    wanted = str(dtype).removeprefix("torch.")
-    return next(name for name, (_, each) in ELEMENT_TYPES.items() if each == wanted)
 
 
 def _check_disk(out: Path, nbytes: int) -> None:

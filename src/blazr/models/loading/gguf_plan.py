@@ -22,12 +22,12 @@ from blazr.models.checkpoint.write import Entry, gguf_header
 from blazr.models.config import ModelConfig
 from blazr.models.families.gguf.architectures import ARCHITECTURES, Architecture
 from blazr.models.families.gguf.as_config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from blazr.models.families.gguf.as_metadata import metadata_of
 from blazr.models.families.gguf.form import (
     all_mixers,
     architecture_of,
     as_gguf,
     difference,
-    metadata_of,
     mixers_of,
     unreadable,
 )

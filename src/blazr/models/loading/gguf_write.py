@@ -7,7 +7,13 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, QuantizedInfo, TensorInfo
+from blazr.models.checkpoint.base import (
+    ELEMENT_TYPES,
+    Checkpoint,
+    QuantizedInfo,
+    TensorInfo,
+    torch_dtype,
+)
 from blazr.models.checkpoint.write import TensorWriter
 from blazr.models.families.rules import DecayLog, Mxfp4, Pairs, Transpose
 from blazr.models.loading.gguf_plan import GgufJob, GgufPlan
@@ -116,5 +122,4 @@ def _encoded(job: GgufJob, tile: Tensor) -> Tensor:
         return job.quantizer(tile)
     if job.entry.dtype not in ELEMENT_TYPES:
         return tile
-    dtype: torch.dtype = getattr(torch, ELEMENT_TYPES[job.entry.dtype][1])
-    return tile.to(dtype)
+    return tile.to(torch_dtype(job.entry.dtype))

@@ -16,7 +16,13 @@ from torch import Tensor
 
 from blazr.core.errors import CheckpointError
 from blazr.core.table import Table
-from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, QuantizedInfo, RelaidInfo
+from blazr.models.checkpoint.base import (
+    ELEMENT_TYPES,
+    Checkpoint,
+    QuantizedInfo,
+    RelaidInfo,
+    torch_dtype,
+)
 from blazr.models.config import ModelConfig
 from blazr.models.families.rules import (
     DecayLog,
@@ -89,7 +95,7 @@ def stored_dtype(plan: LoadPlan) -> torch.dtype:
     name = stored_as(plan)
     if name not in ELEMENT_TYPES:
         return _beside_packed(plan)
-    found: torch.dtype = getattr(torch, ELEMENT_TYPES[name][1])
+    found = torch_dtype(name)
     return torch.float32 if found == torch.float64 else found
 
 
@@ -98,8 +104,7 @@ def _beside_packed(plan: LoadPlan) -> torch.dtype:
     if any(isinstance(info, QuantizedInfo) for info in infos):
         for name in ("BF16", "F16", "F32"):
             if any(info.dtype == name for info in infos):
-                found: torch.dtype = getattr(torch, ELEMENT_TYPES[name][1])
-                return found
+                return torch_dtype(name)
     return torch.bfloat16
 
 
@@ -168,8 +173,7 @@ def _stays_mapped(step: LoadStep, dtype: torch.dtype) -> bool:
     is_moved = isinstance(first, RelaidInfo) or not isinstance(step.transform, Squeeze | None)
     if more or first.is_packed or is_moved:
         return False
-    size, name = ELEMENT_TYPES[first.dtype]
-    return first.start % size == 0 and getattr(torch, name) == dtype
+    return first.start % dtype.itemsize == 0 and torch_dtype(first.dtype) == dtype
 
 
 def read_weights(
@@ -210,7 +214,8 @@ def read_weights(
                 weight = read_weight(step, checkpoint, storing, dtype=dtype, device=device)
             tensors[step.parameter] = weight
             continue
-        tensor = _reader(step)(step, checkpoint, dtype, device)
+        read = _stack if isinstance(step.transform, Stack) else _take
+        tensor = read(step, checkpoint, dtype, device)
         tensors[step.parameter] = tensor
         not_finite += _not_finite(step, tensor)
     if progress is not None:
@@ -218,10 +223,6 @@ def read_weights(
     if kept:
         kept.keep(tensors)
     return Weights(tensors, tuple(not_finite))
-
-
-def _reader(step: LoadStep) -> Callable[[LoadStep, Checkpoint, torch.dtype, torch.device], Tensor]:
-    return _stack if isinstance(step.transform, Stack) else _take
 
 
 def _take(

@@ -3,7 +3,7 @@
 import pytest
 
 from blazr.models.families.oxidizr import decoder_rules
-from blazr.models.families.rules import Match, Rule, RuleBook, Squeeze, Stack
+from blazr.models.families.rules import Placement, Rule, RuleBook, Squeeze, Stack
 
 pytestmark = pytest.mark.smoke
 
@@ -21,10 +21,10 @@ BOOK = RuleBook(
 @pytest.mark.parametrize(
     ("name", "match"),
     [
-        ("embed.weight", Match("embed_tokens.weight", None, None)),
-        ("layers.12.norm.weight", Match("layers.12.mixer_norm.weight", None, None)),
-        ("layers.0.conv.weight", Match("layers.0.mixer.conv1d.weight", None, Squeeze(1))),
-        ("h.3.e.17.up_proj", Match("layers.3.experts.up", 17, Stack("e"))),
+        ("embed.weight", Placement("embed_tokens.weight", None, None)),
+        ("layers.12.norm.weight", Placement("layers.12.mixer_norm.weight", None, None)),
+        ("layers.0.conv.weight", Placement("layers.0.mixer.conv1d.weight", None, Squeeze(1))),
+        ("h.3.e.17.up_proj", Placement("layers.3.experts.up", 17, Stack("e"))),
         ("h.3.e.17.down_proj", None),
         ("layers.x.norm.weight", None),
         ("layers.#.norm.weight", None),
@@ -36,7 +36,7 @@ BOOK = RuleBook(
         ("", None),
     ],
 )
-def test_match(name: str, match: Match | None) -> None:
+def test_match(name: str, match: Placement | None) -> None:
     assert BOOK.match(name) == match
 
 
@@ -53,7 +53,7 @@ def test_sources_are_all_names_a_tensor_may_have() -> None:
 @pytest.mark.parametrize("name", ["layers.3.moe.router.gate.weight", "layers.3.moe.gate.weight"])
 def test_both_names_of_the_router_are_known(name: str) -> None:
     match = decoder_rules("").match(name)
-    assert match == Match("layers.3.feed_forward.router.weight", None, None)
+    assert match == Placement("layers.3.feed_forward.router.weight", None, None)
 
 
 def test_the_prefix_stands_before_all_but_the_head() -> None:

@@ -1,7 +1,7 @@
 """Which metadata key of a GGUF file means which key of config.json: one table, read both ways.
 
-llama.cpp has one word for what Hugging Face's families call by several; the first of these is the
-one that blazr uses where it writes.
+llama.cpp has one word for what Hugging Face's families call by several: `as_config` reads all of
+them, `as_metadata` writes by the first. Where config.json has no word, ours says what is meant.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ CONFIG_KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "logit_scale": ("logits_scaling",),
         "final_logit_softcapping": ("final_logit_softcapping",),
         "attn_logit_softcapping": ("attn_logit_softcapping",),
+        LAYER_EPS: ("layer_norm_eps",),
         RMS_EPS: ("rms_norm_eps", "norm_eps", "layer_norm_epsilon", "norm_epsilon"),
         "attention.head_count": ("num_attention_heads",),
         "attention.head_count_kv": ("num_kv_heads",),
@@ -72,10 +73,17 @@ CONFIG_KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "ssm.conv_kernel": ("conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim"),
         "ssm.inner_size": ("inner_size",),
         "ssm.state_size": (
-            *("state_size", "ssm_state_size", "mamba_d_state", "linear_key_head_dim"),
+            "state_size",
+            "ssm_state_size",
+            "mamba_d_state",
+            "linear_key_head_dim",
         ),
         "ssm.time_step_rank": (
-            *("time_step_rank", "mamba_dt_rank", "num_heads", "mamba_num_heads", "mamba_n_heads"),
+            "time_step_rank",
+            "mamba_dt_rank",
+            "num_heads",
+            "mamba_num_heads",
+            "mamba_n_heads",
             "linear_num_value_heads",
         ),
         "ssm.group_count": ("n_groups", "mamba_n_groups", "linear_num_key_heads"),

@@ -100,8 +100,11 @@ _NEXT = Traits(
     unit_offset=True,
     check=_qwen_check,
     says_nothing=(
-        *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"),
-        *("linear_value_head_dim", "linear_conv_kernel_dim"),
+        "linear_num_key_heads",
+        "linear_num_value_heads",
+        "linear_key_head_dim",
+        "linear_value_head_dim",
+        "linear_conv_kernel_dim",
         "attention_bias",
         "mamba_ssm_dtype",
         "mtp_num_hidden_layers",

@@ -13,12 +13,18 @@ from typing import Any, Literal
 from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.config import ModelConfig
-from blazr.models.families.base import Derivation, Family, Ledger, Source, read_max_seq_len
+from blazr.models.families.base import (
+    Derivation,
+    Family,
+    Ledger,
+    Source,
+    read_max_seq_len,
+    split_layers,
+)
 from blazr.models.families.config_reader import HF_ALIASES, ConfigReader
 from blazr.models.families.hf.reading import Flag, Reading
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.rules import RuleBook
-from blazr.models.families.shapes import split_layers
 from blazr.models.families.unread import settle_unread
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig

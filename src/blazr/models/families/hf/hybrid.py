@@ -82,7 +82,9 @@ BAMBA = hf_family(
         # mamba_dt_rank, of Mamba-1, is in the config.json of the first release
         says_nothing=(
             *(*TRAINING, *Mamba2Keys().names),
-            *("attention_bias", "attn_rotary_emb", "mamba_dt_rank"),
+            "attention_bias",
+            "attn_rotary_emb",
+            "mamba_dt_rank",
         ),
     ),
 )

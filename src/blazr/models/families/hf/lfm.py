@@ -96,10 +96,20 @@ def _experts(reading: Reading, index: int) -> FeedForwardConfig | None:
 
 
 _UNUSED_KEYS = (
-    *("block_ff_dim", "block_dim", "block_mlp_init_scale", "block_norm_eps"),
-    *("block_out_init_scale", "block_use_xavier_init", "conv_dim", "conv_dim_out"),
-    *("conv_use_xavier_init", "num_heads", "tie_embedding", "use_pos_enc"),
-    *("conv_L_cache", "conv_bias"),
+    "block_ff_dim",
+    "block_dim",
+    "block_mlp_init_scale",
+    "block_norm_eps",
+    "block_out_init_scale",
+    "block_use_xavier_init",
+    "conv_dim",
+    "conv_dim_out",
+    "conv_use_xavier_init",
+    "num_heads",
+    "tie_embedding",
+    "use_pos_enc",
+    "conv_L_cache",
+    "conv_bias",
 )
 
 

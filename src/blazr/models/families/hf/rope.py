@@ -210,8 +210,12 @@ def _factors(parameters: ConfigReader, name: str, rope: RopeConfig) -> tuple[flo
 
 # What some configs repeat here, and what only other kinds look at.
 _NEUTRAL = {
-    *("max_position_embeddings", "finetuned", "factor", "original_max_position_embeddings"),
-    *("mrope_section", "mrope_interleaved"),  # text has one position, whatever images have
+    "max_position_embeddings",
+    "finetuned",
+    "factor",
+    "original_max_position_embeddings",
+    "mrope_section",
+    "mrope_interleaved",  # text has one position, whatever images have
 }
 
 

@@ -22,11 +22,26 @@ _PARTS = ("weight", "bias")
 LEAST_STEP = 0.001  # transformers' usual one, where its classes have any
 # Keys about training and kernels.
 TRAINING = (
-    *("rescale_prenorm_residual", "residual_in_fp32", "use_mambapy", "use_falcon_mambapy"),
-    *("use_associative_scan", "use_mamba_kernels", "use_mem_eff_path", "chunk_size"),
-    *("mamba_chunk_size", "time_step_min", "time_step_max", "time_step_floor", "time_step_scale"),
-    *("time_step_rank", "time_step_init_scheme", "num_logits_to_keep", "z_loss_coefficient"),
-    *("expand", "mamba_expand", "mamba_ssm_cache_dtype"),
+    "rescale_prenorm_residual",
+    "residual_in_fp32",
+    "use_mambapy",
+    "use_falcon_mambapy",
+    "use_associative_scan",
+    "use_mamba_kernels",
+    "use_mem_eff_path",
+    "chunk_size",
+    "mamba_chunk_size",
+    "time_step_min",
+    "time_step_max",
+    "time_step_floor",
+    "time_step_scale",
+    "time_step_rank",
+    "time_step_init_scheme",
+    "num_logits_to_keep",
+    "z_loss_coefficient",
+    "expand",
+    "mamba_expand",
+    "mamba_ssm_cache_dtype",
 )
 
 

@@ -200,8 +200,13 @@ ZAMBA2 = hf_family(
         unused=_unread,
         says_nothing=(
             *TRAINING,
-            *("attention_head_dim", "attention_hidden_size", "hybrid_layer_ids", "kv_channels"),
-            *("num_query_groups", "use_conv_bias", "use_long_context"),
+            "attention_head_dim",
+            "attention_hidden_size",
+            "hybrid_layer_ids",
+            "kv_channels",
+            "num_query_groups",
+            "use_conv_bias",
+            "use_long_context",
         ),
     ),
 )
