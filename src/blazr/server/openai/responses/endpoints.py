@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from blazr.core.errors import RequestError
-from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest, Truncation
 from blazr.server.endpoint import Call, Reply
 from blazr.server.errors import HttpError, clean
@@ -27,7 +26,7 @@ from blazr.server.openai.responses.rendering import (
     ResponseText,
 )
 from blazr.server.openai.responses.replay import EventLog, Replay
-from blazr.server.openai.responses.tools import read_tools
+from blazr.server.openai.responses.tools import ToolSet, read_tools
 from blazr.server.openai.sampling import ToolChoice, ToolMode, tool_fields
 from blazr.server.params import TEXT, ResponseFormat, grammar_of, sampling_params, unix_time
 from blazr.server.run import Run, reply
@@ -101,15 +100,15 @@ class ResponseQuery(msgspec.Struct, kw_only=True):
 
 async def create(call: Call[ResponseBody]) -> Reply[ResponseObject, ResponseEvent]:
     """Answer, and keep the answer unless told not to."""
-    body = call.body
-    params, template = _params(body), _template(body, call)
+    body, tools = call.body, read_tools(call.body.tools)
     messages = _conversation(body, call)
-    request = to_request(body, call, messages, params)
+    request = to_request(body, call, messages, tools)
+    template = _template(body, call, tools)
     store = _ResponseStore(call, messages)
     renderer = ResponseRenderer(
         template,
         store.finish,
-        namespaces=read_tools(body.tools).namespaces,
+        namespaces=tools.namespaces,
         wants_logprobs=request.params.logprobs is not None,
         packs_thoughts=_THOUGHTS in (body.include or ()),
     )
@@ -129,7 +128,7 @@ async def create(call: Call[ResponseBody]) -> Reply[ResponseObject, ResponseEven
         working.callback(callback)
     # a callback, because a task that is cancelled before it begins does nothing
     task.add_done_callback(lambda _: working.close())
-    store.put(StoredResponse(template, store.input, store.messages, task, log))
+    store.put(template, messages, task=task, log=log)
     return Replay(log, call.state.config) if body.stream else template
 
 
@@ -175,24 +174,33 @@ async def delete(call: Call[None]) -> ResponseDeleted:
 
 async def count_tokens(call: Call[CountInputBody]) -> InputTokens:
     """How many tokens an input has."""
-    params = sampling_params(grammar=_grammar(call.body))
-    request = to_request(call.body, call, _conversation(call.body, call), params)
+    messages = _conversation(call.body, call)
+    request = to_request(call.body, call, messages, read_tools(call.body.tools))
     ids = await asyncio.to_thread(call.service.llm.core.encode_chat, request)
     return InputTokens(input_tokens=len(ids))
 
 
 def to_request(
-    body: CountInputBody,
-    call: Call[CountInputBody],
-    messages: Sequence[Message],
-    params: SamplingParams,
+    body: CountInputBody, call: Call[CountInputBody], messages: Sequence[Message], tools: ToolSet
 ) -> GenerationRequest:
-    """Translate a body, whose conversation and sampling are known.
+    """Translate a body, given its conversation and tools; of one to be counted, without sampling.
 
     Raises:
-        RequestError: It asks for tools that there are not.
+        RequestError: A value is out of range, or asks for what there is not.
     """
-    tools = read_tools(body.tools).tools
+    grammar = grammar_of(body.text.format if body.text else None, param="text")
+    params = sampling_params(grammar=grammar)
+    if isinstance(body, ResponseBody):
+        wants_logprobs = body.top_logprobs is not None or _LOGPROBS in (body.include or ())
+        params = sampling_params(
+            max_tokens=body.max_output_tokens,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=body.top_k,
+            seed=body.seed,
+            logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
+            grammar=grammar,
+        )
     system = [Message(role="system", content=body.instructions)] if body.instructions else []
     effort = body.reasoning.effort if body.reasoning else None
     return GenerationRequest(
@@ -200,26 +208,9 @@ def to_request(
         params=params,
         template_variables=thinking_variables(effort=effort) or None,
         truncation=Truncation(drops="messages") if body.truncation == "auto" else None,
-        **tool_fields(tools, body.tool_choice, parallel=body.parallel_tool_calls),
+        **tool_fields(tools.tools, body.tool_choice, parallel=body.parallel_tool_calls),
         **call.scheduling(),
     )
-
-
-def _params(body: ResponseBody) -> SamplingParams:
-    wants_logprobs = body.top_logprobs is not None or _LOGPROBS in (body.include or ())
-    return sampling_params(
-        max_tokens=body.max_output_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        seed=body.seed,
-        logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
-        grammar=_grammar(body),
-    )
-
-
-def _grammar(body: CountInputBody) -> dict[str, object] | None:
-    return grammar_of(body.text.format if body.text else None, param="text")
 
 
 def _conversation(body: CountInputBody, call: Call[CountInputBody]) -> list[Message]:
@@ -239,7 +230,7 @@ def _conversation(body: CountInputBody, call: Call[CountInputBody]) -> list[Mess
     return [*before, *to_messages(body.input)]
 
 
-def _template(body: ResponseBody, call: Call[ResponseBody]) -> ResponseObject:
+def _template(body: ResponseBody, call: Call[ResponseBody], tools: ToolSet) -> ResponseObject:
     """The response without what is generated; every key that clients look for."""
     choice: str | dict[str, Any]
     if isinstance(body.tool_choice, ToolChoice):
@@ -260,7 +251,7 @@ def _template(body: ResponseBody, call: Call[ResponseBody]) -> ResponseObject:
         temperature=body.temperature,
         top_p=body.top_p,
         top_logprobs=body.top_logprobs or 0,
-        tools=read_tools(body.tools).shown,
+        tools=tools.shown,
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         reasoning=ResponseReasoning(reasoning.effort, reasoning.summary),
@@ -311,34 +302,45 @@ class _ResponseStore:
     """Stores the response of a call: when it has ended, and one in the background before."""
 
     def __init__(self, call: Call[ResponseBody], messages: Sequence[Message]) -> None:
-        given = call.body.input
-        items = [Item(role="user", content=given)] if isinstance(given, str) else given
-        self.input = [shown(item) for item in items]
-        self.messages = messages
         self._call = call
+        self._messages = messages
         self._stored: StoredResponse | None = None
 
-    def put(self, stored: StoredResponse) -> None:
-        """Store it, or count its bytes anew."""
+    def put(
+        self,
+        response: ResponseObject,
+        messages: Sequence[Message],
+        *,
+        task: asyncio.Task[None] | None = None,
+        log: EventLog | None = None,
+    ) -> None:
+        """Store a response that was not stored yet."""
+        given = self._call.body.input
+        items = [Item(role="user", content=given)] if isinstance(given, str) else given
+        shown_items = [shown(item) for item in items]
+        self._stored = StoredResponse(response, shown_items, messages, task, log)
+        self._count(self._stored)
+
+    def finish(self, response: ResponseObject) -> None:
+        """The response has ended; one in the background may have been deleted before."""
+        if self._call.body.store is False:
+            return
+        output = msgspec.convert(msgspec.to_builtins(response.output), list[Item])
+        messages = [*self._messages, *to_messages(output)]
+        stored = self._stored
+        if stored is None:
+            self.put(response, messages)
+            return
+        stored.response, stored.messages, stored.task = response, messages, None
+        if self._call.state.kept.get(self._call.tenant, response.id) is stored:
+            self._count(stored)
+
+    def _count(self, stored: StoredResponse) -> None:
+        """Put an entry, or put it again with the bytes it has now."""
         num_bytes = len(msgspec.json.encode((stored.response, stored.input)))
         num_bytes += stored.log.num_bytes if stored.log else 0
         kept, name = self._call.state.kept, stored.response.id
         kept.put(self._call.tenant, name, stored, num_bytes=num_bytes)
-        self._stored = stored
-
-    def finish(self, response: ResponseObject) -> None:
-        """The response has ended; one in the background may have been deleted meanwhile."""
-        if self._call.body.store is False:
-            return
-        output = msgspec.convert(msgspec.to_builtins(response.output), list[Item])
-        messages = [*self.messages, *to_messages(output)]
-        stored = self._stored
-        if stored is None:
-            self.put(StoredResponse(response, self.input, messages))
-            return
-        stored.response, stored.messages, stored.task = response, messages, None
-        if self._call.state.kept.get(self._call.tenant, response.id) is stored:
-            self.put(stored)
 
 
 def _find(call: Call[Any], name: str | None = None, *, param: str | None = None) -> StoredResponse:
