@@ -116,7 +116,7 @@ _ROWS = (
     _Anthropic("POST", "/v1/messages", messages.answer),
     _Anthropic("POST", "/v1/messages/count_tokens", messages.count_tokens),
     Route("POST", "/generate", generate.generate),
-    _LlamaCpp("POST", "/completion", completion.complete),
+    _LlamaCpp("POST", "/completion", completion.complete),  # llama.cpp, here and below
     _LlamaCpp("POST", "/completions", completion.complete),
     Route("GET", "/props", props.show_props, needs_model=True),
     Route("GET", "/slots", slots.show_slots, needs_model=True),

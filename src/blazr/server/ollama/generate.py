@@ -165,7 +165,7 @@ async def generate(call: Call[OllamaGenerateBody]) -> Reply[GenerateLine, Genera
             template_variables=_template_variables(body),
             **call.scheduling(),
         )
-    return await _answer(call, request, GenerateRenderer(_model_name(call)))
+    return await _answer(call, request, GenerateLineRenderer(_model_name(call)))
 
 
 async def chat(call: Call[OllamaChatBody]) -> Reply[ChatLine, ChatLine]:
@@ -183,7 +183,7 @@ async def chat(call: Call[OllamaChatBody]) -> Reply[ChatLine, ChatLine]:
             truncation=Truncation(drops="messages") if body.truncate else None,
             **call.scheduling(),
         )
-    return await _answer(call, request, ChatRenderer(_model_name(call)))
+    return await _answer(call, request, ChatLineRenderer(_model_name(call)))
 
 
 class LineRenderer(PartsRenderer[L, L], Generic[L]):
@@ -252,7 +252,7 @@ class LineRenderer(PartsRenderer[L, L], Generic[L]):
         return line
 
 
-class GenerateRenderer(LineRenderer[GenerateLine]):
+class GenerateLineRenderer(LineRenderer[GenerateLine]):
     """Says what happens in the words of /api/generate."""
 
     def line(self, parts: Sequence[ReplyPart]) -> GenerateLine:
@@ -266,7 +266,7 @@ class GenerateRenderer(LineRenderer[GenerateLine]):
         )
 
 
-class ChatRenderer(LineRenderer[ChatLine]):
+class ChatLineRenderer(LineRenderer[ChatLine]):
     """Says what happens in the words of /api/chat."""
 
     def line(self, parts: Sequence[ReplyPart]) -> ChatLine:
