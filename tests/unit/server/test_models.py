@@ -29,6 +29,7 @@ class Shelf:
     opened: list[tuple[str, ScriptedEngine]] = field(default_factory=list)
     fails: dict[str, Exception] = field(default_factory=dict)
     knows_sizes: bool = True
+    halted: set[str] = field(default_factory=set)  # models whose engines begin halted
     go: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -51,6 +52,8 @@ class Shelf:
             if name in self.fails:
                 raise self.fails[name]
             core = scripted_core(name=f"own name of {name}", size_bytes=self.sizes.get(name, 0))
+            if name in self.halted:
+                core.engine.go.clear()
             self.opened.append((name, core.engine))
             return AsyncLLM.of(core)
 
@@ -266,11 +269,14 @@ def test_models_nobody_uses_leave_the_memory() -> None:
         shelf_of("a", "b", idle_unload_s=0.05) as (shelf, running),
         ThreadPoolExecutor(1) as pool,
     ):
-        finish = in_flight(pool, running, shelf, "a")
+        shelf.halted.add("a")  # from its first request on, or it could leave before a second
+        asked = pool.submit(ask, running, "a", max_tokens=10)
+        wait_until(lambda: "a" in shelf.names and shelf.engine("a").submitted)
         ask(running, "b")
         wait_until(lambda: status(running) == {"a": "loaded", "b": "unloaded"})
+        shelf.halted.clear()
         shelf.engine("a").go.set()
-        finish()
+        asked.result()
         wait_until(lambda: shelf.open_now == set())
         assert ask(running, "a")["model"] == "a"
 
