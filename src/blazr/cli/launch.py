@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -29,6 +30,7 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 NO_KEY = "blazr"  # programs insist on one
 LOOK_S = 2.0
 START_S = 600.0
+STOP_S = 10.0
 SMALL_CONTEXT = 16_384  # with less, an agent's instructions alone may not fit
 
 
@@ -71,7 +73,7 @@ def launch(
             )
         _show(row, row.settings(target), args or [])
         return
-    with _server(url, api_key, model) as target:
+    with _ending_in_order(), _server(url, api_key, model) as target:
         if target.context is not None and target.context < SMALL_CONTEXT:
             _note(
                 f"{target.model} has a context of {target.context} tokens; "
@@ -79,6 +81,21 @@ def launch(
             )
         code = _run(row, row.settings(target), args or [])
     raise typer.Exit(code)
+
+
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """Stop what was started, too, when a supervisor or a closed terminal stops the launcher."""
+
+    def end(number: int, _frame: object) -> None:
+        sys.exit(128 + number)  # as a shell tells it
+
+    before = {each: signal.signal(each, end) for each in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -159,11 +176,15 @@ def _started(model: str, key: str | None) -> Iterator[str]:
             _await_ready(process, f"http://127.0.0.1:{port}", log)
             yield f"http://127.0.0.1:{port}"
         finally:
-            process.terminate()
-            try:
-                process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            _stop(process)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def _await_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
@@ -186,11 +207,18 @@ def _run(program: Program, settings: Settings, args: Sequence[str]) -> int:
         placed = _placed(settings, folder)
         command = [program.command, *placed.args, *args]
         process = subprocess.Popen(command, env=env.inherited(**placed.env))
-        while True:
-            try:
-                return process.wait()
-            except KeyboardInterrupt:  # the program has got it too, and decides
-                continue
+        try:
+            return _wait(process)
+        finally:
+            _stop(process)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:  # the program has got it too, and decides
+            continue
 
 
 def _show(program: Program, settings: Settings, args: Sequence[str]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ from blazr.cli.launch import launch
 from blazr.cli.programs import PROGRAMS, Target
 from blazr.core.errors import ConfigError, UnknownNameError
 from tests.support.loopback import Loopback, serving
-from tests.support.scripted import scripted_core
+from tests.support.scripted import scripted_core, wait_until
 
 RECORDER = f"""#!{sys.executable}
 import json, os, sys
@@ -24,6 +26,14 @@ files = {{arg: open(arg).read() for arg in sys.argv if arg.endswith("models.json
 record = {{"args": sys.argv[1:], "env": dict(os.environ), "files": files}}
 open(os.environ["RECORD"], "w").write(json.dumps(record))
 sys.exit(7)
+"""
+# It waits for its end, and says so.
+WAITER = f"""#!{sys.executable}
+import os, pathlib, signal, sys
+record = pathlib.Path(os.environ["RECORD"])
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(record.write_text("ended")))
+record.touch()
+signal.pause()
 """
 
 
@@ -122,6 +132,22 @@ def test_a_key_that_is_missing(installed: Path) -> None:
         with pytest.raises(typer.Exit):
             launch("codex", url=server.url, api_key="right")
     assert installed.exists()
+
+
+def test_a_program_ends_with_its_launcher(running: Loopback, installed: Path) -> None:
+    """Whoever stops the launcher, a supervisor say, leaves nothing that runs."""
+    program = installed.with_name("claude")
+    program.write_text(WAITER)
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "blazr", "launch", "claude", "--url", running.url]
+    )
+    try:
+        wait_until(installed.exists, timeout_s=60)
+        launcher.terminate()
+        assert launcher.wait(timeout=60) == 128 + signal.SIGTERM
+    finally:
+        launcher.kill()
+    assert installed.read_text() == "ended"
 
 
 @pytest.mark.slow
