@@ -38,6 +38,7 @@ class _Running:
     request_id: int
     request: Request
     sink: Callable[[TokenOutput], None]
+    script: Sequence[int]
     place: int = 0
     waiting: set[int] = field(default_factory=set)
 
@@ -46,7 +47,7 @@ class ScriptedEngine:
     """Says the script, a token a step, then the first stop id.
 
     Args:
-        script: The tokens of every reply.
+        script: The tokens of every reply, unless ``script_of`` is set.
         vocab_size: Ids at and above it are refused.
         max_seq_len: Longest prompt and reply together.
         max_unfinished: Replies that may run or queue at once.
@@ -61,6 +62,7 @@ class ScriptedEngine:
         max_unfinished: int = 160,
     ) -> None:
         self.script = list(script)
+        self.script_of: Callable[[Request], Sequence[int]] = lambda request: self.script
         self.vocab_size = vocab_size
         self.max_seq_len = max_seq_len
         self.max_unfinished = max_unfinished
@@ -99,11 +101,12 @@ class ScriptedEngine:
                 param="prompt",
                 found=f"{len(ids)} tokens",
             )
+        script = self.script_of(request)
         with self._work:
             queued = sum(len(each.waiting) for each in self._running.values())
             if queued + request.params.n > self.max_unfinished:
                 raise CapacityError("the queue is full.")
-            running = _Running(next(self._ids), request, sink)
+            running = _Running(next(self._ids), request, sink, script)
             running.waiting = set(range(request.params.n))
             self._running[running.request_id] = running
             self.submitted.append(request)
@@ -213,7 +216,7 @@ class ScriptedEngine:
                 self._running.pop(running.request_id, None)
 
     def _output(self, running: _Running, index: int) -> TokenOutput:
-        params, place = running.request.params, running.place
+        params, place, script = running.request.params, running.place, running.script
         common = {
             "request_id": running.request_id,
             "index": index,
@@ -227,10 +230,10 @@ class ScriptedEngine:
             common["prompt_logprobs"] = self._prompt_logprobs(running.request)
         if params.max_tokens == 0:
             return TokenOutput(**common, **_ended(running.request))
-        if place >= len(self.script) and not params.ignore_eos:
+        if place >= len(script) and not params.ignore_eos:
             eos = min(running.request.stop_ids, default=None)
             return TokenOutput(**common, finish_reason=FinishReason.STOP, stop_id=eos)
-        token = self.script[place % len(self.script)]
+        token = script[place % len(script)]
         if params.logprobs is not None:
             common["logprobs"] = (_logprobs(token, params.logprobs),)
         reason = FinishReason.LENGTH if place + 1 >= self._most(running.request) else None

@@ -15,11 +15,11 @@ import venv
 from tests.integration.clients.table import (
     CLIENTS,
     ENVIRONMENTS,
-    NODE,
+    NPM,
     installed_list,
     is_installed,
     packages,
-    program,
+    programs,
 )
 
 
@@ -27,15 +27,22 @@ def install(environment: str) -> None:
     """Make an environment anew."""
     folder = ENVIRONMENTS / environment
     shutil.rmtree(folder, ignore_errors=True)
-    if environment == NODE:
+    if environment in NPM:
         folder.mkdir(parents=True)
         # Without a manifest of its own, npm would install into a folder above that has one.
         (folder / "package.json").write_text(json.dumps({"private": True, "type": "module"}))
-        npm = ["npm", "install", "--no-audit", "--no-fund", *packages(NODE)]
+        npm = ["npm", "install", "--no-audit", "--no-fund", *packages(environment)]
         subprocess.run(npm, cwd=folder, check=True)
     else:
         venv.create(folder, with_pip=True)
-        pip = [program(environment), "-m", "pip", "install", "--quiet", *packages(environment)]
+        pip = [
+            programs(environment) / "python",
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            *packages(environment),
+        ]
         subprocess.run(pip, check=True)
     installed_list(environment).write_text("\n".join(packages(environment)), encoding="utf-8")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 ENVIRONMENTS = ROOT / "build" / "clients"
-NODE = "node"
+NPM = {"node", "agents"}
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,12 @@ class Client:
     Attributes:
         name: What its users call it.
         script: The file in ``scripts/`` that uses it.
-        environment: Where it is installed, with others that agree on what they need; ``node`` is
-            npm's, all others are Python's.
+        environment: Where it is installed, with others that agree on what they need; those of NPM
+            are npm's, all others are Python's.
         packages: What is installed, ``name==version`` (npm: ``name@version``), the client first.
         checks: What its script tries, in that order.
+        unsupported: What its users may miss.
+        is_launched: Whether ``blazr launch`` runs it, on a model that answers as agents expect.
     """
 
     name: str
@@ -29,6 +31,8 @@ class Client:
     environment: str
     packages: tuple[str, ...]
     checks: tuple[str, ...]
+    unsupported: str = ""
+    is_launched: bool = False
 
     @property
     def version(self) -> str:
@@ -58,13 +62,15 @@ CLIENTS = (
             "embeddings",
             "models",
         ),
+        unsupported="images, audio, files, batches, fine-tuning, conversations",
     ),
     Client(
         "OpenAI (Node)",
         "openai_node.mjs",
-        NODE,
+        "node",
         ("openai@7.57.0",),
         ("chat", "stream", "tools", "json", "responses", "embeddings", "models"),
+        unsupported="as in Python",
     ),
     Client(
         "Anthropic (Python)",
@@ -72,6 +78,7 @@ CLIENTS = (
         "sdk",
         ("anthropic==2.12.0",),
         ("chat", "stream", "tools", "json", "count_tokens", "models"),
+        unsupported="images, documents, batches, Anthropic's own tools",
     ),
     Client(
         "Ollama (Python)",
@@ -79,18 +86,20 @@ CLIENTS = (
         "sdk",
         ("ollama==0.6.3",),
         ("chat", "stream", "generate", "tools", "json", "embeddings", "models"),
+        unsupported="images, create, copy, push",
     ),
     Client(
         "Ollama (Node)",
         "ollama_node.mjs",
-        NODE,
+        "node",
         ("ollama@0.6.4",),
         ("chat", "stream", "generate", "json", "embeddings", "models"),
+        unsupported="as in Python",
     ),
     Client(
         "Vercel AI SDK",
         "vercel_ai.mjs",
-        NODE,
+        "node",
         ("ai@7.0.173", "@ai-sdk/openai@4.0.118", "@ai-sdk/openai-compatible@3.0.92"),
         ("chat", "stream", "tools", "json", "embeddings"),
     ),
@@ -104,6 +113,7 @@ CLIENTS = (
             "langchain-ollama==1.1.0",
         ),
         ("chat", "stream", "tools", "json", "embeddings"),
+        unsupported="embeddings by token ids of OpenAI's vocabulary",
     ),
     Client(
         "LiteLLM",
@@ -121,6 +131,7 @@ CLIENTS = (
             "ollama",
             "ollama_chat",
         ),
+        unsupported="schemas of tools that are closed, through `hosted_vllm/`",
     ),
     Client(
         "instructor",
@@ -136,6 +147,7 @@ CLIENTS = (
             "json",
             "md_json",
         ),
+        unsupported="holding the model to its form in `parallel_tools`, `json`, `md_json`",
     ),
     Client(
         "pydantic-ai",
@@ -171,6 +183,7 @@ CLIENTS = (
         "sdk",
         ("smolagents[openai]==1.26.0",),
         ("chat", "stream", "tools"),
+        unsupported="agents on the built-in model, whose context is too short",
     ),
     Client(
         "Haystack",
@@ -186,8 +199,57 @@ CLIENTS = (
         ("dspy==3.4.1", "numpy==2.4.6"),
         ("chat", "embeddings"),
     ),
-    Client("aider", "aider_command.py", "aider", ("aider-chat==0.86.2",), ("ask",)),
-    Client("guidellm", "guidellm_benchmark.py", "guidellm", ("guidellm==0.8.1",), ("benchmark",)),
+    Client(
+        "guidellm",
+        "guidellm_benchmark.py",
+        "evaluation",
+        ("guidellm==0.8.1", "torch==2.13.0", "transformers==5.23.0"),
+        ("benchmark",),
+    ),
+    Client(
+        "Claude Code",
+        "claude_code.py",
+        "agents",
+        ("@anthropic-ai/claude-code@2.1.330",),
+        ("tools",),
+        unsupported="web search, images, documents",
+        is_launched=True,
+    ),
+    Client(
+        "Codex",
+        "codex_exec.py",
+        "agents",
+        ("@openai/codex@0.169.0",),
+        ("tools", "apply_patch"),
+        unsupported="web search, images; `apply_patch` is not offered to models it does not know",
+        is_launched=True,
+    ),
+    Client(
+        "opencode",
+        "opencode_run.py",
+        "agents",
+        ("opencode-ai@1.18.33",),
+        ("tools",),
+        unsupported="images",
+        is_launched=True,
+    ),
+    Client(
+        "aider",
+        "aider_edit.py",
+        "aider",
+        ("aider-chat==0.86.2",),
+        ("ask", "edit"),
+        is_launched=True,
+    ),
+    Client(
+        "Open WebUI",
+        "open_webui.py",
+        "open-webui",
+        ("open-webui==0.12.4", "torch==2.13.0"),
+        ("models", "chat", "stream", "tasks", "connections", "ollama"),
+        unsupported="images, speech; embeddings of documents are its own",
+        is_launched=True,
+    ),
 )
 
 
@@ -197,11 +259,9 @@ def packages(environment: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def program(environment: str) -> Path:
-    """The interpreter that runs an environment's scripts; for Node, its packages."""
-    if environment == NODE:
-        return ENVIRONMENTS / NODE / "node_modules"
-    return ENVIRONMENTS / environment / "bin" / "python"
+def programs(environment: str) -> Path:
+    """Where an environment has its programs."""
+    return ENVIRONMENTS / environment / ("node_modules/.bin" if environment in NPM else "bin")
 
 
 def installed_list(environment: str) -> Path:
@@ -217,9 +277,13 @@ def is_installed(environment: str) -> bool:
 
 def render() -> str:
     """The table in docs/how-to/clients.md."""
-    lines = ["| client | version | what is tried |", "|---|---|---|"]
+    lines = [
+        "| client | version | what is tried, and passes | what is not supported |",
+        "|---|---|---|---|",
+    ]
     lines += [
-        f"| {row.name} | {row.version} | {', '.join(row.checks).replace('_', ' ')} |"
+        f"| {row.name} | {row.version} | {', '.join(row.checks).replace('_', ' ')} "
+        f"| {row.unsupported} |"
         for row in CLIENTS
     ]
     return "\n".join(lines)

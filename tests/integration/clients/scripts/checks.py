@@ -1,12 +1,14 @@
 """What the scripts share: what they ask, what a reply must be, and a runner for their checks.
 
-A script is run as ``python SCRIPT URL REPORT``, with the Python of its client's environment. It
-writes to REPORT what became of each check: its name, and null or the traceback.
+A script is run as ``python SCRIPT URL REPORT MODELS``, with the Python of its client's environment.
+It writes to REPORT what became of each check: its name, and null or the traceback. MODELS has the
+directories of the models that are served.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -96,3 +98,46 @@ def are_vectors(vectors: Sequence[Sequence[float]], num_texts: int = 2) -> None:
     assert len({len(vector) for vector in vectors}) == 1, [len(vector) for vector in vectors]
     assert len(vectors[0]) > 1, vectors[0]
     assert len({tuple(vector) for vector in vectors}) == num_texts, "texts have the same vector"
+
+
+def launch(url: str, program: str, *arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program in a directory to its end, by ``blazr launch``."""
+    return subprocess.run(
+        ["blazr", "launch", program, "--url", url, "--", *arguments],
+        cwd=home,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def writes_hello(url: str, program: str, place: str, *arguments: str) -> None:
+    """Fail unless a coding agent, asked for a file, calls its tool and tells of it."""
+    home = repository(place)
+    done = launch(url, program, *arguments, home=home)
+    told = done.stdout + done.stderr
+    assert done.returncode == 0, told
+    assert (home / "hello.txt").exists(), told
+    assert (home / "hello.txt").read_text("utf-8") == "hello\n"
+    assert "The file is written." in done.stdout, told
+
+
+def repository(name: str) -> Path:
+    """A directory that git knows, with one file in it."""
+    folder = Path(name).resolve()
+    folder.mkdir()
+    (folder / "story.txt").write_text("A dog ran.\n", encoding="utf-8")
+    git(folder, "init", "--quiet")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "--message", "Begin")
+    return folder
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """What git prints."""
+    who = ["-c", "user.name=Lily", "-c", "user.email=lily@example.org"]
+    return subprocess.run(
+        ["git", *who, *arguments], cwd=folder, capture_output=True, text=True, check=True
+    ).stdout
