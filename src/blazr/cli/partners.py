@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from typing_extensions import override
+
 from blazr.cli import options
 from blazr.core import env
 from blazr.core.errors import EngineError, RequestError
@@ -69,7 +71,7 @@ def open_partner(
     return LocalPartner(model or options.BUILT_IN, load, threads=threads)
 
 
-class LocalPartner:
+class LocalPartner(Partner):
     """A model in this process.
 
     Args:
@@ -91,20 +93,20 @@ class LocalPartner:
         self.llm = self._open(model) if isinstance(model, str) else model
 
     @property
+    @override
     def name(self) -> str:
-        """What the model is called."""
         return self.llm.core.info.name
 
     @property
+    @override
     def about(self) -> str:
-        """The model and where it runs, in one line."""
         info = self.llm.core.info
         return f"{info.name} on {info.device}, context {info.max_seq_len:,} tokens"
 
+    @override
     def answer(
         self, messages: Sequence[Message], given: Mapping[str, object], *, thinks: bool
     ) -> Iterator[Event]:
-        """See `Partner`."""
         from blazr.llm.generation import GenerationRequest, Truncation
 
         request = GenerationRequest(
@@ -115,8 +117,8 @@ class LocalPartner:
         )
         return self.llm.events([request])
 
+    @override
     def change_model(self, model: str) -> None:
-        """See `Partner`."""
         self.llm.close()  # both at once may not fit in memory
         try:
             self.llm = self._open(model)
@@ -125,6 +127,7 @@ class LocalPartner:
             self.llm = self._open(self._path)
             raise
 
+    @override
     def close(self) -> None:
         """Stop the engine."""
         self.llm.close()
@@ -133,7 +136,7 @@ class LocalPartner:
         return self._load.load_llm(model, threads=self._threads)
 
 
-class RemotePartner:
+class RemotePartner(Partner):
     """A server that speaks OpenAI's chat API: blazr's, or another.
 
     Args:
@@ -156,20 +159,25 @@ class RemotePartner:
             timeout=httpx2.Timeout(10, read=600),  # a first token may take long
         )
         try:
-            self.name = self._pick(model)
+            self._name = self._pick(model)
         except BaseException:
             self.close()
             raise
 
     @property
+    @override
+    def name(self) -> str:
+        return self._name
+
+    @property
+    @override
     def about(self) -> str:
-        """The model and where it runs, in one line."""
         return f"{self.name} at {self._url}"
 
+    @override
     def answer(
         self, messages: Sequence[Message], given: Mapping[str, object], *, thinks: bool
     ) -> Iterator[Event]:
-        """See `Partner`."""
         import httpx2
 
         body = {
@@ -197,10 +205,11 @@ class RemotePartner:
         self._truncates = False
         yield from self.answer(messages, given, thinks=thinks)
 
+    @override
     def change_model(self, model: str) -> None:
-        """See `Partner`."""
-        self.name = self._pick(model)
+        self._name = self._pick(model)
 
+    @override
     def close(self) -> None:
         """Close the connection."""
         self._client.close()

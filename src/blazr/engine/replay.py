@@ -10,6 +10,7 @@ from typing import Never
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from blazr.engine.batching import build_batch
 from blazr.engine.cache.manager import CacheManager
@@ -189,8 +190,8 @@ class _Rotary(Positions):
                 room = np.empty((2, len(self._positions), rope.num_pairs), np.float32)
                 self._tables[rope] = torch.from_numpy(room[0]), torch.from_numpy(room[1])
 
+    @override
     def tables(self, rope: RopeConfig) -> tuple[Tensor, Tensor]:
-        """See `Positions.tables`."""
         if rope not in self._tables:
             self.unknown.add(rope)
             raise ForeignError("a rotation that was not prepared")
