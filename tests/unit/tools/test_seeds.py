@@ -12,7 +12,8 @@ import pytest
 from tests.support.drawing import draws_by_text
 
 ROOT = Path(__file__).resolve().parents[3]
-CELL = {"commit": "abc", "tests": ["tests"], "kernels": "avx2", "seed": 0, "failed": [], "count": 2}
+HERE = "tests/unit/tools"
+CELL = {"commit": "abc", "tests": [HERE], "kernels": "avx2", "seed": 0, "failed": [], "count": 2}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def test_a_cell_that_is_known_of_this_commit_is_not_run_again(
     out.write_text("".join(json.dumps(each) + "\n" for each in known))
     monkeypatch.setattr(seeds, "run", run)
     monkeypatch.setattr(seeds, "commit", lambda: "abc")
-    arguments = ["seeds", "--seeds", "0-1", "--kernels", "avx2,portable", "--out", str(out)]
+    arguments = ["seeds", "--seeds", "0-1", "--kernels", "avx2,portable", "--out", str(out), HERE]
     monkeypatch.setattr("sys.argv", arguments)
     assert seeds.main() == 0
     assert ran == [("avx2", 1), ("portable", 0), ("portable", 1)]
