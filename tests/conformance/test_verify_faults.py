@@ -125,6 +125,17 @@ def attribute(owner: Thing, name: str, wrap: Callable[[Thing], Thing]) -> Plant:
     return lambda patch: patch.setattr(owner, name, wrap(getattr(owner, name)))
 
 
+def faster_rates(mixer: Thing) -> Plant:
+    """The decay rates among the weights that a mixer's step takes."""
+
+    def wrong(own: property) -> property:
+        made = own.fget
+        assert made is not None
+        return property(lambda self: replace(made(self), a=made(self).a * 1.1))
+
+    return attribute(mixer, "_weights", wrong)
+
+
 def times(factor: float) -> Callable[[Thing], Thing]:
     return lambda function: lambda *args, **more: function(*args, **more) * factor
 
@@ -149,9 +160,7 @@ RESIDUAL = config_fault(LayerConfig, residual_multiplier=lambda was: was * 1.02)
 WINDOW = config_fault(AttentionConfig, sliding_window=lambda was: was and was + 1)
 SOFTCAP = config_fault(AttentionConfig, attn_logit_softcap=lambda was: None)
 QK_NORM = config_fault(AttentionConfig, norm_eps=lambda eps: eps * 100)
-DELTA_DECAY = attribute(
-    gated_delta.DeltaMixer, "_rates", lambda own: property(lambda self: own.fget(self) * 1.1)
-)
+DELTA_DECAY = faster_rates(gated_delta.DeltaMixer)
 DECAY = weight_fault(".a_log", faster)
 
 # By the model: what is planted, by what that is. The name begins with the kind of file.
@@ -164,12 +173,10 @@ FAULTS: dict[str, dict[str, Plant]] = {
         "norm eps": EPS,
         "mamba2 decay": attribute(mamba2, "decay_rates", times(1.1)),
         "mamba3 decay": attribute(mamba3, "decay_rates", times(1.1)),
-        "mamba1 decay": attribute(
-            mamba1.Mamba1, "_rates", lambda own: lambda self: (own(self)[0] * 1.1, own(self)[1])
-        ),
+        "mamba1 decay": faster_rates(mamba1.Mamba1),
         "mamba2 step limits": config_fault(Mamba2Config, dt_limits=lambda was: (was[0], 0.2)),
         "mamba2 gated norm's eps": config_fault(Mamba2Config, norm_eps=lambda eps: eps * 100),
-        "mamba3 gated norm": attribute(mamba3, "gated_rms_norm", times(1.001)),
+        "mamba3 gated norm": attribute(mamba3, "gated_norm", times(1.001)),
         "router normalisation": NORMALISED,
         "router scoring": SCORING,
         "experts chosen": FEWER,
