@@ -13,9 +13,10 @@ from blazr.bench.reference.mamba1 import mamba1
 from blazr.bench.reference.mamba2 import Mamba2, mamba2
 from blazr.bench.reference.mlp import mlp
 from blazr.bench.reference.model import Function, Half, ReferenceModel, layer_of, model_of, norm_of
-from blazr.bench.reference.weights import Setting, Weights
+from blazr.bench.reference.settings import Settings
+from blazr.bench.reference.weights import Weights
 
-DEFAULTS: Mapping[str, Mapping[str, Setting]] = {
+DEFAULTS: Mapping[str, Settings] = {
     "mamba": {},
     "mamba2": {"n_groups": 8, "state_size": 128},
     "falcon_mamba": {"mixer_rms_eps": 1e-6},
@@ -36,8 +37,8 @@ def backbone(w: Weights, kind: str, config: Config) -> ReferenceModel:
     eps = config.get("layer_norm_epsilon", default=1e-5)
     at = w.under("backbone.")
     name = "embeddings.weight" if "embeddings.weight" in at else "embedding.weight"
-    count = config.get("num_hidden_layers", "n_layer", "num_layers")
-    if count is None or kind == "nemotron_h":
+    count = config.get("num_hidden_layers", "n_layer", "num_layers", default=0)
+    if not count or kind == "nemotron_h":
         count = len({each.split(".")[2] for each in w.names if each.startswith("backbone.layers.")})
 
     def half(index: int) -> Half:
@@ -58,32 +59,32 @@ def backbone(w: Weights, kind: str, config: Config) -> ReferenceModel:
 def _inner(w: Weights, kind: str, config: Config, eps: float) -> Function:
     """By the tensors that only one kind of layer has."""
     if "x_proj.weight" in w:
-        inner = config.get("mixer_rms_eps") if kind == "falcon_mamba" else None
+        inner = config.number("mixer_rms_eps") if kind == "falcon_mamba" else None
         return lambda x: mamba1(x, w, inner_eps=inner)
     if "A_log" in w:
         sizes = _mamba2_sizes(w, kind, config, eps)
         return lambda x: mamba2(x, w, sizes, -w["A_log"].exp())
     if "q_proj.weight" in w:
-        heads = config["num_attention_heads"]
+        heads = config.size("num_attention_heads")
         attend = Attention(
             heads=heads,
             kv_heads=config.get("num_key_value_heads", default=heads),
-            dim=config.get("attention_head_dim", "head_dim"),
+            dim=config.size("attention_head_dim", "head_dim"),
             rotation=None,
         )
         return lambda x: attention(x, w, attend)
-    activation = config["mlp_hidden_act"]
+    activation = config.word("mlp_hidden_act")
     if "gate.weight" in w:
         return experts(w, "gate", router_of("nemotron_h", config), activation)
     return lambda x: mlp(x, w, activation)
 
 
 def _mamba2_sizes(w: Weights, kind: str, config: Config, eps: float) -> Mamba2:
-    groups = config.get("n_groups", "mamba_n_groups")
+    groups = config.get("n_groups", "mamba_n_groups", default=1)
     if kind == "mamba":  # as mamba_ssm has them
-        groups = (config.get("ssm_cfg", default={}) or {}).get("ngroups", 1)
-    states = config.get("ssm_state_size" if kind == "nemotron_h" else "state_size")
-    if states is None or kind == "mamba":
+        groups = config.section("ssm_cfg").get("ngroups", default=1)
+    states = config.get("ssm_state_size" if kind == "nemotron_h" else "state_size", default=0)
+    if not states or kind == "mamba":
         heads = w.shape("A_log")[0]
         inner = w.shape("norm.weight")[0]
         states = (w.shape("in_proj.weight")[0] - 2 * inner - heads) // 2 // groups

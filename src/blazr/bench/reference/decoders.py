@@ -5,7 +5,7 @@ Written from the modeling files of transformers: what each type of model does ot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -24,9 +24,10 @@ from blazr.bench.reference.model import (
     norm_of,
 )
 from blazr.bench.reference.rotation import Rotation, mscale
-from blazr.bench.reference.weights import Setting, Weights, linear
+from blazr.bench.reference.settings import Setting, Settings
+from blazr.bench.reference.weights import Weights, linear
 
-_GEMMA: Mapping[str, Setting] = {
+_GEMMA: Settings = {
     "head_dim": 256,
     "hidden_activation": "gelu_pytorch_tanh",
     "hidden_act": "gelu_pytorch_tanh",
@@ -34,11 +35,11 @@ _GEMMA: Mapping[str, Setting] = {
     "num_key_value_heads": 4,
     "sliding_window": 4096,
 }
-_GLM: Mapping[str, Setting] = {"head_dim": 128, "partial_rotary_factor": 0.5}
-_QWEN: Mapping[str, Setting] = {"sliding_window": 4096, "max_window_layers": 28}
-_DEEPSEEK: Mapping[str, Setting] = {"first_k_dense_replace": 0, "n_shared_experts": 2}
+_GLM: Settings = {"head_dim": 128, "partial_rotary_factor": 0.5}
+_QWEN: Settings = {"sliding_window": 4096, "max_window_layers": 28}
+_DEEPSEEK: Settings = {"first_k_dense_replace": 0, "n_shared_experts": 2}
 # What the classes take where a config is silent, beside Llama's.
-DEFAULTS: Mapping[str, Mapping[str, Setting]] = {
+DEFAULTS: Mapping[str, Settings] = {
     "mistral": {"sliding_window": 4096, "num_key_value_heads": 8},
     "ministral3": {"head_dim": 128, "rms_norm_eps": 1e-5, "num_key_value_heads": 8},
     "qwen2": _QWEN,
@@ -131,11 +132,11 @@ def decoder(w: Weights, kind: str, config: Config) -> ReferenceModel:
     if kind == "starcoder2":
         eps = config.get("norm_epsilon", default=1e-5)
     offset = float(kind in _OFFSET)
-    count = config["num_hidden_layers"]
+    count = config.size("num_hidden_layers")
     layers = [
         _layer(w.under(f"{root}layers.{i}."), kind, config, i, eps, offset) for i in range(count)
     ]
-    scale = config["hidden_size"] ** 0.5 if kind in _OFFSET else 1.0
+    scale = config.size("hidden_size") ** 0.5 if kind in _OFFSET else 1.0
     return model_of(
         f"transformers' {kind}",
         layers,
@@ -145,7 +146,7 @@ def decoder(w: Weights, kind: str, config: Config) -> ReferenceModel:
         head=head_of(w),
         embedding_scale=config.get("embedding_multiplier", default=scale),
         logits_scale=1 / config.get("logits_scaling", default=1.0),
-        softcap=config.get("final_logit_softcapping") if kind in _CAPPED else None,
+        softcap=config.number("final_logit_softcapping") if kind in _CAPPED else None,
     )
 
 
@@ -169,9 +170,9 @@ def _layer(w: Weights, kind: str, config: Config, index: int, eps: float, offset
 
 def attention_sizes(kind: str, config: Config, index: int, eps: float, offset: float) -> Attention:
     """Attention of one layer."""
-    heads = config["num_attention_heads"]
-    dim = config.get("head_dim", default=config["hidden_size"] // heads)
-    scale = config.get("attention_multiplier")
+    heads = config.size("num_attention_heads")
+    dim = config.get("head_dim", default=config.size("hidden_size") // heads)
+    scale = config.number("attention_multiplier")
     if kind in _CAPPED:
         scale = config.get("query_pre_attn_scalar", default=256) ** -0.5
     return Attention(
@@ -181,16 +182,16 @@ def attention_sizes(kind: str, config: Config, index: int, eps: float, offset: f
         rotation=_rotation(kind, config, index, dim),
         scale=scale,
         window=_window(kind, config, index),
-        softcap=config.get("attn_logit_softcapping") if kind == "gemma2" else None,
+        softcap=config.number("attn_logit_softcapping") if kind == "gemma2" else None,
         eps=eps,
         offset=offset,
-        clip=config.get("clip_qkv") if kind == "olmoe" else None,
+        clip=config.number("clip_qkv") if kind == "olmoe" else None,
     )
 
 
 def _rotates(config: Config, index: int) -> bool:
-    listed = config.get("no_rope_layers")  # ones do rotate
-    if listed is not None and index < len(listed):
+    listed: Sequence[Setting] = config.get("no_rope_layers", default=[])  # ones do rotate
+    if index < len(listed):
         return bool(listed[index])
     return (index + 1) % config.get("no_rope_layer_interval", default=4) != 0
 
@@ -203,10 +204,10 @@ def _rotation(kind: str, config: Config, index: int, dim: int) -> Rotation | Non
         listed = config.layer_type(index)
         own = listed or (SLIDING if (index + 1) % every else FULL)
         parameters = config.rope(own)
-        if config.get("rope_parameters") is None and own == SLIDING:
+        if not config.says("rope_parameters") and own == SLIDING:
             base = config.get("rope_local_base_freq", default=10_000.0)
-            theta = base if kind == "gemma3_text" else config["rope_theta"]
-            parameters = {"rope_theta": theta}
+            theta = base if kind == "gemma3_text" else config.get("rope_theta", default=base)
+            parameters = Config({"rope_theta": theta}, {})
         return rotation_of(config, dim, parameters)
     return rotation_of(config, dim, interleaved=kind in ("glm", "glm4"))
 
@@ -231,24 +232,25 @@ def _window(kind: str, config: Config, index: int) -> int | None:
             return window if (listed == SLIDING if listed else (index + 1) % every) else None
         case _:
             return None
-    return window if slides and config.get("use_sliding_window") else None
+    return window if slides and config.get("use_sliding_window", default=False) else None
 
 
 def latent_sizes(config: Config, *, rotates: bool = True) -> Latent:
     """DeepSeek's attention, with or without rotation."""
-    plain = config["qk_nope_head_dim"]
-    rotated = config["qk_rope_head_dim"]
+    plain = config.size("qk_nope_head_dim")
+    rotated = config.size("qk_rope_head_dim")
     scale = (plain + rotated) ** -0.5
     said = config.rope()
-    kind = said.get("rope_type") or said.get("type") or "default"
-    if rotates and kind != "default" and said.get("mscale_all_dim"):
-        scale *= mscale(said.get("factor", 1.0), said["mscale_all_dim"]) ** 2
+    kind = said.get("rope_type", "type", default="default")
+    under = said.get("mscale_all_dim", default=0.0)
+    if rotates and kind != "default" and under:
+        scale *= mscale(said.get("factor", default=1.0), under) ** 2
     return Latent(
-        heads=config["num_attention_heads"],
+        heads=config.size("num_attention_heads"),
         plain=plain,
         rotated=rotated,
-        latent=config["kv_lora_rank"],
-        values=config["v_head_dim"],
+        latent=config.size("kv_lora_rank"),
+        values=config.size("v_head_dim"),
         rotation=rotation_of(
             config, rotated, interleaved=config.get("rope_interleave", default=True)
         )
@@ -262,7 +264,7 @@ def feed_forward(layer: Weights, kind: str, config: Config) -> Function:
     """An MLP, or experts: what the layer's tensors are."""
     activation = config.get("hidden_act", default="silu")
     if kind in _CAPPED:
-        activation = config["hidden_activation"]
+        activation = config.word("hidden_activation")
     if "block_sparse_moe.router.layer.weight" in layer:  # Granite
         return granite_experts(layer.under("block_sparse_moe."), config)
     if "block_sparse_moe.gate.weight" in layer and kind == "mixtral":
@@ -290,7 +292,7 @@ def router_of(kind: str, config: Config) -> Router:
         case "jamba":
             return Router(chosen=chosen, normalise=False)
         case "deepseek_v2":
-            limited = config.get("topk_method") == "group_limited_greedy" and kept < groups
+            limited = config.text("topk_method") == "group_limited_greedy" and kept < groups
             return Router(
                 chosen=chosen,
                 normalise=False,

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from blazr.bench.reference.blocks import TYPES, numbers
 from blazr.bench.reference.refusal import NoReferenceError
-from blazr.bench.reference.weights import Rows, Setting
+from blazr.bench.reference.settings import Setting, as_like
+from blazr.bench.reference.weights import Rows
 
 # By the number of a metadata type: struct's letter.
 _LETTERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"}
@@ -75,7 +76,7 @@ class _GgufFile:
             name = self._string()
             shape = tuple(self._take("Q") for _ in range(self._take("I")))[::-1]
             self.tensors[name] = shape, self._take("I"), self._take("Q")
-        alignment = int(self.metadata.get("general.alignment", 32))
+        alignment = as_like(self.metadata.get("general.alignment", 32), 32, "general.alignment")
         self._start = -(-self._at // alignment) * alignment
 
     def read(self, name: str, rows: Rows) -> Tensor:
@@ -102,7 +103,7 @@ class _GgufFile:
         self._at += length
         return self._data[self._at - length : self._at].decode(errors="replace")
 
-    def _value(self, kind: int) -> object:
+    def _value(self, kind: int) -> Setting:
         if kind == _STRING:
             return self._string()
         if kind != _ARRAY:

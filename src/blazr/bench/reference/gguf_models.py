@@ -30,7 +30,8 @@ from blazr.bench.reference.model import (
 )
 from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.rotation import Rotation, fixed, mscale, plain, yarn
-from blazr.bench.reference.weights import Setting, Weights, linear
+from blazr.bench.reference.settings import Setting, Settings, T, as_like, number
+from blazr.bench.reference.weights import Weights, linear
 
 _KNOWN = frozenset(
     [
@@ -151,7 +152,7 @@ _CONVOLUTION: Mapping[str, str] = {
 class _File:
     """What is said of the network, under the words of its architecture."""
 
-    def __init__(self, w: Weights, metadata: Mapping[str, Setting]) -> None:
+    def __init__(self, w: Weights, metadata: Settings) -> None:
         self.w = w
         self.metadata = metadata
         self.kind = str(metadata.get("general.architecture"))
@@ -160,26 +161,34 @@ class _File:
         first, second = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
         usual = 1e-6 if self.kind == "gemma3" else 1e-5
         own = (second, first) if self.kind == "starcoder2" else (first, second)
-        self.eps = self.get(own[0]) or self.get(own[1]) or usual
+        self.eps = self.number(own[0]) or self.number(own[1]) or usual
 
-    def get(self, key: str, default: Setting = None, *, layer: int = 0) -> Setting:
-        """A value, that of one layer where there is one for each."""
-        found = self.metadata.get(f"{self.kind}.{key}", default)
+    def _found(self, key: str, layer: int) -> Setting:
+        found = self.metadata.get(f"{self.kind}.{key}")
         return found[layer] if isinstance(found, list) else found
 
-    def need(self, key: str, *, layer: int = 0) -> Setting:
-        """A value that must be there.
+    def get(self, key: str, default: T, *, layer: int = 0) -> T:
+        """A value of the default's type, that of one layer where there is one for each."""
+        found = self._found(key, layer)
+        return default if found is None else as_like(found, default, key)
+
+    def number(self, key: str, *, layer: int = 0) -> float | None:
+        """A number, or None where nothing is said."""
+        return number(self._found(key, layer), key)
+
+    def need(self, key: str, *, layer: int = 0) -> int:
+        """An integer that must be there.
 
         Raises:
             NoReferenceError: It is not.
         """
-        found = self.get(key, layer=layer)
+        found = self._found(key, layer)
         if found is None:
             raise NoReferenceError(f"GGUF files without {self.kind}.{key}")
-        return found
+        return as_like(found, 0, key)
 
 
-def gguf_model(w: Weights, metadata: Mapping[str, Setting]) -> ReferenceModel:
+def gguf_model(w: Weights, metadata: Settings) -> ReferenceModel:
     """The model of a GGUF file.
 
     Args:
@@ -202,15 +211,15 @@ def gguf_model(w: Weights, metadata: Mapping[str, Setting]) -> ReferenceModel:
         embedding="token_embd.weight",
         norm=norm_of(w, norm if f"{norm}.weight" in w else "output_norm", file.eps),
         head="output.weight",
-        embedding_scale=file.get("embedding_scale") or usual,
-        logits_scale=1 / (file.get("logit_scale") or 1.0),
-        softcap=file.get("final_logit_softcapping") or None,
+        embedding_scale=file.number("embedding_scale") or usual,
+        logits_scale=1 / (file.number("logit_scale") or 1.0),
+        softcap=file.number("final_logit_softcapping") or None,
     )
 
 
 def _layer(file: _File, index: int) -> Layer:
     w = file.w.under(f"blk.{index}.")
-    scale = file.get("residual_scale") or 1.0
+    scale = file.number("residual_scale") or 1.0
     halves = []
     mixer = _mixer(file, w, index)
     feed = _feed_forward(file, w)
@@ -253,8 +262,8 @@ def _mixer(file: _File, layer: Weights, index: int) -> Function | None:
         return lambda x: gated_delta(x, layer.under("", _DELTA), delta)
     mixers: list[Function] = []
     if "ssm_x.weight" in layer:
-        inner = file.get("ssm.dt_b_c_rms_epsilon") or eps
-        has_norms = "ssm_dt_norm.weight" in layer or file.get("ssm.dt_b_c_rms")
+        inner = file.number("ssm.dt_b_c_rms_epsilon") or eps
+        has_norms = "ssm_dt_norm.weight" in layer or file.number("ssm.dt_b_c_rms")
         at = layer.under("", _MAMBA)
         mixers.append(lambda x: mamba1(x, at, inner_eps=inner if has_norms else None))
     elif "ssm_in.weight" in layer:
@@ -285,7 +294,7 @@ def _attention(file: _File, w: Weights, index: int) -> Attention:
     dim = file.get("attention.key_length", file.hidden // heads)
     window = _window(file, index)
     is_still = file.kind == "smollm3" and (index + 1) % 4 == 0
-    scale = file.get("attention.scale") or None
+    scale = file.number("attention.scale") or None
     if _WIDE_SCALE.get(file.kind) == file.count:
         scale = (file.hidden / heads) ** -0.5
     rows = 0 if "qkv_proj.weight" in w else w.shape("q_proj.weight")[0]
@@ -296,15 +305,15 @@ def _attention(file: _File, w: Weights, index: int) -> Attention:
         rotation=None if is_still else _rotation(file, dim, has_window=bool(window)),
         scale=scale,
         window=window,
-        softcap=file.get("attn_logit_softcapping") or None,
+        softcap=file.number("attn_logit_softcapping") or None,
         eps=file.eps,
         gated=rows == 2 * heads * dim,
     )
 
 
 def _window(file: _File, index: int) -> int | None:
-    window = file.get("attention.sliding_window") or None
-    told = file.get("attention.sliding_window_pattern", layer=index)
+    window = file.get("attention.sliding_window", 0) or None
+    told = file.number("attention.sliding_window_pattern", layer=index)
     if isinstance(told, bool) or told in (0, 1):
         return window if told else None
     every = _FULL_EVERY.get(file.kind)
@@ -313,19 +322,19 @@ def _window(file: _File, index: int) -> int | None:
 
 def _rotation(file: _File, head_dim: int, *, has_window: bool = False) -> Rotation | None:
     kind = file.kind
-    is_still = kind == "granitehybrid" and file.get("rope.scaling.finetuned") is False
+    is_still = kind == "granitehybrid" and file.number("rope.scaling.finetuned") is False
     if kind in _NEVER_ROTATED or is_still:
         return None
     dim = file.get("rope.dimension_count", head_dim)
-    theta = file.get("rope.freq_base") or (1e6 if kind == "gemma3" else 10_000.0)
+    theta = file.number("rope.freq_base") or (1e6 if kind == "gemma3" else 10_000.0)
     if has_window and kind in _PLAIN_WINDOW:
         own = 10_000.0 if kind == "gemma3" else theta
-        speeds = plain(dim, file.get("rope.freq_base_swa") or own)
+        speeds = plain(dim, file.number("rope.freq_base_swa") or own)
         return Rotation(fixed(speeds))
     frequencies, scale = _scaled(file, dim, theta)
-    beta = file.get("attention.temperature_scale")
+    beta = file.number("attention.temperature_scale")
     lengths = ("attention.temperature_length", "rope.scaling.original_context_length")
-    known = (file.get(key) for key in (*lengths, "context_length"))
+    known = (file.number(key) for key in (*lengths, "context_length"))
     temperature = (beta, next(filter(None, known), 1)) if beta else None
     if kind == "granitehybrid" and dim < head_dim:  # whole heads were made pairs all the same
         order = torch.arange(head_dim).view(-1, 2).T.flatten()
@@ -335,8 +344,8 @@ def _rotation(file: _File, head_dim: int, *, has_window: bool = False) -> Rotati
 
 def _scaled(file: _File, dim: int, theta: float) -> tuple[Callable[[int], Tensor], float]:
     """Frequencies, and what cosines and sines are multiplied with."""
-    trained = file.get("rope.scaling.original_context_length") or 0
-    stretched = file.get("rope.scaling.attn_factor") or 1.0
+    trained = file.number("rope.scaling.original_context_length") or 0
+    stretched = file.number("rope.scaling.attn_factor") or 1.0
 
     def over(name: str) -> Tensor:
         return plain(dim, theta, file.w[name].double())
@@ -346,11 +355,11 @@ def _scaled(file: _File, dim: int, theta: float) -> tuple[Callable[[int], Tensor
         return fixed(found), 1.0
     if "rope_factors_long.weight" in file.w:
         short, long = over("rope_factors_short.weight"), over("rope_factors_long.weight")
-        limit = trained or file.get("context_length")
+        limit = trained or file.number("context_length")
         return lambda length: long if length > limit else short, stretched
     kind = file.get("rope.scaling.type", "linear")
-    factor = file.get("rope.scaling.factor") or file.get("rope.scale_linear") or 1.0
-    is_long = file.get("context_length", 0) >= _GEMMA3_LONG and not file.get("rope.freq_base")
+    factor = file.number("rope.scaling.factor") or file.number("rope.scale_linear") or 1.0
+    is_long = file.get("context_length", 0) >= _GEMMA3_LONG and not file.number("rope.freq_base")
     if file.kind == "gemma3" and is_long and factor == 1:
         factor = _GEMMA3_FACTOR
     if kind in ("none", "", "default") or factor == 1:
@@ -366,14 +375,14 @@ def _scaled(file: _File, dim: int, theta: float) -> tuple[Callable[[int], Tensor
         theta,
         factor,
         trained,
-        fast=file.get("rope.scaling.yarn_beta_fast") or 32.0,
-        slow=file.get("rope.scaling.yarn_beta_slow") or 1.0,
+        fast=file.number("rope.scaling.yarn_beta_fast") or 32.0,
+        slow=file.number("rope.scaling.yarn_beta_slow") or 1.0,
         whole=file.kind != "gpt-oss",
     )
     # llama.cpp multiplies by the usual factor itself, which OLMo 3's files hold already
-    usual = 1.0 if file.get("rope.scaling.yarn_log_multiplier") else mscale(factor)
+    usual = 1.0 if file.number("rope.scaling.yarn_log_multiplier") else mscale(factor)
     scale = stretched if math.isclose(stretched, usual, rel_tol=1e-6) else stretched * usual
-    own = file.get("rope.scaling.yarn_attn_factor") or 1.0
+    own = file.number("rope.scaling.yarn_attn_factor") or 1.0
     return fixed(speeds), own if own != 1 and own > 0 else scale
 
 
@@ -383,9 +392,9 @@ def _latent(file: _File, layer: Weights) -> Latent:
     whole = file.need(f"attention.key_length{ending}")
     rotated = file.need("rope.dimension_count")
     stretch = 1.0
-    if file.get("rope.scaling.type") == "yarn":
-        weight = file.get("rope.scaling.yarn_log_multiplier") or 0.0
-        stretch = 1 + weight * math.log(max(file.get("rope.scaling.factor") or 1.0, 1.0))
+    if file.get("rope.scaling.type", "") == "yarn":
+        weight = file.number("rope.scaling.yarn_log_multiplier") or 0.0
+        stretch = 1 + weight * math.log(max(file.number("rope.scaling.factor") or 1.0, 1.0))
     return Latent(
         heads=file.need("attention.head_count"),
         plain=whole - rotated,
@@ -414,15 +423,15 @@ def _feed_forward(file: _File, layer: Weights) -> Function | None:
 
 
 def _router(file: _File, count: int) -> Router:
-    said = file.get("expert_gating_func") or 0
+    said = file.number("expert_gating_func") or 0
     sigmoid = said == 2 if said else file.kind in _BY_SIGMOID
-    groups = file.get("expert_group_count") or 1
-    kept = file.get("expert_group_used_count") or groups
+    groups = file.get("expert_group_count", 0) or 1
+    kept = file.get("expert_group_used_count", 0) or groups
     return Router(
         chosen=min(file.need("expert_used_count"), count),
         scoring="sigmoid" if sigmoid else "softmax",
         normalise=file.get("expert_weights_norm", file.kind not in _UNNORMALISED),
-        scale=file.get("expert_weights_scale") or 1.0,
+        scale=file.number("expert_weights_scale") or 1.0,
         groups=(groups, kept, 2 if sigmoid else 1) if kept < groups else None,
     )
 

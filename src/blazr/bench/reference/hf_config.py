@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import torch
 
 from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.rotation import Rotation, dynamic, fixed, llama3, mscale, plain, yarn
-from blazr.bench.reference.weights import Setting
+from blazr.bench.reference.settings import Setting, Settings, T, as_like, number, section, text
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
@@ -24,46 +24,82 @@ class Config:
         defaults: What holds where it is silent.
     """
 
-    def __init__(self, own: Mapping[str, Setting], defaults: Mapping[str, Setting]) -> None:
+    def __init__(self, own: Settings, defaults: Settings) -> None:
         self.own = own
         self.defaults = defaults
 
-    def get(self, *keys: str, default: Setting = None) -> Setting:
-        """The value of the first key that has one."""
+    def _found(self, keys: tuple[str, ...]) -> tuple[str, Setting]:
         for source in (self.own, self.defaults):
             for key in keys:
                 if source.get(key) is not None:
-                    return source[key]
-        return default
+                    return key, source[key]
+        return keys[0], None
 
-    def __getitem__(self, key: str) -> Setting:
-        found = self.get(key)
+    def get(self, *keys: str, default: T) -> T:
+        """The value of the first key that has one, of the default's type."""
+        key, found = self._found(keys)
+        return default if found is None else as_like(found, default, key)
+
+    def says(self, key: str) -> bool:
+        """Whether a key has a value."""
+        return self._found((key,))[1] is not None
+
+    def number(self, key: str) -> float | None:
+        """A number, or None where nothing is said."""
+        return number(self._found((key,))[1], key)
+
+    def text(self, key: str) -> str | None:
+        """A text, or None where nothing is said."""
+        return text(self._found((key,))[1], key)
+
+    def section(self, key: str) -> Config:
+        """What a section says, or nothing where there is none."""
+        return Config(section(self._found((key,))[1], key), {})
+
+    def size(self, *keys: str) -> int:
+        """The integer of the first key that has one.
+
+        Raises:
+            NoReferenceError: None has.
+        """
+        return self._needed(keys, 0)
+
+    def word(self, key: str) -> str:
+        """A text that must be there.
+
+        Raises:
+            NoReferenceError: It is not.
+        """
+        return self._needed((key,), "")
+
+    def _needed(self, keys: tuple[str, ...], like: T) -> T:
+        key, found = self._found(keys)
         if found is None:
             raise NoReferenceError(f"a config.json without {key!r}")
-        return found
+        return as_like(found, like, key)
 
     def layer_type(self, index: int, key: str = "layer_types") -> str | None:
         """The type of a layer, where types are listed; old words count as today's."""
-        types = self.get(key)
+        types: Sequence[str] = self.get(key, default=())
         old = {"mamba": LINEAR, "attention": FULL}
         return old.get(types[index], types[index]) if types else None
 
     def window(self) -> int | None:
         """The sliding window, or None."""
-        return self.get("sliding_window") or None
+        return self.get("sliding_window", default=0) or None
 
-    def rope(self, layer_type: str | None = None) -> Mapping[str, Setting]:
+    def rope(self, layer_type: str | None = None) -> Config:
         """The part about rotation, for layers of one type."""
-        new, old = self.get("rope_parameters"), self.get("rope_scaling")
-        if new is not None and layer_type in new:
-            return new[layer_type] or {}
-        return new or old or {}
+        if not self.says("rope_parameters"):
+            return self.section("rope_scaling")
+        new = self.section("rope_parameters")
+        return new if layer_type is None or layer_type not in new.own else new.section(layer_type)
 
 
 def rotation_of(
     config: Config,
     head_dim: int,
-    parameters: Mapping[str, Setting] | None = None,
+    parameters: Config | None = None,
     *,
     interleaved: bool = False,
 ) -> Rotation:
@@ -79,18 +115,19 @@ def rotation_of(
         NoReferenceError: It is scaled in a way that nobody has written here.
     """
     said = config.rope() if parameters is None else parameters
-    theta = float(said.get("rope_theta") or config.get("rope_theta", default=10_000.0))
-    share = said.get("partial_rotary_factor") or config.get("partial_rotary_factor", default=1.0)
-    dim = int(head_dim * share)
-    kind = said.get("rope_type") or said.get("type") or "default"
+    theta = said.number("rope_theta") or config.get("rope_theta", default=10_000.0)
+    share = said.number("partial_rotary_factor")
+    dim = int(head_dim * (share or config.get("partial_rotary_factor", default=1.0)))
+    kind = said.get("rope_type", "type", default="default")
     longest = config.get("max_position_embeddings", "max_seq_len", default=2048)
-    own_trained = said.get("original_max_position_embeddings")
-    trained = config.get("original_max_position_embeddings") or own_trained or longest
-    factor = said.get("factor") or longest / trained
+    own_trained = said.get("original_max_position_embeddings", default=0)
+    trained = config.get("original_max_position_embeddings", default=own_trained or longest)
+    factor = said.number("factor") or longest / trained
     scale = 1.0
     temperature = None
-    if config.get("model_type") == "ministral3" and said.get("llama_4_scaling_beta"):
-        temperature = float(said["llama_4_scaling_beta"]), float(own_trained or longest)
+    beta = said.number("llama_4_scaling_beta")
+    if config.text("model_type") == "ministral3" and beta:
+        temperature = beta, float(own_trained or longest)
     match kind:
         case "default":
             frequencies = fixed(plain(dim, theta))
@@ -99,7 +136,8 @@ def rotation_of(
         case "dynamic":
             frequencies = lambda length: dynamic(dim, theta, factor, longest, length)  # noqa: E731
         case "llama3":
-            low, high = said.get("low_freq_factor", 1.0), said.get("high_freq_factor", 4.0)
+            low = said.get("low_freq_factor", default=1.0)
+            high = said.get("high_freq_factor", default=4.0)
             frequencies = fixed(llama3(dim, theta, factor, low, high, trained))
         case "yarn":
             frequencies = fixed(
@@ -108,22 +146,27 @@ def rotation_of(
                     theta,
                     factor,
                     trained,
-                    fast=said.get("beta_fast") or 32.0,
-                    slow=said.get("beta_slow") or 1.0,
-                    whole=said.get("truncate", True),
+                    fast=said.number("beta_fast") or 32.0,
+                    slow=said.number("beta_slow") or 1.0,
+                    whole=said.get("truncate", default=True),
                 )
             )
-            over, under = said.get("mscale"), said.get("mscale_all_dim")
+            over, under = said.number("mscale"), said.number("mscale_all_dim")
             usual = mscale(factor, over) / mscale(factor, under) if over and under else None
-            scale = said.get("attention_factor") or usual or mscale(factor)
+            scale = said.number("attention_factor") or usual or mscale(factor)
         case "longrope" | "su":
+            factors: Sequence[float] = ()
             short, long = (
-                plain(dim, theta, torch.tensor(said[f"{name}_factor"], dtype=torch.float64))
+                plain(
+                    dim,
+                    theta,
+                    torch.tensor(said.get(f"{name}_factor", default=factors), dtype=torch.float64),
+                )
                 for name in ("short", "long")
             )
             frequencies = lambda length: long if length > trained else short  # noqa: E731
             usual = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
-            scale = said.get("attention_factor") or usual
+            scale = said.number("attention_factor") or usual
         case _:
             raise NoReferenceError(f"RoPE scaling {kind!r}")
     return Rotation(frequencies, scale, interleaved, temperature=temperature)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -33,11 +34,12 @@ from blazr.bench.reference.model import (
     model_of,
     norm_of,
 )
-from blazr.bench.reference.weights import Setting, Weights
+from blazr.bench.reference.settings import Setting, Settings, as_like
+from blazr.bench.reference.weights import Weights
 
-_MAMBA2: Mapping[str, Setting] = {"mamba_d_state": 256, "mamba_n_heads": 128, "mamba_n_groups": 1}
-_LFM2: Mapping[str, Setting] = {"num_key_value_heads": 8, "rope_theta": 1e6, "norm_eps": 1e-5}
-_QWEN: Mapping[str, Setting] = {
+_MAMBA2: Settings = {"mamba_d_state": 256, "mamba_n_heads": 128, "mamba_n_groups": 1}
+_LFM2: Settings = {"num_key_value_heads": 8, "rope_theta": 1e6, "norm_eps": 1e-5}
+_QWEN: Settings = {
     "head_dim": 256,
     "partial_rotary_factor": 0.25,
     "linear_num_key_heads": 16,
@@ -45,7 +47,7 @@ _QWEN: Mapping[str, Setting] = {
     "linear_key_head_dim": 128,
     "norm_topk_prob": True,
 }
-DEFAULTS: Mapping[str, Mapping[str, Setting]] = {
+DEFAULTS: Mapping[str, Settings] = {
     "bamba": {
         **_MAMBA2,
         "num_key_value_heads": 8,
@@ -102,7 +104,7 @@ def hybrid(w: Weights, kind: str, config: Config) -> ReferenceModel:
     final = _FINAL.get(kind, "norm")
     return model_of(
         f"transformers' {kind}",
-        [layer(index) for index in range(config["num_hidden_layers"])],
+        [layer(index) for index in range(config.size("num_hidden_layers"))],
         w,
         embedding=f"{root}embed_tokens.weight",
         norm=norm_of(w.under(root), final, eps, offset=offset),
@@ -128,15 +130,15 @@ def _mixer(at: Weights, kind: str, config: Config, eps: float, offset: float) ->
         return lambda x: short_convolution(x, at.under("conv."))
     if "linear_attn.A_log" in at:
         delta = Delta(
-            key_heads=config["linear_num_key_heads"],
-            heads=config["linear_num_value_heads"],
-            key_dim=config["linear_key_head_dim"],
+            key_heads=config.size("linear_num_key_heads"),
+            heads=config.size("linear_num_value_heads"),
+            key_dim=config.size("linear_key_head_dim"),
             eps=eps,
         )
         return lambda x: gated_delta(x, at.under("linear_attn."), delta)
     if "A_log" in w:  # Kimi
-        own = config.get("linear_attn_config", default={})
-        heads = own.get("num_heads") or config.get("linear_num_heads", default=32)
+        usual = config.get("linear_num_heads", default=32)
+        heads = config.section("linear_attn_config").get("num_heads", default=usual)
         rows = w.shape("q_proj.weight")[0]
         delta = Delta(key_heads=heads, heads=heads, key_dim=rows // heads, eps=eps)
         return lambda x: kimi_delta(x, w, delta)
@@ -154,9 +156,9 @@ def _mixer(at: Weights, kind: str, config: Config, eps: float, offset: float) ->
 def _attention(
     kind: str, config: Config, eps: float, offset: float, key_scale: float = 1.0
 ) -> Attention:
-    heads = config["num_attention_heads"]
-    dim = config.get("head_dim", default=config["hidden_size"] // heads)
-    still = kind == "granitemoehybrid" and config.get("position_embedding_type") != "rope"
+    heads = config.size("num_attention_heads")
+    dim = config.get("head_dim", default=config.size("hidden_size") // heads)
+    still = kind == "granitemoehybrid" and config.text("position_embedding_type") != "rope"
     scale = config.get("attention_multiplier", default=dim**-0.5)
     return Attention(
         heads=heads,
@@ -172,31 +174,35 @@ def _attention(
 
 def limits_of(config: Config) -> tuple[float, float]:
     """The least and the most of a step size; infinity is spelled in several ways."""
-    found = config.get("time_step_limit", default=(0.0, "Infinity"))
-    least, most = (float(e["__float__"] if isinstance(e, Mapping) else e) for e in found)
+    usual: Sequence[Setting] = (0.0, "Infinity")
+    least, most = map(_bound, config.get("time_step_limit", default=usual))
     return least, most
 
 
-def mamba2_sizes(config: Config, eps: float, **more: Setting) -> Mamba2:
+def _bound(found: Setting) -> float:
+    spelled = found["__float__"] if isinstance(found, Mapping) else found
+    return float(spelled) if isinstance(spelled, str) else as_like(spelled, 0.0, "time_step_limit")
+
+
+def mamba2_sizes(config: Config, eps: float) -> Mamba2:
     """A Mamba-2 mixer under the names that hybrids have."""
-    groups = config["mamba_n_groups"]
+    groups = config.size("mamba_n_groups")
     return Mamba2(
-        states=config["mamba_d_state"],
+        states=config.size("mamba_d_state"),
         groups=groups,
         limits=limits_of(config),
         eps=eps,
         norm_groups=groups,
-        **more,
     )
 
 
 def _side_by_side(mamba: Weights, w: Weights, config: Config, eps: float) -> Function:
     """Falcon-H1's: Mamba-2 and attention see the same [arXiv:2507.22448]."""
-    sizes = mamba2_sizes(
-        config,
-        eps,
+    usual: Sequence[float] = (1.0,) * 5
+    sizes = replace(
+        mamba2_sizes(config, eps),
         gate_first=not config.get("mamba_norm_before_gate", default=True),
-        multipliers=tuple(config.get("ssm_multipliers", default=(1.0,) * 5)),
+        multipliers=tuple(config.get("ssm_multipliers", default=usual)),
     )
     key = config.get("key_multiplier", default=1.0)
     attend = _attention("falcon_h1", config, eps, 0.0, key)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from blazr.bench.reference.gguf import GgufFiles
-from blazr.bench.reference.weights import Rows, Setting, Source
+from blazr.bench.reference.settings import Settings
+from blazr.bench.reference.weights import Rows, Source
 
 _ARCHITECTURES = {
     "gptoss": "gpt-oss",
@@ -72,7 +73,7 @@ class _Renamed:
         return shape if place.first_row is None else (shape[0], shape[1] // 2, *shape[2:])
 
 
-def as_llama_cpp(files: GgufFiles) -> tuple[Source, Mapping[str, Setting]]:
+def as_llama_cpp(files: GgufFiles) -> tuple[Source, Settings]:
     """Tensors and metadata as llama.cpp's converter calls them; its own stay as they are."""
     kind = str(files.metadata.get("general.architecture"))
     places: dict[str, _Place] = {}
@@ -90,7 +91,7 @@ def as_llama_cpp(files: GgufFiles) -> tuple[Source, Mapping[str, Setting]]:
     return _Renamed(files, places), _metadata(files.metadata, kind)
 
 
-def _metadata(found: Mapping[str, Setting], kind: str) -> Mapping[str, Setting]:
+def _metadata(found: Settings, kind: str) -> Settings:
     architecture = _ARCHITECTURES.get(kind, kind)
     own = {
         key.removeprefix(f"{kind}."): value

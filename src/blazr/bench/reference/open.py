@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from blazr.bench.reference.oxidizr import oxidizr_model
 from blazr.bench.reference.quantized import with_plain_matrices
 from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.safetensors import SafetensorsFiles
-from blazr.bench.reference.weights import Setting, Weights
+from blazr.bench.reference.settings import Settings, section
+from blazr.bench.reference.weights import Weights
 
 
 def open_reference(
@@ -43,7 +44,7 @@ def open_reference(
     if files[0].suffix == ".gguf":
         tensors, metadata = as_llama_cpp(GgufFiles(files))
         return gguf_model(Weights(tensors, dtype), metadata)
-    own: Mapping[str, Setting] = json.loads(config_path.read_text()) if config_path else {}
+    own: Settings = json.loads(config_path.read_text()) if config_path else {}
     kind = own.get("model_type")
     source = with_plain_matrices(SafetensorsFiles(files), own)
     w = Weights(source, dtype)
@@ -53,7 +54,7 @@ def open_reference(
         training = _training(files[0].parent)
         return oxidizr_model(w, {**own, "ssm_a": ssm_a or own.get("ssm_a")}, training)
     if kind in SECTIONS:  # models that see: the language model has a part of the config
-        own = own.get("text_config") or {}
+        own = section(own.get("text_config"), "text_config")
         kind = SECTIONS[kind]
     if kind not in REFERENCES:
         raise NoReferenceError(f"models of type {str(kind)[:60]!r}")
@@ -64,9 +65,9 @@ def open_reference(
     return build(w, kind, Config({**own, "model_type": kind}, defaults))
 
 
-def _training(directory: Path) -> Mapping[str, Setting]:
+def _training(directory: Path) -> Settings:
     """What the trainer noted of the model beside its weights, if it did."""
     path = directory / "training_config.json"
     noted = json.loads(path.read_text()) if path.exists() else {}
-    found: Mapping[str, Setting] = (noted.get("config") or {}).get("model") or {}
+    found: Settings = (noted.get("config") or {}).get("model") or {}
     return found

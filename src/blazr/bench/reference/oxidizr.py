@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -26,21 +25,23 @@ from blazr.bench.reference.model import (
 )
 from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.rotation import Rotation, fixed, llama3, plain
-from blazr.bench.reference.weights import Setting, Weights, linear
+from blazr.bench.reference.settings import Settings, T, as_like
+from blazr.bench.reference.settings import section as in_section
+from blazr.bench.reference.weights import Weights, linear
 
 _MAMBA_EPS = 1e-6
 _LIMITS = (0.001, 0.1)
 _USUAL_DIMS = (64, 128, 96, 80, 32, 16)
-Config = Mapping[str, Setting]
+Config = Settings
 
 
-def first(config: Config, *keys: str, default: Setting = None) -> Setting:
+def first(config: Config, *keys: str, default: T) -> T:
     """The first key that is there and not null; a dot leads into a section."""
     for key in keys:
         section, _, inner = key.rpartition(".")
-        found = ((config.get(section) or {}) if section else config).get(inner)
+        found = (in_section(config.get(section), section) if section else config).get(inner)
         if found is not None:
-            return found
+            return as_like(found, default, key)
     return default
 
 
@@ -92,7 +93,7 @@ def _layer(top: Weights, w: Weights, config: Config, eps: float) -> Layer:
 def _rates(w: Weights, config: Config) -> Tensor:
     """Of decay: as stored, or those that the trainer really used."""
     stored = w["A_log"]
-    if first(config, "ssm_a") == "trained":
+    if first(config, "ssm_a", default="") == "trained":
         return -torch.arange(1, len(stored) + 1, dtype=stored.dtype)
     return -stored.exp().clamp(1e-6, 1e6)
 
@@ -101,9 +102,9 @@ def _mamba2(w: Weights, config: Config) -> Function:
     heads = w.shape("A_log")[0]
     inner = w.shape("norm.weight")[0]
     maps = (w.shape("in_proj.weight")[0] - 2 * inner - heads) // 2
-    states = first(config, "mamba2_state_size", "ssm.state_size")
-    groups = first(config, "mamba2_n_groups", "ssm.n_groups")
-    if states is None or maps % states:
+    states = first(config, "mamba2_state_size", "ssm.state_size", default=0)
+    groups = first(config, "mamba2_n_groups", "ssm.n_groups", default=1)
+    if not states or maps % states:
         states = maps // (groups or 1)
     sizes = Mamba2(states=states, groups=maps // states, limits=_LIMITS, eps=_MAMBA_EPS)
     return lambda x: mamba2(x, w, sizes, _rates(w, config))
@@ -115,17 +116,18 @@ def _mamba3(w: Weights, config: Config) -> Function:
 
 def _rotation(dim: int, config: Config) -> Rotation:
     theta = first(config, "rope_theta", "attention.rope_theta", default=10_000.0)
-    scaling = first(config, "rope_scaling", default={})
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    factor = scaling.get("factor", 1.0)
+    scaling = in_section(config.get("rope_scaling"), "rope_scaling")
+    kind = first(scaling, "rope_type", "type", default="default")
+    factor = first(scaling, "factor", default=1.0)
     match kind:
         case "default":
             speeds = plain(dim, theta)
         case "linear":
             speeds = plain(dim, theta, factor)
         case "llama3":
-            low, high = scaling.get("low_freq_factor", 1.0), scaling.get("high_freq_factor", 4.0)
-            trained = scaling.get("original_max_position_embeddings", 8192)
+            low = first(scaling, "low_freq_factor", default=1.0)
+            high = first(scaling, "high_freq_factor", default=4.0)
+            trained = first(scaling, "original_max_position_embeddings", default=8192)
             speeds = llama3(dim, theta, factor, low, high, trained)
         case _:
             raise NoReferenceError(f"oxidizr's models with RoPE scaling {kind!r}")
@@ -134,7 +136,7 @@ def _rotation(dim: int, config: Config) -> Rotation:
 
 def _attention(top: Weights, layer: Weights, config: Config, eps: float) -> Function:
     w = layer.under("self_attn.")
-    window = None if top.prefix else first(config, "sliding_window")
+    window = None if top.prefix else first(config, "sliding_window", default=0) or None
     if "w_dkv.weight" in w:
         rotation = _rotation(w.shape("w_kr.weight")[0], config)
         return lambda x: oxidizr_attention(x, w, rotation, window)
@@ -156,12 +158,12 @@ def _head_dim(top: Weights, w: Weights, config: Config, rows: int, kv_rows: int)
     if "q_norm.weight" in w:
         return w.shape("q_norm.weight")[0]
     names = ("num_attention_heads", "num_heads", "n_heads", "attention.num_heads")
-    heads = first(config, *names, "training.num_heads")
-    dim = first(config, "head_dim", "attention.head_dim")
-    if heads is not None and rows % heads == 0 and kv_rows % (rows // heads) == 0:
-        return int(rows // heads)
-    if dim is not None:
-        return int(dim)
+    heads = first(config, *names, "training.num_heads", default=0)
+    dim = first(config, "head_dim", "attention.head_dim", default=0)
+    if heads and rows % heads == 0 and kv_rows % (rows // heads) == 0:
+        return rows // heads
+    if dim:
+        return dim
     others = [n.removesuffix("w_kr.weight") for n in w.names if n.endswith("self_attn.w_kr.weight")]
     for name in others:
         latent = top.under(name.removeprefix(top.prefix))

@@ -7,16 +7,18 @@ NVIDIA's Model Optimizer, DeepSeek-V3's model card, and the OCP Microscaling For
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from blazr.bench.reference.blocks import FLOAT4
+from blazr.bench.reference.hf_config import Config
 from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.safetensors import SafetensorsFiles
-from blazr.bench.reference.weights import Rows, Setting
+from blazr.bench.reference.settings import Settings, T, section
+from blazr.bench.reference.weights import Rows
 
 _KNOWN = frozenset(
     ["gptq", "awq", "fp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "bitsandbytes", "mxfp4"]
@@ -35,10 +37,10 @@ class QuantizedFiles:
         said: ``quantization_config``.
     """
 
-    def __init__(self, files: SafetensorsFiles, said: Mapping[str, Setting]) -> None:
+    def __init__(self, files: SafetensorsFiles, said: Settings) -> None:
         self.files = files
-        self.said = said
-        self.method = str(said.get("quant_method", "modelopt"))
+        self.said = Config(said, {})
+        self.method = self.said.get("quant_method", default="modelopt")
         if self.method not in _KNOWN:
             raise NoReferenceError(f"checkpoints quantized by {self.method[:60]!r}")
         # where each matrix begins; a name of its own where that is not the matrix's
@@ -96,12 +98,13 @@ class QuantizedFiles:
     def _gptq(self, at: str, stored: Tensor) -> Tensor:
         """``(q - zero) * scale``; words run along the columns, zero points along the rows."""
         scales, zeros = self._part(at, "scales").double(), self._part(at, "qzeros")
-        bits = int(self.said.get("bits") or zeros.shape[1] * 32 // scales.shape[1])
+        bits = self.said.get("bits", default=zeros.shape[1] * 32 // scales.shape[1])
         codes = _fields(stored.T, bits)  # (out, in)
-        offset = 0 if self.said.get("checkpoint_format") == "gptq_v2" else 1
+        offset = 0 if self.said.text("checkpoint_format") == "gptq_v2" else 1
         zero = (_fields(zeros, bits)[:, : scales.shape[1]] + offset) % 2**bits  # (groups, out)
         groups = self._get(at, "g_idx")
-        groups = _runs(codes.shape[1], len(scales), self.said.get("group_size"), groups)
+        size = self.said.get("group_size", default=0)
+        groups = _runs(codes.shape[1], len(scales), size, groups)
         return (codes - zero[groups].T) * scales[groups].T
 
     def _awq(self, at: str, stored: Tensor) -> Tensor:
@@ -115,7 +118,7 @@ class QuantizedFiles:
             return found.flatten(1)[:, : scales.shape[1]]
 
         codes, zeros = unpack(stored), unpack(self._part(at, "qzeros"))
-        size = self.said.get("group_size") or self.said.get("q_group_size")
+        size = self.said.get("group_size", "q_group_size", default=0)
         groups = _runs(len(codes), len(scales), size)
         return ((codes - zeros[groups]) * scales[groups]).T
 
@@ -123,7 +126,7 @@ class QuantizedFiles:
         """compressed-tensors' ``pack-quantized``: numbers plus half their range."""
         rows, columns = self._part(at, "weight_shape").tolist()
         scales = self._part(at, "weight_scale").double()
-        widths = (*self._weights("num_bits"), 2, 4, 8)
+        widths = (*self._weights("num_bits", 0), 2, 4, 8)
         bits = next(each for each in widths if -(-columns * each // 32) == stored.shape[1])
         half = 2 ** (bits - 1)
         codes = _fields(stored, bits)[:, :columns] - half
@@ -143,8 +146,9 @@ class QuantizedFiles:
             return self._grid(stored.long(), scales, zeros, None)
         if scales.numel() == 1:
             return stored.double() * scales.reshape(1, 1)
-        sizes = self.said.get("weight_block_size")
-        sizes = sizes or next(iter(self._weights("block_structure")), None) or (128, 128)
+        usual: Sequence[int] = (128, 128)
+        usual = next(iter(self._weights("block_structure", usual)), usual)
+        sizes = self.said.get("weight_block_size", default=usual)
         height, width = (1, columns) if scales.shape == (rows, 1) else sizes
         spread = scales.repeat_interleave(height, 0)[:rows].repeat_interleave(width, 1)
         return stored.double() * spread[:, :columns]
@@ -152,15 +156,15 @@ class QuantizedFiles:
     def _grid(self, codes: Tensor, scales: Tensor, zeros: Tensor, groups: Tensor | None) -> Tensor:
         """``(q - zero) * scale``, with one or more scales a row."""
         scales, zeros = (p if p.dim() > 1 else p.reshape(-1, 1) for p in (scales, zeros))
-        wanted = next(iter(self._weights("group_size")), None)
+        wanted = next(iter(self._weights("group_size", 0)), 0)
         groups = _runs(codes.shape[1], scales.shape[1], wanted, groups)
         return (codes - zeros[:, groups]) * scales[:, groups]
 
-    def _weights(self, key: str) -> list[Setting]:
+    def _weights(self, key: str, like: T) -> list[T]:
         """What compressed-tensors' groups of settings say about weights."""
-        sections = (self.said.get("config_groups") or {}).values()
-        found = ((section.get("weights") or {}).get(key) for section in sections)
-        return [each for each in found if each]
+        groups = self.said.section("config_groups")
+        weights = (groups.section(name).section("weights") for name in groups.own)
+        return [each.get(key, default=like) for each in weights if each.own.get(key)]
 
     def _nvfp4(self, at: str, stored: Tensor) -> Tensor:
         """Four-bit floats, eight-bit scales of 16 columns, and one number for all."""
@@ -198,7 +202,7 @@ class QuantizedFiles:
 
 
 def with_plain_matrices(
-    files: SafetensorsFiles, config: Mapping[str, Setting]
+    files: SafetensorsFiles, config: Settings
 ) -> SafetensorsFiles | QuantizedFiles:
     """The files as if nothing were quantized.
 
@@ -209,10 +213,10 @@ def with_plain_matrices(
     Raises:
         NoReferenceError: They are quantized in a way that nobody has written here.
     """
-    inner = (config.get("text_config") or {}).get("quantization_config")
-    said = config.get("quantization_config") or inner
+    key = "quantization_config"
+    said = config.get(key) or section(config.get("text_config"), "text_config").get(key)
     if said is not None:
-        return QuantizedFiles(files, said)
+        return QuantizedFiles(files, section(said, key))
     if any(name.endswith(".weight_scale_2") for name in files.names):
         return QuantizedFiles(files, {})  # its settings lie beside, in hf_quant_config.json
     return files
@@ -236,12 +240,12 @@ def _fields(words: Tensor, bits: int) -> Tensor:
     return torch.from_numpy(stream.astype(np.int64) @ (1 << np.arange(bits)))
 
 
-def _runs(columns: int, groups: int, wanted: int | None, index: Tensor | None = None) -> Tensor:
+def _runs(columns: int, groups: int, wanted: int, index: Tensor | None = None) -> Tensor:
     """The group of each column: as listed, or in runs of the wanted size where that fits."""
     if index is not None:
         return index.long()
-    fits = bool(wanted) and wanted is not None and wanted > 0 and -(-columns // wanted) == groups
-    size = wanted if fits and wanted is not None else columns // groups
+    fits = wanted > 0 and -(-columns // wanted) == groups
+    size = wanted if fits else columns // groups
     return torch.arange(columns) // size
 
 

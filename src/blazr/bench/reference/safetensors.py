@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import mmap
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from blazr.bench.reference.weights import Rows, Setting
+from blazr.bench.reference.weights import Rows
 
 _DTYPES = {
     "F64": torch.float64,
@@ -30,6 +30,16 @@ _DTYPES = {
 }
 
 
+class _Entry(NamedTuple):
+    """Where a tensor lies, and what it is."""
+
+    data: mmap.mmap
+    start: int
+    nbytes: int
+    dtype: torch.dtype
+    shape: list[int]
+
+
 class SafetensorsFiles:
     """The tensors of one or many files.
 
@@ -38,35 +48,34 @@ class SafetensorsFiles:
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
-        self.places: dict[str, tuple[mmap.mmap, int, Mapping[str, Setting]]] = {}
+        self._entries: dict[str, _Entry] = {}
         for path in files:
             with path.open("rb") as file:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             (length,) = struct.unpack("<Q", data[:8])
             header = json.loads(data[8 : 8 + length])
+            header.pop("__metadata__", None)
             for name, entry in header.items():
-                if name != "__metadata__":
-                    self.places[name] = data, 8 + length, entry
+                first, last = entry["data_offsets"]
+                start, dtype = 8 + length + first, _DTYPES[entry["dtype"]]
+                self._entries[name] = _Entry(data, start, last - first, dtype, entry["shape"])
 
     @property
     def names(self) -> Collection[str]:
         """Of all tensors."""
-        return self.places.keys()
+        return self._entries.keys()
 
     def read(self, name: str, rows: Rows = None) -> Tensor:
         """A tensor, or some of its rows, as they are stored."""
-        data, start, entry = self.places[name]
-        first, last = entry["data_offsets"]
-        shape = entry["shape"]
-        dtype = _DTYPES[entry["dtype"]]
-        if not math.prod(shape):
+        data, start, nbytes, dtype, shape = self._entries[name]
+        if not nbytes:
             return torch.empty(shape, dtype=dtype)
-        found = torch.frombuffer(data, dtype=torch.uint8, count=last - first, offset=start + first)
-        if (start + first) % dtype.itemsize:
+        found = torch.frombuffer(data, dtype=torch.uint8, count=nbytes, offset=start)
+        if start % dtype.itemsize:
             found = found.clone()
         whole = found.view(dtype).view(shape)
         return whole if rows is None else whole[rows]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape."""
-        return tuple(self.places[name][2]["shape"])
+        return tuple(self._entries[name].shape)

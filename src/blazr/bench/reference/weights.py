@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,8 +12,6 @@ from torch import Tensor
 from blazr.bench.reference.refusal import NoReferenceError
 
 Rows = slice | Tensor | None
-# A value of a config or of metadata: its key says of what type it is.
-Setting: TypeAlias = Any
 
 
 class Source(Protocol):

@@ -15,9 +15,10 @@ from blazr.bench.reference.mamba2 import Mamba2, mamba2
 from blazr.bench.reference.mlp import activate
 from blazr.bench.reference.model import Layer, ReferenceModel, model_of, norm_of
 from blazr.bench.reference.rotation import rotate
-from blazr.bench.reference.weights import Setting, Weights, linear
+from blazr.bench.reference.settings import Settings
+from blazr.bench.reference.weights import Weights, linear
 
-DEFAULTS: Mapping[str, Mapping[str, Setting]] = {
+DEFAULTS: Mapping[str, Settings] = {
     "zamba2": {
         "rms_norm_eps": 1e-5,
         "hidden_act": "gelu",
@@ -46,22 +47,22 @@ class Shared:
 
     def __call__(self, x: Tensor, embedded: Tensor) -> Tensor:
         """(T, C) and (T, C) to (T, C)."""
-        eps = self.config["rms_norm_eps"]
+        eps = self.config.get("rms_norm_eps", default=1e-5)
         both = norm_of(self.w, "input_layernorm", eps)(torch.cat((x, embedded), -1))
         mixed = norm_of(self.w, "pre_ff_layernorm", eps)(self._attention(both))
         w = self.w.under("feed_forward.")
         gate, up = self._adapted(mixed, w, "gate_up_proj", "gate_up_proj_adapter_list").chunk(2, -1)
-        return linear(activate(gate, self.config["hidden_act"]) * up, w, "down_proj")
+        return linear(activate(gate, self.config.word("hidden_act")) * up, w, "down_proj")
 
     def _attention(self, x: Tensor) -> Tensor:
         w = self.w.under("self_attn.")
         config = self.config
-        dim = x.shape[1] // config["num_attention_heads"]
+        dim = x.shape[1] // config.size("num_attention_heads")
         q, k, v = (
             self._adapted(x, w, f"{n}_proj", f"linear_{n}_adapter_list").unflatten(-1, (-1, dim))
             for n in "qkv"
         )
-        if config.get("use_mem_rope"):
+        if config.get("use_mem_rope", default=False):
             rotation = rotation_of(config, dim)
             q, k = rotate(q, rotation), rotate(k, rotation)
         k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], 1) for part in (k, v))
@@ -76,21 +77,21 @@ class Shared:
 
 def zamba2(w: Weights, kind: str, config: Config) -> ReferenceModel:
     """A model of ``model_type`` ``zamba2``."""
-    eps = config["rms_norm_eps"]
-    count = config["num_hidden_layers"]
+    eps = config.get("rms_norm_eps", default=1e-5)
+    count = config.size("num_hidden_layers")
     hybrids = [i for i in range(count) if f"model.layers.{i}.linear.weight" in w]
     block = "model.layers.{}.shared_transformer."
     owners = [i for i in hybrids if block.format(i) + "input_layernorm.weight" in w]
-    groups = config["mamba_ngroups"]
+    groups = config.size("mamba_ngroups")
     sizes = Mamba2(
-        states=config["mamba_d_state"],
+        states=config.size("mamba_d_state"),
         groups=groups,
-        limits=(config["time_step_min"], math.inf),
+        limits=(config.get("time_step_min", default=0.001), math.inf),
         eps=_GATED_EPS,
         norm_groups=groups,
     )
-    blocks = config["num_mem_blocks"]
-    if config.get("tie_word_embeddings") is False:  # transformers 5 ties no blocks then, either
+    blocks = config.size("num_mem_blocks")
+    if not config.get("tie_word_embeddings", default=True):  # then transformers 5 ties no blocks
         blocks = max(blocks, len(owners))
 
     def layer(index: int) -> Layer:
