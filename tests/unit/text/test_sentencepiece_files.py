@@ -186,7 +186,7 @@ def test_a_wild_id_is_refused(tmp_path: Path) -> None:
 def test_whatever_a_file_holds_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    model = bytearray(trained("bpe"))
+    model = bytearray(trained(data.draw(st.sampled_from(["bpe", "unigram_bytes"]))))
     for _ in range(data.draw(st.integers(0, 4))):
         at = data.draw(st.integers(0, len(model) - 1))
         model[at] = data.draw(st.integers(0, 255))
