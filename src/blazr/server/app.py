@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -40,7 +41,9 @@ def build_app(
         tracer: What traces are sent with.
     """
     state, config, rows = models.state, models.state.config, list(routes)
-    state.document = describe(rows) | {"servers": [{"url": config.root_path or "/"}]}
+    servers = [{"url": config.root_path or "/"}]
+    # made when it is first asked for, because it takes longer than all the rest
+    state.document = cache(lambda: describe(rows) | {"servers": servers})
     shapes = {row.path: row.error for row in rows if row.error is not openai_error}
 
     def shape_of(path: str, headers: Headers) -> ErrorShape:

@@ -89,8 +89,10 @@ class _Schemas:
                     answers[repr(kind)] = kind
             if row.body is not None:
                 bodies[repr(row.body)] = row.body
-        read, written = _structs_in(bodies.values()), _structs_in(answers.values())
-        structs = {**read, **written}
+        # asking msgspec takes most of the time, so once for all
+        infos = multi_type_info([*bodies.values(), *answers.values()])
+        read = _structs_in(infos[: len(bodies)])
+        structs = {**read, **_structs_in(infos[len(bodies) :])}
         kinds = {**bodies, **answers, **{repr(each): each for each in structs.values()}}
         found, self.components = msgspec.json.schema_components(
             kinds.values(), schema_hook=_one_of, ref_template=_REFERENCE + "{name}"
@@ -124,27 +126,30 @@ def _error_of(row: Route) -> object:
     return get_type_hints(row.error)["return"]
 
 
-def _structs_in(kinds: Iterable[object]) -> dict[str, type[msgspec.Struct]]:
+def _structs_in(kinds: Iterable[Type]) -> dict[str, type[msgspec.Struct]]:
     """Every Struct in some types, by name."""
     found: dict[str, type[msgspec.Struct]] = {}
-    pending = list(multi_type_info(kinds))
+    pending, unions = list(kinds), set()
     while pending:
         kind = pending.pop()
-        if not isinstance(kind, StructType):
+        if isinstance(kind, StructType):
+            if kind.cls.__name__ not in found:
+                found[kind.cls.__name__] = kind.cls
+                pending += [field.type for field in kind.fields]
+        elif isinstance(kind, CustomType):  # a `OneOf`
+            if kind.cls not in unions:
+                unions.add(kind.cls)
+                pending += multi_type_info(getattr(kind.cls, "kinds", ()))
+        else:
             pending += _inner_types(kind)
-        elif kind.cls.__name__ not in found:
-            found[kind.cls.__name__] = kind.cls
-            pending += [field.type for field in kind.fields]
     return found
 
 
 def _inner_types(kind: Type) -> Iterator[Type]:
-    """What a union, a container, a constrained type or a `OneOf` is made of."""
+    """What a union, a container or a constrained type is made of."""
     for name in ("type", "types", "item_type", "item_types", "key_type", "value_type"):
         inner = getattr(kind, name, ())
         yield from inner if isinstance(inner, tuple) else (inner,)
-    if isinstance(kind, CustomType):
-        yield from multi_type_info(getattr(kind.cls, "kinds", ()))
 
 
 def _one_of(kind: Any) -> Schema:

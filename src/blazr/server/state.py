@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +56,7 @@ class ServerState:
         self.config = config
         self.metrics = Metrics()
         self.started_s = monotonic()
-        self.document: Mapping[str, object] = {}
+        self.document: Callable[[], Mapping[str, object]] = dict
         self.is_draining = False
         self.profiling = asyncio.Lock()
         self.recording: ProfileRecording | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from time import monotonic
 from typing import Literal
 
@@ -117,7 +118,7 @@ async def server_info(call: Call[None]) -> ServerInfo:
 
 async def openapi(call: Call[None]) -> Schema:
     """The endpoints and their bodies, as an OpenAPI document."""
-    return dict(call.state.document)
+    return dict(await asyncio.to_thread(call.state.document))
 
 
 async def metrics(call: Call[None]) -> PlainTextResponse:
