@@ -6,29 +6,47 @@ import ctypes
 
 from torch import Tensor
 
-from blazr.nn.kernels.cpu.compiled import DTYPES, fields, run
+from blazr.nn.kernels.cpu.compiled import DTYPES, run
 from blazr.nn.kernels.cpu.matmul import linear_heads
 from blazr.nn.kernels.cpu.rows import rotate_and_store
+from blazr.nn.kernels.cpu.structures import Float32, Int64, Pointer, structure
 from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.operands.attention import LatentRows, Latents, Pages, Rotation
 from blazr.nn.operands.step import StepTable
-
-_POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 # What attention.hpp has room for.
 _MAX_KEY, _MAX_VALUE = 576, 512
 
 
+@structure
 class _Attention(ctypes.Structure):
     """``Attention`` of kernels.hpp."""
 
-    _fields_ = (
-        *fields(_POINTER, "q keys more_keys values out sinks block_tables spans"),
-        *fields(_INT64, "key_size more_key_size value_size table_stride"),
-        *fields(_INT64, "key_stride more_key_stride value_stride"),
-        *fields(_INT64, "num_spans longest heads kv_heads window dtype temperature_length"),
-        *fields(_FLOAT, "scale softcap temperature"),
-    )
+    q: Pointer
+    keys: Pointer
+    more_keys: Pointer
+    values: Pointer
+    out: Pointer
+    sinks: Pointer
+    block_tables: Pointer
+    spans: Pointer
+    key_size: Int64
+    more_key_size: Int64
+    value_size: Int64
+    table_stride: Int64
+    key_stride: Int64
+    more_key_stride: Int64
+    value_stride: Int64
+    num_spans: Int64
+    longest: Int64
+    heads: Int64
+    kv_heads: Int64
+    window: Int64
+    dtype: Int64
+    temperature_length: Int64
+    scale: Float32
+    softcap: Float32
+    temperature: Float32
 
 
 def _fits(q: Tensor, pages: Pages, *_: object) -> bool:

@@ -7,20 +7,24 @@ import ctypes
 import torch
 from torch import Tensor
 
-from blazr.nn.kernels.cpu.compiled import fields, run
+from blazr.nn.kernels.cpu.compiled import run
+from blazr.nn.kernels.cpu.structures import Int64, Pointer, structure
 from blazr.nn.memory import zero_bytes
 from blazr.nn.operands.packing import GROUP, PACKINGS
 
 _Q4_K_BYTES = 144  # of a block
 
 
+@structure
 class _Pack(ctypes.Structure):
     """``Pack`` of kernels.hpp."""
 
-    _fields_ = (
-        *fields(ctypes.c_void_p, "blocks zeros out"),
-        *fields(ctypes.c_int64, "packing rows supers"),
-    )
+    blocks: Pointer
+    zeros: Pointer
+    out: Pointer
+    packing: Int64
+    rows: Int64
+    supers: Int64
 
 
 def pack(blocks: Tensor, name: str, supers: int, zeros: Tensor | None) -> Tensor:
@@ -41,10 +45,13 @@ def pack(blocks: Tensor, name: str, supers: int, zeros: Tensor | None) -> Tensor
     return out
 
 
+@structure
 class _Encode(ctypes.Structure):
     """``Encode`` of kernels.hpp."""
 
-    _fields_ = (*fields(ctypes.c_void_p, "x out"), ("blocks", ctypes.c_int64))
+    x: Pointer
+    out: Pointer
+    blocks: Int64
 
 
 def encode_q4_k(blocks: Tensor) -> Tensor:

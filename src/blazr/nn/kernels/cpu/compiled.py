@@ -11,6 +11,7 @@ import torch
 
 from blazr.core import env
 from blazr.nn.kernels.compile import LIBRARY, find_compiler, fingerprint
+from blazr.nn.kernels.cpu.structures import Pointer, structure
 from blazr.nn.kernels.recording import NativeCall, recording
 
 # As kernels.hpp numbers them.
@@ -28,15 +29,6 @@ _ENTRIES = (
 )
 
 _POINTER, _INT64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-
-
-def fields(kind: type, names: str) -> list[tuple[str, type]]:
-    """Fields of one type for a ctypes structure."""
-    return [(name, kind) for name in names.split()]
-
-
-# How products end in kernels.hpp: with what they are added to.
-RESIDUAL = (*fields(_POINTER, "residual"), *fields(ctypes.c_float, "scale"))
 
 
 @cache
@@ -67,10 +59,12 @@ def run(name: str, call: ctypes.Structure) -> None:
         here.keep(ctypes.cast(entry, _POINTER).value or 0, call)
 
 
+@structure
 class _Recorded(ctypes.Structure):
     """``Recorded`` of kernels.hpp."""
 
-    _fields_ = (*fields(_POINTER, "run call"),)
+    run: Pointer
+    call: Pointer
 
 
 def replayer(calls: Sequence[NativeCall]) -> Callable[[], None]:
@@ -125,6 +119,12 @@ def use(isa: str = "") -> bool:
     return True
 
 
+def layouts() -> dict[str, list[int]]:
+    """What calls are given, as the library has it: size and offsets of the fields, by name."""
+    lines = (line.split() for line in _text(kernels().blazr_layouts()).splitlines())
+    return {name: [int(number) for number in numbers] for name, *numbers in lines}
+
+
 def in_use() -> str:
     """The instruction set that runs."""
     return _text(kernels().blazr_in_use())
@@ -149,7 +149,7 @@ def _text(raw: bytes | None) -> str:
 @cache
 def _open(path: Path) -> ctypes.CDLL:
     found = ctypes.CDLL(str(path))
-    for name in ("blazr_isa", "blazr_in_use", "blazr_sources"):
+    for name in ("blazr_isa", "blazr_in_use", "blazr_sources", "blazr_layouts"):
         getattr(found, name).restype = ctypes.c_char_p
     found.blazr_use.argtypes = [_INT, _POINTER, _POINTER]
     return found

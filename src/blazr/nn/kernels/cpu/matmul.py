@@ -8,23 +8,40 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, RESIDUAL, fields, run
+from blazr.nn.kernels.cpu.compiled import DTYPES, run
+from blazr.nn.kernels.cpu.structures import Float32, Int64, Pointer, structure
 
 
+@structure
 class Linear(ctypes.Structure):
     """``Linear`` of kernels.hpp."""
 
-    _fields_ = (
-        *fields(ctypes.c_void_p, "x w w2 bias y"),
-        *fields(ctypes.c_int64, "dtype m n k ldw ldx ldy wide"),
-        *RESIDUAL,
-    )
+    x: Pointer
+    w: Pointer
+    w2: Pointer
+    bias: Pointer
+    y: Pointer
+    dtype: Int64
+    m: Int64
+    n: Int64
+    k: Int64
+    ldw: Int64
+    ldx: Int64
+    ldy: Int64
+    wide: Int64
+    residual: Pointer = None
+    scale: Float32 = 0.0
 
 
+@structure
 class _LinearHeads(ctypes.Structure):
     """``LinearHeads`` of kernels.hpp."""
 
-    _fields_ = (("first", Linear), *fields(ctypes.c_int64, "heads w_head x_head y_head"))
+    first: Linear
+    heads: Int64
+    w_head: Int64
+    x_head: Int64
+    y_head: Int64
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, RESIDUAL, fields, run
+from blazr.nn.kernels.cpu.compiled import DTYPES, run
+from blazr.nn.kernels.cpu.structures import Float32, Int64, Pointer, structure
 from blazr.nn.kernels.recording import recording
 from blazr.nn.operands.packing import GROUP, Packed
 
@@ -16,34 +18,45 @@ from blazr.nn.operands.packing import GROUP, Packed
 ROOM = 11
 
 
+@structure
 class _Matrix(ctypes.Structure):
     """``PackedMatrix`` of kernels.hpp."""
 
-    _fields_ = (*fields(ctypes.c_void_p, "blocks row_scales"),)
+    blocks: Pointer = None
+    row_scales: Pointer = None
 
 
+@structure
 class PackedLinear(ctypes.Structure):
     """``PackedLinear`` of kernels.hpp; the library's own part is left empty."""
 
-    _fields_ = (
-        ("x", ctypes.c_void_p),
-        ("w", _Matrix),
-        ("w2", _Matrix),
-        *fields(ctypes.c_void_p, "bias y room"),
-        *fields(ctypes.c_int64, "packing dtype m n k"),
-        *RESIDUAL,
-        ("own", ctypes.c_byte * 32),
-    )
+    x: Pointer
+    w: _Matrix
+    w2: _Matrix
+    bias: Pointer
+    y: Pointer
+    room: Pointer
+    packing: Int64
+    dtype: Int64
+    m: Int64
+    n: Int64
+    k: Int64
+    residual: Pointer = None
+    scale: Float32 = 0.0
+    library: Annotated[bytes, ctypes.c_byte * 32] = b""
 
 
+@structure
 class _PackedRows(ctypes.Structure):
     """``PackedRows`` of kernels.hpp."""
 
-    _fields_ = (
-        ("w", _Matrix),
-        *fields(ctypes.c_void_p, "ids y"),
-        *fields(ctypes.c_int64, "packing dtype m k"),
-    )
+    w: _Matrix
+    ids: Pointer
+    y: Pointer
+    packing: Int64
+    dtype: Int64
+    m: Int64
+    k: Int64
 
 
 def packed_linear(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
@@ -73,7 +86,8 @@ def packed_rows(out: Tensor, packed: Packed, ids: Tensor) -> Tensor:
         out.data_ptr(),
         packed.packing.number,
         DTYPES[out.dtype],
-        *out.shape,
+        out.shape[0],
+        out.shape[1],
     )
     run("packed_rows", call)
     return out

@@ -9,45 +9,78 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, fields, run
+from blazr.nn.kernels.cpu.compiled import DTYPES, run
 from blazr.nn.kernels.cpu.matmul_q import ROOM
 from blazr.nn.kernels.cpu.pointwise import ACTIVATIONS
+from blazr.nn.kernels.cpu.structures import Float32, Int64, Pointer, structure
 from blazr.nn.operands.experts import ExpertMlps, Routing, Stack
 from blazr.nn.operands.packing import GROUP, Packed
 
-_POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
 # As kernels.hpp numbers them.
 _SCORINGS = {"softmax": 0, "sigmoid": 1, "softmax of chosen": 2}
 _FUSED = {None: 0, "halves": 1, "interleaved": 2}
 _PLAIN = -1
 
 
+@structure
 class _Route(ctypes.Structure):
     """``Route`` of kernels.hpp."""
 
-    _fields_ = (
-        *fields(_POINTER, "logits bias weights ids room"),
-        *fields(_INT64, "m experts top scoring normalize groups kept judged_by"),
-        ("scale", ctypes.c_float),
-    )
+    logits: Pointer
+    bias: Pointer
+    weights: Pointer
+    ids: Pointer
+    room: Pointer
+    m: Int64
+    experts: Int64
+    top: Int64
+    scoring: Int64
+    normalize: Int64
+    groups: Int64
+    kept: Int64
+    judged_by: Int64
+    scale: Float32
 
 
+@structure
 class _Stack(ctypes.Structure):
     """``ExpertStack`` of kernels.hpp."""
 
-    _fields_ = (*fields(_POINTER, "w row_scales bias"), *fields(_INT64, "packing stride ldw n"))
+    w: Pointer = None
+    row_scales: Pointer = None
+    bias: Pointer = None
+    packing: Int64 = -1
+    stride: Int64 = 0
+    ldw: Int64 = 0
+    n: Int64 = 0
 
 
+@structure
 class _Experts(ctypes.Structure):
     """``Experts`` of kernels.hpp."""
 
-    _fields_ = (
-        *fields(_POINTER, "x ids weights"),
-        *fields(_Stack, "gate up down"),
-        *fields(_POINTER, "y table x_rows sums hidden int8_room"),
-        *fields(_INT64, "dtype m top k inner experts activation fused"),
-        *fields(ctypes.c_float, "alpha limit"),
-    )
+    x: Pointer
+    ids: Pointer
+    weights: Pointer
+    gate: _Stack
+    up: _Stack
+    down: _Stack
+    y: Pointer
+    table: Pointer
+    x_rows: Pointer
+    sums: Pointer
+    hidden: Pointer
+    int8_room: Pointer
+    dtype: Int64
+    m: Int64
+    top: Int64
+    k: Int64
+    inner: Int64
+    experts: Int64
+    activation: Int64
+    fused: Int64
+    alpha: Float32
+    limit: Float32
 
 
 def choose_experts(
@@ -75,7 +108,9 @@ def choose_experts(
         top,
         _SCORINGS[routing.scoring],
         routing.normalize,
-        *((0, 0, 0) if groups is None else (groups.count, groups.kept, groups.judged_by)),
+        0 if groups is None else groups.count,
+        0 if groups is None else groups.kept,
+        0 if groups is None else groups.judged_by,
         routing.scale,
     )
     run("route", call)
@@ -99,10 +134,24 @@ def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Ten
     sums, hidden = torch.empty(rows, max(size, 2 * inner)), torch.empty(rows, inner, dtype=x.dtype)
     int8_room = torch.empty(rows * max(size, inner) * ROOM // 8, dtype=torch.uint8)
     call = _Experts(
-        *(each.data_ptr() for each in (x, chosen, weights)),
-        *(each.call for each in (gate, up, down)),
-        *(each.data_ptr() for each in (y, table, x_rows, sums, hidden, int8_room)),
-        *(DTYPES[x.dtype], tokens, top, size, inner, count),
+        x.data_ptr(),
+        chosen.data_ptr(),
+        weights.data_ptr(),
+        gate.call,
+        up.call,
+        down.call,
+        y.data_ptr(),
+        table.data_ptr(),
+        x_rows.data_ptr(),
+        sums.data_ptr(),
+        hidden.data_ptr(),
+        int8_room.data_ptr(),
+        DTYPES[x.dtype],
+        tokens,
+        top,
+        size,
+        inner,
+        count,
         ACTIVATIONS[mlps.activation],
         _FUSED[mlps.fused],
         mlps.alpha,

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, fields, run
+from blazr.nn.kernels.cpu.compiled import DTYPES, run
 from blazr.nn.kernels.cpu.matmul import Linear
 from blazr.nn.kernels.cpu.matmul_q import PackedLinear
+from blazr.nn.kernels.cpu.structures import Float32, Int64, Pointer, structure
 from blazr.nn.kernels.recording import recording
 
 # As kernels.hpp numbers them.
@@ -18,23 +19,36 @@ _ADD, _SCALE, _WIDEN, _SIGMOID = 0, 1, 2, 8
 ACTIVATIONS = {"silu": 3, "gelu": 4, "gelu_tanh": 5, "relu": 6, "relu2": 7}
 
 
+@structure
 class _Pointwise(ctypes.Structure):
     """``Pointwise`` of kernels.hpp."""
 
-    _fields_ = (
-        *fields(ctypes.c_void_p, "a b out"),
-        *fields(ctypes.c_int64, "kind dtype m n a_stride b_stride b_step"),
-        *fields(ctypes.c_float, "scale cap"),
-    )
+    a: Pointer
+    b: Pointer
+    out: Pointer
+    kind: Int64
+    dtype: Int64
+    m: Int64
+    n: Int64
+    a_stride: Int64
+    b_stride: Int64
+    b_step: Int64
+    scale: Float32
+    cap: Float32
 
 
+@structure
 class _Pieces(ctypes.Structure):
     """``Pieces`` of kernels.hpp."""
 
-    _fields_ = (
-        *fields(ctypes.c_void_p, "x order out"),
-        *fields(ctypes.c_int64, "m count bytes x_stride stride"),
-    )
+    x: Pointer
+    order: Pointer
+    out: Pointer
+    m: Int64
+    count: Int64
+    bytes: Int64
+    x_stride: Int64
+    stride: Int64
 
 
 def add(a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
@@ -81,8 +95,17 @@ def embedding(weight: Tensor, ids: Tensor) -> Tensor:
     width, size, ids = weight.shape[1], weight.element_size(), ids.contiguous()
     out = torch.empty(*ids.shape, width, dtype=weight.dtype)
     # one row, of which each row of the embedding is a piece
-    pointers = (each.data_ptr() for each in (weight, ids, out))
-    run("pieces", _Pieces(*pointers, 1, ids.numel(), width * size, 0, weight.stride(0) * size))
+    call = _Pieces(
+        weight.data_ptr(),
+        ids.data_ptr(),
+        out.data_ptr(),
+        m=1,
+        count=ids.numel(),
+        bytes=width * size,
+        x_stride=0,
+        stride=weight.stride(0) * size,
+    )
+    run("pieces", call)
     return out
 
 
@@ -139,7 +162,8 @@ def _call(
         out.data_ptr(),
         kind,
         DTYPES[a.dtype],
-        *a.shape,
+        a.shape[0],
+        a.shape[1],
         a.stride(0),
         0 if b is None else b.stride(0),
         not is_column,

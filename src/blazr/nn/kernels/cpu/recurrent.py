@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, fields, run
+from blazr.nn.kernels.cpu.compiled import DTYPES, run
+from blazr.nn.kernels.cpu.structures import Float32, Int64, Pointer, structure
 from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.operands.recurrent import (
     DeltaRows,
@@ -25,97 +26,194 @@ from blazr.nn.operands.recurrent import (
 )
 from blazr.nn.operands.step import Carried, StepTable
 
-_POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-
 # As kernels.hpp numbers them.
 ORDERS = ("gate_first", "norm_first", "norm_sigmoid", "none")
 
 
+@structure
 class _Carried(ctypes.Structure):
     """``Carried`` of kernels.hpp."""
 
-    _fields_ = (*fields(_POINTER, "kept working"), *fields(_INT64, "kept_stride working_stride"))
+    kept: Pointer = None
+    working: Pointer = None
+    kept_stride: Int64 = 0
+    working_stride: Int64 = 0
 
 
+@structure
 class Sequences(ctypes.Structure):
     """``Sequences`` of kernels.hpp."""
 
-    _fields_ = (
-        *fields(_POINTER, "spans checkpoints"),
-        *fields(_INT64, "num_spans num_tokens longest"),
-    )
+    spans: Pointer
+    checkpoints: Pointer
+    num_spans: Int64
+    num_tokens: Int64
+    longest: Int64
 
 
+@structure
 class _Convolution(ctypes.Structure):
     """``Convolution`` of kernels.hpp."""
 
-    _fields_ = (
-        *fields(_POINTER, "x in_gate out_gate out weight bias"),
-        ("window", _Carried),
-        ("sequences", Sequences),
-        *fields(_INT64, "channels taps dtype silu x_stride out_stride window_stride"),
-    )
+    x: Pointer
+    in_gate: Pointer
+    out_gate: Pointer
+    out: Pointer
+    weight: Pointer
+    bias: Pointer
+    window: _Carried
+    sequences: Sequences
+    channels: Int64
+    taps: Int64
+    dtype: Int64
+    silu: Int64
+    x_stride: Int64
+    out_stride: Int64
+    window_stride: Int64
 
 
+@structure
 class _Mamba1(ctypes.Structure):
     """``Mamba1`` of kernels.hpp."""
 
-    _fields_ = (
-        *fields(_POINTER, "u dt b c gate out a d"),
-        ("state", _Carried),
-        ("sequences", Sequences),
-        *fields(_INT64, "inner state_size dtype b_stride c_stride gate_stride"),
-        ("limit", _FLOAT),
-    )
+    u: Pointer
+    dt: Pointer
+    b: Pointer
+    c: Pointer
+    gate: Pointer
+    out: Pointer
+    a: Pointer
+    d: Pointer
+    state: _Carried
+    sequences: Sequences
+    inner: Int64
+    state_size: Int64
+    dtype: Int64
+    b_stride: Int64
+    c_stride: Int64
+    gate_stride: Int64
+    limit: Float32
 
 
+@structure
 class _Mamba2(ctypes.Structure):
     """``Mamba2`` of kernels.hpp."""
 
-    _fields_ = (
-        *fields(_POINTER, "proj post y dt out"),
-        *fields(_POINTER, "conv_weight conv_bias dt_bias a d norm_weight multipliers"),
-        *fields(_POINTER, "states conv_states log_raw log_xb log_dt"),
-        ("sequences", Sequences),
-        *fields(_INT64, "heads head_dim state_size groups taps"),
-        *fields(_INT64, "state_stride conv_state_stride dtype norm norm_groups"),
-        *fields(_FLOAT, "dt_min dt_max eps"),
-    )
+    proj: Pointer
+    post: Pointer
+    y: Pointer
+    dt: Pointer
+    out: Pointer
+    conv_weight: Pointer
+    conv_bias: Pointer
+    dt_bias: Pointer
+    a: Pointer
+    d: Pointer
+    norm_weight: Pointer
+    multipliers: Pointer
+    states: Pointer
+    conv_states: Pointer
+    log_raw: Pointer
+    log_xb: Pointer
+    log_dt: Pointer
+    sequences: Sequences
+    heads: Int64
+    head_dim: Int64
+    state_size: Int64
+    groups: Int64
+    taps: Int64
+    state_stride: Int64
+    conv_state_stride: Int64
+    dtype: Int64
+    norm: Int64
+    norm_groups: Int64
+    dt_min: Float32
+    dt_max: Float32
+    eps: Float32
 
 
+@structure
 class _Mamba3(ctypes.Structure):
     """``Mamba3`` of kernels.hpp."""
 
-    _fields_ = (
-        *fields(_POINTER, "x b c dt mix theta out norm b_bias c_bias dt_bias a d"),
-        *((name, _Carried) for name in ("state", "x_before", "b_before", "angle")),
-        ("sequences", Sequences),
-        *fields(_INT64, "heads groups width state_size dtype silu x_stride map_stride dt_stride"),
-        *fields(_FLOAT, "eps dt_min dt_max"),
-    )
+    x: Pointer
+    b: Pointer
+    c: Pointer
+    dt: Pointer
+    mix: Pointer
+    theta: Pointer
+    out: Pointer
+    norm: Pointer
+    b_bias: Pointer
+    c_bias: Pointer
+    dt_bias: Pointer
+    a: Pointer
+    d: Pointer
+    state: _Carried
+    x_before: _Carried
+    b_before: _Carried
+    angle: _Carried
+    sequences: Sequences
+    heads: Int64
+    groups: Int64
+    width: Int64
+    state_size: Int64
+    dtype: Int64
+    silu: Int64
+    x_stride: Int64
+    map_stride: Int64
+    dt_stride: Int64
+    eps: Float32
+    dt_min: Float32
+    dt_max: Float32
 
 
+@structure
 class _GatedDelta(ctypes.Structure):
     """``GatedDelta`` of kernels.hpp."""
 
-    _fields_ = (
-        *fields(_POINTER, "q k v decay beta gate out dt_bias a norm_weight"),
-        ("state", _Carried),
-        ("sequences", Sequences),
-        *fields(_INT64, "heads key_heads key_dim value_dim decays tiled norm dtype"),
-        *fields(_INT64, "qkv_stride decay_stride beta_stride gate_stride"),
-        ("eps", _FLOAT),
-    )
+    q: Pointer
+    k: Pointer
+    v: Pointer
+    decay: Pointer
+    beta: Pointer
+    gate: Pointer
+    out: Pointer
+    dt_bias: Pointer
+    a: Pointer
+    norm_weight: Pointer
+    state: _Carried
+    sequences: Sequences
+    heads: Int64
+    key_heads: Int64
+    key_dim: Int64
+    value_dim: Int64
+    decays: Int64
+    tiled: Int64
+    norm: Int64
+    dtype: Int64
+    qkv_stride: Int64
+    decay_stride: Int64
+    beta_stride: Int64
+    gate_stride: Int64
+    eps: Float32
 
 
+@structure
 class _GatedRows(ctypes.Structure):
     """``GatedRows`` of kernels.hpp."""
 
-    _fields_ = (
-        *fields(_POINTER, "x gate weight out"),
-        *fields(_INT64, "m n groups norm gate_stride dtype"),
-        ("eps", _FLOAT),
-    )
+    x: Pointer
+    gate: Pointer
+    weight: Pointer
+    out: Pointer
+    m: Int64
+    n: Int64
+    groups: Int64
+    norm: Int64
+    gate_stride: Int64
+    dtype: Int64
+    eps: Float32
 
 
 def _fits_convolution(_: Tensor, taps: Filter, *__: object, **___: object) -> bool:
@@ -167,12 +265,18 @@ def mamba1(  # noqa: PLR0917  (what a step takes, and where its memory is)
     """See the operation."""
     out = torch.empty(u.shape, dtype=u.dtype)
     call = _Mamba1(
-        *(each.data_ptr() for each in (u, rows.dt, rows.b, rows.c, rows.gate, out)),
+        u.data_ptr(),
+        rows.dt.data_ptr(),
+        rows.b.data_ptr(),
+        rows.c.data_ptr(),
+        rows.gate.data_ptr(),
+        out.data_ptr(),
         weights.a.data_ptr(),
         weights.d.data_ptr(),
         _carried(state, torch.float32),
         sequences(table, len(out)),
-        *weights.a.shape,
+        weights.a.shape[0],
+        weights.a.shape[1],
         DTYPES[out.dtype],
         rows.b.stride(0),
         rows.c.stride(0),
@@ -245,12 +349,22 @@ def mamba3(  # noqa: PLR0917  (what a step takes, and where its memory is)
     (heads, states), wide = weights.b_bias.shape, torch.float32
     out = torch.empty(x.shape, dtype=x.dtype)
     call = _Mamba3(
-        *(each.data_ptr() for each in (x, rows.b, rows.c, rows.dt, rows.mix)),
+        x.data_ptr(),
+        rows.b.data_ptr(),
+        rows.c.data_ptr(),
+        rows.dt.data_ptr(),
+        rows.mix.data_ptr(),
         None if rows.theta is None else rows.theta.data_ptr(),
         out.data_ptr(),
-        *(each.data_ptr() for each in (weights.norm, weights.b_bias, weights.c_bias)),
-        *(each.data_ptr() for each in (weights.dt_bias, weights.a, weights.d)),
-        *(_carried(each, wide) for each in (memory.state, memory.x, memory.b)),
+        weights.norm.data_ptr(),
+        weights.b_bias.data_ptr(),
+        weights.c_bias.data_ptr(),
+        weights.dt_bias.data_ptr(),
+        weights.a.data_ptr(),
+        weights.d.data_ptr(),
+        _carried(memory.state, wide),
+        _carried(memory.x, wide),
+        _carried(memory.b, wide),
         _Carried() if memory.angle is None else _carried(memory.angle, wide),
         sequences(table, len(x)),
         heads,
@@ -263,7 +377,8 @@ def mamba3(  # noqa: PLR0917  (what a step takes, and where its memory is)
         rows.b.stride(0),
         rows.dt.stride(0),
         weights.eps,
-        *weights.dt_limits,
+        weights.dt_limits[0],
+        weights.dt_limits[1],
     )
     run("mamba3", call)
     return out
@@ -283,8 +398,16 @@ def gated_delta(  # noqa: PLR0917  (what a step takes, and where its memory is)
     out = torch.empty(v.shape, dtype=v.dtype)
     assert norm.weight is not None
     call = _GatedDelta(
-        *(each.data_ptr() for each in (rows.q, rows.k, v, rows.decay, rows.beta)),
-        *(each.data_ptr() for each in (rows.gate, out, weights.dt_bias, weights.a, norm.weight)),
+        rows.q.data_ptr(),
+        rows.k.data_ptr(),
+        v.data_ptr(),
+        rows.decay.data_ptr(),
+        rows.beta.data_ptr(),
+        rows.gate.data_ptr(),
+        out.data_ptr(),
+        weights.dt_bias.data_ptr(),
+        weights.a.data_ptr(),
+        norm.weight.data_ptr(),
         _carried(state, torch.float32),
         sequences(table, len(out)),
         heads,
@@ -318,7 +441,8 @@ def gated_norm(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
         gate.data_ptr(),
         None if norm.weight is None else norm.weight.data_ptr(),
         out.data_ptr(),
-        *x.shape,
+        x.shape[0],
+        x.shape[1],
         norm.groups,
         ORDERS.index(norm.order),
         gate.stride(0),

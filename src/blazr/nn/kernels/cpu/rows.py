@@ -8,42 +8,69 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, fields, run
+from blazr.nn.kernels.cpu.compiled import DTYPES, run
+from blazr.nn.kernels.cpu.structures import Float32, Int32, Int64, Pointer, structure
 from blazr.nn.operands.attention import Rotation
 
-_POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
 
-
+@structure
 class _Norm(ctypes.Structure):
     """``Norm`` of kernels.hpp."""
 
-    _fields_ = (
-        *fields(_POINTER, "x weight bias out"),
-        *fields(_INT64, "dtype m inner size stride"),
-        ("eps", ctypes.c_float),
-        ("unit_offset", ctypes.c_int),
-    )
+    x: Pointer
+    weight: Pointer
+    bias: Pointer
+    out: Pointer
+    dtype: Int64
+    m: Int64
+    inner: Int64
+    size: Int64
+    stride: Int64
+    eps: Float32
+    unit_offset: Int32
 
 
+@structure
 class _Angles(ctypes.Structure):
     """``Angles`` of kernels.hpp."""
 
-    _fields_ = (
-        *fields(_POINTER, "frequencies positions out"),
-        *fields(_INT64, "tokens pairs"),
-        ("factor", ctypes.c_float),
-    )
+    frequencies: Pointer
+    positions: Pointer
+    out: Pointer
+    tokens: Int64
+    pairs: Int64
+    factor: Float32
 
 
+@structure
 class _Rotary(ctypes.Structure):
     """``Rotary`` of kernels.hpp."""
 
-    _fields_ = (
-        *fields(_POINTER, "q k v cos sin slots out keys values"),
-        *fields(_INT64, "tokens heads kv_heads key_size value_size pairs"),
-        *fields(_INT64, "q_stride q_head k_stride v_stride out_stride out_head"),
-        *fields(_INT64, "key_page value_page interleaved dtype"),
-    )
+    q: Pointer
+    k: Pointer
+    v: Pointer
+    cos: Pointer
+    sin: Pointer
+    slots: Pointer
+    out: Pointer
+    keys: Pointer
+    values: Pointer
+    tokens: Int64
+    heads: Int64
+    kv_heads: Int64
+    key_size: Int64
+    value_size: Int64
+    pairs: Int64
+    q_stride: Int64
+    q_head: Int64
+    k_stride: Int64
+    v_stride: Int64
+    out_stride: Int64
+    out_head: Int64
+    key_page: Int64
+    value_page: Int64
+    interleaved: Int64
+    dtype: Int64
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False) -> Tensor:
@@ -93,8 +120,10 @@ def rotary_tables(frequencies: Tensor, positions: Tensor, factor: float = 1.0) -
     frequencies, positions = frequencies.contiguous(), positions.contiguous()
     tokens, pairs = len(positions), len(frequencies)
     out = torch.empty(2, tokens, pairs)
-    pointers = (each.data_ptr() for each in (frequencies, positions, out))
-    run("angles", _Angles(*pointers, tokens, pairs, factor))
+    call = _Angles(
+        frequencies.data_ptr(), positions.data_ptr(), out.data_ptr(), tokens, pairs, factor
+    )
+    run("angles", call)
     return out
 
 

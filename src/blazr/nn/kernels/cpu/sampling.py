@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import fields, kernels, run
+from blazr.nn.kernels.cpu.compiled import kernels, run
+from blazr.nn.kernels.cpu.structures import Int64, Pointer, structure
 
 # As kernels.hpp numbers them.
 _BLOCK, _TALLIES, _WISHES = 512, 50 * 16 + 2, 5
@@ -18,22 +19,35 @@ _TALLY_BYTES = _CANDIDATE_BYTES = 16
 _MOST_PARTS = 16
 
 
+@structure
 class _Choice(ctypes.Structure):
     """``Choice`` of kernels.hpp."""
 
-    _fields_ = (
-        *fields(ctypes.c_void_p, "scores peaks places"),
-        *fields(ctypes.c_int64, "rows size stride blocks count"),
-    )
+    scores: Pointer
+    peaks: Pointer
+    places: Pointer
+    rows: Int64
+    size: Int64
+    stride: Int64
+    blocks: Int64
+    count: Int64
 
 
+@structure
 class _Draw(ctypes.Structure):
     """``Draw`` of kernels.hpp."""
 
-    _fields_ = (
-        *fields(ctypes.c_void_p, "scores wishes peaks tallies candidates places"),
-        *fields(ctypes.c_int64, "rows size stride blocks parts"),
-    )
+    scores: Pointer
+    wishes: Pointer
+    peaks: Pointer
+    tallies: Pointer
+    candidates: Pointer
+    places: Pointer
+    rows: Int64
+    size: Int64
+    stride: Int64
+    blocks: Int64
+    parts: Int64
 
 
 class Finder:
@@ -87,8 +101,17 @@ def best(scores: Tensor, count: int) -> Tensor:
     blocks = -(-size // _BLOCK)
     peaks = torch.empty(rows * blocks, dtype=torch.float32)
     places = torch.empty(rows, count, dtype=torch.int64)
-    addresses = (tensor.data_ptr() for tensor in (scores, peaks, places))
-    run("choose", _Choice(*addresses, rows, size, scores.stride(0), blocks, count))
+    call = _Choice(
+        scores.data_ptr(),
+        peaks.data_ptr(),
+        places.data_ptr(),
+        rows,
+        size,
+        scores.stride(0),
+        blocks,
+        count,
+    )
+    run("choose", call)
     return places
 
 
@@ -109,9 +132,20 @@ def draw(scores: Tensor, wishes: Tensor) -> Tensor:
     tallies = torch.empty(rows * parts * _TALLIES * _TALLY_BYTES, dtype=torch.uint8)
     candidates = torch.empty(rows * size * _CANDIDATE_BYTES, dtype=torch.uint8)
     places = torch.empty(rows, dtype=torch.int64)
-    each = (scores, wishes, peaks, tallies, candidates, places)
-    addresses = (tensor.data_ptr() for tensor in each)
-    run("draw", _Draw(*addresses, rows, size, scores.stride(0), blocks, parts))
+    call = _Draw(
+        scores.data_ptr(),
+        wishes.data_ptr(),
+        peaks.data_ptr(),
+        tallies.data_ptr(),
+        candidates.data_ptr(),
+        places.data_ptr(),
+        rows,
+        size,
+        scores.stride(0),
+        blocks,
+        parts,
+    )
+    run("draw", call)
     return places
 
 

@@ -5,6 +5,7 @@
 #include <sys/auxv.h>
 #endif
 
+#include "layouts.hpp"
 #include "threads.hpp"
 
 namespace {
@@ -202,6 +203,12 @@ const char* blazr_in_use() { return kernels ? kNames[in_use] : nullptr; }
 
 // What this was compiled from, so that a library left over from other sources is not used.
 const char* blazr_sources() { return BLAZR_SOURCES; }
+
+// Sizes and offsets of what calls are given, a line for each structure.
+const char* blazr_layouts() {
+  static const std::string text = layouts();
+  return text.c_str();
+}
 
 // Every kernel has one form, so that calls can be kept and made again (see Recorded): the structs of
 // kernels.hpp say what they do. The caller has checked shapes; null stands for what is not given.
