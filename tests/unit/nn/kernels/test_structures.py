@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from ctypes import sizeof
+from collections.abc import Iterator
+from ctypes import Structure, sizeof
 from importlib import import_module
 
 import pytest
 
 from blazr.nn.kernels import KERNELS
 from blazr.nn.kernels.cpu import compiled
-from blazr.nn.kernels.cpu.structures import STRUCTURES
 
 pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason="kernels are not compiled")
 
 
 def test_structures_are_those_of_the_library() -> None:
-    for row in KERNELS.values():
-        if row.device == "cpu":
-            import_module(row.target.partition(":")[0])
     found = {
-        name: [
+        (each.__doc__ or "").split("``")[1]: [
             sizeof(each),
             *(getattr(each, field).offset for field in each.__annotations__ if field != "library"),
         ]
-        for name, each in STRUCTURES.items()
+        for each in _structures()
     }
     assert found == compiled.layouts()
+
+
+def _structures() -> Iterator[type[Structure]]:
+    modules = {row.target.partition(":")[0] for row in KERNELS.values() if row.device == "cpu"}
+    for name in (*modules, compiled.__name__):
+        for each in vars(import_module(name)).values():
+            if isinstance(each, type) and issubclass(each, Structure) and each.__module__ == name:
+                yield each

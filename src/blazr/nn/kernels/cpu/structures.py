@@ -12,20 +12,16 @@ Float32 = Annotated[float, ctypes.c_float]
 
 Call = TypeVar("Call", bound=ctypes.Structure)
 
-STRUCTURES: dict[str, type[ctypes.Structure]] = {}  # by their names in kernels.hpp
-
 
 @dataclass_transform()
 def structure(cls: type[Call]) -> type[Call]:
     """Make the C structure that a class lists the fields of, in their order.
 
-    Its docstring begins with its name in ``kernels.hpp``, which has to list the same.
+    Its docstring begins with its name in ``kernels.hpp``, which has to list the same; a test compares.
     """
     hints = get_type_hints(cls, include_extras=True)
     cls._fields_ = [
         (name, *getattr(hints[name], "__metadata__", (hints[name],)))
         for name in cls.__annotations__
     ]
-    assert cls.__doc__
-    STRUCTURES[cls.__doc__.split("``")[1]] = cls
     return cls
