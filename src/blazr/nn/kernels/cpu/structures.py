@@ -17,7 +17,7 @@ Call = TypeVar("Call", bound=ctypes.Structure)
 def structure(cls: type[Call]) -> type[Call]:
     """Make the C structure that a class lists the fields of, in their order.
 
-    Its docstring begins with its name in ``kernels.hpp``, which has to list the same; a test compares.
+    Its docstring begins with its name in ``kernels.hpp``, which lists the same: a test compares.
     """
     hints = get_type_hints(cls, include_extras=True)
     cls._fields_ = [
