@@ -21,7 +21,7 @@ _STATES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class FitChoice:
     """One way of holding the weights.
 
     Args:
@@ -56,7 +56,7 @@ class Fit:
     max_seq_len: int
     bytes_per_token: int
     state_bytes: int
-    choices: tuple[Choice, ...]
+    choices: tuple[FitChoice, ...]
 
 
 def fit(model: str, device: Device, *, revision: str | None = None) -> Fit:
@@ -79,7 +79,7 @@ def fit(model: str, device: Device, *, revision: str | None = None) -> Fit:
     per_token = sum(spec.bytes_per_token for spec in specs)
     states = sum(spec.bytes_per_checkpoint for spec in specs)
 
-    def choice(name: str) -> Choice:
+    def choice(name: str) -> FitChoice:
         policy = QuantizePolicy(None if name == AS_STORED else name)
         storage = choose_storage(planned.plan, planned.module, policy)
         weights = sum(
@@ -91,7 +91,7 @@ def fit(model: str, device: Device, *, revision: str | None = None) -> Fit:
         left = free - weights - _SPARE_BYTES - _STATES * states
         tokens = left // per_token // GRID * GRID if per_token else config.max_seq_len
         context = min(tokens, config.max_seq_len) if left > 0 else 0
-        return Choice(quantization=name, weights_bytes=weights, context=context)
+        return FitChoice(quantization=name, weights_bytes=weights, context=context)
 
     return Fit(
         device=str(device),

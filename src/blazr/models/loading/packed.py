@@ -107,13 +107,8 @@ def stored_kind(step: LoadStep) -> BlockType | None:
         return GGML_TYPES["MXFP4"]
     kinds = {info.dtype for info in step.sources}
     (first, *more) = sorted(kinds)
-    return GGML_TYPES[first] if not more and first in GGML_TYPES and is_in_blocks(step) else None
-
-
-def is_in_blocks(step: LoadStep) -> bool:
-    """Whether the tensors of a step are blocks as GGUF files have them."""
-    first = step.sources[0]
-    return first.is_packed and not isinstance(first, QuantizedInfo)
+    is_of_gguf = not isinstance(step.sources[0], QuantizedInfo) and step.sources[0].is_packed
+    return GGML_TYPES[first] if not more and is_of_gguf and first in GGML_TYPES else None
 
 
 def stays_mapped(step: LoadStep, storing: Storing) -> bool:

@@ -74,20 +74,6 @@ def _softmax_experts(reading: Reading, index: int) -> FeedForwardConfig | None:
     return None if is_dense else experts
 
 
-def _check_scoring(reading: Reading, wanted: str) -> None:
-    reading.expect("scoring_func", wanted)
-    reading.expect("moe_layer_freq", 1)
-
-
-def _check_v2(reading: Reading) -> None:
-    _check_scoring(reading, "softmax")
-
-
-def _check_v3(reading: Reading) -> None:
-    _check_scoring(reading, "sigmoid")
-    reading.expect("topk_method", "noaux_tc")
-
-
 DEEPSEEK_V2 = hf_family(
     "deepseek_v2",
     Traits(
@@ -96,7 +82,7 @@ DEEPSEEK_V2 = hf_family(
         mixer=_latent_attention,
         mlp={"bias": "mlp_bias"},
         feed_forward=_softmax_experts,
-        check=_check_v2,
+        expects={"scoring_func": ("softmax",), "moe_layer_freq": (1,)},
     ),
 )
 DEEPSEEK_V3 = hf_family(
@@ -112,6 +98,10 @@ DEEPSEEK_V3 = hf_family(
         },
         mixer=_latent_attention,
         feed_forward=sigmoid_experts,
-        check=_check_v3,
+        expects={
+            "scoring_func": ("sigmoid",),
+            "moe_layer_freq": (1,),
+            "topk_method": ("noaux_tc",),
+        },
     ),
 )

@@ -10,7 +10,7 @@ from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.hf.dense import LLAMA_BIASES
 from blazr.models.families.hf.derive import Traits, hf_family
 from blazr.models.families.hf.names import LLAMA_NORMS, hf_rules
-from blazr.models.families.hf.reading import Reading
+from blazr.models.families.hf.reading import SILU, Reading
 from blazr.models.families.hf.sparse import qwen2_moe, sigmoid_experts
 from blazr.models.families.hf.state_space import FULL, LINEAR, further_tokens, rules_where
 from blazr.models.families.rules import Rule, RuleBook, Squeeze
@@ -82,11 +82,6 @@ def _qwen_experts(reading: Reading, index: int) -> FeedForwardConfig | None:
     return experts
 
 
-def _qwen_check(reading: Reading) -> None:
-    reading.expect("hidden_act", "silu", "swish")
-    reading.expect("attn_output_gate", True)  # noqa: FBT003  (what the key may say)
-
-
 _NEXT = Traits(
     rules=_qwen_rules(),
     defaults={
@@ -98,7 +93,7 @@ _NEXT = Traits(
     mixer=_qwen_mixer,
     feed_forward=_qwen_experts,
     unit_offset=True,
-    check=_qwen_check,
+    expects={"hidden_act": SILU, "attn_output_gate": (True,)},
     says_nothing=(
         "linear_num_key_heads",
         "linear_num_value_heads",
@@ -189,14 +184,6 @@ def _kimi_feed(reading: Reading, index: int) -> FeedForwardConfig | None:
     return None if kind == "dense" else experts
 
 
-def _kimi_check(reading: Reading) -> None:
-    reading.expect("hidden_act", "silu", "swish")
-    reading.expect("moe_router_activation_func", "sigmoid")
-    reading.expect("moe_layer_freq", 1)
-    for key in ("mla_use_nope", "use_grouped_topk"):
-        reading.expect(key, True)  # noqa: FBT003  (what the key may say)
-
-
 def _kimi_rules_of(checkpoint: Checkpoint) -> RuleBook:
     """What both kinds of mixer put out goes through a matrix of one name."""
     at, sparse = _LAYER + "self_attn.", _LAYER + "block_sparse_moe."
@@ -245,7 +232,13 @@ KIMI_LINEAR = hf_family(
         mixer=_kimi_mixer,
         feed_forward=_kimi_feed,
         prepare=_kimi_config,
-        check=_kimi_check,
+        expects={
+            "hidden_act": SILU,
+            "moe_router_activation_func": ("sigmoid",),
+            "moe_layer_freq": (1,),
+            "mla_use_nope": (True,),
+            "use_grouped_topk": (True,),
+        },
         # not looked at where no layer is of the kind that they are about
         says_nothing=("kda_layers", *_KIMI_INNER.values(), *_KIMI_LATENT),
     ),

@@ -20,6 +20,7 @@ LLAMA_RULES = hf_rules(LLAMA_NORMS)
 LLAMA_BIASES: Flags = {"qkv_bias": "attention_bias", "o_bias": "attention_bias"}
 SLIDING = "sliding_attention"
 FULL = "full_attention"
+_GEMMA_ACTIVATIONS = ("hidden_activation", "hidden_act")  # both are there, and one is looked at
 
 
 def every_layer(reading: Reading, index: int) -> int | None:
@@ -135,28 +136,13 @@ def _gemma2_attention(reading: Reading) -> dict[str, float | None]:
     return {**_gemma3_attention(reading), "attn_logit_softcap": cap}
 
 
-def _gemma_check(reading: Reading) -> None:
-    reading.refuse("use_bidirectional_attention", "generation is causal")
-    for key in ("hidden_activation", "hidden_act"):  # both are there, and one is looked at
-        reading.reader.mark(key)
-
-
-def _gemma3_check(reading: Reading) -> None:
-    _gemma_check(reading)
-    reading.reader.mark("attn_logit_softcapping")  # the third Gemma does not look at it
-
-
-def _check_llama(reading: Reading) -> None:
-    reading.reader.mark("sliding_window")  # Llama has none, whatever its config says
-
-
 LLAMA = hf_family(
     "llama",
     Traits(
         rules=LLAMA_RULES,
         attention=LLAMA_BIASES,
         mlp={"bias": "mlp_bias"},
-        check=_check_llama,
+        says_nothing=("sliding_window",),  # Llama has none, whatever its config says
     ),
 )
 _MISTRAL = Traits(
@@ -203,7 +189,7 @@ GEMMA = hf_family(
         attention=LLAMA_BIASES,
         model_numbers=lambda reading: {"embedding_multiplier": reading.hidden_size**0.5},
         unit_offset=True,
-        check=_gemma_check,
+        says_nothing=_GEMMA_ACTIVATIONS,
     ),
 )
 GEMMA2 = hf_family(
@@ -226,8 +212,7 @@ GEMMA2 = hf_family(
         norms="both",
         unit_offset=True,
         activation="hidden_activation",
-        check=_gemma_check,
-        says_nothing=("sliding_window_size",),
+        says_nothing=(*_GEMMA_ACTIVATIONS, "sliding_window_size"),
     ),
 )
 _GEMMA3 = Traits(
@@ -249,7 +234,8 @@ _GEMMA3 = Traits(
     norms="both",
     unit_offset=True,
     activation="hidden_activation",
-    check=_gemma3_check,
+    # the third Gemma does not look at a cap of scores
+    says_nothing=(*_GEMMA_ACTIVATIONS, "attn_logit_softcapping"),
 )
 GEMMA3 = hf_family("gemma3_text", _GEMMA3)
 GEMMA3_VISION = hf_family("gemma3", _GEMMA3, section="text_config")

@@ -69,7 +69,7 @@ class Traits:
         eps: Key of the norms' eps.
         unit_offset: Whether norms store their weights less one.
         activation: Key of the activation.
-        check: Refuses what would compute something else.
+        expects: The only values of keys whose others would compute something else.
         prepare: Puts an older spelling of the config in today's.
         says_nothing: Keys of the config that change nothing here.
         names: Keys of a value, the first to look for first, where they differ from HF_ALIASES.
@@ -94,7 +94,7 @@ class Traits:
     eps: str = "rms_norm_eps"
     unit_offset: bool = False
     activation: str = "hidden_act"
-    check: Callable[[Reading], None] | None = None
+    expects: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     prepare: Callable[[Mapping[str, object]], Mapping[str, object]] | None = None
     says_nothing: tuple[str, ...] = ()
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -176,8 +176,8 @@ def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) ->
     _check_layers(replace(source, reader=reader), reading)
     for key in traits.says_nothing:
         reader.mark(key)
-    if traits.check is not None:
-        traits.check(reading)
+    for key, allowed in traits.expects.items():
+        reading.expect(key, *allowed)
     norm = NormConfig(
         reading.hidden_size,
         reading.number(traits.eps, 1e-6),

@@ -11,7 +11,7 @@ from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.hf.dense import LLAMA_BIASES, granite_attention, granite_numbers
 from blazr.models.families.hf.derive import Traits, hf_family, read_attention, read_mlp
 from blazr.models.families.hf.names import LLAMA_NORMS, hf_rules
-from blazr.models.families.hf.reading import Reading
+from blazr.models.families.hf.reading import SILU, Reading
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.hf.sparse import LOCAL_EXPERTS, read_experts
 from blazr.models.families.hf.state_space import (
@@ -78,7 +78,7 @@ BAMBA = hf_family(
         mlp={"bias": "mlp_bias"},
         mixer=_bamba_mixer,
         prepare=without_auto,
-        check=lambda reading: reading.expect("hidden_act", "silu", "swish"),
+        expects={"hidden_act": SILU},
         # mamba_dt_rank, of Mamba-1, is in the config.json of the first release
         says_nothing=(
             *(*TRAINING, *Mamba2Keys().names),
@@ -139,11 +139,6 @@ def _granite_rules_of(checkpoint: Checkpoint) -> RuleBook:
     return _GRANITE_SPARSE if sparse else _GRANITE_DENSE
 
 
-def _granite_check(reading: Reading) -> None:
-    reading.expect("hidden_act", "silu", "swish")
-    reading.expect("normalization_function", "rmsnorm")
-
-
 _ATTENTION = ("attention_bias", "attention_multiplier", "position_embedding_type")
 GRANITE_HYBRID = hf_family(
     "granitemoehybrid",
@@ -160,7 +155,7 @@ GRANITE_HYBRID = hf_family(
         model_numbers=granite_numbers,
         residual_multiplier="residual_multiplier",
         prepare=lambda own: with_types(own, "layer_types", "layers_block_type"),
-        check=_granite_check,
+        expects={"hidden_act": SILU, "normalization_function": ("rmsnorm",)},
         says_nothing=(*TRAINING, *Mamba2Keys().names, *_ATTENTION, "init_method"),
     ),
 )
@@ -258,7 +253,7 @@ _FALCON = Traits(
     layer=_falcon_layer,
     model_numbers=_falcon_numbers,
     prepare=_falcon_config,
-    check=lambda reading: reading.expect("hidden_act", "silu", "swish"),
+    expects={"hidden_act": SILU},
     says_nothing=(*TRAINING, "mamba_d_ssm", "mamba_use_mlp", "mlp_expansion_factor"),
 )
 FALCON_H1 = hf_family("falcon_h1", _FALCON)
@@ -287,11 +282,6 @@ def _jamba_feed(reading: Reading, index: int) -> FeedForwardConfig | None:
     return experts if has_experts and experts.num_experts > 1 else None
 
 
-def _jamba_check(reading: Reading) -> None:
-    reading.expect("hidden_act", "silu", "swish")
-    reading.expect("mamba_inner_layernorms", True)  # noqa: FBT003  (what the key may say)
-
-
 JAMBA = hf_family(
     "jamba",
     Traits(
@@ -316,7 +306,7 @@ JAMBA = hf_family(
         feed_forward=_jamba_feed,
         rope=no_rotation,
         prepare=without_auto,
-        check=_jamba_check,
+        expects={"hidden_act": SILU, "mamba_inner_layernorms": (True,)},
         says_nothing=(*TRAINING, "sliding_window", "n_ctx", "calc_logits_for_entire_prompt"),
     ),
 )

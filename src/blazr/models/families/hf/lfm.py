@@ -113,10 +113,6 @@ _UNUSED_KEYS = (
 )
 
 
-def _check(reading: Reading) -> None:
-    reading.expect("block_use_swiglu", True)  # noqa: FBT003  (what the key may say)
-
-
 _LFM2 = Traits(
     rules=hf_rules({}, _rules()),
     defaults={
@@ -130,7 +126,7 @@ _LFM2 = Traits(
     feed_forward=_feed,
     eps="norm_eps",
     prepare=_config,
-    check=_check,
+    expects={"block_use_swiglu": (True,)},
     says_nothing=_UNUSED_KEYS,
 )
 LFM2 = hf_family("lfm2", _LFM2)

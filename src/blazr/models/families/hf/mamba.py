@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.hf.derive import Traits, hf_family, read_attention, read_mlp
-from blazr.models.families.hf.reading import Reading
+from blazr.models.families.hf.reading import SILU, Reading
 from blazr.models.families.hf.sparse import ROUTED_EXPERTS, sigmoid_experts
 from blazr.models.families.hf.state_space import (
     FULL,
@@ -49,15 +49,6 @@ _MAMBA2_KEYS = Mamba2Keys(
     bias="use_bias",
     conv_bias="use_conv_bias",
 )
-
-
-def _check_silu(reading: Reading) -> None:
-    reading.expect("hidden_act", "silu", "swish")
-
-
-def _check_mamba2(reading: Reading) -> None:
-    _check_silu(reading)
-    reading.expect("rms_norm", True)  # noqa: FBT003  (what the key may say)
 
 
 def _mamba2_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
@@ -143,20 +134,6 @@ def _nemotron_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConf
     )
 
 
-def _check_nemotron(reading: Reading) -> None:
-    reading.expect("mamba_hidden_act", "silu", "swish")
-    ignored = (
-        "attention_bias",
-        "mamba_proj_bias",
-        "rms_norm_eps",
-        "norm_eps",
-        "sliding_window",
-        "layer_types",
-    )
-    for key in (*ignored, "num_query_groups"):
-        reading.reader.mark(key)  # the library does not look at them, either
-
-
 def _nemotron_rules(checkpoint: Checkpoint) -> RuleBook:
     """The norm of a layer is before its mixer or before its feed-forward."""
     at = _LAYER + "mixer."
@@ -199,7 +176,7 @@ MAMBA2 = hf_family(
         layer=_mamba2_layer,
         eps="layer_norm_epsilon",
         prepare=without_auto,
-        check=_check_mamba2,
+        expects={"hidden_act": SILU, "rms_norm": (True,)},
         says_nothing=(*TRAINING, "norm_before_gate"),
     ),
 )
@@ -211,7 +188,7 @@ FALCON_MAMBA = hf_family(
         layer=_falcon_layer,
         eps="layer_norm_epsilon",
         prepare=without_auto,
-        check=_check_silu,
+        expects={"hidden_act": SILU},
         says_nothing=TRAINING,
     ),
 )
@@ -231,9 +208,16 @@ _NEMOTRON = Traits(
     rope=no_rotation,
     eps="layer_norm_epsilon",
     prepare=_nemotron_config,
-    check=_check_nemotron,
+    expects={"mamba_hidden_act": SILU},
     says_nothing=(
         *TRAINING,
+        "attention_bias",  # the library does not look at these seven, either
+        "mamba_proj_bias",
+        "rms_norm_eps",
+        "norm_eps",
+        "sliding_window",
+        "layer_types",
+        "num_query_groups",
         *_NEMOTRON_KEYS.names,
         "mlp_hidden_act",
         "mlp_bias",

@@ -15,6 +15,7 @@ V = TypeVar("V", int, float, bool, str)
 Flag = bool | str
 
 MAX_SIZE = 2**28
+SILU = ("silu", "swish")  # both names mean one activation
 ACTIVATIONS: Mapping[str, str] = MappingProxyType(
     {
         "silu": "silu",
@@ -153,20 +154,6 @@ class Reading:
                 f"{self.reader.source}: {name!r} is not supported.",
                 found=repr(found)[:100],
                 expected=", ".join(repr(value) for value in allowed),
-            )
-
-    def refuse(self, name: str, why: str) -> None:
-        """Refuse a key that holds anything but null, false or zero.
-
-        Raises:
-            ConfigError: It does.
-        """
-        self.reader.mark(name)
-        if value := self.reader.raw.get(name):
-            raise ConfigError(
-                f"{self.reader.source}: {name!r} is not supported: {why}.",
-                found=repr(value)[:100],
-                expected="null",
             )
 
     def derived(self, name: str, value: float) -> int:
