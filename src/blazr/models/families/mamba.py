@@ -30,8 +30,8 @@ from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.norm import NormConfig
 
 PREFIX = "backbone."
-_TOLD = ("state_size", "conv_kernel", "tie_word_embeddings")  # by tensors
-_SAID_TWICE = (
+_READ_FROM_TENSORS = ("state_size", "conv_kernel", "tie_word_embeddings")
+_IGNORED_KEYS = (
     "d_model",
     "n_layer",
     "d_inner",
@@ -73,7 +73,7 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
         tie_word_embeddings=not top.has("lm_head."),
     )
     if model_type(checkpoint) is not None:
-        for key in (*TRAINING, *_TOLD, *_SAID_TWICE):
+        for key in (*TRAINING, *_READ_FROM_TENSORS, *_IGNORED_KEYS):
             reader.mark(key)
         settle_unread(reader, ledger)
     return Derivation(config, tuple(ledger.values.values()), tuple(ledger.warnings))

@@ -31,7 +31,7 @@ from blazr.models.families.oxidizr_mixers import (
     derive_mla,
 )
 from blazr.models.families.rules import Rule, RuleBook, Squeeze, Stack
-from blazr.models.families.unread import is_neutral, says_nothing, warn_ignored
+from blazr.models.families.unread import is_neutral, is_off, warn_ignored
 from blazr.nn.layers.base import MixerConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
 from blazr.nn.layers.norm import NormConfig
@@ -202,7 +202,7 @@ def derive_decoder(
 
 
 def _warn_unknown(reader: ConfigReader, ledger: Ledger) -> None:
-    unread = {key: value for key, value in reader.unread().items() if not says_nothing(value)}
+    unread = {key: value for key, value in reader.unread().items() if not is_off(value)}
     unknown = [key for key in unread if key not in _KNOWN and not is_neutral(key)]
     warn_ignored(reader.source, unknown, ledger)
 

@@ -102,7 +102,7 @@ def settle_unread(reader: ConfigReader, ledger: Ledger) -> None:
         reader.mark("layer_types")
     ignored = []
     for key, value in (*reader.unread().items(), *reader.unknown.items()):
-        if says_nothing(value):
+        if is_off(value):
             continue
         section, _, name = key.rpartition(".")
         why, harmless = NOT_IMPLEMENTED.get(name, ("", ()))
@@ -126,7 +126,7 @@ def warn_ignored(source: str, keys: list[str], ledger: Ledger) -> None:
         ledger.warn(f"{source}: unknown keys are ignored: {names}{more}.")
 
 
-def says_nothing(value: object) -> bool:
+def is_off(value: object) -> bool:
     """Whether a value is that of an option which is off."""
     return value is None or value in (0, {}, [], "")
 

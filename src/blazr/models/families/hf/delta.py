@@ -94,7 +94,7 @@ _NEXT = Traits(
     feed_forward=_qwen_experts,
     unit_offset=True,
     expects={"hidden_act": SILU, "attn_output_gate": (True,)},
-    says_nothing=(
+    ignored_keys=(
         "linear_num_key_heads",
         "linear_num_value_heads",
         "linear_key_head_dim",
@@ -240,6 +240,6 @@ KIMI_LINEAR = hf_family(
             "use_grouped_topk": (True,),
         },
         # not looked at where no layer is of the kind that they are about
-        says_nothing=("kda_layers", *_KIMI_INNER.values(), *_KIMI_LATENT),
+        ignored_keys=("kda_layers", *_KIMI_INNER.values(), *_KIMI_LATENT),
     ),
 )

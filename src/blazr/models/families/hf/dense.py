@@ -46,7 +46,7 @@ def qwen_window(reading: Reading, index: int) -> int | None:
 
 
 def alternating_window(reading: Reading, index: int, *, every: int = 2) -> int | None:
-    """A window by ``layer_types``, or in all layers but every so manieth."""
+    """A window by ``layer_types``, or in all layers but every n-th."""
     kind = reading.layer_type(index) or (SLIDING if (index + 1) % every else FULL)
     window = reading.window()
     return window if kind == SLIDING else None
@@ -142,7 +142,7 @@ LLAMA = hf_family(
         rules=LLAMA_RULES,
         attention=LLAMA_BIASES,
         mlp={"bias": "mlp_bias"},
-        says_nothing=("sliding_window",),  # Llama has none, whatever its config says
+        ignored_keys=("sliding_window",),  # Llama has none, whatever its config says
     ),
 )
 _MISTRAL = Traits(
@@ -189,7 +189,7 @@ GEMMA = hf_family(
         attention=LLAMA_BIASES,
         model_numbers=lambda reading: {"embedding_multiplier": reading.hidden_size**0.5},
         unit_offset=True,
-        says_nothing=_GEMMA_ACTIVATIONS,
+        ignored_keys=_GEMMA_ACTIVATIONS,
     ),
 )
 GEMMA2 = hf_family(
@@ -212,7 +212,7 @@ GEMMA2 = hf_family(
         norms="both",
         unit_offset=True,
         activation="hidden_activation",
-        says_nothing=(*_GEMMA_ACTIVATIONS, "sliding_window_size"),
+        ignored_keys=(*_GEMMA_ACTIVATIONS, "sliding_window_size"),
     ),
 )
 _GEMMA3 = Traits(
@@ -235,7 +235,7 @@ _GEMMA3 = Traits(
     unit_offset=True,
     activation="hidden_activation",
     # the third Gemma does not look at a cap of scores
-    says_nothing=(*_GEMMA_ACTIVATIONS, "attn_logit_softcapping"),
+    ignored_keys=(*_GEMMA_ACTIVATIONS, "attn_logit_softcapping"),
 )
 GEMMA3 = hf_family("gemma3_text", _GEMMA3)
 GEMMA3_VISION = hf_family("gemma3", _GEMMA3, section="text_config")

@@ -71,7 +71,7 @@ class Traits:
         activation: Key of the activation.
         expects: The only values of keys whose others would compute something else.
         prepare: Puts an older spelling of the config in today's.
-        says_nothing: Keys of the config that change nothing here.
+        ignored_keys: Keys of the config that change nothing here.
         names: Keys of a value, the first to look for first, where they differ from HF_ALIASES.
         rules_of: Tensor names of one checkpoint, where they differ by layer.
         unused: What the names of tensors begin with that the network has no place for.
@@ -96,7 +96,7 @@ class Traits:
     activation: str = "hidden_act"
     expects: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     prepare: Callable[[Mapping[str, object]], Mapping[str, object]] | None = None
-    says_nothing: tuple[str, ...] = ()
+    ignored_keys: tuple[str, ...] = ()
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rules_of: Callable[[Checkpoint], RuleBook] | None = None
     unused: Callable[[Checkpoint], tuple[str, ...]] | None = None
@@ -174,7 +174,7 @@ def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) ->
     reader = source.reader.over({**defaults, **said})
     reading = Reading(reader, source.tensors, ledger)
     _check_layers(replace(source, reader=reader), reading)
-    for key in traits.says_nothing:
+    for key in traits.ignored_keys:
         reader.mark(key)
     for key, allowed in traits.expects.items():
         reading.expect(key, *allowed)

@@ -80,7 +80,7 @@ BAMBA = hf_family(
         prepare=without_auto,
         expects={"hidden_act": SILU},
         # mamba_dt_rank, of Mamba-1, is in the config.json of the first release
-        says_nothing=(
+        ignored_keys=(
             *(*TRAINING, *Mamba2Keys().names),
             "attention_bias",
             "attn_rotary_emb",
@@ -156,7 +156,7 @@ GRANITE_HYBRID = hf_family(
         residual_multiplier="residual_multiplier",
         prepare=lambda own: with_types(own, "layer_types", "layers_block_type"),
         expects={"hidden_act": SILU, "normalization_function": ("rmsnorm",)},
-        says_nothing=(*TRAINING, *Mamba2Keys().names, *_ATTENTION, "init_method"),
+        ignored_keys=(*TRAINING, *Mamba2Keys().names, *_ATTENTION, "init_method"),
     ),
 )
 
@@ -254,7 +254,7 @@ _FALCON = Traits(
     model_numbers=_falcon_numbers,
     prepare=_falcon_config,
     expects={"hidden_act": SILU},
-    says_nothing=(*TRAINING, "mamba_d_ssm", "mamba_use_mlp", "mlp_expansion_factor"),
+    ignored_keys=(*TRAINING, "mamba_d_ssm", "mamba_use_mlp", "mlp_expansion_factor"),
 )
 FALCON_H1 = hf_family("falcon_h1", _FALCON)
 
@@ -307,6 +307,6 @@ JAMBA = hf_family(
         rope=no_rotation,
         prepare=without_auto,
         expects={"hidden_act": SILU, "mamba_inner_layernorms": (True,)},
-        says_nothing=(*TRAINING, "sliding_window", "n_ctx", "calc_logits_for_entire_prompt"),
+        ignored_keys=(*TRAINING, "sliding_window", "n_ctx", "calc_logits_for_entire_prompt"),
     ),
 )

@@ -127,7 +127,7 @@ _LFM2 = Traits(
     eps="norm_eps",
     prepare=_config,
     expects={"block_use_swiglu": (True,)},
-    says_nothing=_UNUSED_KEYS,
+    ignored_keys=_UNUSED_KEYS,
 )
 LFM2 = hf_family("lfm2", _LFM2)
 LFM2_MOE = hf_family(

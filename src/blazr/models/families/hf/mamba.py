@@ -177,7 +177,7 @@ MAMBA2 = hf_family(
         eps="layer_norm_epsilon",
         prepare=without_auto,
         expects={"hidden_act": SILU, "rms_norm": (True,)},
-        says_nothing=(*TRAINING, "norm_before_gate"),
+        ignored_keys=(*TRAINING, "norm_before_gate"),
     ),
 )
 FALCON_MAMBA = hf_family(
@@ -189,7 +189,7 @@ FALCON_MAMBA = hf_family(
         eps="layer_norm_epsilon",
         prepare=without_auto,
         expects={"hidden_act": SILU},
-        says_nothing=TRAINING,
+        ignored_keys=TRAINING,
     ),
 )
 _NEMOTRON = Traits(
@@ -209,7 +209,7 @@ _NEMOTRON = Traits(
     eps="layer_norm_epsilon",
     prepare=_nemotron_config,
     expects={"mamba_hidden_act": SILU},
-    says_nothing=(
+    ignored_keys=(
         *TRAINING,
         "attention_bias",  # the library does not look at these seven, either
         "mamba_proj_bias",

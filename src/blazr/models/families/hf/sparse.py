@@ -46,7 +46,7 @@ def _mixtral(reading: Reading, index: int) -> FeedForwardConfig:
 
 
 def _qwen_moe(reading: Reading, index: int) -> MoeConfig | None:
-    """Experts in every so manieth layer that ``mlp_only_layers`` does not name."""
+    """Experts in every n-th layer that ``mlp_only_layers`` does not name."""
     dense, step = reading.reader.integers("mlp_only_layers"), reading.size("decoder_sparse_step", 1)
     experts = replace(read_experts(reading), norm_topk_prob=reading.flag("norm_topk_prob"))
     is_dense = (dense is not None and index in dense.value) or (index + 1) % step

@@ -198,7 +198,7 @@ ZAMBA2 = hf_family(
         layer=_layer,
         prepare=_config,
         unused=_unread,
-        says_nothing=(
+        ignored_keys=(
             *TRAINING,
             "attention_head_dim",
             "attention_hidden_size",
