@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from blazr.models.causal_lm import CausalLM, Embedding
 from blazr.nn.layers.decoder_layer import DecoderLayer
 from blazr.nn.layers.linear import Linear, multiply
+from blazr.nn.layers.shared_block import SharedBlockMixer
 from blazr.nn.quant.packed import PackedWeight
 from blazr.nn.quant.weight import Weight
 
@@ -86,6 +87,10 @@ def in_float64(module: nn.Module, *, plain: bool = False) -> nn.Module:
             delattr(parent, name)  # a module's place takes modules only
             numbers = part.dequantize(torch.float32).double()
             setattr(parent, name, nn.Parameter(numbers, requires_grad=False))
+    for part in list(copy.modules()):
+        if isinstance(part, SharedBlockMixer):
+            for shared in part.parts():  # no parts of the copy where another layer owns them
+                shared.double()
     return copy.double()
 
 

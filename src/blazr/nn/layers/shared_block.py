@@ -163,7 +163,7 @@ class SharedBlockMixer(Mixer):
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, 2 * C), the residual stream beside the embedded tokens, to (T, C)."""
-        block, attention, feed_forward = self._parts()
+        block, attention, feed_forward = self.parts()
         mixed = attention(block.attention_norm(x), batch, cache.of("attention"))
         fed = self.linear(feed_forward(block.feed_forward_norm(mixed)))
         seen = self.mixer_norm(x[..., : fed.shape[-1]] + fed)
@@ -175,7 +175,8 @@ class SharedBlockMixer(Mixer):
         parts = (block.adapted(name, user) for name in ("attention", "feed_forward"))
         self._block = (block, *parts)  # type: ignore[assignment]  # exactly two
 
-    def _parts(self) -> tuple[Block, nn.Module, nn.Module]:
+    def parts(self) -> tuple[Block, nn.Module, nn.Module]:
+        """The block, perhaps another layer's; its attention and MLP as they are adapted here."""
         assert self._block is not None, "the network gives layers their shared blocks"
         return self._block
 
