@@ -272,10 +272,8 @@ def _load(
 
 
 def _parse_levels(text: str) -> Sequence[int | None]:
-    return [None] if text == "any" else _parse_numbers(text)
-
-
-def _parse_numbers(text: str) -> list[int]:
+    if text == "any":
+        return [None]
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and int(word) for word in words):
         raise ConfigError(

@@ -58,10 +58,14 @@ def list_models(
         return
     if not rows:
         # on stderr, so that a script still reads an empty list
-        print(f"No models in {_cache_folder()}.\n{_GET_ONE}", file=sys.stderr)
+        from huggingface_hub import constants
+
+        print(f"No models in {constants.HF_HUB_CACHE}.\n{_GET_ONE}", file=sys.stderr)
     for row in rows:
         used = str(row["last_used"])[:10]
-        size = f"{_number(row['bytes']) / 1e6:,.0f} MB"
+        num_bytes = row["bytes"]
+        assert isinstance(num_bytes, int)
+        size = f"{num_bytes / 1e6:,.0f} MB"
         note = "" if row["has_weights"] else "  (no weights that blazr can read)"
         print(f"{row['name']:<48} {size:>12}  {used}{note}")
 
@@ -81,16 +85,12 @@ def remove(
     plan = cache.delete_revisions(*commits) if cache is not None else None
     assert plan is not None  # nothing is found in no cache
     size = f"{plan.expected_freed_size / 1e6:,.0f} MB"
-    if not yes and not _is_sure(f"remove {', '.join(models)} ({size})?"):
+    if not yes and not sys.stdin.isatty():
+        raise ConfigError("there is no terminal to confirm on.", hint="confirm with --yes")
+    if not yes and not typer.confirm(f"remove {', '.join(models)} ({size})?"):
         raise typer.Exit(1)
     plan.execute()
     print(f"freed {size}")
-
-
-def _is_sure(question: str) -> bool:
-    if not sys.stdin.isatty():
-        raise ConfigError("there is no terminal to confirm on.", hint="confirm with --yes")
-    return typer.confirm(question)
 
 
 def _scan() -> HFCacheInfo | None:
@@ -102,12 +102,6 @@ def _scan() -> HFCacheInfo | None:
         return scan_cache_dir(constants.HF_HUB_CACHE)
     except CacheNotFound:
         return None
-
-
-def _cache_folder() -> str:
-    from huggingface_hub import constants
-
-    return constants.HF_HUB_CACHE
 
 
 def _models(cache: HFCacheInfo | None) -> Sequence[CachedRepoInfo]:
@@ -156,8 +150,3 @@ def _describe(repo: CachedRepoInfo) -> dict[str, object]:
         "has_weights": any(name.endswith(_SUFFIXES) for name in names),
         "path": str(repo.repo_path),
     }
-
-
-def _number(value: object) -> int:
-    assert isinstance(value, int)
-    return value

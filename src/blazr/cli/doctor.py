@@ -112,15 +112,15 @@ def _short_screen(report: _Report, *, with_tables: bool) -> Iterator[str]:
     yield f"kernels  {report['kernels'].get('cpu', 'reference (BLAZR_KERNELS)')}"
     if "speed" in trial:
         yield f"trial    {trial['model']} loaded in {trial['load']} and wrote {trial['speed']}"
-    changed = [f"{name}={value}" for name, value in report["environment"].items() if _is_set(name)]
+    changed = [
+        f"{name}={value}"
+        for name, value in report["environment"].items()
+        if env.get(name) != env.ENV[name].default
+    ]
     if changed:
         yield f"set      {' '.join(changed)}"
     if with_tables:
         yield from _screen({"tables": report["tables"]})
-
-
-def _is_set(name: str) -> bool:
-    return env.get(name) != env.ENV[name].default
 
 
 def _report() -> _Report:

@@ -164,7 +164,10 @@ class SamplingParams:
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         self._check_ranges()
-        self._check_stop()
+        if len(self.stop) > MAX_STOP_STRINGS:
+            _refuse("stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")
+        if any(not text or len(text) > MAX_STOP_CHARACTERS for text in self.stop):
+            _refuse("stop", "an empty or long string", f"1 to {MAX_STOP_CHARACTERS} characters")
         if self.samplers and sorted(self.samplers) != sorted(SAMPLERS):
             _refuse("samplers", ", ".join(self.samplers), ", ".join(SAMPLERS) + ", each once")
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
@@ -194,12 +197,6 @@ class SamplingParams:
             _refuse("repetition_penalty", self.repetition_penalty, "a number above 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             _refuse("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
-
-    def _check_stop(self) -> None:
-        if len(self.stop) > MAX_STOP_STRINGS:
-            _refuse("stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")
-        if any(not text or len(text) > MAX_STOP_CHARACTERS for text in self.stop):
-            _refuse("stop", "an empty or long string", f"1 to {MAX_STOP_CHARACTERS} characters")
 
     @classmethod
     def of(cls, **values: object) -> SamplingParams:
