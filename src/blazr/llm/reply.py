@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from blazr.core.errors import CapacityError
 from blazr.engine.outputs import FinishReason, TokenLogprobs, TokenOutput
@@ -157,23 +158,26 @@ class _Choice:
     """One reply: its first event, its text, its end."""
 
     def __init__(self, prepared: PreparedRequest, tokenizer: Tokenizer, index: int) -> None:
-        request = prepared.request
-        params = request.params
         self.is_done = False
         self._index = index
         self._tokenizer = tokenizer
-        self._prompt_ids = request.prompt_ids
+        self._prompt_ids = prepared.request.prompt_ids
         self._prepared = prepared
         self._written: list[int] = []
         self._has_begun = False
-        self._text = TextStream(
-            tokenizer,
-            index=index,
+
+    @cached_property
+    def _text(self) -> TextStream:
+        """Its text; made with the first token, so that nothing delays the submission."""
+        params = self._prepared.request.params
+        return TextStream(
+            self._tokenizer,
+            index=self._index,
             stop=params.stop,
             include_stop=params.include_stop,
             skip_special=params.skip_special_tokens,
-            prompt_ids=request.prompt_ids,
-            reply_format=prepared.reply_format,
+            prompt_ids=self._prompt_ids,
+            reply_format=self._prepared.reply_format,
         )
 
     def push(self, output: TokenOutput) -> list[Event]:

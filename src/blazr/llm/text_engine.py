@@ -335,7 +335,8 @@ def _choose_reply_format(own: ReplyFormat, request: GenerationRequest) -> ReplyF
     """
     if request.messages is None:
         return PLAIN
-    tools = [] if request.tool_choice == "none" else tool_specs(request.tools or ())
+    has_tools = request.tools and request.tool_choice != "none"
+    tools = tool_specs(request.tools or ()) if has_tools else []
     tool_format = own.tool_format if tools else None
     return ReplyFormat(
         reasoning=own.reasoning,
