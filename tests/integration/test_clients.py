@@ -38,6 +38,7 @@ ALONE = {
     "DISABLE_AUTOUPDATER": "1",
     "HF_HUB_OFFLINE": "1",
     "OFFLINE_MODE": "true",  # of Open WebUI
+    "OMP_NUM_THREADS": "1",  # or the threads of a small model wait for each other
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "OPENCODE_DISABLE_AUTOUPDATE": "1",
     "OPENCODE_DISABLE_MODELS_FETCH": "1",
@@ -73,9 +74,10 @@ def url(models: Path) -> Iterator[str]:
     def source(name: str, model: str) -> ModelSource:
         return ModelSource(name=name, open=lambda: AsyncLLM(model, device="cpu"))
 
-    known = [source(path.name, str(path)) for path in sorted(models.iterdir())]
-    config = ServerConfig(host="127.0.0.1", port=0)
-    with serving_models(Models([source("nano", "nano"), *known], config)) as running:
+    # The first is meant where none is named, as when lm-eval asks for the tokenizer.
+    names = ("stories-without-bos", "stories")
+    known = [source(name, str(models / name)) for name in names] + [source("nano", "nano")]
+    with serving_models(Models(known, ServerConfig(host="127.0.0.1", port=0))) as running:
         yield running.url
 
 

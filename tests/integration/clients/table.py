@@ -199,12 +199,14 @@ CLIENTS = (
         ("dspy==3.4.1", "numpy==2.4.6"),
         ("chat", "embeddings"),
     ),
+    Client("guidellm", "guidellm_benchmark.py", "evaluation", ("guidellm==0.8.1",), ("benchmark",)),
     Client(
-        "guidellm",
-        "guidellm_benchmark.py",
+        "lm-eval",
+        "lm_eval_parity.py",
         "evaluation",
-        ("guidellm==0.8.1", "torch==2.13.0", "transformers==5.23.0"),
-        ("benchmark",),
+        ("lm-eval[api,hf]==0.4.13", "torch==2.13.0", "transformers==5.23.0"),
+        ("choices", "remote_tokenizer", "choices_after_bos", "perplexity", "completions", "chat"),
+        unsupported="`tokenizer_backend=remote` for models with a beginning-of-text token",
     ),
     Client(
         "Claude Code",
