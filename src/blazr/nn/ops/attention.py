@@ -12,7 +12,7 @@ from torch import Tensor
 
 from blazr.nn.operands.attention import AttentionTemperature, Pages
 from blazr.nn.operands.step import SequenceGroup, StepTable
-from blazr.nn.ops.op import Op
+from blazr.nn.ops.op import op
 from blazr.nn.ops.step_samples import num_tokens, sample_pages, sample_steps
 
 # Where scores are computed in the open: they take this many rows of memory, not one per token.
@@ -195,7 +195,8 @@ def scale_queries(
     return (q.float() * factors[..., None, None]).to(q.dtype)
 
 
-def _paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
+@op(has_memory=True)
+def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
     """Attention of queries to all that their sequences have in memory.
 
     Args:
@@ -243,7 +244,8 @@ def _paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
     return out
 
 
-def _samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@paged_attention.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     sizes = ((4, 2, 16, 16, 0), (6, 3, 9, 9, 0), (5, 1, 33, 33, 7))
     for (heads, kv_heads, keys, values, more), table in product(sizes, sample_steps()):
         q = torch.randn(num_tokens(table), heads, keys + more).to(dtype)
@@ -257,8 +259,3 @@ def _samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
         temperature = AttentionTemperature(0.7, 20)
         yield q, replace(pages, window=41, softcap=2.0, temperature=temperature), table
         yield q, replace(pages, sinks=torch.randn(heads)), table
-
-
-paged_attention = Op(
-    "paged_attention", reference=_paged_attention, samples=_samples, has_memory=True
-)

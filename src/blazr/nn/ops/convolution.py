@@ -10,7 +10,7 @@ from torch import Tensor
 
 from blazr.nn.operands.recurrent import Filter
 from blazr.nn.operands.step import Carried, SequenceGroup, StepTable
-from blazr.nn.ops.op import Op
+from blazr.nn.ops.op import op
 from blazr.nn.ops.sequences import States, carry, map_groups
 from blazr.nn.ops.step_samples import num_tokens, sample_carried, sample_steps
 
@@ -29,7 +29,8 @@ def causal_conv1d(x: Tensor, taps: Filter) -> Tensor:
     return (windows * taps.weight.float().t()).sum(-1) + taps.bias.float()
 
 
-def _convolve(
+@op(has_memory=True)
+def convolve(
     x: Tensor,
     taps: Filter,
     window: Carried,
@@ -67,7 +68,8 @@ def _convolve(
     return found if out is None else out.copy_(found)
 
 
-def _samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@convolve.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for channels, taps in ((40, 4), (7, 1), (16, 8)):
         how = Filter(torch.randn(taps, channels), torch.randn(channels))
         for table in sample_steps():
@@ -76,6 +78,3 @@ def _samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
             wide = sample_carried(dtype, taps - 1, channels + 9)
             part = Carried(wide.kept[..., 4:-5], wide.working[..., 4:-5])
             yield x, how, part, table, tuple(gates)
-
-
-convolve = Op("convolve", reference=_convolve, samples=_samples, has_memory=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from blazr.nn.operands.recurrent import DeltaRows, DeltaWeights, GatedNorm
 from blazr.nn.operands.step import Carried, SequenceGroup, StepTable
 from blazr.nn.ops.norm import gated_rms_norm
-from blazr.nn.ops.op import Op
+from blazr.nn.ops.op import op
 from blazr.nn.ops.sequences import States, carry, map_groups
 from blazr.nn.ops.step_samples import num_tokens, sample_carried, sample_steps
 
@@ -102,7 +102,8 @@ def _products_of_rows(x: Tensor, k: Tensor, total: Tensor, low: int) -> Tensor:
     return F.pad(torch.cat((new @ old.mT, among), 3), (0, beyond))
 
 
-def _gated_delta(
+@op(has_memory=True)
+def gated_delta(
     v: Tensor, rows: DeltaRows, weights: DeltaWeights, state: Carried, table: StepTable
 ) -> Tensor:
     """The gated delta rule over packed sequences, its norm and its gate.
@@ -152,7 +153,8 @@ def _key_heads(x: Tensor, weights: DeltaWeights) -> Tensor:
     return x.repeat(1, 1, share, 1) if weights.tiled else x.repeat_interleave(share, -2)
 
 
-def _samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@gated_delta.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     sizes = ((2, 4, 16, 80, False), (1, 3, 7, 5, False), (2, 4, 5, 6, True), (3, 3, 9, 9, None))
     for key_heads, heads, keys, values, tiled in sizes:
         is_kimi = tiled is None  # a decay for each channel of the keys
@@ -174,6 +176,3 @@ def _samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
             gate = torch.randn(count, value_size + 3).to(dtype)[:, 3:]
             rows = DeltaRows(q=q, k=k, decay=both[:, :decays], beta=both[:, decays:], gate=gate)
             yield v, rows, weights, sample_carried(torch.float32, heads, keys, values), table
-
-
-gated_delta = Op("gated_delta", reference=_gated_delta, samples=_samples, has_memory=True)

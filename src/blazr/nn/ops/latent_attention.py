@@ -18,12 +18,13 @@ from blazr.nn.ops.attention import (
     read_pages,
     scale_queries,
 )
-from blazr.nn.ops.op import Op
+from blazr.nn.ops.op import op
 from blazr.nn.ops.rope import rotate_and_store
 from blazr.nn.ops.step_samples import num_tokens, sample_pages, sample_slots, sample_steps
 
 
-def _latent_attention(
+@op(has_memory=True)
+def latent_attention(
     q: Tensor, rows: LatentRows, memory: Latents, rotation: Rotation, table: StepTable
 ) -> Tensor:
     """Remember the tokens' latents and rotated keys, and attend to all in memory.
@@ -81,7 +82,8 @@ def _latent_attention(
     return out
 
 
-def _samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@latent_attention.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     sizes = ((4, 16, 16, 32, 8), (3, 7, 5, 33, 6), (1, 9, 4, 10, 2))
     for (heads, keys, values, latent, turned), table in product(sizes, sample_steps()):
         count = num_tokens(table)
@@ -107,8 +109,3 @@ def _samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
         yield q, rows, memory, rotation, table
         temperature = AttentionTemperature(0.7, 20)
         yield q, rows, replace(memory, window=41, temperature=temperature), rotation, table
-
-
-latent_attention = Op(
-    "latent_attention", reference=_latent_attention, samples=_samples, has_memory=True
-)

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from blazr.nn.operands.recurrent import Mamba1Rows, Mamba1Weights
 from blazr.nn.operands.step import Carried, SequenceGroup, StepTable
-from blazr.nn.ops.op import Op
+from blazr.nn.ops.op import op
 from blazr.nn.ops.sequences import States, carry, map_groups
 from blazr.nn.ops.ssd import selective_scan
 from blazr.nn.ops.step_samples import num_tokens, sample_carried, sample_steps
 
 
-def _mamba1(
+@op(has_memory=True)
+def mamba1(
     u: Tensor, rows: Mamba1Rows, weights: Mamba1Weights, state: Carried, table: StepTable
 ) -> Tensor:
     """``(scan(u) + d u) * silu(gate)``; see :func:`~blazr.nn.ops.ssd.selective_scan`.
@@ -45,7 +46,8 @@ def _mamba1(
     return map_groups(table, compute, (u, rows.dt, rows.b, rows.c, rows.gate), like=u)
 
 
-def _samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@mamba1.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for inner, states, limit in ((40, 16, 0.0), (7, 5, 0.5), (1, 1, 0.0)):
         weights = Mamba1Weights(-torch.rand(inner, states), torch.randn(inner), limit)
         for table in sample_steps():
@@ -54,6 +56,3 @@ def _samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
             b, c = torch.randn(count, 2 * states).to(dtype).chunk(2, -1)
             rows = Mamba1Rows(dt=dt, b=b, c=c, gate=gate)
             yield u, rows, weights, sample_carried(torch.float32, inner, states), table
-
-
-mamba1 = Op("mamba1", reference=_mamba1, samples=_samples, has_memory=True)

@@ -13,13 +13,14 @@ from blazr.nn.operands.recurrent import Filter, GatedNorm, GateOrder, Mamba2Memo
 from blazr.nn.operands.step import GRID, SequenceGroup, StepTable
 from blazr.nn.ops.convolution import causal_conv1d
 from blazr.nn.ops.norm import gated_rms_norm
-from blazr.nn.ops.op import Op
+from blazr.nn.ops.op import op
 from blazr.nn.ops.sequences import map_groups
 from blazr.nn.ops.ssd import ssd_output, ssd_state, state_output, step_sizes
 from blazr.nn.ops.step_samples import SLOTS, num_tokens, sample_steps
 
 
-def _mamba2(
+@op(has_memory=True)
+def mamba2(
     projected: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: StepTable
 ) -> Tensor:
     """Convolution, recurrence, gate and norm of packed sequences.
@@ -148,7 +149,8 @@ _SIZES = ((4, 16, 32, 1, 4, 1), (6, 7, 5, 2, 3, 2), (1, 1, 1, 1, 2, 1))
 _ORDERS: tuple[GateOrder, ...] = ("gate_first", "norm_first", "none")
 
 
-def _samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@mamba2.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for (heads, dim, states, groups, taps, parts), order in product(_SIZES, _ORDERS):
         inner = heads * dim
         conv = inner + 2 * groups * states
@@ -181,6 +183,3 @@ def _samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
             )
             projected = torch.randn(num_tokens(table), inner + conv + heads).to(dtype)
             yield projected, weights, memory, table
-
-
-mamba2 = Op("mamba2", reference=_mamba2, samples=_samples, has_memory=True)

@@ -11,14 +11,15 @@ from torch import Tensor
 from blazr.nn.operands.recurrent import Mamba3Memory, Mamba3Rows, Mamba3Weights
 from blazr.nn.operands.step import SequenceGroup, StepTable
 from blazr.nn.ops.norm import rms_norm
-from blazr.nn.ops.op import Op
+from blazr.nn.ops.op import op
 from blazr.nn.ops.rope import rotate_pairs
 from blazr.nn.ops.sequences import States, carry, map_groups
 from blazr.nn.ops.ssd import ssd_output, ssd_state, state_output, step_sizes
 from blazr.nn.ops.step_samples import num_tokens, sample_carried, sample_steps
 
 
-def _mamba3(
+@op(has_memory=True)
+def mamba3(
     x: Tensor, rows: Mamba3Rows, weights: Mamba3Weights, memory: Mamba3Memory, table: StepTable
 ) -> Tensor:
     """State space with a trapezoidal rule: each step adds this input and the one before.
@@ -87,7 +88,8 @@ def _expand(maps: Tensor, bias: Tensor, weights: Mamba3Weights) -> Tensor:
     return rms_norm(maps, weights.norm, weights.eps) + bias
 
 
-def _samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@mamba3.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for groups, heads, width, states, silu in ((1, 2, 16, 32, True), (2, 4, 7, 6, False)):
         weights = Mamba3Weights(
             groups=groups,
@@ -116,6 +118,3 @@ def _samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
             )
             rows = Mamba3Rows(b=b, c=c, dt=dt, mix=mix, theta=theta)
             yield x, rows, weights, memory, table
-
-
-mamba3 = Op("mamba3", reference=_mamba3, samples=_samples, has_memory=True)

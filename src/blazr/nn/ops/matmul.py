@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blazr.nn.kernels.resolve import resolve
-from blazr.nn.ops.op import Op
+from blazr.nn.ops.op import op
 
 
 def has_kernel(dtype: torch.dtype) -> bool:
@@ -17,7 +17,8 @@ def has_kernel(dtype: torch.dtype) -> bool:
     return resolve("linear", "cpu", dtype) is not None
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+@op()
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x weight.T + bias``, summed in float32.
 
     Args:
@@ -31,7 +32,8 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
-def _wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+@op()
+def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x weight.T + bias`` in float32: for decisions that rounding must not turn.
 
     Args:
@@ -46,7 +48,8 @@ def _wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     return F.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide))
 
 
-def _gated_linear(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+@op()
+def gated_linear(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     """``silu(x gate.T) * (x up.T)``: the inner half of a gated MLP, reading x once.
 
     Args:
@@ -62,7 +65,8 @@ def _gated_linear(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(F.linear(x, gate)) * F.linear(x, up)
 
 
-def _linear_heads(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+@op()
+def linear_heads(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     """``x[:, h] weight[h].T``: each head by a matrix of its own.
 
     Args:
@@ -86,6 +90,7 @@ _SIZES = (
 )
 
 
+@gated_linear.sample
 def _matrices(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     for rows, inner, outer in _SIZES:
         scale = max(1, inner) ** -0.5
@@ -94,6 +99,8 @@ def _matrices(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         yield x.to(dtype), (first * scale).to(dtype), (second * scale).to(dtype)
 
 
+@linear.sample
+@wide_linear.sample
 def _linear_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for x, weight, _ in _matrices(dtype):
         yield x, weight
@@ -104,7 +111,8 @@ def _linear_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     yield torch.randn(4, 6).to(dtype), torch.randn(6, 9).to(dtype).T
 
 
-def _heads_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@linear_heads.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     sizes = ((1, 16, 64, 512), (5, 3, 40, 33), (33, 2, 7, 130), (2, 1, 1, 5), (100, 2, 32, 18))
     for rows, heads, inner, outer in (*sizes, (0, 2, 8, 4)):
         weight = (torch.randn(heads, outer, inner) * inner**-0.5).to(dtype)
@@ -112,9 +120,3 @@ def _heads_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     wide = torch.randn(4, 3, 20).to(dtype), torch.randn(3, 10, 9).to(dtype)
     yield wide[0][..., 5:12], wide[1][:, 2:, 1:8]
     yield wide[0][..., :10], wide[1].transpose(1, 2)
-
-
-linear = Op("linear", reference=_linear, samples=_linear_samples)
-wide_linear = Op("wide_linear", reference=_wide_linear, samples=_linear_samples)
-gated_linear = Op("gated_linear", reference=_gated_linear, samples=_matrices)
-linear_heads = Op("linear_heads", reference=_linear_heads, samples=_heads_samples)

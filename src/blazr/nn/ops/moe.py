@@ -12,7 +12,7 @@ from blazr.nn.operands.experts import ExpertGroups, ExpertMlps, Matrix, Routing,
 from blazr.nn.operands.packing import Packed
 from blazr.nn.ops.activation import ACTIVATIONS, clamped_swiglu
 from blazr.nn.ops.matmul import gated_linear, linear
-from blazr.nn.ops.op import Op
+from blazr.nn.ops.op import op
 from blazr.nn.ops.packed import packed_gated_linear, packed_linear
 
 __all__ = [
@@ -44,7 +44,8 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple
     return choose_experts(logits, chosen, routing, bias), chosen
 
 
-def _choose_experts(
+@op()
+def choose_experts(
     logits: Tensor, chosen: Tensor, routing: Routing, bias: Tensor | None = None
 ) -> Tensor:
     """Take k experts by their scores. Ties go to the lower index.
@@ -86,7 +87,8 @@ def _best_groups_only(choice: Tensor, groups: ExpertGroups) -> Tensor:
     return grouped.masked_fill(hidden.unsqueeze(-1), float("-inf")).flatten(-2)
 
 
-def _experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Tensor:
+@op(roundings=2)
+def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Tensor:
     """Run each token through its experts' MLPs and add up the weighted outputs.
 
     Args:
@@ -169,7 +171,8 @@ _ROUTINGS = (
 )
 
 
-def _choose_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@choose_experts.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for routing in _ROUTINGS:
         for tokens, count in ((1, 12), (70, 24), (0, 12)):
             chosen = torch.empty(tokens, min(routing.k, count), dtype=torch.int64)
@@ -186,7 +189,8 @@ _SIZES = (
 )
 
 
-def _experts_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@experts.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     """Nothing is below zero, so that what is rounded between the products stays small."""
 
     def numbers(*shape: int) -> Tensor:
@@ -209,7 +213,3 @@ def _experts_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     wide = numbers(3, 20, 2 * 8)
     mlps = ExpertMlps(gate=wide[..., :8], up=wide[..., 8:], down=numbers(3, 20, 8).transpose(1, 2))
     yield numbers(5, 16)[:, ::2], torch.rand(5, 1), torch.randint(0, 3, (5, 1)), mlps
-
-
-choose_experts = Op("choose_experts", reference=_choose_experts, samples=_choose_samples)
-experts = Op("experts", reference=_experts, samples=_experts_samples, roundings=2)

@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blazr.nn.operands.recurrent import GatedNorm, GateOrder
-from blazr.nn.ops.op import Op
+from blazr.nn.ops.op import op
 
 
-def _rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False) -> Tensor:
+@op()
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False) -> Tensor:
     """``x / sqrt(mean(x^2) + eps) * weight``, cast to x's dtype before the weight is applied.
 
     Args:
@@ -34,6 +35,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = Fals
     return normed.to(x.dtype) * weight
 
 
+@rms_norm.sample
 def _rms_norm_samples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, float]]:
     for rows, size in ((1, 16), (3, 40), (2, 7), (5, 1), (0, 8), (300, 300)):
         yield torch.randn(rows, size).to(dtype), torch.randn(size).to(dtype), 1e-5
@@ -42,10 +44,8 @@ def _rms_norm_samples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, floa
     yield torch.zeros(2, 8).to(dtype), torch.randn(8).to(dtype), 1e-6
 
 
-rms_norm = Op("rms_norm", reference=_rms_norm, samples=_rms_norm_samples)
-
-
-def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+@op()
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """``(x - mean) / sqrt(var + eps) * weight + bias`` with the biased variance.
 
     Args:
@@ -62,12 +62,10 @@ def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     return F.layer_norm(x.float(), weight.shape, weight.float(), bias.float(), eps).to(x.dtype)
 
 
-def _layer_norm_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@layer_norm.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for x, weight, eps in _rms_norm_samples(dtype):
         yield x + 3, weight, torch.randn(len(weight)).to(dtype), eps
-
-
-layer_norm = Op("layer_norm", reference=_layer_norm, samples=_layer_norm_samples)
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
@@ -94,18 +92,17 @@ def gated_rms_norm(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
     return normed if is_gate_first else normed * factor
 
 
-def _gated_norm(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
+@op(roundings=2)
+def gated_norm(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
     """See :func:`gated_rms_norm`: (T, C) to (T, C), in the dtype of x."""
     return gated_rms_norm(x, gate, norm).to(x.dtype)
 
 
-def _gated_norm_samples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, GatedNorm]]:
+@gated_norm.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, GatedNorm]]:
     orders: tuple[GateOrder, ...] = ("gate_first", "norm_first", "norm_sigmoid")
     for rows, size, groups in ((1, 16, 1), (3, 40, 5), (2, 7, 1), (0, 8, 2), (70, 300, 3)):
         x, gate = torch.randn(rows, size).to(dtype), torch.randn(rows, 2 * size).to(dtype)
         for order in orders:
             yield x, gate[:, size:], GatedNorm(order, torch.randn(size), 1e-5, groups)
         yield x, gate[:, :size], GatedNorm("none", None, 1e-5)
-
-
-gated_norm = Op("gated_norm", reference=_gated_norm, samples=_gated_norm_samples, roundings=2)

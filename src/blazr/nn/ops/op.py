@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Generic, ParamSpec
+from typing import Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from torch import Tensor
 from blazr.nn.kernels.resolve import resolve
 
 P = ParamSpec("P")
+Samples = Callable[[torch.dtype], Iterable[tuple[object, ...]]]
+S = TypeVar("S", bound=Samples)
 
 
 class Op(Generic[P]):
@@ -36,17 +38,22 @@ class Op(Generic[P]):
         name: str,
         *,
         reference: Callable[P, Tensor],
-        samples: Callable[[torch.dtype], Iterable[tuple[object, ...]]],
+        samples: Samples | None = None,
         roundings: int = 1,
         has_memory: bool = False,
     ) -> None:
         self.name = name
         self.reference = reference
-        self.samples = samples
+        self.samples: Samples = samples or _none
         self.roundings = roundings
         self.has_memory = has_memory
         self.__doc__ = reference.__doc__
         self._chosen: dict[tuple[torch.device, torch.dtype], Callable[P, Tensor]] = {}
+
+    def sample(self, samples: S) -> S:
+        """Take these samples: a decorator of the function that makes them."""
+        self.samples = samples
+        return samples
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Tensor:
         """Run it."""
@@ -62,3 +69,17 @@ class Op(Generic[P]):
         if fits is not None and not fits(*args, **kwargs):
             return self.reference(*args, **kwargs)
         return chosen(*args, **kwargs)
+
+
+def op(*, roundings: int = 1, has_memory: bool = False) -> Callable[[Callable[P, Tensor]], Op[P]]:
+    """Make an operation of its reference, under the reference's name; see `Op`."""
+
+    def make(reference: Callable[P, Tensor]) -> Op[P]:
+        name = reference.__name__
+        return Op(name, reference=reference, roundings=roundings, has_memory=has_memory)
+
+    return make
+
+
+def _none(_: torch.dtype) -> Iterable[tuple[object, ...]]:
+    return ()

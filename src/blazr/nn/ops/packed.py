@@ -12,7 +12,7 @@ from blazr.core.errors import ShapeError
 from blazr.nn.kernels.compile import fingerprint
 from blazr.nn.kernels.resolve import resolve
 from blazr.nn.operands.packing import BLOCK, GROUP, PACKINGS, Packed, Packing
-from blazr.nn.ops.op import Op
+from blazr.nn.ops.op import op
 
 __all__ = [
     "GROUP",
@@ -185,7 +185,8 @@ def _product(x: Tensor, packed: Packed) -> Tensor:
     return F.linear(rounded.to(wide), unpack(packed).to(wide))
 
 
-def _packed_linear(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
+@op()
+def packed_linear(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
     """``x weight.T + bias`` with a packed weight; x is rounded to int8 first.
 
     The rounding, over ``packing.rounded_together`` columns at a time, is part of the definition.
@@ -202,7 +203,8 @@ def _packed_linear(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Ten
     return (y if bias is None else y + bias).to(x.dtype)
 
 
-def _packed_gated_linear(x: Tensor, gate: Packed, up: Packed) -> Tensor:
+@op()
+def packed_gated_linear(x: Tensor, gate: Packed, up: Packed) -> Tensor:
     """``silu(x gate.T) * (x up.T)`` with packed weights of one packing.
 
     Args:
@@ -216,7 +218,8 @@ def _packed_gated_linear(x: Tensor, gate: Packed, up: Packed) -> Tensor:
     return (F.silu(_product(x, gate)) * _product(x, up)).to(x.dtype)
 
 
-def _packed_rows(out: Tensor, packed: Packed, ids: Tensor) -> Tensor:
+@op()
+def packed_rows(out: Tensor, packed: Packed, ids: Tensor) -> Tensor:
     """Some rows of a packed matrix, as an embedding gives them.
 
     Args:
@@ -252,7 +255,8 @@ def random_packed(packing: Packing, rows: int, supers: int, *stack: int) -> Pack
 _SIZES = ((1, 2, 32), (5, 3, 7), (26, 1, 50), (140, 2, 300), (0, 1, 4))
 
 
-def _linear_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@packed_linear.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for packing in PACKINGS.values():
         for count, supers, rows in _SIZES:
             packed = random_packed(packing, rows, supers)
@@ -262,23 +266,18 @@ def _linear_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
         yield torch.zeros(2, 3, packed.columns).to(dtype), packed
 
 
-def _gated_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@packed_gated_linear.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for packing in PACKINGS.values():
         for count, supers, rows in ((1, 1, 33), (9, 2, 16), (0, 1, 4)):
             gate, up = (random_packed(packing, rows, supers) for _ in range(2))
             yield torch.randn(count, gate.columns).to(dtype), gate, up
 
 
-def _row_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@packed_rows.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for packing in PACKINGS.values():
         for count, supers, rows in ((1, 1, 1), (70, 2, 33), (0, 1, 4)):
             packed = random_packed(packing, rows, supers)
             out = torch.empty(count, packed.columns, dtype=dtype)
             yield out, packed, torch.randint(0, rows, (count,))
-
-
-packed_linear = Op("packed_linear", reference=_packed_linear, samples=_linear_samples)
-packed_gated_linear = Op(
-    "packed_gated_linear", reference=_packed_gated_linear, samples=_gated_samples
-)
-packed_rows = Op("packed_rows", reference=_packed_rows, samples=_row_samples)

@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blazr.nn.ops.activation import ACTIVATIONS
-from blazr.nn.ops.op import Op
+from blazr.nn.ops.op import op
 
 
-def _add(a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+@op()
+def add(a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
     """``a + b * scale``.
 
     Args:
@@ -27,12 +28,14 @@ def _add(a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
     return a + (b if scale == 1 else b * scale)
 
 
-def _scale(a: Tensor, factor: float) -> Tensor:
+@op()
+def scale(a: Tensor, factor: float) -> Tensor:
     """``a * factor``, (..., C), in the dtype of a."""
     return a * factor
 
 
-def _widen(a: Tensor, divisor: float = 1.0, cap: float | None = None) -> Tensor:
+@op()
+def widen(a: Tensor, divisor: float = 1.0, cap: float | None = None) -> Tensor:
     """Scores of a vocabulary as they are drawn from.
 
     Args:
@@ -47,7 +50,8 @@ def _widen(a: Tensor, divisor: float = 1.0, cap: float | None = None) -> Tensor:
     return wide if cap is None else torch.tanh(wide / cap) * cap
 
 
-def _activate(a: Tensor, kind: str, b: Tensor | None = None) -> Tensor:
+@op()
+def activate(a: Tensor, kind: str, b: Tensor | None = None) -> Tensor:
     """``act(a)``, or ``act(a) * b``.
 
     Args:
@@ -62,12 +66,14 @@ def _activate(a: Tensor, kind: str, b: Tensor | None = None) -> Tensor:
     return y if b is None else y * b
 
 
-def _sigmoid_gate(a: Tensor, gate: Tensor) -> Tensor:
+@op()
+def sigmoid_gate(a: Tensor, gate: Tensor) -> Tensor:
     """``a * sigmoid(gate)``, (..., C), in the dtype of a; the gate is (..., C) or (..., 1)."""
     return a * gate.sigmoid()
 
 
-def _embedding(weight: Tensor, ids: Tensor) -> Tensor:
+@op()
+def embedding(weight: Tensor, ids: Tensor) -> Tensor:
     """Rows of a matrix.
 
     Args:
@@ -80,7 +86,8 @@ def _embedding(weight: Tensor, ids: Tensor) -> Tensor:
     return F.embedding(ids, weight)
 
 
-def _take_pieces(x: Tensor, order: Tensor, size: int) -> Tensor:
+@op()
+def take_pieces(x: Tensor, order: Tensor, size: int) -> Tensor:
     """Pieces of each row in another order.
 
     Args:
@@ -105,25 +112,29 @@ def _pairs(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
     yield wide[:, 3:12], wide[:, 10:19]
 
 
-def _add_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@add.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for a, b in _pairs(dtype):
         yield a, b
         yield a, b, 0.22
 
 
-def _scale_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@scale.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for a, _ in _pairs(dtype):
         yield a, 12.5
 
 
-def _widen_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@widen.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for a, _ in _pairs(dtype):
         yield (a,)
         yield a * 10, 8.0
         yield a * 10, 1.0, 30.0
 
 
-def _activate_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@activate.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for kind in ACTIVATIONS:
         for a, b in _pairs(dtype):
             yield 4 * a, kind
@@ -131,32 +142,26 @@ def _activate_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
         yield torch.tensor([[0.0, -0.0, 50, -50, 1e-4, -1e-4]]).to(dtype), kind
 
 
-def _gate_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@sigmoid_gate.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for a, b in _pairs(dtype):
         yield a, b
         yield a, b[..., :1]
 
 
-def _embedding_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@embedding.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for rows, width, count in ((5, 8, 3), (40, 7, 70), (3, 16, 0), (1, 5, 1)):
         yield torch.randn(rows, width).to(dtype), torch.randint(0, rows, (count,))
     yield torch.randn(9, 20).to(dtype)[:, 2:7], torch.randint(0, 9, (2, 3))
 
 
-def _take_pieces_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@take_pieces.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for shape, size in (((3, 24), 4), ((1, 5), 1), ((2, 3, 12), 6), ((0, 8), 2)):
         x = torch.randn(shape).to(dtype)
         yield x, torch.randperm(shape[-1] // size), size
     yield torch.randn(4, 20).to(dtype)[:, 2:14], torch.tensor([2, 0]), 3
-
-
-add = Op("add", reference=_add, samples=_add_samples)
-scale = Op("scale", reference=_scale, samples=_scale_samples)
-widen = Op("widen", reference=_widen, samples=_widen_samples)
-activate = Op("activate", reference=_activate, samples=_activate_samples)
-sigmoid_gate = Op("sigmoid_gate", reference=_sigmoid_gate, samples=_gate_samples)
-take_pieces = Op("take_pieces", reference=_take_pieces, samples=_take_pieces_samples)
-embedding = Op("embedding", reference=_embedding, samples=_embedding_samples)
 
 
 def dense(x: Tensor) -> Tensor:

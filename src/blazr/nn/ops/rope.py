@@ -10,11 +10,12 @@ from torch import Tensor
 
 from blazr.nn.operands.attention import Rotation
 from blazr.nn.operands.step import GRID
-from blazr.nn.ops.op import Op
+from blazr.nn.ops.op import op
 from blazr.nn.ops.step_samples import num_tokens, sample_pages, sample_slots, sample_steps
 
 
-def _rotary_tables(frequencies: Tensor, positions: Tensor, factor: float = 1.0) -> Tensor:
+@op()
+def rotary_tables(frequencies: Tensor, positions: Tensor, factor: float = 1.0) -> Tensor:
     """Cosine and sine of ``position * frequency``, the product rounded to float32.
 
     Args:
@@ -29,14 +30,12 @@ def _rotary_tables(frequencies: Tensor, positions: Tensor, factor: float = 1.0) 
     return torch.stack((angles.cos(), angles.sin())) * factor
 
 
-def _rotary_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@rotary_tables.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for count, pairs in ((1, 1), (3, 32), (0, 4), (40, 7)):
         positions = torch.randint(0, 100_000, (count,))
         yield 10000 ** -torch.rand(pairs).to(dtype), positions
         yield torch.rand(pairs).to(dtype), positions, 1.25
-
-
-rotary_tables = Op("rotary_tables", reference=_rotary_tables, samples=_rotary_samples)
 
 
 def rotate_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -94,7 +93,8 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     return turned if channels == x.shape[-1] else torch.cat((turned, x[..., channels:]), -1)
 
 
-def _rotate_and_store(
+@op(has_memory=True)
+def rotate_and_store(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -124,7 +124,8 @@ def _rotate_and_store(
     return turned if out is None else out.copy_(turned)
 
 
-def _store_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@rotate_and_store.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     sizes = ((4, 2, 16, 16, 8), (3, 1, 9, 5, 3), (1, 1, 6, 7, 0))
     for (heads, kv_heads, keys, values, pairs), table in product(sizes, sample_steps()):
         count = num_tokens(table)
@@ -140,8 +141,3 @@ def _store_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
             )
             pages = (sample_pages(dtype, kv_heads, size) for size in (keys, values))
             yield q, k, v, rotation, *pages
-
-
-rotate_and_store = Op(
-    "rotate_and_store", reference=_rotate_and_store, samples=_store_samples, has_memory=True
-)

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from blazr.nn.kernels.cpu.sampling import Finder
 from blazr.nn.kernels.resolve import resolve
-from blazr.nn.ops.op import Op
+from blazr.nn.ops.op import op
 
 _UNIT = 2**42
 _UNIFORM = 2**53
 
 
-def _likeliest(scores: Tensor) -> Tensor:
+@op()
+def likeliest(scores: Tensor) -> Tensor:
     """The place of the largest of each row's scores, the first of equals.
 
     Args:
@@ -29,7 +30,8 @@ def _likeliest(scores: Tensor) -> Tensor:
     return torch.where(heights.isfinite(), places, -1)
 
 
-def _best(scores: Tensor, count: int) -> Tensor:
+@op()
+def best(scores: Tensor, count: int) -> Tensor:
     """The places of each row's largest scores in falling order, the first of equals first.
 
     Args:
@@ -42,7 +44,8 @@ def _best(scores: Tensor, count: int) -> Tensor:
     return scores.argsort(dim=-1, descending=True, stable=True)[:, :count]
 
 
-def _draw(scores: Tensor, wishes: Tensor) -> Tensor:
+@op()
+def draw(scores: Tensor, wishes: Tensor) -> Tensor:
     """A token of each row, drawn by its probability among those that the row's filters leave.
 
     Candidates are in falling order of their scores, the first of equals first. Filters apply one
@@ -112,28 +115,26 @@ def _rows_of_scores(dtype: torch.dtype) -> Iterator[Tensor]:
     yield torch.zeros(2, 600).to(dtype)
 
 
-def _likeliest_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@likeliest.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for scores in _rows_of_scores(dtype):
         yield (scores,)
 
 
-def _best_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@best.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for scores in _rows_of_scores(dtype):
         for count in {1, min(20, scores.shape[1])}:
             yield scores, count
 
 
-def _draw_samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@draw.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for scores in _rows_of_scores(dtype):
         wishes = torch.rand(len(scores), 5, dtype=torch.float64)
         yield scores, wishes * torch.tensor([2, 0, 1, 0.1, 1])
         wishes[:, 0], wishes[:, 1] = 1, (wishes[:, 1] * 60).floor()
         yield scores, wishes
-
-
-likeliest = Op("likeliest", reference=_likeliest, samples=_likeliest_samples)
-best = Op("best", reference=_best, samples=_best_samples)
-draw = Op("draw", reference=_draw, samples=_draw_samples)
 
 
 def likeliest_finder(device: torch.device) -> Callable[[Tensor], list[int]]:
