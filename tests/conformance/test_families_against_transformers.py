@@ -19,8 +19,8 @@ from blazr.models.families.detect import detect_family
 from blazr.models.loading.load import LoadedModel, load, plan_model
 from blazr.nn.device import resolve_device
 from blazr.nn.layers.mamba2 import Mamba2Config
-from blazr.nn.layers.rope import Positions, RopeConfig
 from blazr.nn.operands.attention import AttentionTemperature
+from blazr.nn.ops.attention import scale_queries
 from blazr.nn.quant.weight import Weight
 from tests.support.closeness import assert_as_right, assert_greedy
 from tests.support.hybrids import classic_layers
@@ -307,8 +307,8 @@ def test_queries_grow_as_theirs_do() -> None:
     from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
     positions = torch.tensor([0, 16_383, 16_384, 32_767, 32_768, 262_143, 2**24 - 1])
-    rope = RopeConfig(4, temperature=AttentionTemperature(0.1, 16_384))
-    found = Positions(positions).temper(torch.ones(len(positions), 1, 1), rope)
+    queries = torch.ones(len(positions), 1, 1)
+    found = scale_queries(queries, AttentionTemperature(0.1, 16_384), positions)
     expected = get_llama_4_attn_scale(positions[None], 0.1, 16_384)
     torch.testing.assert_close(found.flatten(), expected.flatten(), rtol=1e-6, atol=0)
 

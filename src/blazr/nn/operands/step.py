@@ -79,6 +79,12 @@ class SequenceGroup:
         """(B,), int64."""
         return torch.tensor([span.log_length for span in self.spans], device=self._device)
 
+    @cached_property
+    def positions(self) -> Tensor:
+        """(B, length), int64, of its tokens."""
+        starts = torch.tensor([span.start for span in self.spans], device=self._device)
+        return starts[:, None] + torch.arange(self.length, device=self._device)
+
     def split(self, *tensors: Tensor) -> list[Tensor]:
         """The group's rows of packed tensors (T, ...), sequence by sequence: (B, length, ...)."""
         return [each[self.rows].unflatten(0, (len(self.spans), -1)) for each in tensors]

@@ -182,14 +182,10 @@ def read_pages(stored: Tensor, table: StepTable, group: SequenceGroup) -> Tensor
     return stored[pages].flatten(1, 2)[:, :total]
 
 
-def scale_queries(
-    q: Tensor, temperature: AttentionTemperature | None, group: SequenceGroup
-) -> Tensor:
-    """Let a group's queries (B, Q, H, D) grow with their positions."""
+def scale_queries(q: Tensor, temperature: AttentionTemperature | None, positions: Tensor) -> Tensor:
+    """Let queries (..., H, D) grow with their positions, (...)."""
     if temperature is None:
         return q
-    starts = torch.tensor([span.start for span in group.spans], device=q.device)
-    positions = starts[:, None] + torch.arange(group.length, device=q.device)
     lengths = 1 + positions // temperature.length
     factors = 1 + temperature.scale * lengths.float().log()
     return (q.float() * factors[..., None, None]).to(q.dtype)
@@ -211,7 +207,7 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
     parts = [pages.keys] if pages.more_keys is None else [pages.keys, pages.more_keys]
     if table.num_decodes:
         (queries,) = table.groups[0].split(q)
-        queries = scale_queries(queries, pages.temperature, table.groups[0])[:, 0]
+        queries = scale_queries(queries, pages.temperature, table.groups[0].positions)[:, 0]
         for some in table.decode_groups:
             keys = torch.cat([part[some.pages].flatten(1, 2) for part in parts], -1)
             values = pages.values[some.pages].flatten(1, 2)
@@ -228,7 +224,7 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
             out[some.rows] = found.to(q.dtype)
     for group in prefilling(table):
         (queries,) = group.split(q)
-        queries = scale_queries(queries, pages.temperature, group)
+        queries = scale_queries(queries, pages.temperature, group.positions)
         keys = torch.cat([read_pages(part, table, group) for part in parts], -1)
         values = read_pages(pages.values, table, group)
         found = attention(

@@ -51,7 +51,7 @@ def latent_attention(
     out = q.new_empty(*q.shape[:2], memory.v_up.shape[1])
     if table.num_decodes:
         (own,) = table.groups[0].split(queries)
-        own = scale_queries(own, memory.temperature, table.groups[0])[:, 0]
+        own = scale_queries(own, memory.temperature, table.groups[0].positions)[:, 0]
         size = q.shape[-1]
         for some in table.decode_groups:
             plain, own_turned = own[some.rows].split((size, own.shape[-1] - size), -1)
@@ -72,7 +72,7 @@ def latent_attention(
         k = torch.einsum("bsr,hrd->bshd", latents, memory.k_up)
         shared = read_pages(memory.keys, table, group).unsqueeze(2).expand(*k.shape[:-1], -1)
         found = attention(
-            scale_queries(own, memory.temperature, group),
+            scale_queries(own, memory.temperature, group.positions),
             torch.cat((k, shared), -1),
             torch.einsum("bsr,her->bshe", latents, memory.v_up),
             scale=memory.scale,
