@@ -76,7 +76,8 @@ class Verdict:
         tolerance: The relative error that is allowed.
         layers: The error of every layer, the embedding first.
         logits_error: That of the scores.
-        first_diverging_layer: The first whose error is not allowed, or None.
+        first_diverging_layer: The first that the engine computes otherwise than the network, or
+            None; the first that the network computes wrongly is the witness's.
         greedy: Agreement of greedy tokens.
         witness: What judged the network itself, apart from the engine.
         transformers: ``"agrees"``, ``"differs"``, or why it was not asked.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -43,22 +44,30 @@ def test_a_sound_engine_passes(hybrid: str, quantize: str | None) -> None:
     assert found.transformers in {"not applicable", "not installed"}
 
 
+@pytest.mark.parametrize("wrong", ["network", "kernel"])
 def test_the_first_layer_that_is_wrong_is_named(
-    hybrid: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    hybrid: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    wrong: str,
 ) -> None:
+    """The file's formulas judge what every path computes; float64, what kernels alone do."""
     forward = Mla.forward
 
-    def wrong(self, x, batch, cache):
-        return forward(self, x, batch, cache) * 1.01
+    def changed(self, x, batch, cache):
+        out = forward(self, x, batch, cache)
+        is_reference = torch.is_grad_enabled()  # kernels compute no gradients
+        return out if wrong == "kernel" and is_reference else out * 1.01
 
-    monkeypatch.setattr(Mla, "forward", wrong)
+    monkeypatch.setattr(Mla, "forward", changed)
     found = verify(hybrid, CPU, dtype="float32", max_tokens=4)
-    assert found.first_diverging_layer == 2
+    named = (found.witness.first_wrong_layer, found.first_diverging_layer)
+    assert named == ((2, None) if wrong == "network" else (None, 2))
     assert not found.is_ok
     with pytest.raises(typer.Exit) as caught:
         command(hybrid, dtype="float32", tokens=4, device="cpu")
     assert caught.value.exit_code == 1
-    assert "diverges" in capsys.readouterr().out
+    assert re.search(r"layer 2 .* <- diverges", capsys.readouterr().out)
 
 
 def test_wrong_tokens_are_told(hybrid: str, monkeypatch: pytest.MonkeyPatch) -> None:
