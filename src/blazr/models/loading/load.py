@@ -15,7 +15,7 @@ from blazr.core.errors import CapacityError, ConfigError
 from blazr.core.gguf_header import Value
 from blazr.models.causal_lm import CausalLM
 from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo
-from blazr.models.checkpoint.hub import find_model
+from blazr.models.checkpoint.find import find_model
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.config import ModelConfig
 from blazr.models.families.base import Derivation, Derived, Family
