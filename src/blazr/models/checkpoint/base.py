@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from blazr.core.errors import CheckpointError
 from blazr.core.gguf_header import Value
 from blazr.models.checkpoint.disk import MappedFile
 
@@ -133,6 +134,49 @@ class Header:
 
     tensors: dict[str, TensorInfo]
     metadata: Mapping[str, Value] = field(default_factory=dict)
+
+
+def check_ranges(
+    path: Path, tensors: Mapping[str, TensorInfo], size: int, *, filled_from: int | None = None
+) -> None:
+    """Refuse tensors whose bytes lie outside of the file or in each other.
+
+    Args:
+        path: The file.
+        tensors: Its tensors.
+        size: Its size in bytes.
+        filled_from: Where the data begin, in formats that allow no byte between tensors.
+
+    Raises:
+        CheckpointError: There are such.
+    """
+    position = filled_from or 0
+    hint = "copy or download the file again"
+    for info in sorted(tensors.values(), key=lambda info: (info.start, info.end)):
+        if info.end > size:
+            raise CheckpointError(
+                f"{path}: cut short; tensor {info.name[:100]!r} ends after the file.",
+                found=f"{size:,} bytes",
+                expected=f"at least {info.end:,}"[:100],
+                hint=hint,
+            )
+        has_hole = filled_from is not None and info.start > position
+        if info.start < position or has_hole:
+            what = "follows a hole" if has_hole else "overlaps the one before it"
+            raise CheckpointError(
+                f"{path}: tensor {info.name[:100]!r} {what}.",
+                found=f"byte {info.start:,}",
+                expected=f"byte {position:,}" + ("" if filled_from is not None else " or later"),
+                hint=hint,
+            )
+        position = info.end
+    if filled_from is not None and position != size:
+        raise CheckpointError(
+            f"{path}: bytes after the last tensor.",
+            found=f"{size:,} bytes",
+            expected=f"{position:,} bytes",
+            hint=hint,
+        )
 
 
 @dataclass(frozen=True, slots=True)

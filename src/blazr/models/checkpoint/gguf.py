@@ -7,7 +7,14 @@ from pathlib import Path
 
 from blazr.core.errors import CheckpointError
 from blazr.core.gguf_header import GgufHeader, TensorEntry, read_gguf_header
-from blazr.models.checkpoint.base import ELEMENT_TYPES, Format, Header, RelaidInfo, TensorInfo
+from blazr.models.checkpoint.base import (
+    ELEMENT_TYPES,
+    Format,
+    Header,
+    RelaidInfo,
+    TensorInfo,
+    check_ranges,
+)
 from blazr.models.checkpoint.disk import open_regular
 from blazr.models.checkpoint.ollama import as_llama_cpp
 from blazr.nn.quant.gguf import GGML_TYPES
@@ -43,70 +50,46 @@ def read_header(path: Path) -> Header:
                 expected=error.expected,
                 hint=error.hint,
             ) from None
-    tensors = {entry.name: _tensor(path, entry, header) for entry in header.tensors}
-    _check_ranges(path, tensors, header.size)
+    tensors = {entry.name: _tensor_info(path, entry, header) for entry in header.tensors}
+    check_ranges(path, tensors, header.size)
     return as_llama_cpp(Header(tensors, header.metadata))
 
 
 GGUF = Format(suffix=".gguf", read_header=read_header)
 
 
-def _tensor(path: Path, entry: TensorEntry, header: GgufHeader) -> TensorInfo:
-    name, nbytes = _storage(path, entry)
-    start = header.data_start + entry.offset
+def _tensor_info(path: Path, entry: TensorEntry, header: GgufHeader) -> TensorInfo:
+    """One entry of the header, checked on its own."""
+    label = f"{path}: tensor {entry.name[:100]!r}"
     if entry.offset % header.alignment:
         raise CheckpointError(
-            f"{path}: tensor {entry.name[:100]!r} is not aligned.",
+            f"{label} is not aligned.",
             found=f"offset {entry.offset:,}",
             expected=f"a multiple of {header.alignment}",
             hint=_HINT,
         )
-    info = TensorInfo(entry.name, name, entry.shape, path, start, start + nbytes)
-    if entry.type_number != _MXFP4_IN_PAIRS:
-        return info
-    return RelaidInfo(entry.name, name, entry.shape, path, start, info.end, info, in_pairs=True)
-
-
-def _storage(path: Path, entry: TensorEntry) -> tuple[str, int]:
-    """The name of a tensor's type and its size in bytes."""
-    plain = _PLAIN.get(entry.type_number)
-    if plain is not None:
-        return plain, prod(entry.shape) * ELEMENT_TYPES[plain][0]
     row = _PACKED.get(entry.type_number)
-    if row is None:
+    if entry.type_number in _PLAIN:
+        name = _PLAIN[entry.type_number]
+        nbytes = prod(entry.shape) * ELEMENT_TYPES[name][0]
+    elif row is None:
         raise CheckpointError(
-            f"{path}: tensor {entry.name[:100]!r} is of a type that blazr does not know.",
+            f"{label} is of a type that blazr does not know.",
             found=f"GGML type {entry.type_number}",
             expected=", ".join(GGML_TYPES),
             hint="take the same model in another quantization",
         )
-    columns = entry.shape[-1] if entry.shape else 1
-    if columns % row.length:
+    elif (entry.shape[-1] if entry.shape else 1) % row.length:
         raise CheckpointError(
-            f"{path}: tensor {entry.name[:100]!r} does not consist of whole blocks.",
-            found=f"rows of {columns:,}",
+            f"{label} does not consist of whole blocks.",
+            found=f"rows of {entry.shape[-1] if entry.shape else 1:,}",
             expected=f"a multiple of {row.length} for {row.name}",
             hint=_HINT,
         )
-    return row.name, prod(entry.shape) // row.length * row.nbytes
-
-
-def _check_ranges(path: Path, tensors: dict[str, TensorInfo], size: int) -> None:
-    """The ranges lie in the file, and none in another."""
-    position = 0
-    for info in sorted(tensors.values(), key=lambda info: (info.start, info.end)):
-        if info.end > size:
-            raise CheckpointError(
-                f"{path}: cut short; tensor {info.name[:100]!r} ends after the file.",
-                found=f"{size:,} bytes",
-                expected=f"at least {info.end:,}"[:100],
-                hint=_HINT,
-            )
-        if info.start < position:
-            raise CheckpointError(
-                f"{path}: tensor {info.name[:100]!r} overlaps the one before it.",
-                found=f"byte {info.start:,}",
-                expected=f"byte {position:,} or later",
-                hint=_HINT,
-            )
-        position = info.end
+    else:
+        name, nbytes = row.name, prod(entry.shape) // row.length * row.nbytes
+    start = header.data_start + entry.offset
+    info = TensorInfo(entry.name, name, entry.shape, path, start, start + nbytes)
+    if entry.type_number != _MXFP4_IN_PAIRS:
+        return info
+    return RelaidInfo(entry.name, name, entry.shape, path, start, info.end, info, in_pairs=True)

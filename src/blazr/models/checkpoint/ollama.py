@@ -26,13 +26,13 @@ class Dialect(NamedTuple):
     Args:
         architecture: What llama.cpp calls it.
         splits: How its tokenizer splits text, where the file says nothing particular.
-        said: What is left out.
+        defaults: What is left out.
         keys: Keys that mean what another one does there.
     """
 
     architecture: str
     splits: str = ""
-    said: Mapping[str, Value] = {}
+    defaults: Mapping[str, Value] = {}
     keys: Mapping[str, str] = {}
 
 
@@ -78,12 +78,26 @@ def as_llama_cpp(header: Header) -> Header:
     tensors = {
         info.name: info
         for stored in header.tensors.values()
-        for info in _tensors(stored, name, header.tensors)
+        for info in _renamed_tensors(stored, name, header.tensors)
     }
-    return Header(tensors, _metadata(header.metadata, name, dialect))
+    begin, ours = f"{name}.", dialect.architecture
+    own = {
+        key.removeprefix(begin): value
+        for key, value in header.metadata.items()
+        if key.startswith(begin)
+    }
+    metadata = {k: value for k, value in header.metadata.items() if not k.startswith(begin)}
+    metadata["general.architecture"] = ours
+    if dialect.splits and metadata.get(_SPLITS, "") in _ANY_SPLITS:
+        metadata[_SPLITS] = dialect.splits
+    keys = {**dialect.defaults, **_renamed_keys(own, _KEYS), **own}
+    keys |= _renamed_keys(own, dialect.keys)
+    return Header(tensors, metadata | {f"{ours}.{key}": value for key, value in keys.items()})
 
 
-def _tensors(stored: TensorInfo, name: str, present: Mapping[str, TensorInfo]) -> list[TensorInfo]:
+def _renamed_tensors(
+    stored: TensorInfo, name: str, present: Mapping[str, TensorInfo]
+) -> list[TensorInfo]:
     """What a tensor is there; itself where that is there as well, for the plan to complain of."""
     found = _PART.fullmatch(stored.name)
     at, part, end = found.groups() if found else ("", "", stored.name)
@@ -92,30 +106,27 @@ def _tensors(stored: TensorInfo, name: str, present: Mapping[str, TensorInfo]) -
     can_split = len(stored.shape) > 1 + stored.is_packed and stored.shape[1] % 2 == 0
     if name == "gptoss" and part == "ffn_gate_up_exps." and can_split:
         # the first releases have rows of gate and up in turns
-        made = [_half(stored, f"{at}ffn_{each}_exps.{end}", each) for each in ("gate", "up")]
+        size, rows, *more = stored.shape
+        base = stored.stored if isinstance(stored, RelaidInfo) else stored
+        shape, half = (size, rows // 2, *more), stored.nbytes // 2
+        made = [
+            RelaidInfo(
+                name=f"{at}ffn_{each}_exps.{end}",
+                dtype=stored.dtype,
+                shape=shape,
+                file=stored.file,
+                start=stored.start + first * half,
+                end=stored.start + (first + 1) * half,
+                stored=base,
+                first=first,
+                step=2,
+                in_pairs=base is not stored,
+            )
+            for first, each in enumerate(("gate", "up"))
+        ]
     return [stored] if any(each.name in present for each in made) else made
 
 
-def _half(stored: TensorInfo, name: str, each: str) -> RelaidInfo:
-    size, rows, *more = stored.shape
-    first, half = int(each == "up"), stored.nbytes // 2
-    start, shape = stored.start + first * half, (size, rows // 2, *more)
-    base = stored.stored if isinstance(stored, RelaidInfo) else stored
-    place = (name, stored.dtype, shape, stored.file, start, start + half)
-    return RelaidInfo(*place, stored=base, first=first, step=2, in_pairs=base is not stored)
-
-
-def _metadata(metadata: Mapping[str, Value], name: str, dialect: Dialect) -> Mapping[str, Value]:
-    begin, ours = f"{name}.", dialect.architecture
-    own = {key.removeprefix(begin): metadata[key] for key in metadata if key.startswith(begin)}
-    found = {key: metadata[key] for key in metadata if not key.startswith(begin)}
-    found["general.architecture"] = ours
-    if dialect.splits and found.get(_SPLITS, "") in _ANY_SPLITS:
-        found[_SPLITS] = dialect.splits
-    said = {**dialect.said, **_renamed(own, _KEYS), **own, **_renamed(own, dialect.keys)}
-    return found | {f"{ours}.{key}": value for key, value in said.items()}
-
-
-def _renamed(own: Mapping[str, Value], keys: Mapping[str, str]) -> dict[str, Value]:
+def _renamed_keys(own: Mapping[str, Value], keys: Mapping[str, str]) -> dict[str, Value]:
     """A zero says that there is none, unless it is a truth."""
     return {keys[key]: own[key] for key in keys if own.get(key) or own.get(key) is False}

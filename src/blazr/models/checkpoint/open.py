@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from blazr.core.errors import CheckpointError
 from blazr.models.checkpoint import FORMATS
-from blazr.models.checkpoint.base import Checkpoint, Format, TensorInfo
+from blazr.models.checkpoint.base import Checkpoint, TensorInfo
 from blazr.models.checkpoint.disk import read_json
 from blazr.models.checkpoint.find import find_weights
 from blazr.models.checkpoint.quantized import join_quantized
@@ -26,8 +25,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     found = find_weights(path)
     tensors: dict[str, TensorInfo] = {}
-    headers = [_format_of(file).read_header(file) for file in found.files]
-    for header in headers:
+    headers = []
+    for file in found.files:
+        reader = next(row for row in FORMATS.values() if file.name.endswith(row.suffix))
+        header = reader.read_header(file)
+        headers.append(header)
         for name, info in header.tensors.items():
             if name in tensors:
                 raise CheckpointError(
@@ -35,8 +37,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
                     found=f"{tensors[name].file.name} and {info.file.name}",
                 )
             tensors[name] = info
-    if found.index is not None:
-        _check_index(found.index, tensors)
+    for name, shard in (found.index or {}).items():
+        place = tensors[name].file.name if name in tensors else "no shard"
+        if place != shard:
+            raise CheckpointError(
+                f"the index and the shards disagree about tensor {name[:100]!r}.",
+                found=f"it is in {place}",
+                expected=f"it is in {shard[:100]}",
+                hint="copy or download the model again, all files from one revision",
+            )
     if not tensors:
         raise CheckpointError(
             f"{path} holds no tensors.",
@@ -54,20 +63,3 @@ def open_checkpoint(path: Path) -> Checkpoint:
         metadata=headers[0].metadata,
     )
     return join_quantized(checkpoint)
-
-
-def _format_of(file: Path) -> Format:
-    return next(row for row in FORMATS.values() if file.name.endswith(row.suffix))
-
-
-def _check_index(index: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> None:
-    """What the index promises is where it says."""
-    for name, file in index.items():
-        info = tensors.get(name)
-        if info is None or info.file.name != file:
-            raise CheckpointError(
-                f"the index and the shards disagree about tensor {name[:100]!r}.",
-                found=f"it is in {info.file.name}" if info else "it is in no shard",
-                expected=f"it is in {file[:100]}",
-                hint="copy or download the model again, all files from one revision",
-            )

@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 
 from blazr.core.errors import CheckpointError
-from blazr.models.checkpoint.base import ELEMENT_TYPES, Format, Header, TensorInfo
+from blazr.models.checkpoint.base import ELEMENT_TYPES, Format, Header, TensorInfo, check_ranges
 from blazr.models.checkpoint.disk import open_regular
 
 MAX_HEADER_BYTES = 100_000_000
@@ -31,32 +31,28 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        length = _header_length(path, file.read(_LENGTH_BYTES), size)
-        entries = _parse(path, file.read(length))
+        raw = file.read(_LENGTH_BYTES)
+        length = int.from_bytes(raw, "little")
+        if len(raw) < _LENGTH_BYTES or length > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
+            raise CheckpointError(
+                f"{path}: not a safetensors file, or cut short.",
+                found=f"{size:,} bytes, of which the header claims {length:,}",
+                expected="8 bytes of header length, a header of at most 100 MB, the data",
+                hint=_HINT,
+            )
+        entries = _parse_header(path, file.read(length))
     base = _LENGTH_BYTES + length
-    tensors = {name: _tensor(path, name, entry, base) for name, entry in entries.items()}
-    _check_cover(path, tensors, base, size)
+    tensors = {name: _tensor_info(path, name, entry, base) for name, entry in entries.items()}
+    check_ranges(path, tensors, size, filled_from=base)
     return tensors
 
 
 SAFETENSORS = Format(suffix=".safetensors", read_header=lambda path: Header(read_header(path)))
 
 
-def _header_length(path: Path, raw: bytes, size: int) -> int:
-    length = int.from_bytes(raw, "little")
-    if len(raw) < _LENGTH_BYTES or length > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
-        raise CheckpointError(
-            f"{path}: not a safetensors file, or cut short.",
-            found=f"{size:,} bytes, of which the header claims {length:,}",
-            expected="8 bytes of header length, a header of at most 100 MB, the data",
-            hint=_HINT,
-        )
-    return length
-
-
-def _parse(path: Path, raw: bytes) -> dict[str, object]:
+def _parse_header(path: Path, raw: bytes) -> dict[str, object]:
     try:
-        entries = json.loads(raw, object_pairs_hook=_unique)
+        entries = json.loads(raw, object_pairs_hook=_unique_names)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path}: the header cannot be parsed.",
@@ -76,7 +72,7 @@ def _parse(path: Path, raw: bytes) -> dict[str, object]:
     return entries
 
 
-def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+def _unique_names(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
         double = Counter(name for name, _ in pairs).most_common(1)[0][0]
@@ -85,7 +81,7 @@ def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-def _tensor(path: Path, name: str, entry: object, base: int) -> TensorInfo:
+def _tensor_info(path: Path, name: str, entry: object, base: int) -> TensorInfo:
     """One entry of the header, checked on its own."""
     label = f"{path}: tensor {name[:100]!r}"
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
@@ -123,32 +119,3 @@ def _are_sizes(values: object) -> bool:
     return isinstance(values, list) and all(
         type(value) is int and 0 <= value < 2**63 for value in values
     )
-
-
-def _check_cover(path: Path, tensors: dict[str, TensorInfo], base: int, size: int) -> None:
-    """The ranges, in order, fill the file exactly."""
-    position = base
-    for info in sorted(tensors.values(), key=lambda info: (info.start, info.end)):
-        if info.end > size:
-            raise CheckpointError(
-                f"{path}: cut short; tensor {info.name[:100]!r} ends after the file.",
-                found=f"{size:,} bytes",
-                expected=f"at least {info.end:,}",
-                hint=_HINT,
-            )
-        if info.start != position:
-            what = "overlaps the one before it" if info.start < position else "follows a hole"
-            raise CheckpointError(
-                f"{path}: tensor {info.name[:100]!r} {what} at byte {info.start:,}.",
-                found=f"byte {info.start:,}",
-                expected=f"byte {position:,}",
-                hint=_HINT,
-            )
-        position = info.end
-    if position != size:
-        raise CheckpointError(
-            f"{path}: bytes after the last tensor.",
-            found=f"{size:,} bytes",
-            expected=f"{position:,} bytes",
-            hint=_HINT,
-        )

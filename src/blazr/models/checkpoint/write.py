@@ -152,32 +152,31 @@ def _string(text: str) -> bytes:
 
 
 def _value(value: Value) -> bytes:
+    """A value behind the number of its type; arrays have that of their elements, too."""
     match value:
         case bool():
-            return struct.pack("<I?", _BOOL, value)
+            data = struct.pack("<I?", _BOOL, value)
         case str():
-            return struct.pack("<I", _STRING) + _string(value)
+            data = struct.pack("<I", _STRING) + _string(value)
         case int() | float():
             number, letter = _scalar([value])
-            return struct.pack(f"<I{letter}", number, value)
+            data = struct.pack(f"<I{letter}", number, value)
+        case memoryview():
+            number = next(key for key, letter in SCALARS.items() if letter == value.format)
+            data = struct.pack("<IIQ", _ARRAY, number, len(value)) + value.tobytes()
+        case [str(), *_]:
+            texts = b"".join(_string(str(each)) for each in value)
+            data = struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + texts
+        case [bool(), *_]:
+            data = struct.pack(f"<IIQ{len(value)}?", _ARRAY, _BOOL, len(value), *value)
         case _:
-            return struct.pack("<I", _ARRAY) + _array(value)
-
-
-def _array(values: Sequence[int] | Sequence[float] | Sequence[str]) -> bytes:
-    if isinstance(values, memoryview):
-        number = next(key for key, letter in SCALARS.items() if letter == values.format)
-        return struct.pack("<IQ", number, len(values)) + values.tobytes()
-    if values and isinstance(values[0], str):
-        raw = b"".join(_string(str(each)) for each in values)
-        return struct.pack("<IQ", _STRING, len(values)) + raw
-    if values and isinstance(values[0], bool):
-        return struct.pack(f"<IQ{len(values)}?", _BOOL, len(values), *values)
-    numbers = [each for each in values if not isinstance(each, str)]
-    number, letter = _scalar(numbers)
-    if letter == "I" and max(numbers, default=0) < 2**31:
-        number, letter = _SIGNED  # as converters have it
-    return struct.pack(f"<IQ{len(numbers)}{letter}", number, len(numbers), *numbers)
+            numbers = [each for each in value if not isinstance(each, str)]
+            number, letter = _scalar(numbers)
+            if letter == "I" and max(numbers, default=0) < 2**31:
+                number, letter = _SIGNED  # as converters have it
+            layout = f"<IIQ{len(numbers)}{letter}"
+            data = struct.pack(layout, _ARRAY, number, len(numbers), *numbers)
+    return data
 
 
 def _scalar(values: Sequence[float]) -> tuple[int, str]:
