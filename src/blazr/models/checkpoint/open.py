@@ -62,4 +62,4 @@ def open_checkpoint(path: Path) -> Checkpoint:
         config_path=config_path if has_config else None,
         metadata=headers[0].metadata,
     )
-    return join_quantized(checkpoint)
+    return checkpoint if checkpoint.metadata else join_quantized(checkpoint)

@@ -49,7 +49,8 @@ def test_a_directory_with_one_file(tmp_path: Path) -> None:
 
 def test_what_lies_beside_it_is_not_about_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"hidden_size": 7}')
-    path = ggufs.write(tmp_path / "m.gguf", {"a": torch.ones(2)}, META)
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "unknown"}}')
+    path = ggufs.write(tmp_path / "m.gguf", {"a.weight": torch.ones(2, 2)}, META)
     assert open_checkpoint(path).config is None
 
 
