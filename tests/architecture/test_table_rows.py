@@ -27,7 +27,6 @@ EXTENSIBLE = {
         {
             "base",
             "config_reader",
-            "detect",
             "gqa",
             "oxidizr_mixers",
             "rules",

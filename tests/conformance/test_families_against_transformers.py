@@ -15,8 +15,7 @@ from torch import nn
 from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.families import FAMILIES
-from blazr.models.families.detect import detect_family
-from blazr.models.loading.load import LoadedModel, load, plan_model
+from blazr.models.loading.load import LoadedModel, detect_family, load, plan_model
 from blazr.nn.device import resolve_device
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.operands.attention import AttentionTemperature

@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 from blazr.core.errors import BlazrError, CheckpointError, ConfigError
 from blazr.models.checkpoint.base import QuantizedInfo
 from blazr.models.checkpoint.open import open_checkpoint
+from blazr.models.loading import weights
 from blazr.models.loading.load import load, plan_model
-from blazr.models.loading.packed import _read_matrix, choose_storage, open_up, stored_weight
+from blazr.models.loading.weights import choose_storage, open_up, stored_weight
 from blazr.nn.device import resolve_device
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.quant.exact import ShiftedWeight
@@ -68,7 +69,7 @@ def read_matrix(directory: Path, *, as_stored: bool = False) -> Weight:
     assert isinstance(info, QuantizedInfo)
     if as_stored:
         return stored_weight(info, checkpoint, torch.float32)
-    return _read_matrix(info, checkpoint, torch.float32, torch.device("cpu"))
+    return weights.read_matrix(info, checkpoint, torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("as_stored", [True, False])

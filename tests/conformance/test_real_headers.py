@@ -14,10 +14,10 @@ from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.checkpoint.quantized import join_quantized
 from blazr.models.config import ModelConfig
 from blazr.models.families import FAMILIES
-from blazr.models.families.detect import detect_family
 from blazr.models.families.gguf.architectures import ARCHITECTURES
 from blazr.models.families.gguf.as_metadata import metadata_of
 from blazr.models.families.gguf.form import architecture_of, as_gguf
+from blazr.models.loading.load import detect_family
 from blazr.models.loading.plan import LoadPlan, plan_load
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.decoder_layer import LayerConfig

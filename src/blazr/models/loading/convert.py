@@ -30,8 +30,7 @@ from blazr.models.families.rules import Stack
 from blazr.models.loading.gguf_plan import plan_gguf
 from blazr.models.loading.gguf_write import write_gguf
 from blazr.models.loading.load import PlannedModel, plan_model
-from blazr.models.loading.packed import choose_storage, tiles_of
-from blazr.models.loading.weights import DTYPES, stored_dtype
+from blazr.models.loading.weights import DTYPES, choose_storage, stored_dtype, tiles_of
 from blazr.nn.quant.exact import take_blocks
 from blazr.nn.quant.gguf.quantize import Quantizer
 from blazr.nn.quant.groups import group_of

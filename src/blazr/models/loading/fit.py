@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 
 from blazr.models.loading.load import plan_model
-from blazr.models.loading.packed import choose_storage, packed_bytes
-from blazr.models.loading.weights import choose_dtype
+from blazr.models.loading.weights import choose_dtype, choose_storage, packed_bytes
 from blazr.nn.device import Device
 from blazr.nn.operands.step import GRID
 from blazr.nn.quant import QUANTIZERS

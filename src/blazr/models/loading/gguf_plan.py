@@ -35,13 +35,14 @@ from blazr.models.families.gguf.names import gguf_names, telling_names
 from blazr.models.families.rules import Mxfp4, Pairs, RuleBook, Transform
 from blazr.models.loading.gguf_recipes import Recipe, recipe_of
 from blazr.models.loading.load import PlannedModel, plan_model
-from blazr.models.loading.packed import (
+from blazr.models.loading.plan import LoadStep
+from blazr.models.loading.weights import (
+    DTYPES,
     choose_storage,
     packable,
+    stored_dtype,
     stored_weight,
 )
-from blazr.models.loading.plan import LoadStep
-from blazr.models.loading.weights import DTYPES, stored_dtype
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.gated_delta import KimiDeltaConfig
 from blazr.nn.layers.mamba2 import Mamba2Config

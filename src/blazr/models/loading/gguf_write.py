@@ -17,7 +17,7 @@ from blazr.models.checkpoint.base import (
 from blazr.models.checkpoint.write import TensorWriter
 from blazr.models.families.rules import DecayLog, Mxfp4, Pairs, Transpose
 from blazr.models.loading.gguf_plan import GgufJob, GgufPlan
-from blazr.models.loading.packed import read_plain, stored_weight, tiles_of
+from blazr.models.loading.weights import read_plain, stored_weight, tiles_of
 from blazr.nn.quant.exact import plain_blocks
 from blazr.nn.quant.gguf.block_type import TILE
 from blazr.nn.quant.mxfp4 import mxfp4_blocks

@@ -11,21 +11,29 @@ from time import monotonic
 import torch
 from torch import nn
 
-from blazr.core.errors import CapacityError, ConfigError
+from blazr.core.errors import CapacityError, CheckpointError, ConfigError, UnknownFamilyError
 from blazr.core.gguf_header import Value
 from blazr.models.causal_lm import CausalLM
 from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo
 from blazr.models.checkpoint.find import find_model
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.config import ModelConfig
+from blazr.models.families import FAMILIES
 from blazr.models.families.base import Derivation, Derived, Family
 from blazr.models.families.config_reader import ConfigReader
-from blazr.models.families.detect import detect_family
+from blazr.models.families.hf.derive import model_type
 from blazr.models.families.rules import RuleBook
 from blazr.models.loading.kept import kept_weights
-from blazr.models.loading.packed import choose_storage, open_up, place
 from blazr.models.loading.plan import LoadPlan, plan_load
-from blazr.models.loading.weights import choose_dtype, copied_bytes, read_weights, stored_as
+from blazr.models.loading.weights import (
+    choose_dtype,
+    choose_storage,
+    copied_bytes,
+    open_up,
+    place,
+    read_weights,
+    stored_as,
+)
 from blazr.nn.device import Device
 from blazr.nn.layers.cache_spec import CacheSpec
 from blazr.nn.layers.decoder_layer import DecoderLayer
@@ -37,6 +45,10 @@ log = logging.getLogger(__name__)
 
 SSM_A = ("stored", "trained")
 _LISTED_NAMES = 5
+_OTHER_MODELS = (
+    "'blazr generate', 'chat', 'serve' and 'info' run what transformers knows through that library"
+    " (pip install 'blazr[transformers]')"
+)
 # Of what is free, for weights that are plain though they need not be.
 _ROOM = 0.5
 
@@ -156,6 +168,33 @@ def plan_model(model: str, *, revision: str | None = None) -> PlannedModel:
     )
 
 
+def detect_family(checkpoint: Checkpoint) -> Family:
+    """The family whose tensor names or whose ``model_type`` these are.
+
+    Raises:
+        CheckpointError: They are no family's.
+        UnknownFamilyError: config.json names a type of model that blazr does not know.
+    """
+    for family in FAMILIES.values():
+        if family.matches(checkpoint):
+            return family
+    kind = model_type(checkpoint)
+    if kind is not None:
+        raise UnknownFamilyError(
+            "config.json: this model_type is not supported.",
+            found=repr(kind)[:100],
+            expected=", ".join(FAMILIES),
+            hint=_OTHER_MODELS,
+        )
+    names = ", ".join(name[:40] for name in list(checkpoint.tensors)[:4])
+    raise CheckpointError(
+        f"{checkpoint.path} is not a language model of a kind that blazr knows.",
+        found=f"tensors such as {names}",
+        expected="embed_tokens.weight and layers.0.* (oxidizr), the same behind model."
+        " (Llama), backbone.* (Mamba), or a config.json that says",
+    )
+
+
 def _zero_biases(
     checkpoint: Checkpoint, rules: RuleBook, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[str]:
@@ -205,16 +244,33 @@ def load(
     policy = parse_policy(quantize)
     planned = plan_model(model, revision=revision)
     checkpoint, module = planned.checkpoint, planned.module
-    decay = _choose_ssm_a(ssm_a, checkpoint)
-    _log_derivation(planned.derivation)
+    declared = ConfigReader(checkpoint.config).text("ssm_a")
+    ssm_a = ssm_a or (declared.value if declared else SSM_A[0])
+    if ssm_a not in SSM_A:
+        raise ConfigError("unknown ssm_a.", found=repr(ssm_a)[:100], expected=" or ".join(SSM_A))
+    for warning in planned.derivation.warnings:
+        log.warning("%s", warning)
+    for value in planned.derivation.values:
+        if value.is_assumed:
+            log.warning("assuming %s = %s: %s", value.name, value.value, value.note)
     chosen = choose_dtype(dtype, planned.plan, device, planned.derivation.config)
     storage = choose_storage(planned.plan, module, policy)
-    storage = open_up(planned.plan, storage, chosen, room=int(device.free_bytes() * _ROOM))
-    _check_memory(copied_bytes(planned.plan, chosen, device.torch_device, storage), device)
+    free = device.free_bytes()
+    storage = open_up(planned.plan, storage, chosen, room=int(free * _ROOM))
+    needed = copied_bytes(planned.plan, chosen, device.torch_device, storage)
+    if needed > free:
+        raise CapacityError(
+            f"the weights need about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free.",
+            hint="pack them (--quantize q4_0), choose a smaller model, or free memory",
+        )
     log.debug(
         "%s is %s: %d layers, %d tensors stored as %s, computed in %s",
-        *(planned.name, planned.family.name, len(planned.derivation.config.layers)),
-        *(len(planned.plan.steps), stored_as(planned.plan), chosen),
+        planned.name,
+        planned.family.name,
+        len(planned.derivation.config.layers),
+        len(planned.plan.steps),
+        stored_as(planned.plan),
+        chosen,
     )
     started_s = monotonic()
     weights = read_weights(
@@ -232,7 +288,7 @@ def load(
     log.debug("read the weights in %.2f s", monotonic() - started_s)
     place(module, weights.tensors)
     module.requires_grad_(requires_grad=False).eval()
-    _settle_ssm_a(module, decay)
+    _apply_ssm_a(module, ssm_a)
     return LoadedModel(
         module=module,
         config=planned.derivation.config,
@@ -245,32 +301,7 @@ def load(
     )
 
 
-def _log_derivation(derivation: Derivation) -> None:
-    for warning in derivation.warnings:
-        log.warning("%s", warning)
-    for value in derivation.values:
-        if value.is_assumed:
-            log.warning("assuming %s = %s: %s", value.name, value.value, value.note)
-
-
-def _check_memory(needed: int, device: Device) -> None:
-    free = device.free_bytes()
-    if needed > free:
-        raise CapacityError(
-            f"the weights need about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free.",
-            hint="pack them (--quantize q4_0), choose a smaller model, or free memory",
-        )
-
-
-def _choose_ssm_a(option: str | None, checkpoint: Checkpoint) -> str:
-    declared = ConfigReader(checkpoint.config).text("ssm_a")
-    value = option or (declared.value if declared else SSM_A[0])
-    if value not in SSM_A:
-        raise ConfigError("unknown ssm_a.", found=repr(value)[:100], expected=" or ".join(SSM_A))
-    return value
-
-
-def _settle_ssm_a(module: CausalLM, choice: str) -> None:
+def _apply_ssm_a(module: CausalLM, choice: str) -> None:
     """Replace the decay rates if asked to; mention that one could, where they look untrained."""
     mixers = [
         layer.mixer

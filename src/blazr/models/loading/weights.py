@@ -1,50 +1,49 @@
-"""Running a plan: read, cast, stack and place, one parameter at a time, in the order on disk.
+"""Running a plan: what weights are computed in and kept as, and reading them, one at a time.
 
-A tensor whose dtype is wanted as it is stays a view of the mapped file, and so do packed blocks.
-Everything else is copied, and the pages it was copied from are given back, so that memory holds one
-copy of each weight.
+They are read in the order on disk. A tensor whose dtype is wanted as it is stays a view of the
+mapped file, and so do packed blocks. Everything else is copied, and the pages it was copied from
+are given back, so that memory holds one copy of each weight.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from blazr.core.errors import CheckpointError
 from blazr.core.table import Table
+from blazr.models.causal_lm import CausalLM, Embedding
 from blazr.models.checkpoint.base import (
     ELEMENT_TYPES,
     Checkpoint,
     QuantizedInfo,
     RelaidInfo,
+    TensorInfo,
     torch_dtype,
 )
 from blazr.models.config import ModelConfig
-from blazr.models.families.rules import (
-    DecayLog,
-    Mxfp4,
-    Pairs,
-    Squeeze,
-    Stack,
-    Transform,
-    Transpose,
-)
+from blazr.models.families.rules import DecayLog, Mxfp4, Pairs, Squeeze, Stack, Transpose
 from blazr.models.loading.kept import KeptWeights
-from blazr.models.loading.packed import (
-    Storage,
-    is_repacked,
-    packed_bytes,
-    read_plain,
-    read_weight,
-    stays_mapped,
-)
 from blazr.models.loading.plan import LoadPlan, LoadStep
 from blazr.nn.device import Device
+from blazr.nn.layers.linear import Linear
+from blazr.nn.layers.moe import Experts
 from blazr.nn.ops.matmul import has_kernel
+from blazr.nn.quant import QUANTIZERS
+from blazr.nn.quant.exact import in_blocks
+from blazr.nn.quant.gguf import GGML_TYPES
+from blazr.nn.quant.gguf.block_type import TILE, BlockType
+from blazr.nn.quant.gguf.quantize import Quantizer
+from blazr.nn.quant.gguf.weight import GgufWeight
+from blazr.nn.quant.mxfp4 import mxfp4_blocks
+from blazr.nn.quant.packed import can_pack, pack_weight
+from blazr.nn.quant.policy import SHORTER, QuantizePolicy
+from blazr.nn.quant.stored import PlainWeight, StoredStack, StoredWeight
 from blazr.nn.quant.weight import Weight
 
 DTYPES: Table[torch.dtype] = Table(
@@ -60,6 +59,17 @@ DTYPES: Table[torch.dtype] = Table(
 )
 SMALL_BYTES = 64 * 2**20
 _LOADABLE = ("F16", "BF16", "F32", "F64")
+# The router decides in float32; latent attention reads the others as tensors at every step.
+_PLAIN = ("router", "k_up_proj", "v_up_proj", "kv_up_proj")
+_STACKS = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
+
+Storing = BlockType | Quantizer | Literal["as stored"]
+Storage = Mapping[str, Storing]
+"""How parameters are to be packed, by name; those that are not listed are plain tensors.
+
+Blocks of a file stay what they are, a quantizer makes blocks of numbers, and the tensors of a
+quantized checkpoint stay as they are stored.
+"""
 
 
 def stored_as(plan: LoadPlan) -> str:
@@ -93,19 +103,14 @@ def stored_dtype(plan: LoadPlan) -> torch.dtype:
         CheckpointError: Some tensors hold no floating-point numbers.
     """
     name = stored_as(plan)
-    if name not in ELEMENT_TYPES:
-        return _beside_packed(plan)
-    found = torch_dtype(name)
-    return torch.float32 if found == torch.float64 else found
-
-
-def _beside_packed(plan: LoadPlan) -> torch.dtype:
+    if name in ELEMENT_TYPES:
+        found = torch_dtype(name)
+        return torch.float32 if found == torch.float64 else found
     infos = [info for step in plan.steps for info in step.sources]
-    if any(isinstance(info, QuantizedInfo) for info in infos):
-        for name in ("BF16", "F16", "F32"):
-            if any(info.dtype == name for info in infos):
-                return torch_dtype(name)
-    return torch.bfloat16
+    is_quantized = any(isinstance(info, QuantizedInfo) for info in infos)
+    present = {info.dtype for info in infos} if is_quantized else set()
+    beside = next((each for each in ("BF16", "F16", "F32") if each in present), "BF16")
+    return torch_dtype(beside)
 
 
 def choose_dtype(name: str, plan: LoadPlan, device: Device, config: ModelConfig) -> torch.dtype:
@@ -139,6 +144,114 @@ def resolve_dtype(
     return stored
 
 
+def packable(module: CausalLM) -> frozenset[str]:
+    """The parameters in whose place a packed weight may stand."""
+    names = set()
+    for name, part in module.named_modules():
+        if isinstance(part, Linear | Embedding) and not name.endswith(_PLAIN):
+            names.add(f"{name}.weight")
+        elif isinstance(part, Experts):
+            names.update(f"{name}.{stack}" for stack in _STACKS)
+    return frozenset(names)
+
+
+def choose_storage(plan: LoadPlan, module: CausalLM, policy: QuantizePolicy) -> Storage:
+    """Pack what is stored packed, and what the policy names where its rows are whole blocks."""
+    names, found = packable(module), dict[str, Storing]()
+    head = "embed_tokens.weight" if module.config.tie_word_embeddings else "lm_head.weight"
+    for step in plan.steps:
+        if step.parameter not in names or isinstance(step.transform, DecayLog):
+            continue
+        chosen = policy.choose(step.parameter, is_head=step.parameter == head)
+        if chosen and step.shape[-1] % QUANTIZERS[chosen].kind.length:
+            chosen = SHORTER.get(chosen, chosen)
+        storing = _storing(step, QUANTIZERS[chosen] if chosen else None)
+        if storing is not None:
+            found[step.parameter] = storing
+    return found
+
+
+def _storing(step: LoadStep, wanted: Quantizer | None) -> Storing | None:
+    stored = stored_kind(step)
+    if isinstance(step.transform, Mxfp4):
+        return stored  # nothing is smaller
+    if wanted is not None and wanted.kind != stored and step.shape[-1] % wanted.kind.length == 0:
+        return wanted
+    if isinstance(step.transform, Transpose):
+        return None
+    if stored is not None:
+        return stored if step.shape[-1] % stored.length == 0 else None
+    is_quantized = any(isinstance(info, QuantizedInfo) for info in step.sources)
+    return "as stored" if is_quantized else None
+
+
+def open_up(plan: LoadPlan, storage: Storage, dtype: torch.dtype, room: int) -> Storage:
+    """Let floats and tables become plain numbers where there is room, as those are far faster.
+
+    Args:
+        plan: A plan that was checked.
+        storage: What was chosen.
+        dtype: Of plain parameters.
+        room: Bytes that they may take in all.
+    """
+    steps = [
+        step
+        for step in plan.steps
+        if storage.get(step.parameter) == "as stored"
+        and any(isinstance(i, QuantizedInfo) and not i.layout.is_grid for i in step.sources)
+    ]
+    if sum(torch.Size(step.shape).numel() for step in steps) * dtype.itemsize > room:
+        return storage
+    opened = {step.parameter for step in steps}
+    return {name: each for name, each in storage.items() if name not in opened}
+
+
+def stored_kind(step: LoadStep) -> BlockType | None:
+    """The type that all tensors of a step are packed in, if there is one."""
+    if isinstance(step.transform, Mxfp4):
+        return GGML_TYPES["MXFP4"]
+    kinds = {info.dtype for info in step.sources}
+    (first, *more) = sorted(kinds)
+    is_of_gguf = not isinstance(step.sources[0], QuantizedInfo) and step.sources[0].is_packed
+    return GGML_TYPES[first] if not more and is_of_gguf and first in GGML_TYPES else None
+
+
+def packed_bytes(step: LoadStep, storing: Storing) -> int:
+    """What a packed weight takes."""
+    if isinstance(storing, Quantizer):
+        storing = storing.kind
+    if isinstance(storing, BlockType):
+        return torch.Size(step.shape).numel() // storing.length * storing.nbytes
+    return sum(info.nbytes for info in step.sources)
+
+
+def copied_bytes(plan: LoadPlan, dtype: torch.dtype, device: torch.device, storage: Storage) -> int:
+    """Memory the plan will allocate: all parameters but those that stay views of a mapped file."""
+    total = 0
+    for step in plan.steps:
+        storing = storage.get(step.parameter)
+        # on a CPU blocks are copied to the order that its kernels read
+        is_repacked = isinstance(storing, BlockType) and can_pack(storing, dtype)
+        if device.type == "cpu" and _stays_mapped(step, storing, dtype) and not is_repacked:
+            continue
+        plain = math.prod(step.shape) * dtype.itemsize
+        total += plain if storing is None else packed_bytes(step, storing)
+    return total
+
+
+def _stays_mapped(step: LoadStep, storing: Storing | None, dtype: torch.dtype) -> bool:
+    """Whether a parameter, plain or packed, can be used where it lies in the file."""
+    (first, *more) = step.sources
+    if more or isinstance(first, RelaidInfo):
+        return False
+    if storing is not None:
+        is_kept = step.transform is None and isinstance(storing, BlockType)
+        return is_kept and stored_kind(step) == storing
+    if first.is_packed or not isinstance(step.transform, Squeeze | None):
+        return False
+    return first.start % dtype.itemsize == 0 and torch_dtype(first.dtype) == dtype
+
+
 @dataclass(frozen=True, slots=True)
 class Weights:
     """The result of a plan.
@@ -150,30 +263,6 @@ class Weights:
 
     tensors: dict[str, Tensor | Weight]
     not_finite: tuple[str, ...]
-
-
-def copied_bytes(plan: LoadPlan, dtype: torch.dtype, device: torch.device, storage: Storage) -> int:
-    """Memory the plan will allocate: all parameters but those that stay views of a mapped file."""
-    total = 0
-    for step in plan.steps:
-        storing = storage.get(step.parameter)
-        if storing is None:
-            is_mapped = _stays_mapped(step, dtype)
-        else:
-            is_mapped = stays_mapped(step, storing) and not is_repacked(storing, dtype)
-        if device.type == "cpu" and is_mapped:
-            continue
-        plain = math.prod(step.shape) * dtype.itemsize
-        total += plain if storing is None else packed_bytes(step, storing)
-    return total
-
-
-def _stays_mapped(step: LoadStep, dtype: torch.dtype) -> bool:
-    (first, *more) = step.sources
-    is_moved = isinstance(first, RelaidInfo) or not isinstance(step.transform, Squeeze | None)
-    if more or first.is_packed or is_moved:
-        return False
-    return first.start % dtype.itemsize == 0 and torch_dtype(first.dtype) == dtype
 
 
 def read_weights(
@@ -214,8 +303,7 @@ def read_weights(
                 weight = read_weight(step, checkpoint, storing, dtype=dtype, device=device)
             tensors[step.parameter] = weight
             continue
-        read = _stack if isinstance(step.transform, Stack) else _take
-        tensor = read(step, checkpoint, dtype, device)
+        tensor = _read_tensor(step, checkpoint, dtype, device)
         tensors[step.parameter] = tensor
         not_finite += _not_finite(step, tensor)
     if progress is not None:
@@ -225,39 +313,31 @@ def read_weights(
     return Weights(tensors, tuple(not_finite))
 
 
-def _take(
+def _read_tensor(
     step: LoadStep, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
+    """Make a plain tensor."""
+    if isinstance(step.transform, Stack):
+        whole = torch.empty(step.shape, dtype=dtype, device=device)
+        for part, info in zip(whole, step.sources, strict=True):
+            part.copy_(read_plain(info, checkpoint))
+            checkpoint.drop(info.name)
+        return whole
     (info,) = step.sources
-    tensor = _transformed(read_plain(info, checkpoint), step.transform)
+    tensor = read_plain(info, checkpoint)
+    match step.transform:
+        case Squeeze(dim):
+            tensor = tensor.squeeze(dim)
+        case DecayLog():
+            tensor = (-tensor.float()).log()
+        case Transpose():
+            tensor = tensor.mT.contiguous()
+        case Pairs():
+            tensor = tensor[step.transform.rows(len(tensor))]
     tensor = tensor.reshape(step.shape).to(device, dtype)
-    if not (device.type == "cpu" and _stays_mapped(step, dtype)):
+    if not (device.type == "cpu" and _stays_mapped(step, None, dtype)):
         checkpoint.drop(info.name)
     return tensor
-
-
-def _transformed(tensor: Tensor, transform: Transform | None) -> Tensor:
-    match transform:
-        case Squeeze():
-            return tensor.squeeze(transform.dim)
-        case DecayLog():
-            return (-tensor.float()).log()
-        case Transpose():
-            return tensor.mT.contiguous()
-        case Pairs():
-            return tensor[transform.rows(len(tensor))]
-        case _:
-            return tensor
-
-
-def _stack(
-    step: LoadStep, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    whole = torch.empty(step.shape, dtype=dtype, device=device)
-    for part, info in zip(whole, step.sources, strict=True):
-        part.copy_(read_plain(info, checkpoint))
-        checkpoint.drop(info.name)
-    return whole
 
 
 def _not_finite(step: LoadStep, tensor: Tensor) -> Iterable[str]:
@@ -271,3 +351,146 @@ def _not_finite(step: LoadStep, tensor: Tensor) -> Iterable[str]:
             low, high = part.aminmax()
             if not (math.isfinite(low.item()) and math.isfinite(high.item())):
                 yield info.name
+
+
+def read_weight(
+    step: LoadStep,
+    checkpoint: Checkpoint,
+    storing: Storing,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Weight:
+    """Make a weight that is no plain tensor, in the order that kernels read where they can.
+
+    Args:
+        step: Its tensors.
+        checkpoint: Where they are.
+        storing: What it is to be.
+        dtype: What products with it come in.
+        device: Where it goes.
+
+    Raises:
+        CheckpointError: A file has gone or changed.
+    """
+    if storing == "as stored":
+        found = [read_matrix(info, checkpoint, dtype, device) for info in step.sources]
+        read = StoredStack(found) if isinstance(step.transform, Stack) else found[0]
+    else:
+        read = _read_blocks(step, checkpoint, storing, dtype=dtype, device=device)
+    weight = pack_weight(read)
+    if weight is not read:
+        for info in step.sources:
+            checkpoint.drop(info.name)
+    return weight
+
+
+def _read_blocks(
+    step: LoadStep,
+    checkpoint: Checkpoint,
+    storing: BlockType | Quantizer,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> GgufWeight:
+    kind = storing.kind if isinstance(storing, Quantizer) else storing
+    first = step.sources[0]
+    if _stays_mapped(step, storing, dtype):
+        blocks = checkpoint.read(first.name)
+        if device.type != "cpu":
+            blocks = blocks.to(device)
+            checkpoint.drop(first.name)
+        return GgufWeight(blocks, kind, dtype)
+    whole = torch.empty((*step.shape[:-1], kind.row_bytes(step.shape[-1])), dtype=torch.uint8)
+    if isinstance(step.transform, Mxfp4):
+        each = (checkpoint.read(info.name) for info in step.sources)
+        for part, codes, exponents in zip(whole, *each, strict=True):
+            part.copy_(mxfp4_blocks(codes, exponents))
+            for info in step.sources:
+                checkpoint.drop(info.name)
+    elif isinstance(step.transform, Transpose):
+        assert isinstance(storing, Quantizer)
+        for part, numbers in zip(whole, checkpoint.read(first.name), strict=True):
+            part.copy_(storing(numbers.mT.contiguous()))
+            checkpoint.drop(first.name)
+    else:
+        parts = whole.flatten(0, -2).chunk(len(step.sources))
+        for part, info in zip(parts, step.sources, strict=True):
+            _fill(part, info, checkpoint, storing)
+    if isinstance(step.transform, Pairs):
+        whole = whole[step.transform.rows(len(whole))]
+    return GgufWeight(whole.to(device), kind, dtype)
+
+
+def _fill(out: Tensor, info: TensorInfo, checkpoint: Checkpoint, storing: Storing) -> None:
+    """Pack one tensor into ``out``, (rows, bytes of a row), giving back what was read."""
+    if isinstance(storing, Quantizer):
+        for rows, numbers in tiles_of(info, checkpoint):
+            out[rows] = storing(numbers)
+            checkpoint.drop(info.name)
+    else:
+        out.copy_(checkpoint.read(info.name).flatten(0, -2))
+    checkpoint.drop(info.name)
+
+
+def tiles_of(info: TensorInfo, checkpoint: Checkpoint) -> Iterator[tuple[slice, Tensor]]:
+    """The rows of a tensor as plain numbers, some at a time, whatever it is stored in."""
+    if isinstance(info, QuantizedInfo):
+        weight = stored_weight(info, checkpoint, torch.float32)
+        for part in weight.tiles():
+            yield part, weight.layout.decode(weight.parts, part)
+        return
+    rows = checkpoint.read(info.name).flatten(0, -2)
+    step = max(1, TILE // max(1, info.shape[-1]))
+    for low in range(0, len(rows), step):
+        part = slice(low, min(low + step, len(rows)))
+        yield part, GGML_TYPES[info.dtype].decode(rows[part]) if info.is_packed else rows[part]
+
+
+def stored_weight(info: QuantizedInfo, checkpoint: Checkpoint, dtype: torch.dtype) -> StoredWeight:
+    """A quantized matrix whose tensors stay in the file."""
+    parts = {key: checkpoint.view(part) for key, part in info.parts.items()}
+    return StoredWeight(info.layout, parts, dtype)
+
+
+def read_matrix(
+    info: TensorInfo, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+) -> Weight:
+    """In blocks of GGUF files where those stand for the same numbers; as stored elsewhere."""
+    if not isinstance(info, QuantizedInfo):
+        return PlainWeight(checkpoint.read(info.name).to(device, dtype))
+    stored = stored_weight(info, checkpoint, dtype)
+    found = in_blocks(stored)
+    if found is not stored:
+        checkpoint.drop(info.name)
+        return found.to(device)
+    if device.type == "cpu":
+        return stored
+    parts = {key: part.to(device) for key, part in stored.parts.items()}
+    checkpoint.drop(info.name)
+    return StoredWeight(stored.layout, parts, dtype)
+
+
+def read_plain(info: TensorInfo, checkpoint: Checkpoint) -> Tensor:
+    """A tensor as plain numbers, whatever it is stored in."""
+    if not info.is_packed:
+        return checkpoint.read(info.name)
+    whole = torch.empty(info.shape)
+    flat = whole.flatten(0, -2)
+    for part, numbers in tiles_of(info, checkpoint):
+        flat[part] = numbers
+    return whole
+
+
+def place(module: CausalLM, tensors: Mapping[str, Tensor | Weight]) -> None:
+    """Put weights in the place of a network's empty parameters."""
+    plain = {name: each for name, each in tensors.items() if isinstance(each, Tensor)}
+    result = module.load_state_dict(plain, assign=True, strict=False)
+    packed = {name: each for name, each in tensors.items() if isinstance(each, Weight)}
+    assert not result.unexpected_keys
+    assert set(result.missing_keys) == set(packed)
+    for name, weight in packed.items():
+        owner, _, attribute = name.rpartition(".")
+        parent: nn.Module = module.get_submodule(owner)
+        delattr(parent, attribute)  # a parameter's place takes parameters only
+        setattr(parent, attribute, weight)

@@ -13,11 +13,10 @@ from blazr.core.errors import BlazrError, CheckpointError, ConfigError, ShapeErr
 from blazr.models.causal_lm import CausalLM
 from blazr.models.checkpoint.base import Checkpoint, TensorInfo
 from blazr.models.config import ModelConfig
-from blazr.models.families.detect import detect_family
 from blazr.models.families.gguf.architectures import ARCHITECTURES
 from blazr.models.families.gguf.names import gguf_names
 from blazr.models.loading.describe import describe
-from blazr.models.loading.load import load, plan_model
+from blazr.models.loading.load import detect_family, load, plan_model
 from blazr.nn.device import resolve_device
 from blazr.nn.quant.gguf.weight import GgufWeight
 from blazr.nn.quant.weight import stored_weights

@@ -5,8 +5,8 @@ import pytest
 from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.families import FAMILIES
 from blazr.models.families.base import Derivation
-from blazr.models.families.detect import detect_family
 from blazr.models.families.llama import LLAMA
+from blazr.models.loading.load import detect_family
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.rope import RopeConfig, RopeScaling
 from tests.support import tiny
