@@ -6,9 +6,9 @@ import asyncio
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from blazr.pipelines.fallback import FallbackModel
 
 _Figures = Mapping[str, object]
-_SPREAD = "{p50:,.1f} / {p90:,.1f} / {p99:,.1f}"
+_MEDIAN = "{0[p50]:,.1f}"
+_SPREAD = "{0[p50]:,.1f} / {0[p90]:,.1f} / {0[p99]:,.1f}"
 # What the table says of each level: title, key, form.
 _ROWS = (
     ("requests", "num_requests", "{}"),
@@ -43,8 +44,8 @@ _ROWS = (
     ("first token, ms", "ttft_ms", _SPREAD),
     ("between tokens, ms", "itl_ms", _SPREAD),
     ("whole reply, ms", "e2e_ms", _SPREAD),
-    ("prefill tokens/s", "prefill_tokens_per_s", "{p50:,.1f}"),
-    ("decode tokens/s", "decode_tokens_per_s", "{p50:,.1f}"),
+    ("prefill tokens/s", "prefill_tokens_per_s", _MEDIAN),
+    ("decode tokens/s", "decode_tokens_per_s", _MEDIAN),
     ("prompt from cache", "cached_share", "{:.0%}"),
     ("goodput", "goodput_share", "{:.0%}"),
     ("of the bandwidth", "bandwidth_share", "{:.1%}"),
@@ -117,10 +118,12 @@ def bench(  # noqa: PLR0913  (one argument per flag)
         goals=parse_goals(goodput),
     )
     if url is not None:
-        facts, levels = asyncio.run(_run_there(plan, url, named))
+        facts, levels = asyncio.run(_measure_server(plan, url, named))
     else:
-        facts, levels = _run_here(plan, name, random, device=device, dtype=dtype, threads=threads)
-    _complain(levels)
+        facts, levels = _measure_model(
+            plan, name, random, device=device, dtype=dtype, threads=threads
+        )
+    _report_failures(levels)
     scenario = {
         "workload": workload.name if workload else None,
         "prompt_tokens": prompt_tokens,
@@ -130,28 +133,19 @@ def bench(  # noqa: PLR0913  (one argument per flag)
         "goodput": goodput,
     }
     report = {**origin(), **facts, "seed": seed, "scenario": scenario, "levels": levels}
-    _keep(report, history)
+    if history is not None:
+        try:
+            with history.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(report) + "\n")
+        except OSError as error:
+            found = str(error)[:200]
+            raise ConfigError("the history file cannot be written.", found=found) from None
     if plot is not None:
         _plot(levels, plot, title=str(facts["model"]))
     if as_json:
         print(json.dumps(report, indent=2))
     else:
-        _show(facts, levels)
-
-
-def _keep(report: _Figures, history: Path | None) -> None:
-    """Append a run to a file of JSON lines.
-
-    Raises:
-        ConfigError: The file cannot be written.
-    """
-    if history is None:
-        return
-    try:
-        with history.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(report) + "\n")
-    except OSError as error:
-        raise ConfigError("the history file cannot be written.", found=str(error)[:200]) from None
+        _print_table(facts, levels)
 
 
 def _only_one(given: dict[str, object]) -> None:
@@ -173,12 +167,19 @@ class _Plan:
 
     async def run(self, target: Target) -> list[tuple[_Figures, list[Record]]]:
         """The figures and the records of every level."""
+        from rich.console import Console
+        from rich.progress import Progress
+
         from blazr.bench.load import run_level
         from blazr.bench.report import summarize
 
         counts = [self.requests or max(8, 4 * (level or 8)) for level in self.levels]
         results: list[tuple[_Figures, list[Record]]] = []
-        with _progress(sum(counts)) as advance:
+        is_watched = sys.stderr.isatty()
+        with Progress(
+            console=Console(stderr=True), transient=True, disable=not is_watched
+        ) as progress:
+            advance = partial(progress.advance, progress.add_task("requests", total=sum(counts)))
             for level, count in zip(self.levels, counts, strict=True):
                 records, counters = await run_level(
                     target, self.workload, level, count=count, warmup=self.warmup, on_end=advance
@@ -188,7 +189,9 @@ class _Plan:
         return results
 
 
-async def _run_there(plan: _Plan, url: str, model: str | None) -> tuple[_Figures, list[_Figures]]:
+async def _measure_server(
+    plan: _Plan, url: str, model: str | None
+) -> tuple[_Figures, list[_Figures]]:
     from blazr.bench.online import connect
 
     api_key = env.get("BLAZR_API_KEY").partition(",")[0]
@@ -197,7 +200,7 @@ async def _run_there(plan: _Plan, url: str, model: str | None) -> tuple[_Figures
         return {"url": url, "model": target.model}, [figures for figures, _ in results]
 
 
-def _run_here(
+def _measure_model(
     plan: _Plan, model: str, shape: str | None, *, device: str, dtype: str, threads: int | None
 ) -> tuple[_Figures, list[_Figures]]:
     import torch
@@ -214,8 +217,8 @@ def _run_here(
     # the queue's bound protects a server; here every request that was asked for is to run
     config = EngineConfig(max_running=running, max_waiting=2**20)
     started_s = perf_counter()
-    name, network = _load(model, shape, device=place, dtype=dtype)
-    engine, vocab_size, computes_in = _start(network, place, config)
+    name, network = _load_network(model, shape, device=place, dtype=dtype)
+    engine, vocab_size, computes_in = _start_engine(network, place, config)
     load_s = perf_counter() - started_s
     try:
         target = EngineTarget(engine, vocab_size=vocab_size)
@@ -239,7 +242,7 @@ def _run_here(
     ]
 
 
-def _start(
+def _start_engine(
     network: CausalLM | FallbackModel, place: Device, config: EngineConfig
 ) -> tuple[AsyncEngine, int, torch.dtype]:
     """The engine of a network, the rows of its embedding, and what it computes in."""
@@ -253,7 +256,7 @@ def _start(
     return engine, network.config.vocab_size, network.dtype
 
 
-def _load(
+def _load_network(
     model: str, shape: str | None, *, device: Device, dtype: str
 ) -> tuple[str, CausalLM | FallbackModel]:
     from blazr.bench.shapes import random_network
@@ -284,19 +287,7 @@ def _parse_levels(text: str) -> Sequence[int | None]:
     return [int(word) for word in words]
 
 
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[], None]]:
-    """A bar on stderr, where somebody watches."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    watched = sys.stderr.isatty()
-    with Progress(console=Console(stderr=True), transient=True, disable=not watched) as bar:
-        task = bar.add_task("requests", total=total)
-        yield lambda: bar.advance(task)
-
-
-def _show(facts: _Figures, levels: Sequence[_Figures]) -> None:
+def _print_table(facts: _Figures, levels: Sequence[_Figures]) -> None:
     """The report for people: one column per level."""
     from rich.console import Console
     from rich.filesize import decimal
@@ -311,7 +302,8 @@ def _show(facts: _Figures, levels: Sequence[_Figures]) -> None:
         print(f"peak memory {peak}, memory bandwidth {bandwidth}/s")
     table = Table("requests at once", *(str(level["concurrency"] or "any") for level in levels))
     for title, key, form in _ROWS:
-        cells = [_cell(level.get(key), form) for level in levels]
+        values = [level.get(key) for level in levels]
+        cells = ["" if value is None else form.format(value) for value in values]
         if any(cells):
             table.add_row(title, *cells)
     # a pipe has no width, and a table cut to fit one would be of no use
@@ -319,13 +311,7 @@ def _show(facts: _Figures, levels: Sequence[_Figures]) -> None:
     Console(width=width).print(table)
 
 
-def _cell(value: object, form: str) -> str:
-    if isinstance(value, Mapping):
-        return form.format_map(value)
-    return "" if value is None else form.format(value)
-
-
-def _complain(levels: Sequence[_Figures]) -> None:
+def _report_failures(levels: Sequence[_Figures]) -> None:
     """Say what failed; fail if everything did."""
     error = next((str(level["first_error"]) for level in levels if level["num_errors"]), "")
     if error and not any(level["output_tokens"] for level in levels):

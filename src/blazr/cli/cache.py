@@ -52,7 +52,23 @@ def list_models(
     verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
 ) -> None:
     """List the models in the Hugging Face cache, the last used first."""
-    rows = [_describe(repo) for repo in _models(_scan())]
+    rows = [
+        {
+            "name": repo.repo_id,
+            "bytes": repo.size_on_disk,
+            "last_used": datetime.fromtimestamp(repo.last_accessed, UTC).isoformat(),
+            "revisions": sorted(
+                [*revision.refs, revision.commit_hash[:_COMMIT]][0] for revision in repo.revisions
+            ),
+            "has_weights": any(
+                file.file_name.endswith(_SUFFIXES)
+                for revision in repo.revisions
+                for file in revision.files
+            ),
+            "path": str(repo.repo_path),
+        }
+        for repo in _models(_scan())
+    ]
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -79,9 +95,7 @@ def remove(
 ) -> None:
     """Remove models from the Hugging Face cache."""
     cache = _scan()
-    commits = [
-        commit for model in models for commit in _commits(_find(cache, model), model, revision)
-    ]
+    commits = [commit for model in models for commit in _find_commits(cache, model, revision)]
     plan = cache.delete_revisions(*commits) if cache is not None else None
     assert plan is not None  # nothing is found in no cache
     size = f"{plan.expected_freed_size / 1e6:,.0f} MB"
@@ -110,43 +124,26 @@ def _models(cache: HFCacheInfo | None) -> Sequence[CachedRepoInfo]:
     return sorted(found, key=lambda repo: (-repo.last_accessed, repo.repo_id))
 
 
-def _find(cache: HFCacheInfo | None, model: str) -> CachedRepoInfo:
-    found = {repo.repo_id: repo for repo in _models(cache)}
-    if model not in found:
+def _find_commits(cache: HFCacheInfo | None, model: str, wanted: str | None) -> list[str]:
+    """The commits of a model in the cache: all, or those of a branch, tag or commit."""
+    repos = {repo.repo_id: repo for repo in _models(cache)}
+    if model not in repos:
         raise CheckpointError(
             f"{model[:100]!r} is not in the cache.",
-            expected=", ".join(sorted(found)[:8]) or "(the cache is empty)",
+            expected=", ".join(sorted(repos)[:8]) or "(the cache is empty)",
             hint="blazr list shows all",
         )
-    return found[model]
-
-
-def _commits(repo: CachedRepoInfo, model: str, wanted: str | None) -> list[str]:
-    """The revisions of a model that a name stands for: all, or by branch, tag or commit."""
+    repo = repos[model]
     found = [
         each.commit_hash
         for each in repo.revisions
         if wanted is None or wanted in each.refs or each.commit_hash.startswith(wanted)
     ]
     if not found:
-        there = (", ".join([*each.refs, each.commit_hash[:_COMMIT]]) for each in repo.revisions)
+        known = (", ".join([*each.refs, each.commit_hash[:_COMMIT]]) for each in repo.revisions)
         raise CheckpointError(
             f"{model[:100]!r} has no such revision in the cache.",
             found=repr(wanted)[:100],
-            expected="; ".join(there)[:300],
+            expected="; ".join(known)[:300],
         )
     return found
-
-
-def _describe(repo: CachedRepoInfo) -> dict[str, object]:
-    names = [file.file_name for revision in repo.revisions for file in revision.files]
-    return {
-        "name": repo.repo_id,
-        "bytes": repo.size_on_disk,
-        "last_used": datetime.fromtimestamp(repo.last_accessed, UTC).isoformat(),
-        "revisions": sorted(
-            [*revision.refs, revision.commit_hash[:_COMMIT]][0] for revision in repo.revisions
-        ),
-        "has_weights": any(name.endswith(_SUFFIXES) for name in names),
-        "path": str(repo.repo_path),
-    }

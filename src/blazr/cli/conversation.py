@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -81,7 +81,7 @@ class Conversation:
         from blazr.text.messages import Message
 
         asked = [*self.history, Message(role="user", content=text)]
-        completion = self._listen(asked)
+        completion = self._show_answer(asked)
         if completion is None:
             return None
         self._last = completion
@@ -90,7 +90,11 @@ class Conversation:
             _tell(f"error: {completion.error}")
             return completion
         self.history = [*asked, Message(role="assistant", content=completion.text)]
-        self._tell_forgotten(completion.num_dropped_messages)
+        count = completion.num_dropped_messages
+        if count and count != self.num_forgotten:
+            what = "message no longer fits" if count == 1 else "messages no longer fit"
+            _tell(f"(the oldest {count} {what} the context)")
+        self.num_forgotten = count
         if completion.finish_reason == "length":
             limit = self.given.get("max_tokens", -1)
             _tell("(the context is full)" if limit == -1 else f"(stopped after {limit} tokens)")
@@ -98,44 +102,30 @@ class Conversation:
             _tell(speed_line(completion, self.timings))
         return completion
 
-    def _tell_forgotten(self, count: int) -> None:
-        """Say how much of the conversation the model no longer sees, when that changes."""
-        if count and count != self.num_forgotten:
-            what = "message no longer fits" if count == 1 else "messages no longer fit"
-            _tell(f"(the oldest {count} {what} the context)")
-        self.num_forgotten = count
-
     @log.held_back()
-    def _listen(self, asked: list[Message]) -> Completion | None:
+    def _show_answer(self, asked: list[Message]) -> Completion | None:
         """Show an answer while it comes."""
         from blazr.llm.results import Fold
         from blazr.text.events import ReasoningDelta, TextDelta
         from blazr.text.messages import Message
 
-        told = [Message(role="system", content=self.system)] if self.system else []
+        system = [Message(role="system", content=self.system)] if self.system else []
         gathered = Fold()
         started_s = monotonic()
         self.timings = {}
-        self.was_interrupted = False
+        self.was_interrupted = True  # until the last event is there
         shown_by = {TextDelta: self.screen.answer, ReasoningDelta: self.screen.thinking}
-        with quiet_keyboard(), self._until_interrupted():
-            for event in self.partner.answer(told + asked, self.given, thinks=self.thinks):
+        with suppress(KeyboardInterrupt), quiet_keyboard():
+            for event in self.partner.answer(system + asked, self.given, thinks=self.thinks):
                 gathered.push(event)
                 if isinstance(event, TextDelta | ReasoningDelta):
                     self.timings.setdefault("first_token_s", monotonic() - started_s)
                     shown_by[type(event)](event.text)
+            self.was_interrupted = False
         self.screen.end()
         self.timings["generate_s"] = monotonic() - started_s
         completions = gathered.completions()
         return completions[0] if completions else None
-
-    @contextmanager
-    def _until_interrupted(self) -> Iterator[None]:
-        """Ctrl+C ends what is within, and no more."""
-        try:
-            yield
-        except KeyboardInterrupt:
-            self.was_interrupted = True
 
     @property
     def last_question(self) -> str:
@@ -206,9 +196,9 @@ class Conversation:
         name, _, value = rest.partition(" ")
         name = name.replace("-", "_")
         if name in _SWITCHES:
-            self._switch(name, value.strip())
+            self._set_switch(name, value.strip())
             return
-        known = _parameters()
+        known = _setting_types()
         if name not in known:
             close = get_close_matches(name, [*known, *_SWITCHES], n=1)
             raise ConfigError(
@@ -218,11 +208,11 @@ class Conversation:
             )
         given = {key: each for key, each in self.given.items() if key != name}
         if value.strip():
-            given[name] = _parse(name, value.strip(), known[name])
+            given[name] = _parse_setting(name, value.strip(), known[name])
         options.sampling_params(given)  # refuses what is out of range
         self.given = given
 
-    def _switch(self, name: str, value: str) -> None:
+    def _set_switch(self, name: str, value: str) -> None:
         if value.lower() not in _ON:
             raise ConfigError(f"/set {name} on, or /set {name} off: {_SWITCHES[name]}")
         is_on = _ON[value.lower()]
@@ -339,7 +329,7 @@ def _path(text: str, command: str) -> Path:
     return Path(text).expanduser()
 
 
-def _parameters() -> dict[str, type]:
+def _setting_types() -> dict[str, type]:
     """What /set can change, with its type: numbers, and strings that stop an answer."""
     from blazr.engine.sampling_params import SamplingParams
 
@@ -353,7 +343,7 @@ def _parameters() -> dict[str, type]:
     return {**found, "stop": str}
 
 
-def _parse(name: str, value: str, kind: type) -> object:
+def _parse_setting(name: str, value: str, kind: type) -> object:
     if kind is str:
         return [value]
     try:

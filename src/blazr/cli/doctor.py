@@ -7,7 +7,8 @@ import json
 import os
 import pkgutil
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from time import perf_counter
 from typing import Annotated
@@ -45,22 +46,27 @@ def doctor(
 
     Exits with 1 where the built-in model does not run.
     """
-    report = _report()
-    failure = _try_out(report)
-    verdict = _verdict(report, failure)
+    report = _inspect_machine()
+    failure = _run_built_in_model(report)
     if tables:
         report["tables"] = {name: ", ".join(table) for name, table in _tables()}
+    kernels = report["kernels"].get("cpu", "reference (BLAZR_KERNELS)")
+    is_slow = kernels.startswith(("torch's operations", "reference"))
+    verdict = _GOOD
+    if failure:
+        verdict = f"blazr does not work here: {failure}"
+    elif is_slow and report["device"]["auto"].startswith("cpu"):
+        verdict = f"blazr works, but slowly: {kernels}"
     if as_json:
         print(json.dumps({**report, "verdict": verdict}, indent=2))
     else:
-        for line in _screen(report) if verbose else _short_screen(report, with_tables=tables):
-            print(line)
-        print(f"verdict: {verdict}")
+        lines = _all_lines(report) if verbose else _summary_lines(report, kernels)
+        print(*lines, f"verdict: {verdict}", sep="\n")
     if failure:
         raise typer.Exit(1)
 
 
-def _try_out(report: _Report) -> str:
+def _run_built_in_model(report: _Report) -> str:
     """Let the built-in model write; what goes wrong, or nothing."""
     from blazr.engine.sampling_params import SamplingParams
     from blazr.llm.llm import LLM
@@ -82,18 +88,7 @@ def _try_out(report: _Report) -> str:
     return "" if reply.finish_reason == "length" else f"the reply ended with {reply.error}"
 
 
-def _verdict(report: _Report, failure: str) -> str:
-    """One sentence; what to do about it follows a colon."""
-    if failure:
-        return f"blazr does not work here: {failure}"
-    explained = report["kernels"].get("cpu", "reference (BLAZR_KERNELS)")
-    is_slow = explained.startswith(("torch's operations", "reference"))
-    if is_slow and report["device"]["auto"].startswith("cpu"):
-        return f"blazr works, but slowly: {explained}"
-    return _GOOD
-
-
-def _screen(report: _Report) -> Iterator[str]:
+def _all_lines(report: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     """All that is known."""
     for section, facts in report.items():
         yield section
@@ -101,15 +96,15 @@ def _screen(report: _Report) -> Iterator[str]:
             yield f"  {name:<24} {value}"
 
 
-def _short_screen(report: _Report, *, with_tables: bool) -> Iterator[str]:
-    """What most questions are about: a line each."""
+def _summary_lines(report: _Report, kernels: str) -> Iterator[str]:
+    """What most questions are about: a line each; and the tables, if they are asked for."""
     about = report["blazr"]
     device = report["device"]
     trial = report["trial"]
     torch = report["packages"]["torch"]
     yield f"blazr    {about['version']} with torch {torch}, Python {about['python']}"
     yield f"device   {device['auto']}, {device['free memory']} free"
-    yield f"kernels  {report['kernels'].get('cpu', 'reference (BLAZR_KERNELS)')}"
+    yield f"kernels  {kernels}"
     if "speed" in trial:
         yield f"trial    {trial['model']} loaded in {trial['load']} and wrote {trial['speed']}"
     changed = [
@@ -119,17 +114,25 @@ def _short_screen(report: _Report, *, with_tables: bool) -> Iterator[str]:
     ]
     if changed:
         yield f"set      {' '.join(changed)}"
-    if with_tables:
-        yield from _screen({"tables": report["tables"]})
+    if "tables" in report:
+        yield from _all_lines({"tables": report["tables"]})
 
 
-def _report() -> _Report:
+def _inspect_machine() -> _Report:
     import torch
 
     from blazr.nn.device import resolve_device
     from blazr.nn.kernels.resolve import describe
 
     device = resolve_device("auto")
+    packages = dict.fromkeys(_PACKAGES, "not installed")
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
+    variables = {}
+    for name in env.ENV:
+        value = env.get(name)
+        variables[name] = "(set)" if value and name.endswith(_SECRET) else value or "(unset)"
     return {
         "blazr": {
             "version": blazr.__version__,
@@ -144,21 +147,9 @@ def _report() -> _Report:
             "torch threads": str(torch.get_num_threads()),
         },
         "kernels": describe(),
-        "packages": {name: _version(name) for name in _PACKAGES},
-        "environment": {name: _shown(name) for name in env.ENV},
+        "packages": packages,
+        "environment": variables,
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def _shown(name: str) -> str:
-    value = env.get(name)
-    return "(set)" if value and name.endswith(_SECRET) else value or "(unset)"
 
 
 def _tables() -> Iterator[tuple[str, Table[object]]]:

@@ -45,14 +45,18 @@ def generate(  # noqa: PLR0913  (one argument per flag)
     if prompt is None and prompt_argument is None and is_prompt(model_argument, model):
         model_argument, prompt_argument = None, model_argument
     name = options.pick_model(model, model_argument)
-    text = _read_prompt(prompt_argument if prompt is None else prompt)
+    text = prompt_argument if prompt is None else prompt
+    if text is None and sys.stdin.isatty():
+        raise typer.BadParameter("give a prompt with --prompt, or - to read it from stdin")
+    if text is None or text == "-":
+        text = options.read_stdin()
     params = options.sampling_params(sampling.given())
     started_s = monotonic()
     with load.load_llm(name, threads=threads) as llm:
         timings = {"load_s": monotonic() - started_s}
         print(f"{llm.core.info.name} on {llm.core.info.device}", file=sys.stderr)
         with log.held_back():
-            completion = _run(llm.stream(text, params), timings, prints=not as_json)
+            completion = _print_stream(llm.stream(text, params), timings, prints=not as_json)
             if as_json:
                 print(json.dumps(as_object(llm.core.info.name, completion, timings)))
             elif sys.stdout.isatty():
@@ -87,7 +91,9 @@ def raise_if_cut_off(completion: Completion) -> None:
         raise EngineError("the text was cut off.", found=completion.error or "")
 
 
-def _run(events: Iterator[Event], timings: dict[str, float], *, prints: bool) -> Completion:
+def _print_stream(
+    events: Iterator[Event], timings: dict[str, float], *, prints: bool
+) -> Completion:
     """Take the events to the end, printing and timing them."""
     from blazr.llm.results import Fold
     from blazr.text.events import PromptDone, TextDelta
@@ -102,12 +108,6 @@ def _run(events: Iterator[Event], timings: dict[str, float], *, prints: bool) ->
             print(event.text, end="", flush=True)
     timings["generate_s"] = monotonic() - started_s
     return gathered.completions()[0]
-
-
-def _read_prompt(prompt: str | None) -> str:
-    if prompt is None and sys.stdin.isatty():
-        raise typer.BadParameter("give a prompt with --prompt, or - to read it from stdin")
-    return options.read_stdin() if prompt in {None, "-"} else str(prompt)
 
 
 def speed_line(completion: Completion, timings: dict[str, float]) -> str:

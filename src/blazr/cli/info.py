@@ -31,36 +31,25 @@ def info(
     verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
 ) -> None:
     """Show a model's configuration, its sizes, and where each value came from."""
+    name = options.pick_model(model, model_argument)
     if fit:
-        _fit(options.pick_model(model, model_argument), device, as_json=as_json)
+        from blazr.models.loading.fit import fit as measure_fit
+        from blazr.nn.device import resolve_device
+        from blazr.pipelines.fallback import own_networks_only
+
+        with own_networks_only("blazr info --fit"):
+            found = measure_fit(name, resolve_device(device))
+        print(json.dumps(asdict(found), indent=2) if as_json else "\n".join(_fit_lines(found)))
         return
     from blazr.llm.defaults import sampling_defaults_at
     from blazr.llm.describe import describe_model
 
-    report = describe_model(options.pick_model(model, model_argument))
+    report = describe_model(name)
     report["sampling"] = sampling_defaults_at(Path(str(report["path"])))
-    if as_json:
-        print(json.dumps(report, indent=2))
-        return
-    for line in _screen(report):
-        print(line)
+    print(json.dumps(report, indent=2) if as_json else "\n".join(_report_lines(report)))
 
 
-def _fit(model: str, device: str, *, as_json: bool) -> None:
-    from blazr.models.loading.fit import fit
-    from blazr.nn.device import resolve_device
-    from blazr.pipelines.fallback import own_networks_only
-
-    with own_networks_only("blazr info --fit"):
-        found = fit(model, resolve_device(device))
-    if as_json:
-        print(json.dumps(asdict(found), indent=2))
-        return
-    for line in _fit_screen(found):
-        print(line)
-
-
-def _fit_screen(found: Fit) -> Iterator[str]:
+def _fit_lines(found: Fit) -> Iterator[str]:
     yield f"{found.device}: {found.free_bytes / 1e9:.1f} GB free"
     if found.bytes_per_token:
         yield f"{found.bytes_per_token:,} bytes a token, in {found.dtype}"
@@ -72,7 +61,7 @@ def _fit_screen(found: Fit) -> Iterator[str]:
         yield f"{each.quantization:<12} {each.weights_bytes / 1e6:>9,.0f} MB {context:>14}"
 
 
-def _screen(report: Mapping[str, object]) -> Iterator[str]:
+def _report_lines(report: Mapping[str, object]) -> Iterator[str]:
     """The report for people, in lines; programs read ``--json``."""
     for key in ("name", "path", "family", "dtype"):
         yield f"{key:<10} {report[key]}"

@@ -13,11 +13,10 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -64,33 +63,33 @@ def launch(
     if not print_only and shutil.which(row.command) is None:
         raise ConfigError(f"{row.command} is not installed.", hint=row.install)
     if print_only:
-        target = _find(url or DEFAULT_URL, api_key, model)
+        target = _find_server(url or DEFAULT_URL, api_key, model)
         if target is None:
             name = model or options.BUILT_IN
             _note(f"no server at {url or DEFAULT_URL}; start one: blazr serve {shlex.quote(name)}")
             target = Target(
                 url=url or DEFAULT_URL, key=api_key or NO_KEY, model="default", context=None
             )
-        _show(row, row.settings(target), args or [])
+        _print_commands(row, row.settings(target), args or [])
         return
-    with _ending_in_order(), _server(url, api_key, model) as target:
+    with _exiting_on_signals(), _find_or_start_server(url, api_key, model) as target:
         if target.context is not None and target.context < SMALL_CONTEXT:
             _note(
                 f"{target.model} has a context of {target.context} tokens; "
                 f"{program} may need {SMALL_CONTEXT} for its instructions alone"
             )
-        code = _run(row, row.settings(target), args or [])
+        code = _run_program(row, row.settings(target), args or [])
     raise typer.Exit(code)
 
 
 @contextmanager
-def _ending_in_order() -> Iterator[None]:
+def _exiting_on_signals() -> Iterator[None]:
     """Stop what was started, too, when a supervisor or a closed terminal stops the launcher."""
 
-    def end(number: int, _frame: object) -> None:
+    def leave(number: int, _frame: object) -> None:
         sys.exit(128 + number)  # as a shell tells it
 
-    before = {each: signal.signal(each, end) for each in (signal.SIGTERM, signal.SIGHUP)}
+    before = {each: signal.signal(each, leave) for each in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
@@ -99,14 +98,14 @@ def _ending_in_order() -> Iterator[None]:
 
 
 @contextmanager
-def _server(url: str | None, key: str | None, model: str | None) -> Iterator[Target]:
-    """The server that is asked for or there, or else one of our own until the block ends.
+def _find_or_start_server(url: str | None, key: str | None, model: str | None) -> Iterator[Target]:
+    """The server at ``url`` or the usual address, or else one of our own until the block ends.
 
     Raises:
         ConfigError: There is no server at the address that was named, or not that model.
         EngineError: Our own does not start.
     """
-    found = _find(url or DEFAULT_URL, key, model)
+    found = _find_server(url or DEFAULT_URL, key, model)
     if found is not None:
         yield found
         return
@@ -116,19 +115,28 @@ def _server(url: str | None, key: str | None, model: str | None) -> Iterator[Tar
             found=url,
             hint="blazr serve, or leave --url out and a server is started",
         )
-    with _started(model or options.BUILT_IN, key) as address:
-        target = _find(address, key, None)
+    with _running_server(model or options.BUILT_IN, key) as address:
+        target = _find_server(address, key, None)
         if target is None:
             raise EngineError("the server that was started shows no model.")
         yield target
 
 
-def _find(url: str, key: str | None, model: str | None) -> Target | None:
+def _find_server(url: str, key: str | None, model: str | None) -> Target | None:
     """The server at an address, if it has the model."""
     url = url.rstrip("/").removesuffix("/v1")
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError("this is not an address.", found=url[:100], expected=DEFAULT_URL)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    request = urllib.request.Request(f"{url}/v1/models", headers=headers)
     try:
-        models = _ask(f"{url}/v1/models", key)["data"]
-    except (OSError, ValueError, KeyError, TypeError):
+        with urllib.request.urlopen(request, timeout=LOOK_S) as reply:
+            models = json.loads(reply.read())["data"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, urllib.error.HTTPError) and error.code in {401, 403}:
+            raise ConfigError(
+                "the server wants another key.", found=request.full_url, hint="--api-key"
+            ) from None
         return None
     cards = [each for each in models if model is None or each.get("id") == model]
     if not cards:
@@ -142,24 +150,8 @@ def _find(url: str, key: str | None, model: str | None) -> Target | None:
     )
 
 
-def _ask(url: str, key: str | None) -> Any:
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError("the address is none.", found=url[:100], expected=DEFAULT_URL)
-    request = urllib.request.Request(url, headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=LOOK_S) as reply:
-            return json.loads(reply.read())
-    except urllib.error.HTTPError as error:
-        if error.code in {401, 403}:
-            raise ConfigError(
-                "the server wants another key.", found=url, hint="--api-key"
-            ) from None
-        raise
-
-
 @contextmanager
-def _started(model: str, key: str | None) -> Iterator[str]:
+def _running_server(model: str, key: str | None) -> Iterator[str]:
     """A server of our own; its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -199,44 +191,30 @@ def _await_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     raise EngineError("the server did not start.", found=" ".join(tail)[-300:])
 
 
-def _run(program: Program, settings: Settings, args: Sequence[str]) -> int:
+def _run_program(program: Program, settings: Settings, args: Sequence[str]) -> int:
     """Run a program to its end; its exit status."""
-    with TemporaryDirectory(prefix="blazr-launch-") as folder:
+    with ExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory(prefix="blazr-launch-"))
         for name, text in settings.files.items():
             (Path(folder) / name).write_text(text, "utf-8")
-        placed = _placed(settings, folder)
-        command = [program.command, *placed.args, *args]
-        process = subprocess.Popen(command, env=env.inherited(**placed.env))
-        try:
-            return _wait(process)
-        finally:
-            _stop(process)
+        command = [program.command, *settings.args_in(folder), *args]
+        process = subprocess.Popen(command, env=env.inherited(**settings.env))
+        stack.callback(_stop, process)
+        # Ctrl+C reaches the program too, which decides what it means
+        while process.poll() is None:
+            with suppress(KeyboardInterrupt):
+                process.wait()
+        return process.returncode
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:  # the program has got it too, and decides
-            continue
-
-
-def _show(program: Program, settings: Settings, args: Sequence[str]) -> None:
+def _print_commands(program: Program, settings: Settings, args: Sequence[str]) -> None:
     """The same as lines of a shell."""
     folder = "/tmp/blazr-launch" if settings.files else ""
-    placed = _placed(settings, folder)
-    for name, value in placed.env.items():
+    for name, value in settings.env.items():
         print(f"export {name}={shlex.quote(value)}")
     for name, text in settings.files.items():
         print(f"mkdir -p {folder} && cat > {folder}/{name} <<'END'\n{text}\nEND")
-    print(shlex.join([program.command, *placed.args, *args]))
-
-
-def _placed(settings: Settings, folder: str) -> Settings:
-    """With the place of its files in its arguments."""
-    if not settings.files:
-        return settings
-    return replace(settings, args=[each.replace("{files}", folder) for each in settings.args])
+    print(shlex.join([program.command, *settings.args_in(folder), *args]))
 
 
 def _note(text: str) -> None:

@@ -73,8 +73,14 @@ def plan_models(
     tables = read_settings(file).get(_TABLE, {}) if file is not None and not named else {}
     if not isinstance(tables, Mapping):
         raise ConfigError("[models] in the settings file is not a table.", expected='name = "path"')
-    plans = [_from_flag(each, flags) for each in named]
-    plans += [_from_table(name, table, flags) for name, table in tables.items()]
+    plans = []
+    for text in named:
+        name, separator, path = text.partition("=")
+        is_pair = separator and path and _NAME.fullmatch(name) and not Path(text).exists()
+        plans.append(
+            ModelPlan(path=path if is_pair else text, name=name if is_pair else None, flags=flags)
+        )
+    plans += [_plan_from_table(name, table, flags) for name, table in tables.items()]
     names = [plan.name for plan in plans]
     if len(plans) > 1 and (None in names or len(set(names)) < len(names)):
         raise ConfigError(
@@ -85,20 +91,14 @@ def plan_models(
     return plans or [ModelPlan(path=default, name=None, flags=flags)]
 
 
-def _from_flag(text: str, flags: ServeFlags) -> ModelPlan:
-    name, separator, path = text.partition("=")
-    is_named = separator and path and _NAME.fullmatch(name) and not Path(text).exists()
-    return ModelPlan(path=path if is_named else text, name=name if is_named else None, flags=flags)
-
-
-def _from_table(name: str, table: object, flags: ServeFlags) -> ModelPlan:
+def _plan_from_table(name: str, table: object, flags: ServeFlags) -> ModelPlan:
     given = {"path": table} if isinstance(table, str) else msgspec.to_builtins(table)
     try:
         if not _NAME.fullmatch(name):
             raise ConfigError("this cannot be the name of a model.", found=repr(name)[:50])
         changes = {key.replace("-", "_"): value for key, value in dict(given).items()}
         path = msgspec.convert(changes.pop("path", None), str)
-        flags = _changed(flags, changes)
+        flags = _checked_flags(flags, changes)
     except (TypeError, ValueError) as error:
         keys = ", ".join(options.flag_names(ServeFlags))
         raise ConfigError(
@@ -109,7 +109,7 @@ def _from_table(name: str, table: object, flags: ServeFlags) -> ModelPlan:
     return ModelPlan(path=path, name=name, flags=flags)
 
 
-def _changed(flags: ServeFlags, changes: Mapping[str, object]) -> ServeFlags:
+def _checked_flags(flags: ServeFlags, changes: Mapping[str, object]) -> ServeFlags:
     """The same flags with other values, which are checked."""
     unknown = sorted(changes.keys() - set(options.flag_names(ServeFlags)))
     if unknown:

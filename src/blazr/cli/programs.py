@@ -48,6 +48,10 @@ class Settings:
     args: Sequence[str] = ()
     files: Mapping[str, str] = field(default_factory=dict)
 
+    def args_in(self, folder: str) -> list[str]:
+        """The arguments, where the files lie in ``folder``."""
+        return [each.replace("{files}", folder) if self.files else each for each in self.args]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
@@ -64,7 +68,8 @@ class Program:
     settings: Callable[[Target], Settings]
 
 
-def _claude(target: Target) -> Settings:
+def claude(target: Target) -> Settings:
+    """Claude Code."""
     names = ("MODEL", *(f"DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU")))
     env = {
         "ANTHROPIC_BASE_URL": target.url,
@@ -80,7 +85,8 @@ def _claude(target: Target) -> Settings:
     return Settings(env=env)
 
 
-def _codex(target: Target) -> Settings:
+def codex(target: Target) -> Settings:
+    """Codex."""
     provider = (
         f'{{name = "blazr", base_url = {json.dumps(target.url + "/v1")}, '
         'env_key = "OPENAI_API_KEY", wire_api = "responses"}'
@@ -97,7 +103,8 @@ def _codex(target: Target) -> Settings:
     return Settings(env={"OPENAI_API_KEY": target.key}, args=args)
 
 
-def _opencode(target: Target) -> Settings:
+def opencode(target: Target) -> Settings:
+    """Set up opencode."""
     model: dict[str, object] = {"name": target.model, "tool_call": True}
     if target.context is not None:
         model["limit"] = {"context": target.context, "output": target.answer}
@@ -112,7 +119,8 @@ def _opencode(target: Target) -> Settings:
     return Settings(env={"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
 
 
-def _aider(target: Target) -> Settings:
+def aider(target: Target) -> Settings:
+    """Set up aider."""
     name = f"openai/{target.model}"
     args = ["--model", name, "--no-show-model-warnings"]
     files = {}
@@ -132,7 +140,8 @@ def _aider(target: Target) -> Settings:
     return Settings(env=env, args=args, files=files)
 
 
-def _open_webui(target: Target) -> Settings:
+def open_webui(target: Target) -> Settings:
+    """Open WebUI."""
     env = {
         "OPENAI_API_BASE_URL": f"{target.url}/v1",
         "OPENAI_API_KEY": target.key,
@@ -148,15 +157,15 @@ PROGRAMS: Table[Program] = Table(
     "program",
     {
         "claude": Program(
-            command="claude", install="npm install -g @anthropic-ai/claude-code", settings=_claude
+            command="claude", install="npm install -g @anthropic-ai/claude-code", settings=claude
         ),
-        "codex": Program(command="codex", install="npm install -g @openai/codex", settings=_codex),
+        "codex": Program(command="codex", install="npm install -g @openai/codex", settings=codex),
         "opencode": Program(
-            command="opencode", install="npm install -g opencode-ai", settings=_opencode
+            command="opencode", install="npm install -g opencode-ai", settings=opencode
         ),
-        "aider": Program(command="aider", install="pip install aider-chat", settings=_aider),
+        "aider": Program(command="aider", install="pip install aider-chat", settings=aider),
         "open-webui": Program(
-            command="open-webui", install="pip install open-webui", settings=_open_webui
+            command="open-webui", install="pip install open-webui", settings=open_webui
         ),
     },
 )

@@ -44,7 +44,10 @@ def run(  # noqa: PLR0913  (one argument per flag)
     """Ask a model one question, in its chat template; without a question, talk with it."""
     if question is None and is_prompt(model_argument, model):
         model_argument, question = None, model_argument
-    text = _whole_question(question)
+    parts = [] if question in {None, "-"} else [str(question)]
+    if not sys.stdin.isatty():
+        parts.append(options.read_stdin())
+    text = "\n\n".join(part for part in parts if part.strip())
     is_chat = not text and sys.stdin.isatty()
     if not (text or is_chat):
         raise typer.BadParameter("give a question, or pipe one to stdin")
@@ -63,14 +66,6 @@ def run(  # noqa: PLR0913  (one argument per flag)
         converse(conversation)
     else:
         _ask_once(conversation, text, timings, as_json=as_json, verbose=verbose)
-
-
-def _whole_question(question: str | None) -> str:
-    """What was asked, and then what was piped in."""
-    parts = [] if question in {None, "-"} else [str(question)]
-    if not sys.stdin.isatty():
-        parts.append(options.read_stdin())
-    return "\n\n".join(part for part in parts if part.strip())
 
 
 def _ask_once(

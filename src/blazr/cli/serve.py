@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -160,7 +160,7 @@ def serve(  # noqa: PLR0913  (one argument per flag)
     named = [*([model_argument] if model_argument else []), *(model or ())]
     plans = plan_models(named, config, load, default=options.BUILT_IN)
     bound = parse_memory(models_memory, free_bytes=0) if models_memory else None
-    _run(
+    _open_and_serve(
         plans,
         ServerConfig(
             host=host,
@@ -169,7 +169,7 @@ def serve(  # noqa: PLR0913  (one argument per flag)
             tls_cert=tls_cert,
             tls_key=tls_key,
             root_path=root_path,
-            api_keys=_keys(api_key or [], api_key_file),
+            api_keys=read_api_keys(api_key or [], api_key_file),
             admin_api_keys=tuple(admin_api_key or ()),
             weights_dir=weights_dir,
             profile_dir=profile_dir,
@@ -187,7 +187,9 @@ def serve(  # noqa: PLR0913  (one argument per flag)
     )
 
 
-def _run(plans: Sequence[ModelPlan], config: ServerConfig, *, threads: int | None) -> None:
+def _open_and_serve(
+    plans: Sequence[ModelPlan], config: ServerConfig, *, threads: int | None
+) -> None:
     """Listen, load what is alone, serve."""
     from blazr.server.serve import address_of, listen, serve
 
@@ -198,35 +200,28 @@ def _run(plans: Sequence[ModelPlan], config: ServerConfig, *, threads: int | Non
         )
     sock = listen(config)
     options.set_threads(threads)
-    models = _open(plans, config)
+    models = _open_models(plans, config)
     names = ", ".join(slot.source.name for slot in models.slots)
     address = address_of(sock, is_tls=config.tls_cert is not None)
     info = models.slots[0].info
-    _say(f"blazr serves {names} on {address}" + (f" ({info.device})" if info else ""))
-    for line in _places(address, config):
-        _say(line)
+    lines = [f"blazr serves {names} on {address}" + (f" ({info.device})" if info else "")]
+    if config.uds is None:
+        # what listens on every address is reached on this machine's own
+        base = address.replace("//0.0.0.0", "//127.0.0.1").replace("//[::]", "//[::1]")
+        base += config.root_path
+        if config.has_ui:
+            lines += [f"  chat page      {base}/", f"  API reference  {base}/docs"]
+        lines.append(f"  OpenAI's API   {base}/v1")
     if not config.is_loopback and not config.api_keys:
-        _say(
+        lines.append(
             "warning: anyone who can reach this machine can use it; "
             "set --api-key, or listen on --host 127.0.0.1"
         )
+    print(*lines, sep="\n", file=sys.stderr, flush=True)
     serve(models, sock)
 
 
-def _places(address: str, config: ServerConfig) -> Iterator[str]:
-    """Where to go, one line each."""
-    if config.uds is not None:
-        return
-    # what listens on every address is reached on this machine's own
-    base = address.replace("//0.0.0.0", "//127.0.0.1").replace("//[::]", "//[::1]")
-    base += config.root_path
-    if config.has_ui:
-        yield f"  chat page      {base}/"
-        yield f"  API reference  {base}/docs"
-    yield f"  OpenAI's API   {base}/v1"
-
-
-def _open(plans: Sequence[ModelPlan], config: ServerConfig) -> Models:
+def _open_models(plans: Sequence[ModelPlan], config: ServerConfig) -> Models:
     """The models; one that is alone is loaded now, so that what is wrong with it shows at once."""
     # torch comes with these, and a port in use should be told before
     from blazr.server.models import Models, ModelSource
@@ -246,11 +241,12 @@ def _open(plans: Sequence[ModelPlan], config: ServerConfig) -> Models:
     return models
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def read_api_keys(given: list[str], file: Path | None) -> tuple[str, ...]:
+    """The API keys of the command line, and those of a file.
 
-
-def _keys(given: list[str], file: Path | None) -> tuple[str, ...]:
+    Raises:
+        ConfigError: The file cannot be read, or holds no key.
+    """
     keys = [*given]
     if file is not None:
         try:

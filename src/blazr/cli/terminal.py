@@ -39,22 +39,24 @@ class WordWrap:
         """What to write so that the text appears. Control characters in it do nothing."""
         # in the last column terminals differ in where the cursor is
         edge = max(self._width() - 1, 1)
-        return "".join(self._place(char, edge) for char in text)
+        return "".join(
+            self._place_blank(char, edge) if char in " \t\n" else self._place_letter(char, edge)
+            for char in text
+        )
 
-    def _place(self, char: str, edge: int) -> str:
+    def _place_blank(self, char: str, edge: int) -> str:
         if char == "\n":
             return self._break()
-        if char in " \t":
-            size = 1 if char == " " else _TAB - self._column % _TAB
-            self._word = ""
-            self._word_width = 0
-            if self._column + size > edge:
-                return self._break()
-            self._column += size
-            return " " * size
-        return self._letter(char, _columns(char), edge)
+        size = 1 if char == " " else _TAB - self._column % _TAB
+        self._word = ""
+        self._word_width = 0
+        if self._column + size > edge:
+            return self._break()
+        self._column += size
+        return " " * size
 
-    def _letter(self, char: str, size: int, edge: int) -> str:
+    def _place_letter(self, char: str, edge: int) -> str:
+        size = _columns(char)
         if size < 0:
             return ""
         before = ""
@@ -106,7 +108,7 @@ class Screen:
         self.wraps = True
         self.shows_thinking = True
         self._has_colour = self.is_terminal and not env.get("NO_COLOR")
-        self._wrap = WordWrap(_screen_width)
+        self._wrap = WordWrap(lambda: shutil.get_terminal_size().columns)
         self._is_thinking = False
 
     @property
@@ -144,18 +146,14 @@ class Screen:
 
     def _write(self, text: str, *, is_text: bool = True) -> None:
         if self.is_terminal and is_text:
-            text = self._wrap.push(text) if self.wraps else _without_controls(text)
+            # no control characters: a model must not move the cursor or change the terminal
+            text = (
+                self._wrap.push(text)
+                if self.wraps
+                else "".join(char for char in text if char in "\n\t" or _columns(char) >= 0)
+            )
         self.out.write(text)
         self.out.flush()
-
-
-def _screen_width() -> int:
-    return shutil.get_terminal_size().columns
-
-
-def _without_controls(text: str) -> str:
-    """A model must not be able to move the cursor or to change the terminal's settings."""
-    return "".join(char for char in text if char in "\n\t" or _columns(char) >= 0)
 
 
 @contextmanager
@@ -215,20 +213,16 @@ def read_message(read_line: ReadLine, default: str = "") -> str:
     """
     line = read_line("> ", default)
     if line.lstrip().startswith(_QUOTES):
-        return _read_quoted(read_line, line.lstrip().removeprefix(_QUOTES))
+        lines = [line.lstrip().removeprefix(_QUOTES)]
+        while not lines[-1].rstrip().endswith(_QUOTES):
+            lines.append(read_line("... ", ""))
+        lines[-1] = lines[-1].rstrip().removesuffix(_QUOTES)
+        return "\n".join(lines).strip("\n")
     lines = []
     while line.endswith("\\"):
         lines.append(line.removesuffix("\\"))
         line = read_line("... ", "")
     return "\n".join([*lines, line]).strip()
-
-
-def _read_quoted(read_line: ReadLine, first: str) -> str:
-    lines = [first]
-    while not lines[-1].rstrip().endswith(_QUOTES):
-        lines.append(read_line("... ", ""))
-    lines[-1] = lines[-1].rstrip().removesuffix(_QUOTES)
-    return "\n".join(lines).strip("\n")
 
 
 def _prompt_session(words: tuple[str, ...]) -> PromptSession[str]:

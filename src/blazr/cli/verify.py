@@ -59,15 +59,14 @@ def verify(  # noqa: PLR0913  (one argument per flag)
         is_ok = verdict.is_ok and verdict.witness.is_there
         print(json.dumps({"ok": is_ok, **asdict(verdict)}, indent=2))
     else:
-        for line in _screen(verdict):
-            print(line)
+        print("\n".join(_report_lines(verdict)))
     if not verdict.is_ok:
         raise typer.Exit(1)
     if not verdict.witness.is_there:
         raise typer.Exit(NO_REFERENCE)
 
 
-def _screen(verdict: Verdict) -> Iterator[str]:
+def _report_lines(verdict: Verdict) -> Iterator[str]:
     witness = verdict.witness
     logits = verdict.witness.logits
     yield f"{verdict.model} ({verdict.family}) on {verdict.device}, in {verdict.dtype}"

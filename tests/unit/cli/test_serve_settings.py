@@ -14,7 +14,7 @@ from typer.core import TyperOption
 from blazr.cli.app import app
 from blazr.cli.models import plan_models
 from blazr.cli.options import ServeFlags, flag_names
-from blazr.cli.serve import _keys
+from blazr.cli.serve import read_api_keys
 from blazr.core.env import ENV, SERVE_FLAGS
 from blazr.core.errors import ConfigError
 
@@ -124,12 +124,12 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 def test_keys_come_from_flags_and_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# ours\nd\n\n e \n")
-    assert _keys(["a", "b"], file) == ("a", "b", "d", "e")
+    assert read_api_keys(["a", "b"], file) == ("a", "b", "d", "e")
     file.write_text("#\n")
     with pytest.raises(ConfigError):
-        _keys([], file)
+        read_api_keys([], file)
     with pytest.raises(ConfigError):
-        _keys([], tmp_path / "none")
+        read_api_keys([], tmp_path / "none")
 
 
 FLAGS = ServeFlags(**{name: settings()[name] for name in flag_names(ServeFlags)})
