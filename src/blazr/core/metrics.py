@@ -166,13 +166,15 @@ class _EngineFigures:
             kind = GaugeMetricFamily if row.is_gauge else CounterMetricFamily
             family = kind(name, row.help, labels=row.all_labels)
             for model, values in figures.items():
-                for rest, value in _of_row(row, values):
-                    family.add_metric([model, rest] if row.labels else [model], value)
+                for label, value in _figures_of(row, values):
+                    family.add_metric([model, label] if row.labels else [model], value)
             yield family
 
 
-def _of_row(row: Metric, values: Mapping[str, int | float]) -> Iterator[tuple[str, int | float]]:
-    """The figures a row shows, each after what its name has more than the row's."""
+def _figures_of(
+    row: Metric, values: Mapping[str, int | float]
+) -> Iterator[tuple[str, int | float]]:
+    """The figures of a row: what their names have behind the row's, and their values."""
     for name, value in values.items():
         if name == row.figure or (row.labels and name.startswith(row.figure)):
             yield name.removeprefix(row.figure), value

@@ -352,22 +352,20 @@ class AsyncEngine:
             took_s = time.monotonic() - started
             self._pacing.learn(decodes, max(computed - decodes, 0), took_s)
             if logger.isEnabledFor(TRACE):
-                self._log_step(decodes, computed, took_s)
+                names = ("num_running", "num_waiting", "pages_free", "states_free")
+                stats = self._engine.stats()
+                logger.log(
+                    TRACE,
+                    "step %d: %d tokens in %.1f ms; %d decoding, %d running, %d waiting;"
+                    " %d pages and %d states free",
+                    stats["steps"],
+                    computed,
+                    1000 * took_s,
+                    decodes,
+                    *(stats[name] for name in names),
+                )
             self._deliver(outputs)
             self._end_drained_pauses()
-
-    def _log_step(self, decodes: int, computed: int, took_s: float) -> None:
-        stats = self._engine.stats()
-        logger.log(
-            TRACE,
-            "step %d: %d tokens in %.1f ms; %d decoding, %d running, %d waiting; %d pages and %d"
-            " states free",
-            stats["steps"],
-            computed,
-            1000 * took_s,
-            decodes,
-            *(stats[name] for name in ("num_running", "num_waiting", "pages_free", "states_free")),
-        )
 
     def _receive(self) -> None:
         """Take what has come in; wait for something only when there is nothing to do."""
@@ -402,7 +400,7 @@ class AsyncEngine:
             if sink is None:
                 continue
             if output.finish_reason is not None:
-                self._forget_one(output.request_id)
+                self._count_finished(output.request_id)
                 logger.debug(
                     "request %d.%d ended: %s; %d prompt tokens, %d of them reused (%s)",
                     output.request_id,
@@ -418,7 +416,8 @@ class AsyncEngine:
                 logger.exception("a reader of request %d failed", output.request_id)
                 self.abort(output.request_id)
 
-    def _forget_one(self, request_id: int) -> None:
+    def _count_finished(self, request_id: int) -> None:
+        """One reply less of a request; after the last of them the request is forgotten."""
         with self._lock:
             self._unfinished[request_id] -= 1
             if not self._unfinished[request_id]:

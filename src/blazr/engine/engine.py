@@ -39,7 +39,7 @@ class Engine:
 
     Args:
         scheduler: Decides what each step computes.
-        execute: Computes it: a runner's, or in tests anything with its face.
+        execute: Computes it: a runner's, or in tests anything with the same signature.
         vocab_size: Ids at and above it are refused.
         max_seq_len: Context in tokens.
         context_is_hard: Whether a prompt beyond the context is refused (a recurrent model goes on).
@@ -83,8 +83,11 @@ class Engine:
         """
         self.check(request)
         params = request.params
-        max_length = self._max_length(request)
-        length_class = self._length_class(max(len(request.prompt_ids), max_length - 1))
+        num_prompt = len(request.prompt_ids)
+        # where nothing bounds the reply, one as long as a context is long enough
+        most = self.max_seq_len if params.max_tokens is None else params.max_tokens
+        max_length = min(num_prompt + most, self._max_tokens)
+        length_class = self._length_class(max(num_prompt, max_length - 1))
         if length_class:
             request = replace(request, cache_salt=f"{request.cache_salt}\0{length_class}")
         base = params.seed if params.seed is not None else seed
@@ -136,9 +139,7 @@ class Engine:
                     param=name,
                     expected=f"0 to {self.vocab_size - 1}",
                 )
-        limit = self.scheduler.memory.shape.max_tokens
-        if self._context_is_hard:
-            limit = min(limit, self.max_seq_len)
+        limit = self._max_tokens
         if len(ids) + 1 > limit:
             raise ContextLengthError(
                 f"the prompt has {len(ids)} tokens, and the context holds {limit}.",
@@ -189,7 +190,7 @@ class Engine:
             if len(plan.rows) == 1:
                 outputs.append(self._fail(plan.rows[0].sequence, message))
             return outputs
-        self._collect(plan, result)
+        self._collect_of_prompts(plan, result)
         self.scheduler.commit(plan)
         for index in result.prompt_logprobs:
             keep_scores(plan.rows[index].sequence, self.scheduler.memory.shape.grid)
@@ -198,7 +199,7 @@ class Engine:
         sampled = iter(result.sampled)
         for row in plan.rows:
             if row.samples and row.sequence.request.pooling is not None:
-                outputs.append(self._embed(row.sequence))
+                outputs.append(self._end_pooled(row.sequence))
             elif row.samples:
                 outputs.append(self._append(row.sequence, next(sampled)))
         forks = [fork.sequence for fork in plan.forks if fork.samples]
@@ -249,14 +250,11 @@ class Engine:
             for each in self.scheduler.running.copy()  # its thread may change it meanwhile
         ]
 
-    def _max_length(self, request: Request) -> int:
-        num_prompt = len(request.prompt_ids)
-        most = request.params.max_tokens
+    @property
+    def _max_tokens(self) -> int:
+        """Most tokens of one sequence, in memory and in the context."""
         limit = self.scheduler.memory.shape.max_tokens
-        if self._context_is_hard:
-            limit = min(limit, self.max_seq_len)
-        # where nothing bounds the reply, one as long as a context is long enough
-        return min(num_prompt + (self.max_seq_len if most is None else most), limit)
+        return min(limit, self.max_seq_len) if self._context_is_hard else limit
 
     def _append(self, sequence: Sequence, sampled: Sampled) -> TokenOutput:
         if sampled.error is not None:
@@ -290,7 +288,7 @@ class Engine:
             return self._end(sequence, reason, token_ids=tokens, logprobs=logprobs)
         return self._output(sequence, token_ids=tokens, logprobs=logprobs)
 
-    def _embed(self, sequence: Sequence) -> TokenOutput:
+    def _end_pooled(self, sequence: Sequence) -> TokenOutput:
         vector = self._pooled[sequence]
         if sequence.request.pooling == "mean":
             vector = vector / sequence.num_prompt
@@ -358,8 +356,8 @@ class Engine:
             embedding=embedding,
         )
 
-    def _collect(self, plan: StepPlan, result: StepResult) -> None:
-        """Gather what prompts leave behind, chunk by chunk."""
+    def _collect_of_prompts(self, plan: StepPlan, result: StepResult) -> None:
+        """Gather the log-probabilities and hidden states of prompts, chunk by chunk."""
         for index, logprobs in result.prompt_logprobs.items():
             sequence = plan.rows[index].sequence
             if sequence.scores is not None:

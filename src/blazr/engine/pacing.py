@@ -53,8 +53,8 @@ class Pacing:
         num_tokens = num_decodes + num_prefill_tokens
         least_s = LEAST_SHARE * seconds
         if not num_prefill_tokens:
-            rest_s = seconds - (self._token_s or 0.0) * num_tokens
-            self._base_s = _limit_change(self._base_s, max(rest_s, least_s))
+            base_s = seconds - (self._token_s or 0.0) * num_tokens
+            self._base_s = _limit_change(self._base_s, max(base_s, least_s))
         elif num_decodes and self._base_s is None:
             if self._token_s is not None:
                 self._base_s = max(seconds - self._token_s * num_tokens, least_s)

@@ -8,11 +8,11 @@ from torch.profiler import ProfilerActivity, profile, supported_activities
 
 
 class Profile:
-    """Records from now on. It is begun and ended on the thread that it tells of."""
+    """Records from now on. It starts and stops on the thread whose work it records."""
 
     def __init__(self) -> None:
         wanted = {ProfilerActivity.CPU, ProfilerActivity.CUDA} & supported_activities()
-        # of kernels that torch knows nothing of, the functions that call them tell
+        # torch does not know our kernels: the Python functions that call them stand for them
         self._profile = profile(activities=wanted, with_stack=True)
         self._profile.start()
 

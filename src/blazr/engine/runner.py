@@ -103,12 +103,17 @@ class ModelRunner:
         if logits is None:
             batch = build_batch(plan, memory, self.model.device)
             hidden = self.model(batch, self.storage.layers)
-            result.pooled = self._pool(plan, hidden)
+            result.pooled = self._pool_hidden(plan, hidden)
             if len(batch.logits_indices):
                 logits = self.model.logits(hidden[batch.logits_indices])
         if logits is not None:
             draw_tokens(self.sampler, plan, logits, result)
-        self._fork(plan)
+        # what replies cannot share: a page just begun, the log, the state
+        for fork in plan.forks:
+            assert fork.source.run_slot is not None
+            self.storage.copy_run_slot(fork.source.run_slot, fork.run_slot)
+            if fork.page != NO_PAGE:
+                self.storage.copy_page(fork.source.pages[-1], fork.page)
         return result
 
     @torch.inference_mode()
@@ -142,7 +147,7 @@ class ModelRunner:
         ids = torch.tensor(token_ids, dtype=torch.int64, device=device)
         parts = []
         for start, end in pairwise(edges):
-            batch = _single(
+            batch = _batch_of_one(
                 ids[start:end],
                 start,
                 first_page=for_states * pages,
@@ -152,7 +157,7 @@ class ModelRunner:
             parts.append(self.model.logits(self.model(batch, storage.layers)))
         return torch.cat(parts)
 
-    def _pool(self, plan: StepPlan, hidden: Tensor) -> dict[int, NDArray[np.float64]]:
+    def _pool_hidden(self, plan: StepPlan, hidden: Tensor) -> dict[int, NDArray[np.float64]]:
         pooled = {}
         first = 0
         for index, (sequence, length, samples) in enumerate(plan.rows):
@@ -164,14 +169,6 @@ class ModelRunner:
                 states = self.model.norm(part if how == "mean" else part[-1:])
                 pooled[index] = states.sum(0, dtype=torch.float64).cpu().numpy()
         return pooled
-
-    def _fork(self, plan: StepPlan) -> None:
-        """Copy what replies cannot share: a page just begun, the log, the state."""
-        for fork in plan.forks:
-            assert fork.source.run_slot is not None
-            self.storage.copy_run_slot(fork.source.run_slot, fork.run_slot)
-            if fork.page != NO_PAGE:
-                self.storage.copy_page(fork.source.pages[-1], fork.page)
 
 
 def draw_tokens(sampler: Sampler, plan: StepPlan, logits: Tensor, result: StepResult) -> None:
@@ -229,7 +226,7 @@ def _prompt_logprobs(row: PlannedSequence, logits: Tensor) -> list[TokenLogprobs
     return found
 
 
-def _single(
+def _batch_of_one(
     token_ids: Tensor, start: int, *, first_page: int, has_states: bool, max_length: int
 ) -> ForwardBatch:
     """One sequence alone in its memory: its pages in order, its checkpoint in state slot 1."""

@@ -54,8 +54,18 @@ class StructuredOutputsParams:
         Raises:
             RequestError: None or several are given, or the JSON Schema is no JSON.
         """
+        schema: object = self.json
+        if isinstance(self.json, str):
+            try:
+                schema = loads(self.json)
+            except ValueError as error:
+                raise RequestError(
+                    "the JSON Schema is not JSON.",
+                    param="structured_outputs",
+                    found=str(error)[:100],
+                ) from None
         given = {
-            "json_schema": _parse_json(self.json) if isinstance(self.json, str) else self.json,
+            "json_schema": schema,
             "regex": self.regex,
             "choice": list(self.choice) if self.choice is not None else None,
             "gbnf" if "::=" in (self.grammar or "") else "lark": self.grammar,
@@ -65,15 +75,6 @@ class StructuredOutputsParams:
         if len(rows) != 1:
             _refuse("structured_outputs", ", ".join(rows) or "nothing", "one kind of structure")
         return rows
-
-
-def _parse_json(text: str) -> object:
-    try:
-        return loads(text)
-    except ValueError as error:
-        raise RequestError(
-            "the JSON Schema is no JSON.", param="structured_outputs", found=str(error)[:100]
-        ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

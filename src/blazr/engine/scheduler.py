@@ -381,7 +381,7 @@ class Scheduler:
             return PlannedSequence(sequence, num_tokens, sequence.remaining == num_tokens)
         return None
 
-    def _fork(self, row: PlannedSequence, room: int) -> list[Fork]:
+    def _reserve_forks(self, row: PlannedSequence, room: int) -> list[Fork]:
         """Let others begin where a row ends, as many as there is room for.
 
         They are the request's other replies at the end of its prompt, and who parts from it there.
@@ -407,7 +407,7 @@ class Scheduler:
         memory = self.memory
         forks: list[Fork] = []
         for row in rows:
-            forks += self._fork(row, self._limit - len(self.running) - len(forks))
+            forks += self._reserve_forks(row, self._limit - len(self.running) - len(forks))
         plan = StepPlan(
             tuple(rows),
             tuple(forks),

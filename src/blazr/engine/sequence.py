@@ -88,7 +88,7 @@ class Sequence:
     max_computed: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Settle what every step would ask again."""
+        """Compute once what every step asks."""
         request = self.request
         params = self.request.params
         self.takes_likeliest = self.constraint is None and params.takes_likeliest

@@ -52,7 +52,7 @@ def plan_cache(
             num_bytes=superpages * layout.superpage_bytes + running * layout.run_bytes,
         )
         if shape.num_superpages >= sum(shape.floor) and shape.max_tokens >= GRID:
-            _report(shape, config)
+            _log_shape(shape, config)
             return shape
         running = running // 2
     raise CapacityError(
@@ -73,17 +73,17 @@ def _bytes_for(layout: Layout, running: int, pages: int, states: int) -> int:
     return superpages * layout.superpage_bytes + running * layout.run_bytes
 
 
-def _report(shape: CacheShape, config: EngineConfig) -> None:
-    holds = []
+def _log_shape(shape: CacheShape, config: EngineConfig) -> None:
+    room = []
     if shape.has_pages:
-        holds.append(f"{shape.num_superpages * shape.pages_per_superpage * GRID} tokens")
+        room.append(f"{shape.num_superpages * shape.pages_per_superpage * GRID} tokens")
     if shape.has_states:
-        holds.append(f"{shape.num_superpages * shape.states_per_superpage} recurrent states")
+        room.append(f"{shape.num_superpages * shape.states_per_superpage} recurrent states")
     logger.info(
         "caches: %.1f MiB for %d sequences at once, with room for %s",
         shape.num_bytes / 2**20,
         shape.max_running,
-        " or ".join(holds),
+        " or ".join(room),
     )
     if shape.max_running < config.max_running:
         logger.warning(

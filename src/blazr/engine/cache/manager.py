@@ -108,7 +108,7 @@ class CacheManager:
             if matched > usable:
                 # two prompts share this much: keep a state there this time
                 sequence.wanted.add(matched * grid)
-            sequence.reuse = self._explain(sequence, matched, usable)
+            sequence.reuse = self._reuse_reason(sequence, matched, usable)
             if usable:
                 self._resume(sequence, path[:usable])
                 if wants_scores:
@@ -140,7 +140,7 @@ class CacheManager:
         for edge in sorted(sequence.wanted):
             # a state for others is a favour: without room it is left out
             if sequence.checkpoint_length < edge < last_edge and edge > sequence.computed:
-                slot = self._allocate_state_if_easy()
+                slot = self._try_allocate_state()
                 if slot is not None:
                     sequence.pending.append((edge - sequence.computed, slot))
         sequence.pending.append((last_edge - sequence.computed, self._next_checkpoint(sequence)))
@@ -294,7 +294,7 @@ class CacheManager:
             usable -= 1
         return match.path, matched, usable
 
-    def _explain(self, sequence: Sequence, matched: int, usable: int) -> str:
+    def _reuse_reason(self, sequence: Sequence, matched: int, usable: int) -> str:
         """Why no more was reused, in one word for logs and replies."""
         if usable >= (len(sequence.tokens) - 1) // self.shape.grid:
             return "whole" if usable else "short"
@@ -359,7 +359,8 @@ class CacheManager:
         self.new_states.append(slot)
         return slot
 
-    def _allocate_state_if_easy(self) -> int | None:
+    def _try_allocate_state(self) -> int | None:
+        """A slot, if one is free or can be freed by dropping another state; None without."""
         arena = self.arena
         if not arena.room(ItemClass.STATE) and not self.trie.evict(ItemClass.STATE):
             return None

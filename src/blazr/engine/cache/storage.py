@@ -77,7 +77,7 @@ class Storage:
         self._states = self._arena.view(max(states, 1), -1) if states else None
         self._run: list[Tensor] = []
         self.nbytes = size
-        self.layers = self._cut(layout, shape, device)
+        self.layers = self._make_views(layout, shape, device)
 
     def clear_pages(self, ids: Sequence[int], value: int = 0) -> None:
         """Fill pages with a byte, before they are handed out."""
@@ -105,7 +105,7 @@ class Storage:
         for tensor in self._run:
             tensor[target] = tensor[source]
 
-    def _cut(
+    def _make_views(
         self, layout: Layout, shape: CacheShape, device: torch.device
     ) -> tuple[LayerCache, ...]:
         caches = []

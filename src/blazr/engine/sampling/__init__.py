@@ -19,17 +19,14 @@ from blazr.engine.sampling.steps import (
 SAMPLING_STEPS: Table[SamplingStep] = Table(
     "sampling step",
     {
-        step.name: step
-        for step in (
-            bias_step,
-            min_tokens_step,
-            repetition_step,
-            presence_step,
-            frequency_step,
-            temperature_step,
-            top_k_step,
-            top_p_step,
-            min_p_step,
-        )
+        "bias": bias_step,
+        "min_tokens": min_tokens_step,
+        "repetition": repetition_step,
+        "presence": presence_step,
+        "frequency": frequency_step,
+        "temperature": temperature_step,
+        "top_k": top_k_step,
+        "top_p": top_p_step,
+        "min_p": min_p_step,
     },
 )

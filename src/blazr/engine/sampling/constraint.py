@@ -36,10 +36,13 @@ def constrain(
     masks = np.zeros((len(rows), vocab_size // 32 + 1), np.int32)
     errors = {}
     for mask, row in zip(masks, rows, strict=True):
-        error = _fill(sequences[row], mask, vocab_size)
-        if error is not None:
-            errors[row] = error
-    allowed = _unpack(masks, scores.device)[:, :vocab_size]
+        try:
+            fill_mask(mask, sequences[row], vocab_size)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001  (a panic in an extension is no Exception)
+            errors[row] = f"{type(error).__name__}: {str(error)[:200]}"
+    allowed = _unpack_bits(masks, scores.device)[:, :vocab_size]
     if len(rows) == len(scores):
         return torch.where(allowed, scores, _NEVER), errors
     scores = scores.clone()
@@ -47,23 +50,14 @@ def constrain(
     return scores, errors
 
 
-def _fill(sequence: RunningSequence, mask: NDArray[np.int32], vocab_size: int) -> str | None:
-    assert sequence.constraint is not None
-    try:
-        sequence.constraint.fill_mask(mask)
-        _allow_ends(sequence, mask, vocab_size)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # noqa: BLE001  (a panic in an extension is no Exception)
-        return f"{type(error).__name__}: {str(error)[:200]}"
-    return None
+def fill_mask(mask: NDArray[np.int32], sequence: RunningSequence, vocab_size: int) -> None:
+    """Set the bits of the tokens that may follow in one row.
 
-
-def _allow_ends(sequence: RunningSequence, mask: NDArray[np.int32], vocab_size: int) -> None:
-    """The ids that end a reply may come where the constraint says that it may end.
-
-    They may come elsewhere only where the constraint names them, as a grammar may special tokens.
+    The ids that end a reply may come where the constraint says that it may end; elsewhere only
+    where the constraint names them, as a grammar may special tokens.
     """
+    assert sequence.constraint is not None
+    sequence.constraint.fill_mask(mask)
     words = mask.view(np.uint32)
     if not words[vocab_size // 32] >> vocab_size % 32 & 1:
         return
@@ -72,7 +66,7 @@ def _allow_ends(sequence: RunningSequence, mask: NDArray[np.int32], vocab_size: 
         words[end // 32] |= np.uint32(1 << end % 32)
 
 
-def _unpack(masks: NDArray[np.int32], device: torch.device) -> Tensor:
+def _unpack_bits(masks: NDArray[np.int32], device: torch.device) -> Tensor:
     """Bits as truth values, (rows, 32 words), on the device."""
     if device.type == "cpu":
         bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")

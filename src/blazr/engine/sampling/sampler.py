@@ -75,9 +75,11 @@ class Sampler:
         """Draw for rows that ask for more than their likeliest token."""
         free = logits.index_fill(1, self._banned_index, float("-inf")) if self._banned else logits
         scores, errors = constrain(free, sequences)
-        scores = _take_steps(scores, sequences, is_ours=scores is not logits)
-        wishes = torch.tensor([_wish(sequence) for sequence in sequences], dtype=torch.float64)
-        tokens = draw(scores, wishes).tolist()
+        scores = _apply_steps(scores, sequences, is_copy=scores is not logits)
+        filters = torch.tensor(
+            [_filters_of(sequence) for sequence in sequences], dtype=torch.float64
+        )
+        tokens = draw(scores, filters).tolist()
         sampled = []
         for index, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
             error = errors.get(index) or (_UNSOUND if token < 0 else None)
@@ -122,8 +124,8 @@ def uniform(seed: int, position: int) -> float:
     return ((z ^ (z >> 31)) >> 11) / 2**53
 
 
-def _wish(sequence: RunningSequence) -> tuple[float, float, float, float, float]:
-    """How a row is drawn from, as `draw` takes it."""
+def _filters_of(sequence: RunningSequence) -> tuple[float, float, float, float, float]:
+    """Temperature, top_k, top_p, min_p and the random number of a row, as `draw` takes them."""
     params = sequence.request.params
     if params.is_greedy:
         return 1.0, 1.0, 1.0, 0.0, 0.0
@@ -133,15 +135,15 @@ def _wish(sequence: RunningSequence) -> tuple[float, float, float, float, float]
     return params.temperature, params.top_k, params.top_p, params.min_p, point
 
 
-def _take_steps(scores: Tensor, sequences: list[RunningSequence], *, is_ours: bool) -> Tensor:
-    """Scores after the steps that rows ask for; changed in place where they are ours."""
+def _apply_steps(scores: Tensor, sequences: list[RunningSequence], *, is_copy: bool) -> Tensor:
+    """Scores after the steps that rows ask for; changed in place where they are a copy."""
     for index, sequence in enumerate(sequences):
-        row = _row(sequence, scores.device)
+        row = _row_of(sequence, scores.device)
         if row is None:
             continue
-        if not is_ours:
+        if not is_copy:
             scores = scores.clone()
-            is_ours = True
+            is_copy = True
         steps = SAMPLING_STEPS.values()
         for step in in_order(steps, row.params.samplers) if row.params.samplers else steps:
             if step.wanted(row):
@@ -149,7 +151,7 @@ def _take_steps(scores: Tensor, sequences: list[RunningSequence], *, is_ours: bo
     return scores
 
 
-def _row(sequence: RunningSequence, device: torch.device) -> Row | None:
+def _row_of(sequence: RunningSequence, device: torch.device) -> Row | None:
     """What the steps look at, or None for a row that no step concerns."""
     params = sequence.request.params
     is_plain = (

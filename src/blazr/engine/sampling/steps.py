@@ -55,7 +55,24 @@ class SamplingStep:
     apply: Callable[[Tensor, Row], Tensor]
 
 
-def _bias(scores: Tensor, row: Row) -> Tensor:
+def _step(
+    sampler: str, *, wanted: Callable[[Row], bool]
+) -> Callable[[Callable[[Tensor, Row], Tensor]], SamplingStep]:
+    """Make a step of the function that applies it."""
+
+    def decorate(apply: Callable[[Tensor, Row], Tensor]) -> SamplingStep:
+        return SamplingStep(apply.__name__.removesuffix("_step"), sampler, wanted, apply)
+
+    return decorate
+
+
+def _is_ordered(row: Row) -> bool:
+    return bool(row.params.samplers) and not row.params.is_greedy
+
+
+@_step("", wanted=lambda row: bool(row.params.logit_bias))
+def bias_step(scores: Tensor, row: Row) -> Tensor:
+    """Add `logit_bias`."""
     scores = scores.clone()
     ids = torch.tensor(list(row.params.logit_bias), device=scores.device)
     values = torch.tensor(list(row.params.logit_bias.values()), device=scores.device)
@@ -63,13 +80,17 @@ def _bias(scores: Tensor, row: Row) -> Tensor:
     return scores
 
 
-def _min_tokens(scores: Tensor, row: Row) -> Tensor:
+@_step("", wanted=lambda row: bool(row.stop_ids) and row.num_output < row.params.min_tokens)
+def min_tokens_step(scores: Tensor, row: Row) -> Tensor:
+    """Rule out the ids that would end the reply."""
     scores = scores.clone()
     scores[list(row.stop_ids)] = NEVER
     return scores
 
 
-def _repetition(scores: Tensor, row: Row) -> Tensor:
+@_step("penalties", wanted=lambda row: row.params.repetition_penalty != 1)
+def repetition_step(scores: Tensor, row: Row) -> Tensor:
+    """Divide (multiply, if negative) the scores of tokens seen in prompt or output."""
     scores = scores.clone()
     seen = torch.cat((row.prompt, row.output)).unique()
     values = scores[seen]
@@ -78,67 +99,50 @@ def _repetition(scores: Tensor, row: Row) -> Tensor:
     return scores
 
 
-def _presence(scores: Tensor, row: Row) -> Tensor:
+@_step("penalties", wanted=lambda row: row.params.presence_penalty != 0 and len(row.output) > 0)
+def presence_step(scores: Tensor, row: Row) -> Tensor:
+    """Subtract once from tokens already generated."""
     scores = scores.clone()
     scores[row.output.unique()] -= row.params.presence_penalty
     return scores
 
 
-def _frequency(scores: Tensor, row: Row) -> Tensor:
+@_step("penalties", wanted=lambda row: row.params.frequency_penalty != 0 and len(row.output) > 0)
+def frequency_step(scores: Tensor, row: Row) -> Tensor:
+    """Subtract per occurrence from tokens already generated."""
     ids, counts = row.output.unique(return_counts=True)
     scores = scores.clone()
     scores[ids] -= row.params.frequency_penalty * counts
     return scores
 
 
-def _temperature(scores: Tensor, row: Row) -> Tensor:
+@_step("temperature", wanted=_is_ordered)
+def temperature_step(scores: Tensor, row: Row) -> Tensor:
+    """Divide by the temperature."""
     return scores / max(row.params.temperature, LEAST_TEMPERATURE)
 
 
-def _top_k(scores: Tensor, row: Row) -> Tensor:
+@_step("top_k", wanted=lambda row: _is_ordered(row) and row.params.top_k > 0)
+def top_k_step(scores: Tensor, row: Row) -> Tensor:
+    """Keep the `top_k` highest scores."""
     order = scores.argsort(descending=True, stable=True)
     return scores.index_fill(0, order[row.params.top_k :], NEVER)
 
 
-def _top_p(scores: Tensor, row: Row) -> Tensor:
+@_step("top_p", wanted=lambda row: _is_ordered(row) and row.params.top_p < 1)
+def top_p_step(scores: Tensor, row: Row) -> Tensor:
+    """Keep the smallest set of tokens whose probabilities sum to `top_p`."""
     order = scores.argsort(descending=True, stable=True)
     sums = scores.double().softmax(-1)[order].cumsum(0)
     kept = int(torch.searchsorted(sums, row.params.top_p)) + 1
     return scores.index_fill(0, order[kept:], NEVER)
 
 
-def _min_p(scores: Tensor, row: Row) -> Tensor:
+@_step("min_p", wanted=lambda row: _is_ordered(row) and row.params.min_p > 0)
+def min_p_step(scores: Tensor, row: Row) -> Tensor:
+    """Drop tokens below `min_p` times the probability of the likeliest."""
     least = scores.max() + math.log(row.params.min_p)
     return scores.masked_fill(scores < least, NEVER)
-
-
-def _is_ordered(row: Row) -> bool:
-    return bool(row.params.samplers) and not row.params.is_greedy
-
-
-bias_step = SamplingStep("bias", "", lambda r: bool(r.params.logit_bias), _bias)
-min_tokens_step = SamplingStep(
-    "min_tokens", "", lambda r: bool(r.stop_ids) and r.num_output < r.params.min_tokens, _min_tokens
-)
-repetition_step = SamplingStep(
-    "repetition", "penalties", lambda r: r.params.repetition_penalty != 1, _repetition
-)
-presence_step = SamplingStep(
-    "presence",
-    "penalties",
-    lambda r: r.params.presence_penalty != 0 and len(r.output) > 0,
-    _presence,
-)
-frequency_step = SamplingStep(
-    "frequency",
-    "penalties",
-    lambda r: r.params.frequency_penalty != 0 and len(r.output) > 0,
-    _frequency,
-)
-temperature_step = SamplingStep("temperature", "temperature", _is_ordered, _temperature)
-top_k_step = SamplingStep("top_k", "top_k", lambda r: _is_ordered(r) and r.params.top_k > 0, _top_k)
-top_p_step = SamplingStep("top_p", "top_p", lambda r: _is_ordered(r) and r.params.top_p < 1, _top_p)
-min_p_step = SamplingStep("min_p", "min_p", lambda r: _is_ordered(r) and r.params.min_p > 0, _min_p)
 
 
 def in_order(steps: Iterable[SamplingStep], samplers: Sequence[str]) -> Sequence[SamplingStep]:
