@@ -53,9 +53,9 @@ class Notifier:
             self._is_scheduled = True
             # the loop may be gone when the last tokens of an abandoned reply arrive
             with contextlib.suppress(RuntimeError):
-                self.loop.call_soon_threadsafe(self._wake)
+                self.loop.call_soon_threadsafe(self._wake_pending)
 
-    def _wake(self) -> None:
+    def _wake_pending(self) -> None:
         self._is_scheduled = False  # first, so that whoever comes now schedules another call
         for _ in range(len(self._pending)):  # others may come faster than these are woken
             self._pending.popleft().wake()
@@ -96,7 +96,7 @@ class AsyncReply:
         if self._has_news:
             await asyncio.sleep(0)  # an engine that is faster than we are holds up nobody else
         else:
-            await self._wait(RETRY_S if self._reply.is_starved else timeout_s)
+            await self._wait_for_wake(RETRY_S if self._reply.is_starved else timeout_s)
         if not self._has_news:
             self._core.check()
         if self._failure is not None:
@@ -124,7 +124,7 @@ class AsyncReply:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def _wait(self, timeout_s: float) -> None:
+    async def _wait_for_wake(self, timeout_s: float) -> None:
         """Wait to be woken. One timer serves many waits, because most end long before it."""
         self._deadline_s = self._loop.time() + timeout_s
         if self._timer is None or self._timer.when() > self._deadline_s:
@@ -138,9 +138,9 @@ class AsyncReply:
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(self._deadline_s, self._time_out)
+        self._timer = self._loop.call_at(self._deadline_s, self._on_timer)
 
-    def _time_out(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         if self._waiter is None or self._waiter.done():
             return

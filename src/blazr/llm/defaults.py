@@ -49,7 +49,7 @@ def sampling_defaults(
             continue
         if name == "top_k" and value == -1:
             value = 0
-        if not _is_fit(name, value):
+        if not _is_in_range(name, value):
             _log.warning("the model's own %s is ignored: %s", name, repr(value)[:50])
         elif isinstance(value, int | float):
             found[name] = int(value) if name == "top_k" else float(value)
@@ -71,7 +71,7 @@ def sampling_defaults_at(path: Path) -> dict[str, float]:
     return sampling_defaults(path if path.is_dir() else path.parent)
 
 
-def _is_fit(name: str, value: object) -> bool:
+def _is_in_range(name: str, value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         return False
     low, high = _RANGES[name]

@@ -147,12 +147,13 @@ def as_message(message: Message | Mapping[str, object]) -> Message:
     """
     if isinstance(message, Message):
         return message
-    rest = dict(message)
-    role, content = rest.pop("role", None), rest.pop("content", None)
+    extra = dict(message)
+    role = extra.pop("role", None)
+    content = extra.pop("content", None)
     if not isinstance(role, str) or not (content is None or isinstance(content, str)):
         expected = '{"role": "user", "content": "…"}'
         raise RequestError("a message lacks something.", param="messages", expected=expected)
-    return Message(role=role, content=content, extra=rest or None)
+    return Message(role=role, content=content, extra=extra or None)
 
 
 def prompt_requests(

@@ -62,7 +62,7 @@ def load_text_engine(
             return load_fallback(model, error, device=device, dtype=dtype)
 
     loaded = load_weights(options.model)
-    tokenizer, template = _load_text_side(loaded, options)
+    tokenizer, template = _load_tokenizer(loaded, options)
     reply_format = PLAIN
     if template is not None:
         reply_format = choose_reply_format(
@@ -78,7 +78,7 @@ def load_text_engine(
         load_weights=load_weights,
         device=device,
         config=options,
-        info=_describe(loaded, device=str(device), max_seq_len=options.max_seq_len),
+        info=_model_info(loaded, device=str(device), max_seq_len=options.max_seq_len),
         tokenizer=tokenizer,
         template=template,
         reply_format=reply_format,
@@ -123,9 +123,10 @@ def start_engine(bundle: ModelBundle) -> TextEngine:
     )
 
 
-def _load_text_side(
+def _load_tokenizer(
     loaded: LoadedModel | FallbackModel, options: LoadOptions
 ) -> tuple[Tokenizer, ChatTemplate | None]:
+    """The tokenizer of a model, and its chat template where it has a vocabulary."""
     vocab_size = loaded.vocab_size
     declared = loaded.metadata.get("tokenizer_vocab")
     tokenizer = choose_tokenizer(
@@ -148,7 +149,7 @@ def _load_text_side(
     return tokenizer, template
 
 
-def _describe(
+def _model_info(
     loaded: LoadedModel | FallbackModel, *, device: str, max_seq_len: int | None
 ) -> ModelInfo:
     from blazr.nn.quant.weight import stored_weights

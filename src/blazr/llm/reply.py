@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from blazr.core.errors import CapacityError
 from blazr.engine.outputs import FinishReason, TokenLogprobs, TokenOutput
@@ -120,19 +120,18 @@ class Reply:
             position = self._num_submitted
             prompt = self._prompts[position]
             try:
-                prompt.request_id = self._engine.submit(prompt.request, self._sink(position))
+                sink = partial(self._deliver, position)
+                prompt.request_id = self._engine.submit(prompt.request, sink)
             except CapacityError:
                 if position == 0:
                     raise
                 return
             self._num_submitted += 1
 
-    def _sink(self, position: int) -> Callable[[TokenOutput], None]:
-        def deliver(output: TokenOutput) -> None:
-            self._inbox.append((position, output))
-            self._notify()
-
-        return deliver
+    def _deliver(self, position: int, output: TokenOutput) -> None:
+        """Take a step of the prompt at ``position``; on the engine's thread."""
+        self._inbox.append((position, output))
+        self._notify()
 
 
 @dataclass(slots=True)
@@ -186,7 +185,7 @@ class _Choice:
         events: list[Event] = []
         if not self._has_begun:
             self._has_begun = True
-            events.append(self._begin(output))
+            events.append(self._prompt_done(output))
         if output.token_ids:
             self._written += output.token_ids
             logprobs = tuple(_token_text(self._tokenizer, each) for each in output.logprobs)
@@ -202,7 +201,7 @@ class _Choice:
         if self._prepared.remember is not None:
             self._prepared.remember(self._written, stop=self._text.ended_by)
 
-    def _begin(self, output: TokenOutput) -> PromptDone:
+    def _prompt_done(self, output: TokenOutput) -> PromptDone:
         logprobs = None
         if output.prompt_logprobs is not None:
             pairs = zip(self._prompt_ids, output.prompt_logprobs, strict=True)
@@ -212,13 +211,14 @@ class _Choice:
                 else _token_text(self._tokenizer, each)
                 for token_id, each in pairs
             )
-        num_cached = output.num_cached_tokens
-        reuse = output.reuse
-        num_prompt = output.num_prompt_tokens
-        embedding = output.embedding
-        num_dropped = self._prepared.num_dropped_messages
         return PromptDone(
-            self._index, num_prompt, num_cached, logprobs, reuse, embedding, num_dropped
+            self._index,
+            output.num_prompt_tokens,
+            output.num_cached_tokens,
+            logprobs,
+            output.reuse,
+            output.embedding,
+            self._prepared.num_dropped_messages,
         )
 
     def _end(self, reason: FinishReason, error: str | None) -> list[Event]:

@@ -53,7 +53,7 @@ class ReplyTokenCache:
                 and prompt.text.startswith(each.text)
             )
             longest = max(begun, key=lambda each: len(each.text), default=None)
-            if longest is None or not _joins(prompt, len(longest.text)):
+            if longest is None or not _can_split(prompt, len(longest.text)):
                 return prompt.encode()
             self._known.move_to_end(longest)
             ids = self._known[longest].tolist()
@@ -113,7 +113,7 @@ def _whole_text(prompt: ChatPrompt, reply_ids: Sequence[int], stop: str | None) 
     return "", 0
 
 
-def _joins(prompt: ChatPrompt, place: int) -> bool:
+def _can_split(prompt: ChatPrompt, place: int) -> bool:
     """Whether a prompt can be tokenized in two parts without a space coming between them."""
     if not prompt.tokenizer.strips_leading_space or place == len(prompt.text):
         return True

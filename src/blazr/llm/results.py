@@ -153,23 +153,62 @@ class Score:
 
 
 @dataclass(slots=True)
-class _Choice:
+class _ReplyEvents:
+    """The events of one reply, by kind."""
+
     prompt: PromptDone | None = None
     deltas: list[TextDelta] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[ToolCallDelta] = field(default_factory=list)
     finished: Finished | None = None
 
+    def to_completion(self, index: int) -> Completion:
+        """The reply so far; one that is still running ends with ``"abort"``."""
+        prompt = self.prompt or PromptDone(index, 0, 0)
+        token_ids = tuple(each for delta in self.deltas for each in delta.token_ids)
+        finished = self.finished or Finished(index, "abort", len(token_ids))
+        calls: dict[int, list[ToolCallDelta]] = {}
+        for call in self.calls:
+            calls.setdefault(call.call_index, []).append(call)
+        return Completion(
+            index=index,
+            text="".join(delta.text for delta in self.deltas),
+            token_ids=token_ids,
+            finish_reason=finished.reason,
+            logprobs=tuple(each for delta in self.deltas for each in delta.logprobs) or None,
+            prompt_logprobs=prompt.logprobs,
+            usage=Usage(
+                prompt.num_prompt_tokens,
+                finished.num_tokens,
+                prompt.num_cached_tokens,
+                finished.num_reasoning_tokens,
+            ),
+            stop=finished.stop,
+            error=finished.error,
+            embedding=prompt.embedding,
+            reasoning="".join(self.reasoning),
+            tool_calls=tuple(
+                ToolCall(
+                    id=next((each.id for each in parts if each.id is not None), ""),
+                    name=next((each.name for each in parts if each.name is not None), ""),
+                    arguments="".join(each.arguments for each in parts),
+                    is_custom=parts[0].is_custom,
+                )
+                for parts in calls.values()
+            ),
+            num_dropped_messages=prompt.num_dropped_messages,
+        )
+
 
 class Fold:
     """Gathers events into completions."""
 
     def __init__(self) -> None:
-        self._choices: dict[int, _Choice] = {}
+        self._choices: dict[int, _ReplyEvents] = {}
 
     def push(self, event: Event) -> None:
         """Take one event."""
-        choice = self._choices.setdefault(event.index, _Choice())
+        choice = self._choices.setdefault(event.index, _ReplyEvents())
         if isinstance(event, PromptDone):
             choice.prompt = event
         elif isinstance(event, TextDelta):
@@ -183,7 +222,7 @@ class Fold:
 
     def completions(self) -> list[Completion]:
         """The replies so far, by index; those still running end with ``"abort"``."""
-        return [_complete(index, self._choices[index]) for index in sorted(self._choices)]
+        return [self._choices[index].to_completion(index) for index in sorted(self._choices)]
 
 
 class Tally:
@@ -264,44 +303,3 @@ def total_usage(completions: Iterable[Completion], *, n: int = 1) -> Usage:
             prompt += each.usage.prompt_tokens
             cached += each.usage.cached_tokens
     return Usage(prompt, completion, cached, reasoning)
-
-
-def _complete(index: int, choice: _Choice) -> Completion:
-    prompt = choice.prompt or PromptDone(index, 0, 0)
-    token_ids = tuple(each for delta in choice.deltas for each in delta.token_ids)
-    finished = choice.finished or Finished(index, "abort", len(token_ids))
-    return Completion(
-        index=index,
-        text="".join(delta.text for delta in choice.deltas),
-        token_ids=token_ids,
-        finish_reason=finished.reason,
-        logprobs=tuple(each for delta in choice.deltas for each in delta.logprobs) or None,
-        prompt_logprobs=prompt.logprobs,
-        usage=Usage(
-            prompt.num_prompt_tokens,
-            finished.num_tokens,
-            prompt.num_cached_tokens,
-            finished.num_reasoning_tokens,
-        ),
-        stop=finished.stop,
-        error=finished.error,
-        embedding=prompt.embedding,
-        reasoning="".join(choice.reasoning),
-        tool_calls=_join_calls(choice.calls),
-        num_dropped_messages=prompt.num_dropped_messages,
-    )
-
-
-def _join_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
-    calls: dict[int, list[ToolCallDelta]] = {}
-    for delta in deltas:
-        calls.setdefault(delta.call_index, []).append(delta)
-    return tuple(
-        ToolCall(
-            id=next((each.id for each in parts if each.id is not None), ""),
-            name=next((each.name for each in parts if each.name is not None), ""),
-            arguments="".join(each.arguments for each in parts),
-            is_custom=parts[0].is_custom,
-        )
-        for parts in calls.values()
-    )

@@ -135,7 +135,10 @@ class TextEngine:
         else:
             ids = self.encode_prompt(request)
         whole = len(ids)
-        ids = self._truncate(request, ids)
+        truncation = request.truncation
+        if truncation is not None and truncation.drops != "messages":
+            most = self._room(request) if truncation.most is None else truncation.most
+            ids = ids[max(len(ids) - most, 0) :] if truncation.drops == "left" else ids[:most]
         if len(ids) < whole:
             chat = None  # what is left of it is no beginning of the next turn
         branch_points = () if chat is None else (chat.num_settled_tokens(ids),)
@@ -233,14 +236,6 @@ class TextEngine:
         if not starts or not fits(starts[place]):
             return *encode(first), 0  # the last turn alone is too long
         return *encode(starts[place]), starts[place] - first
-
-    def _truncate(self, request: GenerationRequest, ids: list[int]) -> list[int]:
-        """Token ids without those that are too many."""
-        truncation = request.truncation
-        if truncation is None or truncation.drops == "messages":
-            return ids
-        most = self._room(request) if truncation.most is None else truncation.most
-        return ids[max(len(ids) - most, 0) :] if truncation.drops == "left" else ids[:most]
 
     def _room(self, request: GenerationRequest) -> int:
         """Tokens that a prompt may have beside its reply; half the context at least."""
