@@ -45,7 +45,8 @@ class Conversation:
 
     Args:
         partner: Who answers.
-        given: How it is to answer, by the names of `SamplingParams`; the rest is its own affair.
+        given: How it is to answer, by the names of `SamplingParams`; what is not there is left to
+            the model.
         system: The system prompt.
         screen: Where answers appear.
         history: The messages after the system prompt.
@@ -151,49 +152,49 @@ class Conversation:
         Raises:
             BlazrError: It cannot be done.
         """
-        command, _, rest = line.partition(" ")
+        command, _, argument = line.partition(" ")
         row = COMMANDS.get(command)
         if row is None:
             close = get_close_matches(command, [*COMMANDS, *LEAVE], n=1)
             meant = f" Did you mean {close[0]}?" if close else ""
             raise ConfigError(f"There is no command {command[:50]!r}.{meant} /help lists them all.")
-        row.run(self, rest.strip())
+        row.run(self, argument.strip())
 
-    def show_help(self, _rest: str) -> None:
+    def show_help(self, _argument: str) -> None:
         """List the commands."""
         _tell("\n".join(f"{row.usage:<14} {row.help}" for row in COMMANDS.values()))
         _tell(_KEYS)
 
-    def clear(self, _rest: str) -> None:
+    def clear(self, _argument: str) -> None:
         """Forget what was said."""
         self.history = []
         _tell("(a new conversation)")
 
-    def set_system(self, rest: str) -> None:
+    def set_system(self, argument: str) -> None:
         """Change the system prompt."""
-        self.system = rest or None
+        self.system = argument or None
 
-    def retry(self, _rest: str) -> None:
+    def retry(self, _argument: str) -> None:
         """Ask the last question again."""
         if not self.last_question:
             raise ConfigError("Nothing was said yet.")
         self.say_instead(self.last_question)
 
-    def edit(self, rest: str) -> None:
+    def edit(self, argument: str) -> None:
         """Say something else instead of the last message."""
-        if not rest:
+        if not argument:
             raise ConfigError("/edit needs a terminal, or the new text: /edit TEXT")
-        self.say_instead(rest)
+        self.say_instead(argument)
 
-    def change_model(self, rest: str) -> None:
+    def change_model(self, argument: str) -> None:
         """Go on with another model."""
-        if rest:
-            self.partner.change_model(rest)
+        if argument:
+            self.partner.change_model(argument)
         _tell(self.partner.about)
 
-    def set_parameter(self, rest: str) -> None:
+    def set_parameter(self, argument: str) -> None:
         """Change a setting, or with no value take it back."""
-        name, _, value = rest.partition(" ")
+        name, _, value = argument.partition(" ")
         name = name.replace("-", "_")
         if name in _SWITCHES:
             self._set_switch(name, value.strip())
@@ -226,7 +227,7 @@ class Conversation:
             case _:
                 self.verbose = is_on
 
-    def show(self, rest: str) -> None:
+    def show(self, argument: str) -> None:
         """Show the model, the settings, the system prompt, or what was said."""
         switches = {
             "think": self.thinks,
@@ -243,11 +244,15 @@ class Conversation:
             "messages": "\n".join(f"{each.role}: {each.content}" for each in self.history)
             or "(nothing was said yet)",
         }
-        if rest and rest not in parts:
+        if argument and argument not in parts:
             raise ConfigError(f"/show shows {', '.join(parts)}.")
-        _tell(parts[rest] if rest else "\n".join(parts[name] for name in ("model", "settings")))
+        _tell(
+            parts[argument]
+            if argument
+            else "\n".join(parts[name] for name in ("model", "settings"))
+        )
 
-    def show_stats(self, _rest: str) -> None:
+    def show_stats(self, _argument: str) -> None:
         """Show tokens and speed."""
         if self._last is None:
             raise ConfigError("Nothing was said yet.")
@@ -255,23 +260,23 @@ class Conversation:
         turns = sum(each.role == "user" for each in self.history)
         _tell(f"{turns} turns in this conversation, {self._num_tokens} tokens generated in all")
 
-    def save(self, rest: str) -> None:
+    def save(self, argument: str) -> None:
         """Write the conversation to a file."""
         messages = [{"role": each.role, "content": each.content} for each in self.history]
         kept = {"model": self.partner.name, "system": self.system, "settings": self.given}
         try:
             text = json.dumps({**kept, "messages": messages}, indent=2, ensure_ascii=False)
-            _path(rest, "/save").write_text(text + "\n", encoding="utf-8")
+            _path(argument, "/save").write_text(text + "\n", encoding="utf-8")
         except OSError as error:
             raise ConfigError("The conversation cannot be saved.", found=str(error)) from None
-        _tell(f"(saved {len(messages)} messages to {rest})")
+        _tell(f"(saved {len(messages)} messages to {argument})")
 
-    def load(self, rest: str) -> None:
+    def load(self, argument: str) -> None:
         """Go on with the conversation of a file: one that was saved, or a list of messages."""
         from blazr.llm.generation import as_message
 
         try:
-            found = json.loads(_path(rest, "/load").read_text(encoding="utf-8"))
+            found = json.loads(_path(argument, "/load").read_text(encoding="utf-8"))
             kept = found if isinstance(found, Mapping) else {"messages": found}
             messages = [as_message(each) for each in kept["messages"]]
             given = dict(kept.get("settings") or {})
