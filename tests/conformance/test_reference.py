@@ -143,7 +143,7 @@ def test_matrices_that_several_tensors_stand_for(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("number", sorted(TYPES.keys() - {28, OLLAMA_MXFP4}))  # not F64
 def test_blocks_are_those_of_the_gguf_package(number: int) -> None:
     gguf = pytest.importorskip("gguf")
-    kind, (_, length, nbytes) = gguf.GGMLQuantizationType(number), TYPES[number]
+    kind, (_, length, nbytes, _) = gguf.GGMLQuantizationType(number), TYPES[number]
     assert gguf.GGML_QUANT_SIZES[kind] == (length, nbytes)
     data = np.random.default_rng(number).integers(0, 256, (5, nbytes), dtype=np.uint8)
     with np.errstate(all="ignore"):

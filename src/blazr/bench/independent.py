@@ -94,7 +94,7 @@ def ask_witness(module: CausalLM, checkpoint: Checkpoint, token_ids: Sequence[in
             open_reference(files, checkpoint.config_path, dtype=dtype)
             for dtype in (torch.float64, torch.float32)
         )
-        return _compare(module, exact, rough, torch.tensor(token_ids))
+        return _compare_layers(module, exact, rough, torch.tensor(token_ids))
     except NoReferenceError as error:
         missing = error.what
     theirs = transformers_logits(module, checkpoint, token_ids)
@@ -110,7 +110,7 @@ def ask_witness(module: CausalLM, checkpoint: Checkpoint, token_ids: Sequence[in
     )
 
 
-def _compare(
+def _compare_layers(
     module: CausalLM, exact: ReferenceModel, rough: ReferenceModel, ids: Tensor
 ) -> Witness:
     if len(exact.layers) != len(module.layers):

@@ -99,7 +99,7 @@ class HttpTarget:
                     detail = (await answer.aread()).decode(errors="replace")[:150]
                     raise EngineError(f"HTTP {answer.status_code}", found=detail)
                 async for line in answer.aiter_lines():
-                    self._take(line, record)
+                    self._read_line(line, record)
         except (httpx2.HTTPError, msgspec.DecodeError) as error:
             raise EngineError(f"{type(error).__name__}: {str(error)[:100]}") from None
         if not record.token_s:
@@ -110,7 +110,7 @@ class HttpTarget:
         """None: the figures are the server's own."""
         return {}
 
-    def _take(self, line: str, record: Record) -> None:
+    def _read_line(self, line: str, record: Record) -> None:
         now_s = perf_counter()
         field, _, data = line.partition(":")
         if field != "data" or data.strip() == "[DONE]":

@@ -78,12 +78,15 @@ def in_float64(module: nn.Module, *, plain: bool = False) -> nn.Module:
     """
     copy = deepcopy(module)
     for path, part in list(copy.named_modules()):
-        if not isinstance(part, Weight) or _is_gone(copy, path):
+        if not isinstance(part, Weight):
             continue
-        part.dtype = torch.float64
-        if plain or not _rounds(copy, path):
-            owner, _, name = path.rpartition(".")
+        owner, _, name = path.rpartition(".")
+        try:
             parent = copy.get_submodule(owner)
+        except AttributeError:
+            continue  # it was a part of a weight that is plain now
+        part.dtype = torch.float64
+        if plain or not _rounds_inputs(copy, path):
             delattr(parent, name)  # a module's place takes modules only
             numbers = part.dequantize(torch.float32).double()
             setattr(parent, name, nn.Parameter(numbers, requires_grad=False))
@@ -94,16 +97,7 @@ def in_float64(module: nn.Module, *, plain: bool = False) -> nn.Module:
     return copy.double()
 
 
-def _is_gone(module: nn.Module, path: str) -> bool:
-    """Whether a part belonged to a weight that is plain now."""
-    try:
-        module.get_submodule(path)
-    except AttributeError:
-        return True
-    return False
-
-
-def _rounds(module: nn.Module, path: str) -> bool:
+def _rounds_inputs(module: nn.Module, path: str) -> bool:
     """Whether a weight, what it is made of, or what it is a part of rounds the inputs."""
     owner = module
     outermost = module.get_submodule(path)

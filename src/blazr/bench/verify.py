@@ -133,19 +133,21 @@ def verify(
     """
     loaded = load(model, device=device, dtype=dtype, quantize=quantize)
     module = loaded.module
-    allowed = tolerance or _tolerance(module)
-    prompts = _prompts(module)
+    is_packed = any(isinstance(part, Weight) for part in module.modules())
+    usual = max(TOLERANCES[module.dtype], PACKED_TOLERANCE if is_packed else 0.0)
+    allowed = tolerance or usual
+    prompts = _random_prompts(module)
     config = EngineConfig(max_running=_PROMPTS, max_seq_len=_PROMPT_LEN + max_tokens + 1)
     engine = build_engine(module, device, config=config)
     try:
-        with _recorded(module) as outputs:
+        with _recorded_outputs(module) as outputs:
             scores = engine.logits(prompts[0], (len(prompts[0]) // 2,))
         replies = _generate(engine, prompts, max_tokens)
     finally:
         engine.close()
-    layers, logits_error = _compare(module, prompts[0], outputs, scores)
+    layers, logits_error = _compare_outputs(module, prompts[0], outputs, scores)
     first = next((each.index for each in layers if not each.error <= allowed), None)
-    greedy = _judge(module, prompts, replies, allowed)
+    greedy = _compare_greedy(module, prompts, replies, allowed)
     name = loaded.name
     family = loaded.family
     is_exact = quantize is None
@@ -172,13 +174,7 @@ def verify(
     )
 
 
-def _tolerance(module: CausalLM) -> float:
-    is_packed = any(isinstance(part, Weight) for part in module.modules())
-    own = TOLERANCES[module.dtype]
-    return max(own, PACKED_TOLERANCE) if is_packed else own
-
-
-def _prompts(module: CausalLM) -> list[list[int]]:
+def _random_prompts(module: CausalLM) -> list[list[int]]:
     """Random tokens, the same for the same vocabulary."""
     chance = torch.Generator().manual_seed(module.config.vocab_size)
     length = min(_PROMPT_LEN, module.config.max_seq_len // 2)
@@ -188,7 +184,7 @@ def _prompts(module: CausalLM) -> list[list[int]]:
 
 
 @contextmanager
-def _recorded(module: CausalLM) -> Iterator[list[list[Tensor]]]:
+def _recorded_outputs(module: CausalLM) -> Iterator[list[list[Tensor]]]:
     """What the embedding and every layer put out, in pieces, while the engine runs."""
     outputs: list[list[Tensor]] = [[] for _ in range(len(module.layers) + 1)]
 
@@ -208,7 +204,7 @@ def _recorded(module: CausalLM) -> Iterator[list[list[Tensor]]]:
             hook.remove()
 
 
-def _compare(
+def _compare_outputs(
     module: CausalLM, prompt: Sequence[int], outputs: list[list[Tensor]], scores: Tensor
 ) -> tuple[tuple[LayerError, ...], float]:
     """Errors of layers and scores."""
@@ -261,7 +257,7 @@ def _generate(engine: AsyncEngine, prompts: list[list[int]], count: int) -> list
     return replies
 
 
-def _judge(
+def _compare_greedy(
     module: CausalLM, prompts: list[list[int]], replies: list[list[int]], allowed: float
 ) -> Greedy:
     """Each token is the first choice of the reference, given those before it, or nearly."""

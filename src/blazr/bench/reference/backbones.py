@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 
 from blazr.bench.reference.attention import Attention, attention
-from blazr.bench.reference.decoders import experts, router_of
+from blazr.bench.reference.decoders import router_of
+from blazr.bench.reference.experts import experts
 from blazr.bench.reference.hf_config import Config
 from blazr.bench.reference.hybrids import limits_of
 from blazr.bench.reference.mamba1 import mamba1
@@ -43,8 +44,8 @@ def backbone(w: Weights, kind: str, config: Config) -> ReferenceModel:
 
     def half(index: int) -> Half:
         layer = at.under(f"layers.{index}.")
-        inner = _inner(layer.under("mixer."), kind, config, eps)
-        return Half(before=norm_of(layer, "norm", eps), inner=inner)
+        mixer = _mixer(layer.under("mixer."), kind, config, eps)
+        return Half(before=norm_of(layer, "norm", eps), inner=mixer)
 
     return model_of(
         f"transformers' {kind}",
@@ -56,7 +57,7 @@ def backbone(w: Weights, kind: str, config: Config) -> ReferenceModel:
     )
 
 
-def _inner(w: Weights, kind: str, config: Config, eps: float) -> Function:
+def _mixer(w: Weights, kind: str, config: Config, eps: float) -> Function:
     """By the tensors that only one kind of layer has."""
     if "x_proj.weight" in w:
         inner = config.number("mixer_rms_eps") if kind == "falcon_mamba" else None

@@ -6,6 +6,7 @@ the comments of ``ggml-common.h`` and ``dequantize_row_*`` in ``ggml-quants.c``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 
 import numpy as np
@@ -18,72 +19,34 @@ Floats = NDArray[np.float64]
 
 # Of Ollama's first files with MXFP4 (fs/ggml/type.go): neighbours share a byte.
 OLLAMA_MXFP4 = 4
-# By the number in files: name, numbers of a block, its bytes.
-TYPES: dict[int, tuple[str, int, int]] = {
-    0: ("F32", 1, 4),
-    1: ("F16", 1, 2),
-    2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20),
-    OLLAMA_MXFP4: ("MXFP4 in pairs", 32, 17),
-    6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24),
-    8: ("Q8_0", 32, 34),
-    10: ("Q2_K", 256, 84),
-    11: ("Q3_K", 256, 110),
-    12: ("Q4_K", 256, 144),
-    13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210),
-    16: ("IQ2_XXS", 256, 66),
-    17: ("IQ2_XS", 256, 74),
-    18: ("IQ3_XXS", 256, 98),
-    19: ("IQ1_S", 256, 50),
-    20: ("IQ4_NL", 32, 18),
-    21: ("IQ3_S", 256, 110),
-    22: ("IQ2_S", 256, 82),
-    23: ("IQ4_XS", 256, 136),
-    28: ("F64", 1, 8),
-    29: ("IQ1_M", 256, 56),
-    30: ("BF16", 1, 2),
-    34: ("TQ1_0", 256, 54),
-    35: ("TQ2_0", 256, 66),
-    39: ("MXFP4", 32, 17),
-    40: ("NVFP4", 64, 36),
-}
 _NON_LINEAR = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], float
 )
 FLOAT4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
-def numbers(number: int, data: Bytes) -> Floats:
-    """What blocks of a type stand for: (N, bytes) to (N, numbers).
-
-    Raises:
-        NoReferenceError: These blocks need tables that only the gguf package brings, which is not
-            installed.
-    """
-    name = TYPES[number][0]
-    match name:
-        case "F32" | "F16" | "F64":
-            kind = {"F32": "<f4", "F16": "<f2", "F64": "<f8"}[name]
-            return np.ascontiguousarray(data).view(kind).astype(float)
-        case "BF16":
-            return (_integers(data, "<u2").astype("<u4") << 16).view("<f4").astype(float)
-    own = _DECODERS.get(name)
-    return _by_library(number, name, data) if own is None else own(data)
-
-
-def _by_library(number: int, name: str, data: Bytes) -> Floats:
-    if find_spec("gguf") is None:
-        raise NoReferenceError(f"blocks of {name} without the gguf package (pip install gguf)")
-    import gguf
-
-    kind = gguf.GGMLQuantizationType(number)
-    return gguf.quants.dequantize(np.ascontiguousarray(data), kind).astype(float)
-
-
 def _integers(data: Bytes, kind: str) -> NDArray[np.unsignedinteger]:
     return np.ascontiguousarray(data).view(kind)
+
+
+def f32(data: Bytes) -> Floats:
+    """Floats as they are."""
+    return np.ascontiguousarray(data).view("<f4").astype(float)
+
+
+def f16(data: Bytes) -> Floats:
+    """Floats as they are."""
+    return np.ascontiguousarray(data).view("<f2").astype(float)
+
+
+def f64(data: Bytes) -> Floats:
+    """Floats as they are."""
+    return np.ascontiguousarray(data).view("<f8").astype(float)
+
+
+def bf16(data: Bytes) -> Floats:
+    """The upper halves of float32."""
+    return (_integers(data, "<u2").astype("<u4") << 16).view("<f4").astype(float)
 
 
 def _half(data: Bytes, at: int) -> Floats:
@@ -102,25 +65,30 @@ def _bits(data: Bytes) -> Bytes:
     return np.unpackbits(data, axis=1, bitorder="little")
 
 
-def _q4_0(data: Bytes) -> Floats:
+def q4_0(data: Bytes) -> Floats:
+    """Four bits less 8, and a scale."""
     return _half(data, 0) * (_low_high(data[:, 2:]).astype(float) - 8)
 
 
-def _q4_1(data: Bytes) -> Floats:
+def q4_1(data: Bytes) -> Floats:
+    """Four bits, a scale and a minimum."""
     return _half(data, 0) * _low_high(data[:, 4:]) + _half(data, 2)
 
 
-def _q5_0(data: Bytes) -> Floats:
+def q5_0(data: Bytes) -> Floats:
+    """Five bits less 16, and a scale."""
     codes = _low_high(data[:, 6:]) + 16 * _bits(data[:, 2:6])
     return _half(data, 0) * (codes.astype(float) - 16)
 
 
-def _q5_1(data: Bytes) -> Floats:
+def q5_1(data: Bytes) -> Floats:
+    """Five bits, a scale and a minimum."""
     codes = _low_high(data[:, 8:]) + 16 * _bits(data[:, 4:8])
     return _half(data, 0) * codes + _half(data, 2)
 
 
-def _q8_0(data: Bytes) -> Floats:
+def q8_0(data: Bytes) -> Floats:
+    """Eight bits with a sign, and a scale."""
     return _half(data, 0) * data[:, 2:].view(np.int8)
 
 
@@ -142,14 +110,16 @@ def _each(values: Floats, count: int) -> Floats:
     return np.repeat(values, count, 1)
 
 
-def _q2_k(data: Bytes) -> Floats:
+def q2_k(data: Bytes) -> Floats:
+    """Two bits; scales and minima of 16."""
     scale = data[:, :16] & 15
     least = data[:, :16] >> 4
     codes = _pairs_of_bits(data[:, 16:80])
     return _each(_half(data, 80) * scale, 16) * codes - _each(_half(data, 82) * least, 16)
 
 
-def _q3_k(data: Bytes) -> Floats:
+def q3_k(data: Bytes) -> Floats:
+    """Three bits less 4; scales of 16."""
     low = _low_high(data[:, 96:104])  # 16 of four bits
     high = np.concatenate([(data[:, 104:108] >> shift) & 3 for shift in (0, 2, 4, 6)], 1)
     scale = (low + 16 * high).astype(float) - 32
@@ -166,20 +136,23 @@ def _six_bits(data: Bytes) -> tuple[Floats, Floats]:
     return scales.astype(float), minima.astype(float)
 
 
-def _q4_k(data: Bytes) -> Floats:
+def q4_k(data: Bytes) -> Floats:
+    """Four bits; scales and minima of 32."""
     scales, minima = _six_bits(data[:, 4:16])
     codes = _nibbles_by_32(data[:, 16:])
     return _each(_half(data, 0) * scales, 32) * codes - _each(_half(data, 2) * minima, 32)
 
 
-def _q5_k(data: Bytes) -> Floats:
+def q5_k(data: Bytes) -> Floats:
+    """Five bits; scales and minima of 32."""
     scales, minima = _six_bits(data[:, 4:16])
     fifth = np.concatenate([(data[:, 16:48] >> bit) & 1 for bit in range(8)], 1)
     codes = _nibbles_by_32(data[:, 48:]) + 16 * fifth
     return _each(_half(data, 0) * scales, 32) * codes - _each(_half(data, 2) * minima, 32)
 
 
-def _q6_k(data: Bytes) -> Floats:
+def q6_k(data: Bytes) -> Floats:
+    """Six bits less 32; scales of 16."""
     halves = []
     for n in (0, 1):  # 128 numbers each
         low, high = data[:, 64 * n : 64 * n + 64], data[:, 128 + 32 * n : 160 + 32 * n]
@@ -190,11 +163,13 @@ def _q6_k(data: Bytes) -> Floats:
     return _each(_half(data, 208) * data[:, 192:208].view(np.int8), 16) * codes
 
 
-def _iq4_nl(data: Bytes) -> Floats:
+def iq4_nl(data: Bytes) -> Floats:
+    """Four bits that choose from a table, and a scale."""
     return _half(data, 0) * _NON_LINEAR[_low_high(data[:, 2:])]
 
 
-def _iq4_xs(data: Bytes) -> Floats:
+def iq4_xs(data: Bytes) -> Floats:
+    """The same table; scales of 32."""
     high = _integers(data[:, 2:4], "<u2").astype(int)
     low = np.stack((data[:, 4:8] & 15, data[:, 4:8] >> 4), -1).reshape(len(data), 8)
     scales = low + 16 * ((high >> np.arange(0, 16, 2)) & 3) - 32.0
@@ -202,7 +177,7 @@ def _iq4_xs(data: Bytes) -> Floats:
     return _each(_half(data, 0) * scales, 32) * _NON_LINEAR[np.concatenate(runs, 1)]
 
 
-def _tq1_0(data: Bytes) -> Floats:
+def tq1_0(data: Bytes) -> Floats:
     """Five digits to the base of three in a byte, the highest first."""
 
     def digits(part: Bytes, count: int) -> Bytes:
@@ -213,21 +188,25 @@ def _tq1_0(data: Bytes) -> Floats:
     return _half(data, 52) * (np.concatenate(parts, 1) - 1.0)
 
 
-def _tq2_0(data: Bytes) -> Floats:
+def tq2_0(data: Bytes) -> Floats:
+    """Two bits less 1, and a scale."""
     return _half(data, 64) * (_pairs_of_bits(data[:, :64]) - 1.0)
 
 
-def _mxfp4(data: Bytes) -> Floats:
+def mxfp4(data: Bytes) -> Floats:
+    """Four-bit floats and an exponent."""
     exponent = data[:, :1].astype(float) - 127
     return np.exp2(exponent) * FLOAT4[_low_high(data[:, 1:])]
 
 
-def _mxfp4_in_pairs(data: Bytes) -> Floats:
+def mxfp4_in_pairs(data: Bytes) -> Floats:
+    """The same, neighbours in one byte."""
     pairs = np.stack((data[:, 1:] & 15, data[:, 1:] >> 4), -1)
     return np.exp2(data[:, :1].astype(float) - 127) * FLOAT4[pairs.reshape(len(data), -1)]
 
 
-def _nvfp4(data: Bytes) -> Floats:
+def nvfp4(data: Bytes) -> Floats:
+    """Four-bit floats; eight-bit scales of 16."""
     exponent, mantissa = (data[:, :4] >> 3) & 15, data[:, :4] & 7
     normal = (1 + mantissa / 8) * np.exp2(exponent.astype(float) - 7)
     scale = np.where(exponent == 0, mantissa * 2.0**-9, normal)
@@ -236,22 +215,53 @@ def _nvfp4(data: Bytes) -> Floats:
     return _each(scale, 16) * FLOAT4[np.concatenate(runs, 1)]
 
 
-_DECODERS = {
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
-    "Q2_K": _q2_k,
-    "Q3_K": _q3_k,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
-    "IQ4_NL": _iq4_nl,
-    "IQ4_XS": _iq4_xs,
-    "TQ1_0": _tq1_0,
-    "TQ2_0": _tq2_0,
-    "MXFP4": _mxfp4,
-    "MXFP4 in pairs": _mxfp4_in_pairs,
-    "NVFP4": _nvfp4,
+# By the number in files: name, numbers of a block, its bytes, and what it stands for; without that,
+# the gguf package is asked, which has the tables of codes.
+TYPES: dict[int, tuple[str, int, int, Callable[[Bytes], Floats] | None]] = {
+    0: ("F32", 1, 4, f32),
+    1: ("F16", 1, 2, f16),
+    2: ("Q4_0", 32, 18, q4_0),
+    3: ("Q4_1", 32, 20, q4_1),
+    OLLAMA_MXFP4: ("MXFP4 in pairs", 32, 17, mxfp4_in_pairs),
+    6: ("Q5_0", 32, 22, q5_0),
+    7: ("Q5_1", 32, 24, q5_1),
+    8: ("Q8_0", 32, 34, q8_0),
+    10: ("Q2_K", 256, 84, q2_k),
+    11: ("Q3_K", 256, 110, q3_k),
+    12: ("Q4_K", 256, 144, q4_k),
+    13: ("Q5_K", 256, 176, q5_k),
+    14: ("Q6_K", 256, 210, q6_k),
+    16: ("IQ2_XXS", 256, 66, None),
+    17: ("IQ2_XS", 256, 74, None),
+    18: ("IQ3_XXS", 256, 98, None),
+    19: ("IQ1_S", 256, 50, None),
+    20: ("IQ4_NL", 32, 18, iq4_nl),
+    21: ("IQ3_S", 256, 110, None),
+    22: ("IQ2_S", 256, 82, None),
+    23: ("IQ4_XS", 256, 136, iq4_xs),
+    28: ("F64", 1, 8, f64),
+    29: ("IQ1_M", 256, 56, None),
+    30: ("BF16", 1, 2, bf16),
+    34: ("TQ1_0", 256, 54, tq1_0),
+    35: ("TQ2_0", 256, 66, tq2_0),
+    39: ("MXFP4", 32, 17, mxfp4),
+    40: ("NVFP4", 64, 36, nvfp4),
 }
+
+
+def numbers(number: int, data: Bytes) -> Floats:
+    """What blocks of a type stand for: (N, bytes) to (N, numbers).
+
+    Raises:
+        NoReferenceError: These blocks need tables that only the gguf package brings, which is not
+            installed.
+    """
+    name, _, _, decode = TYPES[number]
+    if decode is not None:
+        return decode(data)
+    if find_spec("gguf") is None:
+        raise NoReferenceError(f"blocks of {name} without the gguf package (pip install gguf)")
+    import gguf
+
+    kind = gguf.GGMLQuantizationType(number)
+    return gguf.quants.dequantize(np.ascontiguousarray(data), kind).astype(float)

@@ -10,7 +10,14 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from blazr.bench.reference.attention import Attention, attention
-from blazr.bench.reference.experts import Router, clamped_expert, expert_mlp, mixture, route
+from blazr.bench.reference.experts import (
+    NUMBERED,
+    Router,
+    clamped_expert,
+    experts,
+    mixture,
+    route,
+)
 from blazr.bench.reference.hf_config import FULL, SLIDING, Config, rotation_of
 from blazr.bench.reference.latent import Latent, deepseek_attention
 from blazr.bench.reference.mlp import mlp
@@ -108,10 +115,6 @@ _OFFSET = ("gemma", "gemma2", "gemma3_text")
 _CAPPED = ("gemma2", "gemma3_text")
 _LATENT = ("deepseek_v2", "deepseek_v3")
 
-# Names of an expert's matrices, upward ones first: Mixtral's, and everybody else's.
-NUMBERED = tuple(f"experts.{{}}.{name}.weight" for name in ("w1", "w3", "w2"))
-NAMED = tuple(f"experts.{{}}.{name}_proj.weight" for name in ("gate", "up", "down"))
-
 
 def root_of(w: Weights) -> str:
     """What the names of a language model begin with: models that see have it in a part."""
@@ -133,13 +136,23 @@ def decoder(w: Weights, kind: str, config: Config) -> ReferenceModel:
         eps = config.get("norm_epsilon", default=1e-5)
     offset = float(kind in _OFFSET)
     count = config.size("num_hidden_layers")
-    layers = [
-        _layer(w.under(f"{root}layers.{i}."), kind, config, i, eps, offset) for i in range(count)
-    ]
+    names = _NORMS.get(kind, LLAMA_NORMS)
+    residual_scale = config.get("residual_multiplier", default=1.0)
+
+    def layer(index: int) -> Layer:
+        at = w.under(f"{root}layers.{index}.")
+        norms = [norm_of(at, name, eps, offset=offset) if name else None for name in names]
+        mixer = _mixer(at.under("self_attn."), kind, config, index, eps, offset)
+        mlp_or_experts = feed_forward(at, kind, config)
+        return layer_of(
+            Half(inner=mixer, before=norms[0], after=norms[1], scale=residual_scale),
+            Half(inner=mlp_or_experts, before=norms[2], after=norms[3], scale=residual_scale),
+        )
+
     scale = config.size("hidden_size") ** 0.5 if kind in _OFFSET else 1.0
     return model_of(
         f"transformers' {kind}",
-        layers,
+        [layer(index) for index in range(count)],
         w,
         embedding=f"{root}embed_tokens.weight",
         norm=norm_of(w.under(root), "norm", eps, offset=offset),
@@ -150,32 +163,18 @@ def decoder(w: Weights, kind: str, config: Config) -> ReferenceModel:
     )
 
 
-def _layer(w: Weights, kind: str, config: Config, index: int, eps: float, offset: float) -> Layer:
-    names = _NORMS.get(kind, LLAMA_NORMS)
-    norms = [norm_of(w, name, eps, offset=offset) if name else None for name in names]
-    scale = config.get("residual_multiplier", default=1.0)
-    at = w.under("self_attn.")
-    mixer: Function
+def _mixer(
+    w: Weights, kind: str, config: Config, index: int, eps: float, offset: float
+) -> Function:
     if kind in _LATENT:
         latent = latent_sizes(config)
-        mixer = lambda x: deepseek_attention(x, at, latent)  # noqa: E731
-    else:
-        sizes = attention_sizes(kind, config, index, eps, offset)
-        mixer = lambda x: attention(x, at, sizes)  # noqa: E731
-    return layer_of(
-        Half(inner=mixer, before=norms[0], after=norms[1], scale=scale),
-        Half(inner=feed_forward(w, kind, config), before=norms[2], after=norms[3], scale=scale),
-    )
-
-
-def attention_sizes(kind: str, config: Config, index: int, eps: float, offset: float) -> Attention:
-    """Attention of one layer."""
+        return lambda x: deepseek_attention(x, w, latent)
     heads = config.size("num_attention_heads")
     dim = config.get("head_dim", default=config.size("hidden_size") // heads)
     scale = config.number("attention_multiplier")
     if kind in _CAPPED:
         scale = config.get("query_pre_attn_scalar", default=256) ** -0.5
-    return Attention(
+    sizes = Attention(
         heads=heads,
         kv_heads=config.get("num_key_value_heads", default=heads),
         dim=dim,
@@ -187,6 +186,7 @@ def attention_sizes(kind: str, config: Config, index: int, eps: float, offset: f
         offset=offset,
         clip=config.number("clip_qkv") if kind == "olmoe" else None,
     )
+    return lambda x: attention(x, w, sizes)
 
 
 def _rotates(config: Config, index: int) -> bool:
@@ -196,15 +196,19 @@ def _rotates(config: Config, index: int) -> bool:
     return (index + 1) % config.get("no_rope_layer_interval", default=4) != 0
 
 
+def _type_by_pattern(kind: str, config: Config, index: int) -> str:
+    """The type of a layer of Gemma 3 or OLMo 3: listed, or every n-th sees everything."""
+    every = config.get("sliding_window_pattern", default=6 if kind == "gemma3_text" else 4)
+    return config.layer_type(index) or (SLIDING if (index + 1) % every else FULL)
+
+
 def _rotation(kind: str, config: Config, index: int, dim: int) -> Rotation | None:
     if kind == "smollm3" and not _rotates(config, index):
         return None
     if kind in ("gemma3_text", "olmo3"):
-        every = config.get("sliding_window_pattern", default=6 if kind == "gemma3_text" else 4)
-        listed = config.layer_type(index)
-        own = listed or (SLIDING if (index + 1) % every else FULL)
-        parameters = config.rope(own)
-        if not config.says("rope_parameters") and own == SLIDING:
+        layer_type = _type_by_pattern(kind, config, index)
+        parameters = config.rope(layer_type)
+        if not config.says("rope_parameters") and layer_type == SLIDING:
             base = config.get("rope_local_base_freq", default=10_000.0)
             theta = base if kind == "gemma3_text" else config.get("rope_theta", default=base)
             parameters = Config({"rope_theta": theta}, {})
@@ -228,8 +232,7 @@ def _window(kind: str, config: Config, index: int) -> int | None:
         case "gemma2" | "gpt_oss":
             return window if (listed == SLIDING if listed else index % 2 == 0) else None
         case "gemma3_text" | "olmo3":
-            every = config.get("sliding_window_pattern", default=6 if kind == "gemma3_text" else 4)
-            return window if (listed == SLIDING if listed else (index + 1) % every) else None
+            return window if _type_by_pattern(kind, config, index) == SLIDING else None
         case _:
             return None
     return window if slides and config.get("use_sliding_window", default=False) else None
@@ -240,11 +243,11 @@ def latent_sizes(config: Config, *, rotates: bool = True) -> Latent:
     plain = config.size("qk_nope_head_dim")
     rotated = config.size("qk_rope_head_dim")
     scale = (plain + rotated) ** -0.5
-    said = config.rope()
-    kind = said.get("rope_type", "type", default="default")
-    under = said.get("mscale_all_dim", default=0.0)
+    rope = config.rope()
+    kind = rope.get("rope_type", "type", default="default")
+    under = rope.get("mscale_all_dim", default=0.0)
     if rotates and kind != "default" and under:
-        scale *= mscale(said.get("factor", default=1.0), under) ** 2
+        scale *= mscale(rope.get("factor", default=1.0), under) ** 2
     return Latent(
         heads=config.size("num_attention_heads"),
         plain=plain,
@@ -266,7 +269,7 @@ def feed_forward(layer: Weights, kind: str, config: Config) -> Function:
     if kind in _CAPPED:
         activation = config.word("hidden_activation")
     if "block_sparse_moe.router.layer.weight" in layer:  # Granite
-        return granite_experts(layer.under("block_sparse_moe."), config)
+        return granite_experts(layer, config)
     if "block_sparse_moe.gate.weight" in layer and kind == "mixtral":
         w = layer.under("block_sparse_moe.")
         return experts(w, "gate", router_of(kind, config), activation, NUMBERED)
@@ -316,61 +319,18 @@ def router_of(kind: str, config: Config) -> Router:
             return Router(chosen=chosen, normalise=normalise)
 
 
-def experts(
-    w: Weights,
-    gate: str,
-    router: Router,
-    activation: str = "silu",
-    names: tuple[str, ...] = NAMED,
-    *,
-    bias: str = "gate.e_score_correction_bias",
-) -> Function:
-    """Experts, and what is beside them.
-
-    Args:
-        w: Their tensors.
-        gate: The router's name.
-        router: How it chooses.
-        activation: Inside an expert.
-        names: Of an expert's matrices, with its number to be filled in.
-        bias: Name of what takes part in choosing alone.
-    """
-
-    def expert(e: int, rows: Tensor) -> Tensor:
-        if "experts.gate_up_proj" in w:
-            gate_matrix, up = w.rows("experts.gate_up_proj", slice(e, e + 1))[0].chunk(2)
-            down = w.rows("experts.down_proj", slice(e, e + 1))[0]
-            return expert_mlp(rows, gate_matrix, up, down, activation)
-        own = [name.format(e) for name in names]
-        first = w.get(own[0])  # Nemotron's have no gate
-        return expert_mlp(rows, first, w[own[1]], w[own[2]], activation)
-
-    def apply(x: Tensor) -> Tensor:
-        seen = linear(x, w, "fc1_latent_proj") if "fc1_latent_proj.weight" in w else x
-        y = mixture(seen, route(linear(x, w, gate), router, w.get(bias)), expert)
-        y = linear(y, w, "fc2_latent_proj") if seen is not x else y
-        for name in ("shared_expert.", "shared_experts."):
-            if f"{name}down_proj.weight" in w:
-                shared = mlp(x, w.under(name), activation)
-                own_gate = "shared_expert_gate"
-                has_gate = f"{own_gate}.weight" in w
-                y = y + (linear(x, w, own_gate).sigmoid() * shared if has_gate else shared)
-        return y
-
-    return apply
-
-
-def granite_experts(w: Weights, config: Config) -> Function:
-    """Granite's: both upward matrices in one, for all experts."""
-    router = router_of("granitemoe", config)
-    activation = config.get("hidden_act", default="silu")
-
-    def expert(e: int, rows: Tensor) -> Tensor:
-        gate, up = w.rows("input_linear.weight", slice(e, e + 1))[0].chunk(2)
-        down = w.rows("output_linear.weight", slice(e, e + 1))[0]
-        return expert_mlp(rows, gate, up, down, activation)
-
-    return lambda x: mixture(x, route(linear(x, w, "router.layer"), router), expert)
+def granite_experts(layer: Weights, config: Config) -> Function:
+    """Granite's, under the names that others have."""
+    names = {
+        "experts.gate_up_proj": "input_linear.weight",
+        "experts.down_proj": "output_linear.weight",
+    }
+    return experts(
+        layer.under("block_sparse_moe.", names),
+        "router.layer",
+        router_of("granitemoe", config),
+        config.get("hidden_act", default="silu"),
+    )
 
 
 def _gpt_oss_experts(w: Weights, config: Config) -> Function:

@@ -9,7 +9,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from blazr.bench.reference.mlp import activate
+from blazr.bench.reference.mlp import activate, mlp
+from blazr.bench.reference.model import Function
+from blazr.bench.reference.weights import Weights, linear
+
+# Names of an expert's matrices, upward ones first: Mixtral's, and everybody else's.
+NUMBERED = tuple(f"experts.{{}}.{name}.weight" for name in ("w1", "w3", "w2"))
+NAMED = tuple(f"experts.{{}}.{name}_proj.weight" for name in ("gate", "up", "down"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,3 +85,47 @@ def clamped_expert(gate: Tensor, up: Tensor, steepness: float, limit: float) -> 
     """The inner half of GPT-OSS's experts."""
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate * (steepness * gate).sigmoid() * (up + 1)
+
+
+def experts(
+    w: Weights,
+    gate: str,
+    router: Router,
+    activation: str = "silu",
+    names: tuple[str, ...] = NAMED,
+    *,
+    bias: str = "gate.e_score_correction_bias",
+) -> Function:
+    """Experts, and what is beside them.
+
+    Args:
+        w: Their tensors.
+        gate: The router's name.
+        router: How it chooses.
+        activation: Inside an expert.
+        names: Of an expert's matrices, with its number to be filled in.
+        bias: Name of what takes part in choosing alone.
+    """
+
+    def expert(e: int, rows: Tensor) -> Tensor:
+        if "experts.gate_up_proj" in w:
+            gate_matrix, up = w.rows("experts.gate_up_proj", slice(e, e + 1))[0].chunk(2)
+            down = w.rows("experts.down_proj", slice(e, e + 1))[0]
+            return expert_mlp(rows, gate_matrix, up, down, activation)
+        own = [name.format(e) for name in names]
+        first = w.get(own[0])  # Nemotron's have no gate
+        return expert_mlp(rows, first, w[own[1]], w[own[2]], activation)
+
+    def apply(x: Tensor) -> Tensor:
+        seen = linear(x, w, "fc1_latent_proj") if "fc1_latent_proj.weight" in w else x
+        y = mixture(seen, route(linear(x, w, gate), router, w.get(bias)), expert)
+        y = linear(y, w, "fc2_latent_proj") if seen is not x else y
+        for name in ("shared_expert.", "shared_experts."):
+            if f"{name}down_proj.weight" in w:
+                shared = mlp(x, w.under(name), activation)
+                own_gate = "shared_expert_gate"
+                has_gate = f"{own_gate}.weight" in w
+                y = y + (linear(x, w, own_gate).sigmoid() * shared if has_gate else shared)
+        return y
+
+    return apply

@@ -83,7 +83,7 @@ class _GgufFile:
         shape, number, offset = self.tensors[name]
         if number not in TYPES:
             raise NoReferenceError(f"tensors of GGML type {number}")
-        _, length, nbytes = TYPES[number]
+        _, length, nbytes, _ = TYPES[number]
         size = math.prod(shape) // length * nbytes
         raw = np.frombuffer(self._data, np.uint8, size, self._start + offset)
         table = raw.reshape(*shape[:-1], shape[-1] // length * nbytes)

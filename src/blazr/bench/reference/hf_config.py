@@ -45,11 +45,11 @@ class Config:
         return self._found((key,))[1] is not None
 
     def number(self, key: str) -> float | None:
-        """A number, or None where nothing is said."""
+        """A number, or None where nothing is rope."""
         return number(self._found((key,))[1], key)
 
     def text(self, key: str) -> str | None:
-        """A text, or None where nothing is said."""
+        """A text, or None where nothing is rope."""
         return text(self._found((key,))[1], key)
 
     def section(self, key: str) -> Config:
@@ -114,18 +114,18 @@ def rotation_of(
     Raises:
         NoReferenceError: It is scaled in a way that nobody has written here.
     """
-    said = config.rope() if parameters is None else parameters
-    theta = said.number("rope_theta") or config.get("rope_theta", default=10_000.0)
-    share = said.number("partial_rotary_factor")
+    rope = config.rope() if parameters is None else parameters
+    theta = rope.number("rope_theta") or config.get("rope_theta", default=10_000.0)
+    share = rope.number("partial_rotary_factor")
     dim = int(head_dim * (share or config.get("partial_rotary_factor", default=1.0)))
-    kind = said.get("rope_type", "type", default="default")
+    kind = rope.get("rope_type", "type", default="default")
     longest = config.get("max_position_embeddings", "max_seq_len", default=2048)
-    own_trained = said.get("original_max_position_embeddings", default=0)
+    own_trained = rope.get("original_max_position_embeddings", default=0)
     trained = config.get("original_max_position_embeddings", default=own_trained or longest)
-    factor = said.number("factor") or longest / trained
+    factor = rope.number("factor") or longest / trained
     scale = 1.0
     temperature = None
-    beta = said.number("llama_4_scaling_beta")
+    beta = rope.number("llama_4_scaling_beta")
     if config.text("model_type") == "ministral3" and beta:
         temperature = beta, float(own_trained or longest)
     match kind:
@@ -136,8 +136,8 @@ def rotation_of(
         case "dynamic":
             frequencies = lambda length: dynamic(dim, theta, factor, longest, length)  # noqa: E731
         case "llama3":
-            low = said.get("low_freq_factor", default=1.0)
-            high = said.get("high_freq_factor", default=4.0)
+            low = rope.get("low_freq_factor", default=1.0)
+            high = rope.get("high_freq_factor", default=4.0)
             frequencies = fixed(llama3(dim, theta, factor, low, high, trained))
         case "yarn":
             frequencies = fixed(
@@ -146,27 +146,27 @@ def rotation_of(
                     theta,
                     factor,
                     trained,
-                    fast=said.number("beta_fast") or 32.0,
-                    slow=said.number("beta_slow") or 1.0,
-                    whole=said.get("truncate", default=True),
+                    fast=rope.number("beta_fast") or 32.0,
+                    slow=rope.number("beta_slow") or 1.0,
+                    whole=rope.get("truncate", default=True),
                 )
             )
-            over, under = said.number("mscale"), said.number("mscale_all_dim")
+            over, under = rope.number("mscale"), rope.number("mscale_all_dim")
             usual = mscale(factor, over) / mscale(factor, under) if over and under else None
-            scale = said.number("attention_factor") or usual or mscale(factor)
+            scale = rope.number("attention_factor") or usual or mscale(factor)
         case "longrope" | "su":
             factors: Sequence[float] = ()
             short, long = (
                 plain(
                     dim,
                     theta,
-                    torch.tensor(said.get(f"{name}_factor", default=factors), dtype=torch.float64),
+                    torch.tensor(rope.get(f"{name}_factor", default=factors), dtype=torch.float64),
                 )
                 for name in ("short", "long")
             )
             frequencies = lambda length: long if length > trained else short  # noqa: E731
             usual = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
-            scale = said.number("attention_factor") or usual
+            scale = rope.number("attention_factor") or usual
         case _:
             raise NoReferenceError(f"RoPE scaling {kind!r}")
     return Rotation(frequencies, scale, interleaved, temperature=temperature)

@@ -11,8 +11,6 @@ from blazr.bench.reference.attention import Attention, attention
 from blazr.bench.reference.convolution import short_convolution
 from blazr.bench.reference.decoders import (
     LLAMA_NORMS,
-    NUMBERED,
-    experts,
     granite_experts,
     head_of,
     latent_sizes,
@@ -20,6 +18,7 @@ from blazr.bench.reference.decoders import (
     router_of,
 )
 from blazr.bench.reference.delta import Delta, gated_delta, kimi_delta
+from blazr.bench.reference.experts import NUMBERED, experts
 from blazr.bench.reference.hf_config import Config, rotation_of
 from blazr.bench.reference.latent import deepseek_attention
 from blazr.bench.reference.mamba1 import mamba1
@@ -120,7 +119,7 @@ def _mixer(at: Weights, kind: str, config: Config, eps: float, offset: float) ->
     w = at.under("self_attn.")
     mamba = at.under("mamba.")
     if kind == "falcon_h1":
-        return _side_by_side(mamba, w, config, eps)
+        return _falcon_h1_mixer(mamba, w, config, eps)
     if "mamba.x_proj.weight" in at:
         return lambda x: mamba1(x, mamba, inner_eps=eps)
     if "mamba.A_log" in at:
@@ -174,14 +173,14 @@ def _attention(
 
 def limits_of(config: Config) -> tuple[float, float]:
     """The least and the most of a step size; infinity is spelled in several ways."""
+    key = "time_step_limit"
     usual: Sequence[Setting] = (0.0, "Infinity")
-    least, most = map(_bound, config.get("time_step_limit", default=usual))
+    limits = config.get(key, default=usual)
+    spelled = (each["__float__"] if isinstance(each, Mapping) else each for each in limits)
+    least, most = (
+        float(each) if isinstance(each, str) else as_like(each, 0.0, key) for each in spelled
+    )
     return least, most
-
-
-def _bound(found: Setting) -> float:
-    spelled = found["__float__"] if isinstance(found, Mapping) else found
-    return float(spelled) if isinstance(spelled, str) else as_like(spelled, 0.0, "time_step_limit")
 
 
 def mamba2_sizes(config: Config, eps: float) -> Mamba2:
@@ -196,8 +195,8 @@ def mamba2_sizes(config: Config, eps: float) -> Mamba2:
     )
 
 
-def _side_by_side(mamba: Weights, w: Weights, config: Config, eps: float) -> Function:
-    """Falcon-H1's: Mamba-2 and attention see the same [arXiv:2507.22448]."""
+def _falcon_h1_mixer(mamba: Weights, w: Weights, config: Config, eps: float) -> Function:
+    """Mamba-2 and attention of the same input, added [arXiv:2507.22448]."""
     usual: Sequence[float] = (1.0,) * 5
     sizes = replace(
         mamba2_sizes(config, eps),
@@ -225,7 +224,7 @@ def _feed_forward(at: Weights, kind: str, config: Config) -> Function:
             shared = at.under("shared_mlp.", names)
             if "block_sparse_moe.router.layer.weight" not in at:
                 return lambda x: mlp(x, shared, activation)
-            mixed = granite_experts(at.under("block_sparse_moe."), config)
+            mixed = granite_experts(at, config)
             return lambda x: mixed(x) + mlp(x, shared, activation)
         case "bamba" | "falcon_h1" | "jamba":
             w = at.under("feed_forward.")

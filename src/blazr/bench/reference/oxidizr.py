@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from blazr.bench.reference.attention import Attention, attention
-from blazr.bench.reference.experts import Router, expert_mlp, mixture, route
+from blazr.bench.reference.experts import Router, experts
+from blazr.bench.reference.hf_config import Config
 from blazr.bench.reference.latent import oxidizr_attention
 from blazr.bench.reference.mamba1 import oxidizr_mamba1
 from blazr.bench.reference.mamba2 import Mamba2, mamba2
@@ -25,43 +27,35 @@ from blazr.bench.reference.model import (
 )
 from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.rotation import Rotation, fixed, llama3, plain
-from blazr.bench.reference.settings import Settings, T, as_like
-from blazr.bench.reference.settings import section as in_section
-from blazr.bench.reference.weights import Weights, linear
+from blazr.bench.reference.settings import Settings
+from blazr.bench.reference.weights import Weights
 
 _MAMBA_EPS = 1e-6
 _LIMITS = (0.001, 0.1)
 _USUAL_DIMS = (64, 128, 96, 80, 32, 16)
-Config = Settings
 
 
-def first(config: Config, *keys: str, default: T) -> T:
-    """The first key that is there and not null; a dot leads into a section."""
-    for key in keys:
-        section, _, inner = key.rpartition(".")
-        found = (in_section(config.get(section), section) if section else config).get(inner)
-        if found is not None:
-            return as_like(found, default, key)
-    return default
-
-
-def oxidizr_model(w: Weights, config: Config, training: Config) -> ReferenceModel:
+def oxidizr_model(w: Weights, settings: Settings, training: Settings) -> ReferenceModel:
     """A model of oxidizr, or a Llama without ``model_type`` behind ``model.``.
 
     Args:
         w: Its tensors.
-        config: What is said of it.
+        settings: Its config.
         training: What the trainer noted of a model, perhaps of another one.
     """
     root = "model." if "model.embed_tokens.weight" in w else ""
     top = w.under(root)
     numbers = {m[1] for name in w.names if (m := re.match(r"(?:model\.)?layers\.(\d+)\.", name))}
-    eps = first(config, "rms_norm_eps", default=1e-5)
     order = sorted(map(int, numbers))
     rows, hidden = top.shape("embed_tokens.weight")
     sizes = {"vocab_size": rows, "hidden_size": hidden, "num_layers": len(order)}
     if sizes.items() <= training.items():
-        config = {**config, "training": training}
+        settings = {**settings, "training": training}
+    sections = {name: value for name, value in settings.items() if isinstance(value, Mapping)}
+    # what a section says stands under names with a dot: ssm.state_size
+    inner = {f"{name}.{key}": v for name, value in sections.items() for key, v in value.items()}
+    config = Config({**settings, **inner}, {})
+    eps = config.get("rms_norm_eps", default=1e-5)
     layers = [_layer(top, top.under(f"layers.{i}."), config, eps) for i in order]
     return model_of(
         "oxidizr",
@@ -93,7 +87,7 @@ def _layer(top: Weights, w: Weights, config: Config, eps: float) -> Layer:
 def _rates(w: Weights, config: Config) -> Tensor:
     """Of decay: as stored, or those that the trainer really used."""
     stored = w["A_log"]
-    if first(config, "ssm_a", default="") == "trained":
+    if config.get("ssm_a", default="") == "trained":
         return -torch.arange(1, len(stored) + 1, dtype=stored.dtype)
     return -stored.exp().clamp(1e-6, 1e6)
 
@@ -102,8 +96,8 @@ def _mamba2(w: Weights, config: Config) -> Function:
     heads = w.shape("A_log")[0]
     inner = w.shape("norm.weight")[0]
     maps = (w.shape("in_proj.weight")[0] - 2 * inner - heads) // 2
-    states = first(config, "mamba2_state_size", "ssm.state_size", default=0)
-    groups = first(config, "mamba2_n_groups", "ssm.n_groups", default=1)
+    states = config.get("mamba2_state_size", "ssm.state_size", default=0)
+    groups = config.get("mamba2_n_groups", "ssm.n_groups", default=1)
     if not states or maps % states:
         states = maps // (groups or 1)
     sizes = Mamba2(states=states, groups=maps // states, limits=_LIMITS, eps=_MAMBA_EPS)
@@ -115,19 +109,19 @@ def _mamba3(w: Weights, config: Config) -> Function:
 
 
 def _rotation(dim: int, config: Config) -> Rotation:
-    theta = first(config, "rope_theta", "attention.rope_theta", default=10_000.0)
-    scaling = in_section(config.get("rope_scaling"), "rope_scaling")
-    kind = first(scaling, "rope_type", "type", default="default")
-    factor = first(scaling, "factor", default=1.0)
+    theta = config.get("rope_theta", "attention.rope_theta", default=10_000.0)
+    scaling = config.section("rope_scaling")
+    kind = scaling.get("rope_type", "type", default="default")
+    factor = scaling.get("factor", default=1.0)
     match kind:
         case "default":
             speeds = plain(dim, theta)
         case "linear":
             speeds = plain(dim, theta, factor)
         case "llama3":
-            low = first(scaling, "low_freq_factor", default=1.0)
-            high = first(scaling, "high_freq_factor", default=4.0)
-            trained = first(scaling, "original_max_position_embeddings", default=8192)
+            low = scaling.get("low_freq_factor", default=1.0)
+            high = scaling.get("high_freq_factor", default=4.0)
+            trained = scaling.get("original_max_position_embeddings", default=8192)
             speeds = llama3(dim, theta, factor, low, high, trained)
         case _:
             raise NoReferenceError(f"oxidizr's models with RoPE scaling {kind!r}")
@@ -136,7 +130,7 @@ def _rotation(dim: int, config: Config) -> Rotation:
 
 def _attention(top: Weights, layer: Weights, config: Config, eps: float) -> Function:
     w = layer.under("self_attn.")
-    window = None if top.prefix else first(config, "sliding_window", default=0) or None
+    window = None if top.prefix else config.get("sliding_window", default=0) or None
     if "w_dkv.weight" in w:
         rotation = _rotation(w.shape("w_kr.weight")[0], config)
         return lambda x: oxidizr_attention(x, w, rotation, window)
@@ -158,8 +152,8 @@ def _head_dim(top: Weights, w: Weights, config: Config, rows: int, kv_rows: int)
     if "q_norm.weight" in w:
         return w.shape("q_norm.weight")[0]
     names = ("num_attention_heads", "num_heads", "n_heads", "attention.num_heads")
-    heads = first(config, *names, "training.num_heads", default=0)
-    dim = first(config, "head_dim", "attention.head_dim", default=0)
+    heads = config.get(*names, "training.num_heads", default=0)
+    dim = config.get("head_dim", "attention.head_dim", default=0)
     if heads and rows % heads == 0 and kv_rows % (rows // heads) == 0:
         return rows // heads
     if dim:
@@ -181,19 +175,5 @@ def _feed_forward(layer: Weights, config: Config) -> Function:
     w = layer.under("moe.")
     gate = "router.gate" if "router.gate.weight" in w else "gate"
     names = ("experts_per_tok", "num_experts_per_tok", "top_k", "training.experts_per_tok")
-    chosen = first(config, *names, default=2)
-
-    def apply(x: Tensor) -> Tensor:
-        logits = linear(x, w, gate)
-        weights = route(logits, Router(chosen=min(chosen, logits.shape[1])))
-
-        def expert(e: int, rows: Tensor) -> Tensor:
-            at = f"experts.{e}."
-            gate, up, down = (w[f"{at}{name}_proj.weight"] for name in ("gate", "up", "down"))
-            return expert_mlp(rows, gate, up, down)
-
-        y = mixture(x, weights, expert)
-        has_shared = "shared_expert.down_proj.weight" in w
-        return y + mlp(x, w.under("shared_expert.")) if has_shared else y
-
-    return apply
+    chosen = min(config.get(*names, default=2), w.shape(f"{gate}.weight")[0])
+    return experts(w, gate, Router(chosen=chosen))

@@ -34,13 +34,13 @@ class QuantizedFiles:
 
     Args:
         files: The files.
-        said: ``quantization_config``.
+        settings: ``quantization_config``.
     """
 
-    def __init__(self, files: SafetensorsFiles, said: Settings) -> None:
+    def __init__(self, files: SafetensorsFiles, settings: Settings) -> None:
         self.files = files
-        self.said = Config(said, {})
-        self.method = self.said.get("quant_method", default="modelopt")
+        self.config = Config(settings, {})
+        self.method = self.config.get("quant_method", default="modelopt")
         if self.method not in _KNOWN:
             raise NoReferenceError(f"checkpoints quantized by {self.method[:60]!r}")
         # where each matrix begins; a name of its own where that is not the matrix's
@@ -98,12 +98,12 @@ class QuantizedFiles:
     def _gptq(self, at: str, stored: Tensor) -> Tensor:
         """``(q - zero) * scale``; words run along the columns, zero points along the rows."""
         scales, zeros = self._part(at, "scales").double(), self._part(at, "qzeros")
-        bits = self.said.get("bits", default=zeros.shape[1] * 32 // scales.shape[1])
+        bits = self.config.get("bits", default=zeros.shape[1] * 32 // scales.shape[1])
         codes = _fields(stored.T, bits)  # (out, in)
-        offset = 0 if self.said.text("checkpoint_format") == "gptq_v2" else 1
+        offset = 0 if self.config.text("checkpoint_format") == "gptq_v2" else 1
         zero = (_fields(zeros, bits)[:, : scales.shape[1]] + offset) % 2**bits  # (groups, out)
         groups = self._get(at, "g_idx")
-        size = self.said.get("group_size", default=0)
+        size = self.config.get("group_size", default=0)
         groups = _runs(codes.shape[1], len(scales), size, groups)
         return (codes - zero[groups].T) * scales[groups].T
 
@@ -118,7 +118,7 @@ class QuantizedFiles:
             return found.flatten(1)[:, : scales.shape[1]]
 
         codes, zeros = unpack(stored), unpack(self._part(at, "qzeros"))
-        size = self.said.get("group_size", "q_group_size", default=0)
+        size = self.config.get("group_size", "q_group_size", default=0)
         groups = _runs(len(codes), len(scales), size)
         return ((codes - zeros[groups]) * scales[groups]).T
 
@@ -148,7 +148,7 @@ class QuantizedFiles:
             return stored.double() * scales.reshape(1, 1)
         usual: Sequence[int] = (128, 128)
         usual = next(iter(self._weights("block_structure", usual)), usual)
-        sizes = self.said.get("weight_block_size", default=usual)
+        sizes = self.config.get("weight_block_size", default=usual)
         height, width = (1, columns) if scales.shape == (rows, 1) else sizes
         spread = scales.repeat_interleave(height, 0)[:rows].repeat_interleave(width, 1)
         return stored.double() * spread[:, :columns]
@@ -162,7 +162,7 @@ class QuantizedFiles:
 
     def _weights(self, key: str, like: T) -> list[T]:
         """What compressed-tensors' groups of settings say about weights."""
-        groups = self.said.section("config_groups")
+        groups = self.config.section("config_groups")
         weights = (groups.section(name).section("weights") for name in groups.own)
         return [each.get(key, default=like) for each in weights if each.own.get(key)]
 
