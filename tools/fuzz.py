@@ -85,7 +85,7 @@ def _tokenize(directory: Path) -> None:
 
 
 def _render(directory: Path) -> None:
-    from blazr.text.chat_template import choose_template
+    from blazr.text.choose_template import choose_template
     from blazr.text.messages import Message
     from blazr.text.tokenizers.choose import choose_tokenizer
 

@@ -16,7 +16,7 @@ from blazr.engine.outputs import FinishReason, Running, TokenLogprobs, TokenOutp
 from blazr.engine.request import Request
 from blazr.llm.bundle import ModelInfo
 from blazr.llm.text_engine import TextEngine
-from blazr.text.chat_template import choose_template
+from blazr.text.choose_template import choose_template
 from blazr.text.reasoning import REASONING
 from blazr.text.stream import ReplyFormat
 from blazr.text.tokenizers.choose import choose_tokenizer

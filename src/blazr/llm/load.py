@@ -13,7 +13,8 @@ from blazr.llm.missing_tokenizer import MissingTokenizer
 from blazr.llm.options import LoadOptions
 from blazr.llm.text_engine import PLAIN, TextEngine
 from blazr.text import sidecars
-from blazr.text.chat_template import ChatTemplate, choose_template
+from blazr.text.chat_template import ChatTemplate
+from blazr.text.choose_template import choose_template
 from blazr.text.reasoning import choose_reasoning
 from blazr.text.response_template import choose_reply_format
 from blazr.text.tokenizer import Tokenizer

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -117,8 +115,3 @@ class ServerConfig:
         """Whether pages of an origin may call from a browser."""
         is_listed = origin in self.cors_origins or "*" in self.cors_origins
         return is_listed or re.fullmatch(LOOPBACK_ORIGIN, origin) is not None
-
-
-def digests(keys: Iterable[str]) -> tuple[bytes, ...]:
-    """SHA-256 of each key; the keys themselves are not looked at again."""
-    return tuple(hashlib.sha256(key.encode()).digest() for key in keys)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import NoneType, UnionType
 from typing import (
@@ -211,7 +212,7 @@ class Endpoint:
                     raise
                 await response(scope, receive, send)
 
-        with state.working():
+        with working(state):
             await _until_gone(receive, work())
 
     async def _answer(self, call: Call[object]) -> Response:
@@ -229,6 +230,16 @@ class Endpoint:
             request_id=scope.get("request_id", ""),
             facts=scope.setdefault("facts", {}),
         )
+
+
+@contextmanager
+def working(state: ServerState) -> Iterator[None]:
+    """Count a request as running, so that a stopping server waits for it."""
+    state.num_working += 1
+    try:
+        yield
+    finally:
+        state.num_working -= 1
 
 
 def json_response(value: object, headers: Mapping[str, str] | None = None) -> Response:

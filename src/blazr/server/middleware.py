@@ -21,7 +21,6 @@ from blazr.server.config import (
     MAX_HEADER_BYTES,
     MAX_HEADER_FIELDS,
     ServerConfig,
-    digests,
 )
 from blazr.server.errors import ErrorShape, HttpError, clean
 from blazr.server.state import ServerState
@@ -102,8 +101,14 @@ class RequestContextMiddleware:
         """One line for a request; of what was said there is nothing in it."""
         took_ms = round(took_s * 1000, 1)
         if self._state.config.access_log == "text":
-            told = [facts[name] for name in ("method", "path", "status")]
-            _log.info("%s %s %d %.1f ms %s", *told, took_ms, facts["request_id"])
+            _log.info(
+                "%s %s %d %.1f ms %s",
+                facts["method"],
+                facts["path"],
+                facts["status"],
+                took_ms,
+                facts["request_id"],
+            )
         elif self._state.config.access_log == "json":
             line = {"time": started.isoformat(), "ms": took_ms, **facts}
             sys.stderr.write(msgspec.json.encode(line).decode() + "\n")
@@ -124,13 +129,14 @@ class AuthMiddleware:
         self._state = state
         # a server for this machine alone and without a key answers to no other name
         config = state.config
-        self._is_local = config.is_loopback and not config.uds and not config.api_keys
+        self._is_local = config.host in LOOPBACK and not config.uds and not config.api_keys
         self._open_paths = open_paths
         # a path with a parameter opens all that begins like it
         self._open_prefixes = tuple(path.partition("{")[0] for path in open_paths if "{" in path)
         self._command_paths = command_paths
-        self._admins = digests(state.config.admin_api_keys)
-        self._digests = digests(state.config.api_keys)
+        # the keys themselves are not looked at again
+        self._admins = [_digest(key) for key in config.admin_api_keys]
+        self._digests = [_digest(key) for key in config.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or raise what refuses it."""
@@ -173,7 +179,7 @@ class AuthMiddleware:
         shown = headers.get("x-api-key", headers.get("api-key", ""))
         if scheme.lower() == "bearer":
             shown = token.strip()
-        digest = hashlib.sha256(shown.encode("utf-8", "surrogateescape")).digest()
+        digest = _digest(shown)
         # every key is compared, so that timing does not say which one was close
         matches = [hmac.compare_digest(digest, each) for each in known]
         if not any(matches):
@@ -184,6 +190,10 @@ class AuthMiddleware:
                 headers={"WWW-Authenticate": "Bearer"},
             )
         return digest.hex()
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def _request_id(headers: Headers) -> str:

@@ -1,4 +1,4 @@
-"""What every dialect's translation to a request needs."""
+"""What the dialects' translations to a request have in common: fields, messages, refusals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import msgspec
 
@@ -18,11 +18,13 @@ from blazr.engine.sampling_params import (
     SamplingParams,
 )
 from blazr.llm.generation import Prompt, Truncation
-from blazr.server.schema import schema_hint
+from blazr.server.schema import Schema, any_given, schema_hint
+from blazr.text.messages import Message
 
 MAX_REPLIES = 256
 MAX_PROMPTS = 128
 MAX_TOOLS = 128
+MAX_MESSAGES = 4096
 LAST_N = 64  # tokens that penalties look back: llama.cpp's and Ollama's default
 TEXT = {"type": "text"}  # the response format that holds a reply to nothing
 
@@ -375,6 +377,80 @@ def to_prompts(
             expected=f"a string, a list of token ids, or a list of these, at most {most}",
         )
     return [each for each in given if not isinstance(each, int)]
+
+
+class ContentPart(msgspec.Struct):
+    """One part of a message's content."""
+
+    type: Annotated[str, schema_hint(enum=["text"])]
+    text: str | None = None
+    schema_extra: ClassVar[Schema] = any_given("text")
+
+
+class ChatMessage(msgspec.Struct):
+    """One message."""
+
+    role: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    thinking: str | None = None
+    images: EmptyList | None = None
+
+
+class InputTokens(msgspec.Struct, kw_only=True):
+    """How many tokens there are."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
+def to_messages(messages: list[ChatMessage]) -> list[Message]:
+    """Translate messages.
+
+    Raises:
+        RequestError: There are too many, or one has a part that is no text.
+    """
+    if len(messages) > MAX_MESSAGES:
+        raise RequestError(
+            "there are too many messages.",
+            param="messages",
+            found=str(len(messages)),
+            expected=f"at most {MAX_MESSAGES}",
+        )
+    found = []
+    for message in messages:
+        if message.images:
+            raise RequestError("this model reads only text.", param="messages", found="images")
+        extra = {
+            name: getattr(message, name)
+            for name in ("name", "tool_calls", "tool_call_id")
+            if getattr(message, name) is not None
+        }
+        thought = message.reasoning_content or message.reasoning or message.thinking
+        if thought:
+            extra["reasoning_content"] = thought
+        # templates know no developers
+        role = "system" if message.role == "developer" else message.role
+        content = message.content
+        if isinstance(content, list):
+            content = "".join(map(_text_of, content))
+        found.append(Message(role=role, content=content, extra=extra or None))
+    return found
+
+
+def _text_of(part: ContentPart) -> str:
+    if part.type != "text" or part.text is None:
+        raise RequestError(
+            "a part of a message is not text; this model reads only text.",
+            param="messages",
+            found=repr(part.type[:50]),
+            expected="'text'",
+        )
+    return part.text
 
 
 def new_id(prefix: str) -> str:

@@ -64,15 +64,6 @@ class ServerState:
         self.kept: Store[object] = Store()
         self._reports: deque[tuple[str, PrefixReport]] = deque(maxlen=MAX_REMEMBERED)
 
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """Count a request as running, so that a stopping server waits for it."""
-        self.num_working += 1
-        try:
-            yield
-        finally:
-            self.num_working -= 1
-
     def remember(self, tenant: str, report: PrefixReport) -> None:
         """Keep a report until there are too many newer ones."""
         self._reports.append((tenant, report))

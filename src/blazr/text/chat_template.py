@@ -6,22 +6,18 @@ only those that the template itself writes become tokens.
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from blazr.core.errors import RequestError, UnknownNameError
-from blazr.text import sidecars
+from blazr.core.errors import RequestError
 from blazr.text.messages import Message
-from blazr.text.response_template import choose_reply_format
 from blazr.text.stream import PLAIN, ReplyFormat
-from blazr.text.templates import CHAT_TEMPLATES, mistral
-from blazr.text.templates.disarm import Disarmed
 from blazr.text.templates.spelling import (
     Dict,
     Spelling,
@@ -31,12 +27,9 @@ from blazr.text.templates.spelling import (
     is_simple,
     spell,
 )
-from blazr.text.templates.turns import TurnMarks, find_turn_marks
 from blazr.text.tokenizer import Tokenizer
-from blazr.text.tokenizers import tekken
 from blazr.text.tool_calls import TOOL_FORMATS
 from blazr.text.tool_calls.choose import DEFAULT
-from blazr.text.tool_calls.format import as_json
 
 if TYPE_CHECKING:
     from blazr.text.templates.sandbox import ChatTemplateProgram
@@ -44,6 +37,12 @@ if TYPE_CHECKING:
 # A rendered chat is a few times what went into it, or a fixed preamble.
 _SIZE_PER_CHARACTER = 4
 _MIN_SIZE = 1_000_000
+_PRIVATE_USE = range(0x10FFFD, 0xFFFFF, -1)  # characters that stand in for others
+# Words of a small chat, which occur in no template.
+_SYSTEM = "blazr-told"
+_ASKED = "blazr-asked"
+_SAID = "blazr-said"
+_NEXT = "blazr-next"
 _NEXT_TURN: tuple[Dict, ...] = (
     {"role": "assistant", "content": "a"},
     {"role": "user", "content": "a"},
@@ -56,7 +55,7 @@ class ChatPrompt:
 
     Args:
         text: With a stand-in where a client spelled the name of a special token.
-        disarmed: What tells the two apart.
+        chat: What tells the two apart.
         tokenizer: The model's.
         usable: The special tokens that the model has.
         tail: Where the beginning of a reply follows that is to be gone on with; it is plain text.
@@ -64,7 +63,7 @@ class ChatPrompt:
     """
 
     text: str
-    disarmed: Disarmed
+    chat: EscapedChat
     tokenizer: Tokenizer
     usable: Mapping[str, int]
     tail: int | None = None
@@ -73,7 +72,7 @@ class ChatPrompt:
     @property
     def key(self) -> tuple[str, ...]:
         """Two prompts of one key have one meaning wherever their texts are the same."""
-        return self.disarmed.stand_ins
+        return self.chat.stand_ins
 
     def followed_by(self, text: str) -> ChatPrompt:
         """The same with the beginning of a reply."""
@@ -82,11 +81,12 @@ class ChatPrompt:
     def encode(self, start: int = 0) -> list[int]:
         """The token ids of the text from character ``start`` on."""
         tail = len(self.text) if self.tail is None else self.tail
-        ids, chat, written = [], self.disarmed, self.text[start:tail]
-        if not chat.found and len(self.usable) == len(self.tokenizer.special_ids):
+        written = self.text[start:tail]
+        ids: list[int] = []
+        if not self.chat.has_names and len(self.usable) == len(self.tokenizer.special_ids):
             ids = self.tokenizer.encode(written, allow_special=True) if written else []
         else:
-            for piece in chat.split(written, self.usable):
+            for piece in self.chat.split(written, self.usable):
                 ids += [piece] if isinstance(piece, int) else self.tokenizer.encode(piece)
         begun = self.text[max(start, tail) :]
         return ids + self.tokenizer.encode(begun) if begun else ids
@@ -97,7 +97,8 @@ class ChatPrompt:
         Counted by the tokens' bytes, from the end: a few too many or too few where a message spells
         a special token.
         """
-        num_bytes, num_tokens = len(self.text[self.num_settled :].encode()), len(ids)
+        num_bytes = len(self.text[self.num_settled :].encode())
+        num_tokens = len(ids)
         while num_bytes > 0 and num_tokens > 0:
             num_tokens -= 1
             num_bytes -= len(self.tokenizer.token_bytes(ids[num_tokens]))
@@ -174,9 +175,12 @@ class ChatTemplate:
         Raises:
             RequestError: The template does not take the messages or variables.
         """
-        given = (list(messages), tools, variables or {})
         chat, text, spelling = self._render(
-            given, add_generation_prompt, names=tokenizer.special_ids
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            variables=variables,
+            names=tuple(tokenizer.special_ids),
         )
         num_settled = self._num_settled(text, spelling, chat) if looks_ahead else len(text)
         return ChatPrompt(text, chat, tokenizer, self._usable(tokenizer), num_settled=num_settled)
@@ -212,14 +216,19 @@ class ChatTemplate:
         Raises:
             RequestError: The template does not take the messages or variables.
         """
-        given = (list(messages), tools, variables or {})
-        return self._render(given, add_generation_prompt, names=())[1]
+        _, text, _ = self._render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            variables=variables,
+            names=(),
+        )
+        return text
 
     def stop_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         """The tokens at which a reply in this form ends, besides the tokenizer's own."""
-        usable, names = self._usable(tokenizer), self._stop_names
-        if names is None:
-            names = self._marks(tokenizer).names
+        usable = self._usable(tokenizer)
+        names = self._marks(tokenizer).names if self._stop_names is None else self._stop_names
         return tuple(usable[name] for name in names if name in usable)
 
     def stop_texts(self, tokenizer: Tokenizer) -> tuple[str, ...]:
@@ -243,29 +252,39 @@ class ChatTemplate:
 
     def _render(
         self,
-        given: tuple[list[Message], Sequence[Mapping[str, object]] | None, Mapping[str, object]],
-        add_generation_prompt: bool,  # noqa: FBT001  (a step of the two methods above)
+        messages: Sequence[Message],
         *,
-        names: Sequence[str] | Mapping[str, int],
-    ) -> tuple[Disarmed, str, Spelling]:
-        messages, tools, variables = given
-        self._check_variables(variables)
+        tools: Sequence[Mapping[str, object]] | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, object] | None,
+        names: Sequence[str],
+    ) -> tuple[EscapedChat, str, Spelling]:
+        """The first rendering that the template does not refuse, and how the chat was spelled."""
+        variables = variables or {}
+        taken = {"messages", "tools", "add_generation_prompt", *self._token_names}
+        for name in variables:
+            if name in taken or not self._program.takes(name):
+                raise RequestError(
+                    "a chat template's own variable cannot be set.",
+                    param="chat_template_kwargs",
+                    found=repr(name)[:100],
+                )
         spelling = Spelling()
         if tools or not is_simple(messages):
-            spelling = self._spelling(bool(tools))
-        chat = Disarmed(
-            [as_dicts(messages), list(tools) if tools else None, variables], tuple(names)
-        )
+            spelling = self._find_spelling(with_tools=bool(tools))
+        chat = EscapedChat([as_dicts(messages), list(tools) if tools else None, variables], names)
         first_error: RequestError | None = None
         for attempt in spelling.others(has_calls=has_tools(messages)):
             try:
-                return chat, self._render_as(attempt, chat, add_generation_prompt), attempt
+                text = self._render_as(attempt, chat, add_generation_prompt=add_generation_prompt)
             except RequestError as error:
                 first_error = first_error or error
+            else:
+                return chat, text, attempt
         assert first_error is not None
         raise first_error
 
-    def _num_settled(self, text: str, spelling: Spelling, chat: Disarmed) -> int:
+    def _num_settled(self, text: str, spelling: Spelling, chat: EscapedChat) -> int:
         """How many characters of a rendered chat stay the same once the user speaks again.
 
         Some templates drop the thoughts of earlier turns then, or move the tools.
@@ -282,9 +301,9 @@ class ChatTemplate:
     def _render_as(
         self,
         spelling: Spelling,
-        chat: Disarmed,
-        add_generation_prompt: bool,  # noqa: FBT001  (a step of the method above)
+        chat: EscapedChat,
         *,
+        add_generation_prompt: bool,
         followed_by: Sequence[Dict] = (),
     ) -> str:
         given, tools, variables = cast(
@@ -295,7 +314,8 @@ class ChatTemplate:
         more: Dict = {}
         if self._wants_functions:
             functions = [tool.get("function", tool) for tool in tools or ()]
-            more = {"functions": as_json(functions), "datetime": f"{datetime.now():%Y-%m-%d}"}
+            more["functions"] = json.dumps(functions, ensure_ascii=False)
+            more["datetime"] = f"{datetime.now():%Y-%m-%d}"
         program = self._tool_program if tools and self._tool_program else self._program
         return program.render(
             {
@@ -309,122 +329,159 @@ class ChatTemplate:
             size=_MIN_SIZE + _SIZE_PER_CHARACTER * chat.num_characters,
         )
 
-    def _spelling(self, with_tools: bool) -> Spelling:  # noqa: FBT001  (which program)
+    def _find_spelling(self, *, with_tools: bool) -> Spelling:
         """What the template wants of chats with tools, found by trying."""
         if with_tools not in self._spellings:
 
-            def works(
+            def render(
                 messages: Sequence[Message], tools: Sequence[Dict] | None, spelling: Spelling
             ) -> str:
-                chat = Disarmed([as_dicts(messages), tools, {}], ())
+                chat = EscapedChat([as_dicts(messages), tools, {}], ())
                 return self._render_as(spelling, chat, add_generation_prompt=True)
 
-            self._spellings[with_tools] = find_spelling(works, with_tools=with_tools)
+            self._spellings[with_tools] = find_spelling(render, with_tools=with_tools)
         return self._spellings[with_tools]
 
-    def _check_variables(self, variables: Mapping[str, object]) -> None:
-        taken = {"messages", "tools", "add_generation_prompt", *self._token_names}
-        wrong = next(
-            (name for name in variables if name in taken or not self._program.takes(name)), None
-        )
-        if wrong is not None:
-            raise RequestError(
-                "a chat template's own variable cannot be set.",
-                param="chat_template_kwargs",
-                found=repr(wrong)[:100],
-            )
 
+class EscapedChat:
+    """A chat in which no special token's name occurs, so that nobody can forge another's turn.
 
-def choose_template(
-    *,
-    directory: Path | None,
-    name_or_path: str | None,
-    family: str,
-    tokenizer: Tokenizer,
-    vocab_size: int | None = None,
-    metadata: Mapping[str, object] | None = None,
-    tool_parser: str | None = None,
-    reasoning_parser: str | None = None,
-) -> ChatTemplate:
-    """Find the chat template of a model: the one asked for, else its own, else a built-in form.
+    Before a template is rendered, the first character of each special token's name in what the
+    client wrote is replaced by a stand-in, a character that occurs nowhere else. After it, the
+    names still found are the template's own, and the stand-ins are turned back.
 
     Args:
-        directory: Where the model's files are.
-        name_or_path: A built-in form, one of the model's named templates, or a file.
-        family: What kind of checkpoint the model is.
-        tokenizer: The model's.
-        vocab_size: Rows of the model's embedding.
-        metadata: What the model's own file says, if it is a GGUF file.
-        tool_parser: How the model writes calls of tools, a row of TOOL_FORMATS; ``"none"`` leaves
-            them in the text, None lets the template, the family and the vocabulary tell.
-        reasoning_parser: How it marks its thinking, a row of REASONING; the same.
-
-    Raises:
-        UnknownNameError: ``name_or_path`` is none of them, or a parser is no row.
-        CheckpointError: A file cannot be read, or its template cannot be used.
+        values: Strings, numbers, lists and mappings from the client. They are copied.
+        names: The special tokens' names.
     """
-    own = (
-        sidecars.own_templates(directory) if directory is not None else _of_metadata(metadata or {})
-    )
-    names, stop_names, tool_source = _token_names(directory, tokenizer), None, None
-    if name_or_path is None and "default" in own:
-        name, source, tool_source = "the model's own", own["default"], own.get("tool_use")
-    else:
-        name = name_or_path or _likely_form(directory, family)
-        source = own.get(name, "") if name not in CHAT_TEMPLATES else ""
-        if name in CHAT_TEMPLATES:
-            row = CHAT_TEMPLATES[name]
-            source, stop_names, names = row.source, row.stop_names, _token_names(None, tokenizer)
-        source = source or _read_file(name)
-    return ChatTemplate(
-        source,
-        name=name,
-        tool_source=tool_source,
-        token_names=names,
-        stop_names=stop_names,
-        vocab_size=vocab_size,
-        reply_format=choose_reply_format(
-            source + (tool_source or ""),
-            family,
-            tokenizer.special_ids,
-            directory=directory,
-            tool_parser=tool_parser,
-            reasoning_parser=reasoning_parser,
-        ),
-    )
+
+    def __init__(self, values: object, names: Iterable[str]) -> None:
+        self._names = [name for name in names if name]
+        self._stand_ins: dict[str, str] = {}
+        self.num_characters = 0
+        texts = list(_texts(values))
+        self.num_characters = sum(map(len, texts))
+        if any(name in text for name in self._names for text in texts):
+            firsts = sorted({name[0] for name in self._names})
+            used = set().union(*texts, *self._names)
+            free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
+            self._stand_ins = dict(zip(firsts, free, strict=False))
+        self.values = self._copy(values)
+
+    def split(self, text: str, ids: Mapping[str, int]) -> Iterator[str | int]:
+        """A rendered text's pieces: special tokens as ids, and the text between them."""
+        back = {ord(stand_in): first for first, stand_in in self._stand_ins.items()}
+        longest_first = sorted((name for name in ids if name), key=len, reverse=True)
+        pattern = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+        for position, piece in enumerate(pattern.split(text)):
+            if position % 2:
+                yield ids[piece]
+            elif piece:
+                yield piece.translate(back)
+
+    @property
+    def stand_ins(self) -> tuple[str, ...]:
+        """The first characters of names, each followed by what stands for it."""
+        return tuple(first + stand_in for first, stand_in in self._stand_ins.items())
+
+    @property
+    def has_names(self) -> bool:
+        """Whether any name occurred."""
+        return bool(self._stand_ins)
+
+    def _copy(self, value: object) -> object:
+        if isinstance(value, str):
+            return self._escape(value) if self._stand_ins else value
+        if isinstance(value, Mapping):
+            return {self._copy(key): self._copy(each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._copy(each) for each in value]
+        return value
+
+    def _escape(self, text: str) -> str:
+        starts: set[int] = set()
+        for name in self._names:
+            start = text.find(name)
+            while start >= 0:  # overlapping ones too, or breaking one could leave another whole
+                starts.add(start)
+                start = text.find(name, start + 1)
+        characters = list(text)
+        for start in starts:
+            characters[start] = self._stand_ins[characters[start]]
+        return "".join(characters)
 
 
-def _likely_form(directory: Path | None, family: str) -> str:
-    """The built-in form for a model that brings none."""
-    if family == "oxidizr":
-        return "oxidizr"
-    version = tekken.version_of(directory / tekken.NAME) if directory is not None else None
-    known = [each for each in mistral.VERSIONS if version is not None and each <= version]
-    return f"mistral-v{known[-1]}" if known else "generic"
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _texts(key)
+            yield from _texts(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
 
 
-def _of_metadata(metadata: Mapping[str, object]) -> dict[str, str]:
-    """The templates in a GGUF file by name."""
-    key = "tokenizer.chat_template"
-    found = {name: text for name, text in metadata.items() if isinstance(text, str)}
-    own = {name[len(key) + 1 :]: text for name, text in found.items() if name.startswith(key + ".")}
-    return own | ({"default": found[key]} if key in found else {})
+@dataclass(frozen=True, slots=True)
+class TurnMarks:
+    """What a template writes where another turn begins.
+
+    Args:
+        names: Special tokens, that which ends a reply first.
+        texts: Strings, where no special token stands between a reply and the next turn.
+    """
+
+    names: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
 
 
-def _read_file(name: str) -> str:
-    path = Path(name).expanduser()
-    if not path.is_file():
+def find_turn_marks(
+    render: Callable[[Sequence[Message]], str], names: Collection[str], *, has_own_ends: bool
+) -> TurnMarks:
+    """Render a small chat and look at what stands between the turns.
+
+    Args:
+        render: The text of a chat; it raises `RequestError` where the template refuses it.
+        names: The special tokens that the model has.
+        has_own_ends: Whether the model names several end tokens. Such a model knows its own: its
+            reply may have parts, and what follows one of them ends nothing. Only marks that never
+            begin a turn of the assistant are then taken.
+    """
+    # of two names that begin together, the longer is the token
+    longest_first = sorted(filter(None, names), key=len, reverse=True)
+    pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
+
+    def find_names(text: str) -> list[str]:
+        return re.findall(pattern, text)
+
+    def try_render(*messages: Message) -> str | None:
         try:
-            CHAT_TEMPLATES[name]
-        except UnknownNameError as error:
-            expected = f"{error.expected}, or the path of a .jinja file"
-            raise UnknownNameError(error.message, expected=expected, hint=error.hint) from None
-    return sidecars.read_text(path)
+            return render(messages)
+        except RequestError:
+            return None
 
-
-def _token_names(directory: Path | None, tokenizer: Tokenizer) -> dict[str, str]:
-    """What templates call ``bos_token`` and ``eos_token``: as declared, else as the tokenizer."""
-    by_id = {token_id: name for name, token_id in tokenizer.special_ids.items()}
-    ids = {"bos_token": tokenizer.bos_id, "eos_token": next(iter(tokenizer.eos_ids), None)}
-    names = {role: by_id[each] for role, each in ids.items() if each is not None and each in by_id}
-    return names | (sidecars.token_names(directory) if directory is not None else {})
+    asked = Message(role="user", content=_ASKED)
+    said = Message(role="assistant", content=_SAID)
+    text = try_render(asked, said, Message(role="user", content=_NEXT))
+    if text is None:  # some templates take one exchange only
+        text = try_render(asked, said)
+    if text is None:
+        return TurnMarks()
+    opening = text.partition(_ASKED)[2].partition(_SAID)[0]
+    gap, is_followed, _ = text.partition(_SAID)[2].partition(_NEXT)
+    in_gap = find_names(gap)
+    in_opening = find_names(opening)
+    marks = [name for name in in_gap if name not in in_opening]
+    if not has_own_ends:
+        own = [name for name in in_opening if is_followed and name not in in_gap]
+        marks = [*in_gap[:1], *marks, *own[:1]]
+    with_system = try_render(Message(role="system", content=_SYSTEM), asked, said)
+    if with_system is not None and in_gap:
+        before = find_names(with_system.partition(_SYSTEM)[0])
+        marks += [name for name in before[-1:] if name not in in_opening]
+    texts: tuple[str, ...] = ()
+    if not in_gap and re.search(r"\w", gap):  # else a reply would contain it by chance
+        space = gap[: len(gap) - len(gap.lstrip())]
+        texts = (("\n" if "\n" in space else space) + gap.strip(),)
+    return TurnMarks(tuple(dict.fromkeys(marks)), texts)

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blazr.core.errors import RequestError
-from blazr.text.chat_template import ChatTemplate, choose_template
+from blazr.text.chat_template import ChatTemplate
+from blazr.text.choose_template import choose_template
 from blazr.text.messages import Message
 from blazr.text.tokenizer import Tokenizer
 from tests.support.seeds import examples

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from blazr.core.errors import CheckpointError, UnknownNameError
-from blazr.text.chat_template import ChatTemplate, choose_template
+from blazr.text.chat_template import ChatTemplate
+from blazr.text.choose_template import choose_template
 from blazr.text.messages import Message
 from blazr.text.tokenizer import Tokenizer
 

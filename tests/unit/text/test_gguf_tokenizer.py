@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blazr.core.errors import CheckpointError
-from blazr.text.chat_template import choose_template
+from blazr.text.choose_template import choose_template
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers import hf
 from blazr.text.tokenizers.choose import choose_tokenizer

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 import pytest
 
-from blazr.text.chat_template import choose_template
+from blazr.text.choose_template import choose_template
 from blazr.text.messages import Message
 from blazr.text.templates.mistral import VERSIONS
 from blazr.text.tokenizers import tekken

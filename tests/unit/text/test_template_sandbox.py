@@ -8,7 +8,7 @@ from datetime import datetime
 import pytest
 
 from blazr.core.errors import CheckpointError, RequestError
-from blazr.text.templates import limits
+from blazr.text.templates import sandbox
 from blazr.text.templates.sandbox import ChatTemplateProgram
 
 NAME = "the model's own"
@@ -16,7 +16,7 @@ NAME = "the model's own"
 
 def render(source: str, **variables: object) -> str:
     program = ChatTemplateProgram(source, name=NAME)
-    return program.render(variables, size=limits.MIN_SIZE)
+    return program.render(variables, size=sandbox.MIN_SIZE)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_template_cannot_run_or_grow_for_ever(source: str) -> None:
 
 
 def test_a_clock_catches_what_no_count_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_SECONDS", -1.0)
+    monkeypatch.setattr(sandbox, "MAX_SECONDS", -1.0)
     with pytest.raises(RequestError, match="loops too long"):
         render("{% for x in [1] %}{% endfor %}")
 

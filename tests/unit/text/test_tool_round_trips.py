@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from blazr.core.errors import RequestError
-from blazr.text.chat_template import ChatTemplate, choose_template
+from blazr.text.chat_template import ChatTemplate
+from blazr.text.choose_template import choose_template
 from blazr.text.messages import Message
 from blazr.text.splitter import CallArguments, CallBegin, merge
 from blazr.text.stream import ReplyFormat

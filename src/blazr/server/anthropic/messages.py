@@ -13,8 +13,8 @@ from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest
 from blazr.server.anthropic.rendering import MessageEvent, MessageRenderer, MessageReply
 from blazr.server.endpoint import Call, Reply
-from blazr.server.messages import MAX_MESSAGES
 from blazr.server.params import (
+    MAX_MESSAGES,
     ResponseFormat,
     Stops,
     grammar_of,

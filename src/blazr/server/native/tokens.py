@@ -11,7 +11,7 @@ import msgspec
 from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest
 from blazr.server.endpoint import Call
-from blazr.server.messages import ChatMessage, InputTokens, to_messages
+from blazr.server.params import ChatMessage, InputTokens, to_messages
 from blazr.server.schema import Example, Schema, any_given, schema_hint
 from blazr.text.tokenizer import Tokenizer
 

@@ -21,14 +21,21 @@ from blazr.llm.generation import GenerationRequest, Truncation
 from blazr.llm.results import Completion, Usage
 from blazr.server.endpoint import Call, Reply
 from blazr.server.errors import HttpError
-from blazr.server.messages import ChatMessage, to_messages
 from blazr.server.ollama.library import (
     KeepAlive,
     ollama_error,
     set_keep_alive,
     with_tag,
 )
-from blazr.server.params import LAST_N, EmptyList, Stop, sampling_params, tool_choice
+from blazr.server.params import (
+    LAST_N,
+    ChatMessage,
+    EmptyList,
+    Stop,
+    sampling_params,
+    to_messages,
+    tool_choice,
+)
 from blazr.server.parts import PartsRenderer, ReplyPart
 from blazr.server.run import Run, reply
 from blazr.server.schema import Example

@@ -12,7 +12,6 @@ from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest, Truncation
 from blazr.llm.results import Completion, Usage
 from blazr.server.endpoint import Call, Reply
-from blazr.server.messages import ChatMessage, to_messages
 from blazr.server.openai.replies import (
     ChoicesRenderer,
     Envelope,
@@ -29,7 +28,7 @@ from blazr.server.openai.sampling import (
     to_params,
     tool_fields,
 )
-from blazr.server.params import check_num_replies
+from blazr.server.params import ChatMessage, check_num_replies, to_messages
 from blazr.server.run import Run, reply
 from blazr.server.schema import Example, OneOf, schema_hint
 from blazr.text.events import (

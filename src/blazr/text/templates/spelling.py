@@ -1,14 +1,14 @@
 """How a chat is spelled for a template: they differ in what they take, and some take no tools.
 
 A template is tried once with a small chat. What it does not write itself (the tools, a call, a
-result) is then written for it, into the system prompt or the messages. Everything a client wrote
-is disarmed already when it gets here, so the special tokens in it are those of the format.
+result) is then written for it, into the system prompt or the messages. What a client wrote is
+escaped already (`EscapedChat`) when it gets here, so the special tokens in it are the format's own.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import product
@@ -20,7 +20,10 @@ from blazr.text.tool_calls.format import ToolFormat
 
 Dict = dict[str, object]
 # What a template must write of the small chat: values that occur nowhere else in it.
-_TOOL, _FIRST, _SECOND, _SAID = "blazr_tool", "blazr-first", "blazr-second", "blazr-said"
+_TOOL = "blazr_tool"
+_FIRST = "blazr-first"
+_SECOND = "blazr-second"
+_SAID = "blazr-said"
 _ROLES = ("own", "one_system", "in_turns", "no_system")
 _SYSTEMS = ("blazr-told", "blazr-also", "blazr-later")
 _RESULTS = ("blazr-one", "blazr-two")
@@ -109,24 +112,21 @@ def find_spelling(
             return False
         return all(word in text for word in words)
 
-    def first(ways: Iterable[Spelling], messages: list[Message], *words: str) -> Spelling:
-        known = list(ways)
-        return next((each for each in known if check(messages, each, *words)), known[0])
+    def first(ways: Sequence[Spelling], messages: list[Message], *words: str) -> Spelling:
+        return next((each for each in ways if check(messages, each, *words)), ways[0])
 
-    def writes_none(spelling: Spelling, messages: list[Message]) -> bool:
-        return check(messages, spelling, "None")
-
-    ask, found = Message(role="user", content="a"), Spelling()
+    found = Spelling()
+    ask = Message(role="user", content="a")
     system = [Message(role="system", content=each) for each in _SYSTEMS]
     led = [*system[:2], ask, Message(role="assistant", content="a"), system[2], ask]
-    found = first((replace(found, roles=each) for each in _ROLES), led, *_SYSTEMS)
+    found = first([replace(found, roles=each) for each in _ROLES], led, *_SYSTEMS)
     if with_tools:
-        told = (replace(found, tools=each) for each in ("own", "full", "system", "user"))
-        found = first(told, [ask], _TOOL)
+        own = [replace(found, tools=each) for each in ("own", "full", "system", "user")]
+        found = first(own, [ask], _TOOL)
     ways = [(null, text) for null in (None, "") for text in (False, True)]
     own = [replace(found, null=null, text_arguments=text) for null, text in ways]
     called = [ask, _call(_FIRST)]
-    own.sort(key=lambda spelling: writes_none(spelling, called))
+    own.sort(key=lambda spelling: check(called, spelling, "None"))
     found = first([*own, replace(found, writes_calls=True)], called, _FIRST)
     own = [replace(found, text_apart=each) for each in (False, True)]
     found = first(own, [ask, replace(_call(_FIRST), content=_SAID)], _FIRST, _SAID)
@@ -166,7 +166,7 @@ def as_dicts(messages: Sequence[Message]) -> list[Dict]:
         fields: Dict = {"role": message.role, "content": message.content}
         calls = extra.get("tool_calls")
         if isinstance(calls, list | tuple):
-            extra["tool_calls"] = [_checked(call) for call in calls]
+            extra["tool_calls"] = [_read_call(call) for call in calls]
         thought = extra.get("reasoning_content") or extra.get("reasoning")
         if thought:
             extra |= {"reasoning_content": thought, "reasoning": thought}
@@ -176,7 +176,7 @@ def as_dicts(messages: Sequence[Message]) -> list[Dict]:
     return written
 
 
-def _checked(call: object) -> Dict:
+def _read_call(call: object) -> Dict:
     call = as_function_call(call) if isinstance(call, Mapping) else call
     function = call.get("function") if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
@@ -204,8 +204,7 @@ def _checked(call: object) -> Dict:
 
 def is_simple(messages: Sequence[Message]) -> bool:
     """Whether a chat has nothing that templates take in different ways."""
-    told = [each.role == "system" for each in messages]
-    return not has_tools(messages) and not any(told[1:])
+    return not has_tools(messages) and all(each.role != "system" for each in messages[1:])
 
 
 def has_tools(messages: Sequence[Message]) -> bool:
@@ -225,7 +224,7 @@ def spell(
     """A chat as a template wants it.
 
     Args:
-        messages: From `as_dicts`, disarmed; left as they are.
+        messages: From `as_dicts`, escaped; left as they are.
         tools: The same.
         spelling: What it wants.
         tool_format: How calls are written where it does not.
@@ -236,11 +235,11 @@ def spell(
     if spelling.roles != "own":
         messages = _with_usual_roles(messages, spelling.roles)
     if spelling.text_apart:
-        messages = [part for message in messages for part in _text_apart(message)]
+        messages = _with_text_apart(messages)
     if spelling.one_at_a_time:
-        messages = _parted(messages)
+        messages = _with_calls_apart(messages)
     if spelling.short_ids:
-        messages = [_with_short_ids(message) for message in messages]
+        messages = _with_short_ids(messages)
     spelled = [_spelled(message, spelling, tool_format) for message in messages]
     if spelling.writes_results:
         spelled = _with_results(spelled)
@@ -252,39 +251,35 @@ def spell(
 
 
 def _spelled(message: Dict, spelling: Spelling, tool_format: ToolFormat) -> Dict:
-    calls, said = message.get("tool_calls"), message["content"]
+    """A message with its content and calls as a template wants them."""
+    calls = message.get("tool_calls")
+    said = message["content"]
     if not isinstance(calls, list) or not calls:
         return {**message, "content": "" if said is None else said}
     spelled = {**message, "content": spelling.null if said is None else said}
+    functions = [call["function"] for call in calls]
     if spelling.writes_calls:
-        text = tool_format.write([_pair(call) for call in calls])
+        for function in functions:
+            if not isinstance(function["arguments"] or {}, Mapping):
+                raise RequestError(
+                    "the arguments of a tool call are not a JSON object.",
+                    param="messages",
+                    found=repr(function["arguments"])[:100],
+                )
+        pairs = [(str(each["name"]), each["arguments"] or {}) for each in functions]
+        text = tool_format.write(pairs)
         spelled["content"] = f"{said}\n{text}" if said else text
         del spelled["tool_calls"]
     elif spelling.text_arguments:
-        spelled["tool_calls"] = [_with_text_arguments(call) for call in calls]
+        texts = [
+            each if isinstance(each, str) else json.dumps(each, ensure_ascii=False)
+            for each in (function["arguments"] for function in functions)
+        ]
+        spelled["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": text}}
+            for call, text in zip(calls, texts, strict=True)
+        ]
     return spelled
-
-
-def _with_text_arguments(call: Dict) -> Dict:
-    function = call["function"]
-    assert isinstance(function, dict)
-    arguments = function["arguments"]
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": arguments}}
-
-
-def _pair(call: Dict) -> tuple[str, Mapping[str, object]]:
-    function = call["function"]
-    assert isinstance(function, dict)
-    arguments = function["arguments"] or {}
-    if not isinstance(arguments, Mapping):
-        raise RequestError(
-            "the arguments of a tool call are not a JSON object.",
-            param="messages",
-            found=repr(arguments)[:100],
-        )
-    return str(function["name"]), arguments
 
 
 def _with_usual_roles(messages: list[Dict], roles: str) -> list[Dict]:
@@ -306,27 +301,35 @@ def _with_usual_roles(messages: list[Dict], roles: str) -> list[Dict]:
     return spelled
 
 
-def _text_apart(message: Dict) -> list[Dict]:
-    if not message["content"] or not message.get("tool_calls"):
-        return [message]
-    return [{"role": message["role"], "content": message["content"]}, {**message, "content": None}]
-
-
-def _with_short_ids(message: Dict) -> Dict:
-    """Ids as Mistral's templates want them."""
-    spelled, calls = dict(message), message.get("tool_calls")
-    if isinstance(calls, list):
-        spelled["tool_calls"] = [{**call, "id": _short(call.get("id"))} for call in calls]
-    if "tool_call_id" in message:
-        spelled["tool_call_id"] = _short(message["tool_call_id"])
+def _with_text_apart(messages: list[Dict]) -> list[Dict]:
+    """Text beside calls in a message of its own, before them."""
+    spelled: list[Dict] = []
+    for message in messages:
+        content = message["content"]
+        if content and message.get("tool_calls"):
+            spelled.append({"role": message["role"], "content": content})
+            content = None
+        spelled.append({**message, "content": content})
     return spelled
 
 
-def _short(name: object) -> str:
-    return sha256(str(name).encode("utf-8", "replace")).hexdigest()[:9]
+def _with_short_ids(messages: list[Dict]) -> list[Dict]:
+    """Ids as Mistral's templates want them: nine letters and digits."""
+
+    def short(name: object) -> str:
+        return sha256(str(name).encode("utf-8", "replace")).hexdigest()[:9]
+
+    spelled = [dict(message) for message in messages]
+    for message in spelled:
+        calls = message.get("tool_calls")
+        if isinstance(calls, list):
+            message["tool_calls"] = [{**call, "id": short(call.get("id"))} for call in calls]
+        if "tool_call_id" in message:
+            message["tool_call_id"] = short(message["tool_call_id"])
+    return spelled
 
 
-def _parted(messages: list[Dict]) -> list[Dict]:
+def _with_calls_apart(messages: list[Dict]) -> list[Dict]:
     """Each call in a message of its own, with its result after it."""
     parted: list[Dict] = []
     waiting: list[Dict] = []  # calls whose turn has not come
@@ -342,8 +345,8 @@ def _parted(messages: list[Dict]) -> list[Dict]:
         if isinstance(calls, list) and len(calls) > 1:
             first = {**message, "tool_calls": calls[:1]}
             parted.append(first)
-            rest = {key: each for key, each in message.items() if key in {"role", "tool_calls"}}
-            waiting = [{**rest, "content": None, "tool_calls": [call]} for call in calls[1:]]
+            role = message["role"]
+            waiting = [{"role": role, "content": None, "tool_calls": [call]} for call in calls[1:]]
         else:
             parted.append(message)
     return parted + waiting
@@ -381,8 +384,8 @@ def _with_tools(
         if message["role"] == spelling.tools:
             said = str(message["content"] or "")
             both = (text, said) if spelling.tools == "user" else (said, text)
-            told: Dict = {**message, "content": "\n\n".join(filter(None, both))}
-            return [*messages[:number], told, *messages[number + 1 :]]
+            with_tools: Dict = {**message, "content": "\n\n".join(filter(None, both))}
+            return [*messages[:number], with_tools, *messages[number + 1 :]]
     return [{"role": spelling.tools, "content": text}, *messages]
 
 

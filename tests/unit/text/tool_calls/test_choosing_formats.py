@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from blazr.core.errors import UnknownNameError
-from blazr.text.chat_template import choose_template
+from blazr.text.choose_template import choose_template
 from blazr.text.reasoning import choose_reasoning
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tool_calls.choose import choose_tool_format

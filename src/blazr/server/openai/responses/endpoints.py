@@ -12,9 +12,8 @@ import msgspec
 
 from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest, Truncation
-from blazr.server.endpoint import Call, Reply
+from blazr.server.endpoint import Call, Reply, working
 from blazr.server.errors import HttpError, clean
-from blazr.server.messages import InputTokens
 from blazr.server.openai.responses.items import InputItem, Item, shown, to_messages
 from blazr.server.openai.responses.rendering import (
     InputItemList,
@@ -28,7 +27,14 @@ from blazr.server.openai.responses.rendering import (
 from blazr.server.openai.responses.replay import EventLog, Replay
 from blazr.server.openai.responses.tools import ToolSet, read_tools
 from blazr.server.openai.sampling import ToolChoice, ToolMode, tool_fields
-from blazr.server.params import TEXT, ResponseFormat, grammar_of, sampling_params, unix_time
+from blazr.server.params import (
+    TEXT,
+    InputTokens,
+    ResponseFormat,
+    grammar_of,
+    sampling_params,
+    unix_time,
+)
 from blazr.server.run import Run, reply
 from blazr.server.schema import Example, schema_hint
 from blazr.text.messages import Message
@@ -121,13 +127,13 @@ async def create(call: Call[ResponseBody]) -> Reply[ResponseObject, ResponseEven
         return await reply(run, renderer, stream=body.stream)
     log = EventLog()
     task = asyncio.create_task(_generate(run, renderer, log))
-    working = ExitStack()
-    working.enter_context(call.state.working())
+    cleanup = ExitStack()
+    cleanup.enter_context(working(call.state))
     call.service.hold()
     for callback in (call.service.release, run.close, log.close):
-        working.callback(callback)
+        cleanup.callback(callback)
     # a callback, because a task that is cancelled before it begins does nothing
-    task.add_done_callback(lambda _: working.close())
+    task.add_done_callback(lambda _: cleanup.close())
     store.put(template, messages, task=task, log=log)
     return Replay(log, call.state.config) if body.stream else template
 

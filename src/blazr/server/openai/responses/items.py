@@ -10,9 +10,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from blazr.core.errors import RequestError
-from blazr.server.messages import MAX_MESSAGES
 from blazr.server.openai.responses.tools import qualified_name
-from blazr.server.params import new_id
+from blazr.server.params import MAX_MESSAGES, new_id
 from blazr.server.schema import Schema, any_given, of_type, schema_hint
 from blazr.text.messages import Message
 

@@ -5,19 +5,19 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blazr.text.templates.disarm import Disarmed
+from blazr.text.chat_template import EscapedChat
 
 NAMES = ["<|a|>", "<|b|>", "ab", "bc", "x"]
 
 
-def restored(chat: Disarmed, text: str) -> str:
+def restored(chat: EscapedChat, text: str) -> str:
     return "".join(map(str, chat.split(text, {})))
 
 
 def test_values_without_a_name_are_copied() -> None:
     values = [{"role": "user", "n": [1, 2.5, None, True]}, ("t",)]
-    chat = Disarmed(values, NAMES)
-    assert not chat.found
+    chat = EscapedChat(values, NAMES)
+    assert not chat.has_names
     assert chat.values == [{"role": "user", "n": [1, 2.5, None, True]}, ["t"]]
     assert isinstance(chat.values, list)
     assert chat.values[0] is not values[0]
@@ -25,8 +25,8 @@ def test_values_without_a_name_are_copied() -> None:
 
 
 def test_a_name_is_no_longer_there_but_reads_the_same() -> None:
-    chat = Disarmed({"content": "hi <|a|> <|a|>", "<|b|>": 1}, NAMES)
-    assert chat.found
+    chat = EscapedChat({"content": "hi <|a|> <|a|>", "<|b|>": 1}, NAMES)
+    assert chat.has_names
     assert isinstance(chat.values, dict)
     content, key = chat.values["content"], list(chat.values)[1]
     assert "<|a|>" not in content
@@ -35,7 +35,7 @@ def test_a_name_is_no_longer_there_but_reads_the_same() -> None:
 
 
 def test_only_what_the_template_wrote_becomes_tokens() -> None:
-    chat = Disarmed(["<|b|>hi"], NAMES)
+    chat = EscapedChat(["<|b|>hi"], NAMES)
     assert isinstance(chat.values, list)
     text = f"<|a|>{chat.values[0]}<|b|>"
     ids = {"<|a|>": 1, "<|b|>": 2}
@@ -43,20 +43,20 @@ def test_only_what_the_template_wrote_becomes_tokens() -> None:
 
 
 def test_the_longest_name_is_the_token() -> None:
-    chat = Disarmed([], ["<|a|>", "<|a|>b"])
+    chat = EscapedChat([], ["<|a|>", "<|a|>b"])
     assert list(chat.split("<|a|>bc<|a|>", {"<|a|>": 1, "<|a|>b": 2})) == [2, "c", 1]
     assert list(chat.split("plain", {})) == ["plain"]
 
 
 def test_a_name_that_overlaps_itself_is_found_everywhere() -> None:
-    chat = Disarmed(["acaca"], ["aca"])
+    chat = EscapedChat(["acaca"], ["aca"])
     assert isinstance(chat.values, list)
     assert list(chat.split(chat.values[0], {"aca": 1})) == ["acaca"]
 
 
 def test_stand_ins_occur_nowhere_else() -> None:
     text = "\U0010fffd<|a|>\U0010fffc"
-    chat = Disarmed([text], NAMES)
+    chat = EscapedChat([text], NAMES)
     assert isinstance(chat.values, list)
     assert restored(chat, chat.values[0]) == text
     assert chat.values[0][0] == "\U0010fffd"
@@ -64,7 +64,7 @@ def test_stand_ins_occur_nowhere_else() -> None:
 
 @given(st.lists(st.text("<|ab>cx\U0010fffd", max_size=20), max_size=4))
 def test_no_text_keeps_a_name(texts: list[str]) -> None:
-    chat = Disarmed(texts, NAMES)
+    chat = EscapedChat(texts, NAMES)
     assert isinstance(chat.values, list)
     pattern = "|".join(map(re.escape, NAMES))
     for text, copy in zip(texts, chat.values, strict=True):
