@@ -105,37 +105,34 @@ def with_template(known: ReplyFormat, template: object) -> ReplyFormat:
     if template is None:
         return known
     try:
-        fields = _fields(template)
+        fields = _declared_fields(template)
         thinking = next((fields[name] for name in _THINKING if name in fields), None)
         if thinking is not None:
-            known = replace(known, reasoning=_reasoning(thinking, known.reasoning))
+            known = replace(known, reasoning=_declared_reasoning(thinking, known.reasoning))
         if "tool_calls" in fields:
-            known = replace(known, tool_format=_tool_format(fields["tool_calls"], known))
+            own = _declared_calls(fields["tool_calls"])
+            row = known.tool_format
+            if row is None or not _reads(own, row.write([_PROBE])):
+                known = replace(known, tool_format=own)
     except _UnreadError as error:
         _log.warning("the model's %s is not read, as it has %s", NAME, error)
     return known
 
 
-def _fields(template: object) -> Mapping[str, _Field]:
-    fields = template.get("fields") if isinstance(template, Mapping) else None
+def _declared_fields(template: object) -> Mapping[str, _Field]:
     if not isinstance(template, Mapping) or template.get("version", 1) != 1:
         raise _UnreadError("another version than 1")
+    fields = template.get("fields")
     if not isinstance(fields, Mapping) or not all(isinstance(x, Mapping) for x in fields.values()):
         raise _UnreadError("no fields")
     return fields
 
 
-def _reasoning(field: _Field, known: ReasoningFormat | None) -> ReasoningFormat:
+def _declared_reasoning(field: _Field, known: ReasoningFormat | None) -> ReasoningFormat:
     begin, end = (_only_text(_anchor(field, side)) for side in ("open", "close"))
     if known is not None and (known.begin.strip(), known.end.strip()) == (begin, end):
         return known
     return ReasoningFormat(name=NAME, begin=begin, end=end, force_end=end, is_anywhere=True)
-
-
-def _tool_format(field: _Field, known: ReplyFormat) -> ToolFormat:
-    own = _declared(field)
-    row = known.tool_format
-    return row if row is not None and _reads(own, row.write([_PROBE])) else own
 
 
 def _reads(own: ToolFormat, text: str) -> bool:
@@ -148,7 +145,7 @@ def _reads(own: ToolFormat, text: str) -> bool:
     return names == [_PROBE[0]] and not has_text and json.loads(arguments or "0") == _PROBE[1]
 
 
-def _declared(field: _Field) -> ToolFormat:
+def _declared_calls(field: _Field) -> ToolFormat:
     """The row for a field: a kind of calls, and what stands around them."""
     opening, closing = _anchor(field, "open"), _anchor(field, "close")
     content, arguments = field.get("content", "text"), field.get("content_args") or {}
@@ -160,18 +157,14 @@ def _declared(field: _Field) -> ToolFormat:
     if content == "json" and has_name:
         return _of_names(opening, _only_text(closing), arguments)
     if content == "json" and not arguments.keys() - {"allow_non_json"}:
-        return _of_objects(_only_text(opening), _only_text(closing), field)
+        begin, end = _only_text(opening), _only_text(closing)
+        name, keys, ids = _keys(field.get("transform"))
+        calls = JsonCalls(name=name, arguments=keys, ids=ids, ends={begin: end})
+        row = ToolFormat(name=NAME, markers=(begin,), tokens=(end,), calls=calls)
+        if field.get("transform_each") is True:
+            return replace(row, begin=begin + "[", separator=", ", end="]" + end)
+        return replace(row, begin=begin, separator=end + begin, end=end)
     raise _UnreadError(f"calls as {content!r} of a kind that is not known"[:100])
-
-
-def _of_objects(begin: str, end: str, field: _Field) -> ToolFormat:
-    """JSON objects with a name in them."""
-    name, arguments, ids = _keys(field.get("transform"))
-    calls = JsonCalls(name=name, arguments=arguments, ids=ids, ends={begin: end})
-    row = ToolFormat(name=NAME, markers=(begin,), tokens=(end,), calls=calls)
-    if field.get("transform_each") is True:
-        return replace(row, begin=begin + "[", separator=", ", end="]" + end)
-    return replace(row, begin=begin, separator=end + begin, end=end)
 
 
 def _of_names(opening: list[tuple[str, str]], end: str, arguments: _Field) -> ToolFormat:

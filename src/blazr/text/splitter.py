@@ -387,14 +387,14 @@ class Splitter:
         """Let text through up to a marker. Gives back what follows it."""
         text = self._pending + text
         self._pending = ""
+        marker = ""
         if self._at_start and self._starters:
             body = text.lstrip()
-            start, marker = len(text) - len(body), _starter_of(body, self._starters)
-            if marker is None:
-                self._pending = text
+            start = len(text) - len(body)
+            marker = next((each for each in self._starters if body.startswith(each)), "")
+            if not marker and body and any(each.startswith(body) for each in self._starters):
+                self._pending = text  # it is not known yet
                 return ""
-        else:
-            marker = ""
         if not marker:
             places = [(at, each) for each in self._markers if (at := text.find(each)) >= 0]
             start, marker = min(places, default=(len(text), ""))
@@ -431,14 +431,6 @@ _MAX_SPACE = 64
 def _space_at_end(text: str) -> int:
     """How much white space ends a text. What is more than a bound is text like any other."""
     return min(_MAX_SPACE, len(text) - len(text.rstrip()))
-
-
-def _starter_of(body: str, starters: Iterable[str]) -> str | None:
-    """The starter a text begins with; "" for none of them, None while that is not known."""
-    found = next((each for each in starters if body.startswith(each)), "")
-    if not found and body and any(each.startswith(body) for each in starters):
-        return None
-    return found
 
 
 def _possible_beginning(text: str, markers: Iterable[str]) -> int:

@@ -174,7 +174,8 @@ class TextStream:
             reason: Why it ended, unless a string or its one call ended it: then the reason is
                 ``"stop"``.
         """
-        text, is_cut = "", reason != "stop" and not self.has_ended
+        text = ""
+        is_cut = reason != "stop" and not self.has_ended
         if not self.has_ended:
             last = self._turns.push(self._detokenizer.flush()) + self._turns.flush()
             text = self._matcher.push(last) + self._matcher.flush()
@@ -236,16 +237,16 @@ class TextStream:
             elif isinstance(piece, Reasoning):
                 yield ReasoningDelta(self._index, piece.text)
             else:
-                yield self._begin_call(piece)
-
-    def _begin_call(self, piece: CallBegin) -> Event:
-        self._num_calls += 1
-        call_id = piece.id or "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
-        is_custom = piece.name in self._custom_names
-        self._input = InputReader() if is_custom else None
-        return ToolCallDelta(
-            self._index, self._num_calls - 1, call_id, piece.name, is_custom=is_custom
-        )
+                self._num_calls += 1
+                is_custom = piece.name in self._custom_names
+                self._input = InputReader() if is_custom else None
+                yield ToolCallDelta(
+                    self._index,
+                    self._num_calls - 1,
+                    piece.id or "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH)),
+                    piece.name,
+                    is_custom=is_custom,
+                )
 
     def _arguments(self, text: str) -> Event:
         is_custom = self._input is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum
@@ -16,6 +17,7 @@ from blazr.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from blazr.text.grammars.constraint import GrammarConstraint
 
+_UTF8 = codecs.getincrementaldecoder("utf-8")
 # Tokens over the budget to wait for the rest of a character; none has more bytes.
 _MAX_OVERRUN = 4
 
@@ -60,7 +62,8 @@ class ThinkingBudget:
         self._vocab_size = vocab_size
         self._left = budget
         self._inner = inner
-        self._begin, self._end = form.begin.strip().encode(), form.end.strip().encode()
+        self._begin = form.begin.strip().encode()
+        self._end = form.end.strip().encode()
         self._end_ids = form.end_ids(tokenizer, with_header=with_header)
         self._forced: deque[int] = deque()
         self._tail = b""  # as much of the text as a marker may need
@@ -113,9 +116,9 @@ class ThinkingBudget:
             if not self._forced:
                 self._leave()
         elif self._stage is not _Stage.AFTER:
-            self._follow(self._tokenizer.token_bytes(token_id))
+            self._look_for_marks(self._tokenizer.token_bytes(token_id))
 
-    def _follow(self, data: bytes) -> None:
+    def _look_for_marks(self, data: bytes) -> None:
         self._tail += data
         if self._stage is _Stage.INSIDE:
             self._left -= 1
@@ -143,17 +146,10 @@ class ThinkingBudget:
     def _end_if_spent(self) -> None:
         if self._stage is not _Stage.INSIDE or self._left > 0:
             return
-        if _ends_inside_character(self._tail) and self._left > -_MAX_OVERRUN:
-            return
+        if self._left > -_MAX_OVERRUN:
+            decoder = _UTF8("replace")
+            decoder.decode(self._tail[-3:])
+            if decoder.getstate()[0]:  # a character is incomplete
+                return
         self._stage = _Stage.ENDING
         self._forced.extend(self._end_ids)
-
-
-def _ends_inside_character(data: bytes) -> bool:
-    """Whether UTF-8 ends before its last character does."""
-    for back, byte in enumerate(reversed(data[-3:]), start=1):
-        if byte >= 0xC0:
-            return back < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4)
-        if byte < 0x80:
-            return False
-    return False

@@ -107,10 +107,10 @@ class GrammarCompiler:
         [(name, value)] = grammar.items()
         source = GRAMMARS[name](value, self._tokenizer.special_ids)
         if after is not None or header:
-            source = _after(source, after, begin, header, self._tokenizer.special_ids)
+            source = _with_free_part(source, after, begin, header, self._tokenizer.special_ids)
         if len(source.encode()) > MAX_SOURCE_BYTES:
             raise GrammarError("the grammar is too long.", expected=f"{MAX_SOURCE_BYTES} bytes")
-        entry = self._entry(source, hashlib.sha256(source.encode()).digest())
+        entry = self._entry(source)
         if entry.constraint is not None:
             return entry.constraint
         assert entry.error is not None
@@ -133,8 +133,13 @@ class GrammarCompiler:
             self._num_pending += 1
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(2, "blazr-grammar")
+
+        def leave(_: Future[R]) -> None:
+            with self._lock:
+                self._num_pending -= 1
+
         future = self._threads.submit(work)
-        future.add_done_callback(self._leave)
+        future.add_done_callback(leave)
         return future
 
     def close(self) -> None:
@@ -144,31 +149,24 @@ class GrammarCompiler:
         if "_tools" in self.__dict__:
             self._tools[1].close()
 
-    def _leave(self, future: Future[R]) -> None:  # noqa: ARG002
-        with self._lock:
-            self._num_pending -= 1
-
-    def _entry(self, source: str, key: bytes) -> _Entry:
+    def _entry(self, source: str) -> _Entry:
+        """What becomes of a grammar; whoever asks first compiles it, the others wait for that."""
+        key = hashlib.sha256(source.encode()).digest()
+        mine: Future[_Entry] = Future()
         with self._lock:
             known = self._cache.get(key)
             if known is not None and not known.needs_recompile:
                 self._cache.move_to_end(key)
                 return known
-            running = self._running.get(key)
-            if running is None:
-                mine = self._running[key] = Future()
-        if running is None:
-            self._run(source, key, mine)
-            return mine.result()
-        return running.result()
-
-    def _run(self, source: str, key: bytes, future: Future[_Entry]) -> None:
+            running = self._running.setdefault(key, mine)
+        if running is not mine:
+            return running.result()
         try:
             entry = self._compile(source)
         except BaseException as error:
             with self._lock:
                 del self._running[key]
-            future.set_exception(error)
+            mine.set_exception(error)
             raise
         with self._lock:
             del self._running[key]
@@ -179,7 +177,8 @@ class GrammarCompiler:
             ):
                 _, oldest = self._cache.popitem(last=False)
                 size -= oldest.num_bytes
-        future.set_result(entry)
+        mine.set_result(entry)
+        return entry
 
     def _compile(self, source: str) -> _Entry:
         from blazr.text.grammars.child import make_matcher
@@ -213,7 +212,7 @@ class GrammarCompiler:
         return make_tokenizer(vocabulary), trial
 
 
-def _after(  # noqa: PLR0917
+def _with_free_part(  # noqa: PLR0917
     source: str,
     end: str | None,
     begin: str | None,
@@ -226,7 +225,8 @@ def _after(  # noqa: PLR0917
     def spell(text: str) -> str:
         return text_with_specials(text, special_ids) if text else ""
 
-    lines, free = [], ""
+    lines: list[str] = []
+    free = ""
     if end is not None:
         free = "free /\\n{0,2}/" if begin is None else f"({spell(begin)} free /\\n{{0,2}}/)?"
         has_special = any(name and name in end for name in special_ids)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from blazr.core.errors import GrammarError
@@ -113,7 +113,9 @@ _Token = tuple[str, str]  # kind and text
 _Body = Sequence[_Token]
 
 
-def _tokens(source: str) -> Iterator[_Token]:
+def _tokens(source: str) -> list[_Token]:
+    """What a grammar is written of, without what a parser would call an alternative."""
+    tokens: list[_Token] = []
     place = 0
     while place < len(source):
         match = _TOKEN.match(source, place)
@@ -121,12 +123,23 @@ def _tokens(source: str) -> Iterator[_Token]:
             raise _refused(source[place : place + 30])
         place = match.end()
         if match.lastgroup != "skip":
-            yield str(match.lastgroup), match[0]
+            tokens.append((str(match.lastgroup), match[0]))
+    kept: list[_Token] = []
+    in_import = False  # where names that are given stay
+    for at, (kind, text) in enumerate(tokens):
+        if kind == "directive":
+            in_import = text == "%import"
+        elif at + 1 < len(tokens) and tokens[at + 1][1] == ":":
+            in_import = False
+        is_alias = text == "->" or (at and tokens[at - 1][1] == "->")
+        if in_import or not is_alias:
+            kept.append((kind, text))
+    return kept
 
 
 def _read(source: str) -> tuple[dict[str, _Body], list[_Body]]:
     """The rules by name, and what is ignored between them."""
-    tokens = _without_aliases(list(_tokens(source)))
+    tokens = _tokens(source)
     rules: dict[str, _Body] = {}
     ignored: list[_Body] = []
     place = 0
@@ -142,37 +155,15 @@ def _read(source: str) -> tuple[dict[str, _Body], list[_Body]]:
             else:
                 raise _refused(text)
         else:
-            name, start = _head(tokens, place)
-            end = _statement_end(tokens, start)
-            rules[name] = tokens[start:end]
+            start = place + 1
+            if start + 1 < len(tokens) and tokens[start][1] == ".":  # a priority, which is dropped
+                start += 2
+            if kind != "name" or start >= len(tokens) or tokens[start][1] != ":":
+                raise _refused(text)
+            end = _statement_end(tokens, start + 1)
+            rules[text.lstrip("!?")] = tokens[start + 1 : end]
         place = end
     return rules, ignored
-
-
-def _without_aliases(tokens: Sequence[_Token]) -> list[_Token]:
-    """The tokens without what a parser would call an alternative; imports keep their names."""
-    kept: list[_Token] = []
-    in_import = False
-    for place, (kind, text) in enumerate(tokens):
-        if kind == "directive":
-            in_import = text == "%import"
-        elif place + 1 < len(tokens) and tokens[place + 1][1] == ":":
-            in_import = False
-        is_alias = text == "->" or (place and tokens[place - 1][1] == "->")
-        if in_import or not is_alias:
-            kept.append((kind, text))
-    return kept
-
-
-def _head(tokens: Sequence[_Token], place: int) -> tuple[str, int]:
-    """The name that a rule begins with, and where its body begins; its priority is dropped."""
-    kind, text = tokens[place]
-    after = place + 1
-    if after + 1 < len(tokens) and tokens[after][1] == ".":
-        after += 2
-    if kind != "name" or after >= len(tokens) or tokens[after][1] != ":":
-        raise _refused(text)
-    return text.lstrip("!?"), after + 1
 
 
 def _statement_end(tokens: Sequence[_Token], place: int) -> int:
@@ -251,7 +242,14 @@ class _Writer:
     def _token(self, token: _Token) -> str:
         kind, text = token
         if kind == "string":
-            return self._text(self._string(text))
+            if not self.in_json:
+                return self._text(text)
+            is_insensitive = text.endswith("i")
+            unescaped = _unescaped(text.removesuffix("i")[1:-1])
+            if self.is_flat and not is_insensitive:
+                return self._text(json.dumps(_in_json(unescaped), ensure_ascii=False))
+            parts = [_literal(c, insensitive=is_insensitive) for c in unescaped]
+            return self._text(self._pattern(parts))
         if kind == "regex":
             return self._text(self._regex(text))
         if kind == "name":
@@ -264,15 +262,6 @@ class _Writer:
 
     def _text(self, written: str) -> str:
         return f"({written} {self.skip})" if self.skip else written
-
-    def _string(self, token: str) -> str:
-        is_insensitive = token.endswith("i")
-        if not self.in_json:
-            return token
-        text = _unescaped(token.removesuffix("i")[1:-1])
-        if self.is_flat and not is_insensitive:
-            return json.dumps(_in_json(text), ensure_ascii=False)
-        return self._pattern([_literal(c, insensitive=is_insensitive) for c in text])
 
     def _range(self, first: str, rest: _Body) -> str:
         if not rest or rest[0][0] != "string":
@@ -333,11 +322,18 @@ class _Quoter:
     def _next(self) -> str | _Mark:
         rest = self._pattern[self._place :]
         c = rest[0]
-        special = {"(": self._open, ")": self._close, ".": self._dot, "[": self._class}.get(c)
-        if c == "\\":
-            special = self._escape
+        special = {"(": self._open, "[": self._class, "\\": self._escape}.get(c)
         if special is not None:
             return special(rest)
+        if c == ")":
+            if len(self._flags) == 1:
+                raise _refused(rest[:10])
+            self._flags.pop()
+            return _Mark(self._take(c))
+        if c == ".":
+            self._take(c)
+            dot_all = "s" in self._flags[-1]
+            return _atom("(?s:.)" if dot_all else ".", lambda each: dot_all or each != "\n")
         repeat = re.match(r"([*+?]|\{\d*,?\d*\})\??|\|", rest)
         if repeat:  # as few as possible is still any number
             self._take(repeat[0])
@@ -362,17 +358,6 @@ class _Quoter:
             return _Mark("")
         self._flags.append(flags)
         return _Mark("(")
-
-    def _close(self, rest: str) -> _Mark:
-        if len(self._flags) == 1:
-            raise _refused(rest[:10])
-        self._flags.pop()
-        return _Mark(self._take(rest[0]))
-
-    def _dot(self, rest: str) -> str:
-        self._take(rest[0])
-        dot_all = "s" in self._flags[-1]
-        return _atom("(?s:.)" if dot_all else ".", lambda c: dot_all or c != "\n")
 
     def _escape(self, rest: str) -> str:
         named = re.match(r"\\(?:[pP](?:\{[^}]*\}|\w)|[dDwWsS])", rest)

@@ -58,7 +58,13 @@ def schema_source(value: object) -> str:
             schema = json.loads(value)
         except (ValueError, RecursionError):
             raise GrammarError("the schema is not valid JSON.") from None
-    _check_depth(schema)
+    level = [schema]
+    depth = 0
+    while level := [inner for each in level for inner in _children(each)]:
+        depth += 1
+        if depth == MAX_DEPTH:
+            expected = f"at most {MAX_DEPTH} levels"
+            raise GrammarError("the schema is nested too deep.", expected=expected)
     if schema is True:
         schema = {}
     if schema is False:
@@ -114,15 +120,6 @@ def _with_exact_formats(schema: object) -> object:
             return found | pattern
         return found | {"allOf": [*_list(found.get("allOf")), pattern]}
     return found
-
-
-def _check_depth(schema: object) -> None:
-    level = [schema]
-    for _ in range(MAX_DEPTH):
-        level = [inner for each in level for inner in _children(each)]
-        if not level:
-            return
-    raise GrammarError("the schema is nested too deep.", expected=f"at most {MAX_DEPTH} levels")
 
 
 def _children(value: object) -> list[object]:

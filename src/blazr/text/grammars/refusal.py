@@ -53,7 +53,13 @@ def refusal(message: str, source: str) -> GrammarError:
         return GrammarError("the grammar is too complex.", found=reason[:100])
     if '"json_schema"' not in source and "%json" not in source:
         return GrammarError("the grammar is not valid.", found=reason[:100])
-    name = ", ".join(_names(first, source))
+    # the keywords that the message names, or those of its topic that were used
+    about = next((keywords.split() for topic, keywords in _TOPICS if topic in first), [])
+    about = [each for each in about if f'"{each}"' in source] or about
+    words = re.findall(r"""["']?[$A-Za-z]+["']?""", first)
+    named = [each.strip("\"'") for each in words if each not in _WORDS]
+    named = [each for each in dict.fromkeys(named) if each in _KEYWORDS]
+    name = ", ".join(about or named)
     see = f": see {name}." if name else "."
     if "Unsatisfiable" in first:
         return GrammarError(f"nothing is valid under the schema{see}", found=reason[:100])
@@ -64,13 +70,3 @@ def refusal(message: str, source: str) -> GrammarError:
         found=reason[:100],
         hint="leave the keyword out, or say it in another way",
     )
-
-
-def _names(message: str, source: str) -> list[str]:
-    """The keywords a message is about: those it names, or those of its topic that were used."""
-    about = next((keywords.split() for topic, keywords in _TOPICS if topic in message), [])
-    about = [each for each in about if f'"{each}"' in source] or about
-    found = re.findall(r"""["']?[$A-Za-z]+["']?""", message)
-    named = [each.strip("\"'") for each in found if each not in _WORDS]
-    named = [each for each in dict.fromkeys(named) if each in _KEYWORDS]
-    return about or named

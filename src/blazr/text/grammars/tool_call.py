@@ -90,33 +90,29 @@ def tool_call(value: object, special_ids: Mapping[str, int]) -> str:
     rules = _Rules(special_ids)
     calls = " | ".join(rules.sequence(parts) for parts in value.calls)
     more = "" if value.separator is None else f" ({rules.text(value.separator)} call)*"
-    start = f"start: {rules.text(value.begin)} call{more} {rules.text(value.end)}"
-    if value.triggers:
-        start, calls = _among_text(value, rules)
-    source = "\n".join([start, f"call: {calls}", *rules.lines])
+    end = rules.text(value.end)
+    if not value.triggers:
+        lines = [f"start: {rules.text(value.begin)} call{more} {end}", f"call: {calls}"]
+    else:
+        # among any text: each trigger ends the text before it, and a call goes on from there
+        begun: list[str] = []
+        for number, trigger in enumerate(value.triggers):
+            bodies = [
+                f"{rules.text(head.removeprefix(trigger))} {rules.sequence(parts[1:])}"
+                for parts in value.calls
+                if isinstance(parts[0], str)
+                and (head := value.begin + parts[0]).startswith(trigger)
+            ]
+            rules.lines.append(rules.ended(f"before_{number}", "TEXT", trigger))
+            begun.append(f"before_{number} ({' | '.join(bodies)})")
+        lines = ["start: among* TEXT", f"among: ({' | '.join(begun)}){more} {end}"]
+        if more:
+            lines.append(f"call: {calls}")
+        rules.lines.append("TEXT: /(?s:.*)/")
+    source = "\n".join([*lines, *rules.lines])
     if not rules.grammars:
         return source
     return json.dumps({"grammars": [{"lark_grammar": source}, *rules.grammars]})
-
-
-def _among_text(value: ToolGrammar, rules: _Rules) -> tuple[str, str]:
-    """Calls among any text: its rule, and that of the calls that may begin after each trigger."""
-    kinds: list[str] = []
-    for number, trigger in enumerate(value.triggers):
-        bodies = [
-            f"{rules.text(head.removeprefix(trigger))} {rules.sequence(parts[1:])}"
-            for parts in value.calls
-            if isinstance(parts[0], str) and (head := value.begin + parts[0]).startswith(trigger)
-        ]
-        rules.lines.append(rules.ended(f"before_{number}", "TEXT", trigger))
-        kinds.append(f"before_{number} ({' | '.join(bodies)})")
-    more = ""
-    if value.separator is not None:
-        calls = " | ".join(rules.sequence(parts) for parts in value.calls)
-        rules.lines.append(f"other: {calls}")
-        more = f" ({rules.text(value.separator)} other)*"
-    rules.lines.append("TEXT: /(?s:.*)/")
-    return "start: call* TEXT", f"({' | '.join(kinds)}){more} {rules.text(value.end)}"
 
 
 def text_with_specials(text: str, special_ids: Mapping[str, int]) -> str:
@@ -158,32 +154,33 @@ class _Rules:
         return f"{name}: {whole} {self.text(rest)}\n{whole}: {terminal} {literal(head)}"
 
     def sequence(self, parts: Sequence[CallPart]) -> str:
-        return " ".join(self._part(each) for each in parts)
+        return " ".join(map(self.part, parts))
 
-    def _part(self, part: CallPart) -> str:
+    def part(self, part: CallPart) -> str:
         if isinstance(part, str):
             return self.text(part)
         if isinstance(part, Maybe):
             return f"({self.sequence(part.parts)})?"
         name = f"part_{len(self.lines)}"
-        if isinstance(part, InputText):
-            return f"{self.text(part.before)} {self._input(part, name)}"
         if isinstance(part, TextUntil):
             self.lines.append(self.ended(name, "/(?s:.*)/", part.end))
+        elif isinstance(part, InputText):
+            self.add_input(part, name)
+            return f"{self.text(part.before)} {name}"
         else:
             self.lines.append(f"{name}: %json {schema_source(part)}")
         return name
 
-    def _input(self, part: InputText, name: str) -> str:
+    def add_input(self, part: InputText, name: str) -> None:
+        """Add the rule of a custom tool's input, and what that is made of."""
         found = embed(part.lark, name, in_json=part.in_json)
         end = self.text(part.end)
         if found.start is None:
             self.grammars.append({"name": name, "lark_grammar": found.source})
             self.lines.append(f"{name}: @{name} {end}")
-            return name
+            return
         self.lines.append(found.source)
         if found.is_terminal and not part.in_json:
             self.lines.append(self.ended(name, found.start, part.end))
         else:
             self.lines.append(f"{name}: {found.start} {end}")
-        return name

@@ -62,7 +62,14 @@ class Trial:
             EngineError: The process cannot be started.
         """
         with self._lock:
-            process = self._started()
+            process = self._process
+            if process is None or process.poll() is not None:
+                self._stop()
+                process = self._launch()
+            if not self._is_ready and _answer(process, START_S) is None:
+                self._stop()
+                raise EngineError(_NO_START)
+            self._is_ready = True
             answer = _answer(process, SILENCE_S) if _send(process, source.encode()) else None
             if answer is None:
                 self._stop()
@@ -81,18 +88,6 @@ class Trial:
         """End the process. May be called twice; a later `run` starts another."""
         with self._lock:
             self._stop()
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        process = self._process
-        if process is None or process.poll() is not None:
-            self._stop()
-            process = self._launch()
-        if not self._is_ready:
-            if _answer(process, START_S) is None:
-                self._stop()
-                raise EngineError(_NO_START)
-            self._is_ready = True
-        return process
 
     def _launch(self) -> subprocess.Popen[bytes]:
         try:

@@ -39,19 +39,20 @@ class CharacterMap:
         if not self._trie:
             return text
         parts = self._kept.split(text) if self._kept else [text]
-        parts[::2] = map(self._replace, parts[::2])
+        for number in range(0, len(parts), 2):
+            data = parts[number].encode()
+            found = bytearray()
+            at = 0
+            while at < len(data):
+                length, replacement = self._longest(data, at)
+                if not length:  # the character stays as it is
+                    first = data[at]
+                    length = 1 if first < 0x80 else 2 if first < 0xE0 else 3 if first < 0xF0 else 4
+                    replacement = data[at : at + length]
+                found += replacement
+                at += length
+            parts[number] = found.decode(errors="replace")
         return "".join(parts)
-
-    def _replace(self, text: str) -> str:
-        data, found, at = text.encode(), bytearray(), 0
-        while at < len(data):
-            length, replacement = self._longest(data, at)
-            if not length:
-                length = _character_bytes(data[at])
-                replacement = data[at : at + length]
-            found += replacement
-            at += length
-        return found.decode(errors="replace")
 
     def _longest(self, data: bytes, at: int) -> tuple[int, bytes]:
         """How many bytes the longest key has that begins here, and what stands for it."""
@@ -71,7 +72,3 @@ class CharacterMap:
 
 def _offset(unit: int) -> int:
     return unit >> 10 << ((unit & 512) >> 6)
-
-
-def _character_bytes(first: int) -> int:
-    return 1 if first < 0x80 else 2 if first < 0xE0 else 3 if first < 0xF0 else 4

@@ -129,13 +129,17 @@ def find_tokenizer(
         file = find_file(directory)
         if file is not None:
             return _of_file(file, "beside the weights")
-        if unread := _unread_file(directory):
-            reason = f"{unread} tells of a vocabulary that is not here"
+        unread = [each.name for pattern in _UNREAD for each in directory.glob(pattern)]
+        config = sidecars.read_json(directory / _CONFIG)
+        if not unread and config.get("tokenizer_class") not in {None, "PreTrainedTokenizerFast"}:
+            unread = [_CONFIG]
+        if unread:
+            reason = f"{min(unread)} tells of a vocabulary that is not here"
             return TokenizerChoice(name=None, reason=reason)
-    return _guess(vocab_size)
+    return _guess_by_size(vocab_size)
 
 
-def _guess(vocab_size: int | None) -> TokenizerChoice:
+def _guess_by_size(vocab_size: int | None) -> TokenizerChoice:
     if vocab_size is None:
         return TokenizerChoice(name=None, reason="nothing tells the vocabulary")
     guess = guess_vocab(vocab_size)
@@ -194,11 +198,3 @@ def find_file(directory: Path) -> Path | None:
         if files and (pattern != "vocab.json" or (directory / MERGES).is_file()):
             return files[-1]  # the last version
     return None
-
-
-def _unread_file(directory: Path) -> str | None:
-    """A file that tells of a vocabulary of a kind that is not known here."""
-    found = [each.name for pattern in _UNREAD for each in directory.glob(pattern)]
-    config = sidecars.read_json(directory / _CONFIG)
-    names_one = config.get("tokenizer_class") not in {None, "PreTrainedTokenizerFast"}
-    return min(found, default=_CONFIG if names_one else None)

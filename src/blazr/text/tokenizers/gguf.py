@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from typing_extensions import override
@@ -84,15 +84,17 @@ class GgufTokenizer(Tokenizer):
     """
 
     def __init__(self, entries: Entries, *, name: str, kind: str) -> None:
-        tokens, types = entries.tokens, entries.types
+        tokens = entries.tokens
+        types = entries.types
         ends = _end_ids(entries)
-        special_ids = {
-            text: token_id
-            for token_id, (text, each) in reversed(
-                list(enumerate(zip(tokens, types, strict=False)))
-            )
-            if text and (each in {UNKNOWN, CONTROL} or token_id in ends or _is_marker(text, each))
-        }
+        special_ids: dict[str, int] = {}
+        for token_id in reversed(range(len(tokens))):  # of two of one name, the first
+            text = tokens[token_id]
+            is_special = types[token_id] in {UNKNOWN, CONTROL} or token_id in ends
+            if types[token_id] in {USER_DEFINED, WHOLE} and MARKER.fullmatch(text):
+                is_special = True
+            if text and is_special:
+                special_ids[text] = token_id
         special = frozenset(special_ids.values())
         self._encode_part, to_bytes, adds_bos = KINDS[kind](entries, special)
         self._bytes = [
@@ -130,8 +132,19 @@ class GgufTokenizer(Tokenizer):
         names = self._all_found if allow_special else self._found_in_text
         parts: list[str | int] = [text]
         for name, token_id in names:
-            if name in text:
-                parts = [each for part in parts for each in self._cut(part, name, token_id)]
+            if name not in text:
+                continue
+            eats_space = self._eats_space and name not in {"<unk>", "<s>", "<|endoftext|>"}
+            pieces: list[str | int] = []
+            for part in parts:
+                if isinstance(part, int):
+                    pieces.append(part)
+                    continue
+                first, *others = part.split(name)
+                pieces.append(first)
+                for each in others:
+                    pieces += (token_id, each.lstrip(_SPACES) if eats_space else each)
+            parts = pieces
         found: list[int] = []
         for at, part in enumerate(parts):
             if isinstance(part, int):
@@ -139,21 +152,6 @@ class GgufTokenizer(Tokenizer):
             elif part:
                 found += self._encode_part(part, at == 0)
         return found
-
-    def _cut(self, part: str | int, name: str, token_id: int) -> Iterator[str | int]:
-        if isinstance(part, int):
-            yield part
-            return
-        first, *others = part.split(name)
-        eats_space = self._eats_space and name not in {"<unk>", "<s>", "<|endoftext|>"}
-        yield first
-        for each in others:
-            yield token_id
-            yield each.lstrip(_SPACES) if eats_space else each
-
-
-def _is_marker(text: str, kind: int) -> bool:
-    return kind in {USER_DEFINED, WHOLE} and MARKER.fullmatch(text) is not None
 
 
 def _by_length(ids: Mapping[str, int]) -> list[tuple[str, int]]:

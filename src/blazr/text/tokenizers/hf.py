@@ -58,8 +58,19 @@ class HuggingFaceTokenizer(Tokenizer):
         backend = _read(file)
         vocabulary = backend.get_vocab(with_added_tokens=True)
         roles = sidecars.token_names(directory)
-        names = _special_names(backend, [*roles.values(), *sidecars.more_special_names(directory)])
+        added = backend.get_added_tokens_decoder()
+        names = [
+            each.content
+            for each in added.values()
+            if each.special or MARKER.fullmatch(each.content)
+        ]
+        declared = (*roles.values(), *sidecars.more_special_names(directory))
+        names += [name for name in declared if backend.token_to_id(name) is not None]
+        names = list(dict.fromkeys(names))
         size = max(vocabulary.values(), default=-1) + 1
+        ends = [vocabulary[roles["eos_token"]]] if roles.get("eos_token") in vocabulary else []
+        ends += sidecars.eos_ids(directory)
+        likely = [vocabulary[name] for name in _LIKELY_EOS if name in vocabulary]
         self._to_bytes, strips_space = (
             (str.encode, False) if only_ids else _decoder(backend, file.name)
         )
@@ -68,15 +79,12 @@ class HuggingFaceTokenizer(Tokenizer):
             size=size,
             special_ids={name: vocabulary[name] for name in names},
             gaps=set(range(size)).difference(vocabulary.values()),
-            eos_ids=_eos_ids(vocabulary, directory, roles),
+            eos_ids=dict.fromkeys(ends or likely[:1]),
             bos_id=_bos_id(backend, directory, roles),
             strips_leading_space=strips_space,
         )
         self._file = file
-        self._added = {
-            token_id: token.content.encode()
-            for token_id, token in backend.get_added_tokens_decoder().items()
-        }
+        self._added = {token_id: token.content.encode() for token_id, token in added.items()}
         _mark_special(backend, names)
         backend.encode_special_tokens = True  # as plain text, that is
         self._plain = backend
@@ -120,13 +128,6 @@ def _read(file: Path) -> Backend:
     return backend
 
 
-def _special_names(backend: Backend, declared: Sequence[str]) -> list[str]:
-    added = backend.get_added_tokens_decoder().values()
-    names = [each.content for each in added if each.special or MARKER.fullmatch(each.content)]
-    names += [name for name in declared if backend.token_to_id(name) is not None]
-    return list(dict.fromkeys(names))
-
-
 def _mark_special(backend: Backend, names: Sequence[str] | Mapping[str, int]) -> None:
     """Tell the backend which tokens are special, keeping how each takes the spaces beside it."""
     from tokenizers import AddedToken
@@ -160,16 +161,6 @@ def _bos_id(backend: Backend, directory: Path, roles: Mapping[str, str]) -> int 
     return first[0] if first and (declared is None or first[0] == declared) else None
 
 
-def _eos_ids(
-    vocabulary: Mapping[str, int], directory: Path, roles: Mapping[str, str]
-) -> tuple[int, ...]:
-    named = [roles["eos_token"]] if "eos_token" in roles else []
-    ids = [vocabulary[name] for name in named if name in vocabulary]
-    ids += sidecars.eos_ids(directory)
-    likely = [vocabulary[name] for name in _LIKELY_EOS if name in vocabulary]
-    return tuple(dict.fromkeys(ids or likely[:1]))
-
-
 def _decoder(backend: Backend, name: str) -> tuple[Callable[[str], bytes], bool]:
     """How a piece is turned to bytes, and whether decoding takes a leading space away."""
     steps = _decoder_steps(backend)
@@ -185,7 +176,7 @@ def _decoder(backend: Backend, name: str) -> tuple[Callable[[str], bytes], bool]
             found=", ".join(sorted(unknown))[:100],
             expected="ByteLevel, ByteFallback or Metaspace",
         )
-    replacements = [pair for step in steps for pair in _replacements(step)]
+    replacements, strips_space = _replacements(steps)
     has_bytes = "ByteFallback" in kinds
 
     def to_bytes(piece: str) -> bytes:
@@ -196,7 +187,7 @@ def _decoder(backend: Backend, name: str) -> tuple[Callable[[str], bytes], bool]
             piece = piece.replace(old, new)
         return piece.encode()
 
-    return to_bytes, any(_strips_space(step) for step in steps)
+    return to_bytes, strips_space
 
 
 def _decoder_steps(backend: Backend) -> list[dict[str, object]]:
@@ -207,19 +198,21 @@ def _decoder_steps(backend: Backend) -> list[dict[str, object]]:
     return [step for step in steps if isinstance(step, dict)]
 
 
-def _replacements(step: Mapping[str, object]) -> list[tuple[str, str]]:
-    if step.get("type") == "Metaspace":
-        return [(str(step.get("replacement") or "▁"), " ")]
-    pattern = step.get("pattern")
-    if step.get("type") == "Replace" and isinstance(pattern, dict) and "String" in pattern:
-        return [(str(pattern["String"]), str(step.get("content", "")))]
-    return []
-
-
-def _strips_space(step: Mapping[str, object]) -> bool:
-    if step.get("type") == "Metaspace":
-        return step.get("prepend_scheme", "always") != "never"
-    return step.get("type") == "Strip" and step.get("content") == " " and step.get("start") != 0
+def _replacements(steps: Sequence[Mapping[str, object]]) -> tuple[list[tuple[str, str]], bool]:
+    """What is replaced in a piece, and whether decoding takes a leading space away."""
+    replacements: list[tuple[str, str]] = []
+    strips_space = False
+    for step in steps:
+        pattern = step.get("pattern")
+        match step.get("type"):
+            case "Metaspace":
+                replacements.append((str(step.get("replacement") or "▁"), " "))
+                strips_space |= step.get("prepend_scheme", "always") != "never"
+            case "Replace" if isinstance(pattern, dict) and "String" in pattern:
+                replacements.append((str(pattern["String"]), str(step.get("content", ""))))
+            case "Strip":
+                strips_space |= step.get("content") == " " and step.get("start") != 0
+    return replacements, strips_space
 
 
 def _byte_level(piece: str) -> bytes:
@@ -229,15 +222,15 @@ def _byte_level(piece: str) -> bytes:
         return piece.encode()
 
 
-def _spell_bytes() -> dict[str, int]:
+def _bytes_by_character() -> dict[str, int]:
     """The character that byte-level vocabularies write for each byte: itself if it prints.
 
     Source: the GPT-2 encoder.
     """
     prints = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    spelled = {chr(byte): byte for byte in prints}
     others = [byte for byte in range(256) if byte not in set(prints)]
+    spelled = {chr(byte): byte for byte in prints}
     return spelled | {chr(256 + offset): byte for offset, byte in enumerate(others)}
 
 
-BYTE_OF_CHARACTER = _spell_bytes()
+BYTE_OF_CHARACTER = _bytes_by_character()

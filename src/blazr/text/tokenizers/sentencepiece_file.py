@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from blazr.core.errors import CheckpointError
@@ -36,7 +36,9 @@ _TABLE, _ADDS_SPACE, _REMOVES_SPACES, _MARKS_SPACES = 2, 3, 4, 5
 _MODELS = {1: "t5", 2: "llama"}
 
 # How the encoding writes a field.
-_VARINT, _COUNTED, _WIDTHS = 0, 2, {1: 8, 5: 4}
+_VARINT = 0
+_COUNTED = 2
+_WIDTHS = {1: 8, 5: 4}
 
 _LARGEST_SIZE = 2**20
 _RANKS = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n")
@@ -69,7 +71,7 @@ def metadata(file: Path) -> dict[str, Value]:
             hint="name the vocabulary with --vocab; that of Llama 3 is llama3",
         )
     try:
-        found = _of_message(data, file.parent)
+        return _metadata_of_message(data, file.parent)
     except (ValueError, OverflowError, struct.error) as error:
         raise CheckpointError(
             f"{file.name} cannot be used.",
@@ -77,11 +79,12 @@ def metadata(file: Path) -> dict[str, Value]:
             expected="a model of SentencePiece",
             hint="name another vocabulary with --vocab",
         ) from error
-    return found
 
 
-def _of_message(data: bytes, directory: Path) -> dict[str, Value]:
-    pieces, trainer, normalizer = list[_Message](), _Message(), _Message()
+def _metadata_of_message(data: bytes, directory: Path) -> dict[str, Value]:
+    pieces: list[_Message] = []
+    trainer: _Message = {}
+    normalizer: _Message = {}
     for number, value in _fields(data):
         if number == _PIECE:
             pieces.append(dict(_fields(_bytes(value))))
@@ -95,7 +98,8 @@ def _of_message(data: bytes, directory: Path) -> dict[str, Value]:
     kinds = [_int(each.get(_TYPE, NORMAL)) for each in pieces]
     scores = (_bytes(each.get(_SCORE, bytes(4))) for each in pieces)
     names = {"bos_token": trainer.get(_BOS, b"<s>"), "eos_token": trainer.get(_EOS, b"</s>")}
-    found = _ways(trainer, normalizer) | _config(directory)
+    declared = sidecars.read_json(directory / "tokenizer_config.json")
+    found = _splitting(trainer, normalizer, declared)
     if UNKNOWN in kinds:
         found[KEY + "unknown_token_id"] = kinds.index(UNKNOWN)
     return found | metadata_of(
@@ -107,8 +111,10 @@ def _of_message(data: bytes, directory: Path) -> dict[str, Value]:
     )
 
 
-def _ways(trainer: _Message, normalizer: _Message) -> dict[str, Value]:
-    """How a text is cut."""
+def _splitting(
+    trainer: _Message, normalizer: _Message, declared: Mapping[str, object]
+) -> dict[str, Value]:
+    """How a text is cut, by the file and by the tokenizer_config.json beside it."""
     kind = _MODELS.get(_int(trainer.get(_MODEL_TYPE, 1)))
     marks_spaces = normalizer.get(_MARKS_SPACES, 1) and not trainer.get(_SPACE_IS_SUFFIX, 0)
     if kind is None or not marks_spaces:
@@ -117,27 +123,18 @@ def _ways(trainer: _Message, normalizer: _Message) -> dict[str, Value]:
             expected="byte pairs or unigrams, with spaces before words",
             hint="name another vocabulary with --vocab",
         )
+    is_t5 = str(declared.get("tokenizer_class")).startswith("T5")
+    adds_space = bool(normalizer.get(_ADDS_SPACE, 1))
     found: dict[str, Value] = {
         KEY + "model": kind,
         KEY + "pre": "default",
-        KEY + "add_space_prefix": bool(normalizer.get(_ADDS_SPACE, 1)),
+        KEY + "add_space_prefix": adds_space and declared.get("add_prefix_space") is not False,
         KEY + "remove_extra_whitespaces": bool(normalizer.get(_REMOVES_SPACES, 1)),
-        KEY + "add_bos_token": True,
+        KEY + "add_bos_token": declared.get("add_bos_token", not is_t5) is not False,
+        KEY + SPACE_PREFIX_ONCE: declared.get("legacy") is False,
     }
     table = _bytes(normalizer.get(_TABLE, b""))
     return found | ({KEY + "precompiled_charsmap": memoryview(table)} if table else {})
-
-
-def _config(directory: Path) -> dict[str, Value]:
-    """What tokenizer_config.json changes about it."""
-    declared = sidecars.read_json(directory / "tokenizer_config.json")
-    found: dict[str, Value] = {KEY + SPACE_PREFIX_ONCE: declared.get("legacy") is False}
-    if declared.get("add_prefix_space") is False:
-        found[KEY + "add_space_prefix"] = False
-    is_t5 = str(declared.get("tokenizer_class")).startswith("T5")
-    if declared.get("add_bos_token", not is_t5) is False:
-        found[KEY + "add_bos_token"] = False
-    return found
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:

@@ -85,12 +85,18 @@ def load(path: str) -> Tokenizer:
     num_words = stored.config.default_vocab_size - num_special
     words = (each for each in stored.vocab if each.rank < num_words)
     lines = (f"{each.token_bytes} {each.rank + num_special}" for each in words)
-    listed = _listed(stored, file.name)
+    listed = stored.special_tokens
+    if listed is None:
+        listed = [_Special(rank, text) for rank, text in enumerate(_OLD_NAMES)]
     names = {i: f"<SPECIAL_{i}>" for i in range(num_special)}
     names |= {each.rank: each.token_str for each in listed}
     ids = {name: token_id for token_id, name in names.items()}
-    if len(ids) < len(names):
-        raise _wrong(file.name)
+    distinct = {each.rank for each in listed}
+    if len(ids) < len(names) or len(distinct) < len(listed) or len(names) > num_special:
+        raise CheckpointError(
+            f'the "special_tokens" of {file.name} are wrong.',
+            expected="different names and ids, which are below default_num_special_tokens",
+        )
     return from_ranks(
         "\n".join(lines).encode(errors="replace"),
         stored.config.pattern,
@@ -100,23 +106,4 @@ def load(path: str) -> Tokenizer:
         plain_names={each.token_str for each in listed if not each.is_control},
         eos_ids=[*([ids["</s>"]] if "</s>" in ids else []), *sidecars.eos_ids(file.parent)],
         bos_id=ids.get("<s>"),
-    )
-
-
-def _listed(stored: _File, name: str) -> list[_Special]:
-    if stored.special_tokens is None:
-        return [_Special(rank, text) for rank, text in enumerate(_OLD_NAMES)]
-    listed = stored.special_tokens
-    distinct = min(len({each.rank for each in listed}), len({each.token_str for each in listed}))
-    if distinct < len(listed) or any(
-        each.rank >= stored.config.default_num_special_tokens for each in listed
-    ):
-        raise _wrong(name)
-    return listed
-
-
-def _wrong(name: str) -> CheckpointError:
-    return CheckpointError(
-        f'the "special_tokens" of {name} are wrong.',
-        expected="different names and ids, which are below default_num_special_tokens",
     )

@@ -79,7 +79,11 @@ def gguf_vocabulary(directory: Path, vocab_size: int) -> dict[str, Value]:
     if KEY + "model" not in found:
         _log.warning("GGUF cannot hold this model's vocabulary: name it with --vocab when you run")
         found = {KEY + "model": "none"}
-    return found | _templates(directory)
+    own = sidecars.own_templates(directory)
+    for name, text in own.items():
+        found[_TEMPLATE if name == "default" else f"{_TEMPLATE}.{name}"] = text
+    others = [name for name in own if name != "default"]
+    return found | ({"tokenizer.chat_templates": others} if others else {})
 
 
 def _of_tokenizer_json(file: Path, vocab_size: int) -> dict[str, Value]:
@@ -88,10 +92,9 @@ def _of_tokenizer_json(file: Path, vocab_size: int) -> dict[str, Value]:
     tokens, types = _tokens(tokenizer, stored, vocab_size)
     base: dict[str, Value] = {KEY + "tokens": tokens, KEY + "token_type": memoryview(types)}
     base |= _roles(tokenizer, file.parent)
-    ways = _ways(stored, tokens, types) if tokens else ()
     ids = tokenizer.encode(_PROBE_TEXT)
-    for way in ways:
-        found = base | way
+    for splitting in _likely_splittings(stored, tokens, types) if tokens else ():
+        found = base | splitting
         if from_metadata(found, name=tokenizer.name).encode(_PROBE_TEXT) == ids:
             return found
     return {}
@@ -134,20 +137,17 @@ def _tokens(
     for token_id in range(vocab_size):
         name = tokenizer.name_of(token_id)
         tokens.append(f"[PAD{token_id}]" if name is None else name)
-        types.append(UNUSED if name is None else _type(tokenizer, token_id, name, found_in_text))
+        if name is None:
+            types.append(UNUSED)
+        elif name == "<unk>":
+            types.append(UNKNOWN)
+        elif tokenizer.is_special(token_id):
+            types.append(CONTROL)
+        elif token_id in found_in_text:
+            types.append(USER_DEFINED)
+        else:
+            types.append(BYTE if BYTE_NAME.fullmatch(name) else NORMAL)
     return tokens, types
-
-
-def _type(
-    tokenizer: HuggingFaceTokenizer, token_id: int, name: str, found_in_text: set[object]
-) -> int:
-    if name == "<unk>":
-        return UNKNOWN
-    if tokenizer.is_special(token_id):
-        return CONTROL
-    if token_id in found_in_text:
-        return USER_DEFINED
-    return BYTE if BYTE_NAME.fullmatch(name) else NORMAL
 
 
 def _roles(tokenizer: HuggingFaceTokenizer, directory: Path) -> dict[str, Value]:
@@ -164,33 +164,27 @@ def _roles(tokenizer: HuggingFaceTokenizer, directory: Path) -> dict[str, Value]
     return found | {KEY + "add_bos_token": tokenizer.bos_id is not None}
 
 
-def _ways(
+def _likely_splittings(
     stored: Mapping[str, object], tokens: Sequence[str], types: Sequence[int]
 ) -> Iterator[dict[str, Value]]:
-    """What may be said of how a vocabulary cuts words, the likeliest first."""
+    """How a vocabulary may cut words, in the words of GGUF, the likeliest first."""
     model = stored.get("model")
     kind = model.get("type", "BPE") if isinstance(model, dict) else None
-    if isinstance(model, dict) and kind == "WordPiece":
-        yield _word_pieces(model, tokens, types)
     if isinstance(model, dict) and kind == "BPE":
-        yield from _merged(stored, model, len(tokens))
+        yield from _byte_pair_splittings(stored, model, len(tokens))
+    elif isinstance(model, dict) and kind == "WordPiece":
+        # GGUF marks the pieces that begin a word; a tokenizer.json those that go on
+        mark = str(model.get("continuing_subword_prefix", "##"))
+        unknown = model["vocab"].get(model.get("unk_token", "[UNK]"))
+        spelled = [
+            name if kind != NORMAL else name[len(mark) :] if name.startswith(mark) else SPACE + name
+            for name, kind in zip(tokens, types, strict=True)
+        ]
+        named = {} if unknown is None else {KEY + "unknown_token_id": unknown}
+        yield {KEY + "model": "bert", KEY + "pre": "default", KEY + "tokens": spelled, **named}
 
 
-def _word_pieces(
-    model: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]
-) -> dict[str, Value]:
-    """GGUF marks the pieces that begin a word; a tokenizer.json those that go on."""
-    mark = str(model.get("continuing_subword_prefix", "##"))
-    unknown = model["vocab"].get(model.get("unk_token", "[UNK]"))
-    spelled = [
-        name if kind != NORMAL else name[len(mark) :] if name.startswith(mark) else SPACE + name
-        for name, kind in zip(tokens, types, strict=True)
-    ]
-    named = {} if unknown is None else {KEY + "unknown_token_id": unknown}
-    return {KEY + "model": "bert", KEY + "pre": "default", KEY + "tokens": spelled, **named}
-
-
-def _merged(
+def _byte_pair_splittings(
     stored: Mapping[str, object], model: Mapping[str, Any], vocab_size: int
 ) -> Iterator[dict[str, Value]]:
     merges = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model["merges"]]
@@ -209,12 +203,3 @@ def _merged(
     for has_space in (True, False):
         space = {KEY + "add_space_prefix": has_space, KEY + "scores": scores}
         yield {KEY + "model": "llama", KEY + "pre": "default", **space}
-
-
-def _templates(directory: Path) -> dict[str, Value]:
-    own = sidecars.own_templates(directory)
-    found: dict[str, Value] = {}
-    for name, text in own.items():
-        found[_TEMPLATE if name == "default" else f"{_TEMPLATE}.{name}"] = text
-    others = [name for name in own if name != "default"]
-    return found | ({"tokenizer.chat_templates": others} if others else {})

@@ -29,7 +29,15 @@ class InputReader:
                 break
             if not self._has_begun:
                 self._held.append(c)
-            self._send(c)
+            try:
+                self._scan.send(c)
+            except StopIteration:
+                self._scan = None
+            except MalformedError:
+                self._scan = None
+                self._is_raw = not self._has_begun
+                if self._is_raw:
+                    self._text += self._held
         return self._take()
 
     def flush(self) -> str:
@@ -38,18 +46,6 @@ class InputReader:
             self._text += self._held
         self._scan = None
         return self._take()
-
-    def _send(self, c: str) -> None:
-        assert self._scan is not None
-        try:
-            self._scan.send(c)
-        except StopIteration:
-            self._scan = None
-        except MalformedError:
-            self._scan = None
-            self._is_raw = not self._has_begun
-            if self._is_raw:
-                self._text += self._held
 
     def _read(self) -> Scan:
         c = yield from spaces((yield))

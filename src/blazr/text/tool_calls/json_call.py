@@ -124,7 +124,9 @@ class _Call:
     """A call as far as it has been read."""
 
     def __init__(self, tools: Tools, sink: Sink, shape: JsonCalls) -> None:
-        self._tools, self._sink, self._shape = tools, sink, shape
+        self._tools = tools
+        self._sink = sink
+        self._shape = shape
         self._name: str | None = None
         self._id: str | None = None
         self._arguments: list[str] | None = None  # that came before the name
@@ -146,11 +148,6 @@ class _Call:
             return (yield from shape.read(c, self._tools, self._sink))
         if key == _RESULT and self._has_begun:
             return (yield from balanced(c, lambda _: self._sink.consume()))
-        return (yield from self._more(key, c))
-
-    def _more(self, key: str, c: str) -> Scan:
-        """A field besides name and arguments."""
-        shape = self._shape
         if key not in {*shape.ids, *_IGNORED, "type"}:
             raise MalformedError
         text, c = yield from scalar(c)

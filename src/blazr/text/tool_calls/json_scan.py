@@ -96,9 +96,15 @@ def balanced(c: str, put: Callable[[str], None]) -> Scan:
     depth, before = 0, ":"
     while c:
         if c == '"' or (c == "'" and before in "{[,:"):  # elsewhere it is an apostrophe
-            c, before = (yield from _string(c, put)), '"'
+            c = yield from _string(c, put)
+            before = '"'
         elif c.isalnum() or c in "+-.":
-            c, before = (yield from _word(c, put)), "a"
+            word = ""
+            while c and (c.isalnum() or c in "+-."):
+                word += c
+                c = yield
+            put(PYTHON_WORDS.get(word, word))
+            before = "a"
         else:
             put(c)
             depth += (c in "{[") - (c in "}]")
@@ -124,15 +130,6 @@ def _string(quote: str, put: Callable[[str], None]) -> Scan:
     if c:
         put('"')
         c = yield
-    return c
-
-
-def _word(c: str, put: Callable[[str], None]) -> Scan:
-    word = ""
-    while c and (c.isalnum() or c in "+-."):
-        word += c
-        c = yield
-    put(PYTHON_WORDS.get(word, word))
     return c
 
 

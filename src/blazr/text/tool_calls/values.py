@@ -18,6 +18,7 @@ _OF_PYTHON: Mapping[type, str] = {
     type(None): "null",
 }
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+_MARKS = {"(": "[", ")": "]", ",": ", ", ":": ": "}
 _TOKEN = re.compile(
     r"""\s+|(?P<text>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|(?P<mark>[][{}(),:])"""
     r"""|(?P<word>[^][{}(),:\s"']+)""",
@@ -83,7 +84,12 @@ def python_to_json(text: str) -> str | None:
         if after_value and not match["mark"]:
             return None
         after_value = not match["mark"]
-        parts.append(_token(match))
+        if match["text"]:
+            parts.append(as_json(unescape(match["text"][1:-1])))
+        elif match["mark"]:
+            parts.append(_MARKS.get(match["mark"], match["mark"]))
+        else:
+            parts.append(PYTHON_WORDS.get(match["word"], match["word"]))
     found = "".join(parts)
     try:
         _parse(found)
@@ -92,20 +98,11 @@ def python_to_json(text: str) -> str | None:
     return found
 
 
-def _token(match: re.Match[str]) -> str:
-    if match["text"]:
-        return as_json(unescape(match["text"][1:-1]))
-    if match["mark"]:
-        return {"(": "[", ")": "]", ",": ", ", ":": ": "}.get(match["mark"], match["mark"])
-    return PYTHON_WORDS.get(match["word"], match["word"])
-
-
 def _parse(text: str) -> object:
-    return json.loads(text, parse_constant=_refuse)
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
 
-
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)
+    return json.loads(text, parse_constant=refuse)
 
 
 def unescape(text: str) -> str:
