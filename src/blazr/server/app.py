@@ -42,7 +42,7 @@ def build_app(
     """
     state, config, rows = models.state, models.state.config, list(routes)
     servers = [{"url": config.root_path or "/"}]
-    # made when it is first asked for, because it takes longer than all the rest
+    # made when it is first asked for, because it takes longer than everything else
     state.document = cache(lambda: describe(rows) | {"servers": servers})
     shapes = {row.path: row.error for row in rows if row.error is not openai_error}
 

@@ -185,14 +185,19 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Errors are raised; the middleware renders them."""
-        state, connection = self._models.state, HTTPConnection(scope)
+        state = self._models.state
+        connection = HTTPConnection(scope)
         body: msgspec.Struct | None = None
         is_command = self._route.is_command
         if self._decoder is not None:
             raw = await _read_body(scope, receive, state.config)
             body = _decode(self._decoder, raw or b"{}" if is_command else raw)
             if is_command:
-                body = _fill_in(body, connection.query_params)
+                # what the body leaves out may stand in the query
+                asked = _decode_query(type(body), connection.query_params)
+                left_out = [x for x in body.__struct_fields__ if getattr(body, x) is None]
+                given = {name: getattr(asked, name) for name in left_out}
+                body = msgspec.structs.replace(body, **given)
         elif self._route.body is not None:
             body = _decode_query(self._route.body, connection.query_params)
         if not self._needs_model:
@@ -245,13 +250,6 @@ def working(state: ServerState) -> Iterator[None]:
 def json_response(value: object, headers: Mapping[str, str] | None = None) -> Response:
     """A value as a JSON response. NaN and infinities become null."""
     return Response(msgspec.json.encode(value), headers=headers, media_type="application/json")
-
-
-def _fill_in(body: msgspec.Struct, query: Mapping[str, str]) -> msgspec.Struct:
-    """A command, with what its body leaves out taken from the query."""
-    asked = _decode_query(type(body), query)
-    names = [name for name in body.__struct_fields__ if getattr(body, name) is None]
-    return msgspec.structs.replace(body, **{name: getattr(asked, name) for name in names})
 
 
 def _decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> msgspec.Struct:

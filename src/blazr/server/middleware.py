@@ -55,7 +55,8 @@ class RequestContextMiddleware:
         """Pass a request on."""
         if scope["type"] != "http":
             return
-        started_s, started = monotonic(), datetime.now(UTC)
+        started_s = monotonic()
+        started = datetime.now(UTC)
         headers = Headers(scope=scope)
         request_id = scope["request_id"] = _request_id(headers)
         scope["path"] = _without_prefix(self._state.config.root_path, scope["path"])

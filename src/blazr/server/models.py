@@ -202,7 +202,7 @@ class ModelSlot:
 
     @property
     def event(self) -> ModelEvent:
-        """What subscribers are told after a change."""
+        """What subscribers get after a change."""
         return ModelEvent(self.source.name, self.status, self.has_failed)
 
     def take_waiting(self) -> list[asyncio.Future[Service]]:
@@ -429,7 +429,7 @@ class Models:
         return self.state.config.models_memory_bytes or float("inf")
 
     async def _make_room(self, newcomer: ModelSlot) -> None:
-        """Unload the least recently used models until the rest fits with the newcomer."""
+        """Unload the least recently used models until the others fit with the newcomer."""
         while True:
             others = [each for each in self.slots if each is not newcomer and each.held_bytes]
             total = newcomer.num_bytes + sum(each.held_bytes for each in others)

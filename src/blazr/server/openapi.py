@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, get_type_hints
 
 import msgspec
@@ -58,11 +58,11 @@ def describe(routes: Iterable[Route]) -> dict[str, object]:
         path = _PARAMETER.sub(r"{\1}", row.path)
         operation = _operation(row, schemas)
         # what can be done next with what was made: the operations whose paths have its id
-        later = [x for x in rows if x.path.startswith(f"{row.path}/{{id}}")]
-        if row.method == "POST" and later:
+        followers = [x for x in rows if x.path.startswith(f"{row.path}/{{id}}")]
+        if row.method == "POST" and followers:
             given = {"id": "$response.body#/id"}
             operation["responses"]["200"]["links"] = {
-                _name(x): {"operationId": _name(x), "parameters": given} for x in later
+                _name(x): {"operationId": _name(x), "parameters": given} for x in followers
             }
         paths.setdefault(path, {})[row.method.lower()] = operation
     return {
@@ -140,16 +140,11 @@ def _structs_in(kinds: Iterable[Type]) -> dict[str, type[msgspec.Struct]]:
             if kind.cls not in unions:
                 unions.add(kind.cls)
                 pending += multi_type_info(getattr(kind.cls, "kinds", ()))
-        else:
-            pending += _inner_types(kind)
+        else:  # a union, a container or a constrained type
+            for part in ("type", "types", "item_type", "item_types", "key_type", "value_type"):
+                inner = getattr(kind, part, ())
+                pending += inner if isinstance(inner, tuple) else (inner,)
     return found
-
-
-def _inner_types(kind: Type) -> Iterator[Type]:
-    """What a union, a container or a constrained type is made of."""
-    for name in ("type", "types", "item_type", "item_types", "key_type", "value_type"):
-        inner = getattr(kind, name, ())
-        yield from inner if isinstance(inner, tuple) else (inner,)
 
 
 def _one_of(kind: Any) -> Schema:

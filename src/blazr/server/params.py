@@ -114,7 +114,8 @@ def refuse_foreign(raw: bytes, body: msgspec.Struct) -> None:
     given: dict[str, Any] = msgspec.structs.asdict(_foreign.decode(raw))
     own = {*body.__struct_fields__}
     for name in _INSIDE:
-        raw_inner, inner = given.pop(name), getattr(body, name, None)
+        raw_inner = given.pop(name)
+        inner = getattr(body, name, None)
         if inner is not None:
             own |= {*inner.__struct_fields__}
             given |= {name: value for name, value in raw_inner.items() if name in _REFUSED}
@@ -437,20 +438,17 @@ def to_messages(messages: list[ChatMessage]) -> list[Message]:
         role = "system" if message.role == "developer" else message.role
         content = message.content
         if isinstance(content, list):
-            content = "".join(map(_text_of, content))
+            wrong = next((x for x in content if x.type != "text" or x.text is None), None)
+            if wrong is not None:
+                raise RequestError(
+                    "a part of a message is not text; this model reads only text.",
+                    param="messages",
+                    found=repr(wrong.type[:50]),
+                    expected="'text'",
+                )
+            content = "".join(part.text or "" for part in content)
         found.append(Message(role=role, content=content, extra=extra or None))
     return found
-
-
-def _text_of(part: ContentPart) -> str:
-    if part.type != "text" or part.text is None:
-        raise RequestError(
-            "a part of a message is not text; this model reads only text.",
-            param="messages",
-            found=repr(part.type[:50]),
-            expected="'text'",
-        )
-    return part.text
 
 
 def new_id(prefix: str) -> str:

@@ -145,10 +145,19 @@ def to_request(body: CountMessagesBody, call: Call[CountMessagesBody]) -> Genera
     Raises:
         RequestError: A value is out of range, or asks for what there is not.
     """
-    params, effort, choice = SamplingParams(), None, MessageToolChoice("auto")
+    params = SamplingParams()
+    effort = None
+    choice = MessageToolChoice("auto")
     if isinstance(body, MessagesBody):
         edits = body.context_management.edits if body.context_management else []
-        _check_edits(edits)
+        for edit in edits:
+            if not str(edit.get("type")).startswith("clear_thinking"):
+                raise RequestError(
+                    "this server does not edit the context.",
+                    param="context_management",
+                    found=repr(str(edit.get("type")))[:100],
+                    expected="'clear_thinking_20251015', or the messages as they shall be read",
+                )
         config = body.output_config or OutputConfig()
         form = body.output_format if config.format is None else config.format
         params = sampling_params(
@@ -159,7 +168,8 @@ def to_request(body: CountMessagesBody, call: Call[CountMessagesBody]) -> Genera
             top_k=body.top_k,
             grammar=grammar_of(form, param="output_config"),
         )
-        effort, choice = config.effort, body.tool_choice or choice
+        effort = config.effort
+        choice = body.tool_choice or choice
     messages = [each for turn in body.messages for each in _to_messages(turn)]
     system = _text_of(body.system or "")
     if system:
@@ -180,7 +190,8 @@ def to_request(body: CountMessagesBody, call: Call[CountMessagesBody]) -> Genera
         for tool in body.tools or ()
         if tool.input_schema is not None
     ]
-    one, thinking = choice.disable_parallel_tool_use, body.thinking
+    only_one = choice.disable_parallel_tool_use
+    thinking = body.thinking
     enabled = thinking.type != "disabled" if thinking else None
     return GenerationRequest(
         messages=messages,
@@ -191,24 +202,12 @@ def to_request(body: CountMessagesBody, call: Call[CountMessagesBody]) -> Genera
             tools,
             _CHOICES[choice.type],
             name=choice.name,
-            parallel=None if one is None else not one,
+            parallel=None if only_one is None else not only_one,
         ),
         # the reply continues what the assistant has begun to say
         continue_final_message=bool(messages) and messages[-1].role == "assistant",
         **call.scheduling(),
     )
-
-
-def _check_edits(edits: list[dict[str, Any]]) -> None:
-    kinds = [str(edit.get("type")) for edit in edits]
-    wrong = next((kind for kind in kinds if not kind.startswith("clear_thinking")), None)
-    if wrong is not None:
-        raise RequestError(
-            "this server does not edit the context.",
-            param="context_management",
-            found=repr(wrong)[:100],
-            expected="'clear_thinking_20251015', or the messages as they shall be read",
-        )
 
 
 def _to_messages(turn: Turn) -> Iterator[Message]:
@@ -222,8 +221,8 @@ def _to_messages(turn: Turn) -> Iterator[Message]:
             result = _text_of(block.content or "")
             answered = {"tool_call_id": block.tool_use_id or ""}
             yield Message(role="tool", content=result, extra=answered)
-    rest = [block for block in content if block.type != "tool_result"]
-    if not rest:
+    others = [block for block in content if block.type != "tool_result"]
+    if not others:
         return
     calls = [
         {
@@ -231,14 +230,14 @@ def _to_messages(turn: Turn) -> Iterator[Message]:
             "type": "function",
             "function": {"name": block.name or "", "arguments": block.input or {}},
         }
-        for block in rest
+        for block in others
         if block.type == "tool_use"
     ]
-    thought = "".join(block.thinking or "" for block in rest if block.type == "thinking")
+    thought = "".join(block.thinking or "" for block in others if block.type == "thinking")
     extra: dict[str, object] = {"reasoning_content": thought} if thought else {}
     if calls:
         extra["tool_calls"] = calls
-    spoken = [block for block in rest if block.type not in _NOT_TEXT]
+    spoken = [block for block in others if block.type not in _NOT_TEXT]
     yield Message(
         role=turn.role,
         content=_text_of(spoken) if spoken or not calls else None,

@@ -22,7 +22,7 @@ class Target(msgspec.Struct, kw_only=True):
 
 
 class PauseBody(Target, kw_only=True):
-    """What becomes of running replies: they end at once, are finished first, or go on later."""
+    """What becomes of running replies: they end, are finished first, or go on when resumed."""
 
     mode: Literal["abort", "wait", "keep", "in_place", "retract"] | None = None
     wait_for_inflight_requests: bool | None = None
@@ -99,7 +99,8 @@ async def is_paused(call: Call[Target]) -> Paused:
 
 async def reset_prefix_cache(call: Call[ResetBody]) -> Forgotten:
     """Forget what prompts have left for others."""
-    restarts, num_blocks = bool(call.body.reset_running_requests), 0
+    restarts = bool(call.body.reset_running_requests)
+    num_blocks = 0
     for service in _services(call, call.body.model):
         forget = service.llm.core.engine.forget_prefixes
         num_blocks += await asyncio.to_thread(forget, restarts=restarts)
@@ -108,7 +109,8 @@ async def reset_prefix_cache(call: Call[ResetBody]) -> Forgotten:
 
 async def abort_requests(call: Call[AbortBody]) -> Aborted:
     """End running requests where they stand."""
-    body, names = call.body, None
+    body = call.body
+    names = None
     given = [body.request_ids] if isinstance(body.request_ids, str) else body.request_ids or []
     given += [body.rid] if body.rid else []
     if given and not body.abort_all:

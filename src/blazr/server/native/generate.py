@@ -89,7 +89,7 @@ class SglangMeta(msgspec.Struct):
 
 
 class Generated(msgspec.Struct, kw_only=True):
-    """What a prompt was continued with: `response`, or the rest in SGLang's words."""
+    """What a prompt was continued with: `response`, or the other fields, which are SGLang's."""
 
     response: str | UnsetType = UNSET
     text: str | UnsetType = UNSET

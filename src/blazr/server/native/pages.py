@@ -1,6 +1,6 @@
 """``GET /`` and ``/docs``: the chat page, the viewer of the API, and the files they load.
 
-All of it comes from this package; nothing is fetched from elsewhere, and the browser is told so.
+All of it comes from this package; nothing is fetched from elsewhere, and the headers forbid it.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Load(msgspec.Struct):
 
 
 class ModelFacts(msgspec.Struct, kw_only=True):
-    """What is known of a model; the rest once it was loaded."""
+    """What is known of a model; some of it only once it was loaded."""
 
     name: str
     status: ModelState

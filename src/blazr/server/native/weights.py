@@ -12,7 +12,6 @@ from typing import Any, Literal
 import msgspec
 
 from blazr.core.errors import BlazrError, CapacityError, RequestError
-from blazr.llm.bundle import ModelBundle
 from blazr.server.endpoint import Call
 from blazr.server.native.router import Success
 
@@ -36,7 +35,7 @@ async def update_weights(call: Call[WeightsBody]) -> Success:
         raise RequestError(
             "weights are read from a checkpoint.", param="update_info", hint="send model_path"
         )
-    path = _allowed(call.state.config.weights_dir, body.model_path or body.path or "")
+    path = _allowed_path(call.state.config.weights_dir, body.model_path or body.path or "")
     slot = models.find(body.model)
 
     async def update() -> None:
@@ -44,7 +43,13 @@ async def update_weights(call: Call[WeightsBody]) -> Success:
             core = service.llm.core
             if core.bundle is None:
                 raise RequestError("the weights of this model cannot be changed.", param="model")
-            bundle = await asyncio.to_thread(_read, core.bundle, path)
+            try:
+                bundle = await asyncio.to_thread(core.bundle.with_weights, str(path))
+            except CapacityError:
+                raise
+            except BlazrError as error:
+                message = f"the weights cannot be used: {error.message}"
+                raise RequestError(message, param="model_path") from error
             if body.abort_all_requests:
                 service.abort()
             was_paused = core.engine.is_paused
@@ -61,17 +66,7 @@ async def update_weights(call: Call[WeightsBody]) -> Success:
     return Success(message="Weights updated")
 
 
-def _read(bundle: ModelBundle, path: Path) -> ModelBundle:
-    try:
-        return bundle.with_weights(str(path))
-    except CapacityError:
-        raise
-    except BlazrError as error:
-        message = f"the weights cannot be used: {error.message}"
-        raise RequestError(message, param="model_path") from error
-
-
-def _allowed(folder: Path | None, given: str) -> Path:
+def _allowed_path(folder: Path | None, given: str) -> Path:
     """A path below the operator's folder; errors do not say whether others exist."""
     if folder is None:
         hint = "start the server with --weights-dir"

@@ -21,7 +21,7 @@ from blazr.server.schema import schema_hint
 from blazr.server.sse import SendTimeout, Stream
 
 # The version of Ollama whose API this is: clients look at it before they ask for more. Tools have
-# been streamed since 0.8, thinking has been apart since 0.9, and told how hard since 0.11.
+# been streamed since 0.8, thinking has been apart since 0.9, and its effort a parameter since 0.11.
 OLLAMA_VERSION = "0.12.0"
 
 _PARAMETERS = {"repetition_penalty": "repeat_penalty"}  # what Ollama calls them
@@ -39,7 +39,7 @@ class ShowBody(msgspec.Struct, kw_only=True):
     name: str | None = None
 
     def __post_init__(self) -> None:
-        """Settle which."""
+        """Take either spelling."""
         self.model = self.model or self.name
 
 
