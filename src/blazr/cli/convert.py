@@ -47,7 +47,7 @@ def convert(
         }
         print(json.dumps(report))
         return
-    print(
-        f"{made.path}: {made.nbytes / 1e9:.2f} GB, {made.num_quantized} matrices quantized,", end=""
-    )
-    print(f" {made.num_plain} tensors plain")
+    from rich.filesize import decimal
+
+    counts = f"{made.num_quantized} matrices quantized, {made.num_plain} tensors plain"
+    print(f"{made.path}: {decimal(made.nbytes)}, {counts}")

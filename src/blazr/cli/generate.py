@@ -26,7 +26,7 @@ def generate(  # noqa: PLR0913  (one argument per flag)
         str | None,
         typer.Argument(
             metavar="PROMPT",
-            help="The same as --prompt. What alone stands here and names no model is the prompt.",
+            help="The same as --prompt. A single argument that names no model is the prompt.",
             show_default=False,
         ),
     ] = None,

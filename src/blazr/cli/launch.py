@@ -21,7 +21,7 @@ from typing import Annotated
 import typer
 
 from blazr.cli import options
-from blazr.cli.programs import PROGRAMS, Program, Settings, Target
+from blazr.cli.programs import PROGRAMS, LaunchSettings, LaunchTarget, Program
 from blazr.core import env
 from blazr.core.errors import ConfigError, EngineError
 
@@ -67,7 +67,7 @@ def launch(
         if target is None:
             name = model or options.BUILT_IN
             _note(f"no server at {url or DEFAULT_URL}; start one: blazr serve {shlex.quote(name)}")
-            target = Target(
+            target = LaunchTarget(
                 url=url or DEFAULT_URL, key=api_key or NO_KEY, model="default", context=None
             )
         _print_commands(row, row.settings(target), args or [])
@@ -98,7 +98,9 @@ def _exiting_on_signals() -> Iterator[None]:
 
 
 @contextmanager
-def _find_or_start_server(url: str | None, key: str | None, model: str | None) -> Iterator[Target]:
+def _find_or_start_server(
+    url: str | None, key: str | None, model: str | None
+) -> Iterator[LaunchTarget]:
     """The server at ``url`` or the usual address, or else one of our own until the block ends.
 
     Raises:
@@ -122,7 +124,7 @@ def _find_or_start_server(url: str | None, key: str | None, model: str | None) -
         yield target
 
 
-def _find_server(url: str, key: str | None, model: str | None) -> Target | None:
+def _find_server(url: str, key: str | None, model: str | None) -> LaunchTarget | None:
     """The server at an address, if it has the model."""
     url = url.rstrip("/").removesuffix("/v1")
     if not url.startswith(("http://", "https://")):
@@ -142,7 +144,7 @@ def _find_server(url: str, key: str | None, model: str | None) -> Target | None:
     if not cards:
         return None
     context = cards[0].get("max_model_len")
-    return Target(
+    return LaunchTarget(
         url=url,
         key=key or NO_KEY,
         model=str(cards[0]["id"]),
@@ -191,7 +193,7 @@ def _await_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     raise EngineError("the server did not start.", found=" ".join(tail)[-300:])
 
 
-def _run_program(program: Program, settings: Settings, args: Sequence[str]) -> int:
+def _run_program(program: Program, settings: LaunchSettings, args: Sequence[str]) -> int:
     """Run a program to its end; its exit status."""
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="blazr-launch-"))
@@ -207,7 +209,7 @@ def _run_program(program: Program, settings: Settings, args: Sequence[str]) -> i
         return process.returncode
 
 
-def _print_commands(program: Program, settings: Settings, args: Sequence[str]) -> None:
+def _print_commands(program: Program, settings: LaunchSettings, args: Sequence[str]) -> None:
     """The same as lines of a shell."""
     folder = "/tmp/blazr-launch" if settings.files else ""
     for name, value in settings.env.items():

@@ -13,7 +13,7 @@ _ANSWER_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class LaunchTarget:
     """The server that a program is to use.
 
     Args:
@@ -35,7 +35,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class LaunchSettings:
     """How a program is told.
 
     Args:
@@ -65,10 +65,10 @@ class Program:
 
     command: str
     install: str
-    settings: Callable[[Target], Settings]
+    settings: Callable[[LaunchTarget], LaunchSettings]
 
 
-def claude(target: Target) -> Settings:
+def claude(target: LaunchTarget) -> LaunchSettings:
     """Claude Code."""
     names = ("MODEL", *(f"DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU")))
     env = {
@@ -82,10 +82,10 @@ def claude(target: Target) -> Settings:
     if target.context is not None:
         env["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(target.context)
         env["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(target.answer)
-    return Settings(env=env)
+    return LaunchSettings(env=env)
 
 
-def codex(target: Target) -> Settings:
+def codex(target: LaunchTarget) -> LaunchSettings:
     """Codex."""
     provider = (
         f'{{name = "blazr", base_url = {json.dumps(target.url + "/v1")}, '
@@ -100,10 +100,10 @@ def codex(target: Target) -> Settings:
     if target.context is not None:
         values["model_context_window"] = str(target.context)
     args = [part for name, value in values.items() for part in ("-c", f"{name}={value}")]
-    return Settings(env={"OPENAI_API_KEY": target.key}, args=args)
+    return LaunchSettings(env={"OPENAI_API_KEY": target.key}, args=args)
 
 
-def opencode(target: Target) -> Settings:
+def opencode(target: LaunchTarget) -> LaunchSettings:
     """Set up opencode."""
     model: dict[str, object] = {"name": target.model, "tool_call": True}
     if target.context is not None:
@@ -116,10 +116,10 @@ def opencode(target: Target) -> Settings:
     }
     name = f"blazr/{target.model}"
     config = {"provider": {"blazr": provider}, "model": name, "small_model": name}
-    return Settings(env={"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
+    return LaunchSettings(env={"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
 
 
-def aider(target: Target) -> Settings:
+def aider(target: LaunchTarget) -> LaunchSettings:
     """Set up aider."""
     name = f"openai/{target.model}"
     args = ["--model", name, "--no-show-model-warnings"]
@@ -137,10 +137,10 @@ def aider(target: Target) -> Settings:
         files = {"models.json": json.dumps({name: about}, indent=2)}
         args += ["--model-metadata-file", "{files}/models.json"]
     env = {"OPENAI_API_BASE": f"{target.url}/v1", "OPENAI_API_KEY": target.key}
-    return Settings(env=env, args=args, files=files)
+    return LaunchSettings(env=env, args=args, files=files)
 
 
-def open_webui(target: Target) -> Settings:
+def open_webui(target: LaunchTarget) -> LaunchSettings:
     """Open WebUI."""
     env = {
         "OPENAI_API_BASE_URL": f"{target.url}/v1",
@@ -150,7 +150,7 @@ def open_webui(target: Target) -> Settings:
         "TASK_MODEL_EXTERNAL": target.model,
     }
     # its own port is ours too
-    return Settings(env=env, args=["serve", "--port", "3000"])
+    return LaunchSettings(env=env, args=["serve", "--port", "3000"])
 
 
 PROGRAMS: Table[Program] = Table(

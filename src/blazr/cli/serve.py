@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from blazr.cli import options
-from blazr.cli.models import ModelPlan, apply_settings, plan_models
+from blazr.cli.model_plans import ModelPlan, apply_settings, plan_models
 from blazr.core import log
 from blazr.core.errors import ConfigError
 
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 AccessLog = Literal["text", "json", "off"]
 
 
-def _listed(
+def _split_variable(
     ctx: typer.Context, param: typer.CallbackParam, value: list[str] | None
 ) -> list[str] | None:
-    """Several values in one environment variable stand between commas."""
+    """Split the values of an environment variable at commas."""
     source = ctx.get_parameter_source(param.name or "")
     if value is None or source is None or source.name != "ENVIRONMENT":
         return value
     return [each for each in ",".join(value).split(",") if each]
 
 
-def _named(
+def _models_of_flag(
     ctx: typer.Context, param: typer.CallbackParam, value: list[str] | None
 ) -> list[str] | None:
-    """A model named on the command line goes before those named elsewhere, flag or not."""
+    """The models of ``--model``; a MODEL argument overrides those of variable and settings file."""
     source = ctx.get_parameter_source("model")
     if ctx.params.get("model_argument") and source is not None and source.name != "COMMANDLINE":
         return None
-    return _listed(ctx, param, value)
+    return _split_variable(ctx, param, value)
 
 
 @options.with_flags
@@ -54,7 +54,7 @@ def serve(  # noqa: PLR0913  (one argument per flag)
             help="Directory, .safetensors or .gguf file, Hugging Face id; NAME=PATH, repeated, "
             "for several models, each loaded when first used.  [default: built-in nano]",
             show_default=False,
-            callback=_named,
+            callback=_models_of_flag,
         ),
     ] = None,
     config: Annotated[
@@ -79,7 +79,7 @@ def serve(  # noqa: PLR0913  (one argument per flag)
     ] = "",
     api_key: Annotated[
         list[str] | None,
-        typer.Option(help="API key that clients must send; repeatable.", callback=_listed),
+        typer.Option(help="API key that clients must send; repeatable.", callback=_split_variable),
     ] = None,
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with one API key per line; # begins a comment.")
@@ -88,7 +88,7 @@ def serve(  # noqa: PLR0913  (one argument per flag)
         list[str] | None,
         typer.Option(
             help="API key for commands such as /sleep; repeatable.  [default: any API key]",
-            callback=_listed,
+            callback=_split_variable,
             show_default=False,
         ),
     ] = None,
@@ -96,14 +96,14 @@ def serve(  # noqa: PLR0913  (one argument per flag)
         list[str] | None,
         typer.Option(
             help="Web origin that may call the server besides localhost; * is any; repeatable.",
-            callback=_listed,
+            callback=_split_variable,
         ),
     ] = None,
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(
             help="Name of the model in the API; repeatable, for more names.  [default: its own]",
-            callback=_listed,
+            callback=_split_variable,
         ),
     ] = None,
     accept_any_model: Annotated[

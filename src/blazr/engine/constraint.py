@@ -36,15 +36,15 @@ class Constraint(Protocol):
 
 
 def advance(
-    constraint: Constraint, token_id: int, *, most: int, but: Container[int]
+    constraint: Constraint, token_id: int, *, max_tokens: int, stop_ids: Container[int]
 ) -> tuple[int, ...]:
     """A token was drawn: take it, and those that must follow it.
 
     Args:
         constraint: Of the reply.
         token_id: Drawn from its mask.
-        most: How many to take at most, at least 1.
-        but: Ids to leave to the next draw, because they mean more than a token.
+        max_tokens: How many to take at most, at least 1.
+        stop_ids: Ids that are left to the next draw, because they end the reply.
 
     Returns:
         ``token_id``, then what follows.
@@ -52,8 +52,8 @@ def advance(
     constraint.accept(token_id)
     taken = [token_id]
     # once: what a second look might find is left to the next draw, which finds it too
-    for forced in constraint.forced() if most > 1 else ():
-        if len(taken) == most or forced in but:
+    for forced in constraint.forced() if max_tokens > 1 else ():
+        if len(taken) == max_tokens or forced in stop_ids:
             break
         constraint.accept(forced)
         taken.append(forced)

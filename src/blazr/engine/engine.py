@@ -398,5 +398,5 @@ def _accept_forced(
     params = sequence.request.params
     room = sequence.max_length - len(sequence.tokens) if params.logprobs is None else 1
     ends = sequence.request.stop_ids | set(params.stop_token_ids)
-    tokens = advance(constraint, token, most=room, but=ends)
+    tokens = advance(constraint, token, max_tokens=room, stop_ids=ends)
     return tokens, constraint.is_finished

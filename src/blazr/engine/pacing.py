@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-PACE = 1.1  # factor by which an estimate moves towards each new value
-LEAST_SHARE = 0.1  # of a step that it is taken to cost whatever is in it
-MIN_TOKENS = 8  # prefill goes on, however slow it seems
-MOST_PRESSURE = 2.0  # a crowd of prompts may slow decoding down by so much more
+PACE = 1.1  # an estimate changes by this factor at most with each step
+LEAST_SHARE = 0.1  # of a step's time: what it costs at least without any token
+MIN_TOKENS = 8  # prefill continues, however slow it seems
+MOST_PRESSURE = 2.0  # the time for prefill grows by this factor at most while many prompts wait
 
 
 class Pacing:

@@ -120,7 +120,7 @@ class _Inputs:
         tokens, positions, slots, spans, edges = whole.split([size, size, size, 8 * size, 2 * size])
         self._tables = np.zeros((size, max_blocks), np.int64)
         self._stamps = [-1] * size
-        self.rotary = _Rotary(positions, ropes)
+        self.rotary = _RecordedPositions(positions, ropes)
         numbers = StepNumbers(spans=spans.view(size, 8), checkpoints=edges.view(size, 2), longest=1)
         self.batch = ForwardBatch(
             token_ids=tokens,
@@ -168,7 +168,7 @@ class _Inputs:
             self.rotary.take([row.sequence.max_computed for row in plan.rows])
 
 
-class _Rotary(Positions):
+class _RecordedPositions(Positions):
     """Rotation of the tokens of a recorded step.
 
     Args:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from blazr.engine.batching import build_batch
 from blazr.engine.block import NO_PAGE
 from blazr.engine.cache.manager import CacheManager, CacheShape
-from blazr.engine.cache.storage import Layout, Storage
+from blazr.engine.cache.storage import CacheLayout, Storage
 from blazr.engine.outputs import TokenLogprobs
 from blazr.engine.replay import Replays
 from blazr.engine.sampling.sampler import Sampled, Sampler, many_logprobs
@@ -59,7 +59,7 @@ class ModelRunner:
     def __init__(
         self,
         model: CausalLM,
-        layout: Layout,
+        layout: CacheLayout,
         shape: CacheShape,
         *,
         banned_ids: Sequence[int] = (),

@@ -48,12 +48,12 @@ class Reply:
         self._engine = engine
         self._notify = notify
         self._inbox: deque[tuple[int, TokenOutput]] = deque()
-        self._prompts: list[_Prompt] = []
+        self._prompts: list[_PromptState] = []
         first = 0
         for each in requests:
             indices = range(first, first := first + each.request.params.n)
-            choices = [_Choice(each, tokenizer, index) for index in indices]
-            self._prompts.append(_Prompt(each.request, choices))
+            choices = [_ReplyState(each, tokenizer, index) for index in indices]
+            self._prompts.append(_PromptState(each.request, choices))
         self._num_submitted = self._num_done = 0
         try:
             self._submit()
@@ -135,11 +135,11 @@ class Reply:
 
 
 @dataclass(slots=True)
-class _Prompt:
+class _PromptState:
     """One prompt and its choices."""
 
     request: Request
-    choices: list[_Choice]
+    choices: list[_ReplyState]
     request_id: int | None = None
 
     @property
@@ -153,7 +153,7 @@ class _Prompt:
                 choice.remember()
 
 
-class _Choice:
+class _ReplyState:
     """One reply: its first event, its text, its end."""
 
     def __init__(self, prepared: PreparedRequest, tokenizer: Tokenizer, index: int) -> None:

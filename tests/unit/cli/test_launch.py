@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from blazr.cli.launch import launch
-from blazr.cli.programs import PROGRAMS, Target
+from blazr.cli.programs import PROGRAMS, LaunchTarget
 from blazr.core.errors import ConfigError, UnknownNameError
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import scripted_core, wait_until
@@ -62,7 +62,7 @@ def test_a_program_runs_with_its_settings(name: str, running: Loopback, installe
     assert ended.value.exit_code == 7
     record = json.loads(installed.read_text())
     settings = PROGRAMS[name].settings(
-        Target(url=running.url, key="k1", model="scripted", context=32768)
+        LaunchTarget(url=running.url, key="k1", model="scripted", context=32768)
     )
     assert settings.env.items() <= record["env"].items()
     assert record["args"][-2:] == ["--flag", "a b"]
@@ -95,7 +95,7 @@ def test_without_a_server_the_default_is_shown(
 
 
 def test_codex_reads_its_settings() -> None:
-    target = Target(url="http://h:1", key="k", model='a"b', context=9)
+    target = LaunchTarget(url="http://h:1", key="k", model='a"b', context=9)
     args = PROGRAMS["codex"].settings(target).args
     config = tomllib.loads("\n".join(args[1::2]))
     assert set(args[::2]) == {"-c"}

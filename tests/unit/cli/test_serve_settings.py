@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperOption
 
 from blazr.cli.app import app
-from blazr.cli.models import plan_models
+from blazr.cli.model_plans import plan_models
 from blazr.cli.options import ServeFlags, flag_names
 from blazr.cli.serve import read_api_keys
 from blazr.core.env import ENV, SERVE_FLAGS

@@ -13,7 +13,7 @@ from blazr.bench.reference.weights import Weights, linear
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention:
+class AttentionSizes:
     """What tensors do not say.
 
     Args:
@@ -43,7 +43,7 @@ class Attention:
     clip: float | None = None
 
 
-def attention(x: Tensor, w: Weights, s: Attention) -> Tensor:
+def attention(x: Tensor, w: Weights, s: AttentionSizes) -> Tensor:
     """(T, C) to (T, C), causal."""
     if "qkv_proj.weight" in w:
         sizes = s.heads * s.dim, s.kv_heads * s.dim, s.kv_heads * s.dim
@@ -94,7 +94,7 @@ def attend(
     return torch.einsum("hts,she->the", shares, v)
 
 
-def _normed(x: Tensor, weight: Tensor | None, s: Attention) -> Tensor:
+def _normed(x: Tensor, weight: Tensor | None, s: AttentionSizes) -> Tensor:
     """Over each head, or over all of them, as long as the weight is: (T, H * D)."""
     if weight is None:
         return x

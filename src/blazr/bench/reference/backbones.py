@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from blazr.bench.reference.attention import Attention, attention
+from blazr.bench.reference.attention import AttentionSizes, attention
 from blazr.bench.reference.decoders import router_of
 from blazr.bench.reference.experts import experts
 from blazr.bench.reference.hf_config import Config
 from blazr.bench.reference.hybrids import limits_of
 from blazr.bench.reference.mamba1 import mamba1
-from blazr.bench.reference.mamba2 import Mamba2, mamba2
+from blazr.bench.reference.mamba2 import Mamba2Sizes, mamba2
 from blazr.bench.reference.mlp import mlp
 from blazr.bench.reference.model import Function, Half, ReferenceModel, layer_of, model_of, norm_of
 from blazr.bench.reference.settings import Settings
@@ -67,7 +67,7 @@ def _mixer(w: Weights, kind: str, config: Config, eps: float) -> Function:
         return lambda x: mamba2(x, w, sizes, -w["A_log"].exp())
     if "q_proj.weight" in w:
         heads = config.size("num_attention_heads")
-        attend = Attention(
+        attend = AttentionSizes(
             heads=heads,
             kv_heads=config.get("num_key_value_heads", default=heads),
             dim=config.size("attention_head_dim", "head_dim"),
@@ -80,7 +80,7 @@ def _mixer(w: Weights, kind: str, config: Config, eps: float) -> Function:
     return lambda x: mlp(x, w, activation)
 
 
-def _mamba2_sizes(w: Weights, kind: str, config: Config, eps: float) -> Mamba2:
+def _mamba2_sizes(w: Weights, kind: str, config: Config, eps: float) -> Mamba2Sizes:
     groups = config.get("n_groups", "mamba_n_groups", default=1)
     if kind == "mamba":  # as mamba_ssm has them
         groups = config.section("ssm_cfg").get("ngroups", default=1)
@@ -97,4 +97,4 @@ def _mamba2_sizes(w: Weights, kind: str, config: Config, eps: float) -> Mamba2:
         limits = (float(least), math.inf) if is_new else limits
     if kind == "mamba":
         limits = 0.0, math.inf
-    return Mamba2(states=states, groups=groups, limits=limits, eps=eps, norm_groups=groups)
+    return Mamba2Sizes(states=states, groups=groups, limits=limits, eps=eps, norm_groups=groups)

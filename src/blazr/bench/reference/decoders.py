@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from blazr.bench.reference.attention import Attention, attention
+from blazr.bench.reference.attention import AttentionSizes, attention
 from blazr.bench.reference.experts import (
     NUMBERED,
     Router,
@@ -19,7 +19,7 @@ from blazr.bench.reference.experts import (
     route,
 )
 from blazr.bench.reference.hf_config import FULL, SLIDING, Config, rotation_of
-from blazr.bench.reference.latent import Latent, deepseek_attention
+from blazr.bench.reference.latent import LatentSizes, deepseek_attention
 from blazr.bench.reference.mlp import mlp
 from blazr.bench.reference.model import (
     Function,
@@ -174,7 +174,7 @@ def _mixer(
     scale = config.number("attention_multiplier")
     if kind in _CAPPED:
         scale = config.get("query_pre_attn_scalar", default=256) ** -0.5
-    sizes = Attention(
+    sizes = AttentionSizes(
         heads=heads,
         kv_heads=config.get("num_key_value_heads", default=heads),
         dim=dim,
@@ -238,7 +238,7 @@ def _window(kind: str, config: Config, index: int) -> int | None:
     return window if slides and config.get("use_sliding_window", default=False) else None
 
 
-def latent_sizes(config: Config, *, rotates: bool = True) -> Latent:
+def latent_sizes(config: Config, *, rotates: bool = True) -> LatentSizes:
     """DeepSeek's attention, with or without rotation."""
     plain = config.size("qk_nope_head_dim")
     rotated = config.size("qk_rope_head_dim")
@@ -248,7 +248,7 @@ def latent_sizes(config: Config, *, rotates: bool = True) -> Latent:
     under = rope.get("mscale_all_dim", default=0.0)
     if rotates and kind != "default" and under:
         scale *= mscale(rope.get("factor", default=1.0), under) ** 2
-    return Latent(
+    return LatentSizes(
         heads=config.size("num_attention_heads"),
         plain=plain,
         rotated=rotated,

@@ -17,7 +17,7 @@ _L2_EPS = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Delta:
+class DeltaSizes:
     """What tensors do not say.
 
     Args:
@@ -35,7 +35,7 @@ class Delta:
     tiled: bool = False
 
 
-def gated_delta(x: Tensor, w: Weights, s: Delta) -> Tensor:
+def gated_delta(x: Tensor, w: Weights, s: DeltaSizes) -> Tensor:
     """Qwen3-Next's and Qwen3.5's: (T, C) to (T, C)."""
     keys = s.key_heads * s.key_dim
     per_key = s.heads // s.key_heads
@@ -65,7 +65,7 @@ def gated_delta(x: Tensor, w: Weights, s: Delta) -> Tensor:
     return linear(y.flatten(1), w, "out_proj")
 
 
-def kimi_delta(x: Tensor, w: Weights, s: Delta) -> Tensor:
+def kimi_delta(x: Tensor, w: Weights, s: DeltaSizes) -> Tensor:
     """Kimi Linear's [arXiv:2510.26692]: (T, C) to (T, C)."""
     shape = (s.heads, -1)
     q, k, v = (

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from blazr.bench.reference.attention import Attention, attention
+from blazr.bench.reference.attention import AttentionSizes, attention
 from blazr.bench.reference.convolution import short_convolution
-from blazr.bench.reference.delta import Delta, gated_delta, kimi_delta
+from blazr.bench.reference.delta import DeltaSizes, gated_delta, kimi_delta
 from blazr.bench.reference.experts import Router, clamped_expert, expert_mlp, mixture, route
-from blazr.bench.reference.latent import Latent, deepseek_attention
+from blazr.bench.reference.latent import LatentSizes, deepseek_attention
 from blazr.bench.reference.mamba1 import mamba1
-from blazr.bench.reference.mamba2 import Mamba2, mamba2
+from blazr.bench.reference.mamba2 import Mamba2Sizes, mamba2
 from blazr.bench.reference.mlp import mlp
 from blazr.bench.reference.model import (
     Function,
@@ -248,11 +248,11 @@ def _mixer(file: _File, layer: Weights, index: int) -> Function | None:
     if "ssm_conv1d_q.weight" in layer:
         dim = file.need("kda.head_dim")
         heads = layer.shape("ssm_dt.bias")[0] // dim
-        sizes = Delta(key_heads=heads, heads=heads, key_dim=dim, eps=eps)
+        sizes = DeltaSizes(key_heads=heads, heads=heads, key_dim=dim, eps=eps)
         return lambda x: kimi_delta(x, layer.under("", _KIMI), sizes)
     if "attn_gate.weight" in layer:
         grouped = "ssm_ba.weight" in layer
-        delta = Delta(
+        delta = DeltaSizes(
             key_heads=file.need("ssm.group_count"),
             heads=math.prod(layer.shape("ssm_a")),
             key_dim=file.need("ssm.state_size"),
@@ -282,13 +282,13 @@ def _mixer(file: _File, layer: Weights, index: int) -> Function | None:
 def _mamba2(file: _File, layer: Weights) -> Function:
     w = layer.under("", _MAMBA)
     groups = file.get("ssm.group_count", 1)
-    sizes = Mamba2(
+    sizes = Mamba2Sizes(
         states=file.need("ssm.state_size"), groups=groups, eps=file.eps, norm_groups=groups
     )
     return lambda x: mamba2(x, w, sizes, w["A"].flatten())
 
 
-def _attention(file: _File, w: Weights, index: int) -> Attention:
+def _attention(file: _File, w: Weights, index: int) -> AttentionSizes:
     heads = file.need("attention.head_count", layer=index)
     kv_heads = file.get("attention.head_count_kv", heads, layer=index)
     dim = file.get("attention.key_length", file.hidden // heads)
@@ -298,7 +298,7 @@ def _attention(file: _File, w: Weights, index: int) -> Attention:
     if _WIDE_SCALE.get(file.kind) == file.count:
         scale = (file.hidden / heads) ** -0.5
     rows = 0 if "qkv_proj.weight" in w else w.shape("q_proj.weight")[0]
-    return Attention(
+    return AttentionSizes(
         heads=heads,
         kv_heads=kv_heads,
         dim=dim,
@@ -386,7 +386,7 @@ def _scaled(file: _File, dim: int, theta: float) -> tuple[Callable[[int], Tensor
     return fixed(speeds), own if own != 1 and own > 0 else scale
 
 
-def _latent(file: _File, layer: Weights) -> Latent:
+def _latent(file: _File, layer: Weights) -> LatentSizes:
     apart = "attn_k_b.weight" in layer
     ending = "_mla" if apart else ""
     whole = file.need(f"attention.key_length{ending}")
@@ -395,7 +395,7 @@ def _latent(file: _File, layer: Weights) -> Latent:
     if file.get("rope.scaling.type", "") == "yarn":
         weight = file.number("rope.scaling.yarn_log_multiplier") or 0.0
         stretch = 1 + weight * math.log(max(file.number("rope.scaling.factor") or 1.0, 1.0))
-    return Latent(
+    return LatentSizes(
         heads=file.need("attention.head_count"),
         plain=whole - rotated,
         rotated=rotated,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from blazr.bench.reference.attention import Attention, attention
+from blazr.bench.reference.attention import AttentionSizes, attention
 from blazr.bench.reference.convolution import short_convolution
 from blazr.bench.reference.decoders import (
     LLAMA_NORMS,
@@ -17,12 +17,12 @@ from blazr.bench.reference.decoders import (
     root_of,
     router_of,
 )
-from blazr.bench.reference.delta import Delta, gated_delta, kimi_delta
+from blazr.bench.reference.delta import DeltaSizes, gated_delta, kimi_delta
 from blazr.bench.reference.experts import NUMBERED, experts
 from blazr.bench.reference.hf_config import Config, rotation_of
 from blazr.bench.reference.latent import deepseek_attention
 from blazr.bench.reference.mamba1 import mamba1
-from blazr.bench.reference.mamba2 import Mamba2, mamba2
+from blazr.bench.reference.mamba2 import Mamba2Sizes, mamba2
 from blazr.bench.reference.mlp import mlp
 from blazr.bench.reference.model import (
     Function,
@@ -128,7 +128,7 @@ def _mixer(at: Weights, kind: str, config: Config, eps: float, offset: float) ->
     if "conv.conv.weight" in at:
         return lambda x: short_convolution(x, at.under("conv."))
     if "linear_attn.A_log" in at:
-        delta = Delta(
+        delta = DeltaSizes(
             key_heads=config.size("linear_num_key_heads"),
             heads=config.size("linear_num_value_heads"),
             key_dim=config.size("linear_key_head_dim"),
@@ -139,7 +139,7 @@ def _mixer(at: Weights, kind: str, config: Config, eps: float, offset: float) ->
         usual = config.get("linear_num_heads", default=32)
         heads = config.section("linear_attn_config").get("num_heads", default=usual)
         rows = w.shape("q_proj.weight")[0]
-        delta = Delta(key_heads=heads, heads=heads, key_dim=rows // heads, eps=eps)
+        delta = DeltaSizes(key_heads=heads, heads=heads, key_dim=rows // heads, eps=eps)
         return lambda x: kimi_delta(x, w, delta)
     if kind == "kimi_linear":
         latent = latent_sizes(config, rotates=False)
@@ -154,12 +154,12 @@ def _mixer(at: Weights, kind: str, config: Config, eps: float, offset: float) ->
 
 def _attention(
     kind: str, config: Config, eps: float, offset: float, key_scale: float = 1.0
-) -> Attention:
+) -> AttentionSizes:
     heads = config.size("num_attention_heads")
     dim = config.get("head_dim", default=config.size("hidden_size") // heads)
     still = kind == "granitemoehybrid" and config.text("position_embedding_type") != "rope"
     scale = config.get("attention_multiplier", default=dim**-0.5)
-    return Attention(
+    return AttentionSizes(
         heads=heads,
         kv_heads=config.get("num_key_value_heads", default=heads),
         dim=dim,
@@ -183,10 +183,10 @@ def limits_of(config: Config) -> tuple[float, float]:
     return least, most
 
 
-def mamba2_sizes(config: Config, eps: float) -> Mamba2:
+def mamba2_sizes(config: Config, eps: float) -> Mamba2Sizes:
     """A Mamba-2 mixer under the names that hybrids have."""
     groups = config.size("mamba_n_groups")
-    return Mamba2(
+    return Mamba2Sizes(
         states=config.size("mamba_d_state"),
         groups=groups,
         limits=limits_of(config),

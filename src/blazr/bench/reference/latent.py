@@ -14,7 +14,7 @@ from blazr.bench.reference.weights import Weights, linear
 
 
 @dataclass(frozen=True, kw_only=True)
-class Latent:
+class LatentSizes:
     """Sizes.
 
     Args:
@@ -38,7 +38,7 @@ class Latent:
     eps: float = 1e-6
 
 
-def deepseek_attention(x: Tensor, w: Weights, s: Latent) -> Tensor:
+def deepseek_attention(x: Tensor, w: Weights, s: LatentSizes) -> Tensor:
     """(T, C) to (T, C)."""
     if "q_a_proj.weight" in w:
         latent = rms_norm(linear(x, w, "q_a_proj"), w["q_a_layernorm.weight"], s.eps)
@@ -55,7 +55,7 @@ def deepseek_attention(x: Tensor, w: Weights, s: Latent) -> Tensor:
     return linear(attend(temper(q, s.rotation), k, values, s.scale).flatten(1), w, "o_proj")
 
 
-def _expanded(latent: Tensor, w: Weights, s: Latent) -> tuple[Tensor, Tensor]:
+def _expanded(latent: Tensor, w: Weights, s: LatentSizes) -> tuple[Tensor, Tensor]:
     """Keys (T, H, plain) and values (T, H, values) of latents."""
     if "k_b.weight" in w:  # GGUF: head by head, that of the keys turned over
         keys = torch.einsum("tr,hrd->thd", latent, w["k_b.weight"])

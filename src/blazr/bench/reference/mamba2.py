@@ -15,7 +15,7 @@ from blazr.bench.reference.weights import Weights, linear
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mamba2:
+class Mamba2Sizes:
     """What tensors do not say.
 
     Args:
@@ -37,7 +37,7 @@ class Mamba2:
     multipliers: tuple[float, ...] = (1.0,) * 5
 
 
-def mamba2(x: Tensor, w: Weights, s: Mamba2, rates: Tensor) -> Tensor:
+def mamba2(x: Tensor, w: Weights, s: Mamba2Sizes, rates: Tensor) -> Tensor:
     """(T, C) to (T, C); ``rates`` are those of decay, (H), below 0."""
     heads = len(rates)
     maps = s.groups * s.states

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from blazr.bench.reference.attention import Attention, attention
+from blazr.bench.reference.attention import AttentionSizes, attention
 from blazr.bench.reference.experts import Router, experts
 from blazr.bench.reference.hf_config import Config
 from blazr.bench.reference.latent import oxidizr_attention
 from blazr.bench.reference.mamba1 import oxidizr_mamba1
-from blazr.bench.reference.mamba2 import Mamba2, mamba2
+from blazr.bench.reference.mamba2 import Mamba2Sizes, mamba2
 from blazr.bench.reference.mamba3 import mamba3
 from blazr.bench.reference.mlp import mlp
 from blazr.bench.reference.model import (
@@ -100,7 +100,7 @@ def _mamba2(w: Weights, config: Config) -> Function:
     groups = config.get("mamba2_n_groups", "ssm.n_groups", default=1)
     if not states or maps % states:
         states = maps // (groups or 1)
-    sizes = Mamba2(states=states, groups=maps // states, limits=_LIMITS, eps=_MAMBA_EPS)
+    sizes = Mamba2Sizes(states=states, groups=maps // states, limits=_LIMITS, eps=_MAMBA_EPS)
     return lambda x: mamba2(x, w, sizes, _rates(w, config))
 
 
@@ -136,7 +136,7 @@ def _attention(top: Weights, layer: Weights, config: Config, eps: float) -> Func
         return lambda x: oxidizr_attention(x, w, rotation, window)
     rows, kv_rows = w.shape("q_proj.weight")[0], w.shape("k_proj.weight")[0]
     dim = _head_dim(top, w, config, rows, kv_rows)
-    sizes = Attention(
+    sizes = AttentionSizes(
         heads=rows // dim,
         kv_heads=kv_rows // dim,
         dim=dim,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blazr.bench.reference.attention import attend
 from blazr.bench.reference.hf_config import Config, rotation_of
-from blazr.bench.reference.mamba2 import Mamba2, mamba2
+from blazr.bench.reference.mamba2 import Mamba2Sizes, mamba2
 from blazr.bench.reference.mlp import activate
 from blazr.bench.reference.model import Layer, ReferenceModel, model_of, norm_of
 from blazr.bench.reference.rotation import rotate
@@ -83,7 +83,7 @@ def zamba2(w: Weights, kind: str, config: Config) -> ReferenceModel:
     block = "model.layers.{}.shared_transformer."
     owners = [i for i in hybrids if block.format(i) + "input_layernorm.weight" in w]
     groups = config.size("mamba_ngroups")
-    sizes = Mamba2(
+    sizes = Mamba2Sizes(
         states=config.size("mamba_d_state"),
         groups=groups,
         limits=(config.get("time_step_min", default=0.001), math.inf),

@@ -6,7 +6,7 @@ import logging
 
 from blazr.core.errors import CapacityError
 from blazr.engine.cache.manager import CacheShape
-from blazr.engine.cache.storage import Layout
+from blazr.engine.cache.storage import CacheLayout
 from blazr.engine.config import EngineConfig, parse_memory
 from blazr.nn.device import Device
 from blazr.nn.operands.step import GRID
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def plan_cache(
-    layout: Layout, config: EngineConfig, *, device: Device, max_seq_len: int
+    layout: CacheLayout, config: EngineConfig, *, device: Device, max_seq_len: int
 ) -> CacheShape:
     """Divide the memory; fewer sequences run at once when it is small, never none.
 
@@ -63,7 +63,7 @@ def plan_cache(
     )
 
 
-def _bytes_for(layout: Layout, running: int, pages: int, states: int) -> int:
+def _bytes_for(layout: CacheLayout, running: int, pages: int, states: int) -> int:
     """Enough for this many running sequences, pages and kept states."""
     superpages = 3
     if layout.pages_per_superpage:

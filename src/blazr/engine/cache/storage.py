@@ -19,7 +19,7 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class CacheLayout:
     """How pages and states lie in superpages.
 
     Args:
@@ -41,7 +41,7 @@ class Layout:
     superpage_bytes: int
 
 
-def plan_layout(specs: Sequence[CacheSpec]) -> Layout:
+def plan_layout(specs: Sequence[CacheSpec]) -> CacheLayout:
     """Choose a superpage that holds whole pages and whole states with little waste."""
     page = sum(_aligned(GRID * t.nbytes) for spec in specs for t in spec.paged.values())
     state = sum(_aligned(t.nbytes) for spec in specs for t in spec.checkpoint.values())
@@ -56,7 +56,7 @@ def plan_layout(specs: Sequence[CacheSpec]) -> Layout:
         pages, states = 1, page // state
     unit = ALIGNMENT * lcm(max(pages, 1), max(states, 1))
     superpage = -(-max(pages * page, states * state) // unit) * unit
-    return Layout(tuple(specs), page, state, run, pages, states, superpage)
+    return CacheLayout(tuple(specs), page, state, run, pages, states, superpage)
 
 
 class Storage:
@@ -68,7 +68,7 @@ class Storage:
         device: Where.
     """
 
-    def __init__(self, layout: Layout, shape: CacheShape, device: torch.device) -> None:
+    def __init__(self, layout: CacheLayout, shape: CacheShape, device: torch.device) -> None:
         size = shape.num_superpages * layout.superpage_bytes
         self._arena = zero_bytes(torch.Size((size,)), device)
         pages = shape.num_superpages * layout.pages_per_superpage
@@ -106,7 +106,7 @@ class Storage:
             tensor[target] = tensor[source]
 
     def _make_views(
-        self, layout: Layout, shape: CacheShape, device: torch.device
+        self, layout: CacheLayout, shape: CacheShape, device: torch.device
     ) -> tuple[LayerCache, ...]:
         caches = []
         page_at = state_at = 0
