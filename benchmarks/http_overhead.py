@@ -32,7 +32,7 @@ from blazr.bench.load import Record, Target, drive
 from blazr.bench.offline import EngineTarget
 from blazr.bench.online import connect
 from blazr.bench.report import origin
-from blazr.bench.workload import Ask, Workload
+from blazr.bench.workload import BenchRequest, Workload
 from blazr.engine.outputs import TokenOutput
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
@@ -84,11 +84,11 @@ class TextTarget:
         self.vocab_size = llm.core.info.vocab_size
         self._llm = llm
 
-    async def run(self, ask: Ask, record: Record, *, salt: str) -> None:
+    async def run(self, request: BenchRequest, record: Record, *, salt: str) -> None:
         """Generate greedily, past any end of text."""
-        params = SamplingParams(temperature=0, max_tokens=ask.output_tokens, ignore_eos=True)
-        request = GenerationRequest(prompt=ask.prompt_ids, params=params, cache_salt=salt)
-        async for event in self._llm.events([request]):
+        params = SamplingParams(temperature=0, max_tokens=request.output_tokens, ignore_eos=True)
+        generation = GenerationRequest(prompt=request.prompt_ids, params=params, cache_salt=salt)
+        async for event in self._llm.events([generation]):
             if isinstance(event, TextDelta):
                 record.token_s.append(perf_counter())
                 record.output_tokens += len(event.token_ids)
@@ -101,13 +101,15 @@ class TextTarget:
 async def measure(target: Target, settings: Settings, cpu: Callable[[], float]) -> dict[str, float]:
     """Processor time per token of many requests at once."""
     work = Workload(
-        asks=[Ask(prompt_tokens=settings.prompt_tokens, output_tokens=settings.output_tokens)],
+        requests=[
+            BenchRequest(prompt_tokens=settings.prompt_tokens, output_tokens=settings.output_tokens)
+        ],
         seed=settings.seed,
     )
 
     async def run(count: int, at_once: int, salt: str) -> list[Record]:
-        asks = work.draw(count, vocab_size=target.vocab_size, salt=salt)
-        return await drive(target, asks, at_once, salt=salt)
+        requests = work.draw(count, vocab_size=target.vocab_size, salt=salt)
+        return await drive(target, requests, at_once, salt=salt)
 
     await run(settings.concurrency, settings.concurrency, "warmup")
     before_s = cpu()
@@ -170,11 +172,13 @@ def pair(settings: Settings) -> None:
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
     thread.start()
     connection = HTTPConnection("127.0.0.1", sock.getsockname()[1])
-    work = Workload(asks=[Ask(prompt_tokens=settings.prompt_tokens)], seed=settings.seed)
-    asks = work.draw(2 * _SINGLES, vocab_size=core.info.vocab_size, salt="paired")
+    work = Workload(
+        requests=[BenchRequest(prompt_tokens=settings.prompt_tokens)], seed=settings.seed
+    )
+    requests = work.draw(2 * _SINGLES, vocab_size=core.info.vocab_size, salt="paired")
     times = [
-        (over_socket if i % 2 else straight)(ask.prompt_ids, core, connection)
-        for i, ask in enumerate(asks)
+        (over_socket if i % 2 else straight)(request.prompt_ids, core, connection)
+        for i, request in enumerate(requests)
     ]
     server.should_exit = True
     thread.join()

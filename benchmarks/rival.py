@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from benchmarks.rival_process import Job, serve
 from blazr.bench.load import drive
-from blazr.bench.workload import Ask
+from blazr.bench.workload import BenchRequest
 from blazr.core.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
@@ -42,8 +42,11 @@ class BlazrSide:
 
     def run(self, job: Job) -> float:
         """See `Side.run`."""
-        asks = [Ask(prompt_ids=tuple(ids), output_tokens=job.output_tokens) for ids in job.prompts]
-        records = asyncio.run(drive(self._target, asks, len(asks), salt=uuid4().hex))
+        requests = [
+            BenchRequest(prompt_ids=tuple(ids), output_tokens=job.output_tokens)
+            for ids in job.prompts
+        ]
+        records = asyncio.run(drive(self._target, requests, len(requests), salt=uuid4().hex))
         failed = next((record.error for record in records if record.error), "")
         if failed:
             raise EngineError("a request failed.", found=failed)

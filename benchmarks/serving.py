@@ -25,7 +25,7 @@ from blazr.bench.load import Record, drive
 from blazr.bench.offline import EngineTarget
 from blazr.bench.report import origin, spread_of
 from blazr.bench.shapes import random_network
-from blazr.bench.workload import Ask
+from blazr.bench.workload import BenchRequest
 from blazr.engine.build import build_engine
 from blazr.engine.config import EngineConfig
 from blazr.nn.device import resolve_device
@@ -41,7 +41,7 @@ async def reuse(target: EngineTarget, chance: Random, rounds: int) -> dict[str, 
     for _ in range(rounds):
         ids = tuple(chance.randrange(100, target.vocab_size) for _ in range(PROMPT))
         for kind in ("miss", "hit"):
-            (record,) = await drive(target, [Ask(prompt_ids=ids, output_tokens=4)])
+            (record,) = await drive(target, [BenchRequest(prompt_ids=ids, output_tokens=4)])
             times[kind].append(1000 * record.ttft_s)
         computed.append(PROMPT - record.cached_tokens)
     medians = {f"ttft_{kind}_ms": median(values) for kind, values in times.items()}
@@ -51,17 +51,17 @@ async def reuse(target: EngineTarget, chance: Random, rounds: int) -> dict[str, 
 async def interference(target: EngineTarget, chance: Random) -> dict[str, object]:
     """Spreads of the readers' gaps, in milliseconds, before and during a long prefill."""
 
-    def ask(length: int, output: int) -> Ask:
+    def request(length: int, output: int) -> BenchRequest:
         ids = (chance.randrange(100, target.vocab_size) for _ in range(length))
-        return Ask(prompt_ids=tuple(ids), output_tokens=output)
+        return BenchRequest(prompt_ids=tuple(ids), output_tokens=output)
 
     readers = [Record(prompt_tokens=32) for _ in range(READERS)]
     tasks = [
-        asyncio.create_task(target.run(ask(32, 100_000), record, salt="")) for record in readers
+        asyncio.create_task(target.run(request(32, 100_000), record, salt="")) for record in readers
     ]
     while min(len(record.token_s) for record in readers) < WARM_GAPS + QUIET_GAPS:
         await asyncio.sleep(0.01)
-    (long,) = await drive(target, [ask(LONG_PROMPT, 1)])
+    (long,) = await drive(target, [request(LONG_PROMPT, 1)])
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

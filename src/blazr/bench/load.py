@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from msgspec.structs import replace
 
-from blazr.bench.workload import Ask, Workload
+from blazr.bench.workload import BenchRequest, Workload
 from blazr.core.errors import BlazrError
 
 WARMUP_TOKENS = 16
@@ -66,7 +66,7 @@ class Target(Protocol):
 
     vocab_size: int
 
-    async def run(self, ask: Ask, record: Record, *, salt: str) -> None:
+    async def run(self, request: BenchRequest, record: Record, *, salt: str) -> None:
         """Generate, and fill the record in; a `BlazrError` becomes the record's error."""
 
     def stats(self) -> Mapping[str, float]:
@@ -75,7 +75,7 @@ class Target(Protocol):
 
 async def drive(
     target: Target,
-    asks: Sequence[Ask],
+    requests: Sequence[BenchRequest],
     concurrency: int | None = None,
     *,
     salt: str = "",
@@ -85,26 +85,26 @@ async def drive(
 
     Where one was due, the time it waits for room counts. ``on_end`` is called after each.
     """
-    room = asyncio.Semaphore(concurrency or max(len(asks), 1))
+    room = asyncio.Semaphore(concurrency or max(len(requests), 1))
     started_s = perf_counter()
 
-    async def one(ask: Ask) -> Record:
-        record = Record(prompt_tokens=len(ask.prompt_ids))
-        if ask.arrival_s is not None:
-            record.arrival_s = started_s + ask.arrival_s
+    async def one(request: BenchRequest) -> Record:
+        record = Record(prompt_tokens=len(request.prompt_ids))
+        if request.arrival_s is not None:
+            record.arrival_s = started_s + request.arrival_s
             await asyncio.sleep(record.arrival_s - perf_counter())
         async with room:
-            if ask.arrival_s is None:
+            if request.arrival_s is None:
                 record.arrival_s = perf_counter()
             try:
-                await target.run(ask, record, salt=salt)
+                await target.run(request, record, salt=salt)
             except BlazrError as error:
                 record.error = " ".join(str(error).split())[:200]
             record.end_s = perf_counter()
         on_end()
         return record
 
-    return await asyncio.gather(*map(one, asks))
+    return await asyncio.gather(*map(one, requests))
 
 
 async def run_level(
@@ -126,11 +126,11 @@ async def run_level(
     size = target.vocab_size
     first = workload.draw(warmup, vocab_size=size, salt=f"{level}/warmup")
     short = [
-        replace(ask, output_tokens=min(ask.output_tokens, WARMUP_TOKENS), arrival_s=None)
-        for ask in first
+        replace(request, output_tokens=min(request.output_tokens, WARMUP_TOKENS), arrival_s=None)
+        for request in first
     ]
     await drive(target, short, concurrency, salt=f"{run}/warmup")
-    asks = workload.draw(count, vocab_size=size, salt=level)
+    requests = workload.draw(count, vocab_size=size, salt=level)
     before = target.stats()
-    records = await drive(target, asks, concurrency, salt=run, on_end=on_end)
+    records = await drive(target, requests, concurrency, salt=run, on_end=on_end)
     return records, {key: value - before.get(key, 0) for key, value in target.stats().items()}

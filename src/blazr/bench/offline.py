@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from blazr.bench.load import Record
-from blazr.bench.workload import Ask
+from blazr.bench.workload import BenchRequest
 from blazr.core.metrics import METRICS
 from blazr.engine.outputs import FinishReason, TokenOutput
 from blazr.engine.request import Request
@@ -26,7 +26,7 @@ class EngineTarget:
         self.vocab_size = vocab_size
         self._engine = engine
 
-    async def run(self, ask: Ask, record: Record, *, salt: str) -> None:
+    async def run(self, request: BenchRequest, record: Record, *, salt: str) -> None:
         """Generate greedily, past any end of text.
 
         Raises:
@@ -48,9 +48,9 @@ class EngineTarget:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(done.set)
 
-        params = SamplingParams(temperature=0, max_tokens=ask.output_tokens, ignore_eos=True)
-        request = Request(prompt_ids=ask.prompt_ids, params=params, cache_salt=salt)
-        request_id = self._engine.submit(request, take)
+        params = SamplingParams(temperature=0, max_tokens=request.output_tokens, ignore_eos=True)
+        engine_request = Request(prompt_ids=request.prompt_ids, params=params, cache_salt=salt)
+        request_id = self._engine.submit(engine_request, take)
         try:
             await done.wait()
         finally:

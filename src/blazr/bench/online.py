@@ -10,7 +10,7 @@ import httpx2
 import msgspec
 
 from blazr.bench.load import Record
-from blazr.bench.workload import Ask
+from blazr.bench.workload import BenchRequest
 from blazr.core.errors import EngineError
 
 # Ids that every vocabulary has, where a server does not tell how many it has.
@@ -77,7 +77,7 @@ class HttpTarget:
         self._client = client
         self._decoder = msgspec.json.Decoder(_Chunk)
 
-    async def run(self, ask: Ask, record: Record, *, salt: str) -> None:
+    async def run(self, request: BenchRequest, record: Record, *, salt: str) -> None:
         """Stream one completion, greedy and past any end of text.
 
         Raises:
@@ -85,8 +85,8 @@ class HttpTarget:
         """
         body = {
             "model": self.model,
-            "prompt": ask.prompt_ids,
-            "max_tokens": ask.output_tokens,
+            "prompt": request.prompt_ids,
+            "max_tokens": request.output_tokens,
             "temperature": 0,
             "ignore_eos": True,
             "cache_salt": salt,

@@ -19,7 +19,7 @@ _Count = Annotated[int, msgspec.Meta(ge=1)]
 _TokenId = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BenchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One request, and one line of a workload's file, where each field may be left out.
 
     Args:
@@ -40,7 +40,7 @@ class Workload:
     """Requests as they are described; `draw` completes them.
 
     Args:
-        asks: One description per request, from the first again when there are too few.
+        requests: One description per request, from the first again when there are too few.
         shared_prefix: Tokens that drawn prompts have in common; a shorter prompt is nothing else.
         rate: Requests a second, arriving at random (Poisson); infinity is as soon as there is room.
         seed: Of prompts and arrivals.
@@ -49,18 +49,18 @@ class Workload:
         ConfigError: A value is out of range.
     """
 
-    asks: Sequence[Ask]
+    requests: Sequence[BenchRequest]
     shared_prefix: int = 0
     rate: float = math.inf
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.asks:
+        if not self.requests:
             raise ConfigError("the workload is empty.", expected="at least one request")
         if not self.rate > 0:
             raise ConfigError("the rate is out of range.", found=str(self.rate), expected="above 0")
 
-    def draw(self, count: int, *, vocab_size: int, salt: str) -> list[Ask]:
+    def draw(self, count: int, *, vocab_size: int, salt: str) -> list[BenchRequest]:
         """The first requests, each from the seed, the salt and its number alone.
 
         Ids are drawn evenly from those below ``vocab_size``.
@@ -80,15 +80,15 @@ class Workload:
             due[:] = accumulate(gaps, initial=0.0)
         drawn = []
         for number in range(count):
-            ask = self.asks[number % len(self.asks)]
-            rest = ids(str(number), max(ask.prompt_tokens - len(prefix), 0))
-            prompt = ask.prompt_ids or (prefix + rest)[: ask.prompt_tokens]
-            arrival_s = due[number] if ask.arrival_s is None else ask.arrival_s
-            drawn.append(replace(ask, prompt_ids=prompt, arrival_s=arrival_s))
+            request = self.requests[number % len(self.requests)]
+            suffix = ids(str(number), max(request.prompt_tokens - len(prefix), 0))
+            prompt = request.prompt_ids or (prefix + suffix)[: request.prompt_tokens]
+            arrival_s = due[number] if request.arrival_s is None else request.arrival_s
+            drawn.append(replace(request, prompt_ids=prompt, arrival_s=arrival_s))
         return drawn
 
 
-def read_workload(path: Path, default: Ask) -> list[Ask]:
+def read_workload(path: Path, default: BenchRequest) -> list[BenchRequest]:
     """Read requests from JSON lines; ``default`` stands for what a line leaves out.
 
     Raises:
@@ -98,15 +98,15 @@ def read_workload(path: Path, default: Ask) -> list[Ask]:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise ConfigError("the workload cannot be read.", found=str(error)[:200]) from None
-    asks = []
+    requests = []
     for number, line in enumerate(lines, 1):
         try:
             row = msgspec.json.decode(line, type=dict[str, object])
-            asks.append(msgspec.convert(asdict(default) | row, Ask))
+            requests.append(msgspec.convert(asdict(default) | row, BenchRequest))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"line {number} of the workload is wrong.",
                 found=str(error)[:100],
                 expected="some of prompt_ids, prompt_tokens, output_tokens, arrival_s",
             ) from None
-    return asks
+    return requests

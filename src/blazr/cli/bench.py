@@ -99,7 +99,7 @@ def bench(  # noqa: PLR0913  (one argument per flag)
 ) -> None:
     """Measure throughput and latency, in this process or, with --url, of a server."""
     from blazr.bench.report import origin, parse_goals
-    from blazr.bench.workload import Ask, Workload, read_workload
+    from blazr.bench.workload import BenchRequest, Workload, read_workload
 
     name = options.pick_model(model, model_argument)
     named = model or model_argument
@@ -107,13 +107,13 @@ def bench(  # noqa: PLR0913  (one argument per flag)
     _only_one({"--random": random, "--url": url})
     if plot is not None and find_spec("matplotlib") is None:  # better now than after a long run
         raise ConfigError("--plot needs matplotlib.", hint="pip install 'blazr[train]'")
-    ask = Ask(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
-    asks = read_workload(workload, ask) if workload else [ask]
-    is_timed = rate < math.inf or any(each.arrival_s is not None for each in asks)
+    default = BenchRequest(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+    described = read_workload(workload, default) if workload else [default]
+    is_timed = rate < math.inf or any(each.arrival_s is not None for each in described)
     plan = _Plan(
-        workload=Workload(asks=asks, shared_prefix=shared_prefix, rate=rate, seed=seed),
+        workload=Workload(requests=described, shared_prefix=shared_prefix, rate=rate, seed=seed),
         levels=_parse_levels(concurrency or ("any" if is_timed else "1,2,4,8")),
-        requests=requests or (len(asks) if workload else None),
+        requests=requests or (len(described) if workload else None),
         warmup=warmup,
         goals=parse_goals(goodput),
     )

@@ -12,7 +12,7 @@ import pytest
 from blazr.bench.load import Record, drive, run_level
 from blazr.bench.offline import EngineTarget
 from blazr.bench.online import connect
-from blazr.bench.workload import Ask, Workload
+from blazr.bench.workload import BenchRequest, Workload
 from blazr.cli.bench import bench
 from blazr.core.errors import ConfigError, EngineError
 from blazr.engine.build import build_engine
@@ -38,7 +38,9 @@ def nothing() -> None:
 
 
 def test_an_engine_is_measured_token_by_token(target: EngineTarget) -> None:
-    workload = Workload(asks=[Ask(prompt_tokens=130, output_tokens=5)], shared_prefix=128)
+    workload = Workload(
+        requests=[BenchRequest(prompt_tokens=130, output_tokens=5)], shared_prefix=128
+    )
     records, counters = asyncio.run(
         run_level(target, workload, 2, count=4, warmup=1, on_end=nothing)
     )
@@ -56,8 +58,8 @@ def test_an_engine_is_measured_token_by_token(target: EngineTarget) -> None:
 
 
 def test_an_engines_refusal_is_a_record(target: EngineTarget) -> None:
-    asks = [Ask(prompt_ids=(VOCAB,)), Ask(prompt_ids=(1,), output_tokens=2)]
-    refused, answered = asyncio.run(drive(target, asks))
+    requests = [BenchRequest(prompt_ids=(VOCAB,)), BenchRequest(prompt_ids=(1,), output_tokens=2)]
+    refused, answered = asyncio.run(drive(target, requests))
     assert "out of range" in refused.error
     assert answered.is_ok
 
@@ -68,18 +70,20 @@ def loopback() -> Iterator[Loopback]:
         yield running
 
 
-def ask_server(url: str, asks: list[Ask], **changes: object) -> tuple[object, list[Record]]:
+def ask_server(
+    url: str, requests: list[BenchRequest], **changes: object
+) -> tuple[object, list[Record]]:
     async def run() -> tuple[object, list[Record]]:
         settings = {"model": None, "api_key": "secret", **changes}
         async with connect(url, **settings) as server:
-            return server, await drive(server, asks, 2, salt="s")
+            return server, await drive(server, requests, 2, salt="s")
 
     return asyncio.run(run())
 
 
 def test_a_server_is_measured_as_it_streams(loopback: Loopback) -> None:
     server, records = ask_server(
-        loopback.url + "/", [Ask(prompt_ids=(5, 6, 7), output_tokens=6)] * 3
+        loopback.url + "/", [BenchRequest(prompt_ids=(5, 6, 7), output_tokens=6)] * 3
     )
     assert server.model == "scripted"
     assert server.vocab_size == 100331
@@ -96,7 +100,7 @@ def test_a_server_is_measured_as_it_streams(loopback: Loopback) -> None:
 
 
 def test_a_servers_refusal_is_a_record(loopback: Loopback) -> None:
-    _, (record,) = ask_server(loopback.url, [Ask(prompt_ids=(1,) * 600)])
+    _, (record,) = ask_server(loopback.url, [BenchRequest(prompt_ids=(1,) * 600)])
     assert "HTTP 400" in record.error
     assert not record.is_ok
 
@@ -104,7 +108,7 @@ def test_a_servers_refusal_is_a_record(loopback: Loopback) -> None:
 def test_a_servers_failure_in_the_stream_is_a_record(loopback: Loopback) -> None:
     loopback.engine.fails_with = "the memory is gone"
     try:
-        _, (record,) = ask_server(loopback.url, [Ask(prompt_ids=(1,))])
+        _, (record,) = ask_server(loopback.url, [BenchRequest(prompt_ids=(1,))])
     finally:
         loopback.engine.fails_with = ""
     assert "the memory is gone" in record.error
