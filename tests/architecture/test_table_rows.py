@@ -19,7 +19,7 @@ EXTENSIBLE = {
     "cli": (
         "COMMANDS",
         lambda row: row.__module__,
-        {"app", "conversation", "models", "options", "partners", "programs", "terminal"},
+        {"app", "conversation", "model_plans", "options", "partners", "programs", "terminal"},
     ),
     "models/families": (
         "FAMILIES",

@@ -51,7 +51,7 @@ BEYOND_A_SCHEMA = (
     "top_logprobs needs logprobs",
     "at most max_tokens",
     "a question that is cut off",
-    "the texts make no pairs",
+    "the texts do not form pairs",
     "the number of",
     "give one grammar",
     # what is in fields that are free

@@ -59,7 +59,9 @@ async def connect(url: str, *, model: str | None, api_key: str) -> AsyncIterator
             answer = (await client.get("/models")).raise_for_status()
             cards = msgspec.json.decode(answer.content, type=_Models).data
         except (httpx2.HTTPError, httpx2.InvalidURL, msgspec.DecodeError) as error:
-            raise EngineError(f"no models at {base[:100]}.", found=str(error)[:200]) from None
+            raise EngineError(
+                f"no list of models at {base[:100]}.", found=str(error)[:200]
+            ) from None
         card = next((each for each in cards if model in {None, each.id}), None)
         name = model or (card.id if card else None)
         if name is None:

@@ -113,14 +113,16 @@ def _find_or_start_server(
         return
     if url is not None:
         raise ConfigError(
-            "no server there has the model that is asked for." if model else "no server answers.",
+            "the server does not answer, or does not have the model."
+            if model
+            else "no server answers.",
             found=url,
             hint="blazr serve, or leave --url out and a server is started",
         )
     with _running_server(model or options.BUILT_IN, key) as address:
         target = _find_server(address, key, None)
         if target is None:
-            raise EngineError("the server that was started shows no model.")
+            raise EngineError("the server that was started lists no model.")
         yield target
 
 
@@ -137,7 +139,7 @@ def _find_server(url: str, key: str | None, model: str | None) -> LaunchTarget |
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, urllib.error.HTTPError) and error.code in {401, 403}:
             raise ConfigError(
-                "the server wants another key.", found=request.full_url, hint="--api-key"
+                "the server refuses the API key.", found=request.full_url, hint="--api-key"
             ) from None
         return None
     cards = [each for each in models if model is None or each.get("id") == model]

@@ -299,7 +299,7 @@ def _refusal(status: int, content: bytes) -> RequestError:
 
 def _unreachable(url: str, error: Exception) -> EngineError:
     return EngineError(
-        f"no chat with {url[:100]}.",
+        f"cannot chat with {url[:100]}.",
         found=f"{type(error).__name__}: {str(error)[:150]}",
         hint="check that the server runs (blazr serve starts one) and that the address is right",
     )

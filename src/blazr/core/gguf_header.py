@@ -173,7 +173,7 @@ def _read_beginning(cursor: _Cursor) -> tuple[int, int]:
     if version not in VERSIONS:
         is_swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
         raise CheckpointError(
-            "this version of GGUF is not read.",
+            "this version of GGUF is not supported.",
             found="a big-endian file" if is_swapped else f"version {version}",
             expected="version 2 or 3, little-endian",
             hint="convert the model again with a current llama.cpp, or download a newer file",

@@ -52,7 +52,7 @@ class StructuredOutputsParams:
         """The same as `SamplingParams.grammar` has it.
 
         Raises:
-            RequestError: None or several are given, or the JSON Schema is no JSON.
+            RequestError: None or several are given, or the JSON Schema is not JSON.
         """
         schema: object = self.json
         if isinstance(self.json, str):

@@ -152,7 +152,11 @@ def as_message(message: Message | Mapping[str, object]) -> Message:
     content = extra.pop("content", None)
     if not isinstance(role, str) or not (content is None or isinstance(content, str)):
         expected = '{"role": "user", "content": "…"}'
-        raise RequestError("a message lacks something.", param="messages", expected=expected)
+        raise RequestError(
+            "a message has no role, or its content is not text.",
+            param="messages",
+            expected=expected,
+        )
     return Message(role=role, content=content, extra=extra or None)
 
 

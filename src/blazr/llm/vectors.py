@@ -61,7 +61,7 @@ def pairs_of(first: str | Sequence[str], second: str | Sequence[str]) -> list[tu
     """Return texts in pairs: one with one, one with many, or many with as many.
 
     Raises:
-        RequestError: They make no pairs.
+        RequestError: They do not form pairs.
     """
     left = [first] if isinstance(first, str) else list(first)
     right = [second] if isinstance(second, str) else list(second)
@@ -69,7 +69,7 @@ def pairs_of(first: str | Sequence[str], second: str | Sequence[str]) -> list[tu
         left *= len(right)
     if len(left) != len(right) or not left:
         raise RequestError(
-            "the texts make no pairs.",
+            "the texts do not form pairs.",
             param="text_2",
             found=f"{len(left)} and {len(right)}",
             expected="one and any number, or equal numbers",

@@ -116,7 +116,7 @@ def test_a_servers_failure_in_the_stream_is_a_record(loopback: Loopback) -> None
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "localhost:8080", ""])
 def test_where_nobody_serves_it_is_said(url: str) -> None:
-    with pytest.raises(EngineError, match="no models at"):
+    with pytest.raises(EngineError, match="no list of models at"):
         ask_server(url, [])
 
 

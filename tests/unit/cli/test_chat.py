@@ -293,5 +293,5 @@ def test_log_lines_wait_for_the_end_of_an_answer(llm: LLM) -> None:
 
 
 def test_no_server_answers() -> None:
-    with pytest.raises(EngineError, match="no chat with"):
+    with pytest.raises(EngineError, match="cannot chat with"):
         RemotePartner("http://127.0.0.1:1", None)

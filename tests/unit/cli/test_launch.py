@@ -120,14 +120,14 @@ def test_a_server_that_is_not_there(installed: Path) -> None:
 
 
 def test_a_model_the_server_has_not(running: Loopback, installed: Path) -> None:
-    with pytest.raises(ConfigError, match="has the model"):
+    with pytest.raises(ConfigError, match="does not have the model"):
         launch("codex", url=running.url, model="other")
     assert not installed.exists()
 
 
 def test_a_key_that_is_missing(installed: Path) -> None:
     with serving(scripted_core(), api_keys=("right",)) as server:
-        with pytest.raises(ConfigError, match="another key"):
+        with pytest.raises(ConfigError, match="refuses the API key"):
             launch("codex", url=server.url)
         with pytest.raises(typer.Exit):
             launch("codex", url=server.url, api_key="right")
