@@ -7,10 +7,13 @@ better, what depends on the layer, and rotation.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
-from blazr.core.errors import ConfigError, ShapeError
-from blazr.models.families.gguf.file import GgufFile
-from blazr.models.families.gguf.keys import CONFIG_KEYS, SIGMOID
+from blazr.core.errors import CheckpointError, ConfigError, ShapeError
+from blazr.models.checkpoint.base import Checkpoint
+from blazr.models.families.config_reader import ConfigReader
+from blazr.models.families.gguf.architectures import ARCHITECTURES
+from blazr.models.families.gguf.keys import CONFIG_KEYS, LAYER_EPS, METADATA_KEYS, RMS_EPS, SIGMOID
 from blazr.models.families.gguf.names import (
     ATTENTION,
     CONV,
@@ -27,10 +30,157 @@ ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 _LINEAR, _FULL, _SLIDING = "linear_attention", "full_attention", "sliding_attention"
 _ROUTER = "ffn_gate_inp.weight"
+# Layers by a tensor that they alone have; of several in one layer the first decides.
+_TELLING = {
+    CONV: "conv",
+    DELTA: _LINEAR,
+    KIMI: _LINEAR,
+    MAMBA: _LINEAR,
+    ATTENTION: _FULL,
+    FUSED_ATTENTION: _FULL,
+    LATENT: _FULL,
+}
 # Of DeepSeek-V2 and V3: whose experts are scored by a softmax, and by a sigmoid.
 _TOPK_METHODS = ("group_limited_greedy", "noaux_tc")
 
 Words = dict[str, object]
+
+
+class GgufFile:
+    """The metadata and the tensors of a file, read under one architecture's names.
+
+    Raises:
+        CheckpointError: The embedding is missing.
+        ConfigError: The architecture is unknown, or the number of layers does not fit the file.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        name = checkpoint.metadata.get("general.architecture")
+        row = ARCHITECTURES.get(name) if isinstance(name, str) else None
+        if row is None:
+            raise ConfigError(
+                f"{checkpoint.path}: models of this architecture are not supported in GGUF.",
+                found=repr(name)[:100],
+                expected=", ".join(ARCHITECTURES),
+                hint="where the model is also there as safetensors, try that",
+            )
+        self.checkpoint = checkpoint
+        self.row = row
+        self.architecture = str(name)
+        self.tensors = checkpoint.tensors
+        self.metadata: dict[str, object] = {}
+        for key, value in checkpoint.metadata.items():
+            outer, _, inner = key.partition(".")
+            if outer == self.architecture:
+                self.metadata[inner] = value
+        self.reader = self.reader_of({})
+        self.hidden_size = self.size("token_embd.weight", 1)
+        count = self.integer("block_count")
+        if not 1 <= count <= len(self.tensors):
+            raise ConfigError(
+                f"the metadata's {self.key('block_count')!r} does not fit the file.",
+                found=f"{count:,} layers, {len(self.tensors):,} tensors",
+                expected="at least one tensor a layer",
+            )
+        self.num_layers = count - self.integer("nextn_predict_layers", 0)
+
+    def reader_of(self, words: Mapping[str, object]) -> ConfigReader:
+        """A reader of config.json's keys: these words, and what the metadata say of others."""
+        names = {word: (self.key(key),) for word, key in METADATA_KEYS.items() if word not in words}
+        return ConfigReader({self.architecture: self.metadata, **words}, "the metadata", names)
+
+    def key(self, name: str) -> str:
+        """A key of this architecture."""
+        return f"{self.architecture}.{name}"
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor."""
+        return name in self.tensors
+
+    def size(self, name: str, dim: int) -> int:
+        """A size of a tensor that must be there.
+
+        Raises:
+            CheckpointError: It is not, or has fewer dimensions.
+        """
+        info = self.tensors.get(name)
+        if info is None or dim >= len(info.shape):
+            raise CheckpointError(
+                f"{self.checkpoint.path}: tensor {name} is missing.",
+                found=", ".join(each[:40] for each in list(self.tensors)[:4]),
+                hint="the file is incomplete, or of a kind that blazr does not know",
+            )
+        return info.shape[dim]
+
+    def layers_with(self, name: str) -> list[int]:
+        """The layers that have a tensor."""
+        return [index for index in range(self.num_layers) if self.has(f"blk.{index}.{name}")]
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A whole number; of one for each layer, the largest.
+
+        Raises:
+            ConfigError: It is missing or something else.
+        """
+        key = self.key(name)
+        values = self.metadata.get(name)
+        if isinstance(values, memoryview) and len(values):
+            last = key.rpartition(".")[2]
+            found = ConfigReader({last: max(values)}, f"the metadata, {key}").integer(last)
+        else:
+            found = self.reader.integer(key)
+        if found is None and default is None:
+            raise ConfigError(
+                f"the metadata has no {key!r}.",
+                expected="a whole number",
+                hint="the file is of an old or foreign converter: convert the model again",
+            )
+        return default or 0 if found is None else found.value
+
+    def number(self, name: str, default: float) -> float:
+        """A number above 0.
+
+        Raises:
+            ConfigError: It is something else.
+        """
+        found = self.reader.number(self.key(name), above=0)
+        return default if found is None else found.value
+
+    def any_number(self, name: str) -> float:
+        """A number of which 0 means that there is none; 0 where it is not there.
+
+        Raises:
+            ConfigError: It is something else.
+        """
+        found = self.reader.number(self.key(name))
+        return found.value if found else 0.0
+
+    def flag(self, name: str) -> bool | None:
+        """A truth, or None where nothing is said."""
+        found = self.metadata.get(name)
+        return found if isinstance(found, bool) else None
+
+    @property
+    def eps(self) -> float:
+        """What norms add; some converters mix the two keys up."""
+        return self.number(RMS_EPS, 0.0) or self.number(LAYER_EPS, self.row.eps)
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of a head of attention."""
+        heads = self.integer("attention.head_count")
+        return self.integer("attention.key_length", self.hidden_size // max(1, heads))
+
+    def window(self, layer: int) -> int:
+        """How many tokens a layer sees; 0 for all."""
+        key, every = "attention.sliding_window_pattern", self.row.full_every
+        told = self.metadata.get(key)
+        slides = not every or (layer + 1) % every != 0
+        if isinstance(told, memoryview) and layer < len(told):
+            slides = bool(told[layer])
+        elif isinstance(told, bool):
+            slides = told
+        return self.integer("attention.sliding_window", 0) if slides else 0
 
 
 def family_of(file: GgufFile) -> str:
@@ -96,20 +246,13 @@ def _layers(file: GgufFile) -> Words:
     if not file.row.hybrid:
         kinds = [_SLIDING if file.window(index) else _FULL for index in range(file.num_layers)]
         return {"layer_types": kinds, "use_sliding_window": _SLIDING in kinds}
-    kinds = [_kind(file, f"blk.{index}.") for index in range(file.num_layers)]
-    sparse = file.layers_with(_ROUTER)
+    sparse, kinds = file.layers_with(_ROUTER), list[str]()
+    for index in range(file.num_layers):
+        own = [name for name in _TELLING if file.has(f"blk.{index}.{name}")]
+        otherwise = "moe" if index in sparse else "mlp"
+        kinds.append(_TELLING[own[0]] if own else otherwise)
     feeds = ["sparse" if index in sparse else "dense" for index in range(file.num_layers)]
     return {"layer_types": kinds, "layers_block_type": kinds, "mlp_layer_types": feeds}
-
-
-def _kind(file: GgufFile, at: str) -> str:
-    if file.has(at + CONV):
-        return "conv"
-    if any(file.has(at + name) for name in (DELTA, KIMI, MAMBA)):
-        return _LINEAR
-    if any(file.has(at + name) for name in (ATTENTION, FUSED_ATTENTION, LATENT)):
-        return _FULL
-    return "moe" if file.has(at + _ROUTER) else "mlp"
 
 
 def _state_space(file: GgufFile) -> Words:
@@ -230,30 +373,24 @@ def _rotation(file: GgufFile, rotated: int, share: Words) -> Words:
     is_long = row.long_factor != 1 and file.integer("context_length", 0) >= LONG_CONTEXT
     if not said and not scaling and is_long:
         scaling = {"rope_type": "linear", "factor": row.long_factor}
-    whole = {**theta, **share, **scaling, **_temperature(file)}
+    whole: Words = {**theta, **share, **scaling}
     words: Words = {"rope_parameters": whole}
     if "original_max_position_embeddings" in scaling:
         words["original_max_position_embeddings"] = scaling["original_max_position_embeddings"]
-    if "llama_4_scaling_beta" in whole:
-        words["model_type"] = "ministral3"  # whose scores alone do so
+    growth = file.any_number("attention.temperature_scale")
+    if growth:  # scores grow with the position: Ministral 3's, and Mistral Large 3's
+        lengths = (
+            "attention.temperature_length",
+            "rope.scaling.original_context_length",
+            "context_length",
+        )
+        length = next(filter(None, (file.integer(key, 0) for key in lengths)), 1)
+        whole |= {"llama_4_scaling_beta": growth, "original_max_position_embeddings": length}
+        words["model_type"] = "ministral3"  # the only type whose config has it
     if row.plain_window:
         local = file.number("rope.freq_base_swa", row.window_theta or theta["rope_theta"])
         words["rope_parameters"] = {_FULL: whole, _SLIDING: {"rope_theta": local}}
     return words
-
-
-def _temperature(file: GgufFile) -> Words:
-    """How scores grow with the position: Ministral 3's, and Mistral Large 3's."""
-    scale = file.any_number("attention.temperature_scale")
-    lengths = (
-        "attention.temperature_length",
-        "rope.scaling.original_context_length",
-        "context_length",
-    )
-    length = next(filter(None, (file.integer(key, 0) for key in lengths)), 1)
-    if not scale:
-        return {}
-    return {"llama_4_scaling_beta": scale, "original_max_position_embeddings": length}
 
 
 def _scaling(file: GgufFile, rotated: int) -> Words:

@@ -6,7 +6,7 @@ The opposite of `as_config`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from blazr.core.gguf_header import Value
 from blazr.models.config import ModelConfig
@@ -14,7 +14,6 @@ from blazr.models.families.gguf.architectures import Architecture
 from blazr.models.families.gguf.form import all_mixers, mixers_of
 from blazr.models.families.gguf.keys import METADATA_KEYS, SIGMOID, SOFTMAX
 from blazr.nn.layers.attention import AttentionConfig
-from blazr.nn.layers.base import MixerConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
@@ -58,11 +57,16 @@ def metadata_of(config: ModelConfig, row: Architecture) -> Metadata:
         "final_logit_softcapping": (config.logit_softcap or 0.0, 0.0),
     }
     found |= {key: value for key, (value, usual) in numbers.items() if value != usual}
-    found |= _feeds(config) | _attention(config, row) | _recurrence(config)
+    found |= _feed_forwards(config) | _attention(config, row)
+    for mixer in all_mixers(config):
+        keys = _FIELDS.get(type(mixer), {})
+        found |= {key: getattr(mixer, name) for key, name in keys.items()}
+        if isinstance(mixer, Mamba1Config):
+            found["normalizes_plainly"] = mixer.inner_norms == "plain"
     return {METADATA_KEYS[word]: value for word, value in found.items()}
 
 
-def _feeds(config: ModelConfig) -> Words:
+def _feed_forwards(config: ModelConfig) -> Words:
     feeds = [layer.feed_forward for layer in config.layers]
     sizes = [getattr(feed, "intermediate_size", 0) for feed in feeds]
     dense = [feed.intermediate_size for feed in feeds if isinstance(feed, MlpConfig)]
@@ -112,33 +116,20 @@ def _attention(config: ModelConfig, row: Architecture) -> Words:
     if isinstance(first, DeepseekMlaConfig):
         return found | _latent(first)
     plain = [each for each in known if isinstance(each, AttentionConfig)]
-    return found | _heads(plain[0]) | _windows(attends, row) | _rotation(plain, row)
-
-
-def _heads(first: AttentionConfig) -> Words:
-    found: Words = {
-        "head_dim": first.head_dim,
-        "value_head_dim": first.head_dim,
+    found |= {"head_dim": plain[0].head_dim, "value_head_dim": plain[0].head_dim}
+    numbers = {
+        "attention_multiplier": plain[0].attention_multiplier,
+        "attn_logit_softcapping": plain[0].attn_logit_softcap,
     }
-    if first.attention_multiplier is not None:
-        found["attention_multiplier"] = first.attention_multiplier
-    if first.attn_logit_softcap is not None:
-        found["attn_logit_softcapping"] = first.attn_logit_softcap
-    return found
-
-
-def _windows(layers: Sequence[MixerConfig | None], row: Architecture) -> Words:
-    windows = [getattr(each, "sliding_window", None) for each in layers]
-    has_window = [window is not None for window in windows]
-    window = next((window for window in windows if window is not None), None)
-    if window is None:
-        return {}
-    found: Words = {"sliding_window": window}
+    found |= {word: number for word, number in numbers.items() if number is not None}
+    windows = [getattr(each, "sliding_window", None) for each in attends]
+    is_sliding = [window is not None for window in windows]
     every = row.full_every
-    usual = [not every or (index + 1) % every != 0 for index in range(len(layers))]
-    if has_window != usual:
-        found["is_sliding"] = has_window
-    return found
+    if any(is_sliding):
+        found["sliding_window"] = windows[is_sliding.index(True)]
+        if is_sliding != [not every or (index + 1) % every != 0 for index in range(len(windows))]:
+            found["is_sliding"] = is_sliding
+    return found | _rotation(plain, row)
 
 
 def _rotation(layers: list[AttentionConfig], row: Architecture) -> Words:
@@ -207,23 +198,13 @@ def _latent(first: DeepseekMlaConfig) -> Words:
     return found | _rope_keys(first.rope, stretches=not apart)
 
 
-def _recurrence(config: ModelConfig) -> Words:
-    found: Words = {}
-    for mixer in all_mixers(config):
-        keys = _KEYS.get(type(mixer), {})
-        found |= {key: getattr(mixer, name) for key, name in keys.items()}
-        if isinstance(mixer, Mamba1Config):
-            found["normalizes_plainly"] = mixer.inner_norms == "plain"
-    return found
-
-
 def _ssm(*fields: str) -> dict[str, str]:
     words = ("conv_kernel", "inner_size", "state_size", "time_step_rank", "n_groups")
     return dict(zip(words, fields, strict=False))
 
 
 # The field that each word is, mixer by mixer.
-_KEYS: Mapping[type, Mapping[str, str]] = {
+_FIELDS: Mapping[type, Mapping[str, str]] = {
     Mamba1Config: {
         **_ssm("conv_kernel", "inner_size", "state_size", "dt_rank"),
         "mixer_rms_eps": "norm_eps",

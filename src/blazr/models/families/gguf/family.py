@@ -19,10 +19,10 @@ from blazr.models.families.gguf.as_config import (
     LONG_FACTORS,
     ROPE_FACTORS,
     SHORT_FACTORS,
+    GgufFile,
     family_of,
     in_words_of_config,
 )
-from blazr.models.families.gguf.file import GgufFile
 from blazr.models.families.gguf.form import as_gguf
 from blazr.models.families.gguf.keys import INNER_EPS, METADATA_KEYS, SIGMOID, SOFTMAX
 from blazr.models.families.gguf.names import gguf_names
