@@ -191,7 +191,11 @@ class ConfigReader:
     ) -> Setting[T] | None:
         keys = self.names_of(name)
         for position, key in enumerate(keys):
-            raw = self._look_up(key)
+            outer, _, inner = key.partition(".")
+            self._asked.add(outer)
+            raw = self.raw.get(outer)
+            if inner:
+                raw = raw.get(inner) if isinstance(raw, Mapping) else None
             if raw is None:
                 continue
             value = convert(raw)
@@ -206,14 +210,6 @@ class ConfigReader:
                     self._asked.add(other)
             return Setting(value, key, self.source)
         return None
-
-    def _look_up(self, key: str) -> object:
-        outer, _, inner = key.partition(".")
-        self._asked.add(outer)
-        value = self.raw.get(outer)
-        if not inner:
-            return value
-        return value.get(inner) if isinstance(value, Mapping) else None
 
 
 def _integer(value: object, minimum: int) -> int | None:

@@ -204,22 +204,16 @@ def derive_feed_forward(layer: TensorGroup, context: Context) -> FeedForwardConf
     Raises:
         CheckpointError: The layer has neither.
     """
-    if layer.has("moe."):
-        return _derive_moe(layer, context)
-    size = layer.size(
-        ("mlp.gate_proj.weight", 0), ("mlp.up_proj.weight", 0), ("mlp.down_proj.weight", 1)
-    )
-    declared = context.reader.integer("intermediate_size")
-    return MlpConfig(
-        hidden_size=context.hidden_size,
-        intermediate_size=context.ledger.settle(
-            "intermediate_size", size.value, size.source, declared
-        ),
-    )
-
-
-def _derive_moe(layer: TensorGroup, context: Context) -> MoeConfig:
     reader, ledger = context.reader, context.ledger
+    if not layer.has("moe."):
+        size = layer.size(
+            ("mlp.gate_proj.weight", 0), ("mlp.up_proj.weight", 0), ("mlp.down_proj.weight", 1)
+        )
+        declared = reader.integer("intermediate_size")
+        return MlpConfig(
+            hidden_size=context.hidden_size,
+            intermediate_size=ledger.settle("intermediate_size", size.value, size.source, declared),
+        )
     declared = reader.integer("num_experts")
     experts = _num_experts(layer, declared)
     size = layer.size(
@@ -234,13 +228,20 @@ def _derive_moe(layer: TensorGroup, context: Context) -> MoeConfig:
     if flag is not None and flag.value and not shared:
         ledger.warn(f"{flag.source} is true, but {layer.prefix}moe has no shared expert.")
     ledger.record("shared_expert_enabled", shared, f"tensor {layer.prefix}moe.shared_expert.*")
+    intermediate_size = ledger.settle(
+        "intermediate_size", size.value, size.source, reader.integer("moe_intermediate_size")
+    )
+    ledger.settle("num_experts", experts.value, experts.source, declared)
+    name = "experts_per_tok"
+    wanted = reader.integer(name) or context.training.integer(name)
+    chosen = ledger.choose(name, wanted, min(DEFAULT_EXPERTS_PER_TOKEN, experts.value))
+    if chosen > experts.value:
+        ledger.warn(f"{name} = {chosen}, but there are {experts.value} experts: all are used.")
     return MoeConfig(
         hidden_size=context.hidden_size,
-        intermediate_size=ledger.settle(
-            "intermediate_size", size.value, size.source, reader.integer("moe_intermediate_size")
-        ),
-        num_experts=ledger.settle("num_experts", experts.value, experts.source, declared),
-        experts_per_token=_experts_per_token(experts.value, context),
+        intermediate_size=intermediate_size,
+        num_experts=experts.value,
+        experts_per_token=min(chosen, experts.value),
         shared_expert=shared,
     )
 
@@ -261,14 +262,3 @@ def _num_experts(layer: TensorGroup, declared: Setting[int] | None) -> Size:
     routed = layer.size(*routers)
     is_outvoted = declared is not None and declared.value == present.value != routed.value
     return present if is_outvoted else routed
-
-
-def _experts_per_token(num_experts: int, context: Context) -> int:
-    name = "experts_per_tok"
-    declared = context.reader.integer(name) or context.training.integer(name)
-    wanted = context.ledger.choose(name, declared, min(DEFAULT_EXPERTS_PER_TOKEN, num_experts))
-    if wanted > num_experts:
-        context.ledger.warn(
-            f"{name} = {wanted}, but there are {num_experts} experts: all are used."
-        )
-    return min(wanted, num_experts)

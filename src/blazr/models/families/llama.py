@@ -7,36 +7,29 @@ tensors tell biases, norms of queries and keys and a tied head, and the usual si
 from __future__ import annotations
 
 from blazr.models.checkpoint.base import Checkpoint
-from blazr.models.families.base import Derivation, Family, TensorGroup
-from blazr.models.families.config_reader import ConfigReader
+from blazr.models.families.base import Derivation, Family
 from blazr.models.families.hf.dense import LLAMA as DECLARED
 from blazr.models.families.hf.derive import model_type
 from blazr.models.families.oxidizr import decoder_rules, derive_decoder
-from blazr.models.families.rules import RuleBook
 
 PREFIX = "model."
 _SHAPE_RULES = decoder_rules(PREFIX)
 
 
+def _has_type(checkpoint: Checkpoint) -> bool:
+    return model_type(checkpoint) is not None
+
+
 def _matches(checkpoint: Checkpoint) -> bool:
-    kind = model_type(checkpoint)
-    if kind is not None:
-        return kind == DECLARED.name
+    if _has_type(checkpoint):
+        return model_type(checkpoint) == DECLARED.name
     return any(name.startswith(PREFIX) for name in checkpoint.tensors)
 
 
 def _derive(checkpoint: Checkpoint) -> Derivation:
-    if model_type(checkpoint) is not None:
+    if _has_type(checkpoint):
         return DECLARED.derive(checkpoint)
-    return derive_decoder(checkpoint, prefix=PREFIX, check=_check)
-
-
-def _check(reader: ConfigReader, layers: list[TensorGroup]) -> None:
-    """Shapes tell all that a config without a type could."""
-
-
-def _rules_of(checkpoint: Checkpoint) -> RuleBook:
-    return DECLARED.rules if model_type(checkpoint) is not None else _SHAPE_RULES
+    return derive_decoder(checkpoint, prefix=PREFIX)
 
 
 LLAMA = Family(
@@ -44,7 +37,7 @@ LLAMA = Family(
     matches=_matches,
     derive=_derive,
     rules=DECLARED.rules,
-    rules_of=_rules_of,
+    rules_of=lambda found: DECLARED.rules if _has_type(found) else _SHAPE_RULES,
     ignored=DECLARED.ignored,
     keys=DECLARED.keys,
 )

@@ -81,7 +81,16 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
 
 def _mixer(layer: TensorGroup, context: Context) -> Mamba1Config | Mamba2Config:
     if layer.has("mixer.dt_bias"):
-        _check_mamba2(context.reader)
+        own = context.reader.raw.get("ssm_cfg")
+        unusual = {"norm_before_gate", "dt_limit"}.intersection(
+            own if isinstance(own, dict) else ()
+        )
+        if unusual:  # what no tensor tells
+            raise ConfigError(
+                f"{context.reader.source}: this option of mamba_ssm is not supported.",
+                found=f"ssm_cfg.{min(unusual)}",
+                expected="the gate before the norm, and step sizes without limits",
+            )
         found = derive_mamba2(layer, context, at="mixer.")
         return replace(
             found,
@@ -101,41 +110,25 @@ def _mixer(layer: TensorGroup, context: Context) -> Mamba1Config | Mamba2Config:
     )
 
 
-def _check_mamba2(reader: ConfigReader) -> None:
-    """What no tensor tells."""
-    own = reader.raw.get("ssm_cfg")
-    unusual = {"norm_before_gate", "dt_limit"} & (own.keys() if isinstance(own, dict) else set())
-    if unusual:
-        raise ConfigError(
-            f"{reader.source}: this option of mamba_ssm is not supported.",
-            found=f"ssm_cfg.{min(unusual)}",
-            expected="the gate before the norm, and step sizes without limits",
-        )
-
-
-def _rules() -> RuleBook:
-    layer = PREFIX + "layers.{i}."
-    return RuleBook(
-        [
-            Rule(PREFIX + "embedding.weight", "embed_tokens.weight"),
-            Rule(PREFIX + "embeddings.weight", "embed_tokens.weight"),
-            Rule(PREFIX + "norm_f.weight", "norm.weight"),
-            Rule("lm_head.weight", "lm_head.weight"),
-            Rule(layer + "norm.weight", "layers.{i}.mixer_norm.weight"),
-            *mixer_rules(layer + "mixer."),
-        ]
-    )
-
-
 def _matches(checkpoint: Checkpoint) -> bool:
     """By names; other models with such names have a config that says what they are."""
     is_named = any(name.startswith(PREFIX) for name in checkpoint.tensors)
     return is_named and model_type(checkpoint) in {None, "mamba"}
 
 
+_LAYER = PREFIX + "layers.{i}."
 MAMBA = Family(
     name="mamba",
     matches=_matches,
     derive=_derive,
-    rules=_rules(),
+    rules=RuleBook(
+        [
+            Rule(PREFIX + "embedding.weight", "embed_tokens.weight"),
+            Rule(PREFIX + "embeddings.weight", "embed_tokens.weight"),
+            Rule(PREFIX + "norm_f.weight", "norm.weight"),
+            Rule("lm_head.weight", "lm_head.weight"),
+            Rule(_LAYER + "norm.weight", "layers.{i}.mixer_norm.weight"),
+            *mixer_rules(_LAYER + "mixer."),
+        ]
+    ),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import zip_longest
 
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
@@ -101,7 +102,20 @@ def decoder_rules(prefix: str) -> RuleBook:
         Rule(f"{layer}self_attn.{theirs}.weight", f"{mixer}{ours}_proj.weight")
         for theirs, ours in _LATENT.items()
     ]
-    return RuleBook([*rules, *_attention_rules(layer), *_feed_forward_rules(layer)])
+    projections = tuple(f"{p}_proj.{part}" for p in "qkv" for part in ("weight", "bias"))
+    attention = (*projections, "o_proj.weight", "q_norm.weight", "k_norm.weight")
+    rules.append(Rule(layer + "self_attn.{p}", mixer + "{p}", p=attention))
+    feed, three = "layers.{i}.feed_forward.", ("gate", "up", "down")
+    shared = "shared_expert.{p}_proj.weight"
+    experts = layer + "moe.experts.{e}.{p}_proj.weight"
+    rules += [
+        Rule(layer + "mlp.{p}_proj.weight", feed + "{p}_proj.weight", p=three),
+        Rule(layer + "moe.router.gate.weight", feed + "router.weight"),
+        Rule(layer + "moe.gate.weight", feed + "router.weight"),
+        Rule(layer + "moe." + shared, feed + shared, p=three),
+        Rule(experts, feed + "experts.{p}_proj", Stack("e"), p=three),
+    ]
+    return RuleBook(rules)
 
 
 def mamba1_rules(at: str) -> list[Rule]:
@@ -115,31 +129,11 @@ def mamba1_rules(at: str) -> list[Rule]:
     ]
 
 
-def _attention_rules(layer: str) -> list[Rule]:
-    mixer = "layers.{i}.mixer."
-    parts = tuple(f"{p}_proj.{part}" for p in "qkv" for part in ("weight", "bias"))
-    words = (*parts, "o_proj.weight", "q_norm.weight", "k_norm.weight")
-    return [Rule(layer + "self_attn.{p}", mixer + "{p}", p=words)]
-
-
-def _feed_forward_rules(layer: str) -> list[Rule]:
-    ours, projections = "layers.{i}.feed_forward.", ("gate", "up", "down")
-    shared = "shared_expert.{p}_proj.weight"
-    experts = layer + "moe.experts.{e}.{p}_proj.weight"
-    return [
-        Rule(layer + "mlp.{p}_proj.weight", ours + "{p}_proj.weight", p=projections),
-        Rule(layer + "moe.router.gate.weight", ours + "router.weight"),
-        Rule(layer + "moe.gate.weight", ours + "router.weight"),
-        Rule(layer + "moe." + shared, ours + shared, p=projections),
-        Rule(experts, ours + "experts.{p}_proj", Stack("e"), p=projections),
-    ]
-
-
 def derive_decoder(
     checkpoint: Checkpoint,
     *,
     prefix: str,
-    check: Callable[[ConfigReader, list[TensorGroup]], None],
+    check: Callable[[ConfigReader, list[TensorGroup]], None] | None = None,
     window: Callable[[ConfigReader, Ledger], int | None] | None = None,
 ) -> Derivation:
     """Find the config of a model whose tensors are named as oxidizr or Llama does.
@@ -147,7 +141,7 @@ def derive_decoder(
     Args:
         checkpoint: The tensors and config.json.
         prefix: What stands before the names of all but the head.
-        check: Raises where config and layers contradict each other.
+        check: Raises where config and layers contradict each other; None where they cannot.
         window: Reads the sliding window of attention, in tokens; None for none.
 
     Raises:
@@ -157,7 +151,8 @@ def derive_decoder(
     """
     layers = split_layers(checkpoint.tensors, f"{prefix}layers.")
     reader, ledger = ConfigReader(checkpoint.config), Ledger()
-    check(reader, layers)
+    if check is not None:
+        check(reader, layers)
     top = TensorGroup("", checkpoint.tensors)
     embedding = prefix + "embed_tokens.weight"
     declared = {name: reader.integer(name) for name in ("hidden_size", "vocab_size", "num_layers")}
@@ -197,14 +192,10 @@ def derive_decoder(
         final_norm=NormConfig(hidden.value, eps),
         tie_word_embeddings=tied,
     )
-    _warn_unknown(reader, ledger)
-    return Derivation(config, tuple(ledger.values.values()), tuple(ledger.warnings))
-
-
-def _warn_unknown(reader: ConfigReader, ledger: Ledger) -> None:
-    unread = {key: value for key, value in reader.unread().items() if not is_off(value)}
+    unread = [key for key, value in reader.unread().items() if not is_off(value)]
     unknown = [key for key in unread if key not in _KNOWN and not is_neutral(key)]
     warn_ignored(reader.source, unknown, ledger)
+    return Derivation(config, tuple(ledger.values.values()), tuple(ledger.warnings))
 
 
 def _sliding_window(reader: ConfigReader, ledger: Ledger) -> int | None:
@@ -275,8 +266,14 @@ def _check_layer_types(reader: ConfigReader, layers: list[TensorGroup]) -> None:
     declared = reader.texts("layer_types")
     if declared is not None:
         names = [_canonical(name, declared.source, i) for i, name in enumerate(declared.value)]
-        for index in range(max(len(types), len(names))):
-            _compare(index, declared.source, names, types)
+        for index, (says, is_really) in enumerate(zip_longest(names, types)):
+            if says != is_really:
+                raise ConfigError(
+                    f"{declared.source} and the tensors disagree about layer {index}.",
+                    found=f"{declared.source} says {says or 'nothing'}",
+                    expected=f"{is_really or 'no such layer'}, by its tensors",
+                    hint="correct 'layer_types' or take it out: the tensors are enough",
+                )
     mamba = [i for i, kind in enumerate(types) if kind.startswith("Mamba")]
     for key, wanted in (
         ("mamba_layers", mamba),
@@ -306,18 +303,6 @@ def _canonical(name: str, source: str, index: int) -> str:
         found=repr(name)[:100],
         expected=", ".join(LAYER_TYPES),
     )
-
-
-def _compare(index: int, source: str, declared: list[str], types: list[str]) -> None:
-    says = declared[index] if index < len(declared) else "nothing"
-    is_really = types[index] if index < len(types) else "no such layer"
-    if says != is_really:
-        raise ConfigError(
-            f"{source} and the tensors disagree about layer {index}.",
-            found=f"{source} says {says}",
-            expected=f"{is_really}, by its tensors",
-            hint="correct 'layer_types' or take it out: the tensors are enough",
-        )
 
 
 def _is_oxidizr(checkpoint: Checkpoint) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from blazr.core.errors import ShapeError
-from blazr.models.families.base import Context, Size, TensorGroup
+from blazr.models.families.base import Context, TensorGroup
 from blazr.models.families.gqa import derive_rope
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
@@ -66,7 +66,7 @@ def derive_mamba2(
         ConfigError: config.json contradicts itself.
     """
     sizes = _ssd_sizes(layer, at, context)
-    groups, states = _split_maps(sizes, context)
+    groups, states = _groups_and_states(sizes, context)
     return Mamba2Config(
         hidden_size=context.hidden_size,
         num_heads=sizes.num_heads,
@@ -167,8 +167,15 @@ def _ssd_sizes(layer: TensorGroup, at: str, context: Context) -> _SsdSizes:
     head_dim = inner.value // heads.value
     ledger.settle("mamba2_num_heads", heads.value, heads.source, declared)
     ledger.settle("mamba2_head_dim", head_dim, inner.source, dim)
-    _settle_expand(inner, context)
-    _note_chunk_size(context)
+    # heads x their size tell how much wider than C the mixer is, whatever config.json says
+    expand = reader.number("mamba2_expand", above=0)
+    if expand is not None:
+        expand = replace(expand, value=_whole(expand.value))
+    ledger.settle("mamba2_expand", _whole(inner.value / context.hidden_size), inner.source, expand)
+    chunk = reader.integer("mamba2_chunk_size", minimum=1)
+    if chunk is not None:
+        note = "not used: it is about speed alone, and kernels choose their own"
+        ledger.record("mamba2_chunk_size", chunk.value, chunk.source, note)
     if conv is not None:  # a second witness, for where in_proj's weight and bias disagree
         rows = layer.size(
             (at + "in_proj.weight", 0),
@@ -186,6 +193,11 @@ def _ssd_sizes(layer: TensorGroup, at: str, context: Context) -> _SsdSizes:
     return _SsdSizes(heads.value, head_dim, maps, rows.source)
 
 
+def _whole(number: float) -> float:
+    """The same, as a whole number where it is one."""
+    return int(number) if number == int(number) else number
+
+
 def _unfit(layer: TensorGroup, at: str, found: str, expected: str = "") -> ShapeError:
     return ShapeError(
         f"{layer.prefix}{at.rstrip('.')}: the tensors do not fit each other.",
@@ -195,29 +207,7 @@ def _unfit(layer: TensorGroup, at: str, found: str, expected: str = "") -> Shape
     )
 
 
-def _settle_expand(inner: Size, context: Context) -> None:
-    """How much wider than C the mixer is: heads x their size tells, whatever config.json says."""
-    declared = context.reader.number("mamba2_expand", above=0)
-    if declared is not None:
-        declared = replace(declared, value=_plain(declared.value))
-    found = _plain(inner.value / context.hidden_size)
-    context.ledger.settle("mamba2_expand", found, inner.source, declared)
-
-
-def _plain(number: float) -> float:
-    """The same, as a whole number where it is one."""
-    return int(number) if number == int(number) else number
-
-
-def _note_chunk_size(context: Context) -> None:
-    """A prompt's chunks are those of the kernels: the result does not depend on them."""
-    declared = context.reader.integer("mamba2_chunk_size", minimum=1)
-    if declared is not None:
-        note = "not used: it is about speed alone, and kernels choose their own"
-        context.ledger.record("mamba2_chunk_size", declared.value, declared.source, note)
-
-
-def _split_maps(sizes: _SsdSizes, context: Context) -> tuple[int, int]:
+def _groups_and_states(sizes: _SsdSizes, context: Context) -> tuple[int, int]:
     """G * N channels into groups and states: shapes tell the product, config.json the split."""
     reader, ledger = context.reader, context.ledger
     states, groups = reader.integer("mamba2_state_size"), reader.integer("mamba2_n_groups")

@@ -110,10 +110,21 @@ def hf_family(name: str, traits: Traits, *, section: str = "") -> Family:
         traits: How it differs from Llama.
         section: Key of the language model's own config, in models that also see images.
     """
+
+    def derive(checkpoint: Checkpoint) -> Derivation:
+        source = _source(checkpoint, traits, section)
+        if traits.prepare is not None:
+            prepared = traits.prepare(source.reader.raw)
+            source = replace(source, reader=source.reader.over(prepared))
+        ledger = Ledger()
+        if section:
+            ledger.warn("the parts of the model that see images are left out: it reads text alone.")
+        return derive_from(source, traits, ledger)
+
     return Family(
         name=name,
         matches=lambda checkpoint: model_type(checkpoint) == name,
-        derive=lambda checkpoint: _derive(checkpoint, traits, section),
+        derive=derive,
         derive_from=lambda source: derive_from(source, traits),
         rules=traits.rules,
         rules_of=traits.rules_of,
@@ -144,17 +155,6 @@ def _source(checkpoint: Checkpoint, traits: Traits, section: str) -> Source:
     )
 
 
-def _derive(checkpoint: Checkpoint, traits: Traits, section: str) -> Derivation:
-    source = _source(checkpoint, traits, section)
-    if traits.prepare is not None:
-        prepared = traits.prepare(source.reader.raw)
-        source = replace(source, reader=source.reader.over(prepared))
-    ledger = Ledger()
-    if section:
-        ledger.warn("the parts of the model that see images are left out: it reads text alone.")
-    return derive_from(source, traits, ledger)
-
-
 def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) -> Derivation:
     """The config of a model in any dialect.
 
@@ -168,10 +168,17 @@ def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) ->
         CheckpointError: Layers are missing.
         ConfigError: A value is missing, wrong, or asks for what is not implemented.
     """
-    said = source.reader.raw
-    defaults = _defaults(traits, source.reader)
-    defaults = {key: value for key, value in defaults.items() if key not in source.sayable}
-    reader = source.reader.over({**defaults, **said})
+    own = source.reader.raw
+    # a default does not hold for a value that the config has under another of its names
+    known = {
+        key
+        for keys in (source.reader.names or {}).values()
+        if any(own.get(key) is not None for key in keys)
+        for key in keys
+    }
+    known.update(source.sayable)
+    defaults = {key: value for key, value in traits.defaults.items() if key not in known}
+    reader = source.reader.over({**defaults, **own})
     reading = Reading(reader, source.tensors, ledger)
     _check_layers(replace(source, reader=reader), reading)
     for key in traits.ignored_keys:
@@ -184,7 +191,7 @@ def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) ->
         traits.norm_kind,
         unit_offset=traits.unit_offset,
     )
-    head, is_there = _tensor(source, "lm_head.weight")
+    head, is_there = _tensor_name(source, "lm_head.weight")
     numbers: dict[str, Any] = {}
     if traits.model_numbers is not None:
         numbers.update(traits.model_numbers(reading))
@@ -210,19 +217,7 @@ def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) ->
     )
 
 
-def _defaults(traits: Traits, reader: ConfigReader) -> dict[str, object]:
-    """What holds for values that the config has under none of their names."""
-    own = reader.raw
-    said = {
-        key
-        for keys in (reader.names or {}).values()
-        if any(own.get(key) is not None for key in keys)
-        for key in keys
-    }
-    return {key: value for key, value in traits.defaults.items() if key not in said}
-
-
-def _tensor(source: Source, parameter: str) -> tuple[str, bool]:
+def _tensor_name(source: Source, parameter: str) -> tuple[str, bool]:
     """The name of a parameter's tensor, and whether it is there."""
     names = source.rules.sources(parameter)
     found = next((name for name in names if name in source.tensors), None)
@@ -232,7 +227,7 @@ def _tensor(source: Source, parameter: str) -> tuple[str, bool]:
 def _vocab_size(source: Source, reading: Reading) -> int:
     """By the embedding's rows, which fine-tuning may have changed."""
     declared = reading.reader.integer("vocab_size", minimum=1)
-    name, _ = _tensor(source, "embed_tokens.weight")
+    name, _ = _tensor_name(source, "embed_tokens.weight")
     info = source.tensors.get(name)
     if info is None or len(info.shape) != 2:  # the plan reports it
         return reading.ledger.choose("vocab_size", declared, 1)

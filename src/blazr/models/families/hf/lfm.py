@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from blazr.models.families.hf.derive import Traits, hf_family, read_mlp
@@ -21,45 +20,36 @@ _PARTS = ("weight", "bias")
 _WORDS = {"w1": "gate", "w3": "up", "w2": "down"}
 
 
-def _rules() -> list[Rule]:
-    at = _LAYER + "conv."
-    return [
-        Rule("model.embedding_norm.weight", "norm.weight"),
-        Rule(_LAYER + "operator_norm.weight", _OURS + "mixer_norm.weight"),
-        Rule(_LAYER + "ffn_norm.weight", _OURS + "feed_forward_norm.weight"),
-        Rule(at + "conv.weight", _MIXER + "conv1d.weight", Squeeze(1)),
-        Rule(at + "conv.bias", _MIXER + "conv1d.bias"),
-        *(Rule(f"{at}{n}_proj.{{p}}", f"{_MIXER}{n}_proj.{{p}}", p=_PARTS) for n in ("in", "out")),
-        Rule(_LAYER + "self_attn.out_proj.weight", _MIXER + "o_proj.weight"),
-        Rule(_LAYER + "self_attn.{p}_layernorm.weight", _MIXER + "{p}_norm.weight", p=("q", "k")),
-        Rule(_LAYER + "feed_forward.gate.weight", _FEED + "router.weight"),
-        Rule(_LAYER + "feed_forward.expert_bias", _FEED + "correction_bias"),
-        *(
-            Rule(f"{_LAYER}feed_forward.{theirs}.weight", f"{_FEED}{ours}_proj.weight")
-            for theirs, ours in _WORDS.items()
-        ),
-        *(
-            Rule(
-                f"{_LAYER}feed_forward.experts.{{e}}.{theirs}.weight",
-                f"{_FEED}experts.{ours}_proj",
-                Stack("e"),
-            )
-            for theirs, ours in _WORDS.items()
-        ),
-    ]
-
-
-def _config(own: Mapping[str, object]) -> dict[str, object]:
-    """The MLP's size had another name."""
-    size = own.get("block_ff_dim")
-    return {**own, **({} if size is None else {"intermediate_size": size})}
+_CONV, _ATTENTION = _LAYER + "conv.", _LAYER + "self_attn."
+_RULES = [
+    Rule("model.embedding_norm.weight", "norm.weight"),
+    Rule(_LAYER + "operator_norm.weight", _OURS + "mixer_norm.weight"),
+    Rule(_LAYER + "ffn_norm.weight", _OURS + "feed_forward_norm.weight"),
+    Rule(_CONV + "conv.weight", _MIXER + "conv1d.weight", Squeeze(1)),
+    Rule(_CONV + "conv.bias", _MIXER + "conv1d.bias"),
+    *(Rule(f"{_CONV}{n}_proj.{{p}}", f"{_MIXER}{n}_proj.{{p}}", p=_PARTS) for n in ("in", "out")),
+    Rule(_ATTENTION + "out_proj.weight", _MIXER + "o_proj.weight"),
+    Rule(_ATTENTION + "{p}_layernorm.weight", _MIXER + "{p}_norm.weight", p=("q", "k")),
+    Rule(_LAYER + "feed_forward.gate.weight", _FEED + "router.weight"),
+    Rule(_LAYER + "feed_forward.expert_bias", _FEED + "correction_bias"),
+    *(
+        Rule(f"{_LAYER}feed_forward.{theirs}.weight", f"{_FEED}{ours}_proj.weight")
+        for theirs, ours in _WORDS.items()
+    ),
+    *(
+        Rule(
+            f"{_LAYER}feed_forward.experts.{{e}}.{theirs}.weight",
+            f"{_FEED}experts.{ours}_proj",
+            Stack("e"),
+        )
+        for theirs, ours in _WORDS.items()
+    ),
+]
 
 
 def _mixer(reading: Reading, index: int) -> MixerConfig | None:
-    kind, attend = (
-        reading.layer_type(index, (CONV, FULL)),
-        reading.reader.integers("full_attn_idxs"),
-    )
+    kind = reading.layer_type(index, (CONV, FULL))
+    attend = reading.reader.integers("full_attn_idxs")
     listed = attend is None or index in attend.value
     if kind == FULL or (kind is None and listed):
         return None
@@ -114,7 +104,7 @@ _UNUSED_KEYS = (
 
 
 _LFM2 = Traits(
-    rules=hf_rules({}, _rules()),
+    rules=hf_rules({}, _RULES),
     defaults={
         "num_key_value_heads": 8,
         "rope_theta": 1_000_000.0,
@@ -125,7 +115,12 @@ _LFM2 = Traits(
     mixer=_mixer,
     feed_forward=_feed,
     eps="norm_eps",
-    prepare=_config,
+    # the MLP's size had another name
+    prepare=lambda own: (
+        {**own, "intermediate_size": own["block_ff_dim"]}
+        if own.get("block_ff_dim") is not None
+        else own
+    ),
     expects={"block_use_swiglu": (True,)},
     ignored_keys=_UNUSED_KEYS,
 )

@@ -51,18 +51,6 @@ _MAMBA2_KEYS = Mamba2Keys(
 )
 
 
-def _mamba2_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
-    del index
-    return LayerConfig(mixer=read_mamba2(reading, _MAMBA2_KEYS, norm), mixer_norm=norm)
-
-
-def _falcon_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
-    del index
-    eps = reading.number("mixer_rms_eps", 1e-6)
-    mixer = replace(read_mamba1(reading), inner_norms="plain", norm_eps=eps)
-    return LayerConfig(mixer=mixer, mixer_norm=norm)
-
-
 _NEMOTRON_KEYS = replace(
     _MAMBA2_KEYS, heads="mamba_num_heads", head_dim="mamba_head_dim", states="ssm_state_size"
 )
@@ -89,33 +77,13 @@ def _nemotron_config(own: Mapping[str, object]) -> dict[str, object]:
     for old, new in _NEMOTRON_OLD.items():
         if old in changed:
             changed.setdefault(new, changed.pop(old))
-    if _is_of_the_library(own):
+    # transformers' own class cuts steps off at time_step_min; the code that releases come with, and
+    # the kernels they were trained with, do not
+    version = str(own.get("transformers_version", "")).partition(".")[0]
+    is_plain = version.isdecimal() and version.isascii()
+    if is_plain and int(version[:9]) >= _LIBRARY_HAS_IT:
         changed["time_step_limit"] = [changed.get("time_step_min", LEAST_STEP), "Infinity"]
     return changed
-
-
-def _is_of_the_library(own: Mapping[str, object]) -> bool:
-    """Whether transformers' own class wrote it: that one cuts steps off at ``time_step_min``.
-
-    The code that releases come with, and the kernels they were trained with, do not.
-    """
-    version = str(own.get("transformers_version", "")).partition(".")[0]
-    return version.isdecimal() and version.isascii() and int(version[:9]) >= _LIBRARY_HAS_IT
-
-
-def _nemotron_experts(reading: Reading) -> FeedForwardConfig:
-    experts = sigmoid_experts(reading, reading.num_layers)
-    assert experts is not None
-    latent = reading.reader.integer("moe_latent_size", minimum=1)
-    return replace(
-        experts,
-        activation=reading.activation("mlp_hidden_act"),
-        gated=False,
-        dense_bias=reading.flag("mlp_bias"),
-        shared_expert=True,
-        shared_intermediate_size=reading.size("moe_shared_expert_intermediate_size"),
-        latent_size=latent.value if latent else None,
-    )
 
 
 def _nemotron_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
@@ -125,10 +93,22 @@ def _nemotron_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConf
         return LayerConfig(mixer=read_mamba2(reading, _NEMOTRON_KEYS, norm), mixer_norm=norm)
     if kind == FULL:
         return LayerConfig(mixer=read_attention(reading, _NEMOTRON, norm, index), mixer_norm=norm)
-    if kind == "moe":
-        feed = _nemotron_experts(reading)
-    else:
+    feed: FeedForwardConfig
+    if kind != "moe":
         feed = read_mlp(reading, {"gated": False, "bias": "mlp_bias"}, "mlp_hidden_act")
+    else:
+        experts = sigmoid_experts(reading, reading.num_layers)
+        assert experts is not None
+        latent = reading.reader.integer("moe_latent_size", minimum=1)
+        feed = replace(
+            experts,
+            activation=reading.activation("mlp_hidden_act"),
+            gated=False,
+            dense_bias=reading.flag("mlp_bias"),
+            shared_expert=True,
+            shared_intermediate_size=reading.size("moe_shared_expert_intermediate_size"),
+            latent_size=latent.value if latent else None,
+        )
     return LayerConfig(
         mixer=ParallelMixerConfig(), mixer_norm=None, feed_forward=feed, feed_forward_norm=norm
     )
@@ -173,7 +153,9 @@ MAMBA2 = hf_family(
     Traits(
         rules=RuleBook(_BACKBONE),
         defaults={"layer_norm_epsilon": 1e-5, "n_groups": 8, "use_conv_bias": True},
-        layer=_mamba2_layer,
+        layer=lambda reading, norm, _: LayerConfig(
+            mixer=read_mamba2(reading, _MAMBA2_KEYS, norm), mixer_norm=norm
+        ),
         eps="layer_norm_epsilon",
         prepare=without_auto,
         expects={"hidden_act": SILU, "rms_norm": (True,)},
@@ -185,7 +167,14 @@ FALCON_MAMBA = hf_family(
     Traits(
         rules=RuleBook(_BACKBONE),
         defaults={"layer_norm_epsilon": 1e-5, "use_conv_bias": True},
-        layer=_falcon_layer,
+        layer=lambda reading, norm, _: LayerConfig(
+            mixer=replace(
+                read_mamba1(reading),
+                inner_norms="plain",
+                norm_eps=reading.number("mixer_rms_eps", 1e-6),
+            ),
+            mixer_norm=norm,
+        ),
         eps="layer_norm_epsilon",
         prepare=without_auto,
         expects={"hidden_act": SILU},

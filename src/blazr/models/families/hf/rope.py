@@ -25,6 +25,15 @@ KINDS: dict[str, ScalingKind | None] = {
     "factors": "factors",  # of GGUF files: any of the above that divides frequencies
 }
 DEFAULT_THETA = 10000.0
+# What some configs repeat here, and what only other kinds look at.
+_NEUTRAL = {
+    "max_position_embeddings",
+    "finetuned",
+    "factor",
+    "original_max_position_embeddings",
+    "mrope_section",
+    "mrope_interleaved",  # text has one position, whatever images have
+}
 
 
 def rope_parameters(reader: ConfigReader, layer_type: str | None = None) -> ConfigReader:
@@ -75,7 +84,10 @@ def read_rope(
         )
     scaling = _scaling(reader, parameters, rope)
     temperature = _temperature(reader, parameters)
-    _note_unread(reader, parameters)
+    for key, value in parameters.unread().items():
+        if value is not None and key not in _NEUTRAL and not isinstance(value, dict):
+            section = parameters.source.removeprefix(reader.source + ": ")
+            reader.unknown[f"{section}.{key}"] = value
     return RopeConfig(dim, rope.theta, scaling, interleaved, temperature)
 
 
@@ -107,7 +119,11 @@ def _scaling(
     if known is None:
         return None
     if known in {"linear", "dynamic", "llama3"}:
-        scaling = RopeScaling(kind=known, factor=_needed(parameters))
+        if factor is None:
+            raise ConfigError(
+                f"{parameters.source}: 'factor' is missing.", expected="a number above 0"
+            )
+        scaling = RopeScaling(kind=known, factor=factor.value)
         if known == "dynamic":
             scaling = replace(scaling, original_max_seq_len=whole)
         return _llama3(parameters, scaling, trained) if known == "llama3" else scaling
@@ -128,13 +144,6 @@ def _temperature(reader: ConfigReader, parameters: ConfigReader) -> AttentionTem
             expected="llama_4_scaling_beta and original_max_position_embeddings",
         )
     return AttentionTemperature(scale.value, trained.value) if scale.value else None
-
-
-def _needed(parameters: ConfigReader) -> float:
-    found = parameters.number("factor", above=0)
-    if found is None:
-        raise ConfigError(f"{parameters.source}: 'factor' is missing.", expected="a number above 0")
-    return found.value
 
 
 def _or(parameters: ConfigReader, name: str, default: float) -> float:
@@ -206,20 +215,3 @@ def _factors(parameters: ConfigReader, name: str, rope: RopeConfig) -> tuple[flo
             expected=f"{rope.num_pairs} numbers above 0",
         )
     return tuple(found.value)
-
-
-# What some configs repeat here, and what only other kinds look at.
-_NEUTRAL = {
-    "max_position_embeddings",
-    "finetuned",
-    "factor",
-    "original_max_position_embeddings",
-    "mrope_section",
-    "mrope_interleaved",  # text has one position, whatever images have
-}
-
-
-def _note_unread(reader: ConfigReader, parameters: ConfigReader) -> None:
-    for key, value in parameters.unread().items():
-        if value is not None and key not in _NEUTRAL and not isinstance(value, dict):
-            reader.unknown[f"{parameters.source.removeprefix(reader.source + ': ')}.{key}"] = value
