@@ -39,16 +39,17 @@ def derive(checkpoint: Checkpoint) -> ModelConfig:
 def plan(checkpoint: Checkpoint, config: ModelConfig | None = None) -> tuple[LoadPlan, set[str]]:
     """Where each tensor goes, and what the network needs."""
     family = detect_family(checkpoint)
-    config = config or derive(checkpoint)
+    derivation = family.derive(checkpoint)
+    config = config or derivation.config
     with torch.device("meta"):
         module = CausalLM(config)
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     found = plan_load(
         checkpoint.tensors,
         shapes,
-        family.rules_of(checkpoint) if family.rules_of else family.rules,
+        derivation.rules,
         ignored=family.ignored,
-        ignored_beginnings=family.unused(checkpoint) if family.unused else (),
+        ignored_beginnings=derivation.unused,
     )
     return found, set(shapes)
 

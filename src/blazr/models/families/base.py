@@ -189,11 +189,15 @@ class Derivation:
         config: The config.
         values: Where each of its values came from.
         warnings: What the user should know.
+        rules: Tensor names to parameter names.
+        unused: What the names of tensors begin with that the network has no place for.
     """
 
     config: ModelConfig
     values: tuple[Derived, ...]
     warnings: tuple[str, ...]
+    rules: RuleBook
+    unused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,11 +245,9 @@ class Family:
     Args:
         name: As users see it.
         matches: Whether a checkpoint is of this kind, from its tensor names.
-        derive: Finds the config.
-        rules: Tensor names to parameter names.
+        derive: Finds the config, and the rules of one checkpoint.
+        rules: Tensor names to parameter names, as far as they do not depend on the checkpoint.
         ignored: Suffixes of tensors that hold nothing to load.
-        rules_of: The rules of one checkpoint, where they depend on its config.
-        unused: What the names of tensors begin with that the network has no place for.
         keys: Names of each value in config.json, the usual one first.
         derive_from: Finds the config from the same words in another dialect.
     """
@@ -255,7 +257,5 @@ class Family:
     derive: Callable[[Checkpoint], Derivation]
     rules: RuleBook
     ignored: tuple[str, ...] = ()
-    rules_of: Callable[[Checkpoint], RuleBook] | None = None
-    unused: Callable[[Checkpoint], tuple[str, ...]] | None = None
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     derive_from: Callable[[Source], Derivation] | None = None

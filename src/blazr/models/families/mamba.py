@@ -30,6 +30,17 @@ from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.norm import NormConfig
 
 PREFIX = "backbone."
+_LAYER = PREFIX + "layers.{i}."
+_RULES = RuleBook(
+    [
+        Rule(PREFIX + "embedding.weight", "embed_tokens.weight"),
+        Rule(PREFIX + "embeddings.weight", "embed_tokens.weight"),
+        Rule(PREFIX + "norm_f.weight", "norm.weight"),
+        Rule("lm_head.weight", "lm_head.weight"),
+        Rule(_LAYER + "norm.weight", "layers.{i}.mixer_norm.weight"),
+        *mixer_rules(_LAYER + "mixer."),
+    ]
+)
 _READ_FROM_TENSORS = ("state_size", "conv_kernel", "tie_word_embeddings")
 _IGNORED_KEYS = (
     "d_model",
@@ -76,7 +87,7 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
         for key in (*TRAINING, *_READ_FROM_TENSORS, *_IGNORED_KEYS):
             reader.mark(key)
         settle_unread(reader, ledger)
-    return Derivation(config, tuple(ledger.values.values()), tuple(ledger.warnings))
+    return Derivation(config, tuple(ledger.values.values()), tuple(ledger.warnings), _RULES)
 
 
 def _mixer(layer: TensorGroup, context: Context) -> Mamba1Config | Mamba2Config:
@@ -116,19 +127,9 @@ def _matches(checkpoint: Checkpoint) -> bool:
     return is_named and model_type(checkpoint) in {None, "mamba"}
 
 
-_LAYER = PREFIX + "layers.{i}."
 MAMBA = Family(
     name="mamba",
     matches=_matches,
     derive=_derive,
-    rules=RuleBook(
-        [
-            Rule(PREFIX + "embedding.weight", "embed_tokens.weight"),
-            Rule(PREFIX + "embeddings.weight", "embed_tokens.weight"),
-            Rule(PREFIX + "norm_f.weight", "norm.weight"),
-            Rule("lm_head.weight", "lm_head.weight"),
-            Rule(_LAYER + "norm.weight", "layers.{i}.mixer_norm.weight"),
-            *mixer_rules(_LAYER + "mixer."),
-        ]
-    ),
+    rules=_RULES,
 )

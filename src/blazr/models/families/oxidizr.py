@@ -195,7 +195,9 @@ def derive_decoder(
     unread = [key for key, value in reader.unread().items() if not is_off(value)]
     unknown = [key for key in unread if key not in _KNOWN and not is_neutral(key)]
     warn_ignored(reader.source, unknown, ledger)
-    return Derivation(config, tuple(ledger.values.values()), tuple(ledger.warnings))
+    return Derivation(
+        config, tuple(ledger.values.values()), tuple(ledger.warnings), decoder_rules(prefix)
+    )
 
 
 def _sliding_window(reader: ConfigReader, ledger: Ledger) -> int | None:

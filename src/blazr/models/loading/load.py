@@ -148,14 +148,13 @@ def plan_model(model: str, *, revision: str | None = None) -> PlannedModel:
     with torch.device("meta"):
         module = CausalLM(derivation.config)
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    rules = family.rules_of(checkpoint) if family.rules_of else family.rules
-    unused = family.unused(checkpoint) if family.unused else ()
+    rules = derivation.rules
     plan = plan_load(
         checkpoint.tensors,
         shapes,
         rules,
         ignored=family.ignored,
-        ignored_beginnings=(*unused, *_zero_biases(checkpoint, rules, shapes)),
+        ignored_beginnings=(*derivation.unused, *_zero_biases(checkpoint, rules, shapes)),
     )
     plan.check()
     return PlannedModel(

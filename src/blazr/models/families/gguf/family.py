@@ -48,11 +48,11 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
     _refuse_what_changes(file)
     read_from = FAMILIES[family_of(file)].derive_from
     assert read_from is not None
-    words = in_words_of_config(file)
+    words, rules = in_words_of_config(file), _rules_of(file)
     source = Source(
         reader=file.reader_of(words),
         tensors=checkpoint.tensors,
-        rules=_rules_of(checkpoint),
+        rules=rules,
         sayable={*METADATA_KEYS, *words, "partial_rotary_factor"},
     )
     derived = read_from(source)
@@ -65,7 +65,12 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
         logit_softcap=file.number("final_logit_softcapping", 0.0) or None,
     )
     name = Derived("architecture", file.architecture, "the metadata: general.architecture")
-    return Derivation(config, (name, *derived.values), derived.warnings)
+    # layers that predict further tokens come after the others
+    more = min(file.integer("nextn_predict_layers", 0), 100)
+    behind = (f"blk.{file.num_layers + index}." for index in range(more))
+    return Derivation(
+        config, (name, *derived.values), derived.warnings, rules, (*behind, *_PARTS_BESIDE)
+    )
 
 
 def _refuse_what_changes(file: GgufFile) -> None:
@@ -223,14 +228,14 @@ def _experts(file: GgufFile, feed: MoeConfig, at: str) -> MoeConfig:
     )
 
 
-def _rules_of(checkpoint: Checkpoint) -> RuleBook:
+def _rules_of(file: GgufFile) -> RuleBook:
     """The names of one file's tensors."""
-    file, layers = GgufFile(checkpoint), dict[str, set[str]]()
-    for name in checkpoint.tensors:
+    layers = dict[str, set[str]]()
+    for name in file.tensors:
         found = _BLOCK.fullmatch(name)
         if found:
             layers.setdefault(found[1], set()).add(found[2])
-    up, down = (checkpoint.tensors.get(f"blk.0.ffn_{name}.weight") for name in ("up", "down"))
+    up, down = (file.tensors.get(f"blk.0.ffn_{name}.weight") for name in ("up", "down"))
     is_fused = up is not None and down is not None and up.shape[:1] == (2 * down.shape[-1],)
     return gguf_names(file.row, layers, fused=is_fused, pairs=_pairs(file))
 
@@ -244,20 +249,10 @@ def _pairs(file: GgufFile) -> Pairs | None:
     return Pairs(max(1, dim), min(rotated, dim) // 2 * 2)
 
 
-def _unused(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Layers that predict further tokens, which come after the others, and parts of other use."""
-    file = GgufFile(checkpoint)
-    more = file.integer("nextn_predict_layers", 0)
-    behind = (f"blk.{file.num_layers + index}." for index in range(min(more, 100)))
-    return (*behind, *_PARTS_BESIDE)
-
-
 GGUF = Family(
     name="gguf",
     matches=lambda checkpoint: "general.architecture" in checkpoint.metadata,
     derive=_derive,
     rules=gguf_names(Architecture(), {}),
-    rules_of=_rules_of,
     ignored=(ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS),
-    unused=_unused,
 )

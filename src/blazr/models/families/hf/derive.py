@@ -119,7 +119,15 @@ def hf_family(name: str, traits: Traits, *, section: str = "") -> Family:
         ledger = Ledger()
         if section:
             ledger.warn("the parts of the model that see images are left out: it reads text alone.")
-        return derive_from(source, traits, ledger)
+        return replace(
+            derive_from(source, traits, ledger),
+            rules=traits.rules_of(checkpoint) if traits.rules_of else traits.rules,
+            unused=(
+                *(traits.unused(checkpoint) if traits.unused else ()),
+                *_extra_layers(_source(checkpoint, traits, "")),
+                *(SIGHT if section else ()),
+            ),
+        )
 
     return Family(
         name=name,
@@ -127,13 +135,7 @@ def hf_family(name: str, traits: Traits, *, section: str = "") -> Family:
         derive=derive,
         derive_from=lambda source: derive_from(source, traits),
         rules=traits.rules,
-        rules_of=traits.rules_of,
         ignored=(".rotary_emb.inv_freq",),
-        unused=lambda checkpoint: (
-            *(traits.unused(checkpoint) if traits.unused else ()),
-            *_extra_layers(_source(checkpoint, traits, "")),
-            *(SIGHT if section else ()),
-        ),
         keys={**HF_ALIASES, **traits.names},
     )
 
@@ -214,6 +216,7 @@ def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) ->
         replace(config, **numbers),
         tuple(reading.ledger.values.values()),
         tuple(reading.ledger.warnings),
+        source.rules,
     )
 
 
