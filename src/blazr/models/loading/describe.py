@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from blazr.models.checkpoint.base import ELEMENT_TYPES
-from blazr.models.families.base import Value
 from blazr.models.loading.load import PlannedModel, plan_model
 from blazr.models.loading.weights import stored_as, stored_dtype
 from blazr.models.sizing import size_of
@@ -43,13 +42,20 @@ def describe_plan(planned: PlannedModel) -> dict[str, object]:
     checkpoint, derivation = planned.checkpoint, planned.derivation
     dtype, stored = stored_dtype(planned.plan), stored_as(planned.plan)
     size = size_of(derivation.config, dtype)
+    # keys as the documents name them; where layers differ, the first layer's value
+    config: dict[str, object] = {}
+    for value in derivation.values:
+        config.setdefault(value.name, value.value)
+    types = [layer_type_of(layer) for layer in derivation.config.layers]
+    config["mamba_layers"] = [i for i, name in enumerate(types) if name.startswith("Mamba")]
+    config["layer_types"] = types
     return {
         "name": planned.name,
         "path": str(checkpoint.path),
         "family": planned.family.name,
         "dtype": str(dtype).removeprefix("torch.") if stored in ELEMENT_TYPES else stored,
         "files": [{"name": file.name, "bytes": n} for file, n in checkpoint.files.items()],
-        "config": _config(planned),
+        "config": config,
         "parameters": {
             "total": size.parameters,
             "active_per_token": size.active_parameters,
@@ -64,16 +70,6 @@ def describe_plan(planned: PlannedModel) -> dict[str, object]:
         "derivation": [asdict(value) for value in derivation.values],
         "warnings": list(derivation.warnings),
     }
-
-
-def _config(planned: PlannedModel) -> dict[str, object]:
-    """Keys as the documents name them; where layers differ, the first layer's value."""
-    config: dict[str, Value] = {}
-    for value in planned.derivation.values:
-        config.setdefault(value.name, value.value)
-    types = [layer_type_of(layer) for layer in planned.derivation.config.layers]
-    mamba_layers = [index for index, name in enumerate(types) if name.startswith("Mamba")]
-    return {**config, "mamba_layers": mamba_layers, "layer_types": types}
 
 
 def layer_type_of(layer: LayerConfig) -> str:

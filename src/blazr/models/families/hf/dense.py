@@ -131,11 +131,6 @@ def _gemma3_attention(reading: Reading) -> dict[str, float | None]:
     return {"attention_multiplier": reading.number("query_pre_attn_scalar", 256) ** -0.5}
 
 
-def _gemma2_attention(reading: Reading) -> dict[str, float | None]:
-    cap = reading.optional_number("attn_logit_softcapping")
-    return {**_gemma3_attention(reading), "attn_logit_softcap": cap}
-
-
 LLAMA = hf_family(
     "llama",
     Traits(
@@ -206,7 +201,10 @@ GEMMA2 = hf_family(
             "attn_logit_softcapping": 50.0,
         },
         attention=LLAMA_BIASES,
-        attention_numbers=_gemma2_attention,
+        attention_numbers=lambda reading: {
+            **_gemma3_attention(reading),
+            "attn_logit_softcap": reading.optional_number("attn_logit_softcapping"),
+        },
         model_numbers=_gemma_model,
         window=alternating_window,
         norms="both",

@@ -215,13 +215,6 @@ def _falcon_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig
     )
 
 
-def _falcon_numbers(reading: Reading) -> dict[str, float | None]:
-    return {
-        "embedding_multiplier": reading.number("embedding_multiplier", 1.0),
-        "logits_scaling": 1 / reading.number("lm_head_multiplier", 1.0),
-    }
-
-
 def _falcon_config(own: Mapping[str, object]) -> dict[str, object]:
     """The mixer may be narrower than ``mamba_expand`` has it."""
     changed = without_auto(own)
@@ -251,7 +244,10 @@ _FALCON = Traits(
     },
     attention=LLAMA_BIASES,
     layer=_falcon_layer,
-    model_numbers=_falcon_numbers,
+    model_numbers=lambda reading: {
+        "embedding_multiplier": reading.number("embedding_multiplier", 1.0),
+        "logits_scaling": 1 / reading.number("lm_head_multiplier", 1.0),
+    },
     prepare=_falcon_config,
     expects={"hidden_act": SILU},
     ignored_keys=(*TRAINING, "mamba_d_ssm", "mamba_use_mlp", "mlp_expansion_factor"),

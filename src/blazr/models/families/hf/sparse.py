@@ -40,11 +40,6 @@ def read_experts(reading: Reading, size: str = "moe_intermediate_size") -> MoeCo
     )
 
 
-def _mixtral(reading: Reading, index: int) -> FeedForwardConfig:
-    del index
-    return read_experts(reading, "intermediate_size")
-
-
 def _qwen_moe(reading: Reading, index: int) -> MoeConfig | None:
     """Experts in every n-th layer that ``mlp_only_layers`` does not name."""
     dense, step = reading.reader.integers("mlp_only_layers"), reading.size("decoder_sparse_step", 1)
@@ -67,12 +62,6 @@ def _qwen3_moe_window(reading: Reading, index: int) -> int | None:
     del index
     window = reading.window()
     return window if reading.flag("use_sliding_window") else None
-
-
-def _olmoe(reading: Reading, index: int) -> FeedForwardConfig:
-    del index
-    experts = read_experts(reading, "intermediate_size")
-    return replace(experts, norm_topk_prob=reading.flag("norm_topk_prob"))
 
 
 def _granite_moe(reading: Reading, index: int) -> FeedForwardConfig:
@@ -149,7 +138,7 @@ MIXTRAL = hf_family(
             "rope_theta": 1_000_000.0,
             "rms_norm_eps": 1e-5,
         },
-        feed_forward=_mixtral,
+        feed_forward=lambda reading, _: read_experts(reading, "intermediate_size"),
         window=every_layer,
     ),
 )
@@ -179,7 +168,10 @@ OLMOE = hf_family(
         rules=LLAMA_RULES,
         defaults={"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8},
         attention={**LLAMA_BIASES, "qk_norm": True, "qk_norm_all_heads": True},
-        feed_forward=_olmoe,
+        feed_forward=lambda reading, _: replace(
+            read_experts(reading, "intermediate_size"),
+            norm_topk_prob=reading.flag("norm_topk_prob"),
+        ),
         attention_numbers=lambda reading: {"clip_qkv": reading.optional_number("clip_qkv")},
     ),
 )

@@ -25,7 +25,6 @@ from blazr.models.families.hf.state_space import (
 from blazr.models.families.rules import Rule, RuleBook
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
-from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.shared_block import BlockConfig, SharedBlockConfig
 
@@ -127,18 +126,6 @@ def _config(own: Mapping[str, object]) -> dict[str, object]:
     return changed
 
 
-def _kinds(reading: Reading) -> list[str | None]:
-    known = (LINEAR, HYBRID)
-    count = reading.num_layers
-    return [reading.layer_type(index, known, "layers_block_type") for index in range(count)]
-
-
-def _mamba2(reading: Reading, norm: NormConfig) -> Mamba2Config:
-    least = reading.number("time_step_min", LEAST_STEP)
-    mixer = read_mamba2(reading, _KEYS, norm)
-    return replace(mixer, norm_eps=GATED_NORM_EPS, dt_limits=(least, math.inf))
-
-
 def _block(reading: Reading, norm: NormConfig, users: tuple[int, ...]) -> BlockConfig:
     hidden = reading.hidden_size
     heads = reading.size("num_attention_heads")
@@ -168,7 +155,16 @@ def _block(reading: Reading, norm: NormConfig, users: tuple[int, ...]) -> BlockC
 
 def _layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
     """The blocks take turns, and each belongs to the first layer that uses it."""
-    kinds, mixer = _kinds(reading), _mamba2(reading, norm)
+    kinds = [
+        reading.layer_type(number, (LINEAR, HYBRID), "layers_block_type")
+        for number in range(reading.num_layers)
+    ]
+    least = reading.number("time_step_min", LEAST_STEP)
+    mixer = replace(
+        read_mamba2(reading, _KEYS, norm),
+        norm_eps=GATED_NORM_EPS,
+        dt_limits=(least, math.inf),
+    )
     if kinds[index] != HYBRID:
         return LayerConfig(mixer=mixer, mixer_norm=norm)
     hybrids = [number for number, kind in enumerate(kinds) if kind == HYBRID]
