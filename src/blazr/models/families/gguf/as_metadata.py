@@ -124,9 +124,10 @@ def _attention(config: ModelConfig, row: Architecture) -> Words:
     found |= {word: number for word, number in numbers.items() if number is not None}
     windows = [getattr(each, "sliding_window", None) for each in attends]
     is_sliding = [window is not None for window in windows]
+    window = next((window for window in windows if window is not None), None)
     every = row.full_every
-    if any(is_sliding):
-        found["sliding_window"] = windows[is_sliding.index(True)]
+    if window is not None:
+        found["sliding_window"] = window
         if is_sliding != [not every or (index + 1) % every != 0 for index in range(len(windows))]:
             found["is_sliding"] = is_sliding
     return found | _rotation(plain, row)
