@@ -143,7 +143,7 @@ class ConfigReader:
         Raises:
             ConfigError: It is something else; the message names the key.
         """
-        return self._read(name, "a string", lambda v: v if isinstance(v, str) else None)
+        return self._read(name, "a string", _text)
 
     def integers(self, name: str) -> Setting[list[int]] | None:
         """A list of whole numbers.
@@ -151,7 +151,7 @@ class ConfigReader:
         Raises:
             ConfigError: It is something else; the message names the key.
         """
-        return self._read(name, "a list of whole numbers", lambda v: _items(v, int))
+        return self._read(name, "a list of whole numbers", lambda v: _list(v, _whole))
 
     def texts(self, name: str) -> Setting[list[str]] | None:
         """A list of strings.
@@ -159,7 +159,7 @@ class ConfigReader:
         Raises:
             ConfigError: It is something else; the message names the key.
         """
-        return self._read(name, "a list of strings", lambda v: _items(v, str))
+        return self._read(name, "a list of strings", lambda v: _list(v, _text))
 
     def numbers(self, name: str) -> Setting[list[float]] | None:
         """A list of finite numbers.
@@ -167,7 +167,7 @@ class ConfigReader:
         Raises:
             ConfigError: It is something else; the message names the key.
         """
-        return self._read(name, "a list of numbers", _numbers)
+        return self._read(name, "a list of numbers", lambda v: _list(v, _number))
 
     def mark(self, key: str) -> None:
         """Note that somebody has dealt with a key."""
@@ -215,12 +215,11 @@ class ConfigReader:
 def _integer(value: object, minimum: int) -> int | None:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool):
-        return None
-    return value if minimum <= value <= MAX_INTEGER else None
+    number = _whole(value)
+    return number if number is not None and minimum <= number <= MAX_INTEGER else None
 
 
-def _number(value: object, above: float | None) -> float | None:
+def _number(value: object, above: float | None = None) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -230,15 +229,17 @@ def _number(value: object, above: float | None) -> float | None:
     return number if math.isfinite(number) and (above is None or number > above) else None
 
 
-def _numbers(value: object) -> list[float] | None:
+def _list(value: object, convert: Callable[[object], T | None]) -> list[T] | None:
+    """A list of what every item becomes; None where one becomes nothing, or there is no list."""
     if not isinstance(value, list):
         return None
-    found = [number for item in value if (number := _number(item, None)) is not None]
+    found = [item for each in value if (item := convert(each)) is not None]
     return found if len(found) == len(value) else None
 
 
-def _items(value: object, kind: type[T]) -> list[T] | None:
-    if not isinstance(value, list):
-        return None
-    fits = [item for item in value if isinstance(item, kind) and not isinstance(item, bool)]
-    return fits if len(fits) == len(value) else None
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
