@@ -15,7 +15,9 @@ from blazr.models.checkpoint.quantized import join_quantized
 from blazr.models.config import ModelConfig
 from blazr.models.families import FAMILIES
 from blazr.models.families.gguf.architectures import ARCHITECTURES
+from blazr.models.families.gguf.as_config import GgufFile
 from blazr.models.families.gguf.as_metadata import metadata_of
+from blazr.models.families.gguf.family import tensor_names, unused_beginnings
 from blazr.models.families.gguf.form import architecture_of, as_gguf
 from blazr.models.loading.load import detect_family
 from blazr.models.loading.plan import LoadPlan, plan_load
@@ -37,19 +39,23 @@ def derive(checkpoint: Checkpoint) -> ModelConfig:
 
 
 def plan(checkpoint: Checkpoint, config: ModelConfig | None = None) -> tuple[LoadPlan, set[str]]:
-    """Where each tensor goes, and what the network needs."""
+    """Where each tensor goes, and what the network needs; the config of a GGUF file that is cut."""
     family = detect_family(checkpoint)
-    derivation = family.derive(checkpoint)
-    config = config or derivation.config
+    if config is None:
+        derived = family.derive(checkpoint)
+        config, rules, unused = derived.config, derived.rules, derived.unused
+    else:
+        file = GgufFile(checkpoint)
+        rules, unused = tensor_names(file), unused_beginnings(file)
     with torch.device("meta"):
         module = CausalLM(config)
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     found = plan_load(
         checkpoint.tensors,
         shapes,
-        derivation.rules,
+        rules,
         ignored=family.ignored,
-        ignored_beginnings=derivation.unused,
+        ignored_beginnings=unused,
     )
     return found, set(shapes)
 
@@ -86,7 +92,7 @@ def test_a_released_model_is_planned_completely(model: str) -> None:
     shapes, config = headers.made(model)
     checkpoint = headers.checkpoint({name: ("F32", shapes[name]) for name in shapes}, config)
     assert detect_family(checkpoint).name == config["model_type"]
-    planned, needed = plan(checkpoint, derive(checkpoint))
+    planned, needed = plan(checkpoint)
     planned.check()
     assert len(planned.steps) == len(needed)
     assert all(UNUSED.match(name) for name in planned.ignored)

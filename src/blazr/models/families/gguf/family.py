@@ -48,7 +48,7 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
     _refuse_what_changes(file)
     read_from = FAMILIES[family_of(file)].derive_from
     assert read_from is not None
-    words, rules = in_words_of_config(file), _rules_of(file)
+    words, rules = in_words_of_config(file), tensor_names(file)
     source = Source(
         reader=file.reader_of(words),
         tensors=checkpoint.tensors,
@@ -65,11 +65,8 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
         logit_softcap=file.number("final_logit_softcapping", 0.0) or None,
     )
     name = Derived("architecture", file.architecture, "the metadata: general.architecture")
-    # layers that predict further tokens come after the others
-    more = min(file.integer("nextn_predict_layers", 0), 100)
-    behind = (f"blk.{file.num_layers + index}." for index in range(more))
     return Derivation(
-        config, (name, *derived.values), derived.warnings, rules, (*behind, *_PARTS_BESIDE)
+        config, (name, *derived.values), derived.warnings, rules, unused_beginnings(file)
     )
 
 
@@ -228,7 +225,7 @@ def _experts(file: GgufFile, feed: MoeConfig, at: str) -> MoeConfig:
     )
 
 
-def _rules_of(file: GgufFile) -> RuleBook:
+def tensor_names(file: GgufFile) -> RuleBook:
     """The names of one file's tensors."""
     layers = dict[str, set[str]]()
     for name in file.tensors:
@@ -247,6 +244,13 @@ def _pairs(file: GgufFile) -> Pairs | None:
     dim = file.head_dim
     rotated = dim if file.row.rotation == "metadata" else file.integer("rope.dimension_count", dim)
     return Pairs(max(1, dim), min(rotated, dim) // 2 * 2)
+
+
+def unused_beginnings(file: GgufFile) -> tuple[str, ...]:
+    """Layers that predict further tokens, which come after the others, and parts of other use."""
+    more = min(file.integer("nextn_predict_layers", 0), 100)
+    behind = (f"blk.{file.num_layers + index}." for index in range(more))
+    return (*behind, *_PARTS_BESIDE)
 
 
 GGUF = Family(
