@@ -42,7 +42,15 @@ _ABOUT = {
     for name, words in re.findall(r"^ {4}(\w+): ((?:.|\n {6,})+)", _ARGS, re.MULTILINE)
 }
 # Where dialects have a meaning for what is below the least: all of it, or to the end.
-_LOWEST: Mapping[str, int | None] = {"top_k": -1, "n_predict": -1, "num_predict": None}
+_LOWEST: Mapping[str, int | None] = {
+    "top_k": -1,
+    "max_tokens": -1,
+    "max_completion_tokens": -1,
+    "max_output_tokens": -1,
+    "max_new_tokens": -1,
+    "n_predict": -2,
+    "num_predict": None,
+}
 
 
 def describe(routes: Iterable[Route]) -> dict[str, object]:

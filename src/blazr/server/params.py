@@ -18,13 +18,14 @@ from blazr.engine.sampling_params import (
     SamplingParams,
 )
 from blazr.llm.generation import Prompt, Truncation
-from blazr.server.schema import Schema, any_given, schema_hint
+from blazr.server.schema import Schema, any_given, of_type, schema_hint
 from blazr.text.messages import Message
 
 MAX_REPLIES = 256
 MAX_PROMPTS = 128
 MAX_TOOLS = 128
 MAX_MESSAGES = 4096
+MAX_BIAS = 100
 LAST_N = 64  # tokens that penalties look back: llama.cpp's and Ollama's default
 TEXT = {"type": "text"}  # the response format that holds a reply to nothing
 
@@ -35,14 +36,42 @@ Stop = _Stop | Stops
 MostTokens = Annotated[int, schema_hint(anyOf=[{"const": -1}, {"minimum": 1}])]  # of a prompt
 EmptyList = Annotated[list[str], schema_hint(maxItems=0)]  # where others have images
 _PLAIN = {"type": {"enum": ["text", "json_object"]}}
-_NESTED = {"type": {"const": "json_schema"}, "json_schema": {"required": ["schema"]}}
+_JSON_SCHEMA = {"anyOf": [{"type": ["object", "string"]}, {"const": True}]}
+_WITH_SCHEMA = {"properties": {"schema": _JSON_SCHEMA}, "required": ["schema"]}
+_NESTED = {"type": {"const": "json_schema"}, "json_schema": {"type": "object", **_WITH_SCHEMA}}
+_FLAT = {"type": {"const": "json_schema"}, "schema": _JSON_SCHEMA, "json_schema": False}
 ResponseFormat = Annotated[
     dict[str, Any],
     schema_hint(
         anyOf=[
-            {"properties": _PLAIN, "required": ["type"]},
+            {"properties": {**_PLAIN, "schema": _JSON_SCHEMA}, "required": ["type"]},
             {"properties": _NESTED, "required": ["type", "json_schema"]},
-            {"properties": {"type": {"const": "json_schema"}}, "required": ["type", "schema"]},
+            {"properties": _FLAT, "required": ["type", "schema"]},
+        ]
+    ),
+]
+TokenId = Annotated[int, schema_hint(minimum=0)]
+TokenIds = Annotated[list[TokenId], schema_hint(minItems=1)]
+# One prompt or many, as text or token ids; a list of integers is one prompt.
+Prompts = str | Annotated[list[str | TokenId | TokenIds], schema_hint(minItems=1)]
+Bias = Annotated[float, schema_hint(minimum=-MAX_BIAS, maximum=MAX_BIAS)]
+_Scalar = str | int | float | bool | None
+_TAKEN = ("messages", "tools", "add_generation_prompt")  # what a chat template is given anyway
+TemplateVariables = Annotated[
+    dict[str, _Scalar], schema_hint(propertyNames={"not": {"enum": _TAKEN}})
+]
+_NAMED = {"properties": {"name": {"type": "string", "minLength": 1}}, "required": ["name"]}
+_CUSTOM = {"anyOf": [{"properties": {"custom": _NAMED}, "required": ["custom"]}, _NAMED]}
+_FUNCTION = {"type": {"enum": ["function", None]}}
+CUSTOM_TOOL: Schema = of_type("custom", **_CUSTOM)
+# A tool, and a call of one, as OpenAI describes them.
+Tool = Annotated[dict[str, Any], schema_hint(anyOf=[{"properties": _FUNCTION}, CUSTOM_TOOL])]
+ToolCall = Annotated[
+    dict[str, Any],
+    schema_hint(
+        anyOf=[
+            {"properties": {"function": {"type": "object", **_NAMED}}, "required": ["function"]},
+            CUSTOM_TOOL,
         ]
     ),
 ]
@@ -357,9 +386,7 @@ def check_num_replies(num_prompts: int, n: int = 1, *, param: str = "n") -> None
         )
 
 
-def to_prompts(
-    given: str | list[str | int | list[int]], *, param: str = "prompt", most: int = MAX_PROMPTS
-) -> list[Prompt]:
+def to_prompts(given: Prompts, *, param: str = "prompt", most: int = MAX_PROMPTS) -> list[Prompt]:
     """One prompt or many, as text or token ids; a list of integers is one prompt.
 
     Raises:
@@ -394,7 +421,7 @@ class ChatMessage(msgspec.Struct):
     role: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-__all__ = ["Example", "OneOf", "Schema", "any_given", "of_type", "schema_hint"]
+__all__ = ["Example", "OneOf", "Schema", "any_given", "of_type", "one_given", "schema_hint"]
 
 Schema = dict[str, Any]
 Example = dict[str, Any]  # a body to try
@@ -24,6 +24,11 @@ def any_given(*names: str, min_length: int = 0) -> Schema:
     """One of these fields is there, not null, and at least so many characters or items long."""
     kinds = {"type": ["string", "array"], "minLength": min_length}
     return {"anyOf": [{"required": [name], "properties": {name: kinds}} for name in names]}
+
+
+def one_given(*names: str) -> Schema:
+    """One of these fields is there and not null, and no other of them."""
+    return {"oneOf": any_given(*names)["anyOf"]}
 
 
 def of_type(*types: str, **more: object) -> Schema:

@@ -145,6 +145,65 @@ WRONG: list[tuple[str, dict]] = [
     ("/detokenize", {"tokens": [-1]}),
     ("/api/generate", {"prompt": "a", "images": ["b"]}),
     ("/api/embed", {"input": "a", "keep_alive": "soon"}),
+    ("/generate", {}),
+    ("/generate", {"prompt": None}),
+    ("/generate", {"prompt": "a", "text": "b"}),
+    ("/generate", {"input_ids": []}),
+    ("/v1/completions", {"prompt": []}),
+    ("/v1/completions", {"prompt": [[]]}),
+    ("/v1/completions", {"prompt": [-1]}),
+    ("/v1/embeddings", {"input": [[1], []]}),
+    ("/completion", {"prompt": []}),
+    ("/completion", {"prompt": [[-1]]}),
+    ("/v1/completions", {"prompt": "a", "best_of": -1}),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {"1": 101}}),
+    ("/completion", {"prompt": "a", "logit_bias": {"a": -101}}),
+    ("/v1/completions", {"prompt": "a", "response_format": {"type": "json_object", "schema": 1}}),
+    (
+        "/v1/completions",
+        {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"schema": 1}}},
+    ),
+    (
+        "/v1/completions",
+        {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": 1, "schema": {}}},
+    ),
+    ("/v1/chat/completions", {"messages": HELLO, "top_logprobs": 3}),
+    ("/v1/chat/completions", {"messages": HELLO, "chat_template": ""}),
+    ("/v1/chat/completions", {"messages": HELLO, "chat_template_kwargs": {"a": []}}),
+    ("/v1/chat/completions", {"messages": HELLO, "chat_template_kwargs": {"tools": 1}}),
+    ("/v1/chat/completions", {"messages": HELLO, "tools": [{"type": "mcp"}]}),
+    ("/v1/chat/completions", {"messages": HELLO, "tools": [{"type": "custom"}]}),
+    ("/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": [{}]}]}),
+    ("/v1/responses", {"input": "a", "tools": [{"type": "mcp"}]}),
+    ("/v1/responses", {"input": "a", "tools": [{"name": "f"}]}),
+    ("/apply-template", {"messages": HELLO, "chat_template_kwargs": {"messages": 1}}),
+    ("/v1/messages", {**MESSAGES, "system": [{"type": "image"}]}),
+    ("/v1/messages", {**MESSAGES, "context_management": {"edits": [{"type": "clear"}]}}),
+    ("/v1/messages", {**MESSAGES, "context_management": {"edits": [{}]}}),
+    ("/api/chat", {"messages": HELLO, "format": "yaml"}),
+]
+# Bodies that mean something, at the edge of what does.
+TAKEN: list[tuple[str, dict]] = [
+    ("/v1/chat/completions", {"messages": HELLO, "max_tokens": -1}),
+    ("/v1/chat/completions", {"messages": HELLO, "max_completion_tokens": -1}),
+    ("/v1/responses", {"input": "a", "max_output_tokens": -1}),
+    ("/generate", {"text": "a", "sampling_params": {"max_new_tokens": -1}}),
+    ("/completion", {"prompt": "a", "n_predict": -2}),
+    ("/api/chat", {"messages": HELLO, "options": {"num_predict": -2}}),
+    ("/v1/chat/completions", {"messages": HELLO, "top_logprobs": 3, "logprobs": True}),
+    ("/v1/chat/completions", {"messages": HELLO, "top_logprobs": None, "chat_template": None}),
+    ("/v1/chat/completions", {"messages": HELLO, "tools": [{"function": {"name": "f"}}]}),
+    ("/v1/chat/completions", {"messages": HELLO, "tools": [{"type": "custom", "name": "f"}]}),
+    (
+        "/v1/chat/completions",
+        {"messages": HELLO, "tools": [{"type": "custom", "custom": {"name": "f"}}]},
+    ),
+    ("/v1/responses", {"input": "a", "tools": [{"type": "web_search"}]}),
+    ("/v1/completions", {"prompt": "a", "response_format": {"type": "json_object"}}),
+    ("/generate", {"prompt": "a", "text": None}),
+    ("/generate", {"input_ids": [1]}),
+    ("/api/chat", {"messages": HELLO, "format": ""}),
+    ("/api/chat", {"messages": HELLO, "format": '{"type": "object"}'}),
 ]
 ENDLESS = {"/models/sse"}
 # Commands come from operators; they are tried where what they do is tested.
@@ -241,6 +300,14 @@ def test_what_is_refused_is_said(speaking: Loopback, document: dict, path: str, 
     assert speaking.client.post(path, json=body).status_code == 400
     content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
     assert problems(document["components"], content["schema"], body)
+
+
+@pytest.mark.parametrize(("path", "body"), TAKEN, ids=str)
+def test_what_is_taken_is_said(speaking: Loopback, document: dict, path: str, body: dict) -> None:
+    reply = speaking.client.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    assert problems(document["components"], content["schema"], body) == []
 
 
 @pytest.mark.parametrize("path", BODIES)

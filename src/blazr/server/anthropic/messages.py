@@ -33,10 +33,19 @@ _BILLING = "x-anthropic-billing-header:"
 _NOT_TEXT = {"tool_use", "thinking", "redacted_thinking"}
 
 
+_BlockType = Annotated[
+    str, schema_hint(enum=["redacted_thinking", "text", "thinking", "tool_result", "tool_use"])
+]
+_Edit = Annotated[
+    dict[str, Any],
+    schema_hint(properties={"type": {"pattern": "^clear_thinking"}}, required=["type"]),
+]
+
+
 class Block(msgspec.Struct, kw_only=True):
     """A piece of a message: text, a thought, the use of a tool, or what came of it."""
 
-    type: str
+    type: _BlockType
     text: str | None = None
     thinking: str | None = None
     id: str | None = None
@@ -90,7 +99,7 @@ class MessageToolChoice(msgspec.Struct):
 class ContextManagement(msgspec.Struct):
     """What becomes of what was said before. Chat templates leave old thoughts out by themselves."""
 
-    edits: list[dict[str, Any]] = []
+    edits: list[_Edit] = []
 
 
 class OutputConfig(msgspec.Struct):

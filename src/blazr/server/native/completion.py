@@ -18,7 +18,7 @@ from blazr.server.native.llama_cpp import (
     TextPiece,
     to_params,
 )
-from blazr.server.params import MAX_PROMPTS, EmptyList, check_num_replies
+from blazr.server.params import MAX_PROMPTS, EmptyList, TokenId, check_num_replies
 from blazr.server.run import Run, reply
 from blazr.server.schema import Example, schema_hint
 from blazr.text.tokenizer import Tokenizer
@@ -31,13 +31,21 @@ class PromptText(msgspec.Struct, kw_only=True):
     multimodal_data: Annotated[str, schema_hint(maxLength=0)] | EmptyList | None = None
 
 
+_SOME = schema_hint(minItems=1)
+LlamaCppPrompts = (
+    str
+    | PromptText
+    | Annotated[list[str | TokenId | PromptText | Annotated[list[TokenId | str], _SOME]], _SOME]
+)
+
+
 class LlamaCompletionBody(LlamaCppBody, kw_only=True):
     """The request. Left as it is, it asks for all that fits.
 
     A prompt is a text, or token ids with texts among them; a list of such is several prompts.
     """
 
-    prompt: str | PromptText | list[str | int | PromptText | list[int | str]]
+    prompt: LlamaCppPrompts
     n_predict: int | None = -1
     example: ClassVar[Example] = {"prompt": "Once upon a time", "max_tokens": 32}
 
@@ -60,9 +68,7 @@ async def complete(
     return renderer.pieces(completions)
 
 
-def _prompts(
-    given: str | PromptText | list[str | int | PromptText | list[int | str]], tokenizer: Tokenizer
-) -> list[Prompt]:
+def _prompts(given: LlamaCppPrompts, tokenizer: Tokenizer) -> list[Prompt]:
     if not isinstance(given, list):
         return [_prompt(given, tokenizer)]
     if any(isinstance(each, int) for each in given):

@@ -16,9 +16,9 @@ from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Fold, Usage
 from blazr.server.endpoint import Call, Reply
-from blazr.server.params import Stop, one_grammar, sampling_params
+from blazr.server.params import Stop, TokenIds, one_grammar, sampling_params
 from blazr.server.run import Renderer, Run, reply
-from blazr.server.schema import Example
+from blazr.server.schema import Example, Schema, one_given
 from blazr.text.events import Event, TextDelta
 
 _DEFAULT_TOKENS = 50
@@ -56,7 +56,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
 
     prompt: str | None = None
     text: str | None = None
-    input_ids: list[int] | None = None
+    input_ids: TokenIds | None = None
     model: str | None = None
     max_tokens: int | None = None
     max_new_tokens: int | None = None
@@ -67,6 +67,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     stop: Stop | None = None
     sampling_params: SglangParams | None = None
     stream: bool | None = None
+    schema_extra: ClassVar[Schema] = one_given("prompt", "text", "input_ids")
     example: ClassVar[Example] = {"prompt": "Once upon a time", "max_tokens": 32}
 
 

@@ -19,6 +19,7 @@ from blazr.llm.results import Completion, Usage
 from blazr.server.endpoint import Call
 from blazr.server.params import (
     LAST_N,
+    Bias,
     Samplers,
     Stops,
     finite,
@@ -31,7 +32,7 @@ from blazr.server.schema import OneOf
 from blazr.text.events import Event, Finished, PromptDone, TextDelta, TokenText
 
 _Name = Annotated[str, msgspec.Meta(max_length=256)]
-_Bias = float | bool
+_Bias = Bias | bool
 _MOST = msgspec.Meta(max_length=MAX_LOGIT_BIAS)
 
 

@@ -11,7 +11,7 @@ import msgspec
 from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest
 from blazr.server.endpoint import Call
-from blazr.server.params import ChatMessage, InputTokens, to_messages
+from blazr.server.params import ChatMessage, InputTokens, TemplateVariables, to_messages
 from blazr.server.schema import Example, Schema, any_given, schema_hint
 from blazr.text.tokenizer import Tokenizer
 
@@ -24,7 +24,7 @@ class ChatTextBody(msgspec.Struct, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     schema_extra: ClassVar[Schema] = any_given("messages")
     example: ClassVar[Example] = {"messages": [{"role": "user", "content": "Tell me of a cat."}]}
 

@@ -28,9 +28,15 @@ from blazr.server.openai.sampling import (
     to_params,
     tool_fields,
 )
-from blazr.server.params import ChatMessage, check_num_replies, to_messages
+from blazr.server.params import (
+    ChatMessage,
+    TemplateVariables,
+    Tool,
+    check_num_replies,
+    to_messages,
+)
 from blazr.server.run import Run, reply
-from blazr.server.schema import Example, OneOf, schema_hint
+from blazr.server.schema import Example, OneOf, Schema, schema_hint
 from blazr.text.events import (
     Event,
     PromptDone,
@@ -59,11 +65,11 @@ class ChatBody(SamplingBody, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
     tool_choice: ToolMode | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: Annotated[Any, schema_hint(type="null")] = None
+    chat_template_kwargs: TemplateVariables | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -72,6 +78,12 @@ class ChatBody(SamplingBody, kw_only=True):
     enable_thinking: bool | None = None
     max_thinking_tokens: Budget | None = None
     thinking_token_budget: Budget | None = None
+    schema_extra: ClassVar[Schema] = {
+        "anyOf": [
+            {"properties": {"top_logprobs": {"type": "null"}}},
+            {"properties": {"logprobs": {"const": True}}, "required": ["logprobs"]},
+        ]
+    }
     example: ClassVar[Example] = {
         "max_tokens": 32,
         "messages": [{"role": "user", "content": "Tell me of a cat."}],
@@ -258,11 +270,6 @@ def _template_variables(body: ChatBody) -> dict[str, object]:
         enabled = {"enabled": True, "disabled": False}.get(body.thinking.type)
     variables = thinking_variables(enabled=enabled, effort=body.reasoning_effort)
     variables |= body.chat_template_kwargs or {}
-    if not all(isinstance(value, str | int | float | None) for value in variables.values()):
-        raise RequestError(
-            "chat_template_kwargs may hold strings, numbers, true and false.",
-            param="chat_template_kwargs",
-        )
     return variables
 
 

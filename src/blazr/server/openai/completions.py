@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -22,9 +22,9 @@ from blazr.server.openai.replies import (
     usage_reply,
 )
 from blazr.server.openai.sampling import SamplingBody, schedule_of, to_params
-from blazr.server.params import check_num_replies, finite, to_prompts
+from blazr.server.params import Prompts, check_num_replies, finite, to_prompts
 from blazr.server.run import Run, reply
-from blazr.server.schema import Example
+from blazr.server.schema import Example, schema_hint
 from blazr.text.events import Event, Finished, PromptDone, TextDelta, TokenText
 
 EndReason = Literal["stop", "length", "abort"]
@@ -33,10 +33,10 @@ EndReason = Literal["stop", "length", "abort"]
 class CompletionBody(SamplingBody, kw_only=True):
     """The request."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: Prompts
     echo: bool | None = None
     logprobs: int | None = None
-    best_of: int | None = None
+    best_of: Annotated[int, schema_hint(minimum=0)] | None = None
     suffix: str | None = None
     add_special_tokens: bool | None = None
     prompt_logprobs: int | None = None

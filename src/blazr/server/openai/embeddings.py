@@ -11,7 +11,7 @@ from blazr.core.errors import RequestError
 from blazr.llm.vectors import unit_vectors
 from blazr.server.endpoint import Call
 from blazr.server.openai.replies import EmbeddingUsage
-from blazr.server.params import TruncatingBody, to_prompts
+from blazr.server.params import Prompts, TruncatingBody, to_prompts
 from blazr.server.run import Run
 from blazr.server.schema import Example, schema_hint
 from blazr.server.vectors import MAX_INPUTS, vector_requests
@@ -22,7 +22,7 @@ _OWN_IDS = "send text: ids are this model's own (LangChain: check_embedding_ctx_
 class EmbeddingBody(TruncatingBody, kw_only=True):
     """The request."""
 
-    input: str | Annotated[list[str | int | list[int]], schema_hint(minItems=1)]
+    input: Prompts
     model: str | None = None
     dimensions: Annotated[int, schema_hint(minimum=1)] | None = None
     encoding_format: Literal["float", "base64"] | None = None

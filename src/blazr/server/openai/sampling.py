@@ -14,6 +14,7 @@ from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
 from blazr.server.endpoint import Call, Scheduling
 from blazr.server.params import (
+    Bias,
     ResponseFormat,
     Samplers,
     Stop,
@@ -133,7 +134,7 @@ class SamplingBody(TruncatingBody, kw_only=True):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: dict[int, Bias] | None = None
     n: int | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: dict[str, Any] | None = None

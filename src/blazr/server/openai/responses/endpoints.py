@@ -25,7 +25,7 @@ from blazr.server.openai.responses.rendering import (
     ResponseText,
 )
 from blazr.server.openai.responses.replay import EventLog, Replay
-from blazr.server.openai.responses.tools import ToolSet, read_tools
+from blazr.server.openai.responses.tools import GivenTool, ToolSet, read_tools
 from blazr.server.openai.sampling import ToolChoice, ToolMode, tool_fields
 from blazr.server.params import (
     TEXT,
@@ -65,7 +65,7 @@ class CountInputBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[GivenTool] | None = None
     tool_choice: ToolMode | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None

@@ -6,9 +6,11 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 from blazr.core.errors import RequestError
+from blazr.server.params import CUSTOM_TOOL
+from blazr.server.schema import of_type, schema_hint
 
 logger = logging.getLogger(__name__)
 Tool = Mapping[str, Any]
@@ -25,6 +27,12 @@ _HOSTED_TOOLS = frozenset(
         "tool_search",
     }
 )
+
+
+GivenTool = Annotated[
+    dict[str, Any],
+    schema_hint(anyOf=[of_type("function", "namespace", *sorted(_HOSTED_TOOLS)), CUSTOM_TOOL]),
+]
 
 
 @dataclass(frozen=True, slots=True)
