@@ -38,13 +38,13 @@ BEYOND_A_SCHEMA = (
     "only a response in the background",
     "cannot be loaded again",
     # what the model is
-    "the prompt is empty",  # unless its vocabulary begins every text with a token
+    "is empty.",  # a text, unless the model's vocabulary begins every text with a token
     "the context holds",
     "outside the vocabulary",
     "a token id of the prompt is out of range",
     "dimensions is out of range",
     # how fields go together
-    "there are no messages",
+    "may not be empty",  # a chat without instructions, of turns that say nothing
     "there is no message to go on with",
     "leaves no tool",
     "a tool must be called",

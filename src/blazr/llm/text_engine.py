@@ -190,7 +190,7 @@ class TextEngine:
                 hint="name one with --vocab, or send token ids to /v1/completions",
             )
         if not messages:
-            raise RequestError("there are no messages.", param="messages")
+            raise RequestError("messages may not be empty.", param="messages")
         truncation = request.truncation
         if truncation is None or truncation.drops == "messages":
             self._check_length(sum(len(each.content or "") for each in messages), "messages")

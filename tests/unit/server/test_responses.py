@@ -301,3 +301,8 @@ def test_a_stream_that_fails_says_so() -> None:
         assert last["response"]["error"]["message"] == "not a number"
         found = running.client.get(f"{PATH}/{last['response']['id']}").json()
         assert found["status"] == "failed"
+
+
+def test_a_conversation_of_nothing_is_refused_by_the_name_of_the_field(loopback: Loopback) -> None:
+    error = post(loopback, input=[]).json()["error"]
+    assert (error["param"], error["message"]) == ("input", "input may not be empty.")
