@@ -25,7 +25,6 @@ from blazr.engine.outputs import FinishReason, TokenOutput
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
 from blazr.models.causal_lm import CausalLM
-from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.loading.describe import layer_type_of
 from blazr.models.loading.load import load, plan_model
 from blazr.nn.device import Device, resolve_device
@@ -157,7 +156,12 @@ def verify(
         module = load(model, device=resolve_device("cpu"), dtype="float32").module
     checkpoint = plan_model(model).checkpoint
     witness = ask_witness(module, checkpoint, prompts[0])
-    theirs, their_error = _ask_transformers(module, checkpoint, prompts[0])
+    theirs = transformers_logits(module, checkpoint, prompts[0])
+    their_error = None
+    if not isinstance(theirs, str):
+        *_, hidden = own_layers(module, torch.tensor(prompts[0]))
+        their_error = _largest(own_logits(module, hidden), theirs)
+        theirs = "agrees" if their_error <= THEIRS else "differs"
     return Verdict(
         model=name,
         family=family,
@@ -274,15 +278,3 @@ def _compare_greedy(
                 faults.append((index, position, chosen, best))
     first = tuple(faults[:_MOST_FAULTS])
     return Greedy(tokens=total, agreeing=total - len(faults), faults=first)
-
-
-def _ask_transformers(
-    module: CausalLM, checkpoint: Checkpoint, prompt: Sequence[int]
-) -> tuple[str, float | None]:
-    """What the transformers library makes of the same files, where it can read them."""
-    theirs = transformers_logits(module, checkpoint, prompt)
-    if isinstance(theirs, str):
-        return theirs, None
-    *_, hidden = own_layers(module, torch.tensor(prompt))
-    error = _largest(own_logits(module, hidden), theirs)
-    return ("agrees" if error <= THEIRS else "differs"), error

@@ -155,54 +155,48 @@ def serve(  # noqa: PLR0913  (one argument per flag)
     """Serve models over HTTP, in the dialects of OpenAI, Anthropic and Ollama."""
     from blazr.engine.config import parse_memory
     from blazr.server.config import ServerConfig
+    from blazr.server.serve import address_of, listen
+    from blazr.server.serve import serve as run_server
 
     log.setup("debug" if verbose else "info", levels=log_level)
     named = [*([model_argument] if model_argument else []), *(model or ())]
     plans = plan_models(named, config, load, default=options.BUILT_IN)
     bound = parse_memory(models_memory, free_bytes=0) if models_memory else None
-    _open_and_serve(
-        plans,
-        ServerConfig(
-            host=host,
-            port=port,
-            uds=uds,
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-            root_path=root_path,
-            api_keys=read_api_keys(api_key or [], api_key_file),
-            admin_api_keys=tuple(admin_api_key or ()),
-            weights_dir=weights_dir,
-            profile_dir=profile_dir,
-            cors_origins=tuple(cors_origin or ()),
-            served_names=tuple(served_model_name or ()),
-            accept_any_model=accept_any_model,
-            idle_unload_s=idle_unload,
-            models_memory_bytes=bound,
-            drain_timeout_s=drain_seconds,
-            has_ui=ui,
-            access_log=access_log,
-            otlp_endpoint=otlp_endpoint,
-        ),
-        threads=threads,
+    server = ServerConfig(
+        host=host,
+        port=port,
+        uds=uds,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        root_path=root_path,
+        api_keys=read_api_keys(api_key or [], api_key_file),
+        admin_api_keys=tuple(admin_api_key or ()),
+        weights_dir=weights_dir,
+        profile_dir=profile_dir,
+        cors_origins=tuple(cors_origin or ()),
+        served_names=tuple(served_model_name or ()),
+        accept_any_model=accept_any_model,
+        idle_unload_s=idle_unload,
+        models_memory_bytes=bound,
+        drain_timeout_s=drain_seconds,
+        has_ui=ui,
+        access_log=access_log,
+        otlp_endpoint=otlp_endpoint,
     )
-
-
-def _open_and_serve(
-    plans: Sequence[ModelPlan], config: ServerConfig, *, threads: int | None
-) -> None:
-    """Listen, load what is alone, serve."""
-    from blazr.server.serve import address_of, listen, serve
-
-    if len(plans) > 1 and config.served_names:
+    if len(plans) > 1 and server.served_names:
         raise ConfigError(
             "--served-model-name is for one model; several have a name each.",
             expected="--model NAME=PATH",
         )
-    sock = listen(config)
+    sock = listen(server)  # first, so that a port in use is told before minutes are spent
     options.set_threads(threads)
-    models = _open_models(plans, config)
+    models = _open_models(plans, server)
+    _print_addresses(models, server, address_of(sock, is_tls=tls_cert is not None))
+    run_server(models, sock)
+
+
+def _print_addresses(models: Models, config: ServerConfig, address: str) -> None:
     names = ", ".join(slot.source.name for slot in models.slots)
-    address = address_of(sock, is_tls=config.tls_cert is not None)
     info = models.slots[0].info
     lines = [f"blazr serves {names} on {address}" + (f" ({info.device})" if info else "")]
     if config.uds is None:
@@ -218,7 +212,6 @@ def _open_and_serve(
             "set --api-key, or listen on --host 127.0.0.1"
         )
     print(*lines, sep="\n", file=sys.stderr, flush=True)
-    serve(models, sock)
 
 
 def _open_models(plans: Sequence[ModelPlan], config: ServerConfig) -> Models:

@@ -46,13 +46,6 @@ if TYPE_CHECKING:
 
 MAX_RUNNING = 8
 DEFAULT_CONTEXT = 2048
-_CONTEXT_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "seq_length",
-    "max_seq_len",
-    "context_length",
-)
 _LIMITS = "runs through transformers: no prefix is reused, and its caches' memory is not known."
 _LISTED_NAMES = 5
 # Relative difference between a cached step and a whole pass that rounding can explain.
@@ -320,16 +313,16 @@ class TransformersRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute a step: what decodes together, then one sequence after the other."""
         for slot in plan.fresh_run_slots:
-            self._part(slot)
+            self._split_batch(slot)
             self._pasts.pop(slot, None)
         result = StepResult()
         parts = []
-        together = self._decode(plan) if self._batches else {}
+        together = self._compute_together(plan) if self._batches else {}
         for index, (sequence, length, samples) in enumerate(plan.rows):
             if index in together:
                 parts.append(together[index])
                 continue
-            out = self._step(sequence, length)
+            out = self._compute_one(sequence, length)
             how = sequence.request.pooling
             if how is not None:
                 hidden = out.hidden_states[-1][0, -length:]
@@ -341,7 +334,7 @@ class TransformersRunner:
                 parts.append(out.logits[0, -1:])
         for fork in plan.forks:
             assert fork.source.run_slot is not None
-            self._part(fork.source.run_slot)
+            self._split_batch(fork.source.run_slot)
             self._pasts[fork.run_slot] = copy.deepcopy(self._pasts.get(fork.source.run_slot))
         if parts:
             draw_tokens(self._sampler, plan, torch.cat(parts).float(), result)
@@ -353,11 +346,11 @@ class TransformersRunner:
         del cuts
         return self._forward(token_ids, None).logits[0].float()
 
-    def _step(self, sequence: RunningSequence, length: int) -> Any:
+    def _compute_one(self, sequence: RunningSequence, length: int) -> Any:
         start = sequence.computed
         slot = sequence.run_slot
         assert slot is not None
-        self._part(slot)
+        self._split_batch(slot)
         past = self._pasts.get(slot) if start and self._resumes else None
         first = start if past is not None else 0
         ids = sequence.tokens[first : start + length]
@@ -367,7 +360,7 @@ class TransformersRunner:
             self._pasts[slot] = out.past_key_values
         return out
 
-    def _decode(self, plan: StepPlan) -> dict[int, Tensor]:
+    def _compute_together(self, plan: StepPlan) -> dict[int, Tensor]:
         """Scores (1, V) of the rows that were computed together, by their index in the plan."""
         rows = {
             row.sequence.run_slot: index
@@ -380,7 +373,7 @@ class TransformersRunner:
         if len(slots) < 2:
             return {}
         if self._batch is None or set(self._batch.slots) != set(slots):
-            self._part()
+            self._split_batch()
             self._batch = join({slot: self._pasts.pop(slot) for slot in slots})
         of_slot = {slot: plan.rows[rows[slot]].sequence for slot in slots}
         batch = self._batch
@@ -398,7 +391,7 @@ class TransformersRunner:
         logits: Tensor = out.logits
         return logits
 
-    def _part(self, slot: int | None = None) -> None:
+    def _split_batch(self, slot: int | None = None) -> None:
         """Give each sequence its own cache again, if they are joined; where a slot's own is."""
         if self._batch is not None and (slot is None or slot in self._batch.slots):
             self._pasts |= self._batch.split()

@@ -48,21 +48,16 @@ def deepseek_attention(x: Tensor, w: Weights, s: LatentSizes) -> Tensor:
     q_plain, q_moved = q.unflatten(-1, (s.heads, -1)).split((s.plain, s.rotated), -1)
     latent, k_moved = linear(x, w, "kv_a_proj_with_mqa").split((s.latent, s.rotated), -1)
     latent = rms_norm(latent, w["kv_a_layernorm.weight"], s.eps)
-    k_plain, values = _expanded(latent, w, s)
+    if "k_b.weight" in w:  # GGUF: head by head, that of the keys turned over
+        k_plain = torch.einsum("tr,hrd->thd", latent, w["k_b.weight"])
+        values = torch.einsum("tr,her->the", latent, w["v_b.weight"])
+    else:
+        both = linear(latent, w, "kv_b_proj").unflatten(-1, (s.heads, -1))
+        k_plain, values = both.split((s.plain, s.values), -1)
     k_moved = rotate(k_moved[:, None], s.rotation).expand(-1, s.heads, -1)
     q = torch.cat((q_plain, rotate(q_moved, s.rotation)), -1)
     k = torch.cat((k_plain, k_moved), -1)
     return linear(attend(temper(q, s.rotation), k, values, s.scale).flatten(1), w, "o_proj")
-
-
-def _expanded(latent: Tensor, w: Weights, s: LatentSizes) -> tuple[Tensor, Tensor]:
-    """Keys (T, H, plain) and values (T, H, values) of latents."""
-    if "k_b.weight" in w:  # GGUF: head by head, that of the keys turned over
-        keys = torch.einsum("tr,hrd->thd", latent, w["k_b.weight"])
-        return keys, torch.einsum("tr,her->the", latent, w["v_b.weight"])
-    both = linear(latent, w, "kv_b_proj").unflatten(-1, (s.heads, -1))
-    k, v = both.split((s.plain, s.values), -1)
-    return k, v
 
 
 def oxidizr_attention(
