@@ -66,6 +66,15 @@ def test_a_packed_batch_is_each_alone(lab, loss):
         assert_as_right(logits, reference, loss)
 
 
+def test_with_gradients_side_by_side_is_each_alone(lab, loss):
+    """As in training, where no kernel stands in for a reference."""
+    both = [tokens_of(100, 7), tokens_of(100, 8)]
+    with torch.enable_grad():
+        found = lab.runner.model.forward_sequences(torch.tensor(both))
+    for ids, scores in zip(both, found, strict=True):
+        assert_as_right(scores, whole(lab, ids), loss)
+
+
 def test_the_future_is_not_seen(lab, loss):
     ids = tokens_of(100, 3)
     other = [*ids[:70], *tokens_of(30, 4)]
