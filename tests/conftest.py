@@ -17,6 +17,9 @@ _THREADS = "1" if "PYTEST_XDIST_WORKER" in os.environ else "2"  # noqa: TID251
 os.environ["OMP_NUM_THREADS"] = _THREADS  # noqa: TID251  (torch's variable, not ours)
 os.environ["OMP_WAIT_POLICY"] = "passive"  # noqa: TID251  (spin on a shared core, and all wait)
 os.environ["HF_HUB_OFFLINE"] = "1"  # noqa: TID251
+# Workers, and the many tests that start a process, would each compile the same modules again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # noqa: TID251
+sys.dont_write_bytecode = False
 # Another instruction set for the whole run, as on a processor that has no better one. It decides
 # about torch's own operations too, whose random numbers and rounding differ.
 KERNELS = os.environ.get("BLAZR_KERNELS", "")  # noqa: TID251
