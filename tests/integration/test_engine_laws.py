@@ -154,7 +154,7 @@ def test_neighbours_cancelled(model, alone):
 
 def test_in_memory_for_a_tenth(model, alone):
     """All finish, in spite of preemptions, and no token is wrong."""
-    lab = Lab(model, max_running=6, tokens=6 * 64, budget=64)
+    lab = Lab(model, max_running=6, tokens=4 * 64, budget=512)
     asked = [lab.ask(prompt, max_tokens=MAX_TOKENS) for prompt, *_ in alone]
     lab.run()
     if lab.memory.shape.has_pages:

@@ -344,9 +344,10 @@ class AsyncEngine:
             started = time.monotonic()
             engine = self._engine
             before = engine.counts.computed_tokens
-            running = engine.scheduler.running
-            decodes = sum(s.remaining == 1 for s in running)
-            budget = self._pacing.prefill_budget(decodes, len(running) - decodes)
+            scheduler = engine.scheduler
+            decodes = sum(s.remaining == 1 for s in scheduler.running)
+            prompts = len(scheduler.running) - decodes + len(scheduler.waiting)
+            budget = self._pacing.prefill_budget(decodes, prompts)
             outputs = engine.step(started, budget)
             computed = engine.counts.computed_tokens - before
             took_s = time.monotonic() - started

@@ -32,7 +32,7 @@ class Pacing:
 
         Args:
             num_decodes: Sequences that decode in it.
-            num_prompts: Sequences whose prompts are being computed.
+            num_prompts: Sequences whose prompts are being computed, or wait for it.
         """
         if self._base_s is None or self._token_s is None:
             return MIN_TOKENS

@@ -18,6 +18,9 @@ logger = logging.getLogger(__name__)
 
 MAX_COMPARED = 64
 LEAST_SHARED = 4  # this part of a block, at least, is worth waiting for
+SHORT_PROMPT = 64  # tokens left to read; who has no more need not wait for longer prompts
+SHORT_SHARE = 8  # tokens in every step for each short prompt, so that eight steps read it
+MOST_OVERTAKEN = 32  # short prompts that may pass one which has no room, before it bars the way
 
 
 class PlannedSequence(NamedTuple):
@@ -84,9 +87,10 @@ class SchedulerCounts:
 class Scheduler:
     """Continuous batching with chunked prefill; the oldest sequence always advances.
 
-    Decoding sequences run in every step. A prefill waits for another that computes a prefix the
-    two share. When memory runs out the youngest running sequence gives way and recomputes at most
-    one grid interval later, unless its prefix was evicted meanwhile.
+    Decoding sequences run in every step. Long prompts are read one after the other, beside short
+    ones, for which half of every step is kept. A prefill waits for another that computes a prefix
+    the two share. When memory runs out the youngest running sequence gives way and recomputes at
+    most one grid interval later, unless its prefix was evicted meanwhile.
 
     Args:
         memory: Pages, states and prefixes.
@@ -162,21 +166,19 @@ class Scheduler:
         prefills: list[Sequence] = []
         for sequence in self.running:
             (decodes if sequence.remaining == 1 else prefills).append(sequence)
-        left = self.token_budget - len(decodes)
-        if decodes and prefill_budget is not None:
-            left = min(left, prefill_budget)
         # at least one, so that prefill never starves while others decode
-        left = max(left, 1)
+        room = max(self.token_budget - len(decodes), 1)
+        left = room
+        if decodes and prefill_budget is not None:
+            left = min(room, max(prefill_budget, SHORT_SHARE))
         rows = [row for s in decodes if (row := self._plan(s, 1)) is not None]
-        for sequence in prefills:
-            if left <= 0:
-                break
-            if sequence.phase is not Phase.RUNNING:
-                continue
-            row = self._plan(sequence, self._chunk_size(sequence, left))
-            if row is not None:
-                rows.append(row)
-                left -= row.num_tokens
+        short, others = _split_prefills(prefills)
+        unread = sum(each.remaining for each in others)
+        reserved = min(max(left // 2, SHORT_SHARE), unread, room)
+        share = min(max(left - reserved, SHORT_SHARE * len(short)), room - reserved)
+        beside = self._plan_prefills(short, share, least=SHORT_SHARE)
+        left = max(left - sum(row.num_tokens for row in beside), reserved)
+        rows += beside + self._plan_prefills(others, left)
         # reserving memory for a later sequence may have preempted an earlier row's
         kept = [row for row in rows if row.sequence.phase is Phase.RUNNING]
         # decodes first: the kernels take those of a step together, one token each
@@ -257,22 +259,43 @@ class Scheduler:
         if held:
             self.waiting = [each for each in self.waiting if each.request_id <= self.admit_until]
         num_closed = len(held)
+        # more long prompts than the next steps can read would take run slots and memory from others
+        unread = sum(each.remaining for each in self.running if each.remaining > SHORT_PROMPT)
+        barred: Sequence | None = None
         while self.waiting and len(self.running) < self._limit:
-            sequence = self.waiting[0]
-            # The queue is strict: a smaller request behind does not overtake, or a large one could
-            # wait for ever. Alone, a sequence starts in any case: nothing would make more room.
-            if not self.memory.has_room_for(sequence) and self.running:
+            sequence = self.waiting.pop(0)
+            held.append(sequence)
+            if len(held) > num_closed + MAX_COMPARED:
+                break  # comparing prompts takes time, which decoding waits for
+            if barred is not None and not (
+                sequence.order[0] == barred.order[0] and self._is_short(sequence)
+            ):
+                continue
+            # Alone, a sequence starts in any case: nothing would make more room.
+            has_room = self.memory.has_room_for(sequence) or not self.running
+            if not has_room and sequence.num_overtaken >= MOST_OVERTAKEN:
                 break
-            self.waiting.pop(0)
+            if not has_room or (unread >= 2 * self.token_budget and not self._is_short(sequence)):
+                barred = barred or sequence
+                continue
             if self._waits_for_prefix(sequence):
-                held.append(sequence)
-                if len(held) > num_closed + MAX_COMPARED:
-                    break  # comparing prompts takes time, which decoding waits for
-            else:
-                self._start(sequence)
-        self.counts.held += len(held) - num_closed
+                self.counts.held += 1
+                continue
+            held.pop()
+            self._start(sequence)
+            unread += sequence.remaining if sequence.remaining > SHORT_PROMPT else 0
+            if barred is not None:
+                barred.num_overtaken += 1
         for sequence in held:
             self.add(sequence)
+
+    def _is_short(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence has little to read that is not in memory."""
+        if len(sequence.tokens) <= SHORT_PROMPT:
+            return True
+        if not self.memory.reads_prefix(sequence):
+            return False
+        return len(sequence.tokens) - self.memory.usable_prefix(sequence) <= SHORT_PROMPT
 
     def _start(self, sequence: Sequence) -> None:
         self.memory.start(sequence)
@@ -367,6 +390,23 @@ class Scheduler:
         points = [at - sequence.computed for at, _ in self._fork_points.get(sequence, ())]
         return min(most, *points) if points else most
 
+    def _plan_prefills(
+        self, sequences: list[Sequence], budget: int, *, least: int = 0
+    ) -> list[PlannedSequence]:
+        """Read prompts in their order, but at least so many tokens of each while any are left."""
+        rows = []
+        for behind, sequence in zip(range(len(sequences))[::-1], sequences, strict=True):
+            if budget <= 0:
+                break
+            if sequence.phase is not Phase.RUNNING:
+                continue
+            most = max(budget - least * behind, min(least, budget))
+            row = self._plan(sequence, self._chunk_size(sequence, most))
+            if row is not None:
+                rows.append(row)
+                budget -= row.num_tokens
+        return rows
+
     def _plan(self, sequence: Sequence, num_tokens: int) -> PlannedSequence | None:
         """Reserve memory for one sequence, taking it from younger ones if need be."""
         while sequence.phase is Phase.RUNNING:
@@ -419,6 +459,16 @@ class Scheduler:
         memory.new_pages.clear()
         memory.new_states.clear()
         return plan
+
+
+def _split_prefills(sequences: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+    """Short prompts behind the oldest, and the others; none passes one of higher priority."""
+    short: list[Sequence] = []
+    others = sequences[:1]
+    for each in sequences[1:]:
+        is_short = each.remaining <= SHORT_PROMPT and each.order[0] == sequences[0].order[0]
+        (short if is_short else others).append(each)
+    return short, others
 
 
 def _shared_length(a: Sequence, b: Sequence) -> int:

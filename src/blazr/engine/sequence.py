@@ -39,6 +39,8 @@ class Sequence:
         num_cached: Prompt tokens that were reused when it first started.
         reuse: Why no more of the prompt was reused.
         num_preemptions: How often it lost its memory.
+        num_overtaken: How many started before it because it had no room, or its turn to read had
+            not come.
         computed: Tokens whose entries are in memory.
         pages: Page of each block, for models with pages.
         checkpoint: Slot of the recurrent state it continues from, or None at the beginning.
@@ -70,6 +72,7 @@ class Sequence:
     num_cached: int = 0
     reuse: str = ""
     num_preemptions: int = 0
+    num_overtaken: int = 0
     computed: int = 0
     pages: list[int] = field(default_factory=list)
     checkpoint: int | None = None
