@@ -141,7 +141,7 @@ class TextEngine:
             ids = ids[max(len(ids) - most, 0) :] if truncation.drops == "left" else ids[:most]
         if len(ids) < whole:
             chat = None  # what is left of it is no beginning of the next turn
-        branch_points = () if chat is None else (chat.num_settled_tokens(ids),)
+        branch_points = () if chat is None else (chat.num_stable_tokens(ids),)
         prepared = Request(
             prompt_ids=tuple(ids),
             params=request.params.with_defaults(self.info.sampling),

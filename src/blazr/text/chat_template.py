@@ -59,7 +59,7 @@ class ChatPrompt:
         tokenizer: The model's.
         usable: The special tokens that the model has.
         tail: Where the beginning of a reply follows that is to be gone on with; it is plain text.
-        num_settled: Leading characters that stay the same once the user speaks again.
+        num_stable: Leading characters that stay the same once the user speaks again.
     """
 
     text: str
@@ -67,7 +67,7 @@ class ChatPrompt:
     tokenizer: Tokenizer
     usable: Mapping[str, int]
     tail: int | None = None
-    num_settled: int = 0
+    num_stable: int = 0
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -91,13 +91,13 @@ class ChatPrompt:
         begun = self.text[max(start, tail) :]
         return ids + self.tokenizer.encode(begun) if begun else ids
 
-    def num_settled_tokens(self, ids: Sequence[int]) -> int:
+    def num_stable_tokens(self, ids: Sequence[int]) -> int:
         """How many of the prompt's token ids stay the same once the user speaks again.
 
         Counted by the tokens' bytes, from the end: a few too many or too few where a message spells
         a special token.
         """
-        num_bytes = len(self.text[self.num_settled :].encode())
+        num_bytes = len(self.text[self.num_stable :].encode())
         num_tokens = len(ids)
         while num_bytes > 0 and num_tokens > 0:
             num_tokens -= 1
@@ -182,8 +182,8 @@ class ChatTemplate:
             variables=variables,
             names=tuple(tokenizer.special_ids),
         )
-        num_settled = self._num_settled(text, spelling, chat) if looks_ahead else len(text)
-        return ChatPrompt(text, chat, tokenizer, self._usable(tokenizer), num_settled=num_settled)
+        num_stable = self._num_stable(text, spelling, chat) if looks_ahead else len(text)
+        return ChatPrompt(text, chat, tokenizer, self._usable(tokenizer), num_stable=num_stable)
 
     def encode(
         self,
@@ -284,7 +284,7 @@ class ChatTemplate:
         assert first_error is not None
         raise first_error
 
-    def _num_settled(self, text: str, spelling: Spelling, chat: EscapedChat) -> int:
+    def _num_stable(self, text: str, spelling: Spelling, chat: EscapedChat) -> int:
         """How many characters of a rendered chat stay the same once the user speaks again.
 
         Some templates drop the thoughts of earlier turns then, or move the tools.

@@ -306,7 +306,7 @@ class Splitter:
             unread = text[start : start + _MAX_CHUNK]
             while unread:
                 is_outside = self._running is None
-                unread = self._pass(unread) if is_outside else self._advance(unread)
+                unread = self._pass_through(unread) if is_outside else self._advance(unread)
         return self._take()
 
     def flush(self, *, is_cut: bool = False) -> list[Piece]:
@@ -383,7 +383,7 @@ class Splitter:
 
     # --- outside
 
-    def _pass(self, text: str) -> str:
+    def _pass_through(self, text: str) -> str:
         """Let text through up to a marker. Gives back what follows it."""
         text = self._pending + text
         self._pending = ""

@@ -87,9 +87,9 @@ def test_what_stays_the_same_when_the_user_speaks_again(cl100k, source, settled)
         Message(role="tool", content="d"),
     ]
     prompt = ChatTemplate(source, name="own").prompt(chat, cl100k, looks_ahead=True)
-    assert prompt.text[: prompt.num_settled] == settled
+    assert prompt.text[: prompt.num_stable] == settled
     ids = prompt.encode()
-    count = prompt.num_settled_tokens(ids)
+    count = prompt.num_stable_tokens(ids)
     assert cl100k.decode(ids[:count]) == settled.rstrip(" ")  # the space begins the next token
 
 

@@ -72,9 +72,9 @@ class GrammarConstraint:
         if self._ahead is None:
             self._ahead = self._next_mask()
         word, bit = divmod(self._vocab_size, 32)
-        rest = self._ahead.view(np.uint32).copy()
-        rest[word] &= ~np.uint32(1 << bit)
-        return not rest.any()
+        allowed = self._ahead.view(np.uint32).copy()
+        allowed[word] &= ~np.uint32(1 << bit)
+        return not allowed.any()
 
     def check_start(self) -> None:
         """Refuse a grammar that no reply can follow, or only the empty one.
@@ -84,7 +84,7 @@ class GrammarConstraint:
         """
         if self.is_finished:
             raise GrammarError("only the empty text follows the grammar.")
-        # kept, because the first mask of a large grammar takes longer than all later ones
+        # kept, because the first mask of a large grammar takes longer than all that follow
         self._ahead = self._next_mask() if not self.forced() else None
 
     def fill_mask(self, mask: NDArray[np.int32]) -> None:

@@ -168,8 +168,8 @@ def _read(source: str) -> tuple[dict[str, _Body], list[_Body]]:
 
 def _statement_end(tokens: Sequence[_Token], place: int) -> int:
     while place < len(tokens) and tokens[place][0] != "directive":
-        rest = [text for _, text in tokens[place : place + 4]]
-        if tokens[place][0] == "name" and (rest[1:2] == [":"] or rest[1::2] == [".", ":"]):
+        texts = [text for _, text in tokens[place : place + 4]]
+        if tokens[place][0] == "name" and (texts[1:2] == [":"] or texts[1::2] == [".", ":"]):
             break
         place += 1
     return place
@@ -263,12 +263,12 @@ class _Writer:
     def _text(self, written: str) -> str:
         return f"({written} {self.skip})" if self.skip else written
 
-    def _range(self, first: str, rest: _Body) -> str:
-        if not rest or rest[0][0] != "string":
+    def _range(self, first: str, last: _Body) -> str:
+        if not last or last[0][0] != "string":
             raise _refused("..")
         if not self.in_json:
-            return f"{first}..{rest[0][1]}"
-        low, high = (_unescaped(each[1:-1]) for each in (first, rest[0][1]))
+            return f"{first}..{last[0][1]}"
+        low, high = (_unescaped(each[1:-1]) for each in (first, last[0][1]))
         if len(low) != 1 or len(high) != 1:
             raise _refused(first)
         return self._pattern([_atom(f"[{_hex(low)}-{_hex(high)}]", lambda c: low <= c <= high)])
@@ -320,21 +320,21 @@ class _Quoter:
         return text
 
     def _next(self) -> str | _Mark:
-        rest = self._pattern[self._place :]
-        c = rest[0]
+        unread = self._pattern[self._place :]
+        c = unread[0]
         special = {"(": self._open, "[": self._class, "\\": self._escape}.get(c)
         if special is not None:
-            return special(rest)
+            return special(unread)
         if c == ")":
             if len(self._flags) == 1:
-                raise _refused(rest[:10])
+                raise _refused(unread[:10])
             self._flags.pop()
             return _Mark(self._take(c))
         if c == ".":
             self._take(c)
             dot_all = "s" in self._flags[-1]
             return _atom("(?s:.)" if dot_all else ".", lambda each: dot_all or each != "\n")
-        repeat = re.match(r"([*+?]|\{\d*,?\d*\})\??|\|", rest)
+        repeat = re.match(r"([*+?]|\{\d*,?\d*\})\??|\|", unread)
         if repeat:  # as few as possible is still any number
             self._take(repeat[0])
             return _Mark(repeat[1] or "|")
@@ -345,13 +345,13 @@ class _Quoter:
     def _one(self, atom: str) -> str:
         return f"(?i:{atom})" if "i" in self._flags[-1] else atom
 
-    def _open(self, rest: str) -> _Mark:
-        head = re.match(r"\((?:\?(?:P?<\w+>|([a-zA-Z]*)(?:-([a-zA-Z]*))?(:|\))))?", rest)
+    def _open(self, unread: str) -> _Mark:
+        head = re.match(r"\((?:\?(?:P?<\w+>|([a-zA-Z]*)(?:-([a-zA-Z]*))?(:|\))))?", unread)
         assert head is not None
         self._take(head[0])
         on, off = set(head[1] or ""), set(head[2] or "")
-        if (head[0] == "(" and rest.startswith("(?")) or (on | off) - {"i", "s", "u", "U"}:
-            raise _refused(rest[:10])
+        if (head[0] == "(" and unread.startswith("(?")) or (on | off) - {"i", "s", "u", "U"}:
+            raise _refused(unread[:10])
         flags = (self._flags[-1] | on) - off
         if head[3] == ")":  # it holds to the end of the group
             self._flags[-1] = flags
@@ -359,21 +359,21 @@ class _Quoter:
         self._flags.append(flags)
         return _Mark("(")
 
-    def _escape(self, rest: str) -> str:
-        named = re.match(r"\\(?:[pP](?:\{[^}]*\}|\w)|[dDwWsS])", rest)
+    def _escape(self, unread: str) -> str:
+        named = re.match(r"\\(?:[pP](?:\{[^}]*\}|\w)|[dDwWsS])", unread)
         if named:
             self._take(named[0])
             return self._one(_atom(f"[{named[0]}]", _members(named[0])))
-        c, text = _character(rest)
+        c, text = _character(unread)
         self._take(text)
         if c is None:
             raise _refused(text)
         return self._one(_literal(c))
 
-    def _class(self, rest: str) -> str:
-        end = re.match(r"\[\^?\]?(?:\\.|[^\]\\[])*\]", rest, re.DOTALL)
+    def _class(self, unread: str) -> str:
+        end = re.match(r"\[\^?\]?(?:\\.|[^\]\\[])*\]", unread, re.DOTALL)
         if end is None or "&&" in end[0] or "--" in end[0] or "~~" in end[0]:
-            raise _refused(rest[:20])
+            raise _refused(unread[:20])
         self._take(end[0])
         body = end[0][1:-1]
         is_negated = body.startswith("^")

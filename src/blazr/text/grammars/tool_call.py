@@ -147,11 +147,11 @@ class _Rules:
         if special is None:
             return f"{name}[lazy]: {terminal} {literal(end)}"
         # no terminal holds a special token, so what comes before one may be read to there
-        head, rest = end[: special.start()], end[special.start() :]
+        head, tail = end[: special.start()], end[special.start() :]
         if not head:
-            return f"{name}: {terminal} {self.text(rest)}"
+            return f"{name}: {terminal} {self.text(tail)}"
         whole = f"{name.upper()}_END"
-        return f"{name}: {whole} {self.text(rest)}\n{whole}: {terminal} {literal(head)}"
+        return f"{name}: {whole} {self.text(tail)}\n{whole}: {terminal} {literal(head)}"
 
     def sequence(self, parts: Sequence[CallPart]) -> str:
         return " ".join(map(self.part, parts))

@@ -56,24 +56,24 @@ def _sentencepiece(
         if entries.types[token_id] == BYTE and (found := BYTE_NAME.fullmatch(text))
     }
     whole = {each for each, token_id in usable.items() if entries.types[token_id] == WHOLE}
-    tidy = _tidier(entries, whole)
+    normalize = _normalizer(entries, whole)
     model = make(
         {text: scores[token_id] for text, token_id in usable.items()},
         usable,
         fallback=Fallback(bytes_, entries.token_id("unknown_token_id")),
         whole=whole,
     )
-    return lambda *text: model.encode(tidy(*text)), _piece_bytes, adds_bos
+    return lambda *text: model.encode(normalize(*text)), _piece_bytes, adds_bos
 
 
-def _tidier(entries: Entries, whole: Collection[str]) -> Callable[[str, bool], str]:
+def _normalizer(entries: Entries, whole: Collection[str]) -> Callable[[str, bool], str]:
     """What SentencePiece does to a text before it looks for pieces."""
     prefix_at_start = SPACE if entries.flag("add_space_prefix", default=True) else ""
     prefix_after_token = "" if entries.flag(SPACE_PREFIX_ONCE, default=False) else prefix_at_start
     removes_spaces = entries.flag("remove_extra_whitespaces", default=False)
     replace = CharacterMap(entries.bytes("precompiled_charsmap"), kept=whole)
 
-    def tidy(text: str, is_first: bool) -> str:  # noqa: FBT001
+    def normalize(text: str, is_first: bool) -> str:  # noqa: FBT001
         prefix = prefix_at_start if is_first else prefix_after_token
         text = replace(text)
         if removes_spaces:
@@ -81,7 +81,7 @@ def _tidier(entries: Entries, whole: Collection[str]) -> Callable[[str, bool], s
         text = (prefix + text).replace(" ", SPACE) if text else ""
         return text.rstrip(SPACE) if removes_spaces else text
 
-    return tidy
+    return normalize
 
 
 def _byte_pairs(entries: Entries, special: frozenset[int]) -> Built:
