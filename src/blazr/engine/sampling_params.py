@@ -146,7 +146,7 @@ class SamplingParams:
         """Refuse unknown names before the generated ``__init__`` does, with what to write."""
         for name in given:
             if name not in cls.__dataclass_fields__:
-                instead = _INSTEAD.get(name, "see the documentation of SamplingParams")
+                instead = _INSTEAD.get(name, "one of the fields that help(SamplingParams) lists")
                 message = f"SamplingParams() does not take {name!r}; write instead: {instead}"
                 raise TypeError(message)
         return object.__new__(cls)
@@ -240,8 +240,8 @@ class SamplingParams:
 
 
 _INSTEAD = {
-    "best_of": "n, and choose among the outputs",
-    "use_beam_search": "beams are not searched; sample with n",
+    "best_of": "n, and choose among outputs",
+    "use_beam_search": "n, to sample several replies (there is no beam search)",
     "guided_decoding": "structured_outputs=StructuredOutputsParams(...)",
     "detokenize": "nothing: outputs have token_ids and text",
     "bad_words": "logit_bias={token_id: -100}",

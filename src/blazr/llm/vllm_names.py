@@ -36,23 +36,23 @@ _ALREADY_SO: Mapping[str, tuple[object, ...]] = {
     "swap_space": (0,),
     "seed": (None, 0),
 }
-_ONE_DEVICE = "blazr computes on one device; leave it out"
-_NOT_YET = "blazr cannot do this yet; leave it out"
+_ONE_DEVICE = "nothing (blazr computes on one device)"
+_NOT_YET = "nothing (leave it out: blazr does not have this yet)"
 _INSTEAD = {
     "tensor_parallel_size": _ONE_DEVICE,
     "pipeline_parallel_size": _ONE_DEVICE,
     "data_parallel_size": _ONE_DEVICE,
-    "quantization": "a quantized checkpoint is recognised; to pack a plain one: quantize='q8_0'",
-    "gpu_memory_utilization": "a share of what is free, for caches alone: memory='0.8'",
+    "quantization": "quantize='q8_0' to pack plain weights, nothing for a quantized checkpoint",
+    "gpu_memory_utilization": "memory='0.8' (a share of what is free, for caches alone)",
     "kv_cache_memory_bytes": "memory='8GiB'",
-    "engine": "its fields: LLM(max_running=4, memory='8GiB')",
-    "seed": "it belongs to a request: SamplingParams(seed=...)",
-    "revision": "download that revision first, and give its directory as the model",
-    "hf_overrides": "change config.json in the model's directory",
-    "limit_mm_per_prompt": "pictures and sound are not understood yet; leave it out",
-    "tokenizer_mode": "the form of a tokenizer is recognised; leave it out",
-    "load_format": "the format of a checkpoint is recognised; leave it out",
-    "skip_tokenizer_init": "prompts may be token ids in any case; leave it out",
+    "engine": "its fields, as in LLM(max_running=4, memory='8GiB')",
+    "seed": "SamplingParams(seed=...), for each request",
+    "revision": "as the model, the directory to which that revision was downloaded",
+    "hf_overrides": "nothing (change config.json in the model's directory)",
+    "limit_mm_per_prompt": "nothing (images and sound are not supported yet)",
+    "tokenizer_mode": "nothing (the form of a tokenizer is recognised)",
+    "load_format": "nothing (the format of a checkpoint is recognised)",
+    "skip_tokenizer_init": "nothing (prompts may be token ids in any case)",
     "runner": "'generate' or 'pooling'",
 }
 
