@@ -104,6 +104,23 @@ def read_fault(change: Callable[[str, Tensor], Tensor]) -> Plant:
     return plant
 
 
+def exchanged(first: str, second: str) -> Plant:
+    """Parameters whose names end like this are loaded in each other's place."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        place = loading.place
+
+        def wrong(module: Thing, tensors: dict[str, Thing]) -> None:
+            other = {n: n.removesuffix(first) + second for n in tensors if n.endswith(first)}
+            assert other, list(tensors)
+            other |= {theirs: ours for ours, theirs in other.items()}
+            place(module, {name: tensors[other.get(name, name)] for name in tensors})
+
+        patch.setattr(loading, "place", wrong)
+
+    return plant
+
+
 def swapped(first: str, second: str) -> Plant:
     """Two tensors of every layer are taken for each other."""
 
@@ -114,7 +131,7 @@ def swapped(first: str, second: str) -> Plant:
             other = {first: second, second: first}
             names = [end for end in other if info.name.endswith(end)]
             name = info.name.removesuffix(names[0]) + other[names[0]] if names else info.name
-            return view(self, self.tensors[name])
+            return view(self, self.tensors[name] if names else info)
 
         patch.setattr(Checkpoint, "view", wrong)
 
@@ -206,7 +223,7 @@ FAULTS: dict[str, dict[str, Plant]] = {
         "norms swapped": swapped("post_attention_layernorm.weight", "input_layernorm.weight"),
     },
     "hf phi3": {
-        "halves of gate and up": weight_fault("gate_up_proj.weight", halves),
+        "halves of gate and up": exchanged("gate_proj.weight", "up_proj.weight"),
         "rope base": THETA,
     },
     "hf granitemoehybrid": {

@@ -280,10 +280,10 @@ _BLOCK = BlockConfig(
         rope=RopeConfig(6),
         output_size=HIDDEN,
     ),
-    feed_forward=MlpConfig(hidden_size=HIDDEN, intermediate_size=20, fused_gate_up=True),
+    feed_forward=MlpConfig(hidden_size=HIDDEN, intermediate_size=20),
     eps=10.0,  # what attention averages away would be blown up again
     users=(0, 1),
-    adapted=("attention.q_proj", "feed_forward.gate_up_proj"),
+    adapted=("attention.q_proj", "feed_forward.gate_proj", "feed_forward.up_proj"),
     adapter_rank=3,
 )
 _SHARED = SharedBlockConfig(
@@ -304,7 +304,6 @@ FEED_FORWARD_EXAMPLES: dict[str, FeedForwardConfig] = {
         intermediate_size=36,
         activation="gelu_tanh",
         bias=True,
-        fused_gate_up=True,
     ),
     "plain": MlpConfig(hidden_size=HIDDEN, intermediate_size=36, gated=False),
     "clamped": MoeConfig(
@@ -338,7 +337,6 @@ FEED_FORWARD_EXAMPLES: dict[str, FeedForwardConfig] = {
         experts_per_token=2,
         shared_expert=True,
         shared_intermediate_size=14,
-        shared_fused_gate_up=True,
         fused_gate_up="halves",
     ),
     "moe": MoeConfig(

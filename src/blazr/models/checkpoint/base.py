@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -95,15 +95,17 @@ class QuantizedInfo(TensorInfo):
     Args:
         parts: The tensors by their suffix, the first of them where the matrix lies.
         layout: How they stand for it.
+        share: Of what they hold, how much is this matrix; the rest is others'.
     """
 
     parts: Mapping[str, TensorInfo]
     layout: Layout
+    share: float = 1.0
 
     @property
     def nbytes(self) -> int:
         """Size in bytes of all parts."""
-        return sum(part.nbytes for part in self.parts.values())
+        return round(sum(part.nbytes for part in self.parts.values()) * self.share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,52 @@ class RelaidInfo(TensorInfo):
     first: int = 0
     step: int = 1
     in_pairs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RowsInfo(TensorInfo):
+    """Some rows of a tensor, which are not one run of bytes.
+
+    Args:
+        stored: The tensor.
+        rows: Which, in their order.
+        dim: The dimension that counts them.
+    """
+
+    stored: TensorInfo
+    rows: tuple[range, ...]
+    dim: int
+
+    @property
+    def is_view(self) -> bool:
+        """Whether nothing has to be copied to read them."""
+        return len(self.rows) == 1 and not isinstance(self.stored, RelaidInfo)
+
+
+def take_rows(info: TensorInfo, rows: tuple[range, ...], dim: int = 0) -> TensorInfo:
+    """Some rows of a stored tensor as a tensor of their own; nothing is read.
+
+    Args:
+        info: The tensor.
+        rows: Which, in their order.
+        dim: The dimension that counts them.
+    """
+    count = sum(map(len, rows))
+    shape = (*info.shape[:dim], count, *info.shape[dim + 1 :])
+    share = count / (info.shape[dim] or 1)
+    if isinstance(info, QuantizedInfo):
+        from blazr.nn.quant.hf.rows import RowsLayout  # headers are read without torch
+
+        layout = RowsLayout(info.layout, rows)
+        return replace(info, shape=shape, layout=layout, share=info.share * share)
+    size = round(info.nbytes * share)
+    is_run = dim == 0 and len(rows) == 1 and rows[0].step == 1
+    if is_run and not isinstance(info, RelaidInfo | RowsInfo):
+        start = info.start + info.nbytes // (info.shape[0] or 1) * rows[0].start
+        return replace(info, shape=shape, start=start, end=start + size)
+    end = info.start + size
+    place = (info.name, info.dtype, shape, info.file, info.start, end)
+    return RowsInfo(*place, stored=info, rows=rows, dim=dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +278,7 @@ class Checkpoint:
         return self.view(self.tensors[name])
 
     def view(self, info: TensorInfo) -> Tensor:
-        """The same for a tensor by its place: a part of a quantized matrix.
+        """The same for a tensor by its place: a part of a quantized matrix, or some rows of one.
 
         Raises:
             CheckpointError: The file has gone or changed.
@@ -243,6 +291,12 @@ class Checkpoint:
             rows = self.view(info.stored)
             rows = rows[:, info.first :: info.step] if info.step > 1 else rows
             return from_pairs(rows) if info.in_pairs else rows.contiguous()
+        if isinstance(info, RowsInfo):
+            stored = self.view(info.stored).movedim(info.dim, 0)
+            found = [stored[each.start : each.stop : each.step] for each in info.rows]
+            whole = found[0] if len(found) == 1 else torch.cat(found)
+            whole = whole.movedim(0, info.dim)
+            return whole.contiguous() if info.is_packed else whole
         name = "U8" if info.is_packed else info.dtype
         size, dtype = ELEMENT_TYPES[name][0], torch_dtype(name)
         shape = info.bytes_shape if info.is_packed else info.shape
@@ -257,9 +311,9 @@ class Checkpoint:
         count = info.nbytes // size
         return torch.frombuffer(buffer, dtype=dtype, count=count, offset=info.start).view(shape)
 
-    def drop(self, name: str) -> None:
+    def drop(self, info: TensorInfo) -> None:
         """Give back the memory behind a tensor that was read and copied."""
-        info = self.tensors[name]
+        info = info.stored if isinstance(info, RowsInfo) else info
         for part in info.parts.values() if isinstance(info, QuantizedInfo) else (info,):
             self._map(part.file).drop(part.start, part.end)
 

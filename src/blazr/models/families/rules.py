@@ -7,6 +7,11 @@ A rule is one line::
 
 ``{i}`` and ``{e}`` stand for whole numbers, ``{p}`` for one of the words of ``p``. A rule that has
 no placeholders is about one tensor, and goes before those about many.
+
+A tensor whose rows belong to several parameters names them all, in the order of the rows::
+
+    Rule("layers.{i}.mlp.gate_up_proj.{p}",
+         ("layers.{i}.feed_forward.gate_proj.{p}", "layers.{i}.feed_forward.up_proj.{p}"), p=_PARTS)
 """
 
 from __future__ import annotations
@@ -14,6 +19,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+Shape = tuple[int, ...]
+Rows = tuple[range, ...]
+"""Which rows of a stored tensor a parameter is made of, in its own order."""
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _NUMBER = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
@@ -87,6 +97,44 @@ class Mxfp4:
     part: int
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The rows of a tensor belong to several parameters.
+
+    Args:
+        dim: Which dimension of the stored tensor counts its rows; 1 for stacks of matrices.
+        groups: The tensor is so many equal groups of rows, and each has rows of every parameter, in
+            their order. ``"rows"``: each group has one row of every parameter. ``"all"``: every
+            parameter is the whole tensor.
+    """
+
+    dim: int = 0
+    groups: int | Literal["rows", "all"] = 1
+
+    def whole(self, shapes: Sequence[Shape]) -> Shape:
+        """The shape of the tensor that holds parameters of these shapes."""
+        if self.groups == "all":
+            return shapes[0]
+        sizes = [shape[self.dim] for shape in shapes]
+        return (*shapes[0][: self.dim], sum(sizes), *shapes[0][self.dim + 1 :])
+
+    def rows(self, shapes: Sequence[Shape]) -> tuple[Rows, ...]:
+        """Which rows of the tensor those of each parameter are."""
+        sizes = [shape[self.dim] for shape in shapes]
+        count = sum(sizes)
+        if self.groups == "all":
+            return tuple((range(size),) for size in sizes)
+        if self.groups == "rows":
+            return tuple((range(first, count, len(sizes)),) for first in range(len(sizes)))
+        step, found, first = count // self.groups, [], 0
+        for size in sizes:
+            own = size // self.groups
+            starts = range(first, count, step) if step else range(0)
+            found.append(tuple(range(start, start + own) for start in starts))
+            first += own
+        return tuple(found)
+
+
 Transform = Stack | Squeeze | DecayLog | Reshape | Transpose | Pairs | Mxfp4
 
 
@@ -96,15 +144,18 @@ class Rule:
 
     Args:
         source: Pattern of the tensor's name.
-        target: Pattern of the parameter's name.
-        transform: What happens on the way; None for nothing.
+        target: Pattern of the parameter's name, or of those of several parameters, each of some
+            rows of the tensor.
+        transform: What happens on the way, after the cut; None for nothing.
         p: Words that ``{p}`` stands for.
+        cut: Where the rows of several parameters are.
     """
 
     source: str
-    target: str
+    target: str | tuple[str, ...]
     transform: Transform | None = None
     p: tuple[str, ...] = ()
+    cut: Cut = Cut()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +166,13 @@ class Placement:
         parameter: The parameter's name.
         slot: Which slice of it, for a Stack.
         transform: The rule's transform.
+        cut: How the tensor is cut where it holds other parameters as well; else None.
     """
 
     parameter: str
     slot: int | None
     transform: Transform | None
+    cut: Cut | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +182,7 @@ class _Row:
     source: str
     target: str
     transform: Transform | None
+    cut: Cut | None
     order: tuple[str, ...]  # placeholders of the source
     used: tuple[str, ...]  # placeholders of the target
 
@@ -141,8 +195,9 @@ class RuleBook:
     """
 
     def __init__(self, rules: Iterable[Rule]) -> None:
-        rows = [row for rule in rules for row in _expand(rule)]
-        self._by_source = {row.source: row for row in rows}
+        groups = [group for rule in rules for group in _expand(rule)]
+        rows = [row for group in groups for row in group]
+        self._by_source = {group[0].source: group for group in groups}
         self._by_target: dict[str, list[_Row]] = {}
         for row in rows:
             self._by_target.setdefault(row.target, []).append(row)
@@ -152,21 +207,17 @@ class RuleBook:
         """What the names of a layer's tensors begin with, up to its number."""
 
     def match(self, name: str) -> Placement | None:
-        """What the tensor of this name becomes, or None when no rule knows it."""
-        row = self._by_source.get(name) if "#" not in name else None
+        """What the tensor of this name becomes, or its first rows; None when no rule knows it."""
+        return next(iter(self.placements(name)), None)
+
+    def placements(self, name: str) -> tuple[Placement, ...]:
+        """All that the tensor of this name becomes, in the order of its rows."""
+        rows = self._by_source.get(name, ()) if "#" not in name else ()
         numbers: list[str] = []
-        if row is None:
+        if not rows:
             key, numbers = _split(name)
-            row = self._by_source.get(key)
-        if row is None:
-            return None
-        values = dict(zip(row.order, numbers, strict=True))
-        stack = row.transform if isinstance(row.transform, Stack) else None
-        return Placement(
-            parameter=_fill(row.target, [values[word] for word in row.used]),
-            slot=int(values[stack.index]) if stack else _part(row),
-            transform=row.transform,
-        )
+            rows = self._by_source.get(key, ())
+        return tuple(_placed(row, numbers) for row in rows)
 
     def sources(self, parameter: str, slot: int | None = None) -> list[str]:
         """Names a tensor for this parameter may have."""
@@ -182,19 +233,36 @@ class RuleBook:
         return names
 
 
+def _placed(row: _Row, numbers: Sequence[str]) -> Placement:
+    values = dict(zip(row.order, numbers, strict=True))
+    stack = row.transform if isinstance(row.transform, Stack) else None
+    return Placement(
+        parameter=_fill(row.target, [values[word] for word in row.used]),
+        slot=int(values[stack.index]) if stack else _part(row),
+        transform=row.transform,
+        cut=row.cut,
+    )
+
+
 def _part(row: _Row) -> int | None:
     return row.transform.part if isinstance(row.transform, Mxfp4) else None
 
 
-def _expand(rule: Rule) -> Iterable[_Row]:
+def _expand(rule: Rule) -> Iterable[tuple[_Row, ...]]:
+    """For each word, one row for each parameter."""
+    targets = (rule.target,) if isinstance(rule.target, str) else rule.target
     for word in rule.p or ("",):
-        source, target = rule.source.replace("{p}", word), rule.target.replace("{p}", word)
-        yield _Row(
-            source=_PLACEHOLDER.sub("#", source),
-            target=_PLACEHOLDER.sub("#", target),
-            transform=rule.transform,
-            order=tuple(_PLACEHOLDER.findall(source)),
-            used=tuple(_PLACEHOLDER.findall(target)),
+        source = rule.source.replace("{p}", word)
+        yield tuple(
+            _Row(
+                source=_PLACEHOLDER.sub("#", source),
+                target=_PLACEHOLDER.sub("#", target),
+                transform=rule.transform,
+                cut=rule.cut if len(targets) > 1 else None,
+                order=tuple(_PLACEHOLDER.findall(source)),
+                used=tuple(_PLACEHOLDER.findall(target)),
+            )
+            for target in (each.replace("{p}", word) for each in targets)
         )
 
 

@@ -207,21 +207,23 @@ def _jobs(planned: PlannedModel, quantize: str | None, dtype: str) -> list[_Job]
     config = planned.module.config
     head = "embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
     plain = stored_dtype(planned.plan) if dtype == "auto" else DTYPES[dtype]
-    jobs = []
+    jobs: dict[str, _Job] = {}  # a tensor of several parameters is written once
     for step in planned.plan.steps:
         storing = storage.get(step.parameter)
         chosen = policy.choose(step.parameter, is_head=step.parameter == head)
         can = isinstance(storing, Quantizer) and isinstance(step.transform, Stack | None)
-        for info in step.sources:
+        for info in (planned.checkpoint.tensors[each.name] for each in step.sources):
+            if info.name in jobs:
+                continue
             is_kept = dtype == "auto" and not info.is_packed
             is_float = info.is_packed or info.dtype.startswith(("F", "BF"))
             own = torch_dtype(info.dtype) if is_kept or not is_float else plain
             if can and len(info.shape) == 2 and info.name.endswith(".weight"):
                 assert isinstance(storing, Quantizer)
-                jobs.append(_Job(info, own, chosen, storing))
+                jobs[info.name] = _Job(info, own, chosen, storing)
             else:
-                jobs.append(_Job(info, own))
-    return jobs
+                jobs[info.name] = _Job(info, own)
+    return list(jobs.values())
 
 
 def _check_disk(out: Path, nbytes: int) -> None:
@@ -250,7 +252,7 @@ def _write(
             within = _Within(tell, done, nbytes, total)
             for end, tensor in _packed(job, checkpoint, within.tell).items():
                 writer.write(f"{name.removesuffix('weight')}{end}", tensor)
-        checkpoint.drop(name)
+        checkpoint.drop(job.info)
         done += nbytes
     tell(done, total)
 
@@ -270,7 +272,7 @@ class _Within:
 
 def _plain(job: _Job, checkpoint: Checkpoint) -> Iterator[Tensor]:
     if not isinstance(job.info, QuantizedInfo):
-        yield checkpoint.read(job.info.name).to(job.dtype)
+        yield checkpoint.view(job.info).to(job.dtype)
         return
     for _, tile in tiles_of(job.info, checkpoint):
         yield tile.to(job.dtype)
@@ -289,7 +291,7 @@ def _packed(
         codes, each = take_blocks(quantizer.kind, quantizer(numbers))
         packed[part] = pack(codes, bits)
         scales[part] = each[:, :: job.group // quantizer.kind.length]
-        checkpoint.drop(job.info.name)
+        checkpoint.drop(job.info)
         tell(part.stop / rows)
     shape = torch.tensor([rows, columns])
     return {"weight_packed": packed, "weight_scale": scales, "weight_shape": shape}

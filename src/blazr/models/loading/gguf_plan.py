@@ -46,7 +46,6 @@ from blazr.models.loading.weights import (
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.gated_delta import KimiDeltaConfig
 from blazr.nn.layers.mamba2 import Mamba2Config
-from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.quant.exact import plain_blocks
 from blazr.nn.quant.gguf.quantize import Quantizer
 from blazr.nn.quant.policy import QuantizePolicy
@@ -59,6 +58,19 @@ _VERSION_OF_BLOCKS = 2
 _PLAIN_MATRICES = ("k_up", "v_up")
 
 
+@dataclass(frozen=True, slots=True)
+class GgufPart:
+    """Rows to be written: those of one parameter.
+
+    Args:
+        recipe: What it is made of.
+        step: Where that is.
+    """
+
+    recipe: Recipe
+    step: LoadStep
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufJob:
     """One tensor to be written.
@@ -66,16 +78,14 @@ class GgufJob:
     Args:
         name: What it is called.
         entry: What it becomes.
-        recipe: What it is made of.
-        step: Where that is.
+        parts: Its rows.
         transform: How readers turn it back.
         quantizer: What packs it; None for plain numbers and for blocks that are kept.
     """
 
     name: str
     entry: Entry
-    recipe: Recipe
-    step: LoadStep
+    parts: tuple[GgufPart, ...]
     transform: Transform | None = None
     quantizer: Quantizer | None = None
 
@@ -157,10 +167,8 @@ def _plan_again(planned: PlannedModel, policy: QuantizePolicy, dtype: str) -> Gg
             kind = quantizer.kind.name
         elif dtype != "auto" and parameter in matrices:
             kind = _plain_type(step, dtype, usual)
-        recipe, entry = Recipe(source=info.name), Entry(kind, info.shape)
-        jobs.append(
-            GgufJob(name=info.name, entry=entry, recipe=recipe, step=step, quantizer=quantizer)
-        )
+        part, entry = GgufPart(Recipe(source=info.name), step), Entry(kind, info.shape)
+        jobs.append(GgufJob(name=info.name, entry=entry, parts=(part,), quantizer=quantizer))
     kept = {
         key: value for key, value in checkpoint.metadata.items() if not key.startswith("split.")
     }
@@ -175,22 +183,28 @@ def _jobs(
     with torch.device("meta"):
         module = CausalLM(target)
     matrices = packable(module)
-    for parameter, tensor in module.state_dict().items():
-        recipe = recipe_of(parameter, planned.derivation.config, target)
-        step = steps.get(recipe.source)
-        written = [name for name in names.sources(parameter) if "*" not in name]
-        if step is None or not written:
+    parameters = module.state_dict()
+    for parameter in parameters:
+        written = next((name for name in names.sources(parameter) if "*" not in name), "")
+        placements = names.placements(written)
+        together = [each.parameter for each in placements]
+        recipes = [recipe_of(each, planned.derivation.config, target) for each in together]
+        found = [steps.get(recipe.source) for recipe in recipes]
+        parts = tuple(GgufPart(r, step) for r, step in zip(recipes, found, strict=True) if step)
+        if not placements or len(parts) < len(placements):
             raise ConfigError(
                 "GGUF has no place for a part of this model.",
                 found=parameter[:100],
                 hint="convert to a directory: safetensors hold every model",
             )
-        match = names.match(written[0])
+        if parameter != together[0]:
+            continue  # written with the one before it
         is_matrix = parameter in matrices or parameter.endswith(_PLAIN_MATRICES)
-        plain = _plain_type(step, dtype, usual) if is_matrix else "F32"
-        entry = Entry(plain, _shape(parameter, tuple(tensor.shape), target))
-        transform = match.transform if match else None
-        yield GgufJob(name=written[0], entry=entry, recipe=recipe, step=step, transform=transform)
+        plain = _plain_type(parts[0].step, dtype, usual) if is_matrix else "F32"
+        shapes = [_shape(each, tuple(parameters[each].shape), target) for each in together]
+        shape = shapes[0] if placements[0].cut is None else placements[0].cut.whole(shapes)
+        transform = placements[0].transform
+        yield GgufJob(name=written, entry=Entry(plain, shape), parts=parts, transform=transform)
 
 
 def _names(row: Architecture, target: ModelConfig) -> RuleBook:
@@ -203,9 +217,7 @@ def _names(row: Architecture, target: ModelConfig) -> RuleBook:
         dim = attention[0].head_dim
         ropes = [each.rope.dim for each in attention if each.rope is not None]
         pairs = Pairs(dim, ropes[0] if ropes and row.rotation != "metadata" else dim // 2 * 2)
-    feeds = (layer.feed_forward for layer in target.layers)
-    fused = any(isinstance(feed, MlpConfig) and feed.fused_gate_up for feed in feeds)
-    return gguf_names(row, layers, fused=fused, pairs=pairs)
+    return gguf_names(row, layers, fused=row.fused_mlp, pairs=pairs)
 
 
 def _plain_type(step: LoadStep, dtype: str, usual: torch.dtype) -> str:
@@ -308,11 +320,11 @@ def _about(jobs: list[GgufJob]) -> dict[str, Value]:
 
 def _kept_type(job: GgufJob, checkpoint: Checkpoint, *, is_chosen: bool) -> str | None:
     """The type of the blocks that a matrix already is, if these can be written as they are."""
-    if isinstance(job.step.transform, Mxfp4):
+    if any(isinstance(part.step.transform, Mxfp4) for part in job.parts):
         return "MXFP4"  # nothing is smaller
-    if is_chosen or job.recipe.change is not None:
+    if is_chosen or any(part.recipe.change is not None for part in job.parts):
         return None
-    kinds = {_kind_of(info, checkpoint) for info in job.step.sources}
+    kinds = {_kind_of(info, checkpoint) for part in job.parts for info in part.step.sources}
     return kinds.pop() if len(kinds) == 1 else None
 
 
@@ -320,5 +332,5 @@ def _kind_of(info: TensorInfo, checkpoint: Checkpoint) -> str | None:
     if not isinstance(info, QuantizedInfo):
         return None
     found = plain_blocks(stored_weight(info, checkpoint, torch.float32))
-    checkpoint.drop(info.name)
+    checkpoint.drop(info)
     return None if found is None else found.kind.name

@@ -190,29 +190,16 @@ def _tiled(mixer: GatedDeltaConfig, size: int) -> Tensor:
 def _in_feed(name: str, feed: FeedForwardConfig, target: FeedForwardConfig | None) -> Recipe:
     match feed, target:
         case MlpConfig(), MlpConfig():
-            made = _in_mlp(name, feed.intermediate_size, feed.fused_gate_up, target.fused_gate_up)
             factors = {"gate_proj": feed.gate_multiplier, "down_proj": feed.down_multiplier}
-            return made.times(factors.get(name.rpartition(".")[0], 1.0))
+            return Recipe(source=name).times(factors.get(name.rpartition(".")[0], 1.0))
         case MoeConfig(), MoeConfig():
             return _in_experts(name, feed)
         case _:
             raise AssertionError(name)
 
 
-def _in_mlp(name: str, size: int, fused: bool, kept: bool) -> Recipe:  # noqa: FBT001  (two flags)
-    matrix, _, kind = name.rpartition(".")
-    if not fused or kept or matrix not in {"gate_proj", "up_proj"}:
-        return Recipe(source=name)
-    low = 0 if matrix == "gate_proj" else size
-    return Recipe(source=f"gate_up_proj.{kind}", rows=torch.arange(low, low + size))
-
-
 def _in_experts(name: str, feed: MoeConfig) -> Recipe:
     part, _, rest = name.partition(".")
-    if part == "shared_expert":
-        size = feed.shared_intermediate_size or feed.intermediate_size
-        made = _in_mlp(rest, size, feed.shared_fused_gate_up, kept=False)
-        return replace(made, source=f"{part}.{made.source}")
     word, _, kind = rest.partition("_")
     if part != "experts" or feed.fused_gate_up is None or word not in {"gate", "up"}:
         return Recipe(source=name)

@@ -17,6 +17,8 @@ from blazr.models.checkpoint.base import (
 from blazr.models.checkpoint.write import TensorWriter
 from blazr.models.families.rules import DecayLog, Mxfp4, Pairs, Transpose
 from blazr.models.loading.gguf_plan import GgufJob, GgufPlan
+from blazr.models.loading.gguf_recipes import Recipe
+from blazr.models.loading.plan import LoadStep
 from blazr.models.loading.weights import read_plain, stored_weight, tiles_of
 from blazr.nn.quant.exact import plain_blocks
 from blazr.nn.quant.gguf.block_type import TILE
@@ -44,32 +46,38 @@ def write_gguf(
         writer.write(name, tensor)
         done += tensor.nbytes
     for job in plan.jobs:
-        for matrix in _matrices(job, checkpoint):
-            for tile in _tiles(job, matrix, checkpoint):
-                writer.write(job.name, tile)
-                done += tile.nbytes
-                tell(done, total)
-            for info in job.step.sources:
-                checkpoint.drop(info.name)
+        for tile in _written(job, checkpoint):
+            writer.write(job.name, tile)
+            done += tile.nbytes
+            tell(done, total)
 
 
 Matrix = Tensor | TensorInfo
 
 
-def _matrices(job: GgufJob, checkpoint: Checkpoint) -> Iterator[Matrix]:
+def _written(job: GgufJob, checkpoint: Checkpoint) -> Iterator[Tensor]:
+    """The rows of a tensor, one parameter's after the other's."""
+    for part in job.parts:
+        for matrix in _matrices(job, part.step, checkpoint):
+            yield from _tiles(job, part.recipe, matrix, checkpoint)
+            for info in part.step.sources:
+                checkpoint.drop(info)
+
+
+def _matrices(job: GgufJob, step: LoadStep, checkpoint: Checkpoint) -> Iterator[Matrix]:
     """What a tensor is made of: one matrix or vector, or that of every expert.
 
     Blocks that are kept come as bytes.
     """
-    step, is_kept = job.step, job.entry.dtype not in ELEMENT_TYPES and job.quantizer is None
+    is_kept = job.entry.dtype not in ELEMENT_TYPES and job.quantizer is None
     if isinstance(step.transform, Mxfp4):
-        numbers, exponents = (checkpoint.read(info.name) for info in step.sources)
+        numbers, exponents = (checkpoint.view(info) for info in step.sources)
         for own, scales in zip(numbers, exponents, strict=True):
             yield mxfp4_blocks(own, scales)
         return
     for info in step.sources:
         if is_kept and not isinstance(info, QuantizedInfo):
-            yield checkpoint.read(info.name)
+            yield checkpoint.view(info)
         elif is_kept:
             assert isinstance(info, QuantizedInfo)
             found = plain_blocks(stored_weight(info, checkpoint, torch.float32))
@@ -78,7 +86,7 @@ def _matrices(job: GgufJob, checkpoint: Checkpoint) -> Iterator[Matrix]:
         elif info.is_packed or isinstance(info, QuantizedInfo):
             yield info
         else:
-            tensor = checkpoint.read(info.name)
+            tensor = checkpoint.view(info)
             tensor = tensor.mT if isinstance(step.transform, Transpose) else tensor
             if len(step.sources) == 1:
                 is_stack = ".experts." in step.parameter
@@ -87,9 +95,11 @@ def _matrices(job: GgufJob, checkpoint: Checkpoint) -> Iterator[Matrix]:
                 yield tensor
 
 
-def _tiles(job: GgufJob, matrix: Matrix, checkpoint: Checkpoint) -> Iterator[Tensor]:
+def _tiles(
+    job: GgufJob, recipe: Recipe, matrix: Matrix, checkpoint: Checkpoint
+) -> Iterator[Tensor]:
     """A matrix as it is written, some rows at a time."""
-    rows, change = job.recipe.rows, job.recipe.change
+    rows, change = recipe.rows, recipe.change
     rows = _stored_order(job, rows, matrix)
     if isinstance(matrix, TensorInfo):
         if rows is None and change is None:

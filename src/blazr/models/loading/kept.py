@@ -60,7 +60,7 @@ class KeptWeights:
         if f"{step.parameter}:{_SCALES}" in file.tensors:
             scales = file.read(f"{step.parameter}:{_SCALES}").clone()
         own = zero_bytes(blocks.shape).copy_(blocks)
-        file.drop(name)
+        file.drop(file.tensors[name])
         return PackedWeight(packing, own, rows, dtype, row_scales=scales)
 
     def keep(self, weights: Mapping[str, Tensor | Weight]) -> None:

@@ -9,12 +9,14 @@ from math import prod
 from typing import Literal
 
 from blazr.core.errors import CheckpointError
-from blazr.models.checkpoint.base import TensorInfo
+from blazr.models.checkpoint.base import TensorInfo, take_rows
 from blazr.models.families.rules import (
     DecayLog,
     Mxfp4,
+    Placement,
     Reshape,
     RuleBook,
+    Shape,
     Squeeze,
     Stack,
     Transform,
@@ -25,7 +27,6 @@ LISTED_PROBLEMS = 12
 # Nearest names are looked for among this many: the search is quadratic.
 _SEARCHED_NAMES = 500
 
-Shape = tuple[int, ...]
 Kind = Literal["missing", "left over", "ambiguous", "wrong shape"]
 
 
@@ -152,45 +153,49 @@ class _Matching:
     problems: list[Problem] = field(default_factory=list)
 
     def add(self, info: TensorInfo) -> None:
-        """Give a tensor to the parameter it belongs to."""
-        match = self.rules.match(info.name)
-        shape = self.parameters.get(match.parameter) if match else None
-        is_beyond = (
-            match is not None
-            and match.slot is not None
-            and isinstance(match.transform, Stack)
-            and shape is not None
-            and (match.slot >= shape[0])
-        )
-        if match is None or shape is None or is_beyond:
+        """Give a tensor to the parameter it belongs to, or its rows to several."""
+        placements = self.rules.placements(info.name)
+        shapes = [self.parameters.get(each.parameter) for each in placements]
+        wanted = [
+            _stored_shape(shape, each.transform)
+            for each, shape in zip(placements, shapes, strict=True)
+            if shape is not None and not _is_beyond(each, shape)
+        ]
+        if not placements or len(wanted) < len(placements):
             self.left_over.append(info)
             return
-        slots = self.found.setdefault(match.parameter, {})
-        if match.slot in slots:
-            other = slots[match.slot].name
-            detail = f"and {other[:100]} are the same parameter, {match.parameter}"
+        cut = placements[0].cut
+        if cut is None:
+            infos = [info]
+        elif info.shape != cut.whole(wanted):
+            self._misshapen(info, cut.whole(wanted))
+            infos = [info] * len(placements)  # so that nothing else is said of its parameters
+            wanted = [info.shape] * len(placements)
+        else:
+            infos = [take_rows(info, rows, cut.dim) for rows in cut.rows(wanted)]
+        for each, part, shape in zip(placements, infos, wanted, strict=True):
+            self._place(part, each, shape)
+
+    def _place(self, info: TensorInfo, placement: Placement, wanted: Shape) -> None:
+        parameter = placement.parameter
+        slots = self.found.setdefault(parameter, {})
+        if placement.slot in slots:
+            other = slots[placement.slot].name
+            detail = f"and {other[:100]} are the same parameter, {parameter}"
             self.problems.append(Problem("ambiguous", info.name, detail))
             return
-        slots[match.slot] = info
-        self.transforms[match.parameter] = match.transform
-        self._check_shape(info, match.transform, shape)
+        slots[placement.slot] = info
+        transform = self.transforms[parameter] = placement.transform
+        if isinstance(transform, Reshape) and prod(info.shape) == prod(wanted):
+            return
+        if isinstance(transform, DecayLog) and _wide(info.shape) == _wide(wanted):
+            return
+        if info.shape != wanted:
+            self._misshapen(info, wanted)
 
-    def _check_shape(self, info: TensorInfo, transform: Transform | None, shape: Shape) -> None:
-        if isinstance(transform, Stack):
-            shape = shape[1:]
-        elif isinstance(transform, Squeeze):
-            shape = (*shape[: transform.dim], 1, *shape[transform.dim :])
-        elif isinstance(transform, Transpose):
-            shape = (*shape[:-2], shape[-1], shape[-2])
-        elif isinstance(transform, Mxfp4):
-            shape = (*shape[:-1], shape[-1] // 32, 16)[: len(shape) + 1 - transform.part]
-        if isinstance(transform, Reshape) and prod(info.shape) == prod(shape):
-            return
-        if isinstance(transform, DecayLog) and _wide(info.shape) == _wide(shape):
-            return
-        if info.shape != shape:
-            detail = f"is {list(info.shape)}, the model needs {list(shape)}"
-            self.problems.append(Problem("wrong shape", info.name, detail))
+    def _misshapen(self, info: TensorInfo, wanted: Shape) -> None:
+        detail = f"is {list(info.shape)}, the model needs {list(wanted)}"
+        self.problems.append(Problem("wrong shape", info.name, detail))
 
     def step(self, name: str) -> LoadStep | None:
         """How a parameter is made; None, and noted, when tensors are missing."""
@@ -230,6 +235,27 @@ class _Matching:
             for info in slots.values()
             for beginning in _ancestors(info.name)
         }
+
+
+def _is_beyond(placement: Placement, shape: Shape) -> bool:
+    """Whether a stack has no slice of this number."""
+    is_slice = placement.slot is not None and isinstance(placement.transform, Stack)
+    return is_slice and placement.slot >= shape[0]
+
+
+def _stored_shape(shape: Shape, transform: Transform | None) -> Shape:
+    """The shape of a tensor that a parameter of this shape is made of."""
+    match transform:
+        case Stack():
+            return shape[1:]
+        case Squeeze():
+            return (*shape[: transform.dim], 1, *shape[transform.dim :])
+        case Transpose():
+            return (*shape[:-2], shape[-1], shape[-2])
+        case Mxfp4():
+            return (*shape[:-1], shape[-1] // 32, 16)[: len(shape) + 1 - transform.part]
+        case _:
+            return shape
 
 
 def _wide(shape: Shape) -> Shape:

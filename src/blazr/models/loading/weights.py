@@ -23,6 +23,7 @@ from blazr.models.checkpoint.base import (
     Checkpoint,
     QuantizedInfo,
     RelaidInfo,
+    RowsInfo,
     TensorInfo,
     torch_dtype,
 )
@@ -246,7 +247,9 @@ def _stays_mapped(step: LoadStep, storing: Storing | None, dtype: torch.dtype) -
         return False
     if storing is not None:
         is_kept = step.transform is None and isinstance(storing, BlockType)
-        return is_kept and stored_kind(step) == storing
+        return is_kept and not isinstance(first, RowsInfo) and stored_kind(step) == storing
+    if isinstance(first, RowsInfo) and not first.is_view:
+        return False
     if first.is_packed or not isinstance(step.transform, Squeeze | None):
         return False
     return first.start % dtype.itemsize == 0 and torch_dtype(first.dtype) == dtype
@@ -321,7 +324,7 @@ def _read_tensor(
         whole = torch.empty(step.shape, dtype=dtype, device=device)
         for part, info in zip(whole, step.sources, strict=True):
             part.copy_(read_plain(info, checkpoint))
-            checkpoint.drop(info.name)
+            checkpoint.drop(info)
         return whole
     (info,) = step.sources
     tensor = read_plain(info, checkpoint)
@@ -336,7 +339,7 @@ def _read_tensor(
             tensor = tensor[step.transform.rows(len(tensor))]
     tensor = tensor.reshape(step.shape).to(device, dtype)
     if not (device.type == "cpu" and _stays_mapped(step, None, dtype)):
-        checkpoint.drop(info.name)
+        checkpoint.drop(info)
     return tensor
 
 
@@ -381,7 +384,7 @@ def read_weight(
     weight = pack_weight(read)
     if weight is not read:
         for info in step.sources:
-            checkpoint.drop(info.name)
+            checkpoint.drop(info)
     return weight
 
 
@@ -396,23 +399,23 @@ def _read_blocks(
     kind = storing.kind if isinstance(storing, Quantizer) else storing
     first = step.sources[0]
     if _stays_mapped(step, storing, dtype):
-        blocks = checkpoint.read(first.name)
+        blocks = checkpoint.view(first)
         if device.type != "cpu":
             blocks = blocks.to(device)
-            checkpoint.drop(first.name)
+            checkpoint.drop(first)
         return GgufWeight(blocks, kind, dtype)
     whole = torch.empty((*step.shape[:-1], kind.row_bytes(step.shape[-1])), dtype=torch.uint8)
     if isinstance(step.transform, Mxfp4):
-        each = (checkpoint.read(info.name) for info in step.sources)
+        each = (checkpoint.view(info) for info in step.sources)
         for part, codes, exponents in zip(whole, *each, strict=True):
             part.copy_(mxfp4_blocks(codes, exponents))
             for info in step.sources:
-                checkpoint.drop(info.name)
+                checkpoint.drop(info)
     elif isinstance(step.transform, Transpose):
         assert isinstance(storing, Quantizer)
-        for part, numbers in zip(whole, checkpoint.read(first.name), strict=True):
+        for part, numbers in zip(whole, checkpoint.view(first), strict=True):
             part.copy_(storing(numbers.mT.contiguous()))
-            checkpoint.drop(first.name)
+            checkpoint.drop(first)
     else:
         parts = whole.flatten(0, -2).chunk(len(step.sources))
         for part, info in zip(parts, step.sources, strict=True):
@@ -427,10 +430,10 @@ def _fill(out: Tensor, info: TensorInfo, checkpoint: Checkpoint, storing: Storin
     if isinstance(storing, Quantizer):
         for rows, numbers in tiles_of(info, checkpoint):
             out[rows] = storing(numbers)
-            checkpoint.drop(info.name)
+            checkpoint.drop(info)
     else:
-        out.copy_(checkpoint.read(info.name).flatten(0, -2))
-    checkpoint.drop(info.name)
+        out.copy_(checkpoint.view(info).flatten(0, -2))
+    checkpoint.drop(info)
 
 
 def tiles_of(info: TensorInfo, checkpoint: Checkpoint) -> Iterator[tuple[slice, Tensor]]:
@@ -440,11 +443,16 @@ def tiles_of(info: TensorInfo, checkpoint: Checkpoint) -> Iterator[tuple[slice, 
         for part in weight.tiles():
             yield part, weight.layout.decode(weight.parts, part)
         return
-    rows = checkpoint.read(info.name).flatten(0, -2)
-    step = max(1, TILE // max(1, info.shape[-1]))
-    for low in range(0, len(rows), step):
-        part = slice(low, min(low + step, len(rows)))
-        yield part, GGML_TYPES[info.dtype].decode(rows[part]) if info.is_packed else rows[part]
+    tensor = checkpoint.view(info)
+    # matrices of a stack that is cut are made contiguous a tile at a time
+    is_apart = tensor.dim() == 3 and not tensor.is_contiguous()
+    step, first = max(1, TILE // max(1, info.shape[-1])), 0
+    for rows in tensor if is_apart else (tensor.flatten(0, -2),):
+        for low in range(0, len(rows), step):
+            tile = rows[low : low + step].contiguous()
+            numbers = GGML_TYPES[info.dtype].decode(tile) if info.is_packed else tile
+            yield slice(first + low, first + low + len(tile)), numbers
+        first += len(rows)
 
 
 def stored_weight(info: QuantizedInfo, checkpoint: Checkpoint, dtype: torch.dtype) -> StoredWeight:
@@ -458,23 +466,23 @@ def read_matrix(
 ) -> Weight:
     """In blocks of GGUF files where those stand for the same numbers; as stored elsewhere."""
     if not isinstance(info, QuantizedInfo):
-        return PlainWeight(checkpoint.read(info.name).to(device, dtype))
+        return PlainWeight(checkpoint.view(info).to(device, dtype))
     stored = stored_weight(info, checkpoint, dtype)
     found = in_blocks(stored)
     if found is not stored:
-        checkpoint.drop(info.name)
+        checkpoint.drop(info)
         return found.to(device)
     if device.type == "cpu":
         return stored
     parts = {key: part.to(device) for key, part in stored.parts.items()}
-    checkpoint.drop(info.name)
+    checkpoint.drop(info)
     return StoredWeight(stored.layout, parts, dtype)
 
 
 def read_plain(info: TensorInfo, checkpoint: Checkpoint) -> Tensor:
     """A tensor as plain numbers, whatever it is stored in."""
     if not info.is_packed:
-        return checkpoint.read(info.name)
+        return checkpoint.view(info)
     whole = torch.empty(info.shape)
     flat = whole.flatten(0, -2)
     for part, numbers in tiles_of(info, checkpoint):

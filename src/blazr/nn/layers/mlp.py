@@ -21,7 +21,6 @@ class MlpConfig(FeedForwardConfig):
         activation: A name of ACTIVATIONS.
         gated: Whether the activation of a second projection is multiplied in.
         bias: Whether the projections have biases.
-        fused_gate_up: Whether both upward projections are stored as one matrix (Phi-3).
         gate_multiplier: Applied before the activation (Falcon-H1).
         down_multiplier: Applied to the output.
     """
@@ -31,7 +30,6 @@ class MlpConfig(FeedForwardConfig):
     activation: str = "silu"
     gated: bool = True
     bias: bool = False
-    fused_gate_up: bool = False
     gate_multiplier: float = 1.0
     down_multiplier: float = 1.0
 
@@ -47,12 +45,9 @@ class Mlp(FeedForward):
         super().__init__()
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.bias
         self.config = config
-        if config.fused_gate_up:
-            self.gate_up_proj = Linear(hidden, 2 * inner, bias=bias)
-        else:
-            if config.gated:
-                self.gate_proj = Linear(hidden, inner, bias=bias)
-            self.up_proj = Linear(hidden, inner, bias=bias)
+        if config.gated:
+            self.gate_proj = Linear(hidden, inner, bias=bias)
+        self.up_proj = Linear(hidden, inner, bias=bias)
         self.down_proj = Linear(inner, hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,15 +57,13 @@ class Mlp(FeedForward):
 
     def _feed(self, x: Tensor) -> Tensor:
         kind, factor = self.config.activation, self.config.gate_multiplier
-        if self.config.fused_gate_up:
-            gate, up = self.gate_up_proj(x).chunk(2, -1)
-            return self.down_proj(activate(gate, kind, up))
         if not self.config.gated:
             return self.down_proj(activate(self.up_proj(x), kind))
-        gate, up = self.gate_proj.weight, self.up_proj.weight
+        gate, up = self.gate_proj, self.up_proj
         is_plain = kind == "silu" and not self.config.bias and factor == 1
-        if is_plain:
-            return self.down_proj(multiply_gated(x, gate, up))
-        inner = self.gate_proj(x)
+        # a shared block puts matrices with adapters in their place
+        if is_plain and isinstance(gate, Linear) and isinstance(up, Linear):
+            return self.down_proj(multiply_gated(x, gate.weight, up.weight))
+        inner = gate(x)
         inner = inner if factor == 1 else scale(inner, factor)
-        return self.down_proj(activate(inner, kind, self.up_proj(x)))
+        return self.down_proj(activate(inner, kind, up(x)))

@@ -30,7 +30,6 @@ class MoeConfig(FeedForwardConfig):
         shared_expert: Whether one more expert serves every token.
         shared_intermediate_size: I of the shared expert; None for that of the others.
         shared_expert_gate: Whether a sigmoid weighs the shared expert (Qwen2-MoE).
-        shared_fused_gate_up: Whether its upward projections are stored as one matrix (Granite 4).
         activation: A name of ACTIVATIONS.
         gated: Whether the activation of a second projection is multiplied in.
         fused_gate_up: How both upward projections lie in one matrix, or None for two matrices.
@@ -56,7 +55,6 @@ class MoeConfig(FeedForwardConfig):
     shared_expert: bool = False
     shared_intermediate_size: int | None = None
     shared_expert_gate: bool = False
-    shared_fused_gate_up: bool = False
     activation: str = "silu"
     gated: bool = True
     fused_gate_up: Literal["halves", "interleaved"] | None = None
@@ -167,7 +165,6 @@ class Moe(FeedForward):
                     intermediate_size=config.shared_intermediate_size or config.intermediate_size,
                     activation=config.activation,
                     gated=config.gated,
-                    fused_gate_up=config.shared_fused_gate_up,
                     bias=config.dense_bias,
                 )
             )

@@ -191,7 +191,6 @@ def _feed_forward(file: GgufFile, feed: FeedForwardConfig, at: str) -> FeedForwa
                 intermediate_size=inner,
                 gated=is_fused or file.has(at + "ffn_gate.weight"),
                 bias=file.has(at + "ffn_down.bias"),
-                fused_gate_up=is_fused,
             )
         case MoeConfig():
             return _experts(file, feed, at)

@@ -64,7 +64,7 @@ def _layer(layer: LayerConfig, row: Architecture, eps: float) -> LayerConfig:
         layer,
         mixer=_mixer(layer.mixer, row, eps),
         mixer_norm=layer.mixer_norm and _norm(layer.mixer_norm),
-        feed_forward=layer.feed_forward and _feed(layer.feed_forward, row),
+        feed_forward=layer.feed_forward and _feed(layer.feed_forward),
         feed_forward_norm=layer.feed_forward_norm and _norm(layer.feed_forward_norm),
         mixer_post_norm=layer.mixer_post_norm and _norm(layer.mixer_post_norm),
         feed_forward_post_norm=layer.feed_forward_post_norm and _norm(layer.feed_forward_post_norm),
@@ -120,17 +120,15 @@ def _rope(rope: RopeConfig) -> RopeConfig:
     return rope
 
 
-def _feed(feed: FeedForwardConfig, row: Architecture) -> FeedForwardConfig:
+def _feed(feed: FeedForwardConfig) -> FeedForwardConfig:
     match feed:
         case MlpConfig():
-            fused = feed.fused_gate_up and row.fused_mlp
-            return replace(feed, fused_gate_up=fused, gate_multiplier=1.0, down_multiplier=1.0)
+            return replace(feed, gate_multiplier=1.0, down_multiplier=1.0)
         case MoeConfig():
             shared = feed.shared_intermediate_size or feed.intermediate_size
             return replace(
                 feed,
                 fused_gate_up=None,
-                shared_fused_gate_up=False,
                 shared_intermediate_size=shared if feed.shared_expert else None,
             )
         case _:

@@ -131,11 +131,13 @@ def _state_space() -> Iterable[Rule]:
 
 
 def _feed_forward(*, fused: bool) -> Iterable[Rule]:
-    names = {f"ffn_{name}": f"{name}_proj" for name in _PROJECTIONS}
-    names |= {"ffn_up": "gate_up_proj"} if fused else {}
+    names = {f"ffn_{name}": f"{name}_proj" for name in (("down",) if fused else _PROJECTIONS)}
     names |= {f"ffn_{name}_shexp": f"shared_expert.{name}_proj" for name in _PROJECTIONS}
     names |= {f"ffn_latent_{name}": f"latent_{name}_proj" for name in ("down", "up")}
     yield from _renamed(_LAYER, _FEED, {**names, "ffn_gate_inp": "router"})
+    if fused:
+        both = (_FEED + "gate_proj.{p}", _FEED + "up_proj.{p}")
+        yield Rule(_LAYER + "ffn_up.{p}", both, p=_PARTS)
     experts = _FEED + "experts.{p}_proj"
     yield Rule(_LAYER + "ffn_gate_inp_shexp.weight", _FEED + "shared_expert_gate.weight", Reshape())
     yield Rule(_LAYER + "ffn_{p}_exps.bias", _FEED + "experts.{p}_bias", p=_PROJECTIONS)

@@ -172,7 +172,6 @@ PHI3 = hf_family(
     Traits(
         rules=LLAMA_RULES,
         attention={"fused_qkv": True},
-        mlp={"fused_gate_up": True},
         window=every_layer,
     ),
 )
@@ -288,7 +287,6 @@ GLM = hf_family(
         rules=LLAMA_RULES,
         defaults=_GLM_DEFAULTS,
         attention={"qkv_bias": "attention_bias"},
-        mlp={"fused_gate_up": True},
         rope=interleaved_rope,
     ),
 )
@@ -298,7 +296,6 @@ GLM4 = hf_family(
         rules=hf_rules(GLM_NORMS),
         defaults=_GLM_DEFAULTS,
         attention={"qkv_bias": "attention_bias"},
-        mlp={"fused_gate_up": True},
         rope=interleaved_rope,
         norms="both",
     ),

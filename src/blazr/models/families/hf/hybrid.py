@@ -10,7 +10,7 @@ from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.hf.dense import LLAMA_BIASES, granite_attention, granite_numbers
 from blazr.models.families.hf.derive import Traits, hf_family, read_attention, read_mlp
-from blazr.models.families.hf.names import LLAMA_NORMS, hf_rules
+from blazr.models.families.hf.names import LLAMA_NORMS, gate_and_up, hf_rules
 from blazr.models.families.hf.reading import SILU, Reading
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.hf.sparse import LOCAL_EXPERTS, read_experts
@@ -108,13 +108,11 @@ def _granite_feed(reading: Reading, index: int) -> FeedForwardConfig:
     del index
     shared = reading.size("shared_intermediate_size")
     if not reading.size("num_experts", 0, minimum=0):
-        mlp = read_mlp(reading, {"fused_gate_up": True})
-        return replace(mlp, intermediate_size=shared)
+        return replace(read_mlp(reading, {}), intermediate_size=shared)
     return replace(
         read_experts(reading, "intermediate_size"),
         fused_gate_up="halves",
         shared_expert=True,
-        shared_fused_gate_up=True,
         shared_intermediate_size=shared,
     )
 
@@ -125,7 +123,7 @@ def _granite_rules(*, sparse: bool) -> RuleBook:
         LLAMA_NORMS,
         [
             *mixer_rules(_LAYER + "mamba."),
-            Rule(at + "input_linear.weight", ours + "gate_up_proj.weight"),
+            Rule(at + "input_linear.weight", gate_and_up(ours, "_proj.weight")),
             Rule(at + "output_linear.weight", ours + "down_proj.weight"),
         ],
     )

@@ -81,14 +81,18 @@ def _attention() -> list[Rule]:
 
 def _mlp() -> list[Rule]:
     at = _LAYER + "mlp."
-    same = tuple(
-        f"{name}_proj.{part}" for name in ("gate", "up", "down", "gate_up") for part in _PARTS
-    )
+    same = tuple(f"{name}_proj.{part}" for name in ("gate", "up", "down") for part in _PARTS)
     return [
         Rule(at + "{p}", _FEED + "{p}", p=same),
+        Rule(at + "gate_up_proj.{p}", gate_and_up(_FEED, "_proj.{p}"), p=_PARTS),
         Rule(at + "c_fc.{p}", _FEED + "up_proj.{p}", p=_PARTS),
         Rule(at + "c_proj.{p}", _FEED + "down_proj.{p}", p=_PARTS),
     ]
+
+
+def gate_and_up(at: str, end: str) -> tuple[str, ...]:
+    """Both upward projections of an MLP, the rows of which one tensor holds."""
+    return (f"{at}gate{end}", f"{at}up{end}")
 
 
 def _experts() -> list[Rule]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.config_reader import ConfigReader
 from blazr.models.families.hf.derive import Traits, hf_family, read_mlp
-from blazr.models.families.hf.names import hf_rules
+from blazr.models.families.hf.names import gate_and_up, hf_rules
 from blazr.models.families.hf.reading import Reading
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.hf.state_space import (
@@ -22,7 +22,7 @@ from blazr.models.families.hf.state_space import (
     read_mamba2,
     with_types,
 )
-from blazr.models.families.rules import Rule, RuleBook
+from blazr.models.families.rules import Cut, Rule, RuleBook
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
 from blazr.nn.layers.norm import NormConfig
@@ -34,8 +34,12 @@ GATED_NORM_EPS = 1e-5  # whatever the config says about other norms
 _SHARED = ".shared_transformer."
 _LAYER, _MIXER = "model.layers.{i}.", "layers.{i}.mixer."
 _BLOCK = _MIXER + "block."
-_ADAPTED = {"linear_q": "attention.q_proj", "linear_k": "attention.k_proj"}
-_ADAPTED |= {"linear_v": "attention.v_proj", "gate_up_proj": "feed_forward.gate_up_proj"}
+_ADAPTED = {
+    "linear_q": ("attention.q_proj",),
+    "linear_k": ("attention.k_proj",),
+    "linear_v": ("attention.v_proj",),
+    "gate_up_proj": ("feed_forward.gate_proj", "feed_forward.up_proj"),
+}
 _ADAPTER = re.compile(
     r"model\.layers\.(\d+)\.shared_transformer\.(?:self_attn|feed_forward)"
     r"\.(\w+)_adapter_list\.(\d+)\.([01])\.weight",
@@ -53,7 +57,7 @@ _KEYS = Mamba2Keys(
 def _rules() -> list[Rule]:
     shared, decoder = _LAYER + "shared_transformer.", _LAYER + "mamba_decoder."
     attention = tuple(f"{name}_proj.weight" for name in "qkvo")
-    feed = tuple(f"{n}_proj.{part}" for n in ("gate_up", "down") for part in ("weight", "bias"))
+    parts = ("weight", "bias")
     return [
         Rule("model.final_layernorm.weight", "norm.weight"),
         *mixer_rules(_LAYER + "mamba."),
@@ -63,7 +67,16 @@ def _rules() -> list[Rule]:
         Rule(shared + "input_layernorm.weight", _BLOCK + "attention_norm.weight"),
         Rule(shared + "pre_ff_layernorm.weight", _BLOCK + "feed_forward_norm.weight"),
         Rule(shared + "self_attn.{p}", _BLOCK + "attention.{p}", p=attention),
-        Rule(shared + "feed_forward.{p}", _BLOCK + "feed_forward.{p}", p=feed),
+        Rule(
+            shared + "feed_forward.gate_up_proj.{p}",
+            gate_and_up(_BLOCK + "feed_forward.", "_proj.{p}"),
+            p=parts,
+        ),
+        Rule(
+            shared + "feed_forward.{p}",
+            _BLOCK + "feed_forward.{p}",
+            p=tuple(f"down_proj.{part}" for part in parts),
+        ),
     ]
 
 
@@ -74,10 +87,13 @@ def _rules_of(checkpoint: Checkpoint) -> RuleBook:
         found = _ADAPTER.fullmatch(name)
         if found is None or found[2] not in _ADAPTED:
             continue
-        layer, path, user = found[1], _ADAPTED[found[2]].replace(".", "_"), found[3]
+        at = f"{_BLOCK.replace('{i}', found[1])}adapters.{found[3]}."
         half = "up" if found[4] == "1" else "down"
-        at = _BLOCK.replace("{i}", layer)
-        more.append(Rule(name, f"{at}adapters.{user}.{path}.{half}.weight"))
+        # what goes down is one for gate and up, what goes up has rows of each
+        cut = Cut(groups="all") if half == "down" else Cut()
+        paths = (path.replace(".", "_") for path in _ADAPTED[found[2]])
+        targets = tuple(f"{at}{path}.{half}.weight" for path in paths)
+        more.append(Rule(name, targets, cut=cut))
     return hf_rules({"input": "mixer_norm"}, [*_rules(), *more])
 
 
@@ -143,11 +159,14 @@ def _block(reading: Reading, norm: NormConfig, users: tuple[int, ...]) -> BlockC
             attention_multiplier=(dim / 2) ** -0.5,
             output_size=hidden,
         ),
-        feed_forward=read_mlp(reading, {"fused_gate_up": True, "bias": "add_bias_linear"}),
+        feed_forward=read_mlp(reading, {"bias": "add_bias_linear"}),
         eps=norm.eps,
         users=users,
         adapted=tuple(
-            path for path in _ADAPTED.values() if in_attention or not path.startswith("attention")
+            path
+            for paths in _ADAPTED.values()
+            for path in paths
+            if in_attention or not path.startswith("attention")
         ),
         adapter_rank=reading.size("adapter_rank", 128),
     )
