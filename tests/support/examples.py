@@ -85,7 +85,7 @@ MIXER_EXAMPLES: dict[str, MixerConfig] = {
         attn_logit_softcap=3.0,
     ),
     "gqa_nope": AttentionConfig(
-        hidden_size=HIDDEN, num_heads=3, num_kv_heads=3, head_dim=6, rope=None, fused_qkv=True
+        hidden_size=HIDDEN, num_heads=3, num_kv_heads=3, head_dim=6, rope=None
     ),
     "gqa_gated": AttentionConfig(
         hidden_size=HIDDEN,

@@ -239,8 +239,8 @@ class _Matching:
 
 def _is_beyond(placement: Placement, shape: Shape) -> bool:
     """Whether a stack has no slice of this number."""
-    is_slice = placement.slot is not None and isinstance(placement.transform, Stack)
-    return is_slice and placement.slot >= shape[0]
+    slot = placement.slot if isinstance(placement.transform, Stack) else None
+    return slot is not None and slot >= shape[0]
 
 
 def _stored_shape(shape: Shape, transform: Transform | None) -> Shape:

@@ -31,7 +31,6 @@ class AttentionConfig(MixerConfig):
         rope: Rotation of queries and keys; None for none (NoPE).
         qkv_bias: Whether q, k and v have biases (Qwen2).
         o_bias: Whether the output projection has one.
-        fused_qkv: Whether q, k and v are stored as one matrix (Phi-3).
         qk_norm: Whether queries and keys are normalised: per head (Qwen3), or...
         qk_norm_all_heads: ... all heads at once (OLMo 2).
         norm_eps: For ``qk_norm``.
@@ -54,7 +53,6 @@ class AttentionConfig(MixerConfig):
     rope: RopeConfig | None
     qkv_bias: bool = False
     o_bias: bool = False
-    fused_qkv: bool = False
     qk_norm: bool = False
     qk_norm_all_heads: bool = False
     norm_eps: float = 1e-6
@@ -97,14 +95,10 @@ class Attention(Mixer):
         self.config = config
         hidden, dim = config.hidden_size, config.head_dim
         query, key = config.num_heads * dim, config.num_kv_heads * dim
-        self.sizes = (query, key, key)
-        if config.fused_qkv:
-            self.qkv_proj = Linear(hidden, query + 2 * key, bias=config.qkv_bias)
-        else:
-            gated = 2 if config.output_gate else 1
-            self.q_proj = Linear(hidden, gated * query, bias=config.qkv_bias)
-            self.k_proj = Linear(hidden, key, bias=config.qkv_bias)
-            self.v_proj = Linear(hidden, key, bias=config.qkv_bias)
+        gated = 2 if config.output_gate else 1
+        self.q_proj = Linear(hidden, gated * query, bias=config.qkv_bias)
+        self.k_proj = Linear(hidden, key, bias=config.qkv_bias)
+        self.v_proj = Linear(hidden, key, bias=config.qkv_bias)
         self.o_proj = Linear(query, config.output_size or hidden, bias=config.o_bias)
         if config.qk_norm:
             offset, eps = config.norm_unit_offset, config.norm_eps
@@ -133,10 +127,7 @@ class Attention(Mixer):
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries (..., H, D), keys and values (..., K, D), and the outputs' gate (..., H * D)."""
         dim, gate = self.config.head_dim, None
-        if self.config.fused_qkv:
-            q, k, v = self.qkv_proj(x).split(self.sizes, -1)
-        else:
-            q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.config.output_gate:
             q, gate = (dense(t).flatten(-2) for t in q.unflatten(-1, (-1, 2 * dim)).chunk(2, -1))
         if self.config.qk_norm_all_heads:

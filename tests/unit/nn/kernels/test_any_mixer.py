@@ -38,21 +38,19 @@ pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason="kernels are no
 def _gqa(sizes: Sizes) -> AttentionConfig:
     kv_heads, dim = sizes.size(3), sizes.size(140, limit=512)
     turned = RopeConfig(2 * sizes.size(max(1, dim // 2)), interleaved=sizes.one_of(False, True))
-    is_fused = sizes.one_of(False, True)
     return AttentionConfig(
         hidden_size=sizes.size(40),
         num_heads=kv_heads * sizes.size(6),
         num_kv_heads=kv_heads,
         head_dim=dim,
         rope=sizes.one_of(None, turned if dim > 1 else None),
-        fused_qkv=is_fused,
         qkv_bias=sizes.one_of(False, True),
         qk_norm=sizes.one_of(False, True),
         norm_eps=NORM_EPS,
         sliding_window=sizes.one_of(None, sizes.size(150)),
         attn_logit_softcap=sizes.one_of(None, 3.0),
         sinks=sizes.one_of(False, True),
-        output_gate=not is_fused and sizes.one_of(False, True),
+        output_gate=sizes.one_of(False, True),
     )
 
 

@@ -25,6 +25,8 @@ class Architecture:
         late_norm: Whether the norm before a feed-forward is called by what it is behind.
         rotation: Whether it is the family's, or as ``rope.scaling.finetuned`` says.
         fused_mlp: Whether both upward matrices of an MLP are one.
+        fused_qkv: Whether queries, keys and values are one matrix in files that are written; files
+            of any architecture may have one.
         pairs_rows: Whether channels that are rotated together are neighbours in files, rows of
             queries and keys having been moved.
         full_every: Every n-th layer has no window; 0 means that all have the one there is.
@@ -55,6 +57,7 @@ class Architecture:
     own_names: tuple[Rule, ...] = ()
     late_norm: bool = False
     fused_mlp: bool = False
+    fused_qkv: bool = False
     rotation: Literal["family", "metadata"] = "family"
     pairs_rows: bool = False
     full_every: int = 0
@@ -124,7 +127,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "olmoe": Architecture(head="own", families=("olmoe",), norm_topk_prob=False),
         "qwen3": Architecture(families=("qwen3",)),
         "qwen3moe": Architecture(families=("qwen3_moe",)),
-        "phi3": Architecture(families=("phi3",), fused_mlp=True),
+        "phi3": Architecture(families=("phi3",), fused_mlp=True, fused_qkv=True),
         "olmo2": Architecture(
             read_by={"window": "olmo3"},
             head="own",

@@ -170,7 +170,6 @@ def _attention(file: GgufFile, mixer: AttentionConfig, index: int) -> AttentionC
         mixer,
         qkv_bias=file.has(at + "attn_q.bias") or file.has(at + "attn_qkv.bias"),
         o_bias=file.has(at + "attn_output.bias"),
-        fused_qkv=fused,
         qk_norm=file.has(norm),
         qk_norm_all_heads=file.has(norm) and file.size(norm, 0) != dim,
         sliding_window=file.window(index) or None,

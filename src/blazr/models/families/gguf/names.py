@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 
 from blazr.models.families.gguf.architectures import Architecture
-from blazr.models.families.rules import DecayLog, Pairs, Reshape, Rule, RuleBook, Stack, Transform
+from blazr.models.families.rules import DecayLog, Pairs, Reshape, Rule, RuleBook, Stack
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import MixerConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
@@ -51,7 +51,7 @@ def gguf_names(
             *row.own_names,
             *_outside(),
             *_norms(late=row.late_norm),
-            *_attention(_LAYER, _MIXER, pairs),
+            *_attention(_LAYER, _MIXER, pairs, fused=row.fused_qkv),
             *_latent(),
             *_state_space(),
             *_feed_forward(fused=fused and not row.hybrid),
@@ -99,10 +99,17 @@ def _norms(*, late: bool) -> Iterable[Rule]:
     return _renamed(_LAYER, _OURS, names)
 
 
-def _attention(at: str, ours: str, pairs: Pairs | None = None) -> Iterable[Rule]:
-    for theirs, name in (("q", "q"), ("k", "k"), ("v", "v"), ("qkv", "qkv"), ("output", "o")):
-        order: Transform | None = pairs if name in {"q", "k"} else None
-        yield Rule(f"{at}attn_{theirs}.{{p}}", f"{ours}{name}_proj.{{p}}", order, p=_PARTS)
+def _attention(
+    at: str, ours: str, pairs: Pairs | None = None, *, fused: bool = False
+) -> Iterable[Rule]:
+    targets = tuple(f"{ours}{name}_proj.{{p}}" for name in "qkv")
+    joined = Rule(f"{at}attn_qkv.{{p}}", targets, p=_PARTS)
+    single = [
+        Rule(f"{at}attn_{name}.{{p}}", target, None if name == "v" else pairs, p=_PARTS)
+        for name, target in zip("qkv", targets, strict=True)
+    ]
+    yield from (joined, *single) if fused else (*single, joined)
+    yield Rule(f"{at}attn_output.{{p}}", f"{ours}o_proj.{{p}}", p=_PARTS)
     yield Rule(at + "attn_sinks.weight", ours + "sinks")
 
 

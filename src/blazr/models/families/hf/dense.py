@@ -171,7 +171,6 @@ PHI3 = hf_family(
     "phi3",
     Traits(
         rules=LLAMA_RULES,
-        attention={"fused_qkv": True},
         window=every_layer,
     ),
 )

@@ -60,7 +60,7 @@ def _behind(prefix: str, rule: Rule) -> Rule:
 
 def _attention() -> list[Rule]:
     at = _LAYER + "self_attn."
-    same = [f"{name}_proj.{part}" for name in ("q", "k", "v", "o", "qkv") for part in _PARTS]
+    same = [f"{name}_proj.{part}" for name in "qkvo" for part in _PARTS]
     same += ["q_norm.weight", "k_norm.weight", "sinks"]
     latent = {
         "q_a_proj": "q_down_proj",
@@ -72,6 +72,7 @@ def _attention() -> list[Rule]:
     }
     return [
         Rule(at + "{p}", _MIXER + "{p}", p=tuple(same)),
+        Rule(at + "qkv_proj.{p}", tuple(f"{_MIXER}{n}_proj.{{p}}" for n in "qkv"), p=_PARTS),
         *(
             Rule(f"{at}{theirs}.{{p}}", f"{_MIXER}{ours}.{{p}}", p=_PARTS)
             for theirs, ours in latent.items()
