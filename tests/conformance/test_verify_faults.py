@@ -231,7 +231,7 @@ FAULTS: dict[str, dict[str, Plant]] = {
         "mamba2 decay": DECAY,
         "attention multiplier": SCALE,
         "norm groups": config_fault(Mamba2Config, norm_groups=lambda was: 1),
-        "halves of gate and up": weight_fault("experts.gate_up_proj", halves),
+        "halves of gate and up": exchanged("experts.gate_proj", "experts.up_proj"),
     },
     "hf deepseek_v3": {
         "mla scale": scaled(DeepseekMlaConfig, "scale", 1.05),

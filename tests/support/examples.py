@@ -311,7 +311,6 @@ FEED_FORWARD_EXAMPLES: dict[str, FeedForwardConfig] = {
         intermediate_size=20,
         num_experts=5,
         experts_per_token=2,
-        fused_gate_up="interleaved",
         router_bias=True,
         expert_bias=True,
         swiglu_limit=7.0,
@@ -337,7 +336,6 @@ FEED_FORWARD_EXAMPLES: dict[str, FeedForwardConfig] = {
         experts_per_token=2,
         shared_expert=True,
         shared_intermediate_size=14,
-        fused_gate_up="halves",
     ),
     "moe": MoeConfig(
         hidden_size=HIDDEN,

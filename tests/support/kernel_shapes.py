@@ -127,14 +127,14 @@ def _experts(sizes: Sizes, dtype: torch.dtype) -> Arguments:
     mlps = sizes.one_of(
         ExpertMlps(gate=numbers(count, inner, size), up=up, down=down),
         ExpertMlps(up=up, down=down, activation=sizes.one_of(*ACTIVATIONS)),
-        ExpertMlps(up=numbers(count, 2 * inner, size), down=down, fused="halves"),
         ExpertMlps(
-            up=numbers(count, 2 * inner, size),
+            gate=numbers(count, inner, size),
+            up=up,
             down=down,
-            fused="interleaved",
             limit=0.7,
             alpha=1.7,
-            up_bias=numbers(count, 2 * inner),
+            gate_bias=numbers(count, inner),
+            up_bias=numbers(count, inner),
             down_bias=numbers(count, size),
         ),
     )

@@ -193,18 +193,6 @@ def _in_feed(name: str, feed: FeedForwardConfig, target: FeedForwardConfig | Non
             factors = {"gate_proj": feed.gate_multiplier, "down_proj": feed.down_multiplier}
             return Recipe(source=name).times(factors.get(name.rpartition(".")[0], 1.0))
         case MoeConfig(), MoeConfig():
-            return _in_experts(name, feed)
+            return Recipe(source=name)
         case _:
             raise AssertionError(name)
-
-
-def _in_experts(name: str, feed: MoeConfig) -> Recipe:
-    part, _, rest = name.partition(".")
-    word, _, kind = rest.partition("_")
-    if part != "experts" or feed.fused_gate_up is None or word not in {"gate", "up"}:
-        return Recipe(source=name)
-    first, size = int(word == "up"), feed.intermediate_size
-    rows = torch.arange(first * size, (first + 1) * size)
-    if feed.fused_gate_up == "interleaved":
-        rows = torch.arange(first, 2 * size, 2)
-    return Recipe(source=f"experts.gate_up_{kind}", rows=rows)

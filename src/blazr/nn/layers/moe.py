@@ -32,7 +32,6 @@ class MoeConfig(FeedForwardConfig):
         shared_expert_gate: Whether a sigmoid weighs the shared expert (Qwen2-MoE).
         activation: A name of ACTIVATIONS.
         gated: Whether the activation of a second projection is multiplied in.
-        fused_gate_up: How both upward projections lie in one matrix, or None for two matrices.
         scoring: What makes scores of the router's logits.
         norm_topk_prob: Whether a token's weights are divided by their sum.
         routed_scaling_factor: Applied to the weights.
@@ -57,7 +56,6 @@ class MoeConfig(FeedForwardConfig):
     shared_expert_gate: bool = False
     activation: str = "silu"
     gated: bool = True
-    fused_gate_up: Literal["halves", "interleaved"] | None = None
     scoring: Literal["softmax", "sigmoid"] = "softmax"
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
@@ -95,39 +93,35 @@ class Experts(nn.Module):
 
     gate_proj: Matrix
     up_proj: Matrix
-    gate_up_proj: Matrix
     down_proj: Matrix
     gate_bias: nn.Parameter
+    up_bias: nn.Parameter
 
     def __init__(self, config: MoeConfig) -> None:
         super().__init__()
         self.config = config
         experts, inner = config.num_experts, config.intermediate_size
         hidden = config.latent_size or config.hidden_size
-        upward = {"gate": inner, "up": inner} if config.gated else {"up": inner}
-        if config.fused_gate_up is not None:
-            upward = {"gate_up": 2 * inner}
-        for name, rows in upward.items():
-            setattr(self, f"{name}_proj", nn.Parameter(torch.empty(experts, rows, hidden)))
+        upward = ("gate", "up") if config.gated else ("up",)
+        for name in upward:
+            setattr(self, f"{name}_proj", nn.Parameter(torch.empty(experts, inner, hidden)))
         self.down_proj = nn.Parameter(torch.empty(experts, hidden, inner))
         if config.expert_bias:
-            for name, rows in upward.items():
-                setattr(self, f"{name}_bias", nn.Parameter(torch.empty(experts, rows)))
+            for name in upward:
+                setattr(self, f"{name}_bias", nn.Parameter(torch.empty(experts, inner)))
             self.down_bias = nn.Parameter(torch.empty(experts, hidden))
 
     def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Each token through its experts: see ``blazr.nn.ops.moe.experts``."""
         config, dtype = self.config, self.down_proj.dtype
-        has_gate = config.gated and config.fused_gate_up is None
-        up, bias = "gate_up" if config.fused_gate_up else "up", config.expert_bias
+        bias = config.expert_bias
         mlps = ExpertMlps(
-            up=_stack(getattr(self, f"{up}_proj")),
+            up=_stack(self.up_proj),
             down=_stack(self.down_proj),
-            gate=_stack(self.gate_proj) if has_gate else None,
-            fused=config.fused_gate_up,
+            gate=_stack(self.gate_proj) if config.gated else None,
             activation=config.activation,
-            up_bias=getattr(self, f"{up}_bias") if bias else None,
-            gate_bias=self.gate_bias if bias and has_gate else None,
+            up_bias=self.up_bias if bias else None,
+            gate_bias=self.gate_bias if bias and config.gated else None,
             down_bias=self.down_bias if bias else None,
             limit=config.swiglu_limit,
             alpha=config.swiglu_alpha,

@@ -67,12 +67,11 @@ class ExpertMlps:
     """The experts' MLPs: ``down(act(gate(x)) * up(x))``, or ``down(act(up(x)))``.
 
     Args:
-        up: (E, I, C); (E, 2 I, C) where the gate's rows lie in it, too.
+        up: (E, I, C).
         down: (E, C, I).
-        gate: (E, I, C); None where it lies in ``up``, or where there is none.
-        fused: How both lie in ``up``; None where they do not.
+        gate: (E, I, C); None where there is none.
         activation: A name of ACTIVATIONS.
-        up_bias: (E, I) or (E, 2 I), or None.
+        up_bias: (E, I), or None.
         gate_bias: (E, I), or None.
         down_bias: (E, C), or None.
         limit: Clamps the inner activations [see `clamped_swiglu`]; None for none.
@@ -82,7 +81,6 @@ class ExpertMlps:
     up: Stack
     down: Stack
     gate: Stack | None = None
-    fused: Literal["halves", "interleaved"] | None = None
     activation: str = "silu"
     up_bias: Tensor | None = None
     gate_bias: Tensor | None = None

@@ -113,15 +113,8 @@ def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Ten
 def _hidden(x: Tensor, mlps: ExpertMlps, expert: int) -> Tensor:
     """What an expert's down projection is given."""
     up = _matrix(mlps.up, expert)
-    activation = ACTIVATIONS[mlps.activation]
     if mlps.gate is None:
-        both = _product(x, up, mlps.up_bias, expert)
-        if mlps.fused is None:
-            return activation(both)
-        if mlps.fused == "halves":
-            first, second = both.chunk(2, -1)
-            return _gate(first, second, mlps)
-        return _gate(both[..., ::2], both[..., 1::2], mlps)
+        return ACTIVATIONS[mlps.activation](_product(x, up, mlps.up_bias, expert))
     gate = _matrix(mlps.gate, expert)
     has_bias = mlps.gate_bias is not None or mlps.up_bias is not None
     if mlps.activation == "silu" and mlps.limit is None and not has_bias:
@@ -200,14 +193,14 @@ def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
         chosen = torch.rand(tokens, count).argsort(-1)[:, :top]
         up, down = numbers(count, inner, size), numbers(count, size, inner)
         usual = ExpertMlps(gate=numbers(count, inner, size), up=up, down=down)
-        both = numbers(count, 2 * inner, size)
-        clamped = ExpertMlps(up=both, down=down, fused="interleaved", limit=0.7, alpha=1.7)
+        clamped = replace(usual, limit=0.7, alpha=1.7)
+        biases = {f"{name}_bias": numbers(count, inner) for name in ("gate", "up")}
         for mlps in (
             usual,
             replace(usual, activation="gelu", gate_bias=numbers(count, inner)),
             ExpertMlps(up=up, down=down, activation="relu2"),
-            ExpertMlps(up=both, down=down, fused="halves"),
-            replace(clamped, up_bias=numbers(count, 2 * inner), down_bias=numbers(count, size)),
+            clamped,
+            replace(clamped, **biases, down_bias=numbers(count, size)),
         ):
             yield numbers(tokens, size), torch.rand(tokens, top), chosen, mlps
     wide = numbers(3, 20, 2 * 8)

@@ -38,9 +38,10 @@ def _mlps(form: str, names: tuple[str, str, str], count: int, sizes: tuple[int, 
         return ExpertMlps(up=up, down=down, activation="relu2")
     if form == "gated":
         return ExpertMlps(gate=_stack(names[0], count, inner, size), up=up, down=down)
-    biases = {"up_bias": torch.randn(count, 2 * inner), "down_bias": torch.randn(count, size)}
-    up = _stack(names[1], count, 2 * inner, size)
-    return ExpertMlps(up=up, down=down, fused="interleaved", limit=2.0, alpha=1.7, **biases)
+    biases = {f"{name}_bias": torch.randn(count, inner) for name in ("gate", "up")}
+    biases["down_bias"] = torch.randn(count, size)
+    gate = _stack(names[0], count, inner, size)
+    return ExpertMlps(gate=gate, up=up, down=down, limit=2.0, alpha=1.7, **biases)
 
 
 @pytest.mark.usefixtures("isa")

@@ -128,7 +128,6 @@ def _feed(feed: FeedForwardConfig) -> FeedForwardConfig:
             shared = feed.shared_intermediate_size or feed.intermediate_size
             return replace(
                 feed,
-                fused_gate_up=None,
                 shared_intermediate_size=shared if feed.shared_expert else None,
             )
         case _:

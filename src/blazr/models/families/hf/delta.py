@@ -9,11 +9,11 @@ from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.hf.dense import LLAMA_BIASES
 from blazr.models.families.hf.derive import Traits, hf_family
-from blazr.models.families.hf.names import LLAMA_NORMS, hf_rules
+from blazr.models.families.hf.names import LLAMA_NORMS, gate_and_up, hf_rules
 from blazr.models.families.hf.reading import SILU, Reading
 from blazr.models.families.hf.sparse import qwen2_moe, sigmoid_experts
 from blazr.models.families.hf.state_space import FULL, LINEAR, further_tokens, rules_where
-from blazr.models.families.rules import Rule, RuleBook, Squeeze
+from blazr.models.families.rules import Cut, Rule, RuleBook, Squeeze
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
 from blazr.nn.layers.mla import DeepseekMlaConfig
@@ -33,8 +33,11 @@ def _qwen_rules() -> RuleBook:
             Rule(at + "conv1d.weight", _MIXER + "conv1d.weight", Squeeze(1)),
             Rule(at + "A_log", _MIXER + "a_log"),
             Rule(
-                _LAYER + "mlp.experts.{p}_proj", _FEED + "experts.{p}_proj", p=("gate_up", "down")
+                _LAYER + "mlp.experts.gate_up_proj",
+                gate_and_up(_FEED + "experts.", "_proj"),
+                cut=Cut(1),
             ),
+            Rule(_LAYER + "mlp.experts.down_proj", _FEED + "experts.down_proj"),
         ],
     )
 
@@ -75,13 +78,6 @@ def _qwen_mixer(reading: Reading, index: int) -> MixerConfig | None:
     )
 
 
-def _qwen_experts(reading: Reading, index: int) -> FeedForwardConfig | None:
-    experts = qwen2_moe(reading, index)
-    if experts is not None and any("experts.gate_up_proj" in name for name in reading.tensors):
-        return replace(experts, fused_gate_up="halves")
-    return experts
-
-
 _NEXT = Traits(
     rules=_qwen_rules(),
     defaults={
@@ -91,7 +87,7 @@ _NEXT = Traits(
     },
     attention={**LLAMA_BIASES, "qk_norm": True, "output_gate": True},
     mixer=_qwen_mixer,
-    feed_forward=_qwen_experts,
+    feed_forward=qwen2_moe,
     unit_offset=True,
     expects={"hidden_act": SILU, "attn_output_gate": (True,)},
     ignored_keys=(

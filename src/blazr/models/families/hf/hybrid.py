@@ -111,7 +111,6 @@ def _granite_feed(reading: Reading, index: int) -> FeedForwardConfig:
         return replace(read_mlp(reading, {}), intermediate_size=shared)
     return replace(
         read_experts(reading, "intermediate_size"),
-        fused_gate_up="halves",
         shared_expert=True,
         shared_intermediate_size=shared,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from blazr.models.families.rules import Mxfp4, Rule, RuleBook, Stack, Transpose
+from blazr.models.families.rules import Cut, Mxfp4, Rule, RuleBook, Stack, Transpose
 
 # Models that also see images have their language model in a part of its own.
 PREFIXES = ("model.", "language_model.model.", "model.language_model.")
@@ -122,19 +122,26 @@ def _experts() -> list[Rule]:
 
 
 def _fused_experts() -> list[Rule]:
-    """Granite's, one matrix for gate and up; GPT-OSS's, lying on their sides."""
+    """Granite's, rows of gate before those of up; GPT-OSS's, in turns, and lying on their sides."""
     granite, gpt, experts = _LAYER + "block_sparse_moe.", _LAYER + "mlp.", _FEED + "experts."
+    both = gate_and_up(experts, "_proj")
     return [
         Rule(granite + "router.layer.weight", _FEED + "router.weight"),
-        Rule(granite + "input_linear.weight", experts + "gate_up_proj"),
+        Rule(granite + "input_linear.weight", both, cut=Cut(1)),
         Rule(granite + "output_linear.weight", experts + "down_proj"),
         Rule(gpt + "router.{p}", _FEED + "router.{p}", p=_PARTS),
-        Rule(gpt + "experts.{p}_proj", experts + "{p}_proj", Transpose(), p=("gate_up", "down")),
-        Rule(
-            gpt + "experts.{p}_proj_blocks", experts + "{p}_proj", Mxfp4(0), p=("gate_up", "down")
+        *(
+            rule
+            for theirs, transform, dim in (
+                ("", Transpose(), 2),
+                ("_blocks", Mxfp4(0), 1),
+                ("_scales", Mxfp4(1), 1),
+            )
+            for rule in (
+                Rule(f"{gpt}experts.gate_up_proj{theirs}", both, transform, cut=Cut(dim, "rows")),
+                Rule(f"{gpt}experts.down_proj{theirs}", experts + "down_proj", transform),
+            )
         ),
-        Rule(
-            gpt + "experts.{p}_proj_scales", experts + "{p}_proj", Mxfp4(1), p=("gate_up", "down")
-        ),
-        Rule(gpt + "experts.{p}_proj_bias", experts + "{p}_bias", p=("gate_up", "down")),
+        Rule(gpt + "experts.gate_up_proj_bias", gate_and_up(experts, "_bias"), cut=Cut(1, "rows")),
+        Rule(gpt + "experts.down_proj_bias", experts + "down_bias"),
     ]

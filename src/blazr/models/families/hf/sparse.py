@@ -66,14 +66,13 @@ def _qwen3_moe_window(reading: Reading, index: int) -> int | None:
 
 def _granite_moe(reading: Reading, index: int) -> FeedForwardConfig:
     del index
-    return replace(read_experts(reading, "intermediate_size"), fused_gate_up="halves")
+    return read_experts(reading, "intermediate_size")
 
 
 def _gpt_oss(reading: Reading, index: int) -> FeedForwardConfig:
     del index
     return replace(
         read_experts(reading, "intermediate_size"),
-        fused_gate_up="interleaved",
         router_bias=True,
         expert_bias=True,
         swiglu_alpha=reading.number("swiglu_alpha", 1.702),

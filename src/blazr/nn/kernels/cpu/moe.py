@@ -18,7 +18,6 @@ from blazr.nn.operands.packing import GROUP, Packed
 
 # As kernels.hpp numbers them.
 _SCORINGS = {"softmax": 0, "sigmoid": 1, "softmax of chosen": 2}
-_FUSED = {None: 0, "halves": 1, "interleaved": 2}
 _PLAIN = -1
 
 
@@ -78,7 +77,6 @@ class _Experts(ctypes.Structure):
     inner: Int64
     experts: Int64
     activation: Int64
-    fused: Int64
     alpha: Float32
     limit: Float32
 
@@ -120,9 +118,8 @@ def choose_experts(
 def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Tensor:
     """See ``blazr.nn.ops.moe.experts``; a row's result depends on that row alone."""
     (tokens, size), (count, _, inner) = x.shape, _shape(mlps.down)
-    upward = inner if mlps.fused is None else 2 * inner
     gate = _stack(x, mlps.gate, mlps.gate_bias, (count, inner, size))
-    up = _stack(x, mlps.up, mlps.up_bias, (count, upward, size))
+    up = _stack(x, mlps.up, mlps.up_bias, (count, inner, size))
     down = _stack(x, mlps.down, mlps.down_bias, (count, size, inner))
     top = chosen.shape[-1]
     if not chosen.shape == weights.shape == (tokens, top) or chosen.dtype != torch.int64:
@@ -153,7 +150,6 @@ def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Ten
         inner,
         count,
         ACTIVATIONS[mlps.activation],
-        _FUSED[mlps.fused],
         mlps.alpha,
         mlps.limit or 0.0,
     )

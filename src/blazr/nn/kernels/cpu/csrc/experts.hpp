@@ -92,22 +92,15 @@ struct ExpertsOf {
   // A row between the products, from its sums.
   static void hidden(const Experts& call, int64_t row) {
     const int64_t inner = call.inner, expert = call.ids[call.order()[row]];
-    const int64_t step = call.fused == kInterleaved ? 2 : 1;
-    const int64_t apart = call.fused == kInterleaved ? 1 : inner;  // from the gate to up
-    const float* up = call.sums + (call.gate.w ? call.rows() * inner : 0) + row * call.up.n;
-    const float* gate = call.gate.w ? call.sums + row * inner : call.fused ? up : nullptr;
+    const float* up = call.sums + (call.gate.w ? call.rows() * inner : 0) + row * inner;
+    const float* gate = call.gate.w ? call.sums + row * inner : nullptr;
     const T *up_bias = bias_of(call.up, expert), *gate_bias = bias_of(call.gate, expert);
-    if (call.fused) {
-      gate_bias = up_bias;
-      up += apart;
-      up_bias = up_bias ? up_bias + apart : nullptr;
-    }
     T* out = (T*)call.hidden + row * inner;
     for (int64_t i0 = 0; i0 < inner; i0 += kSome) {
       const int64_t n = smaller(kSome, inner - i0);
       float u[kSome], g[kSome];
-      take(up + i0 * step, up_bias ? up_bias + i0 * step : nullptr, step, n, u);
-      if (gate) take(gate + i0 * step, gate_bias ? gate_bias + i0 * step : nullptr, step, n, g);
+      take(up + i0, up_bias ? up_bias + i0 : nullptr, n, u);
+      if (gate) take(gate + i0, gate_bias ? gate_bias + i0 : nullptr, n, g);
       if (call.limit > 0)
         clamped(call, n, g, u);
       else
@@ -130,7 +123,7 @@ struct ExpertsOf {
       float total[kSome]{}, share[kSome];
       for (int64_t j = at; j < at + call.top; j++) {
         const T* bias = bias_of(call.down, call.ids[j]);
-        take(call.sums + call.place()[j] * k + i0, bias ? bias + i0 : nullptr, 1, n, share);
+        take(call.sums + call.place()[j] * k + i0, bias ? bias + i0 : nullptr, n, share);
         for (int64_t i = 0; i < n; i++) total[i] += share[i] * call.weights[j];
       }
       for (int64_t i = 0; i < n; i++) round_to(total[i], y[i0 + i]);
@@ -142,14 +135,11 @@ struct ExpertsOf {
     return stack.bias ? (const T*)stack.bias + expert * stack.n : nullptr;
   }
 
-  // Every step-th number, and its bias.
-  static void take(const float* from, const T* bias, int64_t step, int64_t n, float* to) {
-    if (step == 1)
-      for (int64_t i = 0; i < n; i++) to[i] = from[i];
-    else
-      for (int64_t i = 0; i < n; i++) to[i] = from[i * step];
+  // Numbers, with their bias.
+  static void take(const float* from, const T* bias, int64_t n, float* to) {
+    for (int64_t i = 0; i < n; i++) to[i] = from[i];
     if (bias)
-      for (int64_t i = 0; i < n; i++) to[i] += to_float(bias[i * step]);
+      for (int64_t i = 0; i < n; i++) to[i] += to_float(bias[i]);
   }
 
   // gate * sigmoid(alpha * gate) * (up + 1), clamped before (gpt-oss).

@@ -381,15 +381,13 @@ struct ExpertStack {
   int64_t n;
 };
 
-enum Fused : int { kNotFused, kHalves, kInterleaved };
-
 // Experts' MLPs (see experts.hpp). There are m * top rows, ordered by expert.
 struct Experts {
   const void* x;         // (m, k)
   const int64_t* ids;    // (m, top)
   const float* weights;  // (m, top)
   ExpertStack gate;      // n = inner, or none
-  ExpertStack up;        // n = inner, or twice as many with the gate's among them
+  ExpertStack up;        // n = inner
   ExpertStack down;      // n = k
   void* y;               // (m, k)
   int64_t* table;        // room for 2 * (rows + experts + 1)
@@ -399,7 +397,6 @@ struct Experts {
   void* int8_room;       // rows * (the larger of k and inner) * 11 / 8 bytes, aligned to 4
   int64_t dtype, m, top, k, inner, experts;
   int64_t activation;    // of PointwiseKind
-  int64_t fused;         // how gate and up lie in one matrix
   float alpha, limit;    // of the clamped form; limit is 0 for the others
 
   int64_t rows() const { return m * top; }

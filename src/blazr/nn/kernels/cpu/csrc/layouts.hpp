@@ -35,7 +35,7 @@ std::string layouts() {
       LAYOUT(PackedRows, w, ids, y, packing, dtype, m, k),
       LAYOUT(Route, logits, bias, weights, ids, room, m, experts, top, scoring, normalize, groups, kept, judged_by, scale),
       LAYOUT(ExpertStack, w, row_scales, bias, packing, stride, ldw, n),
-      LAYOUT(Experts, x, ids, weights, gate, up, down, y, table, x_rows, sums, hidden, int8_room, dtype, m, top, k, inner, experts, activation, fused, alpha, limit),
+      LAYOUT(Experts, x, ids, weights, gate, up, down, y, table, x_rows, sums, hidden, int8_room, dtype, m, top, k, inner, experts, activation, alpha, limit),
       LAYOUT(Pointwise, a, b, out, kind, dtype, m, n, a_stride, b_stride, b_step, scale, cap),
       LAYOUT(Pieces, x, order, out, m, count, bytes, x_stride, stride),
       LAYOUT(Carried, kept, working, kept_stride, working_stride),
