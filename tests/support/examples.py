@@ -263,7 +263,6 @@ MIXER_EXAMPLES: dict[str, MixerConfig] = {
     ),
 }
 MIXER_EXAMPLES["mla_window"] = replace(MIXER_EXAMPLES["mla"], sliding_window=70)
-MIXER_EXAMPLES["mla_apart"] = replace(MIXER_EXAMPLES["mla_deepseek"], apart=True)
 MIXER_EXAMPLES["parallel"] = ParallelMixerConfig(
     (
         ParallelPart(name="mamba", mixer=MIXER_EXAMPLES["mamba2"], output_multiplier=0.7),

@@ -296,7 +296,7 @@ class Checkpoint:
             found = [stored[each.start : each.stop : each.step] for each in info.rows]
             whole = found[0] if len(found) == 1 else torch.cat(found)
             whole = whole.movedim(0, info.dim)
-            return whole.contiguous() if info.is_packed else whole
+            return whole.reshape(info.bytes_shape if info.is_packed else info.shape)
         name = "U8" if info.is_packed else info.dtype
         size, dtype = ELEMENT_TYPES[name][0], torch_dtype(name)
         shape = info.bytes_shape if info.is_packed else info.shape

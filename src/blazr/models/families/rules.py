@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 Shape = tuple[int, ...]
@@ -105,30 +106,35 @@ class Cut:
         dim: Which dimension of the stored tensor counts its rows; 1 for stacks of matrices.
         groups: The tensor is so many equal groups of rows, and each has rows of every parameter, in
             their order. ``"rows"``: each group has one row of every parameter. ``"all"``: every
-            parameter is the whole tensor.
+            parameter is the whole tensor. ``"heads"``: parameters are stacks of one matrix for each
+            head, and each group is a head.
     """
 
     dim: int = 0
-    groups: int | Literal["rows", "all"] = 1
+    groups: int | Literal["rows", "all", "heads"] = 1
 
     def whole(self, shapes: Sequence[Shape]) -> Shape:
         """The shape of the tensor that holds parameters of these shapes."""
         if self.groups == "all":
             return shapes[0]
+        if self.groups == "heads":
+            return (sum(heads * size for heads, size, _ in shapes), shapes[0][-1])
         sizes = [shape[self.dim] for shape in shapes]
         return (*shapes[0][: self.dim], sum(sizes), *shapes[0][self.dim + 1 :])
 
     def rows(self, shapes: Sequence[Shape]) -> tuple[Rows, ...]:
         """Which rows of the tensor those of each parameter are."""
-        sizes = [shape[self.dim] for shape in shapes]
+        is_stack = self.groups == "heads"
+        sizes = [prod(shape[:-1]) if is_stack else shape[self.dim] for shape in shapes]
         count = sum(sizes)
         if self.groups == "all":
             return tuple((range(size),) for size in sizes)
         if self.groups == "rows":
             return tuple((range(first, count, len(sizes)),) for first in range(len(sizes)))
-        step, found, first = count // self.groups, [], 0
+        groups = shapes[0][0] if self.groups == "heads" else self.groups
+        step, found, first = count // groups, [], 0
         for size in sizes:
-            own = size // self.groups
+            own = size // groups
             starts = range(first, count, step) if step else range(0)
             found.append(tuple(range(start, start + own) for start in starts))
             first += own
@@ -146,14 +152,15 @@ class Rule:
         source: Pattern of the tensor's name.
         target: Pattern of the parameter's name, or of those of several parameters, each of some
             rows of the tensor.
-        transform: What happens on the way, after the cut; None for nothing.
+        transform: What happens on the way, after the cut, perhaps to each parameter something
+            else; None for nothing.
         p: Words that ``{p}`` stands for.
         cut: Where the rows of several parameters are.
     """
 
     source: str
     target: str | tuple[str, ...]
-    transform: Transform | None = None
+    transform: Transform | tuple[Transform | None, ...] | None = None
     p: tuple[str, ...] = ()
     cut: Cut = Cut()
 
@@ -251,18 +258,23 @@ def _part(row: _Row) -> int | None:
 def _expand(rule: Rule) -> Iterable[tuple[_Row, ...]]:
     """For each word, one row for each parameter."""
     targets = (rule.target,) if isinstance(rule.target, str) else rule.target
+    given = rule.transform
+    transforms = given if isinstance(given, tuple) else (given,) * len(targets)
     for word in rule.p or ("",):
         source = rule.source.replace("{p}", word)
         yield tuple(
             _Row(
                 source=_PLACEHOLDER.sub("#", source),
                 target=_PLACEHOLDER.sub("#", target),
-                transform=rule.transform,
+                transform=transform,
                 cut=rule.cut if len(targets) > 1 else None,
                 order=tuple(_PLACEHOLDER.findall(source)),
                 used=tuple(_PLACEHOLDER.findall(target)),
             )
-            for target in (each.replace("{p}", word) for each in targets)
+            for target, transform in (
+                (each.replace("{p}", word), transform)
+                for each, transform in zip(targets, transforms, strict=True)
+            )
         )
 
 

@@ -292,12 +292,14 @@ def _packed(
     plan: GgufPlan, draft: PlannedModel, planned: PlannedModel, policy: QuantizePolicy
 ) -> GgufPlan:
     """The plan with its matrices packed as the policy has it, or as they are."""
-    storage = choose_storage(draft.plan, draft.module, policy)
+    storage, matrices = choose_storage(draft.plan, draft.module, policy), packable(draft.module)
     parameters = {step.sources[0].name: step.parameter for step in draft.plan.steps}
     jobs = []
     for job in plan.jobs:
-        storing = storage.get(parameters[job.name])
-        kept = _kept_type(job, planned.checkpoint, is_chosen=isinstance(storing, Quantizer))
+        parameter = parameters[job.name]
+        storing = storage.get(parameter)
+        is_plain = isinstance(storing, Quantizer) or parameter not in matrices
+        kept = _kept_type(job, planned.checkpoint, is_plain=is_plain)
         if kept is not None:
             job = replace(job, entry=Entry(kept, job.entry.shape))  # noqa: PLW2901
         elif isinstance(storing, Quantizer):
@@ -318,11 +320,11 @@ def _about(jobs: list[GgufJob]) -> dict[str, Value]:
     }
 
 
-def _kept_type(job: GgufJob, checkpoint: Checkpoint, *, is_chosen: bool) -> str | None:
+def _kept_type(job: GgufJob, checkpoint: Checkpoint, *, is_plain: bool) -> str | None:
     """The type of the blocks that a matrix already is, if these can be written as they are."""
     if any(isinstance(part.step.transform, Mxfp4) for part in job.parts):
         return "MXFP4"  # nothing is smaller
-    if is_chosen or any(part.recipe.change is not None for part in job.parts):
+    if is_plain or any(part.recipe.change is not None for part in job.parts):
         return None
     kinds = {_kind_of(info, checkpoint) for part in job.parts for info in part.step.sources}
     return kinds.pop() if len(kinds) == 1 else None

@@ -18,7 +18,6 @@ from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
 from blazr.nn.layers.mamba2 import Mamba2Config
-from blazr.nn.layers.mla import DeepseekMlaConfig
 from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.layers.norm import NormConfig
@@ -97,8 +96,6 @@ def _in_mixer(name: str, mixer: MixerConfig, target: MixerConfig) -> Recipe:
         case AttentionConfig(), _:
             is_norm = name in {"q_norm.weight", "k_norm.weight"} and mixer.norm_unit_offset
             return Recipe(source=name, change=_add_one if is_norm else None)
-        case DeepseekMlaConfig(), _ if name in {"k_up", "v_up"} and not mixer.apart:
-            return _up(name, mixer)
         case GatedDeltaConfig(), GatedDeltaConfig() if not isinstance(mixer, KimiDeltaConfig):
             return _in_delta(name, mixer, target)
         case _:
@@ -139,17 +136,6 @@ def _projected(made: Recipe, mixer: Mamba2Config, factor: float) -> Recipe:
         return tensor.float() * (rows[:, None] if tensor.dim() > 1 else rows)
 
     return replace(made, change=change)
-
-
-def _up(name: str, mixer: DeepseekMlaConfig) -> Recipe:
-    """Upward matrices head by head, that of the keys turned over."""
-
-    def change(both: Tensor) -> Tensor:
-        parts = both.unflatten(0, (mixer.num_heads, -1))
-        keys, values = parts.split((mixer.head_dim, mixer.v_head_dim), 1)
-        return keys.transpose(1, 2) if name == "k_up" else values
-
-    return Recipe(source="kv_up_proj.weight", change=change)
 
 
 def _in_delta(name: str, mixer: GatedDeltaConfig, target: GatedDeltaConfig) -> Recipe:

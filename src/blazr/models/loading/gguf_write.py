@@ -83,10 +83,10 @@ def _matrices(job: GgufJob, step: LoadStep, checkpoint: Checkpoint) -> Iterator[
             found = plain_blocks(stored_weight(info, checkpoint, torch.float32))
             assert found is not None
             yield found.blocks
-        elif info.is_packed or isinstance(info, QuantizedInfo):
+        elif info.is_packed and not isinstance(step.transform, Transpose):
             yield info
         else:
-            tensor = checkpoint.view(info)
+            tensor = read_plain(info, checkpoint)
             tensor = tensor.mT if isinstance(step.transform, Transpose) else tensor
             if len(step.sources) == 1:
                 is_stack = ".experts." in step.parameter

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from math import prod
 from typing import Literal
@@ -172,7 +172,10 @@ class _Matching:
             infos = [info] * len(placements)  # so that nothing else is said of its parameters
             wanted = [info.shape] * len(placements)
         else:
-            infos = [take_rows(info, rows, cut.dim) for rows in cut.rows(wanted)]
+            infos = [
+                replace(take_rows(info, rows, cut.dim), shape=shape)
+                for rows, shape in zip(cut.rows(wanted), wanted, strict=True)
+            ]
         for each, part, shape in zip(placements, infos, wanted, strict=True):
             self._place(part, each, shape)
 

@@ -61,7 +61,7 @@ DTYPES: Table[torch.dtype] = Table(
 SMALL_BYTES = 64 * 2**20
 _LOADABLE = ("F16", "BF16", "F32", "F64")
 # The router decides in float32; latent attention reads the others as tensors at every step.
-_PLAIN = ("router", "k_up_proj", "v_up_proj", "kv_up_proj")
+_PLAIN = ("router", "k_up_proj", "v_up_proj")
 _STACKS = ("gate_proj", "up_proj", "down_proj")
 
 Storing = BlockType | Quantizer | Literal["as stored"]

@@ -77,14 +77,12 @@ class DeepseekMlaConfig(MlaConfig):
         norm_eps: Of the norms of both latents.
         bias: Whether the projections from and to the hidden size have biases.
         attention_multiplier: Applied to the scores.
-        apart: Whether the upward matrices are two, of keys and of values (GGUF), and not one.
     """
 
     v_head_dim: int
     norm_eps: float = 1e-6
     bias: bool = False
     attention_multiplier: float
-    apart: bool = False
 
     @property
     def scale(self) -> float:
@@ -93,7 +91,7 @@ class DeepseekMlaConfig(MlaConfig):
 
     def build(self) -> Mla:
         """The module, with uninitialised parameters."""
-        return ApartMla(self) if self.apart else DeepseekMla(self)
+        return DeepseekMla(self)
 
 
 class Mla(Mixer):
@@ -118,16 +116,17 @@ class Mla(Mixer):
     def _queries(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The parts that stay (..., H, D), and those to be rotated (..., H, P)."""
 
+    @property
     @abstractmethod
-    def _up(self) -> tuple[Tensor, Tensor]:
-        """From latents to keys, (H, D, R), and to values, (H, E, R)."""
+    def up(self) -> tuple[Tensor, Tensor]:
+        """From latents to keys, (H, R, D), and to values, (H, E, R)."""
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C); writes the new latents, then attends to all in memory."""
         latent, k_rope = self._compress(x)
         q, q_rope = self._queries(x)
         rope = self.config.rope
-        k_up, v_up = self._up_by_output
+        k_up, v_up = self.up
         memory = Latents(
             latents=cache.paged["latent"],
             keys=cache.paged["k_rope"],
@@ -140,12 +139,6 @@ class Mla(Mixer):
         rows = LatentRows(q_rope=q_rope, k_rope=k_rope, latent=latent)
         heads = latent_attention(q, rows, memory, batch.rotation(rope), batch.table)
         return self.o_proj(heads.flatten(-2))
-
-    @derived
-    def _up_by_output(self) -> tuple[Tensor, Tensor]:
-        """The upward matrices as queries and results meet them, (H, R, D) and (H, E, R)."""
-        keys, values = self._up()
-        return keys.transpose(1, 2).contiguous(), values
 
 
 class OxidizrMla(Mla):
@@ -172,12 +165,14 @@ class OxidizrMla(Mla):
         q = self.q_up_proj(self.q_down_proj(x)).unflatten(-1, heads)
         return q, self.q_rope_proj(x).unflatten(-1, heads)
 
-    def _up(self) -> tuple[Tensor, Tensor]:
+    @derived
+    def up(self) -> tuple[Tensor, Tensor]:
+        """The matrices of the projections, head by head."""
         heads = (self.num_heads, -1)
         k, v = self.k_up_proj.weight, self.v_up_proj.weight
         assert isinstance(k, Tensor)
         assert isinstance(v, Tensor)
-        return k.unflatten(0, heads), v.unflatten(0, heads)
+        return k.unflatten(0, heads).transpose(1, 2).contiguous(), v.unflatten(0, heads)
 
 
 class DeepseekMla(Mla):
@@ -187,7 +182,6 @@ class DeepseekMla(Mla):
         super().__init__(config)
         hidden, heads, bias = config.hidden_size, config.num_heads, config.bias
         self.parts = (config.head_dim, config.rope_dim)
-        self.kv_parts = (config.head_dim, config.v_head_dim)
         self.latent_parts = (config.kv_latent, config.rope_dim)
         query, latent = heads * sum(self.parts), config.q_latent
         self.q_down_proj = None
@@ -199,8 +193,8 @@ class DeepseekMla(Mla):
             self.q_up_proj = Linear(latent, query)
         self.kv_down_proj = Linear(hidden, sum(self.latent_parts), bias=bias)
         self.kv_norm = NormConfig(config.kv_latent, config.norm_eps).build()
-        if not config.apart:
-            self.kv_up_proj = Linear(config.kv_latent, heads * sum(self.kv_parts))
+        self.k_up = nn.Parameter(torch.empty(heads, config.kv_latent, config.head_dim))
+        self.v_up = nn.Parameter(torch.empty(heads, config.v_head_dim, config.kv_latent))
         self.o_proj = Linear(heads * config.v_head_dim, hidden, bias=bias)
 
     def _compress(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -215,21 +209,7 @@ class DeepseekMla(Mla):
         q, q_rope = q.unflatten(-1, (self.num_heads, -1)).split(self.parts, -1)
         return q, q_rope
 
-    def _up(self) -> tuple[Tensor, Tensor]:
-        both = self.kv_up_proj.weight
-        assert isinstance(both, Tensor)
-        k, v = both.unflatten(0, (self.num_heads, -1)).split(self.kv_parts, 1)
-        return k, v
-
-
-class ApartMla(DeepseekMla):
-    """The same with the upward matrices head by head, that of the keys turned over."""
-
-    def __init__(self, config: DeepseekMlaConfig) -> None:
-        super().__init__(config)
-        heads, latent = config.num_heads, config.kv_latent
-        self.k_up = nn.Parameter(torch.empty(heads, latent, config.head_dim))
-        self.v_up = nn.Parameter(torch.empty(heads, config.v_head_dim, latent))
-
-    def _up(self) -> tuple[Tensor, Tensor]:
-        return self.k_up.transpose(1, 2), self.v_up
+    @property
+    def up(self) -> tuple[Tensor, Tensor]:
+        """The parameters, as operations take them."""
+        return self.k_up, self.v_up

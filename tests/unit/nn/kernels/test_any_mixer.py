@@ -67,7 +67,6 @@ def _mla(sizes: Sizes) -> DeepseekMlaConfig:
         v_head_dim=sizes.size(40),
         norm_eps=NORM_EPS,
         attention_multiplier=0.2,
-        apart=sizes.one_of(False, True),
     )
 
 

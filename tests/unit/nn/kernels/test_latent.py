@@ -43,7 +43,7 @@ CONFIGS: dict[str, MlaConfig] = {
         bias=True,
         attention_multiplier=0.2,
     ),
-    "apart": DeepseekMlaConfig(
+    "lite": DeepseekMlaConfig(
         hidden_size=40,
         num_heads=3,
         head_dim=8,
@@ -53,7 +53,6 @@ CONFIGS: dict[str, MlaConfig] = {
         rope=None,
         v_head_dim=10,
         attention_multiplier=0.2,
-        apart=True,
     ),
 }
 

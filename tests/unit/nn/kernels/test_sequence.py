@@ -21,7 +21,7 @@ NAMES = (
     *("mamba1", "mamba1_oxidizr", "mamba1_normed", "short_conv", "short_conv_biased"),
     *("mamba3", "mamba3_mimo", "mamba3_wide", "gated_delta", "gated_delta_grouped"),
     *("gated_delta_wide", "kimi_delta"),
-    *("mla", "mla_deepseek", "mla_deepseek_lite", "mla_nope", "mla_apart"),
+    *("mla", "mla_deepseek", "mla_deepseek_lite", "mla_nope"),
 )
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CUTS = [1, 63, 64, 70, 71]

@@ -108,11 +108,7 @@ def _mixer(file: GgufFile, mixer: MixerConfig, index: int) -> MixerConfig:
         case AttentionConfig():
             return _attention(file, mixer, index)
         case DeepseekMlaConfig():
-            return replace(
-                mixer,
-                bias=file.has(at + "attn_kv_a_mqa.bias"),
-                apart=file.has(at + "attn_k_b.weight"),
-            )
+            return replace(mixer, bias=file.has(at + "attn_kv_a_mqa.bias"))
         case _:
             return _recurrent(file, mixer, at)
 

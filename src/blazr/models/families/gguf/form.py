@@ -87,7 +87,7 @@ def _mixer(mixer: MixerConfig, row: Architecture, eps: float) -> MixerConfig:
                 attention_multiplier=None if is_usual else mixer.scale,
             )
         case DeepseekMlaConfig():
-            return replace(mixer, rope=mixer.rope and _rope(mixer.rope), apart=True)
+            return replace(mixer, rope=mixer.rope and _rope(mixer.rope))
         case GatedDeltaConfig() if not isinstance(mixer, KimiDeltaConfig):
             return replace(mixer, grouped=False, grouped_gates=not row.tiled, tiled=row.tiled)
         case ParallelMixerConfig():

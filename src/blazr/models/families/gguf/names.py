@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 
 from blazr.models.families.gguf.architectures import Architecture
-from blazr.models.families.rules import DecayLog, Pairs, Reshape, Rule, RuleBook, Stack
+from blazr.models.families.rules import (
+    Cut,
+    DecayLog,
+    Pairs,
+    Reshape,
+    Rule,
+    RuleBook,
+    Stack,
+    Transpose,
+)
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import MixerConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
@@ -118,12 +127,17 @@ def _latent() -> Iterable[Rule]:
         "attn_q_a": "q_down_proj",
         "attn_q_b": "q_up_proj",
         "attn_kv_a_mqa": "kv_down_proj",
-        "attn_kv_b": "kv_up_proj",
         "attn_q_a_norm": "q_norm",
         "attn_kv_a_norm": "kv_norm",
     }
     yield from _renamed(_LAYER, _MIXER, names)
     yield Rule(_LAYER + "attn_{p}_b.weight", _MIXER + "{p}_up", p=("k", "v"))
+    yield Rule(
+        _LAYER + "attn_kv_b.weight",  # files before both were written head by head
+        (_MIXER + "k_up", _MIXER + "v_up"),
+        (Transpose(), None),
+        cut=Cut(groups="heads"),
+    )
 
 
 def _state_space() -> Iterable[Rule]:

@@ -68,7 +68,6 @@ def _attention() -> list[Rule]:
         "q_b_proj": "q_up_proj",
         "kv_a_proj_with_mqa": "kv_down_proj",
         "kv_a_layernorm": "kv_norm",
-        "kv_b_proj": "kv_up_proj",
     }
     return [
         Rule(at + "{p}", _MIXER + "{p}", p=tuple(same)),
@@ -76,6 +75,12 @@ def _attention() -> list[Rule]:
         *(
             Rule(f"{at}{theirs}.{{p}}", f"{_MIXER}{ours}.{{p}}", p=_PARTS)
             for theirs, ours in latent.items()
+        ),
+        Rule(
+            at + "kv_b_proj.weight",
+            (_MIXER + "k_up", _MIXER + "v_up"),
+            (Transpose(), None),
+            cut=Cut(groups="heads"),
         ),
     ]
 
