@@ -230,7 +230,7 @@ def test_transposed_experts_are_packed_as_they_load(packing: str, tmp_path: Path
         load(str(tmp_path), device=CPU, dtype="float32", quantize=quantize).module.layers[0]
         for quantize in (f"experts={packing}", None)
     )
-    for name in ("gate_up_proj", "down_proj"):
+    for name in ("gate_proj", "up_proj", "down_proj"):
         weight = getattr(packed.feed_forward.experts, name)
         expected = getattr(plain.feed_forward.experts, name)
         assert isinstance(weight, Weight)

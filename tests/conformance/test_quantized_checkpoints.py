@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from blazr.core.errors import BlazrError, CheckpointError, ConfigError
-from blazr.models.checkpoint.base import QuantizedInfo
+from blazr.models.checkpoint.base import QuantizedInfo, take_rows
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.loading import weights
 from blazr.models.loading.load import load, plan_model
@@ -104,6 +104,25 @@ def test_tiles_change_nothing(name: str, rows: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
+def test_some_rows_are_a_matrix_of_their_own(name: str, tmp_path: Path) -> None:
+    """One run, rows in turns, and pieces in another order, with bytes that they share."""
+    whole = write_matrix(name, tmp_path, 80, 96)
+    checkpoint = open_checkpoint(tmp_path)
+    info = checkpoint.tensors["a.weight"]
+    for rows in ((range(50),), (range(1, 80, 2),), (range(41, 80), range(3), range(20, 30, 3))):
+        part = take_rows(info, rows)
+        places = [place for each in rows for place in each]
+        assert part.shape == (len(places), 96)
+        assert part.nbytes == pytest.approx(info.nbytes * len(places) / 80, abs=1)
+        read = weights.read_matrix(part, checkpoint, torch.float32, torch.device("cpu"))
+        rounding = 3e-7 if name == "bitsandbytes int8" else 0
+        found = read.dequantize(torch.float32)
+        torch.testing.assert_close(found, whole[places], rtol=rounding, atol=0)
+        again = take_rows(part, (range(3, 8, 2),))
+        assert torch.equal(weights.read_plain(again, checkpoint), whole[places][[3, 5, 7]])
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_what_it_is_held_in(name: str, tmp_path: Path) -> None:
     write_matrix(name, tmp_path, 640, 192)
     weight = read_matrix(tmp_path)
@@ -156,11 +175,11 @@ def test_a_model_generates_what_its_numbers_do(name: str, tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("reference_ops")
 @pytest.mark.parametrize("name", ["fp8 per block", "gptq zeros ordered", "awq", "compressed int8"])
-@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe", "deepseek_v3", "phi3"])
 def test_other_families(family: str, name: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     sizes = {"hidden_size": 64, "intermediate_size": 96}
-    if family != "qwen2":
+    if family not in {"qwen2", "phi3"}:
         sizes["moe_intermediate_size"] = 32
     if family == "deepseek_v3":
         sizes |= {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 24, "v_head_dim": 32,

@@ -25,6 +25,7 @@ from blazr.bench.verify import verify
 from blazr.cli.verify import NO_REFERENCE
 from blazr.cli.verify import verify as command
 from blazr.models.checkpoint.base import Checkpoint
+from blazr.models.families.rules import TiledHeads
 from blazr.models.loading import load as loading
 from blazr.nn.device import resolve_device
 from blazr.nn.layers import gated_delta, mamba1, mamba2, mamba3
@@ -291,7 +292,7 @@ FAULTS: dict[str, dict[str, Plant]] = {
     "gguf nemotron_h": {"mamba2 decay": DECAY, "activation": GATE},
     "gguf qwen35": {
         "delta decay": DELTA_DECAY,
-        "heads' order": config_fault(gated_delta.GatedDeltaConfig, tiled=lambda was: not was),
+        "heads' order": attribute(TiledHeads, "order", lambda _: lambda each: [*range(each.heads)]),
     },
     "gguf stories-q8_0": {
         "rope base": THETA,

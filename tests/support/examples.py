@@ -240,7 +240,6 @@ MIXER_EXAMPLES: dict[str, MixerConfig] = {
         key_head_dim=4,
         value_head_dim=3,
         conv_kernel=3,
-        grouped=True,
         norm_eps=NORM_EPS,
     ),
     "gated_delta_wide": GatedDeltaConfig(
@@ -249,8 +248,6 @@ MIXER_EXAMPLES: dict[str, MixerConfig] = {
         num_heads=4,
         key_head_dim=16,
         value_head_dim=80,
-        grouped_gates=True,
-        tiled=True,
         norm_eps=NORM_EPS,
     ),
     "kimi_delta": KimiDeltaConfig(

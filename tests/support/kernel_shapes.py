@@ -188,7 +188,7 @@ def _embedding(sizes: Sizes, dtype: torch.dtype) -> Arguments:
     return sizes.tensor(dtype, rows, sizes.size()), torch.randint(0, rows, (sizes.rows(),))
 
 
-def _take_pieces(sizes: Sizes, dtype: torch.dtype) -> Arguments:
+def _take_columns(sizes: Sizes, dtype: torch.dtype) -> Arguments:
     count, size = sizes.size(9), sizes.size(20)
     order = torch.randint(0, count, (sizes.size(9),))
     return sizes.tensor(dtype, sizes.rows(), count * size), order, size
@@ -226,7 +226,7 @@ ANY_SHAPE: dict[str, Callable[[Sizes, torch.dtype], Arguments]] = {
     "activate": _activate,
     "sigmoid_gate": _sigmoid_gate,
     "embedding": _embedding,
-    "take_pieces": _take_pieces,
+    "take_columns": _take_columns,
     "likeliest": lambda sizes, dtype: (_scores(sizes, dtype),),
     "best": _best,
 }

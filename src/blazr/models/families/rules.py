@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Literal
+from typing import ClassVar, Literal
 
 Shape = tuple[int, ...]
 Rows = tuple[range, ...]
@@ -65,26 +65,6 @@ class Reshape:
 @dataclass(frozen=True, slots=True)
 class Transpose:
     """The last two dimensions change places."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pairs:
-    """Channels of a head that lie side by side are to lie half of them apart.
-
-    Args:
-        head_dim: Rows of a head.
-        paired: How many of these are pairs, the first ones; the others stay.
-    """
-
-    head_dim: int
-    paired: int
-
-    def rows(self, count: int) -> list[int]:
-        """Which of so many stored rows each wanted one is."""
-        half = self.paired // 2
-        first = (2 * (at % half) + at // half for at in range(self.paired))
-        head = [*first, *range(self.paired, self.head_dim)]
-        return [low + at for low in range(0, count, self.head_dim) for at in head]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +121,113 @@ class Cut:
         return tuple(found)
 
 
-Transform = Stack | Squeeze | DecayLog | Reshape | Transpose | Pairs | Mxfp4
+@dataclass(frozen=True, slots=True)
+class HeadsOfKinds:
+    """Each head has rows of several kinds, and a parameter has those of some kinds, kind by kind.
+
+    Args:
+        heads: How many.
+        kinds: The rows of a head, in the order of the tensor: for each parameter, of each kind.
+    """
+
+    heads: int
+    kinds: tuple[tuple[int, ...], ...]
+    dim: ClassVar[int] = 0
+
+    def whole(self, shapes: Sequence[Shape]) -> Shape:
+        """See `Cut.whole`."""
+        return (self.heads * sum(map(sum, self.kinds)), *shapes[0][1:])
+
+    def rows(self, shapes: Sequence[Shape]) -> tuple[Rows, ...]:
+        """See `Cut.rows`."""
+        del shapes  # they are told by the kinds
+        step, first = sum(map(sum, self.kinds)), 0
+        found: list[Rows] = []
+        for own in self.kinds:
+            rows: list[range] = []
+            for size in own:
+                starts = range(first, first + step * self.heads, step)
+                rows += [range(start, start + size) for start in starts]
+                first += size
+            found.append(tuple(rows))
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Channels of a head that lie side by side are to lie half of them apart.
+
+    Args:
+        head_dim: Rows of a head.
+        paired: How many of these are pairs, the first ones; the others stay.
+    """
+
+    head_dim: int
+    paired: int
+    dim: ClassVar[int] = 0
+
+    def whole(self, shapes: Sequence[Shape]) -> Shape:
+        """See `Cut.whole`."""
+        return shapes[0]
+
+    def rows(self, shapes: Sequence[Shape]) -> tuple[Rows, ...]:
+        """See `Cut.rows`."""
+        heads = range(0, shapes[0][0], self.head_dim)
+        parts = ((0, self.paired, 2), (1, self.paired, 2), (self.paired, self.head_dim, 1))
+        return (
+            tuple(range(h + first, h + stop, step) for h in heads for first, stop, step in parts),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TiledHeads:
+    """Heads of values that share a key lie ``key_heads`` apart, and are to lie side by side.
+
+    Args:
+        key_heads: Heads of keys.
+        heads: Heads of values.
+        before: Rows before those of values, which stay.
+    """
+
+    key_heads: int
+    heads: int
+    before: int = 0
+    dim: ClassVar[int] = 0
+
+    def order(self) -> list[int]:
+        """Which of the stored heads each wanted one is."""
+        return [
+            head for key in range(self.key_heads) for head in range(key, self.heads, self.key_heads)
+        ]
+
+    def stored_order(self) -> list[int]:
+        """Which of the wanted heads each stored one is."""
+        return sorted(range(self.heads), key=self.order().__getitem__)
+
+    def whole(self, shapes: Sequence[Shape]) -> Shape:
+        """See `Cut.whole`."""
+        return shapes[0]
+
+    def rows(self, shapes: Sequence[Shape]) -> tuple[Rows, ...]:
+        """See `Cut.rows`."""
+        size = (shapes[0][0] - self.before) // self.heads
+        starts = (self.before + head * size for head in self.order())
+        return ((range(self.before), *(range(low, low + size) for low in starts)),)
+
+
+@dataclass(frozen=True, slots=True)
+class TiledColumns:
+    """The same for the columns of a matrix.
+
+    Args:
+        heads: Whose columns these are.
+    """
+
+    heads: TiledHeads
+
+
+Selection = Cut | HeadsOfKinds | Pairs | TiledHeads
+Transform = Stack | Squeeze | DecayLog | Reshape | Transpose | TiledColumns | Mxfp4
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +241,25 @@ class Rule:
         transform: What happens on the way, after the cut, perhaps to each parameter something
             else; None for nothing.
         p: Words that ``{p}`` stands for.
-        cut: Where the rows of several parameters are.
+        cut: Which rows each parameter has. None for all that one has, or for one parameter's behind
+            the other's.
     """
 
     source: str
     target: str | tuple[str, ...]
     transform: Transform | tuple[Transform | None, ...] | None = None
     p: tuple[str, ...] = ()
-    cut: Cut = Cut()
+    cut: Selection | None = None
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The patterns of all its parameters."""
+        return (self.target,) if isinstance(self.target, str) else self.target
+
+    def of_layer(self, number: str) -> Rule:
+        """The same for one layer alone."""
+        source, *targets = (n.replace("{i}", number) for n in (self.source, *self.targets))
+        return replace(self, source=source, target=tuple(targets))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +270,13 @@ class Placement:
         parameter: The parameter's name.
         slot: Which slice of it, for a Stack.
         transform: The rule's transform.
-        cut: How the tensor is cut where it holds other parameters as well; else None.
+        cut: Which rows of the tensor it is; None for all as they are.
     """
 
     parameter: str
     slot: int | None
     transform: Transform | None
-    cut: Cut | None = None
+    cut: Selection | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +286,7 @@ class _Row:
     source: str
     target: str
     transform: Transform | None
-    cut: Cut | None
+    cut: Selection | None
     order: tuple[str, ...]  # placeholders of the source
     used: tuple[str, ...]  # placeholders of the target
 
@@ -257,8 +354,7 @@ def _part(row: _Row) -> int | None:
 
 def _expand(rule: Rule) -> Iterable[tuple[_Row, ...]]:
     """For each word, one row for each parameter."""
-    targets = (rule.target,) if isinstance(rule.target, str) else rule.target
-    given = rule.transform
+    targets, given = rule.targets, rule.transform
     transforms = given if isinstance(given, tuple) else (given,) * len(targets)
     for word in rule.p or ("",):
         source = rule.source.replace("{p}", word)
@@ -267,7 +363,7 @@ def _expand(rule: Rule) -> Iterable[tuple[_Row, ...]]:
                 source=_PLACEHOLDER.sub("#", source),
                 target=_PLACEHOLDER.sub("#", target),
                 transform=transform,
-                cut=rule.cut if len(targets) > 1 else None,
+                cut=rule.cut or (Cut() if len(targets) > 1 else None),
                 order=tuple(_PLACEHOLDER.findall(source)),
                 used=tuple(_PLACEHOLDER.findall(target)),
             )

@@ -7,7 +7,7 @@ checkpoint holds.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,8 +31,8 @@ from blazr.models.families.gguf.form import (
     mixers_of,
     unreadable,
 )
-from blazr.models.families.gguf.names import gguf_names, telling_names
-from blazr.models.families.rules import Mxfp4, Pairs, RuleBook, Transform
+from blazr.models.families.gguf.names import DeltaOrder, gguf_names, telling_names
+from blazr.models.families.rules import Mxfp4, Pairs, Rows, RuleBook, TiledColumns, Transform
 from blazr.models.loading.gguf_recipes import Recipe, recipe_of
 from blazr.models.loading.load import PlannedModel, plan_model
 from blazr.models.loading.plan import LoadStep
@@ -44,7 +44,7 @@ from blazr.models.loading.weights import (
     stored_weight,
 )
 from blazr.nn.layers.attention import AttentionConfig
-from blazr.nn.layers.gated_delta import KimiDeltaConfig
+from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.quant.exact import plain_blocks
 from blazr.nn.quant.gguf.quantize import Quantizer
@@ -80,6 +80,7 @@ class GgufJob:
         entry: What it becomes.
         parts: Its rows.
         transform: How readers turn it back.
+        order: Which of the rows of all parts each of its rows is; None where they are the same.
         quantizer: What packs it; None for plain numbers and for blocks that are kept.
     """
 
@@ -87,6 +88,7 @@ class GgufJob:
     entry: Entry
     parts: tuple[GgufPart, ...]
     transform: Transform | None = None
+    order: Tensor | None = None
     quantizer: Quantizer | None = None
 
 
@@ -202,9 +204,21 @@ def _jobs(
         is_matrix = parameter in matrices or parameter.endswith(_PLAIN_MATRICES)
         plain = _plain_type(parts[0].step, dtype, usual) if is_matrix else "F32"
         shapes = [_shape(each, tuple(parameters[each].shape), target) for each in together]
-        shape = shapes[0] if placements[0].cut is None else placements[0].cut.whole(shapes)
-        transform = placements[0].transform
-        yield GgufJob(name=written, entry=Entry(plain, shape), parts=parts, transform=transform)
+        cut = placements[0].cut
+        yield GgufJob(
+            name=written,
+            entry=Entry(plain, shapes[0] if cut is None else cut.whole(shapes)),
+            parts=parts,
+            transform=placements[0].transform,
+            order=None if cut is None else _order(cut.rows(shapes)),
+        )
+
+
+def _order(rows: Sequence[Rows]) -> Tensor | None:
+    """Which rows of all parameters, one behind the other, are those of the tensor."""
+    places = torch.tensor([place for own in rows for each in own for place in each])
+    is_same = torch.equal(places, torch.arange(len(places)))
+    return None if is_same else places.argsort()
 
 
 def _names(row: Architecture, target: ModelConfig) -> RuleBook:
@@ -217,7 +231,17 @@ def _names(row: Architecture, target: ModelConfig) -> RuleBook:
         dim = attention[0].head_dim
         ropes = [each.rope.dim for each in attention if each.rope is not None]
         pairs = Pairs(dim, ropes[0] if ropes and row.rotation != "metadata" else dim // 2 * 2)
-    return gguf_names(row, layers, fused=row.fused_mlp, pairs=pairs)
+    delta = None
+    for mixer in all_mixers(target):
+        if isinstance(mixer, GatedDeltaConfig) and not isinstance(mixer, KimiDeltaConfig):
+            delta = DeltaOrder(
+                key_heads=mixer.num_key_heads,
+                heads=mixer.num_heads,
+                key_dim=mixer.key_head_dim,
+                tiled=row.tiled,
+                joins_gates=not row.tiled,
+            )
+    return gguf_names(row, layers, fused=row.fused_mlp, pairs=pairs, delta=delta)
 
 
 def _plain_type(step: LoadStep, dtype: str, usual: torch.dtype) -> str:
@@ -324,6 +348,7 @@ def _kept_type(job: GgufJob, checkpoint: Checkpoint, *, is_plain: bool) -> str |
     """The type of the blocks that a matrix already is, if these can be written as they are."""
     if any(isinstance(part.step.transform, Mxfp4) for part in job.parts):
         return "MXFP4"  # nothing is smaller
+    is_plain |= isinstance(job.transform, TiledColumns)
     if is_plain or any(part.recipe.change is not None for part in job.parts):
         return None
     kinds = {_kind_of(info, checkpoint) for part in job.parts for info in part.step.sources}

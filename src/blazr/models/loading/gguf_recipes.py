@@ -1,7 +1,7 @@
 """How the parameters of a model in GGUF's form are made of those of the model itself.
 
-Most are the same. The others are some rows of a parameter, rows in another order, or numbers that
-files store otherwise: norms with their offset, matrices with a model's multipliers.
+Most are the same. The others are numbers that files store otherwise: norms with their offset,
+matrices with a model's multipliers. In which order rows lie is said by the rules of names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from blazr.models.config import ModelConfig
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
-from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.moe import MoeConfig
@@ -30,12 +29,10 @@ class Recipe:
 
     Args:
         source: A parameter of the model.
-        rows: Which of its rows, of each of its matrices; None for all.
         change: What becomes of its numbers, a whole matrix or vector at a time; None for nothing.
     """
 
     source: str
-    rows: Tensor | None = None
     change: Callable[[Tensor], Tensor] | None = None
 
     def times(self, factor: float) -> Recipe:
@@ -96,8 +93,6 @@ def _in_mixer(name: str, mixer: MixerConfig, target: MixerConfig) -> Recipe:
         case AttentionConfig(), _:
             is_norm = name in {"q_norm.weight", "k_norm.weight"} and mixer.norm_unit_offset
             return Recipe(source=name, change=_add_one if is_norm else None)
-        case GatedDeltaConfig(), GatedDeltaConfig() if not isinstance(mixer, KimiDeltaConfig):
-            return _in_delta(name, mixer, target)
         case _:
             return Recipe(source=name)
 
@@ -136,41 +131,6 @@ def _projected(made: Recipe, mixer: Mamba2Config, factor: float) -> Recipe:
         return tensor.float() * (rows[:, None] if tensor.dim() > 1 else rows)
 
     return replace(made, change=change)
-
-
-def _in_delta(name: str, mixer: GatedDeltaConfig, target: GatedDeltaConfig) -> Recipe:
-    matrix = name.removesuffix(".weight")
-    if matrix == "out_proj" and target.tiled and not mixer.tiled:
-        columns = _tiled(mixer, mixer.value_head_dim)
-        return Recipe(source=name, change=lambda tensor: tensor[:, columns])
-    rows = _delta_rows(matrix, mixer, target)
-    grouped = mixer.grouped and matrix in {"in_proj_qkv", "in_proj_z"}
-    return Recipe(source="in_proj_qkvz.weight" if grouped else name, rows=rows)
-
-
-def _delta_rows(matrix: str, mixer: GatedDeltaConfig, target: GatedDeltaConfig) -> Tensor | None:
-    """Which rows a matrix takes: by kind where they lie by key head, in tiles where these do."""
-    rows: Tensor | None = None
-    if mixer.grouped:
-        share = mixer.num_heads // mixer.num_key_heads * mixer.value_head_dim
-        sizes = (mixer.key_head_dim, mixer.key_head_dim, share, share)
-        heads = torch.arange(mixer.num_key_heads * sum(sizes)).unflatten(0, (-1, sum(sizes)))
-        q, k, v, z = (part.flatten() for part in heads.split(sizes, 1))
-        rows = {"in_proj_qkv": torch.cat((q, k, v)), "in_proj_z": z}.get(matrix)
-    if not target.tiled or mixer.tiled:
-        return rows
-    order = _tiled(mixer, mixer.value_head_dim)
-    whole = torch.cat((torch.arange(2 * mixer.key_size), 2 * mixer.key_size + order))
-    moved = {"in_proj_qkv": whole, "conv1d": whole, "in_proj_z": order}
-    moved |= dict.fromkeys(("in_proj_a", "in_proj_b", "a_log", "dt_bias"), _tiled(mixer, 1))
-    found = moved.get(matrix)
-    return found if rows is None or found is None else rows[found]
-
-
-def _tiled(mixer: GatedDeltaConfig, size: int) -> Tensor:
-    """Heads of values that share a key lie ``num_key_heads`` apart, each of so many channels."""
-    heads = torch.arange(mixer.num_heads * size).view(mixer.num_key_heads, -1, size)
-    return heads.transpose(0, 1).flatten()
 
 
 def _in_feed(name: str, feed: FeedForwardConfig, target: FeedForwardConfig | None) -> Recipe:

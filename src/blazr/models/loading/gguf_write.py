@@ -15,11 +15,11 @@ from blazr.models.checkpoint.base import (
     torch_dtype,
 )
 from blazr.models.checkpoint.write import TensorWriter
-from blazr.models.families.rules import DecayLog, Mxfp4, Pairs, Transpose
+from blazr.models.families.rules import DecayLog, Mxfp4, TiledColumns, Transpose
 from blazr.models.loading.gguf_plan import GgufJob, GgufPlan
 from blazr.models.loading.gguf_recipes import Recipe
 from blazr.models.loading.plan import LoadStep
-from blazr.models.loading.weights import read_plain, stored_weight, tiles_of
+from blazr.models.loading.weights import in_order, read_plain, stored_weight, tiles_of
 from blazr.nn.quant.exact import plain_blocks
 from blazr.nn.quant.gguf.block_type import TILE
 from blazr.nn.quant.mxfp4 import mxfp4_blocks
@@ -56,7 +56,16 @@ Matrix = Tensor | TensorInfo
 
 
 def _written(job: GgufJob, checkpoint: Checkpoint) -> Iterator[Tensor]:
-    """The rows of a tensor, one parameter's after the other's."""
+    """The rows of a tensor, as it has them."""
+    tiles = _in_parts(job, checkpoint)
+    if job.order is None:
+        yield from tiles
+    else:
+        yield torch.cat(list(tiles))[job.order]
+
+
+def _in_parts(job: GgufJob, checkpoint: Checkpoint) -> Iterator[Tensor]:
+    """One parameter's rows after the other's."""
     for part in job.parts:
         for matrix in _matrices(job, part.step, checkpoint):
             yield from _tiles(job, part.recipe, matrix, checkpoint)
@@ -99,32 +108,21 @@ def _tiles(
     job: GgufJob, recipe: Recipe, matrix: Matrix, checkpoint: Checkpoint
 ) -> Iterator[Tensor]:
     """A matrix as it is written, some rows at a time."""
-    rows, change = recipe.rows, recipe.change
-    rows = _stored_order(job, rows, matrix)
     if isinstance(matrix, TensorInfo):
-        if rows is None and change is None:
+        if recipe.change is None and not isinstance(job.transform, TiledColumns):
             for _, tile in tiles_of(matrix, checkpoint):
                 yield _encoded(job, tile)
             return
         matrix = read_plain(matrix, checkpoint)
-    if change is not None:
-        matrix = change(matrix)
+    if recipe.change is not None:
+        matrix = recipe.change(matrix)
     if isinstance(job.transform, DecayLog):
         matrix = -matrix.float().exp()
-    count = len(matrix) if rows is None else len(rows)
+    if isinstance(job.transform, TiledColumns):
+        matrix = in_order(matrix, job.transform.heads.stored_order())
     step = max(1, TILE // max(1, matrix[0].numel())) if len(matrix) else 1
-    for low in range(0, count, step):
-        part = slice(low, min(low + step, count))
-        yield _encoded(job, matrix[part] if rows is None else matrix[rows[part]])
-
-
-def _stored_order(job: GgufJob, rows: Tensor | None, matrix: Matrix) -> Tensor | None:
-    """Which rows are written, in the order of the file."""
-    if not isinstance(job.transform, Pairs):
-        return rows
-    count = matrix.shape[0] if rows is None else len(rows)
-    order = torch.tensor(job.transform.rows(count)).argsort()
-    return order if rows is None else rows[order]
+    for tile in matrix.split(step):
+        yield _encoded(job, tile)
 
 
 def _encoded(job: GgufJob, tile: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ are given back, so that memory holds one copy of each weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,7 +28,14 @@ from blazr.models.checkpoint.base import (
     torch_dtype,
 )
 from blazr.models.config import ModelConfig
-from blazr.models.families.rules import DecayLog, Mxfp4, Pairs, Squeeze, Stack, Transpose
+from blazr.models.families.rules import (
+    DecayLog,
+    Mxfp4,
+    Squeeze,
+    Stack,
+    TiledColumns,
+    Transpose,
+)
 from blazr.models.loading.kept import KeptWeights
 from blazr.models.loading.plan import LoadPlan, LoadStep
 from blazr.nn.device import Device
@@ -36,7 +43,7 @@ from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.moe import Experts
 from blazr.nn.ops.matmul import has_kernel
 from blazr.nn.quant import QUANTIZERS
-from blazr.nn.quant.exact import in_blocks
+from blazr.nn.quant.exact import ShiftedWeight, in_blocks
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.gguf.block_type import TILE, BlockType
 from blazr.nn.quant.gguf.quantize import Quantizer
@@ -335,8 +342,8 @@ def _read_tensor(
             tensor = (-tensor.float()).log()
         case Transpose():
             tensor = tensor.mT.contiguous()
-        case Pairs():
-            tensor = tensor[step.transform.rows(len(tensor))]
+        case TiledColumns():
+            tensor = in_order(tensor, step.transform.heads.order())
     tensor = tensor.reshape(step.shape).to(device, dtype)
     if not (device.type == "cpu" and _stays_mapped(step, None, dtype)):
         checkpoint.drop(info)
@@ -395,9 +402,10 @@ def _read_blocks(
     *,
     dtype: torch.dtype,
     device: torch.device,
-) -> GgufWeight:
+) -> Weight:
     kind = storing.kind if isinstance(storing, Quantizer) else storing
     first = step.sources[0]
+    columns = step.transform if isinstance(step.transform, TiledColumns) else None
     if _stays_mapped(step, storing, dtype):
         blocks = checkpoint.view(first)
         if device.type != "cpu":
@@ -419,17 +427,41 @@ def _read_blocks(
     else:
         parts = whole.flatten(0, -2).chunk(len(step.sources))
         for part, info in zip(parts, step.sources, strict=True):
-            _fill(part, info, checkpoint, storing)
-    if isinstance(step.transform, Pairs):
-        whole = whole[step.transform.rows(len(whole))]
-    return GgufWeight(whole.to(device), kind, dtype)
+            _fill(part, info, checkpoint, storing, columns=columns)
+    stored = GgufWeight(whole.to(device), kind, dtype)
+    if columns is None or isinstance(storing, Quantizer):
+        return stored
+    return _with_columns_moved(stored, columns)
 
 
-def _fill(out: Tensor, info: TensorInfo, checkpoint: Checkpoint, storing: Storing) -> None:
+def in_order(matrix: Tensor, order: Sequence[int]) -> Tensor:
+    """Its columns, or bytes of whole blocks, as equal pieces in another order."""
+    return matrix.unflatten(-1, (len(order), -1))[..., list(order), :].flatten(-2)
+
+
+def _with_columns_moved(stored: GgufWeight, columns: TiledColumns) -> Weight:
+    """Blocks in another order; where they hold columns of several heads, inputs in theirs."""
+    piece, kind = stored.shape[-1] // columns.heads.heads, stored.kind
+    if piece % kind.length == 0:
+        return GgufWeight(in_order(stored.blocks, columns.heads.order()), kind, stored.dtype)
+    order = torch.tensor(columns.heads.stored_order(), device=stored.device)
+    return ShiftedWeight(stored, order=order, piece=piece)
+
+
+def _fill(
+    out: Tensor,
+    info: TensorInfo,
+    checkpoint: Checkpoint,
+    storing: Storing,
+    *,
+    columns: TiledColumns | None,
+) -> None:
     """Pack one tensor into ``out``, (rows, bytes of a row), giving back what was read."""
     if isinstance(storing, Quantizer):
         for rows, numbers in tiles_of(info, checkpoint):
-            out[rows] = storing(numbers)
+            out[rows] = storing(
+                numbers if columns is None else in_order(numbers, columns.heads.order())
+            )
             checkpoint.drop(info)
     else:
         out.copy_(checkpoint.view(info).flatten(0, -2))

@@ -17,7 +17,7 @@ _CPU = {
     "matmul_q": ("packed_linear", "packed_gated_linear", "packed_rows"),
     "pointwise": (
         *("add", "scale", "widen", "activate", "sigmoid_gate"),
-        *("embedding", "take_pieces"),
+        *("embedding", "take_columns"),
     ),
     "blocks": ("pack", "encode_q4_k"),
     "moe": ("choose_experts", "experts"),

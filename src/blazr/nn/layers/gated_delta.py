@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from functools import lru_cache
-from math import gcd
 from typing import NamedTuple
 
 import torch
@@ -21,7 +19,6 @@ from blazr.nn.operands.recurrent import DeltaRows, DeltaWeights, GatedNorm, Gate
 from blazr.nn.operands.step import Carried
 from blazr.nn.ops.convolution import convolve
 from blazr.nn.ops.gated_delta import gated_delta
-from blazr.nn.ops.pointwise import take_pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +28,11 @@ class GatedDeltaConfig(MixerConfig):
     Args:
         hidden_size: C.
         num_key_heads: Heads of queries and keys, a divisor of ``num_heads``.
-        num_heads: Heads of values, H.
+        num_heads: Heads of values, H; those that share a key head lie side by side.
         key_head_dim: N.
         value_head_dim: P.
         conv_kernel: K, taps of the causal convolution.
         norm_eps: Of the gated norm.
-        grouped: Whether the projections lie together by key head (Qwen3-Next) or apart (Qwen3.5).
-        grouped_gates: Whether those of decay and beta alone do (Qwen3-Next in GGUF).
-        tiled: Whether the values of one key head lie ``num_key_heads`` heads apart (Qwen3.5 in
-            GGUF) and not side by side.
     """
 
     hidden_size: int
@@ -49,9 +42,6 @@ class GatedDeltaConfig(MixerConfig):
     value_head_dim: int
     conv_kernel: int = 4
     norm_eps: float = 1e-6
-    grouped: bool = False
-    grouped_gates: bool = False
-    tiled: bool = False
 
     @property
     def key_size(self) -> int:
@@ -156,7 +146,6 @@ class DeltaMixer(Mixer):
         return DeltaWeights(
             heads=cfg.num_heads,
             key_heads=cfg.num_key_heads,
-            tiled=cfg.tiled,
             dt_bias=self.dt_bias.float(),
             a=-self.a_log.float().exp().flatten(),
             norm=GatedNorm(self.order, norm.weight.float(), norm.eps),
@@ -171,17 +160,10 @@ class GatedDelta(DeltaMixer):
     def __init__(self, config: GatedDeltaConfig) -> None:
         super().__init__(config)
         hidden, heads = config.hidden_size, config.num_heads
-        if config.grouped:
-            self.in_proj_qkvz = Linear(hidden, config.conv_size + config.value_size)
-            self.in_proj_ba = Linear(hidden, 2 * heads)
-        else:
-            self.in_proj_qkv = Linear(hidden, config.conv_size)
-            self.in_proj_z = Linear(hidden, config.value_size)
-            if config.grouped_gates:
-                self.in_proj_ba = Linear(hidden, 2 * heads)
-            else:
-                self.in_proj_b = Linear(hidden, heads)
-                self.in_proj_a = Linear(hidden, heads)
+        self.in_proj_qkv = Linear(hidden, config.conv_size)
+        self.in_proj_z = Linear(hidden, config.value_size)
+        self.in_proj_b = Linear(hidden, heads)
+        self.in_proj_a = Linear(hidden, heads)
         self.conv1d = DepthwiseConv(config.conv_size, config.conv_kernel, bias=False)
         self.dt_bias = nn.Parameter(torch.empty(heads))
         self.a_log = nn.Parameter(torch.empty(heads))
@@ -191,19 +173,8 @@ class GatedDelta(DeltaMixer):
         return (self.conv1d,)
 
     def _project(self, x: Tensor) -> Projections:
-        cfg, share = self.config, self.config.num_heads // self.config.num_key_heads
-        if cfg.grouped:
-            keys, values = cfg.key_head_dim, share * cfg.value_head_dim
-            parts = (keys, keys, values, values)
-            rows = _ungroup(self.in_proj_qkvz(x), cfg.num_key_heads, parts)
-            qkv, z = rows.split((cfg.conv_size, cfg.value_size), -1)
-        else:
-            qkv, z = self.in_proj_qkv(x), self.in_proj_z(x)
-        if cfg.grouped or cfg.grouped_gates:
-            b, a = _ungroup(self.in_proj_ba(x), cfg.num_key_heads, (share, share)).chunk(2, -1)
-        else:
-            b, a = self.in_proj_b(x), self.in_proj_a(x)
-        return Projections((qkv,), z, a, b)
+        qkv, gate = self.in_proj_qkv(x), self.in_proj_z(x)
+        return Projections((qkv,), gate, self.in_proj_a(x), self.in_proj_b(x))
 
 
 class KimiDelta(DeltaMixer):
@@ -232,16 +203,3 @@ class KimiDelta(DeltaMixer):
         qkv = tuple(getattr(self, f"{name}_proj")(x) for name in "qkv")
         decay, gate = self.f_b_proj(self.f_a_proj(x)), self.g_b_proj(self.g_a_proj(x))
         return Projections(qkv, gate, decay, self.b_proj(x))
-
-
-def _ungroup(x: Tensor, groups: int, sizes: tuple[int, ...]) -> Tensor:
-    """What lies together by group, ``sizes`` channels of each part, part by part instead."""
-    size = gcd(*sizes)
-    return take_pieces(x, _order(groups, tuple(each // size for each in sizes), x.device), size)
-
-
-@lru_cache(maxsize=64)
-def _order(groups: int, counts: tuple[int, ...], device: torch.device) -> Tensor:
-    """Which pieces those of every part are, in order."""
-    numbers = torch.arange(groups * sum(counts), device=device).view(groups, -1)
-    return torch.cat([part.flatten() for part in numbers.split(list(counts), -1)])

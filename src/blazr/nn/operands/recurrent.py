@@ -209,8 +209,7 @@ class DeltaWeights:
 
     Args:
         heads: H.
-        key_heads: Heads of queries and keys.
-        tiled: Whether the values of one key head lie ``key_heads`` heads apart.
+        key_heads: Heads of queries and keys; those of values that share one lie side by side.
         dt_bias: (H,) or (H * N,).
         a: (H,), negative.
         norm: Of each head's output.
@@ -218,7 +217,6 @@ class DeltaWeights:
 
     heads: int
     key_heads: int
-    tiled: bool
     dt_bias: Tensor
     a: Tensor
     norm: GatedNorm

@@ -20,7 +20,15 @@ from blazr.nn.ops.moe import choose_experts, experts
 from blazr.nn.ops.norm import gated_norm, layer_norm, rms_norm
 from blazr.nn.ops.op import Op
 from blazr.nn.ops.packed import packed_gated_linear, packed_linear, packed_rows
-from blazr.nn.ops.pointwise import activate, add, embedding, scale, sigmoid_gate, take_pieces, widen
+from blazr.nn.ops.pointwise import (
+    activate,
+    add,
+    embedding,
+    scale,
+    sigmoid_gate,
+    take_columns,
+    widen,
+)
 from blazr.nn.ops.rope import rotary_tables, rotate_and_store
 from blazr.nn.ops.sampling import best, draw, likeliest
 
@@ -52,7 +60,7 @@ _OPS: tuple[Op[...], ...] = (
     activate,
     sigmoid_gate,
     embedding,
-    take_pieces,
+    take_columns,
     likeliest,
     best,
     draw,

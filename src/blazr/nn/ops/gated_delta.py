@@ -150,19 +150,17 @@ def _key_heads(x: Tensor, weights: DeltaWeights) -> Tensor:
     x = x.unflatten(-1, (weights.key_heads, -1))
     x = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _L2_EPS)
     share = weights.heads // weights.key_heads
-    return x.repeat(1, 1, share, 1) if weights.tiled else x.repeat_interleave(share, -2)
+    return x.repeat_interleave(share, -2)
 
 
 @gated_delta.sample
 def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    sizes = ((2, 4, 16, 80, False), (1, 3, 7, 5, False), (2, 4, 5, 6, True), (3, 3, 9, 9, None))
-    for key_heads, heads, keys, values, tiled in sizes:
-        is_kimi = tiled is None  # a decay for each channel of the keys
+    sizes = ((2, 4, 16, 80, False), (1, 3, 7, 5, False), (2, 6, 5, 6, False), (3, 3, 9, 9, True))
+    for key_heads, heads, keys, values, is_kimi in sizes:  # Kimi: a decay for each key channel
         decays = heads * keys if is_kimi else heads
         weights = DeltaWeights(
             heads=heads,
             key_heads=key_heads,
-            tiled=bool(tiled),
             dt_bias=torch.randn(decays),
             a=-torch.rand(heads),
             norm=GatedNorm("norm_sigmoid" if is_kimi else "norm_first", torch.randn(values), 0.1),

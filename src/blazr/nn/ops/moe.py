@@ -194,13 +194,18 @@ def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
         up, down = numbers(count, inner, size), numbers(count, size, inner)
         usual = ExpertMlps(gate=numbers(count, inner, size), up=up, down=down)
         clamped = replace(usual, limit=0.7, alpha=1.7)
-        biases = {f"{name}_bias": numbers(count, inner) for name in ("gate", "up")}
+        inner_bias = numbers(count, inner)
         for mlps in (
             usual,
             replace(usual, activation="gelu", gate_bias=numbers(count, inner)),
             ExpertMlps(up=up, down=down, activation="relu2"),
             clamped,
-            replace(clamped, **biases, down_bias=numbers(count, size)),
+            replace(
+                clamped,
+                gate_bias=inner_bias,
+                up_bias=1 - inner_bias,
+                down_bias=numbers(count, size),
+            ),
         ):
             yield numbers(tokens, size), torch.rand(tokens, top), chosen, mlps
     wide = numbers(3, 20, 2 * 8)

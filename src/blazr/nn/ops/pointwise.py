@@ -87,8 +87,8 @@ def embedding(weight: Tensor, ids: Tensor) -> Tensor:
 
 
 @op()
-def take_pieces(x: Tensor, order: Tensor, size: int) -> Tensor:
-    """Pieces of each row in another order.
+def take_columns(x: Tensor, order: Tensor, size: int) -> Tensor:
+    """Columns in another order, for a weight whose blocks do not let its own be moved.
 
     Args:
         x: (..., C).
@@ -156,7 +156,7 @@ def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     yield torch.randn(9, 20).to(dtype)[:, 2:7], torch.randint(0, 9, (2, 3))
 
 
-@take_pieces.sample
+@take_columns.sample
 def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for shape, size in (((3, 24), 4), ((1, 5), 1), ((2, 3, 12), 6), ((0, 8), 2)):
         x = torch.randn(shape).to(dtype)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from blazr.nn.ops.matmul import linear
+from blazr.nn.ops.pointwise import take_columns
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.gguf.block_type import BlockType
 from blazr.nn.quant.gguf.weight import GgufWeight
@@ -31,7 +32,9 @@ class ShiftedWeight(Weight):
         inner: The blocks.
         scale: (out,), float32: what rows are multiplied with; None for 1.
         shift: (out, G), float32: what is then added to a row's groups; None for nothing.
-        order: (in,), int64: which column each of the inner columns is; None for the same.
+        order: (in / piece,), int64: which piece of the columns each of the inner ones is; None for
+            the same.
+        piece: Columns that stay together.
     """
 
     inner: Weight
@@ -46,9 +49,11 @@ class ShiftedWeight(Weight):
         scale: Tensor | None = None,
         shift: Tensor | None = None,
         order: Tensor | None = None,
+        piece: int = 1,
     ) -> None:
         super().__init__(tuple(inner.shape), inner.dtype)
         self.inner = inner
+        self.piece = piece
         self.register_buffer("scale", scale)
         self.register_buffer("shift", shift)
         self.register_buffer("order", order)
@@ -67,7 +72,7 @@ class ShiftedWeight(Weight):
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """See `Weight.matmul`."""
         if self.order is not None:
-            x = x[..., self.order]
+            x = take_columns(x, self.order, self.piece)
         if self.scale is None and self.shift is None:
             return self.inner.matmul(x, bias)
         wide = torch.promote_types(x.dtype, torch.float32)
@@ -98,7 +103,10 @@ class ShiftedWeight(Weight):
             inner = inner * scale.unsqueeze(-1)
         if shift is not None:
             inner = inner + shift.repeat_interleave(self.shape[-1] // shift.shape[-1], -1)
-        return inner if self.order is None else inner[..., self.order.argsort()]
+        if self.order is None:
+            return inner
+        pieces = inner.unflatten(-1, (-1, self.piece))
+        return pieces[..., self.order.argsort(), :].flatten(-2)
 
 
 def in_blocks(weight: StoredWeight) -> Weight:

@@ -160,7 +160,11 @@ def _pack_shifted(weight: ShiftedWeight) -> Weight:
         weight.inner = _packed(inner)
         return weight
     packed = _packed(inner, scale, zeros)
-    return packed if weight.order is None else ShiftedWeight(packed, order=weight.order)
+    return (
+        packed
+        if weight.order is None
+        else ShiftedWeight(packed, order=weight.order, piece=weight.piece)
+    )
 
 
 def _zeros(inner: GgufWeight, scale: Tensor | None, shift: Tensor) -> Tensor | None:

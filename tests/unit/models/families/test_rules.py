@@ -3,7 +3,20 @@
 import pytest
 
 from blazr.models.families.oxidizr import decoder_rules
-from blazr.models.families.rules import Placement, Rule, RuleBook, Squeeze, Stack
+from blazr.models.families.rules import (
+    Cut,
+    HeadsOfKinds,
+    Pairs,
+    Placement,
+    Rule,
+    RuleBook,
+    Selection,
+    Shape,
+    Squeeze,
+    Stack,
+    TiledHeads,
+    Transpose,
+)
 
 pytestmark = pytest.mark.smoke
 
@@ -62,3 +75,49 @@ def test_the_prefix_stands_before_all_but_the_head() -> None:
     assert rules.match("layers.0.mlp.up_proj.weight") is None
     assert rules.match("lm_head.weight") is not None
     assert rules.match("model.lm_head.weight") is None
+
+
+def test_a_tensor_of_several_parameters_names_them_in_the_order_of_its_rows() -> None:
+    cut = Cut(dim=1, groups="rows")
+    book = RuleBook(
+        [
+            Rule("h.{i}.kv", ("layers.{i}.k", "layers.{i}.v"), (Transpose(), None)),
+            Rule("h.{i}.{p}_both", ("layers.{i}.{p}.a", "layers.{i}.{p}.b"), cut=cut, p=("x",)),
+            Rule("h.{i}.v", "layers.{i}.v"),
+        ]
+    )
+    assert book.placements("h.3.kv") == (
+        Placement("layers.3.k", None, Transpose(), Cut()),
+        Placement("layers.3.v", None, None, Cut()),
+    )
+    names = [each.parameter for each in book.placements("h.3.x_both")]
+    assert names == ["layers.3.x.a", "layers.3.x.b"]
+    assert book.sources("layers.3.v") == ["h.3.kv", "h.3.v"]
+    assert book.placements("h.3.y_both") == ()
+
+
+@pytest.mark.parametrize(
+    ("cut", "shapes", "whole", "rows"),
+    [
+        (Cut(), [(2, 5), (3, 5)], (5, 5), ([0, 1], [2, 3, 4])),
+        (Cut(1, "rows"), [(7, 2, 5), (7, 2, 5)], (7, 4, 5), ([0, 2], [1, 3])),
+        (Cut(groups=2), [(2,), (4,)], (6,), ([0, 3], [1, 2, 4, 5])),
+        (Cut(groups="all"), [(2, 5), (2, 5)], (2, 5), ([0, 1], [0, 1])),
+        (Cut(groups="heads"), [(2, 1, 5), (2, 2, 5)], (6, 5), ([0, 3], [1, 2, 4, 5])),
+        (
+            HeadsOfKinds(2, ((1, 2), (1,))),
+            [(6, 5), (2, 5)],
+            (8, 5),
+            ([0, 4, 1, 2, 5, 6], [3, 7]),
+        ),
+        (Pairs(6, 4), [(12,)], (12,), ([0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11],)),
+        (TiledHeads(2, 4), [(4,)], (4,), ([0, 2, 1, 3],)),
+        (TiledHeads(2, 4, 3), [(11, 9)], (11, 9), ([0, 1, 2, 3, 4, 7, 8, 5, 6, 9, 10],)),
+    ],
+    ids=str,
+)
+def test_which_rows_a_parameter_has(
+    cut: Selection, shapes: list[Shape], whole: Shape, rows: tuple[list[int], ...]
+) -> None:
+    assert cut.whole(shapes) == whole
+    assert tuple([place for each in own for place in each] for own in cut.rows(shapes)) == rows

@@ -121,3 +121,31 @@ def test_48_000_misnamed_tensors_are_refused_in_linear_time() -> None:
     found = plan_oxidizr(replace(checkpoint, tensors=renamed))
     with pytest.raises(CheckpointError, match=r"gate_proj\.weight is missing"):
         found.check()
+
+
+CUT = RuleBook([Rule("ab.{i}", ("a.{i}", "b.{i}")), Rule("a.{i}", "a.{i}")])
+BOTH = {"a.0": (2, 3), "b.0": (4, 3)}
+
+
+def test_one_tensor_becomes_several_parameters() -> None:
+    found = plan_load(tiny.from_shapes({"ab.0": (6, 3)}).tensors, BOTH, CUT)
+    found.check()
+    (first,), (second,) = (step.sources for step in found.steps)
+    assert (first.shape, second.shape) == ((2, 3), (4, 3))
+    assert (first.start, first.end, second.start, second.end) == (0, 24, 24, 72)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "expected"),
+    [
+        ({"ab.0": (5, 3)}, [("wrong shape", "ab.0")]),
+        ({"ab.0": (6, 3), "a.0": (2, 3)}, [("ambiguous", "a.0")]),
+        ({"a.0": (2, 3)}, [("missing", "ab.0")]),
+        ({"ab.0": (6, 3), "ab.1": (6, 3)}, [("left over", "ab.1")]),
+    ],
+)
+def test_what_is_wrong_with_rows_is_said_once(
+    shapes: tiny.Shapes, expected: list[tuple[str, str]]
+) -> None:
+    found = plan_load(tiny.from_shapes(shapes).tensors, BOTH, CUT)
+    assert [(each.kind, each.name) for each in found.problems] == expected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -119,7 +118,7 @@ def _mamba3(sizes: Sizes) -> Mamba3Config:
 
 def _gated_delta(sizes: Sizes) -> GatedDeltaConfig:
     heads = sizes.size(3)
-    config = GatedDeltaConfig(
+    return GatedDeltaConfig(
         hidden_size=sizes.size(40),
         num_key_heads=heads,
         num_heads=heads * sizes.size(3),
@@ -128,9 +127,6 @@ def _gated_delta(sizes: Sizes) -> GatedDeltaConfig:
         conv_kernel=1 + sizes.size(7),
         norm_eps=NORM_EPS,
     )
-    if sizes.one_of(False, True):
-        return replace(config, grouped=True)
-    return replace(config, grouped_gates=sizes.one_of(False, True), tiled=sizes.one_of(False, True))
 
 
 def _kimi_delta(sizes: Sizes) -> KimiDeltaConfig:

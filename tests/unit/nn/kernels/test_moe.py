@@ -87,7 +87,7 @@ def test_packed_experts_agree_with_the_reference(name: str) -> None:
 
 @pytest.mark.parametrize("form", ["clamped", "up alone"])
 def test_forms_agree_with_the_reference(form: str) -> None:
-    _compare(_mlps(form, ("Q4_K", "MXFP4", "Q8_0"), 2, (64, 96)), 64)
+    _compare(_mlps(form, ("Q4_0", "MXFP4", "Q8_0"), 2, (64, 96)), 64)
 
 
 def test_rows_of_several_storages_go_together() -> None:
@@ -183,7 +183,7 @@ def test_what_does_not_fit_is_refused() -> None:
         (x.bfloat16(), weights, chosen, usual),
         (x, weights[:1], chosen, usual),
         (x, weights, chosen.int(), usual),
-        (x, weights, chosen, replace(usual, fused="halves")),
+        (x, weights, chosen, replace(usual, up=_stack("float32", 3, 64, 64))),
         (x, weights, chosen, replace(usual, gate=_stack("Q8_0", 3, 40, 64))),
         (x, weights, chosen, replace(usual, up_bias=torch.randn(3, 1))),
         (x, weights, chosen, replace(usual, down=torch.nn.Identity())),

@@ -25,12 +25,11 @@ from blazr.models.families.gguf.as_config import (
 )
 from blazr.models.families.gguf.form import as_gguf
 from blazr.models.families.gguf.keys import INNER_EPS, METADATA_KEYS, SIGMOID, SOFTMAX
-from blazr.models.families.gguf.names import gguf_names
+from blazr.models.families.gguf.names import DELTA, DeltaOrder, gguf_names
 from blazr.models.families.rules import Pairs, RuleBook
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
-from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mla import DeepseekMlaConfig
@@ -136,12 +135,6 @@ def _recurrent(file: GgufFile, mixer: MixerConfig, at: str) -> MixerConfig:
                 conv_bias=file.has(at + "ssm_conv1d.bias"),
                 out_bias=file.has(at + "ssm_out.bias"),
             )
-        case GatedDeltaConfig() if not isinstance(mixer, KimiDeltaConfig):
-            grouped = file.has(at + "ssm_ba.weight")
-            told = file.flag("ssm.v_head_reordered")  # Ollama's word: convert_qwen3next.go
-            return replace(
-                mixer, grouped_gates=grouped, tiled=not grouped if told is None else told
-            )
         case _:
             return mixer
 
@@ -228,7 +221,8 @@ def tensor_names(file: GgufFile) -> RuleBook:
             layers.setdefault(found[1], set()).add(found[2])
     up, down = (file.tensors.get(f"blk.0.ffn_{name}.weight") for name in ("up", "down"))
     is_fused = up is not None and down is not None and up.shape[:1] == (2 * down.shape[-1],)
-    return gguf_names(file.row, layers, fused=is_fused, pairs=_pairs(file))
+    delta = _delta_order(file)
+    return gguf_names(file.row, layers, fused=is_fused, pairs=_pairs(file), delta=delta)
 
 
 def _pairs(file: GgufFile) -> Pairs | None:
@@ -238,6 +232,22 @@ def _pairs(file: GgufFile) -> Pairs | None:
     dim = file.head_dim
     rotated = dim if file.row.rotation == "metadata" else file.integer("rope.dimension_count", dim)
     return Pairs(max(1, dim), min(rotated, dim) // 2 * 2)
+
+
+def _delta_order(file: GgufFile) -> DeltaOrder | None:
+    """By the first delta network; its sizes are judged where they become a config."""
+    found = file.layers_with(DELTA)
+    if not found:
+        return None
+    joined = file.has(f"blk.{found[0]}.ssm_ba.weight")
+    told = file.flag("ssm.v_head_reordered")  # Ollama's word: convert_qwen3next.go
+    return DeltaOrder(
+        key_heads=max(1, file.integer("ssm.group_count", 1)),
+        heads=max(1, file.size(f"blk.{found[0]}.ssm_a", 0)),
+        key_dim=file.integer("ssm.state_size", 1),
+        tiled=not joined if told is None else told,
+        joins_gates=joined,
+    )
 
 
 def unused_beginnings(file: GgufFile) -> tuple[str, ...]:

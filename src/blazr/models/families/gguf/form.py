@@ -11,7 +11,6 @@ from blazr.models.families.gguf.architectures import ARCHITECTURES, Architecture
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
-from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mla import DeepseekMlaConfig
@@ -88,8 +87,6 @@ def _mixer(mixer: MixerConfig, row: Architecture, eps: float) -> MixerConfig:
             )
         case DeepseekMlaConfig():
             return replace(mixer, rope=mixer.rope and _rope(mixer.rope))
-        case GatedDeltaConfig() if not isinstance(mixer, KimiDeltaConfig):
-            return replace(mixer, grouped=False, grouped_gates=not row.tiled, tiled=row.tiled)
         case ParallelMixerConfig():
             return ParallelMixerConfig(tuple(_part(part, row, eps) for part in mixer.parts))
         case _:

@@ -7,6 +7,7 @@ in the next, what is in the layer decides.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, replace
 
 from blazr.models.families.gguf.architectures import Architecture
 from blazr.models.families.rules import (
@@ -17,6 +18,8 @@ from blazr.models.families.rules import (
     Rule,
     RuleBook,
     Stack,
+    TiledColumns,
+    TiledHeads,
     Transpose,
 )
 from blazr.nn.layers.attention import AttentionConfig
@@ -45,6 +48,7 @@ def gguf_names(
     *,
     fused: bool = False,
     pairs: Pairs | None = None,
+    delta: DeltaOrder | None = None,
 ) -> RuleBook:
     """The names of one file's tensors; of several for one parameter, the first is written.
 
@@ -53,8 +57,9 @@ def gguf_names(
         layers: By the number of a layer, names that are in it: at least the telling ones.
         fused: Whether both upward matrices of an MLP are one, under the name of the second.
         pairs: In which order the rows of queries and keys lie; None for that of the model.
+        delta: In which order the heads of delta networks lie, where there are some.
     """
-    special = [rule for number, names in layers.items() for rule in _in_layer(number, names)]
+    special = [rule for number, names in layers.items() for rule in _in_layer(number, names, delta)]
     return RuleBook(
         [
             *row.own_names,
@@ -67,6 +72,25 @@ def gguf_names(
             *special,
         ]
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaOrder:
+    """How the heads of delta networks lie in a file.
+
+    Args:
+        key_heads: Heads of keys.
+        heads: Heads of values.
+        key_dim: Rows of a head of queries or keys.
+        tiled: Whether heads of values that share a key lie ``key_heads`` apart.
+        joins_gates: Whether the projections of decay and beta are one matrix, by key head.
+    """
+
+    key_heads: int
+    heads: int
+    key_dim: int
+    tiled: bool
+    joins_gates: bool
 
 
 def telling_names(mixers: Iterable[MixerConfig]) -> frozenset[str]:
@@ -114,7 +138,7 @@ def _attention(
     targets = tuple(f"{ours}{name}_proj.{{p}}" for name in "qkv")
     joined = Rule(f"{at}attn_qkv.{{p}}", targets, p=_PARTS)
     single = [
-        Rule(f"{at}attn_{name}.{{p}}", target, None if name == "v" else pairs, p=_PARTS)
+        Rule(f"{at}attn_{name}.{{p}}", target, p=_PARTS, cut=None if name == "v" else pairs)
         for name, target in zip("qkv", targets, strict=True)
     ]
     yield from (joined, *single) if fused else (*single, joined)
@@ -167,7 +191,7 @@ def _feed_forward(*, fused: bool) -> Iterable[Rule]:
     yield Rule(_LAYER + "ffn_{p}.{e}.weight", experts, Stack("e"), p=_PROJECTIONS)
 
 
-def _in_layer(number: str, names: Set[str]) -> Iterable[Rule]:
+def _in_layer(number: str, names: Set[str], delta: DeltaOrder | None) -> Iterable[Rule]:
     at, ours = f"blk.{number}.", f"layers.{number}."
     attends = ATTENTION in names or FUSED_ATTENTION in names
     if not attends and not names & {MAMBA, CONV, LATENT}:
@@ -182,8 +206,8 @@ def _in_layer(number: str, names: Set[str]) -> Iterable[Rule]:
         yield from _attention(at, mixer + "parts.attention.")
     if MAMBA in names and MAMBA1 not in names:
         yield from _mamba2(at, mamba)
-    if DELTA in names:
-        yield from _delta(at, mixer)
+    if DELTA in names and delta is not None:
+        yield from _delta(at, mixer, delta)
     if KIMI in names:
         yield from _kimi(at, mixer)
 
@@ -195,18 +219,28 @@ def _mamba2(at: str, ours: str) -> Iterable[Rule]:
     yield Rule(at + "ssm_d", ours + "d", Reshape())
 
 
-def _decay(at: str, ours: str) -> Iterable[Rule]:
-    yield Rule(at + "ssm_dt.bias", ours + "dt_bias")
-    yield Rule(at + "ssm_a", ours + "a_log", DecayLog())
+def _decay(at: str, ours: str, heads: TiledHeads | None = None) -> Iterable[Rule]:
+    yield Rule(at + "ssm_dt.bias", ours + "dt_bias", cut=heads)
+    yield Rule(at + "ssm_a", ours + "a_log", DecayLog(), cut=heads)
     yield Rule(at + "ssm_norm.weight", ours + "norm.weight", Reshape())
 
 
-def _delta(at: str, ours: str) -> Iterable[Rule]:
-    names = {"attn_qkv": "qkv", "attn_gate": "z", "ssm_ba": "ba"}
-    names |= {"ssm_alpha": "a", "ssm_beta": "b"}
-    for theirs, name in names.items():
-        yield Rule(f"{at}{theirs}.weight", f"{ours}in_proj_{name}.weight")
-    yield from _mamba2(at, ours)
+def _delta(at: str, ours: str, order: DeltaOrder) -> Iterable[Rule]:
+    heads = TiledHeads(order.key_heads, order.heads) if order.tiled else None
+    wide = None if heads is None else replace(heads, before=2 * order.key_heads * order.key_dim)
+    proj = ours + "in_proj_"
+    yield Rule(at + "attn_qkv.weight", proj + "qkv.weight", cut=wide)
+    yield Rule(at + "ssm_conv1d.weight", ours + "conv1d.weight", cut=wide)
+    yield Rule(at + "attn_gate.weight", proj + "z.weight", cut=heads)
+    gates = (proj + "b.weight", proj + "a.weight")
+    if order.joins_gates:
+        yield Rule(at + "ssm_ba.weight", gates, cut=Cut(groups=order.key_heads))
+    else:
+        yield Rule(at + "ssm_beta.weight", gates[0], cut=heads)
+        yield Rule(at + "ssm_alpha.weight", gates[1], cut=heads)
+    columns = None if heads is None else TiledColumns(heads)
+    yield Rule(at + "ssm_out.weight", ours + "out_proj.weight", columns)
+    yield from _decay(at, ours, heads)
 
 
 def _kimi(at: str, ours: str) -> Iterable[Rule]:

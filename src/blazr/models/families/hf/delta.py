@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
+from blazr.models.families.base import Ledger
+from blazr.models.families.config_reader import ConfigReader
 from blazr.models.families.hf.dense import LLAMA_BIASES
 from blazr.models.families.hf.derive import Traits, hf_family
 from blazr.models.families.hf.names import LLAMA_NORMS, gate_and_up, hf_rules
 from blazr.models.families.hf.reading import SILU, Reading
 from blazr.models.families.hf.sparse import qwen2_moe, sigmoid_experts
 from blazr.models.families.hf.state_space import FULL, LINEAR, further_tokens, rules_where
-from blazr.models.families.rules import Cut, Rule, RuleBook, Squeeze
+from blazr.models.families.rules import Cut, HeadsOfKinds, Rule, RuleBook, Squeeze
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
 from blazr.nn.layers.mla import DeepseekMlaConfig
@@ -22,12 +25,13 @@ _LAYER, _MIXER, _FEED = "model.layers.{i}.", "layers.{i}.mixer.", "layers.{i}.fe
 _THREE = ("gate", "up", "down")
 
 
-def _qwen_rules() -> RuleBook:
+def _qwen_rules(more: Sequence[Rule] = ()) -> RuleBook:
     at = _LAYER + "linear_attn."
-    projections = ("qkvz", "ba", "qkv", "z", "b", "a")
+    projections = ("qkv", "z", "b", "a")
     return hf_rules(
         LLAMA_NORMS,
         [
+            *more,
             Rule(at + "in_proj_{p}.weight", _MIXER + "in_proj_{p}.weight", p=projections),
             Rule(at + "{p}", _MIXER + "{p}", p=("dt_bias", "norm.weight", "out_proj.weight")),
             Rule(at + "conv1d.weight", _MIXER + "conv1d.weight", Squeeze(1)),
@@ -39,6 +43,46 @@ def _qwen_rules() -> RuleBook:
             ),
             Rule(_LAYER + "mlp.experts.down_proj", _FEED + "experts.down_proj"),
         ],
+    )
+
+
+def _next_rules_of(checkpoint: Checkpoint) -> RuleBook:
+    """Qwen3-Next has the rows of all projections together by key head."""
+    reading = Reading(ConfigReader(checkpoint.config), checkpoint.tensors, Ledger())
+    sizes = _delta_sizes(reading)
+    share = sizes.heads // sizes.key_heads * sizes.value_dim
+    kinds = ((sizes.key_dim, sizes.key_dim, share), (share,))  # queries, keys and values; gates
+    at, ours = _LAYER + "linear_attn.in_proj_", _MIXER + "in_proj_"
+    return _qwen_rules(
+        [
+            Rule(
+                at + "qkvz.weight",
+                (ours + "qkv.weight", ours + "z.weight"),
+                cut=HeadsOfKinds(sizes.key_heads, kinds),
+            ),
+            Rule(
+                at + "ba.weight",
+                (ours + "b.weight", ours + "a.weight"),
+                cut=Cut(groups=sizes.key_heads),
+            ),
+        ]
+    )
+
+
+class _DeltaSizes(NamedTuple):
+    key_heads: int
+    heads: int
+    key_dim: int
+    value_dim: int
+
+
+def _delta_sizes(reading: Reading) -> _DeltaSizes:
+    heads = _value_heads(reading)
+    return _DeltaSizes(
+        reading.size("linear_num_key_heads", 16),
+        heads,
+        reading.size("linear_key_head_dim", 128),
+        reading.size("linear_value_head_dim", 128),
     )
 
 
@@ -65,16 +109,15 @@ def _qwen_mixer(reading: Reading, index: int) -> MixerConfig | None:
     every = reading.size("full_attention_interval", 4)
     if _attends(reading, index, lambda: (index + 1) % every == 0):
         return None
-    key_heads, heads = reading.size("linear_num_key_heads", 16), _value_heads(reading)
+    sizes = _delta_sizes(reading)
     return GatedDeltaConfig(
         hidden_size=reading.hidden_size,
-        num_key_heads=key_heads,
-        num_heads=heads,
-        key_head_dim=reading.size("linear_key_head_dim", 128),
-        value_head_dim=reading.size("linear_value_head_dim", 128),
+        num_key_heads=sizes.key_heads,
+        num_heads=sizes.heads,
+        key_head_dim=sizes.key_dim,
+        value_head_dim=sizes.value_dim,
         conv_kernel=reading.size("linear_conv_kernel_dim", 4, minimum=2),
         norm_eps=reading.number("rms_norm_eps", 1e-6),
-        grouped=any(".in_proj_qkvz." in name for name in reading.tensors),
     )
 
 
@@ -103,7 +146,7 @@ _NEXT = Traits(
     ),
     unused=further_tokens,
 )
-QWEN3_NEXT = hf_family("qwen3_next", _NEXT)
+QWEN3_NEXT = hf_family("qwen3_next", replace(_NEXT, rules_of=_next_rules_of))
 _DENSE = replace(
     _NEXT, defaults={"head_dim": 256, "partial_rotary_factor": 0.25}, feed_forward=None
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
@@ -225,12 +225,4 @@ def rules_where(checkpoint: Checkpoint, pattern: str, make: Callable[[], list[Ru
     compiled = re.compile(pattern, re.ASCII)
     matches = (compiled.match(name) for name in checkpoint.tensors)
     numbers = dict.fromkeys(found[1] for found in matches if found)
-    return [
-        replace(
-            rule,
-            source=rule.source.replace("{i}", number),
-            target=rule.target.replace("{i}", number),
-        )
-        for number in numbers
-        for rule in make()
-    ]
+    return [rule.of_layer(number) for number in numbers for rule in make()]

@@ -90,7 +90,7 @@ def _rules_of(checkpoint: Checkpoint) -> RuleBook:
         at = f"{_BLOCK.replace('{i}', found[1])}adapters.{found[3]}."
         half = "up" if found[4] == "1" else "down"
         # what goes down is one for gate and up, what goes up has rows of each
-        cut = Cut(groups="all") if half == "down" else Cut()
+        cut = Cut(groups="all" if half == "down" else 1)
         paths = (path.replace(".", "_") for path in _ADAPTED[found[2]])
         targets = tuple(f"{at}{path}.{half}.weight" for path in paths)
         more.append(Rule(name, targets, cut=cut))

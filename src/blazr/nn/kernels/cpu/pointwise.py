@@ -109,8 +109,8 @@ def embedding(weight: Tensor, ids: Tensor) -> Tensor:
     return out
 
 
-def take_pieces(x: Tensor, order: Tensor, size: int) -> Tensor:
-    """See ``blazr.nn.ops.pointwise.take_pieces``."""
+def take_columns(x: Tensor, order: Tensor, size: int) -> Tensor:
+    """See ``blazr.nn.ops.pointwise.take_columns``."""
     rows, bytes_each = _rows(x), x.element_size()
     out = torch.empty(*x.shape[:-1], len(order) * size, dtype=x.dtype)
     call = _Pieces(

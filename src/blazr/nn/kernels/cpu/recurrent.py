@@ -189,7 +189,6 @@ class _GatedDelta(ctypes.Structure):
     key_dim: Int64
     value_dim: Int64
     decays: Int64
-    tiled: Int64
     norm: Int64
     dtype: Int64
     qkv_stride: Int64
@@ -415,7 +414,6 @@ def gated_delta(  # noqa: PLR0917  (what a step takes, and where its memory is)
         rows.k.shape[1] // weights.key_heads,
         v.shape[1] // heads,
         len(weights.dt_bias) // heads,
-        weights.tiled,
         ORDERS.index(norm.order),
         DTYPES[out.dtype],
         rows.q.stride(0),

@@ -31,8 +31,7 @@ struct GatedDeltaOf {
 
     Head(const GatedDelta& call, const Span& span, int64_t h)
         : call(call), head(h),
-          key_head(call.tiled ? h % call.key_heads : h / (call.heads / call.key_heads)),
-          keys(call.key_dim), values(call.value_dim),
+          key_head(h / (call.heads / call.key_heads)), keys(call.key_dim), values(call.value_dim),
           state(brought(call.state, span, h, keys * values)) {}
     void read_key(const void* from, int64_t token, float factor, float* to) const {
       widen((const T*)from + token * call.qkv_stride + key_head * keys, keys, keys, to);

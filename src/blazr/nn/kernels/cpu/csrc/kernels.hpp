@@ -259,7 +259,7 @@ struct GatedDelta {
   const float* norm_weight;  // (value_dim)
   Carried state;             // (heads, key_dim, value_dim), float32
   Sequences sequences;
-  int64_t heads, key_heads, key_dim, value_dim, decays, tiled, norm, dtype;
+  int64_t heads, key_heads, key_dim, value_dim, decays, norm, dtype;
   int64_t qkv_stride, decay_stride, beta_stride, gate_stride;  // numbers from row to row
   float eps;
 };
