@@ -28,7 +28,7 @@ class _Pack(ctypes.Structure):
 
 
 def pack(blocks: Tensor, name: str, supers: int, zeros: Tensor | None) -> Tensor:
-    """See ``blazr.nn.quant.gguf.packing.pack``; the same bits as its reference."""
+    """See ``blazr.nn.quant.packed.pack``; the same bits as its reference."""
     packing, rows = PACKINGS[name], len(blocks)
     blocks = blocks.contiguous()
     zeros = None if zeros is None else zeros.contiguous()
