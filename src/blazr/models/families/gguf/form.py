@@ -49,25 +49,26 @@ def all_mixers(config: ModelConfig) -> Iterator[MixerConfig]:
 
 def as_gguf(config: ModelConfig, row: Architecture) -> ModelConfig:
     """The same model, in the form that files of this architecture have."""
-    layers = tuple(_layer(layer, row, config.final_norm.eps) for layer in config.layers)
+    eps = config.final_norm.eps
+    layers = tuple(
+        replace(
+            layer,
+            mixer=_mixer(layer.mixer, row, eps),
+            mixer_norm=layer.mixer_norm and _norm(layer.mixer_norm),
+            feed_forward=layer.feed_forward and _feed_forward(layer.feed_forward),
+            feed_forward_norm=layer.feed_forward_norm and _norm(layer.feed_forward_norm),
+            mixer_post_norm=layer.mixer_post_norm and _norm(layer.mixer_post_norm),
+            feed_forward_post_norm=layer.feed_forward_post_norm
+            and _norm(layer.feed_forward_post_norm),
+        )
+        for layer in config.layers
+    )
     config = replace(config, layers=layers, final_norm=_norm(config.final_norm))
     if not row.is_folded:
         return config
     is_even = math.isclose(config.embedding_multiplier * config.logits_scaling, 1)
     tied = config.tie_word_embeddings and is_even
     return replace(config, embedding_multiplier=1.0, logits_scaling=1.0, tie_word_embeddings=tied)
-
-
-def _layer(layer: LayerConfig, row: Architecture, eps: float) -> LayerConfig:
-    return replace(
-        layer,
-        mixer=_mixer(layer.mixer, row, eps),
-        mixer_norm=layer.mixer_norm and _norm(layer.mixer_norm),
-        feed_forward=layer.feed_forward and _feed(layer.feed_forward),
-        feed_forward_norm=layer.feed_forward_norm and _norm(layer.feed_forward_norm),
-        mixer_post_norm=layer.mixer_post_norm and _norm(layer.mixer_post_norm),
-        feed_forward_post_norm=layer.feed_forward_post_norm and _norm(layer.feed_forward_post_norm),
-    )
 
 
 def _norm(norm: NormConfig) -> NormConfig:
@@ -88,22 +89,17 @@ def _mixer(mixer: MixerConfig, row: Architecture, eps: float) -> MixerConfig:
         case DeepseekMlaConfig():
             return replace(mixer, rope=mixer.rope and _rope(mixer.rope))
         case ParallelMixerConfig():
-            return ParallelMixerConfig(tuple(_part(part, row, eps) for part in mixer.parts))
+            parts = tuple(
+                ParallelPart(name=part.name, mixer=_mixer(part.mixer, row, eps))
+                for part in mixer.parts
+            )
+            return ParallelMixerConfig(parts)
+        case Mamba2Config():
+            return replace(mixer, multipliers=None)
+        case Mamba1Config() if mixer.inner_norms == "none":
+            return replace(mixer, norm_eps=eps)
         case _:
-            return _state_space(mixer, eps)
-
-
-def _state_space(mixer: MixerConfig, eps: float) -> MixerConfig:
-    if isinstance(mixer, Mamba1Config) and mixer.inner_norms == "none":
-        return replace(mixer, norm_eps=eps)
-    return mixer
-
-
-def _part(part: ParallelPart, row: Architecture, eps: float) -> ParallelPart:
-    mixer = _mixer(part.mixer, row, eps)
-    if isinstance(mixer, Mamba2Config):
-        mixer = replace(mixer, multipliers=None)
-    return ParallelPart(name=part.name, mixer=mixer)
+            return mixer
 
 
 def _rope(rope: RopeConfig) -> RopeConfig:
@@ -117,7 +113,7 @@ def _rope(rope: RopeConfig) -> RopeConfig:
     return rope
 
 
-def _feed(feed: FeedForwardConfig) -> FeedForwardConfig:
+def _feed_forward(feed: FeedForwardConfig) -> FeedForwardConfig:
     match feed:
         case MlpConfig():
             return replace(feed, gate_multiplier=1.0, down_multiplier=1.0)

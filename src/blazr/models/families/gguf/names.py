@@ -59,17 +59,60 @@ def gguf_names(
         pairs: In which order the rows of queries and keys lie; None for that of the model.
         delta: In which order the heads of delta networks lie, where there are some.
     """
-    special = [rule for number, names in layers.items() for rule in _in_layer(number, names, delta)]
+    is_fused = fused and not row.hybrid
+    names = {
+        "attn_norm": "mixer_norm",
+        "post_attention_norm": "feed_forward_norm" if row.late_norm else "mixer_post_norm",
+        **({} if row.late_norm else {"ffn_norm": "feed_forward_norm"}),
+        "post_ffw_norm": "feed_forward_post_norm",
+        "attn_q_norm": "mixer.q_norm",
+        "attn_k_norm": "mixer.k_norm",
+        # latent attention
+        "attn_q_a": "mixer.q_down_proj",
+        "attn_q_b": "mixer.q_up_proj",
+        "attn_kv_a_mqa": "mixer.kv_down_proj",
+        "attn_q_a_norm": "mixer.q_norm",
+        "attn_kv_a_norm": "mixer.kv_norm",
+        # state spaces
+        "ssm_conv1d": "mixer.conv1d",
+        **{f"ssm_{name}": f"mixer.{name}_proj" for name in ("in", "x", "dt", "out")},
+        **{f"ssm_{name}_norm": f"mixer.{name}_norm" for name in ("dt", "b", "c")},
+        # MLP and experts
+        **{f"ffn_{n}": f"feed_forward.{n}_proj" for n in (("down",) if is_fused else _PROJECTIONS)},
+        **{f"ffn_{n}_shexp": f"feed_forward.shared_expert.{n}_proj" for n in _PROJECTIONS},
+        **{f"ffn_latent_{n}": f"feed_forward.latent_{n}_proj" for n in ("down", "up")},
+        "ffn_gate_inp": "feed_forward.router",
+    }
+    experts = _FEED + "experts.{p}_proj"
+    both = (_FEED + "gate_proj.{p}", _FEED + "up_proj.{p}")
     return RuleBook(
         [
             *row.own_names,
-            *_outside(),
-            *_norms(late=row.late_norm),
+            Rule("token_embd.weight", "embed_tokens.weight"),
+            Rule("output_norm.{p}", "norm.{p}", p=_PARTS),
+            Rule("output.weight", "lm_head.weight"),
+            *_renamed(_LAYER, _OURS, names),
             *_attention(_LAYER, _MIXER, pairs, fused=row.fused_qkv),
-            *_latent(),
-            *_state_space(),
-            *_feed_forward(fused=fused and not row.hybrid),
-            *special,
+            Rule(_LAYER + "attn_{p}_b.weight", _MIXER + "{p}_up", p=("k", "v")),
+            Rule(
+                _LAYER + "attn_kv_b.weight",  # files before both were written head by head
+                (_MIXER + "k_up", _MIXER + "v_up"),
+                (Transpose(), None),
+                cut=Cut(groups="heads"),
+            ),
+            Rule(_LAYER + "ssm_a", _MIXER + "a_log", DecayLog()),
+            Rule(_LAYER + "ssm_d", _MIXER + "d"),
+            *([Rule(_LAYER + "ffn_up.{p}", both, p=_PARTS)] if is_fused else ()),
+            Rule(
+                _LAYER + "ffn_gate_inp_shexp.weight",
+                _FEED + "shared_expert_gate.weight",
+                Reshape(),
+            ),
+            Rule(_LAYER + "ffn_{p}_exps.bias", _FEED + "experts.{p}_bias", p=_PROJECTIONS),
+            Rule(_LAYER + "exp_probs_b.bias", _FEED + "correction_bias"),
+            Rule(_LAYER + "ffn_{p}_exps.weight", experts, p=_PROJECTIONS),
+            Rule(_LAYER + "ffn_{p}.{e}.weight", experts, Stack("e"), p=_PROJECTIONS),
+            *(rule for number in layers for rule in _in_layer(number, layers[number], delta)),
         ]
     )
 
@@ -109,27 +152,9 @@ _TELLING: Mapping[type[MixerConfig], tuple[str, ...]] = {
 }
 
 
-def _outside() -> Iterable[Rule]:
-    yield Rule("token_embd.weight", "embed_tokens.weight")
-    yield Rule("output_norm.{p}", "norm.{p}", p=_PARTS)
-    yield Rule("output.weight", "lm_head.weight")
-
-
 def _renamed(at: str, ours: str, names: Mapping[str, str]) -> Iterable[Rule]:
     for theirs, name in names.items():
         yield Rule(f"{at}{theirs}.{{p}}", f"{ours}{name}.{{p}}", p=_PARTS)
-
-
-def _norms(*, late: bool) -> Iterable[Rule]:
-    names = {
-        "attn_norm": "mixer_norm",
-        "post_attention_norm": "feed_forward_norm" if late else "mixer_post_norm",
-        **({} if late else {"ffn_norm": "feed_forward_norm"}),
-        "post_ffw_norm": "feed_forward_post_norm",
-        "attn_q_norm": "mixer.q_norm",
-        "attn_k_norm": "mixer.k_norm",
-    }
-    return _renamed(_LAYER, _OURS, names)
 
 
 def _attention(
@@ -144,51 +169,6 @@ def _attention(
     yield from (joined, *single) if fused else (*single, joined)
     yield Rule(f"{at}attn_output.{{p}}", f"{ours}o_proj.{{p}}", p=_PARTS)
     yield Rule(at + "attn_sinks.weight", ours + "sinks")
-
-
-def _latent() -> Iterable[Rule]:
-    names = {
-        "attn_q_a": "q_down_proj",
-        "attn_q_b": "q_up_proj",
-        "attn_kv_a_mqa": "kv_down_proj",
-        "attn_q_a_norm": "q_norm",
-        "attn_kv_a_norm": "kv_norm",
-    }
-    yield from _renamed(_LAYER, _MIXER, names)
-    yield Rule(_LAYER + "attn_{p}_b.weight", _MIXER + "{p}_up", p=("k", "v"))
-    yield Rule(
-        _LAYER + "attn_kv_b.weight",  # files before both were written head by head
-        (_MIXER + "k_up", _MIXER + "v_up"),
-        (Transpose(), None),
-        cut=Cut(groups="heads"),
-    )
-
-
-def _state_space() -> Iterable[Rule]:
-    names = {
-        "ssm_conv1d": "conv1d",
-        **{f"ssm_{name}": f"{name}_proj" for name in ("in", "x", "dt", "out")},
-        **{f"ssm_{name}_norm": f"{name}_norm" for name in ("dt", "b", "c")},
-    }
-    yield from _renamed(_LAYER, _MIXER, names)
-    yield Rule(_LAYER + "ssm_a", _MIXER + "a_log", DecayLog())
-    yield Rule(_LAYER + "ssm_d", _MIXER + "d")
-
-
-def _feed_forward(*, fused: bool) -> Iterable[Rule]:
-    names = {f"ffn_{name}": f"{name}_proj" for name in (("down",) if fused else _PROJECTIONS)}
-    names |= {f"ffn_{name}_shexp": f"shared_expert.{name}_proj" for name in _PROJECTIONS}
-    names |= {f"ffn_latent_{name}": f"latent_{name}_proj" for name in ("down", "up")}
-    yield from _renamed(_LAYER, _FEED, {**names, "ffn_gate_inp": "router"})
-    if fused:
-        both = (_FEED + "gate_proj.{p}", _FEED + "up_proj.{p}")
-        yield Rule(_LAYER + "ffn_up.{p}", both, p=_PARTS)
-    experts = _FEED + "experts.{p}_proj"
-    yield Rule(_LAYER + "ffn_gate_inp_shexp.weight", _FEED + "shared_expert_gate.weight", Reshape())
-    yield Rule(_LAYER + "ffn_{p}_exps.bias", _FEED + "experts.{p}_bias", p=_PROJECTIONS)
-    yield Rule(_LAYER + "exp_probs_b.bias", _FEED + "correction_bias")
-    yield Rule(_LAYER + "ffn_{p}_exps.weight", experts, p=_PROJECTIONS)
-    yield Rule(_LAYER + "ffn_{p}.{e}.weight", experts, Stack("e"), p=_PROJECTIONS)
 
 
 def _in_layer(number: str, names: Set[str], delta: DeltaOrder | None) -> Iterable[Rule]:
