@@ -246,42 +246,23 @@ def _write(
         name, nbytes = job.info.name, job.info.nbytes
         tell(done, total)
         if job.quantizer is None:
-            for tensor in _plain(job, checkpoint):
-                writer.write(name, tensor)
+            is_whole = not isinstance(job.info, QuantizedInfo)
+            tiles = (tile for _, tile in tiles_of(job.info, checkpoint))
+            for tensor in (checkpoint.view(job.info),) if is_whole else tiles:
+                writer.write(name, tensor.to(job.dtype))
         else:
-            within = _Within(tell, done, nbytes, total)
-            for end, tensor in _packed(job, checkpoint, within.tell).items():
+            packed = _packed(job, checkpoint, tell, done=done, total=total)
+            for end, tensor in packed.items():
                 writer.write(f"{name.removesuffix('weight')}{end}", tensor)
         checkpoint.drop(job.info)
         done += nbytes
     tell(done, total)
 
 
-@dataclass(frozen=True, slots=True)
-class _Within:
-    """Progress within one tensor."""
-
-    progress: Progress
-    done: int
-    nbytes: int
-    total: int
-
-    def tell(self, part: float) -> None:
-        self.progress(self.done + int(part * self.nbytes), self.total)
-
-
-def _plain(job: _Job, checkpoint: Checkpoint) -> Iterator[Tensor]:
-    if not isinstance(job.info, QuantizedInfo):
-        yield checkpoint.view(job.info).to(job.dtype)
-        return
-    for _, tile in tiles_of(job.info, checkpoint):
-        yield tile.to(job.dtype)
-
-
 def _packed(
-    job: _Job, checkpoint: Checkpoint, tell: Callable[[float], None]
+    job: _Job, checkpoint: Checkpoint, tell: Progress, *, done: int, total: int
 ) -> Mapping[str, Tensor]:
-    """What a matrix becomes; ``tell`` hears what part of it is done."""
+    """What a matrix becomes; ``tell`` hears the bytes done, ``done`` of them before it."""
     quantizer, (rows, columns) = job.quantizer, job.info.shape
     assert quantizer is not None
     bits = _BITS[quantizer.kind.name]
@@ -292,7 +273,7 @@ def _packed(
         packed[part] = pack(codes, bits)
         scales[part] = each[:, :: job.group // quantizer.kind.length]
         checkpoint.drop(job.info)
-        tell(part.stop / rows)
+        tell(done + part.stop * job.info.nbytes // rows, total)
     shape = torch.tensor([rows, columns])
     return {"weight_packed": packed, "weight_scale": scales, "weight_shape": shape}
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from blazr.core.errors import BlazrError, ConfigError
 from blazr.core.gguf_header import DEFAULT_ALIGNMENT, Value
 from blazr.models.causal_lm import CausalLM
-from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, QuantizedInfo, TensorInfo
+from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, QuantizedInfo
 from blazr.models.checkpoint.write import Entry, gguf_header
 from blazr.models.config import ModelConfig
 from blazr.models.families.gguf.architectures import ARCHITECTURES, Architecture
@@ -351,13 +351,11 @@ def _kept_type(job: GgufJob, checkpoint: Checkpoint, *, is_plain: bool) -> str |
     is_plain |= isinstance(job.transform, TiledColumns)
     if is_plain or any(part.recipe.change is not None for part in job.parts):
         return None
-    kinds = {_kind_of(info, checkpoint) for part in job.parts for info in part.step.sources}
+    kinds = set[str | None]()
+    for info in (info for part in job.parts for info in part.step.sources):
+        if not isinstance(info, QuantizedInfo):
+            return None
+        found = plain_blocks(stored_weight(info, checkpoint, torch.float32))
+        checkpoint.drop(info)
+        kinds.add(None if found is None else found.kind.name)
     return kinds.pop() if len(kinds) == 1 else None
-
-
-def _kind_of(info: TensorInfo, checkpoint: Checkpoint) -> str | None:
-    if not isinstance(info, QuantizedInfo):
-        return None
-    found = plain_blocks(stored_weight(info, checkpoint, torch.float32))
-    checkpoint.drop(info)
-    return None if found is None else found.kind.name

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from blazr.models.config import ModelConfig
 from blazr.nn.layers.attention import AttentionConfig
-from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
+from blazr.nn.layers.base import MixerConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mlp import MlpConfig
-from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.parallel import ParallelMixerConfig
 
@@ -79,8 +78,11 @@ def _in_layer(name: str, layer: LayerConfig, target: LayerConfig) -> Recipe:
     part, _, rest = name.partition(".")
     if part == "mixer":
         made = _in_mixer(rest, layer.mixer, target.mixer)
-    elif part == "feed_forward" and layer.feed_forward is not None:
-        made = _in_feed(rest, layer.feed_forward, target.feed_forward)
+    elif part == "feed_forward":
+        made, feed = Recipe(source=rest), layer.feed_forward
+        if isinstance(feed, MlpConfig):
+            factors = {"gate_proj": feed.gate_multiplier, "down_proj": feed.down_multiplier}
+            made = made.times(factors.get(rest.rpartition(".")[0], 1.0))
     else:
         return _norm(name, getattr(layer, part))
     return replace(made, source=f"{part}.{made.source}")
@@ -131,14 +133,3 @@ def _projected(made: Recipe, mixer: Mamba2Config, factor: float) -> Recipe:
         return tensor.float() * (rows[:, None] if tensor.dim() > 1 else rows)
 
     return replace(made, change=change)
-
-
-def _in_feed(name: str, feed: FeedForwardConfig, target: FeedForwardConfig | None) -> Recipe:
-    match feed, target:
-        case MlpConfig(), MlpConfig():
-            factors = {"gate_proj": feed.gate_multiplier, "down_proj": feed.down_multiplier}
-            return Recipe(source=name).times(factors.get(name.rpartition(".")[0], 1.0))
-        case MoeConfig(), MoeConfig():
-            return Recipe(source=name)
-        case _:
-            raise AssertionError(name)

@@ -46,22 +46,14 @@ def write_gguf(
         writer.write(name, tensor)
         done += tensor.nbytes
     for job in plan.jobs:
-        for tile in _written(job, checkpoint):
+        tiles = _in_parts(job, checkpoint)
+        for tile in tiles if job.order is None else (torch.cat(list(tiles))[job.order],):
             writer.write(job.name, tile)
             done += tile.nbytes
             tell(done, total)
 
 
 Matrix = Tensor | TensorInfo
-
-
-def _written(job: GgufJob, checkpoint: Checkpoint) -> Iterator[Tensor]:
-    """The rows of a tensor, as it has them."""
-    tiles = _in_parts(job, checkpoint)
-    if job.order is None:
-        yield from tiles
-    else:
-        yield torch.cat(list(tiles))[job.order]
 
 
 def _in_parts(job: GgufJob, checkpoint: Checkpoint) -> Iterator[Tensor]:

@@ -29,7 +29,6 @@ from blazr.models.families.gguf.names import DELTA, DeltaOrder, gguf_names
 from blazr.models.families.rules import Pairs, RuleBook
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
-from blazr.nn.layers.decoder_layer import LayerConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mla import DeepseekMlaConfig
@@ -44,7 +43,19 @@ _PARTS_BESIDE = ("v.", "a.", "mm.", "mtp.")
 
 def _derive(checkpoint: Checkpoint) -> Derivation:
     file = GgufFile(checkpoint)
-    _refuse_what_changes(file)
+    usual = {  # with any other value these two of Ollama's, both of YaRN, would change scores
+        "rope.scaling.extrapolation_factor": 1.0,
+        "rope.scaling.mscale": file.any_number("rope.scaling.mscale_all_dim")
+        or file.any_number("rope.scaling.mscale"),
+    }
+    for key, wanted in usual.items():
+        if file.any_number(key) not in {0.0, wanted}:
+            raise ConfigError(
+                f"the metadata's {file.key(key)!r} is not supported.",
+                found=f"{file.any_number(key):g}",
+                expected=f"{wanted:g}",
+                hint="take another model: its scores would come out wrong",
+            )
     read_from = FAMILIES[family_of(file)].derive_from
     assert read_from is not None
     words, rules = in_words_of_config(file), tensor_names(file)
@@ -58,7 +69,15 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
     config = as_gguf(derived.config, file.row)
     config = replace(
         config,
-        layers=tuple(_as_shown(file, layer, index) for index, layer in enumerate(config.layers)),
+        layers=tuple(
+            replace(
+                layer,
+                mixer=_mixer(file, layer.mixer, index),
+                feed_forward=layer.feed_forward and _feed_forward(file, layer.feed_forward, index),
+                residual_multiplier=file.number("residual_scale", layer.residual_multiplier),
+            )
+            for index, layer in enumerate(config.layers)
+        ),
         embedding_multiplier=file.number("embedding_scale", config.embedding_multiplier),
         logits_scaling=file.number("logit_scale", config.logits_scaling),
         logit_softcap=file.number("final_logit_softcapping", 0.0) or None,
@@ -69,36 +88,8 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
     )
 
 
-def _refuse_what_changes(file: GgufFile) -> None:
-    """Keys with another value than the one that changes no scores."""
-    all_dim = file.any_number("rope.scaling.mscale_all_dim")
-    usual = {
-        "rope.scaling.extrapolation_factor": 1.0,  # both are Ollama's of YaRN
-        "rope.scaling.mscale": all_dim or file.any_number("rope.scaling.mscale"),
-    }
-    for name, wanted in usual.items():
-        if file.any_number(name) not in {0.0, wanted}:
-            raise ConfigError(
-                f"the metadata's {file.key(name)!r} is not supported.",
-                found=f"{file.any_number(name):g}",
-                expected=f"{wanted:g}",
-                hint="take another model: its scores would come out wrong",
-            )
-
-
-def _as_shown(file: GgufFile, layer: LayerConfig, index: int) -> LayerConfig:
-    """A layer with what its tensors show."""
-    at = f"blk.{index}."
-    feed = layer.feed_forward
-    return replace(
-        layer,
-        mixer=_mixer(file, layer.mixer, index),
-        feed_forward=None if feed is None else _feed_forward(file, feed, at),
-        residual_multiplier=file.number("residual_scale", layer.residual_multiplier),
-    )
-
-
 def _mixer(file: GgufFile, mixer: MixerConfig, index: int) -> MixerConfig:
+    """A mixer with what its tensors show."""
     at = f"blk.{index}."
     match mixer:
         case ParallelMixerConfig():
@@ -108,12 +99,6 @@ def _mixer(file: GgufFile, mixer: MixerConfig, index: int) -> MixerConfig:
             return _attention(file, mixer, index)
         case DeepseekMlaConfig():
             return replace(mixer, bias=file.has(at + "attn_kv_a_mqa.bias"))
-        case _:
-            return _recurrent(file, mixer, at)
-
-
-def _recurrent(file: GgufFile, mixer: MixerConfig, at: str) -> MixerConfig:
-    match mixer:
         case Mamba1Config():
             norms: Literal["none", "plain", "weighted"] = "none"
             if file.has(at + "ssm_dt_norm.weight"):
@@ -169,7 +154,9 @@ def _attention(file: GgufFile, mixer: AttentionConfig, index: int) -> AttentionC
     )
 
 
-def _feed_forward(file: GgufFile, feed: FeedForwardConfig, at: str) -> FeedForwardConfig:
+def _feed_forward(file: GgufFile, feed: FeedForwardConfig, index: int) -> FeedForwardConfig:
+    """A feed-forward with what its tensors show: sizes, biases, what is beside experts."""
+    at = f"blk.{index}."
     match feed:
         case MlpConfig():
             inner, upward = file.size(at + "ffn_down.weight", 1), file.size(at + "ffn_up.weight", 0)
@@ -181,73 +168,59 @@ def _feed_forward(file: GgufFile, feed: FeedForwardConfig, at: str) -> FeedForwa
                 bias=file.has(at + "ffn_down.bias"),
             )
         case MoeConfig():
-            return _experts(file, feed, at)
+            latent, shared = at + "ffn_latent_down.weight", at + "ffn_down_shexp.weight"
+            stacked = file.has(at + "ffn_down_exps.weight")
+            scored = file.integer("expert_gating_func", 0)
+            told = file.flag("expert_weights_norm")
+            return replace(
+                feed,
+                gated=file.has(at + ("ffn_gate_exps.weight" if stacked else "ffn_gate.0.weight")),
+                scoring="sigmoid"
+                if scored == SIGMOID
+                else "softmax"
+                if scored == SOFTMAX
+                else feed.scoring,
+                norm_topk_prob=file.row.norm_topk_prob if told is None else told,
+                routed_scaling_factor=file.number("expert_weights_scale", 1.0),
+                correction_bias=file.has(at + "exp_probs_b.bias"),
+                router_bias=file.has(at + "ffn_gate_inp.bias"),
+                expert_bias=file.has(at + "ffn_down_exps.bias"),
+                shared_expert_gate=file.has(at + "ffn_gate_inp_shexp.weight"),
+                shared_expert=file.has(shared),
+                shared_intermediate_size=file.size(shared, 1) if file.has(shared) else None,
+                latent_size=file.size(latent, 0) if file.has(latent) else None,
+            )
         case _:
             return feed
-
-
-def _experts(file: GgufFile, feed: MoeConfig, at: str) -> MoeConfig:
-    """How experts are scored, and what is beside them."""
-    latent, shared = at + "ffn_latent_down.weight", at + "ffn_down_shexp.weight"
-    stacked = file.has(at + "ffn_down_exps.weight")
-    scored = file.integer("expert_gating_func", 0)
-    told = file.flag("expert_weights_norm")
-    return replace(
-        feed,
-        gated=file.has(at + ("ffn_gate_exps.weight" if stacked else "ffn_gate.0.weight")),
-        scoring="sigmoid"
-        if scored == SIGMOID
-        else "softmax"
-        if scored == SOFTMAX
-        else feed.scoring,
-        norm_topk_prob=file.row.norm_topk_prob if told is None else told,
-        routed_scaling_factor=file.number("expert_weights_scale", 1.0),
-        correction_bias=file.has(at + "exp_probs_b.bias"),
-        router_bias=file.has(at + "ffn_gate_inp.bias"),
-        expert_bias=file.has(at + "ffn_down_exps.bias"),
-        shared_expert_gate=file.has(at + "ffn_gate_inp_shexp.weight"),
-        shared_expert=file.has(shared),
-        shared_intermediate_size=file.size(shared, 1) if file.has(shared) else None,
-        latent_size=file.size(latent, 0) if file.has(latent) else None,
-    )
 
 
 def tensor_names(file: GgufFile) -> RuleBook:
     """The names of one file's tensors."""
     layers = dict[str, set[str]]()
     for name in file.tensors:
-        found = _BLOCK.fullmatch(name)
-        if found:
-            layers.setdefault(found[1], set()).add(found[2])
+        if block := _BLOCK.fullmatch(name):
+            layers.setdefault(block[1], set()).add(block[2])
     up, down = (file.tensors.get(f"blk.0.ffn_{name}.weight") for name in ("up", "down"))
     is_fused = up is not None and down is not None and up.shape[:1] == (2 * down.shape[-1],)
-    delta = _delta_order(file)
-    return gguf_names(file.row, layers, fused=is_fused, pairs=_pairs(file), delta=delta)
-
-
-def _pairs(file: GgufFile) -> Pairs | None:
-    """Converters of a model whose attention may not rotate put whole heads in pairs."""
-    if not file.row.pairs_rows:
-        return None
-    dim = file.head_dim
-    rotated = dim if file.row.rotation == "metadata" else file.integer("rope.dimension_count", dim)
-    return Pairs(max(1, dim), min(rotated, dim) // 2 * 2)
-
-
-def _delta_order(file: GgufFile) -> DeltaOrder | None:
-    """By the first delta network; its sizes are judged where they become a config."""
-    found = file.layers_with(DELTA)
-    if not found:
-        return None
-    joined = file.has(f"blk.{found[0]}.ssm_ba.weight")
-    told = file.flag("ssm.v_head_reordered")  # Ollama's word: convert_qwen3next.go
-    return DeltaOrder(
-        key_heads=max(1, file.integer("ssm.group_count", 1)),
-        heads=max(1, file.size(f"blk.{found[0]}.ssm_a", 0)),
-        key_dim=file.integer("ssm.state_size", 1),
-        tiled=not joined if told is None else told,
-        joins_gates=joined,
-    )
+    pairs = delta = None
+    if file.row.pairs_rows:
+        # converters of a model whose attention may not rotate put whole heads in pairs
+        dim = file.head_dim
+        told = file.row.rotation == "metadata"
+        rotated = dim if told else file.integer("rope.dimension_count", dim)
+        pairs = Pairs(max(1, dim), min(rotated, dim) // 2 * 2)
+    if found := file.layers_with(DELTA):
+        # by the first delta network; its sizes are judged where they become a config
+        joins_gates = file.has(f"blk.{found[0]}.ssm_ba.weight")
+        reordered = file.flag("ssm.v_head_reordered")  # Ollama's word: convert_qwen3next.go
+        delta = DeltaOrder(
+            key_heads=max(1, file.integer("ssm.group_count", 1)),
+            heads=max(1, file.size(f"blk.{found[0]}.ssm_a", 0)),
+            key_dim=file.integer("ssm.state_size", 1),
+            tiled=not joins_gates if reordered is None else reordered,
+            joins_gates=joins_gates,
+        )
+    return gguf_names(file.row, layers, fused=is_fused, pairs=pairs, delta=delta)
 
 
 def unused_beginnings(file: GgufFile) -> tuple[str, ...]:
