@@ -77,10 +77,16 @@ class _DeltaSizes(NamedTuple):
 
 
 def _delta_sizes(reading: Reading) -> _DeltaSizes:
-    heads = _value_heads(reading)
+    keys = reading.size("linear_num_key_heads", 16)
+    values = reading.size("linear_num_value_heads", 32)
+    if values % keys:
+        raise ConfigError(
+            f"{reading.reader.source}: {values} heads of values cannot share {keys} of keys.",
+            expected='a "linear_num_key_heads" that divides "linear_num_value_heads"',
+        )
     return _DeltaSizes(
-        reading.size("linear_num_key_heads", 16),
-        heads,
+        keys,
+        values,
         reading.size("linear_key_head_dim", 128),
         reading.size("linear_value_head_dim", 128),
     )
@@ -90,19 +96,6 @@ def _attends(reading: Reading, index: int, otherwise: Callable[[], bool]) -> boo
     """Whether a layer attends to tokens; ``otherwise`` says so where types are not listed."""
     kind = reading.layer_type(index, (LINEAR, FULL))
     return otherwise() if kind is None else kind == FULL
-
-
-def _value_heads(reading: Reading) -> int:
-    keys, values = (
-        reading.size("linear_num_key_heads", 16),
-        reading.size("linear_num_value_heads", 32),
-    )
-    if values % keys:
-        raise ConfigError(
-            f"{reading.reader.source}: {values} heads of values cannot share {keys} of keys.",
-            expected='a "linear_num_key_heads" that divides "linear_num_value_heads"',
-        )
-    return values
 
 
 def _qwen_mixer(reading: Reading, index: int) -> MixerConfig | None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Literal
 
 from blazr.core.errors import ConfigError
-from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.hf.dense import LLAMA_BIASES, granite_attention, granite_numbers
 from blazr.models.families.hf.derive import Traits, hf_family, read_attention, read_mlp
 from blazr.models.families.hf.names import LLAMA_NORMS, gate_and_up, hf_rules
@@ -128,20 +127,14 @@ def _granite_rules(*, sparse: bool) -> RuleBook:
     )
 
 
-_GRANITE_SPARSE, _GRANITE_DENSE = _granite_rules(sparse=True), _granite_rules(sparse=False)
-
-
-def _granite_rules_of(checkpoint: Checkpoint) -> RuleBook:
-    sparse = any(".block_sparse_moe." in name for name in checkpoint.tensors)
-    return _GRANITE_SPARSE if sparse else _GRANITE_DENSE
-
-
 _ATTENTION = ("attention_bias", "attention_multiplier", "position_embedding_type")
 GRANITE_HYBRID = hf_family(
     "granitemoehybrid",
     Traits(
-        rules=_GRANITE_SPARSE,
-        rules_of=_granite_rules_of,
+        rules=_granite_rules(sparse=True),
+        rules_of=lambda checkpoint: _granite_rules(
+            sparse=any(".block_sparse_moe." in name for name in checkpoint.tensors)
+        ),
         names=LOCAL_EXPERTS,
         defaults={**_MAMBA2_DEFAULTS, "shared_intermediate_size": 1024},
         attention=LLAMA_BIASES,

@@ -64,11 +64,6 @@ def _qwen3_moe_window(reading: Reading, index: int) -> int | None:
     return window if reading.flag("use_sliding_window") else None
 
 
-def _granite_moe(reading: Reading, index: int) -> FeedForwardConfig:
-    del index
-    return read_experts(reading, "intermediate_size")
-
-
 def _gpt_oss(reading: Reading, index: int) -> FeedForwardConfig:
     del index
     return replace(
@@ -181,7 +176,7 @@ GRANITE_MOE = hf_family(
         names=LOCAL_EXPERTS,
         attention=LLAMA_BIASES,
         attention_numbers=granite_attention,
-        feed_forward=_granite_moe,
+        feed_forward=lambda reading, _: read_experts(reading, "intermediate_size"),
         model_numbers=granite_numbers,
         residual_multiplier="residual_multiplier",
     ),

@@ -54,30 +54,32 @@ _KEYS = Mamba2Keys(
 )
 
 
-def _rules() -> list[Rule]:
-    shared, decoder = _LAYER + "shared_transformer.", _LAYER + "mamba_decoder."
-    attention = tuple(f"{name}_proj.weight" for name in "qkvo")
-    parts = ("weight", "bias")
-    return [
-        Rule("model.final_layernorm.weight", "norm.weight"),
-        *mixer_rules(_LAYER + "mamba."),
-        *mixer_rules(decoder + "mamba.", _MIXER + "mixer."),
-        Rule(decoder + "input_layernorm.weight", _MIXER + "mixer_norm.weight"),
-        Rule(_LAYER + "linear.weight", _MIXER + "linear.weight"),
-        Rule(shared + "input_layernorm.weight", _BLOCK + "attention_norm.weight"),
-        Rule(shared + "pre_ff_layernorm.weight", _BLOCK + "feed_forward_norm.weight"),
-        Rule(shared + "self_attn.{p}", _BLOCK + "attention.{p}", p=attention),
-        Rule(
-            shared + "feed_forward.gate_up_proj.{p}",
-            gate_and_up(_BLOCK + "feed_forward.", "_proj.{p}"),
-            p=parts,
-        ),
-        Rule(
-            shared + "feed_forward.{p}",
-            _BLOCK + "feed_forward.{p}",
-            p=tuple(f"down_proj.{part}" for part in parts),
-        ),
-    ]
+_TRANSFORMER, _DECODER = _LAYER + "shared_transformer.", _LAYER + "mamba_decoder."
+_PARTS = ("weight", "bias")
+_RULES = [
+    Rule("model.final_layernorm.weight", "norm.weight"),
+    *mixer_rules(_LAYER + "mamba."),
+    *mixer_rules(_DECODER + "mamba.", _MIXER + "mixer."),
+    Rule(_DECODER + "input_layernorm.weight", _MIXER + "mixer_norm.weight"),
+    Rule(_LAYER + "linear.weight", _MIXER + "linear.weight"),
+    Rule(_TRANSFORMER + "input_layernorm.weight", _BLOCK + "attention_norm.weight"),
+    Rule(_TRANSFORMER + "pre_ff_layernorm.weight", _BLOCK + "feed_forward_norm.weight"),
+    Rule(
+        _TRANSFORMER + "self_attn.{p}",
+        _BLOCK + "attention.{p}",
+        p=tuple(f"{name}_proj.weight" for name in "qkvo"),
+    ),
+    Rule(
+        _TRANSFORMER + "feed_forward.gate_up_proj.{p}",
+        gate_and_up(_BLOCK + "feed_forward.", "_proj.{p}"),
+        p=_PARTS,
+    ),
+    Rule(
+        _TRANSFORMER + "feed_forward.{p}",
+        _BLOCK + "feed_forward.{p}",
+        p=tuple(f"down_proj.{part}" for part in _PARTS),
+    ),
+]
 
 
 def _rules_of(checkpoint: Checkpoint) -> RuleBook:
@@ -94,7 +96,7 @@ def _rules_of(checkpoint: Checkpoint) -> RuleBook:
         paths = (path.replace(".", "_") for path in _ADAPTED[found[2]])
         targets = tuple(f"{at}{path}.{half}.weight" for path in paths)
         more.append(Rule(name, targets, cut=cut))
-    return hf_rules({"input": "mixer_norm"}, [*_rules(), *more])
+    return hf_rules({"input": "mixer_norm"}, [*_RULES, *more])
 
 
 def _unread(checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -103,10 +105,13 @@ def _unread(checkpoint: Checkpoint) -> tuple[str, ...]:
     blocks = _num_blocks(ConfigReader(checkpoint.config), users)
     owners = {_number(user): turn for turn, user in enumerate(users[:blocks])}
     adapters = (found for name in checkpoint.tensors if (found := _ADAPTER.fullmatch(name)))
-    return (
-        *(f"{user}{_SHARED}" for user in users[blocks:]),
-        *(each[0] for each in adapters if _is_of_another(each, owners, blocks)),
+    # the blocks take turns: the one of an adapter follows from its number
+    others = (
+        found[0]
+        for found in adapters
+        if owners.get(_small(found[1])) not in {None, _small(found[3]) % blocks}
     )
+    return (*(f"{user}{_SHARED}" for user in users[blocks:]), *others)
 
 
 def _users(names: Iterable[str]) -> list[str]:
@@ -119,12 +124,6 @@ def _num_blocks(reader: ConfigReader, users: Sequence[str]) -> int:
     count, tied = reader.integer("num_mem_blocks"), reader.boolean("tie_word_embeddings")
     shared = max(count.value, 1) if count else 1
     return shared if tied is None or tied.value else max(shared, len(users))
-
-
-def _is_of_another(adapter: re.Match[str], owners: Mapping[int, int], blocks: int) -> bool:
-    """The blocks take turns: the one of an adapter follows from its number."""
-    turn = owners.get(_small(adapter[1]))
-    return turn is not None and _small(adapter[3]) % blocks != turn
 
 
 def _number(name: str) -> int:
@@ -207,7 +206,7 @@ def _layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
 ZAMBA2 = hf_family(
     "zamba2",
     Traits(
-        rules=hf_rules({"input": "mixer_norm"}, _rules()),
+        rules=hf_rules({"input": "mixer_norm"}, _RULES),
         rules_of=_rules_of,
         defaults={"rms_norm_eps": 1e-5, "hidden_act": "gelu", "mamba_d_state": 64},
         layer=_layer,
