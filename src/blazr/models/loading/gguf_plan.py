@@ -24,16 +24,17 @@ from blazr.models.families.gguf.architectures import ARCHITECTURES, Architecture
 from blazr.models.families.gguf.as_config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from blazr.models.families.gguf.as_metadata import metadata_of
 from blazr.models.families.gguf.form import (
+    Recipe,
     all_mixers,
     architecture_of,
     as_gguf,
     difference,
     mixers_of,
+    recipe_of,
     unreadable,
 )
 from blazr.models.families.gguf.names import DeltaOrder, gguf_names, telling_names
 from blazr.models.families.rules import Mxfp4, Pairs, Rows, RuleBook, TiledColumns, Transform
-from blazr.models.loading.gguf_recipes import Recipe, recipe_of
 from blazr.models.loading.load import PlannedModel, plan_model
 from blazr.models.loading.plan import LoadStep
 from blazr.models.loading.weights import (

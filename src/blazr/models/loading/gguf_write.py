@@ -15,9 +15,9 @@ from blazr.models.checkpoint.base import (
     torch_dtype,
 )
 from blazr.models.checkpoint.write import TensorWriter
+from blazr.models.families.gguf.form import Recipe
 from blazr.models.families.rules import DecayLog, Mxfp4, TiledColumns, Transpose
 from blazr.models.loading.gguf_plan import GgufJob, GgufPlan
-from blazr.models.loading.gguf_recipes import Recipe
 from blazr.models.loading.plan import LoadStep
 from blazr.models.loading.weights import in_order, read_plain, stored_weight, tiles_of
 from blazr.nn.quant.exact import plain_blocks
