@@ -40,7 +40,9 @@ def build_app(
         routes: The endpoints.
         tracer: What traces are sent with.
     """
-    state, config, rows = models.state, models.state.config, list(routes)
+    state = models.state
+    config = models.state.config
+    rows = list(routes)
     servers = [{"url": config.root_path or "/"}]
     # made when it is first asked for, because it takes longer than everything else
     state.document = cache(lambda: describe(rows) | {"servers": servers})

@@ -230,7 +230,8 @@ def _check_site(headers: Headers, config: ServerConfig) -> None:
     forms have they do not, and bodies are read as JSON whatever they are called.
     """
     content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-    origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+    origin = headers.get("origin")
+    site = headers.get("sec-fetch-site")
     if content_type == "application/json" or site in {"same-origin", "none"}:
         return
     is_own = origin is not None and origin.partition("://")[2] == headers.get("host")

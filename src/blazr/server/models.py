@@ -207,7 +207,8 @@ class ModelSlot:
 
     def take_waiting(self) -> list[asyncio.Future[Service]]:
         """The requests that wait and have not been cancelled; nobody waits after that."""
-        waiting, self.waiting = self.waiting, []
+        waiting = self.waiting
+        self.waiting = []
         return [waiter for waiter in waiting if not waiter.done()]
 
 
@@ -325,7 +326,8 @@ class Models:
 
         The caller holds `changing`.
         """
-        service, slot.service = slot.service, None
+        service = slot.service
+        slot.service = None
         assert service is not None
         while service.num_users:
             self._emptied.clear()
@@ -368,7 +370,8 @@ class Models:
 
     async def _load(self, slot: ModelSlot) -> None:
         """Bring a model into memory, one at a time; those who wait get it, or the error."""
-        name, failure = slot.source.name, None
+        name = slot.source.name
+        failure = None
         try:
             async with self.changing:
                 slot.check_awake()
@@ -406,7 +409,8 @@ class Models:
 
     async def _admit(self, slot: ModelSlot, llm: AsyncLLM) -> None:
         """Put a model that was loaded into its slot, if it fits; others may have to go."""
-        slot.info, slot.num_bytes = llm.core.info, memory_of(llm)
+        slot.info = llm.core.info
+        slot.num_bytes = memory_of(llm)
         try:
             self._check_size(slot)
         except HttpError:
@@ -417,8 +421,11 @@ class Models:
 
     def _attach(self, slot: ModelSlot, llm: AsyncLLM) -> None:
         service = Service(llm, slot.source.name, self.state, on_idle=self._on_idle)
-        slot.service, slot.info, slot.num_bytes = service, llm.core.info, memory_of(llm)
-        slot.last_used, slot.offloaded = next(self._clock), None
+        slot.service = service
+        slot.info = llm.core.info
+        slot.num_bytes = memory_of(llm)
+        slot.last_used = next(self._clock)
+        slot.offloaded = None
         self._live.add(service)
         for waiter in slot.take_waiting():
             service.hold()  # so that it stays until they are there

@@ -109,7 +109,8 @@ class _Schemas:
         for name, schema in self.components.items():
             if name not in structs:
                 raise ValueError(f"two types are called {name.rpartition('.')[2]}")
-            struct, fields = structs[name], schema.get("properties", {})
+            struct = structs[name]
+            fields = schema.get("properties", {})
             schema.update(getattr(struct, "schema_extra", {}))
             if name in read:
                 for field, about in fields.items():
@@ -137,7 +138,8 @@ def _error_of(row: Route) -> object:
 def _structs_in(kinds: Iterable[Type]) -> dict[str, type[msgspec.Struct]]:
     """Every Struct in some types, by name."""
     found: dict[str, type[msgspec.Struct]] = {}
-    pending, unions = list(kinds), set()
+    pending = list(kinds)
+    unions = set()
     while pending:
         kind = pending.pop()
         if isinstance(kind, StructType):

@@ -177,7 +177,8 @@ def name_as_sent(error: RequestError, body: object) -> None:
         error: What was wrong; changed in place.
         body: The request's.
     """
-    name, inner = error.param, [getattr(body, each, None) for each in _INSIDE]
+    name = error.param
+    inner = [getattr(body, each, None) for each in _INSIDE]
     if name is None:
         return
 

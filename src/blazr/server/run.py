@@ -149,7 +149,8 @@ class Run:
         """
         if self._first is None:
             return {}
-        cached, prompt = self._first.num_cached_tokens, self._first.num_prompt_tokens
+        cached = self._first.num_cached_tokens
+        prompt = self._first.num_prompt_tokens
         headers = {PREFIX_HEADER: f"{cached}/{prompt}; {self._first.reuse}"}
         if self._first.num_dropped_messages:
             headers[DROPPED_HEADER] = str(self._first.num_dropped_messages)
@@ -221,7 +222,8 @@ class Run:
             )
             self.service.state.remember(self.call.tenant, report)
         outcome = "failed" if self._has_failed else "ok" if self.is_done else "cancelled"
-        service, usage = self.service, self.usage()
+        service = self.service
+        usage = self.usage()
         service.count("blazr_requests", outcome=outcome)
         service.count("blazr_prompt_tokens", usage.prompt_tokens)
         service.count("blazr_cached_prompt_tokens", usage.cached_tokens)

@@ -30,7 +30,8 @@ _log = logging.getLogger(__name__)
 _BACKLOG = 2048
 _IDLE_S = 30
 _HEADER_S = 10.0
-_PROBE_S, _MAX_PROBE_S = 0.1, 2.0
+_PROBE_S = 0.1
+_MAX_PROBE_S = 2.0
 
 
 def listen(config: ServerConfig) -> socket.socket:
@@ -217,7 +218,8 @@ class PatientProtocol(H11Protocol):
     def _probe(self, delay_s: float) -> None:
         if self.transport.is_closing():
             return
-        state, scope = self.conn.our_state, cast("Scope", self.scope)
+        state = self.conn.our_state
+        scope = cast("Scope", self.scope)
         if state is h11.SEND_RESPONSE:
             if scope["http_version"] == "1.0":  # knows no such answer
                 self.transport.close()

@@ -148,7 +148,8 @@ def _reads(own: ToolFormat, text: str) -> bool:
 def _declared_calls(field: _Field) -> ToolFormat:
     """The row for a field: a kind of calls, and what stands around them."""
     opening, closing = _anchor(field, "open"), _anchor(field, "close")
-    content, arguments = field.get("content", "text"), field.get("content_args") or {}
+    content = field.get("content", "text")
+    arguments = field.get("content_args") or {}
     if not isinstance(arguments, Mapping):
         raise _UnreadError("content_args that are no object")
     has_name = ("group", "name") in opening
@@ -170,7 +171,8 @@ def _declared_calls(field: _Field) -> ToolFormat:
 def _of_names(opening: list[tuple[str, str]], end: str, arguments: _Field) -> ToolFormat:
     """A name, and its arguments in JSON, perhaps with bare keys."""
     (marker, *others), between = _around_name(opening)
-    before, quotes = "".join(others), arguments.get("string_delims")
+    before = "".join(others)
+    quotes = arguments.get("string_delims")
     row = ToolFormat(
         name=NAME,
         markers=(marker,),

@@ -323,7 +323,8 @@ class Splitter:
             if not self._sink.has_begun and not (is_cut and self._has_marker):
                 self._sink.pieces.append(held)
             self._end()
-        pending, self._pending = self._pending, ""
+        pending = self._pending
+        self._pending = ""
         if is_cut:
             pending = pending[: len(pending) - _possible_beginning(pending, self._markers)]
         self._emit(pending)

@@ -69,11 +69,13 @@ class StopMatcher:
         start, pattern = self._candidate
         self.matched = pattern
         text = self._held[: start + len(pattern) if self._include_stop else start]
-        self._held, self._candidate = "", None
+        self._held = ""
+        self._candidate = None
         return text
 
     def _release(self, cut: int) -> str:
-        text, self._held = self._held[:cut], self._held[cut:]
+        text = self._held[:cut]
+        self._held = self._held[cut:]
         if self._candidate:
             self._candidate = (self._candidate[0] - cut, self._candidate[1])
         return text

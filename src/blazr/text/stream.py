@@ -96,7 +96,8 @@ class TextStream:
         self._turns = StopMatcher(reply_format.turn_marks)
         self._matcher = StopMatcher(stop, include_stop=include_stop)
         self._num_tokens = 0
-        reasoning, tool_format = reply_format.reasoning, reply_format.tool_format
+        reasoning = reply_format.reasoning
+        tool_format = reply_format.tool_format
         self._reasoning = self._tools = None
         if reasoning is not None:
             tail = tokenizer.decode(prompt_ids[-_TAIL:], skip_special=False)

@@ -137,7 +137,8 @@ class ThinkingBudget:
         self._end_if_spent()
 
     def _enter(self) -> None:
-        self._stage, self._tail = _Stage.INSIDE, b""
+        self._stage = _Stage.INSIDE
+        self._tail = b""
 
     def _leave(self) -> None:
         self._stage = _Stage.BEFORE if self._form.is_anywhere else _Stage.AFTER

@@ -184,7 +184,8 @@ def anthropic_error(error: HttpError) -> AnthropicError:
     """Anthropic's error object."""
     message = error.text
     if error.code == "context_length_exceeded":  # by these words agents know when to summarize
-        tokens, most = error.figures["n_prompt_tokens"], error.figures["n_ctx"]
+        tokens = error.figures["n_prompt_tokens"]
+        most = error.figures["n_ctx"]
         message = f"prompt is too long: {tokens} tokens > {most} maximum"
     kind = _ERROR_TYPES.get(error.status, "invalid_request_error")
     return AnthropicError(AnthropicErrorBody(kind, message))

@@ -191,7 +191,8 @@ class _SglangRenderer(Renderer[Generated, Generated]):
         return self._generated(completions[0])
 
     def _generated(self, completion: Completion, *, is_over: bool = True) -> Generated:
-        reason, usage = completion.finish_reason, completion.usage
+        reason = completion.finish_reason
+        usage = completion.usage
         end = SglangEnd(reason) if is_over else None
         if reason == "length":
             end = SglangEnd(reason, length=usage.completion_tokens)

@@ -42,7 +42,8 @@ class InfillBody(LlamaCppBody, kw_only=True):
 
 async def infill(call: Call[InfillBody]) -> Reply[TextPiece, PieceEvent]:
     """Fill in the middle."""
-    body, params = call.body, await to_params(call)
+    body = call.body
+    params = await to_params(call)
     before = "".join(f"{extra.filename}\n{extra.text}\n" for extra in body.input_extra or ())
     request = GenerationRequest(
         prompt=before + body.input_prefix + body.prompt,

@@ -40,7 +40,8 @@ class ProfileState(msgspec.Struct):
 
 async def start_profile(call: Call[StartBody]) -> ProfileState:
     """Begin to record what a model's engine does, for five minutes at most."""
-    state, body = call.state, call.body
+    state = call.state
+    body = call.body
     if state.config.profile_dir is None:
         raise RequestError("no profiles are made.", hint="start the server with --profile-dir")
     for field in ("output_dir", "num_steps"):
@@ -53,7 +54,8 @@ async def start_profile(call: Call[StartBody]) -> ProfileState:
         if slot.service is None or (state.recording and not state.recording.task.done()):
             why = "the model is not in memory" if slot.service is None else "one is being made"
             raise HttpError(409, f"no profile can be begun: {why}.", code="conflict")
-        engine, stop = slot.service.llm.core.engine, asyncio.Event()
+        engine = slot.service.llm.core.engine
+        stop = asyncio.Event()
         path = state.config.profile_dir / f"blazr-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.json.gz"
         profile = await asyncio.to_thread(engine.call, Profile)
         task = asyncio.create_task(_record(profile, engine, stop, path))
@@ -65,7 +67,8 @@ async def stop_profile(call: Call[None]) -> ProfileState:
     """Record no more, and write the profile into the operator's folder."""
     state = call.state
     async with state.profiling:
-        recording, state.recording = state.recording, None
+        recording = state.recording
+        state.recording = None
         if recording is None:
             raise HttpError(409, "no profile is being made.", code="conflict")
         recording.stop.set()

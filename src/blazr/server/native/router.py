@@ -46,7 +46,8 @@ class ModelNews(msgspec.Struct, kw_only=True):
 
 async def load(call: Call[RouterBody]) -> Success:
     """Begin to load a model, and do not wait for it."""
-    models, slot = call.models, call.models.find(call.body.model)
+    models = call.models
+    slot = call.models.find(call.body.model)
     slot.check_awake()
 
     async def work() -> None:
@@ -59,7 +60,8 @@ async def load(call: Call[RouterBody]) -> Success:
 
 async def unload(call: Call[RouterBody]) -> Success:
     """Let a model go once those who use it have ended, and do not wait for that."""
-    models, slot = call.models, call.models.find(call.body.model)
+    models = call.models
+    slot = call.models.find(call.body.model)
     slot.check_reloadable()
 
     async def work() -> None:
@@ -86,7 +88,8 @@ class _ModelStream(Stream[ModelNews]):
 
     async def send_events(self, send: Send, timeout: SendTimeout) -> None:
         """Send events until the server stops, and comments while there are none."""
-        keep_alive_s, data = self._config.keep_alive_s, self._framing.keep_alive
+        keep_alive_s = self._config.keep_alive_s
+        data = self._framing.keep_alive
         with self._models.events.subscribe() as queue:
             while True:
                 await self.send_bytes(send, timeout, data)

@@ -34,9 +34,11 @@ class Sleeping(msgspec.Struct):
 
 async def sleep(call: Call[SleepBody]) -> Sleeping:
     """Free the memory of models; nobody gets them until they are woken."""
-    body, models = call.body, call.models
+    body = call.body
+    models = call.models
     slots = slots_of(call, body.model)
-    keeps_weights, aborts = body.level != 2, body.mode == "abort"
+    keeps_weights = body.level != 2
+    aborts = body.mode == "abort"
 
     async def free(slot: ModelSlot) -> None:
         async with models.changing:
@@ -57,7 +59,8 @@ async def sleep(call: Call[SleepBody]) -> Sleeping:
             )
     for slot in slots:
         if not slot.is_asleep:
-            slot.reloads, slot.is_asleep = slot.status != "unloaded", True
+            slot.reloads = slot.status != "unloaded"
+            slot.is_asleep = True
         if slot.service is not None and aborts:
             slot.service.abort()
     await asyncio.shield(asyncio.gather(*(models.begin(free(slot)) for slot in slots)))

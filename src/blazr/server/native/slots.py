@@ -38,7 +38,8 @@ class Slot(msgspec.Struct, kw_only=True):
 
 async def show_slots(call: Call[SlotsQuery]) -> list[Slot]:
     """A slot for each reply that can be computed at once, and how far that has come."""
-    engine, context = call.service.llm.core.engine, call.service.llm.core.info.max_seq_len
+    engine = call.service.llm.core.engine
+    context = call.service.llm.core.info.max_seq_len
     running = engine.running()
     num_free = max(int(engine.stats().get("max_running", 0)) - len(running), 0)
     if call.body.fail_on_no_slot and not num_free:

@@ -69,7 +69,8 @@ class ServerInfo(msgspec.Struct):
 async def health(call: Call[None]) -> Health:
     """Whether the engines work: their last signs of life, not that of this process."""
     _check_engines(call)
-    first, loaded = call.models.slots[0], call.models.loaded()
+    first = call.models.slots[0]
+    loaded = call.models.loaded()
     ages_s = [service.llm.core.engine.health().heartbeat_age_s for service in loaded]
     return Health(
         version=blazr.__version__,

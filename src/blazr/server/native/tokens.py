@@ -91,7 +91,8 @@ class TokenizerInfo(msgspec.Struct):
 
 async def tokenize(call: Call[TokenizeBody]) -> Tokens:
     """Text to token ids."""
-    body, service = call.body, call.service
+    body = call.body
+    service = call.service
     core = service.llm.core
     adds = body.add_special if body.add_special_tokens is None else body.add_special_tokens
     text = body.content if body.prompt is None else body.prompt
@@ -139,7 +140,8 @@ def _to_request(
 
 async def detokenize(call: Call[DetokenizeBody]) -> DecodedText:
     """Token ids to text."""
-    tokenizer, ids = call.service.llm.tokenizer, call.body.tokens
+    tokenizer = call.service.llm.tokenizer
+    ids = call.body.tokens
     limit = max(tokenizer.size, call.service.llm.core.info.vocab_size)
     if not all(0 <= each < limit for each in ids):
         raise RequestError(

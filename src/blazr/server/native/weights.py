@@ -30,7 +30,8 @@ class WeightsBody(msgspec.Struct, kw_only=True):
 
 async def update_weights(call: Call[WeightsBody]) -> Success:
     """Read weights beside the present ones, finish what runs, and go on with the new ones."""
-    body, models = call.body, call.models
+    body = call.body
+    models = call.models
     if body.update_info is not None:
         raise RequestError(
             "weights are read from a checkpoint.", param="update_info", hint="send model_path"

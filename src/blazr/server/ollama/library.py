@@ -159,7 +159,8 @@ class _PullStream(Stream[PullLine]):
 
 async def running(call: Call[None]) -> RunningList:
     """The models in memory."""
-    now, now_s = datetime.now(UTC), asyncio.get_running_loop().time()
+    now = datetime.now(UTC)
+    now_s = asyncio.get_running_loop().time()
     models = []
     for slot in call.models.slots:
         if slot.service is None:
@@ -187,7 +188,8 @@ async def running(call: Call[None]) -> RunningList:
 async def show(call: Call[ShowBody]) -> ShownModel:
     """About a model."""
     core = call.service.llm.core
-    tag, info = _tag(call, call.models.find(call.body.model)), core.info
+    tag = _tag(call, call.models.find(call.body.model))
+    info = core.info
     capabilities = ["completion", "embedding"]
     return ShownModel(
         details=tag.details,
@@ -244,7 +246,8 @@ def with_tag(name: str) -> str:
 
 def _tag(call: Call[None] | Call[ShowBody], slot: ModelSlot) -> Tag:
     """What is known of a model; its figures only once it was loaded."""
-    info, name = slot.info, slot.source.name
+    info = slot.info
+    name = slot.source.name
     began = datetime.now(UTC) - timedelta(seconds=monotonic() - call.state.started_s)
     family = "" if info is None else info.family
     return Tag(

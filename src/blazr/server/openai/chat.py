@@ -227,7 +227,8 @@ def to_request(body: ChatBody, call: Call[ChatBody]) -> GenerationRequest:
         raise RequestError(
             "top_logprobs needs logprobs.", param="top_logprobs", expected='"logprobs": true'
         )
-    max_tokens, budget = body.max_completion_tokens, body.max_thinking_tokens
+    max_tokens = body.max_completion_tokens
+    budget = body.max_thinking_tokens
     params = to_params(
         body,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,

@@ -55,7 +55,8 @@ async def label_probabilities(
             found=str(len(labels)),
             expected=f"1 to {MAX_LABELS} in all",
         )
-    core, common = call.service.llm.core, call.scheduling()
+    core = call.service.llm.core
+    common = call.scheduling()
     params = SamplingParams(max_tokens=0, prompt_logprobs=0)
     num_tokens: list[int] = []
 

@@ -76,7 +76,8 @@ def _card(call: Call[None], slot: ModelSlot) -> ModelCard:
 
     In the words of OpenAI and of Anthropic, vLLM and llama.cpp, whose clients ask the same path.
     """
-    info, name = slot.info, slot.source.name
+    info = slot.info
+    name = slot.source.name
     age_s = monotonic() - call.state.started_s
     created = (datetime.now(UTC) - timedelta(seconds=age_s)).replace(microsecond=0)
     card = ModelCard(

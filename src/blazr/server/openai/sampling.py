@@ -195,11 +195,13 @@ def tool_fields(
         RequestError: The choice is none of them.
     """
     check_tool_kinds(tools)
-    mode, name = "auto" if choice is None else choice, None
+    mode = "auto" if choice is None else choice
+    name = None
     if isinstance(choice, ToolChoice):
         allowed = choice.allowed_tools or choice
         if choice.type in {"function", "custom"}:
-            mode, name = "required", choice.tool_name
+            mode = "required"
+            name = choice.tool_name
         elif choice.type == "allowed_tools" and allowed.tools is not None:
             names = {each.tool_name for each in allowed.tools}
             tools = [each for each in tools or () if _name_of(each) in names]

@@ -110,7 +110,8 @@ def main() -> None:
     if frame is None:
         return
     tokenizer = make_tokenizer(unpack_vocabulary(frame))
-    resident, limit = _memory_bytes(1), _memory_bytes(0) + MEMORY_BYTES
+    resident = _memory_bytes(1)
+    limit = _memory_bytes(0) + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     write_frame(sys.stdout.buffer, b"ready")

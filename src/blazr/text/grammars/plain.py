@@ -10,7 +10,8 @@ from blazr.core.errors import GrammarError
 
 MAX_CHOICES = 4096
 # Translating takes time with the square of the rules.
-MAX_GBNF_RULES, MAX_GBNF_CHARACTERS = 500, 1 << 16
+MAX_GBNF_RULES = 500
+MAX_GBNF_CHARACTERS = 1 << 16
 
 
 def regex(value: object, special_ids: Mapping[str, int]) -> str:  # noqa: ARG001

@@ -27,7 +27,9 @@ _RESULT_WITH_ID = (
 
 def source(version: int) -> str:
     """The template of a version of `VERSIONS`."""
-    has_system, has_ids, has_args = version >= 7, version < 13, version >= 11
+    has_system = version >= 7
+    has_ids = version < 13
+    has_args = version >= 11
     system = "[SYSTEM_PROMPT]' + content + '[/SYSTEM_PROMPT]" if has_system else ""
     call_id = "{% if call.id %}{{ '[CALL_ID]' + call.id }}{% endif %}" if has_ids else ""
     calls = (

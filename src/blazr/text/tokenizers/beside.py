@@ -36,7 +36,8 @@ def metadata_of(
     Raises:
         CheckpointError: A file cannot be read, or declares a token with a wild id.
     """
-    tokens, types = list(tokens), array("i", types)
+    tokens = list(tokens)
+    types = array("i", types)
     num_tokens = len(tokens)
     added = sidecars.added_tokens(directory, num_tokens=num_tokens)
     for token_id in range(num_tokens, max(added, default=0) + 1):

@@ -121,7 +121,8 @@ def from_ranks(
     Raises:
         CheckpointError: A line is wrong, an id is taken twice, or some text cannot be encoded.
     """
-    words, special = set(parse_ranks(data, file.name).values()), set(named_ids.values())
+    words = set(parse_ranks(data, file.name).values())
+    special = set(named_ids.values())
     taken = words & special
     if taken or len(special) < len(named_ids):
         raise CheckpointError(

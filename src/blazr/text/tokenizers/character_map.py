@@ -56,7 +56,9 @@ class CharacterMap:
 
     def _longest(self, data: bytes, at: int) -> tuple[int, bytes]:
         """How many bytes the longest key has that begins here, and what stands for it."""
-        trie, length, start = self._trie, 0, 0
+        trie = self._trie
+        length = 0
+        start = 0
         place = _offset(trie[0])
         for end in range(at, min(len(data), at + _LONGEST)):
             place ^= data[end]
@@ -65,7 +67,8 @@ class CharacterMap:
             unit = trie[place]
             place ^= _offset(unit)
             if unit >> 8 & 1 and place < len(trie):
-                length, start = end + 1 - at, trie[place] & 0x7FFFFFFF
+                length = end + 1 - at
+                start = trie[place] & 0x7FFFFFFF
         end = self._texts.find(b"\0", start, start + _LONGEST) if length else -1
         return (length, self._texts[start:end]) if end >= 0 else (0, b"")
 

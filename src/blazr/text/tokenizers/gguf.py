@@ -33,7 +33,8 @@ _END_NAMES = (
     "<|file_sep|>", "<turn|>", "<|tool_response>",
 )  # fmt: skip
 # In the Harmony form this one ends a part of a reply only.
-_HARMONY, _PART_END = {"<|return|>", "<|call|>"}, "<|end|>"
+_HARMONY = {"<|return|>", "<|call|>"}
+_PART_END = "<|end|>"
 
 
 def load(path: str) -> Tokenizer:

@@ -8,7 +8,12 @@ from blazr.core.errors import CheckpointError
 from blazr.core.gguf_header import Value
 
 # Kinds of tokens, as SentencePiece numbers them and GGUF does after it.
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+NORMAL = 1
+UNKNOWN = 2
+CONTROL = 3
+USER_DEFINED = 4
+UNUSED = 5
+BYTE = 6
 # Ours: a user-defined token that SentencePiece finds itself, after it has marked the spaces.
 WHOLE = 7
 LARGEST_ID = 2**22

@@ -120,7 +120,8 @@ class SentencePieceBpe:
             # an offer is void once either side has been merged otherwise
             if right == len(word) or not pieces[left] or pieces[left] + pieces[right] != whole:
                 continue
-            pieces[left], pieces[right] = whole, ""
+            pieces[left] = whole
+            pieces[right] = ""
             end = ends[left] = ends[right]
             if end < len(word):
                 starts[end] = left

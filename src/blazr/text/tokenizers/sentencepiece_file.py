@@ -27,11 +27,24 @@ from blazr.text.tokenizers.gguf_entries import (
     WHOLE,
 )
 
-# The fields of messages, by number.
-_PIECE, _TRAINER, _NORMALIZER = 1, 2, 3
-_TEXT, _SCORE, _TYPE = 1, 2, 3
-_MODEL_TYPE, _SPACE_IS_SUFFIX, _BOS, _EOS = 3, 24, 46, 47
-_TABLE, _ADDS_SPACE, _REMOVES_SPACES, _MARKS_SPACES = 2, 3, 4, 5
+# The fields of a model, by number.
+_PIECE = 1
+_TRAINER = 2
+_NORMALIZER = 3
+# Of a piece.
+_TEXT = 1
+_SCORE = 2
+_TYPE = 3
+# Of a trainer.
+_MODEL_TYPE = 3
+_SPACE_IS_SUFFIX = 24
+_BOS = 46
+_EOS = 47
+# Of a normalizer.
+_TABLE = 2
+_ADDS_SPACE = 3
+_REMOVES_SPACES = 4
+_MARKS_SPACES = 5
 # Models by number; words and characters are the other two.
 _MODELS = {1: "t5", 2: "llama"}
 

@@ -125,7 +125,8 @@ def _tokens(
 
     None where the embedding has too few rows.
     """
-    tokens, types = list[str](), array("i")
+    tokens = list[str]()
+    types = array("i")
     if tokenizer.size > vocab_size:
         return tokens, types
     added = stored.get("added_tokens")

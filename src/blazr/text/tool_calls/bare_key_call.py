@@ -88,32 +88,43 @@ class BareKeyCalls(CallSyntax):
 def _value(c: str, sink: Sink, quote: str) -> Scan:
     """An object with all that is in it, as JSON. What is wrong with it stays wrong."""
     inside: list[str] = []  # the brackets around what comes
-    lead, is_key, after_item = "", False, False
+    lead = ""
+    is_key = False
+    after_item = False
     while c:
         if c in SPACE:
             c = yield
         elif c == ",":
-            lead, is_key, after_item = ", " if after_item else lead, inside[-1] == "{", False
+            lead = ", " if after_item else lead
+            is_key = inside[-1] == "{"
+            after_item = False
             c = yield
         elif c in "}]":
             inside.pop()
             sink.arguments(c)
-            lead, is_key, after_item = "", False, True
+            lead = ""
+            is_key = False
+            after_item = True
             c = yield
             if not inside:
                 break
         elif c == ":":
             sink.arguments(": ")
-            lead, is_key, after_item = "", False, False
+            lead = ""
+            is_key = False
+            after_item = False
             c = yield
         elif c in "{[":
             inside.append(c)
             sink.arguments(lead + c)
-            lead, is_key, after_item = "", c == "{", False
+            lead = ""
+            is_key = c == "{"
+            after_item = False
             c = yield
         else:
             c = yield from _scalar(c, sink, quote, lead, is_key=is_key)
-            lead, after_item = "", True
+            lead = ""
+            after_item = True
     return c
 
 
@@ -131,7 +142,8 @@ def _scalar(c: str, sink: Sink, quote: str, lead: str, *, is_key: bool) -> Scan:
         c = yield from quoted(c, sink, put)
         sink.arguments('"', ahead=True)
         return c
-    text, ends = "", ":}" if is_key else ",}]"
+    text = ""
+    ends = ":}" if is_key else ",}]"
     while c and c not in ends:
         text += c
         if text == quote:

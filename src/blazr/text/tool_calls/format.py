@@ -179,7 +179,8 @@ def tool_specs(tools: Sequence[Mapping[str, object]]) -> list[ToolSpec]:
     specs = []
     for tool in tools:
         if is_custom(tool):
-            name, lark = custom_name(tool), input_grammar(tool)
+            name = custom_name(tool)
+            lark = input_grammar(tool)
             specs.append(ToolSpec(name, PARAMETERS, is_custom=True, lark=lark))
             continue
         function = tool.get("function", tool)

@@ -30,8 +30,13 @@ from blazr.text.tool_calls.json_scan import check_arguments, check_name, read_ar
 MARKERS = ("<|start|>assistant", "<|channel|>")
 STARTERS = (" to=", "to=")
 TOKENS = (
-    *("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>"),
-    *("<|return|>", "<|call|>"),
+    "<|start|>",
+    "<|end|>",
+    "<|message|>",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|return|>",
+    "<|call|>",
 )
 _BODY = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")

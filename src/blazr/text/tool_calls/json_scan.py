@@ -93,7 +93,8 @@ def scalar(c: str) -> Found:
 
 def balanced(c: str, put: Callable[[str], None]) -> Scan:
     """A JSON value, to where its brackets close or the text ends, as it comes."""
-    depth, before = 0, ":"
+    depth = 0
+    before = ":"
     while c:
         if c == '"' or (c == "'" and before in "{[,:"):  # elsewhere it is an apostrophe
             c = yield from _string(c, put)
@@ -169,7 +170,8 @@ def quoted(quote: str, sink: Sink, put: Callable[[str], None]) -> Scan:
         if not c:
             raise CutOffError
         text = (yield from _escaped()) if c == "\\" else c
-        text, high = high + text, ""
+        text = high + text
+        high = ""
         if text and "\ud800" <= text[-1] < "\udc00":
             text, high = text[:-1], text[-1]
         put(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))

@@ -83,7 +83,8 @@ class MistralCalls(CallSyntax):
         if c in {"[", "{"}:
             return (yield from JsonCalls().read_all(c, tools, sink))
         name, c = yield from tool_name(c)
-        mark, call_id = "", None
+        mark = ""
+        call_id = None
         if c != "{":  # tokens may be left out of the text
             mark, c = yield from one_of(c, "[CALL_ID]", "[ARGS]")
         if mark == "[CALL_ID]":

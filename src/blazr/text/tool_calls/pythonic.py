@@ -104,7 +104,8 @@ def _call(c: str, tools: Tools, sink: Sink, *, must_be_known: bool) -> Scan:
     c = yield from spaces(c)
     if c == ",":  # a grammar lets it be written where the first of several arguments is left out
         c = yield from spaces((yield))
-    lead, has_begun = "{", False
+    lead = "{"
+    has_begun = False
     try:
         while c != ")":
             key, c = yield from tool_name(c)
@@ -136,7 +137,8 @@ def _argument(c: str, head: str, sink: Sink) -> Scan:
         sink.arguments('"', ahead=True)
         return c
     text = ""
-    depth, quote = 0, ""
+    depth = 0
+    quote = ""
     while c and (depth or quote or c not in ",)"):
         text += c
         if quote:

@@ -71,7 +71,8 @@ def python_to_json(text: str) -> str | None:
     JSON itself is understood too. Nothing is evaluated.
     """
     parts: list[str] = []
-    position, after_value = 0, False
+    position = 0
+    after_value = False
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 _MEDIA = ("image", "audio", "video")
 _NAMES = (
-    *("system", "user", "assistant", "im_start", "im_end"),
-    *("think", "/think", "plan", "/plan", "step", "/step", "act", "/act", "observe", "/observe"),
-    *("function", "/function", "result", "/result", "error", "/error"),
-    *("code", "/code", "output", "/output", "lang", "/lang"),
-    *("context", "/context", "quote", "/quote", "cite", "/cite", "source", "/source"),
-    *("memory", "/memory", "recall", "/recall"),
-    *("pad", "stop", "sep"),
-    *("image", "/image", "audio", "/audio", "video", "/video"),
-    *("title", "/title", "section", "/section", "summary", "/summary"),
-)
+    "system", "user", "assistant", "im_start", "im_end",
+    "think", "/think", "plan", "/plan", "step", "/step", "act", "/act", "observe", "/observe",
+    "function", "/function", "result", "/result", "error", "/error",
+    "code", "/code", "output", "/output", "lang", "/lang",
+    "context", "/context", "quote", "/quote", "cite", "/cite", "source", "/source",
+    "memory", "/memory", "recall", "/recall",
+    "pad", "stop", "sep",
+    "image", "/image", "audio", "/audio", "video", "/video",
+    "title", "/title", "section", "/section", "summary", "/summary",
+)  # fmt: skip
 
 
 def agent_token_ids(first_id: int, *, first_media_id: int | None = None) -> dict[str, int]:

@@ -106,7 +106,8 @@ class ResponseQuery(msgspec.Struct, kw_only=True):
 
 async def create(call: Call[ResponseBody]) -> Reply[ResponseObject, ResponseEvent]:
     """Answer, and keep the answer unless told not to."""
-    body, tools = call.body, read_tools(call.body.tools)
+    body = call.body
+    tools = read_tools(call.body.tools)
     messages = _conversation(body, call)
     request = to_request(body, call, messages, tools)
     template = _template(body, call, tools)
@@ -140,7 +141,8 @@ async def create(call: Call[ResponseBody]) -> Reply[ResponseObject, ResponseEven
 
 async def retrieve(call: Call[ResponseQuery]) -> Reply[ResponseObject, ResponseEvent]:
     """A response that was stored; one in the background also as a stream, from any place on."""
-    stored, query = _find(call), call.body
+    stored = _find(call)
+    query = call.body
     if not query.stream:
         return stored.response
     if stored.log is None:
@@ -337,7 +339,9 @@ class _ResponseStore:
         if stored is None:
             self.put(response, messages)
             return
-        stored.response, stored.messages, stored.task = response, messages, None
+        stored.response = response
+        stored.messages = messages
+        stored.task = None
         if self._call.state.kept.get(self._call.tenant, response.id) is stored:
             self._count(stored)
 
@@ -345,7 +349,8 @@ class _ResponseStore:
         """Put an entry, or put it again with the bytes it has now."""
         num_bytes = len(msgspec.json.encode((stored.response, stored.input)))
         num_bytes += stored.log.num_bytes if stored.log else 0
-        kept, name = self._call.state.kept, stored.response.id
+        kept = self._call.state.kept
+        name = stored.response.id
         kept.put(self._call.tenant, name, stored, num_bytes=num_bytes)
 
 

@@ -353,7 +353,8 @@ class ResponseRenderer(PartsRenderer[ResponseObject, ResponseEvent]):
         self, part: ReplyPart, text: str, tokens: Sequence[TokenText] = ()
     ) -> Iterable[ResponseEvent]:
         """What is added to an item."""
-        number, item_id = self._number(), self._item_id(part)
+        number = self._number()
+        item_id = self._item_id(part)
         if part.kind == "tool":
             yield ArgumentsDelta(number, item_id, part.place, text)
         elif part.kind == "custom":
@@ -365,7 +366,9 @@ class ResponseRenderer(PartsRenderer[ResponseObject, ResponseEvent]):
 
     def part_finished(self, part: ReplyPart) -> Iterable[ResponseEvent]:
         """The end of an item."""
-        number, item_id, place = self._number(), self._item_id(part), part.place
+        number = self._number()
+        item_id = self._item_id(part)
+        place = part.place
         if part.kind == "tool":
             yield ArgumentsDone(number, item_id, place, self._tool(part)[1], part.text)
         elif part.kind == "custom":
@@ -426,7 +429,8 @@ class ResponseRenderer(PartsRenderer[ResponseObject, ResponseEvent]):
         return self.finished is not None and self.finished.reason == "length"
 
     def _item(self, part: ReplyPart, status: ItemStatus) -> OutputItem:
-        item_id, is_empty = self._item_id(part), status == "in_progress"
+        item_id = self._item_id(part)
+        is_empty = status == "in_progress"
         if part.kind == "text":
             content = [] if is_empty else [self._text(part)]
             return OutputMessage(id=item_id, status=status, content=content)

@@ -81,7 +81,8 @@ def qualified_name(namespace: str | None, name: str) -> str:
 
 
 def _flat(tool: Tool, namespaces: dict[str, tuple[str, str]]) -> Iterator[Tool]:
-    kind, namespace = tool.get("type"), str(tool.get("name") or "")
+    kind = tool.get("type")
+    namespace = str(tool.get("name") or "")
     if kind == "namespace":
         inner = tool.get("tools")
         for each in inner if isinstance(inner, list) else ():
