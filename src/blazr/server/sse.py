@@ -50,14 +50,14 @@ def _encode_named(event: msgspec.Struct) -> bytes:
     return b"event: " + name.encode() + b"\n" + _encode_data(event)
 
 
-def _encode_line(event: msgspec.Struct) -> bytes:
-    return msgspec.json.encode(event) + b"\n"
-
-
 DATA = Framing(_encode_data, end=b"data: [DONE]\n\n")  # OpenAI's older APIs
 ENDLESS_DATA = Framing(_encode_data)  # llama.cpp's server: no [DONE]
 NAMED = Framing(_encode_named)  # each event is named by its type, which is its Struct's tag
-LINES = Framing(_encode_line, keep_alive=b" ", media_type="application/x-ndjson")
+LINES = Framing(
+    lambda event: msgspec.json.encode(event) + b"\n",
+    keep_alive=b" ",
+    media_type="application/x-ndjson",
+)
 
 
 class Stream(Response, Generic[E]):

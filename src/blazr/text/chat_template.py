@@ -391,24 +391,21 @@ class EscapedChat:
 
     def _copy(self, value: object) -> object:
         if isinstance(value, str):
-            return self._escape(value) if self._stand_ins else value
+            starts: set[int] = set()
+            for name in self._names if self._stand_ins else ():
+                start = value.find(name)
+                while start >= 0:  # overlapping ones too, or breaking one could leave another whole
+                    starts.add(start)
+                    start = value.find(name, start + 1)
+            characters = list(value)
+            for start in starts:
+                characters[start] = self._stand_ins[characters[start]]
+            return "".join(characters) if starts else value
         if isinstance(value, Mapping):
             return {self._copy(key): self._copy(each) for key, each in value.items()}
         if isinstance(value, list | tuple):
             return [self._copy(each) for each in value]
         return value
-
-    def _escape(self, text: str) -> str:
-        starts: set[int] = set()
-        for name in self._names:
-            start = text.find(name)
-            while start >= 0:  # overlapping ones too, or breaking one could leave another whole
-                starts.add(start)
-                start = text.find(name, start + 1)
-        characters = list(text)
-        for start in starts:
-            characters[start] = self._stand_ins[characters[start]]
-        return "".join(characters)
 
 
 def _texts(value: object) -> Iterator[str]:

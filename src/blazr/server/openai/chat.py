@@ -311,15 +311,25 @@ class ChatRenderer(ChoicesRenderer[ChatCompletion, ChatChunk, ChunkChoice]):
 
     def whole(self, completions: Sequence[Completion], usage: Usage) -> ChatCompletion:
         """The whole reply."""
-        choices = [
-            ChatChoice(
-                each.index,
-                _message(each),
-                self._logprobs(each.logprobs or ()),
-                _finish_reason(each.finish_reason, len(each.tool_calls)),
+        choices = []
+        for each in completions:
+            calls: list[AnyCall] = []
+            for call in each.tool_calls:
+                if call.is_custom:
+                    custom = CalledCustom(call.name, call.arguments)
+                    calls.append(CustomCall(id=call.id, custom=custom))
+                else:
+                    function = CalledFunction(call.name, call.arguments)
+                    calls.append(FunctionCall(id=call.id, function=function))
+            message = AssistantMessage(
+                content=each.text if each.text or not calls else None,
+                reasoning=each.reasoning or UNSET,
+                reasoning_content=each.reasoning or UNSET,
+                tool_calls=calls or UNSET,
             )
-            for each in completions
-        ]
+            reason = _finish_reason(each.finish_reason, len(each.tool_calls))
+            logprobs = self._logprobs(each.logprobs or ())
+            choices.append(ChatChoice(each.index, message, logprobs, reason))
         return ChatCompletion(
             id=self.id,
             created=self.created,
@@ -330,22 +340,6 @@ class ChatRenderer(ChoicesRenderer[ChatCompletion, ChatChunk, ChunkChoice]):
 
     def _logprobs(self, tokens: Sequence[TokenText]) -> ChatLogprobs | None:
         return ChatLogprobs(token_logprobs(tokens)) if self._wants_logprobs else None
-
-
-def _message(completion: Completion) -> AssistantMessage:
-    calls: list[AnyCall] = []
-    for call in completion.tool_calls:
-        if call.is_custom:
-            calls.append(CustomCall(id=call.id, custom=CalledCustom(call.name, call.arguments)))
-        else:
-            function = CalledFunction(call.name, call.arguments)
-            calls.append(FunctionCall(id=call.id, function=function))
-    return AssistantMessage(
-        content=completion.text if completion.text or not calls else None,
-        reasoning=completion.reasoning or UNSET,
-        reasoning_content=completion.reasoning or UNSET,
-        tool_calls=calls or UNSET,
-    )
 
 
 def _call_delta(event: ToolCallDelta) -> CallDelta:

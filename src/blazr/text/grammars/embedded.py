@@ -251,7 +251,11 @@ class _Writer:
             parts = [_literal(c, insensitive=is_insensitive) for c in unescaped]
             return self._text(self._pattern(parts))
         if kind == "regex":
-            return self._text(self._regex(text))
+            pattern, flags = text[1:].rsplit("/", 1)
+            if self.in_json and set(flags) - {"i", "s", "u"}:
+                raise _refused(text[-20:])
+            in_json = self.in_json
+            return self._text(self._pattern(_Quoter(pattern, flags).run()) if in_json else text)
         if kind == "name":
             name = text.lstrip("!?")
             if name not in self.names:
@@ -272,14 +276,6 @@ class _Writer:
         if len(low) != 1 or len(high) != 1:
             raise _refused(first)
         return self._pattern([_atom(f"[{_hex(low)}-{_hex(high)}]", lambda c: low <= c <= high)])
-
-    def _regex(self, token: str) -> str:
-        pattern, flags = token[1:].rsplit("/", 1)
-        if not self.in_json:
-            return token
-        if set(flags) - {"i", "s", "u"}:
-            raise _refused(token[-20:])
-        return self._pattern(_Quoter(pattern, flags).run())
 
     def _pattern(self, parts: Sequence[str | _Mark]) -> str:
         """A regular expression: one, or the same as a rule of its characters."""

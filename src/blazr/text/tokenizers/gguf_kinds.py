@@ -19,7 +19,7 @@ from blazr.text.tokenizers.gguf_entries import (
     Entries,
 )
 from blazr.text.tokenizers.gguf_patterns import DEFAULT, PATTERNS
-from blazr.text.tokenizers.hf import BYTE_NAME, BYTE_OF_CHARACTER
+from blazr.text.tokenizers.hf import BYTE_NAME, byte_level
 from blazr.text.tokenizers.sentencepiece import (
     SPACE,
     Fallback,
@@ -105,7 +105,11 @@ def _byte_pairs(entries: Entries, special: frozenset[int]) -> Built:
     splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in pattern.expressions]
     spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, spell])
-    return partial(_ids, backend), _spelled_bytes, pattern.adds_bos
+
+    def to_bytes(text: str, kind: int) -> bytes:
+        return text.encode() if kind == USER_DEFINED else byte_level(text)
+
+    return partial(_ids, backend), to_bytes, pattern.adds_bos
 
 
 def _marked_pairs(entries: Entries, special: frozenset[int]) -> Built:
@@ -137,12 +141,6 @@ def _merges(
 def _piece_bytes(text: str, kind: int) -> bytes:
     byte = BYTE_NAME.fullmatch(text) if kind == BYTE else None
     return bytes([int(byte[1], 16)]) if byte else text.replace(SPACE, " ").encode()
-
-
-def _spelled_bytes(text: str, kind: int) -> bytes:
-    if kind == USER_DEFINED or not all(each in BYTE_OF_CHARACTER for each in text):
-        return text.encode()
-    return bytes([BYTE_OF_CHARACTER[each] for each in text])
 
 
 def _word_pieces(entries: Entries, special: frozenset[int]) -> Built:

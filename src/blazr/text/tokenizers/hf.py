@@ -168,7 +168,7 @@ def _decoder(backend: Backend, name: str) -> tuple[Callable[[str], bytes], bool]
     if not steps:  # words, joined by spaces
         return lambda piece: b" " + piece.encode(), True
     if "ByteLevel" in kinds:
-        return _byte_level, False
+        return byte_level, False
     unknown = kinds - {"ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"}
     if unknown:
         raise CheckpointError(
@@ -215,10 +215,11 @@ def _replacements(steps: Sequence[Mapping[str, object]]) -> tuple[list[tuple[str
     return replacements, strips_space
 
 
-def _byte_level(piece: str) -> bytes:
+def byte_level(piece: str) -> bytes:
+    """The bytes that a byte-level vocabulary spells so; else those of the piece itself."""
     try:
         return bytes([BYTE_OF_CHARACTER[character] for character in piece])
-    except KeyError:  # no byte is spelled like this, so the piece stands for itself
+    except KeyError:  # no byte is spelled like this
         return piece.encode()
 
 

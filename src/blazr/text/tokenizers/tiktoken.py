@@ -33,7 +33,15 @@ def load(path: str) -> Tokenizer:
     pattern = options.get("pattern")
     if pattern is not None and not isinstance(pattern, str):
         raise CheckpointError('"pattern" must be a string.', found=repr(pattern)[:100])
-    special_ids = _special_ids(options, file.name)
+    special = options.get("special_tokens") or {}
+    listed = special.items() if isinstance(special, Mapping) else ()
+    special_ids = {x: i for x, i in listed if x and type(i) is int and 0 <= i <= LARGEST_ID}
+    if not isinstance(special, Mapping) or len(special_ids) < len(special):
+        raise CheckpointError(
+            f'"special_tokens" beside {file.name} is wrong.',
+            found=repr(special)[:100],
+            expected="names, each with an id that no other token has",
+        )
     return from_ranks(
         sidecars.read_bytes(file),
         pattern or splintr.CL100K_BASE_PATTERN,
@@ -43,19 +51,6 @@ def load(path: str) -> Tokenizer:
         eos_ids=_named_ids(options.get("eos_token"), special_ids, file.name),
         bos_id=next(iter(_named_ids(options.get("bos_token"), special_ids, file.name)), None),
     )
-
-
-def _special_ids(options: Mapping[str, object], name: str) -> dict[str, int]:
-    special = options.get("special_tokens") or {}
-    listed = special.items() if isinstance(special, Mapping) else ()
-    ids = {text: i for text, i in listed if text and type(i) is int and 0 <= i <= LARGEST_ID}
-    if not isinstance(special, Mapping) or len(ids) < len(special):
-        raise CheckpointError(
-            f'"special_tokens" beside {name} is wrong.',
-            found=repr(special)[:100],
-            expected="names, each with an id that no other token has",
-        )
-    return ids
 
 
 def _named_ids(names: object, special_ids: Mapping[str, int], name: str) -> tuple[int, ...]:
