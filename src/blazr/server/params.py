@@ -60,8 +60,11 @@ _TAKEN = ("messages", "tools", "add_generation_prompt")  # what a chat template 
 TemplateVariables = Annotated[
     dict[str, _Scalar], schema_hint(propertyNames={"not": {"enum": _TAKEN}})
 ]
-_NAMED = {"properties": {"name": {"type": "string", "minLength": 1}}, "required": ["name"]}
-_CUSTOM = {"anyOf": [{"properties": {"custom": _NAMED}, "required": ["custom"]}, _NAMED]}
+_NAME = {"name": {"type": "string", "minLength": 1}}
+_NAMED: Schema = {"type": "object", "properties": _NAME, "required": ["name"]}
+_NESTED_TOOL = {"properties": {"custom": _NAMED}, "required": ["custom"]}
+_FLAT_TOOL = {"properties": {**_NAME, "custom": False}, "required": ["name"]}
+_CUSTOM = {"anyOf": [_NESTED_TOOL, _FLAT_TOOL]}
 _FUNCTION = {"type": {"enum": ["function", None]}}
 CUSTOM_TOOL: Schema = of_type("custom", **_CUSTOM)
 # A tool, and a call of one, as OpenAI describes them.
@@ -70,7 +73,7 @@ ToolCall = Annotated[
     dict[str, Any],
     schema_hint(
         anyOf=[
-            {"properties": {"function": {"type": "object", **_NAMED}}, "required": ["function"]},
+            {"properties": {"function": _NAMED}, "required": ["function"]},
             CUSTOM_TOOL,
         ]
     ),

@@ -174,6 +174,10 @@ WRONG: list[tuple[str, dict]] = [
     ("/v1/chat/completions", {"messages": HELLO, "tools": [{"type": "mcp"}]}),
     ("/v1/chat/completions", {"messages": HELLO, "tools": [{"type": "custom"}]}),
     ("/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": [{}]}]}),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom", "custom": []}]}]},
+    ),
     ("/v1/responses", {"input": "a", "tools": [{"type": "mcp"}]}),
     ("/v1/responses", {"input": "a", "tools": [{"name": "f"}]}),
     ("/apply-template", {"messages": HELLO, "chat_template_kwargs": {"messages": 1}}),
