@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,7 @@ class Pair:
     name: str
     directory: Path
     theirs: nn.Module
+    exact: nn.Module  # theirs in float64
     ours: LoadedModel
     lab: Lab
 
@@ -67,7 +69,9 @@ def make_pair(tmp_path_factory: pytest.TempPathFactory):
             seed = sum(name.encode())
             theirs = save_reference(kind, directory, seed=seed, changes=changes)
             ours = load(str(directory), device=CPU, dtype="float32")
-            made[name] = Pair(name, directory, theirs, ours, Lab(ours.module))
+            made[name] = Pair(
+                name, directory, theirs, deepcopy(theirs).double(), ours, Lab(ours.module)
+            )
         return made[name]
 
     return make
@@ -91,7 +95,7 @@ def test_every_family_has_a_case() -> None:
 def test_logits_are_the_same_whole_cut_and_token_by_token(pair: Pair) -> None:
     for count in (1, 50):
         ids = tokens_of(count, seed=count)
-        truth, loss = reference_truth(pair.theirs, ids)
+        truth, loss = reference_truth(pair.theirs, ids, pair.exact)
         with torch.inference_mode():
             whole = pair.ours.module.forward_sequences(torch.tensor([ids]))[0]
         found = [whole, *(pair.lab.runner.logits(ids, cuts) for cuts in ((), (3, 41), range(50)))]
@@ -106,7 +110,7 @@ def test_greedy_tokens_are_the_same_alone_among_strangers_and_from_a_prefix(pair
     lab.run()
     for prompt, request in zip(prompts, asked, strict=True):
         tokens, _ = lab.answer(request)
-        truth, loss = reference_truth(pair.theirs, [*prompt, *tokens[:-1]])
+        truth, loss = reference_truth(pair.theirs, [*prompt, *tokens[:-1]], pair.exact)
         assert_greedy(tokens, truth[len(prompt) - 1 :], loss)
     again = [lab.ask(prompt, max_tokens=12) for prompt in prompts]  # from cached prefixes
     lab.run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,10 +52,15 @@ IN_BLOCKS = {
 }  # fmt: skip
 
 
+@cache
+def encoded(name: str, rows: int, columns: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    torch.manual_seed(run_seed(rows + columns))
+    return KINDS[name].encode(torch.randn(rows, columns))
+
+
 def write_matrix(name: str, directory: Path, rows: int, columns: int) -> torch.Tensor:
     """A checkpoint of one matrix; what it stands for."""
-    torch.manual_seed(run_seed(rows + columns))
-    parts, whole = KINDS[name].encode(torch.randn(rows, columns))
+    parts, whole = encoded(name, rows, columns)
     directory.mkdir(exist_ok=True)
     save_file({f"a.{end}": part for end, part in parts.items()}, directory / "model.safetensors")
     config = {"quantization_config": KINDS[name].config}

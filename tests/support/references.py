@@ -359,9 +359,17 @@ def reference_logits(model: nn.Module, token_ids: list[int]) -> Tensor:
     return logits
 
 
-def reference_truth(model: nn.Module, token_ids: list[int]) -> tuple[Tensor, float]:
-    """The scores in float64, (T, V), and what the model loses in float32."""
-    truth = reference_logits(deepcopy(model).double(), token_ids)
+def reference_truth(
+    model: nn.Module, token_ids: list[int], exact: nn.Module | None = None
+) -> tuple[Tensor, float]:
+    """The scores in float64, (T, V), and what the model loses in float32.
+
+    Args:
+        model: In float32.
+        token_ids: What it reads.
+        exact: A copy in float64, where the model is asked more than once.
+    """
+    truth = reference_logits(exact or deepcopy(model).double(), token_ids)
     return truth, error(reference_logits(model, token_ids), truth)
 
 
