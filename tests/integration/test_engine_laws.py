@@ -40,8 +40,8 @@ def prompts_of(count: int, seed: int) -> list[list[int]]:
 def alone(model):
     """Each prompt answered by an engine of its own."""
     answers = []
-    for prompt in prompts_of(16, seed=1):
-        lab = Lab(model, max_running=1, budget=1024, prefix_cache=False)
+    for prompt in prompts_of(12, seed=1):
+        lab = Lab(model, max_running=1, tokens=512, budget=1024, prefix_cache=False)
         request = lab.ask(prompt, max_tokens=MAX_TOKENS)
         lab.run()
         answers.append((prompt, *lab.answer(request)))
@@ -154,7 +154,7 @@ def test_neighbours_cancelled(model, alone):
 
 def test_in_memory_for_a_tenth(model, alone):
     """All finish, in spite of preemptions, and no token is wrong."""
-    lab = Lab(model, max_running=6, tokens=4 * 64, budget=512)
+    lab = Lab(model, max_running=12, tokens=4 * 64, budget=512)
     asked = [lab.ask(prompt, max_tokens=MAX_TOKENS) for prompt, *_ in alone]
     lab.run()
     if lab.memory.shape.has_pages:
