@@ -28,12 +28,51 @@ def run(*args: str, stdin: str = "", check: int = 0) -> subprocess.CompletedProc
     return done
 
 
+# Importing torch takes longer than these commands do.
+IN_ONE_PROCESS = """
+import contextlib, io, json, sys
+from blazr.cli.app import main
+
+for args, said in json.load(sys.stdin):
+    out, err, code = io.StringIO(), io.StringIO(), None
+    sys.argv, sys.stdin = ["blazr", *args], io.StringIO(said)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+    assert not code, (args, code, err.getvalue())
+    print(json.dumps([out.getvalue(), err.getvalue()]))
+"""
+
+
+def run_each(*commands: tuple[tuple[str, ...], str]) -> list[tuple[str, str]]:
+    """What commands print, stdout and stderr, one after another in a process of their own.
+
+    Args:
+        commands: Of each the arguments, and what it is given as stdin.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", IN_ONE_PROCESS],
+        input=json.dumps(commands),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
 def test_generate_prints_the_text_and_nothing_else(model_path: Path) -> None:
     greedy = ("--temperature", "0", "--max-tokens", "6", "--cpu")
     plain = run("generate", "--model", str(model_path), "--prompt", "hello", *greedy)
-    piped = run("generate", str(model_path), "-", *greedy, stdin="hello")
-    found = json.loads(run("generate", "-m", str(model_path), "hello", *greedy, "--json").stdout)
-    assert plain.stdout == piped.stdout == found["text"]
+    (piped, _), (as_json, _) = run_each(
+        (("generate", str(model_path), "-", *greedy), "hello"),
+        (("generate", "-m", str(model_path), "hello", *greedy, "--json"), ""),
+    )
+    found = json.loads(as_json)
+    assert plain.stdout == piped == found["text"]
     assert re.fullmatch(r"tiny on cpu \(.*\)\n", plain.stderr)
     assert found["usage"]["prompt_tokens"] == 1
     assert found["finish_reason"] in {"stop", "length"}
@@ -42,23 +81,30 @@ def test_generate_prints_the_text_and_nothing_else(model_path: Path) -> None:
 
 def test_a_word_alone_is_the_prompt() -> None:
     greedy = ("--temperature", "0", "--max-tokens", "6")
-    alone = run("generate", "Once upon a time", *greedy)
-    assert alone.stdout == run("generate", "-p", "Once upon a time", *greedy).stdout
-    assert alone.stdout
+    (alone, _), (named, _) = run_each(
+        (("generate", "Once upon a time", *greedy), ""),
+        (("generate", "-p", "Once upon a time", *greedy), ""),
+    )
+    assert alone == named
+    assert alone
 
 
 def test_run_asks_one_question_in_the_template(model_path: Path) -> None:
     flags = ("--temperature", "0", "--max-tokens", "6", "--cpu", "--threads", "1")
     more = ("--system", "be kind", "--min-p", "0.01", "--repetition-penalty", "1.1")
     asked = ("run", str(model_path), "hello", *flags, *more, "--max-seq-len", "200")
-    plain = run(*asked)
-    found = json.loads(run(*asked, "--json").stdout)
-    assert plain.stdout == found["text"] + "\n"
-    assert "1 threads), context 200 tokens" in plain.stderr
-    assert "tokens/s" not in plain.stderr
-    both = json.loads(run(*asked, "--json", stdin="and this").stdout)
+    (plain, told), (as_json, _), (with_more, _), (_, at_length) = run_each(
+        (asked, ""),
+        ((*asked, "--json"), ""),
+        ((*asked, "--json"), "and this"),
+        ((*asked, "--verbose"), ""),
+    )
+    found, both = json.loads(as_json), json.loads(with_more)
+    assert plain == found["text"] + "\n"
+    assert "1 threads), context 200 tokens" in told
+    assert "tokens/s" not in told
     assert both["usage"]["prompt_tokens"] > found["usage"]["prompt_tokens"] > 6
-    assert "tokens/s" in run(*asked, "--verbose").stderr
+    assert "tokens/s" in at_length
 
 
 def test_run_follows_a_schema(model_path: Path, tmp_path: Path) -> None:
@@ -90,11 +136,13 @@ def test_chat_reads_plain_lines(model_path: Path) -> None:
 
 
 def test_info_describes(model_path: Path) -> None:
-    found = json.loads(run("info", "--model", str(model_path), "--json").stdout)
+    (as_json, _), (shown, _) = run_each(
+        (("info", "--model", str(model_path), "--json"), ""), (("show", str(model_path)), "")
+    )
+    found = json.loads(as_json)
     assert found["config"]["layer_types"] == ["Mamba2", "MlaWithMoe"]
     assert found["parameters"]["total"] > 0
     assert found["derivation"]
-    shown = run("show", str(model_path)).stdout
     assert not re.search(r"[{}]", shown)  # lines for people; JSON is for programs
     for name in found["config"]:
         assert re.search(rf"^  {name} ", shown, re.MULTILINE), name
