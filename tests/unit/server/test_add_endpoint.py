@@ -15,28 +15,28 @@ from tests.support.scripted import scripted_core
 
 
 # The file.
-class CountWordsBody(msgspec.Struct, kw_only=True):
+class CountLinesBody(msgspec.Struct, kw_only=True):
     """A text."""
 
     text: str
     model: str | None = None
 
 
-class WordCount(msgspec.Struct):
-    """How many words there are."""
+class LineCount(msgspec.Struct):
+    """How many lines there are."""
 
-    words: int
+    lines: int
     tokens: int
 
 
-async def count_words(call: Call[CountWordsBody]) -> WordCount:
-    """Count words."""
+async def count_lines(call: Call[CountLinesBody]) -> LineCount:
+    """Count lines."""
     ids = call.service.llm.tokenizer.encode(call.body.text)
-    return WordCount(words=len(call.body.text.split()), tokens=len(ids))
+    return LineCount(lines=len(call.body.text.splitlines()), tokens=len(ids))
 
 
 # The row.
-ROW = Route("POST", "/v1/count_words", count_words)
+ROW = Route("POST", "/v1/count_lines", count_lines)
 
 
 @pytest.fixture(scope="module")
@@ -46,47 +46,47 @@ def running() -> Iterator[Loopback]:
 
 
 def test_it_answers(running: Loopback) -> None:
-    reply = running.client.post("/v1/count_words", json={"text": "one two three"})
+    reply = running.client.post("/v1/count_lines", json={"text": "one\ntwo\nthree"})
     assert reply.status_code == 200
-    assert reply.json()["words"] == 3
+    assert reply.json()["lines"] == 3
     assert reply.json()["tokens"] > 0
 
 
 def test_a_wrong_body_is_refused_by_name(running: Loopback) -> None:
-    reply = running.client.post("/v1/count_words", json={"text": 5})
+    reply = running.client.post("/v1/count_lines", json={"text": 5})
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == "text"
-    assert running.client.get("/v1/count_words").status_code == 405
+    assert running.client.get("/v1/count_lines").status_code == 405
 
 
 def test_it_is_typed_in_the_document(running: Loopback) -> None:
     document = running.client.get("/openapi.json").json()
-    operation = document["paths"]["/v1/count_words"]["post"]
-    assert operation["summary"] == "Count words."
+    operation = document["paths"]["/v1/count_lines"]["post"]
+    assert operation["summary"] == "Count lines."
     body = operation["requestBody"]["content"]["application/json"]["schema"]
     answer = operation["responses"]["200"]["content"]["application/json"]["schema"]
     schemas = document["components"]["schemas"]
     assert schemas[body["$ref"].rpartition("/")[2]]["required"] == ["text"]
     counted = schemas[answer["$ref"].rpartition("/")[2]]
-    assert set(counted["properties"]) == {"words", "tokens"}
-    assert set(counted["required"]) == {"words", "tokens"}
+    assert set(counted["properties"]) == {"lines", "tokens"}
+    assert set(counted["required"]) == {"lines", "tokens"}
     assert (
-        document["paths"].keys() == {"/v1/count_words"} | describe(ROUTES.values())["paths"].keys()
+        document["paths"].keys() == {"/v1/count_lines"} | describe(ROUTES.values())["paths"].keys()
     )
 
 
 def test_two_types_of_one_name_are_refused() -> None:
-    class WordCount(msgspec.Struct):
+    class LineCount(msgspec.Struct):
         """Another type of that name."""
 
         letters: int
 
-    async def count_letters(call: Call[None]) -> WordCount:
+    async def count_letters(call: Call[None]) -> LineCount:
         """Count letters."""
         raise NotImplementedError
 
-    count_letters.__annotations__ = {"call": Call[None], "return": WordCount}
-    with pytest.raises(ValueError, match="two types are called WordCount"):
+    count_letters.__annotations__ = {"call": Call[None], "return": LineCount}
+    with pytest.raises(ValueError, match="two types are called LineCount"):
         describe([ROW, Route("GET", "/letters", count_letters)])
 
 
