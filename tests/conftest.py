@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,17 @@ def pytest_configure(config: pytest.Config) -> None:
     choose(seed)
     if config.getoption("--torch-free"):
         sys.modules["torch"] = None  # type: ignore[assignment]  # how Python spells "not to be had"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage meanwhile, nor look through what was collected later: it all stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.fixture
