@@ -256,38 +256,43 @@ class Scheduler:
 
     def _admit(self) -> None:
         held = [each for each in self.waiting if each.request_id > self.admit_until]
-        if held:
-            self.waiting = [each for each in self.waiting if each.request_id <= self.admit_until]
+        self.waiting = [each for each in self.waiting if each.request_id <= self.admit_until]
         num_closed = len(held)
-        # more long prompts than the next steps can read would take run slots and memory from others
-        unread = sum(each.remaining for each in self.running if each.remaining > SHORT_PROMPT)
-        barred: Sequence | None = None
+        barred: Sequence | None = None  # the first that has to wait; only short ones pass it
+        lacks_room = False
         while self.waiting and len(self.running) < self._limit:
             sequence = self.waiting.pop(0)
             held.append(sequence)
             if len(held) > num_closed + MAX_COMPARED:
                 break  # comparing prompts takes time, which decoding waits for
-            if barred is not None and not (
-                sequence.order[0] == barred.order[0] and self._is_short(sequence)
-            ):
+            passes = barred is None or self._may_pass(sequence, barred)
+            if lacks_room and not passes:
                 continue
             # Alone, a sequence starts in any case: nothing would make more room.
-            has_room = self.memory.has_room_for(sequence) or not self.running
-            if not has_room and sequence.num_overtaken >= MOST_OVERTAKEN:
-                break
-            if not has_room or (unread >= 2 * self.token_budget and not self._is_short(sequence)):
+            if self.running and not self.memory.has_room_for(sequence):
                 barred = barred or sequence
-                continue
-            if self._waits_for_prefix(sequence):
+                lacks_room = True
+                if sequence.num_overtaken >= MOST_OVERTAKEN:
+                    break
+            elif self._waits_for_prefix(sequence):
                 self.counts.held += 1
-                continue
-            held.pop()
-            self._start(sequence)
-            unread += sequence.remaining if sequence.remaining > SHORT_PROMPT else 0
-            if barred is not None:
-                barred.num_overtaken += 1
+            elif not passes or self._has_to_queue(sequence):
+                barred = barred or sequence
+            else:
+                held.pop()
+                self._start(sequence)
+                if barred is not None:
+                    barred.num_overtaken += 1
         for sequence in held:
             self.add(sequence)
+
+    def _has_to_queue(self, sequence: Sequence) -> bool:
+        """Whether a long prompt would take a run slot and memory long before it can be read."""
+        unread = sum(each.remaining for each in self.running if each.remaining > SHORT_PROMPT)
+        return unread >= 2 * self.token_budget and not self._is_short(sequence)
+
+    def _may_pass(self, sequence: Sequence, barred: Sequence) -> bool:
+        return sequence.order[0] == barred.order[0] and self._is_short(sequence)
 
     def _is_short(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence has little to read that is not in memory."""
