@@ -57,7 +57,8 @@ BEYOND_A_SCHEMA = (
     # what is in fields that are free
     "chat templates come with the model",
     "the grammar is not valid",
-    "the schema is no",
+    "the schema is no",  # also none in JSON, where it is sent as a text
+    "a custom tool has no name",
     "the arguments of a tool call",
     "a tool call in a message",
     "a block is not text",

@@ -35,16 +35,17 @@ Stops = Annotated[list[_Stop], schema_hint(maxItems=MAX_STOP_STRINGS)]
 Stop = _Stop | Stops
 MostTokens = Annotated[int, schema_hint(anyOf=[{"const": -1}, {"minimum": 1}])]  # of a prompt
 EmptyList = Annotated[list[str], schema_hint(maxItems=0)]  # where others have images
-_PLAIN = {"type": {"enum": ["text", "json_object"]}}
 _JSON_SCHEMA = {"anyOf": [{"type": ["object", "string"]}, {"const": True}]}
 _WITH_SCHEMA = {"properties": {"schema": _JSON_SCHEMA}, "required": ["schema"]}
+_OBJECT = {"type": {"const": "json_object"}, "schema": _JSON_SCHEMA}
 _NESTED = {"type": {"const": "json_schema"}, "json_schema": {"type": "object", **_WITH_SCHEMA}}
 _FLAT = {"type": {"const": "json_schema"}, "schema": _JSON_SCHEMA, "json_schema": False}
 ResponseFormat = Annotated[
     dict[str, Any],
     schema_hint(
         anyOf=[
-            {"properties": {**_PLAIN, "schema": _JSON_SCHEMA}, "required": ["type"]},
+            of_type("text"),
+            {"properties": _OBJECT, "required": ["type"]},
             {"properties": _NESTED, "required": ["type", "json_schema"]},
             {"properties": _FLAT, "required": ["type", "schema"]},
         ]
@@ -60,10 +61,13 @@ _TAKEN = ("messages", "tools", "add_generation_prompt")  # what a chat template 
 TemplateVariables = Annotated[
     dict[str, _Scalar], schema_hint(propertyNames={"not": {"enum": _TAKEN}})
 ]
-_NAME = {"name": {"type": "string", "minLength": 1}}
-_NAMED: Schema = {"type": "object", "properties": _NAME, "required": ["name"]}
+_NAMED: Schema = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}},
+    "required": ["name"],
+}
 _NESTED_TOOL = {"properties": {"custom": _NAMED}, "required": ["custom"]}
-_FLAT_TOOL = {"properties": {**_NAME, "custom": False}, "required": ["name"]}
+_FLAT_TOOL = {"properties": {"name": {"type": "string"}, "custom": False}, "required": ["name"]}
 _CUSTOM = {"anyOf": [_NESTED_TOOL, _FLAT_TOOL]}
 _FUNCTION = {"type": {"enum": ["function", None]}}
 CUSTOM_TOOL: Schema = of_type("custom", **_CUSTOM)

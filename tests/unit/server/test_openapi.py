@@ -184,10 +184,20 @@ WRONG: list[tuple[str, dict]] = [
     ("/v1/messages", {**MESSAGES, "system": [{"type": "image"}]}),
     ("/v1/messages", {**MESSAGES, "context_management": {"edits": [{"type": "clear"}]}}),
     ("/v1/messages", {**MESSAGES, "context_management": {"edits": [{}]}}),
-    ("/api/chat", {"messages": HELLO, "format": "yaml"}),
+    ("/v1/messages", {**MESSAGES, "context_management": {"edits": [{"type": {}}]}}),
 ]
 # Bodies that mean something, at the edge of what does.
 TAKEN: list[tuple[str, dict]] = [
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": ""}}]}]},
+    ),
+    ("/v1/completions", {"prompt": "a", "response_format": {"type": "text", "schema": 1}}),
+    (
+        "/v1/messages/count_tokens",
+        {"messages": [{"role": "user", "content": [{"type": "text", "content": [{"type": "x"}]}]}]},
+    ),
+    ("/api/generate", {"format": "yaml"}),
     ("/v1/chat/completions", {"messages": HELLO, "max_tokens": -1}),
     ("/v1/chat/completions", {"messages": HELLO, "max_completion_tokens": -1}),
     ("/v1/responses", {"input": "a", "max_output_tokens": -1}),

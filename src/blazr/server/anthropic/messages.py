@@ -33,19 +33,18 @@ _BILLING = "x-anthropic-billing-header:"
 _NOT_TEXT = {"tool_use", "thinking", "redacted_thinking"}
 
 
-_BlockType = Annotated[
-    str, schema_hint(enum=["redacted_thinking", "text", "thinking", "tool_result", "tool_use"])
-]
 _Edit = Annotated[
     dict[str, Any],
-    schema_hint(properties={"type": {"pattern": "^clear_thinking"}}, required=["type"]),
+    schema_hint(
+        properties={"type": {"type": "string", "pattern": "^clear_thinking"}}, required=["type"]
+    ),
 ]
 
 
 class Block(msgspec.Struct, kw_only=True):
     """A piece of a message: text, a thought, the use of a tool, or what came of it."""
 
-    type: _BlockType
+    type: str
     text: str | None = None
     thinking: str | None = None
     id: str | None = None
@@ -55,11 +54,14 @@ class Block(msgspec.Struct, kw_only=True):
     content: str | list[Block] | None = None
 
 
+_BLOCKS = ("redacted_thinking", "text", "thinking", "tool_result", "tool_use")
+
+
 class Turn(msgspec.Struct):
     """One message."""
 
     role: str
-    content: str | list[Block]
+    content: str | list[Annotated[Block, schema_hint(properties={"type": {"enum": _BLOCKS}})]]
 
 
 class MessageTool(msgspec.Struct, kw_only=True):
@@ -82,7 +84,9 @@ class CountMessagesBody(msgspec.Struct, kw_only=True):
 
     messages: Annotated[list[Turn], schema_hint(minItems=1)]
     model: str | None = None
-    system: str | list[Block] | None = None
+    system: (
+        str | list[Annotated[Block, schema_hint(properties={"type": {"const": "text"}})]] | None
+    ) = None
     tools: list[MessageTool] | None = None
     thinking: ThinkingConfig | None = None
     example: ClassVar[Example] = {"messages": [{"role": "user", "content": "Tell me of a cat."}]}

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from time import perf_counter_ns
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, cast
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -38,7 +38,7 @@ from blazr.server.params import (
 )
 from blazr.server.parts import PartsRenderer, ReplyPart
 from blazr.server.run import Run, reply
-from blazr.server.schema import Example, schema_hint
+from blazr.server.schema import Example
 from blazr.text.events import TokenText
 from blazr.text.messages import Message
 from blazr.text.reasoning import thinking_variables
@@ -63,9 +63,7 @@ class Options(msgspec.Struct, kw_only=True):
 class _OllamaBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     stream: bool | None = None
-    format: Annotated[str, schema_hint(pattern=r"^(json)?$|^\s*[{t]")] | dict[str, Any] | None = (
-        None
-    )
+    format: str | dict[str, Any] | None = None
     options: Options | None = None
     think: bool | str | None = None
     keep_alive: KeepAlive | None = None
