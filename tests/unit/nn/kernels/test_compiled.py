@@ -60,7 +60,7 @@ def test_what_runs_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setenv("BLAZR_KERNELS", "portable")
     assert "(BLAZR_KERNELS)" in compiled.explain()
-    monkeypatch.setattr(compiled, "_parallel_region", lambda: None)
+    monkeypatch.setattr(compiled, "_openmp", lambda _: None)
     assert "on one thread" in compiled.explain()
 
 

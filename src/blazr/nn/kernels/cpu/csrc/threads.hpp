@@ -3,8 +3,8 @@
 //   a call alone      | part 0 | part 3 |        one region for each loop
 //                     | part 1 | part 2 |
 //
-//   recorded calls    | part 0 | part 3 || part 0 || part 0 |    one region for all of them; a loop
-//                     | part 1 | part 2 || part 1 |              begins when no part is left before
+//   recorded calls    | part 0 | part 3 | meet | part 0 | meet | ...    one region for all of them
+//                     | part 1 | part 2 | meet | part 1 | meet | ...
 #pragma once
 
 #include <sched.h>
@@ -20,44 +20,27 @@ namespace {
 using ParallelRegion = void (*)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
 
 ParallelRegion parallel_region = nullptr;
+int (*num_threads)() = nullptr;  // of the region that the caller is in
 
-// Threads that go through recorded calls together, which is several times cheaper than a region for
-// each loop. Every thread runs every call and counts the loops inside; those of one loop share its
-// parts out. A loop is over when its parts are done, whoever did them: while another program has a
-// thread's core the others do its share, and once it is back it passes over the loops it missed.
+// Threads that go through recorded calls together. Each runs every call; the loops inside share
+// their parts out and meet at the end, which is several times cheaper than a region for each.
 struct Team {
-  std::atomic<uint64_t> place{0};  // number of the loop << 32 | its next part
-  std::atomic<int64_t> done{0};    // parts of that loop
+  std::atomic<int> threads{1}, arrived{0}, loops{0};
+  std::atomic<int64_t> next{0};  // part of the loop they are in
 
-  template <class Body>
-  void run(uint64_t loop, int64_t num_parts, const Body& body) {
-    const uint64_t first = loop << 32, end = first + uint64_t(num_parts);
-    if (num_parts == 0) {
-      uint64_t expected = first;
-      place.compare_exchange_strong(expected, first + kNextLoop, std::memory_order_acq_rel);
+  void meet() {
+    const int loop = loops.load(std::memory_order_acquire);
+    if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == threads.load(std::memory_order_relaxed)) {
+      arrived.store(0, std::memory_order_relaxed);
+      next.store(0, std::memory_order_relaxed);
+      loops.store(loop + 1, std::memory_order_release);
       return;
     }
-    uint64_t at = place.load(std::memory_order_acquire);
-    for (int turn = 0; at >> 32 == loop;) {
-      if (at < end) {
-        // a plain increment could take a part of a later loop
-        if (!place.compare_exchange_weak(at, at + 1, std::memory_order_acq_rel)) continue;
-        body(int64_t(at - first));
-        if (done.fetch_add(1, std::memory_order_acq_rel) + 1 == num_parts) {
-          done.store(0, std::memory_order_relaxed);
-          place.store(first + kNextLoop, std::memory_order_release);
-          return;
-        }
-      } else if (++turn > 10000) {
-        sched_yield();  // the thread that has the last part may wait for this core
-      } else {
-        relax();
-      }
-      at = place.load(std::memory_order_acquire);
-    }
+    // somebody else's work may keep the others from running
+    for (int turn = 0; loops.load(std::memory_order_acquire) == loop; turn++)
+      if (turn > 10000) sched_yield();
+      else relax();
   }
-
-  static constexpr uint64_t kNextLoop = uint64_t(1) << 32;
 
   static void relax() {
 #if defined(__x86_64__)
@@ -69,7 +52,6 @@ struct Team {
 };
 
 thread_local Team* team = nullptr;
-thread_local uint64_t num_loops = 0;  // which this thread has been through in its team
 
 // Call body() on each of `threads` threads.
 template <class Body>
@@ -78,23 +60,23 @@ void in_region(int threads, const Body& body) {
   parallel_region(run, const_cast<Body*>(&body), unsigned(threads), 0);
 }
 
-// Call body(i) for i in [0, num_parts), each once, on up to `threads` threads.
-//
-// In a team every thread runs what a kernel does outside of such loops, and one that was held up
-// does so late. There a kernel must write to no memory that others see, and how many loops it has
-// must follow from its arguments alone.
+// Call body(i) for i in [0, num_parts), each once, on up to `threads` threads. What a kernel does
+// outside of such loops must not write to memory that others see: a team does it on every thread.
 template <class Body>
 void parallel_for(int64_t num_parts, int threads, const Body& body) {
-  if (team) return team->run(num_loops++, num_parts, body);
-  std::atomic<int64_t> next{0};
-  const auto run = [&] {
+  const auto run = [&](std::atomic<int64_t>& next) {
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < num_parts;) body(i);
   };
+  if (team) {
+    run(team->next);
+    return team->meet();
+  }
+  std::atomic<int64_t> next{0};
   threads = int(smaller(threads, num_parts));
   if (threads > 1 && parallel_region)
-    in_region(threads, run);
+    in_region(threads, [&] { run(next); });
   else
-    run();
+    run(next);
 }
 
 // Call body(i0, i1) for stretches of `size` that make up [0, n).
