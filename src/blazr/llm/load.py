@@ -114,7 +114,7 @@ def start_engine(bundle: ModelBundle) -> TextEngine:
         runs = build_fallback_engine(weights, config=config, banned_ids=banned_ids)
     else:
         runs = build_engine(weights.module, bundle.device, config=config, banned_ids=banned_ids)
-    return TextEngine(
+    text_engine = TextEngine(
         runs,
         bundle.info,
         tokenizer=bundle.tokenizer,
@@ -122,6 +122,9 @@ def start_engine(bundle: ModelBundle) -> TextEngine:
         reply_format=bundle.reply_format,
         bundle=bundle,
     )
+    if config.warm_up:
+        text_engine.warm_up()
+    return text_engine
 
 
 def _load_tokenizer(

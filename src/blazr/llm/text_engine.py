@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -157,6 +158,14 @@ class TextEngine:
         if chat is not None and request.pooling is None:
             remember = partial(self.reply_cache.add, chat, request.cache_salt, ids)
         return PreparedRequest(prepared, reply_format, num_dropped, remember)
+
+    def warm_up(self) -> None:
+        """Prepare a chat, which reads and compiles what every chat needs and keeps it."""
+        if self.template is not None:
+            message = Message(role="user", content="Hello")
+            # a template or a context may be too peculiar; the first chat says how
+            with contextlib.suppress(RequestError):
+                self.prepare(GenerationRequest(messages=[message]))
 
     def encode_prompt(self, request: GenerationRequest) -> list[int]:
         """The token ids of a prompt. Special tokens spelled in it are plain text."""
