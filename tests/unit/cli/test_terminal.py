@@ -6,6 +6,7 @@ import io
 import os
 import pty
 import re
+import signal
 import sys
 import termios
 import time
@@ -124,6 +125,8 @@ class Terminal:
 def terminal() -> Iterator[Terminal]:
     pid, place = pty.fork()
     if pid == 0:
+        # Python leaves Ctrl+C ignored where it was, as shells do for what runs in the background
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         more = {"BLAZR_NO_HISTORY": "1", "PROMPT_TOOLKIT_NO_CPR": "1", "TERM": "xterm"}
         os.execve(sys.executable, [sys.executable, "-c", TALK], {**os.environ, **more})  # noqa: TID251
     os.set_blocking(place, False)
