@@ -122,7 +122,7 @@ def _inspect_machine() -> _Report:
     import torch
 
     from blazr.nn.device import resolve_device
-    from blazr.nn.kernels.resolve import describe
+    from blazr.nn.ops.op import describe_kernels
 
     device = resolve_device("auto")
     packages = dict.fromkeys(_PACKAGES, "not installed")
@@ -146,7 +146,7 @@ def _inspect_machine() -> _Report:
             "processors": str(len(os.sched_getaffinity(0))),
             "torch threads": str(torch.get_num_threads()),
         },
-        "kernels": describe(),
+        "kernels": describe_kernels(),
         "packages": packages,
         "environment": variables,
     }

@@ -34,7 +34,7 @@ class Device:
 
         bfloat16 on a CPU works everywhere in torch, but without instructions for it float32 is
         both faster and more precise; float16 is slow on every CPU. blazr's own kernels are another
-        matter: see `blazr.nn.ops.matmul.has_kernel`.
+        matter: see `blazr.nn.ops.op.Op.has_kernel`.
         """
         if dtype == torch.float32:
             return True

@@ -20,7 +20,8 @@ from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.checkpoint.write import Entry, safetensors_writer
 from blazr.models.loading.plan import LoadStep
 from blazr.nn.memory import zero_bytes
-from blazr.nn.ops.packed import GROUP, PACKINGS, layouts
+from blazr.nn.operands.packing import GROUP, PACKINGS
+from blazr.nn.ops.packed import layouts
 from blazr.nn.quant.packed import PackedWeight
 from blazr.nn.quant.weight import Weight
 

@@ -41,7 +41,7 @@ from blazr.models.loading.plan import LoadPlan, LoadStep
 from blazr.nn.device import Device
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.moe import Experts
-from blazr.nn.ops.matmul import has_kernel
+from blazr.nn.ops.matmul import linear
 from blazr.nn.quant import QUANTIZERS
 from blazr.nn.quant.exact import ShiftedWeight, in_blocks
 from blazr.nn.quant.gguf import GGML_TYPES
@@ -147,7 +147,7 @@ def resolve_dtype(
         return torch.float32
     if device.kind != "cpu":
         return stored if device.supports(stored) else torch.float32
-    if nbytes <= SMALL_BYTES or not (device.supports(stored) or has_kernel(stored)):
+    if nbytes <= SMALL_BYTES or not (device.supports(stored) or linear.has_kernel(stored)):
         return torch.float32
     return stored
 

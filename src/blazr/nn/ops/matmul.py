@@ -8,13 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blazr.nn.kernels.resolve import resolve
 from blazr.nn.ops.op import op
-
-
-def has_kernel(dtype: torch.dtype) -> bool:
-    """Whether this processor has a kernel for products with weights of a dtype."""
-    return resolve("linear", "cpu", dtype) is not None
 
 
 @op()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from typing import Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from blazr.nn.kernels.resolve import resolve
+from blazr.core import env, log
+from blazr.nn.kernels import KERNELS
+from blazr.nn.kernels.cpu.compiled import explain
+
+_LOG = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 Samples = Callable[[torch.dtype], Iterable[tuple[object, ...]]]
@@ -44,7 +50,7 @@ class Op(Generic[P]):
     ) -> None:
         self.name = name
         self.reference = reference
-        self.samples: Samples = samples or _none
+        self.samples: Samples = samples or (lambda _: ())
         self.roundings = roundings
         self.has_memory = has_memory
         self.__doc__ = reference.__doc__
@@ -55,6 +61,10 @@ class Op(Generic[P]):
         self.samples = samples
         return samples
 
+    def has_kernel(self, dtype: torch.dtype) -> bool:
+        """Whether this processor has a kernel for a first argument of this dtype."""
+        return resolve_kernel(self.name, "cpu", dtype) is not None
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Tensor:
         """Run it."""
         if torch.is_grad_enabled():
@@ -63,7 +73,7 @@ class Op(Generic[P]):
         key = (first.device, first.dtype)
         chosen = self._chosen.get(key)
         if chosen is None:
-            chosen = resolve(self.name, first.device.type, first.dtype) or self.reference
+            chosen = resolve_kernel(self.name, first.device.type, first.dtype) or self.reference
             self._chosen[key] = chosen
         fits = getattr(chosen, "fits", None)
         if fits is not None and not fits(*args, **kwargs):
@@ -81,5 +91,32 @@ def op(*, roundings: int = 1, has_memory: bool = False) -> Callable[[Callable[P,
     return make
 
 
-def _none(_: torch.dtype) -> Iterable[tuple[object, ...]]:
-    return ()
+def resolve_kernel(op: str, device: str, dtype: torch.dtype) -> Callable[..., Tensor] | None:
+    """The first row of KERNELS that can run ``op`` on ``device`` in ``dtype``, or None.
+
+    Where a row is there but cannot run, that is said once in this process.
+    """
+    if env.get("BLAZR_KERNELS") == "reference":
+        return None
+    for row in KERNELS.values():
+        if row.op != op or row.device != device or dtype not in row.dtypes:
+            continue
+        why = row.missing()
+        if not why:
+            module, _, name = row.target.partition(":")
+            function: Callable[..., Tensor] = getattr(import_module(module), name)
+            return function
+        log.once(_LOG, logging.WARNING, f"torch's operations run, not blazr's faster ones: {why}")
+    return None
+
+
+def describe_kernels() -> dict[str, str]:
+    """Every row of KERNELS by name, and what runs in its place on this machine, for people."""
+    if env.get("BLAZR_KERNELS") == "reference":
+        return dict.fromkeys(KERNELS, "reference (BLAZR_KERNELS)")
+    found = {"cpu": explain()}
+    for name, row in KERNELS.items():
+        why = row.missing()
+        dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in row.dtypes)
+        found[name] = f"reference: {why}" if why else f"{row.form()} ({dtypes})"
+    return found

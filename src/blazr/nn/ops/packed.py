@@ -10,31 +10,10 @@ from torch import Tensor
 
 from blazr.core.errors import ShapeError
 from blazr.nn.kernels.compile import fingerprint
-from blazr.nn.kernels.resolve import resolve
 from blazr.nn.operands.packing import BLOCK, GROUP, PACKINGS, Packed, Packing
 from blazr.nn.ops.op import op
 
-__all__ = [
-    "GROUP",
-    "PACKINGS",
-    "Packed",
-    "Packing",
-    "are_kernels_here",
-    "interleave",
-    "layouts",
-    "packed_gated_linear",
-    "packed_linear",
-    "packed_rows",
-    "random_packed",
-    "unpack",
-]
-
 _VECTORS = 8  # of 64 bytes in a block: four columns of 16 rows each
-
-
-def are_kernels_here(dtype: torch.dtype) -> bool:
-    """Whether this processor has kernels for packed weights and activations of a dtype."""
-    return resolve("packed_linear", "cpu", dtype) is not None
 
 
 def layouts() -> str:

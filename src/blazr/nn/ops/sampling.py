@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from blazr.nn.kernels.cpu.sampling import Finder
-from blazr.nn.kernels.resolve import resolve
 from blazr.nn.ops.op import op
 
 _UNIT = 2**42
@@ -139,6 +138,6 @@ def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
 
 def likeliest_finder(device: torch.device) -> Callable[[Tensor], list[int]]:
     """`likeliest` with a list of places, at the least cost a step; to be used by one thread."""
-    if device.type == "cpu" and resolve("likeliest", "cpu", torch.float32):
+    if device.type == "cpu" and likeliest.has_kernel(torch.float32):
         return Finder()
     return lambda scores: likeliest(scores).tolist()

@@ -8,13 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from blazr.nn.memory import zero_bytes
+from blazr.nn.operands.packing import GROUP, PACKINGS, Packed, Packing
 from blazr.nn.ops.op import op
 from blazr.nn.ops.packed import (
-    GROUP,
-    PACKINGS,
-    Packed,
-    Packing,
-    are_kernels_here,
     interleave,
     packed_gated_linear,
     packed_linear,
@@ -120,7 +116,7 @@ class PackedWeight(Weight):
 
 def can_pack(kind: BlockType, dtype: torch.dtype) -> bool:
     """Whether a CPU's kernels compute with such blocks in a dtype."""
-    return kind.name in PACKINGS and are_kernels_here(dtype)
+    return kind.name in PACKINGS and packed_linear.has_kernel(dtype)
 
 
 def pack_weight(weight: Weight) -> Weight:

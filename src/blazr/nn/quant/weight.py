@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from blazr.nn.ops.packed import Packed
+from blazr.nn.operands.packing import Packed
 
 
 class Weight(nn.Module, ABC):

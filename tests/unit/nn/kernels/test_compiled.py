@@ -19,11 +19,11 @@ needs_library = pytest.mark.skipif(bool(compiled.missing()), reason=compiled.mis
 
 REPORT = """
 import torch
-from blazr.nn.kernels.resolve import describe
+from blazr.nn.ops.op import describe_kernels
 from blazr.nn.ops.matmul import linear
 with torch.inference_mode():
     assert linear(torch.ones(1, 8), torch.ones(4, 8)).tolist() == [[8.0] * 4]
-print(describe()["cpu.linear"])
+print(describe_kernels()["cpu.linear"])
 """
 
 

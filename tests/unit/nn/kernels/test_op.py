@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from blazr.core.table import Table
-from blazr.nn.kernels import resolve as resolving
 from blazr.nn.kernels.kernel import Kernel
-from blazr.nn.ops.op import Op
+from blazr.nn.ops import op as op_module
+from blazr.nn.ops.op import Op, describe_kernels
 
 pytestmark = pytest.mark.smoke
 
@@ -37,7 +37,7 @@ def _rows(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
         str(number): Kernel("twice", "cpu", (torch.float32,), TARGET, partial(str, why), str)
         for number, why in enumerate(missing)
     }
-    monkeypatch.setattr(resolving, "KERNELS", Table("kernel", rows))
+    monkeypatch.setattr(op_module, "KERNELS", Table("kernel", rows))
 
 
 @torch.inference_mode()
@@ -59,7 +59,7 @@ def test_the_reference_runs_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _op()(torch.ones(1, device="meta")).is_meta
     monkeypatch.setenv("BLAZR_KERNELS", "reference")
     assert _op()(torch.ones(1)).item() == 2
-    assert set(resolving.describe().values()) == {"reference (BLAZR_KERNELS)"}
+    assert set(describe_kernels().values()) == {"reference (BLAZR_KERNELS)"}
 
 
 def test_the_reference_runs_where_gradients_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def test_what_is_missing_is_said_once(
     for _ in range(2):
         assert _op()(torch.ones(1)).item() == 2
     assert caplog.text.count("the moon is full") == 1
-    assert "the moon is full" in resolving.describe()["0"]
+    assert "the moon is full" in describe_kernels()["0"]
 
 
 def test_an_op_says_what_it_is() -> None:
