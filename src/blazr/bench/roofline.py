@@ -29,8 +29,7 @@ def measure_bandwidth(device: Device, *, nbytes: int = BUFFER_BYTES, rounds: int
     """
     import torch
 
-    from blazr.nn.device import release_threads
-    from blazr.nn.memory import zero_bytes
+    from blazr.nn.device import release_threads, zero_bytes
 
     is_cuda = device.kind == "cuda"
     size = min(nbytes, device.free_bytes() // 4) // 4

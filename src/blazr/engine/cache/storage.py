@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from blazr.engine.cache.manager import CacheShape
+from blazr.nn.device import zero_bytes
 from blazr.nn.layers.batch import LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
-from blazr.nn.memory import zero_bytes
 from blazr.nn.operands.step import GRID
 
 ALIGNMENT = 64

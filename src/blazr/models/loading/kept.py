@@ -19,7 +19,7 @@ from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.checkpoint.write import Entry, safetensors_writer
 from blazr.models.loading.plan import LoadStep
-from blazr.nn.memory import zero_bytes
+from blazr.nn.device import zero_bytes
 from blazr.nn.operands.packing import GROUP, PACKINGS
 from blazr.nn.ops.packed import layouts
 from blazr.nn.quant.packed import PackedWeight

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from blazr.nn.memory import zero_bytes
+from blazr.nn.device import zero_bytes
 from blazr.nn.operands.packing import GROUP, PACKINGS, Packed, Packing
 from blazr.nn.ops.op import op
 from blazr.nn.ops.packed import (

@@ -7,7 +7,6 @@ import torch
 
 from blazr.nn.kernels.cpu import blocks as kernel
 from blazr.nn.kernels.cpu import compiled
-from blazr.nn.memory import zero_bytes
 from blazr.nn.operands.packing import PACKINGS
 from blazr.nn.quant import QUANTIZERS
 from blazr.nn.quant.exact import ShiftedWeight, make_blocks
@@ -149,12 +148,3 @@ def test_q4_k_takes_any_numbers() -> None:
     x[0, 3], x[0, 40], x[1, 7], x[2] = torch.nan, torch.inf, -torch.inf, 0
     blocks = kernel.encode_q4_k(x)
     assert not GGML_TYPES["Q4_K"].decode(blocks[2:]).any()
-
-
-@pytest.mark.parametrize("size", [0, 100, 3 * 2**21 + 5])
-def test_fresh_memory_is_zero_and_ours(size: int) -> None:
-    memory = zero_bytes(torch.Size((size,)))
-    assert memory.shape == (size,)
-    assert not memory.any()
-    memory.fill_(1)
-    assert not zero_bytes(torch.Size((size,))).any()

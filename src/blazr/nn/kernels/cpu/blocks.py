@@ -7,9 +7,9 @@ import ctypes
 import torch
 from torch import Tensor
 
+from blazr.nn.device import zero_bytes
 from blazr.nn.kernels.cpu.compiled import run
 from blazr.nn.kernels.cpu.structures import Int64, Pointer, structure
-from blazr.nn.memory import zero_bytes
 from blazr.nn.operands.packing import GROUP, PACKINGS
 
 _Q4_K_BYTES = 144  # of a block
