@@ -21,11 +21,9 @@ from blazr.models.loading.weights import choose_storage, open_up, stored_weight
 from blazr.nn.device import resolve_device
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.quant.exact import ShiftedWeight
-from blazr.nn.quant.gguf.weight import GgufWeight
 from blazr.nn.quant.packed import PackedWeight, pack_weight
 from blazr.nn.quant.policy import QuantizePolicy
-from blazr.nn.quant.stored import StoredWeight
-from blazr.nn.quant.weight import Weight
+from blazr.nn.quant.weight import GgufWeight, StoredWeight, Weight
 from tests.support import tiny
 from tests.support.closeness import assert_as_right, assert_greedy, sensitivity
 from tests.support.networks import Lab

@@ -8,7 +8,7 @@ from blazr.nn.quant import QUANTIZERS
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.gguf.block_type import TILE
 from blazr.nn.quant.gguf.matmul import LINEAR
-from blazr.nn.quant.gguf.weight import GgufWeight
+from blazr.nn.quant.weight import GgufWeight
 
 PACKED = [name for name in GGML_TYPES if GGML_TYPES[name].is_packed]
 

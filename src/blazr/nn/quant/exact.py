@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from blazr.nn.ops.matmul import linear
 from blazr.nn.ops.pointwise import take_columns
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.gguf.block_type import BlockType
-from blazr.nn.quant.gguf.weight import GgufWeight
 from blazr.nn.quant.hf.scheme import Grid
-from blazr.nn.quant.stored import StoredWeight
-from blazr.nn.quant.weight import Weight
+from blazr.nn.quant.weight import GgufWeight, StoredWeight, Weight
 
 _NARROW, _WIDE = 4, 8
 _KINDS = {_NARROW: GGML_TYPES["Q4_0"], _WIDE: GGML_TYPES["Q8_0"]}
@@ -59,18 +58,18 @@ class ShiftedWeight(Weight):
         self.register_buffer("order", order)
 
     @property
+    @override
     def nbytes(self) -> int:
-        """Memory it takes."""
         more = (self.scale, self.shift, self.order)
         return self.inner.nbytes + sum(each.nbytes for each in more if each is not None)
 
     @property
+    @override
     def device(self) -> torch.device:
-        """Where it is."""
         return self.inner.device
 
+    @override
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """See `Weight.matmul`."""
         if self.order is not None:
             x = take_columns(x, self.order, self.piece)
         if self.scale is None and self.shift is None:
@@ -84,19 +83,15 @@ class ShiftedWeight(Weight):
             y = y + linear(sums, self.shift.to(wide))
         return (y if bias is None else y + bias).to(x.dtype)
 
+    @override
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """See `Weight.dequantize`."""
         whole = self.inner.dequantize(torch.float32)
         return self._settled(whole, self.scale, self.shift).to(dtype)
 
+    @override
     def rows(self, ids: Tensor) -> Tensor:
-        """See `Weight.rows`."""
         scale, shift = (None if each is None else each[ids] for each in (self.scale, self.shift))
         return self._settled(self.inner.rows(ids).float(), scale, shift).to(self.dtype)
-
-    def select(self, index: int) -> Weight:
-        """See `Weight.select`."""
-        raise AssertionError(index)  # one matrix is no stack
 
     def _settled(self, inner: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
         if scale is not None:

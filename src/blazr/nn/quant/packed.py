@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from blazr.nn.device import zero_bytes
 from blazr.nn.operands.packing import GROUP, PACKINGS, Packed, Packing
@@ -20,9 +21,7 @@ from blazr.nn.quant.exact import ShiftedWeight
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.gguf.bits import fields, shifted, words
 from blazr.nn.quant.gguf.block_type import TILE, BlockType
-from blazr.nn.quant.gguf.weight import GgufWeight
-from blazr.nn.quant.stored import StoredStack
-from blazr.nn.quant.weight import Weight
+from blazr.nn.quant.weight import GgufWeight, StoredStack, Weight
 
 # Blocks of 32 that may share a scale and a code of 0, most first.
 _RUNS = (4, 2)
@@ -61,42 +60,42 @@ class PackedWeight(Weight):
         self.packed = Packed(packing, blocks, rows, row_scales)
 
     @property
+    @override
     def nbytes(self) -> int:
-        """Memory it takes."""
         scales = self.row_scales
         return self.blocks.nbytes + (0 if scales is None else scales.nbytes)
 
     @property
+    @override
     def device(self) -> torch.device:
-        """Where it is."""
         return self.blocks.device
 
+    @override
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """See `Weight.matmul`."""
         return packed_linear(x, self.packed, bias)
 
+    @override
     def gated(self, x: Tensor, up: Weight) -> Tensor:
-        """See `Weight.gated`."""
         if isinstance(up, PackedWeight):
             other = up.packed
             if other.packing is self.packing and other.blocks.shape == self.blocks.shape:
                 return packed_gated_linear(x, self.packed, other)
         return super().gated(x, up)
 
+    @override
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """See `Weight.dequantize`."""
         if len(self.shape) == 2:
             out = torch.empty(self.shape, dtype=dtype)
             return packed_rows(out, self.packed, torch.arange(self.shape[0]))
         return torch.stack([self.select(i).dequantize(dtype) for i in range(self.shape[0])])
 
+    @override
     def rows(self, ids: Tensor) -> Tensor:
-        """See `Weight.rows`."""
         out = torch.empty(ids.numel(), self.shape[1], dtype=self.dtype)
         return packed_rows(out, self.packed, ids.flatten()).view(*ids.shape, -1)
 
+    @override
     def select(self, index: int) -> PackedWeight:
-        """See `Weight.select`."""
         found = self._matrices.get(index)
         if found is None:
             found = PackedWeight(

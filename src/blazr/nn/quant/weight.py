@@ -1,15 +1,24 @@
-"""A weight: one matrix, or a stack of them, however it is stored."""
+"""A weight: one matrix, or a stack of them, plain or as a file stores it.
+
+What is stored is kept as it is, perhaps in a mapped file, and decoded as it is used. The weights
+that are made of these while loading are `PackedWeight` and `ShiftedWeight`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from blazr.nn.operands.packing import Packed
+from blazr.nn.ops.matmul import linear, linear_by_tiles
+from blazr.nn.quant.gguf.block_type import TILE, BlockType
+from blazr.nn.quant.gguf.matmul import LINEAR
+from blazr.nn.quant.hf.scheme import Layout
 
 
 class Weight(nn.Module, ABC):
@@ -56,13 +65,196 @@ class Weight(nn.Module, ABC):
     def rows(self, ids: Tensor) -> Tensor:
         """Some rows of a matrix, as an embedding gives them: (...) int64 to (..., in)."""
 
-    @abstractmethod
     def select(self, index: int) -> Weight:
         """One matrix of a stack; shares its memory."""
+        raise AssertionError(index)  # one matrix is no stack
 
     def numel(self) -> int:
         """How many numbers it stands for."""
         return self.shape.numel()
+
+
+class GgufWeight(Weight):
+    """Rows of GGML blocks, which may lie in a mapped file.
+
+    Args:
+        blocks: (..., out, bytes of a row), uint8.
+        kind: What the blocks are.
+        dtype: What products and rows come in.
+    """
+
+    blocks: Tensor
+
+    def __init__(self, blocks: Tensor, kind: BlockType, dtype: torch.dtype) -> None:
+        columns = blocks.shape[-1] // kind.nbytes * kind.length
+        super().__init__((*blocks.shape[:-1], columns), dtype)
+        self.kind = kind
+        self.register_buffer("blocks", blocks)
+
+    @property
+    @override
+    def nbytes(self) -> int:
+        return self.blocks.nbytes
+
+    @property
+    @override
+    def device(self) -> torch.device:
+        return self.blocks.device
+
+    @override
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return LINEAR[self.kind.name](x, self.blocks, bias)
+
+    @override
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        whole = torch.empty(self.shape, dtype=dtype, device=self.device)
+        flat, blocks = whole.flatten(0, -2), self.blocks.flatten(0, -2)
+        for part in self.kind.tiles(len(blocks), self.shape[-1]):
+            flat[part] = self.kind.decode(blocks[part]).to(dtype)
+        return whole
+
+    @override
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.kind.decode(self.blocks[ids]).to(self.dtype)
+
+    @override
+    def select(self, index: int) -> GgufWeight:
+        return GgufWeight(self.blocks[index], self.kind, self.dtype)
+
+    def extra_repr(self) -> str:
+        """For people: the type and the shape."""
+        return f"{self.kind.name}, {list(self.shape)}"
+
+
+class StoredWeight(Weight):
+    """A matrix in the tensors of a quantized checkpoint, which may lie in a mapped file.
+
+    Args:
+        layout: How they stand for its numbers.
+        parts: The tensors, by their suffix.
+        dtype: What products and rows come in.
+    """
+
+    def __init__(self, layout: Layout, parts: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+        super().__init__(layout.shape, dtype)
+        self.layout = layout
+        self.parts = dict(parts)
+
+    @property
+    @override
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts.values())
+
+    @property
+    @override
+    def device(self) -> torch.device:
+        return next(iter(self.parts.values())).device
+
+    @override
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return linear_by_tiles(
+            x, self.shape[0], self.tiles(), lambda tile: self.layout.decode(self.parts, tile), bias
+        )
+
+    @override
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        whole = torch.empty(self.shape, dtype=dtype, device=self.device)
+        for part in self.tiles():
+            whole[part] = self.layout.decode(self.parts, part).to(dtype)
+        return whole
+
+    @override
+    def rows(self, ids: Tensor) -> Tensor:
+        wanted, place = ids.flatten().unique(return_inverse=True)
+        each = [self.layout.decode(self.parts, slice(i, i + 1)) for i in wanted.tolist()]
+        found = torch.cat(each) if each else torch.empty(0, self.shape[1], device=self.device)
+        return found.to(self.dtype)[place].unflatten(0, ids.shape)
+
+    def tiles(self) -> Iterator[slice]:
+        """Runs of rows that are decoded one after the other."""
+        # whole words of whatever is packed along the rows
+        step = max(32, TILE // max(1, self.shape[1]) // 32 * 32)
+        return (slice(low, min(low + step, self.shape[0])) for low in range(0, self.shape[0], step))
+
+    def extra_repr(self) -> str:
+        """For people: the layout and the shape."""
+        return f"{self.layout.name}, {list(self.shape)}"
+
+
+class PlainWeight(Weight):
+    """One matrix of plain numbers, in a stack of which others are packed.
+
+    Args:
+        numbers: (out, in).
+    """
+
+    numbers: Tensor
+
+    def __init__(self, numbers: Tensor) -> None:
+        super().__init__(tuple(numbers.shape), numbers.dtype)
+        self.register_buffer("numbers", numbers)
+
+    @property
+    @override
+    def nbytes(self) -> int:
+        return self.numbers.nbytes
+
+    @property
+    @override
+    def device(self) -> torch.device:
+        return self.numbers.device
+
+    @override
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return linear(x, self.numbers, bias)
+
+    @override
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        return self.numbers.to(dtype)
+
+    @override
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.numbers[ids]
+
+
+class StoredStack(Weight):
+    """Several matrices of one shape: experts.
+
+    Args:
+        matrices: One each.
+    """
+
+    def __init__(self, matrices: Sequence[Weight]) -> None:
+        super().__init__((len(matrices), *matrices[0].shape), matrices[0].dtype)
+        self.matrices = nn.ModuleList(matrices)
+
+    @property
+    @override
+    def nbytes(self) -> int:
+        return sum(self.select(index).nbytes for index in range(self.shape[0]))
+
+    @property
+    @override
+    def device(self) -> torch.device:
+        return self.select(0).device
+
+    @override
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        raise AssertionError(x.shape, bias)  # products are of one matrix
+
+    @override
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        return torch.stack([self.select(i).dequantize(dtype) for i in range(self.shape[0])])
+
+    @override
+    def rows(self, ids: Tensor) -> Tensor:
+        raise AssertionError(ids.shape)  # rows are of one matrix
+
+    @override
+    def select(self, index: int) -> Weight:
+        matrix = self.matrices[index]
+        assert isinstance(matrix, Weight)
+        return matrix
 
 
 def stored_weights(module: nn.Module) -> Iterator[Tensor | Weight]:

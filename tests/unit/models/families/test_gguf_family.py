@@ -18,8 +18,7 @@ from blazr.models.families.gguf.names import gguf_names
 from blazr.models.loading.describe import describe
 from blazr.models.loading.load import detect_family, load, plan_model
 from blazr.nn.device import resolve_device
-from blazr.nn.quant.gguf.weight import GgufWeight
-from blazr.nn.quant.weight import stored_weights
+from blazr.nn.quant.weight import GgufWeight, stored_weights
 from tests.support import ggufs, tiny
 from tests.support.closeness import assert_same_network
 from tests.support.tiny import Tiny

@@ -10,9 +10,8 @@ from blazr.models.causal_lm import CausalLM
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
 from blazr.nn.kernels.cpu import compiled
-from blazr.nn.quant.gguf.weight import GgufWeight
 from blazr.nn.quant.packed import PackedWeight
-from blazr.nn.quant.weight import Weight, stored_weights
+from blazr.nn.quant.weight import GgufWeight, Weight, stored_weights
 from tests.support import tiny
 from tests.support.closeness import assert_same_network
 from tests.support.tiny import Tiny

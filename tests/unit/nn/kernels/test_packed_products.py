@@ -16,8 +16,8 @@ from blazr.nn.ops.packed import (
     unpack,
 )
 from blazr.nn.quant.gguf import GGML_TYPES
-from blazr.nn.quant.gguf.weight import GgufWeight
 from blazr.nn.quant.packed import PackedWeight, pack_blocks, pack_weight
+from blazr.nn.quant.weight import GgufWeight
 
 GGML = [name for name in PACKINGS if name in GGML_TYPES]
 needs_library = pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())

@@ -12,9 +12,8 @@ from blazr.nn.quant import QUANTIZERS
 from blazr.nn.quant.exact import ShiftedWeight, make_blocks
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.gguf.kquantize import encode_q4_k
-from blazr.nn.quant.gguf.weight import GgufWeight
 from blazr.nn.quant.packed import PackedWeight, pack, pack_weight
-from blazr.nn.quant.stored import PlainWeight, StoredStack
+from blazr.nn.quant.weight import GgufWeight, PlainWeight, StoredStack
 
 pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from blazr.nn.ops.matmul import linear
+from blazr.nn.ops.matmul import linear_by_tiles
 from blazr.nn.ops.op import Op
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.gguf.block_type import BlockType
@@ -28,12 +28,8 @@ def _reference(kind: BlockType) -> Product:
         Returns:
             (..., out), in the dtype of x.
         """
-        out = x.new_empty((*x.shape[:-1], len(blocks)))
-        for part in kind.tiles(len(blocks), x.shape[-1]):
-            rows = kind.decode(blocks[part]).to(x.dtype)
-            # the same tiles whatever the batch, so that the rows of x do not see each other
-            out[..., part] = linear(x, rows, None if bias is None else bias[part])
-        return out
+        tiles = kind.tiles(len(blocks), x.shape[-1])
+        return linear_by_tiles(x, len(blocks), tiles, lambda tile: kind.decode(blocks[tile]), bias)
 
     return product
 
