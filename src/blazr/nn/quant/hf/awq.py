@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torch import Tensor
+from typing_extensions import override
 
 from blazr.nn.quant.hf.bits import WORD, span, unpack
 from blazr.nn.quant.hf.scheme import (
@@ -47,8 +48,8 @@ class AwqLayout(GridLayout):
         super().__init__("awq-int4", shape)
         self.size = size
 
+    @override
     def grid(self, parts: Mapping[str, Tensor], rows: slice) -> Grid:
-        """See `Layout.grid`."""
         words, inside = span(rows, self.shape[0], BITS)
         codes = unpack(parts["qweight"][:, words], BITS, 1, PLACES)[:, inside]
         zeros = unpack(parts["qzeros"][:, words], BITS, 1, PLACES)[:, inside]

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from blazr.core.errors import CheckpointError
 from blazr.nn.quant.hf.scheme import (
@@ -64,12 +65,13 @@ class Int8Layout(Layout):
         super().__init__("bitsandbytes-int8", shape)
         self.is_grid = True
 
+    @override
     def decode(self, parts: Mapping[str, Tensor], rows: slice) -> Tensor:
-        """See `Layout.decode`."""
         return parts["weight"][rows].float() * parts["SCB"][rows, None] * _INVERSE_127
 
+    @override
     def grid(self, parts: Mapping[str, Tensor], rows: slice) -> Grid:
-        """See `Layout.grid`; the product of two scales is rounded once more."""
+        # the product of two scales is rounded once more
         scales = parts["SCB"][rows, None].float() * _INVERSE_127
         codes, zeros = parts["weight"][rows].int(), torch.zeros_like(scales, dtype=torch.int32)
         return Grid(codes, scales, zeros, size=self.shape[1], bits=8, low=-128)
@@ -86,8 +88,8 @@ class TableLayout(Layout):
         super().__init__("bitsandbytes-4bit", state.shape)
         self.state = state
 
+    @override
     def decode(self, parts: Mapping[str, Tensor], rows: slice) -> Tensor:
-        """See `Layout.decode`."""
         columns, block = self.shape[1], self.state.block
         start, stop, _ = rows.indices(self.shape[0])
         low, high = start * columns, stop * columns
@@ -118,7 +120,7 @@ def _layout(settings: Settings, parts: Parts, read: Read) -> Layout | None:
         return None
     key = next((key for key in _STATES if key in parts), _STATES[0])
     need(parts, key, ("U8",), 1)
-    state = _parse(parts[key].name, parts[key].shape[0], read(key))
+    state = _parse_state(parts[key].name, parts[key].shape[0], read(key))
     numbers = state.shape[0] * state.shape[1]
     agree(parts, (math.prod(parts["weight"].shape),), (-(-numbers // 2),), "bytes")
     agree(parts, need(parts, "weight.quant_map", ("F32",), 1), (16,), "quant_map")
@@ -131,7 +133,7 @@ def _layout(settings: Settings, parts: Parts, read: Read) -> Layout | None:
     return TableLayout(state)
 
 
-def _parse(name: str, size: int, stored: Tensor) -> _State:
+def _parse_state(name: str, size: int, stored: Tensor) -> _State:
     """The JSON of a weight.
 
     Raises:
@@ -159,8 +161,12 @@ def _parse(name: str, size: int, stored: Tensor) -> _State:
 BITSANDBYTES = Scheme(
     mains=("weight",),
     others=(
-        *("SCB", "weight.absmax", "weight.quant_map", "weight.nested_absmax"),
-        *("weight.nested_quant_map", *_STATES),
+        "SCB",
+        "weight.absmax",
+        "weight.quant_map",
+        "weight.nested_absmax",
+        "weight.nested_quant_map",
+        *_STATES,
     ),
     layout=_layout,
     ignored=("weight_format",),

@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from blazr.core.errors import CheckpointError
 from blazr.nn.quant.hf.bits import WORD, span, unpack
@@ -39,14 +40,19 @@ from blazr.nn.quant.hf.scheme import (
     Scheme,
     Settings,
     agree,
+    check_groups,
     group_size,
     need,
 )
 
 WIDTHS = (2, 4, 8)
 _FORMATS = (
-    *("pack-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized"),
-    *("naive-quantized", "dense"),
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "nvfp4-pack-quantized",
+    "naive-quantized",
+    "dense",
 )
 
 
@@ -66,8 +72,8 @@ class CompressedLayout(GridLayout):
         self.size = size
         self.packed = packed
 
+    @override
     def grid(self, parts: Mapping[str, Tensor], rows: slice) -> Grid:
-        """See `Layout.grid`."""
         scales = self._rows(parts["weight_scale"].float(), rows)
         groups = parts.get("weight_g_idx")
         return Grid(
@@ -102,10 +108,10 @@ class CompressedLayout(GridLayout):
 
 
 def _layout(settings: Settings, parts: Parts, read: Read) -> Layout | None:
-    _check(settings)
+    _refuse_unsupported(settings)
     if "weight_packed" in parts:
         if parts["weight_packed"].dtype != "U8":
-            return _packed(settings, parts, read)
+            return _packed_layout(settings, parts, read)
         return nvfp4_layout(
             parts,
             "compressed-nvfp4",
@@ -127,7 +133,7 @@ def _layout(settings: Settings, parts: Parts, read: Read) -> Layout | None:
     return CompressedLayout((rows, columns), 8, size, packed=False)
 
 
-def _packed(settings: Settings, parts: Parts, read: Read) -> Layout:
+def _packed_layout(settings: Settings, parts: Parts, read: Read) -> Layout:
     need(parts, "weight_shape", ("I64", "I32"), 1)
     rows, words = need(parts, "weight_packed", ("I32",), 2)
     sizes = read("weight_shape").tolist()
@@ -148,10 +154,7 @@ def _packed(settings: Settings, parts: Parts, read: Read) -> Layout:
         agree(parts, shape, (-(-rows * bits // WORD), groups), "zero points")
     size = 1
     if "weight_g_idx" in parts:
-        agree(parts, need(parts, "weight_g_idx", ("I32", "I64"), 1), (columns,), "g_idx")
-        index = read("weight_g_idx")
-        within = int(index.min()) >= 0 and int(index.max()) < groups
-        agree(parts, (within,), (True,), "columns are of groups there are:")
+        check_groups(parts, "weight_g_idx", read, columns=columns, groups=groups)
     else:
         size = group_size(parts, columns, groups, _wanted(settings, columns, groups))
     return CompressedLayout((rows, columns), bits, size, packed=True)
@@ -186,7 +189,7 @@ def _block(settings: Settings) -> tuple[int, int] | None:
     return None
 
 
-def _check(settings: Settings) -> None:
+def _refuse_unsupported(settings: Settings) -> None:
     """Refuse what would change the numbers, and is not here."""
     if settings.text("format", _FORMATS[0]) not in {*_FORMATS, "mixed-precision"}:
         raise settings.wrong("format", ", ".join(_FORMATS))

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from math import ceil
 
 from torch import Tensor
+from typing_extensions import override
 
 from blazr.nn.quant.hf.scheme import Layout, Parts, Read, Scheme, Settings, agree, need
 
@@ -38,8 +39,8 @@ class Fp8Layout(Layout):
         self.block = block
         self.scale = scale
 
+    @override
     def decode(self, parts: Mapping[str, Tensor], rows: slice) -> Tensor:
-        """See `Layout.decode`."""
         height, width = self.block
         start, stop, _ = rows.indices(self.shape[0])
         numbers = parts["weight"][start:stop].float()

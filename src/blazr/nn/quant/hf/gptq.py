@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torch import Tensor
+from typing_extensions import override
 
 from blazr.nn.quant.hf.bits import WORD, span, unpack
 from blazr.nn.quant.hf.scheme import (
@@ -27,6 +28,7 @@ from blazr.nn.quant.hf.scheme import (
     Scheme,
     Settings,
     agree,
+    check_groups,
     group_size,
     need,
 )
@@ -51,8 +53,8 @@ class GptqLayout(GridLayout):
         self.size = size
         self.offset = offset
 
+    @override
     def grid(self, parts: Mapping[str, Tensor], rows: slice) -> Grid:
-        """See `Layout.grid`."""
         words, inside = span(rows, self.shape[0], self.bits)
         zeros = unpack(parts["qzeros"][:, words], self.bits, 1)[:, inside]
         # the writer wraps a zero point of 0 around to the largest number
@@ -83,13 +85,10 @@ def _layout(settings: Settings, parts: Parts, read: Read) -> Layout:
     inner = packed * WORD // bits
     agree(parts, zero_shape, (groups, -(-out * bits // WORD)), "qzeros")
     size = 1
-    if "g_idx" not in parts:
-        size = group_size(parts, inner, groups, settings.integer("group_size", 0))
+    if "g_idx" in parts:
+        check_groups(parts, "g_idx", read, columns=inner, groups=groups)
     else:
-        agree(parts, need(parts, "g_idx", ("I32", "I64"), 1), (inner,), "g_idx")
-        index = read("g_idx")
-        within = not len(index) or (int(index.min()) >= 0 and int(index.max()) < groups)
-        agree(parts, (within,), (True,), "columns are of groups there are:")
+        size = group_size(parts, inner, groups, settings.integer("group_size", 0))
     return GptqLayout((out, inner), bits, size, offset=_FORMATS[kind])
 
 

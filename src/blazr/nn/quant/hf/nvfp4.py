@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from blazr.nn.quant.gguf.legacy import E2M1
 from blazr.nn.quant.hf.fp8 import SCALES
@@ -40,8 +41,8 @@ class Nvfp4Layout(Layout):
         self.whole = whole
         self.divides = divides
 
+    @override
     def decode(self, parts: Mapping[str, Tensor], rows: slice) -> Tensor:
-        """See `Layout.decode`."""
         packed = parts[self.numbers][rows]
         codes = torch.stack((packed & 15, packed >> 4), -1).flatten(1).int()
         table = torch.tensor(E2M1, device=packed.device) / 2

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from blazr.nn.quant.hf.scheme import Grid, Layout
 
@@ -25,13 +26,13 @@ class RowsLayout(Layout):
         self._whole = whole
         self._rows = tuple(rows)
 
+    @override
     def decode(self, parts: Mapping[str, Tensor], rows: slice) -> Tensor:
-        """See `Layout.decode`."""
         found = [self._whole.decode(parts, each)[::step] for each, step in self._runs(rows)]
         return found[0] if len(found) == 1 else torch.cat(found)
 
+    @override
     def grid(self, parts: Mapping[str, Tensor], rows: slice) -> Grid | None:
-        """See `Layout.grid`."""
         found = [(self._whole.grid(parts, each), step) for each, step in self._runs(rows)]
         grids = [(grid, step) for grid, step in found if grid is not None]
         if len(grids) < len(found):

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from typing_extensions import override
+
 from blazr.core.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -108,12 +110,13 @@ class GridLayout(Layout):
         super().__init__(name, shape)
         self.is_grid = True
 
+    @override
     @abstractmethod
     def grid(self, parts: Mapping[str, Tensor], rows: slice) -> Grid:
-        """See `Layout.grid`."""
+        """The rows as whole numbers on a scale; there are always such."""
 
+    @override
     def decode(self, parts: Mapping[str, Tensor], rows: slice) -> Tensor:
-        """See `Layout.decode`."""
         return self.grid(parts, rows).decode()
 
 
@@ -261,6 +264,25 @@ def group_size(parts: Parts, columns: int, groups: int, wanted: int) -> int:
         return wanted
     agree(parts, (columns % max(groups, 1),), (0,), "columns beside whole groups:")
     return max(columns // max(groups, 1), 1)
+
+
+def check_groups(parts: Parts, key: str, read: Read, *, columns: int, groups: int) -> None:
+    """Refuse an index that does not say for each column which group it belongs to.
+
+    Args:
+        parts: The tensors.
+        key: Which of them is the index.
+        read: Reads it.
+        columns: Of the matrix.
+        groups: How many there are.
+
+    Raises:
+        CheckpointError: It does not.
+    """
+    agree(parts, need(parts, key, ("I32", "I64"), 1), (columns,), "g_idx")
+    index = read(key)
+    within = not len(index) or (int(index.min()) >= 0 and int(index.max()) < groups)
+    agree(parts, (within,), (True,), "columns are of groups there are:")
 
 
 def agree(parts: Parts, found: tuple[int, ...], expected: tuple[int, ...], what: str) -> None:
