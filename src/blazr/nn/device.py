@@ -55,7 +55,23 @@ class Device:
         """Memory that can still be taken here, in bytes."""
         if self.kind == "cuda":
             return torch.cuda.mem_get_info()[0]
-        return _free_host_bytes()
+        # what the system calls available, less where a control group allows less
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        try:
+            for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+                if line.startswith("MemAvailable:"):
+                    free = int(line.split()[1]) * 1024
+        except OSError:
+            pass
+        root = Path("/sys/fs/cgroup")
+        try:
+            limit = (root / "memory.max").read_text(encoding="utf-8").strip()
+            if limit != "max":
+                used = int((root / "memory.current").read_text(encoding="utf-8"))
+                free = min(free, max(0, int(limit) - used))
+        except (OSError, ValueError):
+            pass
+        return free
 
     def __str__(self) -> str:
         return f"{self.kind} ({self.description})"
@@ -137,23 +153,3 @@ def _cpu_info(*keys: str) -> str:
     except OSError:
         pass
     return ""
-
-
-def _free_host_bytes() -> int:
-    """What the system calls available, less where a control group allows less."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemAvailable:"):
-                free = int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    root = Path("/sys/fs/cgroup")
-    try:
-        limit = (root / "memory.max").read_text(encoding="utf-8").strip()
-        if limit != "max":
-            used = int((root / "memory.current").read_text(encoding="utf-8"))
-            free = min(free, max(0, int(limit) - used))
-    except (OSError, ValueError):
-        pass
-    return free

@@ -16,8 +16,13 @@ _CPU = {
     "matmul": ("linear", "wide_linear", "gated_linear", "linear_heads"),
     "matmul_q": ("packed_linear", "packed_gated_linear", "packed_rows"),
     "pointwise": (
-        *("add", "scale", "widen", "activate", "sigmoid_gate"),
-        *("embedding", "take_columns"),
+        "add",
+        "scale",
+        "widen",
+        "activate",
+        "sigmoid_gate",
+        "embedding",
+        "take_columns",
     ),
     "blocks": ("pack", "encode_q4_k"),
     "moe": ("choose_experts", "experts"),
@@ -33,17 +38,18 @@ _DTYPES = {
 }
 
 
-def _on_cpu(module: str, op: str) -> Kernel:
-    return Kernel(
-        op,
-        "cpu",
-        _DTYPES.get(op, tuple(compiled.DTYPES)),
-        f"blazr.nn.kernels.cpu.{module}:{op}",
-        compiled.missing,
-        compiled.in_use,
-    )
-
-
 KERNELS: Table[Kernel] = Table(
-    "kernel", {f"cpu.{op}": _on_cpu(module, op) for module, ops in _CPU.items() for op in ops}
+    "kernel",
+    {
+        f"cpu.{op}": Kernel(
+            op,
+            "cpu",
+            _DTYPES.get(op, tuple(compiled.DTYPES)),
+            f"blazr.nn.kernels.cpu.{module}:{op}",
+            compiled.missing,
+            compiled.in_use,
+        )
+        for module, ops in _CPU.items()
+        for op in ops
+    },
 )

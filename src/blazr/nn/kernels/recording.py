@@ -64,7 +64,8 @@ class Region:
                 first = self._offset
                 self._offset += -(-count // _ALIGNMENT) * _ALIGNMENT
                 return chunk[first : first + count].view(dtype).view(shape)
-            self._chunk, self._offset = self._chunk + 1, 0
+            self._chunk += 1
+            self._offset = 0
         # numpy's, as new tensors are the recording's
         self._chunks.append(torch.from_numpy(np.empty(max(count, _CHUNK), np.uint8)))
         return self.take(shape, dtype)
@@ -137,7 +138,8 @@ class Recording:
         self, function: Callable[..., Tensor], args: tuple[object, ...], like: Tensor
     ) -> Tensor:
         """See `recordable`."""
-        mark, outermost = len(self.calls), self._depth == 0
+        mark = len(self.calls)
+        outermost = self._depth == 0
         if outermost:
             self._arena.enter_part()
         self._depth += 1

@@ -126,7 +126,8 @@ class Attention(Mixer):
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries (..., H, D), keys and values (..., K, D), and the outputs' gate (..., H * D)."""
-        dim, gate = self.config.head_dim, None
+        dim = self.config.head_dim
+        gate = None
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.config.output_gate:
             q, gate = (dense(t).flatten(-2) for t in q.unflatten(-1, (-1, 2 * dim)).chunk(2, -1))

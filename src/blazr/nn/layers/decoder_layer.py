@@ -74,7 +74,7 @@ class DecoderLayer(nn.Module):
         if self.joins_embedding:
             assert embedded is not None
             wide = x.new_empty(*x.shape[:-1], 2 * x.shape[-1])
-            x = recordable(_concatenate, x, embedded, like=wide)
+            x = recordable(lambda *both: torch.cat(both, -1), x, embedded, like=wide)
         return recordable(self.mixer_norm, x, like=x)
 
     def _residual(self, x: Tensor, mixed: Tensor) -> Tensor:
@@ -86,10 +86,6 @@ class DecoderLayer(nn.Module):
 
     def _add(self, x: Tensor, change: Tensor) -> Tensor:
         return add(x, change, self.residual_multiplier)
-
-
-def _concatenate(x: Tensor, embedded: Tensor) -> Tensor:
-    return torch.cat((x, embedded), -1)
 
 
 def _build(norm: NormConfig | None) -> nn.Module:

@@ -126,7 +126,9 @@ class DeltaMixer(Mixer):
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C); updates working states, writes the checkpoints the batch asks for."""
-        cfg, made, low = self.config, self._project(x), 0
+        cfg = self.config
+        made = self._project(x)
+        low = 0
         qkv = made.gate.new_empty(len(x), cfg.conv_size)
         window = cache.carried("conv")
         for part, conv in zip(made.qkv, self._convolutions, strict=True):

@@ -52,18 +52,21 @@ class Mlp(FeedForward):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) to (..., C)."""
-        y, factor = self._feed(x), self.config.down_multiplier
+        y = self.down_proj(self._inner(x))
+        factor = self.config.down_multiplier
         return y if factor == 1 else scale(y, factor)
 
-    def _feed(self, x: Tensor) -> Tensor:
-        kind, factor = self.config.activation, self.config.gate_multiplier
+    def _inner(self, x: Tensor) -> Tensor:
+        """What the down projection is given: (..., C) to (..., I)."""
+        kind = self.config.activation
+        factor = self.config.gate_multiplier
         if not self.config.gated:
-            return self.down_proj(activate(self.up_proj(x), kind))
+            return activate(self.up_proj(x), kind)
         gate, up = self.gate_proj, self.up_proj
         is_plain = kind == "silu" and not self.config.bias and factor == 1
         # a shared block puts matrices with adapters in their place
         if is_plain and isinstance(gate, Linear) and isinstance(up, Linear):
-            return self.down_proj(multiply_gated(x, gate.weight, up.weight))
+            return multiply_gated(x, gate.weight, up.weight)
         inner = gate(x)
         inner = inner if factor == 1 else scale(inner, factor)
-        return self.down_proj(activate(inner, kind, up(x)))
+        return activate(inner, kind, up(x))

@@ -169,7 +169,7 @@ class Moe(FeedForward):
         """(..., C) to (..., C)."""
         rows = x.flatten(0, -2)
         bias = None if self.correction_bias is None else widen(self.correction_bias)
-        weights, chosen = route(self._logits(rows), self.config.routing, bias)
+        weights, chosen = route(self._router_logits(rows), self.config.routing, bias)
         if self.config.latent_size is None:
             out = self.experts(rows, weights, chosen).view_as(x)
         else:
@@ -182,7 +182,7 @@ class Moe(FeedForward):
             shared = sigmoid_gate(shared, self.shared_expert_gate(x))
         return add(out, shared)
 
-    def _logits(self, x: Tensor) -> Tensor:
+    def _router_logits(self, x: Tensor) -> Tensor:
         """The router decides in float32: a rounded logit could choose another expert."""
         matrix, bias = self.router.weight, self.router.bias
         weight: Tensor = matrix.dequantize(torch.float32) if isinstance(matrix, Weight) else matrix

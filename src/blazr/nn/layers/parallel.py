@@ -67,18 +67,12 @@ class ParallelMixer(Mixer):
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C); each part reads and writes its own share of the cache."""
         out = None
-        for each, mixer, seen in self._each(x):
+        for each, mixer in zip(self.config.parts, self.parts.values(), strict=True):
+            seen = _scaled(x, each.input_multiplier)
             mixed = recordable(mixer, seen, batch, cache.of(each.name), like=x)
             factor = each.output_multiplier
             out = _scaled(mixed, factor) if out is None else add(out, mixed, factor)
         return torch.zeros_like(x) if out is None else out
-
-    def _each(self, x: Tensor) -> list[tuple[ParallelPart, Mixer, Tensor]]:
-        found = []
-        for each, mixer in zip(self.config.parts, self.parts.values(), strict=True):
-            assert isinstance(mixer, Mixer)
-            found.append((each, mixer, _scaled(x, each.input_multiplier)))
-        return found
 
 
 def _scaled(x: Tensor, factor: float) -> Tensor:

@@ -102,11 +102,14 @@ class RopeConfig:
             length: Tokens of the sequence, for scalings that depend on it.
         """
         exponents = torch.arange(0, self.dim, 2).float() / self.dim
-        scaling, theta = self.scaling, self.theta
+        scaling = self.scaling
+        theta = self.theta
         if scaling is None:
             return 1 / theta**exponents
         if scaling.kind == "dynamic" and self.dim > 2:
-            theta *= _ntk_growth(scaling, length) ** (self.dim / (self.dim - 2))
+            trained = scaling.original_max_seq_len
+            stretch = scaling.factor * max(length, trained) / trained
+            theta *= (stretch - (scaling.factor - 1)) ** (self.dim / (self.dim - 2))
         return _scale(1 / theta**exponents, scaling, self, length)
 
     def tables(self, positions: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -154,11 +157,6 @@ class Positions:
         if rope not in self._tables:
             self._tables[rope] = rope.tables(self._positions, self._lengths)
         return self._tables[rope]
-
-
-def _ntk_growth(scaling: RopeScaling, length: int) -> float:
-    length = max(length, scaling.original_max_seq_len)
-    return scaling.factor * length / scaling.original_max_seq_len - (scaling.factor - 1)
 
 
 def _scale(frequencies: Tensor, scaling: RopeScaling, rope: RopeConfig, length: int) -> Tensor:

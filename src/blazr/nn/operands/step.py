@@ -160,15 +160,14 @@ class StepTable:
     @cached_property
     def groups(self) -> tuple[SequenceGroup, ...]:
         """Sequences that references compute together: all that decode, any other by itself."""
-        device, decodes = self.block_tables.device, self.num_decodes
+        device = self.block_tables.device
+        decodes = self.num_decodes
         if self.are_alike:
             return (SequenceGroup(self.spans, 0, device),)
-        together = [SequenceGroup(self.spans[:decodes], 0, device)] if decodes else []
-        alone = range(decodes, len(self.spans))
-        return (
-            *together,
-            *(SequenceGroup((self.spans[index],), index, device) for index in alone),
-        )
+        groups = [SequenceGroup(self.spans[:decodes], 0, device)] if decodes else []
+        for index in range(decodes, len(self.spans)):
+            groups.append(SequenceGroup((self.spans[index],), index, device))
+        return tuple(groups)
 
     @cached_property
     def decode_groups(self) -> tuple[DecodeGroup, ...]:
@@ -214,7 +213,8 @@ def group_decodes(
     groups = []
     for room in np.unique(rooms).tolist():
         rows = np.flatnonzero(rooms == room)
-        own, places = tables[rows], np.arange(room)
+        own = tables[rows]
+        places = np.arange(room)
         pages = own[:, np.minimum(places, own.shape[1] - 1)]
         pages = np.where(places < blocks[rows, None], pages, own[:, :1])
         visible = np.arange(room * GRID) < totals[rows, None]

@@ -73,7 +73,7 @@ def attention(
     queries, size = q.shape[-3], v.shape[-1]
     if softcap is not None or sinks is not None:
         mask = causal_mask(queries, k.shape[-3], window=window, device=q.device)
-        return _attention(q, k, v, mask, scale=scale, softcap=softcap, sinks=sinks)
+        return _explicit_attention(q, k, v, mask, scale=scale, softcap=softcap, sinks=sinks)
     is_square = queries == k.shape[-3] and queries > 1 and window is None
     mask = None
     if not is_square:
@@ -89,7 +89,7 @@ def attention(
     return out[..., :size].transpose(-3, -2)
 
 
-def _attention(
+def _explicit_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,

@@ -98,7 +98,8 @@ def _prefill(
 ) -> Tensor:
     """Equally many tokens of B sequences: (B, T, conv), (B, T, H) to (B, T, H, P)."""
     logged, before = group.spans[0].log_length, weights.conv.weight.shape[0] - 1
-    runs, maps = group.run_slots, weights.groups * weights.state_size
+    runs = group.run_slots
+    maps = weights.groups * weights.state_size
 
     # everything since the checkpoint, row 0 being its first token
     raw = torch.cat((memory.conv_states[group.state_slots], memory.log_raw[runs, :logged], raw), 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -46,16 +47,13 @@ def mamba3(
         carried.append(memory.angle)
         packed.append(rows.theta)
 
-    def advance(rows: list[Tensor], states: States) -> tuple[Tensor, States]:
-        return _advance(rows, states, weights)
-
     def compute(group: SequenceGroup, *rows: Tensor) -> Tensor:
-        return carry(group, carried, advance, rows).to(x.dtype)
+        return carry(group, carried, partial(_advance, weights), rows).to(x.dtype)
 
     return map_groups(table, compute, packed, like=x)
 
 
-def _advance(rows: list[Tensor], states: States, weights: Mamba3Weights) -> tuple[Tensor, States]:
+def _advance(weights: Mamba3Weights, rows: list[Tensor], states: States) -> tuple[Tensor, States]:
     """The two terms of the trapezoid are two sums with the same decays."""
     x, b, c, dt, mix, *theta = (each.float() for each in rows)
     heads = len(weights.a)
@@ -105,16 +103,17 @@ def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
         )
         size, maps = heads * width, groups * states
         for table in sample_steps():
-            count, turned = num_tokens(table), silu
+            count = num_tokens(table)
+            is_rotated = silu
             xbc = torch.randn(count, size + 2 * maps).to(dtype)
             x, b, c = xbc.split((size, maps, maps), -1)
-            theta = torch.randn(count, heads * states // 2).to(dtype) if turned else None
+            theta = torch.randn(count, heads * states // 2).to(dtype) if is_rotated else None
             dt, mix = torch.randn(2, count, heads).to(dtype)
             memory = Mamba3Memory(
                 state=sample_carried(torch.float32, heads, width, states),
                 x=sample_carried(torch.float32, heads, width),
                 b=sample_carried(torch.float32, heads, states),
-                angle=sample_carried(torch.float32, heads, states // 2) if turned else None,
+                angle=sample_carried(torch.float32, heads, states // 2) if is_rotated else None,
             )
             rows = Mamba3Rows(b=b, c=c, dt=dt, mix=mix, theta=theta)
             yield x, rows, weights, memory, table

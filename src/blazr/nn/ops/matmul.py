@@ -104,9 +104,17 @@ def linear_heads(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor
 
 # (rows, in, out): whole tiles, tails of each kind, a single row, nothing at all.
 _SIZES = (
-    *((1, 64, 32), (5, 96, 16), (3, 33, 7), (2, 31, 1), (7, 1, 5), (25, 40, 66), (130, 100, 21)),
+    (1, 64, 32),
+    (5, 96, 16),
+    (3, 33, 7),
+    (2, 31, 1),
+    (7, 1, 5),
+    (25, 40, 66),
+    (130, 100, 21),
     (140, 40, 300),  # many columns for a last part of few rows
-    *((0, 8, 4), (2, 0, 3), (1, 300, 259)),
+    (0, 8, 4),
+    (2, 0, 3),
+    (1, 300, 259),
 )
 
 

@@ -122,13 +122,10 @@ def _hidden(x: Tensor, mlps: ExpertMlps, expert: int) -> Tensor:
         if fused is not None:
             return fused
     gates = _product(x, gate, mlps.gate_bias, expert)
-    return _gate(gates, _product(x, up, mlps.up_bias, expert), mlps)
-
-
-def _gate(gate: Tensor, up: Tensor, mlps: ExpertMlps) -> Tensor:
+    ups = _product(x, up, mlps.up_bias, expert)
     if mlps.limit is not None:
-        return clamped_swiglu(gate, up, alpha=mlps.alpha, limit=mlps.limit)
-    return ACTIVATIONS[mlps.activation](gate) * up
+        return clamped_swiglu(gates, ups, alpha=mlps.alpha, limit=mlps.limit)
+    return ACTIVATIONS[mlps.activation](gates) * ups
 
 
 def _matrix(stack: Stack, expert: int) -> _Matrix:
@@ -177,8 +174,11 @@ def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
 
 # (tokens, experts, experts per token, hidden, inner)
 _SIZES = (
-    *((1, 4, 2, 40, 33), (9, 5, 1, 16, 20), (70, 3, 3, 31, 9)),
-    *((130, 2, 1, 8, 300), (0, 4, 2, 8, 8)),
+    (1, 4, 2, 40, 33),
+    (9, 5, 1, 16, 20),
+    (70, 3, 3, 31, 9),
+    (130, 2, 1, 8, 300),
+    (0, 4, 2, 8, 8),
 )
 
 

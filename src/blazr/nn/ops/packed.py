@@ -50,7 +50,7 @@ def interleave(packing: Packing, codes: Tensor, scales: Sequence[Tensor]) -> Ten
     words = codes.contiguous().view(torch.int32).view(-1, GROUP, columns // BLOCK, _VECTORS)
     vectors = words.permute(0, 2, 3, 1).contiguous().view(torch.uint8)  # (..., vectors, 64)
     supers = columns // packing.columns
-    lines = _join(packing, vectors).view(len(vectors), supers, -1)
+    lines = _vectors_to_bytes(packing, vectors).view(len(vectors), supers, -1)
     before = [
         each.unflatten(0, (-1, GROUP)).permute(0, 2, 3, 1, 4).reshape(len(vectors), supers, -1)
         for each in scales
@@ -58,7 +58,7 @@ def interleave(packing: Packing, codes: Tensor, scales: Sequence[Tensor]) -> Ten
     return torch.cat([*before, lines], -1)
 
 
-def _join(packing: Packing, vectors: Tensor) -> Tensor:
+def _vectors_to_bytes(packing: Packing, vectors: Tensor) -> Tensor:
     """The bytes of blocks from their eight vectors: (..., 8, 64) to (..., bytes)."""
     if packing.bits == _VECTORS:
         return vectors.flatten(-2)
@@ -82,7 +82,7 @@ def _numbers(packing: Packing, blocks: Tensor) -> Tensor:
     """(groups, superblocks, bytes) to (groups, 16, columns), float32."""
     groups, supers = blocks.shape[:2]
     before, body = blocks.split([packing.scale_bytes, packing.nbytes - packing.scale_bytes], -1)
-    codes = _split(packing, body.unflatten(-1, (packing.blocks, -1)))
+    codes = _bytes_to_vectors(packing, body.unflatten(-1, (packing.blocks, -1)))
     vectors = _VECTORS // packing.parts
     codes = codes.view(groups, supers, packing.blocks * packing.parts, vectors, GROUP, 4)
     if packing.table:
@@ -96,7 +96,7 @@ def _numbers(packing: Packing, blocks: Tensor) -> Tensor:
     return numbers.permute(0, 4, 1, 2, 3, 5).flatten(2)
 
 
-def _split(packing: Packing, body: Tensor) -> Tensor:
+def _bytes_to_vectors(packing: Packing, body: Tensor) -> Tensor:
     """The eight vectors of blocks: (..., bytes) to (..., 8, 64)."""
     if packing.bits == _VECTORS:
         return body

@@ -52,7 +52,7 @@ def carry(
             outputs (B, t, ...) and the states behind them.
         rows: (B, length, ...) each.
     """
-    states = [_read(each, group) for each in memory]
+    states = [_starting_states(each, group) for each in memory]
     outputs = []
     for low, high in group.intervals():
         y, states = advance([each[:, low:high] for each in rows], states)
@@ -65,7 +65,7 @@ def carry(
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
 
-def _read(memory: Carried, group: SequenceGroup) -> Tensor:
+def _starting_states(memory: Carried, group: SequenceGroup) -> Tensor:
     """Where each sequence stands: right after a grid edge, where it was kept."""
     fresh = [span.log_length == 0 for span in group.spans]
     if all(fresh):

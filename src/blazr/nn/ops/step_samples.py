@@ -23,7 +23,10 @@ def sample_steps() -> list[StepTable]:
 def _table(*lengths: tuple[int, int]) -> StepTable:
     """A step of sequences of so many tokens, each after so many in memory."""
     spans: list[Span] = []
-    first, slot, page, tables = 0, len(lengths), 0, []
+    tables = []
+    first = 0
+    page = 0
+    slot = len(lengths)
     for index, (length, start) in enumerate(lengths):
         logged = start % GRID
         edges = range(GRID - logged, length + 1, GRID)

@@ -259,7 +259,8 @@ def pack(blocks: Tensor, name: str, supers: int, zeros: Tensor | None) -> Tensor
     Returns:
         (out / 16 rounded up, superblocks, bytes), uint8.
     """
-    rows, packing = len(blocks), PACKINGS[name]
+    rows = len(blocks)
+    packing = PACKINGS[name]
     out = torch.empty(-(-rows // GROUP), supers, packing.nbytes, dtype=torch.uint8)
     if zeros is None:
         zeros = blocks.new_tensor(8).expand(rows, supers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from blazr.core.errors import ConfigError
@@ -45,16 +45,12 @@ class QuantizePolicy:
         name = self.default
         if is_head and name is not None:
             name = _HEAD.get(name, name)
-        for part in _parts_of(parameter, is_head=is_head):
+        parts = [part for part, mark in PARTS if mark in f".{parameter}"]
+        for part in ["lm_head", *parts] if is_head else parts:
             if part in self.rules:
                 name = self.rules[part]
                 break
         return None if name == KEEP else name
-
-
-def _parts_of(parameter: str, *, is_head: bool) -> Sequence[str]:
-    named = [part for part, mark in PARTS if mark in f".{parameter}"]
-    return ["lm_head", *named] if is_head else named
 
 
 def parse_policy(text: str | None) -> QuantizePolicy:

@@ -49,11 +49,7 @@ class _Attention(ctypes.Structure):
     temperature: Float32
 
 
-def _fits(q: Tensor, pages: Pages, *_: object) -> bool:
-    return q.shape[2] <= _MAX_KEY and pages.values.shape[-1] <= _MAX_VALUE
-
-
-@limited_to(_fits)
+@limited_to(lambda q, pages, *_: q.shape[2] <= _MAX_KEY and pages.values.shape[-1] <= _MAX_VALUE)
 def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
     """See the operation."""
     keys, more, values = pages.keys, pages.more_keys, pages.values
@@ -91,12 +87,12 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
     return out
 
 
-def _fits_latents(_: Tensor, rows: LatentRows, *__: object) -> bool:
-    latent = rows.latent.shape[1]
-    return latent <= _MAX_VALUE and latent + rows.q_rope.shape[2] <= _MAX_KEY
-
-
-@limited_to(_fits_latents)
+@limited_to(
+    lambda _, rows, *__: (
+        rows.latent.shape[1] <= _MAX_VALUE
+        and rows.latent.shape[1] + rows.q_rope.shape[2] <= _MAX_KEY
+    )
+)
 def latent_attention(  # noqa: PLR0917  (what a step takes, and where its memory is)
     q: Tensor, rows: LatentRows, memory: Latents, rotation: Rotation, table: StepTable
 ) -> Tensor:

@@ -29,7 +29,8 @@ class _Pack(ctypes.Structure):
 
 def pack(blocks: Tensor, name: str, supers: int, zeros: Tensor | None) -> Tensor:
     """See ``blazr.nn.quant.packed.pack``; the same bits as its reference."""
-    packing, rows = PACKINGS[name], len(blocks)
+    packing = PACKINGS[name]
+    rows = len(blocks)
     blocks = blocks.contiguous()
     zeros = None if zeros is None else zeros.contiguous()
     out = zero_bytes(torch.Size((-(-rows // GROUP), supers, packing.nbytes)))

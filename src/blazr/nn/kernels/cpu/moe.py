@@ -94,7 +94,8 @@ def choose_experts(
     # what comes in other formats is copied
     logits = logits.float().contiguous()
     bias = None if bias is None else bias.float().contiguous()
-    weights, room = torch.empty(tokens, top), torch.empty(tokens, 3 * experts + 1)
+    weights = torch.empty(tokens, top)
+    room = torch.empty(tokens, 3 * experts + 1)
     call = _Route(
         logits.data_ptr(),
         None if bias is None else bias.data_ptr(),
@@ -126,9 +127,11 @@ def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Ten
         raise _misfit(chosen, f"({tokens}, {top}) int64, with weights")
     x, weights, chosen = (each.contiguous() for each in (x, weights, chosen))
     rows = tokens * top
-    y, x_rows = torch.empty(tokens, size, dtype=x.dtype), torch.empty(rows, size, dtype=x.dtype)
+    y = torch.empty(tokens, size, dtype=x.dtype)
+    x_rows = torch.empty(rows, size, dtype=x.dtype)
     table = torch.empty(2 * (rows + count + 1), dtype=torch.int64)
-    sums, hidden = torch.empty(rows, max(size, 2 * inner)), torch.empty(rows, inner, dtype=x.dtype)
+    sums = torch.empty(rows, max(size, 2 * inner))
+    hidden = torch.empty(rows, inner, dtype=x.dtype)
     int8_room = torch.empty(rows * max(size, inner) * ROOM // 8, dtype=torch.uint8)
     call = _Experts(
         x.data_ptr(),
@@ -190,12 +193,20 @@ def _stack(x: Tensor, stack: Stack | None, bias: Tensor | None, shape: tuple[int
         call = _Stack(stack.data_ptr(), None, bias_at, _PLAIN, step, stack.stride(1), shape[1])
         return _Given(call, (stack, bias))
     assert isinstance(stack, Packed)  # as _shape has seen
-    blocks, scales = stack.blocks.contiguous(), stack.row_scales
+    blocks = stack.blocks.contiguous()
+    scales = stack.row_scales
     if blocks.shape[1] != -(-shape[1] // GROUP):
         raise _misfit(x, f"to go with {shape[1]} packed rows")
     scales = None if scales is None else scales.contiguous()
-    scales_at, number = None if scales is None else scales.data_ptr(), stack.packing.number
-    call = _Stack(blocks.data_ptr(), scales_at, bias_at, number, blocks.stride(0), 0, shape[1])
+    call = _Stack(
+        blocks.data_ptr(),
+        None if scales is None else scales.data_ptr(),
+        bias_at,
+        stack.packing.number,
+        blocks.stride(0),
+        0,
+        shape[1],
+    )
     return _Given(call, (blocks, scales, bias))
 
 

@@ -53,11 +53,13 @@ class _Pieces(ctypes.Structure):
 
 def add(a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
     """See ``blazr.nn.ops.pointwise.add``; in a recorded step the product that makes b adds."""
-    product = _product(b)
+    product = _last_product(b)
     if product is None or a.shape != b.shape or a.dtype != b.dtype or not a.is_contiguous():
         return _call(_ADD, a, b, scale=scale)
     out = torch.empty(a.shape, dtype=a.dtype)
-    product.residual, product.scale, product.y = a.data_ptr(), scale, out.data_ptr()
+    product.residual = a.data_ptr()
+    product.scale = scale
+    product.y = out.data_ptr()
     return out
 
 
@@ -111,7 +113,8 @@ def embedding(weight: Tensor, ids: Tensor) -> Tensor:
 
 def take_columns(x: Tensor, order: Tensor, size: int) -> Tensor:
     """See ``blazr.nn.ops.pointwise.take_columns``."""
-    rows, bytes_each = _rows(x), x.element_size()
+    rows = _rows(x)
+    bytes_each = x.element_size()
     out = torch.empty(*x.shape[:-1], len(order) * size, dtype=x.dtype)
     call = _Pieces(
         rows.data_ptr(),
@@ -127,7 +130,7 @@ def take_columns(x: Tensor, order: Tensor, size: int) -> Tensor:
     return out
 
 
-def _product(y: Tensor) -> Linear | PackedLinear | None:
+def _last_product(y: Tensor) -> Linear | PackedLinear | None:
     """The last call of a recorded step, if it is the product that makes y and adds nothing yet."""
     here = recording()
     last = here.calls[-1] if here is not None and here.calls else None

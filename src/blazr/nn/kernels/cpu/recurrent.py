@@ -215,11 +215,7 @@ class _GatedRows(ctypes.Structure):
     eps: Float32
 
 
-def _fits_convolution(_: Tensor, taps: Filter, *__: object, **___: object) -> bool:
-    return len(taps.weight) <= 8
-
-
-@limited_to(_fits_convolution)
+@limited_to(lambda _, taps, *__, **___: len(taps.weight) <= 8)
 def convolve(  # noqa: PLR0917  (what is convolved, how, and where its memory is)
     x: Tensor,
     taps: Filter,
@@ -253,11 +249,7 @@ def convolve(  # noqa: PLR0917  (what is convolved, how, and where its memory is
     return out
 
 
-def _fits_mamba1(_: Tensor, rows: Mamba1Rows, *__: object) -> bool:
-    return rows.b.shape[1] <= 256
-
-
-@limited_to(_fits_mamba1)
+@limited_to(lambda _, rows, *__: rows.b.shape[1] <= 256)
 def mamba1(  # noqa: PLR0917  (what a step takes, and where its memory is)
     u: Tensor, rows: Mamba1Rows, weights: Mamba1Weights, state: Carried, table: StepTable
 ) -> Tensor:
@@ -286,17 +278,19 @@ def mamba1(  # noqa: PLR0917  (what a step takes, and where its memory is)
     return out
 
 
-def _fits_mamba2(_: Tensor, weights: Mamba2Weights, *__: object) -> bool:
-    has_room = weights.head_dim <= 128 and weights.state_size <= 256
-    return has_room and len(weights.conv.weight) <= 8
-
-
-@limited_to(_fits_mamba2)
+@limited_to(
+    lambda _, weights, *__: (
+        weights.head_dim <= 128 and weights.state_size <= 256 and len(weights.conv.weight) <= 8
+    )
+)
 def mamba2(proj: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: StepTable) -> Tensor:
     """See the operation."""
-    tokens, heads, norm = len(proj), weights.heads, weights.norm
-    conv, inner = weights.conv.bias.shape[0], heads * weights.head_dim
-    post, out = proj.new_empty(tokens, conv), proj.new_empty(tokens, inner)
+    tokens = len(proj)
+    heads = weights.heads
+    norm = weights.norm
+    inner = heads * weights.head_dim
+    post = proj.new_empty(tokens, weights.conv.bias.shape[0])
+    out = proj.new_empty(tokens, inner)
     y = torch.empty(tokens, inner + heads)  # the second part holds the step sizes
     call = _Mamba2(
         proj.data_ptr(),
@@ -335,17 +329,17 @@ def mamba2(proj: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: St
     return out
 
 
-def _fits_mamba3(x: Tensor, _: Mamba3Rows, weights: Mamba3Weights, *__: object) -> bool:
-    heads, states = weights.b_bias.shape
-    return states <= 256 and x.shape[1] <= 1024 * heads
-
-
-@limited_to(_fits_mamba3)
+@limited_to(
+    lambda x, _, weights, *__: (
+        weights.b_bias.shape[1] <= 256 and x.shape[1] <= 1024 * len(weights.b_bias)
+    )
+)
 def mamba3(  # noqa: PLR0917  (what a step takes, and where its memory is)
     x: Tensor, rows: Mamba3Rows, weights: Mamba3Weights, memory: Mamba3Memory, table: StepTable
 ) -> Tensor:
     """See the operation."""
-    (heads, states), wide = weights.b_bias.shape, torch.float32
+    heads, states = weights.b_bias.shape
+    wide = torch.float32
     out = torch.empty(x.shape, dtype=x.dtype)
     call = _Mamba3(
         x.data_ptr(),
@@ -383,17 +377,17 @@ def mamba3(  # noqa: PLR0917  (what a step takes, and where its memory is)
     return out
 
 
-def _fits_gated_delta(v: Tensor, rows: DeltaRows, weights: DeltaWeights, *_: object) -> bool:
-    key_dim = rows.k.shape[1] // weights.key_heads
-    return max(key_dim, v.shape[1] // weights.heads) <= 256
-
-
-@limited_to(_fits_gated_delta)
+@limited_to(
+    lambda v, rows, weights, *_: (
+        rows.k.shape[1] // weights.key_heads <= 256 and v.shape[1] // weights.heads <= 256
+    )
+)
 def gated_delta(  # noqa: PLR0917  (what a step takes, and where its memory is)
     v: Tensor, rows: DeltaRows, weights: DeltaWeights, state: Carried, table: StepTable
 ) -> Tensor:
     """See the operation."""
-    norm, heads = weights.norm, weights.heads
+    norm = weights.norm
+    heads = weights.heads
     out = torch.empty(v.shape, dtype=v.dtype)
     assert norm.weight is not None
     call = _GatedDelta(
@@ -426,11 +420,7 @@ def gated_delta(  # noqa: PLR0917  (what a step takes, and where its memory is)
     return out
 
 
-def _fits_gated_norm(x: Tensor, *_: object) -> bool:
-    return x.shape[1] <= 1 << 15
-
-
-@limited_to(_fits_gated_norm)
+@limited_to(lambda x, *_: x.shape[1] <= 1 << 15)
 def gated_norm(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
     """See the operation."""
     out = torch.empty(x.shape, dtype=x.dtype)

@@ -96,7 +96,8 @@ def _norm(
     inner = 1 if len(shape) == 2 else shape[1] if len(shape) == 3 else 0
     # heads side by side, tokens perhaps apart, as in a part of a fused product
     if not inner or x.stride(-1) != 1 or (inner > 1 and x.stride(1) != size):
-        x, inner = x.reshape(-1, size).contiguous(), 1
+        x = x.reshape(-1, size).contiguous()
+        inner = 1
     out = torch.empty(shape, dtype=x.dtype)
     call = _Norm(
         x.data_ptr(),
@@ -137,7 +138,8 @@ def rotate_and_store(  # noqa: PLR0917  (what is rotated and stored, how, and wh
     out: Tensor | None = None,
 ) -> Tensor:
     """See the operation."""
-    q, k, v = q if q.stride(2) == 1 else q.contiguous(), _with_dense_heads(k), _with_dense_heads(v)
+    q = q if q.stride(2) == 1 else q.contiguous()
+    k, v = _with_dense_heads(k), _with_dense_heads(v)
     out = torch.empty(q.shape, dtype=q.dtype) if out is None else out
     call = _Rotary(
         q.data_ptr(),

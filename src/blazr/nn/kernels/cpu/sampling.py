@@ -64,20 +64,18 @@ class Finder:
     def __call__(self, scores: Tensor) -> list[int]:
         """The places, as ``blazr.nn.ops.sampling.likeliest`` defines them."""
         if scores is not self._last():  # recorded steps always have the same
-            scores = self._look_at(scores)
+            scores = _side_by_side(scores)
+            self._last = ref(scores)
+            if scores.shape != (self._rows, self._size):
+                self._make_room(*scores.shape)
+            self._call.scores = scores.data_ptr()
+            self._call.stride = scores.stride(0)
         self._entry(self._given, torch.get_num_threads())
         return self._found[:]
 
-    def _look_at(self, given: Tensor) -> Tensor:
-        scores, (rows, size) = _side_by_side(given), given.shape
-        self._last = ref(scores)
-        if rows != self._rows or size != self._size:
-            self._make_room(rows, size)
-        self._call.scores, self._call.stride = scores.data_ptr(), scores.stride(0)
-        return scores
-
     def _make_room(self, rows: int, size: int) -> None:
-        self._rows, self._size = rows, size
+        self._rows = rows
+        self._size = size
         blocks = -(-size // _BLOCK)
         self._room = torch.empty(rows * blocks), torch.empty(rows, dtype=torch.int64)
         peaks, places = (each.data_ptr() for each in self._room)

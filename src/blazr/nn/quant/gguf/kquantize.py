@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from blazr.nn.ops.op import Op
+from blazr.nn.ops.op import op
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.gguf.quantize import Quantizer
 
@@ -28,12 +28,8 @@ _NEIGHBOURS = [(0, 0), *((s, m) for s in (-1, 0, 1) for m in (-1, 0, 1) if s or 
 _TILE = 128
 
 
-def _encode_q4_k(blocks: Tensor) -> Tensor:
-    with torch.no_grad():
-        return encode_q4_k(blocks)
-
-
-def _encode_all(blocks: Tensor) -> Tensor:
+@op()
+def encode_q4_k(blocks: Tensor) -> Tensor:
     """Blocks of Q4_K from their numbers: (N, 256) float32 to (N, 144) uint8."""
     tiles = [_encode(tile) for tile in blocks.split(_TILE) if len(tile)]
     return torch.cat(tiles or [blocks.new_empty(0, GGML_TYPES["Q4_K"].nbytes, dtype=torch.uint8)])
@@ -49,9 +45,10 @@ def _encode(blocks: Tensor) -> Tensor:
         (each * _inverse(unit)).round().clamp(0, _LARGEST_SCALE)
         for each, unit in zip(fits, exact, strict=True)
     ]
-    scale, minimum, codes = _settle(x, weights, numbers, [unit.float() for unit in units])
+    scale, minimum, codes = _refine(x, weights, numbers, [unit.float() for unit in units])
+    low, high = codes.to(torch.uint8).unflatten(1, (4, 2)).unbind(2)
     halves = [unit.view(len(x), 1).view(torch.uint8) for unit in units]
-    return torch.cat([*halves, _six_bits(scale, minimum), _pairs(codes)], 1)
+    return torch.cat([*halves, _six_bits(scale, minimum), (low | (high << 4)).flatten(1)], 1)
 
 
 def _inverse(values: Tensor) -> Tensor:
@@ -96,7 +93,7 @@ def _least_squares(
     return torch.where(low > 0, sum_xl * _inverse(sum_l2), scale), low.clamp(max=0)
 
 
-def _settle(
+def _refine(
     x: Tensor, weights: Tensor, numbers: list[Tensor], units: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The best of the six-bit scales and minima near those given, and the codes with them."""
@@ -124,15 +121,10 @@ def _six_bits(scale: Tensor, minimum: Tensor) -> Tensor:
     return torch.cat([first, second, (s[:, 4:] & 15) | (m[:, 4:] << 4)], 1)
 
 
-def _pairs(codes: Tensor) -> Tensor:
-    low, high = codes.to(torch.uint8).unflatten(1, (4, 2)).unbind(2)
-    return (low | (high << 4)).flatten(1)
-
-
-def _samples(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+@encode_q4_k.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for count in (201, 2, 1, 0):
         yield (torch.randn(count, 256, dtype=dtype) * torch.rand(count, 1),)
 
 
-encode_q4_k = Op("encode_q4_k", reference=_encode_all, samples=_samples)
-Q4_K = Quantizer(GGML_TYPES["Q4_K"], _encode_q4_k)
+Q4_K = Quantizer(GGML_TYPES["Q4_K"], encode_q4_k)

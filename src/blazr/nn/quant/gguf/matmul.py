@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -13,10 +14,8 @@ from blazr.nn.ops.op import Op
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.gguf.block_type import BlockType
 
-Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
-
-def _reference(kind: BlockType) -> Product:
+def _linear(kind: BlockType) -> Op[Tensor, Tensor, Tensor | None]:
     def product(x: Tensor, blocks: Tensor, bias: Tensor | None = None) -> Tensor:
         """``x W.T + bias`` with the weight decoded a tile of rows at a time.
 
@@ -31,7 +30,7 @@ def _reference(kind: BlockType) -> Product:
         tiles = kind.tiles(len(blocks), x.shape[-1])
         return linear_by_tiles(x, len(blocks), tiles, lambda tile: kind.decode(blocks[tile]), bias)
 
-    return product
+    return Op(f"linear_{kind.name.lower()}", reference=product, samples=partial(_samples, kind))
 
 
 # (rows, blocks in a row, out)
@@ -56,15 +55,7 @@ def _tame_blocks(kind: BlockType, count: int) -> Tensor:
     return kept[:count]
 
 
-def _op(kind: BlockType) -> Op[Tensor, Tensor, Tensor | None]:
-    return Op(
-        f"linear_{kind.name.lower()}",
-        reference=_reference(kind),
-        samples=lambda dtype: _samples(kind, dtype),
-    )
-
-
 LINEAR: Mapping[str, Op[Tensor, Tensor, Tensor | None]] = MappingProxyType(
-    {row.name: _op(row) for row in GGML_TYPES.values() if row.is_packed}
+    {row.name: _linear(row) for row in GGML_TYPES.values() if row.is_packed}
 )
 """By type name. The kernel of an op is a row of KERNELS with the op's name, ``"linear_q4_0"``."""

@@ -36,7 +36,8 @@ class Quantizer:
             values: Of any floating-point dtype; ``in`` is a multiple of the block length.
         """
         length = values.shape[-1] if self.by_rows else self.kind.length
-        blocks = self.encode(values.float().reshape(-1, length))
+        with torch.no_grad():
+            blocks = self.encode(values.float().reshape(-1, length))
         return blocks.view(*values.shape[:-1], -1)
 
 
