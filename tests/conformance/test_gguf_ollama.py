@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from blazr.bench.independent import ask_witness
 from blazr.core.errors import CheckpointError, ConfigError
-from blazr.models.checkpoint.ollama import DIALECTS
+from blazr.models.checkpoint.gguf import OLLAMA_DIALECTS
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
@@ -271,7 +271,7 @@ CASES: dict[str, tuple[str, Callable[[Form], None]]] = {
 
 
 def test_every_dialect_has_a_case() -> None:
-    assert set(DIALECTS) <= {name.split()[0] for name in CASES}
+    assert set(OLLAMA_DIALECTS) <= {name.split()[0] for name in CASES}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -359,7 +359,7 @@ def test_a_part_under_two_names_is_refused(new: str, old: str, tmp_path: Path) -
 
 
 def test_a_way_to_split_text_that_is_not_said(tmp_path: Path) -> None:
-    assert {row.splits for row in DIALECTS.values()} <= {"", *PATTERNS}
+    assert {row.splits for row in OLLAMA_DIALECTS.values()} <= {"", *PATTERNS}
     form = from_llama_cpp("gpt-oss", tmp_path)
     gptoss(form)
     for said, meant in (("default", "gpt-4o"), ("", "gpt-4o"), ("qwen2", "qwen2")):

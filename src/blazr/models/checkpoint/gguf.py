@@ -1,12 +1,22 @@
-"""GGUF files: the header by ``core.gguf_header``, and where each tensor's bytes are."""
+"""GGUF files: the header by ``core.gguf_header``, and where each tensor's bytes are.
+
+Files of Ollama's own converter are put into the words of llama.cpp's as they are read, so that no
+other module knows two vocabularies. Source: GitHub ollama/ollama, ``convert/convert_*.go`` (what is
+written; rows name their file), ``model/models/*/model.go`` and ``ml/backend/ggml/ggml.go`` (what it
+means).
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 from blazr.core.errors import CheckpointError
-from blazr.core.gguf_header import GgufHeader, TensorEntry, read_gguf_header
+from blazr.core.gguf_header import GgufHeader, TensorEntry, Value, read_gguf_header
 from blazr.models.checkpoint.base import (
     ELEMENT_TYPES,
     Format,
@@ -16,7 +26,6 @@ from blazr.models.checkpoint.base import (
     check_ranges,
 )
 from blazr.models.checkpoint.disk import open_regular
-from blazr.models.checkpoint.ollama import as_llama_cpp
 from blazr.nn.quant.gguf import GGML_TYPES
 
 _HINT = "copy or download the file again"
@@ -26,6 +35,63 @@ _PACKED = {row.number: row for row in GGML_TYPES.values() if row.is_packed}
 # Ollama's first files with MXFP4 (fs/ggml/type.go): as Hugging Face has it, neighbours in a byte.
 _MXFP4_IN_PAIRS = 4
 _PACKED[_MXFP4_IN_PAIRS] = GGML_TYPES["MXFP4"]
+
+_PART = re.compile(r"(blk\.\d+\.)(\w+\.?)(.*)", re.ASCII)
+_SPLITS = "tokenizer.ggml.pre"
+# What is written where a way to split text is not recognised, or like Llama 3's.
+_ANY_SPLITS = ("", "default", "llama-bpe")
+
+
+class OllamaDialect(NamedTuple):
+    """How Ollama's files of one architecture differ.
+
+    Args:
+        architecture: What llama.cpp calls it.
+        splits: How its tokenizer splits text, where the file says nothing particular.
+        defaults: What is left out.
+        keys: Keys that mean what another one does there.
+    """
+
+    architecture: str
+    splits: str = ""
+    defaults: Mapping[str, Value] = {}
+    keys: Mapping[str, str] = {}
+
+
+# sizes of one head, where llama.cpp has those of the latent vector
+_OLLAMA_HEAD = {
+    f"attention.{each}_length": f"attention.{each}_length_mla" for each in ("key", "value")
+}
+OLLAMA_DIALECTS: Mapping[str, OllamaDialect] = {
+    # convert_gptoss.go
+    "gptoss": OllamaDialect("gpt-oss", "gpt-4o", {"rope.scaling.type": "yarn"}),
+    "olmo3": OllamaDialect("olmo2", "dbrx"),  # convert_olmo.go
+    "glm4moelite": OllamaDialect("deepseek2", "glm4", keys=_OLLAMA_HEAD),  # convert_glm4moelite.go
+    "nemotron_h_omni": OllamaDialect("nemotron_h_moe"),  # convert_nemotron_h.go: it sees and hears
+    "mistral3": OllamaDialect("mistral3", "tekken"),  # convert_mistral.go
+    "lfm2": OllamaDialect("lfm2", "lfm2"),  # convert_lfm2.go
+    "lfm2moe": OllamaDialect("lfm2moe", "lfm2"),
+}
+# convert_gptoss.go, convert_nemotron_h.go, convert_qwen3next.go: whole names, or up to the dot
+_OLLAMA_TENSORS = {
+    "gptoss ffn_norm.": "post_attention_norm.",
+    "attn_out.": "attn_output.",
+    "attn_sinks": "attn_sinks.weight",
+    "exp_probs_b": "exp_probs_b.bias",
+    "ffn_latent_in.": "ffn_latent_down.",
+    "ffn_latent_out.": "ffn_latent_up.",
+    "ssm_dt": "ssm_dt.bias",
+}
+# convert_gemma3.go, convert_mistral_causal.go, convert_qwen3.go
+_OLLAMA_KEYS = {
+    "norm_top_k_prob": "expert_weights_norm",
+    "rope.global.freq_base": "rope.freq_base",
+    "rope.local.freq_base": "rope.freq_base_swa",
+    "rope.scaling.beta_fast": "rope.scaling.yarn_beta_fast",
+    "rope.scaling.beta_slow": "rope.scaling.yarn_beta_slow",
+    "rope.scaling.mscale_all_dim": "rope.scaling.yarn_log_multiplier",
+    "rope.scaling_beta": "attention.temperature_scale",
+}
 
 
 def type_numbers() -> dict[str, int]:
@@ -93,3 +159,66 @@ def _tensor_info(path: Path, entry: TensorEntry, header: GgufHeader) -> TensorIn
     if entry.type_number != _MXFP4_IN_PAIRS:
         return info
     return RelaidInfo(entry.name, name, entry.shape, path, start, info.end, info, in_pairs=True)
+
+
+def as_llama_cpp(header: Header) -> Header:
+    """A header in the words of llama.cpp's converter; its own come back as they are."""
+    name = header.metadata.get("general.architecture")
+    if not isinstance(name, str):
+        return header
+    dialect = OLLAMA_DIALECTS.get(name, OllamaDialect(name))
+    tensors = {
+        info.name: info
+        for stored in header.tensors.values()
+        for info in _tensors_of_ollama(stored, name, header.tensors)
+    }
+    begin, ours = f"{name}.", dialect.architecture
+    own = {
+        key.removeprefix(begin): value
+        for key, value in header.metadata.items()
+        if key.startswith(begin)
+    }
+    metadata = {k: value for k, value in header.metadata.items() if not k.startswith(begin)}
+    metadata["general.architecture"] = ours
+    if dialect.splits and metadata.get(_SPLITS, "") in _ANY_SPLITS:
+        metadata[_SPLITS] = dialect.splits
+    keys = {**dialect.defaults, **_keys_of_ollama(own, _OLLAMA_KEYS), **own}
+    keys |= _keys_of_ollama(own, dialect.keys)
+    return Header(tensors, metadata | {f"{ours}.{key}": value for key, value in keys.items()})
+
+
+def _tensors_of_ollama(
+    stored: TensorInfo, name: str, present: Mapping[str, TensorInfo]
+) -> list[TensorInfo]:
+    """What a tensor is there; itself where that is there as well, for the plan to complain of."""
+    found = _PART.fullmatch(stored.name)
+    at, part, end = found.groups() if found else ("", "", stored.name)
+    part = _OLLAMA_TENSORS.get(f"{name} {part}", _OLLAMA_TENSORS.get(part, part))
+    made: list[TensorInfo] = [replace(stored, name=at + part + end)]
+    can_split = len(stored.shape) > 1 + stored.is_packed and stored.shape[1] % 2 == 0
+    if name == "gptoss" and part == "ffn_gate_up_exps." and can_split:
+        # the first releases have rows of gate and up in turns
+        size, rows, *more = stored.shape
+        base = stored.stored if isinstance(stored, RelaidInfo) else stored
+        shape, half = (size, rows // 2, *more), stored.nbytes // 2
+        made = [
+            RelaidInfo(
+                name=f"{at}ffn_{each}_exps.{end}",
+                dtype=stored.dtype,
+                shape=shape,
+                file=stored.file,
+                start=stored.start + first * half,
+                end=stored.start + (first + 1) * half,
+                stored=base,
+                first=first,
+                step=2,
+                in_pairs=base is not stored,
+            )
+            for first, each in enumerate(("gate", "up"))
+        ]
+    return [stored] if any(each.name in present for each in made) else made
+
+
+def _keys_of_ollama(own: Mapping[str, Value], keys: Mapping[str, str]) -> dict[str, Value]:
+    """A zero says that there is none, unless it is a truth."""
+    return {keys[key]: own[key] for key in keys if own.get(key) or own.get(key) is False}
