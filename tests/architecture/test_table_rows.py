@@ -36,7 +36,7 @@ EXTENSIBLE = {
     "models/families/hf": (
         "FAMILIES",
         lambda row: row.derive.__module__,
-        {"names", "reading", "rope", "state_space"},
+        {"names", "rope", "state_space"},
     ),
     "server/anthropic": ("ROUTES", lambda row: row.handler.__module__, {"rendering"}),
     "server/ollama": ("ROUTES", lambda row: row.handler.__module__, set()),

@@ -16,9 +16,8 @@ from blazr.models.config import ModelConfig
 from blazr.models.families import FAMILIES
 from blazr.models.families.gguf.architectures import ARCHITECTURES
 from blazr.models.families.gguf.as_config import GgufFile
-from blazr.models.families.gguf.as_metadata import metadata_of
-from blazr.models.families.gguf.family import tensor_names, unused_beginnings
-from blazr.models.families.gguf.form import architecture_of, as_gguf
+from blazr.models.families.gguf.as_file import architecture_of, metadata_of
+from blazr.models.families.gguf.family import as_gguf, tensor_names, unused_beginnings
 from blazr.models.loading.load import detect_family
 from blazr.models.loading.plan import LoadPlan, plan_load
 from blazr.nn.layers.attention import AttentionConfig

@@ -40,7 +40,7 @@ def pull(
     verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
 ) -> None:
     """Download models from the Hugging Face Hub into its cache, where all commands find them."""
-    from blazr.models.checkpoint.find import fetch_model
+    from blazr.models.checkpoint.open import fetch_model
 
     for model in models:
         print(fetch_model(model, revision=revision))

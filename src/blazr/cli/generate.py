@@ -73,7 +73,7 @@ def is_prompt(alone: str | None, model: str | None) -> bool:
         alone: The word.
         model: What ``--model`` says.
     """
-    from blazr.models.checkpoint.find import names_model
+    from blazr.models.checkpoint.open import names_model
 
     if alone is None:
         return False

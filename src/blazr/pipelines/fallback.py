@@ -33,8 +33,7 @@ from blazr.engine.runner import StepResult, draw_tokens
 from blazr.engine.sampling.sampler import Sampler
 from blazr.engine.scheduler import Scheduler, StepPlan
 from blazr.models.checkpoint.base import ELEMENT_TYPES
-from blazr.models.checkpoint.find import find_model
-from blazr.models.checkpoint.open import open_checkpoint
+from blazr.models.checkpoint.open import find_model, open_checkpoint
 from blazr.nn.device import release_threads
 from blazr.nn.operands.step import GRID
 from blazr.pipelines.padded import PaddedBatch, can_join, join

@@ -12,7 +12,7 @@ from huggingface_hub.file_download import repo_folder_name
 
 from blazr.cli.cache import list_models, pull, remove
 from blazr.core.errors import CheckpointError, ConfigError
-from blazr.models.checkpoint.find import find_model
+from blazr.models.checkpoint.open import find_model
 
 OLD = "a" * 40
 NEW = "b" * 40

@@ -19,7 +19,7 @@ from blazr.cli.generate import is_prompt
 from blazr.cli.options import LoadFlags, SamplingFlags, flag_names
 from blazr.core.errors import ConfigError
 from blazr.engine.config import EngineConfig
-from blazr.models.checkpoint.find import names_model
+from blazr.models.checkpoint.open import names_model
 
 
 def blazr_cli(*args: str, stdin: str = "", check: int | None = 0) -> subprocess.CompletedProcess:

@@ -17,8 +17,7 @@ from safetensors.numpy import save
 
 from blazr.cli.cache import pull
 from blazr.core.errors import CheckpointError
-from blazr.models.checkpoint.find import find_model
-from blazr.models.checkpoint.open import open_checkpoint
+from blazr.models.checkpoint.open import find_model, open_checkpoint
 from blazr.text.sidecars import own_templates
 
 STORIES = Path(__file__).parents[2] / "golden" / "gguf" / "stories260K-q4_0.gguf"

@@ -24,8 +24,8 @@ from blazr.models.checkpoint.base import (
     RelaidInfo,
     TensorInfo,
     check_ranges,
+    open_regular,
 )
-from blazr.models.checkpoint.disk import open_regular
 from blazr.nn.quant.gguf import GGML_TYPES
 
 _HINT = "copy or download the file again"

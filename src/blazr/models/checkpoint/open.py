@@ -1,15 +1,239 @@
-"""From a path to a Checkpoint: find the files, read their headers, and config.json beside them."""
+"""From what the user typed to a Checkpoint: find the files, read their headers and config.json.
+
+What is typed is a path, the name of the built-in model, or a Hub id.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
 
 from blazr.core.errors import CheckpointError
 from blazr.models.checkpoint import FORMATS
-from blazr.models.checkpoint.base import Checkpoint, TensorInfo
-from blazr.models.checkpoint.disk import read_json
-from blazr.models.checkpoint.find import find_weights
+from blazr.models.checkpoint.base import Checkpoint, TensorInfo, read_json
 from blazr.models.checkpoint.quantized import join_quantized
+
+BUILT_IN = "nano"
+INDEX = "model.safetensors.index.json"
+_SUFFIXES = (".safetensors", ".gguf")
+_REPO_ID = re.compile(r"[\w][\w.-]{0,95}/[\w][\w.-]{0,95}", re.ASCII)
+_HUB_FILE = re.compile(
+    r"(?P<repo>[\w][\w.-]{0,95}/[\w][\w.-]{0,95}):(?P<file>[\w][\w ./-]{0,250}\.gguf)", re.ASCII
+)
+_SHARD = re.compile(
+    r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.(?P<suffix>safetensors|gguf)"
+)
+_SHARD_NUMBER = re.compile(r"\d{5}(?=-of-\d{5}\.gguf$)", re.ASCII)
+_STEP = re.compile(r".*_step_(?P<step>\d{1,18})\.safetensors")
+_PROGRAM_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_WANTED = [
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*config.json",
+    "tokenizer*",
+    "*.tiktoken",
+    "*.tiktoken.json",
+    "*.model",
+    "tekken.json",
+    "*.jinja",
+    "chat_template.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+]
+# A star stands for slashes too: of what lies in folders only templates are wanted.
+_UNWANTED = [
+    *(f"*/{each}" for each in _WANTED if each != "*.jinja"),
+    "tokenizer*/*",
+    "consolidated*",
+    "adapter_*",
+]
+_HINT = (
+    "pass a directory with model.safetensors, a .safetensors or .gguf file, a Hub id (org/name), or"
+    " a file of one (org/name:file.gguf)"
+)
+_LISTED = 12
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Where a model is.
+
+    Args:
+        name: What to call it.
+        path: Its directory or file.
+    """
+
+    name: str
+    path: Path
+
+
+def find_model(model: str, *, revision: str | None = None) -> ModelFiles:
+    """Find a model by path, by the name ``nano``, or on the Hub. A path that exists always wins.
+
+    On the Hub a model is ``org/name``, or a GGUF file in it, ``org/name:file.gguf``.
+
+    The Hub's client honours HF_HOME, HF_TOKEN and HF_HUB_OFFLINE; all files come from one revision,
+    and its progress bars go to stderr.
+
+    Args:
+        model: What the user typed.
+        revision: Branch, tag or commit for a Hub id; None for the default branch.
+
+    Raises:
+        CheckpointError: There is no such model, or it cannot be fetched.
+    """
+    path = _existing_path(model)
+    if path is not None:
+        absolute = path.absolute()
+        return ModelFiles(absolute.name if path.is_dir() else absolute.stem, path)
+    if model == BUILT_IN:
+        path = Path(str(files("blazr") / "data" / BUILT_IN))
+        if not path.is_dir():
+            raise CheckpointError(
+                f"the built-in model {BUILT_IN!r} is not in this installation.", hint=_HINT
+            )
+        return ModelFiles(BUILT_IN, path)
+    if _REPO_ID.fullmatch(model) and not model.endswith(_SUFFIXES):
+        return ModelFiles(model, fetch_model(model, revision=revision))
+    if _HUB_FILE.fullmatch(model):
+        path = fetch_model(model, revision=revision)
+        return ModelFiles(path.stem, path)
+    raise CheckpointError(
+        f"no model at {model[:100]!r}.", found=_closest(model) or "nothing there", hint=_HINT
+    )
+
+
+def names_model(text: str) -> bool:
+    """Whether a text looks like a model: a path, ``nano`` or a Hub id, be it there or not."""
+    if _existing_path(text) is not None or text == BUILT_IN:
+        return True
+    is_path = text.startswith(("/", "./", "../", "~")) or text.endswith(_SUFFIXES)
+    is_id = _REPO_ID.fullmatch(text) or _HUB_FILE.fullmatch(text)
+    return bool(is_id or (is_path and not any(map(str.isspace, text))))
+
+
+def fetch_model(model: str, *, revision: str | None = None) -> Path:
+    """Fetch a model from the Hub, or what is missing of it, whatever lies here by its name.
+
+    Args:
+        model: Its Hub id, or that and a GGUF file: ``org/name:file.gguf``, of several parts any.
+        revision: Branch, tag or commit; None for the default branch.
+
+    Returns:
+        Its directory in the cache, or the file.
+
+    Raises:
+        CheckpointError: It is no Hub id, there is no such model, or it cannot be fetched.
+    """
+    if found := _HUB_FILE.fullmatch(model):
+        return _fetch_file(found["repo"], found["file"], revision)
+    if not _REPO_ID.fullmatch(model):
+        raise CheckpointError(
+            f"{model[:100]!r} is no Hub id.",
+            expected="organisation/name, as on huggingface.co, or organisation/name:file.gguf",
+        )
+    path = _download(model, revision, _WANTED, _UNWANTED)
+    gguf = [] if any(path.glob("*.safetensors")) else _gguf_files(model, revision)
+    if gguf:
+        raise CheckpointError(
+            f"{model!r} holds GGUF files alone.",
+            expected=", ".join(gguf[:_LISTED]) + (", ..." if len(gguf) > _LISTED else ""),
+            hint=f"name one of them: {model}:{gguf[0]}",
+        )
+    return path
+
+
+def _existing_path(model: str) -> Path | None:
+    """The path as typed, if there is anything; no system accepts every string as a path."""
+    try:
+        path = Path(model).expanduser()
+        return path if model and path.exists() else None
+    except (OSError, ValueError, RuntimeError):
+        return None
+
+
+def _closest(model: str) -> str:
+    """The nearest name beside where the model was looked for."""
+    path = Path(model)
+    try:
+        beside = [
+            entry.name
+            for entry in path.expanduser().parent.iterdir()
+            if not entry.name.startswith(".")
+        ]
+    except (OSError, ValueError, RuntimeError):
+        beside = []
+    near = get_close_matches(path.name, beside, n=1)
+    if near:
+        return f"closest: {path.parent / near[0]}"
+    return f"closest: {BUILT_IN}" if get_close_matches(model, [BUILT_IN]) else ""
+
+
+def _fetch_file(model: str, file: str, revision: str | None) -> Path:
+    """One file, with the other shards of its model."""
+    is_sound = ".." not in file.split("/")
+    wanted = [_SHARD_NUMBER.sub("*", file)] if is_sound else []
+    path = _download(model, revision, wanted, None) / file
+    if not is_sound or not path.exists():
+        gguf = _gguf_files(model, revision)
+        raise CheckpointError(
+            f"{model!r} has no file {file[:100]!r}, as far as can be seen from here.",
+            found=", ".join(gguf[:_LISTED]) + (", ..." if len(gguf) > _LISTED else ""),
+            hint="name one that is there, as its page on huggingface.co lists it",
+        )
+    return path
+
+
+def _gguf_files(model: str, revision: str | None) -> list[str]:
+    """The GGUF files of a repository; none where the Hub cannot be asked."""
+    from huggingface_hub import HfApi
+
+    try:
+        names = HfApi().list_repo_files(model, revision=revision)
+    except (OSError, ValueError):
+        return []
+    return sorted(name for name in names if name.endswith(".gguf"))
+
+
+def _download(
+    model: str, revision: str | None, wanted: list[str], unwanted: list[str] | None
+) -> Path:
+    from huggingface_hub import errors, snapshot_download  # slow to import
+
+    try:
+        return Path(
+            snapshot_download(
+                model, revision=revision, allow_patterns=wanted, ignore_patterns=unwanted
+            )
+        )
+    except errors.GatedRepoError as error:
+        raise CheckpointError(
+            f"{model!r} asks for its licence to be accepted first.",
+            hint=f"accept it at https://huggingface.co/{model} and set HF_TOKEN",
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise CheckpointError(
+            f"{model!r} has no such revision.", found=str(revision)[:100]
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"no model {model!r}, neither here nor on the Hub.",
+            found=_closest(model),
+            hint="check the spelling; for a private model set HF_TOKEN. " + _HINT,
+        ) from error
+    except (OSError, ValueError, errors.EntryNotFoundError) as error:
+        raise CheckpointError(
+            f"no model at {model!r}, and the Hub cannot be reached or does not have it.",
+            found=_closest(model) or f"{type(error).__name__}, and nothing in the cache",
+            hint="download it elsewhere and pass the folder; HF_HUB_OFFLINE=1 skips the attempt",
+        ) from error
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -63,3 +287,161 @@ def open_checkpoint(path: Path) -> Checkpoint:
         metadata=headers[0].metadata,
     )
     return checkpoint if checkpoint.metadata else join_quantized(checkpoint)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFiles:
+    """The files that hold a model's tensors.
+
+    Args:
+        files: In order.
+        index: Which file each tensor is in, by name, where an index says so.
+    """
+
+    files: tuple[Path, ...]
+    index: Mapping[str, str] | None = None
+
+
+def find_weights(path: Path) -> WeightFiles:
+    """Choose the files to load from a directory, or take the file that was named.
+
+    In a directory: ``model.safetensors``, the index or numbered shards,
+    ``pytorch_model.safetensors``, the newest ``*_final``, the highest ``*_step_N``, or the only
+    ``*.safetensors`` or ``*.gguf`` there is.
+
+    Raises:
+        CheckpointError: Nothing suits, a shard is missing, or the choice is not clear.
+    """
+    if path.is_dir():
+        names = sorted(entry.name for entry in path.iterdir() if not entry.is_dir())
+        found = next(_choices(path, names), None)
+        if found is None:
+            raise _nothing_suits(path, names)
+        return found
+    if path.name == INDEX:
+        return _indexed(path.parent)
+    if path.suffix not in _SUFFIXES:
+        raise _nothing_suits(path.parent, [path.name])
+    shard = _SHARD.fullmatch(path.name)
+    return _numbered(path.parent, {_shard_set(shard)}) if shard else WeightFiles((path,))
+
+
+def _choices(directory: Path, names: Sequence[str]) -> Iterator[WeightFiles]:
+    """What a directory can be loaded from, the first to take first."""
+    if "model.safetensors" in names:
+        yield WeightFiles((directory / "model.safetensors",))
+    if INDEX in names:
+        yield _indexed(directory)
+    sets = {_shard_set(found) for name in names if (found := _SHARD.fullmatch(name))}
+    sets = {each for each in sets if each.suffix == "safetensors"} or sets
+    sets = {each for each in sets if each.stem == "model"} or sets
+    if sets:
+        yield _numbered(directory, sets)
+    if "pytorch_model.safetensors" in names:
+        yield WeightFiles((directory / "pytorch_model.safetensors",))
+    if finals := [directory / name for name in names if name.endswith("_final.safetensors")]:
+        yield WeightFiles((max(finals, key=_age),))
+    matches = (found for name in names if (found := _STEP.fullmatch(name)))
+    if steps := [(int(found["step"]), directory / found[0]) for found in matches]:
+        yield WeightFiles((max(steps, key=lambda step: (step[0], _age(step[1])))[1],))
+    safetensors = [name for name in names if name.endswith(".safetensors")]
+    gguf = [name for name in names if name.endswith(".gguf")]
+    # the other file of a pair sees images
+    language = [name for name in gguf if not name.startswith("mmproj")]
+    for only in (safetensors, language):
+        if len(only) > 1:
+            raise _unclear(directory, only)
+        if only:
+            yield WeightFiles((directory / only[0],))
+
+
+def _age(path: Path) -> tuple[int, str]:
+    """Sorts by time of writing; a file that cannot be asked sorts first."""
+    try:
+        return path.stat().st_mtime_ns, path.name
+    except OSError:
+        return 0, path.name
+
+
+class ShardSet(NamedTuple):
+    """The numbered files of one model."""
+
+    stem: str
+    total: int
+    suffix: str
+
+    def name(self, number: str) -> str:
+        """The name of one of them."""
+        return f"{self.stem}-{number}-of-{self.total:05}.{self.suffix}"
+
+
+def _shard_set(shard: re.Match[str]) -> ShardSet:
+    return ShardSet(shard["stem"], int(shard["total"]), shard["suffix"])
+
+
+def _numbered(directory: Path, sets: set[ShardSet]) -> WeightFiles:
+    if len(sets) > 1:
+        raise _unclear(directory, [each.name("*") for each in sorted(sets)])
+    (shards,) = sets
+    names = [shards.name(f"{number:05}") for number in range(1, shards.total + 1)]
+    return WeightFiles(_all_present(directory, names))
+
+
+def _indexed(directory: Path) -> WeightFiles:
+    weight_map = read_json(directory / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(
+            f"{directory / INDEX} names no shards.", expected='"weight_map": tensor name to file'
+        )
+    for file in weight_map.values():
+        is_plain = (
+            isinstance(file, str)
+            and file.endswith(".safetensors")
+            and Path(file).name == file
+            and file.isprintable()
+            and "\\" not in file
+        )
+        if not is_plain:
+            raise CheckpointError(
+                f"{directory / INDEX} names a shard that is not a file beside it.",
+                found=repr(file)[:100],
+                expected="a plain name that ends in .safetensors",
+            )
+    return WeightFiles(_all_present(directory, sorted(set(weight_map.values()))), weight_map)
+
+
+def _all_present(directory: Path, names: list[str]) -> tuple[Path, ...]:
+    missing = [name for name in names if not (directory / name).exists()]
+    if missing:
+        raise CheckpointError(
+            f"{directory} lacks {len(missing)} of {len(names)} shards.",
+            found="missing " + ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else ""),
+            hint="copy or download the missing files",
+        )
+    return tuple(directory / name for name in names)
+
+
+def _unclear(directory: Path, names: Sequence[str]) -> CheckpointError:
+    return CheckpointError(
+        f"{directory} holds more than one model.",
+        found=", ".join(names[:5]),
+        hint="name the file instead of the directory",
+    )
+
+
+def _nothing_suits(directory: Path, names: list[str]) -> CheckpointError:
+    unsafe = [name for name in names if name.endswith(_PROGRAM_SUFFIXES)]
+    if unsafe:
+        return CheckpointError(
+            f"{directory / unsafe[0]} can run code when it is opened, so blazr does not open it.",
+            expected="safetensors",
+            hint="where you trust it, load it with the program that wrote it and save it again with"
+            " safetensors.torch.save_file(state_dict, 'model.safetensors')",
+        )
+    listed = ", ".join(name[:40] for name in names[:5]) + (", ..." if len(names) > 5 else "")
+    return CheckpointError(
+        f"no weights in {directory}.",
+        found=listed or "nothing",
+        expected="model.safetensors, shards, *_final.safetensors, *_step_N.safetensors or *.gguf",
+        hint="pass a directory with one of these, one of these files, or a Hub id (org/name)",
+    )

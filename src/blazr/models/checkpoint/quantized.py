@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from blazr.core.errors import ConfigError
-from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo, TensorInfo
-from blazr.models.checkpoint.disk import read_json
+from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo, TensorInfo, read_json
 from blazr.nn.quant.hf import SCHEMES
 from blazr.nn.quant.hf.scheme import Scheme, Settings
 

@@ -15,8 +15,14 @@ from math import prod
 from pathlib import Path
 
 from blazr.core.errors import CheckpointError
-from blazr.models.checkpoint.base import ELEMENT_TYPES, Format, Header, TensorInfo, check_ranges
-from blazr.models.checkpoint.disk import open_regular
+from blazr.models.checkpoint.base import (
+    ELEMENT_TYPES,
+    Format,
+    Header,
+    TensorInfo,
+    check_ranges,
+    open_regular,
+)
 
 MAX_HEADER_BYTES = 100_000_000
 _LENGTH_BYTES = 8

@@ -22,17 +22,17 @@ from blazr.models.checkpoint.write import Entry, gguf_header
 from blazr.models.config import ModelConfig
 from blazr.models.families.gguf.architectures import ARCHITECTURES, Architecture
 from blazr.models.families.gguf.as_config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
-from blazr.models.families.gguf.as_metadata import metadata_of
-from blazr.models.families.gguf.form import (
+from blazr.models.families.gguf.as_file import (
     Recipe,
     all_mixers,
     architecture_of,
-    as_gguf,
     difference,
+    metadata_of,
     mixers_of,
     recipe_of,
     unreadable,
 )
+from blazr.models.families.gguf.family import as_gguf
 from blazr.models.families.gguf.names import DeltaOrder, gguf_names, telling_names
 from blazr.models.families.rules import Mxfp4, Pairs, Rows, RuleBook, TiledColumns, Transform
 from blazr.models.loading.load import PlannedModel, plan_model

@@ -15,7 +15,7 @@ from blazr.models.checkpoint.base import (
     torch_dtype,
 )
 from blazr.models.checkpoint.write import TensorWriter
-from blazr.models.families.gguf.form import Recipe
+from blazr.models.families.gguf.as_file import Recipe
 from blazr.models.families.rules import DecayLog, Mxfp4, TiledColumns, Transpose
 from blazr.models.loading.gguf_plan import GgufJob, GgufPlan
 from blazr.models.loading.plan import LoadStep

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from blazr.core import env
 from blazr.core.errors import CheckpointError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.checkpoint.open import open_checkpoint
@@ -93,8 +92,8 @@ class KeptWeights:
 
 def kept_weights(
     checkpoint: Checkpoint, name: str, *, quantize: str | None, dtype: torch.dtype
-) -> KeptWeights | None:
-    """What is kept of a model, or will be; None unless BLAZR_KEEP_PACKED asks for it.
+) -> KeptWeights:
+    """What is kept of a model, or will be, where BLAZR_KEEP_PACKED asks for it.
 
     It lies in ``blazr`` beside the Hub's cache, one file for each way in which a model is loaded,
     which is written again when the model's files or the kernels' layouts have changed.
@@ -105,8 +104,6 @@ def kept_weights(
         quantize: As for loading.
         dtype: Of products.
     """
-    if not env.flag("BLAZR_KEEP_PACKED"):
-        return None
     from huggingface_hub.constants import HF_HOME  # slow to import
 
     files = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in checkpoint.files]

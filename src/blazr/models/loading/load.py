@@ -11,12 +11,12 @@ from time import monotonic
 import torch
 from torch import nn
 
+from blazr.core import env
 from blazr.core.errors import CapacityError, CheckpointError, ConfigError, UnknownFamilyError
 from blazr.core.gguf_header import Value
 from blazr.models.causal_lm import CausalLM
 from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo
-from blazr.models.checkpoint.find import find_model
-from blazr.models.checkpoint.open import open_checkpoint
+from blazr.models.checkpoint.open import find_model, open_checkpoint
 from blazr.models.config import ModelConfig
 from blazr.models.families import FAMILIES
 from blazr.models.families.base import Derivation, Derived, Family
@@ -272,13 +272,16 @@ def load(
         chosen,
     )
     started_s = monotonic()
+    kept = None
+    if env.flag("BLAZR_KEEP_PACKED"):
+        kept = kept_weights(checkpoint, planned.name, quantize=quantize, dtype=chosen)
     weights = read_weights(
         planned.plan,
         checkpoint,
         dtype=chosen,
         device=device.torch_device,
         storage=storage,
-        kept=kept_weights(checkpoint, planned.name, quantize=quantize, dtype=chosen),
+        kept=kept,
         progress=progress,
     )
     if weights.not_finite:

@@ -6,8 +6,7 @@ import pytest
 from huggingface_hub import constants
 
 from blazr.core.errors import CheckpointError
-from blazr.models.checkpoint import find
-from blazr.models.checkpoint.find import find_model
+from blazr.models.checkpoint.open import ModelFiles, find_model
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
@@ -37,13 +36,13 @@ def test_a_directory_and_a_file_are_taken_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "my-model").mkdir()
     file = tmp_path / "my-model" / "run_final.safetensors"
     file.touch()
-    assert find_model(str(tmp_path / "my-model")) == find.ModelFiles("my-model", file.parent)
-    assert find_model(str(file)) == find.ModelFiles("run_final", file)
+    assert find_model(str(tmp_path / "my-model")) == ModelFiles("my-model", file.parent)
+    assert find_model(str(file)) == ModelFiles("run_final", file)
 
 
 def test_a_hub_id_is_found_in_the_cache_without_the_network(cache: Path) -> None:
     snapshot = put_in_cache(cache, "org/name")
-    assert find_model("org/name") == find.ModelFiles("org/name", snapshot)
+    assert find_model("org/name") == ModelFiles("org/name", snapshot)
     assert find_model("org/name", revision=SHA).path == snapshot
 
 
@@ -104,7 +103,7 @@ def test_what_is_neither_path_nor_id_is_refused(typed: str) -> None:
 def test_nano_is_built_in_unless_a_path_of_that_name_exists(monkeypatch, tmp_path: Path) -> None:
     package = tmp_path / "package"
     (package / "data" / "nano").mkdir(parents=True)
-    monkeypatch.setattr(find, "files", lambda name: package)
-    assert find_model("nano") == find.ModelFiles("nano", package / "data" / "nano")
+    monkeypatch.setattr("blazr.models.checkpoint.open.files", lambda name: package)
+    assert find_model("nano") == ModelFiles("nano", package / "data" / "nano")
     Path("nano").mkdir()
     assert find_model("nano").path == Path("nano")

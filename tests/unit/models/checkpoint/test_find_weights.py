@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from blazr.core.errors import CheckpointError, ConfigError
-from blazr.models.checkpoint.find import INDEX, find_weights
+from blazr.models.checkpoint.open import INDEX, find_weights
 
 SHARDS = [f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3)]
 

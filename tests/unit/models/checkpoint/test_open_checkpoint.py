@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from blazr.core.errors import CheckpointError, ConfigError
-from blazr.models.checkpoint.find import INDEX
-from blazr.models.checkpoint.open import open_checkpoint
+from blazr.models.checkpoint.open import INDEX, open_checkpoint
 
 
 def test_a_single_file_with_config_beside_it(tmp_path: Path) -> None:

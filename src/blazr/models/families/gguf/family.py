@@ -6,12 +6,14 @@ the tensors show: biases, norms and sizes.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import Literal
 
 from blazr.core.errors import ConfigError, ShapeError
 from blazr.models.checkpoint.base import Checkpoint
+from blazr.models.config import ModelConfig
 from blazr.models.families import FAMILIES
 from blazr.models.families.base import Derivation, Derived, Family, Source
 from blazr.models.families.gguf.architectures import Architecture
@@ -23,7 +25,6 @@ from blazr.models.families.gguf.as_config import (
     family_of,
     in_words_of_config,
 )
-from blazr.models.families.gguf.form import as_gguf
 from blazr.models.families.gguf.keys import INNER_EPS, METADATA_KEYS, SIGMOID, SOFTMAX
 from blazr.models.families.gguf.names import DELTA, DeltaOrder, gguf_names
 from blazr.models.families.rules import Pairs, RuleBook
@@ -34,7 +35,9 @@ from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mla import DeepseekMlaConfig
 from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.moe import MoeConfig
-from blazr.nn.layers.parallel import ParallelMixerConfig
+from blazr.nn.layers.norm import NormConfig
+from blazr.nn.layers.parallel import ParallelMixerConfig, ParallelPart
+from blazr.nn.layers.rope import RopeConfig, RopeScaling
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)", re.ASCII)
 # Parts that see, hear, or predict further tokens, in files that Ollama has converted.
@@ -189,6 +192,86 @@ def _feed_forward(file: GgufFile, feed: FeedForwardConfig, index: int) -> FeedFo
                 shared_expert=file.has(shared),
                 shared_intermediate_size=file.size(shared, 1) if file.has(shared) else None,
                 latent_size=file.size(latent, 0) if file.has(latent) else None,
+            )
+        case _:
+            return feed
+
+
+def as_gguf(config: ModelConfig, row: Architecture) -> ModelConfig:
+    """The same model, in the form that files of this architecture have."""
+    eps = config.final_norm.eps
+    layers = tuple(
+        replace(
+            layer,
+            mixer=_mixer_in_gguf(layer.mixer, row, eps),
+            mixer_norm=layer.mixer_norm and _plain_norm(layer.mixer_norm),
+            feed_forward=layer.feed_forward and _feed_forward_in_gguf(layer.feed_forward),
+            feed_forward_norm=layer.feed_forward_norm and _plain_norm(layer.feed_forward_norm),
+            mixer_post_norm=layer.mixer_post_norm and _plain_norm(layer.mixer_post_norm),
+            feed_forward_post_norm=layer.feed_forward_post_norm
+            and _plain_norm(layer.feed_forward_post_norm),
+        )
+        for layer in config.layers
+    )
+    config = replace(config, layers=layers, final_norm=_plain_norm(config.final_norm))
+    if not row.is_folded:
+        return config
+    is_even = math.isclose(config.embedding_multiplier * config.logits_scaling, 1)
+    tied = config.tie_word_embeddings and is_even
+    return replace(config, embedding_multiplier=1.0, logits_scaling=1.0, tie_word_embeddings=tied)
+
+
+def _plain_norm(norm: NormConfig) -> NormConfig:
+    return replace(norm, unit_offset=False)
+
+
+def _mixer_in_gguf(mixer: MixerConfig, row: Architecture, eps: float) -> MixerConfig:
+    match mixer:
+        case AttentionConfig():
+            is_usual = row.is_folded or math.isclose(mixer.scale, mixer.head_dim**-0.5)
+            return replace(
+                mixer,
+                rope=mixer.rope and _rope_in_gguf(mixer.rope),
+                qk_norm_all_heads=mixer.qk_norm_all_heads and mixer.num_heads > 1,
+                norm_unit_offset=False,
+                attention_multiplier=None if is_usual else mixer.scale,
+            )
+        case DeepseekMlaConfig():
+            return replace(mixer, rope=mixer.rope and _rope_in_gguf(mixer.rope))
+        case ParallelMixerConfig():
+            parts = tuple(
+                ParallelPart(name=part.name, mixer=_mixer_in_gguf(part.mixer, row, eps))
+                for part in mixer.parts
+            )
+            return ParallelMixerConfig(parts)
+        case Mamba2Config():
+            return replace(mixer, multipliers=None)
+        case Mamba1Config() if mixer.inner_norms == "none":
+            return replace(mixer, norm_eps=eps)
+        case _:
+            return mixer
+
+
+def _rope_in_gguf(rope: RopeConfig) -> RopeConfig:
+    scaling = rope.scaling
+    if scaling is not None and scaling.kind == "llama3":
+        plain = replace(rope, scaling=None).frequencies()
+        factors: list[float] = (plain / rope.frequencies()).tolist()
+        return replace(rope, scaling=RopeScaling(kind="factors", factors=tuple(factors)))
+    if scaling is not None and scaling.kind == "longrope":
+        return replace(rope, scaling=replace(scaling, factor=1.0))
+    return rope
+
+
+def _feed_forward_in_gguf(feed: FeedForwardConfig) -> FeedForwardConfig:
+    match feed:
+        case MlpConfig():
+            return replace(feed, gate_multiplier=1.0, down_multiplier=1.0)
+        case MoeConfig():
+            shared = feed.shared_intermediate_size or feed.intermediate_size
+            return replace(
+                feed,
+                shared_intermediate_size=shared if feed.shared_expert else None,
             )
         case _:
             return feed

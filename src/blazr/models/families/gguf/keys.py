@@ -1,7 +1,7 @@
 """Which metadata key of a GGUF file means which key of config.json: one table, read both ways.
 
 llama.cpp has one word for what Hugging Face's families call by several: `as_config` reads all of
-them, `as_metadata` writes by the first. Where config.json has no word, ours says what is meant.
+them, `as_file` writes by the first. Where config.json has no word, ours says what is meant.
 """
 
 from __future__ import annotations

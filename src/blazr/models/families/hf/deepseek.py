@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from blazr.models.families.hf.dense import LLAMA_RULES
-from blazr.models.families.hf.derive import Traits, hf_family
-from blazr.models.families.hf.reading import Reading
+from blazr.models.families.hf.derive import Reading, Traits, hf_family
 from blazr.models.families.hf.rope import mscale, read_rope, rope_parameters
 from blazr.models.families.hf.sparse import (
     ROUTED_EXPERTS,

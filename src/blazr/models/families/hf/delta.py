@@ -11,9 +11,8 @@ from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.base import Ledger
 from blazr.models.families.config_reader import ConfigReader
 from blazr.models.families.hf.dense import LLAMA_BIASES
-from blazr.models.families.hf.derive import Traits, hf_family
+from blazr.models.families.hf.derive import SILU, Reading, Traits, hf_family
 from blazr.models.families.hf.names import LLAMA_NORMS, gate_and_up, hf_rules
-from blazr.models.families.hf.reading import SILU, Reading
 from blazr.models.families.hf.sparse import qwen2_moe, sigmoid_experts
 from blazr.models.families.hf.state_space import FULL, LINEAR, further_tokens, rules_where
 from blazr.models.families.rules import Cut, HeadsOfKinds, Rule, RuleBook, Squeeze

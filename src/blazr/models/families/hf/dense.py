@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from blazr.models.families.hf.derive import Flags, Traits, hf_family
+from blazr.models.families.hf.derive import Flags, Reading, Traits, hf_family
 from blazr.models.families.hf.names import (
     GEMMA_NORMS,
     GLM_NORMS,
@@ -12,7 +12,6 @@ from blazr.models.families.hf.names import (
     OLMO_NORMS,
     hf_rules,
 )
-from blazr.models.families.hf.reading import Reading
 from blazr.models.families.hf.rope import read_rope, rope_parameters
 from blazr.nn.layers.rope import RopeConfig
 

@@ -8,9 +8,15 @@ from typing import Literal
 
 from blazr.core.errors import ConfigError
 from blazr.models.families.hf.dense import LLAMA_BIASES, granite_attention, granite_numbers
-from blazr.models.families.hf.derive import Traits, hf_family, read_attention, read_mlp
+from blazr.models.families.hf.derive import (
+    SILU,
+    Reading,
+    Traits,
+    hf_family,
+    read_attention,
+    read_mlp,
+)
 from blazr.models.families.hf.names import LLAMA_NORMS, gate_and_up, hf_rules
-from blazr.models.families.hf.reading import SILU, Reading
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.hf.sparse import LOCAL_EXPERTS, read_experts
 from blazr.models.families.hf.state_space import (

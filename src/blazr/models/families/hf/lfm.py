@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from blazr.models.families.hf.derive import Traits, hf_family, read_mlp
+from blazr.models.families.hf.derive import Reading, Traits, hf_family, read_mlp
 from blazr.models.families.hf.names import hf_rules
-from blazr.models.families.hf.reading import Reading
 from blazr.models.families.hf.sparse import read_experts
 from blazr.models.families.hf.state_space import FULL
 from blazr.models.families.rules import Rule, Squeeze, Stack

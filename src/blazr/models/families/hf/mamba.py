@@ -6,8 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from blazr.models.checkpoint.base import Checkpoint
-from blazr.models.families.hf.derive import Traits, hf_family, read_attention, read_mlp
-from blazr.models.families.hf.reading import SILU, Reading
+from blazr.models.families.hf.derive import (
+    SILU,
+    Reading,
+    Traits,
+    hf_family,
+    read_attention,
+    read_mlp,
+)
 from blazr.models.families.hf.sparse import ROUTED_EXPERTS, sigmoid_experts
 from blazr.models.families.hf.state_space import (
     FULL,

@@ -14,8 +14,7 @@ from blazr.models.families.hf.dense import (
     granite_numbers,
     qwen_window,
 )
-from blazr.models.families.hf.derive import Traits, hf_family
-from blazr.models.families.hf.reading import Reading
+from blazr.models.families.hf.derive import Reading, Traits, hf_family
 from blazr.nn.layers.base import FeedForwardConfig
 from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.ops.moe import ExpertGroups

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
-from blazr.models.families.hf.reading import Flag, Reading
+from blazr.models.families.hf.derive import Flag, Reading
 from blazr.models.families.rules import Rule, Squeeze
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config

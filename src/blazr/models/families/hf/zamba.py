@@ -9,9 +9,8 @@ from dataclasses import replace
 
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.config_reader import ConfigReader
-from blazr.models.families.hf.derive import Traits, hf_family, read_mlp
+from blazr.models.families.hf.derive import Reading, Traits, hf_family, read_mlp
 from blazr.models.families.hf.names import gate_and_up, hf_rules
-from blazr.models.families.hf.reading import Reading
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.hf.state_space import (
     LEAST_STEP,
