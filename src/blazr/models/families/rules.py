@@ -328,7 +328,7 @@ class RuleBook:
         key, numbers = _split(parameter)
         names = [row.source for row in self._by_target.get(parameter, ())]
         for row in self._by_target.get(key, ()) if key != parameter else ():
-            if slot is not None and slot != (_part(row) or slot):
+            if slot is not None and _part(row) not in {None, slot}:
                 continue
             values = dict(zip(row.used, numbers, strict=True))
             if isinstance(row.transform, Stack) and slot is not None:

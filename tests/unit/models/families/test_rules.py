@@ -6,6 +6,7 @@ from blazr.models.families.oxidizr import decoder_rules
 from blazr.models.families.rules import (
     Cut,
     HeadsOfKinds,
+    Mxfp4,
     Pairs,
     Placement,
     Rule,
@@ -75,6 +76,13 @@ def test_the_prefix_stands_before_all_but_the_head() -> None:
     assert rules.match("layers.0.mlp.up_proj.weight") is None
     assert rules.match("lm_head.weight") is not None
     assert rules.match("model.lm_head.weight") is None
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_each_half_of_four_bit_numbers_has_its_own_tensor(part: int) -> None:
+    ends = ("blocks", "scales")
+    rules = [Rule(f"h.{{i}}.{end}", "layers.{i}.w", Mxfp4(n)) for n, end in enumerate(ends)]
+    assert RuleBook(rules).sources("layers.3.w", part) == [f"h.3.{ends[part]}"]
 
 
 def test_a_tensor_of_several_parameters_names_them_in_the_order_of_its_rows() -> None:
