@@ -17,6 +17,18 @@ def test_every_contract_is_kept(root: Path, capsys: pytest.CaptureFixture[str]) 
     assert kept, capsys.readouterr().out
 
 
+def test_rules_name_tensors_in_annotations_alone(sources: Mapping[str, ast.Module]) -> None:
+    """The one import of torch that .importlinter lets pass is for type checkers."""
+    tree = sources["blazr/models/families/rules.py"]
+    checked = next(node for node in tree.body if isinstance(node, ast.If))
+    assert ast.unparse(checked.test) == "TYPE_CHECKING"
+    for_checkers = set(map(id, ast.walk(checked)))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    when_run = [ast.unparse(node) for node in imports if id(node) not in for_checkers]
+    assert when_run
+    assert not any("torch" in line for line in when_run)
+
+
 def test_init_files_hold_at_most_one_table(sources: Mapping[str, ast.Module]) -> None:
     """And re-export nothing: what a name is for is said where it is defined."""
     for name, tree in sources.items():

@@ -17,10 +17,15 @@ A tensor whose rows belong to several parameters names them all, in the order of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from typing_extensions import override
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Shape = tuple[int, ...]
 Rows = tuple[range, ...]
@@ -31,7 +36,55 @@ _NUMBER = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class Transform:
+    """What happens to stored tensors on their way to a parameter."""
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        """The shape of a tensor that a parameter of this shape is made of."""
+        return shape
+
+    def fits(self, found: Shape, stored: Shape) -> bool:
+        """Whether a tensor of one shape can stand where another is expected."""
+        return found == stored
+
+    def slots(self, shape: Shape) -> Sequence[int | None]:
+        """The slots of a parameter, each of one tensor; None for a tensor that is all of it."""
+        del shape
+        return (None,)
+
+    def slot_of(self, numbers: Mapping[str, str]) -> int | None:
+        """The slot of a tensor, by the numbers in its name.
+
+        Args:
+            numbers: By placeholder.
+        """
+        del numbers
+        return None
+
+    def numbers_of(self, slot: int) -> Mapping[str, str] | None:
+        """The opposite of `slot_of`; None where no tensor of this kind has that slot."""
+        del slot
+        return {}
+
+    def read(self, stored: Tensor) -> Tensor:
+        """The numbers of the parameter, perhaps in another shape of as many."""
+        return stored
+
+    def write(self, numbers: Tensor) -> Tensor:
+        """The opposite of `read`, for a whole matrix or vector."""
+        return numbers
+
+
+@dataclass(frozen=True, slots=True)
+class AsStored(Transform):
+    """Nothing happens."""
+
+
+AS_STORED = AsStored()
+
+
+@dataclass(frozen=True, slots=True)
+class Stack(Transform):
     """Many tensors become the slices of one parameter.
 
     Args:
@@ -40,9 +93,25 @@ class Stack:
 
     index: str
 
+    @override
+    def stored_shape(self, shape: Shape) -> Shape:
+        return shape[1:]
+
+    @override
+    def slots(self, shape: Shape) -> Sequence[int | None]:
+        return range(shape[0])
+
+    @override
+    def slot_of(self, numbers: Mapping[str, str]) -> int:
+        return int(numbers[self.index])
+
+    @override
+    def numbers_of(self, slot: int) -> Mapping[str, str]:
+        return {self.index: str(slot)}
+
 
 @dataclass(frozen=True, slots=True)
-class Squeeze:
+class Squeeze(Transform):
     """A dimension of size one goes.
 
     Args:
@@ -51,24 +120,65 @@ class Squeeze:
 
     dim: int
 
+    @override
+    def stored_shape(self, shape: Shape) -> Shape:
+        return (*shape[: self.dim], 1, *shape[self.dim :])
+
+    @override
+    def read(self, stored: Tensor) -> Tensor:
+        return stored.squeeze(self.dim)
+
+    @override
+    def write(self, numbers: Tensor) -> Tensor:
+        return numbers.unsqueeze(self.dim)
+
 
 @dataclass(frozen=True, slots=True)
-class DecayLog:
+class DecayLog(Transform):
     """The decay rates ``-exp(a_log)`` are stored, perhaps as a column; ``a_log`` is wanted."""
 
+    @override
+    def fits(self, found: Shape, stored: Shape) -> bool:
+        wide, wanted = ([size for size in each if size != 1] for each in (found, stored))
+        return wide == wanted
+
+    @override
+    def read(self, stored: Tensor) -> Tensor:
+        return (-stored.float()).log()
+
+    @override
+    def write(self, numbers: Tensor) -> Tensor:
+        return -numbers.float().exp()
+
 
 @dataclass(frozen=True, slots=True)
-class Reshape:
+class Reshape(Transform):
     """The same numbers in another shape."""
 
+    @override
+    def fits(self, found: Shape, stored: Shape) -> bool:
+        return prod(found) == prod(stored)
+
 
 @dataclass(frozen=True, slots=True)
-class Transpose:
+class Transpose(Transform):
     """The last two dimensions change places."""
 
+    @override
+    def stored_shape(self, shape: Shape) -> Shape:
+        return (*shape[:-2], shape[-1], shape[-2])
+
+    @override
+    def read(self, stored: Tensor) -> Tensor:
+        return stored.mT
+
+    @override
+    def write(self, numbers: Tensor) -> Tensor:
+        return numbers.mT
+
 
 @dataclass(frozen=True, slots=True)
-class Mxfp4:
+class Mxfp4(Transform):
     """One of the two tensors that hold four-bit numbers in blocks of 32.
 
     Args:
@@ -76,6 +186,23 @@ class Mxfp4:
     """
 
     part: int
+
+    @override
+    def stored_shape(self, shape: Shape) -> Shape:
+        blocks = (*shape[:-1], shape[-1] // 32)
+        return blocks if self.part else (*blocks, 16)
+
+    @override
+    def slots(self, shape: Shape) -> Sequence[int | None]:
+        return (0, 1)
+
+    @override
+    def slot_of(self, numbers: Mapping[str, str]) -> int:
+        return self.part
+
+    @override
+    def numbers_of(self, slot: int) -> Mapping[str, str] | None:
+        return {} if slot == self.part else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +343,7 @@ class TiledHeads:
 
 
 @dataclass(frozen=True, slots=True)
-class TiledColumns:
+class TiledColumns(Transform):
     """The same for the columns of a matrix.
 
     Args:
@@ -225,9 +352,21 @@ class TiledColumns:
 
     heads: TiledHeads
 
+    @override
+    def read(self, stored: Tensor) -> Tensor:
+        return in_order(stored, self.heads.order())
+
+    @override
+    def write(self, numbers: Tensor) -> Tensor:
+        return in_order(numbers, self.heads.stored_order())
+
+
+def in_order(matrix: Tensor, order: Sequence[int]) -> Tensor:
+    """Its columns, or bytes of whole blocks, as equal pieces in another order."""
+    return matrix.unflatten(-1, (len(order), -1))[..., list(order), :].flatten(-2)
+
 
 Selection = Cut | HeadsOfKinds | Pairs | TiledHeads
-Transform = Stack | Squeeze | DecayLog | Reshape | Transpose | TiledColumns | Mxfp4
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +377,8 @@ class Rule:
         source: Pattern of the tensor's name.
         target: Pattern of the parameter's name, or of those of several parameters, each of some
             rows of the tensor.
-        transform: What happens on the way, after the cut, perhaps to each parameter something
-            else; None for nothing.
+        transform: What happens on the way, after the cut; one for each parameter where these
+            differ.
         p: Words that ``{p}`` stands for.
         cut: Which rows each parameter has. None for all that one has, or for one parameter's behind
             the other's.
@@ -247,7 +386,7 @@ class Rule:
 
     source: str
     target: str | tuple[str, ...]
-    transform: Transform | tuple[Transform | None, ...] | None = None
+    transform: Transform | tuple[Transform, ...] = AS_STORED
     p: tuple[str, ...] = ()
     cut: Selection | None = None
 
@@ -268,14 +407,14 @@ class Placement:
 
     Args:
         parameter: The parameter's name.
-        slot: Which slice of it, for a Stack.
+        slot: Which of its slots the tensor is; None for all of it.
         transform: The rule's transform.
         cut: Which rows of the tensor it is; None for all as they are.
     """
 
     parameter: str
     slot: int | None
-    transform: Transform | None
+    transform: Transform = AS_STORED
     cut: Selection | None = None
 
 
@@ -285,7 +424,7 @@ class _Row:
 
     source: str
     target: str
-    transform: Transform | None
+    transform: Transform
     cut: Selection | None
     order: tuple[str, ...]  # placeholders of the source
     used: tuple[str, ...]  # placeholders of the target
@@ -328,28 +467,21 @@ class RuleBook:
         key, numbers = _split(parameter)
         names = [row.source for row in self._by_target.get(parameter, ())]
         for row in self._by_target.get(key, ()) if key != parameter else ():
-            if slot is not None and _part(row) not in {None, slot}:
-                continue
-            values = dict(zip(row.used, numbers, strict=True))
-            if isinstance(row.transform, Stack) and slot is not None:
-                values[row.transform.index] = str(slot)
-            names.append(_fill(row.source, [values.get(word, "*") for word in row.order]))
+            of_slot = {} if slot is None else row.transform.numbers_of(slot)
+            if of_slot is not None:
+                values = {**dict(zip(row.used, numbers, strict=True)), **of_slot}
+                names.append(_fill(row.source, [values.get(word, "*") for word in row.order]))
         return names
 
 
 def _placed(row: _Row, numbers: Sequence[str]) -> Placement:
     values = dict(zip(row.order, numbers, strict=True))
-    stack = row.transform if isinstance(row.transform, Stack) else None
     return Placement(
         parameter=_fill(row.target, [values[word] for word in row.used]),
-        slot=int(values[stack.index]) if stack else _part(row),
+        slot=row.transform.slot_of(values),
         transform=row.transform,
         cut=row.cut,
     )
-
-
-def _part(row: _Row) -> int | None:
-    return row.transform.part if isinstance(row.transform, Mxfp4) else None
 
 
 def _expand(rule: Rule) -> Iterable[tuple[_Row, ...]]:

@@ -26,7 +26,7 @@ from blazr.models.checkpoint.base import (
     torch_dtype,
 )
 from blazr.models.checkpoint.write import Entry, TensorWriter, gguf_writer, safetensors_writer
-from blazr.models.families.rules import Stack
+from blazr.models.families.rules import AsStored, Stack
 from blazr.models.loading.gguf_plan import plan_gguf
 from blazr.models.loading.gguf_write import write_gguf
 from blazr.models.loading.load import PlannedModel, plan_model
@@ -211,7 +211,7 @@ def _jobs(planned: PlannedModel, quantize: str | None, dtype: str) -> list[_Job]
     for step in planned.plan.steps:
         storing = storage.get(step.parameter)
         chosen = policy.choose(step.parameter, is_head=step.parameter == head)
-        can = isinstance(storing, Quantizer) and isinstance(step.transform, Stack | None)
+        can = isinstance(storing, Quantizer) and isinstance(step.transform, AsStored | Stack)
         for info in (planned.checkpoint.tensors[each.name] for each in step.sources):
             if info.name in jobs:
                 continue

@@ -34,7 +34,15 @@ from blazr.models.families.gguf.as_file import (
 )
 from blazr.models.families.gguf.family import as_gguf
 from blazr.models.families.gguf.names import DeltaOrder, gguf_names, telling_names
-from blazr.models.families.rules import Mxfp4, Pairs, Rows, RuleBook, TiledColumns, Transform
+from blazr.models.families.rules import (
+    AS_STORED,
+    Mxfp4,
+    Pairs,
+    Rows,
+    RuleBook,
+    TiledColumns,
+    Transform,
+)
 from blazr.models.loading.load import PlannedModel, plan_model
 from blazr.models.loading.plan import LoadStep
 from blazr.models.loading.weights import (
@@ -88,7 +96,7 @@ class GgufJob:
     name: str
     entry: Entry
     parts: tuple[GgufPart, ...]
-    transform: Transform | None = None
+    transform: Transform = AS_STORED
     order: Tensor | None = None
     quantizer: Quantizer | None = None
 

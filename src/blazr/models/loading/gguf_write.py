@@ -16,10 +16,10 @@ from blazr.models.checkpoint.base import (
 )
 from blazr.models.checkpoint.write import TensorWriter
 from blazr.models.families.gguf.as_file import Recipe
-from blazr.models.families.rules import DecayLog, Mxfp4, TiledColumns, Transpose
+from blazr.models.families.rules import Mxfp4, TiledColumns, Transpose
 from blazr.models.loading.gguf_plan import GgufJob, GgufPlan
 from blazr.models.loading.plan import LoadStep
-from blazr.models.loading.weights import in_order, read_plain, stored_weight, tiles_of
+from blazr.models.loading.weights import read_plain, stored_weight, tiles_of
 from blazr.nn.quant.exact import plain_blocks
 from blazr.nn.quant.gguf.block_type import TILE
 from blazr.nn.quant.mxfp4 import mxfp4_blocks
@@ -87,8 +87,7 @@ def _matrices(job: GgufJob, step: LoadStep, checkpoint: Checkpoint) -> Iterator[
         elif info.is_packed and not isinstance(step.transform, Transpose):
             yield info
         else:
-            tensor = read_plain(info, checkpoint)
-            tensor = tensor.mT if isinstance(step.transform, Transpose) else tensor
+            tensor = step.transform.read(read_plain(info, checkpoint))
             if len(step.sources) == 1:
                 is_stack = ".experts." in step.parameter
                 yield from tensor if is_stack else (tensor.reshape(step.shape),)
@@ -108,10 +107,7 @@ def _tiles(
         matrix = read_plain(matrix, checkpoint)
     if recipe.change is not None:
         matrix = recipe.change(matrix)
-    if isinstance(job.transform, DecayLog):
-        matrix = -matrix.float().exp()
-    if isinstance(job.transform, TiledColumns):
-        matrix = in_order(matrix, job.transform.heads.stored_order())
+    matrix = job.transform.write(matrix)
     step = max(1, TILE // max(1, matrix[0].numel())) if len(matrix) else 1
     for tile in matrix.split(step):
         yield _encoded(job, tile)

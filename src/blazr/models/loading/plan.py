@@ -5,23 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from math import prod
 from typing import Literal
 
 from blazr.core.errors import CheckpointError
 from blazr.models.checkpoint.base import TensorInfo, take_rows
-from blazr.models.families.rules import (
-    DecayLog,
-    Mxfp4,
-    Placement,
-    Reshape,
-    RuleBook,
-    Shape,
-    Squeeze,
-    Stack,
-    Transform,
-    Transpose,
-)
+from blazr.models.families.rules import AS_STORED, Placement, RuleBook, Shape, Transform
 
 LISTED_PROBLEMS = 12
 # Nearest names are looked for among this many: the search is quadratic.
@@ -37,14 +25,14 @@ class LoadStep:
     Args:
         parameter: Its name.
         shape: Its shape.
-        sources: The tensors it is made of; for a Stack, one a slice.
+        sources: The tensors it is made of, one for each of its slots.
         transform: What happens to them.
     """
 
     parameter: str
     shape: Shape
     sources: tuple[TensorInfo, ...]
-    transform: Transform | None = None
+    transform: Transform = AS_STORED
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +135,7 @@ class _Matching:
     parameters: Mapping[str, Shape]
     # parameter to slot (None: the whole) to tensor
     found: dict[str, dict[int | None, TensorInfo]] = field(default_factory=dict)
-    transforms: dict[str, Transform | None] = field(default_factory=dict)
+    transforms: dict[str, Transform] = field(default_factory=dict)
     left_over: list[TensorInfo] = field(default_factory=list)
     missing: list[tuple[str, int | None]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -157,9 +145,9 @@ class _Matching:
         placements = self.rules.placements(info.name)
         shapes = [self.parameters.get(each.parameter) for each in placements]
         wanted = [
-            _stored_shape(shape, each.transform)
+            each.transform.stored_shape(shape)
             for each, shape in zip(placements, shapes, strict=True)
-            if shape is not None and not _is_beyond(each, shape)
+            if shape is not None and each.slot in each.transform.slots(shape)
         ]
         if not placements or len(wanted) < len(placements):
             self.left_over.append(info)
@@ -188,12 +176,8 @@ class _Matching:
             self.problems.append(Problem("ambiguous", info.name, detail))
             return
         slots[placement.slot] = info
-        transform = self.transforms[parameter] = placement.transform
-        if isinstance(transform, Reshape) and prod(info.shape) == prod(wanted):
-            return
-        if isinstance(transform, DecayLog) and _wide(info.shape) == _wide(wanted):
-            return
-        if info.shape != wanted:
+        self.transforms[parameter] = placement.transform
+        if not placement.transform.fits(info.shape, wanted):
             self._misshapen(info, wanted)
 
     def _misshapen(self, info: TensorInfo, wanted: Shape) -> None:
@@ -207,9 +191,7 @@ class _Matching:
             self.missing.append((name, None))
             return None
         shape, transform = self.parameters[name], self.transforms[name]
-        if not isinstance(transform, Stack | Mxfp4):
-            return LoadStep(name, shape, (slots[None],), transform)
-        wanted = range(shape[0] if isinstance(transform, Stack) else 2)
+        wanted = transform.slots(shape)
         absent = [(name, slot) for slot in wanted if slot not in slots]
         self.missing += absent
         if absent:
@@ -238,31 +220,6 @@ class _Matching:
             for info in slots.values()
             for beginning in _ancestors(info.name)
         }
-
-
-def _is_beyond(placement: Placement, shape: Shape) -> bool:
-    """Whether a stack has no slice of this number."""
-    slot = placement.slot if isinstance(placement.transform, Stack) else None
-    return slot is not None and slot >= shape[0]
-
-
-def _stored_shape(shape: Shape, transform: Transform | None) -> Shape:
-    """The shape of a tensor that a parameter of this shape is made of."""
-    match transform:
-        case Stack():
-            return shape[1:]
-        case Squeeze():
-            return (*shape[: transform.dim], 1, *shape[transform.dim :])
-        case Transpose():
-            return (*shape[:-2], shape[-1], shape[-2])
-        case Mxfp4():
-            return (*shape[:-1], shape[-1] // 32, 16)[: len(shape) + 1 - transform.part]
-        case _:
-            return shape
-
-
-def _wide(shape: Shape) -> Shape:
-    return tuple(size for size in shape if size != 1)
 
 
 def _ancestors(name: str) -> Iterable[str]:

@@ -8,7 +8,7 @@ are given back, so that memory holds one copy of each weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,12 +29,14 @@ from blazr.models.checkpoint.base import (
 )
 from blazr.models.config import ModelConfig
 from blazr.models.families.rules import (
-    DecayLog,
+    AsStored,
     Mxfp4,
     Squeeze,
     Stack,
     TiledColumns,
+    Transform,
     Transpose,
+    in_order,
 )
 from blazr.models.loading.kept import KeptWeights
 from blazr.models.loading.plan import LoadPlan, LoadStep
@@ -166,7 +168,7 @@ def choose_storage(plan: LoadPlan, module: CausalLM, policy: QuantizePolicy) -> 
     names, found = packable(module), dict[str, Storing]()
     head = "embed_tokens.weight" if module.config.tie_word_embeddings else "lm_head.weight"
     for step in plan.steps:
-        if step.parameter not in names or isinstance(step.transform, DecayLog):
+        if step.parameter not in names:
             continue
         chosen = policy.choose(step.parameter, is_head=step.parameter == head)
         if chosen and step.shape[-1] % QUANTIZERS[chosen].kind.length:
@@ -251,11 +253,11 @@ def _stays_mapped(step: LoadStep, storing: Storing | None, dtype: torch.dtype) -
     if more or isinstance(first, RelaidInfo):
         return False
     if storing is not None:
-        is_kept = step.transform is None and isinstance(storing, BlockType)
+        is_kept = isinstance(step.transform, AsStored) and isinstance(storing, BlockType)
         return is_kept and not isinstance(first, RowsInfo) and stored_kind(step) == storing
     if isinstance(first, RowsInfo) and not first.is_view:
         return False
-    if first.is_packed or not isinstance(step.transform, Squeeze | None):
+    if first.is_packed or not isinstance(step.transform, AsStored | Squeeze):
         return False
     return first.start % dtype.itemsize == 0 and torch_dtype(first.dtype) == dtype
 
@@ -332,19 +334,12 @@ def _read_tensor(
             checkpoint.drop(info)
         return whole
     (info,) = step.sources
-    tensor = read_plain(info, checkpoint)
-    match step.transform:
-        case Squeeze(dim):
-            tensor = tensor.squeeze(dim)
-        case DecayLog():
-            tensor = (-tensor.float()).log()
-        case Transpose():
-            tensor = tensor.mT.contiguous()
-        case TiledColumns():
-            tensor = in_order(tensor, step.transform.heads.order())
+    tensor = step.transform.read(read_plain(info, checkpoint))
     tensor = tensor.reshape(step.shape).to(device, dtype)
-    if not (device.type == "cpu" and _stays_mapped(step, None, dtype)):
-        checkpoint.drop(info)
+    if device.type == "cpu" and _stays_mapped(step, None, dtype):
+        return tensor
+    tensor = tensor.contiguous()
+    checkpoint.drop(info)
     return tensor
 
 
@@ -403,7 +398,6 @@ def _read_blocks(
 ) -> Weight:
     kind = storing.kind if isinstance(storing, Quantizer) else storing
     first = step.sources[0]
-    columns = step.transform if isinstance(step.transform, TiledColumns) else None
     if _stays_mapped(step, storing, dtype):
         blocks = checkpoint.view(first)
         if device.type != "cpu":
@@ -425,16 +419,11 @@ def _read_blocks(
     else:
         parts = whole.flatten(0, -2).chunk(len(step.sources))
         for part, info in zip(parts, step.sources, strict=True):
-            _fill(part, info, checkpoint, storing, columns=columns)
+            _fill(part, info, checkpoint, storing=storing, transform=step.transform)
     stored = GgufWeight(whole.to(device), kind, dtype)
-    if columns is None or isinstance(storing, Quantizer):
-        return stored
-    return _with_columns_moved(stored, columns)
-
-
-def in_order(matrix: Tensor, order: Sequence[int]) -> Tensor:
-    """Its columns, or bytes of whole blocks, as equal pieces in another order."""
-    return matrix.unflatten(-1, (len(order), -1))[..., list(order), :].flatten(-2)
+    if isinstance(step.transform, TiledColumns) and isinstance(storing, BlockType):
+        return _with_columns_moved(stored, step.transform)
+    return stored
 
 
 def _with_columns_moved(stored: GgufWeight, columns: TiledColumns) -> Weight:
@@ -450,16 +439,14 @@ def _fill(
     out: Tensor,
     info: TensorInfo,
     checkpoint: Checkpoint,
-    storing: Storing,
     *,
-    columns: TiledColumns | None,
+    storing: Storing,
+    transform: Transform,
 ) -> None:
     """Pack one tensor into ``out``, (rows, bytes of a row), giving back what was read."""
     if isinstance(storing, Quantizer):
         for rows, numbers in tiles_of(info, checkpoint):
-            out[rows] = storing(
-                numbers if columns is None else in_order(numbers, columns.heads.order())
-            )
+            out[rows] = storing(transform.read(numbers))
             checkpoint.drop(info)
     else:
         out.copy_(checkpoint.view(info).flatten(0, -2))

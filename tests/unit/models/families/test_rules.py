@@ -4,6 +4,7 @@ import pytest
 
 from blazr.models.families.oxidizr import decoder_rules
 from blazr.models.families.rules import (
+    AS_STORED,
     Cut,
     HeadsOfKinds,
     Mxfp4,
@@ -35,8 +36,8 @@ BOOK = RuleBook(
 @pytest.mark.parametrize(
     ("name", "match"),
     [
-        ("embed.weight", Placement("embed_tokens.weight", None, None)),
-        ("layers.12.norm.weight", Placement("layers.12.mixer_norm.weight", None, None)),
+        ("embed.weight", Placement("embed_tokens.weight", None)),
+        ("layers.12.norm.weight", Placement("layers.12.mixer_norm.weight", None)),
         ("layers.0.conv.weight", Placement("layers.0.mixer.conv1d.weight", None, Squeeze(1))),
         ("h.3.e.17.up_proj", Placement("layers.3.experts.up", 17, Stack("e"))),
         ("h.3.e.17.down_proj", None),
@@ -67,7 +68,7 @@ def test_sources_are_all_names_a_tensor_may_have() -> None:
 @pytest.mark.parametrize("name", ["layers.3.moe.router.gate.weight", "layers.3.moe.gate.weight"])
 def test_both_names_of_the_router_are_known(name: str) -> None:
     match = decoder_rules("").match(name)
-    assert match == Placement("layers.3.feed_forward.router.weight", None, None)
+    assert match == Placement("layers.3.feed_forward.router.weight", None)
 
 
 def test_the_prefix_stands_before_all_but_the_head() -> None:
@@ -89,14 +90,14 @@ def test_a_tensor_of_several_parameters_names_them_in_the_order_of_its_rows() ->
     cut = Cut(dim=1, groups="rows")
     book = RuleBook(
         [
-            Rule("h.{i}.kv", ("layers.{i}.k", "layers.{i}.v"), (Transpose(), None)),
+            Rule("h.{i}.kv", ("layers.{i}.k", "layers.{i}.v"), (Transpose(), AS_STORED)),
             Rule("h.{i}.{p}_both", ("layers.{i}.{p}.a", "layers.{i}.{p}.b"), cut=cut, p=("x",)),
             Rule("h.{i}.v", "layers.{i}.v"),
         ]
     )
     assert book.placements("h.3.kv") == (
         Placement("layers.3.k", None, Transpose(), Cut()),
-        Placement("layers.3.v", None, None, Cut()),
+        Placement("layers.3.v", None, cut=Cut()),
     )
     names = [each.parameter for each in book.placements("h.3.x_both")]
     assert names == ["layers.3.x.a", "layers.3.x.b"]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from blazr.models.families.gguf.architectures import Architecture
 from blazr.models.families.rules import (
+    AS_STORED,
     Cut,
     DecayLog,
     Pairs,
@@ -97,7 +98,7 @@ def gguf_names(
             Rule(
                 _LAYER + "attn_kv_b.weight",  # files before both were written head by head
                 (_MIXER + "k_up", _MIXER + "v_up"),
-                (Transpose(), None),
+                (Transpose(), AS_STORED),
                 cut=Cut(groups="heads"),
             ),
             Rule(_LAYER + "ssm_a", _MIXER + "a_log", DecayLog()),
@@ -218,7 +219,7 @@ def _delta(at: str, ours: str, order: DeltaOrder) -> Iterable[Rule]:
     else:
         yield Rule(at + "ssm_beta.weight", gates[0], cut=heads)
         yield Rule(at + "ssm_alpha.weight", gates[1], cut=heads)
-    columns = None if heads is None else TiledColumns(heads)
+    columns = AS_STORED if heads is None else TiledColumns(heads)
     yield Rule(at + "ssm_out.weight", ours + "out_proj.weight", columns)
     yield from _decay(at, ours, heads)
 

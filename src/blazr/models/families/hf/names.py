@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from blazr.models.families.rules import Cut, Mxfp4, Rule, RuleBook, Stack, Transpose
+from blazr.models.families.rules import AS_STORED, Cut, Mxfp4, Rule, RuleBook, Stack, Transpose
 
 # Models that also see images have their language model in a part of its own.
 PREFIXES = ("model.", "language_model.model.", "model.language_model.")
@@ -62,7 +62,7 @@ _NAMES = [
     Rule(
         _ATTENTION + "kv_b_proj.weight",
         (_MIXER + "k_up", _MIXER + "v_up"),
-        (Transpose(), None),
+        (Transpose(), AS_STORED),
         cut=Cut(groups="heads"),
     ),
     # MLP
