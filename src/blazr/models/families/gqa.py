@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from typing import Literal
 
 from blazr.core.errors import CheckpointError, ConfigError, ShapeError
 from blazr.models.families.base import Context, Size, TensorGroup
 from blazr.models.families.config_reader import Setting
+from blazr.models.families.hf.rope import number_or, with_llama3_factors
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig
 from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.layers.rope import RopeConfig, RopeScaling
 
-N = TypeVar("N", int, float)
-
 DEFAULT_ROPE_THETA = 10000.0
+DEFAULT_TRAINED_LENGTH = 8192  # what Llama 3.1 was trained with
 SCALINGS: tuple[Literal["llama3", "linear"], ...] = ("llama3", "linear")
 DEFAULT_EXPERTS_PER_TOKEN = 2
 # the usual sizes first; the small ones make sure that a guess is only made where none is close
@@ -174,28 +174,16 @@ def _scaling(context: Context) -> RopeScaling | None:
             found=repr(kind.value)[:100],
             expected=", ".join((*SCALINGS, "default")),
         )
-    scaling = RopeScaling(
-        kind=known,
-        factor=_or(section.number("factor", above=0), 1.0),
-        low_freq_factor=_or(section.number("low_freq_factor", above=0), 1.0),
-        high_freq_factor=_or(section.number("high_freq_factor", above=0), 4.0),
-        original_max_seq_len=_or(
-            section.integer("original_max_position_embeddings", minimum=1), 8192
-        ),
+    trained = section.integer("original_max_position_embeddings", minimum=1)
+    scaling = with_llama3_factors(
+        section,
+        RopeScaling(kind=known, factor=number_or(section, "factor", 1.0)),
+        trained.value if trained else DEFAULT_TRAINED_LENGTH,
     )
-    if scaling.high_freq_factor <= scaling.low_freq_factor:
-        raise ConfigError(
-            f"{section.source}: high_freq_factor must be above low_freq_factor.",
-            found=f"{scaling.high_freq_factor:g} and {scaling.low_freq_factor:g}",
-        )
     context.ledger.record(
         "rope_scaling", f"{scaling.kind}, factor {scaling.factor:g}", section.source
     )
     return scaling
-
-
-def _or(setting: Setting[N] | None, default: N) -> N:
-    return default if setting is None else setting.value
 
 
 def derive_feed_forward(layer: TensorGroup, context: Context) -> FeedForwardConfig:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from blazr.models.families.hf.dense import LLAMA_RULES
 from blazr.models.families.hf.derive import Reading, Traits, hf_family
@@ -17,29 +19,46 @@ from blazr.nn.layers.base import FeedForwardConfig
 from blazr.nn.layers.mla import DeepseekMlaConfig
 
 
-def _latent_attention(reading: Reading, index: int) -> DeepseekMlaConfig:
-    del index
+def read_latent_attention(
+    reading: Reading, sizes: Mapping[str, int] = MappingProxyType({}), *, is_rotated: bool = True
+) -> DeepseekMlaConfig:
+    """Latent attention [arXiv:2405.04434].
+
+    Args:
+        reading: The config.
+        sizes: Sizes by key, where the config is silent.
+        is_rotated: Whether positions are told by rotation.
+
+    Raises:
+        ConfigError: Something is missing, contradicts itself, or is of an unknown kind.
+    """
+
+    def size(name: str) -> int:
+        return reading.size(name, sizes.get(name))
+
     reader = reading.reader
-    plain, rotated = reading.size("qk_nope_head_dim"), reading.size("qk_rope_head_dim")
-    parameters = rope_parameters(reader)
-    apart = reader.boolean("rope_interleave")
-    rope = read_rope(
-        reader, rotated, parameters=parameters, interleaved=apart.value if apart else True
-    )
+    plain, rotated = size("qk_nope_head_dim"), size("qk_rope_head_dim")
     scale = (plain + rotated) ** -0.5
-    weight = parameters.number("mscale_all_dim")
-    if rope.scaling is not None and weight is not None and weight.value:
-        scale *= mscale(rope.scaling.factor, weight.value) ** 2
-    latent = reader.integer("q_lora_rank", minimum=1)
+    rope = None
+    if is_rotated:
+        parameters = rope_parameters(reader)
+        apart = reader.boolean("rope_interleave")
+        rope = read_rope(
+            reader, rotated, parameters=parameters, interleaved=apart.value if apart else True
+        )
+        weight = parameters.number("mscale_all_dim")
+        if rope.scaling is not None and weight is not None and weight.value:
+            scale *= mscale(rope.scaling.factor, weight.value) ** 2
+    has_query_latent = reader.integer("q_lora_rank", minimum=1) is not None
     return DeepseekMlaConfig(
         hidden_size=reading.hidden_size,
         num_heads=reading.size("num_attention_heads"),
         head_dim=plain,
         rope_dim=rotated,
-        kv_latent=reading.size("kv_lora_rank"),
-        q_latent=reading.size("q_lora_rank") if latent else None,
+        kv_latent=size("kv_lora_rank"),
+        q_latent=reading.size("q_lora_rank") if has_query_latent else None,
         rope=rope,
-        v_head_dim=reading.size("v_head_dim"),
+        v_head_dim=size("v_head_dim"),
         bias=reading.flag("attention_bias"),
         attention_multiplier=scale,
     )
@@ -78,7 +97,7 @@ DEEPSEEK_V2 = hf_family(
     Traits(
         rules=LLAMA_RULES,
         names=ROUTED_EXPERTS,
-        mixer=_latent_attention,
+        mixer=lambda reading, _: read_latent_attention(reading),
         mlp={"bias": "mlp_bias"},
         feed_forward=_softmax_experts,
         expects={"scoring_func": ("softmax",), "moe_layer_freq": (1,)},
@@ -95,7 +114,7 @@ DEEPSEEK_V3 = hf_family(
             "norm_topk_prob": True,
             "first_k_dense_replace": 3,
         },
-        mixer=_latent_attention,
+        mixer=lambda reading, _: read_latent_attention(reading),
         feed_forward=sigmoid_experts,
         expects={
             "scoring_func": ("sigmoid",),

@@ -10,6 +10,7 @@ from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.base import Ledger
 from blazr.models.families.config_reader import ConfigReader
+from blazr.models.families.hf.deepseek import read_latent_attention
 from blazr.models.families.hf.dense import LLAMA_BIASES
 from blazr.models.families.hf.derive import SILU, Reading, Traits, hf_family
 from blazr.models.families.hf.names import LLAMA_NORMS, gate_and_up, hf_rules
@@ -18,7 +19,6 @@ from blazr.models.families.hf.state_space import FULL, LINEAR, further_tokens, r
 from blazr.models.families.rules import Cut, HeadsOfKinds, Rule, RuleBook, Squeeze
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
-from blazr.nn.layers.mla import DeepseekMlaConfig
 
 _LAYER, _MIXER, _FEED = "model.layers.{i}.", "layers.{i}.mixer.", "layers.{i}.feed_forward."
 _THREE = ("gate", "up", "down")
@@ -162,7 +162,12 @@ _KIMI_INNER = {
 }
 
 
-_KIMI_LATENT = ("qk_nope_head_dim", "qk_rope_head_dim", "q_lora_rank", "kv_lora_rank", "v_head_dim")
+_KIMI_LATENT = {
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "kv_lora_rank": 512,
+    "v_head_dim": 128,
+}
 
 
 def _kimi_config(own: Mapping[str, object]) -> dict[str, object]:
@@ -178,7 +183,7 @@ def _kimi_mixer(reading: Reading, index: int) -> MixerConfig:
     attend = reading.reader.integers("full_attn_layers")  # counted from one
     listed = attend.value if attend else range(5, reading.num_layers + 1, 4)
     if _attends(reading, index, lambda: index + 1 in listed):
-        return _kimi_latent(reading)
+        return read_latent_attention(reading, _KIMI_LATENT, is_rotated=False)
     heads, dim = reading.size("linear_num_heads", 32), reading.size("linear_head_dim", 128)
     return KimiDeltaConfig(
         hidden_size=reading.hidden_size,
@@ -188,24 +193,6 @@ def _kimi_mixer(reading: Reading, index: int) -> MixerConfig:
         value_head_dim=dim,
         conv_kernel=reading.size("linear_conv_kernel_dim", 4, minimum=2),
         norm_eps=reading.number("rms_norm_eps", 1e-5),
-    )
-
-
-def _kimi_latent(reading: Reading) -> DeepseekMlaConfig:
-    """DeepSeek's attention without rotation."""
-    plain, other = reading.size("qk_nope_head_dim", 128), reading.size("qk_rope_head_dim", 64)
-    latent = reading.reader.integer("q_lora_rank", minimum=1)
-    return DeepseekMlaConfig(
-        hidden_size=reading.hidden_size,
-        num_heads=reading.size("num_attention_heads"),
-        head_dim=plain,
-        rope_dim=other,
-        kv_latent=reading.size("kv_lora_rank", 512),
-        q_latent=latent.value if latent else None,
-        rope=None,
-        v_head_dim=reading.size("v_head_dim", 128),
-        bias=reading.flag("attention_bias"),
-        attention_multiplier=(plain + other) ** -0.5,
     )
 
 
@@ -271,6 +258,6 @@ KIMI_LINEAR = hf_family(
             "use_grouped_topk": (True,),
         },
         # not looked at where no layer is of the kind that they are about
-        ignored_keys=("kda_layers", *_KIMI_INNER.values(), *_KIMI_LATENT),
+        ignored_keys=("kda_layers", *_KIMI_INNER.values(), *_KIMI_LATENT, "q_lora_rank"),
     ),
 )

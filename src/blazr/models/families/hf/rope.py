@@ -126,7 +126,7 @@ def _scaling(
         scaling = RopeScaling(kind=known, factor=factor.value)
         if known == "dynamic":
             scaling = replace(scaling, original_max_seq_len=whole)
-        return _llama3(parameters, scaling, trained) if known == "llama3" else scaling
+        return with_llama3_factors(parameters, scaling, trained) if known == "llama3" else scaling
     if known == "factors":
         return RopeScaling(kind="factors", factors=_factors(parameters, "factors", rope))
     stretch = _yarn if known == "yarn" else _longrope
@@ -146,13 +146,27 @@ def _temperature(reader: ConfigReader, parameters: ConfigReader) -> AttentionTem
     return AttentionTemperature(scale.value, trained.value) if scale.value else None
 
 
-def _or(parameters: ConfigReader, name: str, default: float) -> float:
+def number_or(parameters: ConfigReader, name: str, default: float) -> float:
+    """A number above 0, or the default."""
     found = parameters.number(name, above=0)
     return found.value if found else default
 
 
-def _llama3(parameters: ConfigReader, scaling: RopeScaling, trained: int) -> RopeScaling:
-    low, high = _or(parameters, "low_freq_factor", 1.0), _or(parameters, "high_freq_factor", 4.0)
+def with_llama3_factors(
+    parameters: ConfigReader, scaling: RopeScaling, trained: int
+) -> RopeScaling:
+    """A scaling with the bounds between the frequencies that Llama 3 keeps and those it divides.
+
+    Args:
+        parameters: The part of a config that is about rotation.
+        scaling: The rest of it.
+        trained: Tokens of the context before it was stretched.
+
+    Raises:
+        ConfigError: The bounds are not in order.
+    """
+    low = number_or(parameters, "low_freq_factor", 1.0)
+    high = number_or(parameters, "high_freq_factor", 4.0)
     if high <= low:
         raise ConfigError(
             f"{parameters.source}: high_freq_factor must be above low_freq_factor.",
@@ -179,8 +193,8 @@ def _yarn(parameters: ConfigReader, factor: float, trained: int, rope: RopeConfi
         kind="yarn",
         factor=factor,
         original_max_seq_len=trained,
-        beta_fast=_or(parameters, "beta_fast", 32.0),
-        beta_slow=_or(parameters, "beta_slow", 1.0),
+        beta_fast=number_or(parameters, "beta_fast", 32.0),
+        beta_slow=number_or(parameters, "beta_slow", 1.0),
         truncate=truncate.value if truncate else True,
         attention_factor=scale,
     )
