@@ -11,7 +11,7 @@ no placeholders is about one tensor, and goes before those about many.
 A tensor whose rows belong to several parameters names them all, in the order of the rows::
 
     Rule("layers.{i}.mlp.gate_up_proj.{p}",
-         ("layers.{i}.feed_forward.gate_proj.{p}", "layers.{i}.feed_forward.up_proj.{p}"), p=_PARTS)
+         ("layers.{i}.feed_forward.gate_proj.{p}", "layers.{i}.feed_forward.up_proj.{p}"), p=PARTS)
 """
 
 from __future__ import annotations
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 Rows = tuple[range, ...]
 """Which rows of a stored tensor a parameter is made of, in its own order."""
+
+# What the names of a layer's parameters begin with, and words that stand in many of them.
+OURS = "layers.{i}."
+MIXER, FEED = OURS + "mixer.", OURS + "feed_forward."
+PARTS = ("weight", "bias")
+GATE_UP_DOWN = ("gate", "up", "down")
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _NUMBER = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)

@@ -24,21 +24,21 @@ from blazr.models.families.gguf.names import (
     MAMBA,
     MAMBA1,
 )
+from blazr.models.families.hf.derive import FULL, LINEAR, SLIDING
 
 LONG_CONTEXT = 131_072
 ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
-_LINEAR, _FULL, _SLIDING = "linear_attention", "full_attention", "sliding_attention"
 _ROUTER = "ffn_gate_inp.weight"
 # Layers by a tensor that they alone have; of several in one layer the first decides.
 _TELLING = {
     CONV: "conv",
-    DELTA: _LINEAR,
-    KIMI: _LINEAR,
-    MAMBA: _LINEAR,
-    ATTENTION: _FULL,
-    FUSED_ATTENTION: _FULL,
-    LATENT: _FULL,
+    DELTA: LINEAR,
+    KIMI: LINEAR,
+    MAMBA: LINEAR,
+    ATTENTION: FULL,
+    FUSED_ATTENTION: FULL,
+    LATENT: FULL,
 }
 # Of DeepSeek-V2 and V3: whose experts are scored by a softmax, and by a sigmoid.
 _TOPK_METHODS = ("group_limited_greedy", "noaux_tc")
@@ -244,8 +244,8 @@ def _feed_forwards(file: GgufFile) -> Words:
 def _layers(file: GgufFile) -> Words:
     """The kinds of layers: by their tensors in hybrids, by their windows elsewhere."""
     if not file.row.hybrid:
-        kinds = [_SLIDING if file.window(index) else _FULL for index in range(file.num_layers)]
-        return {"layer_types": kinds, "use_sliding_window": _SLIDING in kinds}
+        kinds = [SLIDING if file.window(index) else FULL for index in range(file.num_layers)]
+        return {"layer_types": kinds, "use_sliding_window": SLIDING in kinds}
     sparse, kinds = file.layers_with(_ROUTER), list[str]()
     for index in range(file.num_layers):
         own = [name for name in _TELLING if file.has(f"blk.{index}.{name}")]
@@ -389,7 +389,7 @@ def _rotation(file: GgufFile, rotated: int, share: Words) -> Words:
         words["model_type"] = "ministral3"  # the only type whose config has it
     if row.plain_window:
         local = file.number("rope.freq_base_swa", row.window_theta or theta["rope_theta"])
-        words["rope_parameters"] = {_FULL: whole, _SLIDING: {"rope_theta": local}}
+        words["rope_parameters"] = {FULL: whole, SLIDING: {"rope_theta": local}}
     return words
 
 

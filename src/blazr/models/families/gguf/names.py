@@ -12,6 +12,11 @@ from dataclasses import dataclass, replace
 from blazr.models.families.gguf.architectures import Architecture
 from blazr.models.families.rules import (
     AS_STORED,
+    FEED,
+    GATE_UP_DOWN,
+    MIXER,
+    OURS,
+    PARTS,
     Cut,
     DecayLog,
     Pairs,
@@ -31,11 +36,9 @@ from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mla import DeepseekMlaConfig
 from blazr.nn.layers.short_conv import ShortConvConfig
 
-_PARTS, _PROJECTIONS = ("weight", "bias"), ("gate", "up", "down")
-_LAYER, _OURS = "blk.{i}.", "layers.{i}."
+_LAYER = "blk.{i}."
 _SHORT = {"shortconv.in_proj": "in_proj", "shortconv.out_proj": "out_proj"}
 _SHORT |= {"shortconv.conv": "conv1d"}
-_MIXER, _FEED = _OURS + "mixer.", _OURS + "feed_forward."
 
 ATTENTION, FUSED_ATTENTION, MAMBA = "attn_q.weight", "attn_qkv.weight", "ssm_in.weight"
 MAMBA1, DELTA, KIMI = "ssm_x.weight", "attn_gate.weight", "ssm_conv1d_q.weight"
@@ -79,40 +82,40 @@ def gguf_names(
         **{f"ssm_{name}": f"mixer.{name}_proj" for name in ("in", "x", "dt", "out")},
         **{f"ssm_{name}_norm": f"mixer.{name}_norm" for name in ("dt", "b", "c")},
         # MLP and experts
-        **{f"ffn_{n}": f"feed_forward.{n}_proj" for n in (("down",) if is_fused else _PROJECTIONS)},
-        **{f"ffn_{n}_shexp": f"feed_forward.shared_expert.{n}_proj" for n in _PROJECTIONS},
+        **{f"ffn_{n}": f"feed_forward.{n}_proj" for n in (("down",) if is_fused else GATE_UP_DOWN)},
+        **{f"ffn_{n}_shexp": f"feed_forward.shared_expert.{n}_proj" for n in GATE_UP_DOWN},
         **{f"ffn_latent_{n}": f"feed_forward.latent_{n}_proj" for n in ("down", "up")},
         "ffn_gate_inp": "feed_forward.router",
     }
-    experts = _FEED + "experts.{p}_proj"
-    both = (_FEED + "gate_proj.{p}", _FEED + "up_proj.{p}")
+    experts = FEED + "experts.{p}_proj"
+    both = (FEED + "gate_proj.{p}", FEED + "up_proj.{p}")
     return RuleBook(
         [
             *row.own_names,
             Rule("token_embd.weight", "embed_tokens.weight"),
-            Rule("output_norm.{p}", "norm.{p}", p=_PARTS),
+            Rule("output_norm.{p}", "norm.{p}", p=PARTS),
             Rule("output.weight", "lm_head.weight"),
-            *_renamed(_LAYER, _OURS, names),
-            *_attention(_LAYER, _MIXER, pairs, fused=row.fused_qkv),
-            Rule(_LAYER + "attn_{p}_b.weight", _MIXER + "{p}_up", p=("k", "v")),
+            *_renamed(_LAYER, OURS, names),
+            *_attention(_LAYER, MIXER, pairs, fused=row.fused_qkv),
+            Rule(_LAYER + "attn_{p}_b.weight", MIXER + "{p}_up", p=("k", "v")),
             Rule(
                 _LAYER + "attn_kv_b.weight",  # files before both were written head by head
-                (_MIXER + "k_up", _MIXER + "v_up"),
+                (MIXER + "k_up", MIXER + "v_up"),
                 (Transpose(), AS_STORED),
                 cut=Cut(groups="heads"),
             ),
-            Rule(_LAYER + "ssm_a", _MIXER + "a_log", DecayLog()),
-            Rule(_LAYER + "ssm_d", _MIXER + "d"),
-            *([Rule(_LAYER + "ffn_up.{p}", both, p=_PARTS)] if is_fused else ()),
+            Rule(_LAYER + "ssm_a", MIXER + "a_log", DecayLog()),
+            Rule(_LAYER + "ssm_d", MIXER + "d"),
+            *([Rule(_LAYER + "ffn_up.{p}", both, p=PARTS)] if is_fused else ()),
             Rule(
                 _LAYER + "ffn_gate_inp_shexp.weight",
-                _FEED + "shared_expert_gate.weight",
+                FEED + "shared_expert_gate.weight",
                 Reshape(),
             ),
-            Rule(_LAYER + "ffn_{p}_exps.bias", _FEED + "experts.{p}_bias", p=_PROJECTIONS),
-            Rule(_LAYER + "exp_probs_b.bias", _FEED + "correction_bias"),
-            Rule(_LAYER + "ffn_{p}_exps.weight", experts, p=_PROJECTIONS),
-            Rule(_LAYER + "ffn_{p}.{e}.weight", experts, Stack("e"), p=_PROJECTIONS),
+            Rule(_LAYER + "ffn_{p}_exps.bias", FEED + "experts.{p}_bias", p=GATE_UP_DOWN),
+            Rule(_LAYER + "exp_probs_b.bias", FEED + "correction_bias"),
+            Rule(_LAYER + "ffn_{p}_exps.weight", experts, p=GATE_UP_DOWN),
+            Rule(_LAYER + "ffn_{p}.{e}.weight", experts, Stack("e"), p=GATE_UP_DOWN),
             *(rule for number in layers for rule in _in_layer(number, layers[number], delta)),
         ]
     )
@@ -155,20 +158,20 @@ _TELLING: Mapping[type[MixerConfig], tuple[str, ...]] = {
 
 def _renamed(at: str, ours: str, names: Mapping[str, str]) -> Iterable[Rule]:
     for theirs, name in names.items():
-        yield Rule(f"{at}{theirs}.{{p}}", f"{ours}{name}.{{p}}", p=_PARTS)
+        yield Rule(f"{at}{theirs}.{{p}}", f"{ours}{name}.{{p}}", p=PARTS)
 
 
 def _attention(
     at: str, ours: str, pairs: Pairs | None = None, *, fused: bool = False
 ) -> Iterable[Rule]:
     targets = tuple(f"{ours}{name}_proj.{{p}}" for name in "qkv")
-    joined = Rule(f"{at}attn_qkv.{{p}}", targets, p=_PARTS)
+    joined = Rule(f"{at}attn_qkv.{{p}}", targets, p=PARTS)
     single = [
-        Rule(f"{at}attn_{name}.{{p}}", target, p=_PARTS, cut=None if name == "v" else pairs)
+        Rule(f"{at}attn_{name}.{{p}}", target, p=PARTS, cut=None if name == "v" else pairs)
         for name, target in zip("qkv", targets, strict=True)
     ]
     yield from (joined, *single) if fused else (*single, joined)
-    yield Rule(f"{at}attn_output.{{p}}", f"{ours}o_proj.{{p}}", p=_PARTS)
+    yield Rule(f"{at}attn_output.{{p}}", f"{ours}o_proj.{{p}}", p=PARTS)
     yield Rule(at + "attn_sinks.weight", ours + "sinks")
 
 

@@ -12,16 +12,24 @@ from blazr.models.families.base import Ledger
 from blazr.models.families.config_reader import ConfigReader
 from blazr.models.families.hf.deepseek import read_latent_attention
 from blazr.models.families.hf.dense import LLAMA_BIASES
-from blazr.models.families.hf.derive import SILU, Reading, Traits, hf_family
+from blazr.models.families.hf.derive import FULL, LINEAR, SILU, Reading, Traits, hf_family
 from blazr.models.families.hf.names import LLAMA_NORMS, gate_and_up, hf_rules
 from blazr.models.families.hf.sparse import qwen2_moe, sigmoid_experts
-from blazr.models.families.hf.state_space import FULL, LINEAR, further_tokens, rules_where
-from blazr.models.families.rules import Cut, HeadsOfKinds, Rule, RuleBook, Squeeze
+from blazr.models.families.hf.state_space import further_tokens, rules_where
+from blazr.models.families.rules import (
+    FEED,
+    GATE_UP_DOWN,
+    MIXER,
+    Cut,
+    HeadsOfKinds,
+    Rule,
+    RuleBook,
+    Squeeze,
+)
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
 
-_LAYER, _MIXER, _FEED = "model.layers.{i}.", "layers.{i}.mixer.", "layers.{i}.feed_forward."
-_THREE = ("gate", "up", "down")
+_LAYER = "model.layers.{i}."
 
 
 def _qwen_rules(more: Sequence[Rule] = ()) -> RuleBook:
@@ -31,16 +39,16 @@ def _qwen_rules(more: Sequence[Rule] = ()) -> RuleBook:
         LLAMA_NORMS,
         [
             *more,
-            Rule(at + "in_proj_{p}.weight", _MIXER + "in_proj_{p}.weight", p=projections),
-            Rule(at + "{p}", _MIXER + "{p}", p=("dt_bias", "norm.weight", "out_proj.weight")),
-            Rule(at + "conv1d.weight", _MIXER + "conv1d.weight", Squeeze(1)),
-            Rule(at + "A_log", _MIXER + "a_log"),
+            Rule(at + "in_proj_{p}.weight", MIXER + "in_proj_{p}.weight", p=projections),
+            Rule(at + "{p}", MIXER + "{p}", p=("dt_bias", "norm.weight", "out_proj.weight")),
+            Rule(at + "conv1d.weight", MIXER + "conv1d.weight", Squeeze(1)),
+            Rule(at + "A_log", MIXER + "a_log"),
             Rule(
                 _LAYER + "mlp.experts.gate_up_proj",
-                gate_and_up(_FEED + "experts.", "_proj"),
+                gate_and_up(FEED + "experts.", "_proj"),
                 cut=Cut(1),
             ),
-            Rule(_LAYER + "mlp.experts.down_proj", _FEED + "experts.down_proj"),
+            Rule(_LAYER + "mlp.experts.down_proj", FEED + "experts.down_proj"),
         ],
     )
 
@@ -51,7 +59,7 @@ def _next_rules_of(checkpoint: Checkpoint) -> RuleBook:
     sizes = _delta_sizes(reading)
     share = sizes.heads // sizes.key_heads * sizes.value_dim
     kinds = ((sizes.key_dim, sizes.key_dim, share), (share,))  # queries, keys and values; gates
-    at, ours = _LAYER + "linear_attn.in_proj_", _MIXER + "in_proj_"
+    at, ours = _LAYER + "linear_attn.in_proj_", MIXER + "in_proj_"
     return _qwen_rules(
         [
             Rule(
@@ -210,24 +218,24 @@ def _kimi_rules_of(checkpoint: Checkpoint) -> RuleBook:
     return hf_rules(
         LLAMA_NORMS,
         [
-            Rule(at + "{p}", _MIXER + "{p}", p=(*same, "dt_bias")),
-            Rule(at + "A_log", _MIXER + "a_log"),
-            Rule(at + "o_norm.weight", _MIXER + "norm.weight"),
+            Rule(at + "{p}", MIXER + "{p}", p=(*same, "dt_bias")),
+            Rule(at + "A_log", MIXER + "a_log"),
+            Rule(at + "o_norm.weight", MIXER + "norm.weight"),
             *(
-                Rule(f"{at}{n}_conv1d.weight", f"{_MIXER}{n}_conv1d.weight", Squeeze(1))
+                Rule(f"{at}{n}_conv1d.weight", f"{MIXER}{n}_conv1d.weight", Squeeze(1))
                 for n in "qkv"
             ),
-            Rule(sparse + projection, _FEED + projection, p=_THREE),
-            Rule(sparse + "gate.e_score_correction_bias", _FEED + "correction_bias"),
+            Rule(sparse + projection, FEED + projection, p=GATE_UP_DOWN),
+            Rule(sparse + "gate.e_score_correction_bias", FEED + "correction_bias"),
             Rule(
                 sparse + "shared_experts." + projection,
-                _FEED + "shared_expert." + projection,
-                p=_THREE,
+                FEED + "shared_expert." + projection,
+                p=GATE_UP_DOWN,
             ),
             *rules_where(
                 checkpoint,
                 r"model\.layers\.(\d+)\.self_attn\.A_log",
-                lambda: [Rule(at + "o_proj.weight", _MIXER + "out_proj.weight")],
+                lambda: [Rule(at + "o_proj.weight", MIXER + "out_proj.weight")],
             ),
         ],
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from blazr.models.families.hf.derive import Flags, Reading, Traits, hf_family
+from blazr.models.families.hf.derive import FULL, SLIDING, Flags, Reading, Traits, hf_family
 from blazr.models.families.hf.names import (
     GEMMA_NORMS,
     GLM_NORMS,
@@ -17,8 +17,6 @@ from blazr.nn.layers.rope import RopeConfig
 
 LLAMA_RULES = hf_rules(LLAMA_NORMS)
 LLAMA_BIASES: Flags = {"qkv_bias": "attention_bias", "o_bias": "attention_bias"}
-SLIDING = "sliding_attention"
-FULL = "full_attention"
 _GEMMA_ACTIVATIONS = ("hidden_activation", "hidden_act")  # both are there, and one is looked at
 
 

@@ -36,6 +36,8 @@ from blazr.nn.layers.rope import RopeConfig
 V = TypeVar("V", int, float, bool, str)
 Flag = bool | str
 
+# Kinds of layers in lists of these.
+LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
 MAX_EXTRA_LAYERS = 16
 MAX_SIZE = 2**28
 SILU = ("silu", "swish")  # both names mean one activation
@@ -122,7 +124,7 @@ class Reading:
     def layer_type(
         self,
         index: int,
-        known: Collection[str] = ("full_attention", "sliding_attention"),
+        known: Collection[str] = (FULL, SLIDING),
         key: str = "layer_types",
     ) -> str | None:
         """What a list of the layers' types says about a layer, or None where there is no list.

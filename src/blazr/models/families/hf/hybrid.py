@@ -9,6 +9,8 @@ from typing import Literal
 from blazr.core.errors import ConfigError
 from blazr.models.families.hf.dense import LLAMA_BIASES, granite_attention, granite_numbers
 from blazr.models.families.hf.derive import (
+    FULL,
+    LINEAR,
     SILU,
     Reading,
     Traits,
@@ -20,8 +22,6 @@ from blazr.models.families.hf.names import LLAMA_NORMS, gate_and_up, hf_rules
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.hf.sparse import LOCAL_EXPERTS, read_experts
 from blazr.models.families.hf.state_space import (
-    FULL,
-    LINEAR,
     TRAINING,
     Mamba2Keys,
     mixer_rules,
@@ -31,7 +31,7 @@ from blazr.models.families.hf.state_space import (
     with_types,
     without_auto,
 )
-from blazr.models.families.rules import Rule, RuleBook, Stack
+from blazr.models.families.rules import FEED, GATE_UP_DOWN, MIXER, PARTS, Rule, RuleBook, Stack
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
 from blazr.nn.layers.mamba2 import Mamba2Config
@@ -39,19 +39,17 @@ from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.parallel import ParallelMixerConfig, ParallelPart
 from blazr.nn.layers.rope import RopeConfig
 
-_LAYER, _FEED = "model.layers.{i}.", "layers.{i}.feed_forward."
-_PARTS = ("weight", "bias")
-_THREE = ("gate", "up", "down")
+_LAYER = "model.layers.{i}."
 _NORMS = {"input": "mixer_norm", "pre_ff": "feed_forward_norm"}
 
 
 def _rules(more: Sequence[Rule] = ()) -> RuleBook:
     """The names that Jamba began with."""
-    feed = tuple(f"{name}_proj.{part}" for name in _THREE for part in _PARTS)
+    feed = tuple(f"{name}_proj.{part}" for name in GATE_UP_DOWN for part in PARTS)
     names = [
         Rule("model.final_layernorm.weight", "norm.weight"),
         *mixer_rules(_LAYER + "mamba."),
-        Rule(_LAYER + "feed_forward.{p}", _FEED + "{p}", p=feed),
+        Rule(_LAYER + "feed_forward.{p}", FEED + "{p}", p=feed),
     ]
     return hf_rules(_NORMS, [*names, *more])
 
@@ -122,7 +120,7 @@ def _granite_feed(reading: Reading, index: int) -> FeedForwardConfig:
 
 
 def _granite_rules(*, sparse: bool) -> RuleBook:
-    at, ours = _LAYER + "shared_mlp.", _FEED + ("shared_expert." if sparse else "")
+    at, ours = _LAYER + "shared_mlp.", FEED + ("shared_expert." if sparse else "")
     return hf_rules(
         LLAMA_NORMS,
         [
@@ -220,14 +218,14 @@ def _falcon_config(own: Mapping[str, object]) -> dict[str, object]:
     return changed
 
 
-_FALCON_ATTENTION = tuple(f"{name}_proj.{part}" for name in "qkvo" for part in _PARTS)
+_FALCON_ATTENTION = tuple(f"{name}_proj.{part}" for name in "qkvo" for part in PARTS)
 _FALCON = Traits(
     rules=_rules(
         [
-            *mixer_rules(_LAYER + "mamba.", "layers.{i}.mixer.parts.mamba."),
+            *mixer_rules(_LAYER + "mamba.", MIXER + "parts.mamba."),
             Rule(
                 _LAYER + "self_attn.{p}",
-                "layers.{i}.mixer.parts.attention.{p}",
+                MIXER + "parts.attention.{p}",
                 p=_FALCON_ATTENTION,
             ),
         ]
@@ -279,12 +277,12 @@ JAMBA = hf_family(
     Traits(
         rules=_rules(
             [
-                Rule(_LAYER + "feed_forward.router.weight", _FEED + "router.weight"),
+                Rule(_LAYER + "feed_forward.router.weight", FEED + "router.weight"),
                 Rule(
                     _LAYER + "feed_forward.experts.{e}.{p}_proj.weight",
-                    _FEED + "experts.{p}_proj",
+                    FEED + "experts.{p}_proj",
                     Stack("e"),
-                    p=_THREE,
+                    p=GATE_UP_DOWN,
                 ),
             ]
         ),

@@ -4,41 +4,38 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from blazr.models.families.hf.derive import Reading, Traits, hf_family, read_mlp
+from blazr.models.families.hf.derive import FULL, Reading, Traits, hf_family, read_mlp
 from blazr.models.families.hf.names import hf_rules
 from blazr.models.families.hf.sparse import read_experts
-from blazr.models.families.hf.state_space import FULL
-from blazr.models.families.rules import Rule, Squeeze, Stack
+from blazr.models.families.rules import FEED, MIXER, OURS, PARTS, Rule, Squeeze, Stack
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.short_conv import ShortConvConfig
 
 CONV = "conv"
-_LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
-_MIXER, _FEED = _OURS + "mixer.", _OURS + "feed_forward."
-_PARTS = ("weight", "bias")
+_LAYER = "model.layers.{i}."
 _WORDS = {"w1": "gate", "w3": "up", "w2": "down"}
 
 
 _CONV, _ATTENTION = _LAYER + "conv.", _LAYER + "self_attn."
 _RULES = [
     Rule("model.embedding_norm.weight", "norm.weight"),
-    Rule(_LAYER + "operator_norm.weight", _OURS + "mixer_norm.weight"),
-    Rule(_LAYER + "ffn_norm.weight", _OURS + "feed_forward_norm.weight"),
-    Rule(_CONV + "conv.weight", _MIXER + "conv1d.weight", Squeeze(1)),
-    Rule(_CONV + "conv.bias", _MIXER + "conv1d.bias"),
-    *(Rule(f"{_CONV}{n}_proj.{{p}}", f"{_MIXER}{n}_proj.{{p}}", p=_PARTS) for n in ("in", "out")),
-    Rule(_ATTENTION + "out_proj.weight", _MIXER + "o_proj.weight"),
-    Rule(_ATTENTION + "{p}_layernorm.weight", _MIXER + "{p}_norm.weight", p=("q", "k")),
-    Rule(_LAYER + "feed_forward.gate.weight", _FEED + "router.weight"),
-    Rule(_LAYER + "feed_forward.expert_bias", _FEED + "correction_bias"),
+    Rule(_LAYER + "operator_norm.weight", OURS + "mixer_norm.weight"),
+    Rule(_LAYER + "ffn_norm.weight", OURS + "feed_forward_norm.weight"),
+    Rule(_CONV + "conv.weight", MIXER + "conv1d.weight", Squeeze(1)),
+    Rule(_CONV + "conv.bias", MIXER + "conv1d.bias"),
+    *(Rule(f"{_CONV}{n}_proj.{{p}}", f"{MIXER}{n}_proj.{{p}}", p=PARTS) for n in ("in", "out")),
+    Rule(_ATTENTION + "out_proj.weight", MIXER + "o_proj.weight"),
+    Rule(_ATTENTION + "{p}_layernorm.weight", MIXER + "{p}_norm.weight", p=("q", "k")),
+    Rule(_LAYER + "feed_forward.gate.weight", FEED + "router.weight"),
+    Rule(_LAYER + "feed_forward.expert_bias", FEED + "correction_bias"),
     *(
-        Rule(f"{_LAYER}feed_forward.{theirs}.weight", f"{_FEED}{ours}_proj.weight")
+        Rule(f"{_LAYER}feed_forward.{theirs}.weight", f"{FEED}{ours}_proj.weight")
         for theirs, ours in _WORDS.items()
     ),
     *(
         Rule(
             f"{_LAYER}feed_forward.experts.{{e}}.{theirs}.weight",
-            f"{_FEED}experts.{ours}_proj",
+            f"{FEED}experts.{ours}_proj",
             Stack("e"),
         )
         for theirs, ours in _WORDS.items()

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.hf.derive import (
+    FULL,
+    LINEAR,
     SILU,
     Reading,
     Traits,
@@ -16,9 +18,7 @@ from blazr.models.families.hf.derive import (
 )
 from blazr.models.families.hf.sparse import ROUTED_EXPERTS, sigmoid_experts
 from blazr.models.families.hf.state_space import (
-    FULL,
     LEAST_STEP,
-    LINEAR,
     TRAINING,
     Mamba2Keys,
     further_tokens,
@@ -30,14 +30,13 @@ from blazr.models.families.hf.state_space import (
     with_types,
     without_auto,
 )
-from blazr.models.families.rules import Rule, RuleBook, Stack
+from blazr.models.families.rules import FEED, MIXER, PARTS, Rule, RuleBook, Stack
 from blazr.nn.layers.base import FeedForwardConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.parallel import ParallelMixerConfig
 
-_PARTS = ("weight", "bias")
-_LAYER, _MIXER, _FEED = "backbone.layers.{i}.", "layers.{i}.mixer.", "layers.{i}.feed_forward."
+_LAYER = "backbone.layers.{i}."
 _BACKBONE = [
     Rule("lm_head.weight", "lm_head.weight"),
     Rule("backbone.{p}.weight", "embed_tokens.weight", p=("embeddings", "embedding")),
@@ -127,22 +126,20 @@ def _nemotron_rules(checkpoint: Checkpoint) -> RuleBook:
     projections = tuple(
         f"{name}_proj.{part}" for name in ("up", "down") for part in ("weight", "bias")
     )
-    experts = _FEED + "experts.{p}_proj"
+    experts = FEED + "experts.{p}_proj"
     shared = "{p}_proj.weight"
     latent = {"fc1": "down", "fc2": "up"}
     return RuleBook(
         [
             *_BACKBONE,
-            Rule(at + "{p}", _MIXER + "{p}", p=attention),
-            Rule(at + "{p}", _FEED + "{p}", p=projections),
-            Rule(at + "gate.weight", _FEED + "router.weight"),
-            Rule(at + "gate.e_score_correction_bias", _FEED + "correction_bias"),
+            Rule(at + "{p}", MIXER + "{p}", p=attention),
+            Rule(at + "{p}", FEED + "{p}", p=projections),
+            Rule(at + "gate.weight", FEED + "router.weight"),
+            Rule(at + "gate.e_score_correction_bias", FEED + "correction_bias"),
             Rule(at + "experts.{e}." + shared, experts, Stack("e"), p=("up", "down")),
-            Rule(at + "shared_experts.{p}", _FEED + "shared_expert.{p}", p=projections),
+            Rule(at + "shared_experts.{p}", FEED + "shared_expert.{p}", p=projections),
             *(
-                Rule(
-                    f"{at}{theirs}_latent_proj.{{p}}", f"{_FEED}latent_{ours}_proj.{{p}}", p=_PARTS
-                )
+                Rule(f"{at}{theirs}_latent_proj.{{p}}", f"{FEED}latent_{ours}_proj.{{p}}", p=PARTS)
                 for theirs, ours in latent.items()
             ),
             *rules_where(

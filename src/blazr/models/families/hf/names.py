@@ -9,18 +9,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from blazr.models.families.rules import AS_STORED, Cut, Mxfp4, Rule, RuleBook, Stack, Transpose
+from blazr.models.families.rules import (
+    AS_STORED,
+    FEED,
+    GATE_UP_DOWN,
+    MIXER,
+    OURS,
+    PARTS,
+    Cut,
+    Mxfp4,
+    Rule,
+    RuleBook,
+    Stack,
+    Transpose,
+)
 
 # Models that also see images have their language model in a part of its own.
 PREFIXES = ("model.", "language_model.model.", "model.language_model.")
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
-_PARTS = ("weight", "bias")
-_LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
-_MIXER, _FEED = _OURS + "mixer.", _OURS + "feed_forward."
+_LAYER = "model.layers.{i}."
 _ATTENTION, _MLP = _LAYER + "self_attn.", _LAYER + "mlp."
 _SPARSE = _LAYER + "block_sparse_moe."  # Mixtral's and Granite's
-_EXPERTS = _FEED + "experts."
-_THREE = ("gate", "up", "down")
+_EXPERTS = FEED + "experts."
 
 LLAMA_NORMS = {"input": "mixer_norm", "post_attention": "feed_forward_norm"}
 GEMMA_NORMS = {
@@ -43,51 +53,51 @@ def gate_and_up(at: str, end: str) -> tuple[str, ...]:
     return (f"{at}gate{end}", f"{at}up{end}")
 
 
-_DENSE = tuple(f"{name}_proj.{part}" for name in _THREE for part in _PARTS)
+_DENSE = tuple(f"{name}_proj.{part}" for name in GATE_UP_DOWN for part in PARTS)
 _GATE_AND_UP = gate_and_up(_EXPERTS, "_proj")
 _NAMES = [
     Rule("model.embed_tokens.weight", "embed_tokens.weight"),
-    Rule("model.norm.{p}", "norm.{p}", p=_PARTS),
+    Rule("model.norm.{p}", "norm.{p}", p=PARTS),
     # attention
-    *(Rule(f"{_ATTENTION}{n}_proj.{{p}}", f"{_MIXER}{n}_proj.{{p}}", p=_PARTS) for n in "qkvo"),
-    Rule(_ATTENTION + "qkv_proj.{p}", tuple(f"{_MIXER}{n}_proj.{{p}}" for n in "qkv"), p=_PARTS),
-    Rule(_ATTENTION + "{p}_norm.weight", _MIXER + "{p}_norm.weight", p=("q", "k")),
-    Rule(_ATTENTION + "sinks", _MIXER + "sinks"),
+    *(Rule(f"{_ATTENTION}{n}_proj.{{p}}", f"{MIXER}{n}_proj.{{p}}", p=PARTS) for n in "qkvo"),
+    Rule(_ATTENTION + "qkv_proj.{p}", tuple(f"{MIXER}{n}_proj.{{p}}" for n in "qkv"), p=PARTS),
+    Rule(_ATTENTION + "{p}_norm.weight", MIXER + "{p}_norm.weight", p=("q", "k")),
+    Rule(_ATTENTION + "sinks", MIXER + "sinks"),
     # latent attention
-    Rule(_ATTENTION + "q_a_proj.{p}", _MIXER + "q_down_proj.{p}", p=_PARTS),
-    Rule(_ATTENTION + "q_a_layernorm.{p}", _MIXER + "q_norm.{p}", p=_PARTS),
-    Rule(_ATTENTION + "q_b_proj.{p}", _MIXER + "q_up_proj.{p}", p=_PARTS),
-    Rule(_ATTENTION + "kv_a_proj_with_mqa.{p}", _MIXER + "kv_down_proj.{p}", p=_PARTS),
-    Rule(_ATTENTION + "kv_a_layernorm.{p}", _MIXER + "kv_norm.{p}", p=_PARTS),
+    Rule(_ATTENTION + "q_a_proj.{p}", MIXER + "q_down_proj.{p}", p=PARTS),
+    Rule(_ATTENTION + "q_a_layernorm.{p}", MIXER + "q_norm.{p}", p=PARTS),
+    Rule(_ATTENTION + "q_b_proj.{p}", MIXER + "q_up_proj.{p}", p=PARTS),
+    Rule(_ATTENTION + "kv_a_proj_with_mqa.{p}", MIXER + "kv_down_proj.{p}", p=PARTS),
+    Rule(_ATTENTION + "kv_a_layernorm.{p}", MIXER + "kv_norm.{p}", p=PARTS),
     Rule(
         _ATTENTION + "kv_b_proj.weight",
-        (_MIXER + "k_up", _MIXER + "v_up"),
+        (MIXER + "k_up", MIXER + "v_up"),
         (Transpose(), AS_STORED),
         cut=Cut(groups="heads"),
     ),
     # MLP
-    Rule(_MLP + "{p}", _FEED + "{p}", p=_DENSE),
-    Rule(_MLP + "gate_up_proj.{p}", gate_and_up(_FEED, "_proj.{p}"), p=_PARTS),
-    Rule(_MLP + "c_fc.{p}", _FEED + "up_proj.{p}", p=_PARTS),
-    Rule(_MLP + "c_proj.{p}", _FEED + "down_proj.{p}", p=_PARTS),
+    Rule(_MLP + "{p}", FEED + "{p}", p=_DENSE),
+    Rule(_MLP + "gate_up_proj.{p}", gate_and_up(FEED, "_proj.{p}"), p=PARTS),
+    Rule(_MLP + "c_fc.{p}", FEED + "up_proj.{p}", p=PARTS),
+    Rule(_MLP + "c_proj.{p}", FEED + "down_proj.{p}", p=PARTS),
     # experts
-    Rule(_MLP + "gate.weight", _FEED + "router.weight"),
-    Rule(_MLP + "gate.e_score_correction_bias", _FEED + "correction_bias"),
-    Rule(_MLP + "experts.{e}.{p}_proj.weight", _EXPERTS + "{p}_proj", Stack("e"), p=_THREE),
-    Rule(_MLP + "shared_expert.{p}", _FEED + "shared_expert.{p}", p=_DENSE),
-    Rule(_MLP + "shared_experts.{p}", _FEED + "shared_expert.{p}", p=_DENSE),
-    Rule(_MLP + "shared_expert_gate.weight", _FEED + "shared_expert_gate.weight"),
+    Rule(_MLP + "gate.weight", FEED + "router.weight"),
+    Rule(_MLP + "gate.e_score_correction_bias", FEED + "correction_bias"),
+    Rule(_MLP + "experts.{e}.{p}_proj.weight", _EXPERTS + "{p}_proj", Stack("e"), p=GATE_UP_DOWN),
+    Rule(_MLP + "shared_expert.{p}", FEED + "shared_expert.{p}", p=_DENSE),
+    Rule(_MLP + "shared_experts.{p}", FEED + "shared_expert.{p}", p=_DENSE),
+    Rule(_MLP + "shared_expert_gate.weight", FEED + "shared_expert_gate.weight"),
     # Mixtral's
-    Rule(_SPARSE + "gate.weight", _FEED + "router.weight"),
+    Rule(_SPARSE + "gate.weight", FEED + "router.weight"),
     Rule(_SPARSE + "experts.{e}.w1.weight", _EXPERTS + "gate_proj", Stack("e")),
     Rule(_SPARSE + "experts.{e}.w3.weight", _EXPERTS + "up_proj", Stack("e")),
     Rule(_SPARSE + "experts.{e}.w2.weight", _EXPERTS + "down_proj", Stack("e")),
     # Granite's, rows of gate before those of up
-    Rule(_SPARSE + "router.layer.weight", _FEED + "router.weight"),
+    Rule(_SPARSE + "router.layer.weight", FEED + "router.weight"),
     Rule(_SPARSE + "input_linear.weight", _GATE_AND_UP, cut=Cut(1)),
     Rule(_SPARSE + "output_linear.weight", _EXPERTS + "down_proj"),
     # GPT-OSS's, rows of gate and up in turns, and lying on their sides
-    Rule(_MLP + "router.{p}", _FEED + "router.{p}", p=_PARTS),
+    Rule(_MLP + "router.{p}", FEED + "router.{p}", p=PARTS),
     *(
         rule
         for end, transform, dim in (
@@ -113,7 +123,7 @@ def hf_rules(norms: Mapping[str, str], more: Sequence[Rule] = ()) -> RuleBook:
         more: Names that no other model has.
     """
     around = [
-        Rule(f"{_LAYER}{theirs}_layernorm.{{p}}", f"{_OURS}{ours}.{{p}}", p=_PARTS)
+        Rule(f"{_LAYER}{theirs}_layernorm.{{p}}", f"{OURS}{ours}.{{p}}", p=PARTS)
         for theirs, ours in norms.items()
     ]
     heads = [Rule(head, "lm_head.weight") for head in _HEADS]

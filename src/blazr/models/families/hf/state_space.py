@@ -9,16 +9,14 @@ from dataclasses import dataclass, fields
 
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
-from blazr.models.families.hf.derive import Flag, Reading
-from blazr.models.families.rules import Rule, Squeeze
+from blazr.models.families.hf.derive import FULL, LINEAR, Flag, Reading
+from blazr.models.families.rules import MIXER, PARTS, Rule, Squeeze
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.norm import NormConfig
 
-LINEAR, FULL = "linear_attention", "full_attention"
 # What these were called before they had these names.
 _OLD_TYPES = {"mamba": LINEAR, "attention": FULL}
-_PARTS = ("weight", "bias")
 LEAST_STEP = 0.001  # transformers' usual one, where its classes have any
 # Keys about training and kernels.
 TRAINING = (
@@ -195,14 +193,14 @@ def with_types(own: Mapping[str, object], *keys: str) -> dict[str, object]:
     return {**changed, keys[0]: found}
 
 
-def mixer_rules(at: str, ours: str = "layers.{i}.mixer.") -> list[Rule]:
+def mixer_rules(at: str, ours: str = MIXER) -> list[Rule]:
     """Names of a Mamba mixer, of either kind.
 
     Args:
         at: What they begin with.
         ours: What the parameters begin with.
     """
-    pairs = [f"{name}_proj.{part}" for name in ("in", "out", "dt") for part in _PARTS]
+    pairs = [f"{name}_proj.{part}" for name in ("in", "out", "dt") for part in PARTS]
     words = (*pairs, "x_proj.weight", "conv1d.bias", "dt_bias", "norm.weight")
     inner = ("dt", "b", "c")
     return [

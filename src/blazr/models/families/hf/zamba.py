@@ -9,19 +9,18 @@ from dataclasses import replace
 
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.config_reader import ConfigReader
-from blazr.models.families.hf.derive import Reading, Traits, hf_family, read_mlp
+from blazr.models.families.hf.derive import LINEAR, Reading, Traits, hf_family, read_mlp
 from blazr.models.families.hf.names import gate_and_up, hf_rules
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.hf.state_space import (
     LEAST_STEP,
-    LINEAR,
     TRAINING,
     Mamba2Keys,
     mixer_rules,
     read_mamba2,
     with_types,
 )
-from blazr.models.families.rules import Cut, Rule, RuleBook
+from blazr.models.families.rules import MIXER, PARTS, Cut, Rule, RuleBook
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
 from blazr.nn.layers.norm import NormConfig
@@ -31,8 +30,8 @@ HYBRID = "hybrid"
 LONG_CONTEXT = 16_384
 GATED_NORM_EPS = 1e-5  # whatever the config says about other norms
 _SHARED = ".shared_transformer."
-_LAYER, _MIXER = "model.layers.{i}.", "layers.{i}.mixer."
-_BLOCK = _MIXER + "block."
+_LAYER = "model.layers.{i}."
+_BLOCK = MIXER + "block."
 _ADAPTED = {
     "linear_q": ("attention.q_proj",),
     "linear_k": ("attention.k_proj",),
@@ -54,13 +53,12 @@ _KEYS = Mamba2Keys(
 
 
 _TRANSFORMER, _DECODER = _LAYER + "shared_transformer.", _LAYER + "mamba_decoder."
-_PARTS = ("weight", "bias")
 _RULES = [
     Rule("model.final_layernorm.weight", "norm.weight"),
     *mixer_rules(_LAYER + "mamba."),
-    *mixer_rules(_DECODER + "mamba.", _MIXER + "mixer."),
-    Rule(_DECODER + "input_layernorm.weight", _MIXER + "mixer_norm.weight"),
-    Rule(_LAYER + "linear.weight", _MIXER + "linear.weight"),
+    *mixer_rules(_DECODER + "mamba.", MIXER + "mixer."),
+    Rule(_DECODER + "input_layernorm.weight", MIXER + "mixer_norm.weight"),
+    Rule(_LAYER + "linear.weight", MIXER + "linear.weight"),
     Rule(_TRANSFORMER + "input_layernorm.weight", _BLOCK + "attention_norm.weight"),
     Rule(_TRANSFORMER + "pre_ff_layernorm.weight", _BLOCK + "feed_forward_norm.weight"),
     Rule(
@@ -71,12 +69,12 @@ _RULES = [
     Rule(
         _TRANSFORMER + "feed_forward.gate_up_proj.{p}",
         gate_and_up(_BLOCK + "feed_forward.", "_proj.{p}"),
-        p=_PARTS,
+        p=PARTS,
     ),
     Rule(
         _TRANSFORMER + "feed_forward.{p}",
         _BLOCK + "feed_forward.{p}",
-        p=tuple(f"down_proj.{part}" for part in _PARTS),
+        p=tuple(f"down_proj.{part}" for part in PARTS),
     ),
 ]
 
