@@ -378,11 +378,11 @@ class Checkpoint:
         import torch  # headers are read without it
 
         if isinstance(info, RelaidInfo):
-            from blazr.nn.quant.mxfp4 import from_pairs
+            from blazr.nn.quant.exact import mxfp4_from_pairs
 
             rows = self.view(info.stored)
             rows = rows[:, info.first :: info.step] if info.step > 1 else rows
-            return from_pairs(rows) if info.in_pairs else rows.contiguous()
+            return mxfp4_from_pairs(rows) if info.in_pairs else rows.contiguous()
         if isinstance(info, RowsInfo):
             stored = self.view(info.stored).movedim(info.dim, 0)
             found = [stored[each.start : each.stop : each.step] for each in info.rows]

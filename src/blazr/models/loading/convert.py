@@ -34,7 +34,7 @@ from blazr.models.loading.weights import DTYPES, choose_storage, stored_dtype, t
 from blazr.nn.quant.exact import take_blocks
 from blazr.nn.quant.gguf.quantize import Quantizer
 from blazr.nn.quant.groups import group_of
-from blazr.nn.quant.hf.bits import WORD, pack
+from blazr.nn.quant.hf.words import WORD, pack
 from blazr.nn.quant.policy import QuantizePolicy, parse_policy
 
 WRITABLE = ("q8_0", "q4_0", "int8", "int4")

@@ -20,9 +20,8 @@ from blazr.models.families.rules import Mxfp4, TiledColumns, Transpose
 from blazr.models.loading.gguf_plan import GgufJob, GgufPlan
 from blazr.models.loading.plan import LoadStep
 from blazr.models.loading.weights import read_plain, stored_weight, tiles_of
-from blazr.nn.quant.exact import plain_blocks
+from blazr.nn.quant.exact import mxfp4_blocks, plain_blocks
 from blazr.nn.quant.gguf.block_type import TILE
-from blazr.nn.quant.mxfp4 import mxfp4_blocks
 
 
 def write_gguf(

@@ -45,11 +45,10 @@ from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.moe import Experts
 from blazr.nn.ops.matmul import linear
 from blazr.nn.quant import QUANTIZERS
-from blazr.nn.quant.exact import ShiftedWeight, in_blocks
+from blazr.nn.quant.exact import ShiftedWeight, in_blocks, mxfp4_blocks
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.gguf.block_type import TILE, BlockType
 from blazr.nn.quant.gguf.quantize import Quantizer
-from blazr.nn.quant.mxfp4 import mxfp4_blocks
 from blazr.nn.quant.packed import can_pack, pack_weight
 from blazr.nn.quant.policy import SHORTER, QuantizePolicy
 from blazr.nn.quant.weight import GgufWeight, PlainWeight, StoredStack, StoredWeight, Weight

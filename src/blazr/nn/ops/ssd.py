@@ -1,4 +1,4 @@
-"""State-space recurrences: chunked (Mamba-2, Mamba-3) and sequential (Mamba-1)."""
+"""The state-space dual form, chunk by chunk: what Mamba-2 and Mamba-3 compute with."""
 
 from __future__ import annotations
 
@@ -120,41 +120,3 @@ def ssd_state(x: Tensor, scale: Tensor, log_decay: Tensor, b: Tensor, state: Ten
     weighted = x.permute(0, 2, 3, 1) * to_end.unsqueeze(-2)  # (B, H, P, R)
     b_heads = b.transpose(1, 2).repeat_interleave(per_group, 1)  # (B, H, R, N)
     return state * total[..., -1, None, None].exp().float() + torch.matmul(weighted, b_heads)
-
-
-def selective_scan(
-    x: Tensor,
-    dt: Tensor,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    state: Tensor,
-    *,
-    clamp: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Mamba-1's recurrence, token by token.
-
-        h[t] = exp(dt[t] a) h[t-1] + dt[t] x[t] (outer) b[t];    y[t] = h[t] . c[t]
-
-    Args:
-        x: (B, T, C).
-        dt: (B, T, C), after softplus.
-        a: (C, N).
-        b: (B, T, N).
-        c: (B, T, N).
-        state: Where the sequence starts, (B, C, N).
-        clamp: Limit every element of the state to plus or minus this after each token.
-
-    Returns:
-        y (B, T, C) and the state after the last token. All float32.
-
-    Source: Gu and Dao 2023, arXiv:2312.00752, section 3.2.
-    """
-    outputs = []
-    for t in range(x.shape[1]):
-        decay = torch.exp(dt[:, t, :, None] * a)
-        state = decay * state + (dt[:, t] * x[:, t])[..., None] * b[:, t, None, :]
-        if clamp is not None:
-            state = state.clamp(-clamp, clamp)
-        outputs.append((state * c[:, t, None, :]).sum(-1))
-    return torch.stack(outputs, 1), state

@@ -5,6 +5,8 @@ with 128 of Q8_0), plus ``(8 - zero) * scale``, which is one number for a whole 
 group's inputs times that number is added to the product. Where a row has one scale, the blocks'
 scales are 1 and the product is multiplied with it, whatever float it is. Columns whose groups are
 not runs are put in the order of their groups, and inputs with them.
+
+MXFP4 is a GGML type, too: only where a block has each of its numbers differs.
 """
 
 from __future__ import annotations
@@ -196,3 +198,36 @@ def take_blocks(kind: BlockType, blocks: Tensor) -> tuple[Tensor, Tensor]:
     body = each[..., 2:]
     codes = torch.cat((body & 15, body >> 4), -1) if kind.name == "Q4_0" else body ^ 0x80
     return codes.flatten(1), scales
+
+
+def mxfp4_blocks(numbers: Tensor, exponents: Tensor) -> Tensor:
+    """MXFP4 as Hugging Face stores it, as GGML blocks of MXFP4.
+
+    There neighbours share a byte, here the halves of a block do.
+
+    Args:
+        numbers: (..., blocks, 16) uint8: the even number of a pair in the lower half of a byte.
+        exponents: (..., blocks) uint8, biased by 127.
+
+    Returns:
+        (..., blocks * 17), uint8.
+
+    Source: OCP Microscaling Formats (MX) specification 1.0, section 5.3.3.
+    """
+    each = torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)  # (..., blocks, 32)
+    low, high = each.chunk(2, -1)
+    return torch.cat((exponents.unsqueeze(-1), low | (high << 4)), -1).flatten(-2)
+
+
+def mxfp4_from_pairs(blocks: Tensor) -> Tensor:
+    """A copy of MXFP4 blocks that have neighbours in a byte, as GGML has them.
+
+    Args:
+        blocks: (..., blocks * 17) uint8, each an exponent and 16 bytes of numbers.
+
+    Source: GGML type 4 of Ollama 0.11, ``ml/backend/ggml/ggml.go``.
+    """
+    found = blocks.clone(memory_format=torch.contiguous_format)
+    for tile in found.view(-1, 17).split(2**16):  # what is needed besides stays small
+        tile.copy_(mxfp4_blocks(tile[:, 1:], tile[:, 0]).view(-1, 17))
+    return found

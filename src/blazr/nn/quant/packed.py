@@ -268,7 +268,7 @@ def pack(blocks: Tensor, name: str, supers: int, zeros: Tensor | None) -> Tensor
     for low in range(0, len(out), step):  # a tile of rows at a time
         part = slice(low * GROUP, (low + step) * GROUP)
         tile = blocks[part]
-        codes, scales = _PARTS[name](tile.reshape(len(tile) * supers, -1))
+        codes, scales = _SPLIT_BLOCKS[name](tile.reshape(len(tile) * supers, -1))
         if packing.scales == "half, zero":
             scales.append(zeros[part].reshape(-1, 1, 1))
         each = [before.unflatten(0, (-1, supers)) for before in scales]
@@ -279,7 +279,7 @@ def pack(blocks: Tensor, name: str, supers: int, zeros: Tensor | None) -> Tensor
 # What the blocks of a GGML type are made of: each function takes (N, block bytes) uint8 and gives
 # the codes, (N, numbers of a block) uint8, and what is before them in a packing: (N, how many,
 # bytes) each. Nothing is rounded.
-Parts = tuple[Tensor, list[Tensor]]
+CodesAndScales = tuple[Tensor, list[Tensor]]
 
 
 def _one(data: Tensor) -> Tensor:
@@ -295,24 +295,24 @@ def _negated(data: Tensor) -> Tensor:
     return _one(data ^ torch.tensor([0, 0x80], dtype=torch.uint8))
 
 
-def _q8_0(blocks: Tensor) -> Parts:
+def _q8_0(blocks: Tensor) -> CodesAndScales:
     return blocks[:, 2:] ^ 0x80, [_one(blocks[:, :2])]
 
 
-def _int8(blocks: Tensor) -> Parts:
+def _int8(blocks: Tensor) -> CodesAndScales:
     return blocks[:, 2:] ^ 0x80, []
 
 
-def _int4(blocks: Tensor) -> Parts:
+def _int4(blocks: Tensor) -> CodesAndScales:
     each = blocks.reshape(-1, GGML_TYPES["Q4_0"].nbytes)
     return fields(each[:, 2:], 4, 1).view(len(blocks), -1), [_one(blocks[:, :2])]
 
 
-def _nibbles(blocks: Tensor) -> Parts:
+def _nibbles(blocks: Tensor) -> CodesAndScales:
     return fields(blocks[:, 2:], 4, 1), [_one(blocks[:, :2])]
 
 
-def _q4_1(blocks: Tensor) -> Parts:
+def _q4_1(blocks: Tensor) -> CodesAndScales:
     return fields(blocks[:, 4:], 4, 1), [_one(blocks[:, :2]), _negated(blocks[:, 2:4])]
 
 
@@ -320,15 +320,15 @@ def _five_bits(blocks: Tensor, start: int) -> Tensor:
     return fields(blocks[:, start + 4 :], 4, 1) | (fields(blocks[:, start : start + 4], 1, 4) << 4)
 
 
-def _q5_0(blocks: Tensor) -> Parts:
+def _q5_0(blocks: Tensor) -> CodesAndScales:
     return _five_bits(blocks, 2), [_one(blocks[:, :2])]
 
 
-def _q5_1(blocks: Tensor) -> Parts:
+def _q5_1(blocks: Tensor) -> CodesAndScales:
     return _five_bits(blocks, 4), [_one(blocks[:, :2]), _negated(blocks[:, 2:4])]
 
 
-def _mxfp4(blocks: Tensor) -> Parts:
+def _mxfp4(blocks: Tensor) -> CodesAndScales:
     return fields(blocks[:, 1:], 4, 1), [_one(blocks[:, :1])]
 
 
@@ -337,19 +337,19 @@ def _signed(scales: Tensor) -> Tensor:
     return _many((scales.to(torch.int8) - 32).view(torch.uint8))
 
 
-def _iq4_xs(blocks: Tensor) -> Parts:
+def _iq4_xs(blocks: Tensor) -> CodesAndScales:
     high = shifted(words(blocks[:, 2:4], torch.int16), list(range(0, 16, 2)), 3).flatten(1)
     scales = fields(blocks[:, 4:8], 4, 4).int() | (high << 4)
     return fields(blocks[:, 8:], 4, 8), [_one(blocks[:, :2]), _signed(scales)]
 
 
-def _q2_k(blocks: Tensor) -> Parts:
+def _q2_k(blocks: Tensor) -> CodesAndScales:
     scales = blocks[:, :16]
     halves = [_one(blocks[:, 80:82]), _one(blocks[:, 82:84])]
     return fields(blocks[:, 16:80], 2, 2), [*halves, _many(scales & 15), _many(scales >> 4)]
 
 
-def _q3_k(blocks: Tensor) -> Parts:
+def _q3_k(blocks: Tensor) -> CodesAndScales:
     scales = fields(blocks[:, 96:104], 4, 1) | (fields(blocks[:, 104:108], 2, 1) << 4)
     codes = fields(blocks[:, 32:96], 2, 2) | (fields(blocks[:, :32], 1, 1) << 2)
     return codes, [_one(blocks[:, 108:110]), _signed(scales)]
@@ -362,21 +362,21 @@ def _scales_and_minima(blocks: Tensor) -> list[Tensor]:
     return [_one(blocks[:, :2]), _one(blocks[:, 2:4]), _many(scales), _many(minima)]
 
 
-def _q4_k(blocks: Tensor) -> Parts:
+def _q4_k(blocks: Tensor) -> CodesAndScales:
     return fields(blocks[:, 16:], 4, 4), _scales_and_minima(blocks)
 
 
-def _q5_k(blocks: Tensor) -> Parts:
+def _q5_k(blocks: Tensor) -> CodesAndScales:
     codes = fields(blocks[:, 48:], 4, 4) | (fields(blocks[:, 16:48], 1, 1) << 4)
     return codes, _scales_and_minima(blocks)
 
 
-def _q6_k(blocks: Tensor) -> Parts:
+def _q6_k(blocks: Tensor) -> CodesAndScales:
     codes = fields(blocks[:, :128], 4, 2) | (fields(blocks[:, 128:192], 2, 2) << 4)
     return codes, [_one(blocks[:, 208:]), _many(blocks[:, 192:208])]
 
 
-_PARTS: Mapping[str, Callable[[Tensor], Parts]] = {
+_SPLIT_BLOCKS: Mapping[str, Callable[[Tensor], CodesAndScales]] = {
     "Q8_0": _q8_0,
     "Q4_0": _nibbles,
     "Q4_1": _q4_1,

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from torch import Tensor
 from typing_extensions import override
 
-from blazr.nn.quant.hf.bits import WORD, span, unpack
 from blazr.nn.quant.hf.scheme import (
     Grid,
     GridLayout,
@@ -30,6 +29,7 @@ from blazr.nn.quant.hf.scheme import (
     group_size,
     need,
 )
+from blazr.nn.quant.hf.words import WORD, span, unpack
 
 BITS = 4
 # Which place of a word each row is in.

@@ -27,7 +27,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from blazr.core.errors import CheckpointError
-from blazr.nn.quant.hf.bits import WORD, span, unpack
 from blazr.nn.quant.hf.fp8 import FLOATS, SCALES, fp8_layout
 from blazr.nn.quant.hf.nvfp4 import nvfp4_layout
 from blazr.nn.quant.hf.scheme import (
@@ -44,6 +43,7 @@ from blazr.nn.quant.hf.scheme import (
     group_size,
     need,
 )
+from blazr.nn.quant.hf.words import WORD, span, unpack
 
 WIDTHS = (2, 4, 8)
 _FORMATS = (

@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from torch import Tensor
 from typing_extensions import override
 
-from blazr.nn.quant.hf.bits import WORD, span, unpack
 from blazr.nn.quant.hf.scheme import (
     Grid,
     GridLayout,
@@ -32,6 +31,7 @@ from blazr.nn.quant.hf.scheme import (
     group_size,
     need,
 )
+from blazr.nn.quant.hf.words import WORD, span, unpack
 
 WIDTHS = (2, 3, 4, 8)
 _FORMATS = {"gptq": 1, "gptq_v2": 0}
