@@ -17,7 +17,7 @@ from blazr.models.checkpoint.base import QuantizedInfo, take_rows
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.loading import weights
 from blazr.models.loading.load import load, plan_model
-from blazr.models.loading.weights import choose_storage, open_up, stored_weight
+from blazr.models.loading.weights import choose_storage, dequantize_if_room, stored_weight
 from blazr.nn.device import resolve_device
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.quant.exact import ShiftedWeight
@@ -333,8 +333,10 @@ def test_floats_and_tables_are_plain_where_there_is_room(name: str, tmp_path: Pa
     assert len(storage) == 14
     numbers = sum(torch.Size(step.shape).numel() for step in planned.plan.steps if "_proj" in
                   step.parameter)  # fmt: skip
-    assert open_up(planned.plan, storage, torch.bfloat16, room=2 * numbers - 1) == storage
-    opened = open_up(planned.plan, storage, torch.bfloat16, room=2 * numbers)
+    assert (
+        dequantize_if_room(planned.plan, storage, torch.bfloat16, room=2 * numbers - 1) == storage
+    )
+    opened = dequantize_if_room(planned.plan, storage, torch.bfloat16, room=2 * numbers)
     assert len(opened) == (14 if name.startswith("gptq") else 0)
 
 

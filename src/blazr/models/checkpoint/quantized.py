@@ -60,8 +60,8 @@ def _settings(checkpoint: Checkpoint) -> Settings | None:
         return Settings({"quant_method": _guess(checkpoint), **raw})
     path = checkpoint.directory / _MODELOPT
     if path.exists():
-        said = Settings(read_json(path), _MODELOPT).section("quantization")
-        return Settings({**said.raw, "quant_method": "modelopt"}, _MODELOPT)
+        quantization = Settings(read_json(path), _MODELOPT).section("quantization")
+        return Settings({**quantization.raw, "quant_method": "modelopt"}, _MODELOPT)
     if "qweight" not in {name.rpartition(".")[2] for name in checkpoint.tensors}:
         return None
     for name, method in _FILES.items():

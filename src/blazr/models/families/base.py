@@ -223,19 +223,20 @@ class Context:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A config and tensors, in Hugging Face's words or in those of another dialect.
+    """A config and tensors, under Hugging Face's names or those of another dialect.
 
     Args:
         reader: The config, under the names that its values have there.
         tensors: The tensors.
         rules: Their names.
-        sayable: Keys about which the dialect's silence is not the family's default.
+        without_defaults: Keys for which the family's defaults do not hold: where the dialect does
+            not name a value, it means its own.
     """
 
     reader: ConfigReader
     tensors: Mapping[str, TensorInfo]
     rules: RuleBook
-    sayable: Collection[str] = ()
+    without_defaults: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -466,7 +466,13 @@ class RuleBook:
         if not rows:
             key, numbers = _split(name)
             rows = self._by_source.get(key, ())
-        return tuple(_placed(row, numbers) for row in rows)
+        found = []
+        for row in rows:
+            values = dict(zip(row.order, numbers, strict=True))
+            parameter = _fill(row.target, [values[word] for word in row.used])
+            slot = row.transform.slot_of(values)
+            found.append(Placement(parameter, slot, row.transform, row.cut))
+        return tuple(found)
 
     def sources(self, parameter: str, slot: int | None = None) -> list[str]:
         """Names a tensor for this parameter may have."""
@@ -478,16 +484,6 @@ class RuleBook:
                 values = {**dict(zip(row.used, numbers, strict=True)), **of_slot}
                 names.append(_fill(row.source, [values.get(word, "*") for word in row.order]))
         return names
-
-
-def _placed(row: _Row, numbers: Sequence[str]) -> Placement:
-    values = dict(zip(row.order, numbers, strict=True))
-    return Placement(
-        parameter=_fill(row.target, [values[word] for word in row.used]),
-        slot=row.transform.slot_of(values),
-        transform=row.transform,
-        cut=row.cut,
-    )
 
 
 def _expand(rule: Rule) -> Iterable[tuple[_Row, ...]]:

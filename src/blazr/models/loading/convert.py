@@ -38,7 +38,7 @@ from blazr.nn.quant.hf.words import WORD, pack
 from blazr.nn.quant.policy import QuantizePolicy, parse_policy
 
 WRITABLE = ("q8_0", "q4_0", "int8", "int4")
-_BESIDE = (
+_COPIED_FILES = (
     "tokenizer*",
     "*.tiktoken",
     "*.tiktoken.json",
@@ -241,28 +241,28 @@ def _write(
     jobs: list[_Job], checkpoint: Checkpoint, writer: TensorWriter, progress: Progress | None
 ) -> None:
     total, done = sum(job.info.nbytes for job in jobs), 0
-    tell = progress or (lambda _done, _total: None)
+    report = progress or (lambda _done, _total: None)
     for job in jobs:
         name, nbytes = job.info.name, job.info.nbytes
-        tell(done, total)
+        report(done, total)
         if job.quantizer is None:
             is_whole = not isinstance(job.info, QuantizedInfo)
             tiles = (tile for _, tile in tiles_of(job.info, checkpoint))
             for tensor in (checkpoint.view(job.info),) if is_whole else tiles:
                 writer.write(name, tensor.to(job.dtype))
         else:
-            packed = _packed(job, checkpoint, tell, done=done, total=total)
+            packed = _packed(job, checkpoint, report, done=done, total=total)
             for end, tensor in packed.items():
                 writer.write(f"{name.removesuffix('weight')}{end}", tensor)
         checkpoint.drop(job.info)
         done += nbytes
-    tell(done, total)
+    report(done, total)
 
 
 def _packed(
-    job: _Job, checkpoint: Checkpoint, tell: Progress, *, done: int, total: int
+    job: _Job, checkpoint: Checkpoint, report: Progress, *, done: int, total: int
 ) -> Mapping[str, Tensor]:
-    """What a matrix becomes; ``tell`` hears the bytes done, ``done`` of them before it."""
+    """What a matrix becomes; ``report`` hears the bytes done, ``done`` of them before it."""
     quantizer, (rows, columns) = job.quantizer, job.info.shape
     assert quantizer is not None
     bits = _BITS[quantizer.kind.name]
@@ -273,7 +273,7 @@ def _packed(
         packed[part] = pack(codes, bits)
         scales[part] = each[:, :: job.group // quantizer.kind.length]
         checkpoint.drop(job.info)
-        tell(done + part.stop * job.info.nbytes // rows, total)
+        report(done + part.stop * job.info.nbytes // rows, total)
     shape = torch.tensor([rows, columns])
     return {"weight_packed": packed, "weight_scale": scales, "weight_shape": shape}
 
@@ -323,7 +323,7 @@ def _settings(quantized: list[_Job], jobs: list[_Job]) -> Mapping[str, object]:
 
 
 def _copy_beside(source: Path, out: Path) -> None:
-    for pattern in _BESIDE:
+    for pattern in _COPIED_FILES:
         for path in sorted(source.glob(pattern)):
             if path.is_file():
                 copy = out / path.relative_to(source)

@@ -30,10 +30,10 @@ from blazr.models.families.gguf.as_file import (
     metadata_of,
     mixers_of,
     recipe_of,
-    unreadable,
+    unsupported_by_llama_cpp,
 )
 from blazr.models.families.gguf.family import as_gguf
-from blazr.models.families.gguf.names import DeltaOrder, gguf_names, telling_names
+from blazr.models.families.gguf.names import DeltaOrder, gguf_names, identifying_names
 from blazr.models.families.rules import (
     AS_STORED,
     Mxfp4,
@@ -152,13 +152,13 @@ def plan_gguf(planned: PlannedModel, policy: QuantizePolicy, dtype: str) -> Gguf
         )
     row = ARCHITECTURES[name]
     target = as_gguf(config, row)
-    said = {f"{name}.{key}": value for key, value in metadata_of(target, row).items()}
-    metadata = {"general.architecture": name, "general.name": planned.name, **said}
+    own = {f"{name}.{key}": value for key, value in metadata_of(target, row).items()}
+    metadata = {"general.architecture": name, "general.name": planned.name, **own}
     plan = GgufPlan(metadata, tuple(_jobs(planned, row, target, dtype)), _factors(target))
     draft = _read_back(plan, target)
-    unread = unreadable(config, row)
-    if unread is not None:
-        raise _unsayable(f"{name}: {unread}")
+    unsupported = unsupported_by_llama_cpp(config, row)
+    if unsupported is not None:
+        raise _not_expressible(f"{name}: {unsupported}")
     return _packed(plan, draft, planned, policy)
 
 
@@ -232,7 +232,7 @@ def _order(rows: Sequence[Rows]) -> Tensor | None:
 
 def _names(row: Architecture, target: ModelConfig) -> RuleBook:
     layers = {
-        str(index): telling_names(mixers_of(layer)) for index, layer in enumerate(target.layers)
+        str(index): identifying_names(mixers_of(layer)) for index, layer in enumerate(target.layers)
     }
     attention = [each for each in all_mixers(target) if isinstance(each, AttentionConfig)]
     pairs = None
@@ -306,14 +306,14 @@ def _read_back(plan: GgufPlan, target: ModelConfig) -> PlannedModel:
         try:
             draft = plan_model(str(path))
         except BlazrError as error:
-            raise _unsayable(error.message) from error
+            raise _not_expressible(error.message) from error
     changed = difference(target, draft.derivation.config)
     if changed is not None:
-        raise _unsayable(changed)
+        raise _not_expressible(changed)
     return draft
 
 
-def _unsayable(found: str) -> ConfigError:
+def _not_expressible(found: str) -> ConfigError:
     return ConfigError(
         "GGUF cannot say all that this model is.",
         found=found[:200],

@@ -39,8 +39,8 @@ def write_gguf(
         progress: Told the bytes written so far, and all of them; before the first, too.
     """
     total, done = sum(entry.nbytes for entry in plan.entries.values()), 0
-    tell = progress or (lambda _done, _total: None)
-    tell(done, total)
+    report = progress or (lambda _done, _total: None)
+    report(done, total)
     for name, tensor in plan.factors.items():
         writer.write(name, tensor)
         done += tensor.nbytes
@@ -49,7 +49,7 @@ def write_gguf(
         for tile in tiles if job.order is None else (torch.cat(list(tiles))[job.order],):
             writer.write(job.name, tile)
             done += tile.nbytes
-            tell(done, total)
+            report(done, total)
 
 
 Matrix = Tensor | TensorInfo

@@ -29,7 +29,7 @@ from blazr.models.loading.weights import (
     choose_dtype,
     choose_storage,
     copied_bytes,
-    open_up,
+    dequantize_if_room,
     place,
     read_weights,
     stored_as,
@@ -255,7 +255,7 @@ def load(
     chosen = choose_dtype(dtype, planned.plan, device, planned.derivation.config)
     storage = choose_storage(planned.plan, module, policy)
     free = device.free_bytes()
-    storage = open_up(planned.plan, storage, chosen, room=int(free * _ROOM))
+    storage = dequantize_if_room(planned.plan, storage, chosen, room=int(free * _ROOM))
     needed = copied_bytes(planned.plan, chosen, device.torch_device, storage)
     if needed > free:
         raise CapacityError(

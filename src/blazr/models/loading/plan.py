@@ -168,6 +168,7 @@ class _Matching:
             self._place(part, each, shape)
 
     def _place(self, info: TensorInfo, placement: Placement, wanted: Shape) -> None:
+        """Put a tensor in its slot, of which it must be the only one and have the shape."""
         parameter = placement.parameter
         slots = self.found.setdefault(parameter, {})
         if placement.slot in slots:
@@ -202,7 +203,8 @@ class _Matching:
         """Every problem, the likeliest causes first."""
         yield from self.problems
         spare = [info.name for info in self.left_over][:_SEARCHED_NAMES]
-        present = self._beginnings() if self.missing else set()
+        matched = (info.name for slots in self.found.values() for info in slots.values())
+        present = {ancestor for name in matched for ancestor in _ancestors(name)}
         for position, (parameter, slot) in enumerate(self.missing):
             name = _likeliest(self.rules.sources(parameter, slot) or [parameter], present)
             near = get_close_matches(name, spare, n=1) if position < LISTED_PROBLEMS else []
@@ -211,15 +213,6 @@ class _Matching:
             yield Problem("missing", name, detail)
         for info in self.left_over:
             yield Problem("left over", info.name, str(list(info.shape)))
-
-    def _beginnings(self) -> set[str]:
-        """What the names of the tensors that were matched begin with."""
-        return {
-            beginning
-            for slots in self.found.values()
-            for info in slots.values()
-            for beginning in _ancestors(info.name)
-        }
 
 
 def _ancestors(name: str) -> Iterable[str]:
@@ -230,7 +223,7 @@ def _ancestors(name: str) -> Iterable[str]:
 def _likeliest(names: list[str], present: set[str]) -> str:
     """Of a parameter's possible names, the one with the nearest relatives in the file."""
 
-    def kinship(name: str) -> int:
+    def shared_length(name: str) -> int:
         return max((len(part) for part in _ancestors(name) if part in present), default=0)
 
-    return max(names, key=kinship)
+    return max(names, key=shared_length)

@@ -192,7 +192,7 @@ def _storing(step: LoadStep, wanted: Quantizer | None) -> Storing | None:
     return "as stored" if is_quantized else None
 
 
-def open_up(plan: LoadPlan, storage: Storage, dtype: torch.dtype, room: int) -> Storage:
+def dequantize_if_room(plan: LoadPlan, storage: Storage, dtype: torch.dtype, room: int) -> Storage:
     """Let floats and tables become plain numbers where there is room, as those are far faster.
 
     Args:
@@ -439,16 +439,16 @@ def _fill(
     info: TensorInfo,
     checkpoint: Checkpoint,
     *,
-    storing: Storing,
+    storing: BlockType | Quantizer,
     transform: Transform,
 ) -> None:
-    """Pack one tensor into ``out``, (rows, bytes of a row), giving back what was read."""
-    if isinstance(storing, Quantizer):
+    """Put the blocks of one tensor in ``out``, (rows, bytes of a row), dropping what was read."""
+    if isinstance(storing, BlockType):
+        out.copy_(checkpoint.view(info).flatten(0, -2))
+    else:
         for rows, numbers in tiles_of(info, checkpoint):
             out[rows] = storing(transform.read(numbers))
             checkpoint.drop(info)
-    else:
-        out.copy_(checkpoint.view(info).flatten(0, -2))
     checkpoint.drop(info)
 
 

@@ -19,11 +19,11 @@ class Architecture:
             where that is for models of nothing else, ``experts`` for those that have some.
         read_by: The row of FAMILIES that reads its files where that is not the first of these,
             by what is in the file: ``experts``, a ``window``, a ``sigmoid`` for scores; else "".
-        says: Keys of config.json that files of this architecture leave unsaid.
+        implied: Values of config.json that files of this architecture leave out.
         hybrid: Whether its layers' tensors say what they are made of.
         own_names: Names of tensors that others do not have.
         late_norm: Whether the norm before a feed-forward is called by what it is behind.
-        rotation: Whether it is the family's, or as ``rope.scaling.finetuned`` says.
+        rotation: Whether it is the family's, or what ``rope.scaling.finetuned`` says.
         fused_mlp: Whether both upward matrices of an MLP are one.
         fused_qkv: Whether queries, keys and values are one matrix in files that are written; files
             of any architecture may have one.
@@ -52,7 +52,7 @@ class Architecture:
 
     families: tuple[str, ...] = ()
     read_by: Mapping[str, str] = field(default_factory=dict)
-    says: Mapping[str, object] = field(default_factory=dict)
+    implied: Mapping[str, object] = field(default_factory=dict)
     hybrid: bool = False
     own_names: tuple[Rule, ...] = ()
     late_norm: bool = False
@@ -158,7 +158,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         ),
         "deepseek2": Architecture(
             read_by={"sigmoid": "deepseek_v3"},
-            says={
+            implied={
                 "num_experts": 1,
                 "experts_per_tok": 1,
                 "num_experts_per_tok": 1,
@@ -200,13 +200,13 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         ),
         "mamba2": Architecture(biases=("ssm",), families=("mamba2",), hybrid=True),
         "jamba": Architecture(
-            says={"num_experts": 1, "experts_per_tok": 1},
+            implied={"num_experts": 1, "experts_per_tok": 1},
             families=("jamba",),
             hybrid=True,
             norm_topk_prob=False,
         ),
         "granitehybrid": Architecture(
-            says={"num_experts": 0},
+            implied={"num_experts": 0},
             biases=_ALL_BIASES,
             families=("granitemoehybrid", "bamba"),
             hybrid=True,
@@ -226,14 +226,14 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             hybrid=True,
         ),
         "falcon-h1": Architecture(
-            says={"mamba_norm_before_gate": False},
+            implied={"mamba_norm_before_gate": False},
             families=("falcon_h1",),
             hybrid=True,
             own_names=_FALCON_NORM,
             is_folded=True,
         ),
         "lfm2": Architecture(
-            says={"block_auto_adjust_ff_dim": False},
+            implied={"block_auto_adjust_ff_dim": False},
             families=("lfm2",),
             hybrid=True,
             own_names=_LFM2_NORM,
@@ -260,7 +260,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             tiled=True,
         ),
         "kimi-linear": Architecture(
-            says={
+            implied={
                 "num_experts": 1,
                 "experts_per_tok": 1,
                 "num_experts_per_tok": 1,
@@ -276,14 +276,14 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "exaone": Architecture(read_by=_LLAMA),
         "pangu-embedded": Architecture(read_by=_LLAMA),
         "seed_oss": Architecture(read_by=_LLAMA, late_norm=True),
-        "arcee": Architecture(read_by=_LLAMA, pairs_rows=True, says={"hidden_act": "relu2"}),
+        "arcee": Architecture(read_by=_LLAMA, pairs_rows=True, implied={"hidden_act": "relu2"}),
         "qwen2vl": Architecture(read_by={"": "qwen2"}),
         "qwen3vl": Architecture(read_by={"": "qwen3"}),
         "qwen3vlmoe": Architecture(read_by={"": "qwen3_moe"}),
         "ernie4_5": Architecture(read_by={"": "glm"}),
         "dots1": Architecture(read_by={"": "glm4_moe"}),
         "minimax-m2": Architecture(read_by={"": "glm4_moe"}),
-        "nemotron": Architecture(read_by={"": "starcoder2"}, says={"hidden_act": "relu2"}),
-        "stablelm": Architecture(read_by={"": "starcoder2"}, says={"hidden_act": "silu"}),
+        "nemotron": Architecture(read_by={"": "starcoder2"}, implied={"hidden_act": "relu2"}),
+        "stablelm": Architecture(read_by={"": "starcoder2"}, implied={"hidden_act": "silu"}),
     }
 )

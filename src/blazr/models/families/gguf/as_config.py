@@ -1,4 +1,4 @@
-"""What a GGUF file says, in the words of the config.json that it was made from.
+"""The values of config.json that a GGUF file was made from.
 
 Most keys only change their names, by the table in `keys`. Here is the rest: what the tensors tell
 better, what depends on the layer, and rotation.
@@ -31,7 +31,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 _ROUTER = "ffn_gate_inp.weight"
 # Layers by a tensor that they alone have; of several in one layer the first decides.
-_TELLING = {
+_KIND_BY_TENSOR = {
     CONV: "conv",
     DELTA: LINEAR,
     KIMI: LINEAR,
@@ -43,7 +43,7 @@ _TELLING = {
 # Of DeepSeek-V2 and V3: whose experts are scored by a softmax, and by a sigmoid.
 _TOPK_METHODS = ("group_limited_greedy", "noaux_tc")
 
-Words = dict[str, object]
+ConfigValues = dict[str, object]
 
 
 class GgufFile:
@@ -84,10 +84,12 @@ class GgufFile:
             )
         self.num_layers = count - self.integer("nextn_predict_layers", 0)
 
-    def reader_of(self, words: Mapping[str, object]) -> ConfigReader:
-        """A reader of config.json's keys: these words, and what the metadata say of others."""
-        names = {word: (self.key(key),) for word, key in METADATA_KEYS.items() if word not in words}
-        return ConfigReader({self.architecture: self.metadata, **words}, "the metadata", names)
+    def reader_of(self, values: Mapping[str, object]) -> ConfigReader:
+        """A reader of config.json's keys: these values, and for other keys the metadata."""
+        names = {
+            word: (self.key(key),) for word, key in METADATA_KEYS.items() if word not in values
+        }
+        return ConfigReader({self.architecture: self.metadata, **values}, "the metadata", names)
 
     def key(self, name: str) -> str:
         """A key of this architecture."""
@@ -174,12 +176,12 @@ class GgufFile:
     def window(self, layer: int) -> int:
         """How many tokens a layer sees; 0 for all."""
         key, every = "attention.sliding_window_pattern", self.row.full_every
-        told = self.metadata.get(key)
+        listed = self.metadata.get(key)
         slides = not every or (layer + 1) % every != 0
-        if isinstance(told, memoryview) and layer < len(told):
-            slides = bool(told[layer])
-        elif isinstance(told, bool):
-            slides = told
+        if isinstance(listed, memoryview) and layer < len(listed):
+            slides = bool(listed[layer])
+        elif isinstance(listed, bool):
+            slides = listed
         return self.integer("attention.sliding_window", 0) if slides else 0
 
 
@@ -195,15 +197,15 @@ def family_of(file: GgufFile) -> str:
     return more[""] if "" in more else row.families[0]
 
 
-def in_words_of_config(file: GgufFile) -> Words:
-    """Keys of config.json, where more than a key's name changes."""
+def config_values(file: GgufFile) -> ConfigValues:
+    """Values of config.json by key, where more than a key's name changes."""
     return {
         "num_layers": file.num_layers,
         "hidden_size": file.hidden_size,
         "vocab_size": None,
         "rms_norm_eps": file.eps,
         **dict.fromkeys(("norm_eps", "norm_epsilon", "layer_norm_epsilon"), file.eps),
-        **file.row.says,
+        **file.row.implied,
         **_feed_forwards(file),
         **_layers(file),
         **_attention(file),
@@ -211,15 +213,15 @@ def in_words_of_config(file: GgufFile) -> Words:
     }
 
 
-def _feed_forwards(file: GgufFile) -> Words:
+def _feed_forwards(file: GgufFile) -> ConfigValues:
     sparse, dense = file.layers_with(_ROUTER), file.layers_with("ffn_down.weight")
     first = sparse[0] if sparse else file.num_layers
-    words: Words = dict.fromkeys(CONFIG_KEYS["leading_dense_block_count"], first)
+    values: ConfigValues = dict.fromkeys(CONFIG_KEYS["leading_dense_block_count"], first)
     if dense:
         size = file.size(f"blk.{dense[0]}.ffn_down.weight", 1)
-        words |= {"intermediate_size": size, "shared_intermediate_size": size}
+        values |= {"intermediate_size": size, "shared_intermediate_size": size}
     if not sparse:
-        return words
+        return values
     at = f"blk.{sparse[0]}."
     stacked, shared = at + "ffn_down_exps.weight", at + "ffn_down_shexp.weight"
     one_by_one = at + "ffn_down.0.weight"
@@ -228,7 +230,7 @@ def _feed_forwards(file: GgufFile) -> Words:
     wide = file.size(shared, 1) if file.has(shared) else size
     return {
         "intermediate_size": size,
-        **words,
+        **values,
         "moe_intermediate_size": size,
         "num_experts": experts,
         **dict.fromkeys(
@@ -241,27 +243,27 @@ def _feed_forwards(file: GgufFile) -> Words:
     }
 
 
-def _layers(file: GgufFile) -> Words:
+def _layers(file: GgufFile) -> ConfigValues:
     """The kinds of layers: by their tensors in hybrids, by their windows elsewhere."""
     if not file.row.hybrid:
         kinds = [SLIDING if file.window(index) else FULL for index in range(file.num_layers)]
         return {"layer_types": kinds, "use_sliding_window": SLIDING in kinds}
     sparse, kinds = file.layers_with(_ROUTER), list[str]()
     for index in range(file.num_layers):
-        own = [name for name in _TELLING if file.has(f"blk.{index}.{name}")]
+        own = [name for name in _KIND_BY_TENSOR if file.has(f"blk.{index}.{name}")]
         otherwise = "moe" if index in sparse else "mlp"
-        kinds.append(_TELLING[own[0]] if own else otherwise)
+        kinds.append(_KIND_BY_TENSOR[own[0]] if own else otherwise)
     feeds = ["sparse" if index in sparse else "dense" for index in range(file.num_layers)]
     return {"layer_types": kinds, "layers_block_type": kinds, "mlp_layer_types": feeds}
 
 
-def _state_space(file: GgufFile) -> Words:
+def _state_space(file: GgufFile) -> ConfigValues:
     """The sizes of the first recurrent layer, as its tensors have them."""
-    words: Words = {}
+    values: ConfigValues = {}
     short, kimi = file.layers_with("shortconv.conv.weight"), file.layers_with(KIMI)
     scans = file.layers_with("ssm_a")
     if short:
-        words["conv_L_cache"] = file.size(f"blk.{short[0]}.shortconv.conv.weight", 1)
+        values["conv_L_cache"] = file.size(f"blk.{short[0]}.shortconv.conv.weight", 1)
     if kimi:
         inner, dim = file.size(f"blk.{kimi[0]}.ssm_dt.bias", 0), file.integer("kda.head_dim")
         if not dim or inner % dim:
@@ -271,20 +273,20 @@ def _state_space(file: GgufFile) -> Words:
                 expected="heads that divide the channels",
             )
         kernel = file.tensors[f"blk.{kimi[0]}.{KIMI}"].shape[-1]
-        return words | {"linear_num_heads": inner // dim, "linear_conv_kernel_dim": kernel}
+        return values | {"linear_num_heads": inner // dim, "linear_conv_kernel_dim": kernel}
     if not scans:
-        return words
+        return values
     at = f"blk.{scans[0]}."
     kernel = file.size(at + "ssm_conv1d.weight", 1)
-    words |= dict.fromkeys(CONFIG_KEYS["ssm.conv_kernel"], kernel)
+    values |= dict.fromkeys(CONFIG_KEYS["ssm.conv_kernel"], kernel)
     if file.has(at + MAMBA1):
         inner, rank = file.size(at + "ssm_a", 0), file.size(at + "ssm_dt.weight", 1)
-        words |= dict.fromkeys(CONFIG_KEYS["ssm.state_size"], file.size(at + "ssm_a", 1))
-        words |= dict.fromkeys(("time_step_rank", "mamba_dt_rank"), rank)
+        values |= dict.fromkeys(CONFIG_KEYS["ssm.state_size"], file.size(at + "ssm_a", 1))
+        values |= dict.fromkeys(("time_step_rank", "mamba_dt_rank"), rank)
         # half a channel more, as the product is cut off to a whole number
         wide = {"mamba_expand": (inner + 0.5) / file.hidden_size, "mixer_rms_eps": file.eps}
         return (
-            words
+            values
             | wide
             | ({} if file.layers_with("ffn_down.weight") else {"intermediate_size": inner})
         )
@@ -297,14 +299,14 @@ def _state_space(file: GgufFile) -> Words:
             found=f"{heads} heads, {inner} channels, {groups} groups, {states} states"[:100],
             expected="heads that divide the channels, groups that divide the heads",
         )
-    words |= dict.fromkeys(CONFIG_KEYS["ssm.time_step_rank"], heads)
-    words |= dict.fromkeys(CONFIG_KEYS["ssm.group_count"], groups)
+    values |= dict.fromkeys(CONFIG_KEYS["ssm.time_step_rank"], heads)
+    values |= dict.fromkeys(CONFIG_KEYS["ssm.group_count"], groups)
     size = inner // heads
-    words |= {"mamba_head_dim": size, "mamba_d_head": size, "linear_value_head_dim": size}
-    return words | ({} if file.layers_with(ATTENTION) else {"head_dim": size})
+    values |= {"mamba_head_dim": size, "mamba_d_head": size, "linear_value_head_dim": size}
+    return values | ({} if file.layers_with(ATTENTION) else {"head_dim": size})
 
 
-def _attention(file: GgufFile) -> Words:
+def _attention(file: GgufFile) -> ConfigValues:
     latent = file.layers_with(LATENT)
     if latent:
         return _latent(file, f"blk.{latent[0]}.")
@@ -324,7 +326,7 @@ def _attention(file: GgufFile) -> Words:
             found=str(file.integer("attention.value_length", dim))[:100],
             expected=f"{dim}, the size of a key",
         )
-    words: Words = {"num_attention_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim}
+    values: ConfigValues = {"num_attention_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim}
     rotated = file.integer("rope.dimension_count", dim)
     if not 0 < rotated <= dim or rotated % 2:
         raise ConfigError(
@@ -332,14 +334,14 @@ def _attention(file: GgufFile) -> Words:
             found=str(rotated)[:100],
             expected=f"an even number up to {dim}",
         )
-    is_still = file.row.rotation == "metadata" and file.flag("rope.scaling.finetuned") is False
-    words["position_embedding_type"] = "nope" if is_still else "rope"
+    has_no_rope = file.row.rotation == "metadata" and file.flag("rope.scaling.finetuned") is False
+    values["position_embedding_type"] = "nope" if has_no_rope else "rope"
     # half a channel more, as the product is cut off to a whole number
-    share: Words = {} if rotated == dim else {"partial_rotary_factor": (rotated + 0.5) / dim}
-    return words | _rotation(file, rotated, share)
+    share: ConfigValues = {} if rotated == dim else {"partial_rotary_factor": (rotated + 0.5) / dim}
+    return values | _rotation(file, rotated, share)
 
 
-def _latent(file: GgufFile, at: str) -> Words:
+def _latent(file: GgufFile, at: str) -> ConfigValues:
     """Latent attention.
 
     Files tell it as one head of keys that all queries share, which is how llama.cpp computes it;
@@ -366,17 +368,17 @@ def _latent(file: GgufFile, at: str) -> Words:
     }
 
 
-def _rotation(file: GgufFile, rotated: int, share: Words) -> Words:
-    row, said = file.row, file.number("rope.freq_base", 0.0)
-    theta = {"rope_theta": said or row.theta}
+def _rotation(file: GgufFile, rotated: int, share: ConfigValues) -> ConfigValues:
+    row, base = file.row, file.number("rope.freq_base", 0.0)
+    theta = {"rope_theta": base or row.theta}
     scaling = _scaling(file, rotated)
     is_long = row.long_factor != 1 and file.integer("context_length", 0) >= LONG_CONTEXT
-    if not said and not scaling and is_long:
+    if not base and not scaling and is_long:
         scaling = {"rope_type": "linear", "factor": row.long_factor}
-    whole: Words = {**theta, **share, **scaling}
-    words: Words = {"rope_parameters": whole}
+    whole: ConfigValues = {**theta, **share, **scaling}
+    values: ConfigValues = {"rope_parameters": whole}
     if "original_max_position_embeddings" in scaling:
-        words["original_max_position_embeddings"] = scaling["original_max_position_embeddings"]
+        values["original_max_position_embeddings"] = scaling["original_max_position_embeddings"]
     growth = file.any_number("attention.temperature_scale")
     if growth:  # scores grow with the position: Ministral 3's, and Mistral Large 3's
         lengths = (
@@ -386,14 +388,14 @@ def _rotation(file: GgufFile, rotated: int, share: Words) -> Words:
         )
         length = next(filter(None, (file.integer(key, 0) for key in lengths)), 1)
         whole |= {"llama_4_scaling_beta": growth, "original_max_position_embeddings": length}
-        words["model_type"] = "ministral3"  # the only type whose config has it
+        values["model_type"] = "ministral3"  # the only type whose config has it
     if row.plain_window:
         local = file.number("rope.freq_base_swa", row.window_theta or theta["rope_theta"])
-        words["rope_parameters"] = {FULL: whole, SLIDING: {"rope_theta": local}}
-    return words
+        values["rope_parameters"] = {FULL: whole, SLIDING: {"rope_theta": local}}
+    return values
 
 
-def _scaling(file: GgufFile, rotated: int) -> Words:
+def _scaling(file: GgufFile, rotated: int) -> ConfigValues:
     if file.has(ROPE_FACTORS):
         return {"rope_type": "factors", "factors": _factors(file, ROPE_FACTORS, rotated)}
     trained = file.integer("rope.scaling.original_context_length", 0)

@@ -39,7 +39,7 @@ _SECTIONS = [11, 11, 10, 0]
 _ATTENDS = (AttentionConfig, DeepseekMlaConfig)
 
 Metadata = dict[str, Value]
-Words = dict[str, Value]
+ConfigValues = dict[str, Value]
 
 
 def architecture_of(family: str, config: ModelConfig) -> str | None:
@@ -73,7 +73,7 @@ def metadata_of(config: ModelConfig, row: Architecture) -> Metadata:
         row: Its architecture.
     """
     eps = config.final_norm.eps  # under both names: programs differ in which one they ask for
-    found: Words = {
+    found: ConfigValues = {
         "num_layers": len(config.layers),
         "max_seq_len": config.max_seq_len,
         "hidden_size": config.hidden_size,
@@ -98,13 +98,13 @@ def metadata_of(config: ModelConfig, row: Architecture) -> Metadata:
     return {METADATA_KEYS[word]: value for word, value in found.items()}
 
 
-def _feed_forwards(config: ModelConfig) -> Words:
+def _feed_forwards(config: ModelConfig) -> ConfigValues:
     feeds = [layer.feed_forward for layer in config.layers]
     sizes = [getattr(feed, "intermediate_size", 0) for feed in feeds]
     dense = [feed.intermediate_size for feed in feeds if isinstance(feed, MlpConfig)]
     is_even = all(sizes) or not any(sizes)
     size = next(iter(dense), max(sizes, default=0))
-    found: Words = {"intermediate_size": size if is_even else sizes}
+    found: ConfigValues = {"intermediate_size": size if is_even else sizes}
     experts = next((feed for feed in feeds if isinstance(feed, MoeConfig)), None)
     if experts is None:
         return found
@@ -130,7 +130,7 @@ def _feed_forwards(config: ModelConfig) -> Words:
     return found
 
 
-def _attention(config: ModelConfig, row: Architecture) -> Words:
+def _attention(config: ModelConfig, row: Architecture) -> ConfigValues:
     layers = [mixers_of(layer) for layer in config.layers]
     attends = [next((m for m in each if isinstance(m, _ATTENDS)), None) for each in layers]
     known = [each for each in attends if each is not None]
@@ -139,7 +139,7 @@ def _attention(config: ModelConfig, row: Architecture) -> Words:
     first = known[0]
     kv = [0 if each is None else getattr(each, "num_kv_heads", 1) for each in attends]
     is_delta = any(type(each) is GatedDeltaConfig for mixers in layers for each in mixers)
-    found: Words = {
+    found: ConfigValues = {
         "num_attention_heads": first.num_heads,
         "num_kv_heads": max(kv) if is_delta or len(set(kv)) == 1 else kv,
     }
@@ -165,9 +165,9 @@ def _attention(config: ModelConfig, row: Architecture) -> Words:
     return found | _rotation(plain, row)
 
 
-def _rotation(layers: list[AttentionConfig], row: Architecture) -> Words:
+def _rotation(layers: list[AttentionConfig], row: Architecture) -> ConfigValues:
     rotated = [each for each in layers if each.rope is not None]
-    found: Words = {"rotates": bool(rotated)} if row.rotation == "metadata" else {}
+    found: ConfigValues = {"rotates": bool(rotated)} if row.rotation == "metadata" else {}
     windowed = [each for each in rotated if each.sliding_window is not None]
     whole = [each for each in rotated if each.sliding_window is None] or windowed
     if not whole or whole[0].rope is None:
@@ -180,8 +180,8 @@ def _rotation(layers: list[AttentionConfig], row: Architecture) -> Words:
     return found
 
 
-def _rope_keys(rope: RopeConfig, *, stretches: bool = True) -> Words:
-    found: Words = {"rotary_dim": rope.dim, "rope_theta": rope.theta}
+def _rope_keys(rope: RopeConfig, *, stretches: bool = True) -> ConfigValues:
+    found: ConfigValues = {"rotary_dim": rope.dim, "rope_theta": rope.theta}
     if rope.temperature is not None:
         found["llama_4_scaling_beta"] = rope.temperature.scale
         found["original_max_position_embeddings"] = rope.temperature.length
@@ -207,10 +207,10 @@ def _rope_keys(rope: RopeConfig, *, stretches: bool = True) -> Words:
     return found
 
 
-def _latent(first: DeepseekMlaConfig) -> Words:
+def _latent(first: DeepseekMlaConfig) -> ConfigValues:
     """One head of keys that all queries share, and what they were before."""
     whole = first.head_dim + first.rope_dim
-    found: Words = {
+    found: ConfigValues = {
         "head_dim": first.kv_latent + first.rope_dim,
         "value_head_dim": first.kv_latent,
         "qk_head_dim": whole,
@@ -364,7 +364,7 @@ def _projected(made: Recipe, mixer: Mamba2Config, factor: float) -> Recipe:
     return replace(made, change=change)
 
 
-def unreadable(config: ModelConfig, row: Architecture) -> str | None:
+def unsupported_by_llama_cpp(config: ModelConfig, row: Architecture) -> str | None:
     """What llama.cpp would not load, or would compute otherwise, of this model; None for nothing.
 
     The architecture says which parts that program knows, whatever else a file may hold.

@@ -22,8 +22,8 @@ from blazr.models.families.gguf.as_config import (
     ROPE_FACTORS,
     SHORT_FACTORS,
     GgufFile,
+    config_values,
     family_of,
-    in_words_of_config,
 )
 from blazr.models.families.gguf.keys import INNER_EPS, METADATA_KEYS, SIGMOID, SOFTMAX
 from blazr.models.families.gguf.names import DELTA, DeltaOrder, gguf_names
@@ -41,7 +41,7 @@ from blazr.nn.layers.rope import RopeConfig, RopeScaling
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)", re.ASCII)
 # Parts that see, hear, or predict further tokens, in files that Ollama has converted.
-_PARTS_BESIDE = ("v.", "a.", "mm.", "mtp.")
+_OTHER_PARTS = ("v.", "a.", "mm.", "mtp.")
 
 
 def _derive(checkpoint: Checkpoint) -> Derivation:
@@ -61,12 +61,12 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
             )
     read_from = FAMILIES[family_of(file)].derive_from
     assert read_from is not None
-    words, rules = in_words_of_config(file), tensor_names(file)
+    values, rules = config_values(file), tensor_names(file)
     source = Source(
-        reader=file.reader_of(words),
+        reader=file.reader_of(values),
         tensors=checkpoint.tensors,
         rules=rules,
-        sayable={*METADATA_KEYS, *words, "partial_rotary_factor"},
+        without_defaults={*METADATA_KEYS, *values, "partial_rotary_factor"},
     )
     derived = read_from(source)
     config = as_gguf(derived.config, file.row)
@@ -174,7 +174,7 @@ def _feed_forward(file: GgufFile, feed: FeedForwardConfig, index: int) -> FeedFo
             latent, shared = at + "ffn_latent_down.weight", at + "ffn_down_shexp.weight"
             stacked = file.has(at + "ffn_down_exps.weight")
             scored = file.integer("expert_gating_func", 0)
-            told = file.flag("expert_weights_norm")
+            normalizes = file.flag("expert_weights_norm")
             return replace(
                 feed,
                 gated=file.has(at + ("ffn_gate_exps.weight" if stacked else "ffn_gate.0.weight")),
@@ -183,7 +183,7 @@ def _feed_forward(file: GgufFile, feed: FeedForwardConfig, index: int) -> FeedFo
                 else "softmax"
                 if scored == SOFTMAX
                 else feed.scoring,
-                norm_topk_prob=file.row.norm_topk_prob if told is None else told,
+                norm_topk_prob=file.row.norm_topk_prob if normalizes is None else normalizes,
                 routed_scaling_factor=file.number("expert_weights_scale", 1.0),
                 correction_bias=file.has(at + "exp_probs_b.bias"),
                 router_bias=file.has(at + "ffn_gate_inp.bias"),
@@ -289,8 +289,8 @@ def tensor_names(file: GgufFile) -> RuleBook:
     if file.row.pairs_rows:
         # converters of a model whose attention may not rotate put whole heads in pairs
         dim = file.head_dim
-        told = file.row.rotation == "metadata"
-        rotated = dim if told else file.integer("rope.dimension_count", dim)
+        may_not_rotate = file.row.rotation == "metadata"
+        rotated = dim if may_not_rotate else file.integer("rope.dimension_count", dim)
         pairs = Pairs(max(1, dim), min(rotated, dim) // 2 * 2)
     if found := file.layers_with(DELTA):
         # by the first delta network; its sizes are judged where they become a config
@@ -310,7 +310,7 @@ def unused_beginnings(file: GgufFile) -> tuple[str, ...]:
     """Layers that predict further tokens, which come after the others, and parts of other use."""
     more = min(file.integer("nextn_predict_layers", 0), 100)
     behind = (f"blk.{file.num_layers + index}." for index in range(more))
-    return (*behind, *_PARTS_BESIDE)
+    return (*behind, *_OTHER_PARTS)
 
 
 GGUF = Family(

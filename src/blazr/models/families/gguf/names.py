@@ -43,7 +43,7 @@ _SHORT |= {"shortconv.conv": "conv1d"}
 ATTENTION, FUSED_ATTENTION, MAMBA = "attn_q.weight", "attn_qkv.weight", "ssm_in.weight"
 MAMBA1, DELTA, KIMI = "ssm_x.weight", "attn_gate.weight", "ssm_conv1d_q.weight"
 CONV, LATENT = "shortconv.in_proj.weight", "attn_kv_a_mqa.weight"
-"""What tells the mixers of a layer, each a tensor that no other mixer has."""
+"""What identifies the mixers of a layer: each a tensor that no other mixer has."""
 
 
 def gguf_names(
@@ -58,7 +58,7 @@ def gguf_names(
 
     Args:
         row: The architecture.
-        layers: By the number of a layer, names that are in it: at least the telling ones.
+        layers: By the number of a layer, names that are in it: at least the identifying ones.
         fused: Whether both upward matrices of an MLP are one, under the name of the second.
         pairs: In which order the rows of queries and keys lie; None for that of the model.
         delta: In which order the heads of delta networks lie, where there are some.
@@ -140,12 +140,12 @@ class DeltaOrder:
     joins_gates: bool
 
 
-def telling_names(mixers: Iterable[MixerConfig]) -> frozenset[str]:
-    """The telling names of a layer with these mixers."""
-    return frozenset(name for mixer in mixers for name in _TELLING.get(type(mixer), ()))
+def identifying_names(mixers: Iterable[MixerConfig]) -> frozenset[str]:
+    """The tensors that identify a layer with these mixers."""
+    return frozenset(name for mixer in mixers for name in _TENSORS_BY_MIXER.get(type(mixer), ()))
 
 
-_TELLING: Mapping[type[MixerConfig], tuple[str, ...]] = {
+_TENSORS_BY_MIXER: Mapping[type[MixerConfig], tuple[str, ...]] = {
     AttentionConfig: (ATTENTION,),
     DeepseekMlaConfig: (LATENT,),
     Mamba1Config: (MAMBA, MAMBA1),
@@ -189,18 +189,14 @@ def _in_layer(number: str, names: Set[str], delta: DeltaOrder | None) -> Iterabl
         mamba += "parts.mamba."
         yield from _attention(at, mixer + "parts.attention.")
     if MAMBA in names and MAMBA1 not in names:
-        yield from _mamba2(at, mamba)
+        projections = {f"ssm_{name}": f"{name}_proj" for name in ("in", "out")}
+        yield from _renamed(at, mamba, {**projections, "ssm_conv1d": "conv1d"})
+        yield from _decay(at, mamba)
+        yield Rule(at + "ssm_d", mamba + "d", Reshape())
     if DELTA in names and delta is not None:
         yield from _delta(at, mixer, delta)
     if KIMI in names:
         yield from _kimi(at, mixer)
-
-
-def _mamba2(at: str, ours: str) -> Iterable[Rule]:
-    yield from _renamed(at, ours, {f"ssm_{name}": f"{name}_proj" for name in ("in", "out")})
-    yield from _renamed(at, ours, {"ssm_conv1d": "conv1d"})
-    yield from _decay(at, ours)
-    yield Rule(at + "ssm_d", ours + "d", Reshape())
 
 
 def _decay(at: str, ours: str, heads: TiledHeads | None = None) -> Iterable[Rule]:

@@ -42,9 +42,12 @@ def read_latent_attention(
     rope = None
     if is_rotated:
         parameters = rope_parameters(reader)
-        apart = reader.boolean("rope_interleave")
+        interleaved = reader.boolean("rope_interleave")
         rope = read_rope(
-            reader, rotated, parameters=parameters, interleaved=apart.value if apart else True
+            reader,
+            rotated,
+            parameters=parameters,
+            interleaved=interleaved.value if interleaved else True,
         )
         weight = parameters.number("mscale_all_dim")
         if rope.scaling is not None and weight is not None and weight.value:

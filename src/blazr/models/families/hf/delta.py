@@ -15,7 +15,7 @@ from blazr.models.families.hf.dense import LLAMA_BIASES
 from blazr.models.families.hf.derive import FULL, LINEAR, SILU, Reading, Traits, hf_family
 from blazr.models.families.hf.names import LLAMA_NORMS, gate_and_up, hf_rules
 from blazr.models.families.hf.sparse import qwen2_moe, sigmoid_experts
-from blazr.models.families.hf.state_space import further_tokens, rules_where
+from blazr.models.families.hf.state_space import mtp_tensors, rules_where
 from blazr.models.families.rules import (
     FEED,
     GATE_UP_DOWN,
@@ -144,7 +144,7 @@ _NEXT = Traits(
         "mtp_num_hidden_layers",
         "mtp_use_dedicated_embeddings",
     ),
-    unused=further_tokens,
+    unused=mtp_tensors,
 )
 QWEN3_NEXT = hf_family("qwen3_next", replace(_NEXT, rules_of=_next_rules_of))
 _DENSE = replace(

@@ -52,8 +52,8 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType(
         "relu2": "relu2",
     }
 )
-# What the names of tensors that see images begin with.
-SIGHT = tuple(
+# What the names of an image encoder's tensors begin with.
+VISION_PREFIXES = tuple(
     before + part
     for before in ("", "model.")
     for part in ("vision_tower.", "multi_modal_projector.", "vision_model.", "visual.")
@@ -296,7 +296,7 @@ def hf_family(name: str, traits: Traits, *, section: str = "") -> Family:
             unused=(
                 *(traits.unused(checkpoint) if traits.unused else ()),
                 *_extra_layers(_source(checkpoint, traits, "")),
-                *(SIGHT if section else ()),
+                *(VISION_PREFIXES if section else ()),
             ),
         )
 
@@ -349,7 +349,7 @@ def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) ->
         if any(own.get(key) is not None for key in keys)
         for key in keys
     }
-    known.update(source.sayable)
+    known.update(source.without_defaults)
     defaults = {key: value for key, value in traits.defaults.items() if key not in known}
     reader = source.reader.over({**defaults, **own})
     reading = Reading(reader, source.tensors, ledger)

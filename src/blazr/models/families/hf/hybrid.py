@@ -93,12 +93,6 @@ BAMBA = hf_family(
 )
 
 
-def _granite_mixer(reading: Reading, index: int) -> MixerConfig | None:
-    if reading.layer_type(index, (LINEAR, FULL)) == FULL:
-        return None
-    return read_mamba2(reading, Mamba2Keys(), _norm(reading, 1e-6))
-
-
 def _granite_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
     del index
     reading.expect("position_embedding_type", "rope", "nope")
@@ -143,7 +137,11 @@ GRANITE_HYBRID = hf_family(
         defaults={**_MAMBA2_DEFAULTS, "shared_intermediate_size": 1024},
         attention=LLAMA_BIASES,
         attention_numbers=granite_attention,
-        mixer=_granite_mixer,
+        mixer=lambda reading, index: (
+            None
+            if reading.layer_type(index, (LINEAR, FULL)) == FULL
+            else read_mamba2(reading, Mamba2Keys(), _norm(reading, 1e-6))
+        ),
         feed_forward=_granite_feed,
         rope=_granite_rope,
         model_numbers=granite_numbers,

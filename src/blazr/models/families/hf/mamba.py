@@ -21,8 +21,8 @@ from blazr.models.families.hf.state_space import (
     LEAST_STEP,
     TRAINING,
     Mamba2Keys,
-    further_tokens,
     mixer_rules,
+    mtp_tensors,
     no_rotation,
     read_mamba1,
     read_mamba2,
@@ -226,6 +226,6 @@ _NEMOTRON = Traits(
         "moe_intermediate_size",
         "moe_shared_expert_intermediate_size",
     ),
-    unused=further_tokens,
+    unused=mtp_tensors,
 )
 NEMOTRON_H = hf_family("nemotron_h", _NEMOTRON)

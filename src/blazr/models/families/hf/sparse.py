@@ -15,7 +15,6 @@ from blazr.models.families.hf.dense import (
     qwen_window,
 )
 from blazr.models.families.hf.derive import Reading, Traits, hf_family
-from blazr.nn.layers.base import FeedForwardConfig
 from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.ops.moe import ExpertGroups
 
@@ -61,17 +60,6 @@ def _qwen3_moe_window(reading: Reading, index: int) -> int | None:
     del index
     window = reading.window()
     return window if reading.flag("use_sliding_window") else None
-
-
-def _gpt_oss(reading: Reading, index: int) -> FeedForwardConfig:
-    del index
-    return replace(
-        read_experts(reading, "intermediate_size"),
-        router_bias=True,
-        expert_bias=True,
-        swiglu_alpha=reading.number("swiglu_alpha", 1.702),
-        swiglu_limit=reading.number("swiglu_limit", 7.0),
-    )
 
 
 def read_groups(reading: Reading, *, judged_by: int, fills_up: bool = False) -> ExpertGroups | None:
@@ -207,7 +195,13 @@ GPT_OSS = hf_family(
             "sliding_window": 128,
         },
         attention={**LLAMA_BIASES, "sinks": True},
-        feed_forward=_gpt_oss,
+        feed_forward=lambda reading, _: replace(
+            read_experts(reading, "intermediate_size"),
+            router_bias=True,
+            expert_bias=True,
+            swiglu_alpha=reading.number("swiglu_alpha", 1.702),
+            swiglu_limit=reading.number("swiglu_limit", 7.0),
+        ),
         window=alternating_window,
     ),
 )

@@ -173,7 +173,7 @@ def no_rotation(reading: Reading, dim: int, index: int) -> None:
     del reading, dim, index
 
 
-def further_tokens(checkpoint: Checkpoint) -> tuple[str, ...]:
+def mtp_tensors(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Layers that predict more than the next token."""
     del checkpoint
     return ("mtp.",)
