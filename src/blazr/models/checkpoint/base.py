@@ -390,7 +390,8 @@ class Checkpoint:
             whole = whole.movedim(0, info.dim)
             return whole.reshape(info.bytes_shape if info.is_packed else info.shape)
         name = "U8" if info.is_packed else info.dtype
-        size, dtype = ELEMENT_TYPES[name][0], torch_dtype(name)
+        size = ELEMENT_TYPES[name][0]
+        dtype = torch_dtype(name)
         shape = info.bytes_shape if info.is_packed else info.shape
         if info.nbytes == 0:
             return torch.empty(shape, dtype=dtype)

@@ -153,7 +153,8 @@ def _tensor_info(path: Path, entry: TensorEntry, header: GgufHeader) -> TensorIn
             hint=_HINT,
         )
     else:
-        name, nbytes = row.name, prod(entry.shape) // row.length * row.nbytes
+        name = row.name
+        nbytes = prod(entry.shape) // row.length * row.nbytes
     start = header.data_start + entry.offset
     info = TensorInfo(entry.name, name, entry.shape, path, start, start + nbytes)
     if entry.type_number != _MXFP4_IN_PAIRS:
@@ -172,7 +173,8 @@ def as_llama_cpp(header: Header) -> Header:
         for stored in header.tensors.values()
         for info in _tensors_of_ollama(stored, name, header.tensors)
     }
-    begin, ours = f"{name}.", dialect.architecture
+    begin = f"{name}."
+    ours = dialect.architecture
     own = {
         key.removeprefix(begin): value
         for key, value in header.metadata.items()
@@ -200,7 +202,8 @@ def _tensors_of_ollama(
         # the first releases have rows of gate and up in turns
         size, rows, *more = stored.shape
         base = stored.stored if isinstance(stored, RelaidInfo) else stored
-        shape, half = (size, rows // 2, *more), stored.nbytes // 2
+        shape = (size, rows // 2, *more)
+        half = stored.nbytes // 2
         made = [
             RelaidInfo(
                 name=f"{at}ffn_{each}_exps.{end}",

@@ -80,7 +80,9 @@ def _guess(checkpoint: Checkpoint) -> str:
 
 
 def _joined(checkpoint: Checkpoint, scheme: Scheme, settings: Settings) -> Mapping[str, TensorInfo]:
-    tensors, found, used = checkpoint.tensors, dict[str, TensorInfo](), set[str]()
+    tensors = checkpoint.tensors
+    found = dict[str, TensorInfo]()
+    used = set[str]()
     ends = tuple(f".{end}" for end in scheme.mains)
     for name, info in tensors.items():
         main = next((end for end in ends if name.endswith(end)), None)

@@ -94,7 +94,9 @@ def _tensor_info(path: Path, name: str, entry: object, base: int) -> TensorInfo:
         raise CheckpointError(
             f"{label} is not described by dtype, shape and data_offsets.", hint=_HINT
         )
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    dtype = entry["dtype"]
+    shape = entry["shape"]
+    offsets = entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ELEMENT_TYPES:
         raise CheckpointError(
             f"{label} has an unknown dtype.",

@@ -103,7 +103,8 @@ class TensorWriter:
 
 def safetensors_writer(path: Path, entries: Mapping[str, Entry]) -> TensorWriter:
     """A safetensors file of these tensors."""
-    header, position = dict[str, object](), 0
+    header = dict[str, object]()
+    position = 0
     for name, entry in entries.items():
         end = position + entry.nbytes
         header[name] = {

@@ -59,7 +59,8 @@ def derive_attention(
     )
     heads = _num_heads(layer, query, key, context)
     dim = query.value // heads
-    ledger, reader = context.ledger, context.reader
+    ledger = context.ledger
+    reader = context.reader
     ledger.settle("head_dim", dim, query.source, reader.integer("head_dim"))
     kv_heads = ledger.settle(
         "num_kv_heads", key.value // dim, key.source, reader.integer("num_kv_heads")
@@ -192,7 +193,8 @@ def derive_feed_forward(layer: TensorGroup, context: Context) -> FeedForwardConf
     Raises:
         CheckpointError: The layer has neither.
     """
-    reader, ledger = context.reader, context.ledger
+    reader = context.reader
+    ledger = context.ledger
     if not layer.has("moe."):
         size = layer.size(
             ("mlp.gate_proj.weight", 0), ("mlp.up_proj.weight", 0), ("mlp.down_proj.weight", 1)

@@ -54,7 +54,8 @@ _IGNORED_KEYS = (
 
 
 def _derive(checkpoint: Checkpoint) -> Derivation:
-    reader, ledger = ConfigReader(checkpoint.config), Ledger()
+    reader = ConfigReader(checkpoint.config)
+    ledger = Ledger()
     activation = reader.text("hidden_act")
     if activation is not None and activation.value not in {"silu", "swish"}:
         raise ConfigError(
@@ -112,8 +113,10 @@ def _mixer(layer: TensorGroup, context: Context) -> Mamba1Config | Mamba2Config:
             conv_bias=layer.has("mixer.conv1d.bias"),
             dt_limits=(0.0, math.inf),
         )
-    mixer, reader = derive_mamba1(layer, context, at="mixer."), context.reader
-    has_bias, has_conv_bias = reader.boolean("use_bias"), reader.boolean("use_conv_bias")
+    mixer = derive_mamba1(layer, context, at="mixer.")
+    reader = context.reader
+    has_bias = reader.boolean("use_bias")
+    has_conv_bias = reader.boolean("use_conv_bias")
     return replace(
         mixer,
         bias=has_bias.value if has_bias else layer.has("mixer.in_proj.bias"),

@@ -75,7 +75,8 @@ _LATENT = {
 
 def decoder_rules(prefix: str) -> RuleBook:
     """Names of the whole model, with ``prefix`` before all but the head's."""
-    layer, mixer = prefix + "layers.{i}.", "layers.{i}.mixer."
+    layer = prefix + "layers.{i}."
+    mixer = "layers.{i}.mixer."
     rules = [
         Rule(prefix + "embed_tokens.weight", "embed_tokens.weight"),
         Rule(prefix + "norm.weight", "norm.weight"),
@@ -104,7 +105,8 @@ def decoder_rules(prefix: str) -> RuleBook:
     projections = tuple(f"{p}_proj.{part}" for p in "qkv" for part in ("weight", "bias"))
     attention = (*projections, "o_proj.weight", "q_norm.weight", "k_norm.weight")
     rules.append(Rule(layer + "self_attn.{p}", mixer + "{p}", p=attention))
-    feed, three = "layers.{i}.feed_forward.", ("gate", "up", "down")
+    feed = "layers.{i}.feed_forward."
+    three = ("gate", "up", "down")
     shared = "shared_expert.{p}_proj.weight"
     experts = layer + "moe.experts.{e}.{p}_proj.weight"
     rules += [
@@ -149,7 +151,8 @@ def derive_decoder(
         ConfigError: config.json has a wrong value, or contradicts itself or the layers.
     """
     layers = split_layers(checkpoint.tensors, f"{prefix}layers.")
-    reader, ledger = ConfigReader(checkpoint.config), Ledger()
+    reader = ConfigReader(checkpoint.config)
+    ledger = Ledger()
     if check is not None:
         check(reader, layers)
     top = TensorGroup("", checkpoint.tensors)

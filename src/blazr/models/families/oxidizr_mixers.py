@@ -86,7 +86,8 @@ def derive_mamba3(layer: TensorGroup, context: Context) -> Mamba3Config:
         ConfigError: config.json contradicts itself.
     """
     at = "mamba3.mixer."
-    reader, ledger = context.reader, context.ledger
+    reader = context.reader
+    ledger = context.ledger
     sizes = _ssd_sizes(layer, at, context)
     found = layer.size((at + "bc_norm.weight", 0), (at + "b_bias", 1), (at + "c_bias", 1))
     states = ledger.settle(
@@ -124,12 +125,14 @@ def derive_mamba3(layer: TensorGroup, context: Context) -> Mamba3Config:
 
 def _mimo_rank(layer: TensorGroup, at: str, head_dim: int, context: Context) -> int:
     declared = context.reader.integer("mamba3_mimo_rank")
-    rank, source = 0, f"{layer.prefix}{at}mimo_x_up.* (absent)"
+    rank = 0
+    source = f"{layer.prefix}{at}mimo_x_up.* (absent)"
     if layer.has(at + "mimo_x_"):
         wide = layer.size(
             (at + "mimo_x_up.weight", 0), (at + "mimo_x_up.bias", 0), (at + "mimo_x_down.weight", 1)
         )
-        rank, source = wide.value // head_dim, wide.source
+        rank = wide.value // head_dim
+        source = wide.source
         if wide.value % head_dim:
             raise _unfit(layer, at, f"mimo_x_up of {wide.value} rows, heads of {head_dim}")
     return context.ledger.settle("mamba3_mimo_rank", rank, source, declared)
@@ -146,7 +149,8 @@ class _SsdSizes:
 
 
 def _ssd_sizes(layer: TensorGroup, at: str, context: Context) -> _SsdSizes:
-    reader, ledger = context.reader, context.ledger
+    reader = context.reader
+    ledger = context.ledger
     declared = reader.integer("mamba2_num_heads")
     heads = layer.size(
         *((at + name, 0) for name in ("A_log", "D", "dt_bias")),
@@ -209,9 +213,12 @@ def _unfit(layer: TensorGroup, at: str, found: str, expected: str = "") -> Shape
 
 def _groups_and_states(sizes: _SsdSizes, context: Context) -> tuple[int, int]:
     """G * N channels into groups and states: shapes tell the product, config.json the split."""
-    reader, ledger = context.reader, context.ledger
-    states, groups = reader.integer("mamba2_state_size"), reader.integer("mamba2_n_groups")
-    product, heads = sizes.map_size, sizes.num_heads
+    reader = context.reader
+    ledger = context.ledger
+    states = reader.integer("mamba2_state_size")
+    groups = reader.integer("mamba2_n_groups")
+    product = sizes.map_size
+    heads = sizes.num_heads
     if states and states.value and product % states.value == 0:
         count = product // states.value
         if heads % count == 0:
@@ -248,7 +255,8 @@ def derive_mla(layer: TensorGroup, context: Context, *, window: int | None = Non
         ShapeError: The tensors do not fit each other.
     """
     at = "self_attn."
-    reader, ledger = context.reader, context.ledger
+    reader = context.reader
+    ledger = context.ledger
 
     def size(*witnesses: tuple[str, int], name: str) -> int:
         declared = reader.integer(name)

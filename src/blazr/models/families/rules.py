@@ -245,7 +245,9 @@ class Cut:
         if self.groups == "rows":
             return tuple((range(first, count, len(sizes)),) for first in range(len(sizes)))
         groups = shapes[0][0] if self.groups == "heads" else self.groups
-        step, found, first = count // groups, [], 0
+        step = count // groups
+        found = []
+        first = 0
         for size in sizes:
             own = size // groups
             starts = range(first, count, step) if step else range(0)
@@ -274,7 +276,8 @@ class HeadsOfKinds:
     def rows(self, shapes: Sequence[Shape]) -> tuple[Rows, ...]:
         """See `Cut.rows`."""
         del shapes  # they are told by the kinds
-        step, first = sum(map(sum, self.kinds)), 0
+        step = sum(map(sum, self.kinds))
+        first = 0
         found: list[Rows] = []
         for own in self.kinds:
             rows: list[range] = []
@@ -488,7 +491,8 @@ class RuleBook:
 
 def _expand(rule: Rule) -> Iterable[tuple[_Row, ...]]:
     """For each word, one row for each parameter."""
-    targets, given = rule.targets, rule.transform
+    targets = rule.targets
+    given = rule.transform
     transforms = given if isinstance(given, tuple) else (given,) * len(targets)
     for word in rule.p or ("",):
         source = rule.source.replace("{p}", word)

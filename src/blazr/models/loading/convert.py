@@ -99,12 +99,14 @@ class _Job:
 
     def entries(self) -> Iterator[tuple[str, Entry]]:
         """The tensors that will be written."""
-        name, shape = self.info.name, self.info.shape
+        name = self.info.name
+        shape = self.info.shape
         if self.quantizer is None:
             stored = next(each for each in ELEMENT_TYPES if torch_dtype(each) == self.dtype)
             yield name, Entry(stored, shape)
             return
-        base, (rows, columns) = name.removesuffix("weight"), shape
+        base = name.removesuffix("weight")
+        rows, columns = shape
         words = -(-columns * _BITS[self.quantizer.kind.name] // WORD)
         yield f"{base}weight_packed", Entry("I32", (rows, words))
         yield f"{base}weight_scale", Entry("F16", (rows, columns // self.group))
@@ -240,10 +242,12 @@ def _check_disk(out: Path, nbytes: int) -> None:
 def _write(
     jobs: list[_Job], checkpoint: Checkpoint, writer: TensorWriter, progress: Progress | None
 ) -> None:
-    total, done = sum(job.info.nbytes for job in jobs), 0
+    total = sum(job.info.nbytes for job in jobs)
+    done = 0
     report = progress or (lambda _done, _total: None)
     for job in jobs:
-        name, nbytes = job.info.name, job.info.nbytes
+        name = job.info.name
+        nbytes = job.info.nbytes
         report(done, total)
         if job.quantizer is None:
             is_whole = not isinstance(job.info, QuantizedInfo)
@@ -263,7 +267,8 @@ def _packed(
     job: _Job, checkpoint: Checkpoint, report: Progress, *, done: int, total: int
 ) -> Mapping[str, Tensor]:
     """What a matrix becomes; ``report`` hears the bytes done, ``done`` of them before it."""
-    quantizer, (rows, columns) = job.quantizer, job.info.shape
+    quantizer = job.quantizer
+    rows, columns = job.info.shape
     assert quantizer is not None
     bits = _BITS[quantizer.kind.name]
     packed = torch.empty((rows, -(-columns * bits // WORD)), dtype=torch.int32)

@@ -39,8 +39,10 @@ def describe(model: str, *, revision: str | None = None) -> dict[str, object]:
 
 def describe_plan(planned: PlannedModel) -> dict[str, object]:
     """The same of a model whose headers have been read."""
-    checkpoint, derivation = planned.checkpoint, planned.derivation
-    dtype, stored = stored_dtype(planned.plan), stored_as(planned.plan)
+    checkpoint = planned.checkpoint
+    derivation = planned.derivation
+    dtype = stored_dtype(planned.plan)
+    stored = stored_as(planned.plan)
     size = size_of(derivation.config, dtype)
     # keys as the documents name them; where layers differ, the first layer's value
     config: dict[str, object] = {}

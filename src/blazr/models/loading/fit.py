@@ -72,7 +72,8 @@ def fit(model: str, device: Device, *, revision: str | None = None) -> Fit:
         ConfigError: config.json has a wrong value.
     """
     planned = plan_model(model, revision=revision)
-    config, free = planned.derivation.config, device.free_bytes()
+    config = planned.derivation.config
+    free = device.free_bytes()
     dtype = choose_dtype("auto", planned.plan, device, config)
     specs = [layer.mixer.cache_spec(dtype) for layer in config.layers]
     per_token = sum(spec.bytes_per_token for spec in specs)

@@ -164,8 +164,10 @@ def plan_gguf(planned: PlannedModel, policy: QuantizePolicy, dtype: str) -> Gguf
 
 def _plan_again(planned: PlannedModel, policy: QuantizePolicy, dtype: str) -> GgufPlan:
     """A GGUF file once more: only what is to be packed otherwise changes."""
-    checkpoint, matrices = planned.checkpoint, packable(planned.module)
-    storage, usual = choose_storage(planned.plan, planned.module, policy), torch.float32
+    checkpoint = planned.checkpoint
+    matrices = packable(planned.module)
+    storage = choose_storage(planned.plan, planned.module, policy)
+    usual = torch.float32
     parameters = {info.name: step.parameter for step in planned.plan.steps for info in step.sources}
     jobs = []
     for info in checkpoint.tensors.values():
@@ -178,7 +180,8 @@ def _plan_again(planned: PlannedModel, policy: QuantizePolicy, dtype: str) -> Gg
             kind = quantizer.kind.name
         elif dtype != "auto" and parameter in matrices:
             kind = _plain_type(step, dtype, usual)
-        part, entry = GgufPart(Recipe(source=info.name), step), Entry(kind, info.shape)
+        part = GgufPart(Recipe(source=info.name), step)
+        entry = Entry(kind, info.shape)
         jobs.append(GgufJob(name=info.name, entry=entry, parts=(part,), quantizer=quantizer))
     kept = {
         key: value for key, value in checkpoint.metadata.items() if not key.startswith("split.")
@@ -190,7 +193,8 @@ def _jobs(
     planned: PlannedModel, row: Architecture, target: ModelConfig, dtype: str
 ) -> Iterator[GgufJob]:
     steps = {step.parameter: step for step in planned.plan.steps}
-    names, usual = _names(row, target), stored_dtype(planned.plan)
+    names = _names(row, target)
+    usual = stored_dtype(planned.plan)
     with torch.device("meta"):
         module = CausalLM(target)
     matrices = packable(module)
@@ -325,7 +329,8 @@ def _packed(
     plan: GgufPlan, draft: PlannedModel, planned: PlannedModel, policy: QuantizePolicy
 ) -> GgufPlan:
     """The plan with its matrices packed as the policy has it, or as they are."""
-    storage, matrices = choose_storage(draft.plan, draft.module, policy), packable(draft.module)
+    storage = choose_storage(draft.plan, draft.module, policy)
+    matrices = packable(draft.module)
     parameters = {step.sources[0].name: step.parameter for step in draft.plan.steps}
     jobs = []
     for job in plan.jobs:

@@ -38,7 +38,8 @@ def write_gguf(
         writer: The file, whose header is written.
         progress: Told the bytes written so far, and all of them; before the first, too.
     """
-    total, done = sum(entry.nbytes for entry in plan.entries.values()), 0
+    total = sum(entry.nbytes for entry in plan.entries.values())
+    done = 0
     report = progress or (lambda _done, _total: None)
     report(done, total)
     for name, tensor in plan.factors.items():

@@ -49,10 +49,12 @@ class KeptWeights:
 
     def find(self, step: LoadStep, dtype: torch.dtype) -> PackedWeight | None:
         """The weight that a step would make, if it was kept."""
-        file, packing = self._file, PACKINGS.get(self._packings.get(step.parameter, ""))
+        file = self._file
+        packing = PACKINGS.get(self._packings.get(step.parameter, ""))
         if file is None or packing is None:
             return None
-        name, scales = f"{step.parameter}:{self._packings[step.parameter]}", None
+        name = f"{step.parameter}:{self._packings[step.parameter]}"
+        scales = None
         *stack, rows, columns = step.shape
         blocks = file.read(name)
         if blocks.shape != (*stack, -(-rows // GROUP), columns // packing.columns, packing.nbytes):

@@ -242,7 +242,8 @@ def load(
     """
     policy = parse_policy(quantize)
     planned = plan_model(model, revision=revision)
-    checkpoint, module = planned.checkpoint, planned.module
+    checkpoint = planned.checkpoint
+    module = planned.module
     declared = ConfigReader(checkpoint.config).text("ssm_a")
     ssm_a = ssm_a or (declared.value if declared else SSM_A[0])
     if ssm_a not in SSM_A:

@@ -75,7 +75,8 @@ class LoadPlan:
         """
         if not self.problems:
             return
-        first, more = self.problems[0], len(self.problems) - 1
+        first = self.problems[0]
+        more = len(self.problems) - 1
         message = (
             f"{first.name[:100]} is {first.kind}"
             if first.kind != "wrong shape"
@@ -191,7 +192,8 @@ class _Matching:
         if not slots:
             self.missing.append((name, None))
             return None
-        shape, transform = self.parameters[name], self.transforms[name]
+        shape = self.parameters[name]
+        transform = self.transforms[name]
         wanted = transform.slots(shape)
         absent = [(name, slot) for slot in wanted if slot not in slots]
         self.missing += absent

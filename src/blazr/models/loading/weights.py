@@ -164,7 +164,8 @@ def packable(module: CausalLM) -> frozenset[str]:
 
 def choose_storage(plan: LoadPlan, module: CausalLM, policy: QuantizePolicy) -> Storage:
     """Pack what is stored packed, and what the policy names where its rows are whole blocks."""
-    names, found = packable(module), dict[str, Storing]()
+    names = packable(module)
+    found = dict[str, Storing]()
     head = "embed_tokens.weight" if module.config.tie_word_embeddings else "lm_head.weight"
     for step in plan.steps:
         if step.parameter not in names:
@@ -300,7 +301,8 @@ def read_weights(
     """
     tensors: dict[str, Tensor | Weight] = {}
     not_finite: list[str] = []
-    total, done = sum(info.nbytes for step in plan.steps for info in step.sources), 0
+    total = sum(info.nbytes for step in plan.steps for info in step.sources)
+    done = 0
     for step in plan.steps:
         if progress is not None:
             progress(done, total)
@@ -427,7 +429,8 @@ def _read_blocks(
 
 def _with_columns_moved(stored: GgufWeight, columns: TiledColumns) -> Weight:
     """Blocks in another order; where they hold columns of several heads, inputs in theirs."""
-    piece, kind = stored.shape[-1] // columns.heads.heads, stored.kind
+    piece = stored.shape[-1] // columns.heads.heads
+    kind = stored.kind
     if piece % kind.length == 0:
         return GgufWeight(in_order(stored.blocks, columns.heads.order()), kind, stored.dtype)
     order = torch.tensor(columns.heads.stored_order(), device=stored.device)
@@ -462,7 +465,8 @@ def tiles_of(info: TensorInfo, checkpoint: Checkpoint) -> Iterator[tuple[slice, 
     tensor = checkpoint.view(info)
     # matrices of a stack that is cut are made contiguous a tile at a time
     is_apart = tensor.dim() == 3 and not tensor.is_contiguous()
-    step, first = max(1, TILE // max(1, info.shape[-1])), 0
+    step = max(1, TILE // max(1, info.shape[-1]))
+    first = 0
     for rows in tensor if is_apart else (tensor.flatten(0, -2),):
         for low in range(0, len(rows), step):
             tile = rows[low : low + step].contiguous()

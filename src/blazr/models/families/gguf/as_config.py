@@ -175,7 +175,8 @@ class GgufFile:
 
     def window(self, layer: int) -> int:
         """How many tokens a layer sees; 0 for all."""
-        key, every = "attention.sliding_window_pattern", self.row.full_every
+        key = "attention.sliding_window_pattern"
+        every = self.row.full_every
         listed = self.metadata.get(key)
         slides = not every or (layer + 1) % every != 0
         if isinstance(listed, memoryview) and layer < len(listed):
@@ -187,7 +188,8 @@ class GgufFile:
 
 def family_of(file: GgufFile) -> str:
     """The row of FAMILIES that reads a file of this architecture."""
-    row, more = file.row, file.row.read_by
+    row = file.row
+    more = file.row.read_by
     if "experts" in more and file.layers_with(_ROUTER):
         return more["experts"]
     if "window" in more and file.integer("attention.sliding_window", 0):
@@ -214,7 +216,8 @@ def config_values(file: GgufFile) -> ConfigValues:
 
 
 def _feed_forwards(file: GgufFile) -> ConfigValues:
-    sparse, dense = file.layers_with(_ROUTER), file.layers_with("ffn_down.weight")
+    sparse = file.layers_with(_ROUTER)
+    dense = file.layers_with("ffn_down.weight")
     first = sparse[0] if sparse else file.num_layers
     values: ConfigValues = dict.fromkeys(CONFIG_KEYS["leading_dense_block_count"], first)
     if dense:
@@ -223,7 +226,8 @@ def _feed_forwards(file: GgufFile) -> ConfigValues:
     if not sparse:
         return values
     at = f"blk.{sparse[0]}."
-    stacked, shared = at + "ffn_down_exps.weight", at + "ffn_down_shexp.weight"
+    stacked = at + "ffn_down_exps.weight"
+    shared = at + "ffn_down_shexp.weight"
     one_by_one = at + "ffn_down.0.weight"
     size = file.size(stacked, 2) if file.has(stacked) else file.size(one_by_one, 1)
     experts = file.size(at + _ROUTER, 0)
@@ -248,7 +252,8 @@ def _layers(file: GgufFile) -> ConfigValues:
     if not file.row.hybrid:
         kinds = [SLIDING if file.window(index) else FULL for index in range(file.num_layers)]
         return {"layer_types": kinds, "use_sliding_window": SLIDING in kinds}
-    sparse, kinds = file.layers_with(_ROUTER), list[str]()
+    sparse = file.layers_with(_ROUTER)
+    kinds = list[str]()
     for index in range(file.num_layers):
         own = [name for name in _KIND_BY_TENSOR if file.has(f"blk.{index}.{name}")]
         otherwise = "moe" if index in sparse else "mlp"
@@ -260,12 +265,14 @@ def _layers(file: GgufFile) -> ConfigValues:
 def _state_space(file: GgufFile) -> ConfigValues:
     """The sizes of the first recurrent layer, as its tensors have them."""
     values: ConfigValues = {}
-    short, kimi = file.layers_with("shortconv.conv.weight"), file.layers_with(KIMI)
+    short = file.layers_with("shortconv.conv.weight")
+    kimi = file.layers_with(KIMI)
     scans = file.layers_with("ssm_a")
     if short:
         values["conv_L_cache"] = file.size(f"blk.{short[0]}.shortconv.conv.weight", 1)
     if kimi:
-        inner, dim = file.size(f"blk.{kimi[0]}.ssm_dt.bias", 0), file.integer("kda.head_dim")
+        inner = file.size(f"blk.{kimi[0]}.ssm_dt.bias", 0)
+        dim = file.integer("kda.head_dim")
         if not dim or inner % dim:
             raise ShapeError(
                 f"blk.{kimi[0]}.ssm_dt does not fit the metadata.",
@@ -280,7 +287,8 @@ def _state_space(file: GgufFile) -> ConfigValues:
     kernel = file.size(at + "ssm_conv1d.weight", 1)
     values |= dict.fromkeys(CONFIG_KEYS["ssm.conv_kernel"], kernel)
     if file.has(at + MAMBA1):
-        inner, rank = file.size(at + "ssm_a", 0), file.size(at + "ssm_dt.weight", 1)
+        inner = file.size(at + "ssm_a", 0)
+        rank = file.size(at + "ssm_dt.weight", 1)
         values |= dict.fromkeys(CONFIG_KEYS["ssm.state_size"], file.size(at + "ssm_a", 1))
         values |= dict.fromkeys(("time_step_rank", "mamba_dt_rank"), rank)
         # half a channel more, as the product is cut off to a whole number
@@ -290,8 +298,10 @@ def _state_space(file: GgufFile) -> ConfigValues:
             | wide
             | ({} if file.layers_with("ffn_down.weight") else {"intermediate_size": inner})
         )
-    heads, inner = file.size(at + "ssm_a", 0), file.size(at + "ssm_out.weight", 1)
-    groups, states = file.integer("ssm.group_count", 1), file.integer("ssm.state_size")
+    heads = file.size(at + "ssm_a", 0)
+    inner = file.size(at + "ssm_out.weight", 1)
+    groups = file.integer("ssm.group_count", 1)
+    states = file.integer("ssm.state_size")
     fits = heads and inner % heads == 0 and groups and heads % groups == 0 and states
     if not fits:
         raise ShapeError(
@@ -312,7 +322,8 @@ def _attention(file: GgufFile) -> ConfigValues:
         return _latent(file, f"blk.{latent[0]}.")
     if not file.layers_with(ATTENTION) and not file.layers_with(FUSED_ATTENTION):
         return {}
-    heads, dim = file.integer("attention.head_count"), file.head_dim
+    heads = file.integer("attention.head_count")
+    dim = file.head_dim
     kv_heads = file.integer("attention.head_count_kv", heads)
     if not heads or not kv_heads or not dim or dim % 2 or heads % kv_heads:
         raise ShapeError(
@@ -369,7 +380,8 @@ def _latent(file: GgufFile, at: str) -> ConfigValues:
 
 
 def _rotation(file: GgufFile, rotated: int, share: ConfigValues) -> ConfigValues:
-    row, base = file.row, file.number("rope.freq_base", 0.0)
+    row = file.row
+    base = file.number("rope.freq_base", 0.0)
     theta = {"rope_theta": base or row.theta}
     scaling = _scaling(file, rotated)
     is_long = row.long_factor != 1 and file.integer("context_length", 0) >= LONG_CONTEXT
@@ -443,7 +455,8 @@ def _scaling(file: GgufFile, rotated: int) -> ConfigValues:
 
 
 def _factors(file: GgufFile, name: str, rotated: int) -> list[float]:
-    size, info = file.size(name, 0), file.tensors[name]
+    size = file.size(name, 0)
+    info = file.tensors[name]
     if info.dtype != "F32" or info.shape != (rotated // 2,):
         raise ShapeError(
             f"tensor {name} does not fit the heads.",

@@ -308,7 +308,8 @@ def _recipe_in_layer(name: str, layer: LayerConfig, target: LayerConfig) -> Reci
     if part == "mixer":
         made = _in_mixer(rest, layer.mixer, target.mixer)
     elif part == "feed_forward":
-        made, feed = Recipe(source=rest), layer.feed_forward
+        made = Recipe(source=rest)
+        feed = layer.feed_forward
         if isinstance(feed, MlpConfig):
             factors = {"gate_proj": feed.gate_multiplier, "down_proj": feed.down_multiplier}
             made = made.times(factors.get(rest.rpartition(".")[0], 1.0))
@@ -354,7 +355,8 @@ def _projected(made: Recipe, mixer: Mamba2Config, factor: float) -> Recipe:
     """A factor for the rows of z, x, B, C and dt each."""
     if mixer.multipliers is None:
         return made.times(factor)
-    inner, maps = mixer.inner_size, mixer.map_size
+    inner = mixer.inner_size
+    maps = mixer.map_size
     sizes = torch.tensor([inner, inner, maps, maps, mixer.num_heads])
     rows = torch.tensor(mixer.multipliers).repeat_interleave(sizes) * factor
 

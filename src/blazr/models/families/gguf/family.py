@@ -61,7 +61,8 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
             )
     read_from = FAMILIES[family_of(file)].derive_from
     assert read_from is not None
-    values, rules = config_values(file), tensor_names(file)
+    values = config_values(file)
+    rules = tensor_names(file)
     source = Source(
         reader=file.reader_of(values),
         tensors=checkpoint.tensors,
@@ -128,8 +129,11 @@ def _mixer(file: GgufFile, mixer: MixerConfig, index: int) -> MixerConfig:
 
 
 def _attention(file: GgufFile, mixer: AttentionConfig, index: int) -> AttentionConfig:
-    at, heads, dim = f"blk.{index}.", mixer.num_heads, mixer.head_dim
-    fused, norm = file.has(at + "attn_qkv.weight"), at + "attn_q_norm.weight"
+    at = f"blk.{index}."
+    heads = mixer.num_heads
+    dim = mixer.head_dim
+    fused = file.has(at + "attn_qkv.weight")
+    norm = at + "attn_q_norm.weight"
     rows = file.size(at + ("attn_qkv.weight" if fused else "attn_q.weight"), 0)
     wanted = (heads + 2 * mixer.num_kv_heads if fused else heads) * dim
     # a gate of the output may lie behind each head's queries
@@ -162,7 +166,8 @@ def _feed_forward(file: GgufFile, feed: FeedForwardConfig, index: int) -> FeedFo
     at = f"blk.{index}."
     match feed:
         case MlpConfig():
-            inner, upward = file.size(at + "ffn_down.weight", 1), file.size(at + "ffn_up.weight", 0)
+            inner = file.size(at + "ffn_down.weight", 1)
+            upward = file.size(at + "ffn_up.weight", 0)
             is_fused = upward == 2 * inner
             return replace(
                 feed,
@@ -171,7 +176,8 @@ def _feed_forward(file: GgufFile, feed: FeedForwardConfig, index: int) -> FeedFo
                 bias=file.has(at + "ffn_down.bias"),
             )
         case MoeConfig():
-            latent, shared = at + "ffn_latent_down.weight", at + "ffn_down_shexp.weight"
+            latent = at + "ffn_latent_down.weight"
+            shared = at + "ffn_down_shexp.weight"
             stacked = file.has(at + "ffn_down_exps.weight")
             scored = file.integer("expert_gating_func", 0)
             normalizes = file.flag("expert_weights_norm")

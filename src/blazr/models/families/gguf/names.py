@@ -176,7 +176,8 @@ def _attention(
 
 
 def _in_layer(number: str, names: Set[str], delta: DeltaOrder | None) -> Iterable[Rule]:
-    at, ours = f"blk.{number}.", f"layers.{number}."
+    at = f"blk.{number}."
+    ours = f"layers.{number}."
     attends = ATTENTION in names or FUSED_ATTENTION in names
     if not attends and not names & {MAMBA, CONV, LATENT}:
         yield Rule(at + "attn_norm.weight", ours + "feed_forward_norm.weight")

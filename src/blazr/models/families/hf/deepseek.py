@@ -37,7 +37,8 @@ def read_latent_attention(
         return reading.size(name, sizes.get(name))
 
     reader = reading.reader
-    plain, rotated = size("qk_nope_head_dim"), size("qk_rope_head_dim")
+    plain = size("qk_nope_head_dim")
+    rotated = size("qk_rope_head_dim")
     scale = (plain + rotated) ** -0.5
     rope = None
     if is_rotated:

@@ -59,7 +59,8 @@ def _next_rules_of(checkpoint: Checkpoint) -> RuleBook:
     sizes = _delta_sizes(reading)
     share = sizes.heads // sizes.key_heads * sizes.value_dim
     kinds = ((sizes.key_dim, sizes.key_dim, share), (share,))  # queries, keys and values; gates
-    at, ours = _LAYER + "linear_attn.in_proj_", MIXER + "in_proj_"
+    at = _LAYER + "linear_attn.in_proj_"
+    ours = MIXER + "in_proj_"
     return _qwen_rules(
         [
             Rule(
@@ -192,7 +193,8 @@ def _kimi_mixer(reading: Reading, index: int) -> MixerConfig:
     listed = attend.value if attend else range(5, reading.num_layers + 1, 4)
     if _attends(reading, index, lambda: index + 1 in listed):
         return read_latent_attention(reading, _KIMI_LATENT, is_rotated=False)
-    heads, dim = reading.size("linear_num_heads", 32), reading.size("linear_head_dim", 128)
+    heads = reading.size("linear_num_heads", 32)
+    dim = reading.size("linear_head_dim", 128)
     return KimiDeltaConfig(
         hidden_size=reading.hidden_size,
         num_key_heads=heads,
@@ -212,7 +214,8 @@ def _kimi_feed(reading: Reading, index: int) -> FeedForwardConfig | None:
 
 def _kimi_rules_of(checkpoint: Checkpoint) -> RuleBook:
     """What both kinds of mixer put out goes through a matrix of one name."""
-    at, sparse = _LAYER + "self_attn.", _LAYER + "block_sparse_moe."
+    at = _LAYER + "self_attn."
+    sparse = _LAYER + "block_sparse_moe."
     same = tuple(f"{name}_proj.weight" for name in ("b", "f_a", "f_b", "g_a", "g_b"))
     projection = "{p}_proj.weight"
     return hf_rules(

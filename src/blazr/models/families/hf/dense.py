@@ -34,7 +34,8 @@ def _mistral_config(own: Mapping[str, object]) -> Mapping[str, object]:
 
 def qwen_window(reading: Reading, index: int) -> int | None:
     """A window where it is enabled: by ``layer_types``, or from ``max_window_layers`` on."""
-    window, first = reading.window(), reading.reader.integer("max_window_layers")
+    window = reading.window()
+    first = reading.reader.integer("max_window_layers")
     if not reading.flag("use_sliding_window"):
         return None
     kind = reading.layer_type(index)
@@ -63,7 +64,8 @@ def _gemma3_window(reading: Reading, index: int) -> int | None:
 
 def _gemma3_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
     """Another theta where there is a window, and no scaling."""
-    reader, kind = reading.reader, _gemma3_layer(reading, index)
+    reader = reading.reader
+    kind = _gemma3_layer(reading, index)
     if reader.section("rope_parameters") is not None:
         return read_rope(reader, dim, parameters=rope_parameters(reader, kind))
     local = reader.number("rope_local_base_freq", above=0)
@@ -96,7 +98,8 @@ def _smollm3_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
 
 def _smollm3_window(reading: Reading, index: int) -> int | None:
     """Where types are listed they decide alone, as the library masks by them."""
-    window, slides = reading.window(), reading.flag("use_sliding_window")
+    window = reading.window()
+    slides = reading.flag("use_sliding_window")
     default = SLIDING if slides and not _has_rope(reading, index) else FULL
     return window if (reading.layer_type(index) or default) == SLIDING else None
 

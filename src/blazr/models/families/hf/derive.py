@@ -318,10 +318,12 @@ def model_type(checkpoint: Checkpoint) -> str | None:
 
 
 def _source(checkpoint: Checkpoint, traits: Traits, section: str) -> Source:
-    own, file = checkpoint.config or {}, "config.json"
+    own = checkpoint.config or {}
+    file = "config.json"
     if section:
         part = ConfigReader(own).section(section)
-        own, file = part.raw if part else {}, f"{file}: {section}"
+        own = part.raw if part else {}
+        file = f"{file}: {section}"
     names = {**HF_ALIASES, **traits.names}
     return Source(
         reader=ConfigReader(own, file, names), tensors=checkpoint.tensors, rules=traits.rules
@@ -411,10 +413,12 @@ def _vocab_size(source: Source, reading: Reading) -> int:
 def _extra_layers(source: Source) -> tuple[str, ...]:
     """Behind the last layer: heads that predict further tokens."""
     reader = source.reader
-    count, extra = reader.integer("num_layers"), reader.integer("num_nextn_predict_layers")
+    count = reader.integer("num_layers")
+    extra = reader.integer("num_nextn_predict_layers")
     if count is None or extra is None:
         return ()
-    first, number = count.value, min(extra.value, MAX_EXTRA_LAYERS)
+    first = count.value
+    number = min(extra.value, MAX_EXTRA_LAYERS)
     return tuple(f"{_layers_begin(source)}{first + index}." for index in range(number))
 
 

@@ -114,7 +114,8 @@ def _granite_feed(reading: Reading, index: int) -> FeedForwardConfig:
 
 
 def _granite_rules(*, sparse: bool) -> RuleBook:
-    at, ours = _LAYER + "shared_mlp.", FEED + ("shared_expert." if sparse else "")
+    at = _LAYER + "shared_mlp."
+    ours = FEED + ("shared_expert." if sparse else "")
     return hf_rules(
         LLAMA_NORMS,
         [
@@ -210,7 +211,8 @@ def _falcon_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig
 def _falcon_config(own: Mapping[str, object]) -> dict[str, object]:
     """The mixer may be narrower than ``mamba_expand`` has it."""
     changed = without_auto(own)
-    inner, heads = changed.get("mamba_d_ssm"), changed.get("mamba_n_heads")
+    inner = changed.get("mamba_d_ssm")
+    heads = changed.get("mamba_n_heads")
     if isinstance(inner, int) and isinstance(heads, int) and heads > 0:
         changed.setdefault("mamba_d_head", inner // heads)
     return changed
@@ -255,7 +257,8 @@ def _every(reading: Reading, name: str, period: int, offset: int) -> Callable[[i
 
 
 def _jamba_mixer(reading: Reading, index: int) -> MixerConfig | None:
-    kind, attends = reading.layer_type(index, (LINEAR, FULL)), _every(reading, "attn", 8, 4)
+    kind = reading.layer_type(index, (LINEAR, FULL))
+    attends = _every(reading, "attn", 8, 4)
     if kind == FULL or (kind is None and attends(index)):
         return None
     eps = reading.number("rms_norm_eps", 1e-6)

@@ -43,7 +43,8 @@ def rope_parameters(reader: ConfigReader, layer_type: str | None = None) -> Conf
         reader: The whole config.
         layer_type: A key of ``rope_parameters``, where these differ by layer.
     """
-    new, old = reader.section("rope_parameters"), reader.section("rope_scaling")
+    new = reader.section("rope_parameters")
+    old = reader.section("rope_scaling")
     if new is not None and layer_type is not None and layer_type in new.raw:
         inner = new.section(layer_type)
         return inner or ConfigReader(None, f"{new.source}: {layer_type}")
@@ -179,7 +180,8 @@ def with_llama3_factors(
 
 def _yarn(parameters: ConfigReader, factor: float, trained: int, rope: RopeConfig) -> RopeScaling:
     attention = parameters.number("attention_factor", above=0)
-    over, all_dim = parameters.number("mscale"), parameters.number("mscale_all_dim")
+    over = parameters.number("mscale")
+    all_dim = parameters.number("mscale_all_dim")
     if attention is not None:
         scale = attention.value
     elif over is not None and all_dim is not None and over.value and all_dim.value:

@@ -40,7 +40,8 @@ def read_experts(reading: Reading, size: str = "moe_intermediate_size") -> MoeCo
 
 def _qwen_moe(reading: Reading, index: int) -> MoeConfig | None:
     """Experts in every n-th layer that ``mlp_only_layers`` does not name."""
-    dense, step = reading.reader.integers("mlp_only_layers"), reading.size("decoder_sparse_step", 1)
+    dense = reading.reader.integers("mlp_only_layers")
+    step = reading.size("decoder_sparse_step", 1)
     experts = replace(read_experts(reading), norm_topk_prob=reading.flag("norm_topk_prob"))
     is_dense = (dense is not None and index in dense.value) or (index + 1) % step
     return None if is_dense else experts
@@ -48,7 +49,8 @@ def _qwen_moe(reading: Reading, index: int) -> MoeConfig | None:
 
 def qwen2_moe(reading: Reading, index: int) -> MoeConfig | None:
     """The same beside an expert that every token weighs for itself."""
-    experts, shared = _qwen_moe(reading, index), reading.size("shared_expert_intermediate_size")
+    experts = _qwen_moe(reading, index)
+    shared = reading.size("shared_expert_intermediate_size")
     if experts is None:
         return None
     return replace(
@@ -76,7 +78,8 @@ def read_groups(reading: Reading, *, judged_by: int, fills_up: bool = False) -> 
     count = reading.size("n_group", 1)
     kept = reading.size("topk_group", count) if count > 1 else 1
     reading.reader.mark("topk_group")
-    experts, chosen = reading.size("num_experts"), reading.size("num_experts_per_tok")
+    experts = reading.size("num_experts")
+    chosen = reading.size("num_experts_per_tok")
     available = experts if fills_up else experts // count * kept
     if experts % count or kept > count or chosen > available:
         raise ConfigError(
@@ -89,7 +92,8 @@ def read_groups(reading: Reading, *, judged_by: int, fills_up: bool = False) -> 
 
 def sigmoid_experts(reading: Reading, index: int) -> MoeConfig | None:
     """Experts behind the first dense layers, as DeepSeek-V3 has them [arXiv:2412.19437]."""
-    experts, first = read_experts(reading), reading.size("first_k_dense_replace", 0, minimum=0)
+    experts = read_experts(reading)
+    first = reading.size("first_k_dense_replace", 0, minimum=0)
     shared = reading.size("n_shared_experts", 1, minimum=0)
     is_dense = index < first
     for key in ("n_group", "topk_group"):  # where all layers are dense nobody looks at them

@@ -85,7 +85,8 @@ def read_mamba2(reading: Reading, keys: Mamba2Keys, norm: NormConfig) -> Mamba2C
     Raises:
         ConfigError: Something is missing or contradicts itself.
     """
-    heads, groups = reading.size(keys.heads), reading.size(keys.groups, 1)
+    heads = reading.size(keys.heads)
+    groups = reading.size(keys.groups, 1)
     wide = reading.derived(keys.expand, reading.number(keys.expand, 2.0) * reading.hidden_size)
     if heads % groups:
         raise ConfigError(

@@ -118,7 +118,8 @@ def _users(names: Iterable[str]) -> list[str]:
 
 def _num_blocks(reader: ConfigReader, users: Sequence[str]) -> int:
     """How many take turns. Where embeddings are not tied, transformers 5 ties no blocks either."""
-    count, tied = reader.integer("num_mem_blocks"), reader.boolean("tie_word_embeddings")
+    count = reader.integer("num_mem_blocks")
+    tied = reader.boolean("tie_word_embeddings")
     shared = max(count.value, 1) if count else 1
     return shared if tied is None or tied.value else max(shared, len(users))
 
@@ -183,7 +184,8 @@ def _layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
     if kinds[index] != HYBRID:
         return LayerConfig(mixer=mixer, mixer_norm=norm)
     hybrids = [number for number, kind in enumerate(kinds) if kind == HYBRID]
-    user, blocks = hybrids.index(index), _num_blocks(reading.reader, _users(reading.tensors))
+    user = hybrids.index(index)
+    blocks = _num_blocks(reading.reader, _users(reading.tensors))
     users = tuple(range(user % blocks, len(hybrids), blocks))
     owns = user == users[0]
     return LayerConfig(
