@@ -14,7 +14,7 @@ from blazr.models.config import ModelConfig
 from blazr.models.families.config_reader import ConfigReader, Setting
 from blazr.models.families.rules import RuleBook
 
-Value = int | float | bool | str
+Scalar = int | float | bool | str
 V = TypeVar("V", int, float, bool, str)
 
 _NUMBER = re.compile(r"(0|[1-9]\d{0,8})\.", re.ASCII)
@@ -123,7 +123,7 @@ class Derived:
     """
 
     name: str
-    value: Value
+    value: Scalar
     source: str
     note: str = ""
 
@@ -137,7 +137,7 @@ class Derived:
 class Ledger:
     """Collects values and warnings while a config is derived; equal entries are kept once."""
 
-    values: dict[tuple[str, Value], Derived] = field(default_factory=dict)
+    values: dict[tuple[str, Scalar], Derived] = field(default_factory=dict)
     warnings: dict[str, None] = field(default_factory=dict)
 
     def record(self, name: str, value: V, source: str, note: str = "") -> V:

@@ -22,7 +22,7 @@ from blazr.models.families.hf.derive import model_type
 from blazr.models.families.hf.state_space import TRAINING, mixer_rules
 from blazr.models.families.oxidizr import DEFAULT_EPS
 from blazr.models.families.oxidizr_mixers import derive_mamba1, derive_mamba2
-from blazr.models.families.rules import Rule, RuleBook
+from blazr.models.families.rules import OURS, Rule, RuleBook
 from blazr.models.families.unread import settle_unread
 from blazr.nn.layers.decoder_layer import LayerConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
@@ -37,7 +37,7 @@ _RULES = RuleBook(
         Rule(PREFIX + "embeddings.weight", "embed_tokens.weight"),
         Rule(PREFIX + "norm_f.weight", "norm.weight"),
         Rule("lm_head.weight", "lm_head.weight"),
-        Rule(_LAYER + "norm.weight", "layers.{i}.mixer_norm.weight"),
+        Rule(_LAYER + "norm.weight", OURS + "mixer_norm.weight"),
         *mixer_rules(_LAYER + "mixer."),
     ]
 )

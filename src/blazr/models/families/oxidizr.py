@@ -30,7 +30,17 @@ from blazr.models.families.oxidizr_mixers import (
     derive_mamba3,
     derive_mla,
 )
-from blazr.models.families.rules import Rule, RuleBook, Squeeze, Stack
+from blazr.models.families.rules import (
+    FEED,
+    GATE_UP_DOWN,
+    MIXER,
+    OURS,
+    PARTS,
+    Rule,
+    RuleBook,
+    Squeeze,
+    Stack,
+)
 from blazr.models.families.unread import is_neutral, is_off, warn_ignored
 from blazr.nn.layers.base import MixerConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
@@ -59,7 +69,7 @@ _SSD_OUT = ("out_proj.weight", "out_proj.bias")
 _MAMBA3 = tuple(
     f"{name}.{part}"
     for name in ("lambda_proj", "theta_proj", "mimo_x_up", "mimo_x_down")
-    for part in ("weight", "bias")
+    for part in PARTS
 )
 _MAMBA1 = ("in_proj.weight", "conv1d.bias", "x_proj.weight", "dt_proj.weight", "dt_proj.bias")
 _LATENT = {
@@ -76,14 +86,13 @@ _LATENT = {
 def decoder_rules(prefix: str) -> RuleBook:
     """Names of the whole model, with ``prefix`` before all but the head's."""
     layer = prefix + "layers.{i}."
-    mixer = "layers.{i}.mixer."
     rules = [
         Rule(prefix + "embed_tokens.weight", "embed_tokens.weight"),
         Rule(prefix + "norm.weight", "norm.weight"),
         Rule("lm_head.weight", "lm_head.weight"),
-        Rule(layer + "input_layernorm.weight", "layers.{i}.mixer_norm.weight"),
-        Rule(layer + "post_attention_layernorm.weight", "layers.{i}.feed_forward_norm.weight"),
-        Rule(layer + "norm.weight", "layers.{i}.mixer_norm.weight"),
+        Rule(layer + "input_layernorm.weight", OURS + "mixer_norm.weight"),
+        Rule(layer + "post_attention_layernorm.weight", OURS + "feed_forward_norm.weight"),
+        Rule(layer + "norm.weight", OURS + "mixer_norm.weight"),
     ]
     for at, names in (
         ("mamba2.", ()),
@@ -91,42 +100,39 @@ def decoder_rules(prefix: str) -> RuleBook:
     ):
         words = (*_SSD, *_SSD_OUT, *names)
         rules += [
-            Rule(layer + at + "norm.{p}", "layers.{i}.mixer_norm.{p}", p=("weight", "bias")),
-            Rule(layer + at + "mixer.{p}", mixer + "{p}", p=words),
-            Rule(layer + at + "mixer.conv1d.weight", mixer + "conv1d.weight", Squeeze(1)),
-            Rule(layer + at + "mixer.A_log", mixer + "a_log"),
-            Rule(layer + at + "mixer.D", mixer + "d"),
+            Rule(layer + at + "norm.{p}", OURS + "mixer_norm.{p}", p=PARTS),
+            Rule(layer + at + "mixer.{p}", MIXER + "{p}", p=words),
+            Rule(layer + at + "mixer.conv1d.weight", MIXER + "conv1d.weight", Squeeze(1)),
+            Rule(layer + at + "mixer.A_log", MIXER + "a_log"),
+            Rule(layer + at + "mixer.D", MIXER + "d"),
         ]
     rules += mamba1_rules(layer + "mamba.")
     rules += [
-        Rule(f"{layer}self_attn.{theirs}.weight", f"{mixer}{ours}_proj.weight")
+        Rule(f"{layer}self_attn.{theirs}.weight", f"{MIXER}{ours}_proj.weight")
         for theirs, ours in _LATENT.items()
     ]
-    projections = tuple(f"{p}_proj.{part}" for p in "qkv" for part in ("weight", "bias"))
+    projections = tuple(f"{p}_proj.{part}" for p in "qkv" for part in PARTS)
     attention = (*projections, "o_proj.weight", "q_norm.weight", "k_norm.weight")
-    rules.append(Rule(layer + "self_attn.{p}", mixer + "{p}", p=attention))
-    feed = "layers.{i}.feed_forward."
-    three = ("gate", "up", "down")
+    rules.append(Rule(layer + "self_attn.{p}", MIXER + "{p}", p=attention))
     shared = "shared_expert.{p}_proj.weight"
     experts = layer + "moe.experts.{e}.{p}_proj.weight"
     rules += [
-        Rule(layer + "mlp.{p}_proj.weight", feed + "{p}_proj.weight", p=three),
-        Rule(layer + "moe.router.gate.weight", feed + "router.weight"),
-        Rule(layer + "moe.gate.weight", feed + "router.weight"),
-        Rule(layer + "moe." + shared, feed + shared, p=three),
-        Rule(experts, feed + "experts.{p}_proj", Stack("e"), p=three),
+        Rule(layer + "mlp.{p}_proj.weight", FEED + "{p}_proj.weight", p=GATE_UP_DOWN),
+        Rule(layer + "moe.router.gate.weight", FEED + "router.weight"),
+        Rule(layer + "moe.gate.weight", FEED + "router.weight"),
+        Rule(layer + "moe." + shared, FEED + shared, p=GATE_UP_DOWN),
+        Rule(experts, FEED + "experts.{p}_proj", Stack("e"), p=GATE_UP_DOWN),
     ]
     return RuleBook(rules)
 
 
 def mamba1_rules(at: str) -> list[Rule]:
     """Names of a Mamba-1 mixer that begin with ``at``, in both spellings."""
-    mixer = "layers.{i}.mixer."
     return [
-        Rule(at + "{p}", mixer + "{p}", p=(*_MAMBA1, "out_proj.weight", "a_log", "d")),
-        Rule(at + "conv1d.weight", mixer + "conv1d.weight", Squeeze(1)),
-        Rule(at + "A_log", mixer + "a_log"),
-        Rule(at + "D", mixer + "d"),
+        Rule(at + "{p}", MIXER + "{p}", p=(*_MAMBA1, "out_proj.weight", "a_log", "d")),
+        Rule(at + "conv1d.weight", MIXER + "conv1d.weight", Squeeze(1)),
+        Rule(at + "A_log", MIXER + "a_log"),
+        Rule(at + "D", MIXER + "d"),
     ]
 
 

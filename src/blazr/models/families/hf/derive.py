@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.checkpoint.base import Checkpoint, TensorInfo
@@ -19,6 +19,7 @@ from blazr.models.families.base import (
     Family,
     Ledger,
     Source,
+    V,
     read_max_seq_len,
     split_layers,
 )
@@ -33,7 +34,6 @@ from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import RopeConfig
 
-V = TypeVar("V", int, float, bool, str)
 Flag = bool | str
 
 # Kinds of layers in lists of these.

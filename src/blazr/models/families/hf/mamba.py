@@ -30,7 +30,7 @@ from blazr.models.families.hf.state_space import (
     with_types,
     without_auto,
 )
-from blazr.models.families.rules import FEED, MIXER, PARTS, Rule, RuleBook, Stack
+from blazr.models.families.rules import FEED, MIXER, OURS, PARTS, Rule, RuleBook, Stack
 from blazr.nn.layers.base import FeedForwardConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
 from blazr.nn.layers.norm import NormConfig
@@ -41,7 +41,7 @@ _BACKBONE = [
     Rule("lm_head.weight", "lm_head.weight"),
     Rule("backbone.{p}.weight", "embed_tokens.weight", p=("embeddings", "embedding")),
     Rule("backbone.norm_f.weight", "norm.weight"),
-    Rule(_LAYER + "norm.weight", "layers.{i}.mixer_norm.weight"),
+    Rule(_LAYER + "norm.weight", OURS + "mixer_norm.weight"),
     *mixer_rules(_LAYER + "mixer."),
 ]
 _MAMBA2_KEYS = Mamba2Keys(
@@ -145,7 +145,7 @@ def _nemotron_rules(checkpoint: Checkpoint) -> RuleBook:
             *rules_where(
                 checkpoint,
                 r"backbone\.layers\.(\d+)\.mixer\.(up_proj|gate)\.",
-                lambda: [Rule(_LAYER + "norm.weight", "layers.{i}.feed_forward_norm.weight")],
+                lambda: [Rule(_LAYER + "norm.weight", OURS + "feed_forward_norm.weight")],
             ),
         ]
     )
