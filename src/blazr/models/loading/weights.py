@@ -166,7 +166,7 @@ def choose_storage(plan: LoadPlan, module: CausalLM, policy: QuantizePolicy) -> 
     """Pack what is stored packed, and what the policy names where its rows are whole blocks."""
     names = packable(module)
     found = dict[str, Storing]()
-    head = "embed_tokens.weight" if module.config.tie_word_embeddings else "lm_head.weight"
+    head = module.config.head_parameter
     for step in plan.steps:
         if step.parameter not in names:
             continue
