@@ -20,7 +20,7 @@ from blazr.nn.layers.rope import RopeConfig, RopeScaling
 from blazr.nn.layers.shared_block import BlockConfig, SharedBlockConfig
 from blazr.nn.layers.short_conv import ShortConvConfig
 from blazr.nn.operands.attention import AttentionTemperature
-from blazr.nn.ops.moe import ExpertGroups
+from blazr.nn.operands.experts import ExpertGroups
 
 HIDDEN = 24
 NORM_EPS = 0.1  # the norm of a few channels that are all small would blow up every rounding

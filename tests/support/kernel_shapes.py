@@ -14,9 +14,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from blazr.nn.operands.experts import ExpertGroups, ExpertMlps, Routing
 from blazr.nn.operands.packing import PACKINGS, Packed
 from blazr.nn.ops.activation import ACTIVATIONS
-from blazr.nn.ops.moe import ExpertGroups, ExpertMlps, Routing
 from blazr.nn.ops.packed import random_packed
 from tests.support.seeds import run_seed
 

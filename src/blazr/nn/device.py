@@ -37,7 +37,7 @@ class Device:
         return torch.device(self.kind)
 
     def supports(self, dtype: torch.dtype) -> bool:
-        """Whether torch's matrix products are at home in ``dtype`` here.
+        """Whether torch has fast matrix products in ``dtype`` here.
 
         bfloat16 on a CPU works everywhere in torch, but without instructions for it float32 is
         both faster and more precise; float16 is slow on every CPU. blazr's own kernels are another

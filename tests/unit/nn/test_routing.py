@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from blazr.nn.operands.experts import ExpertGroups, Routing
 from blazr.nn.ops.activation import clamped_swiglu
-from blazr.nn.ops.moe import ExpertGroups, Routing, route
+from blazr.nn.ops.moe import route
 
 pytestmark = pytest.mark.smoke
 

@@ -32,16 +32,16 @@ class ForeignError(Exception):
     """An operation that computes and is no kernel, or looks at numbers a recording has not."""
 
 
-class _Here(threading.local):
+class _PerThread(threading.local):
     recording: Recording | None = None
 
 
-_here = _Here()
+_per_thread = _PerThread()
 
 
 def recording() -> Recording | None:
     """The one this thread is making."""
-    return _here.recording
+    return _per_thread.recording
 
 
 class Region:
@@ -116,19 +116,19 @@ class Recording:
         self._arena = arena
         self._step = step
         self._depth = 0
-        self._watch = _Watch(arena)
+        self._mode = _RecordingMode(arena)
         arena.begin()
 
     def __enter__(self) -> Self:
         """From here on calls are kept."""
-        _here.recording = self
-        self._watch.__enter__()  # type: ignore[no-untyped-call]
+        _per_thread.recording = self
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *raised: object) -> None:
         """From here on calls are made again."""
-        _here.recording = None
-        self._watch.__exit__(*raised)  # type: ignore[no-untyped-call]
+        _per_thread.recording = None
+        self._mode.__exit__(*raised)  # type: ignore[no-untyped-call]
 
     def keep(self, address: int, call: ctypes.Structure) -> None:
         """A kernel's call."""
@@ -148,14 +148,14 @@ class Recording:
         except ForeignError:
             del self.calls[mark:]
             out = self._arena.take(like.shape, like.dtype)
-            self.calls.append(self._as_it_is(function, args, out))
+            self.calls.append(self._python_call(function, args, out))
             return out
         finally:
             self._depth -= 1
             if outermost:
                 self._arena.leave_part()
 
-    def _as_it_is(
+    def _python_call(
         self, function: Callable[..., Tensor], args: tuple[Any, ...], out: Tensor
     ) -> PythonCall:
         places = [index for index, each in enumerate(args) if each is self._step]
@@ -170,7 +170,7 @@ class Recording:
 
 
 class _Dispatch:
-    """What `_Watch` does with an operation.
+    """What `_RecordingMode` does with an operation.
 
     Apart from it, because torch wraps a ``__torch_dispatch__`` that a mode itself defines, and the
     wrapper imports torch.compile's modules at its first call: hundreds, and seconds.
@@ -202,7 +202,7 @@ class _Dispatch:
         raise ForeignError(str(func))
 
 
-class _Watch(_Dispatch, TorchDispatchMode):
+class _RecordingMode(_Dispatch, TorchDispatchMode):
     """Sees every operation of torch; nothing that computes goes through."""
 
     def __init__(self, arena: Arena) -> None:
@@ -218,5 +218,5 @@ def recordable(function: Callable[..., Tensor], *args: Any, like: Tensor) -> Ten
         args: What it takes.
         like: What it puts out has this one's shape and dtype.
     """
-    here = _here.recording
+    here = _per_thread.recording
     return function(*args) if here is None else here.run_part(function, args, like)

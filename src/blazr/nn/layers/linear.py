@@ -1,4 +1,4 @@
-"""A matrix, perhaps with a bias."""
+"""Parameters that inputs are multiplied with: a matrix, or the filters of a convolution."""
 
 from __future__ import annotations
 

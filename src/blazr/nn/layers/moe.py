@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from blazr.nn.layers.base import FeedForward, FeedForwardConfig
 from blazr.nn.layers.linear import Linear, Matrix
 from blazr.nn.layers.mlp import Mlp, MlpConfig
+from blazr.nn.operands.experts import ExpertGroups, ExpertMlps, Routing, Stack
 from blazr.nn.operands.packing import Packed
 from blazr.nn.ops.matmul import wide_linear
-from blazr.nn.ops.moe import ExpertGroups, ExpertMlps, Routing, Stack, experts, route
+from blazr.nn.ops.moe import experts, route
 from blazr.nn.ops.pointwise import add, sigmoid_gate, widen
 from blazr.nn.quant.weight import Weight
 

@@ -36,7 +36,7 @@ class ParallelMixerConfig(MixerConfig):
     """Mixers side by side.
 
     Args:
-        parts: Them; none at all adds nothing, for layers that are a feed-forward alone.
+        parts: The mixers. Without any, nothing is added: for layers that are a feed-forward alone.
     """
 
     parts: tuple[ParallelPart, ...] = ()

@@ -51,8 +51,8 @@ class SequenceGroup:
     """Sequences that references compute together: equally many tokens of each, side by side.
 
     Args:
-        spans: Them. Those of more than one token have equally many in memory, too, and so pass
-            grid edges together.
+        spans: Their parts of the step. Those of more than one token have equally many in memory,
+            too, and so pass grid edges together.
         index: Place of the first among the step's sequences.
         device: Where tensors are made.
     """
@@ -126,7 +126,7 @@ class StepTable:
     """The sequences of a step, B of them, decoding ones first.
 
     Args:
-        spans: Them in plain numbers.
+        spans: Their parts of the step in plain numbers.
         block_tables: (B, M), int64, page ids; unused places are 0.
         num_decodes: How many of the first sequences compute exactly one token.
         are_alike: Whether all compute equally many tokens, from nothing: references then take

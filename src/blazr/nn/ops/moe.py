@@ -15,16 +15,6 @@ from blazr.nn.ops.matmul import gated_linear, linear
 from blazr.nn.ops.op import op
 from blazr.nn.ops.packed import packed_gated_linear, packed_linear
 
-__all__ = [
-    "ExpertGroups",
-    "ExpertMlps",
-    "Routing",
-    "Stack",
-    "choose_experts",
-    "experts",
-    "route",
-]
-
 _Matrix = Tensor | Packed | Matrix
 
 
@@ -79,12 +69,12 @@ def choose_experts(
 def _best_groups_only(choice: Tensor, groups: ExpertGroups) -> Tensor:
     grouped = choice.unflatten(-1, (groups.count, -1))  # (T, groups, E / groups)
     judged = min(groups.judged_by, grouped.shape[-1])
-    merits = grouped.topk(judged, -1).values.sum(-1)
-    order = merits.sort(dim=-1, descending=True, stable=True).indices
-    hidden = torch.ones_like(merits, dtype=torch.bool).scatter(
+    group_scores = grouped.topk(judged, -1).values.sum(-1)
+    order = group_scores.sort(dim=-1, descending=True, stable=True).indices
+    is_hidden = torch.ones_like(group_scores, dtype=torch.bool).scatter(
         -1, order[:, : groups.kept], value=False
     )
-    return grouped.masked_fill(hidden.unsqueeze(-1), float("-inf")).flatten(-2)
+    return grouped.masked_fill(is_hidden.unsqueeze(-1), float("-inf")).flatten(-2)
 
 
 @op(roundings=2)

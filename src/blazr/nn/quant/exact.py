@@ -88,14 +88,14 @@ class ShiftedWeight(Weight):
     @override
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         whole = self.inner.dequantize(torch.float32)
-        return self._settled(whole, self.scale, self.shift).to(dtype)
+        return self._scale_and_shift(whole, self.scale, self.shift).to(dtype)
 
     @override
     def rows(self, ids: Tensor) -> Tensor:
         scale, shift = (None if each is None else each[ids] for each in (self.scale, self.shift))
-        return self._settled(self.inner.rows(ids).float(), scale, shift).to(self.dtype)
+        return self._scale_and_shift(self.inner.rows(ids).float(), scale, shift).to(self.dtype)
 
-    def _settled(self, inner: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
+    def _scale_and_shift(self, inner: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
         if scale is not None:
             inner = inner * scale.unsqueeze(-1)
         if shift is not None:

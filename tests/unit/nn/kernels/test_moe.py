@@ -13,8 +13,9 @@ from blazr.core.errors import ShapeError
 from blazr.nn.kernels.cpu import compiled, moe
 from blazr.nn.kernels.recording import Arena, Recording
 from blazr.nn.layers.moe import MoeConfig
+from blazr.nn.operands.experts import ExpertGroups, ExpertMlps, Routing
 from blazr.nn.operands.packing import PACKINGS, Packed
-from blazr.nn.ops.moe import ExpertGroups, ExpertMlps, Routing, choose_experts, experts
+from blazr.nn.ops.moe import choose_experts, experts
 from blazr.nn.ops.packed import random_packed
 from tests.support.examples import FEED_FORWARD_EXAMPLES, HIDDEN
 

@@ -16,7 +16,7 @@ from blazr.models.families.hf.dense import (
 )
 from blazr.models.families.hf.derive import Reading, Traits, hf_family
 from blazr.nn.layers.moe import MoeConfig
-from blazr.nn.ops.moe import ExpertGroups
+from blazr.nn.operands.experts import ExpertGroups
 
 LOCAL_EXPERTS = {"num_experts": ("num_local_experts", "num_experts", "n_routed_experts")}
 ROUTED_EXPERTS = {"num_experts": ("n_routed_experts", "num_experts", "num_local_experts")}

@@ -44,7 +44,7 @@ class RowsLayout(Layout):
         return replace(grids[0][0], codes=codes, scales=scales, zeros=zeros)
 
     def _runs(self, rows: slice) -> Iterator[tuple[slice, int]]:
-        """Where such rows are in the matrix: a run, and every so-manieth row of it."""
+        """Where these rows are in the matrix: a run, and the step between the rows taken of it."""
         low, high, _ = rows.indices(self.shape[0])
         for each in self._rows:
             own = each[max(low, 0) : max(high, 0)]
