@@ -95,8 +95,10 @@ class Packed(NamedTuple):
         return Packed(self.packing, self.blocks[index], self.rows, scales)
 
 
-_NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-_FLOAT4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+# What the four-bit codes of IQ4_NL and IQ4_XS stand for.
+IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+# Four-bit floats (sign, two bits of exponent, one of mantissa), doubled to be whole.
+E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 # By GGML type, or for what safetensors files hold.
 PACKINGS = {
@@ -105,9 +107,9 @@ PACKINGS = {
     "Q4_1": Packing(2, 1, "half, minimum", 4),
     "Q5_0": Packing(3, 1, "half", 5, 16),
     "Q5_1": Packing(4, 1, "half, minimum", 5),
-    "IQ4_NL": Packing(5, 1, "half", 4, table=_NON_LINEAR),
-    "MXFP4": Packing(6, 1, "exponent", 4, table=_FLOAT4),
-    "IQ4_XS": Packing(7, 8, "signed", 4, table=_NON_LINEAR),
+    "IQ4_NL": Packing(5, 1, "half", 4, table=IQ4_VALUES),
+    "MXFP4": Packing(6, 1, "exponent", 4, table=E2M1),
+    "IQ4_XS": Packing(7, 8, "signed", 4, table=IQ4_VALUES),
     "Q2_K": Packing(8, 8, "minimum", 4, parts=2),
     "Q3_K": Packing(9, 8, "signed", 4, 4, parts=2),
     "Q4_K": Packing(10, 8, "minimum", 4),

@@ -19,7 +19,7 @@ from blazr.nn.ops.packed import (
 )
 from blazr.nn.quant.exact import ShiftedWeight
 from blazr.nn.quant.gguf import GGML_TYPES
-from blazr.nn.quant.gguf.bits import fields, shifted, words
+from blazr.nn.quant.gguf.bits import fields, five_bits, shifted, six_bits, words
 from blazr.nn.quant.gguf.block_type import TILE, BlockType
 from blazr.nn.quant.weight import GgufWeight, StoredStack, Weight
 
@@ -316,16 +316,12 @@ def _q4_1(blocks: Tensor) -> CodesAndScales:
     return fields(blocks[:, 4:], 4, 1), [_one(blocks[:, :2]), _negated(blocks[:, 2:4])]
 
 
-def _five_bits(blocks: Tensor, start: int) -> Tensor:
-    return fields(blocks[:, start + 4 :], 4, 1) | (fields(blocks[:, start : start + 4], 1, 4) << 4)
-
-
 def _q5_0(blocks: Tensor) -> CodesAndScales:
-    return _five_bits(blocks, 2), [_one(blocks[:, :2])]
+    return five_bits(blocks, 2), [_one(blocks[:, :2])]
 
 
 def _q5_1(blocks: Tensor) -> CodesAndScales:
-    return _five_bits(blocks, 4), [_one(blocks[:, :2]), _negated(blocks[:, 2:4])]
+    return five_bits(blocks, 4), [_one(blocks[:, :2]), _negated(blocks[:, 2:4])]
 
 
 def _mxfp4(blocks: Tensor) -> CodesAndScales:
@@ -356,9 +352,7 @@ def _q3_k(blocks: Tensor) -> CodesAndScales:
 
 
 def _scales_and_minima(blocks: Tensor) -> list[Tensor]:
-    first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
-    scales = torch.cat((first & 63, (third & 15) | ((first >> 2) & 48)), 1)
-    minima = torch.cat((second & 63, (third >> 4) | ((second >> 2) & 48)), 1)
+    scales, minima = six_bits(blocks)
     return [_one(blocks[:, :2]), _one(blocks[:, 2:4]), _many(scales), _many(minima)]
 
 

@@ -13,10 +13,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from blazr.nn.operands.packing import IQ4_VALUES
 from blazr.nn.quant.gguf.bits import fields, halves, shifted, words
 from blazr.nn.quant.gguf.grids import codebook
 
-_NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _DELTA = 0.125
 
 
@@ -122,5 +122,5 @@ def iq4_xs(blocks: Tensor) -> Tensor:
 
 
 def _spread(indices: Tensor) -> Tensor:
-    values = torch.tensor(_NON_LINEAR, dtype=torch.float32, device=indices.device)
+    values = torch.tensor(IQ4_VALUES, dtype=torch.float32, device=indices.device)
     return values[indices.int()]

@@ -114,7 +114,7 @@ def _refine(
 
 
 def _six_bits(scale: Tensor, minimum: Tensor) -> Tensor:
-    """Scales and minima in 12 bytes, as ``kquants`` reads them."""
+    """Scales and minima in 12 bytes, as ``bits.six_bits`` reads them."""
     s, m = (each.squeeze(-1).to(torch.uint8) for each in (scale, minimum))
     first = s[:, :4] | (s[:, 4:] >> 4 << 6)
     second = m[:, :4] | (m[:, 4:] >> 4 << 6)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from blazr.nn.quant.gguf.bits import fields, halves, words
+from blazr.nn.quant.gguf.bits import fields, halves, six_bits, words
 
 
 def q2_k(blocks: Tensor) -> Tensor:
@@ -52,10 +52,8 @@ def q5_k(blocks: Tensor) -> Tensor:
 
 
 def _scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """(N, 8, 1) each. Four of eight lie in six bits of a byte, the others in what is left over."""
-    first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
-    scales = torch.cat((first & 63, (third & 15) | ((first >> 2) & 48)), 1)
-    minima = torch.cat((second & 63, (third >> 4) | ((second >> 2) & 48)), 1)
+    """(N, 8, 1) each."""
+    scales, minima = six_bits(blocks)
     scale = halves(blocks, 0) * scales.float()
     minimum = halves(blocks, 2) * minima.float()
     return scale[..., None], minimum[..., None]

@@ -11,10 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from blazr.nn.quant.gguf.bits import fields, halves, words
-
-# 4-bit floats (sign, two bits of exponent, one of mantissa), doubled to be whole.
-E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+from blazr.nn.operands.packing import E2M1
+from blazr.nn.quant.gguf.bits import fields, five_bits, halves, words
 
 
 def f32(blocks: Tensor) -> Tensor:
@@ -44,17 +42,12 @@ def q4_1(blocks: Tensor) -> Tensor:
 
 def q5_0(blocks: Tensor) -> Tensor:
     """0:2 scale, 2:6 fifth bits, 6:22 nibbles; value = scale * (five bits - 16)."""
-    return halves(blocks, 0) * (_five_bits(blocks, 2) - 16)
+    return halves(blocks, 0) * (five_bits(blocks, 2).float() - 16)
 
 
 def q5_1(blocks: Tensor) -> Tensor:
     """0:2 scale, 2:4 minimum, 4:8 fifth bits, 8:24 nibbles; value = scale * five bits + minimum."""
-    return halves(blocks, 0) * _five_bits(blocks, 4) + halves(blocks, 2)
-
-
-def _five_bits(blocks: Tensor, start: int) -> Tensor:
-    high = fields(blocks[:, start : start + 4], 1, 4)
-    return (fields(blocks[:, start + 4 :], 4, 1) | (high << 4)).float()
+    return halves(blocks, 0) * five_bits(blocks, 4).float() + halves(blocks, 2)
 
 
 def q8_0(blocks: Tensor) -> Tensor:

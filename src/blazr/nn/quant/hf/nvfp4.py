@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from blazr.nn.quant.gguf.legacy import E2M1
+from blazr.nn.operands.packing import E2M1
 from blazr.nn.quant.hf.fp8 import SCALES
 from blazr.nn.quant.hf.scheme import Layout, Parts, agree, need
 
