@@ -83,6 +83,13 @@ _LFM2_NORM = (Rule("token_embd_norm.weight", "norm.weight"),)
 # in files of converters, this one has no ending
 _FALCON_NORM = (Rule("blk.{i}.ffn_norm", "layers.{i}.feed_forward_norm.weight"),)
 
+# What files of models without experts do not say, though their family may have some.
+_NO_EXPERTS = {
+    "num_experts": 1,
+    "experts_per_tok": 1,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 1,
+}
 _LLAMA = {"": "mistral", "experts": "mixtral"}
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
@@ -158,12 +165,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         ),
         "deepseek2": Architecture(
             read_by={"sigmoid": "deepseek_v3"},
-            implied={
-                "num_experts": 1,
-                "experts_per_tok": 1,
-                "num_experts_per_tok": 1,
-                "moe_intermediate_size": 1,
-            },
+            implied=_NO_EXPERTS,
             reads_weights_norm=True,
             families=("deepseek_v2", "deepseek_v3"),
             norm_topk_prob=False,
@@ -260,12 +262,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             tiled=True,
         ),
         "kimi-linear": Architecture(
-            implied={
-                "num_experts": 1,
-                "experts_per_tok": 1,
-                "num_experts_per_tok": 1,
-                "moe_intermediate_size": 1,
-            },
+            implied=_NO_EXPERTS,
             reads_weights_norm=True,
             families=("kimi_linear",),
             hybrid=True,

@@ -122,13 +122,10 @@ def _qwen_mixer(reading: Reading, index: int) -> MixerConfig | None:
     )
 
 
+_QWEN_DEFAULTS = {"head_dim": 256, "partial_rotary_factor": 0.25}
 _NEXT = Traits(
     rules=_qwen_rules(),
-    defaults={
-        "head_dim": 256,
-        "partial_rotary_factor": 0.25,
-        "norm_topk_prob": True,
-    },
+    defaults={**_QWEN_DEFAULTS, "norm_topk_prob": True},
     attention={**LLAMA_BIASES, "qk_norm": True, "output_gate": True},
     mixer=_qwen_mixer,
     feed_forward=qwen2_moe,
@@ -148,9 +145,7 @@ _NEXT = Traits(
     unused=mtp_tensors,
 )
 QWEN3_NEXT = hf_family("qwen3_next", replace(_NEXT, rules_of=_next_rules_of))
-_DENSE = replace(
-    _NEXT, defaults={"head_dim": 256, "partial_rotary_factor": 0.25}, feed_forward=None
-)
+_DENSE = replace(_NEXT, defaults=_QWEN_DEFAULTS, feed_forward=None)
 QWEN3_5_TEXT = hf_family("qwen3_5_text", _DENSE)
 QWEN3_5 = hf_family("qwen3_5", _DENSE, section="text_config")
 QWEN3_5_MOE_TEXT = hf_family("qwen3_5_moe_text", _NEXT)

@@ -185,16 +185,20 @@ GEMMA = hf_family(
         ignored_keys=_GEMMA_ACTIVATIONS,
     ),
 )
+# Of the second and the third Gemma.
+_GEMMA_DEFAULTS = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 4096,
+}
 GEMMA2 = hf_family(
     "gemma2",
     Traits(
         rules=hf_rules(GEMMA_NORMS),
         defaults={
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "sliding_window": 4096,
+            **_GEMMA_DEFAULTS,
             "final_logit_softcapping": 30.0,
             "attn_logit_softcapping": 50.0,
         },
@@ -214,12 +218,8 @@ GEMMA2 = hf_family(
 _GEMMA3 = Traits(
     rules=hf_rules(GEMMA_NORMS),
     defaults={
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
+        **_GEMMA_DEFAULTS,
         "max_position_embeddings": 131_072,
-        "sliding_window": 4096,
         "rope_theta": 1_000_000.0,
     },
     attention={**LLAMA_BIASES, "qk_norm": True},

@@ -99,14 +99,10 @@ _UNUSED_KEYS = (
 )
 
 
+_DEFAULTS = {"num_key_value_heads": 8, "rope_theta": 1_000_000.0, "norm_eps": 1e-5}
 _LFM2 = Traits(
     rules=hf_rules({}, _RULES),
-    defaults={
-        "num_key_value_heads": 8,
-        "rope_theta": 1_000_000.0,
-        "norm_eps": 1e-5,
-        "block_auto_adjust_ff_dim": True,
-    },
+    defaults={**_DEFAULTS, "block_auto_adjust_ff_dim": True},
     attention={"qk_norm": True},
     mixer=_mixer,
     feed_forward=_feed,
@@ -126,9 +122,7 @@ LFM2_MOE = hf_family(
     replace(
         _LFM2,
         defaults={
-            "num_key_value_heads": 8,
-            "rope_theta": 1_000_000.0,
-            "norm_eps": 1e-5,
+            **_DEFAULTS,
             "num_experts": 32,
             "num_experts_per_tok": 4,
             "use_expert_bias": True,
