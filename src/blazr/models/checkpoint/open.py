@@ -31,10 +31,8 @@ _SHARD = re.compile(
 _SHARD_NUMBER = re.compile(r"\d{5}(?=-of-\d{5}\.gguf$)", re.ASCII)
 _STEP = re.compile(r".*_step_(?P<step>\d{1,18})\.safetensors")
 _PROGRAM_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_WANTED = [
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "*config.json",
+# What a tokenizer and chat templates are read from.
+TEXT_FILES = (
     "tokenizer*",
     "*.tiktoken",
     "*.tiktoken.json",
@@ -46,7 +44,8 @@ _WANTED = [
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
-]
+)
+_WANTED = ["*.safetensors", "*.safetensors.index.json", "*config.json", *TEXT_FILES]
 # A star stands for slashes too: of what lies in folders only templates are wanted.
 _UNWANTED = [
     *(f"*/{each}" for each in _WANTED if each != "*.jinja"),

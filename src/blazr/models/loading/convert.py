@@ -25,6 +25,7 @@ from blazr.models.checkpoint.base import (
     TensorInfo,
     torch_dtype,
 )
+from blazr.models.checkpoint.open import TEXT_FILES
 from blazr.models.checkpoint.write import Entry, TensorWriter, gguf_writer, safetensors_writer
 from blazr.models.families.rules import AsStored, Stack
 from blazr.models.loading.gguf_plan import plan_gguf
@@ -39,18 +40,8 @@ from blazr.nn.quant.policy import QuantizePolicy, parse_policy
 
 WRITABLE = ("q8_0", "q4_0", "int8", "int4")
 _COPIED_FILES = (
-    "tokenizer*",
-    "*.tiktoken",
-    "*.tiktoken.json",
-    "*.model",
-    "tekken.json",
-    "vocab.json",
-    "merges.txt",
-    "added_tokens.json",
-    "special_tokens_map.json",
-    "*.jinja",
+    *TEXT_FILES,
     "additional_chat_templates/*.jinja",
-    "chat_template.json",
     "generation_config.json",
     "LICENSE*",
 )
