@@ -63,6 +63,11 @@ class CausalLM(nn.Module):
         """Where the weights are."""
         return self.embed_tokens.weight.device
 
+    @property
+    def head_parameter(self) -> str:
+        """Name of the matrix that makes scores of hidden states."""
+        return "embed_tokens.weight" if self.config.tie_word_embeddings else "lm_head.weight"
+
     def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
         """One serving step.
 

@@ -34,11 +34,6 @@ class ModelConfig:
     logits_scaling: float = 1.0
     logit_softcap: float | None = None
 
-    @property
-    def head_parameter(self) -> str:
-        """Name of the matrix that makes scores of hidden states."""
-        return "embed_tokens.weight" if self.tie_word_embeddings else "lm_head.weight"
-
     def length_class(self, length: int) -> int:
         """Sequences of one class that may become this long remember a prefix alike.
 

@@ -197,7 +197,7 @@ def _jobs(planned: PlannedModel, quantize: str | None, dtype: str) -> list[_Job]
                 expected=", ".join(WRITABLE),
             )
     storage = choose_storage(planned.plan, planned.module, policy)
-    head = planned.module.config.head_parameter
+    head = planned.module.head_parameter
     plain = stored_dtype(planned.plan) if dtype == "auto" else DTYPES[dtype]
     jobs: dict[str, _Job] = {}  # a tensor of several parameters is written once
     for step in planned.plan.steps:

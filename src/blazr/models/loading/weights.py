@@ -166,7 +166,7 @@ def choose_storage(plan: LoadPlan, module: CausalLM, policy: QuantizePolicy) -> 
     """Pack what is stored packed, and what the policy names where its rows are whole blocks."""
     names = packable(module)
     found = dict[str, Storing]()
-    head = module.config.head_parameter
+    head = module.head_parameter
     for step in plan.steps:
         if step.parameter not in names:
             continue
