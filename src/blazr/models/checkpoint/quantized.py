@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo, TensorInfo, read_json
 from blazr.nn.quant.hf import SCHEMES
-from blazr.nn.quant.hf.scheme import Scheme, Settings
+from blazr.nn.quant.hf.scheme import QuantizationConfig, Scheme
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +44,7 @@ def join_quantized(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, tensors=_joined(checkpoint, SCHEMES[method], settings))
 
 
-def _settings(checkpoint: Checkpoint) -> Settings | None:
+def _settings(checkpoint: Checkpoint) -> QuantizationConfig | None:
     """What config.json, or a file of its own, says about the quantization."""
     config = checkpoint.config or {}
     for key in ("quantization_config", "compression_config"):
@@ -57,18 +57,18 @@ def _settings(checkpoint: Checkpoint) -> Settings | None:
                 found=repr(raw)[:100],
                 expected="an object",
             )
-        return Settings({"quant_method": _guess(checkpoint), **raw})
+        return QuantizationConfig({"quant_method": _guess(checkpoint), **raw})
     path = checkpoint.directory / _MODELOPT
     if path.exists():
-        quantization = Settings(read_json(path), _MODELOPT).section("quantization")
-        return Settings({**quantization.raw, "quant_method": "modelopt"}, _MODELOPT)
+        quantization = QuantizationConfig(read_json(path), _MODELOPT).section("quantization")
+        return QuantizationConfig({**quantization.raw, "quant_method": "modelopt"}, _MODELOPT)
     if "qweight" not in {name.rpartition(".")[2] for name in checkpoint.tensors}:
         return None
     for name, method in _FILES.items():
         path = checkpoint.directory / name
         if path.exists():
-            return Settings({**read_json(path), "quant_method": method}, name)
-    return Settings({"quant_method": _guess(checkpoint)})
+            return QuantizationConfig({**read_json(path), "quant_method": method}, name)
+    return QuantizationConfig({"quant_method": _guess(checkpoint)})
 
 
 def _guess(checkpoint: Checkpoint) -> str:
@@ -79,7 +79,9 @@ def _guess(checkpoint: Checkpoint) -> str:
     return "fp8" if "weight_scale_inv" in ends else "compressed-tensors"
 
 
-def _joined(checkpoint: Checkpoint, scheme: Scheme, settings: Settings) -> Mapping[str, TensorInfo]:
+def _joined(
+    checkpoint: Checkpoint, scheme: Scheme, settings: QuantizationConfig
+) -> Mapping[str, TensorInfo]:
     tensors = checkpoint.tensors
     found = dict[str, TensorInfo]()
     used = set[str]()

@@ -110,7 +110,7 @@ class RopeConfig:
             trained = scaling.original_max_seq_len
             stretch = scaling.factor * max(length, trained) / trained
             theta *= (stretch - (scaling.factor - 1)) ** (self.dim / (self.dim - 2))
-        return _scale(1 / theta**exponents, scaling, self, length)
+        return _scaled_frequencies(1 / theta**exponents, scaling, self, length)
 
     def tables(self, positions: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Cosine and sine at these positions, (T, pairs) each, float32.
@@ -159,7 +159,9 @@ class Positions:
         return self._tables[rope]
 
 
-def _scale(frequencies: Tensor, scaling: RopeScaling, rope: RopeConfig, length: int) -> Tensor:
+def _scaled_frequencies(
+    frequencies: Tensor, scaling: RopeScaling, rope: RopeConfig, length: int
+) -> Tensor:
     factor = scaling.factor
     match scaling.kind:
         case "linear":

@@ -22,9 +22,9 @@ from blazr.nn.quant.hf.scheme import (
     GridLayout,
     Layout,
     Parts,
+    QuantizationConfig,
     Read,
     Scheme,
-    Settings,
     agree,
     group_size,
     need,
@@ -56,7 +56,7 @@ class AwqLayout(GridLayout):
         return Grid(codes.T, parts["scales"][:, rows].float().T, zeros.T, self.size, BITS)
 
 
-def _layout(settings: Settings, parts: Parts, read: Read) -> Layout:
+def _layout(settings: QuantizationConfig, parts: Parts, read: Read) -> Layout:
     del read
     version = settings.text("version", "gemm")
     if version.lower() != "gemm":

@@ -31,9 +31,9 @@ from blazr.nn.quant.hf.scheme import (
     Grid,
     Layout,
     Parts,
+    QuantizationConfig,
     Read,
     Scheme,
-    Settings,
     agree,
     need,
 )
@@ -110,7 +110,7 @@ class TableLayout(Layout):
         return values * parts["weight.nested_absmax"][outer] + self.state.nested_offset
 
 
-def _layout(settings: Settings, parts: Parts, read: Read) -> Layout | None:
+def _layout(settings: QuantizationConfig, parts: Parts, read: Read) -> Layout | None:
     del settings
     if parts["weight"].dtype == "I8":
         rows, columns = need(parts, "weight", ("I8",), 2)

@@ -35,9 +35,9 @@ from blazr.nn.quant.hf.scheme import (
     GridLayout,
     Layout,
     Parts,
+    QuantizationConfig,
     Read,
     Scheme,
-    Settings,
     agree,
     check_groups,
     group_size,
@@ -107,7 +107,7 @@ class CompressedLayout(GridLayout):
         return values.expand(self.shape[0], -1)[rows]
 
 
-def _layout(settings: Settings, parts: Parts, read: Read) -> Layout | None:
+def _layout(settings: QuantizationConfig, parts: Parts, read: Read) -> Layout | None:
     _refuse_unsupported(settings)
     if "weight_packed" in parts:
         if parts["weight_packed"].dtype != "U8":
@@ -133,7 +133,7 @@ def _layout(settings: Settings, parts: Parts, read: Read) -> Layout | None:
     return CompressedLayout((rows, columns), 8, size, packed=False)
 
 
-def _packed_layout(settings: Settings, parts: Parts, read: Read) -> Layout:
+def _packed_layout(settings: QuantizationConfig, parts: Parts, read: Read) -> Layout:
     need(parts, "weight_shape", ("I64", "I32"), 1)
     rows, words = need(parts, "weight_packed", ("I32",), 2)
     sizes = read("weight_shape").tolist()
@@ -160,7 +160,7 @@ def _packed_layout(settings: Settings, parts: Parts, read: Read) -> Layout:
     return CompressedLayout((rows, columns), bits, size, packed=True)
 
 
-def _wanted(settings: Settings, columns: int, groups: int) -> int:
+def _wanted(settings: QuantizationConfig, columns: int, groups: int) -> int:
     """The size of a group that the settings have for so many in a row; 0 where they have none."""
     sizes = (weights.integer("group_size", 0) for weights in _weights(settings))
     return next((each for each in sizes if each > 0 and -(-columns // each) == groups), 0)
@@ -176,20 +176,20 @@ def _groups(parts: Parts, rows: int) -> int:
     return shape[1]
 
 
-def _weights(settings: Settings) -> Iterator[Settings]:
+def _weights(settings: QuantizationConfig) -> Iterator[QuantizationConfig]:
     groups = settings.section("config_groups")
     for name in groups.raw:
         yield groups.section(name).section("weights")
 
 
-def _block(settings: Settings) -> tuple[int, int] | None:
+def _block(settings: QuantizationConfig) -> tuple[int, int] | None:
     for weights in _weights(settings):
         if weights.raw.get("block_structure") is not None:
             return weights.sizes("block_structure", (128, 128))
     return None
 
 
-def _refuse_unsupported(settings: Settings) -> None:
+def _refuse_unsupported(settings: QuantizationConfig) -> None:
     """Refuse what would change the numbers, and is not here."""
     if settings.text("format", _FORMATS[0]) not in {*_FORMATS, "mixed-precision"}:
         raise settings.wrong("format", ", ".join(_FORMATS))

@@ -18,7 +18,7 @@ from math import ceil
 from torch import Tensor
 from typing_extensions import override
 
-from blazr.nn.quant.hf.scheme import Layout, Parts, Read, Scheme, Settings, agree, need
+from blazr.nn.quant.hf.scheme import Layout, Parts, QuantizationConfig, Read, Scheme, agree, need
 
 FLOATS = ("F8_E4M3", "F8_E5M2")
 SCALES = ("F32", "BF16", "F16")
@@ -77,7 +77,7 @@ def fp8_layout(parts: Parts, key: str, block: tuple[int, int] | None) -> Fp8Layo
     return Fp8Layout((rows, columns), block, key)
 
 
-def _layout(settings: Settings, parts: Parts, read: Read) -> Layout | None:
+def _layout(settings: QuantizationConfig, parts: Parts, read: Read) -> Layout | None:
     del read
     if parts["weight"].dtype not in FLOATS:
         return None

@@ -23,9 +23,9 @@ from blazr.nn.quant.hf.scheme import (
     GridLayout,
     Layout,
     Parts,
+    QuantizationConfig,
     Read,
     Scheme,
-    Settings,
     agree,
     check_groups,
     group_size,
@@ -70,7 +70,7 @@ class GptqLayout(GridLayout):
         )
 
 
-def _layout(settings: Settings, parts: Parts, read: Read) -> Layout:
+def _layout(settings: QuantizationConfig, parts: Parts, read: Read) -> Layout:
     kind = settings.text("checkpoint_format", "gptq")
     if kind not in _FORMATS:
         raise settings.wrong("checkpoint_format", ", ".join(_FORMATS))

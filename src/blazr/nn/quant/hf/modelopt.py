@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from blazr.nn.quant.hf.fp8 import FLOATS, fp8_layout
 from blazr.nn.quant.hf.nvfp4 import nvfp4_layout
-from blazr.nn.quant.hf.scheme import Layout, Parts, Read, Scheme, Settings
+from blazr.nn.quant.hf.scheme import Layout, Parts, QuantizationConfig, Read, Scheme
 
 _ALGORITHMS = ("NVFP4", "FP8", "MIXED_PRECISION")
 
 
-def _layout(settings: Settings, parts: Parts, read: Read) -> Layout | None:
+def _layout(settings: QuantizationConfig, parts: Parts, read: Read) -> Layout | None:
     del read
     if settings.text("quant_algo", _ALGORITHMS[0]).upper() not in _ALGORITHMS:
         raise settings.wrong("quant_algo", ", ".join(_ALGORITHMS))

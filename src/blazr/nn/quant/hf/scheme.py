@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MAX_SIZE = 2**31
 
 
-class Part(Protocol):
+class StoredPart(Protocol):
     """A stored tensor as its file's header describes it."""
 
     @property
@@ -33,7 +33,7 @@ class Part(Protocol):
         """Its dimensions."""
 
 
-Parts = Mapping[str, Part]
+Parts = Mapping[str, StoredPart]
 Read: TypeAlias = "Callable[[str], Tensor]"
 
 
@@ -135,11 +135,11 @@ class Scheme:
 
     mains: tuple[str, ...]
     others: tuple[str, ...]
-    layout: Callable[[Settings, Parts, Read], Layout | None]
+    layout: Callable[[QuantizationConfig, Parts, Read], Layout | None]
     ignored: tuple[str, ...] = ()
 
 
-class Settings:
+class QuantizationConfig:
     """``quantization_config`` while it is read; nothing in it is trusted.
 
     Args:
@@ -177,17 +177,6 @@ class Settings:
             raise self.wrong(key, "a string")
         return default if value is None else value
 
-    def flag(self, key: str, *, default: bool) -> bool:
-        """True or false.
-
-        Raises:
-            ConfigError: It is something else.
-        """
-        value = self.raw.get(key)
-        if value is not None and not isinstance(value, bool):
-            raise self.wrong(key, "true or false")
-        return default if value is None else value
-
     def sizes(self, key: str, default: tuple[int, int]) -> tuple[int, int]:
         """Two sizes.
 
@@ -205,7 +194,7 @@ class Settings:
                 raise self.wrong(key, "two sizes")
         return first, second
 
-    def section(self, key: str) -> Settings:
+    def section(self, key: str) -> QuantizationConfig:
         """A nested object; empty where it is missing.
 
         Raises:
@@ -214,7 +203,7 @@ class Settings:
         value = self.raw.get(key)
         if value is not None and not isinstance(value, Mapping):
             raise self.wrong(key, "an object")
-        return Settings(value or {}, f"{self.source}.{key[:40]}")
+        return QuantizationConfig(value or {}, f"{self.source}.{key[:40]}")
 
     def wrong(self, key: str, expected: str) -> ConfigError:
         """The error about a key."""
