@@ -59,7 +59,7 @@ def test_compilers(compiler: str, flag: str, tmp_path: Path) -> None:
 
 def test_arm(tmp_path: Path) -> None:
     said = _test(_arm(tmp_path))
-    assert "kernels: neon (the best here) of neon, portable; on torch's threads" in said
+    assert "kernels: neon (the best here) of neon, portable" in said
 
 
 def test_arm_without_dot_products(tmp_path: Path) -> None:

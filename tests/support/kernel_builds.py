@@ -45,9 +45,7 @@ class Emulated:
         self._directory = tempfile.TemporaryDirectory()
         caller, memory = (str(Path(self._directory.name) / name) for name in ("caller", "memory"))
         source = str(Path(__file__).with_name("kernel_caller.cpp"))
-        # the OpenMP runtime comes with it, as it comes with torch
-        link = ("-Wl,--no-as-needed", "-lgomp", "-ldl")
-        subprocess.run([ARM_COMPILER, "-O1", source, "-o", caller, *link], check=True)
+        subprocess.run([ARM_COMPILER, "-O1", source, "-o", caller, "-ldl"], check=True)
         with Path(memory).open("wb+") as file:
             file.truncate(_MEMORY)
             self._memory = mmap.mmap(file.fileno(), _MEMORY)
@@ -56,7 +54,6 @@ class Emulated:
             [emulator(), "-cpu", processor, "-L", ARM_SYSTEM, caller, str(library), memory],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={"OMP_WAIT_POLICY": "passive"},  # spinning threads are costly to emulate
         )
         self._there, _ = self._answer()
         self._storages: dict[int, int] = {}  # address and bytes, those used last at the end

@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,6 +143,40 @@ def zero_bytes(shape: torch.Size, device: torch.device | None = None) -> Tensor:
     own.madvise(mmap.MADV_HUGEPAGE, first, size // _LARGE_PAGE * _LARGE_PAGE)
     # its storage begins where it does: views by absolute offsets find it
     return torch.frombuffer(own, dtype=torch.uint8, count=size, offset=first).view(shape)
+
+
+def fill_rows(rows: Tensor, ids: Sequence[int], byte: int = 0) -> None:
+    """Fill the rows ``ids`` with a byte.
+
+    On a CPU the calling thread does it. Torch would share it out among its threads, and these wait
+    for each other: beside other programs longer than the memory takes.
+
+    Args:
+        rows: (N, ...), contiguous.
+        ids: Which.
+        byte: What.
+    """
+    if rows.device.type == "cpu":
+        size = rows.stride(0) * rows.element_size()
+        for each in ids:
+            ctypes.memset(rows.data_ptr() + each * size, byte, size)
+    elif ids:
+        rows.view(torch.uint8)[list(ids)] = byte
+
+
+def copy_row(rows: Tensor, source: int, target: int) -> None:
+    """Copy a row over another, on a CPU by the calling thread.
+
+    Args:
+        rows: (N, ...), contiguous.
+        source: The one.
+        target: The other.
+    """
+    if rows.device.type == "cpu":
+        size = rows.stride(0) * rows.element_size()
+        ctypes.memmove(rows.data_ptr() + target * size, rows.data_ptr() + source * size, size)
+    else:
+        rows[target] = rows[source]
 
 
 def _cpu_info(*keys: str) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from blazr.engine.cache.manager import CacheShape
-from blazr.nn.device import zero_bytes
+from blazr.nn.device import copy_row, fill_rows, zero_bytes
 from blazr.nn.layers.batch import LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.operands.step import GRID
@@ -81,29 +81,28 @@ class Storage:
 
     def clear_pages(self, ids: Sequence[int], value: int = 0) -> None:
         """Fill pages with a byte, before they are handed out."""
-        if self._pages is not None and ids:
-            self._pages[list(ids)] = value
+        if self._pages is not None:
+            fill_rows(self._pages, ids, value)
 
     def clear_states(self, ids: Sequence[int], value: int = 0) -> None:
         """Fill state slots with a byte, before they are handed out."""
-        if self._states is not None and ids:
-            self._states[list(ids)] = value
+        if self._states is not None:
+            fill_rows(self._states, ids, value)
 
     def clear_run_slots(self, ids: Sequence[int]) -> None:
         """Zero log rows and working states, before they are handed out."""
-        if ids:
-            for tensor in self._run:
-                tensor[list(ids)] = 0
+        for tensor in self._run:
+            fill_rows(tensor, ids)
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy all that a page holds to another."""
         if self._pages is not None:
-            self._pages[target] = self._pages[source]
+            copy_row(self._pages, source, target)
 
     def copy_run_slot(self, source: int, target: int) -> None:
         """Copy one sequence's log rows and working states to another's."""
         for tensor in self._run:
-            tensor[target] = tensor[source]
+            copy_row(tensor, source, target)
 
     def _make_views(
         self, layout: CacheLayout, shape: CacheShape, device: torch.device

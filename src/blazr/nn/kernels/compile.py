@@ -32,7 +32,7 @@ _FLAGS: dict[str, _Flags] = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "ar
 # No contraction: a product and a sum are fused where the source says so, in every tile alike. No
 # traps: comparisons of numbers that are chosen between become masks, and loops of them vector code.
 _COMMON = (
-    *("-std=c++20", "-fPIC", "-fvisibility=hidden", "-fno-exceptions"),
+    *("-std=c++20", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-exceptions"),
     *("-ffp-contract=off", "-fno-trapping-math"),
 )
 _TIMEOUT_S = 1800  # a minute's work, on a machine that others use, too
@@ -80,7 +80,9 @@ def compile_library(
             end = ("-c", str(source), "-o", objects[-1])
             calls.append((compiler, *_COMMON, mark, *special.get(source.name, ()), *flags, *end))
         built = f"{directory}/{target.name}"
-        why = _run_all(calls) or _run_all([(compiler, *flags, "-shared", *objects, "-o", built)])
+        why = _run_all(calls) or _run_all(
+            [(compiler, *flags, "-pthread", "-shared", *objects, "-o", built)]
+        )
         if not why:
             target.parent.mkdir(parents=True, exist_ok=True)
             # moved into place in one step: another process may be loading the old one

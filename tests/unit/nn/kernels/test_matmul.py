@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -90,17 +88,3 @@ def test_what_does_not_fit_is_refused() -> None:
             matmul.linear(*arguments)
     with pytest.raises(ShapeError):
         matmul.gated_linear(x, weight, weight[:3])
-
-
-def test_torch_and_the_kernels_share_their_threads() -> None:
-    """Two sets of spinning threads would cost each other many times the work."""
-    x, weight = torch.randn(64, 512), torch.randn(512, 512)
-    torch.set_num_threads(3)
-    torch.randn(1 << 20).exp_()
-    before = _own_threads()
-    matmul.linear(x, weight)
-    assert _own_threads() <= before
-
-
-def _own_threads() -> set[str]:
-    return {path.name for path in Path("/proc/self/task").iterdir()}

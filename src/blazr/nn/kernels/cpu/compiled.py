@@ -1,4 +1,4 @@
-"""The compiled kernels: found, checked, and bound to an instruction set and to torch's threads."""
+"""The compiled kernels: found, checked, and bound to an instruction set."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def use(isa: str = "") -> bool:
     if chosen not in names:
         return False
     found = _open(LIBRARY)
-    found.blazr_use(ISAS.index(chosen), *map(_openmp, ("GOMP_parallel", "omp_get_num_threads")))
+    found.blazr_use(ISAS.index(chosen))
     return True
 
 
@@ -136,10 +136,7 @@ def explain() -> str:
     if why:
         return f"torch's operations: {why}"
     why = "BLAZR_KERNELS" if env.get("BLAZR_KERNELS") else "the best here"
-    threads = (
-        "torch's threads" if _openmp("GOMP_parallel") else "one thread: torch has no GOMP_parallel"
-    )
-    return f"{in_use()} ({why}) of {', '.join(isas())}; on {threads}"
+    return f"{in_use()} ({why}) of {', '.join(isas())}"
 
 
 def _text(raw: bytes | None) -> str:
@@ -151,20 +148,5 @@ def _open(path: Path) -> ctypes.CDLL:
     found = ctypes.CDLL(str(path))
     for name in ("blazr_isa", "blazr_in_use", "blazr_sources", "blazr_layouts"):
         getattr(found, name).restype = ctypes.c_char_p
-    found.blazr_use.argtypes = [_INT, _POINTER, _POINTER]
+    found.blazr_use.argtypes = [_INT]
     return found
-
-
-@cache
-def _openmp(name: str) -> int | None:
-    """Address of a function of the OpenMP runtime that torch computes with.
-
-    Taken from torch rather than linked: two runtimes in one process keep two sets of spinning
-    threads, which cost each other many times the work. None where torch has none; the kernels then
-    run on the calling thread.
-    """
-    try:
-        cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        return ctypes.cast(getattr(cpu, name), _POINTER).value
-    except (OSError, AttributeError):
-        return None

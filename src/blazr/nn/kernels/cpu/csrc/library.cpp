@@ -186,15 +186,12 @@ extern "C" {
 // Name of instruction set i, best first, or null where this processor lacks it or there is none.
 const char* blazr_isa(int i) { return i >= 0 && i < kNumNames && find(i) ? kNames[i] : nullptr; }
 
-// Run on instruction set i (see blazr_isa), and on the threads behind `region`, or on the caller's;
-// `count` tells how many threads a region has.
-int blazr_use(int i, ParallelRegion region, int (*count)()) {
+// Run on instruction set i (see blazr_isa).
+int blazr_use(int i) {
   const Kernels* found = i >= 0 && i < kNumNames ? find(i) : nullptr;
   if (!found) return -1;
   kernels = found;
   in_use = i;
-  parallel_region = region;
-  num_threads = count;
   return 0;
 }
 
@@ -430,20 +427,9 @@ void blazr_draw(const Draw* call, int threads) {
   });
 }
 
-// Make calls again, one after the other, in one parallel region.
+// Make calls again, one after the other.
 void blazr_replay(const Recorded* calls, int64_t count, int threads) {
-  Team all;
-  const auto run = [&](Team* own) {
-    team = own;
-    for (int64_t i = 0; i < count; i++) calls[i].run(calls[i].call, threads);
-    team = nullptr;
-  };
-  if (threads <= 1 || !parallel_region || !num_threads) return run(nullptr);
-  in_region(threads, [&] {
-    // how many there are only the runtime knows: it may grant fewer than were asked for
-    all.threads.store(num_threads(), std::memory_order_relaxed);
-    run(&all);
-  });
+  for (int64_t i = 0; i < count; i++) calls[i].run(calls[i].call, threads);
 }
 
 }  // extern "C"

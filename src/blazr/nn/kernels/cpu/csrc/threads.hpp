@@ -1,82 +1,165 @@
-// Loops over parts of the work, on torch's threads.
+// Loops over parts of the work, on threads of this library.
 //
-//   a call alone      | part 0 | part 3 |        one region for each loop
-//                     | part 1 | part 2 |
+//   caller | part 0 | part 3 | part 4 |   next loop: | part 0 | part 2 |
+//   helper | part 1 | part 2 |                       | part 1 |
 //
-//   recorded calls    | part 0 | part 3 | meet | part 0 | meet | ...    one region for all of them
-//                     | part 1 | part 2 | meet | part 1 | meet | ...
+// A loop is over when its parts are done, whoever did them: the caller takes every part that no helper
+// has taken, and waits for no thread that is not running. OpenMP's regions end when each of their
+// threads has arrived; beside another program each region would wait for the scheduler.
 #pragma once
 
-#include <sched.h>
+#include <pthread.h>
+#include <signal.h>
+#include <time.h>
 
 #include <atomic>
+#include <new>
 
 #include "types.hpp"
 
 namespace {
 
-// OpenMP's entry point for a parallel region, taken from the runtime that torch has loaded: two
-// runtimes in one process would each keep spinning threads and slow each other down many times.
-using ParallelRegion = void (*)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
-
-ParallelRegion parallel_region = nullptr;
-int (*num_threads)() = nullptr;  // of the region that the caller is in
-
-// Threads that go through recorded calls together. Each runs every call; the loops inside share
-// their parts out and meet at the end, which is several times cheaper than a region for each.
-struct Team {
-  std::atomic<int> threads{1}, arrived{0}, loops{0};
-  std::atomic<int64_t> next{0};  // part of the loop they are in
-
-  void meet() {
-    const int loop = loops.load(std::memory_order_acquire);
-    if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == threads.load(std::memory_order_relaxed)) {
-      arrived.store(0, std::memory_order_relaxed);
-      next.store(0, std::memory_order_relaxed);
-      loops.store(loop + 1, std::memory_order_release);
-      return;
-    }
-    // somebody else's work may keep the others from running
-    for (int turn = 0; loops.load(std::memory_order_acquire) == loop; turn++)
-      if (turn > 10000) sched_yield();
-      else relax();
-  }
-
-  static void relax() {
+inline void relax() {
 #if defined(__x86_64__)
-    __builtin_ia32_pause();
+  __builtin_ia32_pause();
 #elif defined(__aarch64__)
-    __asm__ volatile("yield");
+  __asm__ volatile("yield");
 #endif
-  }
-};
-
-thread_local Team* team = nullptr;
-
-// Call body() on each of `threads` threads.
-template <class Body>
-void in_region(int threads, const Body& body) {
-  const auto run = [](void* data) { (*static_cast<const Body*>(data))(); };
-  parallel_region(run, const_cast<Body*>(&body), unsigned(threads), 0);
 }
 
-// Call body(i) for i in [0, num_parts), each once, on up to `threads` threads. What a kernel does
-// outside of such loops must not write to memory that others see: a team does it on every thread.
+inline int64_t nanoseconds() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * int64_t(1000000000) + now.tv_nsec;
+}
+
+// A condition that threads wait for.
+struct Condition {
+  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+  pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+  std::atomic<int> sleepers{0};
+
+  // Wait until `holds()`: for `spin_ns` on the processor, unless another program takes it, and asleep
+  // from then on.
+  template <class Holds>
+  void wait(const Holds& holds, int64_t spin_ns) {
+    const int64_t start = nanoseconds();
+    for (int64_t last = start, now = start; now - start < spin_ns && now - last < kHeldUp;) {
+      for (int turn = 0; turn < 16; turn++, relax())
+        if (holds()) return;
+      last = now;
+      now = nanoseconds();
+    }
+    pthread_mutex_lock(&mutex);
+    sleepers.fetch_add(1, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    while (!holds()) pthread_cond_wait(&changed, &mutex);
+    sleepers.fetch_sub(1, std::memory_order_relaxed);
+    pthread_mutex_unlock(&mutex);
+  }
+
+  // Wake who sleeps; to be called when the condition holds. Both sides write and then read, so one of
+  // them sees what the other wrote.
+  void wake() {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (sleepers.load(std::memory_order_relaxed) == 0) return;
+    pthread_mutex_lock(&mutex);
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&mutex);
+  }
+
+  static constexpr int64_t kHeldUp = 200'000;  // nanoseconds; a few turns take none of that
+};
+
+// Threads that help a caller, and the loop that they take parts of. They help one caller at a time.
+struct Helpers {
+  std::atomic<bool> is_taken{false};
+  int started = 0;
+  std::atomic<int> wanted{0};  // how many of them take part
+  std::atomic<uint64_t> open{0};   // number of the loop << 32 | parts that nobody has taken
+  std::atomic<int64_t> undone{0};  // parts that are not done
+  // The loop. Only a thread that has a part of it reads these: for that part the caller waits.
+  void (*run)(const void* body, int64_t part) = nullptr;
+  const void* body = nullptr;
+  int64_t num_parts = 0;
+  Condition has_parts, is_done;
+
+  // Do parts until none is left to take.
+  void work() {
+    uint64_t at = open.load(std::memory_order_relaxed);
+    while (at & kParts) {
+      // the number of the loop is compared too: a part of a later one is not taken by mistake
+      if (!open.compare_exchange_weak(at, at - 1, std::memory_order_acq_rel)) continue;
+      run(body, num_parts - int64_t(at & kParts));
+      if (undone.fetch_sub(1, std::memory_order_acq_rel) == 1) is_done.wake();
+      at = open.load(std::memory_order_relaxed);
+    }
+  }
+
+  // Do the loop, with up to `count` helpers.
+  void loop(int count) {
+    if (count > started) start(count);
+    wanted.store(count, std::memory_order_relaxed);
+    undone.store(num_parts, std::memory_order_relaxed);
+    const uint64_t number = (open.load(std::memory_order_relaxed) | kParts) + 1;
+    open.store(number | uint64_t(num_parts), std::memory_order_release);
+    has_parts.wake();
+    work();
+    is_done.wait([&] { return undone.load(std::memory_order_acquire) == 0; }, kSpinAtEnd);
+  }
+
+  // Create helpers until there are `count`, or as many as the system grants.
+  void start(int count) {
+    if (started == 0) pthread_atfork(nullptr, nullptr, forget);
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for Python's threads
+    for (pthread_t thread; started < count; started++) {
+      if (pthread_create(&thread, nullptr, help, reinterpret_cast<void*>(intptr_t(started)))) break;
+      pthread_detach(thread);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  static void* help(void* number);
+  static void forget();
+
+  static constexpr uint64_t kParts = 0xffffffff;
+  // Nanoseconds: more than Python takes from one call to the next, and more than a part takes.
+  static constexpr int64_t kSpin = 1'000'000, kSpinAtEnd = 200'000;
+};
+
+Helpers helpers;
+
+void* Helpers::help(void* number) {
+  const int own = int(reinterpret_cast<intptr_t>(number));
+  const auto is_wanted = [&] {
+    return (helpers.open.load(std::memory_order_relaxed) & kParts) &&
+           own < helpers.wanted.load(std::memory_order_relaxed);
+  };
+  for (;;) {
+    helpers.has_parts.wait(is_wanted, kSpin);
+    helpers.work();
+  }
+}
+
+// A forked process has none of its parent's threads.
+void Helpers::forget() { new (&helpers) Helpers; }
+
+// Call body(i) for i in [0, num_parts), each once, on up to `threads` threads. Where another caller
+// has the helpers, on one.
 template <class Body>
 void parallel_for(int64_t num_parts, int threads, const Body& body) {
-  const auto run = [&](std::atomic<int64_t>& next) {
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < num_parts;) body(i);
-  };
-  if (team) {
-    run(team->next);
-    return team->meet();
+  const int count = int(smaller(threads, num_parts)) - 1;
+  if (count <= 0 || helpers.is_taken.exchange(true, std::memory_order_acquire)) {
+    for (int64_t i = 0; i < num_parts; i++) body(i);
+    return;
   }
-  std::atomic<int64_t> next{0};
-  threads = int(smaller(threads, num_parts));
-  if (threads > 1 && parallel_region)
-    in_region(threads, [&] { run(next); });
-  else
-    run(next);
+  helpers.run = [](const void* each, int64_t part) { (*static_cast<const Body*>(each))(part); };
+  helpers.body = &body;
+  helpers.num_parts = num_parts;
+  helpers.loop(count);
+  helpers.is_taken.store(false, std::memory_order_release);
 }
 
 // Call body(i0, i1) for stretches of `size` that make up [0, n).
