@@ -48,9 +48,10 @@ def load_text_engine(
     choose_reasoning("", "", name=options.reasoning_parser or "none")
     # Imported here, because these import torch and the callers must start without it.
     from blazr.models.loading.load import load
-    from blazr.nn.device import resolve_device
+    from blazr.nn.device import limit_threads, resolve_device
     from blazr.pipelines.fallback import load_fallback
 
+    limit_threads()
     device = resolve_device(options.device)
     dtype = options.dtype
 

@@ -18,6 +18,8 @@ from blazr.core.errors import ConfigError
 _LARGE_PAGE = 2**21
 # Names of the instructions in /proc/cpuinfo, of x86 and ARM.
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16", "avx_ne_convert"}
+_CONTROL_GROUP = Path("/sys/fs/cgroup")
+_NUM_THREADS = torch.get_num_threads()  # as torch chose
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +66,10 @@ class Device:
                     free = int(line.split()[1]) * 1024
         except OSError:
             pass
-        root = Path("/sys/fs/cgroup")
         try:
-            limit = (root / "memory.max").read_text(encoding="utf-8").strip()
+            limit = (_CONTROL_GROUP / "memory.max").read_text(encoding="utf-8").strip()
             if limit != "max":
-                used = int((root / "memory.current").read_text(encoding="utf-8"))
+                used = int((_CONTROL_GROUP / "memory.current").read_text(encoding="utf-8"))
                 free = min(free, max(0, int(limit) - used))
         except (OSError, ValueError):
             pass
@@ -76,6 +77,27 @@ class Device:
 
     def __str__(self) -> str:
         return f"{self.kind} ({self.description})"
+
+
+def limit_threads() -> None:
+    """Compute on no more threads than the control group has processors (``docker run --cpus``).
+
+    Torch counts the machine's processors; more threads than are granted would stop in turn.
+    Nothing changes where somebody has chosen: ``OMP_NUM_THREADS``, ``torch.set_num_threads``.
+    """
+    granted = _granted_processors()
+    is_chosen = "OMP_NUM_THREADS" in os.environ or torch.get_num_threads() != _NUM_THREADS  # noqa: TID251  (it is OpenMP's)
+    if granted is not None and granted < _NUM_THREADS and not is_chosen:
+        torch.set_num_threads(granted)
+
+
+def _granted_processors() -> int | None:
+    """How many processors' time a control group may use, rounded up; None is all."""
+    try:
+        quota, period = (_CONTROL_GROUP / "cpu.max").read_text(encoding="utf-8").split()
+        return None if quota == "max" else max(1, -(-int(quota) // int(period)))
+    except (OSError, ValueError):
+        return None
 
 
 def release_threads() -> None:
