@@ -25,7 +25,9 @@ template <class Isa, class T>
 struct AttentionOf {
   using Products = Matmul<Isa, T>;
   using D = Dot<Isa, T>;
-  static constexpr int64_t kGrid = 64, kTile = 4, kChannels = 32;
+  // Queries whose sums of 32 channels are in registers together, and vectors of them.
+  static constexpr int kTile = kRegister > 16 ? 6 : 4, kVectors = kRegister > 32 ? 2 : 1;
+  static constexpr int64_t kGrid = 64, kChannels = 32;
   static constexpr bool kInPairs = requires(typename D::Reg r) { D::interleave(r, r, &r); };
 
   // Up to kQueriesTogether queries of one sequence and one key/value head. Query i is the one of token
@@ -103,25 +105,26 @@ struct AttentionOf {
       float* s = weights + i * kGrid;
       for (int64_t r = 0; r < low; r++) s[r] = -INFINITY;
       for (int64_t r = larger(low, high); r < kGrid; r++) s[r] = -INFINITY;
-      float tops[16], top = -INFINITY;
-      for (int j = 0; j < 16; j++) tops[j] = s[j];
-      for (int64_t r = 16; r < kGrid; r += 16)
-        for (int j = 0; j < 16; j++) tops[j] = s[r + j] > tops[j] ? s[r + j] : tops[j];
-      for (int j = 0; j < 16; j++) top = tops[j] > top ? tops[j] : top;
+      const auto greater = [](auto a, auto b) { return a > b ? a : b; };
+      Lanes tops = load16(s);
+      for (int64_t r = 16; r < kGrid; r += 16) tops = each<float>(greater, tops, load16(s + r));
+      const float top = fold<float>(greater, tops);
       const float now = top > best[i] ? top : best[i];
       const float factor = best[i] == -INFINITY ? 0.0f : exp_approx(best[i] - now);
       best[i] = now;
-      for (int64_t r = 0; r < kGrid; r++)
-        s[r] = s[r] == -INFINITY ? 0.0f : exp_approx(s[r] - now);
+      const Lanes unseen = all16(-__FLT_MAX__);
+      for (int64_t r = 0; r < kGrid; r += 16) {
+        const Lanes x = load16(s + r);
+        store16(s + r, select(x < unseen, Lanes{}, exp16(x - now)));
+      }
       if constexpr (kInPairs) {
         T* rounded = narrow + i * kGrid;
         for (int64_t r = 0; r < kGrid; r++) round_to(s[r], rounded[r]);
         for (int64_t r = 0; r < kGrid; r++) s[r] = to_float(rounded[r]);
       }
-      float parts[16]{};
-      for (int64_t r = 0; r < kGrid; r += 16)
-        for (int j = 0; j < 16; j++) parts[j] += s[r + j];
-      total[i] = total[i] * factor + sum16(load16(parts));
+      Lanes parts{};
+      for (int64_t r = 0; r < kGrid; r += 16) parts = parts + load16(s + r);
+      total[i] = total[i] * factor + sum16(parts);
       return factor;
     }
 
@@ -142,30 +145,39 @@ struct AttentionOf {
       }
     }
 
-    // Add rows [low, high) of v, weighed, to 32 channels of the sums of `Count` queries: one row at a
-    // time, or two.
+    // Add rows [low, high) of v, weighed, to 16 channels for each vector of the sums of `Count`
+    // queries, from channel c of v on: one row at a time, or two.
     template <int Count>
-    void mix(int64_t i, float* to, int64_t low, int64_t high) {
+    void mix(int64_t i, int64_t c, float* to, int64_t low, int64_t high) {
       constexpr int64_t kStep = kInPairs ? 2 : 1;
       const int64_t ld = wide_value();
-      Lanes out[Count][2];
-      for (int n = 0; n < Count; n++) memcpy(out[n], to + n * ld, sizeof out[n]);
+      Lanes out[Count][kVectors];
+#pragma GCC unroll 8
+      for (int n = 0; n < Count; n++)
+#pragma GCC unroll 2
+        for (int h = 0; h < kVectors; h++) out[n][h] = load16(to + n * ld + 16 * h);
       for (int64_t r = low / kStep * kStep; r < high; r += kStep) {
-        const float* row = v + r * kChannels / kStep;
-#pragma GCC unroll 4
+        const float* row = v + r * kChannels / kStep + c;
+#pragma GCC unroll 8
         for (int n = 0; n < Count; n++) {
           const int64_t at = (i + n) * kGrid + r;
-          if constexpr (kInPairs) {
-            const auto* halves = (const typename D::Reg*)row;
-            for (int h = 0; h < 2; h++)
-              out[n][h] = (Lanes)D::dot((typename Isa::Acc)out[n][h], halves[h], D::pair(narrow + at));
-          } else {
-            for (int h = 0; h < 2; h++)
+#pragma GCC unroll 2
+          for (int h = 0; h < kVectors; h++) {
+            if constexpr (kInPairs)
+              add_pair(out[n][h], ((const typename D::Reg*)row)[h], narrow + at);
+            else
               out[n][h] = fma16(all16(weights[at]), load16(row + 16 * h), out[n][h]);
           }
         }
       }
-      for (int n = 0; n < Count; n++) memcpy(to + n * ld, out[n], sizeof out[n]);
+#pragma GCC unroll 8
+      for (int n = 0; n < Count; n++)
+#pragma GCC unroll 2
+        for (int h = 0; h < kVectors; h++) store16(to + n * ld + 16 * h, out[n][h]);
+    }
+    template <class Sums, class Pair>
+    static void add_pair(Sums& sums, const Pair& rows, const T* weights) {
+      sums.v = (decltype(sums.v))D::dot((typename Isa::Acc)sums.v, rows, D::pair(weights));
     }
 
     void page(int64_t base, int64_t rows) {
@@ -177,16 +189,19 @@ struct AttentionOf {
         const int64_t to = smaller(larger(position(i) - base + 1, 0), kGrid);
         const float factor = weigh(i, from, to);
         float* sum = sums + i * wide_value();
-        for (int64_t c = 0; c < wide_value(); c++) sum[c] *= factor;
+        if (factor != 1.0f)
+          for (int64_t c = 0; c < wide_value(); c++) sum[c] *= factor;
         if (from < to) low = smaller(low, from), high = larger(high, to);
       }
       const int64_t size = call.value_size;
       const T* values = (const T*)call.values + page * call.value_stride + kv_head * size;
       for (int64_t c = 0; c < size; c += kChannels) {
         read_values(values + c, smaller(size - c, kChannels), low, high);
-        int64_t i = 0;
-        for (; i + kTile <= count; i += kTile) mix<kTile>(i, sums + i * wide_value() + c, low, high);
-        for (; i < count; i++) mix<1>(i, sums + i * wide_value() + c, low, high);
+        for (int64_t i = 0; i < count; i += kTile)
+          with_count<kTile>(smaller(kTile, count - i), [&](auto together) {
+            for (int64_t first = 0; first < kChannels; first += 16 * kVectors)
+              mix<together>(i, first, sums + i * wide_value() + c + first, low, high);
+          });
       }
     }
 

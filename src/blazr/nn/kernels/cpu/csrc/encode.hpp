@@ -9,32 +9,37 @@
 // nothing is fused, so that a model quantized here has the same blocks on every processor.
 #pragma once
 
-#include "lanes.hpp"
+#include "types.hpp"
 
 namespace {
+
+// Sixteen lanes in the compiler's own notation.
+using Groups = float __attribute__((vector_size(64)));
+
+inline Groups all_groups(float x) { return x - Groups{}; }
 
 struct Q4KGroups {
   static constexpr int kSize = 32, kGroups = 16, kTries = 21, kBlockBytes = 144;
   static constexpr float kLargest = 15, kLargestScale = 63;
 
-  Lanes x[kSize], weights[kSize];
+  Groups x[kSize], weights[kSize];
 
-  static Lanes smaller(Lanes a, Lanes b) { return a < b ? a : b; }
-  static Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
-  static Lanes inverse(Lanes a) { return a > 0 ? 1 / a : Lanes{}; }
-  static Lanes rounded(Lanes a) {
-    const Lanes magic = all16(0x1.8p23f);  // adding it rounds to the nearest integer, ties to even
+  static Groups smaller(Groups a, Groups b) { return a < b ? a : b; }
+  static Groups larger(Groups a, Groups b) { return a > b ? a : b; }
+  static Groups inverse(Groups a) { return a > 0 ? 1 / a : Groups{}; }
+  static Groups rounded(Groups a) {
+    const Groups magic = all_groups(0x1.8p23f);  // adding it rounds to the nearest integer, ties to even
     return (a + magic) - magic;
   }
-  static Lanes limited(Lanes a, float most) {
-    return rounded(smaller(larger(a, Lanes{}), all16(most)));
+  static Groups limited(Groups a, float most) {
+    return rounded(smaller(larger(a, Groups{}), all_groups(most)));
   }
 
   // Of numbers `scale * code + low`, where codes are the nearest for `inverse` and `from`.
-  Lanes error(Lanes from, Lanes inverse, Lanes scale, Lanes low) const {
-    Lanes sum{};
+  Groups error(Groups from, Groups inverse, Groups scale, Groups low) const {
+    Groups sum{};
     for (int i = 0; i < kSize; i++) {
-      const Lanes off = limited((x[i] - from) * inverse, kLargest) * scale + low - x[i];
+      const Groups off = limited((x[i] - from) * inverse, kLargest) * scale + low - x[i];
       sum += off * off * weights[i];
     }
     return sum;
@@ -42,36 +47,36 @@ struct Q4KGroups {
 
   // Weighs numbers by their magnitude and their group's root mean square.
   void weigh() {
-    Lanes squares{};
+    Groups squares{};
     for (int i = 0; i < kSize; i++) squares += x[i] * x[i];
     for (int g = 0; g < kGroups; g++) squares[g] = __builtin_sqrtf(squares[g] / kSize);
     for (int i = 0; i < kSize; i++) weights[i] = (x[i] < 0 ? -x[i] : x[i]) + squares;
   }
 
   // The best scale, and the best lowest number, not above 0, of several ranges of codes.
-  void fit(Lanes& scale, Lanes& low) const {
-    Lanes high = x[0], sum_w{}, sum_x{};
-    low = Lanes{};
+  void fit(Groups& scale, Groups& low) const {
+    Groups high = x[0], sum_w{}, sum_x{};
+    low = Groups{};
     for (int i = 0; i < kSize; i++) {
       low = smaller(x[i], low), high = larger(x[i], high);
       sum_w += weights[i], sum_x += weights[i] * x[i];
     }
     scale = (high - low) / kLargest;
-    Lanes best = error(low, inverse(scale), scale, low);
+    Groups best = error(low, inverse(scale), scale, low);
     for (int step = 0; step < kTries; step++) {
-      const Lanes steps = (kLargest - 1 + 0.1f * float(step)) * inverse(high - low);
-      Lanes sum_l{}, sum_l2{}, sum_xl{};
+      const Groups steps = (kLargest - 1 + 0.1f * float(step)) * inverse(high - low);
+      Groups sum_l{}, sum_l2{}, sum_xl{};
       for (int i = 0; i < kSize; i++) {
-        const Lanes code = limited((x[i] - low) * steps, kLargest), weighed = weights[i] * code;
+        const Groups code = limited((x[i] - low) * steps, kLargest), weighed = weights[i] * code;
         sum_l += weighed, sum_l2 += weighed * code, sum_xl += weighed * x[i];
       }
       // least squares
-      const Lanes over = inverse(sum_w * sum_l2 - sum_l * sum_l);
-      Lanes new_low = (sum_l2 * sum_x - sum_l * sum_xl) * over;
-      Lanes new_scale = (sum_w * sum_xl - sum_x * sum_l) * over;
+      const Groups over = inverse(sum_w * sum_l2 - sum_l * sum_l);
+      Groups new_low = (sum_l2 * sum_x - sum_l * sum_xl) * over;
+      Groups new_scale = (sum_w * sum_xl - sum_x * sum_l) * over;
       new_scale = new_low > 0 ? sum_xl * inverse(sum_l2) : new_scale;
-      new_low = smaller(new_low, Lanes{});
-      const Lanes now = error(low, steps, new_scale, new_low);
+      new_low = smaller(new_low, Groups{});
+      const Groups now = error(low, steps, new_scale, new_low);
       const auto better = (now < best) & (new_scale > 0);
       best = better ? now : best;
       scale = better ? new_scale : scale;
@@ -80,7 +85,7 @@ struct Q4KGroups {
   }
 
   // The float16 unit of eight groups' numbers, which become whole numbers of it, up to 63.
-  static f16 units(Lanes& numbers, Lanes& unit, int first) {
+  static f16 units(Groups& numbers, Groups& unit, int first) {
     float most = 0;
     for (int g = first; g < first + 8; g++) most = numbers[g] > most ? numbers[g] : most;
     const float exact = most / kLargestScale, over = exact > 0 ? 1 / exact : 0;
@@ -93,7 +98,7 @@ struct Q4KGroups {
   // Two blocks, or one.
   void encode(uint8_t* out, int blocks) {
     weigh();
-    Lanes scale, minimum, units_of_scale{}, units_of_minimum{};
+    Groups scale, minimum, units_of_scale{}, units_of_minimum{};
     fit(scale, minimum);
     minimum = -minimum;
     for (int b = 0; b < blocks; b++) {
@@ -102,10 +107,10 @@ struct Q4KGroups {
       memcpy(out + b * kBlockBytes, halves, sizeof halves);
     }
     settle(scale, minimum, units_of_scale, units_of_minimum);
-    const Lanes low = -minimum * units_of_minimum, over = inverse(scale * units_of_scale);
+    const Groups low = -minimum * units_of_minimum, over = inverse(scale * units_of_scale);
     uint8_t codes[kSize][kGroups];
     for (int i = 0; i < kSize; i++) {
-      const Lanes code = limited((x[i] - low) * over, kLargest);
+      const Groups code = limited((x[i] - low) * over, kLargest);
       for (int g = 0; g < kGroups; g++) codes[i][g] = uint8_t(code[g]);
     }
     for (int b = 0; b < blocks; b++) {
@@ -122,16 +127,16 @@ struct Q4KGroups {
   }
 
   // The best whole numbers next to these.
-  void settle(Lanes& scale, Lanes& minimum, Lanes scale_unit, Lanes minimum_unit) const {
-    const Lanes s0 = limited(scale, kLargestScale), m0 = limited(minimum, kLargestScale);
+  void settle(Groups& scale, Groups& minimum, Groups scale_unit, Groups minimum_unit) const {
+    const Groups s0 = limited(scale, kLargestScale), m0 = limited(minimum, kLargestScale);
     scale = s0, minimum = m0;
-    Lanes best = all16(__builtin_inff());
+    Groups best = all_groups(__builtin_inff());
     constexpr int kSteps[9][2] = {{0, 0},  {-1, -1}, {-1, 0}, {-1, 1}, {0, -1},
                                   {0, 1}, {1, -1},  {1, 0},  {1, 1}};
     for (int t = 0; t < 9; t++) {
-      const Lanes s = limited(s0 + float(kSteps[t][0]), kLargestScale);
-      const Lanes m = limited(m0 + float(kSteps[t][1]), kLargestScale);
-      const Lanes low = -m * minimum_unit, now = error(low, inverse(s * scale_unit), s * scale_unit, low);
+      const Groups s = limited(s0 + float(kSteps[t][0]), kLargestScale);
+      const Groups m = limited(m0 + float(kSteps[t][1]), kLargestScale);
+      const Groups low = -m * minimum_unit, now = error(low, inverse(s * scale_unit), s * scale_unit, low);
       const auto better = now < best;
       best = better ? now : best;
       scale = better ? s : scale;

@@ -1,4 +1,5 @@
-// Vectors of sixteen floats, in the compiler's own notation: one source for every instruction set.
+// Vectors of sixteen numbers, in as many registers as the processor needs for them: one source for
+// every instruction set.
 #pragma once
 
 #if defined(__x86_64__)
@@ -11,101 +12,208 @@
 
 namespace {
 
-// Sixteen lanes; a processor with narrower registers takes several.
-using Lanes = float __attribute__((vector_size(64)));
-using Lane = int32_t __attribute__((vector_size(64)));
+#if defined(__AVX512F__)
+constexpr int kRegister = 64;  // bytes
+#elif defined(__AVX2__)
+constexpr int kRegister = 32;
+#else
+constexpr int kRegister = 16;
+#endif
 
-[[gnu::always_inline]] inline Lanes load16(const float* p) {
-  Lanes v;
-  memcpy(&v, p, sizeof v);
-  return v;
-}
-[[gnu::always_inline]] inline void store16(float* p, Lanes v) { memcpy(p, &v, sizeof v); }
+// N registers as halves of halves: compilers leave arrays, and vectors wider than a register, in
+// memory.
+template <class T, int N>
+struct Registers {
+  Registers<T, N / 2> lo, hi;
+};
+template <class T>
+struct Registers<T, 1> {
+  typedef T Vector __attribute__((vector_size(kRegister)));
+  Vector v;
+};
 
-// The same of a row with `left` numbers left; there are zeros behind them.
-[[gnu::always_inline]] inline Lanes load_some(const float* p, int64_t left) {
-  if (left >= 16) return load16(p);
-  Lanes v{};
-  memcpy(&v, p, size_t(left) * sizeof(float));
-  return v;
+constexpr int kPerLanes = 64 / kRegister;
+using Lanes = Registers<float, kPerLanes>;
+using Lane = Registers<int32_t, kPerLanes>;
+
+// of(registers) for those of each, as registers of T.
+template <class T, class Of, int N, class... From>
+[[gnu::always_inline]] inline Registers<T, N> each(const Of& of, const Registers<From, N>&... from) {
+  if constexpr (N == 1)
+    return {(typename Registers<T, 1>::Vector)of(from.v...)};
+  else
+    return {each<T>(of, from.lo...), each<T>(of, from.hi...)};
 }
-[[gnu::always_inline]] inline void store_some(float* p, int64_t left, Lanes v) {
-  if (left >= 16) return store16(p, v);
-  memcpy(p, &v, size_t(left) * sizeof(float));
+
+// The same number in every lane.
+template <class T, int N = kPerLanes>
+[[gnu::always_inline]] inline Registers<T, N> all(T x) {
+  if constexpr (N == 1)
+    return {x - typename Registers<T, 1>::Vector{}};
+  else
+    return {all<T, N / 2>(x), all<T, N / 2>(x)};
+}
+[[gnu::always_inline]] inline Lanes all16(float x) { return all(x); }
+
+template <int N = kPerLanes>
+[[gnu::always_inline]] inline Registers<float, N> load_lanes(const float* p) {
+  if constexpr (N == 1)
+    return {load_as<typename Registers<float, 1>::Vector>(p)};
+  else
+    return {load_lanes<N / 2>(p), load_lanes<N / 2>(p + N / 2 * (kRegister / 4))};
+}
+[[gnu::always_inline]] inline Lanes load16(const float* p) { return load_lanes(p); }
+
+template <int N>
+[[gnu::always_inline]] inline void store16(float* p, const Registers<float, N>& x) {
+  if constexpr (N == 1)
+    memcpy(p, &x.v, sizeof x.v);
+  else
+    store16(p, x.lo), store16(p + N / 2 * (kRegister / 4), x.hi);
+}
+
+#define BLAZR_BETWEEN(op, From, To)                                                            \
+  template <int N>                                                                             \
+  [[gnu::always_inline]] inline Registers<To, N> operator op(const Registers<From, N>& a,      \
+                                                             const Registers<From, N>& b) {    \
+    return each<To>([](auto x, auto y) { return x op y; }, a, b);                              \
+  }                                                                                            \
+  template <int N>                                                                             \
+  [[gnu::always_inline]] inline Registers<To, N> operator op(const Registers<From, N>& a, From b) { \
+    return a op all<From, N>(b);                                                               \
+  }
+BLAZR_BETWEEN(+, float, float)
+BLAZR_BETWEEN(-, float, float)
+BLAZR_BETWEEN(*, float, float)
+BLAZR_BETWEEN(<, float, int32_t)
+BLAZR_BETWEEN(>, float, int32_t)
+BLAZR_BETWEEN(+, int32_t, int32_t)
+BLAZR_BETWEEN(-, int32_t, int32_t)
+BLAZR_BETWEEN(&, int32_t, int32_t)
+BLAZR_BETWEEN(^, int32_t, int32_t)
+BLAZR_BETWEEN(>, int32_t, int32_t)
+BLAZR_BETWEEN(!=, int32_t, int32_t)
+#undef BLAZR_BETWEEN
+template <int N>
+[[gnu::always_inline]] inline Registers<float, N> operator-(const Registers<float, N>& x) {
+  return each<float>([](auto x) { return -x; }, x);
+}
+template <int N>
+[[gnu::always_inline]] inline Registers<int32_t, N> operator<<(const Registers<int32_t, N>& x, int bits) {
+  return each<int32_t>([=](auto x) { return x << bits; }, x);
+}
+
+// a where the mask has ones, else b.
+template <class T, int N>
+[[gnu::always_inline]] inline Registers<T, N> select(const Registers<int32_t, N>& mask,
+                                                     const Registers<T, N>& a, const Registers<T, N>& b) {
+  return each<T>([](auto m, auto x, auto y) { return m ? x : y; }, mask, a, b);
+}
+
+// The same bits as other numbers.
+template <int N>
+[[gnu::always_inline]] inline Registers<int32_t, N> bits_of(const Registers<float, N>& x) {
+  return each<int32_t>([](auto x) { return x; }, x);
+}
+template <int N>
+[[gnu::always_inline]] inline Registers<float, N> floats_of(const Registers<int32_t, N>& x) {
+  return each<float>([](auto x) { return x; }, x);
 }
 
 // a * b + c. Rounded once where the processor can; never left to the compiler, which might fuse in
 // one place and not in another.
-[[gnu::always_inline]] inline Lanes fma16(Lanes a, Lanes b, Lanes c) {
+[[gnu::always_inline]] inline Lanes fma16(const Lanes& a, const Lanes& b, const Lanes& c) {
+  return each<float>(
+      [](auto x, auto y, auto z) {
 #if defined(__AVX512F__)
-  return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+        return _mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
 #elif defined(__FMA__)
-  __m256 x[2], y[2], z[2];
-  memcpy(x, &a, sizeof x), memcpy(y, &b, sizeof y), memcpy(z, &c, sizeof z);
-  for (int i = 0; i < 2; i++) z[i] = _mm256_fmadd_ps(x[i], y[i], z[i]);
-  memcpy(&c, z, sizeof z);
-  return c;
+        return _mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z);
 #elif defined(__aarch64__)
-  float32x4_t x[4], y[4], z[4];
-  memcpy(x, &a, sizeof x), memcpy(y, &b, sizeof y), memcpy(z, &c, sizeof z);
-  for (int i = 0; i < 4; i++) z[i] = vfmaq_f32(z[i], x[i], y[i]);
-  memcpy(&c, z, sizeof z);
-  return c;
+        return vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y);
 #else
-  return a * b + c;
+        return x * y + z;
 #endif
+      },
+      a, b, c);
 }
 
-[[gnu::always_inline]] inline Lanes all16(float x) { return x - Lanes{}; }
+// The same of a row with `left` numbers left; there are zeros behind them.
+[[gnu::always_inline]] inline Lanes load_some(const float* p, int64_t left) {
+  if (left >= 16) return load16(p);
+  float some[16]{};
+  memcpy(some, p, size_t(left) * sizeof(float));
+  return load16(some);
+}
+[[gnu::always_inline]] inline void store_some(float* p, int64_t left, const Lanes& v) {
+  if (left >= 16) return store16(p, v);
+  float some[16];
+  store16(some, v);
+  memcpy(p, some, size_t(left) * sizeof(float));
+}
 
 // Lanes `kIndices` of a and b side by side.
 template <int... kIndices, class V>
-[[gnu::always_inline]] inline V pick(V a, V b) {
+[[gnu::always_inline]] inline auto pick(V a, V b) {
   return __builtin_shufflevector(a, b, kIndices...);
 }
 
-// The sums of four vectors; lanes are added at distance 8, 4, 2, 1.
+// Lanes at distance 8, 4, 2, 1 taken together; of(a, b) for registers or numbers.
+template <class T, class Of, int N>
+[[gnu::always_inline]] inline T fold(const Of& of, const Registers<T, N>& x) {
+  if constexpr (N > 1) {
+    return fold<T>(of, each<T>(of, x.lo, x.hi));
+  } else {
+    T parts[kRegister / 4];
+    memcpy(parts, &x.v, sizeof parts);
+    for (int distance = kRegister / 8; distance > 0; distance /= 2)
+      for (int i = 0; i < distance; i++) parts[i] = of(parts[i], parts[i + distance]);
+    return parts[0];
+  }
+}
+
+[[gnu::always_inline]] inline float sum16(const Lanes& v) {
+  return fold<float>([](auto a, auto b) { return a + b; }, v);
+}
+[[gnu::always_inline]] inline int32_t largest16(const Lane& v) {
+  return fold<int32_t>([](auto a, auto b) { return a > b ? a : b; }, v);
+}
+
+// The sums of four vectors, each as sum16.
 [[gnu::always_inline]] inline void sum4(const Lanes* v, float* out) {
-  const auto fold8 = [](Lanes a, Lanes b) {
-    return pick<0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23>(a, b) +
-           pick<8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31>(a, b);
-  };
-  const Lanes a = fold8(v[0], v[1]), b = fold8(v[2], v[3]);
-  Lanes s = pick<0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27>(a, b) +
-            pick<4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31>(a, b);
 #if defined(__AVX512F__)
-  s += (Lanes)_mm512_permute_ps((__m512)s, 0x4e);
-  s += (Lanes)_mm512_permute_ps((__m512)s, 0xb1);
+  const auto fold8 = [](const Lanes& x, const Lanes& y) {
+    return pick<0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23>(x.v, y.v) +
+           pick<8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31>(x.v, y.v);
+  };
+  const auto a = fold8(v[0], v[1]), b = fold8(v[2], v[3]);
+  auto s = pick<0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27>(a, b) +
+           pick<4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31>(a, b);
+  s += (decltype(s))_mm512_permute_ps((__m512)s, 0x4e);
+  s += (decltype(s))_mm512_permute_ps((__m512)s, 0xb1);
   const __m512i firsts = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
   _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, (__m512)s)));
+#elif defined(__AVX2__)
+  const auto fold4 = [](const Lanes& x, const Lanes& y) {
+    const auto a = x.lo.v + x.hi.v, b = y.lo.v + y.hi.v;
+    return pick<0, 1, 2, 3, 8, 9, 10, 11>(a, b) + pick<4, 5, 6, 7, 12, 13, 14, 15>(a, b);
+  };
+  const auto a = fold4(v[0], v[1]), b = fold4(v[2], v[3]);
+  const auto s = pick<0, 1, 8, 9, 4, 5, 12, 13>(a, b) + pick<2, 3, 10, 11, 6, 7, 14, 15>(a, b);
+  const auto t = pick<0, 2, 4, 6, 1, 3, 5, 7>(s, s);  // the first of each pair, then the second
+  const auto sums = pick<0, 2, 1, 3>(pick<0, 1, 2, 3>(t, t) + pick<4, 5, 6, 7>(t, t),
+                                     pick<0, 1, 2, 3>(t, t));
+  memcpy(out, &sums, sizeof sums);
 #else
-  float f[16];
-  store16(f, s);
-  for (int q = 0; q < 4; q++) out[q] = (f[4 * q] + f[4 * q + 2]) + (f[4 * q + 1] + f[4 * q + 3]);
+  for (int i = 0; i < 4; i++) out[i] = sum16(v[i]);
 #endif
-}
-
-[[gnu::always_inline]] inline int32_t largest16(Lane v) {
-  const auto larger = [](Lane a, Lane b) { return a > b ? a : b; };
-  v = larger(v, pick<8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7>(v, v));
-  v = larger(v, pick<4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11>(v, v));
-  v = larger(v, pick<2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13>(v, v));
-  v = larger(v, pick<1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14>(v, v));
-  return v[0];
-}
-
-[[gnu::always_inline]] inline float sum16(Lanes v) {
-  const Lanes four[4] = {v, v, v, v};
-  float out[4];
-  sum4(four, out);
-  return out[0];
 }
 
 // exp_approx of each lane.
 [[gnu::always_inline]] inline Lanes exp16(Lanes x) {
   const Lanes low = all16(-87.0f), high = all16(88.0f), magic = all16(0x1.8p23f);
-  x = x < low ? low : x;
-  x = x > high ? high : x;
+  x = select(x < low, low, x);
+  x = select(x > high, high, x);
   const Lanes shifted = x * 1.44269504f + magic, n = shifted - magic;
   const Lanes r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
   Lanes p = fma16(all16(1.0f / 5040), r, all16(1.0f / 720));
@@ -115,19 +223,19 @@ template <int... kIndices, class V>
   p = fma16(p, r, all16(0.5f));
   p = fma16(p, r, all16(1.0f));
   p = fma16(p, r, all16(1.0f));
-  return p * (Lanes)(((Lane)shifted - (Lane)magic + 127) << 23);
+  return p * floats_of((bits_of(shifted) - bits_of(magic) + 127) << 23);
 }
 
 // Cosine and sine, to about 2 units in the last place of the angle: that less its nearest multiple of
 // pi / 2, in three parts, goes into the polynomials of Moshier's Cephes.
-inline void cos_sin16(Lanes x, float* cos, float* sin) {
+inline void cos_sin16(const Lanes& x, float* cos, float* sin) {
   const Lanes magic = all16(0x1.8p23f), shifted = x * 0.636619772f + magic, turns = magic - shifted;
   Lanes r = fma16(turns, all16(1.5703125f), x);
   r = fma16(turns, all16(4.837512969970703125e-4f), r);
   r = fma16(turns, all16(7.54978995489188216e-8f), r);
   const Lanes far = all16(0.8f);  // more than pi / 4: angles that float32 cannot tell apart
-  r = r > far ? far : r;
-  r = r < -far ? -far : r;
+  r = select(r > far, far, r);
+  r = select(r < -far, -far, r);
   const Lanes z = r * r;
   Lanes s = fma16(all16(-1.9515295891e-4f), z, all16(8.3321608736e-3f));
   s = fma16(s, z, all16(-1.6666654611e-1f));
@@ -135,11 +243,11 @@ inline void cos_sin16(Lanes x, float* cos, float* sin) {
   Lanes c = fma16(all16(2.443315711809948e-5f), z, all16(-1.388731625493765e-3f));
   c = fma16(c, z, all16(4.166664568298827e-2f));
   c = fma16(c * z, z, fma16(all16(-0.5f), z, all16(1.0f)));
-  const Lane quarter = (Lane)shifted;  // its low bits are the multiple's
-  const auto swap = (quarter & 1) != 0;
-  const Lane sine = swap ? (Lane)c : (Lane)s, cosine = swap ? (Lane)s : (Lane)c;
-  store16(sin, (Lanes)(sine ^ ((quarter & 2) << 30)));
-  store16(cos, (Lanes)(cosine ^ (((quarter + 1) & 2) << 30)));
+  const Lane quarter = bits_of(shifted);  // its low bits are the multiple's
+  const Lane swap = (quarter & 1) != 0;
+  const Lane sine = bits_of(select(swap, c, s)), cosine = bits_of(select(swap, s, c));
+  store16(sin, floats_of(sine ^ ((quarter & 2) << 30)));
+  store16(cos, floats_of(cosine ^ (((quarter + 1) & 2) << 30)));
 }
 
 // Numbers of any format to floats, with zeros up to `room`.

@@ -66,8 +66,8 @@ struct Mamba1Of {
           const Lanes decay = exp16(load16(a + (i + q) * wide + j) * size);
           Lanes h = fma16(load16(held), decay, bs * (size * u[t][i + q]));
           if (call.limit > 0) {
-            h = h < least ? least : h;
-            h = h > most ? most : h;
+            h = select(h < least, least, h);
+            h = select(h > most, most, h);
           }
           store16(held, h);
           sums[q] = fma16(h, cs, sums[q]);

@@ -186,7 +186,7 @@ struct Mamba2Of {
       for (int64_t i = 0; i < p; i += 4)
         for (int64_t j = 0; j < n; j += 16) {
           Lanes sums[4];
-          for (int q = 0; q < 4; q++) sums[q] = decay * load16(state + (i + q) * n + j);
+          for (int q = 0; q < 4; q++) sums[q] = load16(state + (i + q) * n + j) * decay;
           for (int64_t r = 0; r < rows; r++) {
             const Lanes bs = load16(b + r * n + j);
 #pragma GCC unroll 4

@@ -21,10 +21,26 @@ namespace {
   return int32_t(fields * 0x0001000100010001 >> 48) - 16 * 128;
 }
 
+// Numbers from -128 to 127 as bytes.
+template <int N>
+[[gnu::always_inline]] inline void narrow16(const Registers<int32_t, N>& x, int8_t* out) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128((__m128i*)out, _mm512_cvtepi32_epi8((__m512i)x.v));
+#elif defined(__AVX2__)
+  const __m256i words = _mm256_packs_epi32((__m256i)x.lo.v, (__m256i)x.hi.v);
+  const __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
+  const auto low = _mm256_castsi256_si128(ordered), high = _mm256_extracti128_si256(ordered, 1);
+  _mm_storeu_si128((__m128i*)out, _mm_packs_epi16(low, high));
+#else
+  int32_t wide[16];
+  memcpy(wide, &x, sizeof wide);
+  for (int i = 0; i < 16; i++) out[i] = int8_t(wide[i]);
+#endif
+}
+
 // Round a row to int8: q = x * 127 / max |x|, over so many blocks as the packing rounds together.
 template <class T>
 void quantize(const PackedLinear& call, const PackedKernel& kernel, int64_t row) {
-  using Bytes16 = int8_t __attribute__((vector_size(16)));
   const float magic = 0x1.8p23f;  // adding it rounds to the nearest integer, in the low bits
   const int64_t num_blocks = call.k / kBlock;
   const T* x = (const T*)call.activations + row * call.k;
@@ -36,8 +52,8 @@ void quantize(const PackedLinear& call, const PackedKernel& kernel, int64_t row)
 #pragma GCC unroll 1
       for (int j = 0; j < 16; j++) values[i + j] = to_float(x[j]);
       // magnitudes of floats are ordered like their bits
-      const Lane size = (Lane)load16(values + i) & 0x7fffffff;
-      high = size > high ? size : high;
+      const Lane size = bits_of(load16(values + i)) & 0x7fffffff;
+      high = select(size > high, size, high);
     }
     const float max = bits_as<float>(largest16(high));
     const Lanes inverse = all16(max >= 0x1p-120f ? 127.0f / max : 0.0f);
@@ -45,9 +61,7 @@ void quantize(const PackedLinear& call, const PackedKernel& kernel, int64_t row)
     for (int64_t i = 0; i < kernel.together; i++, out++) {
       for (int half = 0; half < 2; half++) {
         const Lanes shifted = load16(values + kBlock * i + 16 * half) * inverse + magic;
-        const Lane numbers = (Lane)shifted - bits_as<int32_t>(magic);
-        const Bytes16 bytes = __builtin_convertvector(numbers, Bytes16);
-        memcpy(out->q + 16 * half, &bytes, sizeof bytes);
+        narrow16(bits_of(shifted) - bits_as<int32_t>(magic), out->q + 16 * half);
       }
       int32_t sums[2] = {sum16(out->q), sum16(out->q + 16)};
       if (kernel.parts == 1) sums[0] += sums[1];
