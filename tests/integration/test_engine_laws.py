@@ -80,7 +80,7 @@ def test_from_a_cached_prefix(model, alone):
 def test_a_prefix_of_a_short_reply_is_not_that_of_a_long_one():
     """Where the length a sequence may reach decides how it is rotated."""
     model = build_network(LENGTH_MIXES["turned by length"], seed=3)
-    prompt = prompts_of(1, seed=5)[0][:65]
+    prompt = random.Random(run_seed(5)).choices(range(VOCAB), k=65)
     lab = Lab(model)
     for max_tokens, cached in ((4, 0), (4, 64), (60, 0), (60, 64), (4, 64)):
         request = lab.ask(prompt, max_tokens=max_tokens)
