@@ -9,13 +9,17 @@
 #pragma once
 
 #include <pthread.h>
-#include <signal.h>
 #include <time.h>
 
 #include <atomic>
 #include <new>
 
 #include "types.hpp"
+
+#if defined(__x86_64__) && defined(__GLIBC__)
+// As every version of the C library has it, so that a wheel does not ask for the one it is built with.
+__asm__(".symver pthread_create, pthread_create@GLIBC_2.2.5");
+#endif
 
 namespace {
 
@@ -111,14 +115,8 @@ struct Helpers {
   // Create helpers until there are `count`, or as many as the system grants.
   void start(int count) {
     if (started == 0) pthread_atfork(nullptr, nullptr, forget);
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for Python's threads
-    for (pthread_t thread; started < count; started++) {
+    for (pthread_t thread; started < count; started++)
       if (pthread_create(&thread, nullptr, help, reinterpret_cast<void*>(intptr_t(started)))) break;
-      pthread_detach(thread);
-    }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
   static void* help(void* number);
