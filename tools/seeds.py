@@ -3,8 +3,9 @@
 Run: python tools/seeds.py [--seeds 0-9] [--kernels avx2,portable] [--out FILE] [TESTS...]
 
 A cell is one run of pytest, with one instruction set and one seed; the file gets a line of JSON for
-each that was finished, and none is run twice for one commit. The table has a row for each
-instruction set and a column for each seed: how many tests failed, of how many, in how many minutes.
+each that was finished, and none is run twice for the same code and tests. The table has a row for
+each instruction set and a column for each seed: how many tests failed, of how many, in how many
+minutes.
 Below it stand their names. Seed 0 is that of a usual run.
 
 With the first seed all tests run, and it is seen which files draw random numbers; with the others
@@ -54,10 +55,15 @@ _COUNTED = re.compile(r"(\d+) (?:passed|failed|error)")
 Cell = dict[str, object]
 
 
-def commit() -> str:
-    """Which code is tested."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+def code() -> str:
+    """Which code is tested, and by which tests; documents may change."""
+    names = [_git("rev-parse", f"HEAD:{folder}")[:12] for folder in ("src", "tests")]
+    is_dirty = _git("status", "--porcelain", "--untracked-files=no", "src", "tests")
+    return "-".join([*names, *(["dirty"] if is_dirty else [])])
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
@@ -103,8 +109,8 @@ def _python_path() -> str:
 
 
 def known_cells(out: Path, of: Cell) -> dict[tuple[str, int], Cell]:
-    """What a file knows of these tests at this commit, by instruction set and seed."""
-    is_settled = out.exists() and not str(of["commit"]).endswith("-dirty")
+    """What a file knows of these tests of this code, by instruction set and seed."""
+    is_settled = out.exists() and not str(of["code"]).endswith("-dirty")
     lines = out.read_text("utf-8").splitlines() if is_settled else []
     cells = [json.loads(line) for line in lines]
     return {(each["kernels"], each["seed"]): each for each in cells if of.items() <= each.items()}
@@ -165,7 +171,7 @@ def main() -> int:
     tests = chosen.tests or (list(NUMERIC) if chosen.numeric else ["tests"])
     first, _, last = chosen.seeds.partition("-")
     seeds = range(int(first), int(last or first) + 1)
-    of: Cell = {"commit": commit(), "tests": tests}
+    of: Cell = {"code": code(), "tests": tests}
     cells = known_cells(chosen.out, of)
     for kernels, seed in product(chosen.kernels.split(","), seeds):
         if (kernels, seed) in cells:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -13,7 +14,7 @@ from tests.support.drawing import draws_by_text
 
 ROOT = Path(__file__).resolve().parents[3]
 HERE = "tests/unit/tools"
-CELL = {"commit": "abc", "tests": [HERE], "kernels": "avx2", "seed": 0, "failed": [], "count": 2}
+CELL = {"code": "abc", "tests": [HERE], "kernels": "avx2", "seed": 0, "failed": [], "count": 2}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def test_what_draws_is_seen_by_its_text(name: str, draws: bool) -> None:
     assert draws_by_text(ROOT / "tests" / name) == draws
 
 
-def test_a_cell_that_is_known_of_this_commit_is_not_run_again(
+def test_a_cell_that_is_known_of_this_code_is_not_run_again(
     seeds: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     out, ran = tmp_path / "seeds.jsonl", []
@@ -50,10 +51,10 @@ def test_a_cell_that_is_known_of_this_commit_is_not_run_again(
         ran.append((kernels, seed))
         return {"failed": [], "count": 3, "seconds": 120, "drawing": []}
 
-    known = [CELL | {"seconds": 60, "drawing": []}, CELL | {"commit": "old", "seed": 1}]
+    known = [CELL | {"seconds": 60, "drawing": []}, CELL | {"code": "old", "seed": 1}]
     out.write_text("".join(json.dumps(each) + "\n" for each in known))
     monkeypatch.setattr(seeds, "run", run)
-    monkeypatch.setattr(seeds, "commit", lambda: "abc")
+    monkeypatch.setattr(seeds, "code", lambda: "abc")
     arguments = ["seeds", "--seeds", "0-1", "--kernels", "avx2,portable", "--out", str(out), HERE]
     monkeypatch.setattr("sys.argv", arguments)
     assert seeds.main() == 0
@@ -62,7 +63,7 @@ def test_a_cell_that_is_known_of_this_commit_is_not_run_again(
     assert len(ran) == 3
     table = capsys.readouterr().out.splitlines()[-2:]
     assert table[0].split() == ["avx2", "0/2", "1", "min", "0/3", "2", "min"]
-    monkeypatch.setattr(seeds, "commit", lambda: "abc-dirty")
+    monkeypatch.setattr(seeds, "code", lambda: "abc-dirty")
     seeds.main()
     assert len(ran) == 7
     seeds.main()
@@ -74,3 +75,8 @@ def test_files_that_do_not_draw_are_left_out(seeds: ModuleType) -> None:
     assert seeds.drawing_files({"drawing": []}, tests) == []
     assert seeds.drawing_files({"drawing": tests[1:]}, tests) == tests[1:]
     assert seeds.drawing_files({"drawing": []}, ["tests/integration/test_prefix_reuse.py"]) != []
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is no clone")
+def test_code_is_named_by_its_trees(seeds: ModuleType) -> None:
+    assert re.fullmatch(r"[0-9a-f]{12}-[0-9a-f]{12}(-dirty)?", seeds.code())
