@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
@@ -77,6 +79,28 @@ def test_files_that_do_not_draw_are_left_out(seeds: ModuleType) -> None:
     assert seeds.drawing_files({"drawing": []}, ["tests/integration/test_prefix_reuse.py"]) != []
 
 
-@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is no clone")
-def test_code_is_named_by_its_trees(seeds: ModuleType) -> None:
-    assert re.fullmatch(r"[0-9a-f]{12}-[0-9a-f]{12}(-dirty)?", seeds.code())
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+def test_code_is_named_by_its_trees(
+    seeds: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def git(*arguments: str) -> None:
+        author = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        subprocess.run(["git", *author, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    def commit(name: str, text: str) -> str:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+        git("add", ".")
+        git("commit", "-m", name)
+        return seeds.code()
+
+    monkeypatch.setattr(seeds, "ROOT", tmp_path)
+    git("init")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test_a.py").touch()
+    first = commit("src/a.py", "1")
+    assert re.fullmatch(r"[0-9a-f]{12}-[0-9a-f]{12}", first)
+    assert commit("docs/a.md", "words") == first
+    assert commit("src/a.py", "2") != first
+    (tmp_path / "src/a.py").write_text("3")
+    assert seeds.code().endswith("-dirty")
