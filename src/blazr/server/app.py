@@ -20,7 +20,7 @@ from blazr.server.endpoint import Endpoint, Route
 from blazr.server.errors import ErrorShape, HttpError, openai_error
 from blazr.server.middleware import AuthMiddleware, RequestContextMiddleware
 from blazr.server.models import Models
-from blazr.server.ollama.library import ollama_error
+from blazr.server.ollama.catalog import ollama_error
 from blazr.server.openapi import describe
 from blazr.server.routes import ROUTES
 from blazr.server.run import DROPPED_HEADER, PREFIX_HEADER

@@ -28,10 +28,10 @@ from blazr.server.native import (
     tokens,
     weights,
 )
+from blazr.server.ollama import catalog
 from blazr.server.ollama import embed as ollama_embed
 from blazr.server.ollama import generate as ollama_generate
-from blazr.server.ollama import library
-from blazr.server.ollama.library import ollama_error
+from blazr.server.ollama.catalog import ollama_error
 from blazr.server.openai import (
     chat,
     completions,
@@ -126,11 +126,11 @@ _ROWS = (
     Route("POST", "/detokenize", tokens.detokenize),
     Route("POST", "/apply-template", tokens.apply_template),
     Route("GET", "/tokenizer_info", tokens.tokenizer_info, needs_model=True),
-    _Ollama("GET", "/api/version", library.version),
-    _Ollama("GET", "/api/tags", library.tags),
-    _Ollama("GET", "/api/ps", library.running),
-    _Ollama("POST", "/api/show", library.show),
-    _Ollama("POST", "/api/pull", library.pull, needs_model=False),
+    _Ollama("GET", "/api/version", catalog.version),
+    _Ollama("GET", "/api/tags", catalog.tags),
+    _Ollama("GET", "/api/ps", catalog.running),
+    _Ollama("POST", "/api/show", catalog.show),
+    _Ollama("POST", "/api/pull", catalog.pull, needs_model=False),
     _Ollama("POST", "/api/generate", ollama_generate.generate),
     _Ollama("POST", "/api/chat", ollama_generate.chat),
     _Ollama("POST", "/api/embed", ollama_embed.embed),

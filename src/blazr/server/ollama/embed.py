@@ -9,7 +9,7 @@ import msgspec
 from blazr.llm.generation import Truncation
 from blazr.llm.vectors import unit_vectors
 from blazr.server.endpoint import Call
-from blazr.server.ollama.library import KeepAlive, set_keep_alive, with_tag
+from blazr.server.ollama.catalog import KeepAlive, set_keep_alive, with_tag
 from blazr.server.run import Run
 from blazr.server.schema import Example, schema_hint
 from blazr.server.vectors import vector_requests

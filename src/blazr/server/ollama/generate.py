@@ -21,7 +21,7 @@ from blazr.llm.generation import GenerationRequest, Truncation
 from blazr.llm.results import Completion, Usage
 from blazr.server.endpoint import Call, Reply
 from blazr.server.errors import HttpError
-from blazr.server.ollama.library import (
+from blazr.server.ollama.catalog import (
     KeepAlive,
     ollama_error,
     set_keep_alive,
