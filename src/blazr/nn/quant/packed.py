@@ -59,17 +59,6 @@ class PackedWeight(Weight):
         self._matrices: dict[int, PackedWeight] = {}
         self.packed = Packed(packing, blocks, rows, row_scales)
 
-    @property
-    @override
-    def nbytes(self) -> int:
-        scales = self.row_scales
-        return self.blocks.nbytes + (0 if scales is None else scales.nbytes)
-
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self.blocks.device
-
     @override
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return packed_linear(x, self.packed, bias)

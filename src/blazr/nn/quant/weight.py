@@ -40,14 +40,14 @@ class Weight(nn.Module, ABC):
         self.dtype = dtype
 
     @property
-    @abstractmethod
     def nbytes(self) -> int:
         """Memory it takes."""
+        return sum(each.nbytes for each in self.buffers())
 
     @property
-    @abstractmethod
     def device(self) -> torch.device:
         """Where it is."""
+        return next(self.buffers()).device
 
     @abstractmethod
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -90,16 +90,6 @@ class GgufWeight(Weight):
         super().__init__((*blocks.shape[:-1], columns), dtype)
         self.kind = kind
         self.register_buffer("blocks", blocks)
-
-    @property
-    @override
-    def nbytes(self) -> int:
-        return self.blocks.nbytes
-
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self.blocks.device
 
     @override
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -193,16 +183,6 @@ class PlainWeight(Weight):
     def __init__(self, numbers: Tensor) -> None:
         super().__init__(tuple(numbers.shape), numbers.dtype)
         self.register_buffer("numbers", numbers)
-
-    @property
-    @override
-    def nbytes(self) -> int:
-        return self.numbers.nbytes
-
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self.numbers.device
 
     @override
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
