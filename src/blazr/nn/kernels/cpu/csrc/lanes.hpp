@@ -22,13 +22,13 @@ constexpr int kRegister = 16;
 
 // N registers as halves of halves: compilers leave arrays, and vectors wider than a register, in
 // memory.
-template <class T, int N>
+template <class T, int N, int kBytes = kRegister>
 struct Registers {
-  Registers<T, N / 2> lo, hi;
+  Registers<T, N / 2, kBytes> lo, hi;
 };
-template <class T>
-struct Registers<T, 1> {
-  typedef T Vector __attribute__((vector_size(kRegister)));
+template <class T, int kBytes>
+struct Registers<T, 1, kBytes> {
+  typedef T Vector __attribute__((vector_size(kBytes)));
   Vector v;
 };
 
@@ -37,10 +37,11 @@ using Lanes = Registers<float, kPerLanes>;
 using Lane = Registers<int32_t, kPerLanes>;
 
 // of(registers) for those of each, as registers of T.
-template <class T, class Of, int N, class... From>
-[[gnu::always_inline]] inline Registers<T, N> each(const Of& of, const Registers<From, N>&... from) {
+template <class T, class Of, int N, int kBytes, class... From>
+[[gnu::always_inline]] inline Registers<T, N, kBytes> each(const Of& of,
+                                                           const Registers<From, N, kBytes>&... from) {
   if constexpr (N == 1)
-    return {(typename Registers<T, 1>::Vector)of(from.v...)};
+    return {(typename Registers<T, 1, kBytes>::Vector)of(from.v...)};
   else
     return {each<T>(of, from.lo...), each<T>(of, from.hi...)};
 }

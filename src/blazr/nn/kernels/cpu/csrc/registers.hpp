@@ -2,7 +2,7 @@
 // own notation of vectors, for every instruction set; what that has no words for is in isa_*.hpp.
 #pragma once
 
-#include "types.hpp"
+#include "lanes.hpp"
 
 namespace {
 
@@ -20,11 +20,6 @@ struct Dot {
   static Reg dot(Reg acc, Reg a, Reg b) { return Isa::fma(a, b, acc); }
 };
 
-template <class T, int kBytes>
-struct VectorOf {
-  typedef T type __attribute__((vector_size(kBytes)));
-};
-
 // Products of int8 activations with 16 rows of packed weights, a lane each: what they go through
 // fills several registers where these are narrower.
 template <class Isa>
@@ -33,28 +28,13 @@ struct Int8 {
   static constexpr int kCount = 64 / Isa::kWidth, kLanes = 16 / kCount;
 
   template <class T>
-  using Register = typename VectorOf<T, Isa::kWidth>::type;
-  // Halves of halves: compilers leave arrays in memory.
+  using Register = typename Registers<T, 1, Isa::kWidth>::Vector;
   template <class T, int N = kCount>
-  struct Several {
-    Several<T, N / 2> lo, hi;
-  };
-  template <class T>
-  struct Several<T, 1> {
-    Register<T> v;
-  };
+  using Several = Registers<T, N, Isa::kWidth>;
   using Line = Several<uint8_t>;  // four unsigned bytes of each row
   using Ints = Several<int32_t>;  // a number for each row
   using Floats = Several<float>;
 
-  // of(registers) for those of each.
-  template <class T, class Of, int N, class... From>
-  static Several<T, N> each(const Of& of, const Several<From, N>&... from) {
-    if constexpr (N == 1)
-      return {(Register<T>)of(from.v...)};
-    else
-      return {each<T>(of, from.lo...), each<T>(of, from.hi...)};
-  }
   // read(p) for one register, which takes `step` bytes, after the other.
   template <class T, int N = kCount, class Read>
   static Several<T, N> row(const Read& read, const void* p, int step) {
