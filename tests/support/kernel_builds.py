@@ -14,6 +14,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -58,6 +59,7 @@ class Emulated:
         self._there, _ = self._answer()
         self._storages: dict[int, int] = {}  # address and bytes, those used last at the end
         self._functions: dict[str, _Function] = {}
+        self._busy = threading.Lock()  # there is one memory and one pipe
 
     def __getattr__(self, name: str) -> _Function:
         if name.startswith("__"):
@@ -75,7 +77,10 @@ class Emulated:
 
     def text(self, address: int) -> bytes:
         """The string at an address of the other process."""
-        return self._ask(_TEXT, "", address)[1].rstrip(b"\0")
+        text = b""
+        while piece := self._ask(_TEXT, "", address + len(text))[1].rstrip(b"\0"):
+            text += piece
+        return text
 
     def know(self, storage: torch.UntypedStorage) -> None:
         """Remember what memory an address is part of."""
@@ -85,10 +90,11 @@ class Emulated:
 
     def call(self, address: int, arguments: list[object]) -> int:
         """Call a function with structures and the memory they point to."""
-        memory = _Placed(self._here, self._there, self._storages)
-        numbers = [memory.argument(argument) for argument in arguments]
-        result, _ = self._ask(_CALL, "", address, *numbers)
-        memory.bring_back()
+        with self._busy:
+            memory = _Placed(self._here, self._there, self._storages)
+            numbers = [memory.argument(argument) for argument in arguments]
+            result, _ = self._ask(_CALL, "", address, *numbers)
+            memory.bring_back()
         return result
 
     def replayer(self, calls: list[tuple[int, ctypes.Structure]]) -> Callable[[], None]:
@@ -217,7 +223,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
         Tensor.data_ptr = known_data_ptr
         ctypes.CDLL = lambda path: emulated if path == str(library) else open_here(path)
-        compiled._openmp = emulated.find
         compiled.replayer = emulated.replayer
 
 
