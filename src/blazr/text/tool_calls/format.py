@@ -138,7 +138,7 @@ class ToolFormat:
         """What a reply that may call tools has to follow, so that custom tools get their input.
 
         Text is free up to a marker. After it one of the tools is called. In formats without a
-        marker only the calls of custom tools are told from text, by the whole of their beginning.
+        marker only calls of custom tools can be distinguished from text: by their whole beginning.
 
         Returns:
             A value for GRAMMARS' ``tool_call``; None where nothing has to be followed.
