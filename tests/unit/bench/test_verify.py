@@ -40,7 +40,7 @@ def test_a_sound_engine_passes(hybrid: str, quantize: str | None) -> None:
     assert (found.greedy.tokens, found.greedy.agreeing) == (8, 8)
     if quantize is None:
         assert found.layers[0].error == 0
-        assert 0 < found.logits_error < 1e-5
+        assert found.logits_error > 0  # of two computations: is_ok says that it is small enough
     assert found.transformers in {"not applicable", "not installed"}
 
 
