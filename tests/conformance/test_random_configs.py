@@ -74,3 +74,17 @@ def _theirs(
         reject()
     assume(bool(truth.isfinite().all()) and isfinite(loss))
     return truth, loss
+
+
+def test_sizes_of_a_mixer_that_no_layer_has_refuse_nothing(tmp_path: Path) -> None:
+    changes: Changes = {
+        "num_hidden_layers": 1,
+        "layer_types": ["full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 3,
+    }
+    theirs = save_reference("qwen3_next", tmp_path, changes=changes)
+    truth, loss = reference_truth(theirs, [3, 4, 5])
+    ours = load(str(tmp_path), device=CPU, dtype="float32").module
+    found = ours.forward_sequences(torch.tensor([[3, 4, 5]]))[0]
+    assert_as_right(found, truth, loss, json.dumps(changes))

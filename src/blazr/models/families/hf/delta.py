@@ -85,16 +85,9 @@ class _DeltaSizes(NamedTuple):
 
 
 def _delta_sizes(reading: Reading) -> _DeltaSizes:
-    keys = reading.size("linear_num_key_heads", 16)
-    values = reading.size("linear_num_value_heads", 32)
-    if values % keys:
-        raise ConfigError(
-            f"{reading.reader.source}: {values} heads of values cannot share {keys} of keys.",
-            expected='a "linear_num_key_heads" that divides "linear_num_value_heads"',
-        )
     return _DeltaSizes(
-        keys,
-        values,
+        reading.size("linear_num_key_heads", 16),
+        reading.size("linear_num_value_heads", 32),
         reading.size("linear_key_head_dim", 128),
         reading.size("linear_value_head_dim", 128),
     )
@@ -111,6 +104,12 @@ def _qwen_mixer(reading: Reading, index: int) -> MixerConfig | None:
     if _attends(reading, index, lambda: (index + 1) % every == 0):
         return None
     sizes = _delta_sizes(reading)
+    if sizes.heads % sizes.key_heads:
+        raise ConfigError(
+            f"{reading.reader.source}: {sizes.heads} heads of values cannot share "
+            f"{sizes.key_heads} of keys.",
+            expected='a "linear_num_key_heads" that divides "linear_num_value_heads"',
+        )
     return GatedDeltaConfig(
         hidden_size=reading.hidden_size,
         num_key_heads=sizes.key_heads,
