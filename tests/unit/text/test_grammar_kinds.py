@@ -67,6 +67,10 @@ REFUSED = {
     "a format": ({"json_schema": {"type": "string", "format": "colour"}}, "see format"),
     "a type": ({"json_schema": {"type": "text"}}, "see type"),
     "a pattern with look-around": ({"json_schema": {"pattern": "a(?=b)"}}, "see pattern"),
+    "a format that no value has": (
+        {"json_schema": {"allOf": [{"type": "string", "format": "ipv6"}, {"enum": ["", "x"]}]}},
+        "nothing is valid under the schema: see format, enum",
+    ),
     "a pattern with a reference": ({"json_schema": {"pattern": r"(a)\1"}}, "see pattern"),
     "an empty range": (
         {"json_schema": {"type": "number", "minimum": 3, "maximum": 2}},

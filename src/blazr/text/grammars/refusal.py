@@ -30,6 +30,7 @@ _TOPICS = (
     ("multiple of", "multipleOf"),
     ("interval", "minimum exclusiveMinimum maximum exclusiveMaximum enum const"),
     ("oneOf constraints", "oneOf"),
+    ("Regex is empty", "pattern format enum const minLength maxLength"),
     ("egex", "pattern"),
     ("lookaround", "pattern"),
 )
