@@ -85,19 +85,15 @@ def limit_threads() -> None:
     Torch counts the machine's processors; more threads than are granted would stop in turn.
     Nothing changes where somebody has chosen: ``OMP_NUM_THREADS``, ``torch.set_num_threads``.
     """
-    granted = _granted_processors()
-    is_chosen = "OMP_NUM_THREADS" in os.environ or torch.get_num_threads() != _NUM_THREADS  # noqa: TID251  (it is OpenMP's)
-    if granted is not None and granted < _NUM_THREADS and not is_chosen:
-        torch.set_num_threads(granted)
-
-
-def _granted_processors() -> int | None:
-    """How many processors' time a control group may use, rounded up; None is all."""
     try:
         quota, period = (_CONTROL_GROUP / "cpu.max").read_text(encoding="utf-8").split()
-        return None if quota == "max" else max(1, -(-int(quota) // int(period)))
+        # the quota is the time of so many processors, rounded up
+        granted = _NUM_THREADS if quota == "max" else max(1, -(-int(quota) // int(period)))
     except (OSError, ValueError):
-        return None
+        return
+    is_chosen = "OMP_NUM_THREADS" in os.environ or torch.get_num_threads() != _NUM_THREADS  # noqa: TID251  (it is OpenMP's)
+    if granted < _NUM_THREADS and not is_chosen:
+        torch.set_num_threads(granted)
 
 
 def release_threads() -> None:

@@ -69,9 +69,12 @@ def compile_library(
     if not compiler:
         return "no C++ compiler was found (g++ or clang++)"
     try:
-        special: _Flags = _FLAGS.get(_machine(compiler), {})
+        call = [compiler, "-dumpmachine"]
+        said = subprocess.run(call, capture_output=True, text=True, check=False).stdout
     except OSError as error:
         return f"{compiler} does not start: {error.strerror}"
+    # the compiler may make code for another machine than the one it runs on
+    special: _Flags = _FLAGS.get(said.partition("-")[0], {})
     with tempfile.TemporaryDirectory() as directory:
         objects, calls = [], []
         for source in sorted(SOURCES.glob("*.cpp")):
@@ -90,12 +93,6 @@ def compile_library(
             shutil.copyfile(built, beside)
             beside.replace(target)
         return why
-
-
-def _machine(compiler: str) -> str:
-    """What a compiler makes code for, which need not be what it runs on."""
-    said = subprocess.run([compiler, "-dumpmachine"], capture_output=True, text=True, check=False)
-    return said.stdout.partition("-")[0]
 
 
 def _run_all(calls: Sequence[Sequence[str]]) -> str:

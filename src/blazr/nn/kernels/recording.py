@@ -148,25 +148,20 @@ class Recording:
         except ForeignError:
             del self.calls[mark:]
             out = self._arena.take(like.shape, like.dtype)
-            self.calls.append(self._python_call(function, args, out))
+            places = [index for index, each in enumerate(args) if each is self._step]
+
+            def call(step: object) -> None:
+                given = list(args)
+                for place in places:
+                    given[place] = step
+                out.copy_(function(*given))
+
+            self.calls.append(call)
             return out
         finally:
             self._depth -= 1
             if outermost:
                 self._arena.leave_part()
-
-    def _python_call(
-        self, function: Callable[..., Tensor], args: tuple[Any, ...], out: Tensor
-    ) -> PythonCall:
-        places = [index for index, each in enumerate(args) if each is self._step]
-
-        def call(step: object) -> None:
-            given = list(args)
-            for place in places:
-                given[place] = step
-            out.copy_(function(*given))
-
-        return call
 
 
 class _Dispatch:

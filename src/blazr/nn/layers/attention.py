@@ -109,8 +109,18 @@ class Attention(Mixer):
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C); writes the new keys and values, then attends to all in memory."""
-        q, k, v, gate = self._project(x)
         config, rope = self.config, self.config.rope
+        dim, gate = config.head_dim, None
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if config.output_gate:
+            q, gate = (dense(t).flatten(-2) for t in q.unflatten(-1, (-1, 2 * dim)).chunk(2, -1))
+        if config.qk_norm_all_heads:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (t.unflatten(-1, (-1, dim)) for t in (q, k, v))  # (T, H or K, D)
+        if config.qk_norm and not config.qk_norm_all_heads:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if (limit := config.clip_qkv) is not None:
+            q, k, v = (t.clamp(-limit, limit) for t in (q, k, v))
         pages = Pages(
             keys=cache.paged["k"],
             values=cache.paged["v"],
@@ -123,19 +133,3 @@ class Attention(Mixer):
         q = rotate_and_store(q, k, v, batch.rotation(rope), pages.keys, pages.values)
         heads = paged_attention(q, pages, batch.table).flatten(-2)
         return self.o_proj(heads if gate is None else sigmoid_gate(heads, gate))
-
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Queries (..., H, D), keys and values (..., K, D), and the outputs' gate (..., H * D)."""
-        dim = self.config.head_dim
-        gate = None
-        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        if self.config.output_gate:
-            q, gate = (dense(t).flatten(-2) for t in q.unflatten(-1, (-1, 2 * dim)).chunk(2, -1))
-        if self.config.qk_norm_all_heads:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = (t.unflatten(-1, (-1, dim)) for t in (q, k, v))  # (..., H or K, D)
-        if self.config.qk_norm and not self.config.qk_norm_all_heads:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if (limit := self.config.clip_qkv) is not None:
-            q, k, v = (t.clamp(-limit, limit) for t in (q, k, v))
-        return q, k, v, gate

@@ -93,8 +93,16 @@ class Mamba1(Mixer):
         """(T, C) to (T, C); updates working states, writes the checkpoints the batch asks for."""
         raw, gate = self.in_proj(x).chunk(2, -1)
         u = convolve(raw, self.conv1d.filter, cache.carried("conv"), batch.table)
-        parts = self.x_proj(u).split(tuple(self.sizes.values()), -1)
-        dt, b, c = (self._normed(*each) for each in zip(self.sizes, parts, strict=True))
+        config, parts = self.config, self.x_proj(u).split(tuple(self.sizes.values()), -1)
+        if config.inner_norms == "weighted":
+            norms = (getattr(self, f"{name}_norm") for name in self.sizes)
+            parts = tuple(norm(part) for norm, part in zip(norms, parts, strict=True))
+        elif config.inner_norms == "plain":
+            ones = self._ones.values()
+            parts = tuple(
+                rms_norm(part, one, config.norm_eps) for part, one in zip(parts, ones, strict=True)
+            )
+        dt, b, c = parts
         rows = Mamba1Rows(dt=self.dt_proj(dense(dt)), b=b, c=c, gate=gate)
         return self.out_proj(mamba1(u, rows, self._weights, cache.carried("ssm"), batch.table))
 
@@ -110,10 +118,3 @@ class Mamba1(Mixer):
         """Weights of norms that have none."""
         like = self.conv1d.weight
         return {name: like.new_ones(size) for name, size in self.sizes.items()}
-
-    def _normed(self, name: str, x: Tensor) -> Tensor:
-        cfg = self.config
-        if cfg.inner_norms == "weighted":
-            normed: Tensor = getattr(self, f"{name}_norm")(x)
-            return normed
-        return x if cfg.inner_norms == "none" else rms_norm(x, self._ones[name], cfg.norm_eps)

@@ -123,7 +123,13 @@ class Mamba2(Mixer):
 
     @derived
     def _weights(self) -> Mamba2Weights:
-        cfg = self.config
+        cfg, like = self.config, self.conv1d.weight
+        multipliers = None
+        if cfg.multipliers is not None:
+            # each projected channel has one, which is rounded as activations are
+            sizes = (cfg.inner_size, cfg.inner_size, cfg.map_size, cfg.map_size, cfg.num_heads)
+            values = torch.tensor(cfg.multipliers, dtype=like.dtype, device=like.device).float()
+            multipliers = values.repeat_interleave(torch.tensor(sizes, device=like.device))
         return Mamba2Weights(
             heads=cfg.num_heads,
             head_dim=cfg.head_dim,
@@ -141,14 +147,5 @@ class Mamba2(Mixer):
             ),
             dt_min=cfg.dt_limits[0],
             dt_max=cfg.dt_limits[1],
-            multipliers=self._multipliers(),
+            multipliers=multipliers,
         )
-
-    def _multipliers(self) -> Tensor | None:
-        """One for each projected channel, rounded as activations are."""
-        cfg, like = self.config, self.conv1d.weight
-        if cfg.multipliers is None:
-            return None
-        sizes = (cfg.inner_size, cfg.inner_size, cfg.map_size, cfg.map_size, cfg.num_heads)
-        values = torch.tensor(cfg.multipliers, dtype=like.dtype, device=like.device)
-        return values.float().repeat_interleave(torch.tensor(sizes, device=like.device))

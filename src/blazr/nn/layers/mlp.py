@@ -52,21 +52,16 @@ class Mlp(FeedForward):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) to (..., C)."""
-        y = self.down_proj(self._inner(x))
-        factor = self.config.down_multiplier
-        return y if factor == 1 else scale(y, factor)
-
-    def _inner(self, x: Tensor) -> Tensor:
-        """What the down projection is given: (..., C) to (..., I)."""
-        kind = self.config.activation
-        factor = self.config.gate_multiplier
-        if not self.config.gated:
-            return activate(self.up_proj(x), kind)
-        gate, up = self.gate_proj, self.up_proj
-        is_plain = kind == "silu" and not self.config.bias and factor == 1
+        config, kind = self.config, self.config.activation
+        is_plain = kind == "silu" and not config.bias and config.gate_multiplier == 1
+        if not config.gated:
+            inner = activate(self.up_proj(x), kind)
         # a shared block puts matrices with adapters in their place
-        if is_plain and isinstance(gate, Linear) and isinstance(up, Linear):
-            return multiply_gated(x, gate.weight, up.weight)
-        inner = gate(x)
-        inner = inner if factor == 1 else scale(inner, factor)
-        return activate(inner, kind, up(x))
+        elif is_plain and isinstance(self.gate_proj, Linear) and isinstance(self.up_proj, Linear):
+            inner = multiply_gated(x, self.gate_proj.weight, self.up_proj.weight)
+        else:
+            gate = self.gate_proj(x)
+            gate = gate if config.gate_multiplier == 1 else scale(gate, config.gate_multiplier)
+            inner = activate(gate, kind, self.up_proj(x))
+        y = self.down_proj(inner)
+        return y if config.down_multiplier == 1 else scale(y, config.down_multiplier)

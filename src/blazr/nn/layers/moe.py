@@ -169,8 +169,15 @@ class Moe(FeedForward):
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) to (..., C)."""
         rows = x.flatten(0, -2)
-        bias = None if self.correction_bias is None else widen(self.correction_bias)
-        weights, chosen = route(self._router_logits(rows), self.config.routing, bias)
+        # the router decides in float32: a rounded logit could choose another expert
+        matrix, bias = self.router.weight, self.router.bias
+        weight: Tensor = matrix.dequantize(torch.float32) if isinstance(matrix, Weight) else matrix
+        wide = rows
+        if weight.dtype != rows.dtype:
+            wide, weight = widen(rows), weight.float()
+        logits = wide_linear(wide, weight, None if bias is None else bias.to(weight.dtype))
+        correction = None if self.correction_bias is None else widen(self.correction_bias)
+        weights, chosen = route(logits, self.config.routing, correction)
         if self.config.latent_size is None:
             out = self.experts(rows, weights, chosen).view_as(x)
         else:
@@ -182,11 +189,3 @@ class Moe(FeedForward):
         if self.config.shared_expert_gate:
             shared = sigmoid_gate(shared, self.shared_expert_gate(x))
         return add(out, shared)
-
-    def _router_logits(self, x: Tensor) -> Tensor:
-        """The router decides in float32: a rounded logit could choose another expert."""
-        matrix, bias = self.router.weight, self.router.bias
-        weight: Tensor = matrix.dequantize(torch.float32) if isinstance(matrix, Weight) else matrix
-        if weight.dtype != x.dtype:
-            x, weight = widen(x), weight.float()
-        return wide_linear(x, weight, None if bias is None else bias.to(weight.dtype))

@@ -107,7 +107,14 @@ class Block(nn.Module):
         self.attention = config.attention.build()
         self.feed_forward_norm = NormConfig(config.hidden_size, config.eps).build()
         self.feed_forward = config.feed_forward.build()
-        self.adapters = nn.ModuleDict({str(user): self._make_adapters() for user in config.users})
+        self.adapters = nn.ModuleDict()
+        for user in config.users:
+            own = {}
+            for path in config.adapted:
+                base = self.get_submodule(path)
+                assert isinstance(base, Linear)
+                own[_key(path)] = Adapter(base, config.adapter_rank)
+            self.adapters[str(user)] = nn.ModuleDict(own)
 
     def adapted(self, name: str, user: int) -> nn.Module:
         """A part of the block as one user has it; its parameters stay the block's."""
@@ -126,14 +133,6 @@ class Block(nn.Module):
         for own, path in changes.items():
             setattr(twin, own, _Adapted(getattr(part, own), adapters[_key(path)]))
         return twin
-
-    def _make_adapters(self) -> nn.ModuleDict:
-        adapters = {}
-        for path in self.config.adapted:
-            base = self.get_submodule(path)
-            assert isinstance(base, Linear)
-            adapters[_key(path)] = Adapter(base, self.config.adapter_rank)
-        return nn.ModuleDict(adapters)
 
 
 class SharedBlockMixer(Mixer):

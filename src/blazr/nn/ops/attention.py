@@ -72,8 +72,19 @@ def attention(
     """
     queries, size = q.shape[-3], v.shape[-1]
     if softcap is not None or sinks is not None:
+        # torch's own attention has neither; this one takes some queries at a time, in float32
         mask = causal_mask(queries, k.shape[-3], window=window, device=q.device)
-        return _explicit_attention(q, k, v, mask, scale=scale, softcap=softcap, sinks=sinks)
+        heads = k.shape[-2]
+        # keys and values: (..., K, 1, S, D)
+        keys, values = (t.float().transpose(-3, -2).unsqueeze(-3) for t in (k, v))
+        grouped = q.float().unflatten(-2, (heads, -1)).movedim(-4, -2)  # (..., K, H / K, Q, D)
+        parts = []
+        for first in range(0, queries, QUERIES_AT_ONCE):
+            rows = slice(first, first + QUERIES_AT_ONCE)
+            scores = torch.matmul(grouped[..., rows, :], keys.transpose(-2, -1)) * scale
+            visible = None if mask is None else mask[rows]
+            parts.append(torch.matmul(_shares(scores, visible, softcap, sinks), values))
+        return torch.cat(parts, -2).movedim(-2, -4).flatten(-3, -2).to(q.dtype)  # (..., Q, H, E)
     is_square = queries == k.shape[-3] and queries > 1 and window is None
     mask = None
     if not is_square:
@@ -87,30 +98,6 @@ def attention(
         v = F.pad(v, (0, q.shape[-1] - size))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_square, scale=scale)
     return out[..., :size].transpose(-3, -2)
-
-
-def _explicit_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    *,
-    scale: float,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """The same with what torch's own attention lacks, in float32, some queries at a time."""
-    heads = k.shape[-2]
-    keys, values = (t.float().transpose(-3, -2).unsqueeze(-3) for t in (k, v))  # (..., K, 1, S, D)
-    grouped = q.float().unflatten(-2, (heads, -1)).movedim(-4, -2)  # (..., K, H / K, Q, D)
-    parts = []
-    for first in range(0, q.shape[-3], QUERIES_AT_ONCE):
-        rows = slice(first, first + QUERIES_AT_ONCE)
-        scores = torch.matmul(grouped[..., rows, :], keys.transpose(-2, -1)) * scale
-        visible = None if mask is None else mask[rows]
-        parts.append(torch.matmul(_shares(scores, visible, softcap, sinks), values))
-    out = torch.cat(parts, -2).movedim(-2, -4).flatten(-3, -2)  # (..., Q, H, E)
-    return out.to(q.dtype)
 
 
 def _shares(

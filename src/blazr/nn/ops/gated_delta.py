@@ -82,24 +82,19 @@ def _decayed_products(x: Tensor, k: Tensor, total: Tensor) -> Tensor:
     if total.shape[-1] == 1:
         gap = (total - total.mT).clamp(max=0)  # (B, H, T, T)
         return (x @ k.mT) * gap.exp().float()
-    rows = [_products_of_rows(x, k, total, low) for low in range(0, x.shape[2], _ROWS_AT_ONCE)]
+    rows = []
+    for low in range(0, x.shape[2], _ROWS_AT_ONCE):
+        # with the tokens before, the decay goes by way of low: both factors are at most 1
+        own, past = slice(low, low + _ROWS_AT_ONCE), slice(0, low)
+        at_low = total[:, :, low, None]
+        new = x[:, :, own] * (total[:, :, own] - at_low).exp().float()
+        old = k[:, :, past] * (at_low - total[:, :, past]).exp().float()
+        gap = total[:, :, own].unsqueeze(3) - total[:, :, own].unsqueeze(2)  # (B, H, rows, rows, N)
+        decay = gap.clamp(max=0).exp().float()
+        among = torch.einsum("bhin,bhijn,bhjn->bhij", x[:, :, own], decay, k[:, :, own])
+        beyond = x.shape[2] - low - among.shape[3]
+        rows.append(F.pad(torch.cat((new @ old.mT, among), 3), (0, beyond)))
     return torch.cat(rows, 2)
-
-
-def _products_of_rows(x: Tensor, k: Tensor, total: Tensor, low: int) -> Tensor:
-    """The same for the few rows from ``low`` on, (B, H, rows, T).
-
-    With tokens before them, the decay goes by way of ``low``: both factors are at most 1.
-    """
-    own, past = slice(low, low + _ROWS_AT_ONCE), slice(0, low)
-    at_low = total[:, :, low, None]
-    new = x[:, :, own] * (total[:, :, own] - at_low).exp().float()
-    old = k[:, :, past] * (at_low - total[:, :, past]).exp().float()
-    gap = total[:, :, own].unsqueeze(3) - total[:, :, own].unsqueeze(2)  # (B, H, rows, rows, N)
-    decay = gap.clamp(max=0).exp().float()
-    among = torch.einsum("bhin,bhijn,bhjn->bhij", x[:, :, own], decay, k[:, :, own])
-    beyond = x.shape[2] - low - among.shape[3]
-    return F.pad(torch.cat((new @ old.mT, among), 3), (0, beyond))
 
 
 @op(has_memory=True)

@@ -58,23 +58,20 @@ def choose_experts(
     scores = logits.softmax(-1) if routing.scoring == "softmax" else logits.sigmoid()
     choice = scores if bias is None else scores + bias.to(wide)
     if routing.groups is not None:
-        choice = _best_groups_only(choice, routing.groups)
+        # whoever is not in the best groups is out of the question
+        grouped = choice.unflatten(-1, (routing.groups.count, -1))  # (T, groups, E / groups)
+        judged = min(routing.groups.judged_by, grouped.shape[-1])
+        group_scores = grouped.topk(judged, -1).values.sum(-1)
+        order = group_scores.sort(dim=-1, descending=True, stable=True).indices
+        is_hidden = torch.ones_like(group_scores, dtype=torch.bool).scatter(
+            -1, order[:, : routing.groups.kept], value=False
+        )
+        choice = grouped.masked_fill(is_hidden.unsqueeze(-1), float("-inf")).flatten(-2)
     chosen.copy_(choice.sort(dim=-1, descending=True, stable=True).indices[:, :top])
     weights = scores.gather(-1, chosen)
     if routing.normalize:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     return weights * routing.scale
-
-
-def _best_groups_only(choice: Tensor, groups: ExpertGroups) -> Tensor:
-    grouped = choice.unflatten(-1, (groups.count, -1))  # (T, groups, E / groups)
-    judged = min(groups.judged_by, grouped.shape[-1])
-    group_scores = grouped.topk(judged, -1).values.sum(-1)
-    order = group_scores.sort(dim=-1, descending=True, stable=True).indices
-    is_hidden = torch.ones_like(group_scores, dtype=torch.bool).scatter(
-        -1, order[:, : groups.kept], value=False
-    )
-    return grouped.masked_fill(is_hidden.unsqueeze(-1), float("-inf")).flatten(-2)
 
 
 @op(roundings=2)
@@ -108,9 +105,11 @@ def _hidden(x: Tensor, mlps: ExpertMlps, expert: int) -> Tensor:
     gate = _matrix(mlps.gate, expert)
     has_bias = mlps.gate_bias is not None or mlps.up_bias is not None
     if mlps.activation == "silu" and mlps.limit is None and not has_bias:
-        fused = _fused(x, gate, up)
-        if fused is not None:
-            return fused
+        # one operation does both products and what joins them
+        if isinstance(gate, Tensor) and isinstance(up, Tensor):
+            return gated_linear(x, gate.to(x.dtype), up.to(x.dtype))
+        if isinstance(gate, Packed) and isinstance(up, Packed) and gate.packing is up.packing:
+            return packed_gated_linear(x, gate, up)
     gates = _product(x, gate, mlps.gate_bias, expert)
     ups = _product(x, up, mlps.up_bias, expert)
     if mlps.limit is not None:
@@ -129,15 +128,6 @@ def _product(x: Tensor, matrix: _Matrix, biases: Tensor | None, expert: int) -> 
     if isinstance(matrix, Packed):
         return packed_linear(x, matrix, bias)
     return matrix.matmul(x, bias)
-
-
-def _fused(x: Tensor, gate: _Matrix, up: _Matrix) -> Tensor | None:
-    """``silu(x gate.T) * (x up.T)`` where one operation does both."""
-    if isinstance(gate, Tensor) and isinstance(up, Tensor):
-        return gated_linear(x, gate.to(x.dtype), up.to(x.dtype))
-    if isinstance(gate, Packed) and isinstance(up, Packed) and gate.packing is up.packing:
-        return packed_gated_linear(x, gate, up)
-    return None
 
 
 _ROUTINGS = (

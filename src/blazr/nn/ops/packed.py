@@ -144,23 +144,19 @@ def _scales(packing: Packing, before: Tensor) -> tuple[Tensor, Tensor | None]:
     return found
 
 
-def _rounded(x: Tensor, together: int) -> Tensor:
-    """Activations as the kernels see them.
+def _product(x: Tensor, packed: Packed) -> Tensor:
+    """``x W.T`` of activations as the kernels see them.
 
     With ``m`` the largest magnitude of so many columns together, they become
     ``round(x * 127 / m)``, ties to even, times ``m / 127``.
     """
-    blocks = x.float().unflatten(-1, (-1, together))
+    wide = torch.promote_types(x.dtype, torch.float32)
+    blocks = x.float().unflatten(-1, (-1, packed.packing.rounded_together))
     largest = blocks.abs().amax(-1, keepdim=True)
     # 127 / largest would round twice, as a reciprocal
     inverse = largest.new_tensor(127.0) / largest
     whole = torch.round(blocks * torch.where(largest < 2.0**-120, 0, inverse))
-    return (whole * (largest * (1 / 127))).flatten(-2)
-
-
-def _product(x: Tensor, packed: Packed) -> Tensor:
-    wide = torch.promote_types(x.dtype, torch.float32)
-    rounded = _rounded(x, packed.packing.rounded_together)
+    rounded = (whole * (largest * (1 / 127))).flatten(-2)
     return F.linear(rounded.to(wide), unpack(packed).to(wide))
 
 

@@ -64,33 +64,30 @@ def draw(scores: Tensor, wishes: Tensor) -> Tensor:
     Returns:
         (B,), int64; -1 for a row whose largest score is no finite number, or that has a NaN.
     """
-    drawn = [
-        _draw_row(row, top, wish)
-        for row, top, wish in zip(scores, scores.amax(-1).tolist(), wishes.tolist(), strict=True)
-    ]
+    drawn = []
+    for row, top, wish in zip(scores, scores.amax(-1).tolist(), wishes.tolist(), strict=True):
+        temperature, top_k, top_p, min_p, uniform = wish
+        if not isfinite(top):
+            drawn.append(-1)
+            continue
+        candidates, ids = row, None
+        if 0 < top_k < len(row):  # whatever reaches the k-th score, to be sorted in its place
+            ids = (row >= row.topk(int(top_k)).values[-1]).nonzero()[:, 0]
+            candidates = row[ids]
+        candidates, order = candidates.sort(descending=True, stable=True)
+        if ids is not None:
+            candidates, order = candidates[: int(top_k)], ids[order]
+        heights = (candidates.double() - top) / max(temperature, 1e-300)
+        weights = (heights.exp() * _UNIT).round().long()
+        sums = weights.cumsum(0)
+        kept = int(sums[-1])
+        if top_p < 1:
+            kept = int(sums[_first(sums, max(1, min(int(top_p * kept), kept)))])
+        if min_p > 0:
+            kept = min(kept, int(weights[weights.double() >= min_p * _UNIT].sum()))
+        need = int(uniform * _UNIFORM) * kept // _UNIFORM + 1
+        drawn.append(int(order[_first(sums, need)]))
     return torch.tensor(drawn, dtype=torch.int64, device=scores.device)
-
-
-def _draw_row(scores: Tensor, top: float, wish: list[float]) -> int:
-    temperature, top_k, top_p, min_p, uniform = wish
-    if not isfinite(top):
-        return -1
-    candidates, ids = scores, None
-    if 0 < top_k < len(scores):  # whatever reaches the k-th score, to be sorted in its place
-        ids = (scores >= scores.topk(int(top_k)).values[-1]).nonzero()[:, 0]
-        candidates = scores[ids]
-    candidates, order = candidates.sort(descending=True, stable=True)
-    if ids is not None:
-        candidates, order = candidates[: int(top_k)], ids[order]
-    heights = (candidates.double() - top) / max(temperature, 1e-300)
-    weights = (heights.exp() * _UNIT).round().long()
-    sums = weights.cumsum(0)
-    kept = int(sums[-1])
-    if top_p < 1:
-        kept = int(sums[_first(sums, max(1, min(int(top_p * kept), kept)))])
-    if min_p > 0:
-        kept = min(kept, int(weights[weights.double() >= min_p * _UNIT].sum()))
-    return int(order[_first(sums, (int(uniform * _UNIFORM) * kept // _UNIFORM) + 1)])
 
 
 def _first(sums: Tensor, need: int) -> int:

@@ -52,7 +52,18 @@ def carry(
             outputs (B, t, ...) and the states behind them.
         rows: (B, length, ...) each.
     """
-    states = [_starting_states(each, group) for each in memory]
+    fresh = [span.log_length == 0 for span in group.spans]
+    states = []
+    for each in memory:
+        if all(fresh):  # they stand right after a grid edge, where states are kept
+            state = each.kept[group.state_slots]
+        elif not any(fresh):
+            state = each.working[group.run_slots]
+        else:
+            is_fresh = (group.log_lengths == 0).view(-1, *[1] * (each.kept.dim() - 1))
+            kept, working = each.kept[group.state_slots], each.working[group.run_slots]
+            state = torch.where(is_fresh, kept, working)
+        states.append(state)
     outputs = []
     for low, high in group.intervals():
         y, states = advance([each[:, low:high] for each in rows], states)
@@ -63,14 +74,3 @@ def carry(
     for each, state in zip(memory, states, strict=True):
         each.working[group.run_slots] = state.to(each.working.dtype)
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
-
-
-def _starting_states(memory: Carried, group: SequenceGroup) -> Tensor:
-    """Where each sequence stands: right after a grid edge, where it was kept."""
-    fresh = [span.log_length == 0 for span in group.spans]
-    if all(fresh):
-        return memory.kept[group.state_slots]
-    if not any(fresh):
-        return memory.working[group.run_slots]
-    is_fresh = (group.log_lengths == 0).view(-1, *[1] * (memory.kept.dim() - 1))
-    return torch.where(is_fresh, memory.kept[group.state_slots], memory.working[group.run_slots])

@@ -53,8 +53,16 @@ class _Pieces(ctypes.Structure):
 
 def add(a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
     """See ``blazr.nn.ops.pointwise.add``; in a recorded step the product that makes b adds."""
-    product = _last_product(b)
-    if product is None or a.shape != b.shape or a.dtype != b.dtype or not a.is_contiguous():
+    here = recording()
+    last = here.calls[-1] if here is not None and here.calls else None
+    product = last[1] if isinstance(last, tuple) else None
+    # one that adds something already cannot add more
+    if not isinstance(product, Linear | PackedLinear) or product.residual:
+        return _call(_ADD, a, b, scale=scale)
+    is_alike = a.shape == b.shape and a.dtype == b.dtype
+    is_dense = a.is_contiguous() and b.is_contiguous()
+    is_all_of_b = product.y == b.data_ptr() and product.m * product.n == b.numel()
+    if not (is_all_of_b and is_alike and is_dense):
         return _call(_ADD, a, b, scale=scale)
     out = torch.empty(a.shape, dtype=a.dtype)
     product.residual = a.data_ptr()
@@ -128,17 +136,6 @@ def take_columns(x: Tensor, order: Tensor, size: int) -> Tensor:
     )
     run("pieces", call)
     return out
-
-
-def _last_product(y: Tensor) -> Linear | PackedLinear | None:
-    """The last call of a recorded step, if it is the product that makes y and adds nothing yet."""
-    here = recording()
-    last = here.calls[-1] if here is not None and here.calls else None
-    call = last[1] if isinstance(last, tuple) else None
-    if not isinstance(call, Linear | PackedLinear) or call.residual:
-        return None
-    is_whole = call.y == y.data_ptr() and call.m * call.n == y.numel() and y.is_contiguous()
-    return call if is_whole else None
 
 
 def _call(

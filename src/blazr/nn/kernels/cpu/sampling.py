@@ -67,21 +67,18 @@ class Finder:
             scores = _side_by_side(scores)
             self._last = ref(scores)
             if scores.shape != (self._rows, self._size):
-                self._make_room(*scores.shape)
+                self._rows, self._size = rows, size = scores.shape
+                blocks = -(-size // _BLOCK)
+                self._room = torch.empty(rows * blocks), torch.empty(rows, dtype=torch.int64)
+                peaks, places = (each.data_ptr() for each in self._room)
+                # these are read faster than a tensor is
+                self._found = (ctypes.c_int64 * rows).from_address(places)
+                self._call = _Choice(0, peaks, places, rows, size, 0, blocks, 0)
+                self._given = ctypes.byref(self._call)
             self._call.scores = scores.data_ptr()
             self._call.stride = scores.stride(0)
         self._entry(self._given, torch.get_num_threads())
         return self._found[:]
-
-    def _make_room(self, rows: int, size: int) -> None:
-        self._rows = rows
-        self._size = size
-        blocks = -(-size // _BLOCK)
-        self._room = torch.empty(rows * blocks), torch.empty(rows, dtype=torch.int64)
-        peaks, places = (each.data_ptr() for each in self._room)
-        self._found = (ctypes.c_int64 * rows).from_address(places)  # read faster than a tensor
-        self._call = _Choice(0, peaks, places, rows, size, 0, blocks, 0)
-        self._given = ctypes.byref(self._call)
 
 
 def likeliest(scores: Tensor) -> Tensor:
