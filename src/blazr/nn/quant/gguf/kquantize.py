@@ -31,24 +31,28 @@ _TILE = 128
 @op()
 def encode_q4_k(blocks: Tensor) -> Tensor:
     """Blocks of Q4_K from their numbers: (N, 256) float32 to (N, 144) uint8."""
-    tiles = [_encode(tile) for tile in blocks.split(_TILE) if len(tile)]
-    return torch.cat(tiles or [blocks.new_empty(0, GGML_TYPES["Q4_K"].nbytes, dtype=torch.uint8)])
-
-
-def _encode(blocks: Tensor) -> Tensor:
-    x = blocks.view(len(blocks), 8, 32)
-    weights = x.abs() + x.square().mean(-1, keepdim=True).sqrt()
-    fits = _fit(x, weights)
-    exact = [each.amax(1, keepdim=True) / _LARGEST_SCALE for each in fits]
-    units = [unit.half() for unit in exact]
-    numbers = [
-        (each * _inverse(unit)).round().clamp(0, _LARGEST_SCALE)
-        for each, unit in zip(fits, exact, strict=True)
-    ]
-    scale, minimum, codes = _refine(x, weights, numbers, [unit.float() for unit in units])
-    low, high = codes.to(torch.uint8).unflatten(1, (4, 2)).unbind(2)
-    halves = [unit.view(len(x), 1).view(torch.uint8) for unit in units]
-    return torch.cat([*halves, _six_bits(scale, minimum), (low | (high << 4)).flatten(1)], 1)
+    tiles = [blocks.new_empty(0, GGML_TYPES["Q4_K"].nbytes, dtype=torch.uint8)]
+    for tile in blocks.split(_TILE) if len(blocks) else ():
+        x = tile.view(len(tile), 8, 32)
+        weights = x.abs() + x.square().mean(-1, keepdim=True).sqrt()
+        fits = _fit(x, weights)
+        exact = [each.amax(1, keepdim=True) / _LARGEST_SCALE for each in fits]
+        units = [unit.half() for unit in exact]
+        numbers = [
+            (each * _inverse(unit)).round().clamp(0, _LARGEST_SCALE)
+            for each, unit in zip(fits, exact, strict=True)
+        ]
+        scale, minimum, codes = _refine(x, weights, numbers, [unit.float() for unit in units])
+        halves = [unit.view(len(x), 1).view(torch.uint8) for unit in units]
+        # scales and minima take 12 bytes, in the order that ``bits.six_bits`` reads
+        s, m = (each.squeeze(-1).to(torch.uint8) for each in (scale, minimum))
+        first = s[:, :4] | (s[:, 4:] >> 4 << 6)
+        second = m[:, :4] | (m[:, 4:] >> 4 << 6)
+        third = (s[:, 4:] & 15) | (m[:, 4:] << 4)
+        low, high = codes.to(torch.uint8).unflatten(1, (4, 2)).unbind(2)
+        packed = (low | (high << 4)).flatten(1)
+        tiles.append(torch.cat([*halves, first, second, third, packed], 1))
+    return torch.cat(tiles)
 
 
 def _inverse(values: Tensor) -> Tensor:
@@ -111,14 +115,6 @@ def _refine(
         best = torch.where(better, error, best)
         found = [torch.where(better, new, old) for new, old in zip(tried, found, strict=True)]
     return found[0], found[1], codes_of(found[0] * units[0], found[1] * units[1])
-
-
-def _six_bits(scale: Tensor, minimum: Tensor) -> Tensor:
-    """Scales and minima in 12 bytes, as ``bits.six_bits`` reads them."""
-    s, m = (each.squeeze(-1).to(torch.uint8) for each in (scale, minimum))
-    first = s[:, :4] | (s[:, 4:] >> 4 << 6)
-    second = m[:, :4] | (m[:, 4:] >> 4 << 6)
-    return torch.cat([first, second, (s[:, 4:] & 15) | (m[:, 4:] << 4)], 1)
 
 
 @encode_q4_k.sample

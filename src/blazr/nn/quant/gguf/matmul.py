@@ -39,20 +39,16 @@ _SIZES = ((1, 2, 33), (5, 1, 16), (3, 3, 7), (2, 1, 1), (33, 2, 40), (0, 1, 4))
 
 def _samples(kind: BlockType, dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for rows, count, outer in _SIZES:
-        blocks = _tame_blocks(kind, outer * count).view(outer, count * kind.nbytes)
+        # any bytes are blocks, but these values are neither huge nor all zero
+        kept = torch.empty(0, kind.nbytes, dtype=torch.uint8)
+        while len(kept) < outer * count:
+            blocks = torch.randint(0, 256, (64, kind.nbytes), dtype=torch.uint8)
+            largest = kind.decode(blocks).abs().amax(1)
+            kept = torch.cat((kept, blocks[(largest > 1e-3) & (largest < 10)]))
+        blocks = kept[: outer * count].view(outer, count * kind.nbytes)
         x = torch.randn(rows, count * kind.length).to(dtype)
         yield x, blocks
         yield x, blocks, torch.randn(outer).to(dtype)
-
-
-def _tame_blocks(kind: BlockType, count: int) -> Tensor:
-    """Random blocks whose values are neither huge nor all zero: any bytes are blocks."""
-    kept = torch.empty(0, kind.nbytes, dtype=torch.uint8)
-    while len(kept) < count:
-        blocks = torch.randint(0, 256, (64, kind.nbytes), dtype=torch.uint8)
-        largest = kind.decode(blocks).abs().amax(1)
-        kept = torch.cat((kept, blocks[(largest > 1e-3) & (largest < 10)]))
-    return kept[:count]
 
 
 LINEAR: Mapping[str, Op[Tensor, Tensor, Tensor | None]] = MappingProxyType(

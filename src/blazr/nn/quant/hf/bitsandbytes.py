@@ -95,19 +95,18 @@ class TableLayout(Layout):
         low, high = start * columns, stop * columns
         pairs = parts["weight"].flatten()[low // 2 : -(-high // 2)]
         codes = torch.stack((pairs >> 4, pairs & 15), -1).flatten()[low % 2 :][: high - low]
-        scales = self._scales(parts, slice(low // block, -(-high // block)))
+        first = low // block
+        scales = parts["weight.absmax"][first : -(-high // block)]
+        if scales.dtype == torch.uint8:
+            places = torch.arange(first, first + len(scales), device=scales.device)
+            outer = parts["weight.nested_absmax"][places // self.state.nested_block]
+            numbers = parts["weight.nested_quant_map"][scales.int()]
+            scales = numbers * outer + self.state.nested_offset
+        else:
+            scales = scales.float()
         scales = scales.repeat_interleave(block)[low % block :][: high - low]
         values = parts["weight.quant_map"][codes.int()] * scales
         return values.view(stop - start, columns)
-
-    def _scales(self, parts: Mapping[str, Tensor], blocks: slice) -> Tensor:
-        scales = parts["weight.absmax"][blocks]
-        if scales.dtype != torch.uint8:
-            return scales.float()
-        size = self.state.nested_block
-        outer = torch.arange(blocks.start, blocks.start + len(scales), device=scales.device) // size
-        values = parts["weight.nested_quant_map"][scales.int()]
-        return values * parts["weight.nested_absmax"][outer] + self.state.nested_offset
 
 
 def _layout(settings: QuantizationConfig, parts: Parts, read: Read) -> Layout | None:

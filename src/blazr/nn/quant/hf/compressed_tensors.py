@@ -75,31 +75,30 @@ class CompressedLayout(GridLayout):
     @override
     def grid(self, parts: Mapping[str, Tensor], rows: slice) -> Grid:
         scales = self._rows(parts["weight_scale"].float(), rows)
-        groups = parts.get("weight_g_idx")
-        return Grid(
-            codes=self._codes(parts, rows),
-            scales=scales,
-            zeros=self._zeros(parts, rows, scales),
-            size=self.size,
-            bits=self.bits,
-            low=-(2 ** (self.bits - 1)),
-            groups=None if groups is None else groups.long(),
-        )
-
-    def _codes(self, parts: Mapping[str, Tensor], rows: slice) -> Tensor:
-        if not self.packed:
-            return parts["weight"][rows].int()
-        codes = unpack(parts["weight_packed"][rows], self.bits, 1)[:, : self.shape[1]]
-        return codes - 2 ** (self.bits - 1)
-
-    def _zeros(self, parts: Mapping[str, Tensor], rows: slice, scales: Tensor) -> Tensor:
+        half = 2 ** (self.bits - 1)
+        if self.packed:
+            words = unpack(parts["weight_packed"][rows], self.bits, 1)
+            codes = words[:, : self.shape[1]] - half
+        else:
+            codes = parts["weight"][rows].int()
         zeros = parts.get("weight_zero_point")
         if zeros is None:
-            return torch.zeros_like(scales, dtype=torch.int32)
-        if zeros.dtype != torch.int32:
-            return self._rows(zeros.int(), rows)
-        words, inside = span(rows, self.shape[0], self.bits)
-        return unpack(zeros[words], self.bits, 0)[inside] - 2 ** (self.bits - 1)
+            zeros = torch.zeros_like(scales, dtype=torch.int32)
+        elif zeros.dtype == torch.int32:
+            lines, inside = span(rows, self.shape[0], self.bits)
+            zeros = unpack(zeros[lines], self.bits, 0)[inside] - half
+        else:
+            zeros = self._rows(zeros.int(), rows)
+        groups = parts.get("weight_g_idx")
+        return Grid(
+            codes=codes,
+            scales=scales,
+            zeros=zeros,
+            size=self.size,
+            bits=self.bits,
+            low=-half,
+            groups=None if groups is None else groups.long(),
+        )
 
     def _rows(self, values: Tensor, rows: slice) -> Tensor:
         """(R, G) of values for the whole matrix, or by rows."""
@@ -108,7 +107,13 @@ class CompressedLayout(GridLayout):
 
 
 def _layout(settings: QuantizationConfig, parts: Parts, read: Read) -> Layout | None:
-    _refuse_unsupported(settings)
+    # these would change the numbers, and nothing here computes them
+    if settings.text("format", _FORMATS[0]) not in {*_FORMATS, "mixed-precision"}:
+        raise settings.wrong("format", ", ".join(_FORMATS))
+    if settings.section("sparsity_config").text("format", "dense") != "dense":
+        raise settings.section("sparsity_config").wrong("format", "dense")
+    if settings.section("transform_config").raw.get("config_groups"):
+        raise settings.wrong("transform_config", "none")
     if "weight_packed" in parts:
         if parts["weight_packed"].dtype != "U8":
             return _packed_layout(settings, parts, read)
@@ -120,7 +125,10 @@ def _layout(settings: QuantizationConfig, parts: Parts, read: Read) -> Layout | 
             divides=True,
         )
     if parts["weight"].dtype in FLOATS:
-        return fp8_layout(parts, "weight_scale", _block(settings))
+        key = "block_structure"
+        said = (each for each in _weights(settings) if each.raw.get(key) is not None)
+        block = next((each.sizes(key, (128, 128)) for each in said), None)
+        return fp8_layout(parts, "weight_scale", block)
     if parts["weight"].dtype != "I8":
         return None
     rows, columns = need(parts, "weight", ("I8",), 2)
@@ -180,23 +188,6 @@ def _weights(settings: QuantizationConfig) -> Iterator[QuantizationConfig]:
     groups = settings.section("config_groups")
     for name in groups.raw:
         yield groups.section(name).section("weights")
-
-
-def _block(settings: QuantizationConfig) -> tuple[int, int] | None:
-    for weights in _weights(settings):
-        if weights.raw.get("block_structure") is not None:
-            return weights.sizes("block_structure", (128, 128))
-    return None
-
-
-def _refuse_unsupported(settings: QuantizationConfig) -> None:
-    """Refuse what would change the numbers, and is not here."""
-    if settings.text("format", _FORMATS[0]) not in {*_FORMATS, "mixed-precision"}:
-        raise settings.wrong("format", ", ".join(_FORMATS))
-    if settings.section("sparsity_config").text("format", "dense") != "dense":
-        raise settings.section("sparsity_config").wrong("format", "dense")
-    if settings.section("transform_config").raw.get("config_groups"):
-        raise settings.wrong("transform_config", "none")
 
 
 COMPRESSED_TENSORS = Scheme(

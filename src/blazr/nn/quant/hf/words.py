@@ -27,23 +27,19 @@ def unpack(words: Tensor, bits: int, dim: int, order: Sequence[int] | None = Non
     Returns:
         Numbers from 0, int32.
     """
-    if WORD % bits:
-        return _unpack_across(words, bits, dim)
+    if WORD % bits:  # some numbers lie across the border of two words
+        words = F.pad(words.movedim(dim, -1), (0, -words.shape[dim] % bits))
+        each = (words.long() & (2**WORD - 1)).unflatten(-1, (-1, bits))
+        low = torch.arange(WORD, device=words.device) * bits
+        index, shift = low // WORD, low % WORD
+        above = F.pad(each, (0, 1))[..., index + 1] & (2**bits - 1)
+        numbers = ((each[..., index] | above << WORD) >> shift) & (2**bits - 1)
+        return numbers.int().flatten(-2).movedim(-1, dim)
     count = WORD // bits
     places = torch.tensor(order or range(count), dtype=torch.int32, device=words.device) * bits
     shape = (1, count, 1) if dim == 0 else (1, 1, count)
     numbers = (words.unsqueeze(dim + 1) >> places.view(shape)) & (2**bits - 1)
     return numbers.flatten(dim, dim + 1)
-
-
-def _unpack_across(words: Tensor, bits: int, dim: int) -> Tensor:
-    words = F.pad(words.movedim(dim, -1), (0, -words.shape[dim] % bits))
-    each = (words.long() & (2**WORD - 1)).unflatten(-1, (-1, bits))
-    low = torch.arange(WORD, device=words.device) * bits
-    index, shift = low // WORD, low % WORD
-    above = F.pad(each, (0, 1))[..., index + 1] & (2**bits - 1)
-    numbers = ((each[..., index] | above << WORD) >> shift) & (2**bits - 1)
-    return numbers.int().flatten(-2).movedim(-1, dim)
 
 
 def pack(numbers: Tensor, bits: int) -> Tensor:
