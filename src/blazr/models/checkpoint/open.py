@@ -132,7 +132,19 @@ def fetch_model(model: str, *, revision: str | None = None) -> Path:
         CheckpointError: It is no Hub id, there is no such model, or it cannot be fetched.
     """
     if found := _HUB_FILE.fullmatch(model):
-        return _fetch_file(found["repo"], found["file"], revision)
+        repo, file = found["repo"], found["file"]
+        is_sound = ".." not in file.split("/")
+        # the other shards of its model come with it
+        wanted = [_SHARD_NUMBER.sub("*", file)] if is_sound else []
+        path = _download(repo, revision, wanted, None) / file
+        if not is_sound or not path.exists():
+            gguf = _gguf_files(repo, revision)
+            raise CheckpointError(
+                f"{repo!r} has no file {file[:100]!r}, as far as can be seen from here.",
+                found=", ".join(gguf[:_LISTED]) + (", ..." if len(gguf) > _LISTED else ""),
+                hint="name one that is there, as its page on huggingface.co lists it",
+            )
+        return path
     if not _REPO_ID.fullmatch(model):
         raise CheckpointError(
             f"{model[:100]!r} is no Hub id.",
@@ -173,21 +185,6 @@ def _closest(model: str) -> str:
     if near:
         return f"closest: {path.parent / near[0]}"
     return f"closest: {BUILT_IN}" if get_close_matches(model, [BUILT_IN]) else ""
-
-
-def _fetch_file(model: str, file: str, revision: str | None) -> Path:
-    """One file, with the other shards of its model."""
-    is_sound = ".." not in file.split("/")
-    wanted = [_SHARD_NUMBER.sub("*", file)] if is_sound else []
-    path = _download(model, revision, wanted, None) / file
-    if not is_sound or not path.exists():
-        gguf = _gguf_files(model, revision)
-        raise CheckpointError(
-            f"{model!r} has no file {file[:100]!r}, as far as can be seen from here.",
-            found=", ".join(gguf[:_LISTED]) + (", ..." if len(gguf) > _LISTED else ""),
-            hint="name one that is there, as its page on huggingface.co lists it",
-        )
-    return path
 
 
 def _gguf_files(model: str, revision: str | None) -> list[str]:

@@ -46,19 +46,9 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
                 expected="8 bytes of header length, a header of at most 100 MB, the data",
                 hint=_HINT,
             )
-        entries = _parse_header(path, file.read(length))
-    base = _LENGTH_BYTES + length
-    tensors = {name: _tensor_info(path, name, entry, base) for name, entry in entries.items()}
-    check_ranges(path, tensors, size, filled_from=base)
-    return tensors
-
-
-SAFETENSORS = Format(suffix=".safetensors", read_header=lambda path: Header(read_header(path)))
-
-
-def _parse_header(path: Path, raw: bytes) -> dict[str, object]:
+        header = file.read(length)
     try:
-        entries = json.loads(raw, object_pairs_hook=_unique_names)
+        entries = json.loads(header, object_pairs_hook=_unique_names)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path}: the header cannot be parsed.",
@@ -75,7 +65,13 @@ def _parse_header(path: Path, raw: bytes) -> dict[str, object]:
         isinstance(notes, dict) and all(isinstance(value, str) for value in notes.values())
     ):
         raise CheckpointError(f"{path}: __metadata__ is not an object of strings.", hint=_HINT)
-    return entries
+    base = _LENGTH_BYTES + length
+    tensors = {name: _tensor_info(path, name, entry, base) for name, entry in entries.items()}
+    check_ranges(path, tensors, size, filled_from=base)
+    return tensors
+
+
+SAFETENSORS = Format(suffix=".safetensors", read_header=lambda path: Header(read_header(path)))
 
 
 def _unique_names(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:

@@ -155,19 +155,12 @@ def derive_rope(dim: int, context: Context) -> RopeConfig:
     Raises:
         ConfigError: The scaling is of an unknown kind.
     """
-    theta = context.reader.number("rope_theta", above=0)
-    return RopeConfig(
-        dim,
-        context.ledger.choose("rope_theta", theta, DEFAULT_ROPE_THETA),
-        _scaling(context),
-    )
-
-
-def _scaling(context: Context) -> RopeScaling | None:
+    base = context.reader.number("rope_theta", above=0)
+    theta = context.ledger.choose("rope_theta", base, DEFAULT_ROPE_THETA)
     section = context.reader.section("rope_scaling")
     kind = (section.text("rope_type") or section.text("type")) if section else None
     if section is None or kind is None or kind.value == "default":
-        return None
+        return RopeConfig(dim, theta, None)
     known = next((name for name in SCALINGS if name == kind.value), None)
     if known is None:
         raise ConfigError(
@@ -184,7 +177,7 @@ def _scaling(context: Context) -> RopeScaling | None:
     context.ledger.record(
         "rope_scaling", f"{scaling.kind}, factor {scaling.factor:g}", section.source
     )
-    return scaling
+    return RopeConfig(dim, theta, scaling)
 
 
 def derive_feed_forward(layer: TensorGroup, context: Context) -> FeedForwardConfig:

@@ -110,32 +110,28 @@ def derive_mamba3(layer: TensorGroup, context: Context) -> Mamba3Config:
         )
         for name, part in (("mamba3_use_conv", "conv1d."), ("mamba3_complex_rope", "theta_proj."))
     )
+    conv_kernel = _conv_kernel(layer, at, context) if has_conv else DEFAULT_CONV_KERNEL
+    mimo_rank, witness = 0, f"{layer.prefix}{at}mimo_x_up.* (absent)"
+    declared = reader.integer("mamba3_mimo_rank")
+    if layer.has(at + "mimo_x_"):
+        wide = layer.size(
+            (at + "mimo_x_up.weight", 0), (at + "mimo_x_up.bias", 0), (at + "mimo_x_down.weight", 1)
+        )
+        mimo_rank, odd = divmod(wide.value, sizes.head_dim)
+        witness = wide.source
+        if odd:
+            raise _unfit(layer, at, f"mimo_x_up of {wide.value} rows, heads of {sizes.head_dim}")
     return Mamba3Config(
         hidden_size=context.hidden_size,
         num_heads=sizes.num_heads,
         head_dim=sizes.head_dim,
         state_size=states,
         num_groups=groups,
-        conv_kernel=_conv_kernel(layer, at, context) if has_conv else DEFAULT_CONV_KERNEL,
+        conv_kernel=conv_kernel,
         use_conv=has_conv,
         complex_rope=is_rotated,
-        mimo_rank=_mimo_rank(layer, at, sizes.head_dim, context),
+        mimo_rank=ledger.settle("mamba3_mimo_rank", mimo_rank, witness, declared),
     )
-
-
-def _mimo_rank(layer: TensorGroup, at: str, head_dim: int, context: Context) -> int:
-    declared = context.reader.integer("mamba3_mimo_rank")
-    rank = 0
-    source = f"{layer.prefix}{at}mimo_x_up.* (absent)"
-    if layer.has(at + "mimo_x_"):
-        wide = layer.size(
-            (at + "mimo_x_up.weight", 0), (at + "mimo_x_up.bias", 0), (at + "mimo_x_down.weight", 1)
-        )
-        rank = wide.value // head_dim
-        source = wide.source
-        if wide.value % head_dim:
-            raise _unfit(layer, at, f"mimo_x_up of {wide.value} rows, heads of {head_dim}")
-    return context.ledger.settle("mamba3_mimo_rank", rank, source, declared)
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,7 +197,12 @@ def _in_layer(number: str, names: Set[str], delta: DeltaOrder | None) -> Iterabl
     if DELTA in names and delta is not None:
         yield from _delta(at, mixer, delta)
     if KIMI in names:
-        yield from _kimi(at, mixer)
+        for name in "qkv":
+            yield Rule(f"{at}ssm_conv1d_{name}.weight", f"{mixer}{name}_conv1d.weight", Reshape())
+        projections = {"attn_output": "out_proj", "ssm_beta": "b_proj"}
+        projections |= {f"ssm_{name}": f"{name}_proj" for name in ("f_a", "f_b", "g_a", "g_b")}
+        yield from _renamed(at, mixer, projections)
+        yield from _decay(at, mixer)
 
 
 def _decay(at: str, ours: str, heads: TiledHeads | None = None) -> Iterable[Rule]:
@@ -222,12 +227,3 @@ def _delta(at: str, ours: str, order: DeltaOrder) -> Iterable[Rule]:
     columns = AS_STORED if heads is None else TiledColumns(heads)
     yield Rule(at + "ssm_out.weight", ours + "out_proj.weight", columns)
     yield from _decay(at, ours, heads)
-
-
-def _kimi(at: str, ours: str) -> Iterable[Rule]:
-    for name in "qkv":
-        yield Rule(f"{at}ssm_conv1d_{name}.weight", f"{ours}{name}_conv1d.weight", Reshape())
-    names = {"attn_output": "out_proj", "ssm_beta": "b_proj"}
-    names |= {f"ssm_{name}": f"{name}_proj" for name in ("f_a", "f_b", "g_a", "g_b")}
-    yield from _renamed(at, ours, names)
-    yield from _decay(at, ours)

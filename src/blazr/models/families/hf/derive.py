@@ -355,7 +355,16 @@ def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) ->
     defaults = {key: value for key, value in traits.defaults.items() if key not in known}
     reader = source.reader.over({**defaults, **own})
     reading = Reading(reader, source.tensors, ledger)
-    _check_layers(replace(source, reader=reader), reading)
+    extra = _extra_layers(replace(source, reader=reader))
+    in_layers = {n: info for n, info in source.tensors.items() if not n.startswith(extra)}
+    num_found = len(split_layers(in_layers, _layers_begin(source)))
+    if num_found != reading.num_layers:
+        raise CheckpointError(
+            "the file does not hold all layers.",
+            found=f"{num_found} layers",
+            expected=f"{reading.num_layers}, by {reader.source}",
+            hint="copy or download it again",
+        )
     for key in traits.ignored_keys:
         reader.mark(key)
     for key, allowed in traits.expects.items():
@@ -370,8 +379,17 @@ def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) ->
     numbers: dict[str, Any] = {}
     if traits.model_numbers is not None:
         numbers.update(traits.model_numbers(reading))
+    # the embedding's rows tell, as fine-tuning may have changed their number
+    vocab_size = reader.integer("vocab_size", minimum=1)
+    embedding = source.tensors.get(_tensor_name(source, "embed_tokens.weight")[0])
+    if embedding is None or len(embedding.shape) != 2:  # the plan reports it
+        num_tokens = reading.ledger.choose("vocab_size", vocab_size, 1)
+    else:
+        num_tokens = reading.ledger.settle(
+            "vocab_size", embedding.shape[0], embedding.name, vocab_size
+        )
     config = ModelConfig(
-        vocab_size=_vocab_size(source, reading),
+        vocab_size=num_tokens,
         hidden_size=reading.hidden_size,
         max_seq_len=read_max_seq_len(reader, reading.ledger),
         layers=tuple(_layer(reading, traits, norm, i) for i in range(reading.num_layers)),
@@ -400,16 +418,6 @@ def _tensor_name(source: Source, parameter: str) -> tuple[str, bool]:
     return found or names[0], found is not None
 
 
-def _vocab_size(source: Source, reading: Reading) -> int:
-    """By the embedding's rows, which fine-tuning may have changed."""
-    declared = reading.reader.integer("vocab_size", minimum=1)
-    name, _ = _tensor_name(source, "embed_tokens.weight")
-    info = source.tensors.get(name)
-    if info is None or len(info.shape) != 2:  # the plan reports it
-        return reading.ledger.choose("vocab_size", declared, 1)
-    return reading.ledger.settle("vocab_size", info.shape[0], info.name, declared)
-
-
 def _extra_layers(source: Source) -> tuple[str, ...]:
     """Behind the last layer: heads that predict further tokens."""
     reader = source.reader
@@ -427,19 +435,6 @@ def _layers_begin(source: Source) -> str:
     beginnings = source.rules.layer_beginnings
     found = (each for each in beginnings if any(name.startswith(each) for name in source.tensors))
     return next(found, beginnings[0])
-
-
-def _check_layers(source: Source, reading: Reading) -> None:
-    extra = _extra_layers(source)
-    own = {n: info for n, info in source.tensors.items() if not n.startswith(extra)}
-    found = len(split_layers(own, _layers_begin(source)))
-    if found != reading.num_layers:
-        raise CheckpointError(
-            "the file does not hold all layers.",
-            found=f"{found} layers",
-            expected=f"{reading.num_layers}, by {reading.reader.source}",
-            hint="copy or download it again",
-        )
 
 
 def _layer(reading: Reading, traits: Traits, norm: NormConfig, index: int) -> LayerConfig:

@@ -34,7 +34,6 @@ from blazr.models.families.hf.state_space import (
 from blazr.models.families.rules import FEED, GATE_UP_DOWN, MIXER, PARTS, Rule, RuleBook, Stack
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
-from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.parallel import ParallelMixerConfig, ParallelPart
 from blazr.nn.layers.rope import RopeConfig
@@ -167,28 +166,25 @@ def _numbers(reading: Reading, key: str, count: int) -> tuple[float, ...]:
     return tuple(found.value)
 
 
-def _falcon_mamba2(reading: Reading, norm: NormConfig) -> Mamba2Config:
-    z, x, b, c, dt = _numbers(reading, "ssm_multipliers", 5)
-    order: Literal["norm_first", "gate_first"] = "gate_first"
-    if reading.flag("mamba_norm_before_gate"):
-        order = "norm_first"
-    return replace(
-        read_mamba2(reading, Mamba2Keys(), norm),
-        norm=order if reading.flag("mamba_rms_norm") else "none",
-        out_bias=reading.flag("projectors_bias"),
-        multipliers=(z, x, b, c, dt),
-    )
-
-
 def _falcon_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
     """Both kinds of mixer see the same input [arXiv:2507.22448]."""
     gate, down = _numbers(reading, "mlp_multipliers", 2)
     attention = read_attention(reading, _FALCON, norm, index)
     scale = attention.scale * reading.number("key_multiplier", 1.0)
+    z, x, b, c, dt = _numbers(reading, "ssm_multipliers", 5)
+    order: Literal["norm_first", "gate_first"] = "gate_first"
+    if reading.flag("mamba_norm_before_gate"):
+        order = "norm_first"
+    mamba = replace(
+        read_mamba2(reading, Mamba2Keys(), norm),
+        norm=order if reading.flag("mamba_rms_norm") else "none",
+        out_bias=reading.flag("projectors_bias"),
+        multipliers=(z, x, b, c, dt),
+    )
     parts = (
         ParallelPart(
             name="mamba",
-            mixer=_falcon_mamba2(reading, norm),
+            mixer=mamba,
             input_multiplier=reading.number("ssm_in_multiplier", 1.0),
             output_multiplier=reading.number("ssm_out_multiplier", 1.0),
         ),

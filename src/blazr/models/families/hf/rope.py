@@ -84,7 +84,16 @@ def read_rope(
             expected="at least 1, in pairs, and at most all",
         )
     scaling = _scaling(reader, parameters, rope)
-    temperature = _temperature(reader, parameters)
+    temperature = None
+    if reader.raw.get("model_type") == "ministral3":  # others do not look at it
+        beta = parameters.number("llama_4_scaling_beta")
+        trained = parameters.integer("original_max_position_embeddings", minimum=1)
+        if beta is None or trained is None:
+            raise ConfigError(
+                f"{parameters.source}: how scores grow with the position is missing.",
+                expected="llama_4_scaling_beta and original_max_position_embeddings",
+            )
+        temperature = AttentionTemperature(beta.value, trained.value) if beta.value else None
     for key, value in parameters.unread().items():
         if value is not None and key not in _NEUTRAL and not isinstance(value, dict):
             section = parameters.source.removeprefix(reader.source + ": ")
@@ -132,19 +141,6 @@ def _scaling(
         return RopeScaling(kind="factors", factors=_factors(parameters, "factors", rope))
     stretch = _yarn if known == "yarn" else _longrope
     return stretch(parameters, factor.value if factor else whole / trained, trained, rope)
-
-
-def _temperature(reader: ConfigReader, parameters: ConfigReader) -> AttentionTemperature | None:
-    if reader.raw.get("model_type") != "ministral3":  # others do not look at it
-        return None
-    scale = parameters.number("llama_4_scaling_beta")
-    trained = parameters.integer("original_max_position_embeddings", minimum=1)
-    if scale is None or trained is None:
-        raise ConfigError(
-            f"{parameters.source}: how scores grow with the position is missing.",
-            expected="llama_4_scaling_beta and original_max_position_embeddings",
-        )
-    return AttentionTemperature(scale.value, trained.value) if scale.value else None
 
 
 def number_or(parameters: ConfigReader, name: str, default: float) -> float:

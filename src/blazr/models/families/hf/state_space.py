@@ -120,7 +120,14 @@ def read_dt_limits(reading: Reading) -> tuple[float, float]:
     found = reading.reader.raw.get("time_step_limit")
     if found is None:
         return 0.0, math.inf
-    limits = [_limit(value) for value in found] if isinstance(found, list) else []
+    limits = []
+    for value in found if isinstance(found, list) else ():
+        # JSON has no infinity, so that libraries spell it in their own ways
+        limit = value.get("__float__") if isinstance(value, Mapping) else value
+        limit = math.inf if limit == "Infinity" else limit
+        if isinstance(limit, bool) or not isinstance(limit, int | float):
+            limit = math.nan
+        limits.append(float(limit))
     if len(limits) != 2 or not 0 <= limits[0] < limits[1]:
         raise ConfigError(
             f"{reading.reader.source}: 'time_step_limit' has a wrong value.",
@@ -128,16 +135,6 @@ def read_dt_limits(reading: Reading) -> tuple[float, float]:
             expected="two numbers, the larger one behind",
         )
     return limits[0], limits[1]
-
-
-def _limit(value: object) -> float:
-    """JSON has no infinity, so that libraries spell it in their own ways."""
-    if isinstance(value, Mapping):
-        value = value.get("__float__")
-    if value == "Infinity":
-        return math.inf
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else math.nan  # type: ignore[arg-type]  # a number
 
 
 def read_mamba1(reading: Reading, prefix: str = "") -> Mamba1Config:
