@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from blazr.core.errors import CapacityError, ConfigError
 from blazr.core.gguf_header import Value
@@ -36,7 +35,7 @@ from blazr.nn.quant.exact import take_blocks
 from blazr.nn.quant.gguf.quantize import Quantizer
 from blazr.nn.quant.groups import group_of
 from blazr.nn.quant.hf.words import WORD, pack
-from blazr.nn.quant.policy import QuantizePolicy, parse_policy
+from blazr.nn.quant.policy import parse_policy
 
 WRITABLE = ("q8_0", "q4_0", "int8", "int4")
 _COPIED_FILES = (
@@ -139,7 +138,17 @@ def convert(
         raise ConfigError(f"{out} is in use.", expected="a new or empty directory, or a new .gguf")
     planned = plan_model(model, revision=revision)
     if out.suffix == ".gguf":
-        return _to_gguf(planned, out, parse_policy(quantize), dtype, text=text, progress=progress)
+        plan = plan_gguf(planned, parse_policy(quantize), dtype)
+        about: Mapping[str, Value] = {}
+        if text is not None and not planned.checkpoint.metadata:
+            about = text(planned.checkpoint.directory, planned.derivation.config.vocab_size)
+        entries = plan.entries
+        nbytes = sum(entry.nbytes for entry in entries.values())
+        _check_disk(out, nbytes)
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with gguf_writer(out, {**plan.metadata, **about}, entries) as writer:
+            write_gguf(plan, planned.checkpoint, writer, progress)
+        return Converted(out, nbytes, plan.num_quantized, len(entries) - plan.num_quantized)
     if planned.checkpoint.metadata:
         raise ConfigError(
             "a GGUF file cannot become safetensors.",
@@ -155,7 +164,12 @@ def convert(
         with safetensors_writer(out / "model.safetensors", entries) as writer:
             _write(jobs, planned.checkpoint, writer, progress)
         _write_config(out, planned.checkpoint, jobs)
-        _copy_beside(planned.checkpoint.directory, out)
+        source = planned.checkpoint.directory
+        beside = (path for pattern in _COPIED_FILES for path in sorted(source.glob(pattern)))
+        for path in filter(Path.is_file, beside):
+            copy = out / path.relative_to(source)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, copy)
     except BaseException:
         shutil.rmtree(out)
         if was_there:
@@ -163,28 +177,6 @@ def convert(
         raise
     num_quantized = sum(job.quantizer is not None for job in jobs)
     return Converted(out, nbytes, num_quantized, len(jobs) - num_quantized)
-
-
-def _to_gguf(
-    planned: PlannedModel,
-    out: Path,
-    policy: QuantizePolicy,
-    dtype: str,
-    *,
-    text: Text | None,
-    progress: Progress | None,
-) -> Converted:
-    plan = plan_gguf(planned, policy, dtype)
-    about: Mapping[str, Value] = {}
-    if text is not None and not planned.checkpoint.metadata:
-        about = text(planned.checkpoint.directory, planned.derivation.config.vocab_size)
-    entries = plan.entries
-    nbytes = sum(entry.nbytes for entry in entries.values())
-    _check_disk(out, nbytes)
-    out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    with gguf_writer(out, {**plan.metadata, **about}, entries) as writer:
-        write_gguf(plan, planned.checkpoint, writer, progress)
-    return Converted(out, nbytes, plan.num_quantized, len(entries) - plan.num_quantized)
 
 
 def _jobs(planned: PlannedModel, quantize: str | None, dtype: str) -> list[_Job]:
@@ -245,32 +237,23 @@ def _write(
             for tensor in (checkpoint.view(job.info),) if is_whole else tiles:
                 writer.write(name, tensor.to(job.dtype))
         else:
-            packed = _packed(job, checkpoint, report, done=done, total=total)
-            for end, tensor in packed.items():
-                writer.write(f"{name.removesuffix('weight')}{end}", tensor)
+            rows, columns = job.info.shape
+            bits = _BITS[job.quantizer.kind.name]
+            packed = torch.empty((rows, -(-columns * bits // WORD)), dtype=torch.int32)
+            scales = torch.empty((rows, columns // job.group), dtype=torch.float16)
+            for part, numbers in tiles_of(job.info, checkpoint):
+                codes, each = take_blocks(job.quantizer.kind, job.quantizer(numbers))
+                packed[part] = pack(codes, bits)
+                scales[part] = each[:, :: job.group // job.quantizer.kind.length]
+                checkpoint.drop(job.info)
+                report(done + part.stop * nbytes // rows, total)
+            base = name.removesuffix("weight")
+            writer.write(f"{base}weight_packed", packed)
+            writer.write(f"{base}weight_scale", scales)
+            writer.write(f"{base}weight_shape", torch.tensor([rows, columns]))
         checkpoint.drop(job.info)
         done += nbytes
     report(done, total)
-
-
-def _packed(
-    job: _Job, checkpoint: Checkpoint, report: Progress, *, done: int, total: int
-) -> Mapping[str, Tensor]:
-    """What a matrix becomes; ``report`` hears the bytes done, ``done`` of them before it."""
-    quantizer = job.quantizer
-    rows, columns = job.info.shape
-    assert quantizer is not None
-    bits = _BITS[quantizer.kind.name]
-    packed = torch.empty((rows, -(-columns * bits // WORD)), dtype=torch.int32)
-    scales = torch.empty((rows, columns // job.group), dtype=torch.float16)
-    for part, numbers in tiles_of(job.info, checkpoint):
-        codes, each = take_blocks(quantizer.kind, quantizer(numbers))
-        packed[part] = pack(codes, bits)
-        scales[part] = each[:, :: job.group // quantizer.kind.length]
-        checkpoint.drop(job.info)
-        report(done + part.stop * job.info.nbytes // rows, total)
-    shape = torch.tensor([rows, columns])
-    return {"weight_packed": packed, "weight_scale": scales, "weight_shape": shape}
 
 
 def _write_config(out: Path, checkpoint: Checkpoint, jobs: list[_Job]) -> None:
@@ -280,47 +263,34 @@ def _write_config(out: Path, checkpoint: Checkpoint, jobs: list[_Job]) -> None:
     replaced = () if is_kept else _REPLACED
     config = {k: v for k, v in (checkpoint.config or {}).items() if k not in replaced}
     if quantized:
-        config["quantization_config"] = _settings(quantized, jobs)
+        # compressed-tensors calls this a config: schemes, and the modules that each is for
+        modules: dict[tuple[int, int | None], list[str]] = {}
+        for job in quantized:
+            assert job.quantizer is not None
+            size = None if job.group == job.info.shape[-1] else job.group
+            module = job.info.name.removesuffix(".weight")
+            modules.setdefault((_BITS[job.quantizer.kind.name], size), []).append(module)
+        groups = {
+            f"group_{index}": {
+                "targets": targets,
+                "weights": {
+                    "num_bits": bits,
+                    "type": "int",
+                    "symmetric": True,
+                    "strategy": "group" if size else "channel",
+                    "group_size": size,
+                },
+            }
+            for index, ((bits, size), targets) in enumerate(modules.items())
+        }
+        plain = [job.info for job in jobs if job.quantizer is None and len(job.info.shape) > 1]
+        config["quantization_config"] = {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "quantization_status": "compressed",
+            "config_groups": groups,
+            "ignore": [info.name.removesuffix(".weight") for info in plain],
+        }
     if config:
         text = json.dumps(config, indent=2, ensure_ascii=False)
         (out / "config.json").write_text(text + "\n", encoding="utf-8")
-
-
-def _settings(quantized: list[_Job], jobs: list[_Job]) -> Mapping[str, object]:
-    """What compressed-tensors calls a config: schemes, and the modules that each is for."""
-    modules: dict[tuple[int, int | None], list[str]] = {}
-    for job in quantized:
-        assert job.quantizer is not None
-        size = None if job.group == job.info.shape[-1] else job.group
-        module = job.info.name.removesuffix(".weight")
-        modules.setdefault((_BITS[job.quantizer.kind.name], size), []).append(module)
-    groups = {
-        f"group_{index}": {
-            "targets": targets,
-            "weights": {
-                "num_bits": bits,
-                "type": "int",
-                "symmetric": True,
-                "strategy": "group" if size else "channel",
-                "group_size": size,
-            },
-        }
-        for index, ((bits, size), targets) in enumerate(modules.items())
-    }
-    plain = [job.info for job in jobs if job.quantizer is None and len(job.info.shape) > 1]
-    return {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "quantization_status": "compressed",
-        "config_groups": groups,
-        "ignore": [info.name.removesuffix(".weight") for info in plain],
-    }
-
-
-def _copy_beside(source: Path, out: Path) -> None:
-    for pattern in _COPIED_FILES:
-        for path in sorted(source.glob(pattern)):
-            if path.is_file():
-                copy = out / path.relative_to(source)
-                copy.parent.mkdir(exist_ok=True)
-                shutil.copyfile(path, copy)

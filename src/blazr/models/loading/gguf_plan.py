@@ -7,7 +7,7 @@ checkpoint holds.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,7 +38,6 @@ from blazr.models.families.rules import (
     AS_STORED,
     Mxfp4,
     Pairs,
-    Rows,
     RuleBook,
     TiledColumns,
     Transform,
@@ -159,7 +158,23 @@ def plan_gguf(planned: PlannedModel, policy: QuantizePolicy, dtype: str) -> Gguf
     unsupported = unsupported_by_llama_cpp(config, row)
     if unsupported is not None:
         raise _not_expressible(f"{name}: {unsupported}")
-    return _packed(plan, draft, planned, policy)
+    # its matrices are packed as the policy has it, or stay as they are
+    storage = choose_storage(draft.plan, draft.module, policy)
+    matrices = packable(draft.module)
+    parameters = {step.sources[0].name: step.parameter for step in draft.plan.steps}
+    jobs = []
+    for job in plan.jobs:
+        parameter = parameters[job.name]
+        storing = storage.get(parameter)
+        is_plain = isinstance(storing, Quantizer) or parameter not in matrices
+        kept = _kept_type(job, planned.checkpoint, is_plain=is_plain)
+        if kept is not None:
+            job = replace(job, entry=Entry(kept, job.entry.shape))  # noqa: PLW2901
+        elif isinstance(storing, Quantizer):
+            entry = Entry(storing.kind.name, job.entry.shape)
+            job = replace(job, entry=entry, quantizer=storing)  # noqa: PLW2901
+        jobs.append(job)
+    return replace(plan, jobs=tuple(jobs), metadata={**plan.metadata, **_about(jobs)})
 
 
 def _plan_again(planned: PlannedModel, policy: QuantizePolicy, dtype: str) -> GgufPlan:
@@ -218,20 +233,21 @@ def _jobs(
         plain = _plain_type(parts[0].step, dtype, usual) if is_matrix else "F32"
         shapes = [_shape(each, tuple(parameters[each].shape), target) for each in together]
         cut = placements[0].cut
+        shape, order = shapes[0], None
+        if cut is not None:
+            shape = cut.whole(shapes)
+            # these rows of all parameters, one behind the other, are the tensor's
+            rows = [place for own in cut.rows(shapes) for each in own for place in each]
+            places = torch.tensor(rows)
+            if not torch.equal(places, torch.arange(len(places))):
+                order = places.argsort()
         yield GgufJob(
             name=written,
-            entry=Entry(plain, shapes[0] if cut is None else cut.whole(shapes)),
+            entry=Entry(plain, shape),
             parts=parts,
             transform=placements[0].transform,
-            order=None if cut is None else _order(cut.rows(shapes)),
+            order=order,
         )
-
-
-def _order(rows: Sequence[Rows]) -> Tensor | None:
-    """Which rows of all parameters, one behind the other, are those of the tensor."""
-    places = torch.tensor([place for own in rows for each in own for place in each])
-    is_same = torch.equal(places, torch.arange(len(places)))
-    return None if is_same else places.argsort()
 
 
 def _names(row: Architecture, target: ModelConfig) -> RuleBook:
@@ -323,28 +339,6 @@ def _not_expressible(found: str) -> ConfigError:
         found=found[:200],
         hint="convert to a directory: safetensors hold every model",
     )
-
-
-def _packed(
-    plan: GgufPlan, draft: PlannedModel, planned: PlannedModel, policy: QuantizePolicy
-) -> GgufPlan:
-    """The plan with its matrices packed as the policy has it, or as they are."""
-    storage = choose_storage(draft.plan, draft.module, policy)
-    matrices = packable(draft.module)
-    parameters = {step.sources[0].name: step.parameter for step in draft.plan.steps}
-    jobs = []
-    for job in plan.jobs:
-        parameter = parameters[job.name]
-        storing = storage.get(parameter)
-        is_plain = isinstance(storing, Quantizer) or parameter not in matrices
-        kept = _kept_type(job, planned.checkpoint, is_plain=is_plain)
-        if kept is not None:
-            job = replace(job, entry=Entry(kept, job.entry.shape))  # noqa: PLW2901
-        elif isinstance(storing, Quantizer):
-            entry = Entry(storing.kind.name, job.entry.shape)
-            job = replace(job, entry=entry, quantizer=storing)  # noqa: PLW2901
-        jobs.append(job)
-    return replace(plan, jobs=tuple(jobs), metadata={**plan.metadata, **_about(jobs)})
 
 
 def _about(jobs: list[GgufJob]) -> dict[str, Value]:

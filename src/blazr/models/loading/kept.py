@@ -43,7 +43,12 @@ class KeptWeights:
     def __init__(self, path: Path, stem: str) -> None:
         self._path = path
         self._stem = stem
-        self._file = _opened(path)
+        self._file: Checkpoint | None = None
+        if path.exists():
+            try:
+                self._file = open_checkpoint(path)
+            except CheckpointError as error:
+                _log.warning("%s is not sound, and written again: %s", path, error)
         names = (name.rpartition(":") for name in self._file.tensors) if self._file else ()
         self._packings = {name: packing for name, _, packing in names if packing != _SCALES}
 
@@ -117,13 +122,3 @@ def kept_weights(
 
 def _digest(what: object) -> str:
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
-
-
-def _opened(path: Path) -> Checkpoint | None:
-    if not path.exists():
-        return None
-    try:
-        return open_checkpoint(path)
-    except CheckpointError as error:
-        _log.warning("%s is not sound, and written again: %s", path, error)
-        return None

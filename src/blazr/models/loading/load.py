@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -22,7 +22,6 @@ from blazr.models.families import FAMILIES
 from blazr.models.families.base import Derivation, Derived, Family
 from blazr.models.families.config_reader import ConfigReader
 from blazr.models.families.hf.derive import model_type
-from blazr.models.families.rules import RuleBook
 from blazr.models.loading.kept import kept_weights
 from blazr.models.loading.plan import LoadPlan, plan_load
 from blazr.models.loading.weights import (
@@ -149,12 +148,22 @@ def plan_model(model: str, *, revision: str | None = None) -> PlannedModel:
         module = CausalLM(derivation.config)
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     rules = derivation.rules
+    # some quantizers write biases of nothing but zeros where the layer has none
+    zero_biases = []
+    for name in checkpoint.tensors:
+        weight = checkpoint.tensors.get(f"{name.removesuffix('.bias')}.weight")
+        if not name.endswith(".bias") or not isinstance(weight, QuantizedInfo):
+            continue
+        match = rules.match(name)
+        has_place = match is not None and match.parameter in shapes
+        if not has_place and not checkpoint.read(name).count_nonzero():
+            zero_biases.append(name)
     plan = plan_load(
         checkpoint.tensors,
         shapes,
         rules,
         ignored=family.ignored,
-        ignored_beginnings=(*derivation.unused, *_zero_biases(checkpoint, rules, shapes)),
+        ignored_beginnings=(*derivation.unused, *zero_biases),
     )
     plan.check()
     return PlannedModel(
@@ -192,20 +201,6 @@ def detect_family(checkpoint: Checkpoint) -> Family:
         expected="embed_tokens.weight and layers.0.* (oxidizr), the same behind model."
         " (Llama), backbone.* (Mamba), or a config.json that says",
     )
-
-
-def _zero_biases(
-    checkpoint: Checkpoint, rules: RuleBook, shapes: Mapping[str, tuple[int, ...]]
-) -> Iterator[str]:
-    """Biases of nothing but zeros, which some quantizers write where the layer has none."""
-    for name in checkpoint.tensors:
-        weight = checkpoint.tensors.get(f"{name.removesuffix('.bias')}.weight")
-        if not name.endswith(".bias") or not isinstance(weight, QuantizedInfo):
-            continue
-        match = rules.match(name)
-        has_place = match is not None and match.parameter in shapes
-        if not has_place and not checkpoint.read(name).count_nonzero():
-            yield name
 
 
 def load(

@@ -9,7 +9,7 @@ from typing import Literal
 
 from blazr.core.errors import CheckpointError
 from blazr.models.checkpoint.base import TensorInfo, take_rows
-from blazr.models.families.rules import AS_STORED, Placement, RuleBook, Shape, Transform
+from blazr.models.families.rules import AS_STORED, RuleBook, Shape, Transform
 
 LISTED_PROBLEMS = 12
 # Nearest names are looked for among this many: the search is quadratic.
@@ -82,6 +82,15 @@ class LoadPlan:
             if first.kind != "wrong shape"
             else (f"{first.name[:100]} {first.detail}")
         )
+        kinds = {problem.kind for problem in self.problems}
+        hint = "the file is damaged, or its parts come from different models"
+        if kinds == {"left over"}:
+            hint = (
+                "the file holds parts that blazr does not know; it would answer wrongly without"
+                " them"
+            )
+        elif "missing" in kinds:
+            hint = "the file is incomplete, or its names are of another program: download it again"
         lines = [str(problem)[:300] for problem in self.problems[:LISTED_PROBLEMS]]
         if len(self.problems) > LISTED_PROBLEMS:
             lines.append(f"... and {len(self.problems) - LISTED_PROBLEMS} more")
@@ -89,16 +98,8 @@ class LoadPlan:
             message + (f", among {more + 1} problems." if more else "."),
             found="\n".join(lines),
             expected="every parameter of the model once, and nothing else",
-            hint=_hint({problem.kind for problem in self.problems}),
+            hint=hint,
         )
-
-
-def _hint(kinds: set[Kind]) -> str:
-    if kinds == {"left over"}:
-        return "the file holds parts that blazr does not know; it would answer wrongly without them"
-    if "missing" in kinds:
-        return "the file is incomplete, or its names are of another program: download it again"
-    return "the file is damaged, or its parts come from different models"
 
 
 def plan_load(
@@ -166,21 +167,16 @@ class _Matching:
                 for rows, shape in zip(cut.rows(wanted), wanted, strict=True)
             ]
         for each, part, shape in zip(placements, infos, wanted, strict=True):
-            self._place(part, each, shape)
-
-    def _place(self, info: TensorInfo, placement: Placement, wanted: Shape) -> None:
-        """Put a tensor in its slot, of which it must be the only one and have the shape."""
-        parameter = placement.parameter
-        slots = self.found.setdefault(parameter, {})
-        if placement.slot in slots:
-            other = slots[placement.slot].name
-            detail = f"and {other[:100]} are the same parameter, {parameter}"
-            self.problems.append(Problem("ambiguous", info.name, detail))
-            return
-        slots[placement.slot] = info
-        self.transforms[parameter] = placement.transform
-        if not placement.transform.fits(info.shape, wanted):
-            self._misshapen(info, wanted)
+            slots = self.found.setdefault(each.parameter, {})
+            if each.slot in slots:
+                other = slots[each.slot].name
+                detail = f"and {other[:100]} are the same parameter, {each.parameter}"
+                self.problems.append(Problem("ambiguous", part.name, detail))
+                continue
+            slots[each.slot] = part
+            self.transforms[each.parameter] = each.transform
+            if not each.transform.fits(part.shape, shape):
+                self._misshapen(part, shape)
 
     def _misshapen(self, info: TensorInfo, wanted: Shape) -> None:
         detail = f"is {list(info.shape)}, the model needs {list(wanted)}"
@@ -208,7 +204,12 @@ class _Matching:
         matched = (info.name for slots in self.found.values() for info in slots.values())
         present = {ancestor for name in matched for ancestor in _ancestors(name)}
         for position, (parameter, slot) in enumerate(self.missing):
-            name = _likeliest(self.rules.sources(parameter, slot) or [parameter], present)
+            names = self.rules.sources(parameter, slot) or [parameter]
+            # the likeliest has the nearest relatives in the file
+            name = max(
+                names,
+                key=lambda each: max((len(a) for a in _ancestors(each) if a in present), default=0),
+            )
             near = get_close_matches(name, spare, n=1) if position < LISTED_PROBLEMS else []
             needed = self.parameters[parameter][0 if slot is None else 1 :]
             detail = str(list(needed)) + (f"; nearest left over: {near[0][:100]}" if near else "")
@@ -220,12 +221,3 @@ class _Matching:
 def _ancestors(name: str) -> Iterable[str]:
     while name := name.rpartition(".")[0]:
         yield name
-
-
-def _likeliest(names: list[str], present: set[str]) -> str:
-    """Of a parameter's possible names, the one with the nearest relatives in the file."""
-
-    def shared_length(name: str) -> int:
-        return max((len(part) for part in _ancestors(name) if part in present), default=0)
-
-    return max(names, key=shared_length)

@@ -8,7 +8,7 @@ are given back, so that memory holds one copy of each weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -316,7 +316,12 @@ def read_weights(
             continue
         tensor = _read_tensor(step, checkpoint, dtype, device)
         tensors[step.parameter] = tensor
-        not_finite += _not_finite(step, tensor)
+        parts = tensor if isinstance(step.transform, Stack) else (tensor,)
+        for part, info in zip(parts, step.sources[: len(parts)], strict=True):
+            # the smallest or the largest element tells, in one pass without temporaries; a part
+            # that was cast is judged by what it was cast to
+            if part.numel() and not all(math.isfinite(each.item()) for each in part.aminmax()):
+                not_finite.append(info.name)
     if progress is not None:
         progress(total, total)
     if kept:
@@ -342,19 +347,6 @@ def _read_tensor(
     tensor = tensor.contiguous()
     checkpoint.drop(info)
     return tensor
-
-
-def _not_finite(step: LoadStep, tensor: Tensor) -> Iterable[str]:
-    """The tensors of a step with NaN or infinity: their smallest or largest element is one.
-
-    One pass without temporaries; a part that was cast is judged by what it was cast to.
-    """
-    parts = tensor if isinstance(step.transform, Stack) else (tensor,)
-    for part, info in zip(parts, step.sources[: len(parts)], strict=True):
-        if part.numel():
-            low, high = part.aminmax()
-            if not (math.isfinite(low.item()) and math.isfinite(high.item())):
-                yield info.name
 
 
 def read_weight(
