@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -88,10 +89,18 @@ def summarize(records: Sequence[Record], goals: Mapping[str, float]) -> dict[str
 
 def origin() -> dict[str, object]:
     """When, which blazr, which machine."""
+    # git tells it of the checkout this runs from, ``-dirty`` where that was changed
+    commit = None
+    root = Path(__file__).parents[3]
+    if (root / ".git").exists():
+        line = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
+        with suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(line, capture_output=True, text=True, check=True)
+            commit = done.stdout.strip()
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "blazr": blazr.__version__,
-        "commit": _commit(),
+        "commit": commit,
         "machine": {
             "system": platform.platform(),
             "python": platform.python_version(),
@@ -100,15 +109,3 @@ def origin() -> dict[str, object]:
             "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         },
     }
-
-
-def _commit() -> str | None:
-    """The commit of the checkout this runs from, ``-dirty`` where it was changed; else None."""
-    root = Path(__file__).parents[3]
-    if not (root / ".git").exists():
-        return None
-    line = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
-    try:
-        return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -135,7 +135,12 @@ def verify(
     is_packed = any(isinstance(part, Weight) for part in module.modules())
     usual = max(TOLERANCES[module.dtype], PACKED_TOLERANCE if is_packed else 0.0)
     allowed = tolerance or usual
-    prompts = _random_prompts(module)
+    # the tokens are random, but the same for the same vocabulary
+    vocab_size = module.config.vocab_size
+    chance = torch.Generator().manual_seed(vocab_size)
+    length = min(_PROMPT_LEN, module.config.max_seq_len // 2)
+    sizes = [length, max(1, length // 3)][:_PROMPTS]
+    prompts = [torch.randint(vocab_size, (size,), generator=chance).tolist() for size in sizes]
     config = EngineConfig(max_running=_PROMPTS, max_seq_len=_PROMPT_LEN + max_tokens + 1)
     engine = build_engine(module, device, config=config)
     try:
@@ -176,15 +181,6 @@ def verify(
         transformers=theirs,
         transformers_error=their_error,
     )
-
-
-def _random_prompts(module: CausalLM) -> list[list[int]]:
-    """Random tokens, the same for the same vocabulary."""
-    chance = torch.Generator().manual_seed(module.config.vocab_size)
-    length = min(_PROMPT_LEN, module.config.max_seq_len // 2)
-    sizes = [length, max(1, length // 3)][:_PROMPTS]
-    vocab = module.config.vocab_size
-    return [torch.randint(vocab, (size,), generator=chance).tolist() for size in sizes]
 
 
 @contextmanager

@@ -267,7 +267,12 @@ def _mixer(file: _File, layer: Weights, index: int) -> Function | None:
         at = layer.under("", _MAMBA)
         mixers.append(lambda x: mamba1(x, at, inner_eps=inner if has_norms else None))
     elif "ssm_in.weight" in layer:
-        mixers.append(_mamba2(file, layer))
+        states = layer.under("", _MAMBA)
+        groups = file.get("ssm.group_count", 1)
+        ssm = Mamba2Sizes(
+            states=file.need("ssm.state_size"), groups=groups, eps=eps, norm_groups=groups
+        )
+        mixers.append(lambda x: mamba2(x, states, ssm, states["A"].flatten()))
     if "shortconv.in_proj.weight" in layer:
         mixers.append(lambda x: short_convolution(x, layer.under("", _CONVOLUTION)))
     if "attn_kv_a_mqa.weight" in layer:
@@ -279,20 +284,17 @@ def _mixer(file: _File, layer: Weights, index: int) -> Function | None:
     return (lambda x: sum((mix(x) for mix in mixers[1:]), mixers[0](x))) if mixers else None
 
 
-def _mamba2(file: _File, layer: Weights) -> Function:
-    w = layer.under("", _MAMBA)
-    groups = file.get("ssm.group_count", 1)
-    sizes = Mamba2Sizes(
-        states=file.need("ssm.state_size"), groups=groups, eps=file.eps, norm_groups=groups
-    )
-    return lambda x: mamba2(x, w, sizes, w["A"].flatten())
-
-
 def _attention(file: _File, w: Weights, index: int) -> AttentionSizes:
     heads = file.need("attention.head_count", layer=index)
     kv_heads = file.get("attention.head_count_kv", heads, layer=index)
     dim = file.get("attention.key_length", file.hidden // heads)
-    window = _window(file, index)
+    window = file.get("attention.sliding_window", 0) or None
+    told = file.number("attention.sliding_window_pattern", layer=index)
+    every = _FULL_EVERY.get(file.kind)
+    if isinstance(told, bool) or told in (0, 1):
+        window = window if told else None
+    elif every and (index + 1) % every == 0:
+        window = None
     is_still = file.kind == "smollm3" and (index + 1) % 4 == 0
     scale = file.number("attention.scale") or None
     if _WIDE_SCALE.get(file.kind) == file.count:
@@ -309,15 +311,6 @@ def _attention(file: _File, w: Weights, index: int) -> AttentionSizes:
         eps=file.eps,
         gated=rows == 2 * heads * dim,
     )
-
-
-def _window(file: _File, index: int) -> int | None:
-    window = file.get("attention.sliding_window", 0) or None
-    told = file.number("attention.sliding_window_pattern", layer=index)
-    if isinstance(told, bool) or told in (0, 1):
-        return window if told else None
-    every = _FULL_EVERY.get(file.kind)
-    return None if every and (index + 1) % every == 0 else window
 
 
 def _rotation(file: _File, head_dim: int, *, has_window: bool = False) -> Rotation | None:
@@ -422,22 +415,18 @@ def _feed_forward(file: _File, layer: Weights) -> Function | None:
     return lambda x: mlp(x, w, activation)
 
 
-def _router(file: _File, count: int) -> Router:
+def _experts(file: _File, w: Weights, activation: str) -> Function:
     said = file.number("expert_gating_func") or 0
     sigmoid = said == 2 if said else file.kind in _BY_SIGMOID
     groups = file.get("expert_group_count", 0) or 1
     kept = file.get("expert_group_used_count", 0) or groups
-    return Router(
-        chosen=min(file.need("expert_used_count"), count),
+    router = Router(
+        chosen=min(file.need("expert_used_count"), w.shape("ffn_gate_inp.weight")[0]),
         scoring="sigmoid" if sigmoid else "softmax",
         normalise=file.get("expert_weights_norm", file.kind not in _UNNORMALISED),
         scale=file.number("expert_weights_scale") or 1.0,
         groups=(groups, kept, 2 if sigmoid else 1) if kept < groups else None,
     )
-
-
-def _experts(file: _File, w: Weights, activation: str) -> Function:
-    router = _router(file, w.shape("ffn_gate_inp.weight")[0])
 
     def matrix(name: str, e: int, part: str = "weight") -> Tensor | None:
         stacked = f"ffn_{name}_exps.{part}"

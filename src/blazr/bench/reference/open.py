@@ -51,7 +51,10 @@ def open_reference(
     if kind is None and any(name.startswith("backbone.") for name in w.names):
         kind = "mamba"
     if kind is None or any(name.startswith("embed_tokens.") for name in w.names):
-        training = _training(files[0].parent)
+        # the trainer may have noted more of the model beside its weights
+        path = files[0].parent / "training_config.json"
+        noted = json.loads(path.read_text()) if path.exists() else {}
+        training: Settings = (noted.get("config") or {}).get("model") or {}
         return oxidizr_model(w, {**own, "ssm_a": ssm_a or own.get("ssm_a")}, training)
     if kind in SECTIONS:  # models that see: the language model has a part of the config
         own = section(own.get("text_config"), "text_config")
@@ -63,11 +66,3 @@ def open_reference(
     build = getattr(module, REFERENCES[kind].partition(":")[2])
     defaults = {**module.DEFAULTS.get(kind, {})}
     return build(w, kind, Config({**own, "model_type": kind}, defaults))
-
-
-def _training(directory: Path) -> Settings:
-    """What the trainer noted of the model beside its weights, if it did."""
-    path = directory / "training_config.json"
-    noted = json.loads(path.read_text()) if path.exists() else {}
-    found: Settings = (noted.get("config") or {}).get("model") or {}
-    return found

@@ -44,7 +44,11 @@ class QuantizedFiles:
         if self.method not in _KNOWN:
             raise NoReferenceError(f"checkpoints quantized by {self.method[:60]!r}")
         # where each matrix begins; a name of its own where that is not the matrix's
-        self._mains = {_plain_name(name): name for name in files.names}
+        self._mains: dict[str, str] = {}
+        for name in files.names:
+            stem, dot, last = name.rpartition(".")
+            whole = f"{stem}{dot}weight" if last in _MAINS else name
+            self._mains[whole.removesuffix("_blocks")] = name
 
     @property
     def names(self) -> Collection[str]:
@@ -65,7 +69,12 @@ class QuantizedFiles:
         """
         main = self._mains[name]
         if main.endswith("_blocks"):
-            return self._mxfp4(main, rows)
+            # GPT-OSS's experts are (E, out, groups, 16) bytes and (E, out, groups) exponents
+            blocks = self.files.read(main, rows)
+            exponents = self.files.read(main.removesuffix("_blocks") + "_scales", rows)
+            scales = torch.exp2(exponents.double() - 127)
+            values = _floats4(blocks.flatten(0, -2)).view(*blocks.shape[:-1], 32)
+            return (values * scales[..., None]).flatten(-2).transpose(-1, -2)
         stored = self.files.read(main)
         is_plain = stored.is_floating_point() and stored.dtype.itemsize > 1
         whole = stored if is_plain else self._matrix(main, stored)
@@ -192,14 +201,6 @@ class QuantizedFiles:
         count = state["shape"][0] * state["shape"][1]
         return (values[:count] * spread[:count]).view(state["shape"])
 
-    def _mxfp4(self, main: str, rows: Rows) -> Tensor:
-        """GPT-OSS's experts: (E, out, groups, 16) bytes and (E, out, groups) exponents."""
-        blocks = self.files.read(main, rows)
-        exponents = self.files.read(main.removesuffix("_blocks") + "_scales", rows)
-        scales = torch.exp2(exponents.double() - 127)
-        values = _floats4(blocks.flatten(0, -2)).view(*blocks.shape[:-1], 32)
-        return (values * scales[..., None]).flatten(-2).transpose(-1, -2)
-
 
 def with_plain_matrices(
     files: SafetensorsFiles, config: Settings
@@ -220,13 +221,6 @@ def with_plain_matrices(
     if any(name.endswith(".weight_scale_2") for name in files.names):
         return QuantizedFiles(files, {})  # its settings lie beside, in hf_quant_config.json
     return files
-
-
-def _plain_name(name: str) -> str:
-    if name.endswith("_blocks"):
-        return name.removesuffix("_blocks")
-    stem, dot, last = name.rpartition(".")
-    return f"{stem}{dot}weight" if last in _MAINS else name
 
 
 def _fields(words: Tensor, bits: int) -> Tensor:

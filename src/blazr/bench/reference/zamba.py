@@ -47,26 +47,24 @@ class Shared:
 
     def __call__(self, x: Tensor, embedded: Tensor) -> Tensor:
         """(T, C) and (T, C) to (T, C)."""
-        eps = self.config.get("rms_norm_eps", default=1e-5)
-        both = norm_of(self.w, "input_layernorm", eps)(torch.cat((x, embedded), -1))
-        mixed = norm_of(self.w, "pre_ff_layernorm", eps)(self._attention(both))
-        w = self.w.under("feed_forward.")
-        gate, up = self._adapted(mixed, w, "gate_up_proj", "gate_up_proj_adapter_list").chunk(2, -1)
-        return linear(activate(gate, self.config.word("hidden_act")) * up, w, "down_proj")
-
-    def _attention(self, x: Tensor) -> Tensor:
-        w = self.w.under("self_attn.")
         config = self.config
-        dim = x.shape[1] // config.size("num_attention_heads")
+        eps = config.get("rms_norm_eps", default=1e-5)
+        both = norm_of(self.w, "input_layernorm", eps)(torch.cat((x, embedded), -1))
+        w = self.w.under("self_attn.")
+        dim = both.shape[1] // config.size("num_attention_heads")
         q, k, v = (
-            self._adapted(x, w, f"{n}_proj", f"linear_{n}_adapter_list").unflatten(-1, (-1, dim))
+            self._adapted(both, w, f"{n}_proj", f"linear_{n}_adapter_list").unflatten(-1, (-1, dim))
             for n in "qkv"
         )
         if config.get("use_mem_rope", default=False):
             rotation = rotation_of(config, dim)
             q, k = rotate(q, rotation), rotate(k, rotation)
         k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], 1) for part in (k, v))
-        return linear(attend(q, k, v, (dim / 2) ** -0.5).flatten(1), w, "o_proj")
+        attended = linear(attend(q, k, v, (dim / 2) ** -0.5).flatten(1), w, "o_proj")
+        mixed = norm_of(self.w, "pre_ff_layernorm", eps)(attended)
+        w = self.w.under("feed_forward.")
+        gate, up = self._adapted(mixed, w, "gate_up_proj", "gate_up_proj_adapter_list").chunk(2, -1)
+        return linear(activate(gate, config.word("hidden_act")) * up, w, "down_proj")
 
     def _adapted(self, x: Tensor, w: Weights, name: str, adapters: str) -> Tensor:
         """A product with the user's correction of low rank, where there is one."""
