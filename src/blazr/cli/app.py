@@ -93,19 +93,17 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
         sys.exit(0)
     except Exception as error:  # noqa: BLE001  (users get one screen, not a traceback)
-        sys.exit(_report(error))
-
-
-def _report(error: Exception) -> int:
-    shows_all = env.flag("BLAZR_DEBUG") or logging.getLogger("blazr").isEnabledFor(logging.DEBUG)
-    if shows_all:
-        traceback.print_exception(error)
-    if isinstance(error, BlazrError):
-        print(f"error: {error}", file=sys.stderr)
-    else:
-        print(f"error: {type(error).__name__}: {str(error)[:500]}", file=sys.stderr)
-        if not shows_all:
-            print("  this is a bug; -v shows where", file=sys.stderr)
-    # what the flags asked for is impossible: wrong usage, unless the text is only too long
-    is_usage = isinstance(error, RequestError) and not isinstance(error, ContextLengthError)
-    return 2 if is_usage else 1
+        shows_all = env.flag("BLAZR_DEBUG") or logging.getLogger("blazr").isEnabledFor(
+            logging.DEBUG
+        )
+        if shows_all:
+            traceback.print_exception(error)
+        if isinstance(error, BlazrError):
+            print(f"error: {error}", file=sys.stderr)
+        else:
+            print(f"error: {type(error).__name__}: {str(error)[:500]}", file=sys.stderr)
+            if not shows_all:
+                print("  this is a bug; -v shows where", file=sys.stderr)
+        # what the flags asked for is impossible: wrong usage, unless the text is only too long
+        is_usage = isinstance(error, RequestError) and not isinstance(error, ContextLengthError)
+        sys.exit(2 if is_usage else 1)

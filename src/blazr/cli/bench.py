@@ -22,12 +22,8 @@ from blazr.core import env
 from blazr.core.errors import ConfigError, EngineError, UnknownFamilyError
 
 if TYPE_CHECKING:
-    import torch
-
     from blazr.bench.load import Record, Target
     from blazr.bench.workload import Workload
-    from blazr.engine.async_engine import AsyncEngine
-    from blazr.engine.config import EngineConfig
     from blazr.models.causal_lm import CausalLM
     from blazr.nn.device import Device
     from blazr.pipelines.fallback import FallbackModel
@@ -123,7 +119,11 @@ def bench(  # noqa: PLR0913  (one argument per flag)
         facts, levels = _measure_model(
             plan, name, random, device=device, dtype=dtype, threads=threads
         )
-    _report_failures(levels)
+    failure = next((str(level["first_error"]) for level in levels if level["num_errors"]), "")
+    if failure and not any(level["output_tokens"] for level in levels):
+        raise EngineError("every request failed.", found=failure)
+    if failure:
+        print(f"warning: some requests failed, the first: {failure}", file=sys.stderr)
     scenario = {
         "workload": workload.name if workload else None,
         "prompt_tokens": prompt_tokens,
@@ -207,9 +207,10 @@ def _measure_model(
 
     from blazr.bench.offline import EngineTarget
     from blazr.bench.roofline import bandwidth_use, measure_bandwidth, peak_memory
+    from blazr.engine.build import build_engine
     from blazr.engine.config import EngineConfig
     from blazr.nn.device import resolve_device
-    from blazr.pipelines.fallback import FallbackModel
+    from blazr.pipelines.fallback import FallbackModel, build_fallback_engine
 
     torch.set_num_threads(threads or torch.get_num_threads())
     place = resolve_device(device)
@@ -218,7 +219,12 @@ def _measure_model(
     config = EngineConfig(max_running=running, max_waiting=2**20)
     started_s = perf_counter()
     name, network = _load_network(model, shape, device=place, dtype=dtype)
-    engine, vocab_size, computes_in = _start_engine(network, place, config)
+    if isinstance(network, FallbackModel):
+        engine = build_fallback_engine(network, config=config)
+        vocab_size, computes_in = network.vocab_size, next(network.module.parameters()).dtype
+    else:
+        engine = build_engine(network, place, config=config)
+        vocab_size, computes_in = network.config.vocab_size, network.dtype
     load_s = perf_counter() - started_s
     try:
         target = EngineTarget(engine, vocab_size=vocab_size)
@@ -240,20 +246,6 @@ def _measure_model(
     return facts, [
         {**figures, **bandwidth_use(network, records, bandwidth)} for figures, records in results
     ]
-
-
-def _start_engine(
-    network: CausalLM | FallbackModel, place: Device, config: EngineConfig
-) -> tuple[AsyncEngine, int, torch.dtype]:
-    """The engine of a network, the rows of its embedding, and what it computes in."""
-    from blazr.engine.build import build_engine
-    from blazr.pipelines.fallback import FallbackModel, build_fallback_engine
-
-    if isinstance(network, FallbackModel):
-        dtype = next(network.module.parameters()).dtype
-        return build_fallback_engine(network, config=config), network.vocab_size, dtype
-    engine = build_engine(network, place, config=config)
-    return engine, network.config.vocab_size, network.dtype
 
 
 def _load_network(
@@ -309,15 +301,6 @@ def _print_table(facts: _Figures, levels: Sequence[_Figures]) -> None:
     # a pipe has no width, and a table cut to fit one would be of no use
     width = None if sys.stdout.isatty() else 24 + 32 * len(levels)
     Console(width=width).print(table)
-
-
-def _report_failures(levels: Sequence[_Figures]) -> None:
-    """Say what failed; fail if everything did."""
-    error = next((str(level["first_error"]) for level in levels if level["num_errors"]), "")
-    if error and not any(level["output_tokens"] for level in levels):
-        raise EngineError("every request failed.", found=error)
-    if error:
-        print(f"warning: some requests failed, the first: {error}", file=sys.stderr)
 
 
 def _plot(levels: Sequence[_Figures], path: Path, *, title: str) -> None:

@@ -95,7 +95,29 @@ def remove(
 ) -> None:
     """Remove models from the Hugging Face cache."""
     cache = _scan()
-    commits = [commit for model in models for commit in _find_commits(cache, model, revision)]
+    repos = {repo.repo_id: repo for repo in _models(cache)}
+    commits = []
+    for model in models:
+        if model not in repos:
+            raise CheckpointError(
+                f"{model[:100]!r} is not in the cache.",
+                expected=", ".join(sorted(repos)[:8]) or "(the cache is empty)",
+                hint="blazr list shows all",
+            )
+        own = repos[model].revisions
+        found = [
+            each.commit_hash
+            for each in own
+            if revision is None or revision in each.refs or each.commit_hash.startswith(revision)
+        ]
+        if not found:
+            known = (", ".join([*each.refs, each.commit_hash[:_COMMIT]]) for each in own)
+            raise CheckpointError(
+                f"{model[:100]!r} has no such revision in the cache.",
+                found=repr(revision)[:100],
+                expected="; ".join(known)[:300],
+            )
+        commits += found
     plan = cache.delete_revisions(*commits) if cache is not None else None
     assert plan is not None  # nothing is found in no cache
     size = f"{plan.expected_freed_size / 1e6:,.0f} MB"
@@ -122,28 +144,3 @@ def _models(cache: HFCacheInfo | None) -> Sequence[CachedRepoInfo]:
     repos: Iterable[CachedRepoInfo] = cache.repos if cache is not None else ()
     found = [repo for repo in repos if repo.repo_type == "model"]
     return sorted(found, key=lambda repo: (-repo.last_accessed, repo.repo_id))
-
-
-def _find_commits(cache: HFCacheInfo | None, model: str, wanted: str | None) -> list[str]:
-    """The commits of a model in the cache: all, or those of a branch, tag or commit."""
-    repos = {repo.repo_id: repo for repo in _models(cache)}
-    if model not in repos:
-        raise CheckpointError(
-            f"{model[:100]!r} is not in the cache.",
-            expected=", ".join(sorted(repos)[:8]) or "(the cache is empty)",
-            hint="blazr list shows all",
-        )
-    repo = repos[model]
-    found = [
-        each.commit_hash
-        for each in repo.revisions
-        if wanted is None or wanted in each.refs or each.commit_hash.startswith(wanted)
-    ]
-    if not found:
-        known = (", ".join([*each.refs, each.commit_hash[:_COMMIT]]) for each in repo.revisions)
-        raise CheckpointError(
-            f"{model[:100]!r} has no such revision in the cache.",
-            found=repr(wanted)[:100],
-            expected="; ".join(known)[:300],
-        )
-    return found

@@ -208,8 +208,18 @@ class Conversation:
                 hint=f"/set {close[0]}" if close else "",
             )
         given = {key: each for key, each in self.given.items() if key != name}
-        if value.strip():
-            given[name] = _parse_setting(name, value.strip(), known[name])
+        value, kind = value.strip(), known[name]
+        if value and kind is str:
+            given[name] = [value]
+        elif value:
+            try:
+                given[name] = kind(value)
+            except ValueError:
+                raise ConfigError(
+                    f"/set {name} needs a number.",
+                    found=repr(value)[:50],
+                    expected="a whole number" if kind is int else "a number",
+                ) from None
         options.sampling_params(given)  # refuses what is out of range
         self.given = given
 
@@ -346,16 +356,3 @@ def _setting_types() -> dict[str, type]:
         if kinds and (name in flags or name.endswith("_penalty")):
             found[name] = kinds.pop()
     return {**found, "stop": str}
-
-
-def _parse_setting(name: str, value: str, kind: type) -> object:
-    if kind is str:
-        return [value]
-    try:
-        return kind(value)
-    except ValueError:
-        raise ConfigError(
-            f"/set {name} needs a number.",
-            found=repr(value)[:50],
-            expected="a whole number" if kind is int else "a number",
-        ) from None

@@ -49,7 +49,17 @@ def doctor(
     report = _inspect_machine()
     failure = _run_built_in_model(report)
     if tables:
-        report["tables"] = {name: ", ".join(table) for name, table in _tables()}
+        listed = report["tables"] = {}
+        modules = pkgutil.walk_packages(blazr.__path__, "blazr.")
+        # tables stand in packages, but for these
+        ends = (".routes", ".env", ".metrics")
+        for module in (each for each in modules if each.ispkg or each.name.endswith(ends)):
+            held = vars(importlib.import_module(module.name)).items()
+            listed |= {
+                f"{module.name}:{name}": ", ".join(value)
+                for name, value in held
+                if isinstance(value, Table)
+            }
     kernels = report["kernels"].get("cpu", "reference (BLAZR_KERNELS)")
     is_slow = kernels.startswith(("torch's operations", "reference"))
     verdict = _GOOD
@@ -150,13 +160,3 @@ def _inspect_machine() -> _Report:
         "packages": packages,
         "environment": variables,
     }
-
-
-def _tables() -> Iterator[tuple[str, Table[object]]]:
-    """Every table of the package, with where it is."""
-    for module in pkgutil.walk_packages(blazr.__path__, "blazr."):
-        if not module.ispkg and not module.name.endswith((".routes", ".env", ".metrics")):
-            continue  # tables stand in packages, but for these
-        for name, value in vars(importlib.import_module(module.name)).items():
-            if isinstance(value, Table):
-                yield f"{module.name}:{name}", value

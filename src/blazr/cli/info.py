@@ -13,7 +13,7 @@ import typer
 from blazr.cli import options
 
 if TYPE_CHECKING:
-    from blazr.models.loading.fit import Fit
+    pass
 
 
 def info(
@@ -39,7 +39,18 @@ def info(
 
         with own_networks_only("blazr info --fit"):
             found = measure_fit(name, resolve_device(device))
-        print(json.dumps(asdict(found), indent=2) if as_json else "\n".join(_fit_lines(found)))
+        if as_json:
+            print(json.dumps(asdict(found), indent=2))
+            return
+        print(f"{found.device}: {found.free_bytes / 1e9:.1f} GB free")
+        if found.bytes_per_token:
+            print(f"{found.bytes_per_token:,} bytes a token, in {found.dtype}")
+        if found.state_bytes:
+            print(f"{found.state_bytes:,} bytes a sequence, whatever its length")
+        print(f"{'--quantize':<12} {'weights':>12} {'context':>14}")
+        for each in found.choices:
+            context = f"{each.context:,}" if each.context else "does not fit"
+            print(f"{each.quantization:<12} {each.weights_bytes / 1e6:>9,.0f} MB {context:>14}")
         return
     from blazr.llm.defaults import sampling_defaults_at
     from blazr.llm.describe import describe_model
@@ -47,18 +58,6 @@ def info(
     report = describe_model(name)
     report["sampling"] = sampling_defaults_at(Path(str(report["path"])))
     print(json.dumps(report, indent=2) if as_json else "\n".join(_report_lines(report)))
-
-
-def _fit_lines(found: Fit) -> Iterator[str]:
-    yield f"{found.device}: {found.free_bytes / 1e9:.1f} GB free"
-    if found.bytes_per_token:
-        yield f"{found.bytes_per_token:,} bytes a token, in {found.dtype}"
-    if found.state_bytes:
-        yield f"{found.state_bytes:,} bytes a sequence, whatever its length"
-    yield f"{'--quantize':<12} {'weights':>12} {'context':>14}"
-    for each in found.choices:
-        context = f"{each.context:,}" if each.context else "does not fit"
-        yield f"{each.quantization:<12} {each.weights_bytes / 1e6:>9,.0f} MB {context:>14}"
 
 
 def _report_lines(report: Mapping[str, object]) -> Iterator[str]:

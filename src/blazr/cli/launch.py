@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +21,7 @@ from typing import Annotated
 import typer
 
 from blazr.cli import options
-from blazr.cli.programs import PROGRAMS, LaunchSettings, LaunchTarget, Program
+from blazr.cli.programs import PROGRAMS, LaunchTarget
 from blazr.core import env
 from blazr.core.errors import ConfigError, EngineError
 
@@ -70,16 +70,35 @@ def launch(
             target = LaunchTarget(
                 url=url or DEFAULT_URL, key=api_key or NO_KEY, model="default", context=None
             )
-        _print_commands(row, row.settings(target), args or [])
+        settings = row.settings(target)
+        # these lines do the same in a shell
+        folder = "/tmp/blazr-launch" if settings.files else ""
+        for name, value in settings.env.items():
+            print(f"export {name}={shlex.quote(value)}")
+        for name, text in settings.files.items():
+            print(f"mkdir -p {folder} && cat > {folder}/{name} <<'END'\n{text}\nEND")
+        print(shlex.join([row.command, *settings.args_in(folder), *(args or [])]))
         return
-    with _exiting_on_signals(), _find_or_start_server(url, api_key, model) as target:
+    with ExitStack() as stack:
+        stack.enter_context(_exiting_on_signals())
+        target = stack.enter_context(_find_or_start_server(url, api_key, model))
         if target.context is not None and target.context < SMALL_CONTEXT:
             _note(
                 f"{target.model} has a context of {target.context} tokens; "
                 f"{program} may need {SMALL_CONTEXT} for its instructions alone"
             )
-        code = _run_program(row, row.settings(target), args or [])
-    raise typer.Exit(code)
+        settings = row.settings(target)
+        folder = stack.enter_context(TemporaryDirectory(prefix="blazr-launch-"))
+        for name, text in settings.files.items():
+            (Path(folder) / name).write_text(text, "utf-8")
+        command = [row.command, *settings.args_in(folder), *(args or [])]
+        process = subprocess.Popen(command, env=env.inherited(**settings.env))
+        stack.callback(_stop, process)
+        # Ctrl+C reaches the program too, which decides what it means
+        while process.poll() is None:
+            with suppress(KeyboardInterrupt):
+                process.wait()
+    raise typer.Exit(process.returncode)
 
 
 @contextmanager
@@ -193,32 +212,6 @@ def _await_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
             time.sleep(0.1)
     tail = log.read_text("utf-8", "replace").strip().splitlines()[-3:]
     raise EngineError("the server did not start.", found=" ".join(tail)[-300:])
-
-
-def _run_program(program: Program, settings: LaunchSettings, args: Sequence[str]) -> int:
-    """Run a program to its end; its exit status."""
-    with ExitStack() as stack:
-        folder = stack.enter_context(TemporaryDirectory(prefix="blazr-launch-"))
-        for name, text in settings.files.items():
-            (Path(folder) / name).write_text(text, "utf-8")
-        command = [program.command, *settings.args_in(folder), *args]
-        process = subprocess.Popen(command, env=env.inherited(**settings.env))
-        stack.callback(_stop, process)
-        # Ctrl+C reaches the program too, which decides what it means
-        while process.poll() is None:
-            with suppress(KeyboardInterrupt):
-                process.wait()
-        return process.returncode
-
-
-def _print_commands(program: Program, settings: LaunchSettings, args: Sequence[str]) -> None:
-    """The same as lines of a shell."""
-    folder = "/tmp/blazr-launch" if settings.files else ""
-    for name, value in settings.env.items():
-        print(f"export {name}={shlex.quote(value)}")
-    for name, text in settings.files.items():
-        print(f"mkdir -p {folder} && cat > {folder}/{name} <<'END'\n{text}\nEND")
-    print(shlex.join([program.command, *settings.args_in(folder), *args]))
 
 
 def _note(text: str) -> None:

@@ -180,12 +180,20 @@ class RemotePartner(Partner):
     ) -> Iterator[Event]:
         import httpx2
 
+        # OpenAI's API says some of `SamplingParams` otherwise
+        fields = dict(given)
+        if fields.get("max_tokens") == -1:
+            del fields["max_tokens"]
+        grammar = fields.pop("grammar", None)
+        if isinstance(grammar, Mapping):
+            schema = {"name": "answer", "schema": grammar["json_schema"], "strict": True}
+            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
         body = {
             "model": self.name,
             "messages": [{"role": each.role, "content": each.content} for each in messages],
             "stream": True,
             "stream_options": {"include_usage": True},
-            **_as_fields(given),
+            **fields,
         }
         if not thinks:
             body["chat_template_kwargs"] = {"enable_thinking": False}
@@ -232,20 +240,6 @@ class RemotePartner(Partner):
                 expected=", ".join(names)[:300],
             )
         return names[0] if model is None else model
-
-
-def _as_fields(given: Mapping[str, object]) -> dict[str, object]:
-    """Fields of `SamplingParams` as OpenAI's API calls them."""
-    fields = dict(given)
-    if fields.get("max_tokens") == -1:
-        del fields["max_tokens"]
-    grammar = fields.pop("grammar", None)
-    if isinstance(grammar, Mapping):
-        fields["response_format"] = {
-            "type": "json_schema",
-            "json_schema": {"name": "answer", "schema": grammar["json_schema"], "strict": True},
-        }
-    return fields
 
 
 def _events(answer: httpx2.Response) -> Iterator[Event]:

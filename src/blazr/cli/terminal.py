@@ -182,7 +182,34 @@ class LineReader:
 
     def __init__(self, words: tuple[str, ...]) -> None:
         self.is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
-        self._session = _prompt_session(words) if self.is_interactive else None
+        self._session: PromptSession[str] | None = None
+        if not self.is_interactive:
+            return
+        # slow to import, and of use to people only
+        from platformdirs import user_state_path
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.completion import WordCompleter
+        from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+        from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+        history: History = InMemoryHistory()
+        if not env.flag("BLAZR_NO_HISTORY"):
+            path = user_state_path("blazr", ensure_exists=True) / "history"
+            path.touch(mode=0o600)
+            history = FileHistory(str(path))
+        keys = KeyBindings()
+
+        @keys.add("escape", "enter")
+        def _(event: KeyPressEvent) -> None:
+            event.current_buffer.insert_text("\n")
+
+        self._session = PromptSession(
+            history=history,
+            completer=WordCompleter(list(words), sentence=True),
+            complete_while_typing=False,
+            key_bindings=keys,
+            enable_open_in_editor=True,
+        )
 
     def __call__(self, prompt: str = "> ", default: str = "") -> str:
         """The next line.
@@ -223,31 +250,3 @@ def read_message(read_line: ReadLine, default: str = "") -> str:
         lines.append(line.removesuffix("\\"))
         line = read_line("... ", "")
     return "\n".join([*lines, line]).strip()
-
-
-def _prompt_session(words: tuple[str, ...]) -> PromptSession[str]:
-    # slow to import, and of use to people only
-    from platformdirs import user_state_path
-    from prompt_toolkit import PromptSession
-    from prompt_toolkit.completion import WordCompleter
-    from prompt_toolkit.history import FileHistory, History, InMemoryHistory
-    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-
-    history: History = InMemoryHistory()
-    if not env.flag("BLAZR_NO_HISTORY"):
-        path = user_state_path("blazr", ensure_exists=True) / "history"
-        path.touch(mode=0o600)
-        history = FileHistory(str(path))
-    keys = KeyBindings()
-
-    @keys.add("escape", "enter")
-    def _(event: KeyPressEvent) -> None:
-        event.current_buffer.insert_text("\n")
-
-    return PromptSession(
-        history=history,
-        completer=WordCompleter(list(words), sentence=True),
-        complete_while_typing=False,
-        key_bindings=keys,
-        enable_open_in_editor=True,
-    )

@@ -71,24 +71,18 @@ def decode(
     if given in {None, "-"}:
         given = sys.stdin.read()
     tokenizer = _open(vocab)
-    numbers = _parse_ids(str(given), tokenizer.size)
+    words = [word for word in re.split(r"[\s,\[\]]+", str(given)) if word]
+    wrong = next((word for word in words if not re.fullmatch(r"\d{1,9}", word)), None)
+    numbers = [] if wrong else [int(word) for word in words]
+    wrong = wrong or next((str(each) for each in numbers if each >= tokenizer.size), None)
+    if wrong:
+        raise ConfigError(
+            "token ids are not understood.",
+            found=repr(wrong[:50]),
+            expected=f"numbers from 0 to {tokenizer.size - 1}, separated by commas",
+        )
     text = tokenizer.decode(numbers, skip_special=False)
     print(json.dumps({"vocab": tokenizer.name, "text": text}) if as_json else text)
-
-
-def _parse_ids(text: str, size: int) -> list[int]:
-    words = [word for word in re.split(r"[\s,\[\]]+", text) if word]
-    wrong = next((word for word in words if not re.fullmatch(r"\d{1,9}", word)), None)
-    if wrong is None:
-        ids = [int(word) for word in words]
-        wrong = next((str(each) for each in ids if each >= size), None)
-        if wrong is None:
-            return ids
-    raise ConfigError(
-        "token ids are not understood.",
-        found=repr(wrong[:50]),
-        expected=f"numbers from 0 to {size - 1}, separated by commas",
-    )
 
 
 def _open(vocab: str) -> Tokenizer:

@@ -95,7 +95,9 @@ def read_gguf_header(file: BinaryIO) -> GgufHeader:
         metadata: dict[str, Value] = {}
         for _ in range(num_pairs):
             _read_pair(cursor, metadata)
-        alignment = _alignment(metadata)
+        alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if type(alignment) is not int or alignment not in [2**power for power in range(3, 17)]:
+            raise _damaged(f"alignment {alignment!r}"[:100], "a power of two from 8 to 65,536")
         tensors = tuple(_read_tensor(cursor) for _ in range(num_tensors))
     names = {tensor.name for tensor in tensors}
     if len(names) != len(tensors):
@@ -251,13 +253,6 @@ def _read_tensor(cursor: _Cursor) -> TensorEntry:
     if any(not 1 <= size < 2**63 for size in shape):
         raise _damaged(f"tensor {name[:80]!r} of shape {list(shape)}"[:100], "sizes from 1")
     return TensorEntry(name, shape, cursor.number("I"), cursor.number("Q"))
-
-
-def _alignment(metadata: Mapping[str, Value]) -> int:
-    value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-    if type(value) is not int or not 8 <= value <= 65_536 or value & (value - 1):
-        raise _damaged(f"alignment {value!r}"[:100], "a power of two from 8 to 65,536")
-    return value
 
 
 def _damaged(found: str, expected: str) -> CheckpointError:
