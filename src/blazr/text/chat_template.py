@@ -10,6 +10,7 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -182,7 +183,17 @@ class ChatTemplate:
             variables=variables,
             names=tuple(tokenizer.special_ids),
         )
-        num_stable = self._num_stable(text, spelling, chat) if looks_ahead else len(text)
+        num_stable = len(text)
+        if looks_ahead:
+            # once the user speaks again, some templates drop thoughts, or move the tools
+            with suppress(RequestError):  # it cannot be told
+                extended = self._render_as(
+                    spelling, chat, add_generation_prompt=False, followed_by=_NEXT_TURN
+                )
+                lengths = range(1, min(len(text), len(extended)) + 1)
+                num_stable = bisect_left(
+                    lengths, 1, key=lambda count: text[:count] != extended[:count]
+                )
         return ChatPrompt(text, chat, tokenizer, self._usable(tokenizer), num_stable=num_stable)
 
     def encode(
@@ -283,20 +294,6 @@ class ChatTemplate:
                 return chat, text, attempt
         assert first_error is not None
         raise first_error
-
-    def _num_stable(self, text: str, spelling: Spelling, chat: EscapedChat) -> int:
-        """How many characters of a rendered chat stay the same once the user speaks again.
-
-        Some templates drop the thoughts of earlier turns then, or move the tools.
-        """
-        try:
-            extended = self._render_as(
-                spelling, chat, add_generation_prompt=False, followed_by=_NEXT_TURN
-            )
-        except RequestError:  # it cannot be told
-            return len(text)
-        lengths = range(1, min(len(text), len(extended)) + 1)
-        return bisect_left(lengths, 1, key=lambda count: text[:count] != extended[:count])
 
     def _render_as(
         self,

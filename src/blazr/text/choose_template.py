@@ -45,7 +45,14 @@ def choose_template(
     if directory is not None:
         own = sidecars.own_templates(directory)
     else:
-        own = _templates_in_metadata(metadata or {})
+        key = "tokenizer.chat_template"
+        texts = {each: text for each, text in (metadata or {}).items() if isinstance(text, str)}
+        own = {
+            each.removeprefix(f"{key}."): text
+            for each, text in texts.items()
+            if each.startswith(f"{key}.")
+        }
+        own |= {"default": texts[key]} if key in texts else {}
     token_names = _token_names(directory, tokenizer)
     stop_names = None
     tool_source = None
@@ -60,7 +67,14 @@ def choose_template(
     elif own.get(name):
         source = own[name]
     else:
-        source = _read_template(name)
+        file = Path(name).expanduser()
+        if not file.is_file():
+            try:
+                CHAT_TEMPLATES[name]
+            except UnknownNameError as error:
+                expected = f"{error.expected}, or the path of a .jinja file"
+                raise UnknownNameError(error.message, expected=expected, hint=error.hint) from None
+        source = sidecars.read_text(file)
     return ChatTemplate(
         source,
         name=name,
@@ -86,27 +100,6 @@ def _default_form(directory: Path | None, family: str) -> str:
     version = tekken.version_of(directory / tekken.NAME) if directory is not None else None
     known = [each for each in mistral.VERSIONS if version is not None and each <= version]
     return f"mistral-v{known[-1]}" if known else "generic"
-
-
-def _templates_in_metadata(metadata: Mapping[str, object]) -> dict[str, str]:
-    """The templates in a GGUF file by name."""
-    key = "tokenizer.chat_template"
-    texts = {name: text for name, text in metadata.items() if isinstance(text, str)}
-    named = {
-        name[len(key) + 1 :]: text for name, text in texts.items() if name.startswith(f"{key}.")
-    }
-    return named | ({"default": texts[key]} if key in texts else {})
-
-
-def _read_template(path: str) -> str:
-    file = Path(path).expanduser()
-    if not file.is_file():
-        try:
-            CHAT_TEMPLATES[path]
-        except UnknownNameError as error:
-            expected = f"{error.expected}, or the path of a .jinja file"
-            raise UnknownNameError(error.message, expected=expected, hint=error.hint) from None
-    return sidecars.read_text(file)
 
 
 def _token_names(directory: Path | None, tokenizer: Tokenizer) -> dict[str, str]:

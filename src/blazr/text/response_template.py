@@ -108,7 +108,13 @@ def with_template(known: ReplyFormat, template: object) -> ReplyFormat:
         fields = _declared_fields(template)
         thinking = next((fields[name] for name in _THINKING if name in fields), None)
         if thinking is not None:
-            known = replace(known, reasoning=_declared_reasoning(thinking, known.reasoning))
+            begin, end = (_only_text(_anchor(thinking, side)) for side in ("open", "close"))
+            form = known.reasoning
+            if form is None or (form.begin.strip(), form.end.strip()) != (begin, end):
+                form = ReasoningFormat(
+                    name=NAME, begin=begin, end=end, force_end=end, is_anywhere=True
+                )
+                known = replace(known, reasoning=form)
         if "tool_calls" in fields:
             own = _declared_calls(fields["tool_calls"])
             row = known.tool_format
@@ -126,13 +132,6 @@ def _declared_fields(template: object) -> Mapping[str, _Field]:
     if not isinstance(fields, Mapping) or not all(isinstance(x, Mapping) for x in fields.values()):
         raise _UnreadError("no fields")
     return fields
-
-
-def _declared_reasoning(field: _Field, known: ReasoningFormat | None) -> ReasoningFormat:
-    begin, end = (_only_text(_anchor(field, side)) for side in ("open", "close"))
-    if known is not None and (known.begin.strip(), known.end.strip()) == (begin, end):
-        return known
-    return ReasoningFormat(name=NAME, begin=begin, end=end, force_end=end, is_anywhere=True)
 
 
 def _reads(own: ToolFormat, text: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -56,32 +56,26 @@ def _sentencepiece(
         if entries.types[token_id] == BYTE and (found := BYTE_NAME.fullmatch(text))
     }
     whole = {each for each, token_id in usable.items() if entries.types[token_id] == WHOLE}
-    normalize = _normalizer(entries, whole)
+    prefix_at_start = SPACE if entries.flag("add_space_prefix", default=True) else ""
+    prefix_after_token = "" if entries.flag(SPACE_PREFIX_ONCE, default=False) else prefix_at_start
+    removes_spaces = entries.flag("remove_extra_whitespaces", default=False)
+    replace = CharacterMap(entries.bytes("precompiled_charsmap"), kept=whole)
     model = make(
         {text: scores[token_id] for text, token_id in usable.items()},
         usable,
         fallback=Fallback(bytes_, entries.token_id("unknown_token_id")),
         whole=whole,
     )
-    return lambda *text: model.encode(normalize(*text)), _piece_bytes, adds_bos
 
-
-def _normalizer(entries: Entries, whole: Collection[str]) -> Callable[[str, bool], str]:
-    """What SentencePiece does to a text before it looks for pieces."""
-    prefix_at_start = SPACE if entries.flag("add_space_prefix", default=True) else ""
-    prefix_after_token = "" if entries.flag(SPACE_PREFIX_ONCE, default=False) else prefix_at_start
-    removes_spaces = entries.flag("remove_extra_whitespaces", default=False)
-    replace = CharacterMap(entries.bytes("precompiled_charsmap"), kept=whole)
-
-    def normalize(text: str, is_first: bool) -> str:  # noqa: FBT001
+    def encode(text: str, is_first: bool) -> list[int]:  # noqa: FBT001
         prefix = prefix_at_start if is_first else prefix_after_token
         text = replace(text)
         if removes_spaces:
             text = " ".join(each for each in text.split(" ") if each)
         text = (prefix + text).replace(" ", SPACE) if text else ""
-        return text.rstrip(SPACE) if removes_spaces else text
+        return model.encode(text.rstrip(SPACE) if removes_spaces else text)
 
-    return normalize
+    return encode, _piece_bytes, adds_bos
 
 
 def _byte_pairs(entries: Entries, special: frozenset[int]) -> Built:

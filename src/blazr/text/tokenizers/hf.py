@@ -71,6 +71,14 @@ class HuggingFaceTokenizer(Tokenizer):
         ends = [vocabulary[roles["eos_token"]]] if roles.get("eos_token") in vocabulary else []
         ends += sidecars.eos_ids(directory)
         likely = [vocabulary[name] for name in _LIKELY_EOS if name in vocabulary]
+        # not every declared token goes before a prompt
+        bos_id = backend.token_to_id(roles["bos_token"]) if "bos_token" in roles else None
+        adds_bos = sidecars.read_json(directory / "tokenizer_config.json").get("add_bos_token")
+        if bos_id is None or not isinstance(adds_bos, bool):
+            first = next(iter(backend.encode("", add_special_tokens=True).ids), None)
+            bos_id = first if bos_id in {None, first} else None
+        elif not adds_bos:
+            bos_id = None
         self._to_bytes, strips_space = (
             (str.encode, False) if only_ids else _decoder(backend, file.name)
         )
@@ -80,7 +88,7 @@ class HuggingFaceTokenizer(Tokenizer):
             special_ids={name: vocabulary[name] for name in names},
             gaps=set(range(size)).difference(vocabulary.values()),
             eos_ids=dict.fromkeys(ends or likely[:1]),
-            bos_id=_bos_id(backend, directory, roles),
+            bos_id=bos_id,
             strips_leading_space=strips_space,
         )
         self._file = file
@@ -151,19 +159,13 @@ def _mark_special(backend: Backend, names: Sequence[str] | Mapping[str, int]) ->
     backend.add_special_tokens(tokens)
 
 
-def _bos_id(backend: Backend, directory: Path, roles: Mapping[str, str]) -> int | None:
-    """The token the files say goes before a prompt: not every declared one does."""
-    declared = backend.token_to_id(roles["bos_token"]) if "bos_token" in roles else None
-    adds = sidecars.read_json(directory / "tokenizer_config.json").get("add_bos_token")
-    if isinstance(adds, bool) and declared is not None:
-        return declared if adds else None
-    first = backend.encode("", add_special_tokens=True).ids[:1]
-    return first[0] if first and (declared is None or first[0] == declared) else None
-
-
 def _decoder(backend: Backend, name: str) -> tuple[Callable[[str], bytes], bool]:
     """How a piece is turned to bytes, and whether decoding takes a leading space away."""
-    steps = _decoder_steps(backend)
+    steps: list[dict[str, object]] = []
+    if backend.decoder is not None:
+        state = json.loads(backend.decoder.__getstate__())
+        stored = state["decoders"] if state.get("type") == "Sequence" else [state]
+        steps = [step for step in stored if isinstance(step, dict)]
     kinds = {str(step.get("type")) for step in steps}
     if not steps:  # words, joined by spaces
         return lambda piece: b" " + piece.encode(), True
@@ -188,14 +190,6 @@ def _decoder(backend: Backend, name: str) -> tuple[Callable[[str], bytes], bool]
         return piece.encode()
 
     return to_bytes, strips_space
-
-
-def _decoder_steps(backend: Backend) -> list[dict[str, object]]:
-    if backend.decoder is None:
-        return []
-    state = json.loads(backend.decoder.__getstate__())
-    steps = state["decoders"] if state.get("type") == "Sequence" else [state]
-    return [step for step in steps if isinstance(step, dict)]
 
 
 def _replacements(steps: Sequence[Mapping[str, object]]) -> tuple[list[tuple[str, str]], bool]:

@@ -94,13 +94,6 @@ class SentencePieceBpe:
         return self._fallback.fuse(ids)
 
     def _encode(self, word: str) -> tuple[int, ...]:
-        found: list[int] = []
-        for piece in self._cut(word):
-            token_id = self._ids.get(piece)
-            found += self._fallback.spell(piece) if token_id is None else (token_id,)
-        return tuple(found)
-
-    def _cut(self, word: str) -> Iterable[str]:
         pieces: list[str] = list(word)
         ends = list(range(1, len(word) + 1))  # where the piece that begins here ends
         starts = list(range(-1, len(word) - 1))  # where the piece before it begins
@@ -128,7 +121,11 @@ class SentencePieceBpe:
                 offer(left, end)
             if starts[left] >= 0:
                 offer(starts[left], left)
-        return filter(None, pieces)
+        found: list[int] = []
+        for piece in filter(None, pieces):
+            token_id = self._ids.get(piece)
+            found += self._fallback.spell(piece) if token_id is None else (token_id,)
+        return tuple(found)
 
 
 class SentencePieceUnigram:

@@ -91,7 +91,17 @@ def _of_tokenizer_json(file: Path, vocab_size: int) -> dict[str, Value]:
     stored = sidecars.read_json(file)
     tokens, types = _tokens(tokenizer, stored, vocab_size)
     base: dict[str, Value] = {KEY + "tokens": tokens, KEY + "token_type": memoryview(types)}
-    base |= _roles(tokenizer, file.parent)
+    names = sidecars.token_names(file.parent)
+    special = {
+        word: tokenizer.special_ids[names[role]]
+        for role, word in _ROLES.items()
+        if names.get(role) in tokenizer.special_ids
+    }
+    if tokenizer.bos_id is not None:
+        special["bos"] = tokenizer.bos_id
+    base |= {f"{KEY}{word}_token_id": each for word, each in special.items()}
+    base |= {KEY + key: each for key, each in zip(_END_KEYS, tokenizer.eos_ids, strict=False)}
+    base[KEY + "add_bos_token"] = tokenizer.bos_id is not None
     ids = tokenizer.encode(_PROBE_TEXT)
     for splitting in _likely_splittings(stored, tokens, types) if tokens else ():
         found = base | splitting
@@ -149,20 +159,6 @@ def _tokens(
         else:
             types.append(BYTE if BYTE_NAME.fullmatch(name) else NORMAL)
     return tokens, types
-
-
-def _roles(tokenizer: HuggingFaceTokenizer, directory: Path) -> dict[str, Value]:
-    names = sidecars.token_names(directory)
-    ids = {
-        word: tokenizer.special_ids[names[role]]
-        for role, word in _ROLES.items()
-        if names.get(role) in tokenizer.special_ids
-    }
-    if tokenizer.bos_id is not None:
-        ids["bos"] = tokenizer.bos_id
-    found: dict[str, Value] = {f"{KEY}{word}_token_id": each for word, each in ids.items()}
-    found |= {KEY + key: each for key, each in zip(_END_KEYS, tokenizer.eos_ids, strict=False)}
-    return found | {KEY + "add_bos_token": tokenizer.bos_id is not None}
 
 
 def _likely_splittings(
