@@ -79,9 +79,9 @@ def test_a_later_user_finds_the_junction(model):
     assert computed <= 200 + GRID
 
 
-def test_the_next_prompt_resumes_at_a_branch_point(model):
+def test_the_next_prompt_resumes_at_an_anchor(model):
     lab, prompt = Lab(model), tokens_of(400, seed=13)
-    recomputed(lab, prompt, branch_points=(250,))
+    recomputed(lab, prompt, anchors=(250,))
     parting = [*prompt[:250], *tokens_of(100, seed=14)]
     computed, reply = recomputed(lab, parting)
     assert computed == 350 - 250 // GRID * GRID
@@ -126,8 +126,8 @@ def test_reuse_says_why(model):
         return outputs
 
     lab.engine.step = step
-    prompt = tokens_of(200, seed=8)
-    for tokens in (prompt, prompt, prompt[:100] + tokens_of(120, seed=9), prompt[:10]):
+    prompt = tokens_of(600, seed=8)  # with states after 7, 8 and 9 blocks, 6, 4, and 2
+    for tokens in (prompt, prompt, prompt[:350] + tokens_of(120, seed=9), prompt[:10]):
         recomputed(lab, tokens, max_tokens=2)
     assert reasons[:2] == ["unknown", "whole"]
     has_states = lab.memory.shape.has_states

@@ -56,22 +56,30 @@ def complete(server: Loopback, prompt: object, **body: object) -> str:
 def test_the_header_says_why(server: Loopback) -> None:
     prompt = list(range(1000, 1200))
     assert complete(server, prompt) == "0/200; unknown"
-    assert complete(server, prompt) == "192/200; whole"
-    assert complete(server, prompt[:100] + prompt[:100]) == "0/200; no-state"
-    assert complete(server, prompt[:64] + [5] * 100) == "64/164; partial"
+    assert complete(server, prompt) == "192/200; whole; end"
+    assert complete(server, prompt[:100] + [5] * 100) == "64/200; partial; geometric"
     assert complete(server, prompt[:40]) == "0/40; short"
     # its scores are not known yet; then they are
     assert complete(server, prompt, logprobs=1, echo=True) == "0/200; unknown"
-    assert complete(server, prompt, logprobs=1, echo=True) == "192/200; whole"
+    assert complete(server, prompt, logprobs=1, echo=True) == "192/200; whole; end"
     found = server.client.get("/debug/cache").json()
     assert [each["reason"] for each in found["recent"]][:3] == ["whole", "unknown", "short"]
-    counted = {"unknown": 2, "whole": 2, "no-state": 1, "partial": 1, "short": 1}
+    assert [each["state"] for each in found["recent"]][:3] == ["end", None, None]
+    counted = {"unknown": 2, "whole": 2, "partial": 1, "short": 1}
     assert found["reasons"] == counted
     assert found["blocks"] > 0
     assert found["pages"]["used"] == found["pages"]["idle"] > 0
     assert found["states"]["used"] > 0
     assert found["pages"]["free"] > 0
-    assert (found["prompt_tokens"], found["cached_tokens"]) == (1204, 448)
+    assert (found["prompt_tokens"], found["cached_tokens"]) == (1040, 448)
+
+
+def test_a_state_is_kept_where_a_request_says_and_where_prompts_part(server: Loopback) -> None:
+    prompt = list(range(1000, 1650))  # without more, after 10, 9, 8, 6, 4 ... blocks
+    assert complete(server, prompt, cache_anchors=[330]) == "0/650; unknown"
+    assert complete(server, prompt[:330] + [5] * 100) == "320/430; partial; anchor"
+    assert complete(server, prompt[:460] + [6] * 100) == "384/560; no-state; geometric"
+    assert complete(server, prompt[:460] + [7] * 100) == "448/560; partial; parted"
 
 
 def test_salts_keep_prefixes_apart(server: Loopback) -> None:
@@ -79,7 +87,7 @@ def test_salts_keep_prefixes_apart(server: Loopback) -> None:
     assert complete(server, prompt, cache_salt="a") == "0/200; unknown"
     assert complete(server, prompt, cache_salt="b") == "0/200; unknown"
     assert complete(server, prompt) == "0/200; unknown"
-    assert complete(server, prompt, cache_salt="a") == "192/200; whole"
+    assert complete(server, prompt, cache_salt="a") == "192/200; whole; end"
 
 
 def test_every_figure_of_the_engine_is_a_metric(server: Loopback) -> None:

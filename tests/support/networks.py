@@ -125,13 +125,13 @@ class Lab:
         prompt: Sequence[int],
         *,
         max_tokens: int = 12,
-        branch_points: tuple[int, ...] = (),
+        anchors: tuple[int, ...] = (),
         **params: object,
     ) -> int:
         """Queue a greedy request and return its id."""
         self._ids += 1
         sampling = SamplingParams(**{"temperature": 0, "max_tokens": max_tokens, **params})  # type: ignore[arg-type]
-        request = Request(prompt_ids=tuple(prompt), params=sampling, branch_points=branch_points)
+        request = Request(prompt_ids=tuple(prompt), params=sampling, anchors=anchors)
         self.engine.add(request, request_id=self._ids, now=0.0, seed=7)
         return self._ids
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 NO_PAGE = -1
+
+StateKind = Literal["anchor", "parted", "end", "interval", "geometric"]
+"""Why a recurrent state is kept: a place that the request named; where two prompts parted; the end
+of what was computed; a step of a long prompt; a distance from the end that is a power of two."""
 
 
 @dataclass(eq=False, slots=True)
@@ -20,9 +25,12 @@ class Node:
         page: Its page, or NO_PAGE for models without pages.
         depth: Blocks from the root to here, this one included.
         state: Slot of the recurrent state after this block, if one is kept.
+        state_kind: Why it is kept.
         children: Next blocks by key.
         locks: Running sequences whose prefix this is; an ancestor has at least as many.
         used: When it was last matched or written; higher is later.
+        uses: How many sequences have run with it.
+        base: What evicted items were worth when it was last matched or written.
         is_alive: Whether it is still in the trie.
         scores: Log-probabilities of the block's tokens, as `blazr.engine.scores` packs them, and of
             ``next_id`` in one more row.
@@ -34,9 +42,12 @@ class Node:
     page: int
     depth: int
     state: int | None = None
+    state_kind: StateKind = "end"
     children: dict[bytes, Node] = field(default_factory=dict)
     locks: int = 0
     used: int = 0
+    uses: int = 0
+    base: float = 0.0
     is_alive: bool = True
     scores: NDArray[np.float32] | None = None
     next_id: int = -1

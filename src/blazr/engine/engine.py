@@ -353,6 +353,7 @@ class Engine:
             num_prompt_tokens=sequence.num_prompt,
             num_cached_tokens=sequence.num_cached,
             reuse=sequence.reuse,
+            resumed_at=sequence.resumed_at,
             embedding=embedding,
         )
 

@@ -72,6 +72,8 @@ class TokenOutput:
         reuse: Why no more of them were reused: ``"whole"`` (all that can be), ``"partial"``,
             ``"unknown"`` (nothing like it in memory), ``"no-state"`` (a longer prefix is known, but
             no recurrent state at its end), ``"short"`` (less than one block), ``"off"``.
+        resumed_at: Why the recurrent state had been kept from which the prompt went on: a
+            `StateKind`, or empty where there was none.
         embedding: The pooled hidden states, (C,), when asked for; with the only output.
     """
 
@@ -86,4 +88,5 @@ class TokenOutput:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     reuse: str = ""
+    resumed_at: str = ""
     embedding: array[float] | None = None

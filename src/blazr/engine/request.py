@@ -23,8 +23,8 @@ class Request:
         cache_salt: Prefixes are shared only between requests of the same salt.
         timeout_s: Seconds after which the request ends with an error, or None.
         constraint: What every reply must follow, at its beginning; replies fork their own.
-        branch_points: Places in the prompt, in tokens, where a later request is likely to part from
-            it. A recurrent state is kept at the last grid edge before each, where there is room.
+        anchors: Places in the prompt, in tokens, where a later request is likely to part from it.
+            A recurrent state is kept at the last grid edge before each, where there is room.
         pooling: Ask for one vector instead of tokens: the mean of the hidden states of the prompt,
             or the last one, after the final norm.
     """
@@ -36,5 +36,5 @@ class Request:
     cache_salt: str = ""
     timeout_s: float | None = None
     constraint: Constraint | None = None
-    branch_points: tuple[int, ...] = ()
+    anchors: tuple[int, ...] = ()
     pooling: Pooling | None = None

@@ -350,7 +350,7 @@ class Scheduler:
         if at - self.memory.usable_prefix(sequence) < least:
             return False
         last = at - (sequence.request.params.prompt_logprobs is not None)  # which tells of the next
-        source.wanted.add(last // grid * grid)
+        source.wanted[last // grid * grid] = "parted"
         logger.debug(
             "hold %d.%d: it shares %d tokens with %d.%d, which computes them",
             sequence.request_id,

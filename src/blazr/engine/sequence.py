@@ -5,9 +5,9 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from blazr.engine.block import Node
+from blazr.engine.block import Node, StateKind
 from blazr.engine.constraint import Constraint
 from blazr.engine.outputs import TokenLogprobs
 from blazr.engine.request import Request
@@ -38,6 +38,7 @@ class Sequence:
         phase: Where it is in its life.
         num_cached: Prompt tokens that were reused when it first started.
         reuse: Why no more of the prompt was reused.
+        resumed_at: Why the recurrent state had been kept from which it went on; empty without one.
         num_preemptions: How often it lost its memory.
         num_overtaken: How many started before it because it had no room, or its turn to read had
             not come.
@@ -46,7 +47,7 @@ class Sequence:
         checkpoint: Slot of the recurrent state it continues from, or None at the beginning.
         checkpoint_length: Tokens before that state; a multiple of the grid.
         pending: (tokens of this step until a grid edge, slot) for states this step writes.
-        wanted: Grid edges whose state is to be kept for others.
+        wanted: Grid edges whose state is to be kept for others, and why.
         run_slot: Row of its log or working state, or None while it waits.
         node: Deepest published block of its prefix; locked while it runs.
         published: Blocks of it that are in the trie.
@@ -71,6 +72,7 @@ class Sequence:
     phase: Phase = Phase.WAITING
     num_cached: int = 0
     reuse: str = ""
+    resumed_at: StateKind | Literal[""] = ""
     num_preemptions: int = 0
     num_overtaken: int = 0
     computed: int = 0
@@ -78,7 +80,7 @@ class Sequence:
     checkpoint: int | None = None
     checkpoint_length: int = 0
     pending: list[tuple[int, int]] = field(default_factory=list)
-    wanted: set[int] = field(default_factory=set)
+    wanted: dict[int, StateKind] = field(default_factory=dict)
     run_slot: int | None = None
     node: Node | None = None
     published: int = 0

@@ -56,6 +56,8 @@ class GenerationRequest:
         suffix: What follows the reply, for models trained to fill in the middle.
         pooling: Ask for the prompt as one vector instead of a reply; see `Request`.
         cache_salt: Prefixes are shared only between requests of the same salt.
+        cache_anchors: Places in the prompt, in tokens, where later ones are likely to part from it,
+            besides those of a chat; see `Request`.
         priority: Lower runs first; equal ones in order of arrival.
         timeout_s: Longest time from submission to the end, or None.
 
@@ -80,6 +82,7 @@ class GenerationRequest:
     suffix: str | None = None
     pooling: Pooling | None = None
     cache_salt: str = ""
+    cache_anchors: tuple[int, ...] = ()
     priority: int = 0
     timeout_s: float | None = None
 

@@ -217,6 +217,7 @@ class _ReplyState:
             output.num_cached_tokens,
             logprobs,
             output.reuse,
+            output.resumed_at,
             output.embedding,
             self._prepared.num_dropped_messages,
         )

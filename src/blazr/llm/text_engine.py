@@ -18,7 +18,7 @@ from blazr.llm.protocol import EngineProtocol
 from blazr.llm.reply_cache import ReplyTokenCache
 from blazr.text.chat_template import ChatPrompt, ChatTemplate
 from blazr.text.grammars.compiler import GrammarCompiler
-from blazr.text.messages import Message
+from blazr.text.messages import SYSTEM_ROLES, Message
 from blazr.text.reasoning import thinking_budget
 from blazr.text.stream import ReplyFormat
 from blazr.text.thinking import ThinkingBudget
@@ -31,7 +31,6 @@ from blazr.text.tool_calls.format import tool_specs
 CHARACTERS_PER_TOKEN = 8
 # The end of a prompt in which to look for the beginning of thinking, tokens.
 _TAIL = 32
-_SYSTEM = {"system", "developer"}
 # The format of a reply that is text and nothing else.
 PLAIN = ReplyFormat()
 
@@ -142,7 +141,9 @@ class TextEngine:
             ids = ids[max(len(ids) - most, 0) :] if truncation.drops == "left" else ids[:most]
         if len(ids) < whole:
             chat = None  # what is left of it is no beginning of the next turn
-        branch_points = () if chat is None else (chat.num_stable_tokens(ids),)
+        anchors = request.cache_anchors
+        if chat is not None:
+            anchors += chat.anchor_tokens(ids)
         prepared = Request(
             prompt_ids=tuple(ids),
             params=request.params.with_defaults(self.info.sampling),
@@ -151,7 +152,7 @@ class TextEngine:
             cache_salt=request.cache_salt,
             timeout_s=request.timeout_s,
             constraint=self._constraint(request, reply_format, ids),
-            branch_points=branch_points,
+            anchors=anchors,
             pooling=request.pooling,
         )
         remember = None
@@ -235,7 +236,7 @@ class TextEngine:
             except ContextLengthError:
                 return False
 
-        conversation = (i for i, each in enumerate(messages) if each.role not in _SYSTEM)
+        conversation = (i for i, each in enumerate(messages) if each.role not in SYSTEM_ROLES)
         first = next(conversation, len(messages))
         room = self._room(request)
         if truncation is None or truncation.drops != "messages" or fits(first):

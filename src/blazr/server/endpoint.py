@@ -53,6 +53,7 @@ class Scheduling(TypedDict):
     """Fields of a `GenerationRequest` that say when it runs and what it shares."""
 
     cache_salt: str
+    cache_anchors: tuple[int, ...]
     priority: int
     timeout_s: float
 
@@ -100,6 +101,7 @@ class Call(Generic[Body_co]):
         self,
         *,
         salt: str | None = None,
+        anchors: Sequence[int] | None = None,
         priority: int | None = None,
         timeout_s: float | None = None,
     ) -> Scheduling:
@@ -111,6 +113,7 @@ class Call(Generic[Body_co]):
         return {
             # a key's name is hexadecimal, so no salt can turn one into another's
             "cache_salt": f"{self.tenant}/{salt}" if salt else self.tenant,
+            "cache_anchors": tuple(anchors or ()),
             "priority": priority or 0,
             "timeout_s": longest_s if timeout_s is None else min(timeout_s, longest_s),
         }

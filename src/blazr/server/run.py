@@ -151,7 +151,8 @@ class Run:
             return {}
         cached = self._first.num_cached_tokens
         prompt = self._first.num_prompt_tokens
-        headers = {PREFIX_HEADER: f"{cached}/{prompt}; {self._first.reuse}"}
+        words = [self._first.reuse, *filter(None, [self._first.resumed_at])]
+        headers = {PREFIX_HEADER: "; ".join([f"{cached}/{prompt}", *words])}
         if self._first.num_dropped_messages:
             headers[DROPPED_HEADER] = str(self._first.num_dropped_messages)
         return headers
@@ -219,6 +220,7 @@ class Run:
                 prompt_tokens=prompt.num_prompt_tokens,
                 cached_tokens=prompt.num_cached_tokens,
                 reason=prompt.reuse,
+                state=prompt.resumed_at or None,
             )
             self.service.state.remember(self.call.tenant, report)
         outcome = "failed" if self._has_failed else "ok" if self.is_done else "cancelled"

@@ -30,6 +30,7 @@ class PrefixReport(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int  # of the prompt's, those not computed again
     reason: str  # why no more of them
+    state: str | None = None  # why the recurrent state had been kept from which it went on
 
 
 @dataclass(frozen=True, slots=True)

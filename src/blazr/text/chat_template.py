@@ -14,10 +14,11 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import dropwhile
 from typing import TYPE_CHECKING, cast
 
 from blazr.core.errors import RequestError
-from blazr.text.messages import Message
+from blazr.text.messages import SYSTEM_ROLES, Message
 from blazr.text.stream import PLAIN, ReplyFormat
 from blazr.text.templates.spelling import (
     Dict,
@@ -60,7 +61,7 @@ class ChatPrompt:
         tokenizer: The model's.
         usable: The special tokens that the model has.
         tail: Where the beginning of a reply follows that is to be gone on with; it is plain text.
-        num_stable: Leading characters that stay the same once the user speaks again.
+        anchors: Where later chats are likely to part from this one, in characters, ascending.
     """
 
     text: str
@@ -68,7 +69,7 @@ class ChatPrompt:
     tokenizer: Tokenizer
     usable: Mapping[str, int]
     tail: int | None = None
-    num_stable: int = 0
+    anchors: tuple[int, ...] = ()
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -92,18 +93,24 @@ class ChatPrompt:
         begun = self.text[max(start, tail) :]
         return ids + self.tokenizer.encode(begun) if begun else ids
 
-    def num_stable_tokens(self, ids: Sequence[int]) -> int:
-        """How many of the prompt's token ids stay the same once the user speaks again.
+    def anchor_tokens(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """The anchors, in tokens of the prompt's ids.
 
         Counted by the tokens' bytes, from the end: a few too many or too few where a message spells
         a special token.
         """
-        num_bytes = len(self.text[self.num_stable :].encode())
+        found = []
+        num_bytes = 0
         num_tokens = len(ids)
-        while num_bytes > 0 and num_tokens > 0:
-            num_tokens -= 1
-            num_bytes -= len(self.tokenizer.token_bytes(ids[num_tokens]))
-        return num_tokens
+        end = len(self.text)
+        for anchor in reversed(self.anchors):
+            num_bytes += len(self.text[anchor:end].encode())
+            end = anchor
+            while num_bytes > 0 and num_tokens > 0:
+                num_tokens -= 1
+                num_bytes -= len(self.tokenizer.token_bytes(ids[num_tokens]))
+            found.append(num_tokens)
+        return tuple(reversed(found))
 
 
 class ChatTemplate:
@@ -171,7 +178,7 @@ class ChatTemplate:
             tools: Functions the model may call, as the OpenAI API describes them.
             add_generation_prompt: End with the beginning of the assistant's turn.
             variables: More for the template to see.
-            looks_ahead: Find out how much of it stays the same once the user speaks again.
+            looks_ahead: Find out where later chats are likely to part from it.
 
         Raises:
             RequestError: The template does not take the messages or variables.
@@ -183,18 +190,23 @@ class ChatTemplate:
             variables=variables,
             names=tuple(tokenizer.special_ids),
         )
-        num_stable = len(text)
+        anchors: set[int] = set()
         if looks_ahead:
+            anchors.update(_turn_ends(text, chat))
             # once the user speaks again, some templates drop thoughts, or move the tools
+            num_same = len(text)
             with suppress(RequestError):  # it cannot be told
                 extended = self._render_as(
                     spelling, chat, add_generation_prompt=False, followed_by=_NEXT_TURN
                 )
                 lengths = range(1, min(len(text), len(extended)) + 1)
-                num_stable = bisect_left(
+                num_same = bisect_left(
                     lengths, 1, key=lambda count: text[:count] != extended[:count]
                 )
-        return ChatPrompt(text, chat, tokenizer, self._usable(tokenizer), num_stable=num_stable)
+            anchors.add(num_same)
+        return ChatPrompt(
+            text, chat, tokenizer, self._usable(tokenizer), anchors=tuple(sorted(anchors))
+        )
 
     def encode(
         self,
@@ -403,6 +415,25 @@ class EscapedChat:
         if isinstance(value, list | tuple):
             return [self._copy(each) for each in value]
         return value
+
+
+def _turn_ends(text: str, chat: EscapedChat) -> Iterator[int]:
+    """Where what comes before a conversation ends in its rendering, and where each message does.
+
+    A later chat parts there: another has the same instructions and tools, or one is told anew from
+    some message on. Messages that the template does not write as they are have no place.
+    """
+    messages = cast("tuple[list[Dict], ...]", chat.values)[0]
+    conversation = [*dropwhile(lambda each: each["role"] in SYSTEM_ROLES, messages)]
+    end = len(text)
+    for message in reversed(conversation):
+        content = message.get("content")
+        written = content.strip() if isinstance(content, str) else ""
+        start = text.rfind(written, 0, end) if written else -1
+        if start >= 0:
+            yield start + len(written)
+            end = start
+    yield end
 
 
 def _texts(value: object) -> Iterator[str]:

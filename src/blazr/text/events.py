@@ -36,6 +36,8 @@ class PromptDone:
         logprobs: One per prompt token, when asked for.
         reuse: Why no more of them were reused, in the engine's words; empty where the reply ended
             before it began.
+        resumed_at: Why the recurrent state had been kept from which it went on, in the engine's
+            words; empty where there was none.
         embedding: The prompt as a vector, where that was asked for instead of text.
         num_dropped_messages: Messages of the chat that did not fit, the oldest, and were left out
             as `Truncation` asks.
@@ -46,6 +48,7 @@ class PromptDone:
     num_cached_tokens: int
     logprobs: tuple[TokenText, ...] | None = None
     reuse: str = ""
+    resumed_at: str = ""
     embedding: array[float] | None = None
     num_dropped_messages: int = 0
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+SYSTEM_ROLES = frozenset({"system", "developer"})  # whoever gives instructions
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:

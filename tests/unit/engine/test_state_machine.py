@@ -75,16 +75,16 @@ class EngineMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "", "other"]),
         priority=st.sampled_from([0, 0, 0, 1]),
         is_cursed=st.sampled_from([False] * 7 + [True]),
-        branch_points=st.lists(st.integers(0, 28), max_size=2).map(tuple),
+        anchors=st.lists(st.integers(0, 28), max_size=2).map(tuple),
     )
-    def add(self, base, cut, tail, max_tokens, choices, salt, priority, is_cursed, branch_points):
+    def add(self, base, cut, tail, max_tokens, choices, salt, priority, is_cursed, anchors):
         prompt = (*self.prompts[base % len(self.prompts)][:cut], *tail)[:28] or (0,)
         request = Request(
             prompt_ids=prompt,
             params=SamplingParams(temperature=0, max_tokens=max_tokens, n=choices),
             cache_salt=salt,
             priority=priority,
-            branch_points=branch_points,
+            anchors=anchors,
         )
         self.prompts.append(prompt)
         if is_cursed:
@@ -265,7 +265,7 @@ def publish_unfinished(memory: CacheManager) -> None:
 
 def keep_at_wrong_edge(memory: CacheManager) -> None:
     keep = memory._keep_state
-    memory._keep_state = lambda s, edge, slot: keep(s, max(GRID, edge - GRID), slot)
+    memory._keep_state = lambda s, edge, *more: keep(s, max(GRID, edge - GRID), *more)
 
 
 def free_shared_page(memory: CacheManager) -> None:
@@ -281,6 +281,27 @@ def free_shared_page(memory: CacheManager) -> None:
     memory.release = release_twice
 
 
+def keep_dropped_state(memory: CacheManager) -> None:
+    drop = memory.trie.drop_state
+
+    def drop_and_hold(node):
+        if node.state is not None:
+            memory.arena.share(ItemClass.STATE, node.state)
+        drop(node)
+
+    memory.trie.drop_state = drop_and_hold
+
+
+def free_thinned_checkpoint(memory: CacheManager) -> None:
+    thin = memory._thin_states
+
+    def thin_and_free(sequence):
+        thin(sequence)
+        memory.arena.release(ItemClass.STATE, sequence.checkpoint)
+
+    memory._thin_states = thin_and_free
+
+
 # ways in which real engines were broken; those without a function are planted in the fake model
 PLANTED = {
     "fold in place on a shared state": fold_in_place,
@@ -291,6 +312,8 @@ PLANTED = {
     "log not reset at a checkpoint": None,
     "a state kept at the wrong edge": keep_at_wrong_edge,
     "a shared page freed": free_shared_page,
+    "a dropped state never freed": keep_dropped_state,
+    "the state that a reply goes on from freed": free_thinned_checkpoint,
 }
 
 

@@ -90,6 +90,7 @@ def test_the_latest_requests_are_listed_newest_first() -> None:
             "prompt_tokens": 3,
             "cached_tokens": 2,
             "reason": "partial",
+            "state": None,
         }
 
 

@@ -1,4 +1,4 @@
-"""cache_salt, priority and timeout: what a client may say about when a request runs."""
+"""cache_salt, cache_anchors, priority, timeout: what a client says of when a request runs."""
 
 from __future__ import annotations
 
@@ -27,6 +27,16 @@ def test_without_wishes_everything_is_equal(loopback: Loopback, path: str) -> No
     assert (request.cache_salt, request.priority, request.timeout_s) == ("", 0, 600.0)
     assert (nothing.cache_salt, nothing.priority, nothing.timeout_s) == ("", 0, 600.0)
     assert submitted(loopback, path, cache_salt="").cache_salt == ""
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_anchors(loopback: Loopback, path: str) -> None:
+    assert submitted(loopback, path).anchors == ()
+    assert submitted(loopback, path, cache_anchors=[7, 0]).anchors == (7, 0)
+    for wrong in ([-1], ["a"], [0] * 1025, 5):
+        reply = loopback.client.post(path, json={**PROMPT, "cache_anchors": wrong})
+        assert reply.status_code == 400, wrong
+        assert reply.json()["error"]["param"] == "cache_anchors"
 
 
 @pytest.mark.parametrize("path", PATHS)

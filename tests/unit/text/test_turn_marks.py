@@ -87,9 +87,9 @@ def test_what_stays_the_same_when_the_user_speaks_again(cl100k, source, settled)
         Message(role="tool", content="d"),
     ]
     prompt = ChatTemplate(source, name="own").prompt(chat, cl100k, looks_ahead=True)
-    assert prompt.text[: prompt.num_stable] == settled
+    assert len(settled) in prompt.anchors
     ids = prompt.encode()
-    count = prompt.num_stable_tokens(ids)
+    count = prompt.anchor_tokens(ids)[prompt.anchors.index(len(settled))]
     assert cl100k.decode(ids[:count]) == settled.rstrip(" ")  # the space begins the next token
 
 
@@ -111,3 +111,29 @@ def test_the_same_marks_are_found_for_the_template_of_a_tokenizer(cl100k) -> Non
     generic = ChatTemplate(CHAT_TEMPLATES["generic"].source, name="generic")
     assert generic.stop_texts(cl100k) == ("\nuser:",)
     assert generic.render([Message(role="user", content="a")]).endswith("user: a\nassistant:")
+
+
+TOOLS_FIRST = "You may call hi.\n" + KEPT + "assistant:"
+
+
+@pytest.mark.parametrize("source", [KEPT, TOOLS_FIRST])
+def test_later_chats_part_after_the_instructions_and_after_each_message(cl100k, source) -> None:
+    contents = ["Be kind.", "hi", "  Hello 😀!\n", "<|endoftext|> hi", "yes"]
+    roles = ["system", "user", "assistant", "user", "assistant"]
+    chat = [Message(role=role, content=text) for role, text in zip(roles, contents, strict=True)]
+    prompt = ChatTemplate(source, name="own").prompt(chat, cl100k, looks_ahead=True)
+    ends = [prompt.text[:anchor][-8:] for anchor in prompt.anchors]
+    assert ends[:3] == [".\nuser: ", "user: hi", "Hello 😀!"]
+    assert ends[3].endswith("ext|> hi")
+    assert ends[4].endswith("yes")
+    ids = prompt.encode()
+    for anchor, count in zip(prompt.anchors, prompt.anchor_tokens(ids), strict=True):
+        assert abs(len(cl100k.decode(ids[:count])) - anchor) <= len("<|endoftext|>")
+
+
+def test_a_message_that_a_template_rewrites_has_no_place(cl100k) -> None:
+    source = "{% for m in messages %}{{ m.content | upper }}.{% endfor %}"
+    chat = [Message(role="user", content="one"), Message(role="assistant", content="TWO")]
+    prompt = ChatTemplate(source, name="own").prompt(chat, cl100k, looks_ahead=True)
+    assert prompt.text == "ONE.TWO."
+    assert prompt.anchors == (4, 7, 8)  # where the second begins and ends, and the next turn begins

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from blazr.engine.block import NO_PAGE, Node
+from blazr.engine.block import NO_PAGE, Node, StateKind
 from blazr.engine.cache.arena import Arena, ItemClass, OutOfMemoryError
 from blazr.engine.cache.block_tables import BlockTables
 from blazr.engine.cache.prefix import PrefixTrie
 from blazr.engine.scores import is_enough, known_scores, knows_next
 from blazr.engine.sequence import Fork, Sequence
 
-LONG_PROMPT_EDGES = 4096
+LONG_PROMPT_INTERVAL = 4096  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class CacheManager:
             path, matched, usable = self._match(sequence)
             if matched > usable:
                 # two prompts share this much: keep a state there this time
-                sequence.wanted.add(matched * grid)
+                sequence.wanted[matched * grid] = "parted"
             sequence.reuse = self._reuse_reason(sequence, matched, usable)
             if usable:
                 self._resume(sequence, path[:usable])
@@ -137,12 +137,13 @@ class CacheManager:
             return
         # a step that failed left its slots behind
         self._drop_pending(sequence)
+        before = sequence.checkpoint_length
         for edge in sorted(sequence.wanted):
-            # a state for others is a favour: without room it is left out
-            if sequence.checkpoint_length < edge < last_edge and edge > sequence.computed:
-                slot = self._try_allocate_state()
+            if max(sequence.checkpoint_length, sequence.computed) < edge < last_edge:
+                slot = self._try_allocate_state(saves=edge - before)
                 if slot is not None:
                     sequence.pending.append((edge - sequence.computed, slot))
+                    before = edge
         sequence.pending.append((last_edge - sequence.computed, self._next_checkpoint(sequence)))
 
     def commit(self, sequence: Sequence, num_tokens: int) -> None:
@@ -159,10 +160,13 @@ class CacheManager:
                 sequence.checkpoint = slot
                 sequence.checkpoint_length = edge
                 if edge in sequence.wanted:
-                    self._keep_state(sequence, edge, slot)
+                    self._keep_state(sequence, edge, slot, sequence.wanted[edge])
+                elif edge >= sequence.num_prompt:
+                    self._keep_state(sequence, edge, slot, "geometric")
+                    self._thin_states(sequence)
             else:
                 # an edge in the middle of the prompt: from now on only the trie holds that state
-                self._keep_state(sequence, edge, slot)
+                self._keep_state(sequence, edge, slot, sequence.wanted[edge])
                 self.arena.release(ItemClass.STATE, slot)
         sequence.pending.clear()
 
@@ -202,7 +206,7 @@ class CacheManager:
         is_whole = len(sequence.tokens) - sequence.computed <= self.shape.grid
         sequence.num_cached = fork.length
         sequence.reuse = "whole" if is_whole else "partial"
-        sequence.wanted = set() if fork.samples else self._edges(sequence)
+        sequence.wanted = {} if fork.samples else self._edges(sequence)
         sequence.pages = source.pages[: source.computed // self.shape.grid]
         for page in sequence.pages:
             self.arena.share(ItemClass.PAGE, page)
@@ -225,7 +229,7 @@ class CacheManager:
             return
         self._drop_pending(sequence)
         if sequence.checkpoint is not None and publish:
-            self._keep_state(sequence, sequence.checkpoint_length, sequence.checkpoint)
+            self._keep_state(sequence, sequence.checkpoint_length, sequence.checkpoint, "end")
         self._release_checkpoint(sequence)
         for page in sequence.pages:
             self.arena.release(ItemClass.PAGE, page)
@@ -239,7 +243,7 @@ class CacheManager:
         self.free_run_slots.append(sequence.run_slot)
         sequence.pages = []
         sequence.created = []
-        sequence.wanted = set()
+        sequence.wanted = {}
         sequence.node = None
         sequence.run_slot = None
         sequence.computed = sequence.published = sequence.checkpoint_length = 0
@@ -267,14 +271,18 @@ class CacheManager:
         needed = -(-(len(sequence.tokens) + 1) // self.shape.grid)
         return held + needed <= total
 
-    def _edges(self, sequence: Sequence) -> set[int]:
-        """Where states of a prompt are kept: in its course, and where it would be resumed."""
+    def _edges(self, sequence: Sequence) -> dict[int, StateKind]:
+        """Where states of a prompt are kept, and why: where a later one may be resumed."""
+        if not self.prefix_cache:
+            return {}
         grid = self.shape.grid
         last = (len(sequence.tokens) - 1) // grid * grid
-        own = {last, *(point // grid * grid for point in sequence.request.branch_points)}
-        if sequence.request.params.prompt_logprobs is not None:
-            own.add(max(last - grid, 0))  # other answers to its context part from it before
-        return own | set(range(LONG_PROMPT_EDGES, last, LONG_PROMPT_EDGES))
+        edges: dict[int, StateKind] = {}
+        edges |= {block * grid: "geometric" for block in geometric_blocks(last // grid)}
+        edges |= dict.fromkeys(range(LONG_PROMPT_INTERVAL, last, LONG_PROMPT_INTERVAL), "interval")
+        edges[last] = "end"
+        anchors = (min(anchor, last) // grid * grid for anchor in sequence.request.anchors)
+        return edges | dict.fromkeys(anchors, "anchor")
 
     def _match(self, sequence: Sequence) -> tuple[tuple[Node, ...], int, int]:
         """Known blocks; how many could be resumed after; how many with all that is needed."""
@@ -319,6 +327,8 @@ class CacheManager:
             self.arena.share(ItemClass.STATE, node.state)
             sequence.checkpoint = node.state
             sequence.checkpoint_length = sequence.computed
+            if not sequence.num_preemptions:
+                sequence.resumed_at = node.state_kind
 
     def _publish(self, sequence: Sequence) -> None:
         if not self.prefix_cache:
@@ -337,7 +347,7 @@ class CacheManager:
             sequence.node = node
             sequence.published += 1
 
-    def _keep_state(self, sequence: Sequence, edge: int, slot: int) -> None:
+    def _keep_state(self, sequence: Sequence, edge: int, slot: int, kind: StateKind) -> None:
         depth = edge // self.shape.grid
         node = sequence.node
         if node is None or node.depth < depth or not depth:
@@ -345,7 +355,18 @@ class CacheManager:
         while node.depth > depth:
             assert node.parent is not None
             node = node.parent
-        self.trie.put_state(node, slot)
+        self.trie.put_state(node, slot, kind)
+
+    def _thin_states(self, sequence: Sequence) -> None:
+        """Drop those of a growing reply's states that its new end leaves too close together."""
+        node = sequence.node
+        blocks = sequence.computed // self.shape.grid
+        dropped = geometric_blocks(blocks - 1) - geometric_blocks(blocks)
+        least = max(min(dropped, default=blocks), -(-sequence.num_prompt // self.shape.grid))
+        while node is not None and node.depth >= least:
+            if node.depth in dropped and node.state_kind == "geometric":
+                self.trie.drop_state(node)
+            node = node.parent
 
     def _next_checkpoint(self, sequence: Sequence) -> int:
         """Write over the present state if nobody else can see it; otherwise into a new slot."""
@@ -359,11 +380,15 @@ class CacheManager:
         self.new_states.append(slot)
         return slot
 
-    def _try_allocate_state(self) -> int | None:
-        """A slot, if one is free or can be freed by dropping another state; None without."""
+    def _try_allocate_state(self, *, saves: int) -> int | None:
+        """A slot for a state that others may resume from, if nothing of more worth has to go.
+
+        Args:
+            saves: Tokens that need not be computed again where it is found.
+        """
         arena = self.arena
-        if not arena.room(ItemClass.STATE) and not self.trie.evict(ItemClass.STATE):
-            return None
+        if not arena.room(ItemClass.STATE):
+            self.trie.evict(ItemClass.STATE, below=self.trie.state_worth(saves))
         return self._allocate_state() if arena.room(ItemClass.STATE) else None
 
     def _allocate(self, cls: ItemClass) -> int:
@@ -372,8 +397,7 @@ class CacheManager:
                 return self.arena.allocate(cls)
             except OutOfMemoryError:
                 # a superpage that the other class leaves empty changes hands
-                other = ItemClass(1 - cls)
-                if not (self.trie.evict(cls) or self.trie.evict(other)):
+                if not self.trie.evict(*ItemClass):
                     raise
 
     def _drop_pending(self, sequence: Sequence) -> None:
@@ -386,3 +410,12 @@ class CacheManager:
         if sequence.checkpoint is not None:
             self.arena.release(ItemClass.STATE, sequence.checkpoint)
             sequence.checkpoint = None
+
+
+def geometric_blocks(count: int) -> set[int]:
+    """After which blocks of a text states are kept: the last three multiples of each power of two.
+
+    Who shares ``n`` blocks with it finds a state after ``n``, or at most ``count - n - 1`` before.
+    """
+    steps = (1 << power for power in range(count.bit_length()))
+    return {block for step in steps for block in range(count // step * step, 0, -step)[:3]}

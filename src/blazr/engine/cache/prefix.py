@@ -1,4 +1,11 @@
-"""Which prefixes are in memory: a trie of blocks, with a recurrent state at some of them."""
+"""Which prefixes are in memory: a trie of blocks, with a recurrent state at some of them.
+
+What is evicted first is worth least: GreedyDual-Size-Frequency (Cherkasova, "Improving WWW Proxies
+Performance with Greedy-Dual-Size-Frequency Caching Policy", HP Labs 1998). The worth of an item is
+the number of tokens that would be computed again without it, times how many sequences used it, for
+the memory that it takes; added to the worth of what was evicted last when it was last used, so that
+what is used no more falls behind.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +15,18 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
+from math import inf
+from typing import get_args
 
-from blazr.engine.block import NO_PAGE, Node
+from blazr.engine.block import NO_PAGE, Node, StateKind
 from blazr.engine.cache.arena import Arena, ItemClass
 
 logger = logging.getLogger(__name__)
+
+_EVERY_KIND = frozenset(get_args(StateKind))
+_LIKELY_KINDS = frozenset({"anchor", "parted", "end"})
+
+_Entry = tuple[float, int, int, Node]  # worth, when the node was used, its id, the node
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +64,8 @@ class PrefixTrie:
         self.num_idle_pages = 0  # pages of nodes that no running sequence has locked
         self._roots: dict[bytes, Node] = {}
         self._clock = count(1)
-        self._heaps: tuple[list[tuple[int, int, Node]], ...] = ([], [])
+        self._heaps: tuple[list[_Entry], list[_Entry]] = ([], [])
+        self._evicted_worth = 0.0  # of the dearest item that was evicted
 
     def root(self, salt: str) -> Node:
         """Where the prefixes of this salt begin."""
@@ -92,12 +107,25 @@ class PrefixTrie:
         self._touch(node)
         return node
 
-    def put_state(self, node: Node, slot: int) -> None:
+    def put_state(self, node: Node, slot: int, kind: StateKind) -> None:
         """Keep a recurrent state at this block, unless it has one."""
         if node.state is None:
             node.state = slot
+            node.state_kind = kind
             self.arena.share(ItemClass.STATE, slot)
             self._touch(node)
+        elif kind != "geometric":
+            node.state_kind = kind
+
+    def drop_state(self, node: Node) -> None:
+        """Keep the state of this block no longer."""
+        if node.state is not None:
+            self.arena.release(ItemClass.STATE, node.state)
+            node.state = None
+
+    def state_worth(self, num_tokens: int) -> float:
+        """What a new state would be worth that saves so many tokens."""
+        return self._evicted_worth + num_tokens * self.arena.per[ItemClass.STATE]
 
     def lock(self, node: Node) -> None:
         """Protect the path to this node from eviction."""
@@ -121,26 +149,39 @@ class PrefixTrie:
             self._drop_empty_root(at)
             at = at.parent
 
-    def evict(self, cls: ItemClass) -> bool:
-        """Drop the least recently used state, or leaf with its page. False if there is none.
+    def evict(self, *classes: ItemClass, below: float = inf) -> bool:
+        """Drop what is worth least: a state, or a leaf with its page.
 
-        States go from any unlocked node; a node goes only when nothing follows it.
+        States go from any node, unless a running sequence still goes on from them; a node goes only
+        when nothing follows it and no sequence runs with it.
+
+        Args:
+            classes: What may go.
+            below: Only what is worth less.
+
+        Returns:
+            Whether there was something.
         """
-        heap = self._heaps[cls]
-        while heap:
-            used, _, node = heapq.heappop(heap)
-            if not node.is_alive or node.used != used or node.locks:
-                continue
-            if cls is ItemClass.STATE and node.state is not None:
-                self._drop_state(node)
-            elif cls is ItemClass.PAGE and not node.children:
-                self._remove(node)
-            else:
-                continue
-            self.evictions[cls] += 1
-            logger.debug("evict the %s of a prefix of %d blocks", cls.name.lower(), node.depth)
-            return True
-        return False
+        found = [(entry, cls) for cls in classes if (entry := self._pop_cheapest(cls))]
+        found.sort()
+        for entry, cls in found[1:]:
+            heapq.heappush(self._heaps[cls], entry)
+        if not found:
+            return False
+        entry, cls = found[0]
+        worth, _, _, node = entry
+        if worth >= below:
+            heapq.heappush(self._heaps[cls], entry)
+            return False
+        self._evicted_worth = max(self._evicted_worth, worth)
+        if cls is ItemClass.STATE:
+            self.drop_state(node)
+            self._offer(node)
+        else:
+            self._remove(node)
+        self.evictions[cls] += 1
+        logger.debug("evict the %s of a prefix of %d blocks", cls.name.lower(), node.depth)
+        return True
 
     def forget(self, node: Node | None) -> None:
         """Take a node, or all, and everything after it out, where no other sequence uses it."""
@@ -166,34 +207,71 @@ class PrefixTrie:
             yield node
             stack.extend(node.children.values())
 
+    def _pop_cheapest(self, cls: ItemClass) -> _Entry | None:
+        """Take what is worth least, and may be evicted, from its heap."""
+        heap = self._heaps[cls]
+        busy: list[_Entry] = []
+        found: _Entry | None = None
+        while heap and found is None:
+            entry = heapq.heappop(heap)
+            worth, used, _, node = entry
+            if not self._is_candidate(node, used, cls):
+                continue
+            now = self._worth(node, cls)
+            if now > worth:  # the state before it has gone since
+                heapq.heappush(heap, (now, *entry[1:]))
+            elif cls is ItemClass.STATE and not self._is_idle_state(node):
+                busy.append(entry)
+            else:
+                found = entry
+        for entry in busy:
+            heapq.heappush(heap, entry)
+        return found
+
+    def _is_candidate(self, node: Node, used: int, cls: ItemClass) -> bool:
+        if not node.is_alive or node.used != used:
+            return False
+        if cls is ItemClass.STATE:
+            return node.state is not None
+        return not node.children and not node.locks
+
+    def _is_idle_state(self, node: Node) -> bool:
+        """Whether no running sequence goes on from a node's state."""
+        return node.state is not None and self.arena.is_private(ItemClass.STATE, node.state)
+
+    def _worth(self, node: Node, cls: ItemClass) -> float:
+        num_tokens = 0  # nothing resumes at a block without the state it needs
+        per_page, per_state = self.arena.per
+        memory = 1 / per_page if cls is ItemClass.PAGE and per_page else 0.0  # in superpages
+        if not self.has_states:
+            num_tokens = self.grid
+        elif node.state is not None:
+            num_tokens = self.grid * _blocks_since_state(node)
+            memory += 1 / per_state
+        return node.base + (node.uses * num_tokens / memory if memory else 0.0)
+
     def _lock_one(self, node: Node) -> None:
         if not node.locks and node.page != NO_PAGE:
             self.num_idle_pages -= 1
         node.locks += 1
+        node.uses += 1
 
     def _touch(self, node: Node) -> None:
         node.used = next(self._clock)
-        if not node.locks:
-            self._offer(node)
+        node.base = self._evicted_worth
+        self._offer(node)
 
     def _offer(self, node: Node) -> None:
         """Make a node a candidate for eviction; stale entries are skipped when they surface."""
-        entry = (node.used, id(node), node)
-        if not node.children:
-            heapq.heappush(self._heaps[ItemClass.PAGE], entry)
-        if node.state is not None:
-            heapq.heappush(self._heaps[ItemClass.STATE], entry)
-        for heap in self._heaps:
+        for cls in ItemClass:
+            heap = self._heaps[cls]
+            if self._is_candidate(node, node.used, cls):
+                heapq.heappush(heap, (self._worth(node, cls), node.used, id(node), node))
             if len(heap) > 4 * self.num_nodes + 1024:
                 heap[:] = {
-                    e[1]: e for e in heap if e[2].is_alive and e[0] == e[2].used and not e[2].locks
+                    entry[2]: entry for entry in heap if self._is_candidate(entry[3], entry[1], cls)
                 }.values()
                 heapq.heapify(heap)
-
-    def _drop_state(self, node: Node) -> None:
-        assert node.state is not None
-        self.arena.release(ItemClass.STATE, node.state)
-        node.state = None
 
     def _remove(self, node: Node) -> None:
         parent = node.parent
@@ -204,8 +282,7 @@ class PrefixTrie:
         if node.page != NO_PAGE:
             self.num_idle_pages -= 1
             self.arena.release(ItemClass.PAGE, node.page)
-        if node.state is not None:
-            self._drop_state(node)
+        self.drop_state(node)
         if parent.parent is not None and not parent.locks and not parent.children:
             self._offer(parent)
         self._drop_empty_root(parent)
@@ -214,6 +291,19 @@ class PrefixTrie:
         # clients choose salts, so a root nobody uses must not stay
         if node.parent is None and not node.children and not node.locks:
             self._roots.pop(node.key, None)
+
+
+def _blocks_since_state(node: Node) -> int:
+    """Blocks that would be computed again without this node's state.
+
+    Prompts are known to part at some states, and likely to at few others: those go first, and do
+    not make the former worth less.
+    """
+    counted = _LIKELY_KINDS if node.state_kind in _LIKELY_KINDS else _EVERY_KIND
+    at = node.parent
+    while at is not None and (at.state is None or at.state_kind not in counted):
+        at = at.parent
+    return node.depth - (at.depth if at is not None else 0)
 
 
 def _salt_key(salt: str) -> bytes:

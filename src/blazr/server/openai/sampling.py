@@ -147,6 +147,9 @@ class SamplingBody(TruncatingBody, kw_only=True):
     guided_choice: Annotated[list[_Text], schema_hint(minItems=1)] | None = None
     guided_grammar: str | None = None
     cache_salt: _Name = None
+    cache_anchors: (
+        Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=1024)] | None
+    ) = None
     priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] | None = None
     timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
     request_id: _Name = None
@@ -180,7 +183,12 @@ def to_params(body: SamplingBody, **more: object) -> SamplingParams:
 def schedule_of(call: Call[SamplingBody]) -> Scheduling:
     """When a request runs, and with whom it shares prefixes."""
     body = call.body
-    return call.scheduling(salt=body.cache_salt, priority=body.priority, timeout_s=body.timeout)
+    return call.scheduling(
+        salt=body.cache_salt,
+        anchors=body.cache_anchors,
+        priority=body.priority,
+        timeout_s=body.timeout,
+    )
 
 
 def tool_fields(
