@@ -49,7 +49,12 @@ class EngineTarget:
                 loop.call_soon_threadsafe(done.set)
 
         params = SamplingParams(temperature=0, max_tokens=request.output_tokens, ignore_eos=True)
-        engine_request = Request(prompt_ids=request.prompt_ids, params=params, cache_salt=salt)
+        engine_request = Request(
+            prompt_ids=request.prompt_ids,
+            params=params,
+            cache_salt=salt,
+            anchors=request.cache_anchors,
+        )
         request_id = self._engine.submit(engine_request, take)
         try:
             await done.wait()

@@ -95,6 +95,8 @@ class HttpTarget:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if request.cache_anchors:
+            body["cache_anchors"] = request.cache_anchors
         try:
             async with self._client.stream("POST", "/completions", json=body) as answer:
                 if answer.status_code != 200:

@@ -26,12 +26,14 @@ class BenchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         prompt_ids: The prompt; empty draws one.
         prompt_tokens: Length of a drawn prompt.
         output_tokens: How many tokens are generated, whatever they are.
+        cache_anchors: Where later prompts will part from it; see `blazr.engine.request.Request`.
         arrival_s: When it is due, in seconds from the start; None leaves that to the rate.
     """
 
     prompt_ids: tuple[_TokenId, ...] = ()
     prompt_tokens: _Count = 128
     output_tokens: _Count = 64
+    cache_anchors: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = ()
     arrival_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
