@@ -29,8 +29,10 @@ class Node:
         children: Next blocks by key.
         locks: Running sequences whose prefix this is; an ancestor has at least as many.
         used: When it was last matched or written; higher is later.
-        uses: How many sequences have run with it.
+        state_used: When its state was last kept or resumed from.
+        state_uses: How many sequences have gone on from its state.
         base: What evicted items were worth when it was last matched or written.
+        state_base: The same for its state.
         is_alive: Whether it is still in the trie.
         scores: Log-probabilities of the block's tokens, as `blazr.engine.scores` packs them, and of
             ``next_id`` in one more row.
@@ -46,8 +48,10 @@ class Node:
     children: dict[bytes, Node] = field(default_factory=dict)
     locks: int = 0
     used: int = 0
-    uses: int = 0
+    state_used: int = 0
+    state_uses: int = 0
     base: float = 0.0
+    state_base: float = 0.0
     is_alive: bool = True
     scores: NDArray[np.float32] | None = None
     next_id: int = -1

@@ -348,5 +348,5 @@ def test_random_use_keeps_every_invariant_at_length():
 def test_a_planted_bug_is_caught(bug):
     broken = type("Broken", (EngineMachine,), {"bugs": frozenset({bug})})
     plan = settings(profile(600), phases=[Phase.generate])
-    with pytest.raises((AssertionError, KeyError, IndexError, TypeError)):
+    with pytest.raises((AssertionError, KeyError, IndexError, TypeError, ValueError)):
         run_state_machine_as_test(broken, settings=plan)

@@ -138,9 +138,9 @@ class CacheManager:
         # a step that failed left its slots behind
         self._drop_pending(sequence)
         before = sequence.checkpoint_length
-        for edge in sorted(sequence.wanted):
+        for edge, kind in sorted(sequence.wanted.items()):
             if max(sequence.checkpoint_length, sequence.computed) < edge < last_edge:
-                slot = self._try_allocate_state(saves=edge - before)
+                slot = self._try_allocate_state(edge - before, kind)
                 if slot is not None:
                     sequence.pending.append((edge - sequence.computed, slot))
                     before = edge
@@ -325,6 +325,7 @@ class CacheManager:
         if self.shape.has_states:
             assert node.state is not None
             self.arena.share(ItemClass.STATE, node.state)
+            self.trie.use_state(node)
             sequence.checkpoint = node.state
             sequence.checkpoint_length = sequence.computed
             if not sequence.num_preemptions:
@@ -380,15 +381,11 @@ class CacheManager:
         self.new_states.append(slot)
         return slot
 
-    def _try_allocate_state(self, *, saves: int) -> int | None:
-        """A slot for a state that others may resume from, if nothing of more worth has to go.
-
-        Args:
-            saves: Tokens that need not be computed again where it is found.
-        """
+    def _try_allocate_state(self, num_tokens: int, kind: StateKind) -> int | None:
+        """A slot for a state that saves others so many tokens, if nothing dearer has to go."""
         arena = self.arena
         if not arena.room(ItemClass.STATE):
-            self.trie.evict(ItemClass.STATE, below=self.trie.state_worth(saves))
+            self.trie.evict(ItemClass.STATE, below=self.trie.state_worth(num_tokens, kind))
         return self._allocate_state() if arena.room(ItemClass.STATE) else None
 
     def _allocate(self, cls: ItemClass) -> int:

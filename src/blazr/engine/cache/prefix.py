@@ -2,9 +2,9 @@
 
 What is evicted first is worth least: GreedyDual-Size-Frequency (Cherkasova, "Improving WWW Proxies
 Performance with Greedy-Dual-Size-Frequency Caching Policy", HP Labs 1998). The worth of an item is
-the number of tokens that would be computed again without it, times how many sequences used it, for
-the memory that it takes; added to the worth of what was evicted last when it was last used, so that
-what is used no more falls behind.
+the number of tokens that would be computed again without it, times how likely it is to be used and
+how often it was, for the memory that it takes. Added is the worth of what had been evicted when it
+was last used, so that what is used no more falls behind.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from math import inf
-from typing import get_args
 
 from blazr.engine.block import NO_PAGE, Node, StateKind
 from blazr.engine.cache.arena import Arena, ItemClass
 
 logger = logging.getLogger(__name__)
 
-_EVERY_KIND = frozenset(get_args(StateKind))
-_LIKELY_KINDS = frozenset({"anchor", "parted", "end"})
+# How likely it is that a prompt goes on from a state, for states that none has gone on from.
+CHANCES: dict[StateKind, float] = {
+    "end": 1.0, "parted": 1.0, "anchor": 0.25, "interval": 0.1, "geometric": 0.1,
+}  # fmt: skip
 
-_Entry = tuple[float, int, int, Node]  # worth, when the node was used, its id, the node
+_Entry = tuple[float, int, int, Node]  # worth, when the node or its state was used, id, node
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +114,15 @@ class PrefixTrie:
             node.state = slot
             node.state_kind = kind
             self.arena.share(ItemClass.STATE, slot)
-            self._touch(node)
+            node.state_uses = 0
+            self._touch_state(node)
         elif kind != "geometric":
             node.state_kind = kind
+
+    def use_state(self, node: Node) -> None:
+        """A sequence goes on from this node's state."""
+        node.state_uses += 1
+        self._touch_state(node)
 
     def drop_state(self, node: Node) -> None:
         """Keep the state of this block no longer."""
@@ -123,9 +130,9 @@ class PrefixTrie:
             self.arena.release(ItemClass.STATE, node.state)
             node.state = None
 
-    def state_worth(self, num_tokens: int) -> float:
+    def state_worth(self, num_tokens: int, kind: StateKind) -> float:
         """What a new state would be worth that saves so many tokens."""
-        return self._evicted_worth + num_tokens * self.arena.per[ItemClass.STATE]
+        return self._evicted_worth + CHANCES[kind] * num_tokens * self.arena.per[ItemClass.STATE]
 
     def lock(self, node: Node) -> None:
         """Protect the path to this node from eviction."""
@@ -229,44 +236,48 @@ class PrefixTrie:
         return found
 
     def _is_candidate(self, node: Node, used: int, cls: ItemClass) -> bool:
-        if not node.is_alive or node.used != used:
+        if not node.is_alive:
             return False
         if cls is ItemClass.STATE:
-            return node.state is not None
-        return not node.children and not node.locks
+            return node.state is not None and node.state_used == used
+        return node.used == used and not node.children and not node.locks
 
     def _is_idle_state(self, node: Node) -> bool:
         """Whether no running sequence goes on from a node's state."""
         return node.state is not None and self.arena.is_private(ItemClass.STATE, node.state)
 
     def _worth(self, node: Node, cls: ItemClass) -> float:
-        num_tokens = 0  # nothing resumes at a block without the state it needs
         per_page, per_state = self.arena.per
         memory = 1 / per_page if cls is ItemClass.PAGE and per_page else 0.0  # in superpages
-        if not self.has_states:
-            num_tokens = self.grid
-        elif node.state is not None:
-            num_tokens = self.grid * _blocks_since_state(node)
+        if node.state is not None:
             memory += 1 / per_state
-        return node.base + (node.uses * num_tokens / memory if memory else 0.0)
+            num_uses = _chance(node) * (1 + node.state_uses)
+            return node.state_base + num_uses * self.grid * _blocks_since_state(node) / memory
+        # nothing resumes at a block without the state it needs
+        return node.base + (0.0 if self.has_states or not memory else self.grid / memory)
 
     def _lock_one(self, node: Node) -> None:
         if not node.locks and node.page != NO_PAGE:
             self.num_idle_pages -= 1
         node.locks += 1
-        node.uses += 1
 
     def _touch(self, node: Node) -> None:
         node.used = next(self._clock)
         node.base = self._evicted_worth
         self._offer(node)
 
+    def _touch_state(self, node: Node) -> None:
+        node.state_used = next(self._clock)
+        node.state_base = self._evicted_worth
+        self._offer(node)
+
     def _offer(self, node: Node) -> None:
         """Make a node a candidate for eviction; stale entries are skipped when they surface."""
         for cls in ItemClass:
             heap = self._heaps[cls]
-            if self._is_candidate(node, node.used, cls):
-                heapq.heappush(heap, (self._worth(node, cls), node.used, id(node), node))
+            used = node.state_used if cls is ItemClass.STATE else node.used
+            if self._is_candidate(node, used, cls):
+                heapq.heappush(heap, (self._worth(node, cls), used, id(node), node))
             if len(heap) > 4 * self.num_nodes + 1024:
                 heap[:] = {
                     entry[2]: entry for entry in heap if self._is_candidate(entry[3], entry[1], cls)
@@ -293,15 +304,17 @@ class PrefixTrie:
             self._roots.pop(node.key, None)
 
 
+def _chance(node: Node) -> float:
+    return 1.0 if node.state_uses else CHANCES[node.state_kind]
+
+
 def _blocks_since_state(node: Node) -> int:
     """Blocks that would be computed again without this node's state.
 
-    Prompts are known to part at some states, and likely to at few others: those go first, and do
-    not make the former worth less.
+    States that are less likely to be used do not count: they go first.
     """
-    counted = _LIKELY_KINDS if node.state_kind in _LIKELY_KINDS else _EVERY_KIND
     at = node.parent
-    while at is not None and (at.state is None or at.state_kind not in counted):
+    while at is not None and (at.state is None or _chance(at) < _chance(node)):
         at = at.parent
     return node.depth - (at.depth if at is not None else 0)
 
