@@ -280,9 +280,9 @@ class CacheManager:
         edges: dict[int, StateKind] = {}
         edges |= {block * grid: "geometric" for block in geometric_blocks(last // grid)}
         edges |= dict.fromkeys(range(LONG_PROMPT_INTERVAL, last, LONG_PROMPT_INTERVAL), "interval")
-        edges[last] = "end"
         anchors = (min(anchor, last) // grid * grid for anchor in sequence.request.anchors)
-        return edges | dict.fromkeys(anchors, "anchor")
+        edges |= dict.fromkeys(anchors, "anchor")
+        return edges | {last: "end"}
 
     def _match(self, sequence: Sequence) -> tuple[tuple[Node, ...], int, int]:
         """Known blocks; how many could be resumed after; how many with all that is needed."""

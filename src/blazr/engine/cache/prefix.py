@@ -116,7 +116,7 @@ class PrefixTrie:
             self.arena.share(ItemClass.STATE, slot)
             node.state_uses = 0
             self._touch_state(node)
-        elif kind != "geometric":
+        elif CHANCES[kind] > CHANCES[node.state_kind]:
             node.state_kind = kind
 
     def use_state(self, node: Node) -> None:
