@@ -102,10 +102,12 @@ def test_a_failure_of_the_engine_is_a_server_error(streams: bool) -> None:
 
 
 def test_a_stream_that_fails_raises(endless: Loopback) -> None:
+    endless.engine.halts_after = 5
     with connect(endless) as client, client.messages.stream(**LONG) as stream:
         events = iter(stream.text_stream)
         assert next(events)
         endless.engine.fails_with = "not a number"
+        endless.engine.go.set()
         with pytest.raises(anthropic.APIStatusError, match="not a number"):
             list(events)
     wait_until(lambda: is_idle(endless))
