@@ -1,45 +1,32 @@
-"""How much of an agent's prompts is read again: a trace of sessions, in token ids, in process.
-
-    python benchmarks/agents.py --random hybrid-0.4b [--threads 2] [--no-anchors] [--history FILE]
+"""How much of an agent's prompts is read again: a trace of sessions, in token ids.
 
 An agent works for ``TURNS`` turns. In each the user asks, the model thinks and calls a tool, reads
 its result, thinks and answers. When the user speaks again, the thoughts before are dropped, as most
 templates do. After some turns the user edits what they said three turns ago, and goes on from
-there; after others a sub-agent with the same instructions and tools does a task of its own. What
-the model says is in the trace, so every request draws one token, and its time is that to the first.
-
-Printed are the tokens that were read again (those that some earlier prompt began with too, and that
-were computed all the same) as a share of all tokens of prompts, and the times to the first token.
+there; after others a second conversation with the same instructions and tools does a task of its
+own. What the model says is in the trace, so every request draws one token, and its time is that to
+the first. `serving.py` runs it.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 
 import numpy as np
-import torch
 
-from blazr.bench import RANDOM_SHAPES
 from blazr.bench.load import Record
 from blazr.bench.offline import EngineTarget
-from blazr.bench.report import origin, spread_of
-from blazr.bench.shapes import random_network
+from blazr.bench.report import spread_of
 from blazr.bench.workload import BenchRequest
-from blazr.engine.build import build_engine
-from blazr.engine.config import EngineConfig
-from blazr.nn.device import resolve_device
 
 # Tokens, but for the counts.
 SYSTEM, TOOLS, TOOL = 1_200, 20, 120
 QUESTION, THOUGHT, CALL, RESULT, ANSWER = 60, 180, 50, 350, 120
-TURNS, SUBAGENT_TURNS = 30, 4
-EDITS_AFTER, SUBAGENTS_AFTER = (9, 18, 25), (4, 11, 20, 27)
+TURNS, TASK_TURNS = 30, 4
+EDITS_AFTER, TASKS_AFTER = (9, 18, 25), (4, 11, 20, 27)
 
 
 @dataclass(slots=True)
@@ -79,7 +66,7 @@ class Conversation:
 
 
 def trace(vocab_size: int, seed: int = 0, agents: int = 1) -> Iterator[BenchRequest]:
-    """The requests of agents and their sub-agents, one after the other, the agents by turns."""
+    """The requests of agents, one after the other, the agents by turns."""
     tools = Conversation((), Random(seed), vocab_size).words(TOOLS * TOOL)
     sessions = [_session(tools, Random(seed + 1 + number), vocab_size) for number in range(agents)]
     for requests in zip(*sessions, strict=True):
@@ -91,9 +78,9 @@ def _session(tools: tuple[int, ...], chance: Random, vocab_size: int) -> Iterato
     main.instructions += main.words(SYSTEM)
     for number in range(1, TURNS + 1):
         yield from main.turn()
-        if number in SUBAGENTS_AFTER:
+        if number in TASKS_AFTER:
             other = Conversation(main.instructions, main.chance, vocab_size)
-            for _ in range(SUBAGENT_TURNS):
+            for _ in range(TASK_TURNS):
                 yield from other.turn()
         if number in EDITS_AFTER:
             del main.messages[-3 * 4 :]  # three turns of four messages
@@ -109,8 +96,12 @@ def known_tokens(prompt: np.ndarray, earlier: list[np.ndarray]) -> int:
     return longest
 
 
-async def replay(target: EngineTarget, requests: list[BenchRequest]) -> dict[str, object]:
-    """Ask one after the other; what was read again, and the times to the first token."""
+async def replay(target: EngineTarget, requests: Iterable[BenchRequest]) -> dict[str, object]:
+    """Ask one after the other; the times to the first token, and what was read again.
+
+    Those are the tokens that some earlier prompt began with too, and that were computed all the
+    same.
+    """
     earlier: list[np.ndarray] = []
     num_tokens = num_again = num_computed = 0
     times_ms = []
@@ -125,52 +116,10 @@ async def replay(target: EngineTarget, requests: list[BenchRequest]) -> dict[str
         num_again += max(known_tokens(prompt, earlier) - record.cached_tokens, 0)
         earlier.append(prompt)
     return {
-        "requests": len(requests),
+        "requests": len(earlier),
         "prompt_tokens": num_tokens,
         "computed_tokens": num_computed,
         "read_again_tokens": num_again,
         "read_again": num_again / num_tokens,
         "ttft_ms": spread_of(times_ms),
     }
-
-
-def main() -> None:
-    """Read the command line, run the trace, print and perhaps keep the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--random", required=True, choices=list(RANDOM_SHAPES))
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--memory", default="auto")
-    parser.add_argument("--no-anchors", action="store_true", help="say nowhere that prompts part")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--history", type=Path)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    device = resolve_device("auto")
-    shape = RANDOM_SHAPES[arguments.random]()
-    network = random_network(shape, device=device, dtype=arguments.dtype)
-    config = EngineConfig(max_seq_len=65_536, memory=arguments.memory)
-    engine = build_engine(network, device, config=config)
-    requests = list(trace(network.config.vocab_size, arguments.seed))
-    if arguments.no_anchors:
-        requests = [BenchRequest(prompt_ids=each.prompt_ids, output_tokens=1) for each in requests]
-    try:
-        target = EngineTarget(engine, vocab_size=network.config.vocab_size)
-        report = {
-            **origin(),
-            "model": f"random {arguments.random}",
-            "dtype": arguments.dtype,
-            "threads": arguments.threads,
-            "anchors": not arguments.no_anchors,
-            "agents": asyncio.run(replay(target, requests)),
-        }
-    finally:
-        engine.close()
-    print(json.dumps(report, indent=2))
-    if arguments.history:
-        with arguments.history.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(report) + "\n")
-
-
-if __name__ == "__main__":
-    main()

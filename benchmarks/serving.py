@@ -1,12 +1,13 @@
 """What prefix reuse saves, and what a long prompt costs those who are reading.
 
-python benchmarks/serving.py --random hybrid-0.4b [--threads 2] [--history FILE]
+python -m benchmarks.serving --random hybrid-0.4b [--threads 2] [--history FILE]
 
-Two scenarios on random weights, in process, in token ids:
+Scenarios on random weights, in process, in token ids:
 
 * reuse: time to the first token of 1,000-token prompts, asked for the first and the second time;
 * interference: gaps between the tokens of seven replies before and while a prompt of 4,000 tokens
-  is read.
+  is read;
+* agents, with ``--agents N``: what N agents by turns read again, and the times to the first token.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from statistics import median
 
 import torch
 
+from benchmarks.agents import replay, trace
 from blazr.bench import RANDOM_SHAPES
 from blazr.bench.load import Record, drive
 from blazr.bench.offline import EngineTarget
@@ -88,13 +90,14 @@ async def interference(target: EngineTarget, chance: Random) -> dict[str, object
 
 
 def main() -> None:
-    """Read the command line, run both, print and perhaps keep the figures."""
+    """Read the command line, run the scenarios, print and perhaps keep the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", required=True, choices=list(RANDOM_SHAPES))
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--agents", type=int, default=0, metavar="N")
     parser.add_argument("--history", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -113,6 +116,9 @@ def main() -> None:
             "reuse": asyncio.run(reuse(target, chance, arguments.rounds)),
             "interference": asyncio.run(interference(target, chance)),
         }
+        if arguments.agents:
+            requests = trace(target.vocab_size, arguments.seed, arguments.agents)
+            report["agents"] = asyncio.run(replay(target, requests))
     finally:
         engine.close()
     print(json.dumps(report, indent=2))
