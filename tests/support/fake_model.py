@@ -7,6 +7,7 @@ computed from the tokens alone, so that any mistake of the scheduler or the cach
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence as Tokens
 
 from blazr.engine.block import NO_PAGE
@@ -19,6 +20,7 @@ from blazr.engine.scheduler import StepPlan
 POISON = -(10**30)
 MODULUS = (1 << 61) - 1
 VOCAB = 5
+ITEM_BYTES = 200
 
 
 def mix(a: int, b: int) -> int:
@@ -81,6 +83,19 @@ class FakeModel:
             return is_free
 
         arena.release = poisoning_release  # type: ignore[method-assign]
+
+    def read(self, cls: ItemClass, item: int) -> bytes:
+        """The content of an item, as a file gets it."""
+        held = self.cells[item] if cls is ItemClass.PAGE else [self.states[item]]
+        return repr(held).encode().ljust(ITEM_BYTES)
+
+    def write(self, cls: ItemClass, item: int, content: bytearray) -> None:
+        """Put back what a file holds."""
+        held = json.loads(content)
+        if cls is ItemClass.PAGE:
+            self.cells[item] = held
+        else:
+            self.states[item] = held[0]
 
     def execute(self, plan: StepPlan) -> StepResult:
         for run_slot in plan.fresh_run_slots:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from blazr.engine.build import open_disk_cache
 from blazr.engine.cache.arena import ItemClass
 from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.cache.storage import plan_layout
+from blazr.engine.config import EngineConfig
 from blazr.engine.engine import Engine
 from blazr.engine.outputs import FinishReason
 from blazr.engine.request import Request
@@ -76,6 +79,7 @@ class Lab:
         budget: Tokens per step.
         prefix_cache: Whether prefixes are reused.
         replay: Whether decode steps are recorded and made again.
+        cache_dir: Where prefixes are kept on disk, if anywhere.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class Lab:
         budget: int = 256,
         prefix_cache: bool = True,
         replay: bool = True,
+        cache_dir: Path | None = None,
     ) -> None:
         specs = [layer.mixer.cache_spec(model.dtype) for layer in model.config.layers]
         layout = plan_layout(specs)
@@ -101,8 +106,11 @@ class Lab:
             max_running=max_running,
             max_blocks=CONTEXT // GRID,
         )
-        self.memory = CacheManager(shape, prefix_cache=prefix_cache)
         self.runner = ModelRunner(model, layout, shape, replay=replay)
+        disk = open_disk_cache(
+            self.runner, EngineConfig(cache_dir=None if cache_dir is None else str(cache_dir))
+        )
+        self.memory = CacheManager(shape, prefix_cache=prefix_cache, disk=disk)
         self.scheduler = Scheduler(self.memory, token_budget=budget)
         self.engine = Engine(
             self.scheduler,

@@ -42,6 +42,8 @@ SERVE_FLAGS = (
     "MAX_RUNNING",
     "MAX_WAITING",
     "MAX_SEQ_LEN",
+    "CACHE_DIR",
+    "CACHE_DISK",
     "TOKEN_BUDGET",
     "DRAIN_SECONDS",
     "ACCESS_LOG",

@@ -81,6 +81,7 @@ METRICS: Table[Metric] = Table(
                 ("states_free", "states_free", "states that can be had without evicting"),
                 ("prefix_blocks", "prefix_blocks", "blocks of prompts and replies that are known"),
                 ("cache_bytes", "cache_bytes", "memory set aside for caches"),
+                ("disk_bytes", "disk_bytes", "of all files in --cache-dir, when last counted"),
             )
         },
         **{
@@ -94,6 +95,13 @@ METRICS: Table[Metric] = Table(
                 ("preemptions", "times a running reply gave its memory back"),
                 ("page_evictions", "pages taken from prefixes nobody used"),
                 ("state_evictions", "recurrent states taken from prefixes nobody used"),
+                ("disk_read_pages", "pages read from --cache-dir"),
+                ("disk_read_states", "recurrent states read from there"),
+                ("disk_written", "pages and states written there"),
+                ("disk_deleted", "files deleted there, for want of room or because spoiled"),
+                ("disk_spoiled", "files there whose content was not what had been written"),
+                ("disk_skipped", "pages and states not written, as too much was waiting"),
+                ("disk_errors", "errors of the file system there"),
                 ("restarts", "times the engine failed and began afresh"),
             )
         },

@@ -327,6 +327,8 @@ class AsyncEngine:
                 self._num_restarts += 1
                 self._engine = self._build()
                 self._end_drained_pauses()
+        if not self._failure:
+            self._engine.close()
         while not self._inbox.empty():  # so that nobody waits for what is in it
             self._inbox.get()()
         self._fail_everything("the engine was closed")

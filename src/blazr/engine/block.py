@@ -37,6 +37,7 @@ class Node:
         scores: Log-probabilities of the block's tokens, as `blazr.engine.scores` packs them, and of
             ``next_id`` in one more row.
         next_id: A token that followed the block in a scored prompt, or -1.
+        name: Hash of all that decides its content, or empty: see `blazr.engine.cache.disk`.
     """
 
     parent: Node | None
@@ -55,3 +56,4 @@ class Node:
     is_alive: bool = True
     scores: NDArray[np.float32] | None = None
     next_id: int = -1
+    name: bytes = b""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
+
+from torch import nn
 
 from blazr.engine.async_engine import AsyncEngine
 from blazr.engine.cache.budget import plan_cache
+from blazr.engine.cache.disk import DiskCache
+from blazr.engine.cache.fingerprint import fingerprint
 from blazr.engine.cache.manager import CacheManager
 from blazr.engine.cache.storage import plan_layout
-from blazr.engine.config import EngineConfig
+from blazr.engine.config import EngineConfig, parse_memory
 from blazr.engine.engine import Engine
 from blazr.engine.pacing import Pacing
 from blazr.engine.runner import ModelRunner
@@ -40,9 +46,15 @@ def build_engine(
     layout = plan_layout(specs)
     shape = plan_cache(layout, config, device=device, max_seq_len=max_seq_len)
     runner = ModelRunner(model, layout, shape, banned_ids=banned_ids)
+    disk = open_disk_cache(runner, config)
+
+    def replace(other: nn.Module) -> None:
+        runner.replace(other)
+        if disk is not None:
+            disk.use(fingerprint(runner.model, layout))
 
     def build() -> Engine:
-        memory = CacheManager(shape, prefix_cache=config.prefix_cache)
+        memory = CacheManager(shape, prefix_cache=config.prefix_cache, disk=disk)
         return Engine(
             Scheduler(memory, token_budget=config.token_budget),
             lambda plan: runner.execute(plan, memory),
@@ -56,8 +68,29 @@ def build_engine(
     return AsyncEngine(
         build,
         logits=runner.logits,
-        replace=runner.replace,
+        replace=replace,
         pacing=Pacing(share=config.prefill_share, token_budget=config.token_budget),
         max_unfinished=shape.max_running + config.max_waiting,
         record=runner.record if config.warm_up else None,
+    )
+
+
+def open_disk_cache(runner: ModelRunner, config: EngineConfig) -> DiskCache | None:
+    """Where prefixes of the runner's network are kept on disk, if anywhere.
+
+    Raises:
+        ConfigError: The directory cannot be used, or somebody else could write there.
+    """
+    if config.cache_dir is None or not config.prefix_cache:
+        return None
+    directory = Path(config.cache_dir).expanduser()
+    there = next(each for each in (directory, *directory.absolute().parents) if each.exists())
+    storage = runner.storage
+    return DiskCache(
+        directory,
+        limit=parse_memory(config.cache_disk, free_bytes=shutil.disk_usage(there).free),
+        fingerprint=fingerprint(runner.model, runner.layout),
+        sizes=storage.item_bytes,
+        read=storage.read,
+        write=storage.write,
     )

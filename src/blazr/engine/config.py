@@ -22,6 +22,8 @@ class EngineConfig:
         memory: Memory for caches: a size (8GiB), a share of what is free (0.6), or auto.
         max_seq_len: Lower the context to this many tokens; by default the model's.
         prefix_cache: Reuse prefixes of earlier requests.
+        cache_dir: Directory where prefixes are kept on disk, for the next start; none by default.
+        cache_disk: Most that all models may take there.
         warm_up: Compute a few tokens and record the usual decode steps before requests are taken,
             so that the first one is as fast as the next.
     """
@@ -33,6 +35,8 @@ class EngineConfig:
     memory: str = "auto"
     max_seq_len: int | None = None
     prefix_cache: bool = True
+    cache_dir: str | None = None
+    cache_disk: str = "20GiB"
     warm_up: bool = False
 
     def __post_init__(self) -> None:
@@ -51,6 +55,7 @@ class EngineConfig:
             )
         if self.memory != "auto":
             parse_memory(self.memory, free_bytes=0)
+        parse_memory(self.cache_disk, free_bytes=0)
 
 
 def parse_memory(text: str, *, free_bytes: int) -> int:

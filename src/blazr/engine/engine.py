@@ -234,7 +234,13 @@ class Engine:
         # copies, because the engine's thread may add a reason meanwhile
         figures |= {f"reuse_{reason}": n for reason, n in did.reuse.copy().items()}
         figures |= {f"finished_{reason}": n for reason, n in counts.finished.copy().items()}
+        if memory.disk is not None:
+            figures |= memory.disk.stats()
         return figures
+
+    def close(self) -> None:
+        """Write to disk what is to be found after the next start."""
+        self.scheduler.memory.close()
 
     def running(self) -> list[Running]:
         """How far the replies have come that are computed now."""

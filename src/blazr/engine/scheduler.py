@@ -147,7 +147,7 @@ class Scheduler:
         known = self.memory.trie.num_nodes
         for sequence in self.running.copy() if restarts else ():
             self.preempt(sequence, publish=False)
-        self.memory.trie.forget(None)
+        self.memory.forget()
         return known - self.memory.trie.num_nodes
 
     def schedule(self, prefill_budget: int | None = None) -> StepPlan:

@@ -9,6 +9,9 @@ request finishes; one token is always computed. Then the machine must catch mist
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -22,16 +25,25 @@ from hypothesis.stateful import (
 )
 
 from blazr.engine.cache.arena import ItemClass
+from blazr.engine.cache.disk import DiskCache, next_name
 from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.engine import Engine
 from blazr.engine.outputs import FinishReason, TokenOutput
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import Scheduler
-from tests.support.fake_model import VOCAB, FakeModel, chain, next_token
+from tests.support.fake_model import ITEM_BYTES, VOCAB, FakeModel, chain, next_token
 
 GRID = 4
 tokens = st.integers(0, VOCAB - 1)
+
+
+class PromptDisk(DiskCache):
+    """Writes at once, so that the same moves come to the same end."""
+
+    def save(self, what, item, *, waits=False):
+        super().save(what, item, waits=waits)
+        self.flush()
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -43,8 +55,9 @@ class EngineMachine(RuleBasedStateMachine):
         running=st.integers(1, 4),
         budget=st.sampled_from([1, 4, 7, 16]),
         prefix_cache=st.sampled_from([True, True, True, False]),
+        has_disk=st.sampled_from([False, False, True]),
     )
-    def build(self, kinds, spare, running, budget, prefix_cache):
+    def build(self, kinds, spare, running, budget, prefix_cache, has_disk):
         pages = 0 if kinds == "recurrent" else 8
         states = 0 if kinds == "attention" else 2
         shape = CacheShape(
@@ -55,16 +68,49 @@ class EngineMachine(RuleBasedStateMachine):
             max_running=running,
             max_blocks=64,
         )
-        self.memory = CacheManager(shape, prefix_cache=prefix_cache)
-        plant(self.memory, self.bugs)
-        self.model = FakeModel(self.memory, self.bugs)
-        self.scheduler = Scheduler(self.memory, token_budget=budget)
-        self.engine = Engine(self.scheduler, self.model.execute, vocab_size=VOCAB, max_seq_len=64)
+        self.parts = shape, budget, prefix_cache
+        self.directory = Path(mkdtemp()) if has_disk or self.bugs & DISK_BUGS else None
+        self.cursed = frozenset[int]()
+        self.start()
         self.prompts: list[tuple[int, ...]] = [(0,) * 9]
         self.asked: dict[int, Request] = {}
         self.got: dict[tuple[int, int], list[int]] = {}
         self.ended: dict[tuple[int, int], FinishReason] = {}
         self.next_id = 1
+
+    def start(self) -> None:
+        """Begin with empty memory, beside what is on disk."""
+        shape, budget, prefix_cache = self.parts
+        self.memory = CacheManager(shape, prefix_cache=prefix_cache)
+        self.model = FakeModel(self.memory, self.bugs)
+        self.model.cursed = self.cursed
+        if self.directory is not None:
+            self.memory.disk = PromptDisk(
+                self.directory,
+                limit=2**30,
+                fingerprint=b"model",
+                sizes=dict.fromkeys(ItemClass, ITEM_BYTES),
+                read=self.model.read,
+                write=self.model.write,
+            )
+        plant(self.memory, self.bugs)
+        self.scheduler = Scheduler(self.memory, token_budget=budget)
+        self.engine = Engine(self.scheduler, self.model.execute, vocab_size=VOCAB, max_seq_len=64)
+
+    @rule(which=st.integers(0, 9), place=st.integers(0, 400))
+    def restart(self, which, place):
+        if self.directory is None:
+            return
+        for request_id in self.asked:
+            self.take(self.engine.abort(request_id))
+        self.engine.close()
+        files = sorted(path for path in self.directory.rglob("*") if path.is_file())
+        if files and which:  # now and then a disk loses a bit
+            spoiled = files[which * len(files) // 10]
+            content = bytearray(spoiled.read_bytes())
+            content[place % len(content)] ^= 1
+            spoiled.write_bytes(content)
+        self.start()
 
     @rule(
         base=st.integers(0, 30),
@@ -88,7 +134,8 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.prompts.append(prompt)
         if is_cursed:
-            self.model.cursed |= {self.next_id}
+            self.cursed |= {self.next_id}
+            self.model.cursed = self.cursed
         self.asked[self.next_id] = request
         self.engine.add(request, request_id=self.next_id, now=0.0, seed=0)
         self.next_id += 1
@@ -205,6 +252,18 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "engine"):
             return
+        try:
+            self.check_end()
+        finally:
+            if self.directory is not None:
+                self.memory.disk.close()
+                rmtree(self.directory)
+
+    def check_end(self) -> None:
+        if self.directory is not None:  # what memory had is asked for again
+            self.restart(5, 150)
+            for prompt in self.prompts[-6:]:
+                self.add(0, 0, [*prompt[:24], 1], 2, 1, "", 0, False, ())
         for _ in range(3000):
             if not self.engine.has_work():
                 break
@@ -302,6 +361,34 @@ def free_thinned_checkpoint(memory: CacheManager) -> None:
     memory._thin_states = thin_and_free
 
 
+def write_another_item(memory: CacheManager) -> None:
+    if memory.disk is not None:
+        save = memory.disk.save
+        memory.disk.save = lambda what, item, **more: save(what, max(item - 1, 0), **more)
+
+
+def name_blocks_by_their_own_tokens(memory: CacheManager) -> None:
+    if memory.disk is not None:
+        memory.disk.name = lambda node: (
+            b"model" if node.parent is None else next_name(b"model", node.key)
+        )
+
+
+def trust_files(memory: CacheManager) -> None:
+    if memory.disk is None:
+        return
+    write = memory.disk._write
+
+    def load_unchecked(cls, name, item):
+        path = memory.disk._path(cls, name)
+        if path.exists():
+            write(cls, item, path.read_bytes()[-ITEM_BYTES:])
+            return "end"
+        return None
+
+    memory.disk.load = load_unchecked
+
+
 # ways in which real engines were broken; those without a function are planted in the fake model
 PLANTED = {
     "fold in place on a shared state": fold_in_place,
@@ -314,7 +401,13 @@ PLANTED = {
     "a shared page freed": free_shared_page,
     "a dropped state never freed": keep_dropped_state,
     "the state that a reply goes on from freed": free_thinned_checkpoint,
+    "another item written to disk": write_another_item,
+    "files named by a block alone": name_blocks_by_their_own_tokens,
+    "files not checked": trust_files,
 }
+
+
+DISK_BUGS = {"another item written to disk", "files named by a block alone", "files not checked"}
 
 
 def plant(memory: CacheManager, bugs: frozenset[str]) -> None:

@@ -134,6 +134,10 @@ class PrefixTrie:
         """What a new state would be worth that saves so many tokens."""
         return self._evicted_worth + CHANCES[kind] * num_tokens * self.arena.per[ItemClass.STATE]
 
+    def saved_tokens(self, node: Node) -> int:
+        """Tokens that would be computed again without a node's state."""
+        return self.grid * _blocks_since_state(node)
+
     def lock(self, node: Node) -> None:
         """Protect the path to this node from eviction."""
         at: Node | None = node
@@ -252,7 +256,7 @@ class PrefixTrie:
         if node.state is not None:
             memory += 1 / per_state
             num_uses = _chance(node) * (1 + node.state_uses)
-            return node.state_base + num_uses * self.grid * _blocks_since_state(node) / memory
+            return node.state_base + num_uses * self.saved_tokens(node) / memory
         # nothing resumes at a block without the state it needs
         return node.base + (0.0 if self.has_states or not memory else self.grid / memory)
 

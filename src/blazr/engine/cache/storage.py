@@ -9,6 +9,7 @@ from math import lcm, prod
 import torch
 from torch import Tensor
 
+from blazr.engine.cache.arena import ItemClass
 from blazr.engine.cache.manager import CacheShape
 from blazr.nn.device import copy_row, fill_rows, zero_bytes
 from blazr.nn.layers.batch import LayerCache
@@ -77,6 +78,11 @@ class Storage:
         self._states = self._arena.view(max(states, 1), -1) if states else None
         self._run: list[Tensor] = []
         self.nbytes = size
+        # of an item of each class, what rounding to whole items leaves over included
+        self.item_bytes = {
+            ItemClass.PAGE: self._pages.shape[1] if self._pages is not None else 0,
+            ItemClass.STATE: self._states.shape[1] if self._states is not None else 0,
+        }
         self.layers = self._make_views(layout, shape, device)
 
     def clear_pages(self, ids: Sequence[int], value: int = 0) -> None:
@@ -94,6 +100,14 @@ class Storage:
         for tensor in self._run:
             fill_rows(tensor, ids)
 
+    def read(self, cls: ItemClass, item: int) -> bytes:
+        """The content of a page or a state."""
+        return self._row(cls, item).cpu().numpy().tobytes()
+
+    def write(self, cls: ItemClass, item: int, content: bytearray) -> None:
+        """Put a content into a page or a state."""
+        self._row(cls, item).copy_(torch.frombuffer(content, dtype=torch.uint8))
+
     def copy_page(self, source: int, target: int) -> None:
         """Copy all that a page holds to another."""
         if self._pages is not None:
@@ -103,6 +117,11 @@ class Storage:
         """Copy one sequence's log rows and working states to another's."""
         for tensor in self._run:
             copy_row(tensor, source, target)
+
+    def _row(self, cls: ItemClass, item: int) -> Tensor:
+        items = self._pages if cls is ItemClass.PAGE else self._states
+        assert items is not None
+        return items[item]
 
     def _make_views(
         self, layout: CacheLayout, shape: CacheShape, device: torch.device

@@ -27,11 +27,25 @@ class States(msgspec.Struct):
     evictions: int
 
 
+class Disk(msgspec.Struct):
+    """What ``--cache-dir`` holds, and how it has been used since the start."""
+
+    bytes: int
+    read_pages: int
+    read_states: int
+    written: int
+    deleted: int
+    spoiled: int
+    skipped: int
+    errors: int
+
+
 class CacheReport(msgspec.Struct):
     """What the caches hold, and why prefixes were reused or not."""
 
     pages: Pages
     states: States
+    disk: Disk | None
     blocks: int
     prompt_tokens: int
     cached_tokens: int
@@ -46,6 +60,9 @@ async def show_cache(call: Call[None]) -> CacheReport:
     def count(name: str) -> int:
         return int(stats.get(name, 0))
 
+    disk = None
+    if "disk_bytes" in stats:
+        disk = Disk(**{name: count(f"disk_{name}") for name in Disk.__struct_fields__})
     return CacheReport(
         pages=Pages(
             used=count("pages_used"),
@@ -58,6 +75,7 @@ async def show_cache(call: Call[None]) -> CacheReport:
             free=count("states_free"),
             evictions=count("state_evictions"),
         ),
+        disk=disk,
         blocks=count("prefix_blocks"),
         prompt_tokens=count("prompt_tokens"),
         cached_tokens=count("cached_tokens"),

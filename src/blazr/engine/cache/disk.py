@@ -1,0 +1,424 @@
+"""Pages and states in files, so that what was computed outlives the process.
+
+A file holds the page of one block, or the recurrent state after it. Its name is a hash of all that
+decides its content: the model and how it is computed (`blazr.engine.cache.fingerprint`), the salt,
+and every token up to there. So a name never means two contents, several servers may use one
+directory, and a file that is there need not be written again.
+
+    DIRECTORY/<hash of the model>/<two digits>/<hash of the prefix>.page (or .state)
+
+A file appears whole or not at all, and its content is checked by a hash when it is read. Where
+there is too much, files go in the order of (tokens saved x likelihood of use) / (bytes x time since
+the last use).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from queue import SimpleQueue
+from struct import Struct
+from tempfile import mkstemp
+from typing import NamedTuple, get_args
+
+from blazr.core.errors import ConfigError
+from blazr.engine.block import Node, StateKind
+from blazr.engine.cache.arena import ItemClass
+from blazr.engine.cache.prefix import CHANCES
+
+MOST_WAITING = 2**28  # bytes to be written; what a request leaves beyond that is not kept
+_MAGIC = b"blazrkv1"
+# magic, kind, number of the block in its text, tokens that it saves, bytes and hash of the content
+_HEADER = Struct("<8sB3xIIQ32s")
+_KINDS: tuple[StateKind, ...] = get_args(StateKind)
+_SUFFIXES = {ItemClass.PAGE: ".page", ItemClass.STATE: ".state"}
+_TEMPORARY = ".part"
+_STALE_NS = 3600 * 10**9  # whoever writes a temporary file as old as that has ended
+_KEPT_SHARE = 0.9  # of the limit, after files were deleted
+_PAUSE_S = 60.0  # without writing, after an error such as a full disk
+
+logger = logging.getLogger(__name__)
+
+
+class DiskItem(NamedTuple):
+    """What a file holds.
+
+    Args:
+        cls: A page or a state.
+        name: Hash of all that decides its content, 32 bytes.
+        kind: Why the state is kept; of a page, "end".
+        depth: Blocks up to there.
+        saves: Tokens that need not be computed with it.
+    """
+
+    cls: ItemClass
+    name: bytes
+    kind: StateKind
+    depth: int
+    saves: int
+
+
+@dataclass(slots=True)
+class DiskCounts:
+    """What has happened, for the metrics."""
+
+    read_pages: int = 0
+    read_states: int = 0
+    written: int = 0
+    deleted: int = 0
+    spoiled: int = 0
+    skipped: int = 0
+    errors: int = 0
+
+
+class DiskCache:
+    """Reads the pages and states of earlier processes, and writes this one's.
+
+    Called on the engine's thread. Files are written, marked as used and deleted on another one.
+
+    Args:
+        directory: Where each model has a directory of its own; made if need be.
+        limit: Most bytes of all files there.
+        fingerprint: What the model is, and how it is computed.
+        sizes: Bytes of a page and of a state.
+        read: Gives the content of an item in memory.
+        write: Puts a content into an item in memory.
+
+    Raises:
+        ConfigError: The directory cannot be used, or somebody else could write there.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        limit: int,
+        fingerprint: bytes,
+        sizes: Mapping[ItemClass, int],
+        read: Callable[[ItemClass, int], bytes],
+        write: Callable[[ItemClass, int, bytearray], None],
+    ) -> None:
+        self.counts = DiskCounts()
+        self.num_bytes = 0
+        self._directory = directory
+        self._limit = limit
+        self._sizes = sizes
+        self._read = read
+        self._write = write
+        self._known: set[Path] = set()
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._unmeasured = 0  # bytes written since all files were counted
+        self._num_waiting = 0  # bytes to be written
+        self._written = threading.Condition()
+        self._writes_again_at = 0.0
+        self.use(fingerprint)
+        self._thread = threading.Thread(target=self._work, name="blazr-disk", daemon=True)
+        self._thread.start()
+        self._queue.put(self._measure)
+
+    def use(self, fingerprint: bytes) -> None:
+        """From now on the model is this one.
+
+        Raises:
+            ConfigError: Its directory cannot be used, or somebody else could write there.
+        """
+        self._fingerprint = fingerprint
+        self._own = self._directory / fingerprint.hex()
+        _make_private(self._own)
+
+    def name(self, node: Node) -> bytes:
+        """The name of a block that is in memory, or of a root."""
+        unnamed = []
+        at: Node | None = node
+        while at is not None and not at.name:
+            unnamed.append(at)
+            at = at.parent
+        for each in reversed(unnamed):
+            before = self._fingerprint if each.parent is None else each.parent.name
+            each.name = next_name(before, each.key)
+        return node.name
+
+    def has(self, cls: ItemClass, name: bytes) -> bool:
+        """Whether there is a file."""
+        path = self._path(cls, name)
+        if path not in self._known and path.exists():
+            self._known.add(path)
+        return path in self._known
+
+    def load(self, cls: ItemClass, name: bytes, item: int) -> StateKind | None:
+        """Read a file into memory.
+
+        Args:
+            cls: A page or a state.
+            name: Its name.
+            item: Where in memory it goes.
+
+        Returns:
+            Why the state is kept; None where there is no file, or its content is not what was
+            written: it is deleted then.
+        """
+        path = self._path(cls, name)
+        try:
+            found = _read_file(path, cls, name, self._sizes[cls])
+        except OSError as error:
+            self._known.discard(path)
+            if not isinstance(error, FileNotFoundError):
+                self.counts.errors += 1
+                logger.warning("%s cannot be read: %s", path, error)
+            return None
+        if found is None:
+            logger.warning("%s is spoiled or of another program: it is deleted", path)
+            self.counts.spoiled += 1
+            self._delete(path)
+            return None
+        kind, content = found
+        self._write(cls, item, content)
+        if cls is ItemClass.PAGE:
+            self.counts.read_pages += 1
+        else:
+            self.counts.read_states += 1
+        return kind
+
+    def save(self, what: DiskItem, item: int, *, waits: bool = False) -> None:
+        """Have an item of memory written, unless there is such a file.
+
+        Args:
+            what: What it is.
+            item: Where in memory it is; it is copied at once.
+            waits: Whether to wait while much is to be written; else it is not kept then.
+        """
+        if self.has(what.cls, what.name):
+            return
+        size = self._sizes[what.cls]
+        with self._written:
+            while self._num_waiting + size > max(MOST_WAITING, size):
+                if not waits:
+                    self.counts.skipped += 1
+                    return
+                self._written.wait()
+            self._num_waiting += size
+        path = self._path(what.cls, what.name)
+        self._known.add(path)
+        self._queue.put(partial(self._store, path, what, self._read(what.cls, item)))
+
+    def mark_used(self, names: Iterable[bytes]) -> None:
+        """The files of these names have been used or written: they are worth more than others."""
+        paths = [self._path(cls, name) for name in names for cls in ItemClass]
+        self._queue.put(partial(_touch, paths, time.time_ns()))
+
+    def clear(self) -> None:
+        """Delete this model's files."""
+        self.flush()
+        for path, _ in self._files(self._own):
+            self._delete(path)
+        self._known.clear()
+
+    def flush(self) -> None:
+        """Wait until everything is written."""
+        done = threading.Event()
+        self._queue.put(done.set)
+        done.wait()
+
+    def close(self) -> None:
+        """Wait until everything is written, and end the thread."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def stats(self) -> dict[str, float]:
+        """Figures for the metrics, by name."""
+        counts = self.counts
+        return {
+            "disk_bytes": self.num_bytes,
+            "disk_read_pages": counts.read_pages,
+            "disk_read_states": counts.read_states,
+            "disk_written": counts.written,
+            "disk_deleted": counts.deleted,
+            "disk_spoiled": counts.spoiled,
+            "disk_skipped": counts.skipped,
+            "disk_errors": counts.errors,
+        }
+
+    def _path(self, cls: ItemClass, name: bytes) -> Path:
+        digits = name.hex()
+        return self._own / digits[:2] / (digits + _SUFFIXES[cls])
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            try:
+                job()
+            except Exception:
+                self.counts.errors += 1
+                logger.exception("the cache on disk failed; it goes on")
+
+    def _store(self, path: Path, what: DiskItem, content: bytes) -> None:
+        try:
+            if time.monotonic() >= self._writes_again_at:
+                size = _write_file(path, what, content)
+                self.num_bytes += size
+                self._unmeasured += size
+                self.counts.written += 1
+            else:
+                self._known.discard(path)
+        except OSError as error:
+            self._known.discard(path)
+            self.counts.errors += 1
+            self._writes_again_at = time.monotonic() + _PAUSE_S
+            logger.warning("the cache on disk writes nothing for %d s: %s", _PAUSE_S, error)
+        finally:
+            with self._written:
+                self._num_waiting -= self._sizes[what.cls]
+                self._written.notify()
+        # other processes write there, too
+        if max(self.num_bytes, self._unmeasured / (1 - _KEPT_SHARE)) > self._limit:
+            self._measure()
+
+    def _measure(self) -> None:
+        """Count what is there, of all models and processes; delete what is too much."""
+        files = list(self._files(self._directory))
+        total = sum(found.st_size for _, found in files)
+        if total > self._limit:
+            now_ns = time.time_ns()
+            files.sort(key=lambda file: _worth(file[0], file[1], now_ns))
+            for path, found in files:
+                if total <= _KEPT_SHARE * self._limit:
+                    break
+                self._delete(path)
+                total -= found.st_size
+        self.num_bytes = total
+        self._unmeasured = 0
+
+    def _delete(self, path: Path) -> None:
+        self._known.discard(path)
+        with suppress(OSError):
+            path.unlink()
+            self.counts.deleted += 1
+
+    def _files(self, folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+        """Pages and states below a folder; temporary files that nobody writes are deleted."""
+        for path in folder.rglob("*/*.*"):
+            with suppress(OSError):  # another process may have deleted it
+                found = path.lstat()
+                if path.suffix in _SUFFIXES.values():
+                    yield path, found
+                elif path.suffix == _TEMPORARY and time.time_ns() - found.st_mtime_ns > _STALE_NS:
+                    path.unlink()
+
+
+def next_name(before: bytes, key: bytes) -> bytes:
+    """The name of a block.
+
+    Args:
+        before: Of the block before it; of the first one, the root's; of a root, the fingerprint.
+        key: The block's tokens; of a root, its salt.
+    """
+    return blake2b(key, key=before, digest_size=32).digest()
+
+
+def _digest(what: DiskItem, content: bytes | bytearray) -> bytes:
+    facts = repr((int(what.cls), what.kind, what.depth, what.saves)).encode()
+    digest = blake2b(content, key=what.name, digest_size=32)
+    digest.update(facts)
+    return digest.digest()
+
+
+def _write_file(path: Path, what: DiskItem, content: bytes) -> int:
+    """Write a file, which appears when it is whole; its size in bytes."""
+    header = _HEADER.pack(
+        _MAGIC,
+        _KINDS.index(what.kind),
+        what.depth,
+        what.saves,
+        len(content),
+        _digest(what, content),
+    )
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    place, part = mkstemp(dir=path.parent, suffix=_TEMPORARY)  # for its owner alone
+    try:
+        with os.fdopen(place, "wb") as file:
+            file.write(header)
+            file.write(content)
+        Path(part).replace(path)
+    except OSError:
+        Path(part).unlink(missing_ok=True)
+        raise
+    return len(header) + len(content)
+
+
+def _read_file(
+    path: Path, cls: ItemClass, name: bytes, size: int
+) -> tuple[StateKind, bytearray] | None:
+    """What a file holds; None where that is not what was written under this name."""
+    with path.open("rb") as file:
+        fields = _unpack(file.read(_HEADER.size))
+        if fields is None or fields[3] != size:
+            return None
+        content = bytearray(size)
+        if file.readinto(content) != size or file.read(1):
+            return None
+    kind, depth, saves, _, digest = fields
+    if digest != _digest(DiskItem(cls, name, kind, depth, saves), content):
+        return None
+    return kind, content
+
+
+def _touch(paths: Iterable[Path], now_ns: int) -> None:
+    for path in paths:
+        with suppress(OSError):
+            os.utime(path, ns=(now_ns, now_ns))
+
+
+def _unpack(header: bytes) -> tuple[StateKind, int, int, int, bytes] | None:
+    if len(header) < _HEADER.size:
+        return None
+    magic, number, *rest = _HEADER.unpack(header)
+    if magic != _MAGIC or number >= len(_KINDS):
+        return None
+    depth, saves, size, digest = rest
+    return _KINDS[number], depth, saves, size, digest
+
+
+def _worth(path: Path, found: os.stat_result, now_ns: int) -> tuple[float, int]:
+    """What a file is worth; the first blocks of a text before those that need them."""
+    try:
+        with path.open("rb") as file:
+            fields = _unpack(file.read(_HEADER.size))
+    except OSError:
+        fields = None
+    if fields is None:
+        return 0.0, 0
+    kind, depth, saves, _, _ = fields
+    unused_ns = max(now_ns - found.st_mtime_ns, 10**9)
+    return CHANCES[kind] * saves / (found.st_size * unused_ns), -depth
+
+
+def _make_private(directory: Path) -> None:
+    """Make a directory for its owner alone.
+
+    Raises:
+        ConfigError: It cannot be made, or somebody else could write there.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.stat()
+    except OSError as error:
+        raise ConfigError(
+            "the directory of the cache cannot be used.",
+            found=f"{directory}: {error.strerror}",
+            expected="a directory in which this user may write",
+        ) from error
+    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(
+            "others may write into the directory of the cache, which decides what is replied.",
+            found=f"{directory}, of user {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}",
+            expected=f"of user {os.geteuid()}, writable by nobody else",
+            hint="choose another --cache-dir, or delete it",
+        )

@@ -1,0 +1,182 @@
+"""Prefixes on disk: the same bits as cold or warm, after every way in which a process can end."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+import torch
+
+from blazr import LLM, SamplingParams
+from blazr.llm.async_llm import AsyncLLM
+from blazr.server.config import ServerConfig
+from blazr.server.models import Models, ModelSource
+from tests.support import tiny
+from tests.support.examples import MIXES
+from tests.support.loopback import Loopback, serving_models
+from tests.support.networks import VOCAB, Lab, build_network
+from tests.support.scripted import wait_until
+
+PROMPT = [(7 * place + place * place % 11) % VOCAB for place in range(300)]
+SIZES = {"vocab_size": 1000, "hidden_size": 16, "max_seq_len": 4096}
+KINDS = ("Mamba2", "MlaWithMoe", "Mamba2")
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_cold_warm_and_from_disk_are_the_same_bits(name: str, tmp_path: Path) -> None:
+    model = build_network(MIXES[name], seed=6)
+    first = Lab(model, cache_dir=tmp_path)
+    answers = []
+    for lab in (first, first, Lab(model, cache_dir=tmp_path)):
+        asked = lab.ask(PROMPT)
+        lab.run()
+        answers.append((*lab.answer(asked), lab.cached[asked]))
+        if len(answers) == 2:
+            first.engine.close()
+    lab.engine.close()
+    cold, warm, from_disk = answers
+    assert cold[0] == warm[0] == from_disk[0]
+    assert torch.equal(cold[1], warm[1])
+    assert torch.equal(cold[1], from_disk[1])
+    assert (cold[2], warm[2], from_disk[2]) == (0, 256, 256)
+
+
+def test_a_text_that_goes_on_or_parts(tmp_path: Path) -> None:
+    """States at turns outlive the process, too, and those between them where it ended in order."""
+    model = build_network(MIXES["hybrid"], seed=6)
+    lab = Lab(model, cache_dir=tmp_path)
+    lab.ask(PROMPT, anchors=(130,))
+    lab.run()
+    lab.memory.disk.flush()  # as if it had been killed after that
+    for at, cached in ((130, 128), (299, 256), (200, 128)):
+        other = Lab(model, cache_dir=tmp_path)
+        asked = other.ask([*PROMPT[:at], (PROMPT[at] + 1) % VOCAB, *PROMPT[:50]])
+        other.run()
+        other.memory.disk.flush()
+        assert other.cached[asked] == cached
+    lab.engine.close()
+    last = Lab(model, cache_dir=tmp_path)
+    asked = last.ask([*PROMPT[:250], (PROMPT[250] + 1) % VOCAB])
+    last.run()
+    assert last.cached[asked] == 192, "a state between the turns"
+    last.engine.close()
+
+
+def test_scored_prompts_are_computed(tmp_path: Path) -> None:
+    params = SamplingParams(max_tokens=4, temperature=0, prompt_logprobs=1, logprobs=2)
+    text = "Once upon a time there was a little girl who liked the sun. " * 12
+    found = []
+    for _ in range(2):
+        with LLM(cache_dir=str(tmp_path)) as llm:
+            plain = llm.generate([text], SamplingParams(max_tokens=4, temperature=0, logprobs=2))[0]
+            scored = llm.generate([text], params)[0]
+            found.append((plain.token_ids, plain.logprobs, scored.prompt_logprobs))
+            cached = plain.usage.cached_tokens
+    assert found[0] == found[1]
+    assert cached > 100
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two checkpoints of one network."""
+    place = tmp_path_factory.mktemp("shelf")
+    for name, seed in (("old", 1), ("new", 2)):
+        tiny.save(tiny.Tiny(layers=KINDS, **SIZES), place / name, seed=seed)
+    return place
+
+
+@contextmanager
+def served(shelf: Path, cache_dir: Path) -> Iterator[Loopback]:
+    def load() -> AsyncLLM:
+        path = str(shelf / "old")
+        return AsyncLLM(path, device="cpu", memory="24MiB", max_running=4, cache_dir=str(cache_dir))
+
+    models = Models(
+        [ModelSource(name="m", open=load)],
+        ServerConfig(host="127.0.0.1", port=0, api_keys=("k", "other"), weights_dir=shelf),
+    )
+    with serving_models(models) as running:
+        running.client.headers["Authorization"] = "Bearer k"
+        yield running
+
+
+def ask(running: Loopback, **more: str) -> tuple[list[int], int]:
+    body = {"prompt": list(range(200)), "n_predict": 8, "temperature": 0, "return_tokens": True}
+    reply = running.client.post("/completion", json=body | {"ignore_eos": True}, headers=more)
+    assert reply.is_success, reply.text
+    return reply.json()["tokens"], reply.json()["tokens_cached"]
+
+
+def test_a_server_that_sleeps_loses_nothing(shelf: Path, tmp_path: Path) -> None:
+    with served(shelf, tmp_path) as running:
+        told, cached = ask(running)
+        assert cached == 0
+        for command in ("/sleep", "/wake_up"):
+            assert running.client.post(command, json={}).is_success
+        assert ask(running) == (told, 192)
+        assert ask(running, Authorization="Bearer other") == (told, 0), "another tenant"
+        found = running.client.get("/debug/cache").json()["disk"]
+        assert found["read_pages"] == 3
+        assert found["read_states"] == 1
+        assert found["bytes"] > 0
+        assert "blazr_engine_disk_read_pages_total" in running.client.get("/metrics").text
+    with served(shelf, tmp_path) as running:
+        assert ask(running) == (told, 192)
+        assert running.client.post("/reset_prefix_cache", json={}).is_success
+        assert ask(running) == (told, 0), "what was reset is not on disk either"
+
+
+def test_other_weights_find_nothing(shelf: Path, tmp_path: Path) -> None:
+    with served(shelf, tmp_path) as running:
+        told = ask(running)[0]
+        changed = running.client.post("/update_weights", json={"path": "new"})
+        assert changed.is_success, changed.text
+        other, cached = ask(running)
+        assert other != told
+        assert cached == 0
+    with served(shelf, tmp_path) as running:
+        assert ask(running)[0] == told
+
+
+@contextmanager
+def killed_server(cache_dir: Path) -> Iterator[httpx2.Client]:
+    """A client of a server that is killed at the end."""
+    command = [sys.executable, "-m", "blazr", "serve", "nano", "--port", "0", "--cpu"]
+    with subprocess.Popen(
+        [*command, "--cache-dir", str(cache_dir), "--cache-disk", "1GiB"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ.copy(),  # noqa: TID251  (what a user's shell passes on)
+    ) as process:
+        assert process.stderr is not None
+        found = None
+        while found is None:
+            line = process.stderr.readline()
+            assert line, "the server ended"
+            found = re.search(r"on http://0\.0\.0\.0:(\d+)", line)
+        try:
+            with httpx2.Client(base_url=f"http://127.0.0.1:{found[1]}", timeout=60) as client:
+                yield client
+        finally:
+            process.kill()
+
+
+def test_a_server_that_is_killed(tmp_path: Path) -> None:
+    text = "Once upon a time there was a little girl. " * 40
+    body = {"prompt": text, "max_tokens": 8, "temperature": 0}
+    replies = []
+    for _ in range(2):
+        with killed_server(tmp_path) as client:
+            replies.append(client.post("/v1/completions", json=body).json())
+            # what a reply has computed is written behind it
+            wait_until(lambda: client.get("/debug/cache").json()["disk"]["bytes"] > 0)
+    first, second = replies
+    assert first["choices"] == second["choices"]
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64
