@@ -20,7 +20,7 @@ from blazr.server.config import ServerConfig
 from blazr.server.models import Models, ModelSource
 from tests.support import tiny
 from tests.support.examples import MIXES
-from tests.support.loopback import Loopback, serving_models
+from tests.support.loopback import Loopback, serving, serving_models
 from tests.support.networks import VOCAB, Lab, build_network
 from tests.support.scripted import wait_until
 
@@ -54,12 +54,12 @@ def test_a_text_that_goes_on_or_parts(tmp_path: Path) -> None:
     lab = Lab(model, cache_dir=tmp_path)
     lab.ask(PROMPT, anchors=(130,))
     lab.run()
-    lab.memory.disk.flush()  # as if it had been killed after that
+    lab.memory.disk.files.flush()  # as if it had been killed after that
     for at, cached in ((130, 128), (299, 256), (200, 128)):
         other = Lab(model, cache_dir=tmp_path)
         asked = other.ask([*PROMPT[:at], (PROMPT[at] + 1) % VOCAB, *PROMPT[:50]])
         other.run()
-        other.memory.disk.flush()
+        other.memory.disk.files.flush()
         assert other.cached[asked] == cached
     lab.engine.close()
     last = Lab(model, cache_dir=tmp_path)
@@ -168,6 +168,11 @@ def killed_server(cache_dir: Path) -> Iterator[httpx2.Client]:
             process.kill()
 
 
+def is_written(cache: dict) -> bool:
+    """Whether pages and a state are on disk: they are written behind a reply."""
+    return cache["disk"]["written"] > cache["blocks"] or cache["disk"]["read_states"] > 0
+
+
 def test_a_server_that_is_killed(tmp_path: Path) -> None:
     text = "Once upon a time there was a little girl. " * 40
     body = {"prompt": text, "max_tokens": 8, "temperature": 0}
@@ -175,8 +180,50 @@ def test_a_server_that_is_killed(tmp_path: Path) -> None:
     for _ in range(2):
         with killed_server(tmp_path) as client:
             replies.append(client.post("/v1/completions", json=body).json())
-            # what a reply has computed is written behind it
-            wait_until(lambda: client.get("/debug/cache").json()["disk"]["bytes"] > 0)
+            wait_until(lambda: is_written(client.get("/debug/cache").json()))
     first, second = replies
     assert first["choices"] == second["choices"]
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64
+
+
+def test_slots_are_saved_and_restored(shelf: Path, tmp_path: Path) -> None:
+    def use(running: Loopback, query: str, **body: str) -> dict:
+        reply = running.client.post(f"/slots/{query}", json=body)
+        assert reply.is_success, reply.text
+        return reply.json()
+
+    with served(shelf, tmp_path) as running:
+        told = ask(running)[0]
+        saved = use(running, "0?action=save", filename="chat.bin")
+        assert saved["timings"].pop("save_ms") >= 0
+        assert saved == {"id_slot": 0, "filename": "chat.bin", "n_saved": 192, "timings": {}}
+        assert use(running, "0?action=erase") == {"id_slot": 0, "n_erased": 207}
+        for query, body, param in (
+            ("0?action=save", {"filename": "chat.bin"}, "id"),  # it was erased
+            ("4?action=erase", {}, "id"),
+            ("-1?action=erase", {}, "id"),
+            ("x?action=erase", {}, "id"),
+            ("0?action=save", {}, "filename"),
+            ("0?action=save", {"filename": "../chat.bin"}, "filename"),
+            ("0?action=restore", {"filename": "other.bin"}, "filename"),
+            ("0?action=sing", {}, "action"),
+            ("0", {}, "action"),
+        ):
+            refused = running.client.post(f"/slots/{query}", json=body)
+            assert refused.status_code == 400, query
+            assert refused.json()["error"]["param"] == param, query
+    with served(shelf, tmp_path) as running:
+        restored = use(running, "2?action=restore", filename="chat.bin")
+        assert restored["n_restored"] == 192
+        assert running.client.get("/debug/cache").json()["blocks"] == 3
+        assert ask(running) == (told, 192)
+
+
+def test_slots_need_a_directory(shelf: Path) -> None:
+    core = LLM(str(shelf / "old"), device="cpu", memory="24MiB").core
+    with serving(core, api_keys=("k",), admin_api_keys=("a",)) as running:
+        for key, status in (("k", 401), ("a", 400)):
+            headers = {"Authorization": f"Bearer {key}"}
+            refused = running.client.post("/slots/0?action=erase", json={}, headers=headers)
+            assert refused.status_code == status
+        assert "--cache-dir" in refused.json()["error"]["message"]

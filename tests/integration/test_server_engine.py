@@ -30,8 +30,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def server(path: Path) -> Iterator[Loopback]:
-    options = LoadOptions(str(path), device="cpu", memory="24MiB", max_running=4)
+def server(path: Path, tmp_path: Path) -> Iterator[Loopback]:
+    options = LoadOptions(
+        str(path), device="cpu", memory="24MiB", max_running=4, cache_dir=str(tmp_path)
+    )
     with serving(load_text_engine(options)) as running:
         yield running
 

@@ -143,13 +143,17 @@ class ScriptedEngine:
             Running(
                 request_id=each.request_id,
                 index=index,
+                slot=slot,
                 num_prompt_tokens=len(each.request.prompt_ids),
                 num_computed_tokens=len(each.request.prompt_ids) + each.place,
                 num_output_tokens=each.place,
                 max_tokens=self._most(each.request),
             )
-            for each in list(self._running.values())
-            for index in sorted(each.waiting)
+            for slot, (each, index) in enumerate(
+                (each, index)
+                for each in list(self._running.values())
+                for index in sorted(each.waiting)
+            )
         ]
 
     def pause(self, *, finishes: bool) -> Future[None]:

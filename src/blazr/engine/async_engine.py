@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from blazr.core.errors import CapacityError, EngineError, RequestError
 from blazr.core.log import TRACE
 from blazr.engine.engine import Engine
-from blazr.engine.outputs import FinishReason, Running, TokenOutput
+from blazr.engine.outputs import FinishReason, Running, SlotAction, TokenOutput
 from blazr.engine.pacing import Pacing
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
@@ -208,6 +208,15 @@ class AsyncEngine:
             EngineError: The engine is closed.
         """
         return self.call(lambda: self._engine.scheduler.forget_prefixes(restarts=restarts))
+
+    def use_slot(self, action: SlotAction, slot: int, name: str) -> int:
+        """Save, restore or forget what was last computed in a slot; see `Engine.use_slot`.
+
+        Raises:
+            EngineError: The engine is closed.
+            RequestError: It cannot be done.
+        """
+        return self.call(lambda: self._engine.use_slot(action, slot, name))
 
     def replace_model(self, model: nn.Module) -> None:
         """Go on with a network of the same config and other weights, between two steps.

@@ -57,3 +57,11 @@ class Node:
     scores: NDArray[np.float32] | None = None
     next_id: int = -1
     name: bytes = b""
+
+    def ancestor(self, depth: int) -> Node:
+        """The block on the way to this one that is so many blocks from the root."""
+        node = self
+        while node.depth > depth:
+            assert node.parent is not None
+            node = node.parent
+        return node

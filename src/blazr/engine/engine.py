@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from blazr.core.errors import ContextLengthError, RequestError
 from blazr.engine.cache.arena import ItemClass
 from blazr.engine.constraint import Constraint, advance
-from blazr.engine.outputs import FinishReason, Running, TokenLogprobs, TokenOutput
+from blazr.engine.outputs import FinishReason, Running, SlotAction, TokenLogprobs, TokenOutput
 from blazr.engine.request import Request
 from blazr.engine.runner import StepResult
 from blazr.engine.sampling.sampler import Sampled
@@ -235,12 +235,41 @@ class Engine:
         figures |= {f"reuse_{reason}": n for reason, n in did.reuse.copy().items()}
         figures |= {f"finished_{reason}": n for reason, n in counts.finished.copy().items()}
         if memory.disk is not None:
-            figures |= memory.disk.stats()
+            figures |= memory.disk.files.stats()
         return figures
 
     def close(self) -> None:
         """Write to disk what is to be found after the next start."""
         self.scheduler.memory.close()
+
+    def use_slot(self, action: SlotAction, slot: int, name: str) -> int:
+        """Save what the last reply in a slot had computed, bring it back, or forget it.
+
+        Args:
+            action: Which of these.
+            slot: Place of a reply, as `Running` has it.
+            name: What it is saved as.
+
+        Returns:
+            Tokens saved, restored or forgotten.
+
+        Raises:
+            RequestError: There is no disk, no such slot, or nothing of that name.
+        """
+        memory = self.scheduler.memory
+        if memory.disk is None:
+            hint = "start with --cache-dir DIR"
+            raise RequestError("slots are not saved here.", param="action", hint=hint)
+        if slot not in range(memory.shape.max_running):
+            expected = f"0 to {memory.shape.max_running - 1}"
+            raise RequestError(
+                "there is no such slot.", param="id", found=str(slot)[:50], expected=expected
+            )
+        if action == "erase":
+            return memory.disk.erase_slot(slot)
+        if action == "save":
+            return memory.disk.save_slot(slot, name)
+        return memory.disk.restore_slot(slot, name)
 
     def running(self) -> list[Running]:
         """How far the replies have come that are computed now."""
@@ -248,6 +277,7 @@ class Engine:
             Running(
                 request_id=each.request_id,
                 index=each.index,
+                slot=each.run_slot or 0,
                 num_prompt_tokens=each.num_prompt,
                 num_computed_tokens=each.computed,
                 num_output_tokens=each.num_output,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 
 class FinishReason(StrEnum):
@@ -32,6 +33,10 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
+SlotAction = Literal["save", "restore", "erase"]
+"""What is done with what the last reply in a slot had computed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
     """How far a reply has come.
@@ -39,6 +44,7 @@ class Running:
     Args:
         request_id: The engine's id of the request.
         index: Which of the request's replies.
+        slot: Which of the places for replies it has.
         num_prompt_tokens: Tokens of the prompt.
         num_computed_tokens: Tokens, of prompt and reply, that are in memory.
         num_output_tokens: Tokens of the reply.
@@ -47,6 +53,7 @@ class Running:
 
     request_id: int
     index: int
+    slot: int
     num_prompt_tokens: int
     num_computed_tokens: int
     num_output_tokens: int

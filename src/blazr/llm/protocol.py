@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from blazr.engine.outputs import Running, TokenOutput
+from blazr.engine.outputs import Running, SlotAction, TokenOutput
 from blazr.engine.request import Request
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ class EngineProtocol(Protocol):
 
     def forget_prefixes(self, *, restarts: bool = False) -> int:
         """Forget what prompts have left for others; how many blocks that were."""
+
+    def use_slot(self, action: SlotAction, slot: int, name: str) -> int:
+        """Save, restore or forget what was last computed in a slot; how many tokens."""
 
     def replace_model(self, model: nn.Module) -> None:
         """Go on with other weights of the same shape."""

@@ -8,7 +8,7 @@ import hmac
 import logging
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from time import monotonic
 
@@ -131,10 +131,8 @@ class AuthMiddleware:
         # a server for this machine alone and without a key answers to no other name
         config = state.config
         self._is_local = config.host in LOOPBACK and not config.uds and not config.api_keys
-        self._open_paths = open_paths
-        # a path with a parameter opens all that begins like it
-        self._open_prefixes = tuple(path.partition("{")[0] for path in open_paths if "{" in path)
-        self._command_paths = command_paths
+        self._is_open = _matches(open_paths)
+        self._is_command = _matches(command_paths)
         # the keys themselves are not looked at again
         self._admins = [_digest(key) for key in config.admin_api_keys]
         self._digests = [_digest(key) for key in config.api_keys]
@@ -155,8 +153,8 @@ class AuthMiddleware:
         if scope["method"] == "POST":
             _check_site(headers, self._state.config)
         path = scope["path"]
-        if path not in self._open_paths and not path.startswith(self._open_prefixes):
-            scope["tenant"] = self._check_key(headers, commands=path in self._command_paths)
+        if not self._is_open(path):
+            scope["tenant"] = self._check_key(headers, commands=self._is_command(path))
             if self._state.is_draining:
                 raise HttpError(
                     503, "the server is stopping.", code="stopping", headers={"Retry-After": "5"}
@@ -191,6 +189,12 @@ class AuthMiddleware:
                 headers={"WWW-Authenticate": "Bearer"},
             )
         return digest.hex()
+
+
+def _matches(paths: Collection[str]) -> Callable[[str], bool]:
+    """Whether a path is one of these; one with a parameter stands for all that begin like it."""
+    prefixes = tuple(path.partition("{")[0] for path in paths if "{" in path)
+    return lambda path: path in paths or path.startswith(prefixes)
 
 
 def _digest(key: str) -> bytes:

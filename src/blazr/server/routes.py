@@ -120,6 +120,7 @@ _ROWS = (
     _LlamaCpp("POST", "/completions", completion.complete),
     Route("GET", "/props", props.show_props, needs_model=True),
     Route("GET", "/slots", slots.show_slots, needs_model=True),
+    Route("POST", "/slots/{id}", slots.use_slot, is_command=True),
     _LlamaCpp("POST", "/infill", infill.infill),
     _LlamaCpp("POST", "/v1/infill", infill.infill),
     Route("POST", "/tokenize", tokens.tokenize),

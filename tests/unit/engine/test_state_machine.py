@@ -81,21 +81,28 @@ class EngineMachine(RuleBasedStateMachine):
     def start(self) -> None:
         """Begin with empty memory, beside what is on disk."""
         shape, budget, prefix_cache = self.parts
-        self.memory = CacheManager(shape, prefix_cache=prefix_cache)
-        self.model = FakeModel(self.memory, self.bugs)
-        self.model.cursed = self.cursed
-        if self.directory is not None:
-            self.memory.disk = PromptDisk(
+        self.disk = None
+        if self.directory is not None and prefix_cache:
+            self.disk = PromptDisk(
                 self.directory,
                 limit=2**30,
                 fingerprint=b"model",
                 sizes=dict.fromkeys(ItemClass, ITEM_BYTES),
-                read=self.model.read,
-                write=self.model.write,
+                read=self.read_item,
+                write=self.write_item,
             )
+        self.memory = CacheManager(shape, prefix_cache=prefix_cache, disk=self.disk)
+        self.model = FakeModel(self.memory, self.bugs)
+        self.model.cursed = self.cursed
         plant(self.memory, self.bugs)
         self.scheduler = Scheduler(self.memory, token_budget=budget)
         self.engine = Engine(self.scheduler, self.model.execute, vocab_size=VOCAB, max_seq_len=64)
+
+    def read_item(self, cls: ItemClass, item: int) -> bytes:
+        return self.model.read(cls, item)
+
+    def write_item(self, cls: ItemClass, item: int, content: bytearray) -> None:
+        self.model.write(cls, item, content)
 
     @rule(which=st.integers(0, 9), place=st.integers(0, 400))
     def restart(self, which, place):
@@ -255,8 +262,9 @@ class EngineMachine(RuleBasedStateMachine):
         try:
             self.check_end()
         finally:
+            if self.disk is not None:
+                self.disk.close()
             if self.directory is not None:
-                self.memory.disk.close()
                 rmtree(self.directory)
 
     def check_end(self) -> None:
@@ -363,13 +371,13 @@ def free_thinned_checkpoint(memory: CacheManager) -> None:
 
 def write_another_item(memory: CacheManager) -> None:
     if memory.disk is not None:
-        save = memory.disk.save
-        memory.disk.save = lambda what, item, **more: save(what, max(item - 1, 0), **more)
+        save = memory.disk.files.save
+        memory.disk.files.save = lambda what, item, **more: save(what, max(item - 1, 0), **more)
 
 
 def name_blocks_by_their_own_tokens(memory: CacheManager) -> None:
     if memory.disk is not None:
-        memory.disk.name = lambda node: (
+        memory.disk.files.name = lambda node: (
             b"model" if node.parent is None else next_name(b"model", node.key)
         )
 
@@ -377,16 +385,16 @@ def name_blocks_by_their_own_tokens(memory: CacheManager) -> None:
 def trust_files(memory: CacheManager) -> None:
     if memory.disk is None:
         return
-    write = memory.disk._write
+    write = memory.disk.files._write
 
     def load_unchecked(cls, name, item):
-        path = memory.disk._path(cls, name)
+        path = memory.disk.files._path(cls, name)
         if path.exists():
             write(cls, item, path.read_bytes()[-ITEM_BYTES:])
             return "end"
         return None
 
-    memory.disk.load = load_unchecked
+    memory.disk.files.load = load_unchecked
 
 
 # ways in which real engines were broken; those without a function are planted in the fake model

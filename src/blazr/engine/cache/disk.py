@@ -14,11 +14,13 @@ the last use).
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import stat
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -42,6 +44,7 @@ _HEADER = Struct("<8sB3xIIQ32s")
 _KINDS: tuple[StateKind, ...] = get_args(StateKind)
 _SUFFIXES = {ItemClass.PAGE: ".page", ItemClass.STATE: ".state"}
 _TEMPORARY = ".part"
+_TEXTS = "texts"
 _STALE_NS = 3600 * 10**9  # whoever writes a temporary file as old as that has ended
 _KEPT_SHARE = 0.9  # of the limit, after files were deleted
 _PAUSE_S = 60.0  # without writing, after an error such as a full disk
@@ -215,6 +218,25 @@ class DiskCache:
         paths = [self._path(cls, name) for name in names for cls in ItemClass]
         self._queue.put(partial(_touch, paths, time.time_ns()))
 
+    def save_text(self, name: str, tokens: array[int], salt: str) -> None:
+        """Keep a text's tokens under a name, at once; it is no cache, and never deleted.
+
+        Raises:
+            OSError: The disk is full, or the like.
+        """
+        (self._own / _TEXTS).mkdir(mode=0o700, exist_ok=True)
+        _write_whole(self._own / _TEXTS / name, json.dumps([tokens.tolist(), salt]).encode())
+
+    def load_text(self, name: str) -> tuple[array[int], str]:
+        """The tokens and the salt that were kept under a name.
+
+        Raises:
+            OSError: There is nothing of that name.
+            ValueError: It is not what was written.
+        """
+        tokens, salt = json.loads((self._own / _TEXTS / name).read_bytes())
+        return array("i", tokens), str(salt)
+
     def clear(self) -> None:
         """Delete this model's files."""
         self.flush()
@@ -341,16 +363,19 @@ def _write_file(path: Path, what: DiskItem, content: bytes) -> int:
         _digest(what, content),
     )
     path.parent.mkdir(mode=0o700, exist_ok=True)
+    _write_whole(path, header, content)
+    return len(header) + len(content)
+
+
+def _write_whole(path: Path, *parts: bytes) -> None:
     place, part = mkstemp(dir=path.parent, suffix=_TEMPORARY)  # for its owner alone
     try:
         with os.fdopen(place, "wb") as file:
-            file.write(header)
-            file.write(content)
+            file.writelines(parts)
         Path(part).replace(path)
     except OSError:
         Path(part).unlink(missing_ok=True)
         raise
-    return len(header) + len(content)
 
 
 def _read_file(

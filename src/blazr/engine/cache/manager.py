@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from blazr.engine.block import NO_PAGE, Node, StateKind
 from blazr.engine.cache.arena import Arena, ItemClass, OutOfMemoryError
 from blazr.engine.cache.block_tables import BlockTables
-from blazr.engine.cache.disk import DiskCache, DiskItem, next_name
+from blazr.engine.cache.disk import DiskCache
+from blazr.engine.cache.disk_prefixes import DiskPrefixes
 from blazr.engine.cache.prefix import PrefixTrie
 from blazr.engine.scores import is_enough, known_scores, knows_next
 from blazr.engine.sequence import Fork, Sequence
@@ -74,7 +75,7 @@ class CacheManager:
     Args:
         shape: Sizes of the pools.
         prefix_cache: Whether prefixes of earlier requests are reused.
-        disk: Where they are kept beyond this process, if anywhere.
+        disk: Files in which they are kept beyond this process, if anywhere.
     """
 
     def __init__(
@@ -82,13 +83,15 @@ class CacheManager:
     ) -> None:
         self.shape = shape
         self.prefix_cache = prefix_cache
-        self.disk = disk
         self.arena = Arena(
             shape.num_superpages,
             per=(shape.pages_per_superpage, shape.states_per_superpage),
             floor=shape.floor,
         )
         self.trie = PrefixTrie(self.arena, grid=shape.grid, has_states=shape.has_states)
+        self.disk: DiskPrefixes | None = None
+        if prefix_cache and disk is not None:
+            self.disk = DiskPrefixes(disk, self.trie, self._allocate, has_pages=shape.has_pages)
         if shape.has_states:
             # sequences at position 0 read their state from here, so that kernels need no branch
             zero = self.arena.allocate(ItemClass.STATE)
@@ -109,7 +112,7 @@ class CacheManager:
         sequence.scores = [None] if wants_scores else None
         reads_prefix = self.reads_prefix(sequence)
         if reads_prefix and self.disk is not None and not wants_scores:  # there are none on disk
-            self._read_back(self.disk, sequence)
+            self.disk.read(sequence.tokens, salt)
         sequence.node = trie.root(salt)
         if reads_prefix:
             path, matched, usable = self._match(sequence)
@@ -239,8 +242,9 @@ class CacheManager:
         if sequence.checkpoint is not None and publish:
             self._keep_state(sequence, sequence.checkpoint_length, sequence.checkpoint, "end")
         self._release_checkpoint(sequence)
-        if publish and sequence.num_output:  # a token was drawn, so its numbers are finite
-            self._write_behind(sequence.node)
+        # once a token was drawn, the numbers are known to be finite
+        if self.disk is not None and publish and sequence.num_output:
+            self.disk.write(sequence)
         for page in sequence.pages:
             self.arena.release(ItemClass.PAGE, page)
         self.trie.unlock(sequence.node)
@@ -262,13 +266,11 @@ class CacheManager:
         """Forget every prefix that no running sequence uses, in memory and on disk."""
         self.trie.forget(None)
         if self.disk is not None:
-            self.disk.clear()
+            self.disk.files.clear()
 
     def close(self) -> None:
         """Write what is worth keeping beyond this process."""
         if self.disk is not None:
-            for node in self.trie.nodes():
-                self._save(self.disk, node, waits=True)
             self.disk.close()
 
     def usable_prefix(self, sequence: Sequence) -> int:
@@ -354,89 +356,6 @@ class CacheManager:
             if not sequence.num_preemptions:
                 sequence.resumed_at = node.state_kind
 
-    def _read_back(self, disk: DiskCache, sequence: Sequence) -> None:
-        """Read from disk what of a prompt is not in memory, as far as it could be resumed."""
-        trie, grid = self.trie, self.shape.grid
-        match = trie.match(sequence.tokens, sequence.request.cache_salt)
-        node = match.path[-1] if match.path else trie.root(sequence.request.cache_salt)
-        names = [disk.name(each) for each in match.path]
-        before = disk.name(node)
-        for block in range(len(names), (len(sequence.tokens) - 1) // grid):
-            before = next_name(before, trie.block_key(sequence.tokens, block))
-            if self.shape.has_pages and not disk.has(ItemClass.PAGE, before):
-                break
-            names.append(before)
-        trie.lock(node)
-        depth = len(names)
-        while depth > match.usable:
-            if self.shape.has_states and not disk.has(ItemClass.STATE, names[depth - 1]):
-                depth -= 1
-                continue
-            while node.depth < depth:
-                key = trie.block_key(sequence.tokens, node.depth)
-                child = self._read_block(disk, node, key, names[node.depth])
-                if child is None:
-                    break
-                trie.lock_child(child)
-                node = child
-            if node.depth >= depth and self._read_state(disk, _ancestor(node, depth)):
-                break
-            depth = min(node.depth, depth - 1)
-        trie.unlock(node)
-
-    def _read_block(self, disk: DiskCache, parent: Node, key: bytes, name: bytes) -> Node | None:
-        """Read the page of a block and publish it; None where that cannot be done."""
-        if not self.shape.has_pages:
-            return self.trie.insert(parent, key, NO_PAGE)
-        try:
-            page = self._allocate(ItemClass.PAGE)
-        except OutOfMemoryError:
-            return None
-        is_read = disk.load(ItemClass.PAGE, name, page) is not None
-        node = self.trie.insert(parent, key, page) if is_read else None
-        self.arena.release(ItemClass.PAGE, page)
-        return node
-
-    def _read_state(self, disk: DiskCache, node: Node) -> bool:
-        """Read the recurrent state after a block, where the model has any."""
-        if not self.shape.has_states:
-            return True
-        try:
-            slot = self._allocate(ItemClass.STATE)
-        except OutOfMemoryError:
-            return False
-        kind = disk.load(ItemClass.STATE, disk.name(node), slot)
-        if kind is not None:
-            self.trie.put_state(node, slot, kind)
-        self.arena.release(ItemClass.STATE, slot)
-        return kind is not None
-
-    def _write_behind(self, node: Node) -> None:
-        """Keep a text on disk: its pages, and the states that later prompts are likely to need."""
-        disk = self.disk
-        if disk is None or not self.prefix_cache:
-            return
-        path: list[Node] = []
-        while node.parent is not None:
-            path.append(node)
-            node = node.parent
-        for each in reversed(path):
-            # of the states at growing distances only a few will ever be needed; `close` keeps them
-            self._save(disk, each, keeps_state=each.state_kind != "geometric")
-        disk.mark_used([disk.name(each) for each in path])
-
-    def _save(
-        self, disk: DiskCache, node: Node, *, keeps_state: bool = True, waits: bool = False
-    ) -> None:
-        name = disk.name(node)
-        if self.shape.has_pages:
-            page = DiskItem(ItemClass.PAGE, name, "end", node.depth, self.shape.grid)
-            disk.save(page, node.page, waits=waits)
-        if node.state is not None and keeps_state:
-            saved = self.trie.saved_tokens(node)
-            state = DiskItem(ItemClass.STATE, name, node.state_kind, node.depth, saved)
-            disk.save(state, node.state, waits=waits)
-
     def _publish(self, sequence: Sequence) -> None:
         if not self.prefix_cache:
             return
@@ -459,7 +378,7 @@ class CacheManager:
         node = sequence.node
         if node is None or node.depth < depth or not depth:
             return
-        self.trie.put_state(_ancestor(node, depth), slot, kind)
+        self.trie.put_state(node.ancestor(depth), slot, kind)
 
     def _thin_states(self, sequence: Sequence) -> None:
         """Drop those of a growing reply's states that its new end leaves too close together."""
@@ -510,14 +429,6 @@ class CacheManager:
         if sequence.checkpoint is not None:
             self.arena.release(ItemClass.STATE, sequence.checkpoint)
             sequence.checkpoint = None
-
-
-def _ancestor(node: Node, depth: int) -> Node:
-    """The block that lies so deep on the way to a node."""
-    while node.depth > depth:
-        assert node.parent is not None
-        node = node.parent
-    return node
 
 
 def geometric_blocks(count: int) -> set[int]:

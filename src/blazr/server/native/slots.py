@@ -1,10 +1,16 @@
-"""``GET /slots``: what runs, as llama.cpp's server tells it; in numbers, without any text."""
+"""``/slots`` of llama.cpp's server: what runs, in numbers, and saving what was computed."""
 
 from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from blazr.core.errors import RequestError
+from blazr.engine.outputs import SlotAction
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
 
@@ -45,7 +51,8 @@ async def show_slots(call: Call[SlotsQuery]) -> list[Slot]:
     if call.body.fail_on_no_slot and not num_free:
         raise HttpError(503, "no slot is free.", code="no_slot", headers={"Retry-After": "1"})
     slots = [Slot(id=index, n_ctx=context) for index in range(len(running) + num_free)]
-    for slot, reply in zip(slots, running, strict=False):
+    for reply in running:
+        slot = slots[reply.slot]
         num_left = reply.max_tokens - reply.num_output_tokens
         slot.is_processing = True
         slot.id_task = reply.request_id
@@ -53,3 +60,56 @@ async def show_slots(call: Call[SlotsQuery]) -> list[Slot]:
         slot.n_prompt_tokens_processed = min(reply.num_computed_tokens, reply.num_prompt_tokens)
         slot.next_token = [NextToken(num_left > 0, num_left, reply.num_output_tokens)]
     return slots
+
+
+class SlotBody(msgspec.Struct, kw_only=True):
+    """What is done with what a slot's last reply had computed, and what it is saved as."""
+
+    action: SlotAction | None = None
+    filename: Annotated[str, msgspec.Meta(pattern=r"^\w[\w. -]{0,99}$")] | None = None
+    model: str | None = None
+
+
+class SlotTimings(msgspec.Struct):
+    """How long it took."""
+
+    save_ms: float | UnsetType = UNSET
+    restore_ms: float | UnsetType = UNSET
+
+
+class SlotUsed(msgspec.Struct, kw_only=True):
+    """How many tokens were saved, restored or forgotten."""
+
+    id_slot: int
+    filename: str | UnsetType = UNSET
+    n_saved: int | UnsetType = UNSET
+    n_restored: int | UnsetType = UNSET
+    n_erased: int | UnsetType = UNSET
+    timings: SlotTimings | UnsetType = UNSET
+
+
+async def use_slot(call: Call[SlotBody]) -> SlotUsed:
+    """Save what the last reply in a slot had computed in ``--cache-dir``, restore or forget it."""
+    body = call.body
+    if body.action is None:
+        raise RequestError(
+            "there is no action.", param="action", expected="save, restore or erase, in the query"
+        )
+    if body.action != "erase" and body.filename is None:
+        raise RequestError(
+            "there is no file name.", param="filename", expected='{"filename": "a name"}'
+        )
+    digits = call.path["id"]
+    slot = int(digits) if digits.isdecimal() and len(digits) < 10 else -1
+    started = monotonic()
+    engine = call.service.llm.core.engine
+    count = await asyncio.to_thread(engine.use_slot, body.action, slot, body.filename or "")
+    took_ms = 1000 * (monotonic() - started)
+    if body.action == "erase":
+        return SlotUsed(id_slot=slot, n_erased=count)
+    used = SlotUsed(id_slot=slot, filename=body.filename or "")
+    if body.action == "save":
+        used.n_saved, used.timings = count, SlotTimings(save_ms=took_ms)
+    else:
+        used.n_restored, used.timings = count, SlotTimings(restore_ms=took_ms)
+    return used
