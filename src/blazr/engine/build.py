@@ -61,6 +61,7 @@ def build_engine(
             vocab_size=model.config.vocab_size,
             max_seq_len=max_seq_len,
             context_is_hard=shape.has_pages,
+            context_shift=config.context_shift,
             length_class=model.config.length_class,
         )
 

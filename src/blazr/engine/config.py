@@ -22,6 +22,8 @@ class EngineConfig:
         memory: Memory for caches: a size (8GiB), a share of what is free (0.6), or auto.
         max_seq_len: Lower the context to this many tokens; by default the model's.
         prefix_cache: Reuse prefixes of earlier requests.
+        context_shift: Let a reply go on where the context is full: it forgets the older half of
+            what follows the instructions, and computes the rest again.
         cache_dir: Directory where prefixes are kept on disk, for the next start; none by default.
         cache_disk: Most that all models may take there.
         warm_up: Compute a few tokens and record the usual decode steps before requests are taken,
@@ -35,6 +37,7 @@ class EngineConfig:
     memory: str = "auto"
     max_seq_len: int | None = None
     prefix_cache: bool = True
+    context_shift: bool = False
     cache_dir: str | None = None
     cache_disk: str = "20GiB"
     warm_up: bool = False

@@ -43,6 +43,7 @@ class Engine:
         vocab_size: Ids at and above it are refused.
         max_seq_len: Context in tokens.
         context_is_hard: Whether a prompt beyond the context is refused (a recurrent model goes on).
+        context_shift: Whether a reply goes on beyond the context by forgetting older tokens.
         length_class: Of the most tokens a sequence may have: only sequences of one class share a
             prefix.
     """
@@ -55,6 +56,7 @@ class Engine:
         vocab_size: int,
         max_seq_len: int,
         context_is_hard: bool = True,
+        context_shift: bool = False,
         length_class: Callable[[int], int] = lambda _: 0,
     ) -> None:
         self.scheduler = scheduler
@@ -63,6 +65,7 @@ class Engine:
         self.max_seq_len = max_seq_len
         self._execute = execute
         self._context_is_hard = context_is_hard
+        self._context_shift = context_shift
         self._length_class = length_class
         self._by_request: dict[int, list[Sequence]] = {}
         self._pooled: dict[Sequence, NDArray[np.float64]] = {}
@@ -100,6 +103,7 @@ class Engine:
                 tokens=array("i", request.prompt_ids),
                 seed=base + index * 0x632BE59BD9B4E019,
                 max_length=max_length,
+                max_output=most if self._context_shift else max_length - num_prompt,
                 deadline=None if request.timeout_s is None else now + request.timeout_s,
                 constraint=None if request.constraint is None else request.constraint.fork(),
             )
@@ -281,7 +285,7 @@ class Engine:
                 num_prompt_tokens=each.num_prompt,
                 num_computed_tokens=each.computed,
                 num_output_tokens=each.num_output,
-                max_tokens=each.max_length - each.num_prompt,
+                max_tokens=each.max_output,
             )
             for each in self.scheduler.running.copy()  # its thread may change it meanwhile
         ]
@@ -315,13 +319,13 @@ class Engine:
         sequence.tokens.extend(tokens)
         self.counts.generated_tokens += len(tokens)
         logprobs = () if sampled.logprobs is None else (sampled.logprobs,)
-        reason = None
-        if is_complete:
-            reason = FinishReason.STOP
-        elif len(sequence.tokens) >= sequence.max_length:
-            reason = FinishReason.LENGTH
-        if reason is not None:
+        if is_complete or sequence.num_output >= sequence.max_output:
+            reason = FinishReason.STOP if is_complete else FinishReason.LENGTH
             return self._end(sequence, reason, token_ids=tokens, logprobs=logprobs)
+        if len(sequence.tokens) >= sequence.max_length:
+            # what is left is computed again: with other positions, and other tokens before it
+            sequence.forget_oldest()
+            self.scheduler.requeue(sequence)
         return self._output(sequence, token_ids=tokens, logprobs=logprobs)
 
     def _end_pooled(self, sequence: Sequence) -> TokenOutput:
@@ -433,7 +437,10 @@ def _accept_forced(
     its own, so none is skipped.
     """
     params = sequence.request.params
-    room = sequence.max_length - len(sequence.tokens) if params.logprobs is None else 1
+    room = 1
+    if params.logprobs is None:
+        in_context = sequence.max_length - len(sequence.tokens)
+        room = min(in_context, sequence.max_output - sequence.num_output)
     ends = sequence.request.stop_ids | set(params.stop_token_ids)
     tokens = advance(constraint, token, max_tokens=room, stop_ids=ends)
     return tokens, constraint.is_finished

@@ -236,10 +236,19 @@ class Scheduler:
             sequence.computed,
             len(self.running) - 1,
         )
+        self.requeue(sequence, publish=publish)
+        self.counts.preempted += 1
+
+    def requeue(self, sequence: Sequence, *, publish: bool = True) -> None:
+        """Let a running sequence begin again at its place in line.
+
+        Args:
+            sequence: A running one.
+            publish: False after a failure: nothing of it may be reused.
+        """
         self.running.remove(sequence)
         self.memory.release(sequence, publish=publish)
         sequence.num_preemptions += 1
-        self.counts.preempted += 1
         self.add(sequence)
 
     def _schedule_alone(self, sequence: Sequence) -> StepPlan:

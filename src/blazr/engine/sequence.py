@@ -30,9 +30,10 @@ class Sequence:
         request: What was asked.
         index: Which of the request's replies.
         order: Its place in line: priority, arrival, index. Lower goes first.
-        tokens: Prompt and output.
+        tokens: Prompt and output, less what it has forgotten.
         seed: Of its random draws.
         max_length: Most tokens it may ever have in memory.
+        max_output: Most tokens it may generate.
         deadline: Monotonic time after which it is aborted, or None.
         constraint: What its output must follow, after the output so far; None is nothing.
         phase: Where it is in its life.
@@ -42,6 +43,7 @@ class Sequence:
         num_preemptions: How often it lost its memory.
         num_overtaken: How many started before it because it had no room, or its turn to read had
             not come.
+        num_dropped: Tokens that it has forgotten, to go on beyond its context.
         computed: Tokens whose entries are in memory.
         pages: Page of each block, for models with pages.
         checkpoint: Slot of the recurrent state it continues from, or None at the beginning.
@@ -57,6 +59,7 @@ class Sequence:
         asks_of_prompt: Whether the prompt's own tokens are asked about, not only what follows.
         forks_at_end: Whether other replies to its request can begin where its prompt ends.
         num_prompt: Tokens of the prompt.
+        num_prompt_left: Of these, tokens that it has not forgotten.
         max_computed: Most tokens of it that may ever be computed: the last one drawn is not.
     """
 
@@ -67,6 +70,7 @@ class Sequence:
     tokens: array[int]
     seed: int
     max_length: int
+    max_output: int
     deadline: float | None = None
     constraint: Constraint | None = None
     phase: Phase = Phase.WAITING
@@ -75,6 +79,7 @@ class Sequence:
     resumed_at: StateKind | Literal[""] = ""
     num_preemptions: int = 0
     num_overtaken: int = 0
+    num_dropped: int = 0
     computed: int = 0
     pages: list[int] = field(default_factory=list)
     checkpoint: int | None = None
@@ -90,6 +95,7 @@ class Sequence:
     asks_of_prompt: bool = field(init=False)
     forks_at_end: bool = field(init=False)
     num_prompt: int = field(init=False)
+    num_prompt_left: int = field(init=False)
     max_computed: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -99,13 +105,31 @@ class Sequence:
         self.takes_likeliest = self.constraint is None and params.takes_likeliest
         self.asks_of_prompt = request.pooling is not None or params.prompt_logprobs is not None
         self.forks_at_end = params.n > 1 and not self.asks_of_prompt
-        self.num_prompt = len(request.prompt_ids)
+        self.num_prompt = self.num_prompt_left = len(request.prompt_ids)
         self.max_computed = max(self.num_prompt, self.max_length - 1)
 
     @property
     def num_output(self) -> int:
         """Tokens generated."""
-        return len(self.tokens) - self.num_prompt
+        return len(self.tokens) + self.num_dropped - self.num_prompt
+
+    def forget_oldest(self) -> None:
+        """Drop the older half of what follows its beginning, so that there is room again.
+
+        Its beginning are the instructions, where the request says where they end, if they leave
+        half of the room to others. Otherwise it is four tokens: attention that has nothing to look
+        at goes to the first ones, and breaks down without them.
+
+        Source: Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks",
+        arXiv:2309.17453.
+        """
+        length = len(self.tokens)
+        first = min(self.request.anchors, default=0)
+        kept = first if 0 < first <= length // 2 else min(4, self.num_prompt_left, length // 2)
+        dropped = (length - kept + 1) // 2
+        del self.tokens[kept : kept + dropped]
+        self.num_dropped += dropped
+        self.num_prompt_left = max(self.num_prompt_left - dropped, kept)
 
     @property
     def remaining(self) -> int:

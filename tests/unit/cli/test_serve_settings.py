@@ -48,7 +48,7 @@ def sample(row: TyperOption) -> str:
 
 def said(row: TyperOption, value: str) -> list[str]:
     if row.is_flag:
-        return [(row.secondary_opts or row.opts)[0]]
+        return [(row.secondary_opts if row.default else row.opts)[0]]
     return [row.opts[0], value]
 
 

@@ -35,6 +35,7 @@ def sequence_of(prompt=(1, 2, 3), output=(), *, seed: int = 0, stop_ids=(), **pa
         tokens=tokens,
         seed=seed,
         max_length=100,
+        max_output=100,
     )
 
 

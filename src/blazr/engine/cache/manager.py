@@ -108,7 +108,9 @@ class CacheManager:
         trie = self.trie
         sequence.run_slot = self.free_run_slots.pop()
         sequence.wanted = self._edges(sequence)
-        wants_scores = sequence.request.params.prompt_logprobs is not None
+        # with the first token of the reply they are handed out
+        is_scored = sequence.request.params.prompt_logprobs is not None
+        wants_scores = is_scored and not sequence.num_output
         sequence.scores = [None] if wants_scores else None
         reads_prefix = self.reads_prefix(sequence)
         if reads_prefix and self.disk is not None and not wants_scores:  # there are none on disk

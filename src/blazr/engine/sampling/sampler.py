@@ -129,7 +129,7 @@ def _filters_of(sequence: RunningSequence) -> tuple[float, float, float, float, 
     params = sequence.request.params
     if params.is_greedy:
         return 1.0, 1.0, 1.0, 0.0, 0.0
-    point = uniform(sequence.seed, len(sequence.tokens))
+    point = uniform(sequence.seed, sequence.num_prompt + sequence.num_output)
     if params.samplers:  # steps have filtered
         return 1.0, 0.0, 1.0, 0.0, point
     return params.temperature, params.top_k, params.top_p, params.min_p, point
@@ -167,6 +167,6 @@ def _row_of(sequence: RunningSequence, device: torch.device) -> Row | None:
     most = params.repeat_last_n
     start = length if is_plain else 0 if most < 0 else max(length - most, 0)
     ids = torch.tensor(sequence.tokens[start:].tolist(), dtype=torch.int64, device=device)
-    split = max(sequence.num_prompt - start, 0)
+    split = max(sequence.num_prompt_left - start, 0)
     stops = (*sequence.request.stop_ids, *params.stop_token_ids)
     return Row(params, ids[:split], ids[split:], sequence.num_output, stops)
