@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -320,6 +321,25 @@ def test_clearing_takes_this_models_files(tmp_path: Path) -> None:
         one.disk.clear()
         assert not any(one.disk.has(PAGE, name) for name in names(3))
         assert all(other.read(PAGE, name) for name in names(3))
+
+
+def test_a_text_under_a_name(tmp_path: Path) -> None:
+    tokens = array("i", range(300))
+    with closing(Memory(tmp_path, limit=1)) as one, closing(Memory(tmp_path, model=b"b")) as other:
+        one.disk.save_text("mine.page", tokens, "salt")
+        one.disk.clear()
+        one.disk._queue.put(one.disk._measure)
+        one.disk.flush()
+        assert one.disk.load_text("mine.page") == (tokens, "salt")
+        for memory, name in ((one, "yours"), (other, "mine.page")):
+            with pytest.raises(OSError, match="No such file"):
+                memory.disk.load_text(name)
+        (file,) = files(tmp_path)
+        content = bytearray(file.read_bytes())
+        for place in (0, 40, -1):
+            file.write_bytes(content[:place] + b"?" + content[place:][1:])
+            with pytest.raises(ValueError, match="mine"):
+                one.disk.load_text("mine.page")
 
 
 _WRITER = """

@@ -44,7 +44,6 @@ _HEADER = Struct("<8sB3xIIQ32s")
 _KINDS: tuple[StateKind, ...] = get_args(StateKind)
 _SUFFIXES = {ItemClass.PAGE: ".page", ItemClass.STATE: ".state"}
 _TEMPORARY = ".part"
-_TEXTS = "texts"
 _STALE_NS = 3600 * 10**9  # whoever writes a temporary file as old as that has ended
 _KEPT_SHARE = 0.9  # of the limit, after files were deleted
 _PAUSE_S = 60.0  # without writing, after an error such as a full disk
@@ -224,8 +223,10 @@ class DiskCache:
         Raises:
             OSError: The disk is full, or the like.
         """
-        (self._own / _TEXTS).mkdir(mode=0o700, exist_ok=True)
-        _write_whole(self._own / _TEXTS / name, json.dumps([tokens.tolist(), salt]).encode())
+        path = self._text_path(name)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        content = json.dumps([tokens.tolist(), salt]).encode()
+        _write_whole(path, blake2b(content, digest_size=32).digest(), content)
 
     def load_text(self, name: str) -> tuple[array[int], str]:
         """The tokens and the salt that were kept under a name.
@@ -234,8 +235,12 @@ class DiskCache:
             OSError: There is nothing of that name.
             ValueError: It is not what was written.
         """
-        tokens, salt = json.loads((self._own / _TEXTS / name).read_bytes())
-        return array("i", tokens), str(salt)
+        whole = self._text_path(name).read_bytes()
+        content = whole[32:]
+        if blake2b(content, digest_size=32).digest() != whole[:32]:
+            raise ValueError(name)
+        tokens, salt = json.loads(content)
+        return array("i", tokens), salt
 
     def clear(self) -> None:
         """Delete this model's files."""
@@ -272,6 +277,9 @@ class DiskCache:
     def _path(self, cls: ItemClass, name: bytes) -> Path:
         digits = name.hex()
         return self._own / digits[:2] / (digits + _SUFFIXES[cls])
+
+    def _text_path(self, name: str) -> Path:
+        return self._own / "texts" / f"{name}.text"
 
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
