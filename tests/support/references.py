@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from blazr.models.families.hf import vision
 from tests.support.closeness import error
 from tests.support.hybrids import HYBRIDS
 from tests.support.networks import VOCAB
@@ -302,6 +303,14 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     ),
     **HYBRIDS,
 }
+
+
+def is_vision(name: str) -> bool:
+    """Whether a family is of models that also see, or of texts that are part of nothing else.
+
+    `tests/conformance/test_vision_families.py` has these.
+    """
+    return name.upper() in vars(vision) or name in {"glm4v_text", "qwen3_vl_moe_text"}
 
 
 def save_reference(

@@ -127,7 +127,7 @@ def test_no_scaling(value: object) -> None:
         ({"hidden_act": "mish"}, "hidden_act"),
         ({"partial_rotary_factor": 0.01}, "rotated channels"),
         ({"partial_rotary_factor": 1.5}, "rotated channels"),
-        ({"rope_scaling": {"rope_type": "mrope", "factor": 4.0}}, "RoPE scaling"),
+        ({"rope_scaling": {"rope_type": "spiral", "factor": 4.0}}, "RoPE scaling"),
         ({"rope_scaling": {"type": "dynamic"}}, "'factor' is missing"),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "'short_factor'"),
         ({"num_key_value_heads": 3}, "cannot share"),

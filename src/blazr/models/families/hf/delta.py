@@ -146,9 +146,7 @@ _NEXT = Traits(
 QWEN3_NEXT = hf_family("qwen3_next", replace(_NEXT, rules_of=_next_rules_of))
 _DENSE = replace(_NEXT, defaults=_QWEN_DEFAULTS, feed_forward=None)
 QWEN3_5_TEXT = hf_family("qwen3_5_text", _DENSE)
-QWEN3_5 = hf_family("qwen3_5", _DENSE, section="text_config")
 QWEN3_5_MOE_TEXT = hf_family("qwen3_5_moe_text", _NEXT)
-QWEN3_5_MOE = hf_family("qwen3_5_moe", _NEXT, section="text_config")
 
 
 _KIMI_NAMES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from blazr.models.families.hf.derive import FULL, SLIDING, Flags, Reading, Traits, hf_family
 from blazr.models.families.hf.names import (
@@ -147,7 +148,6 @@ _MISTRAL = Traits(
     window=every_layer,
 )
 MISTRAL = hf_family("mistral", _MISTRAL)
-MISTRAL3 = hf_family("mistral3", _MISTRAL, section="text_config")
 MINISTRAL3 = hf_family("ministral3", _MISTRAL)
 QWEN2 = hf_family(
     "qwen2",
@@ -234,7 +234,6 @@ _GEMMA3 = Traits(
     ignored_keys=(*_GEMMA_ACTIVATIONS, "attn_logit_softcapping"),
 )
 GEMMA3 = hf_family("gemma3_text", _GEMMA3)
-GEMMA3_VISION = hf_family("gemma3", _GEMMA3, section="text_config")
 _OLMO: Flags = {**LLAMA_BIASES, "qk_norm": True, "qk_norm_all_heads": True}
 OLMO2 = hf_family(
     "olmo2",
@@ -279,7 +278,8 @@ STARCODER2 = hf_family(
         eps="norm_epsilon",
     ),
 )
-_GLM_DEFAULTS = {"head_dim": 128, "partial_rotary_factor": 0.5, "attention_bias": True}
+_GLM4V_DEFAULTS = {"partial_rotary_factor": 0.5, "attention_bias": True}
+_GLM_DEFAULTS = {**_GLM4V_DEFAULTS, "head_dim": 128}
 GLM = hf_family(
     "glm",
     Traits(
@@ -289,16 +289,15 @@ GLM = hf_family(
         rope=interleaved_rope,
     ),
 )
-GLM4 = hf_family(
-    "glm4",
-    Traits(
-        rules=hf_rules(GLM_NORMS),
-        defaults=_GLM_DEFAULTS,
-        attention={"qkv_bias": "attention_bias"},
-        rope=interleaved_rope,
-        norms="both",
-    ),
+_GLM4 = Traits(
+    rules=hf_rules(GLM_NORMS),
+    defaults=_GLM_DEFAULTS,
+    attention={"qkv_bias": "attention_bias"},
+    rope=interleaved_rope,
+    norms="both",
 )
+GLM4 = hf_family("glm4", _GLM4)
+GLM4V_TEXT = hf_family("glm4v_text", replace(_GLM4, defaults=_GLM4V_DEFAULTS))
 GRANITE = hf_family(
     "granite",
     Traits(

@@ -52,12 +52,6 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType(
         "relu2": "relu2",
     }
 )
-# What the names of an image encoder's tensors begin with.
-VISION_PREFIXES = tuple(
-    before + part
-    for before in ("", "model.")
-    for part in ("vision_tower.", "multi_modal_projector.", "vision_model.", "visual.")
-)
 
 
 class Reading:
@@ -273,30 +267,25 @@ class Traits:
     unused: Callable[[Checkpoint], tuple[str, ...]] | None = None
 
 
-def hf_family(name: str, traits: Traits, *, section: str = "") -> Family:
+def hf_family(name: str, traits: Traits) -> Family:
     """A family for checkpoints whose config.json has this ``model_type``.
 
     Args:
         name: That type.
         traits: How it differs from Llama.
-        section: Key of the language model's own config, in models that also see images.
     """
 
     def derive(checkpoint: Checkpoint) -> Derivation:
-        source = _source(checkpoint, traits, section)
+        source = _source(checkpoint, traits)
         if traits.prepare is not None:
             prepared = traits.prepare(source.reader.raw)
             source = replace(source, reader=source.reader.over(prepared))
-        ledger = Ledger()
-        if section:
-            ledger.warn("the parts of the model that see images are left out: it reads text alone.")
         return replace(
-            derive_from(source, traits, ledger),
+            derive_from(source, traits, Ledger()),
             rules=traits.rules_of(checkpoint) if traits.rules_of else traits.rules,
             unused=(
                 *(traits.unused(checkpoint) if traits.unused else ()),
-                *_extra_layers(_source(checkpoint, traits, "")),
-                *(VISION_PREFIXES if section else ()),
+                *_extra_layers(_source(checkpoint, traits)),
             ),
         )
 
@@ -317,16 +306,13 @@ def model_type(checkpoint: Checkpoint) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _source(checkpoint: Checkpoint, traits: Traits, section: str) -> Source:
+def _source(checkpoint: Checkpoint, traits: Traits) -> Source:
     own = checkpoint.config or {}
-    file = "config.json"
-    if section:
-        part = ConfigReader(own).section(section)
-        own = part.raw if part else {}
-        file = f"{file}: {section}"
     names = {**HF_ALIASES, **traits.names}
     return Source(
-        reader=ConfigReader(own, file, names), tensors=checkpoint.tensors, rules=traits.rules
+        reader=ConfigReader(own, "config.json", names),
+        tensors=checkpoint.tensors,
+        rules=traits.rules,
     )
 
 

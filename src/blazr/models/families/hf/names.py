@@ -25,7 +25,7 @@ from blazr.models.families.rules import (
 )
 
 # Models that also see images have their language model in a part of its own.
-PREFIXES = ("model.", "language_model.model.", "model.language_model.")
+PREFIXES = ("model.", "language_model.model.", "model.language_model.", "model.text_model.")
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 _LAYER = "model.layers.{i}."
 _ATTENTION, _MLP = _LAYER + "self_attn.", _LAYER + "mlp."

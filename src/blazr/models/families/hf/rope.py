@@ -16,6 +16,7 @@ from blazr.nn.operands.attention import AttentionTemperature
 
 KINDS: dict[str, ScalingKind | None] = {
     "default": None,
+    "mrope": None,  # text has one position, whatever images have
     "linear": "linear",
     "dynamic": "dynamic",
     "yarn": "yarn",
@@ -32,7 +33,7 @@ _NEUTRAL = {
     "factor",
     "original_max_position_embeddings",
     "mrope_section",
-    "mrope_interleaved",  # text has one position, whatever images have
+    "mrope_interleaved",
 }
 
 

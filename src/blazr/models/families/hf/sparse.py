@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from blazr.core.errors import ConfigError
+from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.hf.dense import (
     LLAMA_BIASES,
     LLAMA_RULES,
@@ -15,6 +16,8 @@ from blazr.models.families.hf.dense import (
     qwen_window,
 )
 from blazr.models.families.hf.derive import Reading, Traits, hf_family
+from blazr.models.families.hf.names import LLAMA_NORMS, gate_and_up, hf_rules
+from blazr.models.families.rules import AS_STORED, FEED, Cut, Rule, RuleBook, Transpose
 from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.operands.experts import ExpertGroups
 
@@ -111,6 +114,32 @@ def sigmoid_experts(reading: Reading, index: int) -> MoeConfig | None:
     return None if is_dense else experts
 
 
+def _qwen3_vl_rules(checkpoint: Checkpoint) -> RuleBook:
+    """The experts lie on their sides in files as they are published, and not in newer ones."""
+    shapes = [
+        info.shape
+        for name, info in checkpoint.tensors.items()
+        if name.endswith(".experts.gate_up_proj") and len(info.shape) == 3
+    ]
+    hidden = (checkpoint.config or {}).get("hidden_size")
+    is_published = not shapes or shapes[0][1] == hidden
+    transform = Transpose() if is_published else AS_STORED
+    at = "model.layers.{i}.mlp.experts."
+    ours = FEED + "experts."
+    return hf_rules(
+        LLAMA_NORMS,
+        [
+            Rule(
+                at + "gate_up_proj",
+                gate_and_up(ours, "_proj"),
+                transform,
+                cut=Cut(2 if is_published else 1),
+            ),
+            Rule(at + "down_proj", ours + "down_proj", transform),
+        ],
+    )
+
+
 MIXTRAL = hf_family(
     "mixtral",
     Traits(
@@ -137,14 +166,21 @@ QWEN2_MOE = hf_family(
         window=qwen_window,
     ),
 )
-QWEN3_MOE = hf_family(
-    "qwen3_moe",
-    Traits(
-        rules=LLAMA_RULES,
-        defaults={"sliding_window": 4096},
-        attention={**LLAMA_BIASES, "qk_norm": True},
-        feed_forward=_qwen_moe,
-        window=_qwen3_moe_window,
+_QWEN3_MOE = Traits(
+    rules=LLAMA_RULES,
+    defaults={"sliding_window": 4096},
+    attention={**LLAMA_BIASES, "qk_norm": True},
+    feed_forward=_qwen_moe,
+    window=_qwen3_moe_window,
+)
+QWEN3_MOE = hf_family("qwen3_moe", _QWEN3_MOE)
+QWEN3_VL_MOE_TEXT = hf_family(
+    "qwen3_vl_moe_text",
+    replace(
+        _QWEN3_MOE,
+        rules_of=_qwen3_vl_rules,
+        # whatever its config says
+        prepare=lambda own: {**own, "norm_topk_prob": True},
     ),
 )
 OLMOE = hf_family(

@@ -1,0 +1,140 @@
+"""Models that also see images: their language models alone, which read text.
+
+Such a model's config.json holds its language model's in ``text_config``, often only as far as it
+differs from what transformers takes where a config is silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from blazr.core.errors import ConfigError
+from blazr.models.checkpoint.base import Checkpoint
+from blazr.models.families import FAMILIES
+from blazr.models.families.base import Derivation, Family, Source
+from blazr.models.families.config_reader import HF_ALIASES, ConfigReader
+from blazr.models.families.hf.derive import model_type
+from blazr.models.families.rules import RuleBook
+
+# What the names of tensors begin with that are about images.
+_PREFIXES = tuple(
+    before + part
+    for before in ("", "model.")
+    for part in (
+        "vision_tower.",
+        "multi_modal_projector.",
+        "mm_projector.",
+        "vision_model.",
+        "vision_encoder.",
+        "visual.",
+        "connector.",
+        "image_newline",
+    )
+)
+# Types that differ from another only where there are images.
+_SAME: Mapping[str, str] = {
+    "qwen2_vl": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "glm4v_moe_text": "glm4_moe",
+    "kimi_k2": "deepseek_v3",
+}
+
+
+_LLAMA: Mapping[str, object] = {
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+}
+# What transformers takes where a config is silent; most write whole configs.
+_SILENT: Mapping[str, Mapping[str, object]] = {
+    "llama": _LLAMA,
+    "mistral": {**_LLAMA, "intermediate_size": 14_336, "num_key_value_heads": 8},
+    "qwen2": {**_LLAMA, "intermediate_size": 22_016},
+    "gemma3_text": {
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    },
+}
+
+
+def seeing_family(name: str, text_type: str) -> Family:
+    """A family for models that also see images.
+
+    Args:
+        name: Their ``model_type``.
+        text_type: That of their language model, where ``text_config`` does not say it.
+    """
+
+    def derive(checkpoint: Checkpoint) -> Derivation:
+        own = checkpoint.config or {}
+        section = ConfigReader(own).section("text_config")
+        # the first ones had one config for all
+        text = section.raw if section else {k: v for k, v in own.items() if k != "vision_config"}
+        said = text.get("model_type")
+        kind = said if isinstance(said, str) and said != name else text_type
+        family = _family_of(kind)
+        config = {**_SILENT.get(family.name, {}), **text, "model_type": kind}
+        found = family.derive(replace(checkpoint, config=config))
+        warning = "the parts of the model that see images are left out: it reads text alone."
+        return replace(
+            found, warnings=(warning, *found.warnings), unused=(*found.unused, *_PREFIXES)
+        )
+
+    def derive_from(source: Source) -> Derivation:
+        text_from = _family_of(text_type).derive_from
+        assert text_from is not None, "a family of Hugging Face models"
+        return text_from(source)
+
+    return Family(
+        name=name,
+        matches=lambda checkpoint: model_type(checkpoint) == name,
+        derive=derive,
+        derive_from=derive_from,
+        rules=RuleBook([]),
+        ignored=(".rotary_emb.inv_freq",),
+        keys=HF_ALIASES,
+    )
+
+
+def _family_of(text_type: str) -> Family:
+    """The family of a language model.
+
+    Raises:
+        ConfigError: There is none for this type.
+    """
+    name = _SAME.get(text_type, text_type)
+    if name not in FAMILIES:
+        raise ConfigError(
+            "config.json: text_config: language models of this type are not supported here.",
+            found=repr(text_type)[:100],
+        )
+    return FAMILIES[name]
+
+
+GEMMA3 = seeing_family("gemma3", "gemma3_text")
+GLM4V = seeing_family("glm4v", "glm4v_text")
+GLM4V_MOE = seeing_family("glm4v_moe", "glm4v_moe_text")
+IDEFICS3 = seeing_family("idefics3", "llama")
+INTERNVL = seeing_family("internvl", "qwen2")
+KIMI_K25 = seeing_family("kimi_k25", "deepseek_v3")
+LFM2_VL = seeing_family("lfm2_vl", "lfm2")
+LLAVA = seeing_family("llava", "llama")
+LLAVA_NEXT = seeing_family("llava_next", "llama")
+LLAVA_ONEVISION = seeing_family("llava_onevision", "qwen2")
+MISTRAL3 = seeing_family("mistral3", "mistral")
+QWEN2_VL = seeing_family("qwen2_vl", "qwen2_vl_text")
+QWEN2_5_VL = seeing_family("qwen2_5_vl", "qwen2_5_vl_text")
+QWEN3_5 = seeing_family("qwen3_5", "qwen3_5_text")
+QWEN3_5_MOE = seeing_family("qwen3_5_moe", "qwen3_5_moe_text")
+QWEN3_VL = seeing_family("qwen3_vl", "qwen3_vl_text")
+QWEN3_VL_MOE = seeing_family("qwen3_vl_moe", "qwen3_vl_moe_text")
+SMOLVLM = seeing_family("smolvlm", "llama")
