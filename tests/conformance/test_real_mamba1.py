@@ -58,9 +58,9 @@ def test_the_recorded_outputs(name):
 def test_cut_anywhere_is_the_whole(name, chunk):
     mixer, tensors = block(name)
     x = torch.randn(100, tensors["mamba.in_proj.weight"].shape[1])
-    specs = mixer.config.cache_spec(torch.float32).checkpoint
-    state = {k: torch.zeros(3, *spec.shape) for k, spec in specs.items()}
-    cache = LayerCache(checkpoint=state, live={k: torch.zeros_like(v) for k, v in state.items()})
+    spec = mixer.config.cache_spec(torch.float32)
+    kinds = (spec.paged, spec.checkpoint, spec.log_tensors, spec.working_tensors)
+    cache = LayerCache(*({k: torch.zeros(3, *t.shape) for k, t in each.items()} for each in kinds))
     parts = []
     for start in range(0, 100, chunk):
         end = min(start + chunk, 100)

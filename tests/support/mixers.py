@@ -36,7 +36,9 @@ def memory_of(config: MixerConfig, dtype: torch.dtype, *, pages: int = PAGES) ->
         }
 
     paged, kept = numbers(spec.paged, pages, GRID), numbers(spec.checkpoint, SLOTS)
-    return LayerCache(paged, kept, numbers(spec.live, SLOTS))
+    return LayerCache(
+        paged, kept, numbers(spec.log_tensors, SLOTS), numbers(spec.working_tensors, SLOTS)
+    )
 
 
 def copy_of(cache: LayerCache, dtypes: LayerCache | None = None) -> LayerCache:
@@ -45,7 +47,8 @@ def copy_of(cache: LayerCache, dtypes: LayerCache | None = None) -> LayerCache:
     pairs = (
         (cache.paged, like.paged),
         (cache.checkpoint, like.checkpoint),
-        (cache.live, like.live),
+        (cache.log, like.log),
+        (cache.working, like.working),
     )
     return LayerCache(
         *(
@@ -57,7 +60,9 @@ def copy_of(cache: LayerCache, dtypes: LayerCache | None = None) -> LayerCache:
 
 def tensors_of(cache: LayerCache) -> dict[str, Tensor]:
     """All of them, by name."""
-    return {**cache.paged, **cache.checkpoint, **{f"{k} live": v for k, v in cache.live.items()}}
+    log = {f"{name} in the log": tensor for name, tensor in cache.log.items()}
+    working = {f"{name} at work": tensor for name, tensor in cache.working.items()}
+    return {**cache.paged, **cache.checkpoint, **log, **working}
 
 
 def step_of(

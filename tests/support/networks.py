@@ -187,7 +187,7 @@ class Lab:
             run_slot = sequence.run_slot
             release_all(sequence, publish=publish)
             for cache in storage.layers:
-                for tensor in cache.live.values():
+                for tensor in (*cache.log.values(), *cache.working.values()):
                     if run_slot is not None:
                         tensor[run_slot] = float("nan")
 

@@ -37,6 +37,7 @@ def spec(*, keys: int = 0, state: int = 0) -> CacheSpec:
     return CacheSpec(
         paged={"k": TensorSpec((keys,), torch.bfloat16)} if keys else {},
         checkpoint={"h": TensorSpec((state,), torch.float32)} if state else {},
+        working=("h",) if state else (),
     )
 
 

@@ -46,7 +46,8 @@ def plan_layout(specs: Sequence[CacheSpec]) -> CacheLayout:
     """Choose a superpage that holds whole pages and whole states with little waste."""
     page = sum(_aligned(GRID * t.nbytes) for spec in specs for t in spec.paged.values())
     state = sum(_aligned(t.nbytes) for spec in specs for t in spec.checkpoint.values())
-    run = sum(_aligned(t.nbytes) for spec in specs for t in spec.live.values())
+    of_runs = (each for spec in specs for each in (spec.log_tensors, spec.working_tensors))
+    run = sum(_aligned(t.nbytes) for each in of_runs for t in each.values())
     if not page:
         pages, states = 0, min(1, state)
     elif not state:
@@ -131,7 +132,6 @@ class Storage:
         for spec in layout.specs:
             paged = {}
             checkpoint = {}
-            live = {}
             for name, tensor in spec.paged.items():
                 wide = TensorSpec((GRID, *tensor.shape), tensor.dtype)
                 assert self._pages is not None
@@ -141,12 +141,15 @@ class Storage:
                 assert self._states is not None
                 checkpoint[name] = _view(self._states, tensor, state_at)
                 state_at += _aligned(tensor.nbytes)
-            for name, tensor in spec.live.items():
-                live[name] = torch.zeros(
-                    (shape.max_running, *tensor.shape), dtype=tensor.dtype, device=device
-                )
-                self._run.append(live[name])
-            caches.append(LayerCache(paged, checkpoint, live))
+            log, working = (
+                {
+                    name: torch.zeros((shape.max_running, *t.shape), dtype=t.dtype, device=device)
+                    for name, t in each.items()
+                }
+                for each in (spec.log_tensors, spec.working_tensors)
+            )
+            self._run += [*log.values(), *working.values()]
+            caches.append(LayerCache(paged, checkpoint, log, working))
         return tuple(caches)
 
 

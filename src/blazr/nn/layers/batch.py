@@ -61,25 +61,28 @@ class LayerCache:
     Args:
         paged: (pages, GRID, ...) by name.
         checkpoint: (slots, ...) by name.
-        live: (run slots, GRID, ...) log rows or (run slots, ...) working states, by name.
+        log: (run slots, GRID, ...) by name.
+        working: (run slots, ...) by name.
     """
 
     paged: Mapping[str, Tensor] = field(default_factory=dict)
     checkpoint: Mapping[str, Tensor] = field(default_factory=dict)
-    live: Mapping[str, Tensor] = field(default_factory=dict)
+    log: Mapping[str, Tensor] = field(default_factory=dict)
+    working: Mapping[str, Tensor] = field(default_factory=dict)
 
     def of(self, name: str) -> LayerCache:
         """The window of one mixer of a layer that has several."""
         start = f"{name}."
-        paged, checkpoint, live = (
-            {key.removeprefix(start): each[key] for key in each if key.startswith(start)}
-            for each in (self.paged, self.checkpoint, self.live)
+        return LayerCache(
+            *(
+                {key.removeprefix(start): each[key] for key in each if key.startswith(start)}
+                for each in (self.paged, self.checkpoint, self.log, self.working)
+            )
         )
-        return LayerCache(paged, checkpoint, live)
 
     def carried(self, name: str) -> Carried:
-        """What a layer without a log carries along by that name."""
-        return Carried(self.checkpoint[name], self.live[name])
+        """A state of that name, kept and working."""
+        return Carried(self.checkpoint[name], self.working[name])
 
 
 def whole_sequences(
@@ -116,6 +119,7 @@ def whole_sequences(
     cache = LayerCache(
         paged=zeros(spec.paged, count * blocks, GRID),
         checkpoint=zeros(spec.checkpoint, 1),
-        live=zeros(spec.live, count),
+        log=zeros(spec.log_tensors, count),
+        working=zeros(spec.working_tensors, count),
     )
     return batch, cache

@@ -35,14 +35,15 @@ class CacheSpec:
     Args:
         paged: One entry per token: keys and values, or a latent.
         checkpoint: The recurrent state at a grid edge; written once, then shared, never changed.
-        log: One row per token since the checkpoint, for layers that can compute their output from
-            the checkpoint and these rows. A recurrent layer without a log keeps a working copy of
-            its checkpoint's tensors instead.
+        log: One row per token since the checkpoint.
+        working: Names in ``checkpoint`` of which a running sequence has a working copy, because a
+            token's output is computed from the state at that token.
     """
 
     paged: Mapping[str, TensorSpec] = field(default_factory=dict)
     checkpoint: Mapping[str, TensorSpec] = field(default_factory=dict)
     log: Mapping[str, TensorSpec] = field(default_factory=dict)
+    working: tuple[str, ...] = ()
 
     @property
     def bytes_per_token(self) -> int:
@@ -55,28 +56,27 @@ class CacheSpec:
         return sum(spec.nbytes for spec in self.checkpoint.values())
 
     @property
-    def live(self) -> Mapping[str, TensorSpec]:
-        """What a running sequence needs beside its checkpoint: log rows, or a working state."""
-        if self.log:
-            return {
-                name: TensorSpec((GRID, *spec.shape), spec.dtype) for name, spec in self.log.items()
-            }
-        return self.checkpoint
+    def log_tensors(self) -> Mapping[str, TensorSpec]:
+        """The log of one running sequence: room for GRID rows."""
+        return {
+            name: TensorSpec((GRID, *spec.shape), spec.dtype) for name, spec in self.log.items()
+        }
+
+    @property
+    def working_tensors(self) -> Mapping[str, TensorSpec]:
+        """The working copies of one running sequence."""
+        return {name: self.checkpoint[name] for name in self.working}
 
 
 def merge_specs(parts: Mapping[str, CacheSpec]) -> CacheSpec:
-    """What a layer of several parts remembers, ``part.name`` by ``part.name``.
-
-    Parts with a log and parts with a working state do not mix in one layer.
-    """
-    is_logged = [bool(spec.log) for spec in parts.values() if spec.checkpoint]
-    assert len(set(is_logged)) <= 1, "parts with and without a log in one layer"
-
+    """What a layer of several parts remembers, ``part.name`` by ``part.name``."""
     paged: dict[str, TensorSpec] = {}
     checkpoint: dict[str, TensorSpec] = {}
     log: dict[str, TensorSpec] = {}
+    working: list[str] = []
     for part, spec in parts.items():
         paged |= {f"{part}.{name}": tensor for name, tensor in spec.paged.items()}
         checkpoint |= {f"{part}.{name}": tensor for name, tensor in spec.checkpoint.items()}
         log |= {f"{part}.{name}": tensor for name, tensor in spec.log.items()}
-    return CacheSpec(paged=paged, checkpoint=checkpoint, log=log)
+        working += [f"{part}.{name}" for name in spec.working]
+    return CacheSpec(paged=paged, checkpoint=checkpoint, log=log, working=tuple(working))

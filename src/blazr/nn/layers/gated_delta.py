@@ -65,7 +65,8 @@ class GatedDeltaConfig(MixerConfig):
             checkpoint={
                 "delta": TensorSpec(state, torch.float32),
                 "conv": TensorSpec((self.conv_kernel - 1, self.conv_size), dtype),
-            }
+            },
+            working=("delta", "conv"),
         )
 
     def build(self) -> DeltaMixer:

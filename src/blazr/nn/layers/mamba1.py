@@ -60,7 +60,8 @@ class Mamba1Config(MixerConfig):
             checkpoint={
                 "ssm": TensorSpec((self.inner_size, self.state_size), torch.float32),
                 "conv": TensorSpec(window, dtype),
-            }
+            },
+            working=("ssm", "conv"),
         )
 
     def build(self) -> Mamba1:

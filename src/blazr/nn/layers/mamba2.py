@@ -115,9 +115,9 @@ class Mamba2(Mixer):
         memory = Mamba2Memory(
             states=cache.checkpoint["ssm"],
             conv_states=cache.checkpoint["conv"],
-            log_raw=cache.live["raw"],
-            log_xb=cache.live["xb"],
-            log_dt=cache.live["dt"],
+            log_raw=cache.log["raw"],
+            log_xb=cache.log["xb"],
+            log_dt=cache.log["dt"],
         )
         return self.out_proj(mamba2(self.in_proj(x), self._weights, memory, batch.table))
 

@@ -78,7 +78,7 @@ class Mamba3Config(MixerConfig):
         if self.use_conv:
             window = (self.conv_kernel - 1, self.inner_size + 2 * self.map_size)
             specs["conv"] = TensorSpec(window, dtype)
-        return CacheSpec(checkpoint=specs)
+        return CacheSpec(checkpoint=specs, working=tuple(specs))
 
     def build(self) -> Mamba3:
         """The module, with uninitialised parameters."""

@@ -31,7 +31,7 @@ class ShortConvConfig(MixerConfig):
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
         """The gated inputs of the last K - 1 tokens."""
         window = (self.conv_kernel - 1, self.hidden_size)
-        return CacheSpec(checkpoint={"conv": TensorSpec(window, dtype)})
+        return CacheSpec(checkpoint={"conv": TensorSpec(window, dtype)}, working=("conv",))
 
     def build(self) -> ShortConv:
         """The module, with uninitialised parameters."""
