@@ -28,7 +28,15 @@ _CPU = {
     "moe": ("choose_experts", "experts"),
     "rows": ("rms_norm", "layer_norm", "rotary_tables", "rotate_and_store"),
     "attention": ("paged_attention", "latent_attention"),
-    "recurrent": ("convolve", "mamba1", "mamba2", "mamba3", "gated_delta", "gated_norm"),
+    "recurrent": (
+        "convolve",
+        "log_rows",
+        "mamba1",
+        "mamba2",
+        "mamba3",
+        "gated_delta",
+        "gated_norm",
+    ),
     "sampling": ("likeliest", "best", "draw"),
 }
 _DTYPES = {

@@ -12,7 +12,7 @@ from torch import Tensor
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.rope import Positions, RopeConfig
 from blazr.nn.operands.attention import Rotation
-from blazr.nn.operands.step import GRID, Carried, Span, StepTable
+from blazr.nn.operands.step import GRID, Carried, Span, StepTable, Window
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,10 @@ class LayerCache:
     def carried(self, name: str) -> Carried:
         """A state of that name, kept and working."""
         return Carried(self.checkpoint[name], self.working[name])
+
+    def window(self, name: str) -> Window:
+        """The inputs of a convolution of that name."""
+        return Window(self.checkpoint[name], self.log[name])
 
 
 def whole_sequences(

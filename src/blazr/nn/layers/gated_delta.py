@@ -16,7 +16,7 @@ from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import DepthwiseConv, Linear
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.operands.recurrent import DeltaRows, DeltaWeights, GatedNorm, GateOrder
-from blazr.nn.operands.step import Carried
+from blazr.nn.operands.step import Window
 from blazr.nn.ops.convolution import convolve
 from blazr.nn.ops.gated_delta import gated_delta
 
@@ -66,7 +66,8 @@ class GatedDeltaConfig(MixerConfig):
                 "delta": TensorSpec(state, torch.float32),
                 "conv": TensorSpec((self.conv_kernel - 1, self.conv_size), dtype),
             },
-            working=("delta", "conv"),
+            log={"conv": TensorSpec((self.conv_size,), dtype)},
+            working=("delta",),
         )
 
     def build(self) -> DeltaMixer:
@@ -131,10 +132,10 @@ class DeltaMixer(Mixer):
         made = self._project(x)
         low = 0
         qkv = made.gate.new_empty(len(x), cfg.conv_size)
-        window = cache.carried("conv")
+        window = cache.window("conv")
         for part, conv in zip(made.qkv, self._convolutions, strict=True):
             own = slice(low, low + part.shape[1])
-            seen = Carried(window.kept[..., own], window.working[..., own])
+            seen = Window(window.kept[..., own], window.log[..., own])
             convolve(part, conv.filter, seen, batch.table, out=qkv[:, own])
             low = own.stop
         q, k, v = qkv.split((cfg.key_size, cfg.key_size, cfg.value_size), -1)

@@ -61,7 +61,8 @@ class Mamba1Config(MixerConfig):
                 "ssm": TensorSpec((self.inner_size, self.state_size), torch.float32),
                 "conv": TensorSpec(window, dtype),
             },
-            working=("ssm", "conv"),
+            log={"conv": TensorSpec((self.inner_size,), dtype)},
+            working=("ssm",),
         )
 
     def build(self) -> Mamba1:
@@ -93,7 +94,7 @@ class Mamba1(Mixer):
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C); updates working states, writes the checkpoints the batch asks for."""
         raw, gate = self.in_proj(x).chunk(2, -1)
-        u = convolve(raw, self.conv1d.filter, cache.carried("conv"), batch.table)
+        u = convolve(raw, self.conv1d.filter, cache.window("conv"), batch.table)
         config, parts = self.config, self.x_proj(u).split(tuple(self.sizes.values()), -1)
         if config.inner_norms == "weighted":
             norms = (getattr(self, f"{name}_norm") for name in self.sizes)

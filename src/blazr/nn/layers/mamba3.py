@@ -75,10 +75,12 @@ class Mamba3Config(MixerConfig):
         if self.complex_rope:
             shapes["angle"] = (heads, self.state_size // 2)
         specs = {name: TensorSpec(shape, torch.float32) for name, shape in shapes.items()}
+        log = {}
         if self.use_conv:
-            window = (self.conv_kernel - 1, self.inner_size + 2 * self.map_size)
-            specs["conv"] = TensorSpec(window, dtype)
-        return CacheSpec(checkpoint=specs, working=tuple(specs))
+            channels = self.inner_size + 2 * self.map_size
+            specs["conv"] = TensorSpec((self.conv_kernel - 1, channels), dtype)
+            log["conv"] = TensorSpec((channels,), dtype)
+        return CacheSpec(checkpoint=specs, log=log, working=tuple(shapes))
 
     def build(self) -> Mamba3:
         """The module, with uninitialised parameters."""
@@ -120,7 +122,7 @@ class Mamba3(Mixer):
         sizes = [cfg.inner_size, cfg.inner_size + 2 * maps, cfg.num_heads]
         z, xbc, dt = self.in_proj(x).split(sizes, -1)
         if cfg.use_conv:
-            xbc = convolve(xbc, self.conv1d.filter, cache.carried("conv"), batch.table)
+            xbc = convolve(xbc, self.conv1d.filter, cache.window("conv"), batch.table)
         inputs, b, c = xbc.split([cfg.inner_size, maps, maps], -1)
         if cfg.mimo_rank:
             inputs = dense(inputs) if cfg.use_conv else activate(inputs, "silu")

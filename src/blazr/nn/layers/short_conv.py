@@ -29,9 +29,12 @@ class ShortConvConfig(MixerConfig):
     bias: bool = False
 
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
-        """The gated inputs of the last K - 1 tokens."""
+        """The gated inputs of the last K - 1 tokens before a grid edge, and of those since."""
         window = (self.conv_kernel - 1, self.hidden_size)
-        return CacheSpec(checkpoint={"conv": TensorSpec(window, dtype)}, working=("conv",))
+        return CacheSpec(
+            checkpoint={"conv": TensorSpec(window, dtype)},
+            log={"conv": TensorSpec((self.hidden_size,), dtype)},
+        )
 
     def build(self) -> ShortConv:
         """The module, with uninitialised parameters."""
@@ -52,7 +55,7 @@ class ShortConv(Mixer):
         self.out_proj = Linear(hidden, hidden, bias=bias)
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
-        """(T, C) to (T, C); updates windows, writes the checkpoints the batch asks for."""
+        """(T, C) to (T, C); appends to the log, writes the checkpoints the batch asks for."""
         b, c, inputs = self.in_proj(x).chunk(3, -1)
-        window = cache.carried("conv")
+        window = cache.window("conv")
         return self.out_proj(convolve(inputs, self.conv1d.filter, window, batch.table, (b, c)))

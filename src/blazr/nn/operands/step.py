@@ -158,6 +158,21 @@ class StepTable:
         )
 
     @cached_property
+    def log_places(self) -> tuple[Tensor, ...]:
+        """Where tokens behind the last grid edge are logged.
+
+        Their rows in the packed batch, run slots, and rows of the log: (n,), int64, each.
+        """
+        places = [
+            (span.first + at - span.log_length, span.run_slot, at % GRID)
+            for span in self.spans
+            for at in range(span.log_length, span.log_length + span.length)
+            if at // GRID == (span.log_length + span.length) // GRID
+        ]
+        device = self.block_tables.device
+        return torch.tensor(places, dtype=torch.int64, device=device).view(-1, 3).unbind(1)
+
+    @cached_property
     def groups(self) -> tuple[SequenceGroup, ...]:
         """Sequences that references compute together: all that decode, any other by itself."""
         device = self.block_tables.device
@@ -234,3 +249,16 @@ class Carried:
 
     kept: Tensor
     working: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The inputs of a causal convolution of K taps, as sequences remember them.
+
+    Args:
+        kept: The last ones before a grid edge, (slots, K - 1, channels).
+        log: Those since, (runs, GRID, channels).
+    """
+
+    kept: Tensor
+    log: Tensor

@@ -31,6 +31,7 @@ from blazr.nn.ops.pointwise import (
 )
 from blazr.nn.ops.rope import rotary_tables, rotate_and_store
 from blazr.nn.ops.sampling import best, draw, likeliest
+from blazr.nn.ops.sequences import log_rows
 
 _OPS: tuple[Op[...], ...] = (
     linear,
@@ -50,6 +51,7 @@ _OPS: tuple[Op[...], ...] = (
     paged_attention,
     latent_attention,
     convolve,
+    log_rows,
     mamba1,
     mamba2,
     mamba3,

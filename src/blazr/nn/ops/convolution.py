@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blazr.nn.operands.recurrent import Filter
-from blazr.nn.operands.step import Carried, SequenceGroup, StepTable
+from blazr.nn.operands.step import GRID, SequenceGroup, StepTable, Window
 from blazr.nn.ops.op import op
-from blazr.nn.ops.sequences import States, carry, map_groups
-from blazr.nn.ops.step_samples import num_tokens, sample_carried, sample_steps
+from blazr.nn.ops.sequences import last_inputs, log_rows, map_groups
+from blazr.nn.ops.step_samples import SLOTS, num_tokens, sample_steps
 
 
 def causal_conv1d(x: Tensor, taps: Filter) -> Tensor:
@@ -33,7 +33,7 @@ def causal_conv1d(x: Tensor, taps: Filter) -> Tensor:
 def convolve(
     x: Tensor,
     taps: Filter,
-    window: Carried,
+    window: Window,
     table: StepTable,
     gates: tuple[Tensor, Tensor] | None = None,
     out: Tensor | None = None,
@@ -43,7 +43,7 @@ def convolve(
     Args:
         x: (T, channels).
         taps: The filters.
-        window: The last K - 1 inputs, behind the first gate, (K - 1, channels); written.
+        window: The inputs so far, behind the first gate; written.
         table: The step.
         gates: Applied before and behind it, (T, channels) each.
         out: (T, channels), where the result goes, perhaps a part of a wider tensor; None for
@@ -53,18 +53,21 @@ def convolve(
         (T, channels), in the dtype of x.
     """
     before = taps.weight.shape[0] - 1
+    new = x if gates is None else gates[0] * x
 
-    def advance(rows: list[Tensor], states: States) -> tuple[Tensor, States]:
-        new = rows[0] if gates is None else rows[1] * rows[0]
-        seen = torch.cat((states[0].to(new.dtype), new), 1)
-        y = causal_conv1d(seen, taps)
-        y = F.silu(y).to(x.dtype) if gates is None else rows[2] * y.to(x.dtype)
-        return y, [seen[:, seen.shape[1] - before :]]
+    def compute(group: SequenceGroup, new: Tensor) -> Tensor:
+        seen = torch.cat((last_inputs(group, window), new), 1)
+        outputs = []
+        for low, high in group.intervals():
+            outputs.append(causal_conv1d(seen[:, low : high + before], taps))
+            for number, slot in group.edges(high):
+                window.kept[slot] = seen[number, high : high + before]
+        y = torch.cat(outputs, 1)
+        return (F.silu(y) if gates is None else y).to(x.dtype)
 
-    def compute(group: SequenceGroup, *rows: Tensor) -> Tensor:
-        return carry(group, [window], advance, rows)
-
-    found = map_groups(table, compute, (x, *(gates or ())), like=x)
+    y = map_groups(table, compute, (new,), like=x)
+    log_rows.reference(new, window.log, table)
+    found = y if gates is None else gates[1] * y
     return found if out is None else out.copy_(found)
 
 
@@ -74,7 +77,8 @@ def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
         how = Filter(torch.randn(taps, channels), torch.randn(channels))
         for table in sample_steps():
             x, *gates = torch.randn(3, num_tokens(table), channels).to(dtype)
-            yield x, how, sample_carried(dtype, taps - 1, channels), table
-            wide = sample_carried(dtype, taps - 1, channels + 9)
-            part = Carried(wide.kept[..., 4:-5], wide.working[..., 4:-5])
+            kept = torch.randn(SLOTS, taps - 1, channels + 9).to(dtype)
+            log = torch.randn(SLOTS, GRID, channels + 9).to(dtype)
+            part = Window(kept[..., 4:-5], log[..., 4:-5])
+            yield x, how, Window(part.kept.contiguous(), part.log.contiguous()), table
             yield x, how, part, table, tuple(gates)

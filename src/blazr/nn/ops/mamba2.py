@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blazr.nn.operands.recurrent import Filter, GatedNorm, GateOrder, Mamba2Memory, Mamba2Weights
-from blazr.nn.operands.step import GRID, SequenceGroup, StepTable
+from blazr.nn.operands.step import GRID, SequenceGroup, StepTable, Window
 from blazr.nn.ops.convolution import causal_conv1d
 from blazr.nn.ops.norm import gated_rms_norm
 from blazr.nn.ops.op import op
-from blazr.nn.ops.sequences import map_groups
+from blazr.nn.ops.sequences import last_inputs, map_groups
 from blazr.nn.ops.ssd import ssd_output, ssd_state, state_output, step_sizes
 from blazr.nn.ops.step_samples import SLOTS, num_tokens, sample_steps
 
@@ -58,14 +58,8 @@ def _decode(
     """One token of each of B sequences: (B, 1, conv), (B, 1, H) to (B, 1, H, P)."""
     raw, dt = raw[:, 0], dt[:, 0]
     slots, runs, lengths = group.state_slots, group.run_slots, group.log_lengths
-    taps = weights.conv.weight.shape[0]
 
-    # the K - 1 inputs before this one: from the log, or from before the checkpoint
-    back = lengths[:, None] + torch.arange(1 - taps, 0, device=raw.device)
-    logged = memory.log_raw[runs[:, None], back.clamp(min=0)]
-    older = memory.conv_states[slots]
-    places = (back + taps - 1).clamp(max=taps - 2)[..., None].expand_as(older)
-    window = torch.where((back < 0)[..., None], older.gather(1, places), logged)
+    window = last_inputs(group, Window(memory.conv_states, memory.log_raw))
     window = torch.cat((window, raw[:, None]), 1)
     post = F.silu(causal_conv1d(window, weights.conv))[:, 0].to(raw.dtype)
     maps = weights.groups * weights.state_size

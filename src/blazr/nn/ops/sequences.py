@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from blazr.nn.operands.step import Carried, SequenceGroup, StepTable
+from blazr.nn.operands.step import GRID, Carried, SequenceGroup, StepTable, Window
+from blazr.nn.ops.op import op
+from blazr.nn.ops.step_samples import SLOTS, num_tokens, sample_steps
 
 States = list[Tensor]
 
@@ -74,3 +76,47 @@ def carry(
     for each, state in zip(memory, states, strict=True):
         each.working[group.run_slots] = state.to(each.working.dtype)
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+
+
+def last_inputs(group: SequenceGroup, window: Window) -> Tensor:
+    """The K - 1 inputs before a group's first tokens: from the log, or before the checkpoint.
+
+    Args:
+        group: B sequences.
+        window: What they remember.
+
+    Returns:
+        (B, K - 1, channels).
+    """
+    count = window.kept.shape[1]
+    back = group.log_lengths[:, None] + torch.arange(-count, 0, device=window.kept.device)
+    logged = window.log[group.run_slots[:, None], back.clamp(min=0)]
+    older = window.kept[group.state_slots]
+    places = (back + count).clamp(max=count - 1)[..., None].expand_as(older)
+    return torch.where((back < 0)[..., None], older.gather(1, places), logged)
+
+
+@op(has_memory=True)
+def log_rows(x: Tensor, log: Tensor, table: StepTable) -> Tensor:
+    """Keep what a recurrence takes of the tokens behind the last grid edge.
+
+    Args:
+        x: (T, n).
+        log: (runs, GRID, n), in the dtype of x; written.
+        table: The step.
+
+    Returns:
+        The log.
+    """
+    rows, runs, places = table.log_places
+    log[runs, places] = x[rows]
+    return log
+
+
+@log_rows.sample
+def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for width in (40, 7, 1):
+        for table in sample_steps():
+            log = torch.randn(SLOTS, GRID, width).to(dtype)
+            wide = torch.randn(num_tokens(table), width + 9).to(dtype)
+            yield wide[:, 4:-5], log, table

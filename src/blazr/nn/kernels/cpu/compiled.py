@@ -24,7 +24,7 @@ _ENTRIES = (
     *("linear", "linear_heads", "packed_linear", "packed_rows", "pieces", "pointwise"),
     *("norm", "rotate", "angles", "attention", "route", "experts"),
     *("pack", "encode_q4_k"),
-    *("mamba2", "convolution", "mamba1", "mamba3", "gated_delta", "gated_rows"),
+    *("mamba2", "convolution", "log_rows", "mamba1", "mamba3", "gated_delta", "gated_rows"),
     *("choose", "draw"),
 )
 

@@ -24,7 +24,7 @@ from blazr.nn.operands.recurrent import (
     Mamba3Rows,
     Mamba3Weights,
 )
-from blazr.nn.operands.step import Carried, StepTable
+from blazr.nn.operands.step import Carried, StepTable, Window
 
 # As kernels.hpp numbers them.
 ORDERS = ("gate_first", "norm_first", "norm_sigmoid", "none")
@@ -38,6 +38,18 @@ class _Carried(ctypes.Structure):
     working: Pointer = None
     kept_stride: Int64 = 0
     working_stride: Int64 = 0
+
+
+@structure
+class _Window(ctypes.Structure):
+    """``Window`` of kernels.hpp."""
+
+    kept: Pointer
+    log: Pointer
+    kept_slot: Int64
+    kept_row: Int64
+    log_run: Int64
+    log_row: Int64
 
 
 @structure
@@ -61,7 +73,7 @@ class _Convolution(ctypes.Structure):
     out: Pointer
     weight: Pointer
     bias: Pointer
-    window: _Carried
+    window: _Window
     sequences: Sequences
     channels: Int64
     taps: Int64
@@ -69,7 +81,17 @@ class _Convolution(ctypes.Structure):
     silu: Int64
     x_stride: Int64
     out_stride: Int64
-    window_stride: Int64
+
+
+@structure
+class _LogRows(ctypes.Structure):
+    """``LogRows`` of kernels.hpp."""
+
+    x: Pointer
+    log: Pointer
+    sequences: Sequences
+    bytes: Int64
+    x_stride: Int64
 
 
 @structure
@@ -219,7 +241,7 @@ class _GatedRows(ctypes.Structure):
 def convolve(  # noqa: PLR0917  (what is convolved, how, and where its memory is)
     x: Tensor,
     taps: Filter,
-    window: Carried,
+    window: Window,
     table: StepTable,
     gates: tuple[Tensor, Tensor] | None = None,
     out: Tensor | None = None,
@@ -228,6 +250,8 @@ def convolve(  # noqa: PLR0917  (what is convolved, how, and where its memory is
     tokens, channels = x.shape
     out = x.new_empty(tokens, channels) if out is None else out
     before, after = gates or (None, None)
+    kept, log = window.kept, window.log
+    _check_dtypes(x.dtype, kept, log)
     call = _Convolution(
         x.data_ptr(),
         None if before is None else before.data_ptr(),
@@ -235,7 +259,14 @@ def convolve(  # noqa: PLR0917  (what is convolved, how, and where its memory is
         out.data_ptr(),
         taps.weight.data_ptr(),
         taps.bias.data_ptr(),
-        _carried(window, x.dtype),
+        _Window(
+            kept.data_ptr(),
+            log.data_ptr(),
+            kept.stride(0),
+            kept.stride(1),
+            log.stride(0),
+            log.stride(1),
+        ),
         sequences(table, tokens),
         channels,
         len(taps.weight),
@@ -243,10 +274,24 @@ def convolve(  # noqa: PLR0917  (what is convolved, how, and where its memory is
         gates is None,
         x.stride(0),
         out.stride(0),
-        window.kept.stride(1),
     )
     run("convolution", call)
     return out
+
+
+def log_rows(x: Tensor, log: Tensor, table: StepTable) -> Tensor:
+    """See the operation."""
+    _check_dtypes(x.dtype, log)
+    size = x.element_size()
+    call = _LogRows(
+        x.data_ptr(),
+        log.data_ptr(),
+        sequences(table, len(x)),
+        size * x.shape[1],
+        size * x.stride(0),
+    )
+    run("log_rows", call)
+    return log
 
 
 @limited_to(lambda _, rows, *__: rows.b.shape[1] <= 256)
@@ -443,13 +488,17 @@ def gated_norm(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
 
 def _carried(memory: Carried, dtype: torch.dtype) -> _Carried:
     kept, working = memory.kept, memory.working
-    if kept.dtype != dtype or working.dtype != dtype:
+    _check_dtypes(dtype, kept, working)
+    return _Carried(kept.data_ptr(), working.data_ptr(), kept.stride(0), working.stride(0))
+
+
+def _check_dtypes(dtype: torch.dtype, *memory: Tensor) -> None:
+    if any(each.dtype != dtype for each in memory):
         raise ShapeError(
             "what a mixer remembers does not fit what it computes.",
-            found=f"{kept.dtype}, {working.dtype}",
+            found=", ".join(str(each.dtype) for each in memory),
             expected=str(dtype),
         )
-    return _Carried(kept.data_ptr(), working.data_ptr(), kept.stride(0), working.stride(0))
 
 
 def sequences(table: StepTable, tokens: int) -> Sequences:

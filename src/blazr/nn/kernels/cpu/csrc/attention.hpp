@@ -27,7 +27,7 @@ struct AttentionOf {
   using D = Dot<Isa, T>;
   // Queries whose sums of 32 channels are in registers together, and vectors of them.
   static constexpr int kTile = kRegister > 16 ? 6 : 4, kVectors = kRegister > 32 ? 2 : 1;
-  static constexpr int64_t kGrid = 64, kChannels = 32;
+  static constexpr int64_t kChannels = 32;
   static constexpr bool kInPairs = requires(typename D::Reg r) { D::interleave(r, r, &r); };
 
   // Up to kQueriesTogether queries of one sequence and one key/value head. Query i is the one of token

@@ -1,7 +1,8 @@
 // Causal depthwise convolution over packed sequences, perhaps between two gates.
 //
-//   window   row -3 | row -2 | row -1       the last inputs before this step's, of one sequence
-//   x        row  0 | row  1 | ...          out[t] = bias + sum over j of weight[j] x[t + 1 - taps + j]
+//   kept   row -5 | row -4 | row -3       the last inputs of a sequence before its checkpoint
+//   log    row -2 | row -1                those since
+//   x      row  0 | row  1 | ...          out[t] = bias + sum over j of weight[j] x[t + 1 - taps + j]
 #pragma once
 
 #include "sequences.hpp"
@@ -39,11 +40,16 @@ struct ConvolutionOf {
   // Where the row at distance t from this step's first lies, and its gate.
   static const T* row(const Convolution& call, const Span& span, int64_t t, const T** gate) {
     *gate = nullptr;
-    if (t < 0)
-      return standing<T>(call.window, span) + (call.taps - 1 + t) * call.window_stride;
-    const int64_t at = (span.first + t) * call.x_stride;
-    if (call.in_gate) *gate = (const T*)call.in_gate + at;
-    return (const T*)call.x + at;
+    if (t >= 0) {
+      const int64_t at = (span.first + t) * call.x_stride;
+      if (call.in_gate) *gate = (const T*)call.in_gate + at;
+      return (const T*)call.x + at;
+    }
+    const Window& window = call.window;
+    const int64_t at = span.log_length + t;
+    if (at >= 0) return (const T*)window.log + span.run_slot * window.log_run + at * window.log_row;
+    return (const T*)window.kept + span.state_slot * window.kept_slot +
+           (call.taps - 1 + at) * window.kept_row;
   }
 
   static void convolve(const Convolution& call, const Span& span, int64_t t0, int64_t t1) {
@@ -60,25 +66,27 @@ struct ConvolutionOf {
     }
   }
 
-  // Rows before the one at this distance, into a window. It may be the one that is read: each row
-  // comes from one behind it.
-  static void write(const Convolution& call, const Span& span, int64_t distance, T* window) {
-    for (int64_t j = 0; j < call.taps - 1; j++) {
-      const T *gate, *from = row(call, span, distance + 1 - call.taps + j, &gate);
-      T* to = window + j * call.window_stride;
-      if (gate)
-        for (int64_t c = 0; c < call.channels; c++)
-          round_to(to_float(from[c]) * to_float(gate[c]), to[c]);
-      else
-        memmove(to, from, size_t(call.channels) * sizeof(T));
-    }
+  // The row at distance t, behind its gate.
+  static void copy(const Convolution& call, const Span& span, int64_t t, T* to) {
+    const T *gate, *from = row(call, span, t, &gate);
+    if (gate)
+      for (int64_t c = 0; c < call.channels; c++)
+        round_to(to_float(from[c]) * to_float(gate[c]), to[c]);
+    else
+      memcpy(to, from, size_t(call.channels) * sizeof(T));
   }
 
+  // Write the checkpoints, whose rows may be in the log, and then the log.
   static void remember(const Convolution& call, const Span& span) {
+    const Window& window = call.window;
     const Checkpoint* some = call.sequences.checkpoints + span.checkpoints;
     for (int64_t i = 0; i < span.num_checkpoints; i++)
-      write(call, span, some[i].distance, kept<T>(call.window, some[i].slot));
-    write(call, span, span.length, working<T>(call.window, span));
+      for (int64_t j = 0; j < call.taps - 1; j++)
+        copy(call, span, some[i].distance + 1 - call.taps + j,
+             (T*)window.kept + some[i].slot * window.kept_slot + j * window.kept_row);
+    span.in_log([&](int64_t t, int64_t at) {
+      copy(call, span, t, (T*)window.log + span.run_slot * window.log_run + at * window.log_row);
+    });
   }
 };
 

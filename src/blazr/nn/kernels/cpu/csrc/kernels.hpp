@@ -133,11 +133,22 @@ struct PackedKernel {
   int64_t together, parts, has_minima, offset;
 };
 
+inline constexpr int64_t kGrid = 64;  // tokens from one grid edge to the next
+
 // What a step computes of one sequence: `length` tokens from row `first` of the packed batch, with
 // `start` in memory before them, `log_length` of these since the checkpoint in `state_slot`. Row
 // `run_slot` of the logs is the sequence's. States are written where `checkpoints` says.
 struct Span {
   int64_t first, length, start, log_length, state_slot, run_slot, checkpoints, num_checkpoints;
+
+  // Call log(t, row) for each of its tokens behind the last grid edge: token t goes to that row of
+  // the sequence's log.
+  template <class Log>
+  void in_log(const Log& log) const {
+    const int64_t total = log_length + length, edge = total / kGrid * kGrid;
+    for (int64_t at = edge > log_length ? edge : log_length; at < total; at++)
+      log(at - log_length, at - edge);
+  }
 };
 
 // A state to be kept: after so many tokens of this step, in this slot.
@@ -152,11 +163,26 @@ struct Carried {
   int64_t kept_stride, working_stride;  // numbers from one to the next
 };
 
+// Inputs of a causal convolution: the last ones before a grid edge, and those since.
+struct Window {
+  void* kept;  // (slots, taps - 1, channels)
+  void* log;   // (runs, 64, channels)
+  int64_t kept_slot, kept_row, log_run, log_row;  // numbers from one to the next
+};
+
 // The sequences of a step.
 struct Sequences {
   const Span* spans;
   const Checkpoint* checkpoints;
   int64_t num_spans, num_tokens, longest;
+};
+
+// Rows of tokens that go to the sequences' logs.
+struct LogRows {
+  const void* x;  // (T, n)
+  void* log;      // (runs, 64, n)
+  Sequences sequences;
+  int64_t bytes, x_stride;  // of a row; from row to row of x
 };
 
 // How a recurrence's output is gated and normalised (see gated_norm.hpp).
@@ -203,10 +229,10 @@ struct Convolution {
   void* out;             // (T, channels)
   const float* weight;   // (taps, channels)
   const float* bias;     // (channels)
-  Carried window;        // (taps - 1, channels)
+  Window window;
   Sequences sequences;
   int64_t channels, taps, dtype, silu;
-  int64_t x_stride, out_stride, window_stride;  // numbers from row to row
+  int64_t x_stride, out_stride;  // numbers from row to row
 };
 
 // The recurrence of Mamba-1, and its gate (see mamba1.hpp).

@@ -288,6 +288,18 @@ void blazr_convolution(const Convolution* call, int threads) {
   parallel_for(all.num_spans, few, [&](int64_t i) { parts.convolve_remember(*call, all.spans[i]); });
 }
 
+void blazr_log_rows(const LogRows* call, int threads) {
+  const Sequences& all = call->sequences;
+  const int64_t bytes = call->bytes;
+  parallel_for(all.num_spans, all.num_tokens > 8 ? threads : 1, [&](int64_t i) {
+    const Span& span = all.spans[i];
+    span.in_log([&](int64_t t, int64_t row) {
+      memcpy(static_cast<char*>(call->log) + (span.run_slot * kGrid + row) * bytes,
+             static_cast<const char*>(call->x) + (span.first + t) * call->x_stride, size_t(bytes));
+    });
+  });
+}
+
 void blazr_mamba1(const Mamba1* call, int threads) {
   in_sequences(call->sequences, kChannelsTogether, call->inner, threads,
                [&](auto... part) { typed(call->dtype).mamba1(*call, part...); });

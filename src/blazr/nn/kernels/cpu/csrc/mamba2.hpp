@@ -22,7 +22,7 @@ namespace {
 
 template <class T>
 struct Mamba2Of {
-  static constexpr int64_t kGrid = 64, kMaxP = kMaxHeadDim, kMaxN = kMaxStateSize;
+  static constexpr int64_t kMaxP = kMaxHeadDim, kMaxN = kMaxStateSize;
   static constexpr int64_t kAhead = 1024;  // numbers of a state that memory fetches meanwhile
 
   // Where a sequence's row at distance t from this step's first token lies, before convolution.
@@ -268,14 +268,13 @@ struct Mamba2Of {
       for (int64_t j = 0; j < before_edge; j++)
         memcpy(to + j * conv, before(some[i].distance - before_edge + j), size_t(conv) * sizeof(T));
     }
-    const int64_t total = span.log_length + span.length, edge = total / kGrid * kGrid;
     const int64_t xb = call.inner() + call.maps(), heads = call.heads;
-    for (int64_t at = larger(edge, span.log_length); at < total; at++) {
-      const int64_t t = at - span.log_length, place = span.run_slot * kGrid + at - edge, row = span.first + t;
+    span.in_log([&](int64_t t, int64_t at) {
+      const int64_t place = span.run_slot * kGrid + at, row = span.first + t;
       memcpy((T*)call.log_raw + place * conv, before(t), size_t(conv) * sizeof(T));
       memcpy((T*)call.log_xb + place * xb, (const T*)call.post + row * conv, size_t(xb) * sizeof(T));
       memcpy(call.log_dt + place * heads, call.dt + row * heads, size_t(heads) * sizeof(float));
-    }
+    });
   }
 };
 
