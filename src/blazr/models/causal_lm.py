@@ -12,6 +12,7 @@ from blazr.models.config import ModelConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.decoder_layer import DecoderLayer
 from blazr.nn.layers.linear import Linear, Matrix, multiply
+from blazr.nn.operands.step import StepTable
 from blazr.nn.ops.pointwise import embedding, scale, widen
 from blazr.nn.ops.replay import recordable
 from blazr.nn.quant.weight import Weight
@@ -82,6 +83,18 @@ class CausalLM(nn.Module):
         for layer, cache in zip(self.layers, caches, strict=True):
             x = layer(x, batch, cache, embedded)
         return x
+
+    def rewind(self, table: StepTable, caches: Sequence[LayerCache]) -> None:
+        """Go back to an earlier token since the checkpoints; see `Mixer.rewind`.
+
+        Args:
+            table: B sequences that begin at their checkpoints, and how many of the tokens since
+                they go back to.
+            caches: One per layer.
+        """
+        for layer, cache in zip(self.layers, caches, strict=True):
+            assert isinstance(layer, DecoderLayer)
+            layer.mixer.rewind(table, cache)
 
     def forward_sequences(self, token_ids: Tensor) -> Tensor:
         """Whole sequences from nothing, differentiable: for training.

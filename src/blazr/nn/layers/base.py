@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from blazr.nn.layers.batch import ForwardBatch, LayerCache, whole_sequences
 from blazr.nn.layers.cache_spec import CacheSpec
 from blazr.nn.layers.derived import DerivedModule
+from blazr.nn.operands.step import StepTable
 
 
 class MixerConfig(ABC):
@@ -41,6 +42,17 @@ class Mixer(DerivedModule, ABC):
     @abstractmethod
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """One serving step: (T, C) to (T, C). Reads and writes its own cache, nothing else."""
+
+    def rewind(self, table: StepTable, cache: LayerCache) -> None:
+        """Make working states again, by the recurrence alone, from checkpoints and log.
+
+        Mixers without working states have nothing to do.
+
+        Args:
+            table: B sequences that begin at their checkpoints, and how many of the tokens since
+                they go back to. No checkpoint is written.
+            cache: The layer's memory.
+        """
 
     def forward_sequences(self, x: Tensor) -> Tensor:
         """Whole sequences from nothing, (B, T, C) to (B, T, C), differentiable: for training."""

@@ -13,6 +13,7 @@ from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.rope import Positions, RopeConfig
 from blazr.nn.operands.attention import Rotation
 from blazr.nn.operands.step import GRID, Carried, Span, StepTable, Window
+from blazr.nn.ops.sequences import log_rows
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,18 @@ class LayerCache:
     def window(self, name: str) -> Window:
         """The inputs of a convolution of that name."""
         return Window(self.checkpoint[name], self.log[name])
+
+    def append(self, table: StepTable, **rows: Tensor) -> None:
+        """Log a step's rows, (T, ...), by name."""
+        for name, each in rows.items():
+            log_rows(each, self.log[name], table)
+
+    def logged(self, table: StepTable, *names: str) -> list[Tensor]:
+        """Rows of the log, (T, ...), for a table of sequences that begin at their checkpoints."""
+        return [
+            torch.cat([self.log[name][span.run_slot, : span.length] for span in table.spans])
+            for name in names
+        ]
 
 
 def whole_sequences(

@@ -16,7 +16,7 @@ from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import DepthwiseConv, Linear
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.operands.recurrent import DeltaRows, DeltaWeights, GatedNorm, GateOrder
-from blazr.nn.operands.step import Window
+from blazr.nn.operands.step import StepTable, Window
 from blazr.nn.ops.convolution import convolve
 from blazr.nn.ops.gated_delta import gated_delta
 
@@ -58,15 +58,24 @@ class GatedDeltaConfig(MixerConfig):
         """Channels the convolution runs over: queries, keys and values."""
         return 2 * self.key_size + self.value_size
 
+    @property
+    def num_decays(self) -> int:
+        """Decays of a token: one for each head."""
+        return self.num_heads
+
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
-        """State and convolution window at grid edges, and a working copy of both."""
+        """State and convolution window at grid edges; a working state; inputs since the edge."""
         state = (self.num_heads, self.key_head_dim, self.value_head_dim)
         return CacheSpec(
             checkpoint={
                 "delta": TensorSpec(state, torch.float32),
                 "conv": TensorSpec((self.conv_kernel - 1, self.conv_size), dtype),
             },
-            log={"conv": TensorSpec((self.conv_size,), dtype)},
+            log={
+                "conv": TensorSpec((self.conv_size,), dtype),
+                "decay": TensorSpec((self.num_decays,), dtype),
+                "beta": TensorSpec((self.num_heads,), dtype),
+            },
             working=("delta",),
         )
 
@@ -78,6 +87,11 @@ class GatedDeltaConfig(MixerConfig):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KimiDeltaConfig(GatedDeltaConfig):
     """Sizes of Kimi's delta attention; keys and values have the same heads."""
+
+    @property
+    def num_decays(self) -> int:
+        """One for each key channel."""
+        return self.key_size
 
     def build(self) -> DeltaMixer:
         """The module, with uninitialised parameters."""
@@ -127,22 +141,33 @@ class DeltaMixer(Mixer):
         """Of each part of queries, keys and values."""
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
-        """(T, C) to (T, C); updates working states, writes the checkpoints the batch asks for."""
-        cfg = self.config
+        """(T, C) to (T, C); updates states and log, writes the checkpoints the batch asks for."""
         made = self._project(x)
+        cache.append(batch.table, decay=made.decay, beta=made.beta)
+        return self.out_proj(self._recur(made, batch.table, cache))
+
+    def rewind(self, table: StepTable, cache: LayerCache) -> None:
+        """Run convolutions and recurrence again."""
+        raw, decay, beta = cache.logged(table, "conv", "decay", "beta")
+        qkv = raw.split([len(conv.weight) for conv in self._convolutions], -1)
+        # the output is dropped: its gate may be anything
+        gate = raw[:, -self.config.value_size :]
+        self._recur(Projections(qkv, gate, decay, beta), table, cache)
+
+    def _recur(self, made: Projections, table: StepTable, cache: LayerCache) -> Tensor:
+        """What the output projection takes, (T, H * P)."""
+        cfg = self.config
         low = 0
-        qkv = made.gate.new_empty(len(x), cfg.conv_size)
+        qkv = made.gate.new_empty(len(made.gate), cfg.conv_size)
         window = cache.window("conv")
         for part, conv in zip(made.qkv, self._convolutions, strict=True):
             own = slice(low, low + part.shape[1])
             seen = Window(window.kept[..., own], window.log[..., own])
-            convolve(part, conv.filter, seen, batch.table, out=qkv[:, own])
+            convolve(part, conv.filter, seen, table, out=qkv[:, own])
             low = own.stop
         q, k, v = qkv.split((cfg.key_size, cfg.key_size, cfg.value_size), -1)
         rows = DeltaRows(q=q, k=k, decay=made.decay, beta=made.beta, gate=made.gate)
-        return self.out_proj(
-            gated_delta(v, rows, self._weights, cache.carried("delta"), batch.table)
-        )
+        return gated_delta(v, rows, self._weights, cache.carried("delta"), table)
 
     @derived
     def _weights(self) -> DeltaWeights:

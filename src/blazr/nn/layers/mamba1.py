@@ -15,6 +15,7 @@ from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import DepthwiseConv, Linear
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.operands.recurrent import Mamba1Rows, Mamba1Weights
+from blazr.nn.operands.step import StepTable
 from blazr.nn.ops.convolution import convolve
 from blazr.nn.ops.mamba1 import mamba1
 from blazr.nn.ops.norm import rms_norm
@@ -54,14 +55,18 @@ class Mamba1Config(MixerConfig):
     variant: Literal["oxidizr", "mamba_ssm"] = "mamba_ssm"
 
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
-        """State and convolution window at grid edges, and a working copy of both."""
+        """State and convolution window at grid edges; a working state; inputs since the edge."""
         window = (self.conv_kernel - 1, self.inner_size)
         return CacheSpec(
             checkpoint={
                 "ssm": TensorSpec((self.inner_size, self.state_size), torch.float32),
                 "conv": TensorSpec(window, dtype),
             },
-            log={"conv": TensorSpec((self.inner_size,), dtype)},
+            log={
+                "conv": TensorSpec((self.inner_size,), dtype),
+                "dt": TensorSpec((self.inner_size,), dtype),
+                "b": TensorSpec((self.state_size,), dtype),
+            },
             working=("ssm",),
         )
 
@@ -92,7 +97,7 @@ class Mamba1(Mixer):
                 setattr(self, f"{name}_norm", NormConfig(size, config.norm_eps).build())
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
-        """(T, C) to (T, C); updates working states, writes the checkpoints the batch asks for."""
+        """(T, C) to (T, C); updates states and log, writes the checkpoints the batch asks for."""
         raw, gate = self.in_proj(x).chunk(2, -1)
         u = convolve(raw, self.conv1d.filter, cache.window("conv"), batch.table)
         config, parts = self.config, self.x_proj(u).split(tuple(self.sizes.values()), -1)
@@ -106,7 +111,16 @@ class Mamba1(Mixer):
             )
         dt, b, c = parts
         rows = Mamba1Rows(dt=self.dt_proj(dense(dt)), b=b, c=c, gate=gate)
+        cache.append(batch.table, dt=rows.dt, b=b)
         return self.out_proj(mamba1(u, rows, self._weights, cache.carried("ssm"), batch.table))
+
+    def rewind(self, table: StepTable, cache: LayerCache) -> None:
+        """Run convolution and recurrence again."""
+        raw, dt, b = cache.logged(table, "conv", "dt", "b")
+        u = convolve(raw, self.conv1d.filter, cache.window("conv"), table)
+        # the output is dropped: what it alone depends on may be anything
+        rows = Mamba1Rows(dt=dt, b=b, c=b, gate=u)
+        mamba1(u, rows, self._weights, cache.carried("ssm"), table)
 
     @derived
     def _weights(self) -> Mamba1Weights:

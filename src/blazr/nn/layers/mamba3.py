@@ -14,6 +14,7 @@ from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import DepthwiseConv, Linear
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.operands.recurrent import GatedNorm, Mamba3Memory, Mamba3Rows, Mamba3Weights
+from blazr.nn.operands.step import StepTable
 from blazr.nn.ops.convolution import convolve
 from blazr.nn.ops.mamba3 import mamba3
 from blazr.nn.ops.norm import gated_norm
@@ -65,7 +66,7 @@ class Mamba3Config(MixerConfig):
         return self.head_dim * max(self.mimo_rank, 1)
 
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
-        """State, the previous input and map, the angle, the convolution window."""
+        """State, last input and map, and angle at grid edges; a working copy; inputs since."""
         heads = self.num_heads
         shapes = {
             "ssm": (heads, self.state_dim, self.state_size),
@@ -75,7 +76,15 @@ class Mamba3Config(MixerConfig):
         if self.complex_rope:
             shapes["angle"] = (heads, self.state_size // 2)
         specs = {name: TensorSpec(shape, torch.float32) for name, shape in shapes.items()}
-        log = {}
+        sizes = {
+            "x": heads * self.state_dim,
+            "b": self.map_size,
+            "dt": heads,
+            "mix": heads,
+        }
+        if self.complex_rope:
+            sizes["theta"] = heads * self.state_size // 2
+        log = {name: TensorSpec((size,), dtype) for name, size in sizes.items()}
         if self.use_conv:
             channels = self.inner_size + 2 * self.map_size
             specs["conv"] = TensorSpec((self.conv_kernel - 1, channels), dtype)
@@ -117,7 +126,7 @@ class Mamba3(Mixer):
         self.out_proj = Linear(inner, hidden, bias=True)
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
-        """(T, C) to (T, C); updates working states, writes the checkpoints the batch asks for."""
+        """(T, C) to (T, C); updates states and log, writes the checkpoints the batch asks for."""
         cfg, maps = self.config, self.config.map_size
         sizes = [cfg.inner_size, cfg.inner_size + 2 * maps, cfg.num_heads]
         z, xbc, dt = self.in_proj(x).split(sizes, -1)
@@ -129,16 +138,29 @@ class Mamba3(Mixer):
             inputs = self.mimo_x_up(inputs.view(-1, cfg.head_dim)).view(len(x), -1)
         theta = self.theta_proj(x) if cfg.complex_rope else None
         rows = Mamba3Rows(b=b, c=c, dt=dt, mix=self.lambda_proj(x), theta=theta)
-        memory = Mamba3Memory(
-            state=cache.carried("ssm"),
-            x=cache.carried("x"),
-            b=cache.carried("b"),
-            angle=cache.carried("angle") if cfg.complex_rope else None,
-        )
-        y = mamba3(inputs, rows, self._weights, memory, batch.table)
+        cache.append(batch.table, x=inputs, b=b, dt=dt, mix=rows.mix)
+        if theta is not None:
+            cache.append(batch.table, theta=theta)
+        y = mamba3(inputs, rows, self._weights, self._memory(cache), batch.table)
         if cfg.mimo_rank:
             y = self.mimo_x_down(y.view(-1, cfg.state_dim)).view(len(x), -1)
         return self.out_proj(gated_norm(y, z, self._gated_norm))
+
+    def rewind(self, table: StepTable, cache: LayerCache) -> None:
+        """Run the recurrence again; the convolution finds its inputs in the log."""
+        x, b, dt, mix = cache.logged(table, "x", "b", "dt", "mix")
+        theta = cache.logged(table, "theta")[0] if self.config.complex_rope else None
+        # the output is dropped: c may be anything
+        rows = Mamba3Rows(b=b, c=b, dt=dt, mix=mix, theta=theta)
+        mamba3(x, rows, self._weights, self._memory(cache), table)
+
+    def _memory(self, cache: LayerCache) -> Mamba3Memory:
+        return Mamba3Memory(
+            state=cache.carried("ssm"),
+            x=cache.carried("x"),
+            b=cache.carried("b"),
+            angle=cache.carried("angle") if self.config.complex_rope else None,
+        )
 
     @derived
     def _weights(self) -> Mamba3Weights:

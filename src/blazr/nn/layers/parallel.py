@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from blazr.nn.layers.base import Mixer, MixerConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, merge_specs
+from blazr.nn.operands.step import StepTable
 from blazr.nn.ops.pointwise import add, scale
 from blazr.nn.ops.replay import recordable
 
@@ -73,6 +74,12 @@ class ParallelMixer(Mixer):
             factor = each.output_multiplier
             out = _scaled(mixed, factor) if out is None else add(out, mixed, factor)
         return torch.zeros_like(x) if out is None else out
+
+    def rewind(self, table: StepTable, cache: LayerCache) -> None:
+        """As the parts do."""
+        for name, mixer in self.parts.items():
+            assert isinstance(mixer, Mixer)
+            mixer.rewind(table, cache.of(name))
 
 
 def _scaled(x: Tensor, factor: float) -> Tensor:

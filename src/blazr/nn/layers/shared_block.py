@@ -13,6 +13,7 @@ from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, merge_specs
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.norm import NormConfig
+from blazr.nn.operands.step import StepTable
 from blazr.nn.ops.pointwise import add
 
 
@@ -168,6 +169,10 @@ class SharedBlockMixer(Mixer):
         seen = self.mixer_norm(x[..., : fed.shape[-1]] + fed)
         out: Tensor = self.mixer(seen, batch, cache.of("mixer"))
         return out
+
+    def rewind(self, table: StepTable, cache: LayerCache) -> None:
+        """As the mixer does; the block remembers keys and values."""
+        self.mixer.rewind(table, cache.of("mixer"))
 
     def _use(self, block: Block) -> None:
         user = self.config.user

@@ -1,0 +1,154 @@
+"""A mixer goes back to any token since its checkpoint, and on from there: the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from blazr.nn.kernels.cpu import compiled
+from blazr.nn.layers.base import Mixer
+from blazr.nn.layers.batch import LayerCache
+from blazr.nn.layers.parallel import ParallelMixerConfig, ParallelPart
+from blazr.nn.layers.shared_block import SharedBlockConfig
+from blazr.nn.operands.step import GRID, Span
+from tests.support.examples import HIDDEN, MIXER_EXAMPLES
+from tests.support.mixers import copy_of, memory_of, mixer_of, step_of, tensors_of
+
+RECURRENT = {
+    name: each for name, each in MIXER_EXAMPLES.items() if each.cache_spec(torch.float32).checkpoint
+}
+_PARTS = ("mamba1", "gqa", "mamba2", "gated_delta")
+RECURRENT["side_by_side"] = ParallelMixerConfig(
+    tuple(ParallelPart(name=name, mixer=MIXER_EXAMPLES[name]) for name in _PARTS)
+)
+RECURRENT["behind_a_block"] = replace(RECURRENT["shared_block"], mixer=RECURRENT["mamba3"])
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+PAGES = [[5, 2, 9, 7], [11, 3, 1, 8]]
+
+pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason="kernels are not compiled")
+
+
+class Track:
+    """One sequence of a layer, whose checkpoints take turns in two slots."""
+
+    def __init__(self, mixer: Mixer, cache: LayerCache, number: int = 0) -> None:
+        self.mixer, self.cache = mixer, cache
+        self.run, self.pages = 4 + number, PAGES[number]
+        self.slots = (2 * number + 1, 2 * number + 2)
+        self.at = 0
+
+    @property
+    def slot(self) -> int:
+        """Of its checkpoint."""
+        edges = self.at // GRID
+        return self.slots[edges % 2] if edges else 0
+
+    def go(self, x: Tensor) -> Tensor:
+        """Compute the next tokens."""
+        start, length = self.at, len(x)
+        span = Span(0, length, start, start % GRID, tuple(self._edges(length)))
+        slot = self.slot
+        self.at += length
+        batch = step_of([span], pages=[self.pages], states=[slot], runs=[self.run])
+        return self.mixer(x, batch, self.cache)
+
+    def _edges(self, length: int) -> Iterator[tuple[int, int]]:
+        for edge in range(self.at // GRID + 1, (self.at + length) // GRID + 1):
+            yield edge * GRID - self.at, self.slots[edge % 2]
+
+    def memory(self) -> dict[str, Tensor]:
+        """All that what follows is computed from."""
+        logged = self.at % GRID
+        found = {}
+        for name, each in tensors_of(self.cache).items():
+            if name in self.cache.paged:
+                found[name] = each[self.pages].flatten(0, 1)[: self.at]
+            elif name in self.cache.checkpoint:
+                found[name] = each[self.slot]
+            elif name.endswith("in the log"):
+                found[name] = each[self.run, :logged]
+            elif logged:  # right after an edge what was kept there counts
+                found[name] = each[self.run]
+        return found
+
+
+def go_back(tracks: list[Track], lengths: list[int]) -> None:
+    """Truncate sequences of one layer together."""
+    spans, slots, runs = [], [], []
+    for track, length in zip(tracks, lengths, strict=True):
+        edge = length // GRID * GRID
+        assert edge == track.at // GRID * GRID
+        if length > edge:
+            first = sum(span.length for span in spans)
+            spans.append(Span(first, length - edge, edge, 0))
+            slots.append(track.slot)
+            runs.append(track.run)
+        track.at = length
+    if spans:
+        table = step_of(spans, states=slots, runs=runs).table
+        tracks[0].mixer.rewind(table, tracks[0].cache)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Of one sequence: so many tokens, cut somewhere, of which the last are rejected."""
+
+    kept: Tensor
+    rejected: Tensor
+    following: Tensor
+    cuts: list[int]
+
+    def read(self, track: Track, x: Tensor) -> None:
+        """Compute tokens as they are cut."""
+        ends = [0, *(cut for cut in self.cuts if cut < len(x)), len(x)]
+        for low, high in pairwise(ends):
+            track.go(x[low:high])
+
+
+@st.composite
+def histories(draw: st.DrawFn, width: int, dtype: torch.dtype) -> History:
+    kept = draw(st.integers(1, 2 * GRID + 6))
+    room = GRID - 1 - kept % GRID
+    rejected = draw(st.integers(0, room))
+    return History(
+        *(torch.randn(count, width).to(dtype) for count in (kept, rejected, room - rejected + 3)),
+        cuts=sorted(draw(st.sets(st.integers(1, kept + rejected), max_size=3))),
+    )
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+@settings(max_examples=15)
+@given(data=st.data())
+def test_rejected_tokens_leave_no_trace(name: str, data: st.DataObject) -> None:
+    """What is remembered of those before, and all that follows, are the same bits."""
+    config, dtype = RECURRENT[name], data.draw(st.sampled_from(DTYPES))
+    width = HIDDEN * (1 + isinstance(config, SharedBlockConfig))
+    texts = data.draw(st.lists(histories(width, dtype), min_size=1, max_size=2))
+    mixer, memory = mixer_of(config, dtype), memory_of(config, dtype)
+    for isa in compiled.isas():
+        compiled.use(isa)
+        with torch.inference_mode():
+            compare(texts, mixer, memory, isa)
+
+
+def compare(texts: list[History], mixer: Mixer, memory: LayerCache, isa: str) -> None:
+    once, back = copy_of(memory), copy_of(memory)
+    plain = [Track(mixer, once, number) for number in range(len(texts))]
+    tried = [Track(mixer, back, number) for number in range(len(texts))]
+    for text, one, other in zip(texts, plain, tried, strict=True):
+        text.read(one, text.kept)
+        text.read(other, torch.cat((text.kept, text.rejected)))
+    go_back(tried, [len(text.kept) for text in texts])
+    for text, one, other in zip(texts, plain, tried, strict=True):
+        found = other.memory()
+        for name, tensor in one.memory().items():
+            assert torch.equal(found[name], tensor), (name, isa)
+        for x in text.following.split(1):
+            assert torch.equal(other.go(x), one.go(x)), isa
