@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from blazr.engine.outputs import FinishReason
+from blazr.nn.kernels.cpu import compiled
+from tests.support.drafts import compute_drafts, most_drafts
 from tests.support.examples import LENGTH_MIXES, MIXES
 from tests.support.networks import VOCAB, Lab, build_network
 from tests.support.seeds import run_seed
@@ -104,6 +106,33 @@ def test_cut_at_random_places(model, alone):
         lab.step(prefill_budget=rng.choice([1, 5, 17, 64, None]))
     for request, expected in asked:
         agree(lab.answer(request), expected)
+
+
+def test_with_drafts_that_are_rejected(model, alone):
+    """As speculation would: each reply goes back to any token since its checkpoint, often."""
+    rng = random.Random(run_seed(8))
+    lab = Lab(model)
+    asked = [lab.ask(prompt, max_tokens=MAX_TOKENS) for prompt, *_ in alone]
+    rejected = 0
+    while lab.engine.has_work():
+        lab.step()
+        for sequence in [each for each in lab.scheduler.running if each.num_output]:
+            history, most = sequence.tokens[:], most_drafts(lab.memory, sequence)
+            if most < 0 or rng.random() < 0.5:
+                continue
+            drafts = rng.choices(range(VOCAB), k=rng.randint(0, min(most, 9)))
+            assert compute_drafts(lab.scheduler, lab.execute, sequence, drafts)
+            edge, last = sequence.computed // 64 * 64, len(history) - 1
+            length = rng.choice([last, rng.randint(edge, last)])
+            lab.memory.truncate(sequence, length)
+            sequence.tokens.extend(history[length:])
+            rejected += len(drafts)
+    assert rejected > 50
+    for request, expected in zip(asked, alone, strict=True):
+        agree(lab.answer(request), expected)
+        if not compiled.missing():
+            tokens, logits = lab.answer(request)
+            assert torch.equal(logits[-len(tokens) :], expected[2])
 
 
 def test_preempted_and_resumed(model, alone):

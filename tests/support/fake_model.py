@@ -1,8 +1,10 @@
 """A model made of exact arithmetic: a cell of memory is wrong unless its whole history is right.
 
 Each key/value cell holds the hash of the prefix up to its token, each recurrent state the hash of
-the tokens before it. Memory that nobody owns holds poison. What the next token must be can be
-computed from the tokens alone, so that any mistake of the scheduler or the caches shows.
+the tokens before it. There are both kinds of recurrent layers: one computes from its checkpoint and
+the log, the other from a working state. Memory that nobody owns holds poison. What the next token
+must be can be computed from the tokens alone, so that any mistake of the scheduler or the caches
+shows.
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ class FakeModel:
             POISON for _ in range(shape.num_superpages * shape.states_per_superpage)
         ]
         self.logs: list[list[int]] = [[POISON] * shape.grid for _ in range(shape.max_running)]
+        self.working: list[int] = [POISON] * shape.max_running
         self.computed = 0
         self.watch_frees()
 
@@ -100,6 +103,10 @@ class FakeModel:
     def execute(self, plan: StepPlan) -> StepResult:
         for run_slot in plan.fresh_run_slots:
             self.logs[run_slot] = [POISON] * self.memory.shape.grid
+            self.working[run_slot] = POISON
+        for row in plan.rows:
+            if row.sequence.was_truncated:
+                self._rewind(row.sequence)
         tokens = [self._row(row.sequence, row.num_tokens, i) for i, row in enumerate(plan.rows)]
         self.computed += plan.num_tokens
         drawn = {r.sequence: t for t, r in zip(tokens, plan.rows, strict=True) if r.samples}
@@ -107,6 +114,8 @@ class FakeModel:
             if fork.samples:
                 drawn[fork.sequence] = drawn[fork.source]
             self.logs[fork.run_slot] = self.logs[fork.source.run_slot].copy()
+            if "a fork without its working state" not in self.bugs:
+                self.working[fork.run_slot] = self.working[fork.source.run_slot]
             if fork.page != NO_PAGE:
                 self.cells[fork.page] = self.cells[fork.source.pages[-1]].copy()
         sampled = list(drawn.values())
@@ -133,23 +142,39 @@ class FakeModel:
             self.logs[sequence.run_slot][position % grid] = token
             if position - start + 1 in writes:
                 self.states[writes[position - start + 1]] = state
+        self.working[sequence.run_slot] = state
         return mix(total, state) % VOCAB
 
     def _resume(self, sequence) -> tuple[int, int]:
         """State and sum where the sequence stands, from memory alone where there is memory."""
         shape, grid, start = self.memory.shape, self.memory.shape.grid, sequence.computed
         history = sequence.tokens[:start]
-        state = 1 if shape.has_states else chain(history)
-        if sequence.checkpoint is not None:
-            state = self.states[sequence.checkpoint]
+        state, odds = chain(history), 0
         if shape.has_states:
             logged = start - sequence.checkpoint_length
+            is_fresh = not logged  # what was kept counts, whatever the working state is
             if "log not reset at a checkpoint" in self.bugs and start >= grid:
                 logged = min(grid, logged + 1)
-            for token in self.logs[sequence.run_slot][:logged]:
-                state = mix(state, token + 1)
+            state = self._logged_state(sequence, logged)
+            odds = 0 if is_fresh else self.working[sequence.run_slot] - state
         if shape.has_pages:
             cells = (self.cells[sequence.pages[p // grid]][p % grid] for p in range(start))
         else:
             cells = (chain(history[: p + 1]) for p in range(start))
-        return state, sum(cells) % MODULUS
+        return state, (sum(cells) + odds) % MODULUS
+
+    def _logged_state(self, sequence, num_rows: int) -> int:
+        """The checkpoint, and so many rows of the log."""
+        state = 1 if sequence.checkpoint is None else self.states[sequence.checkpoint]
+        for token in self.logs[sequence.run_slot][:num_rows]:
+            state = mix(state, token + 1)
+        return state
+
+    def _rewind(self, sequence) -> None:
+        """Make the working state again."""
+        if "a truncated sequence not rewound" in self.bugs:
+            return
+        logged = sequence.computed - sequence.checkpoint_length
+        if "rewound with a rejected row" in self.bugs:
+            logged += 1
+        self.working[sequence.run_slot] = self._logged_state(sequence, logged)

@@ -16,9 +16,9 @@ from blazr.engine.config import EngineConfig
 from blazr.engine.engine import Engine
 from blazr.engine.outputs import FinishReason
 from blazr.engine.request import Request
-from blazr.engine.runner import ModelRunner
+from blazr.engine.runner import ModelRunner, StepResult
 from blazr.engine.sampling_params import SamplingParams
-from blazr.engine.scheduler import Scheduler
+from blazr.engine.scheduler import Scheduler, StepPlan
 from blazr.models.causal_lm import CausalLM
 from blazr.models.config import ModelConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
@@ -114,7 +114,7 @@ class Lab:
         self.scheduler = Scheduler(self.memory, token_budget=budget)
         self.engine = Engine(
             self.scheduler,
-            lambda plan: self.runner.execute(plan, self.memory),
+            self.execute,
             vocab_size=VOCAB,
             max_seq_len=CONTEXT,
             length_class=model.config.length_class,
@@ -142,6 +142,10 @@ class Lab:
         request = Request(prompt_ids=tuple(prompt), params=sampling, anchors=anchors)
         self.engine.add(request, request_id=self._ids, now=0.0, seed=7)
         return self._ids
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """What the engine has computed."""
+        return self.runner.execute(plan, self.memory)
 
     def step(self, prefill_budget: int | None = None) -> None:
         """One step of the engine."""

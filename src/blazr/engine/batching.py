@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from blazr.engine.cache.manager import CacheManager
 from blazr.engine.scheduler import StepPlan
+from blazr.engine.sequence import Sequence
 from blazr.nn.layers.batch import ForwardBatch
 from blazr.nn.operands.step import Span, StepTable
 
@@ -73,6 +76,28 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
         table=StepTable(tuple(spans), _place(tables, device), plan.num_decodes),
         lengths=_place(np.array(lengths, np.int64), device),
     )
+
+
+def build_rewind(sequences: Iterable[Sequence], device: torch.device) -> StepTable:
+    """Sequences from their checkpoints to where they stand now."""
+    spans: list[Span] = []
+    first = 0
+    for sequence in sequences:
+        logged = sequence.computed - sequence.checkpoint_length
+        assert sequence.run_slot is not None
+        spans.append(
+            Span(
+                first,
+                logged,
+                sequence.checkpoint_length,
+                log_length=0,
+                state_slot=sequence.checkpoint or 0,
+                run_slot=sequence.run_slot,
+            )
+        )
+        first += logged
+    nothing = torch.zeros(len(spans), 0, dtype=torch.int64, device=device)
+    return StepTable(tuple(spans), nothing)
 
 
 def _place(values: NDArray[np.int64], device: torch.device) -> torch.Tensor:

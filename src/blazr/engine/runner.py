@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from blazr.engine.batching import build_batch
+from blazr.engine.batching import build_batch, build_rewind
 from blazr.engine.block import NO_PAGE
 from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.cache.storage import CacheLayout, Storage
@@ -98,6 +98,9 @@ class ModelRunner:
         self.storage.clear_pages(plan.fresh_pages)
         self.storage.clear_states(plan.fresh_states)
         self.storage.clear_run_slots(plan.fresh_run_slots)
+        truncated = [row.sequence for row in plan.rows if row.sequence.was_truncated]
+        if truncated:
+            self.model.rewind(build_rewind(truncated, self.model.device), self.storage.layers)
         result = StepResult()
         logits = None if self.replays is None else self.replays.logits(plan, memory)
         if logits is None:

@@ -48,6 +48,8 @@ class Sequence:
         pages: Page of each block, for models with pages.
         checkpoint: Slot of the recurrent state it continues from, or None at the beginning.
         checkpoint_length: Tokens before that state; a multiple of the grid.
+        was_truncated: Whether working states are ahead of ``computed``; they are made again, from
+            the checkpoint and the log, before the next step.
         pending: (tokens of this step until a grid edge, slot) for states this step writes.
         wanted: Grid edges whose state is to be kept for others, and why.
         run_slot: Row of its log or working state, or None while it waits.
@@ -84,6 +86,7 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     checkpoint: int | None = None
     checkpoint_length: int = 0
+    was_truncated: bool = False
     pending: list[tuple[int, int]] = field(default_factory=list)
     wanted: dict[int, StateKind] = field(default_factory=dict)
     run_slot: int | None = None

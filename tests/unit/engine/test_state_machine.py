@@ -32,6 +32,7 @@ from blazr.engine.outputs import FinishReason, TokenOutput
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import Scheduler
+from tests.support.drafts import compute_drafts, most_drafts
 from tests.support.fake_model import ITEM_BYTES, VOCAB, FakeModel, chain, next_token
 
 GRID = 4
@@ -166,6 +167,50 @@ class EngineMachine(RuleBasedStateMachine):
     def evict(self, cls, times):
         for _ in range(times):
             self.memory.trie.evict(cls)
+
+    @rule(
+        turns=st.lists(
+            st.tuples(
+                st.integers(0, 3),  # which sequence
+                st.lists(tokens, max_size=GRID),  # its drafts,
+                st.integers(0, GRID),  # of which so many are right;
+                st.integers(0, GRID),  # it goes on so many tokens before the first that is wrong
+            ),
+            min_size=1,
+            max_size=6,
+        )
+    )
+    def speculate(self, turns):
+        for which, *turn in turns:
+            self.take(self.engine.step(0.0))
+            decoding = [
+                each
+                for each in self.scheduler.running
+                if each.num_output and most_drafts(self.memory, each) >= 0
+            ]
+            if decoding:
+                self.reject_drafts(decoding[which % len(decoding)], *turn)
+
+    def reject_drafts(self, sequence, drafts, right, back):
+        room = most_drafts(self.memory, sequence)
+        history, known = list(sequence.tokens), len(sequence.tokens)
+        # a step puts out the right drafts and one token more, and here never the last
+        room_for_output = sequence.max_length - 1 - known
+        for _ in range(min(right, min(room, len(drafts)) + 1, room_for_output)):
+            history.append(next_token(history))
+        drafts = [*history[known:], *drafts[len(history) - known :]][: min(room, len(drafts))]
+        try:
+            if not compute_drafts(self.scheduler, self.model.execute, sequence, drafts):
+                return
+        except RuntimeError as error:
+            self.take([self.engine._fail(sequence, str(error))])
+            return
+        # at least one token is still to be computed
+        last = min(sequence.computed, len(history) - 1)
+        length = max(last - back, sequence.computed // GRID * GRID)
+        self.memory.truncate(sequence, length)
+        sequence.tokens.extend(history[length:])
+        self.got[sequence.request_id, sequence.index] += history[known:]
 
     def take(self, outputs: list[TokenOutput]) -> None:
         for output in outputs:
@@ -397,6 +442,42 @@ def trust_files(memory: CacheManager) -> None:
     memory.disk.files.load = load_unchecked
 
 
+def leak_truncated_pages(memory: CacheManager) -> None:
+    truncate = memory.truncate
+
+    def truncate_and_hold(sequence, length):
+        held = sequence.pages[-1:]
+        truncate(sequence, length)
+        if held and held != sequence.pages[-1:]:
+            memory.arena.references[ItemClass.PAGE][held[0]] = 1
+            memory.arena.free[ItemClass.PAGE].remove(held[0])
+
+    memory.truncate = truncate_and_hold
+
+
+def free_truncated_page_in_use(memory: CacheManager) -> None:
+    truncate = memory.truncate
+
+    def truncate_too_far(sequence, length):
+        truncate(sequence, length)
+        if sequence.pages and length % GRID:
+            memory.arena.release(ItemClass.PAGE, sequence.pages.pop())
+
+    memory.truncate = truncate_too_far
+
+
+def keep_rejected_tokens(memory: CacheManager) -> None:
+    truncate = memory.truncate
+
+    def truncate_tokens_alone(sequence, length):
+        computed = sequence.computed
+        truncate(sequence, length)
+        if length < computed and length % GRID:
+            sequence.computed = length + 1
+
+    memory.truncate = truncate_tokens_alone
+
+
 # ways in which real engines were broken; those without a function are planted in the fake model
 PLANTED = {
     "fold in place on a shared state": fold_in_place,
@@ -412,6 +493,12 @@ PLANTED = {
     "another item written to disk": write_another_item,
     "files named by a block alone": name_blocks_by_their_own_tokens,
     "files not checked": trust_files,
+    "a truncated sequence not rewound": None,
+    "rewound with a rejected row": None,
+    "a fork without its working state": None,
+    "a truncated page never freed": leak_truncated_pages,
+    "a page freed that is not truncated": free_truncated_page_in_use,
+    "a rejected token taken for computed": keep_rejected_tokens,
 }
 
 

@@ -164,6 +164,7 @@ class CacheManager:
         start = sequence.computed
         grid = self.shape.grid
         sequence.computed += num_tokens
+        sequence.was_truncated = False
         self._publish(sequence)
         for offset, slot in sequence.pending:
             edge = start + offset
@@ -182,6 +183,28 @@ class CacheManager:
                 self._keep_state(sequence, edge, slot, sequence.wanted[edge])
                 self.arena.release(ItemClass.STATE, slot)
         sequence.pending.clear()
+
+    def truncate(self, sequence: Sequence, length: int) -> None:
+        """Forget what was computed from ``length`` on, and drop these tokens.
+
+        Nothing before the last grid edge can be dropped: a whole block is published, and the state
+        behind it is the checkpoint. So a step that computes tokens which may be dropped must end
+        before the next edge.
+
+        Args:
+            sequence: A running one, between two steps. The caller appends what is computed next.
+            length: Tokens that stay, from the last grid edge computed to ``sequence.computed``.
+        """
+        grid = self.shape.grid
+        edge = sequence.computed // grid * grid
+        assert edge <= length <= sequence.computed, (
+            f"cannot truncate to {length} tokens: {edge} to {sequence.computed} can stay"
+        )
+        del sequence.tokens[length:]
+        sequence.computed = length
+        sequence.was_truncated = self.shape.has_states and length > edge
+        while len(sequence.pages) * grid >= length + grid:
+            self.arena.release(ItemClass.PAGE, sequence.pages.pop())
 
     def reserve_fork(
         self, sequence: Sequence, source: Sequence, upto: int, *, samples: bool
@@ -262,6 +285,7 @@ class CacheManager:
         sequence.wanted = {}
         sequence.node = None
         sequence.run_slot = None
+        sequence.was_truncated = False
         sequence.computed = sequence.published = sequence.checkpoint_length = 0
 
     def forget(self) -> None:

@@ -18,8 +18,10 @@ from blazr.nn.layers.batch import LayerCache
 from blazr.nn.layers.parallel import ParallelMixerConfig, ParallelPart
 from blazr.nn.layers.shared_block import SharedBlockConfig
 from blazr.nn.operands.step import GRID, Span
+from tests.support.closeness import assert_as_right, error
 from tests.support.examples import HIDDEN, MIXER_EXAMPLES
 from tests.support.mixers import copy_of, memory_of, mixer_of, step_of, tensors_of
+from tests.support.without_kernels import without_kernels
 
 RECURRENT = {
     name: each for name, each in MIXER_EXAMPLES.items() if each.cache_spec(torch.float32).checkpoint
@@ -31,8 +33,6 @@ RECURRENT["side_by_side"] = ParallelMixerConfig(
 RECURRENT["behind_a_block"] = replace(RECURRENT["shared_block"], mixer=RECURRENT["mamba3"])
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 PAGES = [[5, 2, 9, 7], [11, 3, 1, 8]]
-
-pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason="kernels are not compiled")
 
 
 class Track:
@@ -123,6 +123,7 @@ def histories(draw: st.DrawFn, width: int, dtype: torch.dtype) -> History:
     )
 
 
+@pytest.mark.skipif(bool(compiled.missing()), reason="kernels are not compiled")
 @pytest.mark.parametrize("name", RECURRENT)
 @settings(max_examples=15)
 @given(data=st.data())
@@ -152,3 +153,28 @@ def compare(texts: list[History], mixer: Mixer, memory: LayerCache, isa: str) ->
             assert torch.equal(found[name], tensor), (name, isa)
         for x in text.following.split(1):
             assert torch.equal(other.go(x), one.go(x)), isa
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("length", [1, 30, GRID - 2, GRID + 40])
+@pytest.mark.parametrize("name", RECURRENT)
+def test_definitions_lose_no_more_than_by_another_cut(name: str, length: int) -> None:
+    """They compute chunks, whose rounding depends on where a text is cut."""
+    config = RECURRENT[name]
+    width = HIDDEN * (1 + isinstance(config, SharedBlockConfig))
+    x = torch.randn(2 * GRID, width)
+    mixer, memory = mixer_of(config), memory_of(config, torch.float32)
+    with without_kernels():
+        each, whole, tried = (Track(mixer, copy_of(memory)) for _ in range(3))
+        for row in x[:length].split(1):
+            each.go(row)
+            tried.go(row)
+        whole.go(x[:length])
+        tried.go(torch.randn(GRID - 1 - length % GRID, width))
+        go_back([tried], [length])
+        expected, cut, found = (one.memory() for one in (each, whole, tried))
+        for tensors, track in ((expected, each), (cut, whole), (found, tried)):
+            tensors["following"] = track.go(x[length : length + 3])
+    for name, tensor in expected.items():
+        if tensor.numel():
+            assert_as_right(found[name], tensor, error(cut[name], tensor), name)
