@@ -23,6 +23,9 @@ class ModelSize:
         active_parameters: Those one token passes through: experts not chosen are left out.
         embedding_parameters: Of the embedding, and of the head where it is separate.
         state_bytes_per_sequence: Recurrent states of all Mamba layers, for one sequence.
+        working_bytes_per_sequence: Working copies of these states, while a sequence runs.
+        log_bytes_per_sequence: What all layers log of the tokens since the last grid edge, while a
+            sequence runs.
         latent_bytes_per_token: What all MLA layers keep of a token.
         kv_bytes_per_token: What all attention layers keep of a token.
     """
@@ -31,6 +34,8 @@ class ModelSize:
     active_parameters: int
     embedding_parameters: int
     state_bytes_per_sequence: int
+    working_bytes_per_sequence: int
+    log_bytes_per_sequence: int
     latent_bytes_per_token: int
     kv_bytes_per_token: int
 
@@ -49,7 +54,7 @@ def size_of(config: ModelConfig, dtype: torch.dtype) -> ModelSize:
     """
     embedding = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
     parameters = embedding + _count(config.final_norm.build)
-    idle = states = latents = keys = 0
+    idle = states = working = logs = latents = keys = 0
     for layer in config.layers:
         parameters += _count(layer.mixer.build)
         if layer.feed_forward is not None:
@@ -67,6 +72,8 @@ def size_of(config: ModelConfig, dtype: torch.dtype) -> ModelSize:
             idle += (moe.num_experts - moe.experts_per_token) * expert
         spec = layer.mixer.cache_spec(dtype)
         states += spec.bytes_per_checkpoint
+        working += spec.bytes_per_working_copy
+        logs += spec.bytes_per_log
         latents += spec.bytes_per_token if isinstance(layer.mixer, MlaConfig) else 0
         keys += spec.bytes_per_token if isinstance(layer.mixer, AttentionConfig) else 0
     return ModelSize(
@@ -74,6 +81,8 @@ def size_of(config: ModelConfig, dtype: torch.dtype) -> ModelSize:
         active_parameters=parameters - idle,
         embedding_parameters=embedding,
         state_bytes_per_sequence=states,
+        working_bytes_per_sequence=working,
+        log_bytes_per_sequence=logs,
         latent_bytes_per_token=latents,
         kv_bytes_per_token=keys,
     )

@@ -66,6 +66,8 @@ def describe_plan(planned: PlannedModel) -> dict[str, object]:
         "memory": {
             "weights_bytes": sum(info.nbytes for info in checkpoint.tensors.values()),
             "mamba_state_bytes_per_sequence": size.state_bytes_per_sequence,
+            "working_bytes_per_sequence": size.working_bytes_per_sequence,
+            "log_bytes_per_sequence": size.log_bytes_per_sequence,
             "mla_bytes_per_token": size.latent_bytes_per_token,
             "kv_bytes_per_token": size.kv_bytes_per_token,
         },

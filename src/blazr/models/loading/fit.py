@@ -15,7 +15,7 @@ from blazr.nn.quant.policy import QuantizePolicy
 AS_STORED = "as stored"
 # Beside weights and caches: torch itself, activations, the sampler.
 _SPARE_BYTES = 2**29
-# A sequence has its own copy of the recurrent states, a checkpoint, and the zeros it began with.
+# Recurrent states: a checkpoint of the sequence, room for the next, and the zeros it began with.
 _STATES = 3
 
 
@@ -45,7 +45,8 @@ class Fit:
         dtype: What would be computed in.
         max_seq_len: The model's own context.
         bytes_per_token: What all layers remember of a token.
-        state_bytes: What they remember of a sequence, whatever its length.
+        state_bytes: What they remember of a running sequence, whatever its length: a checkpoint of
+            the recurrent states, working copies, and the log.
         choices: One for each way.
     """
 
@@ -78,6 +79,7 @@ def fit(model: str, device: Device, *, revision: str | None = None) -> Fit:
     specs = [layer.mixer.cache_spec(dtype) for layer in config.layers]
     per_token = sum(spec.bytes_per_token for spec in specs)
     states = sum(spec.bytes_per_checkpoint for spec in specs)
+    running = sum(spec.bytes_per_working_copy + spec.bytes_per_log for spec in specs)
 
     def choice(name: str) -> FitChoice:
         policy = QuantizePolicy(None if name == AS_STORED else name)
@@ -88,7 +90,7 @@ def fit(model: str, device: Device, *, revision: str | None = None) -> Fit:
             else math.prod(step.shape) * dtype.itemsize
             for step in planned.plan.steps
         )
-        left = free - weights - _SPARE_BYTES - _STATES * states
+        left = free - weights - _SPARE_BYTES - _STATES * states - running
         tokens = left // per_token // GRID * GRID if per_token else config.max_seq_len
         context = min(tokens, config.max_seq_len) if left > 0 else 0
         return FitChoice(quantization=name, weights_bytes=weights, context=context)
@@ -99,6 +101,6 @@ def fit(model: str, device: Device, *, revision: str | None = None) -> Fit:
         dtype=str(dtype).removeprefix("torch."),
         max_seq_len=config.max_seq_len,
         bytes_per_token=per_token,
-        state_bytes=states,
+        state_bytes=states + running,
         choices=tuple(choice(name) for name in (AS_STORED, *QUANTIZERS)),
     )

@@ -56,6 +56,16 @@ class CacheSpec:
         return sum(spec.nbytes for spec in self.checkpoint.values())
 
     @property
+    def bytes_per_log(self) -> int:
+        """Bytes of the log of one running sequence."""
+        return sum(spec.nbytes for spec in self.log_tensors.values())
+
+    @property
+    def bytes_per_working_copy(self) -> int:
+        """Bytes of the working copies of one running sequence."""
+        return sum(spec.nbytes for spec in self.working_tensors.values())
+
+    @property
     def log_tensors(self) -> Mapping[str, TensorSpec]:
         """The log of one running sequence: room for GRID rows."""
         return {

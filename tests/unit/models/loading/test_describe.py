@@ -58,7 +58,19 @@ def test_memory(tmp_path: Path, dtype: torch.dtype, itemsize: int) -> None:
     found = describe(str(tiny.save(model, tmp_path, dtype=dtype)))["memory"]
     state, window = 8 * 8 * 8, 3 * (64 + 2 * 8)
     assert found["mamba_state_bytes_per_sequence"] == 2 * (4 * state + itemsize * window)
+    # inputs of the convolution, what it makes of x and B, and step sizes
+    row = itemsize * (64 + 2 * 8) + itemsize * (64 + 8) + 4 * 8
+    assert found["log_bytes_per_sequence"] == 2 * 64 * row
+    assert found["working_bytes_per_sequence"] == 0
     assert found["mla_bytes_per_token"] == itemsize * (16 + 4)
     assert found["kv_bytes_per_token"] == itemsize * 2 * 2 * 8
     stored = tiny.tensors(model, dtype=dtype).values()
     assert found["weights_bytes"] == sum(tensor.nbytes for tensor in stored)
+
+
+def test_a_working_copy_is_as_large_as_the_state(tmp_path: Path) -> None:
+    """Mamba-3, here without a convolution, has one beside its log."""
+    found = describe(str(tiny.save(Tiny(layers=("Mamba3",)), tmp_path)))["memory"]
+    state = found["mamba_state_bytes_per_sequence"]
+    assert found["working_bytes_per_sequence"] == state > 0
+    assert found["log_bytes_per_sequence"] > 0

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from blazr.cli.info import info
 from blazr.models.loading.fit import AS_STORED, fit
-from blazr.models.loading.load import load
+from blazr.models.loading.load import load, plan_model
+from blazr.models.sizing import size_of
 from blazr.nn.device import Device, resolve_device
 from blazr.nn.quant import QUANTIZERS
 from blazr.nn.quant.weight import stored_weights
@@ -49,7 +51,9 @@ def test_a_small_machine_holds_less(tmp_path: Path) -> None:
     assert by_name[AS_STORED].context == 0
     assert 64 <= by_name["q8_0"].context < by_name["q4_0"].context < 2**26
     assert found.bytes_per_token > 0
-    assert found.state_bytes > 0
+    size = size_of(plan_model(path).derivation.config, torch.float32)
+    of_runs = size.working_bytes_per_sequence + size.log_bytes_per_sequence
+    assert found.state_bytes == size.state_bytes_per_sequence + of_runs > 0
     left = found.free_bytes - by_name["q4_0"].weights_bytes
     assert by_name["q4_0"].context * found.bytes_per_token < left
 
