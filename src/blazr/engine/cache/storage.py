@@ -98,7 +98,7 @@ class Storage:
 
     def clear_run_slots(self, ids: Sequence[int]) -> None:
         """Zero log rows and working states, before they are handed out."""
-        for tensor in self._run:
+        for tensor in self._run if ids else ():  # in most steps there are none
             fill_rows(tensor, ids)
 
     def read(self, cls: ItemClass, item: int) -> bytes:
