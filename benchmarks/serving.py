@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -102,10 +103,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     device, chance = resolve_device("auto"), Random(arguments.seed)
-    network = random_network(
-        RANDOM_SHAPES[arguments.random](), device=device, dtype=arguments.dtype
-    )
-    engine = build_engine(network, device, config=EngineConfig(max_seq_len=LONG_PROMPT * 4))
+    # the longest sessions of agents have 16,000 tokens
+    shape = replace(RANDOM_SHAPES[arguments.random](), max_seq_len=32_768)
+    network = random_network(shape, device=device, dtype=arguments.dtype)
+    engine = build_engine(network, device, config=EngineConfig())
     try:
         target = EngineTarget(engine, vocab_size=network.config.vocab_size)
         report = {
