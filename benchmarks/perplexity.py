@@ -1,6 +1,7 @@
-"""What packed weights cost: perplexity of a text, as stored and quantized.
+"""What packed weights cost, and keys and values in fewer bits: perplexity of a text.
 
     python benchmarks/perplexity.py nano stories.txt --quantize none q8_0 q4_k
+    python benchmarks/perplexity.py nano stories.txt --kv-dtype auto q8_0 fp8_e4m3
     python benchmarks/perplexity.py model.gguf stories.txt        (and llama.cpp's)
 
 The first tokens of the text in windows that do not overlap, each from nothing.
@@ -9,6 +10,7 @@ The first tokens of the text in windows that do not overlap, each from nothing.
 import argparse
 import math
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -26,8 +28,8 @@ def windows_of(model: str, text: str, count: int, length: int) -> torch.Tensor:
     return torch.tensor([[*start, *ids[i * body : (i + 1) * body]] for i in range(count)])
 
 
-def ours(model: str, windows: torch.Tensor, quantize: str | None, dtype: str) -> float:
-    with LLM(model, device="cpu", quantize=quantize, dtype=dtype) as llm:
+def ours(model: str, windows: torch.Tensor, **options: str | None) -> float:
+    with LLM(model, device="cpu", **options) as llm:
         losses = [F.cross_entropy(llm.logits(row.tolist())[:-1], row[1:]) for row in windows]
     return math.exp(torch.stack(losses).mean())
 
@@ -52,6 +54,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("text", type=Path)
     parser.add_argument("--quantize", nargs="+", default=["none"])
+    parser.add_argument("--kv-dtype", nargs="+", default=["auto"])
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--windows", type=int, default=100)
     parser.add_argument("--length", type=int, default=256)
@@ -59,9 +62,12 @@ def main() -> None:
     text = options.text.read_text(encoding="utf-8")
     windows = windows_of(options.model, text, options.windows, options.length)
     print(f"{options.model}: {windows.numel()} tokens")
-    for name in options.quantize:
-        found = ours(options.model, windows, None if name == "none" else name, options.dtype)
-        print(f"  {name:8} {found:.4f}")
+    for name, kv_dtype in product(options.quantize, options.kv_dtype):
+        quantize = None if name == "none" else name
+        found = ours(
+            options.model, windows, quantize=quantize, dtype=options.dtype, kv_dtype=kv_dtype
+        )
+        print(f"  {name:8} {kv_dtype:8} {found:.4f}")
     if options.model.endswith(".gguf") and find_spec("llama_cpp"):
         print(f"  llama.cpp {theirs(options.model, windows):.4f}")
 

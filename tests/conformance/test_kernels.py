@@ -17,6 +17,7 @@ from torch import Tensor
 from blazr.nn.kernels import KERNELS
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.kernels.kernel import Kernel
+from blazr.nn.operands.kv_dtype import kv_dtype_of
 from blazr.nn.operands.packing import Packed, Packing
 from blazr.nn.operands.recurrent import Mamba2Memory
 from blazr.nn.operands.step import GRID, StepTable
@@ -44,8 +45,9 @@ def _function(row: Kernel) -> Callable[..., Tensor]:
 
 
 def _converted(argument: Any, dtype: torch.dtype) -> Any:
-    """A copy with all floats within it in another dtype."""
+    """A copy with all floats within it in another dtype; as such are pages of fewer bits stored."""
     if isinstance(argument, Tensor):
+        argument = kv_dtype_of(argument).decode(argument)
         is_cast = argument.is_floating_point()
         return argument.to(dtype if is_cast else argument.dtype, copy=True)
     if isinstance(argument, tuple) and argument and isinstance(argument[0], Tensor):
@@ -61,8 +63,9 @@ def _converted(argument: Any, dtype: torch.dtype) -> Any:
 def _tensors(argument: Any) -> Iterator[Tensor]:
     """All floats within it, in one order."""
     if isinstance(argument, Tensor):
-        if argument.is_floating_point():
-            yield argument
+        numbers = kv_dtype_of(argument).decode(argument)
+        if numbers.is_floating_point():
+            yield numbers
     elif isinstance(argument, tuple) and argument and not isinstance(argument, Packed):
         for each in argument:
             yield from _tensors(each)
@@ -108,7 +111,7 @@ def _agree_on_memory(
     """What is put out and what is remembered; what the reference loses is allowed twice."""
     wide = tuple(_converted(each, torch.float32) for each in arguments)  # as recurrences run
     truths = _results(op.reference, wide)
-    usuals = truths if dtype == torch.float32 else _results(op.reference, deepcopy(arguments))
+    usuals = _results(op.reference, deepcopy(arguments))
     for isa in compiled.isas():
         compiled.use(isa)
         # copies that keep what lies beside what

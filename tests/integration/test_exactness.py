@@ -28,7 +28,7 @@ from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.operands.packing import PACKINGS
 from blazr.nn.ops.packed import random_packed
 from blazr.nn.quant.packed import PackedWeight
-from tests.support.examples import LENGTH_MIXES, MIXES
+from tests.support.examples import LENGTH_MIXES, MIXES, STORED_MIXES
 from tests.support.networks import CONTEXT, VOCAB, Lab, build_network
 from tests.support.seeds import run_seed
 
@@ -94,6 +94,17 @@ KINDS: dict[str, Callable[[torch.dtype], CausalLM]] = {
     },
     "plain and wide": partial(wide_network, ()),
     "packed in turns": partial(wide_network, tuple(PACKINGS)),
+    "wide in q8_0": partial(wide_network, ()),
+    "wide in fp8": partial(wide_network, ()),
+    **{
+        name: lambda dtype, mix=mix: build_network(MIXES[mix], seed=4).to(dtype)
+        for name, (mix, _) in STORED_MIXES.items()
+    },
+}
+KV_DTYPES = {
+    "wide in q8_0": "q8_0",
+    "wide in fp8": "fp8_e4m3",
+    **{name: kv_dtype for name, (_, kv_dtype) in STORED_MIXES.items()},
 }
 
 
@@ -110,13 +121,15 @@ def prompts_of(batch: int, chunk: int) -> list[tuple[int, ...]]:
 class Network:
     """A network, and what it answers to each prompt alone."""
 
-    def __init__(self, model: CausalLM) -> None:
-        self.model = model
+    def __init__(self, kind: str, dtype: torch.dtype) -> None:
+        self.lab_of = partial(
+            Lab, KINDS[kind](dtype), prefix_cache=False, kv_dtype=KV_DTYPES.get(kind, "auto")
+        )
         self.alone = cache(self._alone)
 
     def _alone(self, prompt: tuple[int, ...], length: int) -> tuple[list[int], Tensor]:
         torch.set_num_threads(1)
-        lab = Lab(self.model, max_running=1, budget=CONTEXT, prefix_cache=False, replay=False)
+        lab = self.lab_of(max_running=1, budget=CONTEXT, replay=False)
         asked = lab.ask(prompt, max_tokens=length)
         lab.run()
         return lab.answer(asked)
@@ -127,13 +140,8 @@ class Network:
         lengths = [8 + index % 5 for index in range(batch)]
         expected = list(map(self.alone, prompts, lengths))
         torch.set_num_threads(threads)
-        lab = Lab(
-            self.model,
-            max_running=batch,
-            tokens=512 + 64 * batch,
-            budget=chunk + batch,
-            prefix_cache=False,
-            replay=replay,
+        lab = self.lab_of(
+            max_running=batch, tokens=512 + 64 * batch, budget=chunk + batch, replay=replay
         )
         asked = [
             lab.ask(prompt, max_tokens=length)
@@ -161,14 +169,14 @@ _SOME = list(
 )
 def test_some_of_the_product(kind: str, case: tuple[int, int, int, bool]) -> None:
     *sizes, replay = case
-    Network(KINDS[kind](torch.float32)).check(*sizes, replay=replay)
+    Network(kind, torch.float32).check(*sizes, replay=replay)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_whole_product(kind: str) -> None:
-    network = Network(KINDS[kind](torch.bfloat16))
+    network = Network(kind, torch.bfloat16)
     recorded = [
         network.check(batch, chunk, threads, replay=replay)
         for batch, chunk, threads, replay in product(BATCHES, CHUNKS, THREADS, (False, True))

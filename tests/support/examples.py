@@ -360,6 +360,13 @@ MIXES: dict[str, tuple[str, ...]] = {
     "hybrid": ("mamba2", "mla+moe", "mamba2", "gqa+mlp"),
     "hybrid of all": ("mamba1", "gqa+moe", "mamba3_mimo", "mla+mlp", "mamba2", "mamba3"),
 }
+# Of MIXES, and what keys, values and latents are stored in.
+STORED_MIXES: dict[str, tuple[str, str]] = {
+    "gqa in q8_0": ("gqa and mlp", "q8_0"),
+    "hybrid in q8_0": ("hybrid", "q8_0"),
+    "sinks in fp8": ("caps, sinks and odd experts", "fp8_e4m3"),
+    "deepseek in fp8": ("deepseek", "fp8_e4m3"),
+}
 # Long sequences are rotated otherwise from their first token on: they share prefixes with few.
 LENGTH_MIXES: dict[str, tuple[str, ...]] = {
     "turned by length": ("gqa_long+mlp", "gqa_dynamic+mlp"),

@@ -11,6 +11,7 @@ from torch import Tensor
 from blazr.nn.layers.base import Mixer, MixerConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import TensorSpec
+from blazr.nn.operands.kv_dtype import KV_DTYPES, kv_dtype_of
 from blazr.nn.operands.step import GRID, Span, StepTable
 
 PAGES, SLOTS = 24, 12
@@ -25,9 +26,11 @@ def mixer_of(config: MixerConfig, dtype: torch.dtype = torch.float32) -> Mixer:
     return mixer.to(dtype).requires_grad_(requires_grad=False)
 
 
-def memory_of(config: MixerConfig, dtype: torch.dtype, *, pages: int = PAGES) -> LayerCache:
+def memory_of(
+    config: MixerConfig, dtype: torch.dtype, *, pages: int = PAGES, kv_dtype: str = "auto"
+) -> LayerCache:
     """Anything, in every page, checkpoint and run."""
-    spec = config.cache_spec(dtype)
+    spec, kind = config.cache_spec(dtype), KV_DTYPES[kv_dtype]
 
     def numbers(kinds: Mapping[str, TensorSpec], *sizes: int) -> dict[str, Tensor]:
         return {
@@ -36,13 +39,14 @@ def memory_of(config: MixerConfig, dtype: torch.dtype, *, pages: int = PAGES) ->
         }
 
     paged, kept = numbers(spec.paged, pages, GRID), numbers(spec.checkpoint, SLOTS)
+    paged = {name: kind.encode(each) for name, each in paged.items()}
     return LayerCache(
         paged, kept, numbers(spec.log_tensors, SLOTS), numbers(spec.working_tensors, SLOTS)
     )
 
 
 def copy_of(cache: LayerCache, dtypes: LayerCache | None = None) -> LayerCache:
-    """Its own tensors, in another one's dtypes."""
+    """Its own tensors, in another one's dtypes; as such are pages of fewer bits stored."""
     like = dtypes or cache
     pairs = (
         (cache.paged, like.paged),
@@ -52,17 +56,28 @@ def copy_of(cache: LayerCache, dtypes: LayerCache | None = None) -> LayerCache:
     )
     return LayerCache(
         *(
-            {name: own[name].to(other[name].dtype, copy=True) for name in own}
+            {
+                name: own[name].clone()
+                if own[name].dtype == other[name].dtype
+                else numbers_of(own[name]).to(other[name].dtype, copy=True)
+                for name in own
+            }
             for own, other in pairs
         )
     )
 
 
+def numbers_of(stored: Tensor) -> Tensor:
+    """What is stored, as plain numbers."""
+    return kv_dtype_of(stored).decode(stored)
+
+
 def tensors_of(cache: LayerCache) -> dict[str, Tensor]:
-    """All of them, by name."""
+    """All numbers, by name."""
+    paged = {name: numbers_of(stored) for name, stored in cache.paged.items()}
     log = {f"{name} in the log": tensor for name, tensor in cache.log.items()}
     working = {f"{name} at work": tensor for name, tensor in cache.working.items()}
-    return {**cache.paged, **cache.checkpoint, **log, **working}
+    return {**paged, **cache.checkpoint, **log, **working}
 
 
 def step_of(

@@ -80,6 +80,7 @@ class Lab:
         prefix_cache: Whether prefixes are reused.
         replay: Whether decode steps are recorded and made again.
         cache_dir: Where prefixes are kept on disk, if anywhere.
+        kv_dtype: What keys, values and latents are stored in.
     """
 
     def __init__(
@@ -92,9 +93,14 @@ class Lab:
         prefix_cache: bool = True,
         replay: bool = True,
         cache_dir: Path | None = None,
+        kv_dtype: str = "auto",
     ) -> None:
-        specs = [layer.mixer.cache_spec(model.dtype) for layer in model.config.layers]
-        layout = plan_layout(specs)
+        layout = plan_layout(
+            [
+                layer.mixer.cache_spec(model.dtype).stored_as(kv_dtype)
+                for layer in model.config.layers
+            ]
+        )
         pages, states = layout.pages_per_superpage, layout.states_per_superpage
         superpages = 2 + (-(-tokens // GRID // pages) if pages else 0)
         superpages += -(-(2 * max_running + 9) // states) if states else 0

@@ -26,6 +26,7 @@ def info(
             "--fit", help="Show the memory it needs here, with each kind of quantization."
         ),
     ] = False,
+    kv_dtype: options.KvDtype = "auto",
     device: options.DeviceName = "auto",
     as_json: options.Json = False,
     verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
@@ -38,13 +39,14 @@ def info(
         from blazr.pipelines.fallback import own_networks_only
 
         with own_networks_only("blazr info --fit"):
-            found = measure_fit(name, resolve_device(device))
+            found = measure_fit(name, resolve_device(device), kv_dtype=kv_dtype)
         if as_json:
             print(json.dumps(asdict(found), indent=2))
             return
         print(f"{found.device}: {found.free_bytes / 1e9:.1f} GB free")
         if found.bytes_per_token:
-            print(f"{found.bytes_per_token:,} bytes a token, in {found.dtype}")
+            stored = found.dtype if kv_dtype == "auto" else kv_dtype
+            print(f"{found.bytes_per_token:,} bytes a token, in {stored}")
         if found.state_bytes:
             print(f"{found.state_bytes:,} bytes a sequence, whatever its length")
         print(f"{'--quantize':<12} {'weights':>12} {'context':>14}")

@@ -40,9 +40,13 @@ def build_engine(
 
     Raises:
         CapacityError: The memory holds not even one sequence.
+        UnknownNameError: There is no such dtype of keys and values.
     """
     max_seq_len = min(model.config.max_seq_len, config.max_seq_len or model.config.max_seq_len)
-    specs = [layer.mixer.cache_spec(model.dtype) for layer in model.config.layers]
+    specs = [
+        layer.mixer.cache_spec(model.dtype).stored_as(config.kv_dtype)
+        for layer in model.config.layers
+    ]
     layout = plan_layout(specs)
     shape = plan_cache(layout, config, device=device, max_seq_len=max_seq_len)
     runner = ModelRunner(model, layout, shape, banned_ids=banned_ids)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from blazr.core.errors import UnknownFamilyError
+from blazr.core.errors import ConfigError, UnknownFamilyError
 from blazr.llm.bundle import ModelBundle, ModelInfo
 from blazr.llm.defaults import sampling_defaults
 from blazr.llm.missing_tokenizer import MissingTokenizer
@@ -49,8 +49,10 @@ def load_text_engine(
     # Imported here, because these import torch and the callers must start without it.
     from blazr.models.loading.load import load
     from blazr.nn.device import limit_threads, resolve_device
+    from blazr.nn.operands.kv_dtype import KV_DTYPES
     from blazr.pipelines.fallback import load_fallback
 
+    KV_DTYPES[options.kv_dtype]  # before minutes are spent on weights
     limit_threads()
     device = resolve_device(options.device)
     dtype = options.dtype
@@ -61,6 +63,12 @@ def load_text_engine(
                 model, device=device, dtype=dtype, quantize=options.quantize, progress=progress
             )
         except UnknownFamilyError as error:
+            if options.kv_dtype != "auto":
+                raise ConfigError(
+                    "a model that runs through transformers keeps keys and values as it likes.",
+                    found=f"kv_dtype {options.kv_dtype!r:.50}",
+                    expected="'auto'",
+                ) from error
             return load_fallback(model, error, device=device, dtype=dtype)
 
     loaded = load_weights(options.model)

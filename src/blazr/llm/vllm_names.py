@@ -14,6 +14,7 @@ _RENAMED = {
     "max_num_seqs": "max_running",
     "max_num_batched_tokens": "token_budget",
     "enable_prefix_caching": "prefix_cache",
+    "kv_cache_dtype": "kv_dtype",
 }
 _DTYPES = {"half": "float16", "float": "float32"}
 # With these values they ask for what blazr does anyway.
@@ -31,7 +32,6 @@ _ALREADY_SO: Mapping[str, tuple[object, ...]] = {
     "revision": (None,),
     "enable_lora": (False,),
     "speculative_config": (None,),
-    "kv_cache_dtype": ("auto",),
     "cpu_offload_gb": (0,),
     "swap_space": (0,),
     "seed": (None, 0),

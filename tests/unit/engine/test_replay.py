@@ -13,7 +13,7 @@ from blazr.nn.ops.matmul import gated_linear, linear, wide_linear
 from blazr.nn.ops.packed import packed_linear, random_packed
 from blazr.nn.ops.pointwise import add, scale
 from blazr.nn.ops.replay import Replay, record
-from tests.support.examples import MIXES
+from tests.support.examples import MIXES, STORED_MIXES
 from tests.support.networks import Lab, build_network
 
 pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason="the kernels are not compiled")
@@ -22,18 +22,19 @@ pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason="the kernels ar
 SOME_PYTHON = ("side by side", "shared block")
 
 
-def answers(model, *, replay: bool):
-    lab = Lab(model, replay=replay)
+def answers(model, *, replay: bool, kv_dtype: str = "auto"):
+    lab = Lab(model, replay=replay, kv_dtype=kv_dtype)
     asked = [lab.ask([5 + i, 7, 11 * i + 2], max_tokens=6 + 5 * i) for i in range(4)]
     lab.run()
     return [lab.answer(request) for request in asked], lab.runner.replays
 
 
-@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("mix", [*MIXES, *STORED_MIXES])
 def test_replayed_steps_give_the_same_bits(mix):
+    mix, kv_dtype = STORED_MIXES.get(mix, (mix, "auto"))
     model = build_network(MIXES[mix], seed=5)
-    expected, none = answers(model, replay=False)
-    got, replays = answers(model, replay=True)
+    expected, none = answers(model, replay=False, kv_dtype=kv_dtype)
+    got, replays = answers(model, replay=True, kv_dtype=kv_dtype)
     assert none is None
     made = [replays.num_python(size) for size in (1, 2, 3, 4)]
     assert None not in made

@@ -13,7 +13,9 @@ from blazr.llm.options import LoadOptions
 from blazr.llm.vllm_names import dtype_name, translate
 from tests.support.scripted import SCRIPT, ScriptedEngine, scripted_core
 
-KNOWN = frozenset({"max_seq_len", "max_running", "token_budget", "prefix_cache", "memory", "vocab"})
+KNOWN = frozenset(
+    {"max_seq_len", "max_running", "token_budget", "prefix_cache", "memory", "kv_dtype", "vocab"}
+)
 
 
 @pytest.fixture
@@ -76,6 +78,7 @@ def test_settings_of_the_engine_under_both_names() -> None:
         "memory": "1MiB",
         "vocab": "llama3",
     }
+    assert translate({"kv_cache_dtype": "fp8"}, KNOWN) == {"kv_dtype": "fp8"}
     accepted = {"trust_remote_code": True, "tensor_parallel_size": 1, "runner": "pooling"}
     assert translate(accepted, KNOWN) == {}
 

@@ -7,11 +7,12 @@ keys, values or latents, a chunk of the scan, the distance between checkpoints.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
 
+from blazr.nn.operands.kv_dtype import KV_DTYPES
 from blazr.nn.operands.step import GRID
 
 
@@ -44,6 +45,24 @@ class CacheSpec:
     checkpoint: Mapping[str, TensorSpec] = field(default_factory=dict)
     log: Mapping[str, TensorSpec] = field(default_factory=dict)
     working: tuple[str, ...] = ()
+
+    def stored_as(self, kv_dtype: str) -> CacheSpec:
+        """The same, with what is kept of every token in another dtype.
+
+        Args:
+            kv_dtype: A name of KV_DTYPES.
+
+        Raises:
+            UnknownNameError: There is no such dtype.
+        """
+        kind = KV_DTYPES[kv_dtype]
+        paged = {
+            name: TensorSpec(
+                (*spec.shape[:-1], kind.width(spec.shape[-1])), kind.dtype or spec.dtype
+            )
+            for name, spec in self.paged.items()
+        }
+        return replace(self, paged=paged)
 
     @property
     def bytes_per_token(self) -> int:

@@ -24,7 +24,9 @@ class AttentionTemperature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pages:
-    """What queries attend to, (pages, GRID, K, size), and how.
+    """What queries attend to, (pages, GRID, K, what ``size`` numbers take), and how.
+
+    Their dtype tells how numbers are stored; see ``kv_dtype.py``.
 
     Args:
         keys: Keys, or their first part.
@@ -81,7 +83,9 @@ class LatentRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latents:
-    """The memory of latent attention, (pages, GRID, size), and how it is attended to.
+    """The memory of latent attention, and how it is attended to.
+
+    Tensors are (pages, GRID, what ``size`` numbers take); see ``kv_dtype.py``.
 
     Args:
         latents: Of keys and values, R numbers a token.

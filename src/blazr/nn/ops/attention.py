@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blazr.nn.operands.attention import AttentionTemperature, Pages
+from blazr.nn.operands.kv_dtype import KV_DTYPES, read_pages, stored_size
 from blazr.nn.operands.step import SequenceGroup, StepTable
 from blazr.nn.ops.op import op
 from blazr.nn.ops.step_samples import num_tokens, sample_pages, sample_steps
@@ -162,11 +163,13 @@ def prefilling(table: StepTable) -> tuple[SequenceGroup, ...]:
     return table.groups[1:] if table.num_decodes else table.groups
 
 
-def read_pages(stored: Tensor, table: StepTable, group: SequenceGroup) -> Tensor:
+def read_group(
+    stored: Tensor, table: StepTable, group: SequenceGroup, dtype: torch.dtype
+) -> Tensor:
     """What a group has in memory: (pages, GRID, ...) to (B, tokens, ...)."""
     total = group.spans[0].total
     pages = table.block_tables[group.indices, : -(-total // stored.shape[1])]
-    return stored[pages].flatten(1, 2)[:, :total]
+    return read_pages(stored, pages, dtype)[:, :total]
 
 
 def scale_queries(q: Tensor, temperature: AttentionTemperature | None, positions: Tensor) -> Tensor:
@@ -190,14 +193,14 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
     Returns:
         (T, H, E), in the dtype of q.
     """
-    out = q.new_empty(*q.shape[:2], pages.values.shape[-1])
+    out = q.new_empty(*q.shape[:2], stored_size(pages.values))
     parts = [pages.keys] if pages.more_keys is None else [pages.keys, pages.more_keys]
     if table.num_decodes:
         (queries,) = table.groups[0].split(q)
         queries = scale_queries(queries, pages.temperature, table.groups[0].positions)[:, 0]
         for some in table.decode_groups:
-            keys = torch.cat([part[some.pages].flatten(1, 2) for part in parts], -1)
-            values = pages.values[some.pages].flatten(1, 2)
+            keys = torch.cat([read_pages(part, some.pages, q.dtype) for part in parts], -1)
+            values = read_pages(pages.values, some.pages, q.dtype)
             found = decode_attention(
                 queries[some.rows],
                 keys,
@@ -212,8 +215,8 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
     for group in prefilling(table):
         (queries,) = group.split(q)
         queries = scale_queries(queries, pages.temperature, group.positions)
-        keys = torch.cat([read_pages(part, table, group) for part in parts], -1)
-        values = read_pages(pages.values, table, group)
+        keys = torch.cat([read_group(part, table, group, q.dtype) for part in parts], -1)
+        values = read_group(pages.values, table, group, q.dtype)
         found = attention(
             queries,
             keys,
@@ -230,12 +233,14 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
 @paged_attention.sample
 def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     sizes = ((4, 2, 16, 16, 0), (6, 3, 9, 9, 0), (5, 1, 33, 33, 7))
-    for (heads, kv_heads, keys, values, more), table in product(sizes, sample_steps()):
+    for (heads, kv_heads, keys, values, more), table, kv_dtype in product(
+        sizes, sample_steps(), KV_DTYPES
+    ):
         q = torch.randn(num_tokens(table), heads, keys + more).to(dtype)
         pages = Pages(
-            keys=sample_pages(dtype, kv_heads, keys),
-            more_keys=sample_pages(dtype, kv_heads, more) if more else None,
-            values=sample_pages(dtype, kv_heads, values),
+            keys=sample_pages(dtype, kv_heads, keys, kv_dtype=kv_dtype),
+            more_keys=sample_pages(dtype, kv_heads, more, kv_dtype=kv_dtype) if more else None,
+            values=sample_pages(dtype, kv_heads, values, kv_dtype=kv_dtype),
             scale=0.3,
         )
         yield q, pages, table

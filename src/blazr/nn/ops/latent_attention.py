@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from blazr.nn.operands.attention import AttentionTemperature, LatentRows, Latents, Rotation
+from blazr.nn.operands.kv_dtype import KV_DTYPES, read_pages
 from blazr.nn.operands.step import StepTable
 from blazr.nn.ops.attention import (
     attention,
     decode_attention,
     prefilling,
-    read_pages,
+    read_group,
     scale_queries,
 )
 from blazr.nn.ops.op import op
@@ -55,8 +56,8 @@ def latent_attention(
         size = q.shape[-1]
         for some in table.decode_groups:
             plain, own_turned = own[some.rows].split((size, own.shape[-1] - size), -1)
-            latents = memory.latents[some.pages].flatten(1, 2)  # (b, S, R)
-            keys = torch.cat((latents, memory.keys[some.pages].flatten(1, 2)), -1)
+            latents = read_pages(memory.latents, some.pages, q.dtype)  # (b, S, R)
+            keys = torch.cat((latents, read_pages(memory.keys, some.pages, q.dtype)), -1)
             mixed = decode_attention(
                 torch.cat((torch.einsum("bhd,hrd->bhr", plain, memory.k_up), own_turned), -1),
                 keys.unsqueeze(2),
@@ -68,9 +69,10 @@ def latent_attention(
             out[some.rows] = torch.einsum("bhr,her->bhe", mixed.to(q.dtype), memory.v_up)
     for group in prefilling(table):
         (own,) = group.split(queries)
-        latents = read_pages(memory.latents, table, group)  # (B, S, R)
+        latents = read_group(memory.latents, table, group, q.dtype)  # (B, S, R)
         k = torch.einsum("bsr,hrd->bshd", latents, memory.k_up)
-        shared = read_pages(memory.keys, table, group).unsqueeze(2).expand(*k.shape[:-1], -1)
+        shared = read_group(memory.keys, table, group, q.dtype)
+        shared = shared.unsqueeze(2).expand(*k.shape[:-1], -1)
         found = attention(
             scale_queries(own, memory.temperature, group.positions),
             torch.cat((k, shared), -1),
@@ -85,13 +87,15 @@ def latent_attention(
 @latent_attention.sample
 def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     sizes = ((4, 16, 16, 32, 8), (3, 7, 5, 33, 6), (1, 9, 4, 10, 2))
-    for (heads, keys, values, latent, turned), table in product(sizes, sample_steps()):
+    for (heads, keys, values, latent, turned), table, kv_dtype in product(
+        sizes, sample_steps(), KV_DTYPES
+    ):
         count = num_tokens(table)
         k_up = (torch.randn(heads, latent, keys) * latent**-0.5).to(dtype)
         v_up = (torch.randn(heads, values, latent) * latent**-0.5).to(dtype)
         memory = Latents(
-            latents=sample_pages(dtype, latent),
-            keys=sample_pages(dtype, turned),
+            latents=sample_pages(dtype, latent, kv_dtype=kv_dtype),
+            keys=sample_pages(dtype, turned, kv_dtype=kv_dtype),
             k_up=k_up,
             v_up=v_up,
             scale=0.2,

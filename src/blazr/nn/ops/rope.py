@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blazr.nn.operands.attention import Rotation
-from blazr.nn.operands.step import GRID
+from blazr.nn.operands.kv_dtype import KV_DTYPES, write_entries
 from blazr.nn.ops.op import op
 from blazr.nn.ops.step_samples import num_tokens, sample_pages, sample_slots, sample_steps
 
@@ -110,23 +110,22 @@ def rotate_and_store(
         k: Keys, (T, K, D).
         v: Values, (T, K, E).
         rotation: How they are rotated, and where keys and values go.
-        keys: (pages, GRID, K, D); written.
-        values: (pages, GRID, K, E); written.
+        keys: (pages, GRID, K, D), or what D numbers take in the dtype of keys and values; written.
+        values: (pages, GRID, K, E), or the same; written.
         out: (T, H, D), where the queries go, perhaps a part of a wider tensor; None for anywhere.
 
     Returns:
         The queries, (T, H, D).
     """
-    places = rotation.slots // GRID, rotation.slots % GRID
-    keys[places] = rotate(k, rotation)
-    values[places] = v
+    write_entries(keys, rotation.slots, rotate(k, rotation))
+    write_entries(values, rotation.slots, v)
     turned = rotate(q, rotation)
     return turned if out is None else out.copy_(turned)
 
 
 @rotate_and_store.sample
 def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    sizes = ((4, 2, 16, 16, 8), (3, 1, 9, 5, 3), (1, 1, 6, 7, 0))
+    sizes = ((4, 2, 16, 16, 8), (3, 1, 9, 5, 3), (1, 1, 6, 7, 0), (1, 2, 40, 65, 10))
     for (heads, kv_heads, keys, values, pairs), table in product(sizes, sample_steps()):
         count = num_tokens(table)
         q, k = (torch.randn(count, each, keys).to(dtype) for each in (heads, kv_heads))
@@ -139,5 +138,9 @@ def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
                 interleaved=interleaved,
                 slots=sample_slots(table),
             )
-            pages = (sample_pages(dtype, kv_heads, size) for size in (keys, values))
-            yield q, k, v, rotation, *pages
+            for kv_dtype in KV_DTYPES:
+                pages = (
+                    sample_pages(dtype, kv_heads, size, kv_dtype=kv_dtype)
+                    for size in (keys, values)
+                )
+                yield q, k, v, rotation, *pages

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from blazr.nn.operands.kv_dtype import KV_DTYPES
 from blazr.nn.operands.step import GRID, Carried, Span, StepTable
 
 SLOTS, PAGES = 8, 12
@@ -62,6 +63,7 @@ def sample_carried(dtype: torch.dtype, *shape: int) -> Carried:
     return Carried(kept, working)
 
 
-def sample_pages(dtype: torch.dtype, *shape: int) -> Tensor:
-    """Anything, in every page, (pages, GRID, ...)."""
-    return torch.randn(PAGES, GRID, *shape).to(dtype)
+def sample_pages(dtype: torch.dtype, *shape: int, kv_dtype: str = "auto") -> Tensor:
+    """Anything, in every page, (pages, GRID, ...); a head's tokens lie side by side, as in use."""
+    numbers = torch.randn(PAGES, *shape[:-1], GRID, shape[-1]).to(dtype)
+    return KV_DTYPES[kv_dtype].encode(numbers).movedim(-2, 1)

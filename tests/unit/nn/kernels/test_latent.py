@@ -15,6 +15,7 @@ from blazr.nn.kernels.cpu import compiled
 from blazr.nn.kernels.recording import Arena, Recording
 from blazr.nn.layers.mla import DeepseekMlaConfig, Mla, MlaConfig
 from blazr.nn.layers.rope import RopeConfig
+from blazr.nn.operands.kv_dtype import KV_DTYPES
 from blazr.nn.operands.step import GRID, Span
 from tests.support.mixers import for_kernels, memory_of, mixer_of, step_of
 from tests.support.seeds import run_seed
@@ -74,14 +75,16 @@ def spans_of(cuts: Sequence[tuple[int, int]]) -> list[Span]:
     return spans
 
 
-def outputs(mixer: Mla, name: str, inputs: Sequence[Tensor], chunk: int) -> list[Tensor]:
+def outputs(
+    mixer: Mla, name: str, inputs: Sequence[Tensor], chunk: int, kv_dtype: str
+) -> list[Tensor]:
     """What comes out of sequences that are read together, so many tokens of each at a time."""
     tables, used = [], 0
     for rows in inputs:
         count = -(-len(rows) // GRID)
         tables.append(list(range(used, used + count)))
         used += count
-    cache = memory_of(CONFIGS[name], inputs[0].dtype, pages=used)
+    cache = memory_of(CONFIGS[name], inputs[0].dtype, pages=used, kv_dtype=kv_dtype)
     found: list[list[Tensor]] = [[] for _ in inputs]
     for start in range(0, max(map(len, inputs)), chunk):
         going = [i for i, rows in enumerate(inputs) if len(rows) > start]
@@ -104,26 +107,29 @@ def outputs(mixer: Mla, name: str, inputs: Sequence[Tensor], chunk: int) -> list
     chunk=st.sampled_from((1, 7, 64, 300)),
     threads=st.sampled_from((1, 2, 4)),
     seed=st.integers(0, 99),
+    kv_dtype=st.sampled_from(sorted(KV_DTYPES)),
 )
-def test_nothing_around_it_changes_a_bit(name, dtype, batch, chunk, threads, seed):
+def test_nothing_around_it_changes_a_bit(name, dtype, batch, chunk, threads, seed, kv_dtype):
     torch.manual_seed(run_seed(0))
     mixer, random = mixer_of(CONFIGS[name], dtype), torch.Generator().manual_seed(run_seed(seed))
     longest = {1: 70, 7: 140}.get(chunk, 310)
     lengths = [longest, *torch.randint(1, 90, (batch - 1,), generator=random).tolist()]
     inputs = [torch.randn(count, 40, generator=random).to(dtype) for count in lengths]
     torch.set_num_threads(1)
-    alone = [outputs(mixer, name, [rows], 400)[0] for rows in inputs]
+    alone = [outputs(mixer, name, [rows], 400, kv_dtype)[0] for rows in inputs]
     torch.set_num_threads(threads)
-    together = outputs(mixer, name, inputs, chunk)
+    together = outputs(mixer, name, inputs, chunk, kv_dtype)
     assert all(rows.isfinite().all() for rows in alone)
     for one, other in zip(alone, together, strict=True):
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_decode_step_is_kernels_alone(name: str, dtype: torch.dtype) -> None:
-    mixer, cache = mixer_of(CONFIGS[name], dtype), memory_of(CONFIGS[name], dtype)
+def test_a_decode_step_is_kernels_alone(name: str, dtype: torch.dtype, kv_dtype: str) -> None:
+    mixer = mixer_of(CONFIGS[name], dtype)
+    cache = memory_of(CONFIGS[name], dtype, kv_dtype=kv_dtype)
     spans = spans_of([(70, 71), (5, 6), (128, 129)])
     batch = step_of(spans, pages=[[0, 1], [2], [3, 4, 5]])
     x = torch.randn(3, 40).to(dtype)

@@ -6,16 +6,20 @@ import ctypes
 
 from torch import Tensor
 
-from blazr.nn.kernels.cpu.compiled import DTYPES, run
+from blazr.nn.kernels.cpu.compiled import DTYPES, run, stored_number
 from blazr.nn.kernels.cpu.matmul import linear_heads
-from blazr.nn.kernels.cpu.rows import rotate_and_store
+from blazr.nn.kernels.cpu.rows import (
+    MAX_KEY,
+    MAX_VALUE,
+    PagedRows,
+    paged_rows,
+    rotate_and_store,
+)
 from blazr.nn.kernels.cpu.structures import Float32, Int64, Pointer, structure
 from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.operands.attention import LatentRows, Latents, Pages, Rotation
+from blazr.nn.operands.kv_dtype import stored_size
 from blazr.nn.operands.step import StepTable
-
-# What attention.hpp has room for.
-_MAX_KEY, _MAX_VALUE = 576, 512
 
 
 @structure
@@ -23,61 +27,51 @@ class _Attention(ctypes.Structure):
     """``Attention`` of kernels.hpp."""
 
     q: Pointer
-    keys: Pointer
-    more_keys: Pointer
-    values: Pointer
+    keys: PagedRows
+    more_keys: PagedRows
+    values: PagedRows
     out: Pointer
     sinks: Pointer
     block_tables: Pointer
     spans: Pointer
-    key_size: Int64
-    more_key_size: Int64
-    value_size: Int64
     table_stride: Int64
-    key_stride: Int64
-    more_key_stride: Int64
-    value_stride: Int64
     num_spans: Int64
     longest: Int64
     heads: Int64
     kv_heads: Int64
     window: Int64
     dtype: Int64
+    stored: Int64
     temperature_length: Int64
     scale: Float32
     softcap: Float32
     temperature: Float32
 
 
-@limited_to(lambda q, pages, *_: q.shape[2] <= _MAX_KEY and pages.values.shape[-1] <= _MAX_VALUE)
+@limited_to(lambda q, pages, *_: q.shape[2] <= MAX_KEY and stored_size(pages.values) <= MAX_VALUE)
 def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
     """See the operation."""
-    keys, more, values = pages.keys, pages.more_keys, pages.values
+    keys, values = pages.keys, pages.values
     growth = pages.temperature
     q = q.contiguous()
-    out = q.new_empty(*q.shape[:2], values.shape[-1])
+    out = q.new_empty(*q.shape[:2], stored_size(values))
     call = _Attention(
         q.data_ptr(),
-        keys.data_ptr(),
-        None if more is None else more.data_ptr(),
-        values.data_ptr(),
+        paged_rows(keys),
+        paged_rows(pages.more_keys),
+        paged_rows(values),
         out.data_ptr(),
         None if pages.sinks is None else pages.sinks.data_ptr(),
         table.block_tables.data_ptr(),
         table.numbers.spans.data_ptr(),
-        keys.shape[-1],
-        0 if more is None else more.shape[-1],
-        values.shape[-1],
         table.block_tables.shape[1],
-        keys.stride(0),
-        0 if more is None else more.stride(0),
-        values.stride(0),
         len(table.numbers.spans),
         table.numbers.longest,
         q.shape[1],
         keys.shape[2],
         pages.window or 0,
         DTYPES[q.dtype],
+        stored_number(keys),
         1 if growth is None else growth.length,
         pages.scale,
         pages.softcap or 0.0,
@@ -89,8 +83,7 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
 
 @limited_to(
     lambda _, rows, *__: (
-        rows.latent.shape[1] <= _MAX_VALUE
-        and rows.latent.shape[1] + rows.q_rope.shape[2] <= _MAX_KEY
+        rows.latent.shape[1] <= MAX_VALUE and rows.latent.shape[1] + rows.q_rope.shape[2] <= MAX_KEY
     )
 )
 def latent_attention(  # noqa: PLR0917  (what a step takes, and where its memory is)

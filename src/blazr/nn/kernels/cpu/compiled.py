@@ -8,11 +8,13 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from blazr.core import env
 from blazr.nn.kernels.compile import LIBRARY, find_compiler, fingerprint
 from blazr.nn.kernels.cpu.structures import Pointer, structure
 from blazr.nn.kernels.recording import NativeCall, recording
+from blazr.nn.operands.kv_dtype import kv_dtype_of
 
 # As kernels.hpp numbers them.
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
@@ -65,6 +67,11 @@ class _Recorded(ctypes.Structure):
 
     run: Pointer
     call: Pointer
+
+
+def stored_number(pages: Tensor) -> int:
+    """How pages store their numbers, as kernels.hpp counts the ways; 0 is as they are."""
+    return kv_dtype_of(pages).number
 
 
 def replayer(calls: Sequence[NativeCall]) -> Callable[[], None]:

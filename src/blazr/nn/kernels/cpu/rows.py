@@ -8,9 +8,14 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, run
+from blazr.nn.kernels.cpu.compiled import DTYPES, run, stored_number
 from blazr.nn.kernels.cpu.structures import Float32, Int32, Int64, Pointer, structure
+from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.operands.attention import Rotation
+from blazr.nn.operands.kv_dtype import stored_size
+
+# What attention.hpp has room for.
+MAX_KEY, MAX_VALUE = 576, 512
 
 
 @structure
@@ -43,6 +48,25 @@ class _Angles(ctypes.Structure):
 
 
 @structure
+class PagedRows(ctypes.Structure):
+    """``PagedRows`` of kernels.hpp."""
+
+    first: Pointer
+    page: Int64
+    row: Int64
+    head: Int64
+    size: Int64
+
+
+def paged_rows(stored: Tensor | None) -> PagedRows:
+    """Of a tensor (pages, GRID, K, what ``size`` numbers take), or of none."""
+    if stored is None:
+        return PagedRows(None, 0, 0, 0, 0)
+    page, row, head, _ = stored.stride()
+    return PagedRows(stored.data_ptr(), page, row, head, stored_size(stored))
+
+
+@structure
 class _Rotary(ctypes.Structure):
     """``Rotary`` of kernels.hpp."""
 
@@ -53,13 +77,11 @@ class _Rotary(ctypes.Structure):
     sin: Pointer
     slots: Pointer
     out: Pointer
-    keys: Pointer
-    values: Pointer
+    keys: PagedRows
+    values: PagedRows
     tokens: Int64
     heads: Int64
     kv_heads: Int64
-    key_size: Int64
-    value_size: Int64
     pairs: Int64
     q_stride: Int64
     q_head: Int64
@@ -67,10 +89,9 @@ class _Rotary(ctypes.Structure):
     v_stride: Int64
     out_stride: Int64
     out_head: Int64
-    key_page: Int64
-    value_page: Int64
     interleaved: Int64
     dtype: Int64
+    stored: Int64
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False) -> Tensor:
@@ -128,6 +149,7 @@ def rotary_tables(frequencies: Tensor, positions: Tensor, factor: float = 1.0) -
     return out
 
 
+@limited_to(lambda _q, k, _v, _rotation, keys, *_: not stored_number(keys) or k.shape[2] <= MAX_KEY)
 def rotate_and_store(  # noqa: PLR0917  (what is rotated and stored, how, and where to)
     q: Tensor,
     k: Tensor,
@@ -149,13 +171,11 @@ def rotate_and_store(  # noqa: PLR0917  (what is rotated and stored, how, and wh
         rotation.sin.data_ptr(),
         rotation.slots.data_ptr(),
         out.data_ptr(),
-        keys.data_ptr(),
-        values.data_ptr(),
+        paged_rows(keys),
+        paged_rows(values),
         len(q),
         q.shape[1],
         k.shape[1],
-        k.shape[2],
-        v.shape[2],
         rotation.cos.shape[1],
         q.stride(0),
         q.stride(1),
@@ -163,10 +183,9 @@ def rotate_and_store(  # noqa: PLR0917  (what is rotated and stored, how, and wh
         v.stride(0),
         out.stride(0),
         out.stride(1),
-        keys.stride(0),
-        values.stride(0),
         rotation.interleaved,
         DTYPES[q.dtype],
+        stored_number(keys),
     )
     run("rotate", call)
     return out

@@ -1,7 +1,6 @@
 // Attention of new tokens to everything in memory: grouped-query, and latent in its absorbed form.
 //
-// Memory lies in pages of GRID tokens, (pages, GRID, K, size); a sequence's table names its pages in
-// order. A query goes through them with a running maximum and sum (Milakov and Gimelshein 2018,
+// Memory lies in pages of GRID tokens; a sequence's table names its pages in order. A query goes through them with a running maximum and sum (Milakov and Gimelshein 2018,
 // arXiv:1805.02867), always whole pages from absolute position 0, keys and channels in one order:
 // what comes out depends on the query's own sequence alone, decoded or prefilled, however cut.
 //
@@ -12,19 +11,27 @@
 // A key may lie in two parts (latent and rotated); values may be the first part of the keys. Keys are
 // read where they lie, as weights are in matmul.hpp. Where a processor adds the products of two pairs of
 // bfloat16 in one step, weights are rounded to it, and values are taken two rows at a time.
+//
+// Numbers that pages store in fewer bits (stored.hpp) are widened to float32 a few rows at a time, once
+// for all queries together; the rest is as for float32.
 #pragma once
 
 #include <math.h>
 
 #include "lanes.hpp"
 #include "matmul.hpp"
+#include "stored.hpp"
 
 namespace {
 
-template <class Isa, class T>
+template <class Isa, class T, class Stored>
 struct AttentionOf {
-  using Products = Matmul<Isa, T>;
-  using D = Dot<Isa, T>;
+  using Number = typename Stored::Number;  // of a page
+  static constexpr bool kWidens = !std::is_same_v<Number, T>;
+  using C = std::conditional_t<kWidens, float, T>;  // what is computed with
+  using Products = Matmul<Isa, C>;
+  using D = Dot<Isa, C>;
+  using Rows = typename Products::Rows;
   // Queries whose sums of 32 channels are in registers together, and vectors of them.
   static constexpr int kTile = kRegister > 16 ? 6 : 4, kVectors = kRegister > 32 ? 2 : 1;
   static constexpr int64_t kChannels = 32;
@@ -37,9 +44,9 @@ struct AttentionOf {
     const Span& span;
     const int64_t* table;
     int64_t kv_head, first, count;
-    T q[kQueriesTogether * kMaxKey];
+    C q[kQueriesTogether * kMaxKey];
     alignas(64) float v[kGrid * kChannels];
-    T narrow[kQueriesTogether * kGrid];  // weights, where rows are taken in pairs
+    C narrow[kQueriesTogether * kGrid];  // weights, where rows are taken in pairs
     float sums[kQueriesTogether * kMaxValue], weights[kQueriesTogether * kGrid];
     float best[kQueriesTogether], total[kQueriesTogether], scales[kQueriesTogether];
 
@@ -52,8 +59,8 @@ struct AttentionOf {
           count(count) {}
 
     int64_t group() const { return call.heads / call.kv_heads; }
-    int64_t key_size() const { return call.key_sizes[0] + call.key_sizes[1]; }
-    int64_t wide_value() const { return round_up(call.value_size, kChannels); }
+    int64_t key_size() const { return call.keys[0].size + call.keys[1].size; }
+    int64_t wide_value() const { return round_up(call.values.size, kChannels); }
     int64_t token(int64_t i) const { return (first + i) / group(); }
     int64_t head(int64_t i) const { return kv_head * group() + (first + i) % group(); }
     int64_t position(int64_t i) const { return span.start + token(i); }
@@ -65,7 +72,11 @@ struct AttentionOf {
     void read_queries() {
       for (int64_t i = 0; i < count; i++) {
         const int64_t row = (span.first + token(i)) * call.heads + head(i);
-        memcpy(q + i * key_size(), (const T*)call.q + row * key_size(), key_size() * sizeof(T));
+        const T* from = (const T*)call.q + row * key_size();
+        if constexpr (kWidens)
+          widen(from, key_size(), key_size(), q + i * key_size());
+        else
+          memcpy(q + i * key_size(), from, key_size() * sizeof(T));
         const bool has_sink = call.sinks;
         const float periods = float(1 + position(i) / call.temperature_length);
         scales[i] = call.scale * (1.0f + call.temperature * logf(periods));
@@ -75,27 +86,47 @@ struct AttentionOf {
       memset(sums, 0, size_t(count * wide_value()) * sizeof(float));
     }
 
+    // What this head has in a page.
+    RowsOf<Number> rows_of(const PagedRows& rows, int64_t page) const {
+      return {(const Number*)rows.first + page * rows.page + kv_head * rows.head, rows.row};
+    }
+
     // Scaled scores of all queries with the first rows of a page.
     void score(int64_t page, int64_t rows) {
       float dots[2][kQueriesTogether * kGrid];
       const int64_t ld = key_size();
-      for (int part = 0; part < (call.key_sizes[1] ? 2 : 1); part++) {
-        const int64_t size = call.key_sizes[part];
-        const T* keys = (const T*)call.keys[part] + page * call.key_strides[part] + kv_head * size;
-        using Rows = typename Products::Rows;
-        Products::strip(Rows{keys, call.kv_heads * size}, rows, Rows{q + part * call.key_sizes[0], ld}, count,
-                        size, dots[part], true);
+      for (int part = 0; part < (call.keys[1].size ? 2 : 1); part++) {
+        const int64_t size = call.keys[part].size;
+        const auto keys = rows_of(call.keys[part], page);
+        const Rows queries{q + part * call.keys[0].size, ld};
+        if constexpr (kWidens)
+          multiply_widened(keys, rows, queries, size, dots[part]);
+        else
+          Products::strip(keys, rows, queries, count, size, dots[part], true);
       }
       for (int64_t i = 0; i < count; i++) {
         float* s = weights + i * kGrid;
-        const float* a = dots[0] + i * rows;
-        const float* b = dots[1] + i * rows;
-        if (call.key_sizes[1])
+        const float* a = dots[0] + i * (kWidens ? kGrid : rows);
+        const float* b = dots[1] + i * (kWidens ? kGrid : rows);
+        if (call.keys[1].size)
           for (int64_t r = 0; r < rows; r++) s[r] = (a[r] + b[r]) * scales[i];
         else
           for (int64_t r = 0; r < rows; r++) s[r] = a[r] * scales[i];
         if (call.softcap > 0)
           for (int64_t r = 0; r < rows; r++) s[r] = call.softcap * tanhf(s[r] / call.softcap);
+      }
+    }
+
+    // out[i * kGrid + r], the products of queries and keys that are stored in fewer bits: a tile's rows
+    // at a time, of which the last may be unseen ones.
+    void multiply_widened(RowsOf<Number> keys, int64_t rows, Rows queries, int64_t size, float* out) {
+      const int64_t ld = round_up(size, kStoredBlock);
+      alignas(64) float wide[Products::kRows * kMaxKey];
+      for (int64_t first = 0; first < rows; first += Products::kRows) {
+        for (int64_t r = 0; r < Products::kRows; r++)
+          Stored::widen(keys[first + r], 0, size, wide + r * ld);
+        Products::template tiles<Products::kRows>(count, Rows{wide, ld}, queries, size,
+                                                  {out + first, kGrid, 1}, nullptr);
       }
     }
 
@@ -118,7 +149,7 @@ struct AttentionOf {
         store16(s + r, select(x < unseen, Lanes{}, exp16(x - now)));
       }
       if constexpr (kInPairs) {
-        T* rounded = narrow + i * kGrid;
+        C* rounded = narrow + i * kGrid;
         for (int64_t r = 0; r < kGrid; r++) round_to(s[r], rounded[r]);
         for (int64_t r = 0; r < kGrid; r++) s[r] = to_float(rounded[r]);
       }
@@ -128,20 +159,22 @@ struct AttentionOf {
       return factor;
     }
 
-    // Channels [0, channels) of rows [low, high) of the values, as `mix` takes them.
-    void read_values(const T* values, int64_t channels, int64_t low, int64_t high) {
-      const int64_t width = call.kv_heads * call.value_size;
-      if constexpr (kInPairs) {
+    // Channels [c, c + channels) of rows [low, high) of the values, as `mix` takes them.
+    void read_values(RowsOf<Number> values, int64_t c, int64_t channels, int64_t low, int64_t high) {
+      if constexpr (kWidens) {
+        for (int64_t r = low; r < high; r++)
+          Stored::widen(values[r], c, channels, v + r * kChannels);
+      } else if constexpr (kInPairs) {
         auto* to = (typename D::Reg*)v;
         const auto load = [&](int64_t r) {
-          const T* row = values + r * width;
+          const T* row = values[r] + c;
           return channels < D::step ? D::load_tail(row, int(channels)) : D::load(row);
         };
         for (int64_t r = low / 2 * 2; r < high; r += 2)
           D::interleave(load(r), r + 1 < high ? load(r + 1) : typename D::Reg{}, to + r);
       } else {
         for (int64_t r = low; r < high; r++)
-          widen(values + r * width, channels, kChannels, v + r * kChannels);
+          widen(values[r] + c, channels, kChannels, v + r * kChannels);
       }
     }
 
@@ -176,7 +209,7 @@ struct AttentionOf {
         for (int h = 0; h < kVectors; h++) store16(to + n * ld + 16 * h, out[n][h]);
     }
     template <class Sums, class Pair>
-    static void add_pair(Sums& sums, const Pair& rows, const T* weights) {
+    static void add_pair(Sums& sums, const Pair& rows, const C* weights) {
       sums.v = (decltype(sums.v))D::dot((typename Isa::Acc)sums.v, rows, D::pair(weights));
     }
 
@@ -193,12 +226,13 @@ struct AttentionOf {
           for (int64_t c = 0; c < wide_value(); c++) sum[c] *= factor;
         if (from < to) low = smaller(low, from), high = larger(high, to);
       }
-      const int64_t size = call.value_size;
-      const T* values = (const T*)call.values + page * call.value_stride + kv_head * size;
+      const int64_t size = call.values.size;
+      const int64_t tiles = (count + kTile - 1) / kTile, step = (count + tiles - 1) / tiles;
+      const auto values = rows_of(call.values, page);
       for (int64_t c = 0; c < size; c += kChannels) {
-        read_values(values + c, smaller(size - c, kChannels), low, high);
-        for (int64_t i = 0; i < count; i += kTile)
-          with_count<kTile>(smaller(kTile, count - i), [&](auto together) {
+        read_values(values, c, smaller(size - c, kChannels), low, high);
+        for (int64_t i = 0; i < count; i += step)
+          with_count<kTile>(smaller(step, count - i), [&](auto together) {
             for (int64_t first = 0; first < kChannels; first += 16 * kVectors)
               mix<together>(i, first, sums + i * wide_value() + c + first, low, high);
           });
@@ -211,9 +245,9 @@ struct AttentionOf {
       for (int64_t base = oldest(0) / kGrid * kGrid; base < end; base += kGrid)
         page(base, smaller(end - base, kGrid));
       for (int64_t i = 0; i < count; i++) {
-        T* out = (T*)call.out + ((span.first + token(i)) * call.heads + head(i)) * call.value_size;
+        T* out = (T*)call.out + ((span.first + token(i)) * call.heads + head(i)) * call.values.size;
         const float share = total[i] > 0 ? 1.0f / total[i] : 0.0f;
-        for (int64_t c = 0; c < call.value_size; c++)
+        for (int64_t c = 0; c < call.values.size; c++)
           round_to(sums[i * wide_value() + c] * share, out[c]);
       }
     }

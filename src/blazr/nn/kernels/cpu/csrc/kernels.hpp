@@ -5,6 +5,9 @@
 
 enum Dtype : int { kBf16 = 0, kF16 = 1, kF32 = 2, kNumDtypes = 3 };
 
+// How keys, values and latents lie in pages: in the dtype of the call, or as stored.hpp says.
+enum Stored : int { kPlain = 0, kStoredQ8_0 = 1, kStoredFp8 = 2, kNumStored = 3 };
+
 // y = x @ w.T + bias, or y = silu(x @ w.T) * (x @ w2.T) where w2 is given; where a residual is, this
 // rounded, times `scale`, and added to it.
 //
@@ -302,20 +305,26 @@ struct GatedRows {
 
 inline constexpr int64_t kMaxGated = 1 << 15;  // numbers of a row
 
+// Keys, values or latents, (pages, 64, kv_heads, what `size` numbers take): the elements of a token's
+// head lie side by side, all else as many elements apart as the strides say.
+struct PagedRows {
+  void* first;
+  int64_t page, row, head;  // strides: from page to page, from token to token, from head to head
+  int64_t size;
+};
+
 // Attention over pages (see attention.hpp).
 struct Attention {
-  const void* q;                // (T, heads, key_sizes[0] + key_sizes[1])
-  const void* keys[2];          // (pages, 64, kv_heads, key_sizes[i])
-  const void* values;           // (pages, 64, kv_heads, value_size)
-  void* out;                    // (T, heads, value_size)
+  const void* q;                // (T, heads, the sizes of keys together)
+  PagedRows keys[2];            // the second may have nothing
+  PagedRows values;
+  void* out;                    // (T, heads, values.size)
   const float* sinks;           // (heads) or null
   const int64_t* block_tables;  // (sequences, table_stride)
   const Span* spans;
-  int64_t key_sizes[2], value_size, table_stride;
-  int64_t key_strides[2], value_stride;  // numbers from one page to the next
-  int64_t num_spans, longest, heads, kv_heads;
+  int64_t table_stride, num_spans, longest, heads, kv_heads;
   int64_t window;  // tokens, or 0
-  int64_t dtype, temperature_length;
+  int64_t dtype, stored, temperature_length;
   // Of position p, scores are multiplied with scale * (1 + temperature * log(1 + p / length)), the
   // quotient rounded down.
   float scale, softcap, temperature;
@@ -337,21 +346,20 @@ struct Norm {
 };
 
 // Rotation of queries and keys; keys and values go to their places in the pages (see rows.hpp).
-// Keys and values of a token lie side by side; strides are numbers from token to token, from head to
-// head, or from page to page.
+// Keys and values of a token lie side by side in k and v; strides are numbers from token to token, or
+// from head to head.
 struct Rotary {
-  const void* q;         // (T, heads, key_size)
-  const void* k;         // (T, kv_heads, key_size)
-  const void* v;         // (T, kv_heads, value_size)
+  const void* q;         // (T, heads, keys.size)
+  const void* k;         // (T, kv_heads, keys.size)
+  const void* v;         // (T, kv_heads, values.size)
   const float *cos, *sin;  // (T, pairs)
   const int64_t* slots;  // (T), page * 64 + place
-  void* out;             // (T, heads, key_size), the queries
-  void* keys;            // (pages, 64, kv_heads, key_size)
-  void* values;          // (pages, 64, kv_heads, value_size)
-  int64_t tokens, heads, kv_heads, key_size, value_size, pairs;
-  int64_t q_stride, q_head, k_stride, v_stride, out_stride, out_head, key_page, value_page;
+  void* out;             // (T, heads, keys.size), the queries
+  PagedRows keys, values;
+  int64_t tokens, heads, kv_heads, pairs;
+  int64_t q_stride, q_head, k_stride, v_stride, out_stride, out_head;
   int64_t interleaved;  // whether the channels of a pair lie side by side
-  int64_t dtype;
+  int64_t dtype, stored;
 };
 
 // Cosine and sine of position * frequency, times the factor.
@@ -490,10 +498,11 @@ struct TypedKernels {
   Finish finish;
   // Rows, or tokens, [m0, m1).
   void (*norm)(const Norm& call, int64_t m0, int64_t m1);
-  void (*rotate)(const Rotary& call, int64_t m0, int64_t m1);
+  void (*rotate[kNumStored])(const Rotary& call, int64_t m0, int64_t m1);
   // Queries [first, first + count) of a sequence and one key/value head, at most kQueriesTogether;
   // query i is head i % group of token i / group.
-  void (*attend)(const Attention& call, int64_t span, int64_t kv_head, int64_t first, int64_t count);
+  void (*attend[kNumStored])(const Attention& call, int64_t span, int64_t kv_head, int64_t first,
+                             int64_t count);
   // Of a sequence: rows [t0, t1); heads [h0, h1), at most kHeadsTogether, of one group; channels
   // [c0, c1), at most kChannelsTogether; one value head.
   void (*mamba2_convolve)(const Mamba2& call, const Span& span, int64_t t0, int64_t t1);

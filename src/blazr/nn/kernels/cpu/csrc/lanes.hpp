@@ -92,6 +92,7 @@ BLAZR_BETWEEN(+, int32_t, int32_t)
 BLAZR_BETWEEN(-, int32_t, int32_t)
 BLAZR_BETWEEN(&, int32_t, int32_t)
 BLAZR_BETWEEN(^, int32_t, int32_t)
+BLAZR_BETWEEN(|, int32_t, int32_t)
 BLAZR_BETWEEN(>, int32_t, int32_t)
 BLAZR_BETWEEN(!=, int32_t, int32_t)
 #undef BLAZR_BETWEEN
@@ -119,6 +120,31 @@ template <int N>
 template <int N>
 [[gnu::always_inline]] inline Registers<float, N> floats_of(const Registers<int32_t, N>& x) {
   return each<float>([](auto x) { return x; }, x);
+}
+
+// Sixteen signed bytes as numbers. Compilers widen them one by one if they are not told how.
+template <int N = kPerLanes>
+[[gnu::always_inline]] inline Registers<int32_t, N> load_bytes(const int8_t* p) {
+  if constexpr (N == 1) {
+    using Vector = typename Registers<int32_t, 1>::Vector;
+#if defined(__AVX512F__)
+    return {(Vector)_mm512_cvtepi8_epi32(load_as<__m128i>(p))};
+#elif defined(__AVX2__)
+    return {(Vector)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))};
+#elif defined(__aarch64__)
+    const int8x8_t four = vcreate_s8(load_as<uint32_t>(p));
+    return {(Vector)vmovl_s16(vget_low_s16(vmovl_s8(four)))};
+#else
+    return {Vector{p[0], p[1], p[2], p[3]}};
+#endif
+  } else {
+    return {load_bytes<N / 2>(p), load_bytes<N / 2>(p + N / 2 * (kRegister / 4))};
+  }
+}
+template <int N>
+[[gnu::always_inline]] inline Registers<float, N> floats(const Registers<int32_t, N>& x) {
+  return each<float>(
+      [](auto x) { return __builtin_convertvector(x, typename Registers<float, 1>::Vector); }, x);
 }
 
 // a * b + c. Rounded once where the processor can; never left to the compiler, which might fuse in

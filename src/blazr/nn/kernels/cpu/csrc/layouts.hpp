@@ -50,12 +50,13 @@ std::string layouts() {
       LAYOUT(GatedRows, x, gate, weight, out, m, n, groups, norm, gate_stride, dtype, eps),
       LAYOUT(Norm, x, weight, bias, out, dtype, m, inner, size, stride, eps, unit_offset),
       LAYOUT(Angles, frequencies, positions, out, tokens, pairs, factor),
-      LAYOUT(Rotary, q, k, v, cos, sin, slots, out, keys, values, tokens, heads, kv_heads, key_size, value_size, pairs, q_stride, q_head, k_stride, v_stride, out_stride, out_head, key_page, value_page, interleaved, dtype),
+      LAYOUT(PagedRows, first, page, row, head, size),
+      LAYOUT(Rotary, q, k, v, cos, sin, slots, out, keys, values, tokens, heads, kv_heads, pairs, q_stride, q_head, k_stride, v_stride, out_stride, out_head, interleaved, dtype, stored),
       LAYOUT(Choice, scores, peaks, places, rows, size, stride, blocks, count),
       LAYOUT(Draw, scores, wishes, peaks, tallies, candidates, places, rows, size, stride, blocks, parts),
       LAYOUT(Pack, blocks, zeros, out, packing, rows, supers),
       LAYOUT(Encode, x, out, blocks),
-      LAYOUT(Attention, q, keys[0], keys[1], values, out, sinks, block_tables, spans, key_sizes[0], key_sizes[1], value_size, table_stride, key_strides[0], key_strides[1], value_stride, num_spans, longest, heads, kv_heads, window, dtype, temperature_length, scale, softcap, temperature),
+      LAYOUT(Attention, q, keys[0], keys[1], values, out, sinks, block_tables, spans, table_stride, num_spans, longest, heads, kv_heads, window, dtype, stored, temperature_length, scale, softcap, temperature),
       LAYOUT(Recorded, run, call),
   };
   std::string text;

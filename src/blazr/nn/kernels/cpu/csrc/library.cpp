@@ -331,7 +331,7 @@ void blazr_attention(const Attention* call, int threads) {
     const int64_t first = (blocks - 1 - rest / call->kv_heads) * step;
     const int64_t left = call->spans[span].length * group - first;
     if (left > 0)
-      typed(call->dtype).attend(*call, span, rest % call->kv_heads, first, smaller(left, step));
+      typed(call->dtype).attend[call->stored](*call, span, rest % call->kv_heads, first, smaller(left, step));
   });
 }
 
@@ -342,7 +342,7 @@ void blazr_norm(const Norm* call, int threads) {
 
 void blazr_rotate(const Rotary* call, int threads) {
   in_stretches_of(16, call->tokens, threads,
-                  [&](int64_t t0, int64_t t1) { typed(call->dtype).rotate(*call, t0, t1); });
+                  [&](int64_t t0, int64_t t1) { typed(call->dtype).rotate[call->stored](*call, t0, t1); });
 }
 
 void blazr_pointwise(const Pointwise* call, int threads) {

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "lanes.hpp"
+#include "stored.hpp"
 
 namespace {
 
@@ -47,10 +47,13 @@ struct RowParts {
   }
 
   // Tokens [t0, t1): queries are rotated into call.out; keys are rotated into their page, values
-  // copied into theirs.
+  // copied into theirs, as pages store them.
   //
-  //   page of keys   [ token 0: head 0 | head 1 | ... ][ token 1: ... ]   64 tokens
+  //   page of keys   [ head 0: token 0 | token 1 | ... 64 tokens ][ head 1: ... ]
+  template <class Stored>
   static void rotate(const Rotary& call, int64_t t0, int64_t t1) {
+    using Number = typename Stored::Number;
+    const int64_t key_size = call.keys.size, value_size = call.values.size;
     for (int64_t t = t0; t < t1; t++) {
       const float* cos = call.cos + t * call.pairs;
       const float* sin = call.sin + t * call.pairs;
@@ -60,12 +63,21 @@ struct RowParts {
       for (int64_t h = 0; h < call.heads; h++)
         turn(call, q + h * call.q_head, cos, sin, out + h * call.out_head);
       const T* k = (const T*)call.k + t * call.k_stride;
-      T* keys = (T*)call.keys + page * call.key_page + at * call.kv_heads * call.key_size;
-      for (int64_t h = 0; h < call.kv_heads; h++)
-        turn(call, k + h * call.key_size, cos, sin, keys + h * call.key_size);
-      const int64_t width = call.kv_heads * call.value_size;
-      memcpy((T*)call.values + page * call.value_page + at * width,
-             (const T*)call.v + t * call.v_stride, width * sizeof(T));
+      const T* v = (const T*)call.v + t * call.v_stride;
+      for (int64_t h = 0; h < call.kv_heads; h++) {
+        const auto at_head = [&](const PagedRows& rows) {
+          return (Number*)rows.first + page * rows.page + at * rows.row + h * rows.head;
+        };
+        if constexpr (std::is_same_v<Number, T>) {
+          turn(call, k + h * key_size, cos, sin, at_head(call.keys));
+          memcpy(at_head(call.values), v + h * value_size, size_t(value_size) * sizeof(T));
+        } else {
+          T turned[kMaxKey];
+          turn(call, k + h * key_size, cos, sin, turned);
+          Stored::narrow(turned, key_size, at_head(call.keys));
+          Stored::narrow(v + h * value_size, value_size, at_head(call.values));
+        }
+      }
     }
   }
 
@@ -79,7 +91,7 @@ struct RowParts {
       round_to(ac - bs, out[i * step]);
       round_to(bc + as, out[i * step + apart]);
     }
-    for (int64_t i = 2 * pairs; i < call.key_size; i++) out[i] = x[i];
+    for (int64_t i = 2 * pairs; i < call.keys.size; i++) out[i] = x[i];
   }
 };
 

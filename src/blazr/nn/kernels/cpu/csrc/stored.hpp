@@ -1,0 +1,122 @@
+// How keys, values and latents lie in pages where they take fewer bits than they are computed in.
+// nn/operands/kv_dtype.py says the same, in torch.
+//
+//   Q8_0   [ f16 scale | 32 x int8 ][ f16 scale | 32 x int8 ] ... the last block may be shorter
+//   fp8    [ one byte a number: sign, 4 bits of exponent, 3 of mantissa ]
+//
+// Both are read and written in blocks of 32 numbers; what is read becomes float32.
+#pragma once
+
+#include "lanes.hpp"
+
+namespace {
+
+constexpr int64_t kStoredBlock = 32;
+
+// `size` numbers as they are computed with.
+template <class T>
+struct Plain {
+  using Number = T;
+  static constexpr int64_t width(int64_t size) { return size; }  // in Numbers
+};
+
+// What Q8_0 and fp8 have in common: a row of bytes, read block by block.
+template <class Kind>
+struct Blocks {
+  using Number = uint8_t;
+
+  // `size` numbers from channel `first` on, the first of a block, with zeros up to a whole block.
+  static void widen(const uint8_t* row, int64_t first, int64_t size, float* to) {
+    int64_t c = 0;
+    for (; c + kStoredBlock <= size; c += kStoredBlock)
+      Kind::widen_block((const int8_t*)row + Kind::width(first + c), to + c);
+    if (c == size) return;
+    int8_t end[Kind::width(kStoredBlock)] = {};
+    memcpy(end, row + Kind::width(first + c), size_t(Kind::width(size - c)));
+    Kind::widen_block(end, to + c);
+  }
+
+  template <class T>
+  static void narrow(const T* from, int64_t size, uint8_t* row) {
+    for (int64_t c = 0; c < size; c += kStoredBlock)
+      Kind::narrow_block(from + c, smaller(size - c, kStoredBlock), row + Kind::width(c));
+  }
+};
+
+struct Q8_0 : Blocks<Q8_0> {
+  static constexpr int64_t width(int64_t size) {
+    return size + 2 * ((size + kStoredBlock - 1) / kStoredBlock);
+  }
+
+  [[gnu::always_inline]] static void widen_block(const int8_t* from, float* to) {
+    const Lanes scale = all16(scale_of(from));
+    for (int i = 0; i < kStoredBlock; i += 16)
+      store16(to + i, floats(load_bytes(from + 2 + i)) * scale);
+  }
+
+  // One conversion for every 32 numbers counts: in one step, where the processor has that.
+  [[gnu::always_inline]] static float scale_of(const int8_t* from) {
+#if defined(__F16C__)
+    return _cvtsh_ss(load_as<uint16_t>(from));
+#elif defined(__aarch64__)
+    return float(load_as<__fp16>(from));
+#else
+    return to_float(load_as<f16>(from));
+#endif
+  }
+
+  template <class T>
+  static void narrow_block(const T* from, int64_t n, uint8_t* to) {
+    uint32_t most = 0;  // as bits, where NaN is more than any number
+    for (int64_t i = 0; i < n; i++) {
+      const uint32_t magnitude = bits_as<uint32_t>(to_float(from[i])) & 0x7fffffff;
+      most = magnitude > most ? magnitude : most;
+    }
+    f16 scale;
+    round_to(bits_as<float>(most) / 127, scale);
+    const float inverse = 1 / to_float(scale), by = inverse <= __FLT_MAX__ ? inverse : 0;
+    memcpy(to, &scale, sizeof scale);
+    for (int64_t i = 0; i < n; i++) {
+      const float magic = 0x1.8p23f;  // adding it rounds to the nearest integer, ties to even
+      const float x = (to_float(from[i]) * by + magic) - magic;
+      to[2 + i] = uint8_t(int8_t(x < -127 ? -127 : x < 127 ? x : 127));
+    }
+  }
+};
+
+struct Fp8 : Blocks<Fp8> {
+  static constexpr int64_t width(int64_t size) { return size; }
+
+  [[gnu::always_inline]] static void widen_block(const int8_t* from, float* to) {
+    for (int i = 0; i < kStoredBlock; i += 16) {
+      const Lane x = load_bytes(from + i), magnitude = x & 0x7f, sign = x & INT32_MIN;
+      const Lane normal = (magnitude << 20) + (120 << 23);
+      const Lane subnormal = bits_of(floats(magnitude) * 0x1p-9f);
+      const Lane nan = (magnitude > 0x7e) & 0x7fc00000;
+      store16(to + i, floats_of((select(magnitude > 7, normal, subnormal) ^ sign) | nan));
+    }
+  }
+
+  // To the nearest, ties to even; what is too large becomes the largest.
+  template <class T>
+  static void narrow_block(const T* from, int64_t n, uint8_t* to) {
+    for (int64_t i = 0; i < n; i++) {
+      const uint32_t u = bits_as<uint32_t>(to_float(from[i])), sign = (u >> 24) & 0x80;
+      const uint32_t magnitude = u & 0x7fffffff;
+      uint32_t bits;
+      if (magnitude > 0x7f800000) {
+        bits = 0x7f;  // NaN
+      } else if (magnitude >= 0x43e00000) {
+        bits = 0x7e;  // 448
+      } else if (magnitude < 0x3c800000) {
+        // subnormal: the addition puts the last bit where float32 rounds
+        bits = bits_as<uint32_t>(bits_as<float>(magnitude) + 0x1p14f) - 0x46800000;
+      } else {
+        bits = (magnitude - 0x3c000000 + 0x7ffff + ((magnitude >> 20) & 1)) >> 20;
+      }
+      to[i] = uint8_t(sign | bits);
+    }
+  }
+};
+
+}  // namespace
