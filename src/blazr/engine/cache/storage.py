@@ -133,9 +133,10 @@ class Storage:
             paged = {}
             checkpoint = {}
             for name, tensor in spec.paged.items():
-                wide = TensorSpec((GRID, *tensor.shape), tensor.dtype)
+                # a head's tokens side by side, as attention reads them: (..., GRID, size)
+                wide = TensorSpec((*tensor.shape[:-1], GRID, tensor.shape[-1]), tensor.dtype)
                 assert self._pages is not None
-                paged[name] = _view(self._pages, wide, page_at)
+                paged[name] = _view(self._pages, wide, page_at).movedim(-2, 1)
                 page_at += _aligned(wide.nbytes)
             for name, tensor in spec.checkpoint.items():
                 assert self._states is not None
