@@ -12,8 +12,8 @@
 // read where they lie, as weights are in matmul.hpp. Where a processor adds the products of two pairs of
 // bfloat16 in one step, weights are rounded to it, and values are taken two rows at a time.
 //
-// Numbers that pages store in fewer bits (stored.hpp) are widened to float32 a few rows at a time, once
-// for all queries together; the rest is as for float32.
+// Numbers that pages store in fewer bits (stored.hpp) are widened a few rows at a time, once for all
+// queries together: to bfloat16 where there are such steps for it, else to float32. The rest is the same.
 #pragma once
 
 #include <math.h>
@@ -24,18 +24,23 @@
 
 namespace {
 
+// Whether pairs of numbers are multiplied and added in one step.
+template <class D>
+constexpr bool kHasPairs = requires(typename D::Reg r) { D::interleave(r, r, &r); };
+
 template <class Isa, class T, class Stored>
 struct AttentionOf {
   using Number = typename Stored::Number;  // of a page
   static constexpr bool kWidens = !std::is_same_v<Number, T>;
-  using C = std::conditional_t<kWidens, float, T>;  // what is computed with
+  // What is computed with.
+  using C = std::conditional_t<kWidens && !kHasPairs<Dot<Isa, T>>, float, T>;
   using Products = Matmul<Isa, C>;
   using D = Dot<Isa, C>;
   using Rows = typename Products::Rows;
   // Queries whose sums of 32 channels are in registers together, and vectors of them.
   static constexpr int kTile = kRegister > 16 ? 6 : 4, kVectors = kRegister > 32 ? 2 : 1;
   static constexpr int64_t kChannels = 32;
-  static constexpr bool kInPairs = requires(typename D::Reg r) { D::interleave(r, r, &r); };
+  static constexpr bool kInPairs = kHasPairs<D>;
 
   // Up to kQueriesTogether queries of one sequence and one key/value head. Query i is the one of token
   // i / group, head i % group of those that share the key/value head.
@@ -73,10 +78,10 @@ struct AttentionOf {
       for (int64_t i = 0; i < count; i++) {
         const int64_t row = (span.first + token(i)) * call.heads + head(i);
         const T* from = (const T*)call.q + row * key_size();
-        if constexpr (kWidens)
-          widen(from, key_size(), key_size(), q + i * key_size());
-        else
+        if constexpr (std::is_same_v<C, T>)
           memcpy(q + i * key_size(), from, key_size() * sizeof(T));
+        else
+          widen(from, key_size(), key_size(), q + i * key_size());
         const bool has_sink = call.sinks;
         const float periods = float(1 + position(i) / call.temperature_length);
         scales[i] = call.scale * (1.0f + call.temperature * logf(periods));
@@ -121,13 +126,24 @@ struct AttentionOf {
     // at a time, of which the last may be unseen ones.
     void multiply_widened(RowsOf<Number> keys, int64_t rows, Rows queries, int64_t size, float* out) {
       const int64_t ld = round_up(size, kStoredBlock);
-      alignas(64) float wide[Products::kRows * kMaxKey];
+      alignas(64) C wide[Products::kRows * kMaxKey];
       for (int64_t first = 0; first < rows; first += Products::kRows) {
         for (int64_t r = 0; r < Products::kRows; r++)
-          Stored::widen(keys[first + r], 0, size, wide + r * ld);
+          Stored::widen(keys[first + r], 0, size, [&](int64_t c, const Lanes& lo, const Lanes& hi) {
+            put(lo, hi, wide + r * ld + c);
+          });
         Products::template tiles<Products::kRows>(count, Rows{wide, ld}, queries, size,
                                                   {out + first, kGrid, 1}, nullptr);
       }
+    }
+
+    // A block of numbers as they are computed with.
+    [[gnu::always_inline]] static void put(const Lanes& lo, const Lanes& hi, float* to) {
+      store16(to, lo), store16(to + 16, hi);
+    }
+    [[gnu::always_inline]] static void put(const Lanes& lo, const Lanes& hi, bf16* to) {
+      const auto numbers = D::rounded(lo, hi);
+      memcpy(to, &numbers, sizeof numbers);
     }
 
     // Turn the scores of query i, of which [low, high) are seen, into weights; returns the factor
@@ -161,17 +177,27 @@ struct AttentionOf {
 
     // Channels [c, c + channels) of rows [low, high) of the values, as `mix` takes them.
     void read_values(RowsOf<Number> values, int64_t c, int64_t channels, int64_t low, int64_t high) {
-      if constexpr (kWidens) {
-        for (int64_t r = low; r < high; r++)
-          Stored::widen(values[r], c, channels, v + r * kChannels);
-      } else if constexpr (kInPairs) {
+      if constexpr (kInPairs) {
         auto* to = (typename D::Reg*)v;
         const auto load = [&](int64_t r) {
-          const T* row = values[r] + c;
-          return channels < D::step ? D::load_tail(row, int(channels)) : D::load(row);
+          if constexpr (kWidens) {
+            typename D::Reg numbers{};
+            Stored::widen(values[r], c, channels, [&](int64_t, const Lanes& lo, const Lanes& hi) {
+              numbers = D::rounded(lo, hi);
+            });
+            return numbers;
+          } else {
+            const T* row = values[r] + c;
+            return channels < D::step ? D::load_tail(row, int(channels)) : D::load(row);
+          }
         };
         for (int64_t r = low / 2 * 2; r < high; r += 2)
           D::interleave(load(r), r + 1 < high ? load(r + 1) : typename D::Reg{}, to + r);
+      } else if constexpr (kWidens) {
+        for (int64_t r = low; r < high; r++)
+          Stored::widen(values[r], c, channels, [&](int64_t, const Lanes& lo, const Lanes& hi) {
+            put(lo, hi, v + r * kChannels);
+          });
       } else {
         for (int64_t r = low; r < high; r++)
           widen(values[r] + c, channels, kChannels, v + r * kChannels);

@@ -71,6 +71,10 @@ struct Dot<Avx512Bf16, bf16> {
   static __m512 dot(__m512 acc, Reg a, Reg b) {
     return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
   }
+  // Thirty-two numbers, rounded.
+  static Reg rounded(const Lanes& lo, const Lanes& hi) {
+    return (Reg)_mm512_cvtne2ps_pbh((__m512)hi.v, (__m512)lo.v);
+  }
   // Rows a and b number by number: what `dot` takes to add both, weighed by a `pair`, in one step.
   static void interleave(Reg a, Reg b, Reg* out) {
     const Reg low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39,

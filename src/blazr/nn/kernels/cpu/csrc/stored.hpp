@@ -4,7 +4,7 @@
 //   Q8_0   [ f16 scale | 32 x int8 ][ f16 scale | 32 x int8 ] ... the last block may be shorter
 //   fp8    [ one byte a number: sign, 4 bits of exponent, 3 of mantissa ]
 //
-// Both are read and written in blocks of 32 numbers; what is read becomes float32.
+// Both are read and written in blocks of 32 numbers.
 #pragma once
 
 #include "lanes.hpp"
@@ -25,15 +25,23 @@ template <class Kind>
 struct Blocks {
   using Number = uint8_t;
 
-  // `size` numbers from channel `first` on, the first of a block, with zeros up to a whole block.
-  static void widen(const uint8_t* row, int64_t first, int64_t size, float* to) {
+  // Calls to(c, lo, hi) for each block of `size` numbers from channel `first` on, the first of one, with
+  // its sixteen first and last numbers; there are zeros behind the last.
+  template <class To>
+  [[gnu::always_inline]] static void widen(const uint8_t* row, int64_t first, int64_t size, const To& to) {
     int64_t c = 0;
     for (; c + kStoredBlock <= size; c += kStoredBlock)
-      Kind::widen_block((const int8_t*)row + Kind::width(first + c), to + c);
+      block(row + Kind::width(first + c), c, to);
     if (c == size) return;
-    int8_t end[Kind::width(kStoredBlock)] = {};
+    uint8_t end[Kind::width(kStoredBlock)] = {};
     memcpy(end, row + Kind::width(first + c), size_t(Kind::width(size - c)));
-    Kind::widen_block(end, to + c);
+    block(end, c, to);
+  }
+  template <class To>
+  [[gnu::always_inline]] static void block(const uint8_t* from, int64_t c, const To& to) {
+    const auto scale = Kind::scale_of(from);
+    const int8_t* codes = (const int8_t*)from + Kind::kBeforeCodes;
+    to(c, Kind::numbers(load_bytes(codes), scale), Kind::numbers(load_bytes(codes + 16), scale));
   }
 
   template <class T>
@@ -48,20 +56,20 @@ struct Q8_0 : Blocks<Q8_0> {
     return size + 2 * ((size + kStoredBlock - 1) / kStoredBlock);
   }
 
-  [[gnu::always_inline]] static void widen_block(const int8_t* from, float* to) {
-    const Lanes scale = all16(scale_of(from));
-    for (int i = 0; i < kStoredBlock; i += 16)
-      store16(to + i, floats(load_bytes(from + 2 + i)) * scale);
+  static constexpr int64_t kBeforeCodes = 2;
+  [[gnu::always_inline]] static Lanes numbers(const Lane& codes, const Lanes& scale) {
+    return floats(codes) * scale;
   }
-
   // One conversion for every 32 numbers counts: in one step, where the processor has that.
-  [[gnu::always_inline]] static float scale_of(const int8_t* from) {
+  [[gnu::always_inline]] static Lanes scale_of(const uint8_t* from) {
 #if defined(__F16C__)
-    return _cvtsh_ss(load_as<uint16_t>(from));
+    return all16(_cvtsh_ss(load_as<uint16_t>(from)));
 #elif defined(__aarch64__)
-    return float(load_as<__fp16>(from));
+    __fp16 scale;
+    memcpy(&scale, from, sizeof scale);
+    return all16(scale);
 #else
-    return to_float(load_as<f16>(from));
+    return all16(to_float(load_as<f16>(from)));
 #endif
   }
 
@@ -87,15 +95,14 @@ struct Q8_0 : Blocks<Q8_0> {
 struct Fp8 : Blocks<Fp8> {
   static constexpr int64_t width(int64_t size) { return size; }
 
-  [[gnu::always_inline]] static void widen_block(const int8_t* from, float* to) {
-    for (int i = 0; i < kStoredBlock; i += 16) {
-      const Lane x = load_bytes(from + i), magnitude = x & 0x7f, sign = x & INT32_MIN;
-      const Lane normal = (magnitude << 20) + (120 << 23);
-      const Lane subnormal = bits_of(floats(magnitude) * 0x1p-9f);
-      const Lane nan = (magnitude > 0x7e) & 0x7fc00000;
-      store16(to + i, floats_of((select(magnitude > 7, normal, subnormal) ^ sign) | nan));
-    }
+  static constexpr int64_t kBeforeCodes = 0;
+  [[gnu::always_inline]] static Lanes numbers(const Lane& x, const Lanes&) {
+    const Lane magnitude = x & 0x7f, sign = x & INT32_MIN, nan = (magnitude > 0x7e) & 0x7fc00000;
+    const Lane normal = (magnitude << 20) + (120 << 23);
+    const Lane subnormal = bits_of(floats(magnitude) * 0x1p-9f);
+    return floats_of((select(magnitude > 7, normal, subnormal) ^ sign) | nan);
   }
+  [[gnu::always_inline]] static Lanes scale_of(const uint8_t*) { return Lanes{}; }
 
   // To the nearest, ties to even; what is too large becomes the largest.
   template <class T>
