@@ -1,8 +1,9 @@
 // Attention of new tokens to everything in memory: grouped-query, and latent in its absorbed form.
 //
-// Memory lies in pages of GRID tokens; a sequence's table names its pages in order. A query goes through them with a running maximum and sum (Milakov and Gimelshein 2018,
-// arXiv:1805.02867), always whole pages from absolute position 0, keys and channels in one order:
-// what comes out depends on the query's own sequence alone, decoded or prefilled, however cut.
+// Memory lies in pages of GRID tokens; a sequence's table names its pages in order. A query goes through
+// them with a running maximum and sum (Milakov and Gimelshein 2018, arXiv:1805.02867), always whole pages
+// from absolute position 0, keys and channels in one order: what comes out depends on the query's own
+// sequence alone, decoded or prefilled, however cut.
 //
 //   page of 64 tokens        keys            values, 32 channels at a time
 //                        [ = = = = = ]        [ = = ][     ][     ]
@@ -96,44 +97,51 @@ struct AttentionOf {
       return {(const Number*)rows.first + page * rows.page + kv_head * rows.head, rows.row};
     }
 
-    // Scaled scores of all queries with the first rows of a page.
+    // Have memory send rows [first, last) of a page: not all at once, which it would not take, but a few
+    // between one tile and the next.
+    static void fetch(RowsOf<Number> rows, int64_t size, int64_t first, int64_t last) {
+      const int64_t bytes = Stored::width(size) * int64_t(sizeof(Number));
+      for (int64_t r = first; r < last; r++)
+        for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char*)rows[r] + at, 0, 2);
+    }
+
+    // Scaled scores of all queries with the first rows of a page. Tiles are whole: the last rows may be
+    // unseen ones.
     void score(int64_t page, int64_t rows) {
       float dots[2][kQueriesTogether * kGrid];
-      const int64_t ld = key_size();
+      constexpr int64_t kRows = Products::kRows;
+      alignas(64) C wide[kWidens ? kRows * kMaxKey : 1];
+      const bool is_read_twice = call.values.first == call.keys[0].first;
       for (int part = 0; part < (call.keys[1].size ? 2 : 1); part++) {
         const int64_t size = call.keys[part].size;
-        const auto keys = rows_of(call.keys[part], page);
-        const Rows queries{q + part * call.keys[0].size, ld};
-        if constexpr (kWidens)
-          multiply_widened(keys, rows, queries, size, dots[part]);
-        else
-          Products::strip(keys, rows, queries, count, size, dots[part], true);
+        const auto keys = rows_of(call.keys[part], page), values = rows_of(call.values, page);
+        const Rows queries{q + part * call.keys[0].size, key_size()};
+        for (int64_t first = 0; first < rows; first += kRows) {
+          if (part == 0 && !is_read_twice) fetch(values, call.values.size, first, first + kRows);
+          Rows tile;
+          if constexpr (kWidens) {
+            tile = {wide, round_up(size, kStoredBlock)};
+            for (int64_t r = 0; r < kRows; r++)
+              Stored::widen(keys[first + r], 0, size, [&](int64_t c, const Lanes& lo, const Lanes& hi) {
+                put(lo, hi, wide + r * tile.stride + c);
+              });
+          } else {
+            tile = {keys[first], keys.stride};
+          }
+          Products::template tiles<kRows>(count, tile, queries, size, {dots[part] + first, kGrid, 1},
+                                          nullptr);
+        }
       }
       for (int64_t i = 0; i < count; i++) {
         float* s = weights + i * kGrid;
-        const float* a = dots[0] + i * (kWidens ? kGrid : rows);
-        const float* b = dots[1] + i * (kWidens ? kGrid : rows);
+        const float* a = dots[0] + i * kGrid;
+        const float* b = dots[1] + i * kGrid;
         if (call.keys[1].size)
           for (int64_t r = 0; r < rows; r++) s[r] = (a[r] + b[r]) * scales[i];
         else
           for (int64_t r = 0; r < rows; r++) s[r] = a[r] * scales[i];
         if (call.softcap > 0)
           for (int64_t r = 0; r < rows; r++) s[r] = call.softcap * tanhf(s[r] / call.softcap);
-      }
-    }
-
-    // out[i * kGrid + r], the products of queries and keys that are stored in fewer bits: a tile's rows
-    // at a time, of which the last may be unseen ones.
-    void multiply_widened(RowsOf<Number> keys, int64_t rows, Rows queries, int64_t size, float* out) {
-      const int64_t ld = round_up(size, kStoredBlock);
-      alignas(64) C wide[Products::kRows * kMaxKey];
-      for (int64_t first = 0; first < rows; first += Products::kRows) {
-        for (int64_t r = 0; r < Products::kRows; r++)
-          Stored::widen(keys[first + r], 0, size, [&](int64_t c, const Lanes& lo, const Lanes& hi) {
-            put(lo, hi, wide + r * ld + c);
-          });
-        Products::template tiles<Products::kRows>(count, Rows{wide, ld}, queries, size,
-                                                  {out + first, kGrid, 1}, nullptr);
       }
     }
 
@@ -255,7 +263,12 @@ struct AttentionOf {
       const int64_t size = call.values.size;
       const int64_t tiles = (count + kTile - 1) / kTile, step = (count + tiles - 1) / tiles;
       const auto values = rows_of(call.values, page);
+      const bool is_last = base + kGrid > position(count - 1);
       for (int64_t c = 0; c < size; c += kChannels) {
+        if (!is_last)
+          for (const PagedRows& keys : call.keys)
+            fetch(rows_of(keys, table[base / kGrid + 1]), keys.size, kGrid * c / size,
+                  kGrid * smaller(c + kChannels, size) / size);
         read_values(values, c, smaller(size - c, kChannels), low, high);
         for (int64_t i = 0; i < count; i += step)
           with_count<kTile>(smaller(step, count - i), [&](auto together) {
