@@ -122,7 +122,7 @@ struct AttentionOf {
           if constexpr (kWidens) {
             tile = {wide, round_up(size, kStoredBlock)};
             for (int64_t r = 0; r < kRows; r++)
-              Stored::widen(keys[first + r], 0, size, [&](int64_t c, const Lanes& lo, const Lanes& hi) {
+              Stored::widen(keys[first + r], size, [&](int64_t c, const Lanes& lo, const Lanes& hi) {
                 put(lo, hi, wide + r * tile.stride + c);
               });
           } else {
@@ -185,30 +185,30 @@ struct AttentionOf {
 
     // Channels [c, c + channels) of rows [low, high) of the values, as `mix` takes them.
     void read_values(RowsOf<Number> values, int64_t c, int64_t channels, int64_t low, int64_t high) {
+      const int64_t at = Stored::width(c);
       if constexpr (kInPairs) {
         auto* to = (typename D::Reg*)v;
         const auto load = [&](int64_t r) {
+          const Number* from = values[r] + at;
           if constexpr (kWidens) {
-            typename D::Reg numbers{};
-            Stored::widen(values[r], c, channels, [&](int64_t, const Lanes& lo, const Lanes& hi) {
-              numbers = D::rounded(lo, hi);
-            });
+            typename D::Reg numbers;
+            const auto take = [&](int64_t, const Lanes& lo, const Lanes& hi) { numbers = D::rounded(lo, hi); };
+            channels < kStoredBlock ? Stored::widen(from, channels, take) : Stored::block(from, 0, take);
             return numbers;
           } else {
-            const T* row = values[r] + c;
-            return channels < D::step ? D::load_tail(row, int(channels)) : D::load(row);
+            return channels < D::step ? D::load_tail(from, int(channels)) : D::load(from);
           }
         };
         for (int64_t r = low / 2 * 2; r < high; r += 2)
           D::interleave(load(r), r + 1 < high ? load(r + 1) : typename D::Reg{}, to + r);
       } else if constexpr (kWidens) {
         for (int64_t r = low; r < high; r++)
-          Stored::widen(values[r], c, channels, [&](int64_t, const Lanes& lo, const Lanes& hi) {
+          Stored::widen(values[r] + at, channels, [&](int64_t, const Lanes& lo, const Lanes& hi) {
             put(lo, hi, v + r * kChannels);
           });
       } else {
         for (int64_t r = low; r < high; r++)
-          widen(values[r] + c, channels, kChannels, v + r * kChannels);
+          widen(values[r] + at, channels, kChannels, v + r * kChannels);
       }
     }
 

@@ -25,16 +25,16 @@ template <class Kind>
 struct Blocks {
   using Number = uint8_t;
 
-  // Calls to(c, lo, hi) for each block of `size` numbers from channel `first` on, the first of one, with
-  // its sixteen first and last numbers; there are zeros behind the last.
+  // Calls to(c, lo, hi) for each block of `size` numbers, with the sixteen first and last of those from
+  // c on; there are zeros behind the last.
   template <class To>
-  [[gnu::always_inline]] static void widen(const uint8_t* row, int64_t first, int64_t size, const To& to) {
+  [[gnu::always_inline]] static void widen(const uint8_t* from, int64_t size, const To& to) {
+    constexpr int64_t kBytes = Kind::width(kStoredBlock);
     int64_t c = 0;
-    for (; c + kStoredBlock <= size; c += kStoredBlock)
-      block(row + Kind::width(first + c), c, to);
-    if (c == size) return;
-    uint8_t end[Kind::width(kStoredBlock)] = {};
-    memcpy(end, row + Kind::width(first + c), size_t(Kind::width(size - c)));
+    for (; c + kStoredBlock <= size; c += kStoredBlock, from += kBytes) block(from, c, to);
+    if (__builtin_expect(c == size, 1)) return;
+    uint8_t end[kBytes] = {};
+    memcpy(end, from, size_t(Kind::width(size - c)));
     block(end, c, to);
   }
   template <class To>
@@ -62,7 +62,9 @@ struct Q8_0 : Blocks<Q8_0> {
   }
   // One conversion for every 32 numbers counts: in one step, where the processor has that.
   [[gnu::always_inline]] static Lanes scale_of(const uint8_t* from) {
-#if defined(__F16C__)
+#if defined(__AVX512F__)
+    return {(Registers<float, 1>::Vector)_mm512_cvtph_ps(_mm256_set1_epi16(load_as<int16_t>(from)))};
+#elif defined(__F16C__)
     return all16(_cvtsh_ss(load_as<uint16_t>(from)));
 #elif defined(__aarch64__)
     __fp16 scale;
