@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from blazr import LLM, AsyncLLM, SamplingParams, StructuredOutputsParams
-from blazr.core.errors import RequestError
+from blazr.core.errors import RequestError, UnknownNameError
 from blazr.llm.options import LoadOptions
 from blazr.llm.vllm_names import dtype_name, translate
 from tests.support.scripted import SCRIPT, ScriptedEngine, scripted_core
@@ -98,6 +98,11 @@ def test_a_refused_argument_is_named_with_what_to_write(argument: dict, hint: st
     (name,) = argument
     with pytest.raises(TypeError, match=rf"{name}=.*write instead: .*{hint}"):
         LLM("no/such/model", **argument)
+
+
+def test_an_unknown_dtype_of_keys_is_refused_before_a_model_is_looked_for() -> None:
+    with pytest.raises(UnknownNameError, match=r"(?s)auto, q8_0, fp8_e4m3.*did you mean 'q8_0'"):
+        LLM("no/such/model", kv_dtype="q8")
 
 
 def test_the_signature_is_that_of_the_load_options() -> None:
