@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from blazr import models, nn
+from blazr import engine, models, nn
 from blazr.engine.cache.storage import CacheLayout
 from blazr.models.causal_lm import CausalLM
 from blazr.nn.ops.op import describe_kernels
@@ -34,7 +34,9 @@ def fingerprint(model: CausalLM, layout: CacheLayout) -> bytes:
     started = time.monotonic()
     facts = {
         "code": [
-            _digest_files(Path(root)) for package in (nn, models) for root in package.__path__
+            _digest_files(Path(root))
+            for package in (engine, models, nn)
+            for root in package.__path__
         ],
         "torch": torch.__version__,
         "kernels": describe_kernels(),
