@@ -42,6 +42,7 @@ SERVE_FLAGS = (
     "MAX_RUNNING",
     "MAX_WAITING",
     "MAX_SEQ_LEN",
+    "KV_DTYPE",
     "CONTEXT_SHIFT",
     "CACHE_DIR",
     "CACHE_DISK",
