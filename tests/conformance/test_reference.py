@@ -154,7 +154,9 @@ def test_blocks_are_those_of_the_gguf_package(number: int) -> None:
 
 
 def test_every_family_has_one() -> None:
-    assert set(FAMILIES) - {"oxidizr", "gguf"} == REFERENCES.keys() | SECTIONS.keys()
+    # verify says of these that nothing independent can judge them
+    none = {"glm4v", "glm4v_text", "qwen3_vl_moe", "qwen3_vl_moe_text"}
+    assert set(FAMILIES) - {"oxidizr", "gguf"} - none == REFERENCES.keys() | SECTIONS.keys()
 
 
 @pytest.mark.parametrize(

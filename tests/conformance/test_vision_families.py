@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from blazr.bench.reference import SECTIONS
+from blazr.bench.reference.open import open_reference
 from blazr.core.errors import ConfigError
 from blazr.models.families import FAMILIES
 from blazr.models.families.base import Family
@@ -118,6 +120,17 @@ def test_text_alone(name: str, tmp_path: Path) -> None:
     compare(tmp_path, save(name, tmp_path))
     derivation = plan_model(str(tmp_path)).derivation
     assert "images are left out" in derivation.warnings[0]
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() & SECTIONS.keys()))
+def test_what_verify_judges_by_says_the_same(name: str, tmp_path: Path) -> None:
+    theirs = save(name, tmp_path)
+    ids = list(range(3, 33))
+    reference = open_reference([tmp_path / "model.safetensors"], tmp_path / "config.json")
+    x = embedded = reference.embed(torch.tensor(ids))
+    for layer in reference.layers:
+        x = layer(x, embedded)
+    assert_as_right(reference.logits(x), *reference_truth(theirs, ids))
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen3_vl", "smolvlm"])

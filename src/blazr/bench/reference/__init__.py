@@ -22,10 +22,22 @@ REFERENCES: dict[str, str] = {
     **dict.fromkeys(["mamba", "mamba2", "falcon_mamba", "nemotron_h"], _AT + "backbones:backbone"),
     "zamba2": _AT + "zamba:zamba2",
 }
-# Types of models that see images, by the type of what they speak with.
+# Types of models that see images, by the type of what they speak with, where it does not say it.
 SECTIONS: dict[str, str] = {
-    "mistral3": "ministral3",
     "gemma3": "gemma3_text",
+    "glm4v_moe": "glm4_moe",
+    "idefics3": "llama",
+    "internvl": "qwen2",
+    "kimi_k25": "deepseek_v3",
+    "lfm2_vl": "lfm2",
+    "llava": "llama",
+    "llava_next": "llama",
+    "llava_onevision": "qwen2",
+    "mistral3": "ministral3",
+    "qwen2_vl": "qwen2",
+    "qwen2_5_vl": "qwen2",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
+    "qwen3_vl": "qwen3",
+    "smolvlm": "llama",
 }

@@ -118,7 +118,7 @@ _LATENT = ("deepseek_v2", "deepseek_v3")
 
 def root_of(w: Weights) -> str:
     """What the names of a language model begin with: models that see have it in a part."""
-    roots = ("model.", "language_model.model.", "model.language_model.")
+    roots = ("model.", "language_model.model.", "model.language_model.", "model.text_model.")
     return next((r for r in roots if f"{r}embed_tokens.weight" in w), "model.")
 
 

@@ -57,8 +57,9 @@ def open_reference(
         training: Settings = (noted.get("config") or {}).get("model") or {}
         return oxidizr_model(w, {**own, "ssm_a": ssm_a or own.get("ssm_a")}, training)
     if kind in SECTIONS:  # models that see: the language model has a part of the config
-        own = section(own.get("text_config"), "text_config")
-        kind = SECTIONS[kind]
+        own = section(own["text_config"], "text_config") if "text_config" in own else own
+        said = own.get("model_type")
+        kind = said if said in REFERENCES else SECTIONS[kind]
     if kind not in REFERENCES:
         raise NoReferenceError(f"models of type {str(kind)[:60]!r}")
     module = import_module(REFERENCES[kind].partition(":")[0])

@@ -13,7 +13,7 @@ from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families import FAMILIES
 from blazr.models.families.base import Derivation, Family, Source
-from blazr.models.families.config_reader import HF_ALIASES, ConfigReader
+from blazr.models.families.config_reader import ConfigReader
 from blazr.models.families.hf.derive import model_type
 from blazr.models.families.rules import RuleBook
 
@@ -101,7 +101,6 @@ def seeing_family(name: str, text_type: str) -> Family:
         derive_from=derive_from,
         rules=RuleBook([]),
         ignored=(".rotary_emb.inv_freq",),
-        keys=HF_ALIASES,
     )
 
 
