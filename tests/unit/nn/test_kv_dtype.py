@@ -43,7 +43,8 @@ def test_q8_0_loses_half_a_step_of_a_block(size: int) -> None:
     for first in range(0, size, 32):
         block = slice(first, first + 32)
         step = x[:, block].abs().amax(-1, keepdim=True) / 127
-        assert (lost[:, block] <= 0.5001 * step + 127 * step * 2**-11).all()
+        scale_lost = (step * 2**-11).clamp(min=2**-25)  # half a step of float16, also near zero
+        assert (lost[:, block] <= 0.5001 * step + 127 * scale_lost).all()
 
 
 def test_fp8_loses_a_sixteenth_and_keeps_within_its_range() -> None:
