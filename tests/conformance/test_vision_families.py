@@ -176,9 +176,10 @@ def test_sizes_that_a_config_does_not_repeat() -> None:
         assert sizes == {key: getattr(default, key) for key in sizes}, name
 
 
-def test_a_language_model_that_is_not_supported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["cohere2", "idefics3", "gguf", "oxidizr"])
+def test_a_language_model_that_is_not_supported(kind: str, tmp_path: Path) -> None:
     save("llava", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    rewrite_config(tmp_path, text_config={**config["text_config"], "model_type": "cohere2"})
-    with pytest.raises(ConfigError, match="'cohere2'"):
+    rewrite_config(tmp_path, text_config={**config["text_config"], "model_type": kind})
+    with pytest.raises(ConfigError, match=f"'{kind}'"):
         plan_model(str(tmp_path))

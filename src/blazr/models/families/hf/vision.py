@@ -111,7 +111,8 @@ def _family_of(text_type: str) -> Family:
         ConfigError: There is none for this type.
     """
     name = _SAME.get(text_type, text_type)
-    if name not in FAMILIES:
+    # those that read no config.json of their own, such as these wrappers, have no keys
+    if name not in FAMILIES or not FAMILIES[name].keys:
         raise ConfigError(
             "config.json: text_config: language models of this type are not supported here.",
             found=repr(text_type)[:100],
