@@ -7,7 +7,6 @@ from torch import Tensor
 from blazr.nn.quant import QUANTIZERS
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.gguf.block_type import TILE
-from blazr.nn.quant.gguf.matmul import LINEAR
 from blazr.nn.quant.weight import GgufWeight
 
 PACKED = [name for name in GGML_TYPES if GGML_TYPES[name].is_packed]
@@ -35,7 +34,7 @@ def test_a_product_is_that_with_the_numbers(name: str) -> None:
     packed = weight(name, 19, 3)
     whole = packed.dequantize(torch.float64)
     assert packed.shape == whole.shape
-    for rows in (1, 2, 7):
+    for rows in (0, 1, 2, 7):
         x, bias = torch.randn(rows, whole.shape[1]), torch.randn(19)
         expected = x.double() @ whole.T + bias
         torch.testing.assert_close(packed.matmul(x, bias).double(), expected, rtol=1e-4, atol=1e-4)
@@ -72,14 +71,6 @@ def test_what_comes_out_is_of_the_models_dtype(dtype: torch.dtype) -> None:
     packed = weight("Q8_0", 5, 2, dtype=dtype)
     assert packed.matmul(torch.randn(2, 64).to(dtype)).dtype == dtype
     assert packed.rows(torch.tensor([1])).dtype == dtype
-
-
-@pytest.mark.parametrize("name", PACKED)
-def test_samples_for_kernels_are_usable(name: str) -> None:
-    op = LINEAR[name]
-    assert op.name == f"linear_{name.lower()}"
-    for arguments in op.samples(torch.float32):
-        assert op.reference(*arguments).isfinite().all()
 
 
 @pytest.mark.parametrize("name", [name for name in QUANTIZERS if name.endswith("_0")])

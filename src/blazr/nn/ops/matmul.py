@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -24,32 +24,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         (..., out), in the dtype of x.
     """
     return F.linear(x, weight, bias)
-
-
-def linear_by_tiles(
-    x: Tensor,
-    rows: int,
-    tiles: Iterable[slice],
-    decode: Callable[[slice], Tensor],
-    bias: Tensor | None = None,
-) -> Tensor:
-    """`linear` with a weight that is decoded a tile of rows at a time.
-
-    Args:
-        x: (..., in).
-        rows: ``out``.
-        tiles: Runs of rows, the same whatever the batch: the rows of x do not see each other.
-        decode: From a tile to its rows of the weight, (rows of the tile, in), in any dtype.
-        bias: (out,), in the dtype of x.
-
-    Returns:
-        (..., out), in the dtype of x.
-    """
-    out = x.new_empty((*x.shape[:-1], rows))
-    for tile in tiles:
-        weight = decode(tile).to(x.dtype)
-        out[..., tile] = linear(x, weight, None if bias is None else bias[tile])
-    return out
 
 
 @op()

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from blazr.nn.operands.packing import Packed
-from blazr.nn.ops.matmul import linear, linear_by_tiles
+from blazr.nn.ops.matmul import linear
 from blazr.nn.quant.gguf.block_type import TILE, BlockType
-from blazr.nn.quant.gguf.matmul import LINEAR
 from blazr.nn.quant.hf.scheme import Layout
 
 
@@ -74,7 +73,38 @@ class Weight(nn.Module, ABC):
         return self.shape.numel()
 
 
-class GgufWeight(Weight):
+class TiledWeight(Weight):
+    """A weight as a file stores it, decoded a tile of rows at a time."""
+
+    @abstractmethod
+    def tiles(self) -> Iterator[slice]:
+        """Runs of rows that are decoded one after the other.
+
+        They are the same whatever the batch: the rows of an input do not see each other.
+        """
+
+    @abstractmethod
+    def decode(self, tile: slice) -> Tensor:
+        """These rows, of a stack those of all matrices end to end: (rows, in), float32."""
+
+    @override
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        out = x.new_empty((*x.shape[:-1], self.shape[0]))
+        for tile in self.tiles():
+            rows = self.decode(tile).to(x.dtype)
+            out[..., tile] = linear(x, rows, None if bias is None else bias[tile])
+        return out
+
+    @override
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        whole = torch.empty(self.shape, dtype=dtype, device=self.device)
+        flat = whole.flatten(0, -2)
+        for tile in self.tiles():
+            flat[tile] = self.decode(tile).to(dtype)
+        return whole
+
+
+class GgufWeight(TiledWeight):
     """Rows of GGML blocks, which may lie in a mapped file.
 
     Args:
@@ -92,16 +122,13 @@ class GgufWeight(Weight):
         self.register_buffer("blocks", blocks)
 
     @override
-    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return LINEAR[self.kind.name](x, self.blocks, bias)
+    def tiles(self) -> Iterator[slice]:
+        rows, step = self.shape[:-1].numel(), max(1, TILE // max(1, self.shape[-1]))
+        return (slice(low, low + step) for low in range(0, rows, step))
 
     @override
-    def dequantize(self, dtype: torch.dtype) -> Tensor:
-        whole = torch.empty(self.shape, dtype=dtype, device=self.device)
-        flat, blocks = whole.flatten(0, -2), self.blocks.flatten(0, -2)
-        for part in self.kind.tiles(len(blocks), self.shape[-1]):
-            flat[part] = self.kind.decode(blocks[part]).to(dtype)
-        return whole
+    def decode(self, tile: slice) -> Tensor:
+        return self.kind.decode(self.blocks.flatten(0, -2)[tile])
 
     @override
     def rows(self, ids: Tensor) -> Tensor:
@@ -116,7 +143,7 @@ class GgufWeight(Weight):
         return f"{self.kind.name}, {list(self.shape)}"
 
 
-class StoredWeight(Weight):
+class StoredWeight(TiledWeight):
     """A matrix in the tensors of a quantized checkpoint, which may lie in a mapped file.
 
     Args:
@@ -141,30 +168,21 @@ class StoredWeight(Weight):
         return next(iter(self.parts.values())).device
 
     @override
-    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return linear_by_tiles(
-            x, self.shape[0], self.tiles(), lambda tile: self.layout.decode(self.parts, tile), bias
-        )
+    def tiles(self) -> Iterator[slice]:
+        # whole words of whatever is packed along the rows
+        step = max(32, TILE // max(1, self.shape[1]) // 32 * 32)
+        return (slice(low, min(low + step, self.shape[0])) for low in range(0, self.shape[0], step))
 
     @override
-    def dequantize(self, dtype: torch.dtype) -> Tensor:
-        whole = torch.empty(self.shape, dtype=dtype, device=self.device)
-        for part in self.tiles():
-            whole[part] = self.layout.decode(self.parts, part).to(dtype)
-        return whole
+    def decode(self, tile: slice) -> Tensor:
+        return self.layout.decode(self.parts, tile)
 
     @override
     def rows(self, ids: Tensor) -> Tensor:
         wanted, place = ids.flatten().unique(return_inverse=True)
-        each = [self.layout.decode(self.parts, slice(i, i + 1)) for i in wanted.tolist()]
+        each = [self.decode(slice(i, i + 1)) for i in wanted.tolist()]
         found = torch.cat(each) if each else torch.empty(0, self.shape[1], device=self.device)
         return found.to(self.dtype)[place].unflatten(0, ids.shape)
-
-    def tiles(self) -> Iterator[slice]:
-        """Runs of rows that are decoded one after the other."""
-        # whole words of whatever is packed along the rows
-        step = max(32, TILE // max(1, self.shape[1]) // 32 * 32)
-        return (slice(low, min(low + step, self.shape[0])) for low in range(0, self.shape[0], step))
 
     def extra_repr(self) -> str:
         """For people: the layout and the shape."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -40,12 +40,6 @@ class BlockType:
     def row_bytes(self, columns: int) -> int:
         """Bytes of a row of so many elements, a multiple of ``length``."""
         return columns // self.length * self.nbytes
-
-    @staticmethod
-    def tiles(rows: int, columns: int) -> Iterator[slice]:
-        """Cut rows into parts that are decoded one after the other."""
-        step = max(1, TILE // max(1, columns))
-        return (slice(start, start + step) for start in range(0, rows, step))
 
     def decode(self, data: Tensor) -> Tensor:
         """The numbers in rows of blocks.
