@@ -8,7 +8,9 @@ ratios of one table.
 """
 
 import argparse
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 
@@ -19,7 +21,11 @@ from blazr.nn.device import resolve_device
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.operands.packing import PACKINGS
 from blazr.nn.ops.matmul import linear
-from blazr.nn.ops.packed import packed_linear, random_packed
+from blazr.nn.ops.packed import packed_linear
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.support.op_samples import random_packed
 
 # So many bytes of weights are gone through before one is read again: more than any cache.
 COLD_BYTES = 192 << 20

@@ -26,10 +26,10 @@ from blazr.nn.layers.moe import Experts, MoeConfig
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.operands.packing import PACKINGS
-from blazr.nn.ops.packed import random_packed
 from blazr.nn.quant.packed import PackedWeight
 from tests.support.examples import LENGTH_MIXES, MIXES, STORED_MIXES
 from tests.support.networks import CONTEXT, VOCAB, Lab, build_network
+from tests.support.op_samples import random_packed
 from tests.support.seeds import run_seed
 
 BATCHES, CHUNKS, THREADS = (1, 2, 3, 7, 16, 33), (1, 7, 64, 300), (1, 2, 4)

@@ -17,7 +17,7 @@ from torch import Tensor
 from blazr.nn.operands.experts import ExpertGroups, ExpertMlps, Routing
 from blazr.nn.operands.packing import PACKINGS, Packed
 from blazr.nn.ops.activation import ACTIVATIONS
-from blazr.nn.ops.packed import random_packed
+from tests.support.op_samples import random_packed
 from tests.support.seeds import run_seed
 
 T = TypeVar("T")

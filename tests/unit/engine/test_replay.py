@@ -10,11 +10,12 @@ from blazr.nn.kernels.cpu import compiled
 from blazr.nn.kernels.recording import Arena, ForeignError, Recording, recordable
 from blazr.nn.operands.packing import PACKINGS
 from blazr.nn.ops.matmul import gated_linear, linear, wide_linear
-from blazr.nn.ops.packed import packed_linear, random_packed
+from blazr.nn.ops.packed import packed_linear
 from blazr.nn.ops.pointwise import add, scale
 from blazr.nn.ops.replay import Replay, record
 from tests.support.examples import MIXES, STORED_MIXES
 from tests.support.networks import Lab, build_network
+from tests.support.op_samples import random_packed
 
 pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason="the kernels are not compiled")
 

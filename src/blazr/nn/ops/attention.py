@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from itertools import product
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from blazr.nn.operands.attention import AttentionTemperature, Pages
-from blazr.nn.operands.kv_dtype import KV_DTYPES, read_pages, stored_size
+from blazr.nn.operands.kv_dtype import read_pages, stored_size
 from blazr.nn.operands.step import SequenceGroup, StepTable
 from blazr.nn.ops.op import op
-from blazr.nn.ops.step_samples import num_tokens, sample_pages, sample_steps
 
 # Where scores are computed in the open: they take this many rows of memory, not one per token.
 QUERIES_AT_ONCE = 64
@@ -181,7 +176,7 @@ def scale_queries(q: Tensor, temperature: AttentionTemperature | None, positions
     return (q.float() * factors[..., None, None]).to(q.dtype)
 
 
-@op(has_memory=True)
+@op
 def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
     """Attention of queries to all that their sequences have in memory.
 
@@ -228,22 +223,3 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
         )
         out[group.rows] = found.flatten(0, 1)
     return out
-
-
-@paged_attention.sample
-def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    sizes = ((4, 2, 16, 16, 0), (6, 3, 9, 9, 0), (5, 1, 33, 33, 7))
-    for (heads, kv_heads, keys, values, more), table, kv_dtype in product(
-        sizes, sample_steps(), KV_DTYPES
-    ):
-        q = torch.randn(num_tokens(table), heads, keys + more).to(dtype)
-        pages = Pages(
-            keys=sample_pages(dtype, kv_heads, keys, kv_dtype=kv_dtype),
-            more_keys=sample_pages(dtype, kv_heads, more, kv_dtype=kv_dtype) if more else None,
-            values=sample_pages(dtype, kv_heads, values, kv_dtype=kv_dtype),
-            scale=0.3,
-        )
-        yield q, pages, table
-        temperature = AttentionTemperature(0.7, 20)
-        yield q, replace(pages, window=41, softcap=2.0, temperature=temperature), table
-        yield q, replace(pages, sinks=torch.randn(heads)), table

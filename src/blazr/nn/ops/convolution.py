@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from blazr.nn.operands.recurrent import Filter
-from blazr.nn.operands.step import GRID, SequenceGroup, StepTable, Window
+from blazr.nn.operands.step import SequenceGroup, StepTable, Window
 from blazr.nn.ops.op import op
 from blazr.nn.ops.sequences import last_inputs, log_rows, map_groups
-from blazr.nn.ops.step_samples import SLOTS, num_tokens, sample_steps
 
 
 def causal_conv1d(x: Tensor, taps: Filter) -> Tensor:
@@ -29,7 +26,7 @@ def causal_conv1d(x: Tensor, taps: Filter) -> Tensor:
     return (windows * taps.weight.float().t()).sum(-1) + taps.bias.float()
 
 
-@op(has_memory=True)
+@op
 def convolve(
     x: Tensor,
     taps: Filter,
@@ -69,16 +66,3 @@ def convolve(
     log_rows.reference(new, window.log, table)
     found = y if gates is None else gates[1] * y
     return found if out is None else out.copy_(found)
-
-
-@convolve.sample
-def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    for channels, taps in ((40, 4), (7, 1), (16, 8)):
-        how = Filter(torch.randn(taps, channels), torch.randn(channels))
-        for table in sample_steps():
-            x, *gates = torch.randn(3, num_tokens(table), channels).to(dtype)
-            kept = torch.randn(SLOTS, taps - 1, channels + 9).to(dtype)
-            log = torch.randn(SLOTS, GRID, channels + 9).to(dtype)
-            part = Window(kept[..., 4:-5], log[..., 4:-5])
-            yield x, how, Window(part.kept.contiguous(), part.log.contiguous()), table
-            yield x, how, part, table, tuple(gates)

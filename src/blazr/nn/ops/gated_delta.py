@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blazr.nn.operands.recurrent import DeltaRows, DeltaWeights, GatedNorm
+from blazr.nn.operands.recurrent import DeltaRows, DeltaWeights
 from blazr.nn.operands.step import Carried, SequenceGroup, StepTable
 from blazr.nn.ops.norm import gated_rms_norm
 from blazr.nn.ops.op import op
 from blazr.nn.ops.sequences import States, carry, map_groups
-from blazr.nn.ops.step_samples import num_tokens, sample_carried, sample_steps
 
 _L2_EPS = 1e-6
 # A decay for each pair of tokens and each key channel would be much to hold.
@@ -97,7 +94,7 @@ def _decayed_products(x: Tensor, k: Tensor, total: Tensor) -> Tensor:
     return torch.cat(rows, 2)
 
 
-@op(has_memory=True)
+@op
 def gated_delta(
     v: Tensor, rows: DeltaRows, weights: DeltaWeights, state: Carried, table: StepTable
 ) -> Tensor:
@@ -146,26 +143,3 @@ def _key_heads(x: Tensor, weights: DeltaWeights) -> Tensor:
     x = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _L2_EPS)
     share = weights.heads // weights.key_heads
     return x.repeat_interleave(share, -2)
-
-
-@gated_delta.sample
-def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    sizes = ((2, 4, 16, 80, False), (1, 3, 7, 5, False), (2, 6, 5, 6, False), (3, 3, 9, 9, True))
-    for key_heads, heads, keys, values, is_kimi in sizes:  # Kimi: a decay for each key channel
-        decays = heads * keys if is_kimi else heads
-        weights = DeltaWeights(
-            heads=heads,
-            key_heads=key_heads,
-            dt_bias=torch.randn(decays),
-            a=-torch.rand(heads),
-            norm=GatedNorm("norm_sigmoid" if is_kimi else "norm_first", torch.randn(values), 0.1),
-        )
-        key_size, value_size = key_heads * keys, heads * values
-        for table in sample_steps():
-            count = num_tokens(table)
-            qkv = torch.randn(count, 2 * key_size + value_size).to(dtype)
-            q, k, v = qkv.split((key_size, key_size, value_size), -1)
-            both = torch.randn(count, decays + heads).to(dtype)
-            gate = torch.randn(count, value_size + 3).to(dtype)[:, 3:]
-            rows = DeltaRows(q=q, k=k, decay=both[:, :decays], beta=both[:, decays:], gate=gate)
-            yield v, rows, weights, sample_carried(torch.float32, heads, keys, values), table

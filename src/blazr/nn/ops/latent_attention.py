@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from itertools import product
-
 import torch
 from torch import Tensor
 
-from blazr.nn.operands.attention import AttentionTemperature, LatentRows, Latents, Rotation
-from blazr.nn.operands.kv_dtype import KV_DTYPES, read_pages
+from blazr.nn.operands.attention import LatentRows, Latents, Rotation
+from blazr.nn.operands.kv_dtype import read_pages
 from blazr.nn.operands.step import StepTable
 from blazr.nn.ops.attention import (
     attention,
@@ -21,10 +17,9 @@ from blazr.nn.ops.attention import (
 )
 from blazr.nn.ops.op import op
 from blazr.nn.ops.rope import rotate_and_store
-from blazr.nn.ops.step_samples import num_tokens, sample_pages, sample_slots, sample_steps
 
 
-@op(has_memory=True)
+@op
 def latent_attention(
     q: Tensor, rows: LatentRows, memory: Latents, rotation: Rotation, table: StepTable
 ) -> Tensor:
@@ -82,34 +77,3 @@ def latent_attention(
         )
         out[group.rows] = found.flatten(0, 1)
     return out
-
-
-@latent_attention.sample
-def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    sizes = ((4, 16, 16, 32, 8), (3, 7, 5, 33, 6), (1, 9, 4, 10, 2))
-    for (heads, keys, values, latent, turned), table, kv_dtype in product(
-        sizes, sample_steps(), KV_DTYPES
-    ):
-        count = num_tokens(table)
-        k_up = (torch.randn(heads, latent, keys) * latent**-0.5).to(dtype)
-        v_up = (torch.randn(heads, values, latent) * latent**-0.5).to(dtype)
-        memory = Latents(
-            latents=sample_pages(dtype, latent, kv_dtype=kv_dtype),
-            keys=sample_pages(dtype, turned, kv_dtype=kv_dtype),
-            k_up=k_up,
-            v_up=v_up,
-            scale=0.2,
-        )
-        rows = LatentRows(
-            q_rope=torch.randn(count, heads, turned).to(dtype),
-            k_rope=torch.randn(count, 1, turned).to(dtype),
-            latent=torch.randn(count, latent).to(dtype),
-        )
-        angles = 10 * torch.rand(count, turned // 2)
-        rotation = Rotation(
-            cos=angles.cos(), sin=angles.sin(), interleaved=False, slots=sample_slots(table)
-        )
-        q = torch.randn(count, heads, keys).to(dtype)
-        yield q, rows, memory, rotation, table
-        temperature = AttentionTemperature(0.7, 20)
-        yield q, rows, replace(memory, window=41, temperature=temperature), rotation, table

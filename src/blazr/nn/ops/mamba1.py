@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,7 +10,6 @@ from blazr.nn.operands.recurrent import Mamba1Rows, Mamba1Weights
 from blazr.nn.operands.step import Carried, SequenceGroup, StepTable
 from blazr.nn.ops.op import op
 from blazr.nn.ops.sequences import States, carry, map_groups
-from blazr.nn.ops.step_samples import num_tokens, sample_carried, sample_steps
 
 
 def selective_scan(
@@ -53,7 +50,7 @@ def selective_scan(
     return torch.stack(outputs, 1), state
 
 
-@op(has_memory=True)
+@op
 def mamba1(
     u: Tensor, rows: Mamba1Rows, weights: Mamba1Weights, state: Carried, table: StepTable
 ) -> Tensor:
@@ -81,15 +78,3 @@ def mamba1(
         return carry(group, [state], advance, rows).to(u.dtype)
 
     return map_groups(table, compute, (u, rows.dt, rows.b, rows.c, rows.gate), like=u)
-
-
-@mamba1.sample
-def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    for inner, states, limit in ((40, 16, 0.0), (7, 5, 0.5), (1, 1, 0.0)):
-        weights = Mamba1Weights(-torch.rand(inner, states), torch.randn(inner), limit)
-        for table in sample_steps():
-            count = num_tokens(table)
-            u, dt, gate = torch.randn(3, count, inner).to(dtype)
-            b, c = torch.randn(count, 2 * states).to(dtype).chunk(2, -1)
-            rows = Mamba1Rows(dt=dt, b=b, c=c, gate=gate)
-            yield u, rows, weights, sample_carried(torch.float32, inner, states), table

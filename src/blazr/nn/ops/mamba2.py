@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import product
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blazr.nn.operands.recurrent import Filter, GatedNorm, GateOrder, Mamba2Memory, Mamba2Weights
+from blazr.nn.operands.recurrent import Mamba2Memory, Mamba2Weights
 from blazr.nn.operands.step import GRID, SequenceGroup, StepTable, Window
 from blazr.nn.ops.convolution import causal_conv1d
 from blazr.nn.ops.norm import gated_rms_norm
 from blazr.nn.ops.op import op
 from blazr.nn.ops.sequences import last_inputs, map_groups
 from blazr.nn.ops.ssd import ssd_output, ssd_state, state_output, step_sizes
-from blazr.nn.ops.step_samples import SLOTS, num_tokens, sample_steps
 
 
-@op(has_memory=True)
+@op
 def mamba2(
     projected: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: StepTable
 ) -> Tensor:
@@ -137,44 +133,3 @@ def _split_inputs(rows: Tensor, weights: Mamba2Weights) -> tuple[Tensor, Tensor]
 
 def _split_groups(rows: Tensor, weights: Mamba2Weights) -> Tensor:
     return rows.float().unflatten(-1, (weights.groups, -1))  # (..., G, N)
-
-
-# heads, head_dim, state_size, groups, taps, groups of the norm
-_SIZES = ((4, 16, 32, 1, 4, 1), (6, 7, 5, 2, 3, 2), (1, 1, 1, 1, 2, 1))
-_ORDERS: tuple[GateOrder, ...] = ("gate_first", "norm_first", "none")
-
-
-@mamba2.sample
-def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    for (heads, dim, states, groups, taps, parts), order in product(_SIZES, _ORDERS):
-        inner = heads * dim
-        conv = inner + 2 * groups * states
-        weights = Mamba2Weights(
-            heads=heads,
-            head_dim=dim,
-            state_size=states,
-            groups=groups,
-            conv=Filter(torch.randn(taps, conv), torch.randn(conv)),
-            dt_bias=torch.randn(heads),
-            a=-torch.rand(heads),
-            d=torch.randn(heads),
-            norm=GatedNorm(
-                order=order,
-                weight=None if order == "none" else torch.randn(inner),
-                eps=0.1,
-                groups=parts,
-            ),
-            dt_min=0.001,
-            dt_max=0.1,
-            multipliers=torch.rand(inner + conv + heads) if order == "none" else None,
-        )
-        for table in sample_steps():
-            memory = Mamba2Memory(
-                states=0.3 * torch.randn(SLOTS, heads, dim, states),
-                conv_states=torch.randn(SLOTS, taps - 1, conv).to(dtype),
-                log_raw=torch.randn(SLOTS, GRID, conv).to(dtype),
-                log_xb=torch.randn(SLOTS, GRID, inner + groups * states).to(dtype),
-                log_dt=0.1 * torch.rand(SLOTS, GRID, heads),
-            )
-            projected = torch.randn(num_tokens(table), inner + conv + heads).to(dtype)
-            yield projected, weights, memory, table

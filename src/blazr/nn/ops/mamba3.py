@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -16,10 +15,9 @@ from blazr.nn.ops.op import op
 from blazr.nn.ops.rope import rotate_pairs
 from blazr.nn.ops.sequences import States, carry, map_groups
 from blazr.nn.ops.ssd import ssd_output, ssd_state, state_output, step_sizes
-from blazr.nn.ops.step_samples import num_tokens, sample_carried, sample_steps
 
 
-@op(has_memory=True)
+@op
 def mamba3(
     x: Tensor, rows: Mamba3Rows, weights: Mamba3Weights, memory: Mamba3Memory, table: StepTable
 ) -> Tensor:
@@ -84,36 +82,3 @@ def _expand(maps: Tensor, bias: Tensor, weights: Mamba3Weights) -> Tensor:
     maps = maps.unflatten(-1, (weights.groups, -1))
     maps = maps.repeat_interleave(len(weights.a) // weights.groups, -2)
     return rms_norm(maps, weights.norm, weights.eps) + bias
-
-
-@mamba3.sample
-def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    for groups, heads, width, states, silu in ((1, 2, 16, 32, True), (2, 4, 7, 6, False)):
-        weights = Mamba3Weights(
-            groups=groups,
-            norm=torch.randn(states),
-            eps=0.1,
-            b_bias=torch.randn(heads, states),
-            c_bias=torch.randn(heads, states),
-            dt_bias=torch.randn(heads),
-            a=-torch.rand(heads),
-            d=torch.randn(heads),
-            dt_limits=(0.001, 0.1),
-            silu=silu,
-        )
-        size, maps = heads * width, groups * states
-        for table in sample_steps():
-            count = num_tokens(table)
-            is_rotated = silu
-            xbc = torch.randn(count, size + 2 * maps).to(dtype)
-            x, b, c = xbc.split((size, maps, maps), -1)
-            theta = torch.randn(count, heads * states // 2).to(dtype) if is_rotated else None
-            dt, mix = torch.randn(2, count, heads).to(dtype)
-            memory = Mamba3Memory(
-                state=sample_carried(torch.float32, heads, width, states),
-                x=sample_carried(torch.float32, heads, width),
-                b=sample_carried(torch.float32, heads, states),
-                angle=sample_carried(torch.float32, heads, states // 2) if is_rotated else None,
-            )
-            rows = Mamba3Rows(b=b, c=c, dt=dt, mix=mix, theta=theta)
-            yield x, rows, weights, memory, table

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
-from blazr.nn.operands.experts import ExpertGroups, ExpertMlps, Matrix, Routing, Stack
+from blazr.nn.operands.experts import ExpertMlps, Matrix, Routing, Stack
 from blazr.nn.operands.packing import Packed
 from blazr.nn.ops.activation import ACTIVATIONS, clamped_swiglu
 from blazr.nn.ops.matmul import gated_linear, linear
@@ -34,7 +31,7 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple
     return choose_experts(logits, chosen, routing, bias), chosen
 
 
-@op()
+@op
 def choose_experts(
     logits: Tensor, chosen: Tensor, routing: Routing, bias: Tensor | None = None
 ) -> Tensor:
@@ -74,7 +71,7 @@ def choose_experts(
     return weights * routing.scale
 
 
-@op(roundings=2)
+@op
 def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Tensor:
     """Run each token through its experts' MLPs and add up the weighted outputs.
 
@@ -128,66 +125,3 @@ def _product(x: Tensor, matrix: _Matrix, biases: Tensor | None, expert: int) -> 
     if isinstance(matrix, Packed):
         return packed_linear(x, matrix, bias)
     return matrix.matmul(x, bias)
-
-
-_ROUTINGS = (
-    Routing(1, "softmax of chosen"),
-    Routing(5, "softmax of chosen"),
-    Routing(2),
-    Routing(3, "softmax", normalize=False, scale=2.5),
-    Routing(2, "sigmoid", groups=ExpertGroups(3, 2)),
-    Routing(4, "sigmoid", groups=ExpertGroups(4, 2, judged_by=2), scale=0.5),
-    Routing(100, "sigmoid", normalize=False),
-)
-
-
-@choose_experts.sample
-def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    for routing in _ROUTINGS:
-        for tokens, count in ((1, 12), (70, 24), (0, 12)):
-            chosen = torch.empty(tokens, min(routing.k, count), dtype=torch.int64)
-            logits = 3 * torch.randn(tokens, count).to(dtype)
-            yield logits, chosen, routing
-            if routing.scoring != "softmax of chosen":
-                yield logits, chosen, routing, torch.randn(count)
-
-
-# (tokens, experts, experts per token, hidden, inner)
-_SIZES = (
-    (1, 4, 2, 40, 33),
-    (9, 5, 1, 16, 20),
-    (70, 3, 3, 31, 9),
-    (130, 2, 1, 8, 300),
-    (0, 4, 2, 8, 8),
-)
-
-
-@experts.sample
-def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    """Nothing is below zero, so that what is rounded between the products stays small."""
-
-    def numbers(*shape: int) -> Tensor:
-        return (torch.rand(shape) / max(1, shape[-1]) ** 0.5).to(dtype)
-
-    for tokens, count, top, size, inner in _SIZES:
-        chosen = torch.rand(tokens, count).argsort(-1)[:, :top]
-        up, down = numbers(count, inner, size), numbers(count, size, inner)
-        usual = ExpertMlps(gate=numbers(count, inner, size), up=up, down=down)
-        clamped = replace(usual, limit=0.7, alpha=1.7)
-        inner_bias = numbers(count, inner)
-        for mlps in (
-            usual,
-            replace(usual, activation="gelu", gate_bias=numbers(count, inner)),
-            ExpertMlps(up=up, down=down, activation="relu2"),
-            clamped,
-            replace(
-                clamped,
-                gate_bias=inner_bias,
-                up_bias=1 - inner_bias,
-                down_bias=numbers(count, size),
-            ),
-        ):
-            yield numbers(tokens, size), torch.rand(tokens, top), chosen, mlps
-    wide = numbers(3, 20, 2 * 8)
-    mlps = ExpertMlps(gate=wide[..., :8], up=wide[..., 8:], down=numbers(3, 20, 8).transpose(1, 2))
-    yield numbers(5, 16)[:, ::2], torch.rand(5, 1), torch.randint(0, 3, (5, 1)), mlps

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blazr.nn.operands.recurrent import GatedNorm, GateOrder
+from blazr.nn.operands.recurrent import GatedNorm
 from blazr.nn.ops.op import op
 
 
-@op()
+@op
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False) -> Tensor:
     """``x / sqrt(mean(x^2) + eps) * weight``, cast to x's dtype before the weight is applied.
 
@@ -35,16 +33,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False
     return normed.to(x.dtype) * weight
 
 
-@rms_norm.sample
-def _rms_norm_samples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, float]]:
-    for rows, size in ((1, 16), (3, 40), (2, 7), (5, 1), (0, 8), (300, 300)):
-        yield torch.randn(rows, size).to(dtype), torch.randn(size).to(dtype), 1e-5
-    yield torch.randn(2, 3, 24).to(dtype), torch.randn(24).to(dtype), 0.1
-    yield torch.randn(4, 20).to(dtype)[:, 3:12], torch.randn(9).to(dtype), 1e-6
-    yield torch.zeros(2, 8).to(dtype), torch.randn(8).to(dtype), 1e-6
-
-
-@op()
+@op
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """``(x - mean) / sqrt(var + eps) * weight + bias`` with the biased variance.
 
@@ -60,12 +49,6 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     Source: Ba, Kiros and Hinton 2016, arXiv:1607.06450.
     """
     return F.layer_norm(x.float(), weight.shape, weight.float(), bias.float(), eps).to(x.dtype)
-
-
-@layer_norm.sample
-def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    for x, weight, eps in _rms_norm_samples(dtype):
-        yield x + 3, weight, torch.randn(len(weight)).to(dtype), eps
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
@@ -92,17 +75,7 @@ def gated_rms_norm(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
     return normed if is_gate_first else normed * factor
 
 
-@op(roundings=2)
+@op
 def gated_norm(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
     """See :func:`gated_rms_norm`: (T, C) to (T, C), in the dtype of x."""
     return gated_rms_norm(x, gate, norm).to(x.dtype)
-
-
-@gated_norm.sample
-def _(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, GatedNorm]]:
-    orders: tuple[GateOrder, ...] = ("gate_first", "norm_first", "norm_sigmoid")
-    for rows, size, groups in ((1, 16, 1), (3, 40, 5), (2, 7, 1), (0, 8, 2), (70, 300, 3)):
-        x, gate = torch.randn(rows, size).to(dtype), torch.randn(rows, 2 * size).to(dtype)
-        for order in orders:
-            yield x, gate[:, size:], GatedNorm(order, torch.randn(size), 1e-5, groups)
-        yield x, gate[:, :size], GatedNorm("none", None, 1e-5)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from importlib import import_module
-from typing import Generic, ParamSpec, TypeVar
+from typing import Generic, ParamSpec
 
 import torch
 from torch import Tensor
@@ -17,8 +17,6 @@ from blazr.nn.kernels.cpu.compiled import explain
 _LOG = logging.getLogger(__name__)
 
 P = ParamSpec("P")
-Samples = Callable[[torch.dtype], Iterable[tuple[object, ...]]]
-S = TypeVar("S", bound=Samples)
 
 
 class Op(Generic[P]):
@@ -32,34 +30,13 @@ class Op(Generic[P]):
     Args:
         name: Its name in OPS and KERNELS.
         reference: The definition, in plain torch. Its first argument decides which kernel runs.
-        samples: Arguments in a dtype, on which every kernel must agree with the reference.
-        roundings: How often numbers are rounded to the dtype on their way.
-        has_memory: Whether arguments hold what sequences remember, which is read and written.
-            Such an operation is a whole step of a mixer: its terms cancel, so that kernels are
-            judged by all numbers of a tensor together.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        reference: Callable[P, Tensor],
-        samples: Samples | None = None,
-        roundings: int = 1,
-        has_memory: bool = False,
-    ) -> None:
+    def __init__(self, name: str, *, reference: Callable[P, Tensor]) -> None:
         self.name = name
         self.reference = reference
-        self.samples: Samples = samples or (lambda _: ())
-        self.roundings = roundings
-        self.has_memory = has_memory
         self.__doc__ = reference.__doc__
         self._chosen: dict[tuple[torch.device, torch.dtype], Callable[P, Tensor]] = {}
-
-    def sample(self, samples: S) -> S:
-        """Take these samples: a decorator of the function that makes them."""
-        self.samples = samples
-        return samples
 
     def has_kernel(self, dtype: torch.dtype) -> bool:
         """Whether this processor has a kernel for a first argument of this dtype."""
@@ -81,14 +58,9 @@ class Op(Generic[P]):
         return chosen(*args, **kwargs)
 
 
-def op(*, roundings: int = 1, has_memory: bool = False) -> Callable[[Callable[P, Tensor]], Op[P]]:
-    """Make an operation of its reference, under the reference's name; see `Op`."""
-
-    def make(reference: Callable[P, Tensor]) -> Op[P]:
-        name = reference.__name__
-        return Op(name, reference=reference, roundings=roundings, has_memory=has_memory)
-
-    return make
+def op(reference: Callable[P, Tensor]) -> Op[P]:
+    """Make an operation of its reference, under the reference's name."""
+    return Op(reference.__name__, reference=reference)
 
 
 def resolve_kernel(op: str, device: str, dtype: torch.dtype) -> Callable[..., Tensor] | None:

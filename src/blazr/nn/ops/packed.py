@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from blazr.core.errors import ShapeError
 from blazr.nn.kernels.compile import fingerprint
-from blazr.nn.operands.packing import BLOCK, GROUP, PACKINGS, Packed, Packing
+from blazr.nn.operands.packing import BLOCK, GROUP, Packed, Packing
 from blazr.nn.ops.op import op
 
 _VECTORS = 8  # of 64 bytes in a block: four columns of 16 rows each
@@ -160,7 +160,7 @@ def _product(x: Tensor, packed: Packed) -> Tensor:
     return F.linear(rounded.to(wide), unpack(packed).to(wide))
 
 
-@op()
+@op
 def packed_linear(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
     """``x weight.T + bias`` with a packed weight; x is rounded to int8 first.
 
@@ -178,7 +178,7 @@ def packed_linear(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tens
     return (y if bias is None else y + bias).to(x.dtype)
 
 
-@op()
+@op
 def packed_gated_linear(x: Tensor, gate: Packed, up: Packed) -> Tensor:
     """``silu(x gate.T) * (x up.T)`` with packed weights of one packing.
 
@@ -193,7 +193,7 @@ def packed_gated_linear(x: Tensor, gate: Packed, up: Packed) -> Tensor:
     return (F.silu(_product(x, gate)) * _product(x, up)).to(x.dtype)
 
 
-@op()
+@op
 def packed_rows(out: Tensor, packed: Packed, ids: Tensor) -> Tensor:
     """Some rows of a packed matrix, as an embedding gives them.
 
@@ -209,50 +209,3 @@ def packed_rows(out: Tensor, packed: Packed, ids: Tensor) -> Tensor:
     rows = groups[torch.arange(len(ids)), ids % GROUP]
     out.copy_(rows if packed.row_scales is None else rows * packed.row_scales[ids, None])
     return out
-
-
-def random_packed(packing: Packing, rows: int, supers: int, *stack: int) -> Packed:
-    """A matrix of random codes with ordinary scales, or a stack of such."""
-    size = (*stack, -(-rows // GROUP), supers)
-    blocks = torch.randint(0, 256, (*size, packing.nbytes), dtype=torch.uint8)
-    # the first two rows of 16 in a superblock are its float16 numbers, if it has any
-    halves = {"half, minimum": 64, "minimum": 64, "exponent": 0, "none": 0}.get(packing.scales, 32)
-    largest = 2e-4 if packing.parts * packing.blocks > 1 else 1e-2
-    scales = (torch.rand(*size, halves // 2) * largest).half()
-    blocks[..., :halves] = scales.view(torch.uint8)
-    if packing.scales == "exponent":
-        blocks[..., :GROUP] = torch.randint(115, 125, (*size, GROUP))
-    row_scales = torch.rand(*stack, rows) * 0.01 if packing.scales == "none" else None
-    return Packed(packing, blocks, rows, row_scales)
-
-
-# (rows of x, superblocks, rows of the weight)
-_SIZES = ((1, 2, 32), (5, 3, 7), (26, 1, 50), (140, 2, 300), (0, 1, 4))
-
-
-@packed_linear.sample
-def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    for packing in PACKINGS.values():
-        for count, supers, rows in _SIZES:
-            packed = random_packed(packing, rows, supers)
-            x = torch.randn(count, packed.columns).to(dtype)
-            yield x, packed
-            yield x * 1e-4, packed, torch.randn(rows).to(dtype)
-        yield torch.zeros(2, 3, packed.columns).to(dtype), packed
-
-
-@packed_gated_linear.sample
-def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    for packing in PACKINGS.values():
-        for count, supers, rows in ((1, 1, 33), (9, 2, 16), (0, 1, 4)):
-            gate, up = (random_packed(packing, rows, supers) for _ in range(2))
-            yield torch.randn(count, gate.columns).to(dtype), gate, up
-
-
-@packed_rows.sample
-def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    for packing in PACKINGS.values():
-        for count, supers, rows in ((1, 1, 1), (70, 2, 33), (0, 1, 4)):
-            packed = random_packed(packing, rows, supers)
-            out = torch.empty(count, packed.columns, dtype=dtype)
-            yield out, packed, torch.randint(0, rows, (count,))

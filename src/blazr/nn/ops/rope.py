@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import product
-
 import torch
 from torch import Tensor
 
 from blazr.nn.operands.attention import Rotation
-from blazr.nn.operands.kv_dtype import KV_DTYPES, write_entries
+from blazr.nn.operands.kv_dtype import write_entries
 from blazr.nn.ops.op import op
-from blazr.nn.ops.step_samples import num_tokens, sample_pages, sample_slots, sample_steps
 
 
-@op()
+@op
 def rotary_tables(frequencies: Tensor, positions: Tensor, factor: float = 1.0) -> Tensor:
     """Cosine and sine of ``position * frequency``, the product rounded to float32.
 
@@ -28,14 +24,6 @@ def rotary_tables(frequencies: Tensor, positions: Tensor, factor: float = 1.0) -
     """
     angles = positions.float()[:, None] * frequencies.float()
     return torch.stack((angles.cos(), angles.sin())) * factor
-
-
-@rotary_tables.sample
-def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    for count, pairs in ((1, 1), (3, 32), (0, 4), (40, 7)):
-        positions = torch.randint(0, 100_000, (count,))
-        yield 10000 ** -torch.rand(pairs).to(dtype), positions
-        yield torch.rand(pairs).to(dtype), positions, 1.25
 
 
 def rotate_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -93,7 +81,7 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     return turned if channels == x.shape[-1] else torch.cat((turned, x[..., channels:]), -1)
 
 
-@op(has_memory=True)
+@op
 def rotate_and_store(
     q: Tensor,
     k: Tensor,
@@ -121,26 +109,3 @@ def rotate_and_store(
     write_entries(values, rotation.slots, v)
     turned = rotate(q, rotation)
     return turned if out is None else out.copy_(turned)
-
-
-@rotate_and_store.sample
-def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    sizes = ((4, 2, 16, 16, 8), (3, 1, 9, 5, 3), (1, 1, 6, 7, 0), (1, 2, 40, 65, 10))
-    for (heads, kv_heads, keys, values, pairs), table in product(sizes, sample_steps()):
-        count = num_tokens(table)
-        q, k = (torch.randn(count, each, keys).to(dtype) for each in (heads, kv_heads))
-        v = torch.randn(count, kv_heads, values).to(dtype)
-        angles = 10 * torch.rand(count, pairs)
-        for interleaved in (False, True):
-            rotation = Rotation(
-                cos=angles.cos(),
-                sin=angles.sin(),
-                interleaved=interleaved,
-                slots=sample_slots(table),
-            )
-            for kv_dtype in KV_DTYPES:
-                pages = (
-                    sample_pages(dtype, kv_heads, size, kv_dtype=kv_dtype)
-                    for size in (keys, values)
-                )
-                yield q, k, v, rotation, *pages

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import isfinite
 
 import torch
@@ -15,7 +15,7 @@ _UNIT = 2**42
 _UNIFORM = 2**53
 
 
-@op()
+@op
 def likeliest(scores: Tensor) -> Tensor:
     """The place of the largest of each row's scores, the first of equals.
 
@@ -29,7 +29,7 @@ def likeliest(scores: Tensor) -> Tensor:
     return torch.where(heights.isfinite(), places, -1)
 
 
-@op()
+@op
 def best(scores: Tensor, count: int) -> Tensor:
     """The places of each row's largest scores in falling order, the first of equals first.
 
@@ -43,7 +43,7 @@ def best(scores: Tensor, count: int) -> Tensor:
     return scores.argsort(dim=-1, descending=True, stable=True)[:, :count]
 
 
-@op()
+@op
 def draw(scores: Tensor, wishes: Tensor) -> Tensor:
     """A token of each row, drawn by its probability among those that the row's filters leave.
 
@@ -93,44 +93,6 @@ def draw(scores: Tensor, wishes: Tensor) -> Tensor:
 def _first(sums: Tensor, need: int) -> int:
     """The first place where a running sum reaches ``need``."""
     return int(torch.searchsorted(sums, need))
-
-
-_SHAPES = ((1, 1), (2, 3), (3, 511), (1, 512), (2, 1300), (0, 5), (1, 70_001))
-
-
-def _rows_of_scores(dtype: torch.dtype) -> Iterator[Tensor]:
-    for shape in _SHAPES:
-        yield (4 * torch.randn(shape)).to(dtype)
-        yield (2 * torch.randn(shape)).bfloat16().to(dtype)  # many equals
-    wide = torch.randn(4, 900).to(dtype)
-    yield wide[:, 100:800]
-    wide[1, 150:] = float("-inf")
-    wide[2], wide[3, 700] = float("-inf"), float("inf")
-    yield wide
-    wide[0, 3] = float("nan")
-    yield torch.zeros(2, 600).to(dtype)
-
-
-@likeliest.sample
-def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    for scores in _rows_of_scores(dtype):
-        yield (scores,)
-
-
-@best.sample
-def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    for scores in _rows_of_scores(dtype):
-        for count in {1, min(20, scores.shape[1])}:
-            yield scores, count
-
-
-@draw.sample
-def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    for scores in _rows_of_scores(dtype):
-        wishes = torch.rand(len(scores), 5, dtype=torch.float64)
-        yield scores, wishes * torch.tensor([2, 0, 1, 0.1, 1])
-        wishes[:, 0], wishes[:, 1] = 1, (wishes[:, 1] * 60).floor()
-        yield scores, wishes
 
 
 def likeliest_finder(device: torch.device) -> Callable[[Tensor], list[int]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from blazr.nn.operands.step import GRID, Carried, SequenceGroup, StepTable, Window
+from blazr.nn.operands.step import Carried, SequenceGroup, StepTable, Window
 from blazr.nn.ops.op import op
-from blazr.nn.ops.step_samples import SLOTS, num_tokens, sample_steps
 
 States = list[Tensor]
 
@@ -96,7 +95,7 @@ def last_inputs(group: SequenceGroup, window: Window) -> Tensor:
     return torch.where((back < 0)[..., None], older.gather(1, places), logged)
 
 
-@op(has_memory=True)
+@op
 def log_rows(x: Tensor, log: Tensor, table: StepTable) -> Tensor:
     """Keep what a recurrence takes of the tokens behind the last grid edge.
 
@@ -111,12 +110,3 @@ def log_rows(x: Tensor, log: Tensor, table: StepTable) -> Tensor:
     rows, runs, places = table.log_places
     log[runs, places] = x[rows]
     return log
-
-
-@log_rows.sample
-def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    for width in (40, 7, 1):
-        for table in sample_steps():
-            log = torch.randn(SLOTS, GRID, width).to(dtype)
-            wide = torch.randn(num_tokens(table), width + 9).to(dtype)
-            yield wide[:, 4:-5], log, table

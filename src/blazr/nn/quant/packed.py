@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -235,7 +235,7 @@ def pack_blocks(name: str, blocks: Tensor, zeros: Tensor | None = None) -> Tenso
         return pack(blocks, name, supers, zeros)
 
 
-@op()
+@op
 def pack(blocks: Tensor, name: str, supers: int, zeros: Tensor | None) -> Tensor:
     """Rows of blocks in the order that kernels read them; see ``pack_blocks``.
 
@@ -378,13 +378,3 @@ _SPLIT_BLOCKS: Mapping[str, Callable[[Tensor], CodesAndScales]] = {
 }
 # What packings that are no GGML type are packed from.
 _SOURCES = {"int8": "Q8_0", **{f"int4 by {size}": "Q4_0" for size in (32, 64, 128)}}
-
-
-@pack.sample
-def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    for name, packing in PACKINGS.items():
-        nbytes = GGML_TYPES[_SOURCES.get(name, name)].row_bytes(packing.columns)
-        for rows, supers in ((1, 1), (16, 3), (37, 2), (0, 1)):
-            blocks = torch.randint(0, 256, (rows, supers * nbytes), dtype=dtype)
-            yield blocks, name, supers, None
-            yield blocks, name, supers, torch.randint(0, 256, (rows, supers), dtype=dtype)

@@ -16,8 +16,8 @@ from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.operands.experts import ExpertGroups, ExpertMlps, Routing
 from blazr.nn.operands.packing import PACKINGS, Packed
 from blazr.nn.ops.moe import choose_experts, experts
-from blazr.nn.ops.packed import random_packed
 from tests.support.examples import FEED_FORWARD_EXAMPLES, HIDDEN
+from tests.support.op_samples import random_packed
 
 pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())
 

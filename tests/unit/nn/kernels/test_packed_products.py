@@ -12,12 +12,12 @@ from blazr.nn.ops.packed import (
     interleave,
     packed_linear,
     packed_rows,
-    random_packed,
     unpack,
 )
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.packed import PackedWeight, pack_blocks, pack_weight
 from blazr.nn.quant.weight import GgufWeight
+from tests.support.op_samples import random_packed
 
 GGML = [name for name in PACKINGS if name in GGML_TYPES]
 needs_library = pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())

@@ -14,12 +14,13 @@ from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.gguf.kquantize import encode_q4_k
 from blazr.nn.quant.packed import PackedWeight, pack, pack_weight
 from blazr.nn.quant.weight import GgufWeight, PlainWeight, StoredStack
+from tests.support.op_samples import SAMPLES
 
 pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())
 
 
 def test_the_kernel_packs_as_the_reference_does() -> None:
-    for arguments in pack.samples(torch.uint8):
+    for arguments in SAMPLES["pack"](torch.uint8):
         expected = pack.reference(*arguments)
         assert torch.equal(kernel.pack(*arguments), expected), arguments[1]
 
@@ -128,7 +129,7 @@ def test_quantized_at_load(quantize: str, name: str, bits: float, stack: tuple[i
 @pytest.mark.usefixtures("kernels_as_before")
 def test_q4_k_is_the_same_blocks_everywhere_and_as_good_as_the_reference() -> None:
     kind = GGML_TYPES["Q4_K"]
-    for (x,) in encode_q4_k.samples(torch.float32):
+    for (x,) in SAMPLES["encode_q4_k"](torch.float32):
         found = []
         for isa in compiled.isas():
             compiled.use(isa)

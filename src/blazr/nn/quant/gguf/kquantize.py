@@ -11,8 +11,6 @@ best. What follows is ours: the neighbours of the rounded scales and minima are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -28,7 +26,7 @@ _NEIGHBOURS = [(0, 0), *((s, m) for s in (-1, 0, 1) for m in (-1, 0, 1) if s or 
 _TILE = 128
 
 
-@op()
+@op
 def encode_q4_k(blocks: Tensor) -> Tensor:
     """Blocks of Q4_K from their numbers: (N, 256) float32 to (N, 144) uint8."""
     tiles = [blocks.new_empty(0, GGML_TYPES["Q4_K"].nbytes, dtype=torch.uint8)]
@@ -115,12 +113,6 @@ def _refine(
         best = torch.where(better, error, best)
         found = [torch.where(better, new, old) for new, old in zip(tried, found, strict=True)]
     return found[0], found[1], codes_of(found[0] * units[0], found[1] * units[1])
-
-
-@encode_q4_k.sample
-def _(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    for count in (201, 2, 1, 0):
-        yield (torch.randn(count, 256, dtype=dtype) * torch.rand(count, 1),)
 
 
 Q4_K = Quantizer(GGML_TYPES["Q4_K"], encode_q4_k)

@@ -1,0 +1,332 @@
+"""Arguments on which every kernel must agree with its operation's reference.
+
+By operation, a function from a dtype to arguments; those must not leave out nothing, one row and
+tails. Arguments of any shape are in `kernel_shapes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from blazr.nn.operands.experts import ExpertGroups, ExpertMlps, Routing
+from blazr.nn.operands.packing import GROUP, PACKINGS, Packed, Packing
+from blazr.nn.operands.recurrent import GatedNorm, GateOrder
+from blazr.nn.ops.activation import ACTIVATIONS
+from blazr.nn.quant.gguf import GGML_TYPES
+from tests.support.step_samples import STEP_SAMPLES
+
+# (rows, in, out): whole tiles, tails of each kind, a single row, nothing at all.
+_LINEAR_SIZES = (
+    (1, 64, 32),
+    (5, 96, 16),
+    (3, 33, 7),
+    (2, 31, 1),
+    (7, 1, 5),
+    (25, 40, 66),
+    (130, 100, 21),
+    (140, 40, 300),  # many columns for a last part of few rows
+    (0, 8, 4),
+    (2, 0, 3),
+    (1, 300, 259),
+)
+
+
+def _gated_linear(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    for rows, inner, outer in _LINEAR_SIZES:
+        scale = max(1, inner) ** -0.5
+        sizes = ((rows, inner), (outer, inner), (outer, inner))
+        x, first, second = (torch.randn(size) for size in sizes)
+        yield x.to(dtype), (first * scale).to(dtype), (second * scale).to(dtype)
+
+
+def _linear(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for x, weight, _ in _gated_linear(dtype):
+        yield x, weight
+        yield x, weight, torch.randn(len(weight)).to(dtype)
+    yield torch.randn(2, 3, 16).to(dtype), torch.randn(8, 16).to(dtype)
+    yield torch.randn(16).to(dtype), torch.randn(8, 16).to(dtype)
+    yield torch.randn(6, 4).T.to(dtype), torch.randn(9, 20).to(dtype)[:, 3:9]  # neither is dense
+    yield torch.randn(4, 6).to(dtype), torch.randn(6, 9).to(dtype).T
+
+
+def _linear_heads(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    sizes = ((1, 16, 64, 512), (5, 3, 40, 33), (33, 2, 7, 130), (2, 1, 1, 5), (100, 2, 32, 18))
+    for rows, heads, inner, outer in (*sizes, (0, 2, 8, 4)):
+        weight = (torch.randn(heads, outer, inner) * inner**-0.5).to(dtype)
+        yield torch.randn(rows, heads, inner).to(dtype), weight
+    wide = torch.randn(4, 3, 20).to(dtype), torch.randn(3, 10, 9).to(dtype)
+    yield wide[0][..., 5:12], wide[1][:, 2:, 1:8]
+    yield wide[0][..., :10], wide[1].transpose(1, 2)
+
+
+def random_packed(packing: Packing, rows: int, supers: int, *stack: int) -> Packed:
+    """A matrix of random codes with ordinary scales, or a stack of such."""
+    size = (*stack, -(-rows // GROUP), supers)
+    blocks = torch.randint(0, 256, (*size, packing.nbytes), dtype=torch.uint8)
+    # the first two rows of 16 in a superblock are its float16 numbers, if it has any
+    halves = {"half, minimum": 64, "minimum": 64, "exponent": 0, "none": 0}.get(packing.scales, 32)
+    largest = 2e-4 if packing.parts * packing.blocks > 1 else 1e-2
+    scales = (torch.rand(*size, halves // 2) * largest).half()
+    blocks[..., :halves] = scales.view(torch.uint8)
+    if packing.scales == "exponent":
+        blocks[..., :GROUP] = torch.randint(115, 125, (*size, GROUP))
+    row_scales = torch.rand(*stack, rows) * 0.01 if packing.scales == "none" else None
+    return Packed(packing, blocks, rows, row_scales)
+
+
+# (rows of x, superblocks, rows of the weight)
+_PACKED_SIZES = ((1, 2, 32), (5, 3, 7), (26, 1, 50), (140, 2, 300), (0, 1, 4))
+
+
+def _packed_linear(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for packing in PACKINGS.values():
+        for count, supers, rows in _PACKED_SIZES:
+            packed = random_packed(packing, rows, supers)
+            x = torch.randn(count, packed.columns).to(dtype)
+            yield x, packed
+            yield x * 1e-4, packed, torch.randn(rows).to(dtype)
+        yield torch.zeros(2, 3, packed.columns).to(dtype), packed
+
+
+def _packed_gated_linear(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for packing in PACKINGS.values():
+        for count, supers, rows in ((1, 1, 33), (9, 2, 16), (0, 1, 4)):
+            gate, up = (random_packed(packing, rows, supers) for _ in range(2))
+            yield torch.randn(count, gate.columns).to(dtype), gate, up
+
+
+def _packed_rows(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for packing in PACKINGS.values():
+        for count, supers, rows in ((1, 1, 1), (70, 2, 33), (0, 1, 4)):
+            packed = random_packed(packing, rows, supers)
+            out = torch.empty(count, packed.columns, dtype=dtype)
+            yield out, packed, torch.randint(0, rows, (count,))
+
+
+_ROUTINGS = (
+    Routing(1, "softmax of chosen"),
+    Routing(5, "softmax of chosen"),
+    Routing(2),
+    Routing(3, "softmax", normalize=False, scale=2.5),
+    Routing(2, "sigmoid", groups=ExpertGroups(3, 2)),
+    Routing(4, "sigmoid", groups=ExpertGroups(4, 2, judged_by=2), scale=0.5),
+    Routing(100, "sigmoid", normalize=False),
+)
+
+
+def _choose_experts(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for routing in _ROUTINGS:
+        for tokens, count in ((1, 12), (70, 24), (0, 12)):
+            chosen = torch.empty(tokens, min(routing.k, count), dtype=torch.int64)
+            logits = 3 * torch.randn(tokens, count).to(dtype)
+            yield logits, chosen, routing
+            if routing.scoring != "softmax of chosen":
+                yield logits, chosen, routing, torch.randn(count)
+
+
+# (tokens, experts, experts per token, hidden, inner)
+_EXPERT_SIZES = (
+    (1, 4, 2, 40, 33),
+    (9, 5, 1, 16, 20),
+    (70, 3, 3, 31, 9),
+    (130, 2, 1, 8, 300),
+    (0, 4, 2, 8, 8),
+)
+
+
+def _experts(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    """Nothing is below zero, so that what is rounded between the products stays small."""
+
+    def numbers(*shape: int) -> Tensor:
+        return (torch.rand(shape) / max(1, shape[-1]) ** 0.5).to(dtype)
+
+    for tokens, count, top, size, inner in _EXPERT_SIZES:
+        chosen = torch.rand(tokens, count).argsort(-1)[:, :top]
+        up, down = numbers(count, inner, size), numbers(count, size, inner)
+        usual = ExpertMlps(gate=numbers(count, inner, size), up=up, down=down)
+        clamped = replace(usual, limit=0.7, alpha=1.7)
+        inner_bias = numbers(count, inner)
+        for mlps in (
+            usual,
+            replace(usual, activation="gelu", gate_bias=numbers(count, inner)),
+            ExpertMlps(up=up, down=down, activation="relu2"),
+            clamped,
+            replace(
+                clamped,
+                gate_bias=inner_bias,
+                up_bias=1 - inner_bias,
+                down_bias=numbers(count, size),
+            ),
+        ):
+            yield numbers(tokens, size), torch.rand(tokens, top), chosen, mlps
+    wide = numbers(3, 20, 2 * 8)
+    mlps = ExpertMlps(gate=wide[..., :8], up=wide[..., 8:], down=numbers(3, 20, 8).transpose(1, 2))
+    yield numbers(5, 16)[:, ::2], torch.rand(5, 1), torch.randint(0, 3, (5, 1)), mlps
+
+
+def _rms_norm(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, float]]:
+    for rows, size in ((1, 16), (3, 40), (2, 7), (5, 1), (0, 8), (300, 300)):
+        yield torch.randn(rows, size).to(dtype), torch.randn(size).to(dtype), 1e-5
+    yield torch.randn(2, 3, 24).to(dtype), torch.randn(24).to(dtype), 0.1
+    yield torch.randn(4, 20).to(dtype)[:, 3:12], torch.randn(9).to(dtype), 1e-6
+    yield torch.zeros(2, 8).to(dtype), torch.randn(8).to(dtype), 1e-6
+
+
+def _layer_norm(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for x, weight, eps in _rms_norm(dtype):
+        yield x + 3, weight, torch.randn(len(weight)).to(dtype), eps
+
+
+def _gated_norm(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, GatedNorm]]:
+    orders: tuple[GateOrder, ...] = ("gate_first", "norm_first", "norm_sigmoid")
+    for rows, size, groups in ((1, 16, 1), (3, 40, 5), (2, 7, 1), (0, 8, 2), (70, 300, 3)):
+        x, gate = torch.randn(rows, size).to(dtype), torch.randn(rows, 2 * size).to(dtype)
+        for order in orders:
+            yield x, gate[:, size:], GatedNorm(order, torch.randn(size), 1e-5, groups)
+        yield x, gate[:, :size], GatedNorm("none", None, 1e-5)
+
+
+_SHAPES = ((1, 16), (3, 40), (2, 7), (5, 1), (0, 8), (2, 3, 24), (3, 20000))
+
+
+def _pairs(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    for shape in _SHAPES:
+        yield 2 * torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+    wide = torch.randn(4, 20).to(dtype)
+    yield wide[:, 3:12], wide[:, 10:19]
+
+
+def _add(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for a, b in _pairs(dtype):
+        yield a, b
+        yield a, b, 0.22
+
+
+def _scale(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for a, _ in _pairs(dtype):
+        yield a, 12.5
+
+
+def _widen(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for a, _ in _pairs(dtype):
+        yield (a,)
+        yield a * 10, 8.0
+        yield a * 10, 1.0, 30.0
+
+
+def _activate(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for kind in ACTIVATIONS:
+        for a, b in _pairs(dtype):
+            yield 4 * a, kind
+            yield 4 * a, kind, b
+        yield torch.tensor([[0.0, -0.0, 50, -50, 1e-4, -1e-4]]).to(dtype), kind
+
+
+def _sigmoid_gate(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for a, b in _pairs(dtype):
+        yield a, b
+        yield a, b[..., :1]
+
+
+def _embedding(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for rows, width, count in ((5, 8, 3), (40, 7, 70), (3, 16, 0), (1, 5, 1)):
+        yield torch.randn(rows, width).to(dtype), torch.randint(0, rows, (count,))
+    yield torch.randn(9, 20).to(dtype)[:, 2:7], torch.randint(0, 9, (2, 3))
+
+
+def _take_columns(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for shape, size in (((3, 24), 4), ((1, 5), 1), ((2, 3, 12), 6), ((0, 8), 2)):
+        x = torch.randn(shape).to(dtype)
+        yield x, torch.randperm(shape[-1] // size), size
+    yield torch.randn(4, 20).to(dtype)[:, 2:14], torch.tensor([2, 0]), 3
+
+
+def _rotary_tables(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for count, pairs in ((1, 1), (3, 32), (0, 4), (40, 7)):
+        positions = torch.randint(0, 100_000, (count,))
+        yield 10000 ** -torch.rand(pairs).to(dtype), positions
+        yield torch.rand(pairs).to(dtype), positions, 1.25
+
+
+_SCORE_SHAPES = ((1, 1), (2, 3), (3, 511), (1, 512), (2, 1300), (0, 5), (1, 70_001))
+
+
+def _rows_of_scores(dtype: torch.dtype) -> Iterator[Tensor]:
+    for shape in _SCORE_SHAPES:
+        yield (4 * torch.randn(shape)).to(dtype)
+        yield (2 * torch.randn(shape)).bfloat16().to(dtype)  # many equals
+    wide = torch.randn(4, 900).to(dtype)
+    yield wide[:, 100:800]
+    wide[1, 150:] = float("-inf")
+    wide[2], wide[3, 700] = float("-inf"), float("inf")
+    yield wide
+    wide[0, 3] = float("nan")
+    yield torch.zeros(2, 600).to(dtype)
+
+
+def _likeliest(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for scores in _rows_of_scores(dtype):
+        yield (scores,)
+
+
+def _best(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for scores in _rows_of_scores(dtype):
+        for count in {1, min(20, scores.shape[1])}:
+            yield scores, count
+
+
+def _draw(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for scores in _rows_of_scores(dtype):
+        wishes = torch.rand(len(scores), 5, dtype=torch.float64)
+        yield scores, wishes * torch.tensor([2, 0, 1, 0.1, 1])
+        wishes[:, 0], wishes[:, 1] = 1, (wishes[:, 1] * 60).floor()
+        yield scores, wishes
+
+
+def _encode_q4_k(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for count in (201, 2, 1, 0):
+        yield (torch.randn(count, 256, dtype=dtype) * torch.rand(count, 1),)
+
+
+def _pack(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for name, packing in PACKINGS.items():
+        source = {"int8": "Q8_0"}.get(name, "Q4_0" if name.startswith("int4") else name)
+        nbytes = GGML_TYPES[source].row_bytes(packing.columns)
+        for rows, supers in ((1, 1), (16, 3), (37, 2), (0, 1)):
+            blocks = torch.randint(0, 256, (rows, supers * nbytes), dtype=dtype)
+            yield blocks, name, supers, None
+            yield blocks, name, supers, torch.randint(0, 256, (rows, supers), dtype=dtype)
+
+
+SAMPLES: dict[str, Callable[[torch.dtype], Iterable[tuple[object, ...]]]] = {
+    "gated_linear": _gated_linear,
+    "linear": _linear,
+    "wide_linear": _linear,
+    "linear_heads": _linear_heads,
+    "packed_linear": _packed_linear,
+    "packed_gated_linear": _packed_gated_linear,
+    "packed_rows": _packed_rows,
+    "choose_experts": _choose_experts,
+    "experts": _experts,
+    "rms_norm": _rms_norm,
+    "layer_norm": _layer_norm,
+    "gated_norm": _gated_norm,
+    "add": _add,
+    "scale": _scale,
+    "widen": _widen,
+    "activate": _activate,
+    "sigmoid_gate": _sigmoid_gate,
+    "embedding": _embedding,
+    "take_columns": _take_columns,
+    "rotary_tables": _rotary_tables,
+    "likeliest": _likeliest,
+    "best": _best,
+    "draw": _draw,
+    "encode_q4_k": _encode_q4_k,
+    "pack": _pack,
+    **STEP_SAMPLES,
+}
