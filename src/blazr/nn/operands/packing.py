@@ -8,7 +8,6 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 BLOCK, GROUP = 32, 16  # columns of a block of activations, rows of a group
-_HALF = 2 * GROUP
 
 Scales = Literal["half", "half, minimum", "half, zero", "exponent", "none", "signed", "minimum"]
 
@@ -50,18 +49,23 @@ class Packing:
         return self.columns if self.scales in ("signed", "minimum") else BLOCK
 
     @property
+    def before(self) -> tuple[tuple[int, int], ...]:
+        """What a row of a superblock has before its codes: how many of so many bytes each."""
+        half, many = (1, 2), (self.blocks * self.parts, 1)
+        return {
+            "half": (half,),
+            "half, minimum": (half, half),
+            "half, zero": (half, (1, 1)),
+            "exponent": ((1, 1),),
+            "none": (),
+            "signed": (half, many),
+            "minimum": (half, half, many, many),
+        }[self.scales]
+
+    @property
     def scale_bytes(self) -> int:
         """Bytes of a superblock before its codes."""
-        many = 8 * self.parts * GROUP
-        return {
-            "half": _HALF,
-            "half, minimum": 2 * _HALF,
-            "half, zero": _HALF + GROUP,
-            "exponent": GROUP,
-            "none": 0,
-            "signed": _HALF + many,
-            "minimum": 2 * (_HALF + many),
-        }[self.scales]
+        return GROUP * sum(many * size for many, size in self.before)
 
     @property
     def nbytes(self) -> int:

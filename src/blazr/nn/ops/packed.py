@@ -78,22 +78,69 @@ def unpack(packed: Packed) -> Tensor:
     return whole if packed.row_scales is None else whole * packed.row_scales[:, None]
 
 
+def decode_codes(packing: Packing, codes: Tensor, before: Sequence[Tensor]) -> Tensor:
+    """The numbers that codes and scales of superblocks stand for.
+
+    Args:
+        packing: The layout.
+        codes: (..., columns), uint8, with the offset in them.
+        before: What is before the codes: (..., how many, bytes) uint8 each.
+
+    Returns:
+        (..., columns), float32.
+    """
+    if packing.table:
+        table = torch.tensor(packing.table, dtype=torch.float32, device=codes.device)
+        values = table[codes.int()]
+    else:
+        values = codes.float()
+        values = values - packing.offset if packing.offset else values
+    scales, minima = _scales(packing, before)
+    numbers = values.unflatten(-1, (scales.shape[-2], -1)) * scales
+    return (numbers if minima is None else numbers - minima).flatten(-2)
+
+
+def _scales(packing: Packing, before: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Scales and minima, (..., 1 or all parts, 1) float32 each."""
+
+    def read(place: int, dtype: torch.dtype) -> Tensor:
+        # a view needs bytes that lie together and are aligned
+        return before[place].clone(memory_format=torch.contiguous_format).view(dtype).float()
+
+    if packing.scales == "none":
+        return torch.ones(1, 1), None
+    if packing.scales == "exponent":
+        exponents = before[0].int()
+        # half of 2 ** (e - 127), the two smallest of which are subnormal
+        small = 0x00200000 << exponents.clamp(max=1)
+        bits = torch.where(exponents < 2, small, (exponents - 1) << 23)
+        return bits.view(torch.float32), None
+    scales, minima = read(0, torch.float16), None
+    match packing.scales:
+        case "half, minimum":
+            minima = read(1, torch.float16)
+        case "half, zero":
+            minima = scales * before[1].float()
+        case "signed":
+            scales = scales * read(1, torch.int8)
+        case "minimum":
+            scales = scales * before[2].float()
+            minima = read(1, torch.float16) * before[3].float()
+    return scales, minima
+
+
 def _numbers(packing: Packing, blocks: Tensor) -> Tensor:
     """(groups, superblocks, bytes) to (groups, 16, columns), float32."""
-    groups, supers = blocks.shape[:2]
-    before, body = blocks.split([packing.scale_bytes, packing.nbytes - packing.scale_bytes], -1)
-    codes = _bytes_to_vectors(packing, body.unflatten(-1, (packing.blocks, -1)))
-    vectors = _VECTORS // packing.parts
-    codes = codes.view(groups, supers, packing.blocks * packing.parts, vectors, GROUP, 4)
-    if packing.table:
-        values = torch.tensor(packing.table, dtype=torch.float32)[codes.int()]
-    else:
-        values = codes.float() - packing.offset
-    scales, minima = _scales(packing, before)
-    numbers = values * scales[:, :, :, None, :, None]
-    if minima is not None:
-        numbers = numbers - minima[:, :, :, None, :, None]
-    return numbers.permute(0, 4, 1, 2, 3, 5).flatten(2)
+    sizes = [GROUP * many * size for many, size in packing.before]
+    *before, body = blocks.split([*sizes, packing.nbytes - sum(sizes)], -1)
+    vectors = _bytes_to_vectors(packing, body.unflatten(-1, (packing.blocks, -1)))
+    words = vectors.reshape(*blocks.shape[:2], packing.columns // 4, GROUP, 4)
+    codes = words.permute(0, 3, 1, 2, 4).flatten(3)
+    rows = [
+        each.unflatten(-1, (many, GROUP, size)).permute(0, 3, 1, 2, 4)
+        for each, (many, size) in zip(before, packing.before, strict=True)
+    ]
+    return decode_codes(packing, codes, rows).flatten(2)
 
 
 def _bytes_to_vectors(packing: Packing, body: Tensor) -> Tensor:
@@ -108,40 +155,6 @@ def _bytes_to_vectors(packing: Packing, body: Tensor) -> Tensor:
         above = body[..., 256:].unflatten(-1, (-1, 1, 64)) >> shifts
         vectors = vectors | ((above & (2**bits - 1)).flatten(-3, -2) << 4)
     return vectors
-
-
-def _scales(packing: Packing, before: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Scales and minima, (groups, superblocks, 1 or all parts, 16) each."""
-
-    def halves(start: int) -> Tensor:
-        return before[..., start : start + 32].contiguous().view(torch.float16).float()[:, :, None]
-
-    def numbers(start: int, count: int) -> Tensor:
-        return before[..., start : start + 16 * count].unflatten(-1, (count, GROUP))
-
-    count = packing.blocks * packing.parts
-    found: tuple[Tensor, Tensor | None]
-    match packing.scales:
-        case "none":
-            found = torch.ones(*before.shape[:2], 1, GROUP), None
-        case "half":
-            found = halves(0), None
-        case "half, minimum":
-            found = halves(0), halves(32)
-        case "half, zero":
-            found = halves(0), halves(0) * numbers(32, 1).float()
-        case "exponent":
-            exponents = numbers(0, 1).int()
-            # half of 2 ** (e - 127), the two smallest of which are subnormal
-            small = 0x00200000 << exponents.clamp(max=1)
-            bits = torch.where(exponents < 2, small, (exponents - 1) << 23)
-            found = bits.view(torch.float32), None
-        case "signed":
-            found = halves(0) * numbers(32, count).contiguous().view(torch.int8).float(), None
-        case "minimum":
-            minima = halves(32) * numbers(64 + 16 * count, count).float()
-            found = halves(0) * numbers(64, count).float(), minima
-    return found
 
 
 def _product(x: Tensor, packed: Packed) -> Tensor:

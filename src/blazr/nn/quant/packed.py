@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,8 @@ from blazr.nn.ops.packed import (
 )
 from blazr.nn.quant.exact import ShiftedWeight
 from blazr.nn.quant.gguf import GGML_TYPES
-from blazr.nn.quant.gguf.bits import fields, five_bits, shifted, six_bits, words
 from blazr.nn.quant.gguf.block_type import TILE, BlockType
+from blazr.nn.quant.gguf.split_blocks import CodesAndScales, SplitBlocks
 from blazr.nn.quant.weight import GgufWeight, StoredStack, Weight
 
 # Blocks of 32 that may share a scale and a code of 0, most first.
@@ -257,7 +257,7 @@ def pack(blocks: Tensor, name: str, supers: int, zeros: Tensor | None) -> Tensor
     for low in range(0, len(out), step):  # a tile of rows at a time
         part = slice(low * GROUP, (low + step) * GROUP)
         tile = blocks[part]
-        codes, scales = _SPLIT_BLOCKS[name](tile.reshape(len(tile) * supers, -1))
+        codes, scales = _split(name, tile.reshape(len(tile) * supers, -1))
         if packing.scales == "half, zero":
             scales.append(zeros[part].reshape(-1, 1, 1))
         each = [before.unflatten(0, (-1, supers)) for before in scales]
@@ -265,116 +265,18 @@ def pack(blocks: Tensor, name: str, supers: int, zeros: Tensor | None) -> Tensor
     return out
 
 
-# What the blocks of a GGML type are made of: each function takes (N, block bytes) uint8 and gives
-# the codes, (N, numbers of a block) uint8, and what is before them in a packing: (N, how many,
-# bytes) each. Nothing is rounded.
-CodesAndScales = tuple[Tensor, list[Tensor]]
+def _split(name: str, blocks: Tensor) -> CodesAndScales:
+    """Codes and scales of blocks, (N, bytes) uint8, as the packing of that name has them."""
+    if name in {"Q8_0", "int8"}:
+        return blocks[:, 2:] ^ 0x80, [blocks[:, None, :2]] if name == "Q8_0" else []
+    decoder = GGML_TYPES[_SOURCES.get(name, name)].decoder
+    assert isinstance(decoder, SplitBlocks)
+    if name not in _SOURCES:
+        return decoder.split(blocks)
+    codes, scales = decoder.split(blocks.reshape(-1, GGML_TYPES["Q4_0"].nbytes))
+    # of blocks that have the same scale, the first one's
+    return codes.view(len(blocks), -1), [scales[0].view(len(blocks), -1, 2)[:, :1]]
 
 
-def _one(data: Tensor) -> Tensor:
-    return data[:, None]
-
-
-def _many(data: Tensor) -> Tensor:
-    return data[..., None]
-
-
-def _negated(data: Tensor) -> Tensor:
-    """Minima are taken off, where these formats add them: the sign is the last bit."""
-    return _one(data ^ torch.tensor([0, 0x80], dtype=torch.uint8))
-
-
-def _q8_0(blocks: Tensor) -> CodesAndScales:
-    return blocks[:, 2:] ^ 0x80, [_one(blocks[:, :2])]
-
-
-def _int8(blocks: Tensor) -> CodesAndScales:
-    return blocks[:, 2:] ^ 0x80, []
-
-
-def _int4(blocks: Tensor) -> CodesAndScales:
-    each = blocks.reshape(-1, GGML_TYPES["Q4_0"].nbytes)
-    return fields(each[:, 2:], 4, 1).view(len(blocks), -1), [_one(blocks[:, :2])]
-
-
-def _nibbles(blocks: Tensor) -> CodesAndScales:
-    return fields(blocks[:, 2:], 4, 1), [_one(blocks[:, :2])]
-
-
-def _q4_1(blocks: Tensor) -> CodesAndScales:
-    return fields(blocks[:, 4:], 4, 1), [_one(blocks[:, :2]), _negated(blocks[:, 2:4])]
-
-
-def _q5_0(blocks: Tensor) -> CodesAndScales:
-    return five_bits(blocks, 2), [_one(blocks[:, :2])]
-
-
-def _q5_1(blocks: Tensor) -> CodesAndScales:
-    return five_bits(blocks, 4), [_one(blocks[:, :2]), _negated(blocks[:, 2:4])]
-
-
-def _mxfp4(blocks: Tensor) -> CodesAndScales:
-    return fields(blocks[:, 1:], 4, 1), [_one(blocks[:, :1])]
-
-
-def _signed(scales: Tensor) -> Tensor:
-    """Six-bit numbers with an offset of 32 as int8."""
-    return _many((scales.to(torch.int8) - 32).view(torch.uint8))
-
-
-def _iq4_xs(blocks: Tensor) -> CodesAndScales:
-    high = shifted(words(blocks[:, 2:4], torch.int16), list(range(0, 16, 2)), 3).flatten(1)
-    scales = fields(blocks[:, 4:8], 4, 4).int() | (high << 4)
-    return fields(blocks[:, 8:], 4, 8), [_one(blocks[:, :2]), _signed(scales)]
-
-
-def _q2_k(blocks: Tensor) -> CodesAndScales:
-    scales = blocks[:, :16]
-    halves = [_one(blocks[:, 80:82]), _one(blocks[:, 82:84])]
-    return fields(blocks[:, 16:80], 2, 2), [*halves, _many(scales & 15), _many(scales >> 4)]
-
-
-def _q3_k(blocks: Tensor) -> CodesAndScales:
-    scales = fields(blocks[:, 96:104], 4, 1) | (fields(blocks[:, 104:108], 2, 1) << 4)
-    codes = fields(blocks[:, 32:96], 2, 2) | (fields(blocks[:, :32], 1, 1) << 2)
-    return codes, [_one(blocks[:, 108:110]), _signed(scales)]
-
-
-def _scales_and_minima(blocks: Tensor) -> list[Tensor]:
-    scales, minima = six_bits(blocks)
-    return [_one(blocks[:, :2]), _one(blocks[:, 2:4]), _many(scales), _many(minima)]
-
-
-def _q4_k(blocks: Tensor) -> CodesAndScales:
-    return fields(blocks[:, 16:], 4, 4), _scales_and_minima(blocks)
-
-
-def _q5_k(blocks: Tensor) -> CodesAndScales:
-    codes = fields(blocks[:, 48:], 4, 4) | (fields(blocks[:, 16:48], 1, 1) << 4)
-    return codes, _scales_and_minima(blocks)
-
-
-def _q6_k(blocks: Tensor) -> CodesAndScales:
-    codes = fields(blocks[:, :128], 4, 2) | (fields(blocks[:, 128:192], 2, 2) << 4)
-    return codes, [_one(blocks[:, 208:]), _many(blocks[:, 192:208])]
-
-
-_SPLIT_BLOCKS: Mapping[str, Callable[[Tensor], CodesAndScales]] = {
-    "Q8_0": _q8_0,
-    "Q4_0": _nibbles,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "IQ4_NL": _nibbles,
-    "MXFP4": _mxfp4,
-    "IQ4_XS": _iq4_xs,
-    "Q2_K": _q2_k,
-    "Q3_K": _q3_k,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
-    "int8": _int8,
-    **{f"int4 by {size}": _int4 for size in (32, 64, 128)},
-}
 # What packings that are no GGML type are packed from.
 _SOURCES = {"int8": "Q8_0", **{f"int4 by {size}": "Q4_0" for size in (32, 64, 128)}}

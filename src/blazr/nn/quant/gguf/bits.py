@@ -44,17 +44,6 @@ def five_bits(blocks: Tensor, start: int) -> Tensor:
     return fields(blocks[:, start + 4 :], 4, 1) | (high << 4)
 
 
-def six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and minima of Q4_K and Q5_K, (N, 8) uint8 each.
-
-    Four of eight lie in six bits of a byte, the others in what is left over.
-    """
-    first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
-    scales = torch.cat((first & 63, (third & 15) | ((first >> 2) & 48)), 1)
-    minima = torch.cat((second & 63, (third >> 4) | ((second >> 2) & 48)), 1)
-    return scales, minima
-
-
 def shifted(data: Tensor, shifts: list[int], mask: int) -> Tensor:
     """``(data >> shift) & mask`` for each shift, in a new last dimension; int32."""
     places = torch.tensor(shifts, dtype=torch.int32, device=data.device)

@@ -23,7 +23,7 @@ class BlockType:
         number: Its number in GGUF files.
         length: Elements in a block.
         nbytes: Bytes of a block.
-        target: ``"module:function"`` of its decoder: (N, nbytes) uint8 to (N, length) float32.
+        target: ``"module:function"`` of its decoder.
     """
 
     name: str
@@ -41,6 +41,13 @@ class BlockType:
         """Bytes of a row of so many elements, a multiple of ``length``."""
         return columns // self.length * self.nbytes
 
+    @property
+    def decoder(self) -> Callable[[Tensor], Tensor]:
+        """From (N, nbytes) uint8 to (N, length) float32."""
+        module, _, name = self.target.partition(":")
+        decoder: Callable[[Tensor], Tensor] = getattr(import_module(module), name)
+        return decoder
+
     def decode(self, data: Tensor) -> Tensor:
         """The numbers in rows of blocks.
 
@@ -50,7 +57,5 @@ class BlockType:
         Returns:
             (..., B * length), float32.
         """
-        module, _, name = self.target.partition(":")
-        decoder: Callable[[Tensor], Tensor] = getattr(import_module(module), name)
         rows = data.shape[:-1]
-        return decoder(data.reshape(-1, self.nbytes)).reshape(*rows, -1)
+        return self.decoder(data.reshape(-1, self.nbytes)).reshape(*rows, -1)

@@ -13,9 +13,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from blazr.nn.operands.packing import IQ4_VALUES
 from blazr.nn.quant.gguf.bits import fields, halves, shifted, words
 from blazr.nn.quant.gguf.grids import codebook
+from blazr.nn.quant.gguf.kquants import signed
+from blazr.nn.quant.gguf.split_blocks import CodesAndScales, SplitBlocks
 
 _DELTA = 0.125
 
@@ -107,20 +108,15 @@ def iq1_m(blocks: Tensor) -> Tensor:
     return (scale[..., None] * values.view(-1, 16, 16)).flatten(1)
 
 
-def iq4_nl(blocks: Tensor) -> Tensor:
+@SplitBlocks
+def iq4_nl(blocks: Tensor) -> CodesAndScales:
     """0:2 scale, 2:18 nibbles on the non-linear scale."""
-    return halves(blocks, 0) * _spread(fields(blocks[:, 2:], 4, 1))
+    return fields(blocks[:, 2:], 4, 1), [blocks[:, None, :2]]
 
 
-def iq4_xs(blocks: Tensor) -> Tensor:
+@SplitBlocks
+def iq4_xs(blocks: Tensor) -> CodesAndScales:
     """0:2 scale, 2:4 high two bits of eight scales, 4:8 their nibbles, 8:136 nibbles."""
     high = shifted(words(blocks[:, 2:4], torch.int16), list(range(0, 16, 2)), 3).flatten(1)
     scales = fields(blocks[:, 4:8], 4, 4).int() | (high << 4)
-    scale = halves(blocks, 0) * (scales - 32).float()  # (N, 8)
-    values = _spread(fields(blocks[:, 8:], 4, 8)).view(-1, 8, 32)
-    return (scale[..., None] * values).flatten(1)
-
-
-def _spread(indices: Tensor) -> Tensor:
-    values = torch.tensor(IQ4_VALUES, dtype=torch.float32, device=indices.device)
-    return values[indices.int()]
+    return fields(blocks[:, 8:], 4, 8), [blocks[:, None, :2], signed(scales)]

@@ -42,7 +42,7 @@ def encode_q4_k(blocks: Tensor) -> Tensor:
         ]
         scale, minimum, codes = _refine(x, weights, numbers, [unit.float() for unit in units])
         halves = [unit.view(len(x), 1).view(torch.uint8) for unit in units]
-        # scales and minima take 12 bytes, in the order that ``bits.six_bits`` reads
+        # scales and minima take 12 bytes, in the order that ``kquants`` draws
         s, m = (each.squeeze(-1).to(torch.uint8) for each in (scale, minimum))
         first = s[:, :4] | (s[:, 4:] >> 4 << 6)
         second = m[:, :4] | (m[:, 4:] >> 4 << 6)

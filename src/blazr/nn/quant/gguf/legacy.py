@@ -1,7 +1,7 @@
 """Decoders of the plain types, of blocks of 32 with one scale, and of ternary and 4-bit floats.
 
 Each takes (N, block bytes) uint8 and gives (N, block length) float32, to the last bit what the
-reference decoder gives. The layouts are drawn as byte ranges of a block.
+reference decoder gives, some as `SplitBlocks`. The layouts are drawn as byte ranges of a block.
 
 Source: the structs of ``ggml-common.h``; MXFP4: OCP Microscaling Formats 1.0.
 """
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from blazr.nn.operands.packing import E2M1
 from blazr.nn.quant.gguf.bits import fields, five_bits, halves, words
+from blazr.nn.quant.gguf.split_blocks import CodesAndScales, SplitBlocks
 
 
 def f32(blocks: Tensor) -> Tensor:
@@ -30,24 +31,33 @@ def bf16(blocks: Tensor) -> Tensor:
     return words(blocks, torch.bfloat16).float()
 
 
-def q4_0(blocks: Tensor) -> Tensor:
+@SplitBlocks
+def q4_0(blocks: Tensor) -> CodesAndScales:
     """0:2 scale, 2:18 nibbles; value = scale * (nibble - 8)."""
-    return halves(blocks, 0) * (fields(blocks[:, 2:], 4, 1).float() - 8)
+    return fields(blocks[:, 2:], 4, 1), [blocks[:, None, :2]]
 
 
-def q4_1(blocks: Tensor) -> Tensor:
+@SplitBlocks
+def q4_1(blocks: Tensor) -> CodesAndScales:
     """0:2 scale, 2:4 minimum, 4:20 nibbles; value = scale * nibble + minimum."""
-    return halves(blocks, 0) * fields(blocks[:, 4:], 4, 1).float() + halves(blocks, 2)
+    return fields(blocks[:, 4:], 4, 1), [blocks[:, None, :2], _negated(blocks[:, None, 2:4])]
 
 
-def q5_0(blocks: Tensor) -> Tensor:
+@SplitBlocks
+def q5_0(blocks: Tensor) -> CodesAndScales:
     """0:2 scale, 2:6 fifth bits, 6:22 nibbles; value = scale * (five bits - 16)."""
-    return halves(blocks, 0) * (five_bits(blocks, 2).float() - 16)
+    return five_bits(blocks, 2), [blocks[:, None, :2]]
 
 
-def q5_1(blocks: Tensor) -> Tensor:
+@SplitBlocks
+def q5_1(blocks: Tensor) -> CodesAndScales:
     """0:2 scale, 2:4 minimum, 4:8 fifth bits, 8:24 nibbles; value = scale * five bits + minimum."""
-    return halves(blocks, 0) * five_bits(blocks, 4).float() + halves(blocks, 2)
+    return five_bits(blocks, 4), [blocks[:, None, :2], _negated(blocks[:, None, 2:4])]
+
+
+def _negated(minimum: Tensor) -> Tensor:
+    """Packings take minima off, where these formats add them: the sign is the last bit."""
+    return minimum ^ torch.tensor([0, 0x80], dtype=torch.uint8, device=minimum.device)
 
 
 def q8_0(blocks: Tensor) -> Tensor:
@@ -74,12 +84,10 @@ def tq2_0(blocks: Tensor) -> Tensor:
     return halves(blocks, 64) * (fields(blocks[:, :64], 2, 2).float() - 1)
 
 
-def mxfp4(blocks: Tensor) -> Tensor:
+@SplitBlocks
+def mxfp4(blocks: Tensor) -> CodesAndScales:
     """0:1 exponent of the scale, 1:17 nibbles that are 4-bit floats."""
-    exponent = blocks[:, :1].int()
-    # half of 2 ** (exponent - 127), the two smallest of which are subnormal
-    bits = torch.where(exponent < 2, 0x00200000 << exponent.clamp(max=1), (exponent - 1) << 23)
-    return bits.view(torch.float32) * _look_up(E2M1, fields(blocks[:, 1:], 4, 1))
+    return fields(blocks[:, 1:], 4, 1), [blocks[:, None, :1]]
 
 
 def nvfp4(blocks: Tensor) -> Tensor:
@@ -89,9 +97,6 @@ def nvfp4(blocks: Tensor) -> Tensor:
     normal = (1 + mantissa / 8) * torch.exp2(exponent.float() - 7)
     value = torch.where(exponent == 0, mantissa * 2**-9, normal) * 0.5
     value = value.masked_fill((scale == 0) | (scale == 0x7F), 0)
-    values = _look_up(E2M1, fields(blocks[:, 4:], 4, 4)).view(-1, 4, 16)
-    return (value[:, :, None] * values).flatten(1)
-
-
-def _look_up(values: tuple[int, ...], indices: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=indices.device)[indices.int()]
+    values = torch.tensor(E2M1, dtype=torch.float32, device=blocks.device)
+    codes = fields(blocks[:, 4:], 4, 4).int().view(-1, 4, 16)
+    return (value[:, :, None] * values[codes]).flatten(1)
