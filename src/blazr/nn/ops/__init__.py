@@ -7,64 +7,41 @@ that have kernels are rows of OPS; the others are functions of this package's mo
 
 from __future__ import annotations
 
-from blazr.core.table import Table
-from blazr.nn.ops.attention import paged_attention
-from blazr.nn.ops.convolution import convolve
-from blazr.nn.ops.gated_delta import gated_delta
-from blazr.nn.ops.latent_attention import latent_attention
-from blazr.nn.ops.mamba1 import mamba1
-from blazr.nn.ops.mamba2 import mamba2
-from blazr.nn.ops.mamba3 import mamba3
-from blazr.nn.ops.matmul import gated_linear, linear, linear_heads, wide_linear
-from blazr.nn.ops.moe import choose_experts, experts
-from blazr.nn.ops.norm import gated_norm, layer_norm, rms_norm
-from blazr.nn.ops.op import Op
-from blazr.nn.ops.packed import packed_gated_linear, packed_linear, packed_rows
-from blazr.nn.ops.pointwise import (
-    activate,
-    add,
-    embedding,
-    scale,
-    sigmoid_gate,
-    take_columns,
-    widen,
-)
-from blazr.nn.ops.rope import rotary_tables, rotate_and_store
-from blazr.nn.ops.sampling import best, draw, likeliest
-from blazr.nn.ops.sequences import log_rows
+from typing import TYPE_CHECKING
 
-_OPS: tuple[Op[...], ...] = (
-    linear,
-    wide_linear,
-    gated_linear,
-    linear_heads,
-    packed_linear,
-    packed_gated_linear,
-    packed_rows,
-    choose_experts,
-    experts,
-    rms_norm,
-    layer_norm,
-    gated_norm,
-    rotary_tables,
-    rotate_and_store,
-    paged_attention,
-    latent_attention,
-    convolve,
-    log_rows,
-    mamba1,
-    mamba2,
-    mamba3,
-    gated_delta,
-    add,
-    scale,
-    widen,
-    activate,
-    sigmoid_gate,
-    embedding,
-    take_columns,
-    likeliest,
-    best,
-    draw,
+from blazr.core.table import Table
+
+if TYPE_CHECKING:
+    from blazr.nn.ops.op import Op
+
+# By module of this package.
+_OPS = {
+    "matmul": ("linear", "wide_linear", "gated_linear", "linear_heads"),
+    "packed": ("packed_linear", "packed_gated_linear", "packed_rows"),
+    "moe": ("choose_experts", "experts"),
+    "norm": ("rms_norm", "layer_norm", "gated_norm"),
+    "rope": ("rotary_tables", "rotate_and_store"),
+    "attention": ("paged_attention",),
+    "latent_attention": ("latent_attention",),
+    "convolution": ("convolve",),
+    "sequences": ("log_rows",),
+    "mamba1": ("mamba1",),
+    "mamba2": ("mamba2",),
+    "mamba3": ("mamba3",),
+    "gated_delta": ("gated_delta",),
+    "pointwise": (
+        "add",
+        "scale",
+        "widen",
+        "activate",
+        "sigmoid_gate",
+        "embedding",
+        "take_columns",
+    ),
+    "sampling": ("likeliest", "best", "draw"),
+}
+OPS: Table[Op[...]] = Table(
+    "operation",
+    {},
+    lazy={op: f"blazr.nn.ops.{module}:{op}" for module, ops in _OPS.items() for op in ops},
 )
-OPS: Table[Op[...]] = Table("operation", {op.name: op for op in _OPS})
