@@ -17,13 +17,16 @@ _L2_EPS = 1e-6
 _ROWS_AT_ONCE = 16
 
 
-def gated_delta_scan(
+def gated_delta_chunk(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The definition, one token after the other.
+    """The rule for one chunk of tokens at once.
 
         h = exp(log_decay[t]) h;    d = beta[t] (v[t] - h^T k[t]);    h = h + k[t] (outer) d
         y[t] = h^T q[t]
+
+    What each token adds depends on what those before it in the chunk added, linearly: a triangular
+    system, solved for all of them. One token is a chunk, too.
 
     Args:
         q: Queries, (B, T, H, N).
@@ -36,27 +39,8 @@ def gated_delta_scan(
     Returns:
         y (B, T, H, P) and the state after the last token. All float32.
 
-    Source: Yang, Kautz and Hatamizadeh 2024, arXiv:2412.06464, equation 10.
-    """
-    outputs = []
-    for t in range(q.shape[1]):
-        state = log_decay[:, t].exp().unsqueeze(-1) * state
-        error = v[:, t] - torch.einsum("bhnp,bhn->bhp", state, k[:, t])
-        state = state + k[:, t].unsqueeze(-1) * (beta[:, t, :, None] * error).unsqueeze(-2)
-        outputs.append(torch.einsum("bhnp,bhn->bhp", state, q[:, t]))
-    return torch.stack(outputs, 1), state
-
-
-def gated_delta_chunk(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The same for one chunk at once; arguments and results as in :func:`gated_delta_scan`.
-
-    What each token adds depends on what those before it in the chunk added, linearly: a triangular
-    system, solved for all of them. One token is a chunk, too.
-
-    Source: arXiv:2412.06464, section 3.3 (the UT transform of arXiv:2406.06484); with a decay for
-    each key channel: arXiv:2510.26692.
+    Source: Yang, Kautz and Hatamizadeh 2024, arXiv:2412.06464, equation 10 and section 3.3 (the UT
+    transform of arXiv:2406.06484); with a decay for each key channel: arXiv:2510.26692.
     """
     q, k, v, log_decay = (each.transpose(1, 2) for each in (q, k, v, log_decay))  # (B, H, T, ...)
     beta = beta.transpose(1, 2).unsqueeze(-1)
