@@ -91,8 +91,7 @@ class Attention(Mixer):
     config: AttentionConfig
 
     def __init__(self, config: AttentionConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         hidden, dim = config.hidden_size, config.head_dim
         query, key = config.num_heads * dim, config.num_kv_heads * dim
         gated = 2 if config.output_gate else 1

@@ -39,6 +39,10 @@ class Mixer(DerivedModule, ABC):
 
     config: MixerConfig
 
+    def __init__(self, config: MixerConfig) -> None:
+        super().__init__()
+        self.config = config
+
     @abstractmethod
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """One serving step: (T, C) to (T, C). Reads and writes its own cache, nothing else."""

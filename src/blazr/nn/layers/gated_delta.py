@@ -126,8 +126,7 @@ class DeltaMixer(Mixer):
     order: GateOrder
 
     def __init__(self, config: GatedDeltaConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.norm = NormConfig(config.value_head_dim, config.norm_eps).build()
         self.out_proj = Linear(config.value_size, config.hidden_size)
 

@@ -81,8 +81,7 @@ class Mamba1(Mixer):
     config: Mamba1Config
 
     def __init__(self, config: Mamba1Config) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         inner, rank, states = config.inner_size, config.dt_rank, config.state_size
         self.in_proj = Linear(config.hidden_size, 2 * inner, bias=config.bias)
         self.conv1d = DepthwiseConv(inner, config.conv_kernel, bias=config.conv_bias)

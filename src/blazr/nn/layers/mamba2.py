@@ -96,8 +96,7 @@ class Mamba2(Mixer):
     config: Mamba2Config
 
     def __init__(self, config: Mamba2Config) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         heads, inner = config.num_heads, config.inner_size
         projected = inner + config.conv_size + heads  # z | x B C | dt
         self.in_proj = Linear(config.hidden_size, projected, bias=config.in_bias)

@@ -102,8 +102,7 @@ class Mamba3(Mixer):
     config: Mamba3Config
 
     def __init__(self, config: Mamba3Config) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         hidden, heads, inner = config.hidden_size, config.num_heads, config.inner_size
         states, rank = config.state_size, config.mimo_rank
         # z | x | B | C | dt

@@ -104,8 +104,7 @@ class Mla(Mixer):
     o_proj: Linear
 
     def __init__(self, config: MlaConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.num_heads = config.num_heads
 
     @abstractmethod

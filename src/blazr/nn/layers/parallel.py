@@ -61,8 +61,7 @@ class ParallelMixer(Mixer):
     config: ParallelMixerConfig
 
     def __init__(self, config: ParallelMixerConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.parts = nn.ModuleDict({part.name: part.mixer.build() for part in config.parts})
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:

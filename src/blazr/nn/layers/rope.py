@@ -102,15 +102,30 @@ class RopeConfig:
             length: Tokens of the sequence, for scalings that depend on it.
         """
         exponents = torch.arange(0, self.dim, 2).float() / self.dim
-        scaling = self.scaling
-        theta = self.theta
+        scaling, theta = self.scaling, self.theta
         if scaling is None:
             return 1 / theta**exponents
+        trained = scaling.original_max_seq_len
         if scaling.kind == "dynamic" and self.dim > 2:
-            trained = scaling.original_max_seq_len
             stretch = scaling.factor * max(length, trained) / trained
             theta *= (stretch - (scaling.factor - 1)) ** (self.dim / (self.dim - 2))
-        return _scaled_frequencies(1 / theta**exponents, scaling, self, length)
+        frequencies = 1 / theta**exponents
+        match scaling.kind:
+            case "dynamic":
+                return frequencies
+            case "linear":
+                return frequencies / scaling.factor
+            case "factors" | "longrope":
+                is_long = scaling.kind == "longrope" and length > trained
+                factors = scaling.long_factors if is_long else scaling.factors
+                return frequencies / torch.tensor(factors, dtype=torch.float32)
+            case "llama3":
+                turns = trained * frequencies / (2 * math.pi)
+                span = scaling.high_freq_factor - scaling.low_freq_factor
+                keep = ((turns - scaling.low_freq_factor) / span).clamp(0, 1)
+            case "yarn":
+                keep = 1 - _yarn_ramp(scaling, self)
+        return frequencies * (keep + (1 - keep) / scaling.factor)
 
     def tables(self, positions: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Cosine and sine at these positions, (T, pairs) each, float32.
@@ -157,28 +172,6 @@ class Positions:
         if rope not in self._tables:
             self._tables[rope] = rope.tables(self._positions, self._lengths)
         return self._tables[rope]
-
-
-def _scaled_frequencies(
-    frequencies: Tensor, scaling: RopeScaling, rope: RopeConfig, length: int
-) -> Tensor:
-    factor = scaling.factor
-    match scaling.kind:
-        case "linear":
-            return frequencies / factor
-        case "factors" | "longrope":
-            is_long = scaling.kind == "longrope" and length > scaling.original_max_seq_len
-            factors = scaling.long_factors if is_long else scaling.factors
-            return frequencies / torch.tensor(factors, dtype=torch.float32)
-        case "llama3":
-            turns = scaling.original_max_seq_len * frequencies / (2 * math.pi)
-            span = scaling.high_freq_factor - scaling.low_freq_factor
-            keep = ((turns - scaling.low_freq_factor) / span).clamp(0, 1)
-        case "yarn":
-            keep = 1 - _yarn_ramp(scaling, rope)
-        case "dynamic":
-            return frequencies
-    return frequencies * (keep + (1 - keep) / factor)
 
 
 def _yarn_ramp(scaling: RopeScaling, rope: RopeConfig) -> Tensor:

@@ -145,8 +145,7 @@ class SharedBlockMixer(Mixer):
     config: SharedBlockConfig
 
     def __init__(self, config: SharedBlockConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         hidden = config.block.hidden_size
         self.linear = Linear(hidden, hidden)
         self.mixer_norm = config.mixer_norm.build()

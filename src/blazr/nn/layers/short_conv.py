@@ -47,8 +47,7 @@ class ShortConv(Mixer):
     config: ShortConvConfig
 
     def __init__(self, config: ShortConvConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         hidden, bias = config.hidden_size, config.bias
         self.in_proj = Linear(hidden, 3 * hidden, bias=bias)  # b | c | x
         self.conv1d = DepthwiseConv(hidden, config.conv_kernel, bias=bias)
