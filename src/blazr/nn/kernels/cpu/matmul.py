@@ -46,13 +46,11 @@ class _LinearHeads(ctypes.Structure):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """See ``blazr.nn.ops.matmul.linear``; a row's result depends on that row alone."""
-    _check_bias(weight, bias)
     return _call(x, weight, None, bias)
 
 
 def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """See ``blazr.nn.ops.matmul.wide_linear``; a row's result depends on that row alone."""
-    _check_bias(weight, bias)
     return _call(x, weight, None, bias, wide=True)
 
 
@@ -93,15 +91,12 @@ def linear_heads(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor
     return out
 
 
-def _check_bias(weight: Tensor, bias: Tensor | None) -> None:
-    if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != weight.dtype):
-        raise _misfit(weight, bias)
-
-
 def _call(
     x: Tensor, weight: Tensor, second: Tensor | None, bias: Tensor | None, *, wide: bool = False
 ) -> Tensor:
     n, k = weight.shape
+    if bias is not None and (bias.shape != (n,) or bias.dtype != weight.dtype):
+        raise _misfit(weight, bias)
     shape, dtype = x.shape, x.dtype
     if shape[-1] != k or dtype != weight.dtype:
         raise _misfit(weight, x)

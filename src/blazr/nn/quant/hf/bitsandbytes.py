@@ -55,15 +55,9 @@ class _State:
 
 
 class Int8Layout(Layout):
-    """Rows of int8, each by its largest magnitude.
+    """Rows of int8, each by its largest magnitude."""
 
-    Args:
-        shape: (out, in).
-    """
-
-    def __init__(self, shape: tuple[int, int]) -> None:
-        super().__init__("bitsandbytes-int8", shape)
-        self.is_grid = True
+    is_grid = True
 
     @override
     def decode(self, parts: Mapping[str, Tensor], rows: slice) -> Tensor:
@@ -114,7 +108,7 @@ def _layout(settings: QuantizationConfig, parts: Parts, read: Read) -> Layout | 
     if parts["weight"].dtype == "I8":
         rows, columns = need(parts, "weight", ("I8",), 2)
         agree(parts, need(parts, "SCB", ("F32",), 1), (rows,), "SCB")
-        return Int8Layout((rows, columns))
+        return Int8Layout("bitsandbytes-int8", (rows, columns))
     if parts["weight"].dtype != "U8":
         return None
     key = next((key for key in _STATES if key in parts), _STATES[0])

@@ -77,13 +77,13 @@ class Layout(ABC):
         name: For people: method and width, for example ``"gptq-int4"``.
         shape: (out, in), of the matrix.
 
-    ``is_grid`` says whether its numbers are whole numbers on a scale.
     """
+
+    is_grid = False  # whether its numbers are whole numbers on a scale
 
     def __init__(self, name: str, shape: tuple[int, int]) -> None:
         self.name = name
         self.shape = shape
-        self.is_grid = False
 
     @abstractmethod
     def decode(self, parts: Mapping[str, Tensor], rows: slice) -> Tensor:
@@ -106,9 +106,7 @@ class Layout(ABC):
 class GridLayout(Layout):
     """A layout whose numbers are whole numbers on a scale."""
 
-    def __init__(self, name: str, shape: tuple[int, int]) -> None:
-        super().__init__(name, shape)
-        self.is_grid = True
+    is_grid = True
 
     @override
     @abstractmethod
