@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
@@ -200,14 +201,24 @@ def name_as_sent(error: RequestError, body: object) -> None:
             error.args = (error.render(),)
 
 
-def sampling_params(stop: str | list[str] | None = None, **values: object) -> SamplingParams:
+# Fields that bodies have under the names of SamplingParams; the others differ in form.
+_SAME_NAMES = {each.name for each in fields(SamplingParams)} - {"grammar", "logprobs", "samplers"}
+
+
+def sampling_params(body: msgspec.Struct, **more: object) -> SamplingParams:
     """Sampling parameters from what a body gave; what it left out or null takes the defaults.
+
+    Args:
+        body: The request, or the part of it that says how to sample.
+        more: Values that go before those of the body's fields.
 
     Raises:
         RequestError: A value is out of range.
     """
-    stops = (stop,) if isinstance(stop, str) else None if stop is None else tuple(stop)
-    return SamplingParams.of(stop=stops, **values)
+    values = {name: getattr(body, name, None) for name in _SAME_NAMES}
+    if values["repetition_penalty"] is None:
+        values["repetition_penalty"] = getattr(body, "repeat_penalty", None)
+    return SamplingParams.of(**(values | more))
 
 
 _NEUTRAL: Mapping[str, Mapping[str, object]] = {

@@ -173,14 +173,8 @@ def to_request(body: CountMessagesBody, call: Call[CountMessagesBody]) -> Genera
                 )
         config = body.output_config or OutputConfig()
         form = body.output_format if config.format is None else config.format
-        params = sampling_params(
-            body.stop_sequences,
-            max_tokens=body.max_tokens,
-            temperature=body.temperature,
-            top_p=body.top_p,
-            top_k=body.top_k,
-            grammar=grammar_of(form, param="output_config"),
-        )
+        grammar = grammar_of(form, param="output_config")
+        params = sampling_params(body, stop=body.stop_sequences, grammar=grammar)
         effort = config.effort
         choice = body.tool_choice or choice
     messages = [each for turn in body.messages for each in _to_messages(turn)]

@@ -12,7 +12,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from blazr.core.errors import RequestError
-from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Fold, Usage
 from blazr.server.endpoint import Call, Reply
@@ -118,40 +117,25 @@ def to_request(body: GenerateBody, call: Call[GenerateBody]) -> GenerationReques
             "there is not one prompt.", param="prompt", expected="prompt, text or input_ids"
         )
     if body.prompt is None or body.sampling_params:
-        params = _sglang_params(body.sampling_params or SglangParams())
+        sglang = body.sampling_params or SglangParams()
+        wanted = sglang.max_new_tokens
+        params = sampling_params(
+            sglang,
+            max_tokens=_SGLANG_TOKENS if wanted is None else wanted,
+            min_tokens=sglang.min_new_tokens,
+            seed=sglang.sampling_seed,
+            grammar=one_grammar(
+                {"json_schema": sglang.json_schema, "regex": sglang.regex, "ebnf": sglang.ebnf}
+            ),
+        )
     else:
         wanted = body.max_new_tokens if body.max_tokens is None else body.max_tokens
         params = sampling_params(
-            body.stop,
+            body,
             max_tokens=_DEFAULT_TOKENS if wanted is None else wanted,
             temperature=body.temperature or 0.0,
-            top_p=body.top_p,
-            top_k=body.top_k,
-            seed=body.seed,
         )
     return GenerationRequest(prompt=given[0], params=params, **call.scheduling())
-
-
-def _sglang_params(given: SglangParams) -> SamplingParams:
-    return sampling_params(
-        given.stop,
-        max_tokens=_SGLANG_TOKENS if given.max_new_tokens is None else given.max_new_tokens,
-        min_tokens=given.min_new_tokens,
-        temperature=given.temperature,
-        top_p=given.top_p,
-        top_k=given.top_k,
-        min_p=given.min_p,
-        repetition_penalty=given.repetition_penalty,
-        presence_penalty=given.presence_penalty,
-        frequency_penalty=given.frequency_penalty,
-        seed=given.sampling_seed,
-        stop_token_ids=given.stop_token_ids,
-        ignore_eos=given.ignore_eos,
-        skip_special_tokens=given.skip_special_tokens,
-        grammar=one_grammar(
-            {"json_schema": given.json_schema, "regex": given.regex, "ebnf": given.ebnf}
-        ),
-    )
 
 
 class _ResponseRenderer(Renderer[Generated, Generated]):

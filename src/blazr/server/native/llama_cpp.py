@@ -156,24 +156,16 @@ async def to_params(call: Call[LlamaCppBody]) -> SamplingParams:
         max_tokens = body.max_tokens
     elif body.n_predict == -2:  # until the context is full
         max_tokens = -1
-    values: dict[str, object] = {
-        "max_tokens": max_tokens,
-        "temperature": body.temperature,
-        "top_k": body.top_k,
-        "top_p": body.top_p,
-        "min_p": body.min_p,
-        "repetition_penalty": body.repeat_penalty,
-        "presence_penalty": body.presence_penalty,
-        "frequency_penalty": body.frequency_penalty,
-        "repeat_last_n": LAST_N if body.repeat_last_n is None else body.repeat_last_n,
-        "ignore_eos": body.ignore_eos,
-        "seed": None if body.seed == -1 else body.seed,
-        "logprobs": body.n_probs or None,
-        "grammar": one_grammar({"json_schema": body.json_schema, "grammar": body.grammar}),
-    }
-    if body.logit_bias:
-        values["logit_bias"] = await asyncio.to_thread(_biases, call)
-    return sampling_params(body.stop or None, **(values | sampler_order(body.samplers)))
+    return sampling_params(
+        body,
+        max_tokens=max_tokens,
+        repeat_last_n=LAST_N if body.repeat_last_n is None else body.repeat_last_n,
+        seed=None if body.seed == -1 else body.seed,
+        logprobs=body.n_probs or None,
+        logit_bias=await asyncio.to_thread(_biases, call) if body.logit_bias else None,
+        grammar=one_grammar({"json_schema": body.json_schema, "grammar": body.grammar}),
+        **sampler_order(body.samplers),
+    )
 
 
 def _biases(call: Call[LlamaCppBody]) -> dict[int, float]:

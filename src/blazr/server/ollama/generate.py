@@ -317,17 +317,9 @@ def _params(body: OllamaGenerateBody | OllamaChatBody) -> SamplingParams:
         is_any = body.format == "json"
         grammar = {"json_object": True} if is_any else {"json_schema": body.format}
     return sampling_params(
-        options.stop,
+        options,
         max_tokens=-1 if options.num_predict is None else max(options.num_predict, -1),
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        seed=options.seed,
-        repetition_penalty=options.repeat_penalty,
         repeat_last_n=LAST_N if options.repeat_last_n is None else options.repeat_last_n,
-        presence_penalty=options.presence_penalty,
-        frequency_penalty=options.frequency_penalty,
         grammar=grammar,
     )
 

@@ -27,27 +27,6 @@ from blazr.server.params import (
 )
 from blazr.server.schema import schema_hint
 
-# Fields that SamplingParams has under the same name.
-_SAME_NAMES = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "repeat_last_n",
-    "seed",
-    "max_tokens",
-    "min_tokens",
-    "stop_token_ids",
-    "ignore_eos",
-    "skip_special_tokens",
-    "logit_bias",
-    "n",
-)
-
-
 _Name = Annotated[str, msgspec.Meta(max_length=256)] | None
 _Text = Annotated[str, schema_hint(minLength=1)]
 _TOOL_KINDS = ("function", "custom")
@@ -161,23 +140,21 @@ def to_params(body: SamplingBody, **more: object) -> SamplingParams:
 
     Args:
         body: The request.
-        more: Values that go before the body's; None is left out.
+        more: Values that go before the body's.
 
     Raises:
         RequestError: A value is out of range, or asks for what there is not.
     """
-    values: dict[str, Any] = {name: getattr(body, name) for name in _SAME_NAMES}
-    if body.repetition_penalty is None:
-        values["repetition_penalty"] = body.repeat_penalty
-    values["include_stop"] = body.include_stop_str_in_output
     grammars = {
         f"structured_outputs.{name}": x for name, x in (body.structured_outputs or {}).items()
     }
     grammars |= {name: getattr(body, name) for name in _GRAMMAR_FIELDS}
-    values["grammar"] = one_grammar(grammars, body.response_format)
-    values |= {name: value for name, value in more.items() if value is not None}
-    values |= sampler_order(body.samplers)
-    return sampling_params(body.stop, **values)
+    return sampling_params(
+        body,
+        include_stop=body.include_stop_str_in_output,
+        grammar=one_grammar(grammars, body.response_format),
+        **(more | sampler_order(body.samplers)),
+    )
 
 
 def schedule_of(call: Call[SamplingBody]) -> Scheduling:

@@ -196,19 +196,13 @@ def to_request(
     Raises:
         RequestError: A value is out of range, or asks for what there is not.
     """
-    grammar = grammar_of(body.text.format if body.text else None, param="text")
-    params = sampling_params(grammar=grammar)
+    values: dict[str, object] = {}
     if isinstance(body, ResponseBody):
-        wants_logprobs = body.top_logprobs is not None or _LOGPROBS in (body.include or ())
-        params = sampling_params(
-            max_tokens=body.max_output_tokens,
-            temperature=body.temperature,
-            top_p=body.top_p,
-            top_k=body.top_k,
-            seed=body.seed,
-            logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
-            grammar=grammar,
-        )
+        values["max_tokens"] = body.max_output_tokens
+        if body.top_logprobs is not None or _LOGPROBS in (body.include or ()):
+            values["logprobs"] = body.top_logprobs or 0
+    grammar = grammar_of(body.text.format if body.text else None, param="text")
+    params = sampling_params(body, grammar=grammar, **values)
     system = [Message(role="system", content=body.instructions)] if body.instructions else []
     effort = body.reasoning.effort if body.reasoning else None
     return GenerationRequest(
