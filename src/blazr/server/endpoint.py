@@ -97,25 +97,20 @@ class Call(Generic[Body_co]):
         """What the server knows about itself."""
         return self.models.state
 
-    def scheduling(
-        self,
-        *,
-        salt: str | None = None,
-        anchors: Sequence[int] | None = None,
-        priority: int | None = None,
-        timeout_s: float | None = None,
-    ) -> Scheduling:
+    def scheduling(self) -> Scheduling:
         """When a generation request runs, for how long, and with whom it shares prefixes.
 
-        A client's salt divides its key's prefixes further; it never reaches another key's.
+        It is what the body's fields say, where it has them. A client's salt divides its key's
+        prefixes further; it never reaches another key's.
         """
+        salt = getattr(self.body, "cache_salt", None)
         longest_s = self.service.config.request_timeout_s
         return {
             # a key's name is hexadecimal, so no salt can turn one into another's
             "cache_salt": f"{self.tenant}/{salt}" if salt else self.tenant,
-            "cache_anchors": tuple(anchors or ()),
-            "priority": priority or 0,
-            "timeout_s": longest_s if timeout_s is None else min(timeout_s, longest_s),
+            "cache_anchors": tuple(getattr(self.body, "cache_anchors", None) or ()),
+            "priority": getattr(self.body, "priority", None) or 0,
+            "timeout_s": min(getattr(self.body, "timeout", None) or longest_s, longest_s),
         }
 
 

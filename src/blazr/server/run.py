@@ -303,17 +303,27 @@ class RunStream(Stream[E]):
         return b"".join(map(self._framing.encode, events))
 
 
-async def reply(run: Run, renderer: Renderer[W, E], *, stream: bool | None) -> Reply[W, E]:
-    """Answer with what a run generates.
+async def reply(
+    call: Call[object],
+    requests: Sequence[GenerationRequest],
+    renderer: Renderer[W, E],
+    *,
+    stream: bool | None,
+    reports_abort: bool = False,
+) -> Reply[W, E]:
+    """Answer with what is generated. It raises what `Run.start` raises, too.
 
     Args:
-        run: What is generated. It is closed at the end.
+        call: The request it answers.
+        requests: What to generate.
         renderer: How the dialect says it.
         stream: Whether to stream it, or to send it whole.
+        reports_abort: See `Run.start`.
 
     Raises:
         HttpError: 500, 503 or 408, when one of the replies failed and nothing was sent yet.
     """
+    run = await Run.start(call, requests, reports_abort=reports_abort)
     if stream:
         return RunStream(run, renderer)
     completions, usage = await run.result(renderer.gather)

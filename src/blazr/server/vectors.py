@@ -7,22 +7,25 @@ from collections.abc import Sequence
 from blazr.core.errors import RequestError
 from blazr.engine.request import Pooling
 from blazr.llm.generation import GenerationRequest, Prompt, Truncation
+from blazr.llm.results import Completion, Usage
 from blazr.llm.vectors import ONLY_READ
 from blazr.server.endpoint import Call
+from blazr.server.run import Run
 
 MAX_INPUTS = 2048
 
 
-def vector_requests(
+async def embed_inputs(
     call: Call[object],
     inputs: Sequence[Prompt],
-    pooling: Pooling | None,
+    *,
+    pooling: Pooling = "mean",
     truncation: Truncation | None = None,
-) -> list[GenerationRequest]:
-    """Requests that give one vector for each input; the mean of its hidden states by default.
+) -> tuple[list[Completion], Usage]:
+    """One vector for each input, and what they cost.
 
     Raises:
-        RequestError: There are none or too many.
+        RequestError: There are none or too many, or one asks for something impossible.
     """
     if not 0 < len(inputs) <= MAX_INPUTS:
         raise RequestError(
@@ -32,13 +35,11 @@ def vector_requests(
             expected=f"1 to {MAX_INPUTS}",
         )
     common = call.scheduling()
-    return [
+    requests = [
         GenerationRequest(
-            prompt=each,
-            params=ONLY_READ,
-            pooling=pooling or "mean",
-            truncation=truncation,
-            **common,
+            prompt=each, params=ONLY_READ, pooling=pooling, truncation=truncation, **common
         )
         for each in inputs
     ]
+    run = await Run.start(call, requests)
+    return await run.result()

@@ -21,7 +21,7 @@ from blazr.server.params import (
     sampling_params,
     tool_choice,
 )
-from blazr.server.run import Run, reply
+from blazr.server.run import reply
 from blazr.server.schema import Example, schema_hint
 from blazr.text.messages import Message
 from blazr.text.reasoning import thinking_variables
@@ -140,9 +140,8 @@ class TokenCount(msgspec.Struct):
 
 async def answer(call: Call[MessagesBody]) -> Reply[MessageReply, MessageEvent]:
     """Answer a chat."""
-    run = await Run.start(call, [to_request(call.body, call)])
     renderer = MessageRenderer(call, call.body.max_tokens)
-    return await reply(run, renderer, stream=call.body.stream)
+    return await reply(call, [to_request(call.body, call)], renderer, stream=call.body.stream)
 
 
 async def count_tokens(call: Call[CountMessagesBody]) -> TokenCount:

@@ -61,9 +61,9 @@ async def complete(
     requests = [
         GenerationRequest(prompt=each, params=params, **call.scheduling()) for each in prompts
     ]
-    run = await Run.start(call, requests)
     if len(prompts) == 1 or call.body.stream:
-        return await reply(run, renderer, stream=call.body.stream)
+        return await reply(call, requests, renderer, stream=call.body.stream)
+    run = await Run.start(call, requests)
     completions, _ = await run.result(renderer.gather)
     return renderer.pieces(completions)
 

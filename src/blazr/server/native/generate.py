@@ -16,7 +16,7 @@ from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Fold, Usage
 from blazr.server.endpoint import Call, Reply
 from blazr.server.params import Stop, TokenIds, one_grammar, sampling_params
-from blazr.server.run import Renderer, Run, reply
+from blazr.server.run import Renderer, reply
 from blazr.server.schema import Example, Schema, one_given
 from blazr.text.events import Event, TextDelta
 
@@ -100,9 +100,8 @@ class Generated(msgspec.Struct, kw_only=True):
 async def generate(call: Call[GenerateBody]) -> Reply[Generated, Generated]:
     """Continue a prompt."""
     body = call.body
-    run = await Run.start(call, [to_request(body, call)])
     renderer = _ResponseRenderer() if body.prompt is not None else _SglangRenderer(call.id)
-    return await reply(run, renderer, stream=body.stream)
+    return await reply(call, [to_request(body, call)], renderer, stream=body.stream)
 
 
 def to_request(body: GenerateBody, call: Call[GenerateBody]) -> GenerationRequest:

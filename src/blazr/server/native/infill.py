@@ -15,7 +15,7 @@ from blazr.server.native.llama_cpp import (
     TextPiece,
     to_params,
 )
-from blazr.server.run import Run, reply
+from blazr.server.run import reply
 from blazr.server.schema import Example
 
 
@@ -51,6 +51,4 @@ async def infill(call: Call[InfillBody]) -> Reply[TextPiece, PieceEvent]:
         params=params,
         **call.scheduling(),
     )
-    renderer = PieceRenderer(call, params)
-    run = await Run.start(call, [request])
-    return await reply(run, renderer, stream=body.stream)
+    return await reply(call, [request], PieceRenderer(call, params), stream=body.stream)

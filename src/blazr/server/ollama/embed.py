@@ -10,9 +10,8 @@ from blazr.llm.generation import Truncation
 from blazr.llm.vectors import unit_vectors
 from blazr.server.endpoint import Call
 from blazr.server.ollama.catalog import KeepAlive, set_keep_alive, with_tag
-from blazr.server.run import Run
 from blazr.server.schema import Example, schema_hint
-from blazr.server.vectors import vector_requests
+from blazr.server.vectors import embed_inputs
 
 
 class EmbedBody(msgspec.Struct, kw_only=True):
@@ -55,8 +54,7 @@ async def embed(call: Call[EmbedBody]) -> Vectors:
     set_keep_alive(call, body.keep_alive)
     texts = [body.input] if isinstance(body.input, str) else body.input
     truncation = None if body.truncate is False else Truncation(drops="right")
-    run = await Run.start(call, vector_requests(call, texts, None, truncation))
-    completions, usage = await run.result()
+    completions, usage = await embed_inputs(call, texts, truncation=truncation)
     return Vectors(
         model=body.model or with_tag(call.service.name),
         embeddings=unit_vectors(completions, body.dimensions).tolist(),
@@ -67,6 +65,5 @@ async def embed(call: Call[EmbedBody]) -> Vectors:
 async def embed_one(call: Call[OldEmbedBody]) -> Vector:
     """A text as a vector."""
     set_keep_alive(call, call.body.keep_alive)
-    run = await Run.start(call, vector_requests(call, [call.body.prompt], None))
-    completions, _ = await run.result()
+    completions, _ = await embed_inputs(call, [call.body.prompt])
     return Vector(unit_vectors(completions)[0].tolist())

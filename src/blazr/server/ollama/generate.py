@@ -37,7 +37,7 @@ from blazr.server.params import (
     tool_choice,
 )
 from blazr.server.parts import PartsRenderer, ReplyPart
-from blazr.server.run import Run, reply
+from blazr.server.run import reply
 from blazr.server.schema import Example
 from blazr.text.events import TokenText
 from blazr.text.messages import Message
@@ -297,8 +297,7 @@ async def _answer(
     """Generate; without a request only load the model, or let it go."""
     set_keep_alive(call, call.body.keep_alive)
     if request is not None:
-        run = await Run.start(call, [request])
-        return await reply(run, renderer, stream=call.body.stream is not False)
+        return await reply(call, [request], renderer, stream=call.body.stream is not False)
     line = renderer.line([])
     line.done = True
     line.done_reason = "unload" if call.models.find(call.body.model).idle_s == 0 else "load"

@@ -24,7 +24,6 @@ from blazr.server.openai.sampling import (
     SamplingBody,
     ToolChoice,
     ToolMode,
-    schedule_of,
     to_params,
     tool_fields,
 )
@@ -35,7 +34,7 @@ from blazr.server.params import (
     check_num_replies,
     to_messages,
 )
-from blazr.server.run import Run, reply
+from blazr.server.run import reply
 from blazr.server.schema import Example, OneOf, Schema, schema_hint
 from blazr.text.events import (
     Event,
@@ -212,9 +211,8 @@ class ChatChunk(Envelope, kw_only=True):
 async def answer(call: Call[ChatBody]) -> Reply[ChatCompletion, ChatChunk]:
     """Answer a chat."""
     request = to_request(call.body, call)
-    run = await Run.start(call, [request], reports_abort=True)
     renderer = ChatRenderer(call, n=request.params.n)
-    return await reply(run, renderer, stream=call.body.stream)
+    return await reply(call, [request], renderer, stream=call.body.stream, reports_abort=True)
 
 
 def to_request(body: ChatBody, call: Call[ChatBody]) -> GenerationRequest:
@@ -250,7 +248,7 @@ def to_request(body: ChatBody, call: Call[ChatBody]) -> GenerationRequest:
         truncation=Truncation(drops="messages")
         if body.truncation == "auto"
         else body.prompt_truncation,
-        **schedule_of(call),
+        **call.scheduling(),
     )
 
 

@@ -21,9 +21,9 @@ from blazr.server.openai.replies import (
     distinct_tops,
     usage_reply,
 )
-from blazr.server.openai.sampling import SamplingBody, schedule_of, to_params
+from blazr.server.openai.sampling import SamplingBody, to_params
 from blazr.server.params import Prompts, check_num_replies, finite, to_prompts
-from blazr.server.run import Run, reply
+from blazr.server.run import reply
 from blazr.server.schema import Example, schema_hint
 from blazr.text.events import Event, Finished, PromptDone, TextDelta, TokenText
 
@@ -82,8 +82,8 @@ class TextCompletion(Envelope, kw_only=True):
 async def complete(call: Call[CompletionBody]) -> Reply[TextCompletion, TextCompletion]:
     """Continue one prompt or many."""
     requests = to_requests(call.body, call)
-    run = await Run.start(call, requests, reports_abort=True)
-    return await reply(run, CompletionRenderer(call, requests), stream=call.body.stream)
+    renderer = CompletionRenderer(call, requests)
+    return await reply(call, requests, renderer, stream=call.body.stream, reports_abort=True)
 
 
 def to_requests(body: CompletionBody, call: Call[CompletionBody]) -> list[GenerationRequest]:
@@ -118,7 +118,7 @@ def to_requests(body: CompletionBody, call: Call[CompletionBody]) -> list[Genera
             suffix=body.suffix,
             add_special_tokens=body.add_special_tokens is not False,
             truncation=body.prompt_truncation,
-            **schedule_of(call),
+            **call.scheduling(),
         )
         for prompt in prompts
     ]

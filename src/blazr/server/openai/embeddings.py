@@ -12,9 +12,8 @@ from blazr.llm.vectors import unit_vectors
 from blazr.server.endpoint import Call
 from blazr.server.openai.replies import EmbeddingUsage
 from blazr.server.params import Prompts, TruncatingBody, to_prompts
-from blazr.server.run import Run
 from blazr.server.schema import Example, schema_hint
-from blazr.server.vectors import MAX_INPUTS, vector_requests
+from blazr.server.vectors import MAX_INPUTS, embed_inputs
 
 _OWN_IDS = "send text: ids are this model's own (LangChain: check_embedding_ctx_length=False)"
 
@@ -52,14 +51,13 @@ async def embed(call: Call[EmbeddingBody]) -> EmbeddingList:
     body = call.body
     inputs = to_prompts(body.input, param="input", most=MAX_INPUTS)
     try:
-        run = await Run.start(
-            call, vector_requests(call, inputs, body.pooling, body.prompt_truncation)
+        completions, usage = await embed_inputs(
+            call, inputs, pooling=body.pooling or "mean", truncation=body.prompt_truncation
         )
     except RequestError as error:
         if any(not isinstance(each, str) for each in inputs):
             error.hint = error.hint or _OWN_IDS
         raise
-    completions, usage = await run.result()
     rows = []
     for index, vector in enumerate(unit_vectors(completions, body.dimensions)):
         # little-endian float32, as the official client unpacks it

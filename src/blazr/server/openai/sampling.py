@@ -12,7 +12,6 @@ import msgspec
 
 from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
-from blazr.server.endpoint import Call, Scheduling
 from blazr.server.params import (
     Bias,
     ResponseFormat,
@@ -154,17 +153,6 @@ def to_params(body: SamplingBody, **more: object) -> SamplingParams:
         include_stop=body.include_stop_str_in_output,
         grammar=one_grammar(grammars, body.response_format),
         **(more | sampler_order(body.samplers)),
-    )
-
-
-def schedule_of(call: Call[SamplingBody]) -> Scheduling:
-    """When a request runs, and with whom it shares prefixes."""
-    body = call.body
-    return call.scheduling(
-        salt=body.cache_salt,
-        anchors=body.cache_anchors,
-        priority=body.priority,
-        timeout_s=body.timeout,
     )
 
 

@@ -15,9 +15,8 @@ from blazr.server.endpoint import Call
 from blazr.server.openai.labels import LabelQuestion, label_probabilities
 from blazr.server.openai.replies import CachedTokens, EmbeddingUsage
 from blazr.server.params import TruncatingBody, unix_time
-from blazr.server.run import Run
 from blazr.server.schema import Example, schema_hint
-from blazr.server.vectors import MAX_INPUTS, vector_requests
+from blazr.server.vectors import MAX_INPUTS, embed_inputs
 from blazr.text.messages import Message
 
 _INSTRUCTION = "Given a query, retrieve passages that answer it."
@@ -147,8 +146,7 @@ async def _compare(
         texts = distinct(pairs)
         if len(texts) > MAX_INPUTS:
             raise RequestError("there are too many texts.", expected=f"at most {MAX_INPUTS}")
-        run = await Run.start(call, vector_requests(call, texts, None, truncation))
-        completions, usage = await run.result()
+        completions, usage = await embed_inputs(call, texts, truncation=truncation)
         found = [each.score for each in score_pairs(pairs, unit_vectors(completions))]
         return found, _usage(usage)
     if truncation is not None:

@@ -123,9 +123,9 @@ async def create(call: Call[ResponseBody]) -> Reply[ResponseObject, ResponseEven
         raise RequestError(
             "a response in the background is looked up, so it is stored.", param="background"
         )
-    run = await Run.start(call, [request])
     if not body.background:
-        return await reply(run, renderer, stream=body.stream)
+        return await reply(call, [request], renderer, stream=body.stream)
+    run = await Run.start(call, [request])
     log = EventLog()
     task = asyncio.create_task(_generate(run, renderer, log))
     cleanup = ExitStack()
