@@ -19,20 +19,14 @@ from blazr.core.errors import (
 _MAX_MESSAGE = 600
 _RETRY = {"Retry-After": "1"}
 
-# OpenAI's `type` by status.
+# OpenAI's `type` by status, where it is not "invalid_request_error".
 _TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
     408: "timeout_error",
     409: "conflict_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
-    421: "invalid_request_error",
     429: "rate_limit_error",
-    431: "invalid_request_error",
     500: "server_error",
     501: "not_supported_error",
     503: "unavailable_error",
@@ -148,14 +142,6 @@ def clean(text: str, limit: int) -> str:
 
 def _line(error: BlazrError) -> str:
     """An error's parts on one line."""
-    parts = [error.message]
-    parts += [
-        f"{label}: {text}."
-        for label, text in (
-            ("Found", error.found),
-            ("Expected", error.expected),
-            ("Try", error.hint),
-        )
-        if text
-    ]
-    return " ".join(parts)
+    parts = {"Found": error.found, "Expected": error.expected, "Try": error.hint}
+    details = [f"{label}: {text}." for label, text in parts.items() if text]
+    return " ".join([error.message, *details])
