@@ -99,7 +99,6 @@ class Stream(Response, Generic[E]):
     async def send_events(self, send: Send, timeout: SendTimeout) -> None:
         """Send everything but the end."""
 
-    @abstractmethod
     def close(self) -> None:
         """Release what the stream owns. Idempotent."""
 

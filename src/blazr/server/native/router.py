@@ -102,6 +102,3 @@ class _ModelStream(Stream[ModelNews]):
                     return
                 change = ModelChange(event.status, 1 if event.has_failed else UNSET)
                 data = self._framing.encode(ModelNews(model=event.model, data=change))
-
-    def close(self) -> None:
-        """Nothing to release."""

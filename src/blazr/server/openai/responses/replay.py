@@ -60,9 +60,6 @@ class Replay(Stream[ResponseEvent]):
         self._log = log
         self._place = after + 1
 
-    def close(self) -> None:
-        """Nothing to release: the response goes on."""
-
     async def send_events(self, send: Send, timeout: SendTimeout) -> None:
         """Send the frames."""
         log = self._log
