@@ -155,10 +155,7 @@ class AuthMiddleware:
         path = scope["path"]
         if not self._is_open(path):
             scope["tenant"] = self._check_key(headers, commands=self._is_command(path))
-            if self._state.is_draining:
-                raise HttpError(
-                    503, "the server is stopping.", code="stopping", headers={"Retry-After": "5"}
-                )
+            self._state.check_not_draining()
         await self._app(scope, receive, send)
 
     def _check_key(self, headers: Headers, *, commands: bool) -> str:

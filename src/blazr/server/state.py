@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
 from typing import Literal, NamedTuple
@@ -15,6 +16,7 @@ import msgspec
 
 from blazr.core.metrics import Metrics
 from blazr.server.config import ServerConfig
+from blazr.server.errors import HttpError
 from blazr.server.store import Store
 
 MAX_REMEMBERED = 100
@@ -57,6 +59,7 @@ class ServerState:
         self.config = config
         self.metrics = Metrics()
         self.started_s = monotonic()
+        self.started = datetime.now(UTC)
         self.document: Callable[[], Mapping[str, object]] = dict
         self.is_draining = False
         self.profiling = asyncio.Lock()
@@ -64,6 +67,17 @@ class ServerState:
         self.num_working = 0
         self.kept: Store[object] = Store()
         self._reports: deque[tuple[str, PrefixReport]] = deque(maxlen=MAX_REMEMBERED)
+
+    def check_not_draining(self) -> None:
+        """Refuse new requests while the server stops.
+
+        Raises:
+            HttpError: 503.
+        """
+        if self.is_draining:
+            raise HttpError(
+                503, "the server is stopping.", code="stopping", headers={"Retry-After": "5"}
+            )
 
     def remember(self, tenant: str, report: PrefixReport) -> None:
         """Keep a report until there are too many newer ones."""

@@ -11,7 +11,6 @@ from starlette.responses import PlainTextResponse
 
 import blazr
 from blazr.server.endpoint import Call
-from blazr.server.errors import HttpError
 from blazr.server.schema import Schema
 from blazr.server.state import ModelState
 
@@ -84,10 +83,7 @@ async def health(call: Call[None]) -> Health:
 async def ready(call: Call[None]) -> Ready:
     """Whether new requests are welcome."""
     _check_engines(call)
-    if call.state.is_draining:
-        raise HttpError(
-            503, "the server is stopping.", code="stopping", headers={"Retry-After": "5"}
-        )
+    call.state.check_not_draining()
     if all(slot.is_asleep for slot in call.models.slots):
         call.models.slots[0].check_awake()
     return Ready()

@@ -7,7 +7,6 @@ import hashlib
 import re
 from datetime import UTC, datetime, timedelta
 from math import inf
-from time import monotonic
 from typing import Annotated
 
 import msgspec
@@ -153,9 +152,6 @@ class _PullStream(Stream[PullLine]):
         for status in ("pulling manifest", "success"):
             await self.send_bytes(send, timeout, self._framing.encode(PullLine(status)))
 
-    def close(self) -> None:
-        """Nothing to release."""
-
 
 async def running(call: Call[None]) -> RunningList:
     """The models in memory."""
@@ -169,19 +165,9 @@ async def running(call: Call[None]) -> RunningList:
         left_s = min(call.models.idle_s(slot), _LONGEST_S)
         if slot.timer is not None and not slot.service.num_users:
             left_s = slot.timer.when() - now_s
-        tag = _tag(call, slot)
-        models.append(
-            RunningModel(
-                name=tag.name,
-                model=tag.model,
-                modified_at=tag.modified_at,
-                size=tag.size,
-                digest=tag.digest,
-                details=tag.details,
-                expires_at=(now + timedelta(seconds=left_s)).isoformat(),
-                size_vram=slot.num_bytes,
-            )
-        )
+        expires_at = (now + timedelta(seconds=left_s)).isoformat()
+        tag = msgspec.structs.asdict(_tag(call, slot))
+        models.append(RunningModel(**tag, expires_at=expires_at, size_vram=slot.num_bytes))
     return RunningList(models)
 
 
@@ -248,12 +234,11 @@ def _tag(call: Call[None] | Call[ShowBody], slot: ModelSlot) -> Tag:
     """What is known of a model; its figures only once it was loaded."""
     info = slot.info
     name = slot.source.name
-    began = datetime.now(UTC) - timedelta(seconds=monotonic() - call.state.started_s)
     family = "" if info is None else info.family
     return Tag(
         name=with_tag(name),
         model=with_tag(name),
-        modified_at=began.isoformat(),
+        modified_at=call.state.started.isoformat(),
         size=slot.num_bytes if info is None else info.size_bytes,
         digest=hashlib.sha256(name.encode()).hexdigest(),
         details=ModelDetails(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from time import monotonic
 from typing import Literal
 
 import msgspec
@@ -78,8 +76,7 @@ def _card(call: Call[None], slot: ModelSlot) -> ModelCard:
     """
     info = slot.info
     name = slot.source.name
-    age_s = monotonic() - call.state.started_s
-    created = (datetime.now(UTC) - timedelta(seconds=age_s)).replace(microsecond=0)
+    created = call.state.started.replace(microsecond=0)
     card = ModelCard(
         id=name,
         created=int(created.timestamp()),
