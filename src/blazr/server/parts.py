@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +45,14 @@ class ReplyPart:
     call_id: str = ""
     name: str = ""
     logprobs: list[TokenText] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> object:
+        """Of a call: its arguments; of one that is cut off in the middle, none."""
+        try:
+            return json.loads(self.text or "{}")
+        except ValueError:
+            return {}
 
 
 class PartsRenderer(Renderer[W, E], Generic[W, E]):
@@ -101,13 +110,13 @@ class PartsRenderer(Renderer[W, E], Generic[W, E]):
             self._is_open = False
             yield from self.part_finished(self.parts[-1])
 
-    @abstractmethod
     def prompt_done(self) -> Iterable[E]:
         """What to send when the prompt was read."""
+        return ()
 
-    @abstractmethod
-    def part_started(self, part: ReplyPart) -> Iterable[E]:
+    def part_started(self, part: ReplyPart) -> Iterable[E]:  # noqa: ARG002
         """What to send when a part begins."""
+        return ()
 
     @abstractmethod
     def part_extended(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -276,12 +275,10 @@ def _block(part: ReplyPart) -> ContentBlock:
         return TextBlock(part.text)
     if part.kind == "reasoning":
         return ThinkingBlock(part.text)
-    try:
-        arguments = json.loads(part.text or "{}")
-    except ValueError:
-        arguments = None  # cut off in the middle
-    given = arguments if isinstance(arguments, dict) else {}
-    return ToolUseBlock(id=part.call_id, name=part.name, input=given)
+    given = part.arguments
+    return ToolUseBlock(
+        id=part.call_id, name=part.name, input=given if isinstance(given, dict) else {}
+    )
 
 
 def _usage(usage: Usage) -> MessageUsage:

@@ -5,7 +5,6 @@ Durations are in nanoseconds.
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -214,10 +213,6 @@ class LineRenderer(PartsRenderer[L, L], Generic[L]):
         self._read_ns = perf_counter_ns()
         return ()
 
-    def part_started(self, part: ReplyPart) -> Iterable[L]:  # noqa: ARG002
-        """Nothing."""
-        return ()
-
     def part_extended(
         self,
         part: ReplyPart,
@@ -335,12 +330,8 @@ def _text(parts: Sequence[ReplyPart], kind: str) -> str:
 
 
 def _tool_calls(parts: Sequence[ReplyPart]) -> list[OllamaToolCall]:
-    calls = []
-    for part in parts:
-        if part.kind == "tool":
-            try:
-                arguments = json.loads(part.text or "{}")
-            except ValueError:
-                arguments = {}  # cut off in the middle
-            calls.append(OllamaToolCall(CalledTool(part.name, arguments)))
-    return calls
+    return [
+        OllamaToolCall(CalledTool(part.name, part.arguments))
+        for part in parts
+        if part.kind == "tool"
+    ]
