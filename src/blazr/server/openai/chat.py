@@ -281,7 +281,7 @@ class ChatRenderer(ChoicesRenderer[ChatCompletion, ChatChunk, ChunkChoice]):
     """
 
     def __init__(self, call: Call[ChatBody], *, n: int) -> None:
-        super().__init__(call, n=n, prefix="chatcmpl")
+        super().__init__(call, ChatChunk, n=n, prefix="chatcmpl")
         self._wants_logprobs = bool(call.body.logprobs)
 
     def choices(self, event: Event) -> Iterable[ChunkChoice]:
@@ -300,12 +300,6 @@ class ChatRenderer(ChoicesRenderer[ChatCompletion, ChatChunk, ChunkChoice]):
         else:
             reason = _finish_reason(event.reason, event.num_tool_calls)
             yield ChunkChoice(event.index, ChatDelta(), finish_reason=reason)
-
-    def chunk(self, choices: list[ChunkChoice], usage: UsageReply | UnsetType | None) -> ChatChunk:
-        """See `ChoicesRenderer`."""
-        return ChatChunk(
-            id=self.id, created=self.created, model=self.model, choices=choices, usage=usage
-        )
 
     def whole(self, completions: Sequence[Completion], usage: Usage) -> ChatCompletion:
         """The whole reply."""

@@ -133,7 +133,7 @@ class CompletionRenderer(ChoicesRenderer[TextCompletion, TextCompletion, Complet
     """
 
     def __init__(self, call: Call[CompletionBody], requests: Sequence[GenerationRequest]) -> None:
-        super().__init__(call, n=requests[0].params.n, prefix="cmpl")
+        super().__init__(call, TextCompletion, n=requests[0].params.n, prefix="cmpl")
         self._tokenizer = call.service.llm.tokenizer
         self._body = call.body
         self._prompts = [each.prompt or "" for each in requests]
@@ -164,14 +164,6 @@ class CompletionRenderer(ChoicesRenderer[TextCompletion, TextCompletion, Complet
                 finish_reason=cast("EndReason", event.reason),
                 stop_reason=event.stop,
             )
-
-    def chunk(
-        self, choices: list[CompletionChoice], usage: UsageReply | UnsetType | None
-    ) -> TextCompletion:
-        """See `ChoicesRenderer`."""
-        return TextCompletion(
-            id=self.id, created=self.created, model=self.model, choices=choices, usage=usage
-        )
 
     def whole(self, completions: Sequence[Completion], usage: Usage) -> TextCompletion:
         """The whole reply: the best of what was generated to each prompt, if there is more."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -131,15 +131,19 @@ class ChoicesRenderer(Renderer[W, E], Generic[W, E, C]):
 
     Args:
         call: The request.
+        chunk: The type of a chunk.
         n: Replies to each prompt.
         prefix: Of the reply's id.
     """
 
-    def __init__(self, call: Call[SamplingBody], *, n: int, prefix: str) -> None:
+    def __init__(
+        self, call: Call[SamplingBody], chunk: Callable[..., E], *, n: int, prefix: str
+    ) -> None:
         asked = call.body.stream_options or StreamOptions()
         self.id = f"{prefix}-{call.id}"
         self.created = unix_time()
         self.model = call.service.name
+        self._chunk = chunk
         self._includes_usage = bool(asked.include_usage)
         self._tally = Tally(n) if asked.include_usage and asked.continuous_usage_stats else None
 
@@ -147,9 +151,11 @@ class ChoicesRenderer(Renderer[W, E], Generic[W, E, C]):
     def choices(self, event: Event) -> Iterable[C]:
         """The choices for an event, each for a chunk of its own."""
 
-    @abstractmethod
     def chunk(self, choices: list[C], usage: UsageReply | UnsetType | None) -> E:
         """A chunk of a stream."""
+        return self._chunk(
+            id=self.id, created=self.created, model=self.model, choices=choices, usage=usage
+        )
 
     def event(self, event: Event) -> Iterable[E]:
         """The chunks for an event."""
