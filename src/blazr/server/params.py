@@ -486,15 +486,22 @@ def to_messages(messages: list[ChatMessage]) -> list[Message]:
         if isinstance(content, list):
             wrong = next((x for x in content if x.type != "text" or x.text is None), None)
             if wrong is not None:
-                raise RequestError(
-                    "a part of a message is not text; this model reads only text.",
-                    param="messages",
-                    found=repr(wrong.type[:50]),
-                    expected="'text'",
-                )
+                raise not_text("a part of a message", wrong.type)
             content = "".join(part.text or "" for part in content)
         found.append(Message(role=role, content=content, extra=extra or None))
     return found
+
+
+def not_text(
+    what: str, kind: str, *, param: str = "messages", expected: str = "'text'"
+) -> RequestError:
+    """The error for a part of a message that is of another kind."""
+    return RequestError(
+        f"{what} is not text; this model reads only text.",
+        param=param,
+        found=repr(kind[:50]),
+        expected=expected,
+    )
 
 
 def new_id(prefix: str) -> str:

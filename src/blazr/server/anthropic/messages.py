@@ -18,6 +18,7 @@ from blazr.server.params import (
     ResponseFormat,
     Stops,
     grammar_of,
+    not_text,
     sampling_params,
     tool_choice,
 )
@@ -256,11 +257,6 @@ def _text_of(content: str | list[Block]) -> str:
         return content
     wrong = next((block for block in content if block.type != "text"), None)
     if wrong is not None:
-        raise RequestError(
-            "a block is not text; this model reads only text.",
-            param="messages",
-            found=repr(wrong.type[:50]),
-            expected="'text'",
-        )
+        raise not_text("a block", wrong.type)
     texts = (block.text or "" for block in content)
     return "".join(text for text in texts if not text.startswith(_BILLING))

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from blazr.core.errors import RequestError
 from blazr.server.openai.responses.tools import qualified_name
-from blazr.server.params import MAX_MESSAGES, new_id
+from blazr.server.params import MAX_MESSAGES, new_id, not_text
 from blazr.server.schema import Schema, any_given, of_type, schema_hint
 from blazr.text.messages import Message
-
-T = TypeVar("T")
 
 _PACKED = "blazr-text-"
 _TEXT_PARTS = {"text", "input_text", "output_text", "reasoning_text", "summary_text", "refusal"}
@@ -118,31 +116,18 @@ def to_messages(items: str | Iterable[Item], *, param: str = "input") -> list[Me
 
 def shown(item: Item) -> InputItem:
     """An item as it is shown again: with an id, a status, and its content in parts."""
-    content: list[ShownPart] | UnsetType = UNSET
+    fields = {
+        name: value for name, value in msgspec.structs.asdict(item).items() if value is not None
+    }
     if isinstance(item.content, str):
-        content = [ShownPart("input_text", item.content)]
+        fields["content"] = [ShownPart("input_text", item.content)]
         if item.role == "assistant":
-            content = [ShownPart("output_text", item.content, annotations=[])]
+            fields["content"] = [ShownPart("output_text", item.content, annotations=[])]
     elif item.content is not None:
-        content = [ShownPart(part.type, part.text, part.refusal) for part in item.content]
-
-    def given(value: T | None) -> T | UnsetType:
-        return UNSET if value is None else value
-
-    return InputItem(
-        id=new_id("item_"),
-        type=item.type,
-        role=given(item.role),
-        content=content,
-        call_id=given(item.call_id),
-        name=given(item.name),
-        namespace=given(item.namespace),
-        encrypted_content=given(item.encrypted_content),
-        arguments=given(item.arguments),
-        input=given(item.input),
-        output=given(item.output),
-        summary=[] if item.type == "reasoning" else UNSET,
-    )
+        fields["content"] = [ShownPart(part.type, part.text, part.refusal) for part in item.content]
+    if item.type == "reasoning":
+        fields["summary"] = []
+    return InputItem(id=new_id("item_"), **fields)
 
 
 def pack_text(text: str) -> str:
@@ -170,12 +155,7 @@ def text_of(content: str | list[ItemPart] | None, *, param: str = "input") -> st
         return content or ""
     wrong = next((part for part in content if part.type not in _TEXT_PARTS), None)
     if wrong is not None:
-        raise RequestError(
-            "a part is not text; this model reads only text.",
-            param=param,
-            found=repr(wrong.type[:50]),
-            expected="'input_text'",
-        )
+        raise not_text("a part", wrong.type, param=param, expected="'input_text'")
     return "".join(part.text or part.refusal or "" for part in content)
 
 
