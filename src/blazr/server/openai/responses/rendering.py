@@ -209,9 +209,12 @@ class ItemDone(_ItemEvent, tag="response.output_item.done"):
     """An item has ended."""
 
 
-class _PartEvent(_Event):
+class _InsideEvent(_Event):
     item_id: str
     output_index: int
+
+
+class _PartEvent(_InsideEvent):
     content_index: int
 
 
@@ -253,36 +256,28 @@ class ReasoningTextDone(_PartEvent, tag="response.reasoning_text.done"):
     text: str
 
 
-class ArgumentsDelta(_Event, tag="response.function_call_arguments.delta"):
+class ArgumentsDelta(_InsideEvent, tag="response.function_call_arguments.delta"):
     """More of a call's arguments."""
 
-    item_id: str
-    output_index: int
     delta: str
 
 
-class ArgumentsDone(_Event, tag="response.function_call_arguments.done"):
+class ArgumentsDone(_InsideEvent, tag="response.function_call_arguments.done"):
     """A call's whole arguments."""
 
-    item_id: str
-    output_index: int
     name: str
     arguments: str
 
 
-class CustomInputDelta(_Event, tag="response.custom_tool_call_input.delta"):
+class CustomInputDelta(_InsideEvent, tag="response.custom_tool_call_input.delta"):
     """More of a custom tool's input."""
 
-    item_id: str
-    output_index: int
     delta: str
 
 
-class CustomInputDone(_Event, tag="response.custom_tool_call_input.done"):
+class CustomInputDone(_InsideEvent, tag="response.custom_tool_call_input.done"):
     """A custom tool's whole input."""
 
-    item_id: str
-    output_index: int
     input: str
 
 
