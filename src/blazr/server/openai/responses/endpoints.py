@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -111,10 +112,12 @@ async def create(call: Call[ResponseBody]) -> Reply[ResponseObject, ResponseEven
     messages = _conversation(body, call)
     request = to_request(body, call, messages, tools)
     template = _template(body, call, tools)
-    store = _ResponseStore(call, messages)
+    items = [Item(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+    shown_items = [] if body.store is False else [shown(item) for item in items]
+    stored = StoredResponse(template, shown_items, messages)
     renderer = ResponseRenderer(
         template,
-        store.finish,
+        partial(_end, call, stored, messages),
         namespaces=tools.namespaces,
         wants_logprobs=request.params.logprobs is not None,
         packs_thoughts=_THOUGHTS in (body.include or ()),
@@ -135,7 +138,9 @@ async def create(call: Call[ResponseBody]) -> Reply[ResponseObject, ResponseEven
         cleanup.callback(callback)
     # a callback, because a task that is cancelled before it begins does nothing
     task.add_done_callback(lambda _: cleanup.close())
-    store.put(template, messages, task=task, log=log)
+    stored.task = task
+    stored.log = log
+    _store(call, stored)
     return Replay(log, call.state.config) if body.stream else template
 
 
@@ -300,52 +305,28 @@ class StoredResponse:
     log: EventLog | None = field(default=None, repr=False)
 
 
-class _ResponseStore:
-    """Stores the response of a call: when it has ended, and one in the background before."""
+def _store(call: Call[ResponseBody], stored: StoredResponse) -> None:
+    """Store a response, or store it again with the bytes it has now."""
+    num_bytes = len(msgspec.json.encode((stored.response, stored.input)))
+    num_bytes += stored.log.num_bytes if stored.log else 0
+    call.state.kept.put(call.tenant, stored.response.id, stored, num_bytes=num_bytes)
 
-    def __init__(self, call: Call[ResponseBody], messages: Sequence[Message]) -> None:
-        self._call = call
-        self._messages = messages
-        self._stored: StoredResponse | None = None
 
-    def put(
-        self,
-        response: ResponseObject,
-        messages: Sequence[Message],
-        *,
-        task: asyncio.Task[None] | None = None,
-        log: EventLog | None = None,
-    ) -> None:
-        """Store a response that was not stored yet."""
-        given = self._call.body.input
-        items = [Item(role="user", content=given)] if isinstance(given, str) else given
-        shown_items = [shown(item) for item in items]
-        self._stored = StoredResponse(response, shown_items, messages, task, log)
-        self._count(self._stored)
-
-    def finish(self, response: ResponseObject) -> None:
-        """The response has ended; one in the background may have been deleted before."""
-        if self._call.body.store is False:
-            return
-        output = msgspec.convert(msgspec.to_builtins(response.output), list[Item])
-        messages = [*self._messages, *to_messages(output)]
-        stored = self._stored
-        if stored is None:
-            self.put(response, messages)
-            return
-        stored.response = response
-        stored.messages = messages
-        stored.task = None
-        if self._call.state.kept.get(self._call.tenant, response.id) is stored:
-            self._count(stored)
-
-    def _count(self, stored: StoredResponse) -> None:
-        """Put an entry, or put it again with the bytes it has now."""
-        num_bytes = len(msgspec.json.encode((stored.response, stored.input)))
-        num_bytes += stored.log.num_bytes if stored.log else 0
-        kept = self._call.state.kept
-        name = stored.response.id
-        kept.put(self._call.tenant, name, stored, num_bytes=num_bytes)
+def _end(
+    call: Call[ResponseBody],
+    stored: StoredResponse,
+    messages: Sequence[Message],
+    response: ResponseObject,
+) -> None:
+    """A response has ended: store it, unless it was in the background and has been deleted."""
+    if call.body.store is False:
+        return
+    output = msgspec.convert(msgspec.to_builtins(response.output), list[Item])
+    stored.response = response
+    stored.messages = [*messages, *to_messages(output)]
+    stored.task = None
+    if stored.log is None or call.state.kept.get(call.tenant, response.id) is stored:
+        _store(call, stored)
 
 
 def _find(call: Call[Any], name: str | None = None, *, param: str | None = None) -> StoredResponse:
