@@ -205,8 +205,19 @@ class LineRenderer(PartsRenderer[L, L], Generic[L]):
         self._began_ns = self._read_ns = perf_counter_ns()
 
     @abstractmethod
+    def make_line(self, text: str, **more: Any) -> L:
+        """A line with a text, and with thoughts and calls where there are any."""
+
     def line(self, parts: Sequence[ReplyPart]) -> L:
         """A line that tells of some parts."""
+        text = "".join(part.text for part in parts if part.kind == "text")
+        thoughts = "".join(part.text for part in parts if part.kind == "reasoning")
+        calls = [
+            OllamaToolCall(CalledTool(part.name, part.arguments))
+            for part in parts
+            if part.kind == "tool"
+        ]
+        return self.make_line(text, thinking=thoughts or UNSET, tool_calls=calls or UNSET)
 
     def prompt_done(self) -> Iterable[L]:
         """Nothing: the prompt was read."""
@@ -257,31 +268,20 @@ class LineRenderer(PartsRenderer[L, L], Generic[L]):
 class GenerateLineRenderer(LineRenderer[GenerateLine]):
     """Says what happens in the words of /api/generate."""
 
-    def line(self, parts: Sequence[ReplyPart]) -> GenerateLine:
+    def make_line(self, text: str, **more: Any) -> GenerateLine:
         """See `LineRenderer`."""
-        return GenerateLine(
-            model=self.model,
-            created_at=datetime.now(UTC).isoformat(),
-            response=_text(parts, "text"),
-            thinking=_text(parts, "reasoning") or UNSET,
-            tool_calls=_tool_calls(parts) or UNSET,
-        )
+        created_at = datetime.now(UTC).isoformat()
+        return GenerateLine(model=self.model, created_at=created_at, response=text, **more)
 
 
 class ChatLineRenderer(LineRenderer[ChatLine]):
     """Says what happens in the words of /api/chat."""
 
-    def line(self, parts: Sequence[ReplyPart]) -> ChatLine:
+    def make_line(self, text: str, **more: Any) -> ChatLine:
         """See `LineRenderer`."""
-        return ChatLine(
-            model=self.model,
-            created_at=datetime.now(UTC).isoformat(),
-            message=OllamaMessage(
-                content=_text(parts, "text"),
-                thinking=_text(parts, "reasoning") or UNSET,
-                tool_calls=_tool_calls(parts) or UNSET,
-            ),
-        )
+        created_at = datetime.now(UTC).isoformat()
+        message = OllamaMessage(content=text, **more)
+        return ChatLine(model=self.model, created_at=created_at, message=message)
 
 
 async def _answer(
@@ -323,15 +323,3 @@ def _template_variables(body: OllamaGenerateBody | OllamaChatBody) -> dict[str, 
         return None
     effort = body.think if isinstance(body.think, str) else None
     return thinking_variables(enabled=bool(body.think), effort=effort)
-
-
-def _text(parts: Sequence[ReplyPart], kind: str) -> str:
-    return "".join(part.text for part in parts if part.kind == kind)
-
-
-def _tool_calls(parts: Sequence[ReplyPart]) -> list[OllamaToolCall]:
-    return [
-        OllamaToolCall(CalledTool(part.name, part.arguments))
-        for part in parts
-        if part.kind == "tool"
-    ]
