@@ -394,30 +394,28 @@ class ResponseRenderer(PartsRenderer[ResponseObject, ResponseEvent]):
 
     def fail(self, error: HttpError) -> ResponseObject:
         """End the response with an error, as far as it has come."""
-        failure = ResponseFailure(message=error.text)
-        return self._end(replace(self._so_far("failed"), error=failure))
+        return self._end("failed", error=ResponseFailure(message=error.text))
 
     def cancel(self) -> ResponseObject:
         """End the response because the client wants no more of it, as far as it has come."""
-        return self._end(self._so_far("cancelled"))
+        return self._end("cancelled")
 
     def _finish(self, usage: Usage) -> ResponseObject:
-        response = self._so_far("incomplete" if self._is_cut else "completed")
-        response.completed_at = unix_time()
-        response.usage = item_usage(usage)
-        if self._is_cut:
-            response.incomplete_details = Incomplete()
-        return self._end(response)
+        return self._end(
+            "incomplete" if self._is_cut else "completed",
+            completed_at=unix_time(),
+            usage=item_usage(usage),
+            incomplete_details=Incomplete() if self._is_cut else None,
+        )
 
-    def _end(self, response: ResponseObject) -> ResponseObject:
-        self._on_end(response)
-        return response
-
-    def _so_far(self, status: ResponseStatus) -> ResponseObject:
+    def _end(self, status: ResponseStatus, **more: object) -> ResponseObject:
+        """The response as far as it has come."""
         output = [self._item(part, "completed") for part in self.parts]
         if output and status != "completed":
             output[-1].status = "incomplete"
-        return replace(self._template, status=status, output=output)
+        response = replace(self._template, status=status, output=output, **more)
+        self._on_end(response)
+        return response
 
     @property
     def _is_cut(self) -> bool:
