@@ -225,29 +225,25 @@ def to_request(body: ChatBody, call: Call[ChatBody]) -> GenerationRequest:
         raise RequestError(
             "top_logprobs needs logprobs.", param="top_logprobs", expected='"logprobs": true'
         )
-    max_tokens = body.max_completion_tokens
-    budget = body.max_thinking_tokens
+    most = body.max_completion_tokens
     params = to_params(
         body,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        max_tokens=body.max_tokens if max_tokens is None else max_tokens,
+        max_tokens=body.max_tokens if most is None else most,
     )
     check_num_replies(1, params.n)
-    messages = to_messages(body.messages)
-    tools = tool_fields(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
-    variables = _template_variables(body)
+    budget = body.max_thinking_tokens
     budget = body.thinking_token_budget if budget is None else budget
+    drops_messages = body.truncation == "auto"
     return GenerationRequest(
-        messages=messages,
+        messages=to_messages(body.messages),
         params=params,
-        **tools,
-        template_variables=variables or None,
+        **tool_fields(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
+        template_variables=_template_variables(body) or None,
         thinking_budget=None if budget == -1 else budget,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
-        truncation=Truncation(drops="messages")
-        if body.truncation == "auto"
-        else body.prompt_truncation,
+        truncation=Truncation(drops="messages") if drops_messages else body.prompt_truncation,
         **call.scheduling(),
     )
 
