@@ -199,7 +199,7 @@ class Endpoint:
         elif self._route.body is not None:
             body = _decode_query(self._route.body, connection.query_params)
         if not self._needs_model:
-            response = await self._answer(self._call(scope, body))
+            response = await self._answer(scope, body)
             await _until_gone(receive, response(scope, receive, send))
             return
         name = (
@@ -209,7 +209,7 @@ class Endpoint:
         async def work() -> None:
             async with self._models.using(name) as service:
                 try:
-                    response = await self._answer(self._call(scope, body, service))
+                    response = await self._answer(scope, body, service)
                 except RequestError as error:
                     name_as_sent(error, body)
                     raise
@@ -218,12 +218,8 @@ class Endpoint:
         with working(state):
             await _until_gone(receive, work())
 
-    async def _answer(self, call: Call[object]) -> Response:
-        answer = await self._route.handler(call)
-        return answer if isinstance(answer, Response) else json_response(answer, call.headers)
-
-    def _call(self, scope: Scope, body: object, service: Service | None = None) -> Call[object]:
-        return Call(
+    async def _answer(self, scope: Scope, body: object, service: Service | None = None) -> Response:
+        call = Call(
             body=body,
             models=self._models,
             used=service,
@@ -233,6 +229,11 @@ class Endpoint:
             request_id=scope.get("request_id", ""),
             facts=scope.setdefault("facts", {}),
         )
+        answer = await self._route.handler(call)
+        if isinstance(answer, Response):
+            return answer
+        content = msgspec.json.encode(answer)  # NaN and infinities become null
+        return Response(content, headers=call.headers, media_type="application/json")
 
 
 @contextmanager
@@ -243,11 +244,6 @@ def working(state: ServerState) -> Iterator[None]:
         yield
     finally:
         state.num_working -= 1
-
-
-def json_response(value: object, headers: Mapping[str, str] | None = None) -> Response:
-    """A value as a JSON response. NaN and infinities become null."""
-    return Response(msgspec.json.encode(value), headers=headers, media_type="application/json")
 
 
 def _decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> msgspec.Struct:

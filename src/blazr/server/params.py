@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
@@ -502,11 +501,6 @@ def not_text(
         found=repr(kind[:50]),
         expected=expected,
     )
-
-
-def new_id(prefix: str) -> str:
-    """A name for something new."""
-    return f"{prefix}{uuid.uuid4().hex}"
 
 
 def unix_time() -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
+from uuid import uuid4
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from blazr.core.errors import RequestError
 from blazr.server.openai.responses.tools import qualified_name
-from blazr.server.params import MAX_MESSAGES, new_id, not_text
+from blazr.server.params import MAX_MESSAGES, not_text
 from blazr.server.schema import Schema, any_given, of_type, schema_hint
 from blazr.text.messages import Message
 
@@ -127,7 +128,7 @@ def shown(item: Item) -> InputItem:
         fields["content"] = [ShownPart(part.type, part.text, part.refusal) for part in item.content]
     if item.type == "reasoning":
         fields["summary"] = []
-    return InputItem(id=new_id("item_"), **fields)
+    return InputItem(id=f"item_{uuid4().hex}", **fields)
 
 
 def pack_text(text: str) -> str:
