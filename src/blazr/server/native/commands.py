@@ -1,4 +1,4 @@
-"""Operators' commands: pause and resume, forget prefixes, abort replies.
+"""Operators' commands: pause and resume, sleep and wake up, forget prefixes, abort replies.
 
 Bodies and answers are vLLM's and SGLang's; what the body leaves out may stand in the query.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from blazr.server.endpoint import Call
+from blazr.server.errors import HttpError
 from blazr.server.models import ModelSlot, Service
 
 
@@ -27,6 +28,19 @@ class PauseBody(Target, kw_only=True):
     mode: Literal["abort", "wait", "keep", "in_place", "retract"] | None = None
     wait_for_inflight_requests: bool | None = None
     clear_cache: bool | None = None
+
+
+class SleepBody(Target, kw_only=True):
+    """How deep: 1 keeps the weights, 2 does not. What runs is finished first, or ended."""
+
+    level: Annotated[int, msgspec.Meta(ge=1, le=2)] | None = None
+    mode: Literal["wait", "abort"] | None = None
+
+
+class WakeBody(Target, kw_only=True):
+    """Everything comes back at once, whichever parts are asked for."""
+
+    tags: list[str] | str | None = None
 
 
 class ResetBody(Target, kw_only=True):
@@ -53,6 +67,12 @@ class Paused(msgspec.Struct):
     """Whether a model is paused."""
 
     is_paused: bool
+
+
+class Sleeping(msgspec.Struct):
+    """Whether models sleep."""
+
+    is_sleeping: bool
 
 
 class Forgotten(msgspec.Struct, kw_only=True):
@@ -97,6 +117,66 @@ async def is_paused(call: Call[Target]) -> Paused:
     return Paused(any(paused))
 
 
+async def sleep(call: Call[SleepBody]) -> Sleeping:
+    """Free the memory of models; nobody gets them until they are woken."""
+    body = call.body
+    models = call.models
+    slots = _slots(call, body.model)
+    keeps_weights = body.level != 2
+    aborts = body.mode == "abort"
+
+    async def free(slot: ModelSlot) -> None:
+        async with models.changing:
+            slot.offloaded = slot.bundle if keeps_weights else None
+            if slot.service is not None:
+                await models.unload(slot)
+            else:
+                models.events.publish(slot.event)
+            if slot.offloaded is not None:
+                await asyncio.to_thread(slot.offloaded.offload)
+
+    for slot in slots:  # refuse what could not be undone, or would not come to an end
+        if not keeps_weights or slot.bundle is None:
+            slot.check_reloadable()
+        if slot.service is not None and slot.service.llm.core.engine.is_paused and not aborts:
+            raise HttpError(
+                409, "what is paused does not end: resume it, or send mode=abort.", code="paused"
+            )
+    for slot in slots:
+        if not slot.is_asleep:
+            slot.reloads = slot.status != "unloaded"
+            slot.is_asleep = True
+        if slot.service is not None and aborts:
+            slot.service.abort()
+    await asyncio.shield(asyncio.gather(*(models.begin(free(slot)) for slot in slots)))
+    return Sleeping(is_sleeping=True)
+
+
+async def wake_up(call: Call[WakeBody]) -> Sleeping:
+    """Bring models that sleep back."""
+    models = call.models
+    for slot in _slots(call, call.body.model):
+        if not slot.is_asleep:
+            continue
+        async with models.changing:  # so that it has fallen asleep
+            slot.is_asleep = False
+        models.events.publish(slot.event)
+        try:
+            if slot.reloads:
+                await models.load(slot)
+        except HttpError:
+            slot.is_asleep = True
+            models.events.publish(slot.event)
+            raise
+    return Sleeping(is_sleeping=False)
+
+
+async def is_sleeping(call: Call[Target]) -> Sleeping:
+    """Whether models sleep."""
+    slots = _slots(call, call.body.model)
+    return Sleeping(is_sleeping=all(slot.is_asleep for slot in slots))
+
+
 async def reset_prefix_cache(call: Call[ResetBody]) -> Forgotten:
     """Forget what prompts have left for others."""
     restarts = bool(call.body.reset_running_requests)
@@ -121,7 +201,7 @@ async def abort_requests(call: Call[AbortBody]) -> Aborted:
     return Aborted(aborted=aborted)
 
 
-def slots_of(call: Call[object], name: str | None) -> Sequence[ModelSlot]:
+def _slots(call: Call[object], name: str | None) -> Sequence[ModelSlot]:
     """The models that a command is about; no name means all.
 
     Raises:
@@ -131,4 +211,4 @@ def slots_of(call: Call[object], name: str | None) -> Sequence[ModelSlot]:
 
 
 def _services(call: Call[object], name: str | None) -> list[Service]:
-    return [slot.service for slot in slots_of(call, name) if slot.service is not None]
+    return [slot.service for slot in _slots(call, name) if slot.service is not None]

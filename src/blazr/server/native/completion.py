@@ -1,4 +1,4 @@
-"""``POST /completion``: prompts continued, as llama.cpp's server spells it."""
+"""``POST /completion`` and ``/infill``: prompts continued, as llama.cpp's server spells it."""
 
 from __future__ import annotations
 
@@ -50,6 +50,27 @@ class LlamaCompletionBody(LlamaCppBody, kw_only=True):
     example: ClassVar[Example] = {"prompt": "Once upon a time", "max_tokens": 32}
 
 
+class ExtraFile(msgspec.Struct):
+    """Another file, to know of."""
+
+    text: str
+    filename: str = ""
+
+
+class InfillBody(LlamaCppBody, kw_only=True):
+    """The request; ``prompt`` is more of the prefix."""
+
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: list[ExtraFile] | None = None
+    prompt: str = ""
+    example: ClassVar[Example] = {
+        "max_tokens": 32,
+        "input_prefix": "def add(a, b):\n    return ",
+        "input_suffix": "\n",
+    }
+
+
 async def complete(
     call: Call[LlamaCompletionBody],
 ) -> Reply[TextPiece | list[TextPiece], PieceEvent]:
@@ -66,6 +87,20 @@ async def complete(
     run = await Run.start(call, requests)
     completions, _ = await run.result(renderer.gather)
     return renderer.pieces(completions)
+
+
+async def infill(call: Call[InfillBody]) -> Reply[TextPiece, PieceEvent]:
+    """Fill in the middle."""
+    body = call.body
+    params = await to_params(call)
+    before = "".join(f"{extra.filename}\n{extra.text}\n" for extra in body.input_extra or ())
+    request = GenerationRequest(
+        prompt=before + body.input_prefix + body.prompt,
+        suffix=body.input_suffix,
+        params=params,
+        **call.scheduling(),
+    )
+    return await reply(call, [request], PieceRenderer(call, params), stream=body.stream)
 
 
 def _prompts(given: LlamaCppPrompts, tokenizer: Tokenizer) -> list[Prompt]:
