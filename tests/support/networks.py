@@ -182,15 +182,21 @@ class Lab:
         storage, arena, memory = self.runner.storage, self.memory.arena, self.memory
         release, release_all = arena.release, memory.release
         shape = memory.shape
-        storage.clear_pages(range(shape.num_superpages * shape.pages_per_superpage), NAN_BYTE)
-        storage.clear_states(range(shape.num_superpages * shape.states_per_superpage), NAN_BYTE)
-        storage.clear_states([0])
+
+        def spoil(cls: ItemClass, item: int, byte: int = NAN_BYTE) -> None:
+            storage.write(cls, item, bytearray([byte]) * storage.item_bytes[cls])
+
+        # those of either class cover all of the memory
+        some = ItemClass.PAGE if shape.has_pages else ItemClass.STATE
+        for item in range(shape.num_superpages * arena.per[some]):
+            spoil(some, item)
+        if shape.has_states:
+            spoil(ItemClass.STATE, 0, 0)  # the zero state
 
         def poisoning_release(cls: ItemClass, item: int) -> bool:
             is_free = release(cls, item)
             if is_free:
-                clear = storage.clear_pages if cls is ItemClass.PAGE else storage.clear_states
-                clear([item], NAN_BYTE)
+                spoil(cls, item)
             return is_free
 
         def poisoning_release_all(sequence, *, publish=True):

@@ -47,14 +47,12 @@ class StepPlan:
             what is still written to, and draws a token of its own where the row's prompt ends.
         fresh_run_slots: Run slots handed out since the last step.
         fresh_pages: Pages handed out since the last step.
-        fresh_states: State slots handed out since the last step.
     """
 
     rows: tuple[PlannedSequence, ...]
     forks: tuple[Fork, ...] = ()
     fresh_run_slots: tuple[int, ...] = ()
     fresh_pages: tuple[int, ...] = ()
-    fresh_states: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -467,11 +465,9 @@ class Scheduler:
             tuple(forks),
             tuple(self._fresh_run_slots),
             tuple(memory.new_pages),
-            tuple(memory.new_states),
         )
         self._fresh_run_slots.clear()
         memory.new_pages.clear()
-        memory.new_states.clear()
         return plan
 
 

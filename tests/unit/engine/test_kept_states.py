@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blazr.engine.cache.arena import ItemClass
-from blazr.engine.cache.manager import CacheManager, CacheShape, geometric_blocks
+from blazr.engine.cache.manager import CacheManager, CacheShape, blocks_between, geometric_blocks
 from blazr.engine.engine import Engine
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
@@ -119,6 +119,25 @@ def test_what_is_read_again_is_at_most_what_went_on(kinds, budget, asked) -> Non
             ends += [2 * same - at for at in old.anchors if old.num_cached < at <= same]
             assert all(same - new.num_cached <= grid + end - same for end in ends)
         texts.append(new)
+
+
+def test_states_of_a_prompt_lie_twice_as_far_apart_each_time() -> None:
+    assert blocks_between(100, 0, {100}) == {99, 97, 93, 85, 69, 37}
+    assert blocks_between(100, 50, {100}) == {99, 97, 93, 85, 69}
+    assert blocks_between(100, 0, {100, 99, 95, 80}) == {97, 89, 59, 17}
+    assert blocks_between(1, 0, {1}) == blocks_between(0, 0, {0}) == set()
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(count=st.integers(0, 200), first=st.integers(0, 200), kept=st.sets(st.integers(1, 200)))
+def test_every_prefix_of_a_prompt_finds_a_state(count: int, first: int, kept: set[int]) -> None:
+    kept = {block for block in kept if block < count} | {count}
+    more = blocks_between(count, first, kept)
+    assert not more & kept
+    assert all(block > first for block in more)
+    states = {block for block in kept if block > first} | more | {first}
+    for shared in range(first, count):
+        assert any(2 * shared - count + 1 <= block <= shared for block in states), shared
 
 
 def test_four_users_of_one_system_prompt() -> None:

@@ -356,7 +356,7 @@ def use_without_state(memory: CacheManager) -> None:
 
     def resume_anyway(sequence, path):
         if memory.shape.has_states and path[-1].state is None:
-            path[-1].state = memory._allocate_state()
+            path[-1].state = memory._allocate(ItemClass.STATE)
         resume(sequence, path)
 
     memory._resume = resume_anyway

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 from blazr.engine.block import NO_PAGE, Node, StateKind
@@ -99,7 +100,6 @@ class CacheManager:
         self.free_run_slots = list(range(shape.max_running))[::-1]
         self.block_tables = BlockTables(shape.max_running, shape.max_blocks)
         self.new_pages: list[int] = []
-        self.new_states: list[int] = []
 
     def start(self, sequence: Sequence) -> None:
         """Give a sequence a run slot and the longest prefix that can be resumed."""
@@ -107,7 +107,6 @@ class CacheManager:
         salt = sequence.request.cache_salt
         trie = self.trie
         sequence.run_slot = self.free_run_slots.pop()
-        sequence.wanted = self._edges(sequence)
         # with the first token of the reply they are handed out
         is_scored = sequence.request.params.prompt_logprobs is not None
         wants_scores = is_scored and not sequence.num_output
@@ -116,11 +115,11 @@ class CacheManager:
         if reads_prefix and self.disk is not None and not wants_scores:  # there are none on disk
             self.disk.read(sequence.tokens, salt)
         sequence.node = trie.root(salt)
+        parted = 0
         if reads_prefix:
             path, matched, usable = self._match(sequence)
             if matched > usable:
-                # two prompts share this much: keep a state there this time
-                sequence.wanted[matched * grid] = "parted"
+                parted = matched * grid  # two prompts share this much: keep a state there this time
             sequence.reuse = self._reuse_reason(sequence, matched, usable)
             if usable:
                 self._resume(sequence, path[:usable])
@@ -128,6 +127,7 @@ class CacheManager:
                     sequence.scores = known_scores(sequence, path[: usable + 1], grid)
         else:
             sequence.reuse = "off"
+        sequence.wanted = self._edges(sequence, parted)
         trie.lock(sequence.node)
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> None:
@@ -322,18 +322,27 @@ class CacheManager:
         needed = -(-(len(sequence.tokens) + 1) // self.shape.grid)
         return held + needed <= total
 
-    def _edges(self, sequence: Sequence) -> dict[int, StateKind]:
-        """Where states of a prompt are kept, and why: where a later one may be resumed."""
+    def _edges(self, sequence: Sequence, parted: int = 0) -> dict[int, StateKind]:
+        """Where states of a prompt are kept, and why: where a later one may be resumed.
+
+        Args:
+            sequence: It stands where it begins to compute.
+            parted: Where it parts from another, if that is known.
+        """
         if not self.prefix_cache:
             return {}
         grid = self.shape.grid
         last = (len(sequence.tokens) - 1) // grid * grid
         edges: dict[int, StateKind] = {}
-        edges |= {block * grid: "geometric" for block in geometric_blocks(last // grid)}
         edges |= dict.fromkeys(range(LONG_PROMPT_INTERVAL, last, LONG_PROMPT_INTERVAL), "interval")
         anchors = (min(anchor, last) // grid * grid for anchor in sequence.request.anchors)
         edges |= dict.fromkeys(anchors, "anchor")
-        return edges | {last: "end"}
+        edges[last] = "end"
+        if parted:
+            edges[parted] = "parted"
+        kept = {edge // grid for edge in edges}
+        between = blocks_between(last // grid, sequence.computed // grid, kept)
+        return edges | {block * grid: "geometric" for block in between}
 
     def _match(self, sequence: Sequence) -> tuple[tuple[Node, ...], int, int]:
         """Known blocks; how many could be resumed after; how many with all that is needed."""
@@ -422,19 +431,14 @@ class CacheManager:
         slot = sequence.checkpoint
         if slot is not None and self.arena.is_private(ItemClass.STATE, slot):
             return slot
-        return self._allocate_state()
-
-    def _allocate_state(self) -> int:
-        slot = self._allocate(ItemClass.STATE)
-        self.new_states.append(slot)
-        return slot
+        return self._allocate(ItemClass.STATE)
 
     def _try_allocate_state(self, num_tokens: int, kind: StateKind) -> int | None:
         """A slot for a state that saves others so many tokens, if nothing dearer has to go."""
         arena = self.arena
         if not arena.room(ItemClass.STATE):
             self.trie.evict(ItemClass.STATE, below=self.trie.state_worth(num_tokens, kind))
-        return self._allocate_state() if arena.room(ItemClass.STATE) else None
+        return self._allocate(ItemClass.STATE) if arena.room(ItemClass.STATE) else None
 
     def _allocate(self, cls: ItemClass) -> int:
         while True:
@@ -464,3 +468,24 @@ def geometric_blocks(count: int) -> set[int]:
     """
     steps = (1 << power for power in range(count.bit_length()))
     return {block for step in steps for block in range(count // step * step, 0, -step)[:3]}
+
+
+def blocks_between(count: int, first: int, kept: Set[int]) -> set[int]:
+    """After which blocks of a text further states are kept: as few as its prefixes need.
+
+    Who shares ``n`` blocks with it finds a state after ``n``, or at most ``count - n - 1`` before:
+    the distances from its end double, but where one that is kept anyway will do.
+
+    Args:
+        count: Blocks of the text.
+        first: After this one it was resumed: those before belong to others.
+        kept: Where states are kept anyway, ``count`` among them.
+    """
+    blocks: set[int] = set()
+    shared = count - 1  # blocks of the longest prefix that has no state yet
+    while (least := 2 * shared - count + 1) > first:
+        nearest = min((block for block in kept if least <= block <= shared), default=None)
+        if nearest is None:
+            blocks.add(nearest := least)
+        shared = nearest - 1
+    return blocks

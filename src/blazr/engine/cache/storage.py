@@ -86,15 +86,10 @@ class Storage:
         }
         self.layers = self._make_views(layout, shape, device)
 
-    def clear_pages(self, ids: Sequence[int], value: int = 0) -> None:
-        """Fill pages with a byte, before they are handed out."""
+    def clear_pages(self, ids: Sequence[int]) -> None:
+        """Zero pages, before they are handed out."""
         if self._pages is not None:
-            fill_rows(self._pages, ids, value)
-
-    def clear_states(self, ids: Sequence[int], value: int = 0) -> None:
-        """Fill state slots with a byte, before they are handed out."""
-        if self._states is not None:
-            fill_rows(self._states, ids, value)
+            fill_rows(self._pages, ids)
 
     def clear_run_slots(self, ids: Sequence[int]) -> None:
         """Zero log rows and working states, before they are handed out."""
