@@ -9,10 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from blazr.models.causal_lm import CausalLM
+from blazr.models.causal_lm import CausalLM, ModelConfig
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.checkpoint.quantized import join_quantized
-from blazr.models.config import ModelConfig
 from blazr.models.families import FAMILIES
 from blazr.models.families.gguf.architectures import ARCHITECTURES
 from blazr.models.families.gguf.as_config import GgufFile

@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from blazr.models.causal_lm import CausalLM, Embedding
-from blazr.models.config import ModelConfig
+from blazr.models.causal_lm import CausalLM, Embedding, ModelConfig
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.decoder_layer import LayerConfig

@@ -19,8 +19,7 @@ from blazr.engine.request import Request
 from blazr.engine.runner import ModelRunner, StepResult
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import Scheduler, StepPlan
-from blazr.models.causal_lm import CausalLM
-from blazr.models.config import ModelConfig
+from blazr.models.causal_lm import CausalLM, ModelConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.parallel import ParallelMixerConfig

@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from blazr.models.causal_lm import CausalLM
-from blazr.models.config import ModelConfig
+from blazr.models.causal_lm import CausalLM, ModelConfig
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.decoder_layer import LayerConfig

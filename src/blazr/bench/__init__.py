@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from blazr.core.table import Table
 
 if TYPE_CHECKING:
-    from blazr.models.config import ModelConfig
+    from blazr.models.causal_lm import ModelConfig
 
 RANDOM_SHAPES: Table[Callable[[], ModelConfig]] = Table(
     "random shape",

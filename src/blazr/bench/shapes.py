@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from blazr.models.config import ModelConfig
+from blazr.models.causal_lm import ModelConfig
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig
 from blazr.nn.layers.decoder_layer import LayerConfig

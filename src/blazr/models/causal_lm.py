@@ -1,21 +1,57 @@
-"""The one network: an embedding, a tuple of layers, a head."""
+"""The one network: an embedding, a tuple of layers, a head; and its config."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from blazr.models.config import ModelConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
-from blazr.nn.layers.decoder_layer import DecoderLayer
+from blazr.nn.layers.decoder_layer import DecoderLayer, LayerConfig
 from blazr.nn.layers.linear import Linear, Matrix, multiply
+from blazr.nn.layers.norm import NormConfig
 from blazr.nn.operands.step import StepTable
 from blazr.nn.ops.pointwise import embedding, scale, widen
 from blazr.nn.ops.replay import recordable
 from blazr.nn.quant.weight import Weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Everything that determines the network.
+
+    Args:
+        vocab_size: V, rows of the embedding.
+        hidden_size: C.
+        max_seq_len: Context in tokens.
+        layers: The layers, in order.
+        final_norm: Before the head.
+        tie_word_embeddings: Whether the head is the embedding.
+        embedding_multiplier: Applied to embedded tokens.
+        logits_scaling: Scores are divided by it.
+        logit_softcap: Scores z become ``softcap * tanh(z / softcap)``; None leaves them.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    max_seq_len: int
+    layers: tuple[LayerConfig, ...]
+    final_norm: NormConfig
+    tie_word_embeddings: bool = False
+    embedding_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+    logit_softcap: float | None = None
+
+    def length_class(self, length: int) -> int:
+        """Sequences of one class that may become this long remember a prefix alike.
+
+        Args:
+            length: Most tokens the sequence may ever have.
+        """
+        return max((layer.mixer.length_class(length) for layer in self.layers), default=0)
 
 
 class Embedding(nn.Module):

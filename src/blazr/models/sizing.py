@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from blazr.models.config import ModelConfig
+from blazr.models.causal_lm import ModelConfig
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.mla import MlaConfig
 from blazr.nn.layers.moe import MoeConfig

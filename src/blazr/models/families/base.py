@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from blazr.core.errors import CheckpointError, ConfigError
+from blazr.models.causal_lm import ModelConfig
 from blazr.models.checkpoint.base import Checkpoint, TensorInfo
-from blazr.models.config import ModelConfig
 from blazr.models.families.config_reader import ConfigReader, Setting
 from blazr.models.families.rules import RuleBook
 

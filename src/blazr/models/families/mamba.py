@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 
 from blazr.core.errors import ConfigError
+from blazr.models.causal_lm import ModelConfig
 from blazr.models.checkpoint.base import Checkpoint
-from blazr.models.config import ModelConfig
 from blazr.models.families.base import (
     Context,
     Derivation,

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from itertools import zip_longest
 
 from blazr.core.errors import ConfigError
+from blazr.models.causal_lm import ModelConfig
 from blazr.models.checkpoint.base import Checkpoint, read_json
-from blazr.models.config import ModelConfig
 from blazr.models.families.base import (
     Context,
     Derivation,

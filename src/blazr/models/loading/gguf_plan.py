@@ -16,10 +16,9 @@ from torch import Tensor
 
 from blazr.core.errors import BlazrError, ConfigError
 from blazr.core.gguf_header import DEFAULT_ALIGNMENT, Value
-from blazr.models.causal_lm import CausalLM
+from blazr.models.causal_lm import CausalLM, ModelConfig
 from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, QuantizedInfo
 from blazr.models.checkpoint.write import Entry, gguf_header
-from blazr.models.config import ModelConfig
 from blazr.models.families.gguf.architectures import ARCHITECTURES, Architecture
 from blazr.models.families.gguf.as_config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from blazr.models.families.gguf.as_file import (

@@ -14,10 +14,9 @@ from torch import nn
 from blazr.core import env
 from blazr.core.errors import CapacityError, CheckpointError, ConfigError, UnknownFamilyError
 from blazr.core.gguf_header import Value
-from blazr.models.causal_lm import CausalLM
+from blazr.models.causal_lm import CausalLM, ModelConfig
 from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo
 from blazr.models.checkpoint.open import find_model, open_checkpoint
-from blazr.models.config import ModelConfig
 from blazr.models.families import FAMILIES
 from blazr.models.families.base import Derivation, Derived, Family
 from blazr.models.families.config_reader import ConfigReader

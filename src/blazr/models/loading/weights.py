@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from blazr.core.errors import CheckpointError
 from blazr.core.table import Table
-from blazr.models.causal_lm import CausalLM, Embedding
+from blazr.models.causal_lm import CausalLM, Embedding, ModelConfig
 from blazr.models.checkpoint.base import (
     ELEMENT_TYPES,
     Checkpoint,
@@ -27,7 +27,6 @@ from blazr.models.checkpoint.base import (
     TensorInfo,
     torch_dtype,
 )
-from blazr.models.config import ModelConfig
 from blazr.models.families.rules import (
     AsStored,
     Mxfp4,

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from blazr.core.errors import BlazrError, CheckpointError, ConfigError, ShapeError
-from blazr.models.causal_lm import CausalLM
+from blazr.models.causal_lm import CausalLM, ModelConfig
 from blazr.models.checkpoint.base import Checkpoint, TensorInfo
-from blazr.models.config import ModelConfig
 from blazr.models.families.gguf.architectures import ARCHITECTURES
 from blazr.models.families.gguf.names import gguf_names
 from blazr.models.loading.describe import describe

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.gguf_header import Value
-from blazr.models.config import ModelConfig
+from blazr.models.causal_lm import ModelConfig
 from blazr.models.families.gguf.architectures import ARCHITECTURES, Architecture
 from blazr.models.families.gguf.keys import METADATA_KEYS, SIGMOID, SOFTMAX
 from blazr.nn.layers.attention import AttentionConfig

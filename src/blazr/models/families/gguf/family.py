@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Literal
 
 from blazr.core.errors import ConfigError, ShapeError
+from blazr.models.causal_lm import ModelConfig
 from blazr.models.checkpoint.base import Checkpoint
-from blazr.models.config import ModelConfig
 from blazr.models.families import FAMILIES
 from blazr.models.families.base import Derivation, Derived, Family, Source
 from blazr.models.families.gguf.architectures import Architecture

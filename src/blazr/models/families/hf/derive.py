@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from blazr.core.errors import CheckpointError, ConfigError
+from blazr.models.causal_lm import ModelConfig
 from blazr.models.checkpoint.base import Checkpoint, TensorInfo
-from blazr.models.config import ModelConfig
 from blazr.models.families.base import (
     Derivation,
     Family,
