@@ -24,14 +24,7 @@ EXTENSIBLE = {
     "models/families": (
         "FAMILIES",
         lambda row: row.derive.__module__,
-        {
-            "base",
-            "config_reader",
-            "gqa",
-            "oxidizr_mixers",
-            "rules",
-            "unread",
-        },
+        {"base", "oxidizr_layers", "rules", "unread"},
     ),
     "models/families/hf": (
         "FAMILIES",

@@ -9,6 +9,7 @@ from blazr.core.errors import ConfigError
 from blazr.models.causal_lm import ModelConfig
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.base import (
+    ConfigReader,
     Context,
     Derivation,
     Family,
@@ -17,11 +18,10 @@ from blazr.models.families.base import (
     read_max_seq_len,
     split_layers,
 )
-from blazr.models.families.config_reader import ConfigReader
 from blazr.models.families.hf.derive import model_type
 from blazr.models.families.hf.state_space import TRAINING, mixer_rules
 from blazr.models.families.oxidizr import DEFAULT_EPS
-from blazr.models.families.oxidizr_mixers import derive_mamba1, derive_mamba2
+from blazr.models.families.oxidizr_layers import derive_mamba1, derive_mamba2
 from blazr.models.families.rules import OURS, Rule, RuleBook
 from blazr.models.families.unread import settle_unread
 from blazr.nn.layers.decoder_layer import LayerConfig

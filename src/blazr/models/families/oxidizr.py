@@ -14,6 +14,8 @@ from blazr.core.errors import ConfigError
 from blazr.models.causal_lm import ModelConfig
 from blazr.models.checkpoint.base import Checkpoint, read_json
 from blazr.models.families.base import (
+    ALIASES,
+    ConfigReader,
     Context,
     Derivation,
     Family,
@@ -22,13 +24,14 @@ from blazr.models.families.base import (
     read_max_seq_len,
     split_layers,
 )
-from blazr.models.families.config_reader import ALIASES, ConfigReader
-from blazr.models.families.gqa import derive_attention, derive_feed_forward, mixer_kind
-from blazr.models.families.oxidizr_mixers import (
+from blazr.models.families.oxidizr_layers import (
+    derive_attention,
+    derive_feed_forward,
     derive_mamba1,
     derive_mamba2,
     derive_mamba3,
     derive_mla,
+    mixer_kind,
 )
 from blazr.models.families.rules import (
     FEED,

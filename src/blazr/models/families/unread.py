@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from blazr.core.errors import ConfigError
-from blazr.models.families.base import Ledger
-from blazr.models.families.config_reader import ConfigReader
+from blazr.models.families.base import ConfigReader, Ledger
 
 # Training, generation defaults, how the file was written, and what is read elsewhere.
 _LISTED = 40

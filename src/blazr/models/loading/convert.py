@@ -27,8 +27,7 @@ from blazr.models.checkpoint.base import (
 from blazr.models.checkpoint.open import TEXT_FILES
 from blazr.models.checkpoint.write import Entry, TensorWriter, gguf_writer, safetensors_writer
 from blazr.models.families.rules import AsStored, Stack
-from blazr.models.loading.gguf_plan import plan_gguf
-from blazr.models.loading.gguf_write import write_gguf
+from blazr.models.loading.convert_gguf import plan_gguf, write_gguf
 from blazr.models.loading.load import PlannedModel, plan_model
 from blazr.models.loading.weights import DTYPES, choose_storage, stored_dtype, tiles_of
 from blazr.nn.quant.exact import take_blocks

@@ -18,8 +18,7 @@ from blazr.models.causal_lm import CausalLM, ModelConfig
 from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo
 from blazr.models.checkpoint.open import find_model, open_checkpoint
 from blazr.models.families import FAMILIES
-from blazr.models.families.base import Derivation, Derived, Family
-from blazr.models.families.config_reader import ConfigReader
+from blazr.models.families.base import ConfigReader, Derivation, Derived, Family
 from blazr.models.families.hf.derive import model_type
 from blazr.models.loading.kept import kept_weights
 from blazr.models.loading.plan import LoadPlan, plan_load

@@ -3,7 +3,7 @@
 import pytest
 
 from blazr.core.errors import ConfigError
-from blazr.models.families.config_reader import ConfigReader
+from blazr.models.families.base import ConfigReader
 
 pytestmark = pytest.mark.smoke
 

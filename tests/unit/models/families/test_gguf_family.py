@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from blazr.core.errors import BlazrError, CheckpointError, ConfigError, ShapeError
 from blazr.models.causal_lm import CausalLM, ModelConfig
 from blazr.models.checkpoint.base import Checkpoint, TensorInfo
-from blazr.models.families.gguf.architectures import ARCHITECTURES
-from blazr.models.families.gguf.names import gguf_names
+from blazr.models.families.gguf.architectures import ARCHITECTURES, gguf_names
 from blazr.models.loading.describe import describe
 from blazr.models.loading.load import detect_family, load, plan_model
 from blazr.nn.device import resolve_device

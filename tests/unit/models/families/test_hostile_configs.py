@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from blazr.core.errors import BlazrError
 from blazr.models.families import FAMILIES
-from blazr.models.families.config_reader import ALIASES
+from blazr.models.families.base import ALIASES
 from blazr.models.families.oxidizr import OXIDIZR
 from tests.support import tiny
 from tests.support.tiny import Tiny

@@ -17,7 +17,7 @@ from torch import Tensor
 from blazr.core.gguf_header import Value
 from blazr.models.causal_lm import ModelConfig
 from blazr.models.families.gguf.architectures import ARCHITECTURES, Architecture
-from blazr.models.families.gguf.keys import METADATA_KEYS, SIGMOID, SOFTMAX
+from blazr.models.families.gguf.as_config import METADATA_KEYS, SIGMOID, SOFTMAX
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import MixerConfig
 from blazr.nn.layers.decoder_layer import LayerConfig

@@ -16,17 +16,19 @@ from blazr.models.causal_lm import ModelConfig
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families import FAMILIES
 from blazr.models.families.base import Derivation, Derived, Family, Source
-from blazr.models.families.gguf.architectures import Architecture
+from blazr.models.families.gguf.architectures import DELTA, Architecture, DeltaOrder, gguf_names
 from blazr.models.families.gguf.as_config import (
+    INNER_EPS,
     LONG_FACTORS,
+    METADATA_KEYS,
     ROPE_FACTORS,
     SHORT_FACTORS,
+    SIGMOID,
+    SOFTMAX,
     GgufFile,
     config_values,
     family_of,
 )
-from blazr.models.families.gguf.keys import INNER_EPS, METADATA_KEYS, SIGMOID, SOFTMAX
-from blazr.models.families.gguf.names import DELTA, DeltaOrder, gguf_names
 from blazr.models.families.rules import Pairs, RuleBook
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
-from blazr.models.families.base import Ledger
-from blazr.models.families.config_reader import ConfigReader
+from blazr.models.families.base import ConfigReader, Ledger
 from blazr.models.families.hf.deepseek import read_latent_attention
 from blazr.models.families.hf.dense import LLAMA_BIASES
 from blazr.models.families.hf.derive import FULL, LINEAR, SILU, Reading, Traits, hf_family

@@ -15,15 +15,17 @@ from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.causal_lm import ModelConfig
 from blazr.models.checkpoint.base import Checkpoint, TensorInfo
 from blazr.models.families.base import (
+    HF_ALIASES,
+    ConfigReader,
     Derivation,
     Family,
     Ledger,
+    Setting,
     Source,
     V,
     read_max_seq_len,
     split_layers,
 )
-from blazr.models.families.config_reader import HF_ALIASES, ConfigReader, Setting
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.rules import RuleBook
 from blazr.models.families.unread import settle_unread

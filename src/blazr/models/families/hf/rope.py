@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 
 from blazr.core.errors import ConfigError
-from blazr.models.families.config_reader import ConfigReader
+from blazr.models.families.base import ConfigReader
 from blazr.nn.layers.rope import RopeConfig, RopeScaling, ScalingKind
 from blazr.nn.operands.attention import AttentionTemperature
 

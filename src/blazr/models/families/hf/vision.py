@@ -12,8 +12,7 @@ from dataclasses import replace
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families import FAMILIES
-from blazr.models.families.base import Derivation, Family, Source
-from blazr.models.families.config_reader import ConfigReader
+from blazr.models.families.base import ConfigReader, Derivation, Family, Source
 from blazr.models.families.hf.derive import model_type
 from blazr.models.families.rules import RuleBook
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from blazr.models.checkpoint.base import Checkpoint
-from blazr.models.families.config_reader import ConfigReader
+from blazr.models.families.base import ConfigReader
 from blazr.models.families.hf.derive import LINEAR, Reading, Traits, hf_family, read_mlp
 from blazr.models.families.hf.names import gate_and_up, hf_rules
 from blazr.models.families.hf.rope import read_rope

@@ -1,13 +1,13 @@
-"""The plan of a GGUF file, made before any of it is written.
+"""Writing a GGUF file: a plan of it, and then its tensors, each a tile of rows at a time.
 
-It is tried as if the file were there: the reader of GGUF must find in it the model that the
+The plan is tried as if the file were there: the reader of GGUF must find in it the model that the
 checkpoint holds.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,9 +17,21 @@ from torch import Tensor
 from blazr.core.errors import BlazrError, ConfigError
 from blazr.core.gguf_header import DEFAULT_ALIGNMENT, Value
 from blazr.models.causal_lm import CausalLM, ModelConfig
-from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, QuantizedInfo
-from blazr.models.checkpoint.write import Entry, gguf_header
-from blazr.models.families.gguf.architectures import ARCHITECTURES, Architecture
+from blazr.models.checkpoint.base import (
+    ELEMENT_TYPES,
+    Checkpoint,
+    QuantizedInfo,
+    TensorInfo,
+    torch_dtype,
+)
+from blazr.models.checkpoint.write import Entry, TensorWriter, gguf_header
+from blazr.models.families.gguf.architectures import (
+    ARCHITECTURES,
+    Architecture,
+    DeltaOrder,
+    gguf_names,
+    identifying_names,
+)
 from blazr.models.families.gguf.as_config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from blazr.models.families.gguf.as_file import (
     Recipe,
@@ -32,7 +44,6 @@ from blazr.models.families.gguf.as_file import (
     unsupported_by_llama_cpp,
 )
 from blazr.models.families.gguf.family import as_gguf
-from blazr.models.families.gguf.names import DeltaOrder, gguf_names, identifying_names
 from blazr.models.families.rules import (
     AS_STORED,
     Mxfp4,
@@ -40,6 +51,7 @@ from blazr.models.families.rules import (
     RuleBook,
     TiledColumns,
     Transform,
+    Transpose,
 )
 from blazr.models.loading.load import PlannedModel, plan_model
 from blazr.models.loading.plan import LoadStep
@@ -47,13 +59,16 @@ from blazr.models.loading.weights import (
     DTYPES,
     choose_storage,
     packable,
+    read_plain,
     stored_dtype,
     stored_weight,
+    tiles_of,
 )
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
 from blazr.nn.layers.mamba2 import Mamba2Config
-from blazr.nn.quant.exact import plain_blocks
+from blazr.nn.quant.exact import mxfp4_blocks, plain_blocks
+from blazr.nn.quant.gguf.block_type import TILE
 from blazr.nn.quant.gguf.quantize import Quantizer
 from blazr.nn.quant.policy import QuantizePolicy
 
@@ -63,6 +78,9 @@ _GUESSED = 1024
 _VERSION_OF_BLOCKS = 2
 # Matrices that files have as plain numbers, not as float32 like all that is small.
 _PLAIN_MATRICES = ("k_up", "v_up")
+
+
+Matrix = Tensor | TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,3 +384,97 @@ def _kept_type(job: GgufJob, checkpoint: Checkpoint, *, is_plain: bool) -> str |
         checkpoint.drop(info)
         kinds.add(None if found is None else found.kind.name)
     return kinds.pop() if len(kinds) == 1 else None
+
+
+def write_gguf(
+    plan: GgufPlan,
+    checkpoint: Checkpoint,
+    writer: TensorWriter,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    """Write the tensors of a plan.
+
+    Args:
+        plan: The plan.
+        checkpoint: Where the model is.
+        writer: The file, whose header is written.
+        progress: Told the bytes written so far, and all of them; before the first, too.
+    """
+    total = sum(entry.nbytes for entry in plan.entries.values())
+    done = 0
+    report = progress or (lambda _done, _total: None)
+    report(done, total)
+    for name, tensor in plan.factors.items():
+        writer.write(name, tensor)
+        done += tensor.nbytes
+    for job in plan.jobs:
+        tiles = _in_parts(job, checkpoint)
+        for tile in tiles if job.order is None else (torch.cat(list(tiles))[job.order],):
+            writer.write(job.name, tile)
+            done += tile.nbytes
+            report(done, total)
+
+
+def _in_parts(job: GgufJob, checkpoint: Checkpoint) -> Iterator[Tensor]:
+    """One parameter's rows after the other's."""
+    for part in job.parts:
+        for matrix in _matrices(job, part.step, checkpoint):
+            yield from _tiles(job, part.recipe, matrix, checkpoint)
+            for info in part.step.sources:
+                checkpoint.drop(info)
+
+
+def _matrices(job: GgufJob, step: LoadStep, checkpoint: Checkpoint) -> Iterator[Matrix]:
+    """What a tensor is made of: one matrix or vector, or that of every expert.
+
+    Blocks that are kept come as bytes.
+    """
+    is_kept = job.entry.dtype not in ELEMENT_TYPES and job.quantizer is None
+    if isinstance(step.transform, Mxfp4):
+        numbers, exponents = (checkpoint.view(info) for info in step.sources)
+        for own, scales in zip(numbers, exponents, strict=True):
+            yield mxfp4_blocks(own, scales)
+        return
+    for info in step.sources:
+        if is_kept and not isinstance(info, QuantizedInfo):
+            yield checkpoint.view(info)
+        elif is_kept:
+            assert isinstance(info, QuantizedInfo)
+            found = plain_blocks(stored_weight(info, checkpoint, torch.float32))
+            assert found is not None
+            yield found.blocks
+        elif info.is_packed and not isinstance(step.transform, Transpose):
+            yield info
+        else:
+            tensor = step.transform.read(read_plain(info, checkpoint))
+            if len(step.sources) == 1:
+                is_stack = ".experts." in step.parameter
+                yield from tensor if is_stack else (tensor.reshape(step.shape),)
+            else:
+                yield tensor
+
+
+def _tiles(
+    job: GgufJob, recipe: Recipe, matrix: Matrix, checkpoint: Checkpoint
+) -> Iterator[Tensor]:
+    """A matrix as it is written, some rows at a time."""
+    if isinstance(matrix, TensorInfo):
+        if recipe.change is None and not isinstance(job.transform, TiledColumns):
+            for _, tile in tiles_of(matrix, checkpoint):
+                yield _encoded(job, tile)
+            return
+        matrix = read_plain(matrix, checkpoint)
+    if recipe.change is not None:
+        matrix = recipe.change(matrix)
+    matrix = job.transform.write(matrix)
+    step = max(1, TILE // max(1, matrix[0].numel())) if len(matrix) else 1
+    for tile in matrix.split(step):
+        yield _encoded(job, tile)
+
+
+def _encoded(job: GgufJob, tile: Tensor) -> Tensor:
+    if job.quantizer is not None:
+        return job.quantizer(tile)
+    if job.entry.dtype not in ELEMENT_TYPES:
+        return tile
+    return tile.to(torch_dtype(job.entry.dtype))
