@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from blazr.models.families.hf.dense import LLAMA_RULES
 from blazr.models.families.hf.derive import Reading, Traits, hf_family
 from blazr.models.families.hf.rope import mscale, read_rope, rope_parameters
 from blazr.models.families.hf.sparse import (
@@ -99,7 +98,6 @@ def _softmax_experts(reading: Reading, index: int) -> FeedForwardConfig | None:
 DEEPSEEK_V2 = hf_family(
     "deepseek_v2",
     Traits(
-        rules=LLAMA_RULES,
         names=ROUTED_EXPERTS,
         mixer=lambda reading, _: read_latent_attention(reading),
         mlp={"bias": "mlp_bias"},
@@ -110,7 +108,6 @@ DEEPSEEK_V2 = hf_family(
 DEEPSEEK_V3 = hf_family(
     "deepseek_v3",
     Traits(
-        rules=LLAMA_RULES,
         names=ROUTED_EXPERTS,
         defaults={
             "n_group": 8,

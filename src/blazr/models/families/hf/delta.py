@@ -12,9 +12,9 @@ from blazr.models.families.base import ConfigReader, Ledger
 from blazr.models.families.hf.deepseek import read_latent_attention
 from blazr.models.families.hf.dense import LLAMA_BIASES
 from blazr.models.families.hf.derive import FULL, LINEAR, SILU, Reading, Traits, hf_family
-from blazr.models.families.hf.names import LLAMA_NORMS, gate_and_up, hf_rules
+from blazr.models.families.hf.names import gate_and_up, hf_rules
 from blazr.models.families.hf.sparse import qwen2_moe, sigmoid_experts
-from blazr.models.families.hf.state_space import mtp_tensors, rules_where
+from blazr.models.families.hf.state_space import rules_where
 from blazr.models.families.rules import (
     FEED,
     GATE_UP_DOWN,
@@ -35,7 +35,6 @@ def _qwen_rules(more: Sequence[Rule] = ()) -> RuleBook:
     at = _LAYER + "linear_attn."
     projections = ("qkv", "z", "b", "a")
     return hf_rules(
-        LLAMA_NORMS,
         [
             *more,
             Rule(at + "in_proj_{p}.weight", MIXER + "in_proj_{p}.weight", p=projections),
@@ -140,7 +139,7 @@ _NEXT = Traits(
         "mtp_num_hidden_layers",
         "mtp_use_dedicated_embeddings",
     ),
-    unused=mtp_tensors,
+    unused=lambda _: ("mtp.",),  # layers that predict more than the next token
 )
 QWEN3_NEXT = hf_family("qwen3_next", replace(_NEXT, rules_of=_next_rules_of))
 _DENSE = replace(_NEXT, defaults=_QWEN_DEFAULTS, feed_forward=None)
@@ -210,7 +209,6 @@ def _kimi_rules_of(checkpoint: Checkpoint) -> RuleBook:
     same = tuple(f"{name}_proj.weight" for name in ("b", "f_a", "f_b", "g_a", "g_b"))
     projection = "{p}_proj.weight"
     return hf_rules(
-        LLAMA_NORMS,
         [
             Rule(at + "{p}", MIXER + "{p}", p=(*same, "dt_bias")),
             Rule(at + "A_log", MIXER + "a_log"),
@@ -238,7 +236,6 @@ def _kimi_rules_of(checkpoint: Checkpoint) -> RuleBook:
 KIMI_LINEAR = hf_family(
     "kimi_linear",
     Traits(
-        rules=hf_rules(LLAMA_NORMS),
         rules_of=_kimi_rules_of,
         defaults={
             "rms_norm_eps": 1e-5,

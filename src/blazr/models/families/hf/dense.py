@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from blazr.models.families.hf.derive import FULL, SLIDING, Flags, Reading, Traits, hf_family
-from blazr.models.families.hf.names import (
-    GEMMA_NORMS,
-    GLM_NORMS,
-    LLAMA_NORMS,
-    OLMO_NORMS,
-    hf_rules,
-)
+from blazr.models.families.hf.names import GEMMA_NORMS, GLM_NORMS, OLMO_NORMS, hf_rules
 from blazr.models.families.hf.rope import read_rope, rope_parameters
 from blazr.nn.layers.rope import RopeConfig
 
-LLAMA_RULES = hf_rules(LLAMA_NORMS)
 LLAMA_BIASES: Flags = {"qkv_bias": "attention_bias", "o_bias": "attention_bias"}
 _GEMMA_ACTIVATIONS = ("hidden_activation", "hidden_act")  # both are there, and one is looked at
 
@@ -25,12 +17,6 @@ def every_layer(reading: Reading, index: int) -> int | None:
     """A window in every layer, where the config has one."""
     del index
     return reading.window()
-
-
-def _mistral_config(own: Mapping[str, object]) -> Mapping[str, object]:
-    """What holds for the third Ministral where its config is silent."""
-    silent = {"sliding_window": None, "head_dim": 128, "rms_norm_eps": 1e-5}
-    return {**silent, **own} if own.get("model_type") == "ministral3" else own
 
 
 def qwen_window(reading: Reading, index: int) -> int | None:
@@ -105,22 +91,6 @@ def _smollm3_window(reading: Reading, index: int) -> int | None:
     return window if (reading.layer_type(index) or default) == SLIDING else None
 
 
-def interleaved_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
-    """Channels of a pair side by side."""
-    del index
-    return read_rope(reading.reader, dim, interleaved=True)
-
-
-def granite_numbers(reading: Reading) -> dict[str, float | None]:
-    """The multipliers of embeddings and logits."""
-    return {name: reading.number(name, 1.0) for name in ("embedding_multiplier", "logits_scaling")}
-
-
-def granite_attention(reading: Reading) -> dict[str, float | None]:
-    """The multiplier of scores."""
-    return {"attention_multiplier": reading.number("attention_multiplier", 1.0)}
-
-
 def _gemma_model(reading: Reading) -> dict[str, float | None]:
     return {
         "embedding_multiplier": reading.hidden_size**0.5,
@@ -135,49 +105,36 @@ def _gemma3_attention(reading: Reading) -> dict[str, float | None]:
 LLAMA = hf_family(
     "llama",
     Traits(
-        rules=LLAMA_RULES,
         attention=LLAMA_BIASES,
         mlp={"bias": "mlp_bias"},
         ignored_keys=("sliding_window",),  # Llama has none, whatever its config says
     ),
 )
 _MISTRAL = Traits(
-    rules=LLAMA_RULES,
     defaults={"sliding_window": 4096, "num_key_value_heads": 8},
-    prepare=_mistral_config,
     window=every_layer,
 )
+_MINISTRAL_DEFAULTS = {"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5}
 MISTRAL = hf_family("mistral", _MISTRAL)
-MINISTRAL3 = hf_family("ministral3", _MISTRAL)
-QWEN2 = hf_family(
-    "qwen2",
-    Traits(
-        rules=LLAMA_RULES,
-        defaults={"sliding_window": 4096, "max_window_layers": 28},
-        attention={"qkv_bias": True},
-        window=qwen_window,
-    ),
+MINISTRAL3 = hf_family("ministral3", replace(_MISTRAL, defaults=_MINISTRAL_DEFAULTS))
+_QWEN2 = Traits(
+    defaults={"sliding_window": 4096, "max_window_layers": 28},
+    attention={"qkv_bias": True},
+    window=qwen_window,
 )
+QWEN2 = hf_family("qwen2", _QWEN2)
 QWEN3 = hf_family(
     "qwen3",
-    Traits(
-        rules=LLAMA_RULES,
-        defaults={"head_dim": 128, "sliding_window": 4096, "max_window_layers": 28},
+    replace(
+        _QWEN2,
+        defaults={**_QWEN2.defaults, "head_dim": 128},
         attention={**LLAMA_BIASES, "qk_norm": True},
-        window=qwen_window,
     ),
 )
-PHI3 = hf_family(
-    "phi3",
-    Traits(
-        rules=LLAMA_RULES,
-        window=every_layer,
-    ),
-)
+PHI3 = hf_family("phi3", Traits(window=every_layer))
 GEMMA = hf_family(
     "gemma",
     Traits(
-        rules=LLAMA_RULES,
         defaults={"head_dim": 256, "hidden_act": "gelu_pytorch_tanh"},
         attention=LLAMA_BIASES,
         model_numbers=lambda reading: {"embedding_multiplier": reading.hidden_size**0.5},
@@ -193,30 +150,8 @@ _GEMMA_DEFAULTS = {
     "hidden_activation": "gelu_pytorch_tanh",
     "sliding_window": 4096,
 }
-GEMMA2 = hf_family(
-    "gemma2",
-    Traits(
-        rules=hf_rules(GEMMA_NORMS),
-        defaults={
-            **_GEMMA_DEFAULTS,
-            "final_logit_softcapping": 30.0,
-            "attn_logit_softcapping": 50.0,
-        },
-        attention=LLAMA_BIASES,
-        attention_numbers=lambda reading: {
-            **_gemma3_attention(reading),
-            "attn_logit_softcap": reading.optional_number("attn_logit_softcapping"),
-        },
-        model_numbers=_gemma_model,
-        window=alternating_window,
-        norms="both",
-        unit_offset=True,
-        activation="hidden_activation",
-        ignored_keys=(*_GEMMA_ACTIVATIONS, "sliding_window_size"),
-    ),
-)
 _GEMMA3 = Traits(
-    rules=hf_rules(GEMMA_NORMS),
+    rules=hf_rules(norms=GEMMA_NORMS),
     defaults={
         **_GEMMA_DEFAULTS,
         "max_position_embeddings": 131_072,
@@ -234,31 +169,44 @@ _GEMMA3 = Traits(
     ignored_keys=(*_GEMMA_ACTIVATIONS, "attn_logit_softcapping"),
 )
 GEMMA3 = hf_family("gemma3_text", _GEMMA3)
-_OLMO: Flags = {**LLAMA_BIASES, "qk_norm": True, "qk_norm_all_heads": True}
-OLMO2 = hf_family(
-    "olmo2",
-    Traits(
-        rules=hf_rules(OLMO_NORMS),
-        defaults={"rms_norm_eps": 1e-5},
-        attention=_OLMO,
-        norms="behind",
+GEMMA2 = hf_family(
+    "gemma2",
+    replace(
+        _GEMMA3,
+        defaults={
+            **_GEMMA_DEFAULTS,
+            "final_logit_softcapping": 30.0,
+            "attn_logit_softcapping": 50.0,
+        },
+        attention=LLAMA_BIASES,
+        attention_numbers=lambda reading: {
+            **_gemma3_attention(reading),
+            "attn_logit_softcap": reading.optional_number("attn_logit_softcapping"),
+        },
+        rope=None,
+        window=alternating_window,
+        ignored_keys=(*_GEMMA_ACTIVATIONS, "sliding_window_size"),
     ),
 )
+_OLMO2 = Traits(
+    rules=hf_rules(norms=OLMO_NORMS),
+    defaults={"rms_norm_eps": 1e-5},
+    attention={**LLAMA_BIASES, "qk_norm": True, "qk_norm_all_heads": True},
+    norms="behind",
+)
+OLMO2 = hf_family("olmo2", _OLMO2)
 OLMO3 = hf_family(
     "olmo3",
-    Traits(
-        rules=hf_rules(OLMO_NORMS),
+    replace(
+        _OLMO2,
         defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096, "rope_theta": 500_000.0},
-        attention=_OLMO,
         rope=_olmo3_rope,
         window=lambda reading, index: alternating_window(reading, index, every=4),
-        norms="behind",
     ),
 )
 SMOLLM3 = hf_family(
     "smollm3",
     Traits(
-        rules=LLAMA_RULES,
         defaults={"num_key_value_heads": 4, "rope_theta": 2_000_000.0},
         attention=LLAMA_BIASES,
         mlp={"bias": "mlp_bias"},
@@ -269,7 +217,6 @@ SMOLLM3 = hf_family(
 STARCODER2 = hf_family(
     "starcoder2",
     Traits(
-        rules=LLAMA_RULES,
         defaults={"use_bias": True, "num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh"},
         attention={"qkv_bias": "use_bias", "o_bias": "use_bias"},
         mlp={"bias": "use_bias", "gated": False},
@@ -280,32 +227,24 @@ STARCODER2 = hf_family(
 )
 _GLM4V_DEFAULTS = {"partial_rotary_factor": 0.5, "attention_bias": True}
 _GLM_DEFAULTS = {**_GLM4V_DEFAULTS, "head_dim": 128}
-GLM = hf_family(
-    "glm",
-    Traits(
-        rules=LLAMA_RULES,
-        defaults=_GLM_DEFAULTS,
-        attention={"qkv_bias": "attention_bias"},
-        rope=interleaved_rope,
-    ),
-)
-_GLM4 = Traits(
-    rules=hf_rules(GLM_NORMS),
+_GLM = Traits(
     defaults=_GLM_DEFAULTS,
     attention={"qkv_bias": "attention_bias"},
-    rope=interleaved_rope,
-    norms="both",
+    rope=lambda reading, dim, _: read_rope(reading.reader, dim, interleaved=True),
 )
+_GLM4 = replace(_GLM, rules=hf_rules(norms=GLM_NORMS), norms="both")
+GLM = hf_family("glm", _GLM)
 GLM4 = hf_family("glm4", _GLM4)
 GLM4V_TEXT = hf_family("glm4v_text", replace(_GLM4, defaults=_GLM4V_DEFAULTS))
-GRANITE = hf_family(
-    "granite",
-    Traits(
-        rules=LLAMA_RULES,
-        attention=LLAMA_BIASES,
-        attention_numbers=granite_attention,
-        mlp={"bias": "mlp_bias"},
-        model_numbers=granite_numbers,
-        residual_multiplier="residual_multiplier",
-    ),
+GRANITE_TRAITS = Traits(
+    attention=LLAMA_BIASES,
+    attention_numbers=lambda reading: {
+        "attention_multiplier": reading.number("attention_multiplier", 1.0)
+    },
+    mlp={"bias": "mlp_bias"},
+    model_numbers=lambda reading: {
+        name: reading.number(name, 1.0) for name in ("embedding_multiplier", "logits_scaling")
+    },
+    residual_multiplier="residual_multiplier",
 )
+GRANITE = hf_family("granite", GRANITE_TRAITS)

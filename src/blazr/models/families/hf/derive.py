@@ -26,6 +26,7 @@ from blazr.models.families.base import (
     read_max_seq_len,
     split_layers,
 )
+from blazr.models.families.hf.names import LLAMA_RULES
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.rules import RuleBook
 from blazr.models.families.unread import settle_unread
@@ -244,7 +245,7 @@ class Traits:
         unused: What the names of tensors begin with that the network has no place for.
     """
 
-    rules: RuleBook
+    rules: RuleBook = LLAMA_RULES
     defaults: Mapping[str, object] = field(default_factory=dict)
     attention: Flags = field(default_factory=dict)
     attention_numbers: Numbers | None = None

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from blazr.core.errors import ConfigError
-from blazr.models.families.hf.dense import LLAMA_BIASES, granite_attention, granite_numbers
+from blazr.models.families.hf.dense import GRANITE_TRAITS, LLAMA_BIASES
 from blazr.models.families.hf.derive import (
     FULL,
     LINEAR,
@@ -18,14 +18,13 @@ from blazr.models.families.hf.derive import (
     read_attention,
     read_mlp,
 )
-from blazr.models.families.hf.names import LLAMA_NORMS, gate_and_up, hf_rules
+from blazr.models.families.hf.names import gate_and_up, hf_rules
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.hf.sparse import LOCAL_EXPERTS, read_experts
 from blazr.models.families.hf.state_space import (
     TRAINING,
     Mamba2Keys,
     mixer_rules,
-    no_rotation,
     read_mamba1,
     read_mamba2,
     with_types,
@@ -39,7 +38,6 @@ from blazr.nn.layers.parallel import ParallelMixerConfig, ParallelPart
 from blazr.nn.layers.rope import RopeConfig
 
 _LAYER = "model.layers.{i}."
-_NORMS = {"input": "mixer_norm", "pre_ff": "feed_forward_norm"}
 
 
 def _rules(more: Sequence[Rule] = ()) -> RuleBook:
@@ -50,7 +48,7 @@ def _rules(more: Sequence[Rule] = ()) -> RuleBook:
         *mixer_rules(_LAYER + "mamba."),
         Rule(_LAYER + "feed_forward.{p}", FEED + "{p}", p=feed),
     ]
-    return hf_rules(_NORMS, [*names, *more])
+    return hf_rules([*names, *more], {"input": "mixer_norm", "pre_ff": "feed_forward_norm"})
 
 
 def _norm(reading: Reading, eps: float) -> NormConfig:
@@ -116,7 +114,6 @@ def _granite_rules(*, sparse: bool) -> RuleBook:
     at = _LAYER + "shared_mlp."
     ours = FEED + ("shared_expert." if sparse else "")
     return hf_rules(
-        LLAMA_NORMS,
         [
             *mixer_rules(_LAYER + "mamba."),
             Rule(at + "input_linear.weight", gate_and_up(ours, "_proj.weight")),
@@ -128,15 +125,14 @@ def _granite_rules(*, sparse: bool) -> RuleBook:
 _ATTENTION = ("attention_bias", "attention_multiplier", "position_embedding_type")
 GRANITE_HYBRID = hf_family(
     "granitemoehybrid",
-    Traits(
+    replace(
+        GRANITE_TRAITS,
         rules=_granite_rules(sparse=True),
         rules_of=lambda checkpoint: _granite_rules(
             sparse=any(".block_sparse_moe." in name for name in checkpoint.tensors)
         ),
         names=LOCAL_EXPERTS,
         defaults={**_MAMBA2_DEFAULTS, "shared_intermediate_size": 1024},
-        attention=LLAMA_BIASES,
-        attention_numbers=granite_attention,
         mixer=lambda reading, index: (
             None
             if reading.layer_type(index, (LINEAR, FULL)) == FULL
@@ -144,8 +140,6 @@ GRANITE_HYBRID = hf_family(
         ),
         feed_forward=_granite_feed,
         rope=_granite_rope,
-        model_numbers=granite_numbers,
-        residual_multiplier="residual_multiplier",
         prepare=lambda own: with_types(own, "layer_types", "layers_block_type"),
         expects={"hidden_act": SILU, "normalization_function": ("rmsnorm",)},
         ignored_keys=(*TRAINING, *Mamba2Keys().names, *_ATTENTION, "init_method"),
@@ -172,9 +166,8 @@ def _falcon_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig
     attention = read_attention(reading, _FALCON, norm, index)
     scale = attention.scale * reading.number("key_multiplier", 1.0)
     z, x, b, c, dt = _numbers(reading, "ssm_multipliers", 5)
-    order: Literal["norm_first", "gate_first"] = "gate_first"
-    if reading.flag("mamba_norm_before_gate"):
-        order = "norm_first"
+    order: Literal["norm_first", "gate_first"]
+    order = "norm_first" if reading.flag("mamba_norm_before_gate") else "gate_first"
     mamba = replace(
         read_mamba2(reading, Mamba2Keys(), norm),
         norm=order if reading.flag("mamba_rms_norm") else "none",
@@ -214,7 +207,6 @@ def _falcon_config(own: Mapping[str, object]) -> dict[str, object]:
     return changed
 
 
-_FALCON_ATTENTION = tuple(f"{name}_proj.{part}" for name in "qkvo" for part in PARTS)
 _FALCON = Traits(
     rules=_rules(
         [
@@ -222,7 +214,7 @@ _FALCON = Traits(
             Rule(
                 _LAYER + "self_attn.{p}",
                 MIXER + "parts.attention.{p}",
-                p=_FALCON_ATTENTION,
+                p=tuple(f"{name}_proj.{part}" for name in "qkvo" for part in PARTS),
             ),
         ]
     ),
@@ -291,7 +283,7 @@ JAMBA = hf_family(
         },
         mixer=_jamba_mixer,
         feed_forward=_jamba_feed,
-        rope=no_rotation,
+        rope=lambda *_: None,  # positions are left to the recurrence
         prepare=without_auto,
         expects={"hidden_act": SILU, "mamba_inner_layernorms": (True,)},
         ignored_keys=(*TRAINING, "sliding_window", "n_ctx", "calc_logits_for_entire_prompt"),

@@ -101,7 +101,7 @@ _UNUSED_KEYS = (
 
 _DEFAULTS = {"num_key_value_heads": 8, "rope_theta": 1_000_000.0, "norm_eps": 1e-5}
 _LFM2 = Traits(
-    rules=hf_rules({}, _RULES),
+    rules=hf_rules(_RULES, {}),
     defaults={**_DEFAULTS, "block_auto_adjust_ff_dim": True},
     attention={"qk_norm": True},
     mixer=_mixer,

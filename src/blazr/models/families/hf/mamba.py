@@ -22,8 +22,6 @@ from blazr.models.families.hf.state_space import (
     TRAINING,
     Mamba2Keys,
     mixer_rules,
-    mtp_tensors,
-    no_rotation,
     read_mamba1,
     read_mamba2,
     rules_where,
@@ -197,7 +195,7 @@ _NEMOTRON = Traits(
         "norm_topk_prob": True,
     },
     layer=_nemotron_layer,
-    rope=no_rotation,
+    rope=lambda *_: None,  # positions are left to the recurrence
     eps="layer_norm_epsilon",
     prepare=_nemotron_config,
     expects={"mamba_hidden_act": SILU},
@@ -226,6 +224,6 @@ _NEMOTRON = Traits(
         "moe_intermediate_size",
         "moe_shared_expert_intermediate_size",
     ),
-    unused=mtp_tensors,
+    unused=lambda _: ("mtp.",),
 )
 NEMOTRON_H = hf_family("nemotron_h", _NEMOTRON)

@@ -115,12 +115,12 @@ _NAMES = [
 ]
 
 
-def hf_rules(norms: Mapping[str, str], more: Sequence[Rule] = ()) -> RuleBook:
-    """The names of a model whose layers call their norms like this.
+def hf_rules(more: Sequence[Rule] = (), norms: Mapping[str, str] = LLAMA_NORMS) -> RuleBook:
+    """The names of a model.
 
     Args:
-        norms: Ours by theirs.
         more: Names that no other model has.
+        norms: What its layers call their norms, ours by theirs.
     """
     around = [
         Rule(f"{_LAYER}{theirs}_layernorm.{{p}}", f"{OURS}{ours}.{{p}}", p=PARTS)
@@ -133,3 +133,6 @@ def hf_rules(norms: Mapping[str, str], more: Sequence[Rule] = ()) -> RuleBook:
         for rule in (*_NAMES, *around, *more)
     ]
     return RuleBook([*heads, *rules])
+
+
+LLAMA_RULES = hf_rules()

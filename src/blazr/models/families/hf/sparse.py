@@ -7,16 +7,14 @@ from dataclasses import replace
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.hf.dense import (
+    GRANITE_TRAITS,
     LLAMA_BIASES,
-    LLAMA_RULES,
     alternating_window,
     every_layer,
-    granite_attention,
-    granite_numbers,
     qwen_window,
 )
 from blazr.models.families.hf.derive import Reading, Traits, hf_family
-from blazr.models.families.hf.names import LLAMA_NORMS, gate_and_up, hf_rules
+from blazr.models.families.hf.names import gate_and_up, hf_rules
 from blazr.models.families.rules import AS_STORED, FEED, Cut, Rule, RuleBook, Transpose
 from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.operands.experts import ExpertGroups
@@ -127,7 +125,6 @@ def _qwen3_vl_rules(checkpoint: Checkpoint) -> RuleBook:
     at = "model.layers.{i}.mlp.experts."
     ours = FEED + "experts."
     return hf_rules(
-        LLAMA_NORMS,
         [
             Rule(
                 at + "gate_up_proj",
@@ -143,7 +140,6 @@ def _qwen3_vl_rules(checkpoint: Checkpoint) -> RuleBook:
 MIXTRAL = hf_family(
     "mixtral",
     Traits(
-        rules=LLAMA_RULES,
         names=LOCAL_EXPERTS,
         defaults={
             "num_key_value_heads": 8,
@@ -159,7 +155,6 @@ MIXTRAL = hf_family(
 QWEN2_MOE = hf_family(
     "qwen2_moe",
     Traits(
-        rules=LLAMA_RULES,
         defaults={"qkv_bias": True, "sliding_window": 4096, "max_window_layers": 28},
         attention={"qkv_bias": "qkv_bias"},
         feed_forward=qwen2_moe,
@@ -167,7 +162,6 @@ QWEN2_MOE = hf_family(
     ),
 )
 _QWEN3_MOE = Traits(
-    rules=LLAMA_RULES,
     defaults={"sliding_window": 4096},
     attention={**LLAMA_BIASES, "qk_norm": True},
     feed_forward=_qwen_moe,
@@ -186,7 +180,6 @@ QWEN3_VL_MOE_TEXT = hf_family(
 OLMOE = hf_family(
     "olmoe",
     Traits(
-        rules=LLAMA_RULES,
         defaults={"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8},
         attention={**LLAMA_BIASES, "qk_norm": True, "qk_norm_all_heads": True},
         feed_forward=lambda reading, _: replace(
@@ -198,20 +191,15 @@ OLMOE = hf_family(
 )
 GRANITE_MOE = hf_family(
     "granitemoe",
-    Traits(
-        rules=LLAMA_RULES,
+    replace(
+        GRANITE_TRAITS,
         names=LOCAL_EXPERTS,
-        attention=LLAMA_BIASES,
-        attention_numbers=granite_attention,
         feed_forward=lambda reading, _: read_experts(reading, "intermediate_size"),
-        model_numbers=granite_numbers,
-        residual_multiplier="residual_multiplier",
     ),
 )
 GLM4_MOE = hf_family(
     "glm4_moe",
     Traits(
-        rules=LLAMA_RULES,
         names=ROUTED_EXPERTS,
         defaults={
             "partial_rotary_factor": 0.5,
@@ -226,7 +214,6 @@ GLM4_MOE = hf_family(
 GPT_OSS = hf_family(
     "gpt_oss",
     Traits(
-        rules=LLAMA_RULES,
         names=LOCAL_EXPERTS,
         defaults={
             "attention_bias": True,

@@ -148,33 +148,21 @@ def read_mamba1(reading: Reading, prefix: str = "") -> Mamba1Config:
         ConfigError: Something is missing.
     """
     hidden = reading.hidden_size
-    names = {"states": "state_size", "kernel": "conv_kernel", "rank": "time_step_rank"}
-    names |= {"bias": "use_bias", "conv_bias": "use_conv_bias", "expand": "expand"}
+    words = ("state_size", "conv_kernel", "time_step_rank", "use_bias", "use_conv_bias")
     if prefix:
-        names = {"states": "d_state", "kernel": "d_conv", "rank": "dt_rank", "expand": "expand"}
-        names |= {"bias": "proj_bias", "conv_bias": "conv_bias"}
-    key = {name: prefix + word for name, word in names.items()}
-    wide = reading.derived(key["expand"], reading.number(key["expand"], 2.0) * hidden)
+        words = ("d_state", "d_conv", "dt_rank", "proj_bias", "conv_bias")
+    states, kernel, rank, bias, conv_bias = (prefix + word for word in words)
+    expand = prefix + "expand"
+    wide = reading.derived(expand, reading.number(expand, 2.0) * hidden)
     return Mamba1Config(
         hidden_size=hidden,
         inner_size=wide if prefix else reading.size("intermediate_size", wide),
-        state_size=reading.size(key["states"], 16),
-        dt_rank=reading.size(key["rank"], math.ceil(hidden / 16)),
-        conv_kernel=reading.size(key["kernel"], 4, minimum=2),
-        bias=reading.flag(key["bias"]),
-        conv_bias=reading.flag(key["conv_bias"]),
+        state_size=reading.size(states, 16),
+        dt_rank=reading.size(rank, math.ceil(hidden / 16)),
+        conv_kernel=reading.size(kernel, 4, minimum=2),
+        bias=reading.flag(bias),
+        conv_bias=reading.flag(conv_bias),
     )
-
-
-def no_rotation(reading: Reading, dim: int, index: int) -> None:
-    """Attention that leaves positions to the recurrence."""
-    del reading, dim, index
-
-
-def mtp_tensors(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Layers that predict more than the next token."""
-    del checkpoint
-    return ("mtp.",)
 
 
 def without_auto(own: Mapping[str, object]) -> dict[str, object]:

@@ -29,6 +29,7 @@ from blazr.nn.layers.shared_block import BlockConfig, SharedBlockConfig
 HYBRID = "hybrid"
 LONG_CONTEXT = 16_384
 GATED_NORM_EPS = 1e-5  # whatever the config says about other norms
+_NORMS = {"input": "mixer_norm"}
 _SHARED = ".shared_transformer."
 _LAYER = "model.layers.{i}."
 _BLOCK = MIXER + "block."
@@ -93,7 +94,7 @@ def _rules_of(checkpoint: Checkpoint) -> RuleBook:
         paths = (path.replace(".", "_") for path in _ADAPTED[found[2]])
         targets = tuple(f"{at}{path}.{half}.weight" for path in paths)
         more.append(Rule(name, targets, cut=cut))
-    return hf_rules({"input": "mixer_norm"}, [*_RULES, *more])
+    return hf_rules([*_RULES, *more], _NORMS)
 
 
 def _unread(checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -205,7 +206,7 @@ def _layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
 ZAMBA2 = hf_family(
     "zamba2",
     Traits(
-        rules=hf_rules({"input": "mixer_norm"}, _RULES),
+        rules=hf_rules(_RULES, _NORMS),
         rules_of=_rules_of,
         defaults={"rms_norm_eps": 1e-5, "hidden_act": "gelu", "mamba_d_state": 64},
         layer=_layer,
