@@ -68,7 +68,7 @@ class Run:
         *,
         n: int,
         started_s: float,
-        reports_abort: bool = False,
+        reports_abort: bool,
     ) -> None:
         names = {call.request_id, call.id, *(getattr(call.body, name, None) for name in _NAMES)}
         self.call = call

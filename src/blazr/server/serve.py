@@ -7,7 +7,6 @@ import logging
 import select
 import socket
 import ssl
-from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from types import FrameType
@@ -237,20 +236,12 @@ class DrainingServer(uvicorn.Server):
     Args:
         settings: uvicorn's.
         models: Told when to refuse new requests; tell what still runs.
-        now_s: Monotonic time.
     """
 
-    def __init__(
-        self,
-        settings: uvicorn.Config,
-        models: Models,
-        *,
-        now_s: Callable[[], float] = monotonic,
-    ) -> None:
+    def __init__(self, settings: uvicorn.Config, models: Models) -> None:
         super().__init__(settings)
         self._models = models
         self._state = models.state
-        self._now_s = now_s
         self._deadline_s: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
@@ -259,7 +250,7 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = self.force_exit = True
             return
         self._state.is_draining = True
-        self._deadline_s = self._now_s() + self._state.config.drain_timeout_s
+        self._deadline_s = monotonic() + self._state.config.drain_timeout_s
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second; says whether to stop listening."""
@@ -267,7 +258,7 @@ class DrainingServer(uvicorn.Server):
             return True
         if self._deadline_s is None:
             return False
-        if self._state.num_working and self._now_s() < self._deadline_s:
+        if self._state.num_working and monotonic() < self._deadline_s:
             return False
         if self._state.num_working:
             _log.warning("ending %d requests that still run", self._state.num_working)

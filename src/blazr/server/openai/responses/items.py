@@ -84,7 +84,7 @@ class InputItem(msgspec.Struct, kw_only=True):
     summary: list[dict[str, Any]] | UnsetType = UNSET
 
 
-def to_messages(items: str | Iterable[Item], *, param: str = "input") -> list[Message]:
+def to_messages(items: str | Iterable[Item]) -> list[Message]:
     """Translate items; what an assistant thought, said and called in a row is one message.
 
     Raises:
@@ -94,7 +94,7 @@ def to_messages(items: str | Iterable[Item], *, param: str = "input") -> list[Me
         return [Message(role="user", content=items)]
     messages: list[Message] = []
     for item in items:
-        message = _to_message(item, param)
+        message = _to_message(item)
         last = messages[-1] if messages else None
         is_one_turn = last is not None and last.role == message.role == "assistant"
         if last is None or not is_one_turn or not (last.content is None or message.content is None):
@@ -110,7 +110,7 @@ def to_messages(items: str | Iterable[Item], *, param: str = "input") -> list[Me
         messages[-1] = Message(role="assistant", content=content, extra=extra or None)
     if len(messages) > MAX_MESSAGES:
         raise RequestError(
-            "there are too many items.", param=param, expected=f"at most {MAX_MESSAGES}"
+            "there are too many items.", param="input", expected=f"at most {MAX_MESSAGES}"
         )
     return messages
 
@@ -160,10 +160,10 @@ def text_of(content: str | list[ItemPart] | None, *, param: str = "input") -> st
     return "".join(part.text or part.refusal or "" for part in content)
 
 
-def _to_message(item: Item, param: str) -> Message:
+def _to_message(item: Item) -> Message:
     if item.type == "message" and item.role:
         role = "system" if item.role == "developer" else item.role
-        return Message(role=role, content=text_of(item.content, param=param))
+        return Message(role=role, content=text_of(item.content))
     if item.type == "function_call" and item.name:
         name = qualified_name(item.namespace, item.name)
         function = {"name": name, "arguments": item.arguments or "{}"}
@@ -174,14 +174,14 @@ def _to_message(item: Item, param: str) -> Message:
         call = {"id": item.call_id or "", "type": "custom", "custom": custom}
         return Message(role="assistant", content=None, extra={"tool_calls": [call]})
     if item.type in {"function_call_output", "custom_tool_call_output"}:
-        output = text_of(item.output, param=param)
+        output = text_of(item.output)
         return Message(role="tool", content=output, extra={"tool_call_id": item.call_id or ""})
     if item.type == "reasoning":
-        thought = text_of(item.content, param=param) or unpack_text(item.encrypted_content)
+        thought = text_of(item.content) or unpack_text(item.encrypted_content)
         return Message(role="assistant", content=None, extra={"reasoning_content": thought})
     raise RequestError(
         "an item is incomplete, or of a kind that this server does not know.",
-        param=param,
+        param="input",
         found=repr(item.type[:50]),
         expected="'message', 'reasoning', a call of a tool, or its output",
     )
