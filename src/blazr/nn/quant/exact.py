@@ -116,12 +116,12 @@ def in_blocks(weight: StoredWeight) -> Weight:
     if order is not None and torch.equal(order, torch.arange(len(order), device=order.device)):
         order = None
     rows, groups = weight.shape[0], first.scales.shape[1]
-    kind = _KINDS[_NARROW if first.bits <= _NARROW else _WIDE]
-    bytes_ = kind.row_bytes(weight.shape[1])
-    blocks = torch.empty((rows, bytes_), dtype=torch.uint8, device=weight.device)
+    bits = _NARROW if first.bits <= _NARROW else _WIDE
+    kind, center = _KINDS[bits], 2 ** (bits - 1)
+    size = rows, kind.row_bytes(weight.shape[1])
+    blocks = torch.empty(size, dtype=torch.uint8, device=weight.device)
     scale = torch.empty(rows, device=weight.device) if groups == 1 else None
     shift = torch.zeros((rows, groups), device=weight.device)
-    center = 2 ** (_NARROW - 1) if kind.name == "Q4_0" else 2 ** (_WIDE - 1)
     for tile in tiles:
         part = weight.layout.grid(weight.parts, tile)
         assert part is not None
@@ -146,7 +146,7 @@ def plain_blocks(weight: StoredWeight) -> GgufWeight | None:
     A scale for a whole row becomes that of each of its blocks.
     """
     found = in_blocks(weight)
-    if isinstance(found, GgufWeight) or not isinstance(found, ShiftedWeight):
+    if not isinstance(found, ShiftedWeight):
         return found if isinstance(found, GgufWeight) else None
     inner, scale = found.inner, found.scale
     assert isinstance(inner, GgufWeight)

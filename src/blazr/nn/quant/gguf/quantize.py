@@ -47,10 +47,6 @@ def _inverse(scale: Tensor) -> Tensor:
     return torch.where(inverse.isfinite(), inverse, 0)
 
 
-def _bytes(values: Tensor) -> Tensor:
-    return values.view(torch.uint8)
-
-
 def _encode_q8_0(blocks: Tensor) -> Tensor:
     """The largest magnitude becomes 127; halves round away from zero."""
     scale = blocks.abs().amax(1, keepdim=True) / 127
@@ -58,7 +54,7 @@ def _encode_q8_0(blocks: Tensor) -> Tensor:
     size = scaled.abs()
     whole = size.floor()
     rounded = scaled.sign() * (whole + (2 * (size - whole)).floor())
-    return torch.cat((_bytes(scale.half()), _bytes(rounded.to(torch.int8))), 1)
+    return torch.cat((scale.half().view(torch.uint8), rounded.to(torch.int8).view(torch.uint8)), 1)
 
 
 def _encode_q4_0(blocks: Tensor) -> Tensor:
@@ -67,7 +63,7 @@ def _encode_q4_0(blocks: Tensor) -> Tensor:
     scale = largest / -8
     values = (blocks * _inverse(scale) + 8.5).to(torch.uint8).clamp(max=15)
     low, high = values.chunk(2, 1)
-    return torch.cat((_bytes(scale.half()), low | (high << 4)), 1)
+    return torch.cat((scale.half().view(torch.uint8), low | (high << 4)), 1)
 
 
 Q8_0 = Quantizer(GGML_TYPES["Q8_0"], _encode_q8_0)

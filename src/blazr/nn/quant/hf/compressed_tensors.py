@@ -134,9 +134,8 @@ def _layout(settings: QuantizationConfig, parts: Parts, read: Read) -> Layout | 
     rows, columns = need(parts, "weight", ("I8",), 2)
     groups = _groups(parts, rows)
     if "weight_zero_point" in parts:
-        zeros, scale = parts["weight_zero_point"], parts["weight_scale"]
-        need(parts, "weight_zero_point", ("I8",), len(zeros.shape))
-        agree(parts, zeros.shape, scale.shape, "zero points")
+        zeros = need(parts, "weight_zero_point", ("I8",))
+        agree(parts, zeros, parts["weight_scale"].shape, "zero points")
     size = group_size(parts, columns, groups, _wanted(settings, columns, groups))
     return CompressedLayout((rows, columns), 8, size, packed=False)
 
@@ -176,8 +175,7 @@ def _wanted(settings: QuantizationConfig, columns: int, groups: int) -> int:
 
 def _groups(parts: Parts, rows: int) -> int:
     """How many groups a row has, by the shape of the scales."""
-    scale = parts.get("weight_scale")
-    shape = need(parts, "weight_scale", SCALES, len(scale.shape) if scale else 2)
+    shape = need(parts, "weight_scale", SCALES)
     if shape in {(), (1,)}:
         return 1
     agree(parts, (shape[0], len(shape)), (rows, 2), "rows of scales")

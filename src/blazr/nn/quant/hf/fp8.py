@@ -66,8 +66,7 @@ def fp8_layout(parts: Parts, key: str, block: tuple[int, int] | None) -> Fp8Layo
         CheckpointError: The scales fit nothing.
     """
     rows, columns = need(parts, "weight", FLOATS, 2)
-    scale = parts.get(key)
-    shape = need(parts, key, SCALES, len(scale.shape) if scale else 0)
+    shape = need(parts, key, SCALES)
     if shape in {(), (1,), (1, 1)}:
         return Fp8Layout((rows, columns), (max(rows, 1), max(columns, 1)), key)
     if block is None:

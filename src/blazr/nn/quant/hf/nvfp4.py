@@ -60,9 +60,7 @@ def nvfp4_layout(
         CheckpointError: They do not fit each other.
     """
     rows, half = need(parts, numbers, ("U8",), 2)
-    factor = parts.get(whole)
-    single = need(parts, whole, SCALES, len(factor.shape) if factor else 0)
-    agree(parts, single or (1,), (1,), f"{whole}:")
+    agree(parts, need(parts, whole, SCALES) or (1,), (1,), f"{whole}:")
     scales = need(parts, "weight_scale", ("F8_E4M3",), 2)
     agree(parts, (rows, 2 * half), (scales[0], scales[1] * _GROUP), "groups of 16")
     return Nvfp4Layout(name, (rows, 2 * half), numbers=numbers, whole=whole, divides=divides)

@@ -213,8 +213,10 @@ class QuantizationConfig:
         )
 
 
-def need(parts: Parts, key: str, dtypes: Iterable[str], num_dims: int) -> tuple[int, ...]:
-    """The shape of a part that must be there.
+def need(
+    parts: Parts, key: str, dtypes: Iterable[str], num_dims: int | None = None
+) -> tuple[int, ...]:
+    """The shape of a part that must be there, of so many dimensions or, with None, of any.
 
     Raises:
         CheckpointError: It is not, or is of another kind.
@@ -226,6 +228,8 @@ def need(parts: Parts, key: str, dtypes: Iterable[str], num_dims: int) -> tuple[
             f"tensor {beside[:100]!r} has no {key!r} beside it.",
             hint="the file is incomplete: download it again",
         )
+    if num_dims is None:
+        num_dims = len(part.shape)
     if part.dtype not in set(dtypes) or len(part.shape) != num_dims:
         raise CheckpointError(
             f"tensor {part.name[:100]!r} is not what its quantization needs.",
