@@ -215,8 +215,7 @@ def _mamba2(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
                 eps=0.1,
                 groups=parts,
             ),
-            dt_min=0.001,
-            dt_max=0.1,
+            dt_limits=(0.001, 0.1),
             multipliers=torch.rand(inner + conv + heads) if order == "none" else None,
         )
         for table in sample_steps():

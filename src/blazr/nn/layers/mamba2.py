@@ -16,7 +16,7 @@ from blazr.nn.layers.linear import DepthwiseConv, Linear
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.operands.recurrent import GatedNorm, Mamba2Memory, Mamba2Weights
 from blazr.nn.ops.mamba2 import mamba2
-from blazr.nn.ops.ssd import DT_MAX, DT_MIN, decay_rates
+from blazr.nn.ops.ssd import DT_LIMITS, decay_rates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Mamba2Config(MixerConfig):
     in_bias: bool = True
     conv_bias: bool = True
     out_bias: bool = True
-    dt_limits: tuple[float, float] = (DT_MIN, DT_MAX)
+    dt_limits: tuple[float, float] = DT_LIMITS
     multipliers: tuple[float, float, float, float, float] | None = None
 
     @property
@@ -144,7 +144,6 @@ class Mamba2(Mixer):
                 eps=cfg.norm_eps,
                 groups=cfg.norm_groups,
             ),
-            dt_min=cfg.dt_limits[0],
-            dt_max=cfg.dt_limits[1],
+            dt_limits=cfg.dt_limits,
             multipliers=multipliers,
         )

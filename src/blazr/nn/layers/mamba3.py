@@ -19,7 +19,7 @@ from blazr.nn.ops.convolution import convolve
 from blazr.nn.ops.mamba3 import mamba3
 from blazr.nn.ops.norm import gated_norm
 from blazr.nn.ops.pointwise import activate, dense
-from blazr.nn.ops.ssd import DT_MAX, DT_MIN, decay_rates
+from blazr.nn.ops.ssd import DT_LIMITS, decay_rates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ class Mamba3(Mixer):
             dt_bias=self.dt_bias.float(),
             a=decay_rates(self.a_log),
             d=self.d.float(),
-            dt_limits=(DT_MIN, DT_MAX),
+            dt_limits=DT_LIMITS,
             silu=not (self.config.use_conv or self.config.mimo_rank),
         )
 

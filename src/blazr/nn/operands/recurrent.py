@@ -57,8 +57,7 @@ class Mamba2Weights:
         a: (H,), negative.
         d: (H,).
         norm: Of all heads' output.
-        dt_min: Step sizes are at least this.
-        dt_max: And at most this.
+        dt_limits: Least and most that a step size may be.
         multipliers: Of all that is projected, or None.
     """
 
@@ -71,8 +70,7 @@ class Mamba2Weights:
     a: Tensor
     d: Tensor
     norm: GatedNorm
-    dt_min: float
-    dt_max: float
+    dt_limits: tuple[float, float]
     multipliers: Tensor | None
 
 

@@ -38,7 +38,7 @@ def mamba2(
         projected = projected * weights.multipliers.to(projected.dtype)
     inner = weights.heads * weights.head_dim
     z, raw, dt = projected.split((inner, weights.conv.bias.shape[0], weights.heads), -1)
-    dt = step_sizes(dt, weights.dt_bias, low=weights.dt_min, high=weights.dt_max)
+    dt = step_sizes(dt, weights.dt_bias, weights.dt_limits)
 
     def compute(group: SequenceGroup, raw: Tensor, dt: Tensor) -> Tensor:
         run = _decode if group.length == 1 and not table.are_alike else _prefill

@@ -57,8 +57,7 @@ def _advance(weights: Mamba3Weights, rows: list[Tensor], states: States) -> tupl
     heads = len(weights.a)
     x = (F.silu(x) if weights.silu else x).unflatten(-1, (heads, -1))  # (B, T, H, width)
     b, c = _expand(b, weights.b_bias, weights), _expand(c, weights.c_bias, weights)
-    low, high = weights.dt_limits
-    dt, mix = step_sizes(dt, weights.dt_bias, low=low, high=high), mix.sigmoid()
+    dt, mix = step_sizes(dt, weights.dt_bias, weights.dt_limits), mix.sigmoid()
     state, x_last, b_last, *angles = states
     if theta:
         turns = theta[0].unflatten(-1, (heads, -1)) * dt.unsqueeze(-1)

@@ -6,23 +6,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-DT_MIN, DT_MAX = 0.001, 0.1
+DT_LIMITS = (0.001, 0.1)  # oxidizr's
 A_MIN, A_MAX = 1e-6, 1e6
 
 
-def step_sizes(raw: Tensor, bias: Tensor, *, low: float = DT_MIN, high: float = DT_MAX) -> Tensor:
-    """Step sizes of Mamba-2 and Mamba-3: ``clip(softplus(raw + bias), low, high)``.
+def step_sizes(raw: Tensor, bias: Tensor, limits: tuple[float, float]) -> Tensor:
+    """Step sizes of Mamba-2 and Mamba-3: ``clip(softplus(raw + bias), *limits)``.
 
     Args:
         raw: (..., H).
         bias: (H,).
-        low: Least.
-        high: Most; oxidizr limits both.
+        limits: Least and most.
 
     Returns:
         (..., H), float32.
     """
-    return F.softplus(raw.float() + bias.float()).clamp(low, high)
+    return F.softplus(raw.float() + bias.float()).clamp(*limits)
 
 
 def decay_rates(a_log: Tensor) -> Tensor:

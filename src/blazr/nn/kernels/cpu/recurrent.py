@@ -309,7 +309,7 @@ def mamba1(  # noqa: PLR0917  (what a step takes, and where its memory is)
         out.data_ptr(),
         weights.a.data_ptr(),
         weights.d.data_ptr(),
-        _carried(state, torch.float32),
+        _carried(state),
         sequences(table, len(out)),
         weights.a.shape[0],
         weights.a.shape[1],
@@ -366,8 +366,7 @@ def mamba2(proj: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: St
         DTYPES[proj.dtype],
         ORDERS.index(norm.order),
         norm.groups,
-        weights.dt_min,
-        weights.dt_max,
+        *weights.dt_limits,
         norm.eps,
     )
     run("mamba2", call)
@@ -384,7 +383,6 @@ def mamba3(  # noqa: PLR0917  (what a step takes, and where its memory is)
 ) -> Tensor:
     """See the operation."""
     heads, states = weights.b_bias.shape
-    wide = torch.float32
     out = torch.empty(x.shape, dtype=x.dtype)
     call = _Mamba3(
         x.data_ptr(),
@@ -400,10 +398,10 @@ def mamba3(  # noqa: PLR0917  (what a step takes, and where its memory is)
         weights.dt_bias.data_ptr(),
         weights.a.data_ptr(),
         weights.d.data_ptr(),
-        _carried(memory.state, wide),
-        _carried(memory.x, wide),
-        _carried(memory.b, wide),
-        _Carried() if memory.angle is None else _carried(memory.angle, wide),
+        _carried(memory.state),
+        _carried(memory.x),
+        _carried(memory.b),
+        _Carried() if memory.angle is None else _carried(memory.angle),
         sequences(table, len(x)),
         heads,
         weights.groups,
@@ -415,8 +413,7 @@ def mamba3(  # noqa: PLR0917  (what a step takes, and where its memory is)
         rows.b.stride(0),
         rows.dt.stride(0),
         weights.eps,
-        weights.dt_limits[0],
-        weights.dt_limits[1],
+        *weights.dt_limits,
     )
     run("mamba3", call)
     return out
@@ -446,7 +443,7 @@ def gated_delta(  # noqa: PLR0917  (what a step takes, and where its memory is)
         weights.dt_bias.data_ptr(),
         weights.a.data_ptr(),
         norm.weight.data_ptr(),
-        _carried(state, torch.float32),
+        _carried(state),
         sequences(table, len(out)),
         heads,
         weights.key_heads,
@@ -486,9 +483,9 @@ def gated_norm(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
     return out
 
 
-def _carried(memory: Carried, dtype: torch.dtype) -> _Carried:
+def _carried(memory: Carried) -> _Carried:
     kept, working = memory.kept, memory.working
-    _check_dtypes(dtype, kept, working)
+    _check_dtypes(torch.float32, kept, working)
     return _Carried(kept.data_ptr(), working.data_ptr(), kept.stride(0), working.stride(0))
 
 
