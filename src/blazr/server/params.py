@@ -202,6 +202,17 @@ def name_as_sent(error: RequestError, body: object) -> None:
 
 # Fields that bodies have under the names of SamplingParams; the others differ in form.
 _SAME_NAMES = {each.name for each in fields(SamplingParams)} - {"grammar", "logprobs", "samplers"}
+# Where llama.cpp, SGLang and older vLLM have a grammar.
+_GRAMMAR_FIELDS = (
+    "json_schema",
+    "grammar",
+    "regex",
+    "ebnf",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
 
 
 def sampling_params(body: msgspec.Struct, **more: object) -> SamplingParams:
@@ -212,11 +223,14 @@ def sampling_params(body: msgspec.Struct, **more: object) -> SamplingParams:
         more: Values that go before those of the body's fields.
 
     Raises:
-        RequestError: A value is out of range.
+        RequestError: A value is out of range, or asks for what there is not.
     """
     values = {name: getattr(body, name, None) for name in _SAME_NAMES}
     if values["repetition_penalty"] is None:
         values["repetition_penalty"] = getattr(body, "repeat_penalty", None)
+    values["include_stop"] = getattr(body, "include_stop_str_in_output", None)
+    values["grammar"] = one_grammar(body)
+    values |= sampler_order(getattr(body, "samplers", None))
     return SamplingParams.of(**(values | more))
 
 
@@ -320,18 +334,15 @@ def grammar_of(
     )
 
 
-def one_grammar(
-    given: Mapping[str, object], form: Mapping[str, object] | None = None
-) -> dict[str, object] | None:
-    """What the reply must follow, wherever it is said; None is any text.
-
-    Args:
-        given: Fields that each may hold a grammar, as vLLM, SGLang and llama.cpp name them.
-        form: A response format as OpenAI spells it.
+def one_grammar(body: msgspec.Struct) -> dict[str, object] | None:
+    """What the reply must follow, in whichever field a body says it; None is any text.
 
     Raises:
         RequestError: There is more than one, or no such format.
     """
+    outputs: Mapping[str, object] = getattr(body, "structured_outputs", None) or {}
+    given = {f"structured_outputs.{name}": value for name, value in outputs.items()}
+    given |= {name: getattr(body, name, None) for name in _GRAMMAR_FIELDS}
     found: dict[str, tuple[str, object]] = {}
     for field, value in given.items():
         if value is None or value is False or value == "":
@@ -341,7 +352,7 @@ def one_grammar(
         if name == "grammar":
             name = "gbnf" if isinstance(value, str) and "::=" in value else "lark"
         found[field] = name, value
-    asked = grammar_of(form)
+    asked = grammar_of(getattr(body, "response_format", None))
     if len(found) > 1 or (found and asked):
         names = ", ".join(found) + (", response_format" if asked else "")
         raise RequestError(

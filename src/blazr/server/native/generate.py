@@ -15,7 +15,7 @@ from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Fold, Usage
 from blazr.server.endpoint import Call, Reply
-from blazr.server.params import Stop, TokenIds, one_grammar, sampling_params
+from blazr.server.params import Stop, TokenIds, sampling_params
 from blazr.server.run import Renderer, reply
 from blazr.server.schema import Example, Schema, one_given
 from blazr.text.events import Event, TextDelta
@@ -123,9 +123,6 @@ def to_request(body: GenerateBody, call: Call[GenerateBody]) -> GenerationReques
             max_tokens=_SGLANG_TOKENS if wanted is None else wanted,
             min_tokens=sglang.min_new_tokens,
             seed=sglang.sampling_seed,
-            grammar=one_grammar(
-                {"json_schema": sglang.json_schema, "regex": sglang.regex, "ebnf": sglang.ebnf}
-            ),
         )
     else:
         wanted = body.max_new_tokens if body.max_tokens is None else body.max_tokens

@@ -23,8 +23,6 @@ from blazr.server.params import (
     Samplers,
     Stops,
     finite,
-    one_grammar,
-    sampler_order,
     sampling_params,
 )
 from blazr.server.run import Renderer
@@ -163,8 +161,6 @@ async def to_params(call: Call[LlamaCppBody]) -> SamplingParams:
         seed=None if body.seed == -1 else body.seed,
         logprobs=body.n_probs or None,
         logit_bias=await asyncio.to_thread(_biases, call) if body.logit_bias else None,
-        grammar=one_grammar({"json_schema": body.json_schema, "grammar": body.grammar}),
-        **sampler_order(body.samplers),
     )
 
 

@@ -319,7 +319,6 @@ def _params(body: OllamaGenerateBody | OllamaChatBody) -> SamplingParams:
 
 
 def _template_variables(body: OllamaGenerateBody | OllamaChatBody) -> dict[str, object] | None:
-    if body.think is None:
-        return None
+    enabled = None if body.think is None else bool(body.think)
     effort = body.think if isinstance(body.think, str) else None
-    return thinking_variables(enabled=bool(body.think), effort=effort)
+    return thinking_variables(enabled=enabled, effort=effort) or None

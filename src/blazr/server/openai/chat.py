@@ -24,14 +24,13 @@ from blazr.server.openai.sampling import (
     SamplingBody,
     ToolChoice,
     ToolMode,
-    to_params,
     tool_fields,
 )
 from blazr.server.params import (
     ChatMessage,
     TemplateVariables,
     Tool,
-    check_num_replies,
+    sampling_params,
     to_messages,
 )
 from blazr.server.run import reply
@@ -226,12 +225,11 @@ def to_request(body: ChatBody, call: Call[ChatBody]) -> GenerationRequest:
             "top_logprobs needs logprobs.", param="top_logprobs", expected='"logprobs": true'
         )
     most = body.max_completion_tokens
-    params = to_params(
+    params = sampling_params(
         body,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         max_tokens=body.max_tokens if most is None else most,
     )
-    check_num_replies(1, params.n)
     budget = body.max_thinking_tokens
     budget = body.thinking_token_budget if budget is None else budget
     drops_messages = body.truncation == "auto"

@@ -21,8 +21,8 @@ from blazr.server.openai.replies import (
     distinct_tops,
     usage_reply,
 )
-from blazr.server.openai.sampling import SamplingBody, to_params
-from blazr.server.params import Prompts, check_num_replies, finite, to_prompts
+from blazr.server.openai.sampling import SamplingBody
+from blazr.server.params import Prompts, check_num_replies, finite, sampling_params, to_prompts
 from blazr.server.run import reply
 from blazr.server.schema import Example, schema_hint
 from blazr.text.events import Event, Finished, PromptDone, TextDelta, TokenText
@@ -108,7 +108,7 @@ def to_requests(body: CompletionBody, call: Call[CompletionBody]) -> list[Genera
             # This is how prompts are scored. Who scores expects an entry for each prompt token
             # and one for the token after it, whichever it is; an end token would leave none.
             more |= {"ignore_eos": True}
-    params = to_params(body, **more)
+    params = sampling_params(body, **more)
     prompts = to_prompts(body.prompt)
     check_num_replies(len(prompts), params.n)
     return [

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import msgspec
 
 from blazr.core.errors import RequestError
-from blazr.engine.sampling_params import SamplingParams
 from blazr.server.params import (
     Bias,
     ResponseFormat,
@@ -19,9 +18,6 @@ from blazr.server.params import (
     Stop,
     ToolFields,
     TruncatingBody,
-    one_grammar,
-    sampler_order,
-    sampling_params,
     tool_choice,
 )
 from blazr.server.schema import schema_hint
@@ -31,17 +27,6 @@ _Text = Annotated[str, schema_hint(minLength=1)]
 _TOOL_KINDS = ("function", "custom")
 _TOOL_MODES = ("auto", "none", "required")
 ToolMode = Annotated[str, schema_hint(enum=_TOOL_MODES)]
-# Where llama.cpp, SGLang and older vLLM have a grammar.
-_GRAMMAR_FIELDS = (
-    "json_schema",
-    "grammar",
-    "regex",
-    "ebnf",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-)
 
 
 class StreamOptions(msgspec.Struct):
@@ -132,28 +117,6 @@ class SamplingBody(TruncatingBody, kw_only=True):
     timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
     request_id: _Name = None
     rid: _Name = None
-
-
-def to_params(body: SamplingBody, **more: object) -> SamplingParams:
-    """The sampling parameters of a request; those left out or null take our defaults.
-
-    Args:
-        body: The request.
-        more: Values that go before the body's.
-
-    Raises:
-        RequestError: A value is out of range, or asks for what there is not.
-    """
-    grammars = {
-        f"structured_outputs.{name}": x for name, x in (body.structured_outputs or {}).items()
-    }
-    grammars |= {name: getattr(body, name) for name in _GRAMMAR_FIELDS}
-    return sampling_params(
-        body,
-        include_stop=body.include_stop_str_in_output,
-        grammar=one_grammar(grammars, body.response_format),
-        **(more | sampler_order(body.samplers)),
-    )
 
 
 def tool_fields(
