@@ -141,7 +141,7 @@ def fetch_model(model: str, *, revision: str | None = None) -> Path:
             gguf = _gguf_files(repo, revision)
             raise CheckpointError(
                 f"{repo!r} has no file {file[:100]!r}, as far as can be seen from here.",
-                found=", ".join(gguf[:_LISTED]) + (", ..." if len(gguf) > _LISTED else ""),
+                found=_listed(gguf, _LISTED),
                 hint="name one that is there, as its page on huggingface.co lists it",
             )
         return path
@@ -155,10 +155,14 @@ def fetch_model(model: str, *, revision: str | None = None) -> Path:
     if gguf:
         raise CheckpointError(
             f"{model!r} holds GGUF files alone.",
-            expected=", ".join(gguf[:_LISTED]) + (", ..." if len(gguf) > _LISTED else ""),
+            expected=_listed(gguf, _LISTED),
             hint=f"name one of them: {model}:{gguf[0]}",
         )
     return path
+
+
+def _listed(names: Sequence[str], most: int) -> str:
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 def _existing_path(model: str) -> Path | None:
@@ -411,7 +415,7 @@ def _all_present(directory: Path, names: list[str]) -> tuple[Path, ...]:
     if missing:
         raise CheckpointError(
             f"{directory} lacks {len(missing)} of {len(names)} shards.",
-            found="missing " + ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else ""),
+            found="missing " + _listed(missing, 5),
             hint="copy or download the missing files",
         )
     return tuple(directory / name for name in names)
@@ -434,10 +438,9 @@ def _nothing_suits(directory: Path, names: list[str]) -> CheckpointError:
             hint="where you trust it, load it with the program that wrote it and save it again with"
             " safetensors.torch.save_file(state_dict, 'model.safetensors')",
         )
-    listed = ", ".join(name[:40] for name in names[:5]) + (", ..." if len(names) > 5 else "")
     return CheckpointError(
         f"no weights in {directory}.",
-        found=listed or "nothing",
+        found=_listed([name[:40] for name in names], 5) or "nothing",
         expected="model.safetensors, shards, *_final.safetensors, *_step_N.safetensors or *.gguf",
         hint="pass a directory with one of these, one of these files, or a Hub id (org/name)",
     )

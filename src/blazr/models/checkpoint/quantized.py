@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo, TensorInfo, read_json
 from blazr.nn.quant.hf import SCHEMES
-from blazr.nn.quant.hf.scheme import QuantizationConfig, Scheme
+from blazr.nn.quant.hf.scheme import QuantizationConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +41,33 @@ def join_quantized(checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     if method not in SCHEMES:
         raise settings.wrong("quant_method", ", ".join((*SCHEMES, *_ELSEWHERE)))
-    return replace(checkpoint, tensors=_joined(checkpoint, SCHEMES[method], settings))
+    scheme = SCHEMES[method]
+    tensors = checkpoint.tensors
+    found = dict[str, TensorInfo]()
+    used = set[str]()
+    ends = tuple(f".{end}" for end in scheme.mains)
+    for name, info in tensors.items():
+        main = next((end for end in ends if name.endswith(end)), None)
+        if main is None:
+            continue
+        base = name.removesuffix(main)
+        others = ((end, tensors.get(f"{base}.{end}")) for end in scheme.others)
+        parts = {main[1:]: info, **{end: other for end, other in others if other}}
+        layout = scheme.layout(settings, parts, _reader(checkpoint, parts))
+        if layout is None:
+            continue
+        used.update(part.name for part in parts.values())
+        whole = f"{base}.weight"
+        found[name] = QuantizedInfo(
+            whole, layout.name, layout.shape, info.file, info.start, info.end, parts, layout
+        )
+    ignored = tuple(f".{end}" for end in scheme.ignored)
+    kept = (
+        found.get(name, info)
+        for name, info in tensors.items()
+        if name in found or (name not in used and not name.endswith(ignored))
+    )
+    return replace(checkpoint, tensors={info.name: info for info in kept})
 
 
 def _settings(checkpoint: Checkpoint) -> QuantizationConfig | None:
@@ -77,40 +103,6 @@ def _guess(checkpoint: Checkpoint) -> str:
     if "qweight" in ends:
         return "gptq" if "g_idx" in ends else "awq"
     return "fp8" if "weight_scale_inv" in ends else "compressed-tensors"
-
-
-def _joined(
-    checkpoint: Checkpoint, scheme: Scheme, settings: QuantizationConfig
-) -> Mapping[str, TensorInfo]:
-    tensors = checkpoint.tensors
-    found = dict[str, TensorInfo]()
-    used = set[str]()
-    ends = tuple(f".{end}" for end in scheme.mains)
-    for name, info in tensors.items():
-        main = next((end for end in ends if name.endswith(end)), None)
-        if main is None:
-            continue
-        base = name.removesuffix(main)
-        parts = {main[1:]: info}
-        for end in scheme.others:
-            if other := tensors.get(f"{base}.{end}"):
-                parts[end] = other
-        layout = scheme.layout(settings, parts, _reader(checkpoint, parts))
-        if layout is None:
-            continue
-        used.update(part.name for part in parts.values())
-        whole = f"{base}.weight"
-        found[name] = QuantizedInfo(
-            whole, layout.name, layout.shape, info.file, info.start, info.end, parts, layout
-        )
-    ignored = tuple(f".{end}" for end in scheme.ignored)
-    joined = dict[str, TensorInfo]()
-    for name, info in tensors.items():
-        if name in found:
-            joined[found[name].name] = found[name]
-        elif name not in used and not name.endswith(ignored):
-            joined[name] = info
-    return joined
 
 
 def _reader(checkpoint: Checkpoint, parts: Mapping[str, TensorInfo]) -> Callable[[str], Tensor]:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from blazr.core.gguf_header import DEFAULT_ALIGNMENT, MAGIC, SCALARS, VERSIONS, Value
@@ -86,12 +85,7 @@ class TensorWriter:
         """Itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Give the file its name, or take it away after an error."""
         self._file.close()
         if kind is None:

@@ -391,6 +391,10 @@ class Ledger:
                 self.warn(f"{note}, the tensors say {value} ({source}); the tensors win.")
         return self.record(name, value, f"tensor {source}", note)
 
+    def derivation(self, config: ModelConfig, rules: RuleBook) -> Derivation:
+        """All that was found."""
+        return Derivation(config, tuple(self.values.values()), tuple(self.warnings), rules)
+
     def choose(self, name: str, declared: Setting[V] | None, default: V) -> V:
         """Take what config.json says, or the default, for what tensors cannot tell."""
         if declared is None:
@@ -444,6 +448,7 @@ class Context:
         layers: All layers' tensors.
         hidden_size: C.
         eps: Of the RMSNorms.
+        sliding_window: Tokens that a query of attention sees, or None for all.
     """
 
     reader: ConfigReader
@@ -452,6 +457,7 @@ class Context:
     layers: Sequence[TensorGroup]
     hidden_size: int
     eps: float
+    sliding_window: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,7 +88,7 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
         for key in (*TRAINING, *_READ_FROM_TENSORS, *_IGNORED_KEYS):
             reader.mark(key)
         settle_unread(reader, ledger)
-    return Derivation(config, tuple(ledger.values.values()), tuple(ledger.warnings), _RULES)
+    return ledger.derivation(config, _RULES)
 
 
 def _mixer(layer: TensorGroup, context: Context) -> Mamba1Config | Mamba2Config:

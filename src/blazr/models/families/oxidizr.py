@@ -109,7 +109,13 @@ def decoder_rules(prefix: str) -> RuleBook:
             Rule(layer + at + "mixer.A_log", MIXER + "a_log"),
             Rule(layer + at + "mixer.D", MIXER + "d"),
         ]
-    rules += mamba1_rules(layer + "mamba.")
+    at = layer + "mamba."
+    rules += [
+        Rule(at + "{p}", MIXER + "{p}", p=(*_MAMBA1, "out_proj.weight", "a_log", "d")),
+        Rule(at + "conv1d.weight", MIXER + "conv1d.weight", Squeeze(1)),
+        Rule(at + "A_log", MIXER + "a_log"),
+        Rule(at + "D", MIXER + "d"),
+    ]
     rules += [
         Rule(f"{layer}self_attn.{theirs}.weight", f"{MIXER}{ours}_proj.weight")
         for theirs, ours in _LATENT.items()
@@ -129,30 +135,18 @@ def decoder_rules(prefix: str) -> RuleBook:
     return RuleBook(rules)
 
 
-def mamba1_rules(at: str) -> list[Rule]:
-    """Names of a Mamba-1 mixer that begin with ``at``, in both spellings."""
-    return [
-        Rule(at + "{p}", MIXER + "{p}", p=(*_MAMBA1, "out_proj.weight", "a_log", "d")),
-        Rule(at + "conv1d.weight", MIXER + "conv1d.weight", Squeeze(1)),
-        Rule(at + "A_log", MIXER + "a_log"),
-        Rule(at + "D", MIXER + "d"),
-    ]
-
-
 def derive_decoder(
     checkpoint: Checkpoint,
     *,
     prefix: str,
-    check: Callable[[ConfigReader, list[TensorGroup]], None] | None = None,
-    window: Callable[[ConfigReader, Ledger], int | None] | None = None,
+    is_oxidizr: bool = False,
 ) -> Derivation:
     """Find the config of a model whose tensors are named as oxidizr or Llama does.
 
     Args:
         checkpoint: The tensors and config.json.
         prefix: What stands before the names of all but the head.
-        check: Raises where config and layers contradict each other; None where they cannot.
-        window: Reads the sliding window of attention, in tokens; None for none.
+        is_oxidizr: Whether config.json may say of which types the layers are, and have a window.
 
     Raises:
         CheckpointError: Tensors are missing.
@@ -162,8 +156,8 @@ def derive_decoder(
     layers = split_layers(checkpoint.tensors, f"{prefix}layers.")
     reader = ConfigReader(checkpoint.config)
     ledger = Ledger()
-    if check is not None:
-        check(reader, layers)
+    if is_oxidizr:
+        _check_layer_types(reader, layers)
     top = TensorGroup("", checkpoint.tensors)
     embedding = prefix + "embed_tokens.weight"
     declared = {name: reader.integer(name) for name in ("hidden_size", "vocab_size", "num_layers")}
@@ -186,35 +180,33 @@ def derive_decoder(
         reader.boolean("tie_word_embeddings"),
     )
     eps = ledger.choose("rms_norm_eps", reader.number("rms_norm_eps", above=0), DEFAULT_EPS)
+    training = _training_notes(checkpoint, sizes)
+    # oxidizr itself has no such key
+    declared_window = reader.integer("sliding_window", minimum=1) if is_oxidizr else None
+    window = None
+    if declared_window is not None:
+        window = ledger.choose("sliding_window", declared_window, 0)
     context = Context(
         reader=reader,
-        training=_training_notes(checkpoint, sizes),
+        training=training,
         ledger=ledger,
         layers=layers,
         hidden_size=hidden.value,
         eps=eps,
+        sliding_window=window,
     )
-    sliding_window = window(reader, ledger) if window else None
     config = ModelConfig(
         vocab_size=vocab.value,
         hidden_size=hidden.value,
         max_seq_len=read_max_seq_len(reader, ledger),
-        layers=tuple(_derive_layer(layer, context, sliding_window) for layer in layers),
+        layers=tuple(_derive_layer(layer, context) for layer in layers),
         final_norm=NormConfig(hidden.value, eps),
         tie_word_embeddings=tied,
     )
     unread = [key for key, value in reader.unread().items() if not is_off(value)]
     unknown = [key for key in unread if key not in _KNOWN and not is_neutral(key)]
     warn_ignored(reader.source, unknown, ledger)
-    return Derivation(
-        config, tuple(ledger.values.values()), tuple(ledger.warnings), decoder_rules(prefix)
-    )
-
-
-def _sliding_window(reader: ConfigReader, ledger: Ledger) -> int | None:
-    """Tokens that every attention layer sees; oxidizr itself has no such key."""
-    declared = reader.integer("sliding_window", minimum=1)
-    return None if declared is None else ledger.choose("sliding_window", declared, declared.value)
+    return ledger.derivation(config, decoder_rules(prefix))
 
 
 def _training_notes(checkpoint: Checkpoint, sizes: dict[str, int]) -> ConfigReader:
@@ -238,18 +230,15 @@ _MIXERS: dict[str, Callable[[TensorGroup, Context], MixerConfig]] = {
     "mamba1": derive_mamba1,
     "mamba2": derive_mamba2,
     "mamba3": derive_mamba3,
+    "mla": derive_mla,
+    "gqa": derive_attention,
 }
 
 
-def _derive_layer(layer: TensorGroup, context: Context, window: int | None) -> LayerConfig:
+def _derive_layer(layer: TensorGroup, context: Context) -> LayerConfig:
     kind = mixer_kind(layer)
     norm = NormConfig(context.hidden_size, context.eps)
-    if kind == "gqa":
-        mixer: MixerConfig = derive_attention(layer, context, window=window)
-    elif kind == "mla":
-        mixer = derive_mla(layer, context, window=window)
-    else:
-        mixer = _MIXERS[kind](layer, context)
+    mixer = _MIXERS[kind](layer, context)
     if kind in {"mamba2", "mamba3"} and layer.has(f"{kind}.norm.bias"):
         norm = NormConfig(context.hidden_size, MAMBA_NORM_EPS, "layer")
     if kind.startswith("mamba"):
@@ -328,8 +317,6 @@ def _is_oxidizr(checkpoint: Checkpoint) -> bool:
 OXIDIZR = Family(
     name="oxidizr",
     matches=_is_oxidizr,
-    derive=lambda checkpoint: derive_decoder(
-        checkpoint, prefix="", check=_check_layer_types, window=_sliding_window
-    ),
+    derive=lambda checkpoint: derive_decoder(checkpoint, prefix="", is_oxidizr=True),
     rules=decoder_rules(""),
 )

@@ -40,15 +40,8 @@ def mixer_kind(layer: TensorGroup) -> str:
     return "gqa"
 
 
-def derive_attention(
-    layer: TensorGroup, context: Context, *, window: int | None = None
-) -> AttentionConfig:
+def derive_attention(layer: TensorGroup, context: Context) -> AttentionConfig:
     """The sizes of a layer's attention.
-
-    Args:
-        layer: Its tensors.
-        context: Config and ledger.
-        window: Tokens a query sees, or None for all.
 
     Raises:
         CheckpointError: The number of heads cannot be told.
@@ -85,7 +78,7 @@ def derive_attention(
         qkv_bias=layer.has(at + "q_proj.bias"),
         qk_norm=layer.has(at + "q_norm."),
         norm_eps=context.eps,
-        sliding_window=window,
+        sliding_window=context.sliding_window,
     )
 
 
@@ -475,13 +468,8 @@ def _conv_kernel(layer: TensorGroup, at: str, context: Context) -> int:
     )
 
 
-def derive_mla(layer: TensorGroup, context: Context, *, window: int | None = None) -> MlaConfig:
+def derive_mla(layer: TensorGroup, context: Context) -> MlaConfig:
     """The sizes of multi-head latent attention; shapes tell all of them.
-
-    Args:
-        layer: Its tensors.
-        context: Config and ledger.
-        window: Tokens a query sees, or None for all.
 
     Raises:
         CheckpointError: Tensors are missing.
@@ -530,5 +518,5 @@ def derive_mla(layer: TensorGroup, context: Context, *, window: int | None = Non
         kv_latent=kv_latent,
         q_latent=q_latent,
         rope=derive_rope(rope_dim, context),
-        sliding_window=window,
+        sliding_window=context.sliding_window,
     )

@@ -447,7 +447,7 @@ class RuleBook:
     """
 
     def __init__(self, rules: Iterable[Rule]) -> None:
-        groups = [group for rule in rules for group in _expand(rule)]
+        groups = [_rows(rule, word) for rule in rules for word in rule.p or ("",)]
         rows = [row for group in groups for row in group]
         self._by_source = {group[0].source: group for group in groups}
         self._by_target: dict[str, list[_Row]] = {}
@@ -489,27 +489,22 @@ class RuleBook:
         return names
 
 
-def _expand(rule: Rule) -> Iterable[tuple[_Row, ...]]:
-    """For each word, one row for each parameter."""
-    targets = rule.targets
+def _rows(rule: Rule, word: str) -> tuple[_Row, ...]:
+    """A rule for one of its words: a row for each parameter."""
+    source, *targets = (n.replace("{p}", word) for n in (rule.source, *rule.targets))
     given = rule.transform
     transforms = given if isinstance(given, tuple) else (given,) * len(targets)
-    for word in rule.p or ("",):
-        source = rule.source.replace("{p}", word)
-        yield tuple(
-            _Row(
-                source=_PLACEHOLDER.sub("#", source),
-                target=_PLACEHOLDER.sub("#", target),
-                transform=transform,
-                cut=rule.cut or (Cut() if len(targets) > 1 else None),
-                order=tuple(_PLACEHOLDER.findall(source)),
-                used=tuple(_PLACEHOLDER.findall(target)),
-            )
-            for target, transform in (
-                (each.replace("{p}", word), transform)
-                for each, transform in zip(targets, transforms, strict=True)
-            )
+    return tuple(
+        _Row(
+            source=_PLACEHOLDER.sub("#", source),
+            target=_PLACEHOLDER.sub("#", target),
+            transform=transform,
+            cut=rule.cut or (Cut() if len(targets) > 1 else None),
+            order=tuple(_PLACEHOLDER.findall(source)),
+            used=tuple(_PLACEHOLDER.findall(target)),
         )
+        for target, transform in zip(targets, transforms, strict=True)
+    )
 
 
 def _split(name: str) -> tuple[str, list[str]]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from blazr.models.loading.load import plan_model
-from blazr.models.loading.weights import choose_dtype, choose_storage, packed_bytes
+from blazr.models.loading.weights import choose_dtype, choose_storage, stored_bytes
 from blazr.nn.device import Device
 from blazr.nn.operands.step import GRID
 from blazr.nn.quant import QUANTIZERS
@@ -87,10 +86,7 @@ def fit(model: str, device: Device, *, revision: str | None = None, kv_dtype: st
         policy = QuantizePolicy(None if name == AS_STORED else name)
         storage = choose_storage(planned.plan, planned.module, policy)
         weights = sum(
-            packed_bytes(step, storage[step.parameter])
-            if step.parameter in storage
-            else math.prod(step.shape) * dtype.itemsize
-            for step in planned.plan.steps
+            stored_bytes(step, storage.get(step.parameter), dtype) for step in planned.plan.steps
         )
         left = free - weights - _SPARE_BYTES - _STATES * states - running
         tokens = left // per_token // GRID * GRID if per_token else config.max_seq_len

@@ -207,7 +207,7 @@ def dequantize_if_room(plan: LoadPlan, storage: Storage, dtype: torch.dtype, roo
         if storage.get(step.parameter) == "as stored"
         and any(isinstance(i, QuantizedInfo) and not i.layout.is_grid for i in step.sources)
     ]
-    if sum(torch.Size(step.shape).numel() for step in steps) * dtype.itemsize > room:
+    if sum(math.prod(step.shape) for step in steps) * dtype.itemsize > room:
         return storage
     opened = {step.parameter for step in steps}
     return {name: each for name, each in storage.items() if name not in opened}
@@ -223,12 +223,14 @@ def stored_kind(step: LoadStep) -> BlockType | None:
     return GGML_TYPES[first] if not more and is_of_gguf and first in GGML_TYPES else None
 
 
-def packed_bytes(step: LoadStep, storing: Storing) -> int:
-    """What a packed weight takes."""
+def stored_bytes(step: LoadStep, storing: Storing | None, dtype: torch.dtype) -> int:
+    """What a parameter takes, packed or plain in a dtype."""
+    if storing is None:
+        return math.prod(step.shape) * dtype.itemsize
     if isinstance(storing, Quantizer):
         storing = storing.kind
     if isinstance(storing, BlockType):
-        return torch.Size(step.shape).numel() // storing.length * storing.nbytes
+        return math.prod(step.shape) // storing.length * storing.nbytes
     return sum(info.nbytes for info in step.sources)
 
 
@@ -241,8 +243,7 @@ def copied_bytes(plan: LoadPlan, dtype: torch.dtype, device: torch.device, stora
         is_repacked = isinstance(storing, BlockType) and can_pack(storing, dtype)
         if device.type == "cpu" and _stays_mapped(step, storing, dtype) and not is_repacked:
             continue
-        plain = math.prod(step.shape) * dtype.itemsize
-        total += plain if storing is None else packed_bytes(step, storing)
+        total += stored_bytes(step, storing, dtype)
     return total
 
 

@@ -115,6 +115,10 @@ class Architecture:
     head: Literal["own", "tied", "either"] = "either"
     reads_weights_norm: bool = False
 
+    def has_window(self, layer: int) -> bool:
+        """Whether a layer has the window, where no key says so."""
+        return not self.full_every or (layer + 1) % self.full_every != 0
+
 
 _ALL_BIASES = ("qkv", "o", "mlp", "ssm")
 _LFM2_NORM = (Rule("token_embd_norm.weight", "norm.weight"),)

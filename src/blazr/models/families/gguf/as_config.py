@@ -264,10 +264,8 @@ class GgufFile:
 
     def window(self, layer: int) -> int:
         """How many tokens a layer sees; 0 for all."""
-        key = "attention.sliding_window_pattern"
-        every = self.row.full_every
-        listed = self.metadata.get(key)
-        slides = not every or (layer + 1) % every != 0
+        listed = self.metadata.get("attention.sliding_window_pattern")
+        slides = self.row.has_window(layer)
         if isinstance(listed, memoryview) and layer < len(listed):
             slides = bool(listed[layer])
         elif isinstance(listed, bool):

@@ -157,10 +157,9 @@ def _attention(config: ModelConfig, row: Architecture) -> ConfigValues:
     windows = [getattr(each, "sliding_window", None) for each in attends]
     is_sliding = [window is not None for window in windows]
     window = next((window for window in windows if window is not None), None)
-    every = row.full_every
     if window is not None:
         found["sliding_window"] = window
-        if is_sliding != [not every or (index + 1) % every != 0 for index in range(len(windows))]:
+        if is_sliding != [row.has_window(index) for index in range(len(windows))]:
             found["is_sliding"] = is_sliding
     return found | _rotation(plain, row)
 
@@ -281,9 +280,18 @@ def recipe_of(parameter: str, model: ModelConfig, target: ModelConfig) -> Recipe
     """
     first, _, rest = parameter.partition(".")
     if first == "layers":
-        index, _, rest = rest.partition(".")
-        made = _recipe_in_layer(rest, model.layers[int(index)], target.layers[int(index)])
-        return replace(made, source=f"layers.{index}.{made.source}")
+        index, part, name = rest.split(".", 2)
+        layer = model.layers[int(index)]
+        if part == "mixer":
+            made = _mixer_recipe(name, layer.mixer, target.layers[int(index)].mixer)
+        elif part != "feed_forward":
+            made = _norm_recipe(name, getattr(layer, part))
+        elif isinstance(feed := layer.feed_forward, MlpConfig):
+            factors = {"gate_proj": feed.gate_multiplier, "down_proj": feed.down_multiplier}
+            made = Recipe(source=name).times(factors.get(name.rpartition(".")[0], 1.0))
+        else:
+            made = Recipe(source=name)
+        return replace(made, source=f"layers.{index}.{part}.{made.source}")
     if first == "norm":
         return _norm_recipe(parameter, model.final_norm)
     if first == "embed_tokens":
@@ -303,62 +311,32 @@ def _add_one(tensor: Tensor) -> Tensor:
     return tensor.float() + 1
 
 
-def _recipe_in_layer(name: str, layer: LayerConfig, target: LayerConfig) -> Recipe:
-    part, _, rest = name.partition(".")
-    if part == "mixer":
-        made = _in_mixer(rest, layer.mixer, target.mixer)
-    elif part == "feed_forward":
-        made = Recipe(source=rest)
-        feed = layer.feed_forward
-        if isinstance(feed, MlpConfig):
-            factors = {"gate_proj": feed.gate_multiplier, "down_proj": feed.down_multiplier}
-            made = made.times(factors.get(rest.rpartition(".")[0], 1.0))
-    else:
-        return _norm_recipe(name, getattr(layer, part))
-    return replace(made, source=f"{part}.{made.source}")
-
-
-def _in_mixer(name: str, mixer: MixerConfig, target: MixerConfig) -> Recipe:
-    match mixer, target:
-        case ParallelMixerConfig(), ParallelMixerConfig():
-            return _in_part(name, mixer, target)
-        case AttentionConfig(), _:
-            is_norm = name in {"q_norm.weight", "k_norm.weight"} and mixer.norm_unit_offset
-            return Recipe(source=name, change=_add_one if is_norm else None)
-        case _:
-            return Recipe(source=name)
-
-
-def _in_part(name: str, mixer: ParallelMixerConfig, target: ParallelMixerConfig) -> Recipe:
-    """Falcon-H1's multipliers go into the matrices behind which they stand."""
+def _mixer_recipe(name: str, mixer: MixerConfig, target: MixerConfig) -> Recipe:
+    if isinstance(mixer, AttentionConfig):
+        is_norm = name in {"q_norm.weight", "k_norm.weight"} and mixer.norm_unit_offset
+        return Recipe(source=name, change=_add_one if is_norm else None)
+    if not isinstance(mixer, ParallelMixerConfig) or not isinstance(target, ParallelMixerConfig):
+        return Recipe(source=name)
+    # Falcon-H1's multipliers go into the matrices behind which they stand
     _, word, rest = name.split(".", 2)
     part, other = (
         next(each for each in config.parts if each.name == word) for config in (mixer, target)
     )
-    made = _in_mixer(rest, part.mixer, other.mixer)
+    made = _mixer_recipe(rest, part.mixer, other.mixer)
     made = replace(made, source=f"parts.{word}.{made.source}")
     matrix, _, kind = rest.rpartition(".")
-    before = part.input_multiplier / other.input_multiplier if kind == "weight" else 1.0
-    if matrix in {"out_proj", "o_proj"}:
-        return made.times(part.output_multiplier / other.output_multiplier)
-    if isinstance(part.mixer, AttentionConfig) and isinstance(other.mixer, AttentionConfig):
-        scale = part.mixer.scale / other.mixer.scale
-        factors = {"q_proj": before, "k_proj": before * scale, "v_proj": before}
-        factors["k_proj"] = before * scale if kind == "weight" else scale
+    before = part.input_multiplier if kind == "weight" else 1.0
+    behind = part.output_multiplier
+    factors = {"in_proj": before, "out_proj": behind, "o_proj": behind}
+    own = part.mixer
+    if isinstance(own, AttentionConfig) and isinstance(other.mixer, AttentionConfig):
+        scale = own.scale / other.mixer.scale
+        factors |= {"q_proj": before, "k_proj": before * scale, "v_proj": before}
+    if matrix != "in_proj" or not isinstance(own, Mamba2Config) or own.multipliers is None:
         return made.times(factors.get(matrix, 1.0))
-    if matrix == "in_proj" and isinstance(part.mixer, Mamba2Config):
-        return _projected(made, part.mixer, before)
-    return made
-
-
-def _projected(made: Recipe, mixer: Mamba2Config, factor: float) -> Recipe:
-    """A factor for the rows of z, x, B, C and dt each."""
-    if mixer.multipliers is None:
-        return made.times(factor)
-    inner = mixer.inner_size
-    maps = mixer.map_size
-    sizes = torch.tensor([inner, inner, maps, maps, mixer.num_heads])
-    rows = torch.tensor(mixer.multipliers).repeat_interleave(sizes) * factor
+    # a factor for the rows of z, x, B, C and dt each
+    sizes = torch.tensor([own.inner_size] * 2 + [own.map_size] * 2 + [own.num_heads])
+    rows = torch.tensor(own.multipliers).repeat_interleave(sizes) * before
 
     def change(tensor: Tensor) -> Tensor:
         return tensor.float() * (rows[:, None] if tensor.dim() > 1 else rows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -37,11 +38,12 @@ from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mla import DeepseekMlaConfig
 from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.moe import MoeConfig
-from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.parallel import ParallelMixerConfig, ParallelPart
 from blazr.nn.layers.rope import RopeConfig, RopeScaling
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)", re.ASCII)
+_NORMS = ("mixer_norm", "mixer_post_norm", "feed_forward_norm", "feed_forward_post_norm")
+_SCORINGS: Mapping[int, Literal["softmax", "sigmoid"]] = {SOFTMAX: "softmax", SIGMOID: "sigmoid"}
 # Parts that see, hear, or predict further tokens, in files that Ollama has converted.
 _OTHER_PARTS = ("v.", "a.", "mm.", "mtp.")
 
@@ -169,8 +171,7 @@ def _feed_forward(file: GgufFile, feed: FeedForwardConfig, index: int) -> FeedFo
     match feed:
         case MlpConfig():
             inner = file.size(at + "ffn_down.weight", 1)
-            upward = file.size(at + "ffn_up.weight", 0)
-            is_fused = upward == 2 * inner
+            is_fused = file.size(at + "ffn_up.weight", 0) == 2 * inner
             return replace(
                 feed,
                 intermediate_size=inner,
@@ -186,11 +187,7 @@ def _feed_forward(file: GgufFile, feed: FeedForwardConfig, index: int) -> FeedFo
             return replace(
                 feed,
                 gated=file.has(at + ("ffn_gate_exps.weight" if stacked else "ffn_gate.0.weight")),
-                scoring="sigmoid"
-                if scored == SIGMOID
-                else "softmax"
-                if scored == SOFTMAX
-                else feed.scoring,
+                scoring=_SCORINGS.get(scored, feed.scoring),
                 norm_topk_prob=file.row.norm_topk_prob if normalizes is None else normalizes,
                 routed_scaling_factor=file.number("expert_weights_scale", 1.0),
                 correction_bias=file.has(at + "exp_probs_b.bias"),
@@ -208,29 +205,25 @@ def _feed_forward(file: GgufFile, feed: FeedForwardConfig, index: int) -> FeedFo
 def as_gguf(config: ModelConfig, row: Architecture) -> ModelConfig:
     """The same model, in the form that files of this architecture have."""
     eps = config.final_norm.eps
-    layers = tuple(
-        replace(
-            layer,
-            mixer=_mixer_in_gguf(layer.mixer, row, eps),
-            mixer_norm=layer.mixer_norm and _plain_norm(layer.mixer_norm),
-            feed_forward=layer.feed_forward and _feed_forward_in_gguf(layer.feed_forward),
-            feed_forward_norm=layer.feed_forward_norm and _plain_norm(layer.feed_forward_norm),
-            mixer_post_norm=layer.mixer_post_norm and _plain_norm(layer.mixer_post_norm),
-            feed_forward_post_norm=layer.feed_forward_post_norm
-            and _plain_norm(layer.feed_forward_post_norm),
-        )
-        for layer in config.layers
-    )
-    config = replace(config, layers=layers, final_norm=_plain_norm(config.final_norm))
+    layers = []
+    for layer in config.layers:
+        present = {name: norm for name in _NORMS if (norm := getattr(layer, name)) is not None}
+        norms = {name: replace(norm, unit_offset=False) for name, norm in present.items()}
+        mixer = _mixer_in_gguf(layer.mixer, row, eps)
+        feed = layer.feed_forward
+        if isinstance(feed, MlpConfig):
+            feed = replace(feed, gate_multiplier=1.0, down_multiplier=1.0)
+        elif isinstance(feed, MoeConfig):
+            shared = feed.shared_intermediate_size or feed.intermediate_size
+            feed = replace(feed, shared_intermediate_size=shared if feed.shared_expert else None)
+        layers.append(replace(layer, mixer=mixer, feed_forward=feed, **norms))
+    final_norm = replace(config.final_norm, unit_offset=False)
+    config = replace(config, layers=tuple(layers), final_norm=final_norm)
     if not row.is_folded:
         return config
     is_even = math.isclose(config.embedding_multiplier * config.logits_scaling, 1)
     tied = config.tie_word_embeddings and is_even
     return replace(config, embedding_multiplier=1.0, logits_scaling=1.0, tie_word_embeddings=tied)
-
-
-def _plain_norm(norm: NormConfig) -> NormConfig:
-    return replace(norm, unit_offset=False)
 
 
 def _mixer_in_gguf(mixer: MixerConfig, row: Architecture, eps: float) -> MixerConfig:
@@ -269,20 +262,6 @@ def _rope_in_gguf(rope: RopeConfig) -> RopeConfig:
     if scaling is not None and scaling.kind == "longrope":
         return replace(rope, scaling=replace(scaling, factor=1.0))
     return rope
-
-
-def _feed_forward_in_gguf(feed: FeedForwardConfig) -> FeedForwardConfig:
-    match feed:
-        case MlpConfig():
-            return replace(feed, gate_multiplier=1.0, down_multiplier=1.0)
-        case MoeConfig():
-            shared = feed.shared_intermediate_size or feed.intermediate_size
-            return replace(
-                feed,
-                shared_intermediate_size=shared if feed.shared_expert else None,
-            )
-        case _:
-            return feed
 
 
 def tensor_names(file: GgufFile) -> RuleBook:

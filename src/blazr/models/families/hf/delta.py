@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
-from blazr.models.families.base import ConfigReader, Ledger
+from blazr.models.families.base import ConfigReader
 from blazr.models.families.hf.deepseek import read_latent_attention
 from blazr.models.families.hf.dense import LLAMA_BIASES
 from blazr.models.families.hf.derive import FULL, LINEAR, SILU, Reading, Traits, hf_family
@@ -53,8 +53,7 @@ def _qwen_rules(more: Sequence[Rule] = ()) -> RuleBook:
 
 def _next_rules_of(checkpoint: Checkpoint) -> RuleBook:
     """Qwen3-Next has the rows of all projections together by key head."""
-    reading = Reading(ConfigReader(checkpoint.config), checkpoint.tensors, Ledger())
-    sizes = _delta_sizes(reading)
+    sizes = _delta_sizes(Reading(ConfigReader(checkpoint.config), checkpoint.tensors))
     share = sizes.heads // sizes.key_heads * sizes.value_dim
     kinds = ((sizes.key_dim, sizes.key_dim, share), (share,))  # queries, keys and values; gates
     at = _LAYER + "linear_attn.in_proj_"

@@ -277,18 +277,18 @@ def hf_family(name: str, traits: Traits) -> Family:
         name: That type.
         traits: How it differs from Llama.
     """
+    names = {**HF_ALIASES, **traits.names}
 
     def derive(checkpoint: Checkpoint) -> Derivation:
-        source = _source(checkpoint, traits)
-        if traits.prepare is not None:
-            prepared = traits.prepare(source.reader.raw)
-            source = replace(source, reader=source.reader.over(prepared))
+        reader = ConfigReader(checkpoint.config, "config.json", names)
+        own = Source(reader=reader, tensors=checkpoint.tensors, rules=traits.rules)
+        prepared = reader.over(traits.prepare(reader.raw)) if traits.prepare else reader
         return replace(
-            derive_from(source, traits, Ledger()),
+            derive_from(replace(own, reader=prepared), traits, Ledger()),
             rules=traits.rules_of(checkpoint) if traits.rules_of else traits.rules,
             unused=(
                 *(traits.unused(checkpoint) if traits.unused else ()),
-                *_extra_layers(_source(checkpoint, traits)),
+                *_extra_layers(own),
             ),
         )
 
@@ -299,7 +299,7 @@ def hf_family(name: str, traits: Traits) -> Family:
         derive_from=lambda source: derive_from(source, traits),
         rules=traits.rules,
         ignored=(".rotary_emb.inv_freq",),
-        keys={**HF_ALIASES, **traits.names},
+        keys=names,
     )
 
 
@@ -307,16 +307,6 @@ def model_type(checkpoint: Checkpoint) -> str | None:
     """What config.json calls the model, or None."""
     found = (checkpoint.config or {}).get("model_type")
     return found if isinstance(found, str) else None
-
-
-def _source(checkpoint: Checkpoint, traits: Traits) -> Source:
-    own = checkpoint.config or {}
-    names = {**HF_ALIASES, **traits.names}
-    return Source(
-        reader=ConfigReader(own, "config.json", names),
-        tensors=checkpoint.tensors,
-        rules=traits.rules,
-    )
 
 
 def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) -> Derivation:
@@ -365,9 +355,7 @@ def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) ->
         unit_offset=traits.unit_offset,
     )
     head, is_there = _tensor_name(source, "lm_head.weight")
-    numbers: dict[str, Any] = {}
-    if traits.model_numbers is not None:
-        numbers.update(traits.model_numbers(reading))
+    numbers: dict[str, Any] = dict(traits.model_numbers(reading)) if traits.model_numbers else {}
     # the embedding's rows tell, as fine-tuning may have changed their number
     vocab_size = reader.integer("vocab_size", minimum=1)
     embedding = source.tensors.get(_tensor_name(source, "embed_tokens.weight")[0])
@@ -392,12 +380,7 @@ def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) ->
     )
     if ledger is not None:
         settle_unread(reader, ledger)
-    return Derivation(
-        replace(config, **numbers),
-        tuple(reading.ledger.values.values()),
-        tuple(reading.ledger.warnings),
-        source.rules,
-    )
+    return reading.ledger.derivation(replace(config, **numbers), source.rules)
 
 
 def _tensor_name(source: Source, parameter: str) -> tuple[str, bool]:
@@ -474,9 +457,8 @@ def read_attention(
     )
     if rope is not None:
         reading.ledger.record("rope_theta", rope.theta, reading.reader.source.partition(":")[0])
-    changes = _flags(reading, traits.attention)
-    if traits.attention_numbers is not None:
-        changes.update(traits.attention_numbers(reading))
+    numbers = traits.attention_numbers(reading) if traits.attention_numbers else {}
+    changes: dict[str, Any] = {**_flags(reading, traits.attention), **numbers}
     return replace(config, **changes)
 
 

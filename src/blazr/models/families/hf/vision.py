@@ -12,7 +12,7 @@ from dataclasses import replace
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families import FAMILIES
-from blazr.models.families.base import ConfigReader, Derivation, Family, Source
+from blazr.models.families.base import ConfigReader, Derivation, Family
 from blazr.models.families.hf.derive import model_type
 from blazr.models.families.rules import RuleBook
 
@@ -88,16 +88,10 @@ def seeing_family(name: str, text_type: str) -> Family:
             found, warnings=(warning, *found.warnings), unused=(*found.unused, *_PREFIXES)
         )
 
-    def derive_from(source: Source) -> Derivation:
-        text_from = _family_of(text_type).derive_from
-        assert text_from is not None, "a family of Hugging Face models"
-        return text_from(source)
-
     return Family(
         name=name,
         matches=lambda checkpoint: model_type(checkpoint) == name,
         derive=derive,
-        derive_from=derive_from,
         rules=RuleBook([]),
         ignored=(".rotary_emb.inv_freq",),
     )
