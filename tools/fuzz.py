@@ -68,7 +68,7 @@ class Target:
 
 
 def _plan(directory: Path) -> object:
-    from blazr.models.loading.load import plan_model
+    from blazr.models.loading.plan import plan_model
 
     files = sorted(directory.glob("*.gguf"))
     return plan_model(str(files[0] if files else directory))

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from blazr.core.errors import CheckpointError
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.families import FAMILIES
-from blazr.models.loading.load import detect_family, load, plan_model
+from blazr.models.loading.load import load
+from blazr.models.loading.plan import detect_family, plan_model
 from blazr.nn.device import resolve_device
 from tests.support import tiny
 from tests.support.tiny import Tiny

@@ -16,7 +16,8 @@ from torch import nn
 from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.families import FAMILIES
-from blazr.models.loading.load import LoadedModel, detect_family, load, plan_model
+from blazr.models.loading.load import LoadedModel, load
+from blazr.models.loading.plan import detect_family, plan_model
 from blazr.nn.device import resolve_device
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.operands.attention import AttentionTemperature

@@ -15,7 +15,8 @@ from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.families import FAMILIES
 from blazr.models.families.hf.dense import LLAMA
 from blazr.models.loading.convert import convert
-from blazr.models.loading.load import LoadedModel, detect_family, load, plan_model
+from blazr.models.loading.load import LoadedModel, load
+from blazr.models.loading.plan import detect_family, plan_model
 from blazr.nn.device import resolve_device
 from tests.support.closeness import assert_same_network
 from tests.support.networks import VOCAB, Lab

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from blazr.core.errors import BlazrError, CheckpointError, ConfigError
 from blazr.models.checkpoint.base import QuantizedInfo, take_rows
 from blazr.models.checkpoint.open import open_checkpoint
-from blazr.models.loading import weights
-from blazr.models.loading.load import load, plan_model
-from blazr.models.loading.weights import choose_storage, dequantize_if_room, stored_weight
+from blazr.models.loading import load as loading
+from blazr.models.loading.load import load, stored_weight
+from blazr.models.loading.plan import choose_storage, dequantize_if_room, plan_model
 from blazr.nn.device import resolve_device
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.quant.exact import ShiftedWeight
@@ -73,7 +73,7 @@ def read_matrix(directory: Path, *, as_stored: bool = False) -> Weight:
     assert isinstance(info, QuantizedInfo)
     if as_stored:
         return stored_weight(info, checkpoint, torch.float32)
-    return weights.read_matrix(info, checkpoint, torch.float32, torch.device("cpu"))
+    return loading.read_matrix(info, checkpoint, torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("as_stored", [True, False])
@@ -118,12 +118,12 @@ def test_some_rows_are_a_matrix_of_their_own(name: str, tmp_path: Path) -> None:
         places = [place for each in rows for place in each]
         assert part.shape == (len(places), 96)
         assert part.nbytes == pytest.approx(info.nbytes * len(places) / 80, abs=1)
-        read = weights.read_matrix(part, checkpoint, torch.float32, torch.device("cpu"))
+        read = loading.read_matrix(part, checkpoint, torch.float32, torch.device("cpu"))
         rounding = 3e-7 if name == "bitsandbytes int8" else 0
         found = read.dequantize(torch.float32)
         torch.testing.assert_close(found, whole[places], rtol=rounding, atol=0)
         again = take_rows(part, (range(3, 8, 2),))
-        assert torch.equal(weights.read_plain(again, checkpoint), whole[places][[3, 5, 7]])
+        assert torch.equal(loading.read_plain(again, checkpoint), whole[places][[3, 5, 7]])
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -17,8 +17,7 @@ from blazr.models.families.gguf.architectures import ARCHITECTURES
 from blazr.models.families.gguf.as_config import GgufFile
 from blazr.models.families.gguf.as_file import architecture_of, metadata_of
 from blazr.models.families.gguf.family import as_gguf, tensor_names, unused_beginnings
-from blazr.models.loading.load import detect_family
-from blazr.models.loading.plan import LoadPlan, plan_load
+from blazr.models.loading.plan import LoadPlan, detect_family, plan_load
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
 from tests.support import headers

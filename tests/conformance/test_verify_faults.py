@@ -27,6 +27,7 @@ from blazr.cli.verify import verify as command
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.rules import TiledHeads
 from blazr.models.loading import load as loading
+from blazr.models.loading import plan as planning
 from blazr.nn.device import resolve_device
 from blazr.nn.layers import gated_delta, mamba1, mamba2, mamba3
 from blazr.nn.layers.attention import AttentionConfig
@@ -65,7 +66,7 @@ def config_fault(kind: type, **changes: Callable[[Thing], Thing]) -> Plant:
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         build = loading.CausalLM
-        patch.setattr(loading, "CausalLM", lambda config: build(changed(config)))
+        patch.setattr(planning, "CausalLM", lambda config: build(changed(config)))
 
     return plant
 

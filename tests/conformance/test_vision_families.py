@@ -16,7 +16,8 @@ from blazr.core.errors import ConfigError
 from blazr.models.families import FAMILIES
 from blazr.models.families.base import Family
 from blazr.models.families.hf import vision
-from blazr.models.loading.load import load, plan_model
+from blazr.models.loading.load import load
+from blazr.models.loading.plan import plan_model
 from blazr.nn.device import resolve_device
 from tests.support.closeness import assert_as_right
 from tests.support.networks import VOCAB

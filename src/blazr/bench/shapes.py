@@ -71,7 +71,7 @@ def hybrid_120m() -> ModelConfig:
 
 def nano() -> ModelConfig:
     """The built-in model's own shape, from its header."""
-    from blazr.models.loading.load import plan_model
+    from blazr.models.loading.plan import plan_model
 
     return plan_model("nano").derivation.config
 
@@ -85,7 +85,7 @@ def random_network(config: ModelConfig, *, device: Device, dtype: str) -> Causal
     import torch
 
     from blazr.models.causal_lm import CausalLM
-    from blazr.models.loading.weights import DTYPES, resolve_dtype
+    from blazr.models.loading.plan import DTYPES, resolve_dtype
 
     with torch.device("meta"):
         model = CausalLM(config)

@@ -8,7 +8,7 @@ from pathlib import Path
 from blazr.core.errors import UnknownFamilyError
 from blazr.core.gguf_header import Value
 from blazr.models.loading.describe import describe_plan
-from blazr.models.loading.load import plan_model
+from blazr.models.loading.plan import plan_model
 from blazr.pipelines.fallback import describe_fallback
 from blazr.text.tokenizers.choose import find_tokenizer
 

@@ -28,8 +28,8 @@ from blazr.models.checkpoint.open import TEXT_FILES
 from blazr.models.checkpoint.write import Entry, TensorWriter, gguf_writer, safetensors_writer
 from blazr.models.families.rules import AsStored, Stack
 from blazr.models.loading.convert_gguf import plan_gguf, write_gguf
-from blazr.models.loading.load import PlannedModel, plan_model
-from blazr.models.loading.weights import DTYPES, choose_storage, stored_dtype, tiles_of
+from blazr.models.loading.load import tiles_of
+from blazr.models.loading.plan import DTYPES, PlannedModel, choose_storage, plan_model, stored_dtype
 from blazr.nn.quant.exact import take_blocks
 from blazr.nn.quant.gguf.quantize import Quantizer
 from blazr.nn.quant.groups import group_of

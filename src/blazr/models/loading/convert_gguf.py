@@ -53,16 +53,15 @@ from blazr.models.families.rules import (
     Transform,
     Transpose,
 )
-from blazr.models.loading.load import PlannedModel, plan_model
-from blazr.models.loading.plan import LoadStep
-from blazr.models.loading.weights import (
+from blazr.models.loading.load import read_plain, stored_weight, tiles_of
+from blazr.models.loading.plan import (
     DTYPES,
+    LoadStep,
+    PlannedModel,
     choose_storage,
     packable,
-    read_plain,
+    plan_model,
     stored_dtype,
-    stored_weight,
-    tiles_of,
 )
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from blazr.models.checkpoint.base import ELEMENT_TYPES
-from blazr.models.loading.load import PlannedModel, plan_model
-from blazr.models.loading.weights import stored_as, stored_dtype
+from blazr.models.loading.plan import PlannedModel, plan_model, stored_as, stored_dtype
 from blazr.models.sizing import size_of
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.decoder_layer import LayerConfig

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from blazr.models.loading.load import plan_model
-from blazr.models.loading.weights import choose_dtype, choose_storage, stored_bytes
+from blazr.models.loading.plan import choose_dtype, choose_storage, plan_model, stored_bytes
 from blazr.nn.device import Device
 from blazr.nn.operands.step import GRID
 from blazr.nn.quant import QUANTIZERS

@@ -1,34 +1,48 @@
-"""From what the user typed to a network with its weights in place."""
+"""From what the user typed to a network with its weights in place, which are read one at a time.
+
+They are read in the order on disk. A tensor whose dtype is wanted as it is stays a view of the
+mapped file, and so do packed blocks. Everything else is copied, and the pages it was copied from
+are given back, so that memory holds one copy of each weight.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from blazr.core import env
-from blazr.core.errors import CapacityError, CheckpointError, ConfigError, UnknownFamilyError
+from blazr.core.errors import CapacityError, ConfigError
 from blazr.core.gguf_header import Value
 from blazr.models.causal_lm import CausalLM, ModelConfig
-from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo
-from blazr.models.checkpoint.open import find_model, open_checkpoint
-from blazr.models.families import FAMILIES
-from blazr.models.families.base import ConfigReader, Derivation, Derived, Family
-from blazr.models.families.hf.derive import model_type
-from blazr.models.loading.kept import kept_weights
-from blazr.models.loading.plan import LoadPlan, plan_load
-from blazr.models.loading.weights import (
+from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo, TensorInfo
+from blazr.models.families.base import ConfigReader, Derived
+from blazr.models.families.rules import (
+    Mxfp4,
+    Stack,
+    TiledColumns,
+    Transform,
+    Transpose,
+    in_order,
+)
+from blazr.models.loading.kept import KeptWeights, kept_weights
+from blazr.models.loading.plan import (
+    LoadPlan,
+    LoadStep,
+    Storage,
+    Storing,
     choose_dtype,
     choose_storage,
     copied_bytes,
     dequantize_if_room,
-    place,
-    read_weights,
+    plan_model,
+    stays_mapped,
     stored_as,
 )
 from blazr.nn.device import Device
@@ -36,16 +50,17 @@ from blazr.nn.layers.cache_spec import CacheSpec
 from blazr.nn.layers.decoder_layer import DecoderLayer
 from blazr.nn.layers.mamba2 import Mamba2
 from blazr.nn.layers.mamba3 import Mamba3
+from blazr.nn.quant.exact import ShiftedWeight, in_blocks, mxfp4_blocks
+from blazr.nn.quant.gguf import GGML_TYPES
+from blazr.nn.quant.gguf.block_type import TILE, BlockType
+from blazr.nn.quant.gguf.quantize import Quantizer
+from blazr.nn.quant.packed import pack_weight
 from blazr.nn.quant.policy import parse_policy
+from blazr.nn.quant.weight import GgufWeight, PlainWeight, StoredStack, StoredWeight, Weight
 
 log = logging.getLogger(__name__)
-
 SSM_A = ("stored", "trained")
 _LISTED_NAMES = 5
-_OTHER_MODELS = (
-    "'blazr generate', 'chat', 'serve' and 'info' run what transformers knows through that library"
-    " (pip install 'blazr[transformers]')"
-)
 # Of what is free, for weights that are plain though they need not be.
 _ROOM = 0.5
 
@@ -103,102 +118,6 @@ class LoadedModel:
 
     def _cache_specs(self) -> list[CacheSpec]:
         return [layer.mixer.cache_spec(self.module.dtype) for layer in self.config.layers]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedModel:
-    """A model whose headers have been read, and nothing else.
-
-    Args:
-        name: What to call it.
-        checkpoint: Its files.
-        family: Its kind.
-        derivation: Its config and how that was found.
-        module: The network without weights, on the meta device.
-        plan: Which tensors go where; checked.
-    """
-
-    name: str
-    checkpoint: Checkpoint
-    family: Family
-    derivation: Derivation
-    module: CausalLM
-    plan: LoadPlan
-
-
-def plan_model(model: str, *, revision: str | None = None) -> PlannedModel:
-    """Find a model, derive its config and match every tensor, reading headers only.
-
-    Args:
-        model: A directory, a file, ``nano``, or a Hub id.
-        revision: Branch, tag or commit of a Hub id.
-
-    Raises:
-        CheckpointError: There is no such model, or its tensors are not those of its kind.
-        ShapeError: Its tensors do not fit each other.
-        ConfigError: config.json has a wrong value.
-    """
-    files = find_model(model, revision=revision)
-    checkpoint = open_checkpoint(files.path)
-    family = detect_family(checkpoint)
-    derivation = family.derive(checkpoint)
-    with torch.device("meta"):
-        module = CausalLM(derivation.config)
-    shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    rules = derivation.rules
-    # some quantizers write biases of nothing but zeros where the layer has none
-    zero_biases = []
-    for name in checkpoint.tensors:
-        weight = checkpoint.tensors.get(f"{name.removesuffix('.bias')}.weight")
-        if not name.endswith(".bias") or not isinstance(weight, QuantizedInfo):
-            continue
-        match = rules.match(name)
-        has_place = match is not None and match.parameter in shapes
-        if not has_place and not checkpoint.read(name).count_nonzero():
-            zero_biases.append(name)
-    plan = plan_load(
-        checkpoint.tensors,
-        shapes,
-        rules,
-        ignored=family.ignored,
-        ignored_beginnings=(*derivation.unused, *zero_biases),
-    )
-    plan.check()
-    return PlannedModel(
-        name=files.name,
-        checkpoint=checkpoint,
-        family=family,
-        derivation=derivation,
-        module=module,
-        plan=plan,
-    )
-
-
-def detect_family(checkpoint: Checkpoint) -> Family:
-    """The family whose tensor names or whose ``model_type`` these are.
-
-    Raises:
-        CheckpointError: They are no family's.
-        UnknownFamilyError: config.json names a type of model that blazr does not know.
-    """
-    for family in FAMILIES.values():
-        if family.matches(checkpoint):
-            return family
-    kind = model_type(checkpoint)
-    if kind is not None:
-        raise UnknownFamilyError(
-            "config.json: this model_type is not supported.",
-            found=repr(kind)[:100],
-            expected=", ".join(FAMILIES),
-            hint=_OTHER_MODELS,
-        )
-    names = ", ".join(name[:40] for name in list(checkpoint.tensors)[:4])
-    raise CheckpointError(
-        f"{checkpoint.path} is not a language model of a kind that blazr knows.",
-        found=f"tensors such as {names}",
-        expected="embed_tokens.weight and layers.0.* (oxidizr), the same behind model."
-        " (Llama), backbone.* (Mamba), or a config.json that says",
-    )
 
 
 def load(
@@ -315,3 +234,257 @@ def _apply_ssm_a(module: CausalLM, choice: str) -> None:
             "all stored decay rates lie near their initial value; if the model was trained with"
             " oxidizr, ssm_a = 'trained' may be what it learned with"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The result of a plan.
+
+    Args:
+        tensors: By parameter name.
+        not_finite: Tensors that hold NaN or infinity.
+    """
+
+    tensors: dict[str, Tensor | Weight]
+    not_finite: tuple[str, ...]
+
+
+def read_weights(
+    plan: LoadPlan,
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    storage: Storage,
+    kept: KeptWeights | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Weights:
+    """Read every parameter.
+
+    Args:
+        plan: A plan that was checked.
+        checkpoint: Where its tensors are.
+        dtype: Of plain parameters, and of products with packed ones.
+        device: Where they go.
+        storage: Which are packed, and how.
+        kept: Where they are taken from if they are there, and put if not.
+        progress: Told the bytes that have been read, and all of them; from zero on.
+
+    Raises:
+        CheckpointError: A file has gone or changed.
+    """
+    tensors: dict[str, Tensor | Weight] = {}
+    not_finite: list[str] = []
+    total = sum(info.nbytes for step in plan.steps for info in step.sources)
+    done = 0
+    for step in plan.steps:
+        if progress is not None:
+            progress(done, total)
+        done += sum(info.nbytes for info in step.sources)
+        storing = storage.get(step.parameter)
+        if storing is not None:
+            weight: Weight | None = kept.find(step, dtype) if kept else None
+            if weight is None:
+                weight = read_weight(step, checkpoint, storing, dtype=dtype, device=device)
+            tensors[step.parameter] = weight
+            continue
+        tensor = _read_tensor(step, checkpoint, dtype, device)
+        tensors[step.parameter] = tensor
+        parts = tensor if isinstance(step.transform, Stack) else (tensor,)
+        for part, info in zip(parts, step.sources[: len(parts)], strict=True):
+            # the smallest or the largest element tells, in one pass without temporaries; a part
+            # that was cast is judged by what it was cast to
+            if part.numel() and not all(math.isfinite(each.item()) for each in part.aminmax()):
+                not_finite.append(info.name)
+    if progress is not None:
+        progress(total, total)
+    if kept:
+        kept.keep(tensors)
+    return Weights(tensors, tuple(not_finite))
+
+
+def _read_tensor(
+    step: LoadStep, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Make a plain tensor."""
+    if isinstance(step.transform, Stack):
+        whole = torch.empty(step.shape, dtype=dtype, device=device)
+        for part, info in zip(whole, step.sources, strict=True):
+            part.copy_(read_plain(info, checkpoint))
+            checkpoint.drop(info)
+        return whole
+    (info,) = step.sources
+    tensor = step.transform.read(read_plain(info, checkpoint))
+    tensor = tensor.reshape(step.shape).to(device, dtype)
+    if device.type == "cpu" and stays_mapped(step, None, dtype):
+        return tensor
+    tensor = tensor.contiguous()
+    checkpoint.drop(info)
+    return tensor
+
+
+def read_weight(
+    step: LoadStep,
+    checkpoint: Checkpoint,
+    storing: Storing,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Weight:
+    """Make a weight that is no plain tensor, in the order that kernels read where they can.
+
+    Args:
+        step: Its tensors.
+        checkpoint: Where they are.
+        storing: What it is to be.
+        dtype: What products with it come in.
+        device: Where it goes.
+
+    Raises:
+        CheckpointError: A file has gone or changed.
+    """
+    if storing == "as stored":
+        found = [read_matrix(info, checkpoint, dtype, device) for info in step.sources]
+        read = StoredStack(found) if isinstance(step.transform, Stack) else found[0]
+    else:
+        read = _read_blocks(step, checkpoint, storing, dtype=dtype, device=device)
+    weight = pack_weight(read)
+    if weight is not read:
+        for info in step.sources:
+            checkpoint.drop(info)
+    return weight
+
+
+def _read_blocks(
+    step: LoadStep,
+    checkpoint: Checkpoint,
+    storing: BlockType | Quantizer,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Weight:
+    kind = storing.kind if isinstance(storing, Quantizer) else storing
+    first = step.sources[0]
+    if stays_mapped(step, storing, dtype):
+        blocks = checkpoint.view(first)
+        if device.type != "cpu":
+            blocks = blocks.to(device)
+            checkpoint.drop(first)
+        return GgufWeight(blocks, kind, dtype)
+    whole = torch.empty((*step.shape[:-1], kind.row_bytes(step.shape[-1])), dtype=torch.uint8)
+    if isinstance(step.transform, Mxfp4):
+        each = (checkpoint.view(info) for info in step.sources)
+        for part, codes, exponents in zip(whole, *each, strict=True):
+            part.copy_(mxfp4_blocks(codes, exponents))
+            for info in step.sources:
+                checkpoint.drop(info)
+    elif isinstance(step.transform, Transpose):
+        assert isinstance(storing, Quantizer)
+        for part, numbers in zip(whole, checkpoint.view(first), strict=True):
+            part.copy_(storing(numbers.mT.contiguous()))
+            checkpoint.drop(first)
+    else:
+        parts = whole.flatten(0, -2).chunk(len(step.sources))
+        for part, info in zip(parts, step.sources, strict=True):
+            _fill(part, info, checkpoint, storing=storing, transform=step.transform)
+    stored = GgufWeight(whole.to(device), kind, dtype)
+    if isinstance(step.transform, TiledColumns) and isinstance(storing, BlockType):
+        return _with_columns_moved(stored, step.transform)
+    return stored
+
+
+def _with_columns_moved(stored: GgufWeight, columns: TiledColumns) -> Weight:
+    """Blocks in another order; where they hold columns of several heads, inputs in theirs."""
+    piece = stored.shape[-1] // columns.heads.heads
+    kind = stored.kind
+    if piece % kind.length == 0:
+        return GgufWeight(in_order(stored.blocks, columns.heads.order()), kind, stored.dtype)
+    order = torch.tensor(columns.heads.stored_order(), device=stored.device)
+    return ShiftedWeight(stored, order=order, piece=piece)
+
+
+def _fill(
+    out: Tensor,
+    info: TensorInfo,
+    checkpoint: Checkpoint,
+    *,
+    storing: BlockType | Quantizer,
+    transform: Transform,
+) -> None:
+    """Put the blocks of one tensor in ``out``, (rows, bytes of a row), dropping what was read."""
+    if isinstance(storing, BlockType):
+        out.copy_(checkpoint.view(info).flatten(0, -2))
+    else:
+        for rows, numbers in tiles_of(info, checkpoint):
+            out[rows] = storing(transform.read(numbers))
+            checkpoint.drop(info)
+    checkpoint.drop(info)
+
+
+def tiles_of(info: TensorInfo, checkpoint: Checkpoint) -> Iterator[tuple[slice, Tensor]]:
+    """The rows of a tensor as plain numbers, some at a time, whatever it is stored in."""
+    if isinstance(info, QuantizedInfo):
+        weight = stored_weight(info, checkpoint, torch.float32)
+        for part in weight.tiles():
+            yield part, weight.layout.decode(weight.parts, part)
+        return
+    tensor = checkpoint.view(info)
+    # matrices of a stack that is cut are made contiguous a tile at a time
+    is_apart = tensor.dim() == 3 and not tensor.is_contiguous()
+    step = max(1, TILE // max(1, info.shape[-1]))
+    first = 0
+    for rows in tensor if is_apart else (tensor.flatten(0, -2),):
+        for low in range(0, len(rows), step):
+            tile = rows[low : low + step].contiguous()
+            numbers = GGML_TYPES[info.dtype].decode(tile) if info.is_packed else tile
+            yield slice(first + low, first + low + len(tile)), numbers
+        first += len(rows)
+
+
+def stored_weight(info: QuantizedInfo, checkpoint: Checkpoint, dtype: torch.dtype) -> StoredWeight:
+    """A quantized matrix whose tensors stay in the file."""
+    parts = {key: checkpoint.view(part) for key, part in info.parts.items()}
+    return StoredWeight(info.layout, parts, dtype)
+
+
+def read_matrix(
+    info: TensorInfo, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+) -> Weight:
+    """In blocks of GGUF files where those stand for the same numbers; as stored elsewhere."""
+    if not isinstance(info, QuantizedInfo):
+        return PlainWeight(checkpoint.view(info).to(device, dtype))
+    stored = stored_weight(info, checkpoint, dtype)
+    found = in_blocks(stored)
+    if found is not stored:
+        checkpoint.drop(info)
+        return found.to(device)
+    if device.type == "cpu":
+        return stored
+    parts = {key: part.to(device) for key, part in stored.parts.items()}
+    checkpoint.drop(info)
+    return StoredWeight(stored.layout, parts, dtype)
+
+
+def read_plain(info: TensorInfo, checkpoint: Checkpoint) -> Tensor:
+    """A tensor as plain numbers, whatever it is stored in."""
+    if not info.is_packed:
+        return checkpoint.view(info)
+    whole = torch.empty(info.shape)
+    flat = whole.flatten(0, -2)
+    for part, numbers in tiles_of(info, checkpoint):
+        flat[part] = numbers
+    return whole
+
+
+def place(module: CausalLM, tensors: Mapping[str, Tensor | Weight]) -> None:
+    """Put weights in the place of a network's empty parameters."""
+    plain = {name: each for name, each in tensors.items() if isinstance(each, Tensor)}
+    result = module.load_state_dict(plain, assign=True, strict=False)
+    packed = {name: each for name, each in tensors.items() if isinstance(each, Weight)}
+    assert not result.unexpected_keys
+    assert set(result.missing_keys) == set(packed)
+    for name, weight in packed.items():
+        owner, _, attribute = name.rpartition(".")
+        parent: nn.Module = module.get_submodule(owner)
+        delattr(parent, attribute)  # a parameter's place takes parameters only
+        setattr(parent, attribute, weight)

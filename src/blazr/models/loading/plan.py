@@ -1,21 +1,184 @@
-"""The plan of a load: every parameter matched with its tensors before any of them is read."""
+"""What a load will do, from headers alone: no tensor is read.
+
+A model is found, its family and config told, every parameter matched with its tensors, and chosen
+what it is computed in and kept as.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Literal
 
-from blazr.core.errors import CheckpointError
-from blazr.models.checkpoint.base import TensorInfo, take_rows
-from blazr.models.families.rules import AS_STORED, RuleBook, Shape, Transform
+import torch
+
+from blazr.core.errors import CheckpointError, UnknownFamilyError
+from blazr.core.table import Table
+from blazr.models.causal_lm import CausalLM, Embedding, ModelConfig
+from blazr.models.checkpoint.base import (
+    ELEMENT_TYPES,
+    Checkpoint,
+    QuantizedInfo,
+    RelaidInfo,
+    RowsInfo,
+    TensorInfo,
+    take_rows,
+    torch_dtype,
+)
+from blazr.models.checkpoint.open import find_model, open_checkpoint
+from blazr.models.families import FAMILIES
+from blazr.models.families.base import Derivation, Family
+from blazr.models.families.hf.derive import model_type
+from blazr.models.families.rules import (
+    AS_STORED,
+    AsStored,
+    Mxfp4,
+    RuleBook,
+    Shape,
+    Squeeze,
+    Transform,
+    Transpose,
+)
+from blazr.nn.device import Device
+from blazr.nn.layers.linear import Linear
+from blazr.nn.layers.moe import Experts
+from blazr.nn.ops.matmul import linear
+from blazr.nn.quant import QUANTIZERS
+from blazr.nn.quant.gguf import GGML_TYPES
+from blazr.nn.quant.gguf.block_type import BlockType
+from blazr.nn.quant.gguf.quantize import Quantizer
+from blazr.nn.quant.packed import can_pack
+from blazr.nn.quant.policy import SHORTER, QuantizePolicy
 
 LISTED_PROBLEMS = 12
 # Nearest names are looked for among this many: the search is quadratic.
 _SEARCHED_NAMES = 500
-
+_OTHER_MODELS = (
+    "'blazr generate', 'chat', 'serve' and 'info' run what transformers knows through that library"
+    " (pip install 'blazr[transformers]')"
+)
+DTYPES: Table[torch.dtype] = Table(
+    "dtype",
+    {
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+        "f32": torch.float32,
+        "bf16": torch.bfloat16,
+        "f16": torch.float16,
+    },
+)
+SMALL_BYTES = 64 * 2**20
+_LOADABLE = ("F16", "BF16", "F32", "F64")
+# The router decides in float32; latent attention reads the others as tensors at every step.
+_PLAIN = ("router", "k_up_proj", "v_up_proj")
+_STACKS = ("gate_proj", "up_proj", "down_proj")
 Kind = Literal["missing", "left over", "ambiguous", "wrong shape"]
+Storing = BlockType | Quantizer | Literal["as stored"]
+Storage = Mapping[str, Storing]
+"""How parameters are to be packed, by name; those that are not listed are plain tensors.
+
+Blocks of a file stay what they are, a quantizer makes blocks of numbers, and the tensors of a
+quantized checkpoint stay as they are stored.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedModel:
+    """A model whose headers have been read, and nothing else.
+
+    Args:
+        name: What to call it.
+        checkpoint: Its files.
+        family: Its kind.
+        derivation: Its config and how that was found.
+        module: The network without weights, on the meta device.
+        plan: Which tensors go where; checked.
+    """
+
+    name: str
+    checkpoint: Checkpoint
+    family: Family
+    derivation: Derivation
+    module: CausalLM
+    plan: LoadPlan
+
+
+def plan_model(model: str, *, revision: str | None = None) -> PlannedModel:
+    """Find a model, derive its config and match every tensor, reading headers only.
+
+    Args:
+        model: A directory, a file, ``nano``, or a Hub id.
+        revision: Branch, tag or commit of a Hub id.
+
+    Raises:
+        CheckpointError: There is no such model, or its tensors are not those of its kind.
+        ShapeError: Its tensors do not fit each other.
+        ConfigError: config.json has a wrong value.
+    """
+    files = find_model(model, revision=revision)
+    checkpoint = open_checkpoint(files.path)
+    family = detect_family(checkpoint)
+    derivation = family.derive(checkpoint)
+    with torch.device("meta"):
+        module = CausalLM(derivation.config)
+    shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    rules = derivation.rules
+    # some quantizers write biases of nothing but zeros where the layer has none
+    zero_biases = []
+    for name in checkpoint.tensors:
+        weight = checkpoint.tensors.get(f"{name.removesuffix('.bias')}.weight")
+        if not name.endswith(".bias") or not isinstance(weight, QuantizedInfo):
+            continue
+        match = rules.match(name)
+        has_place = match is not None and match.parameter in shapes
+        if not has_place and not checkpoint.read(name).count_nonzero():
+            zero_biases.append(name)
+    plan = plan_load(
+        checkpoint.tensors,
+        shapes,
+        rules,
+        ignored=family.ignored,
+        ignored_beginnings=(*derivation.unused, *zero_biases),
+    )
+    plan.check()
+    return PlannedModel(
+        name=files.name,
+        checkpoint=checkpoint,
+        family=family,
+        derivation=derivation,
+        module=module,
+        plan=plan,
+    )
+
+
+def detect_family(checkpoint: Checkpoint) -> Family:
+    """The family whose tensor names or whose ``model_type`` these are.
+
+    Raises:
+        CheckpointError: They are no family's.
+        UnknownFamilyError: config.json names a type of model that blazr does not know.
+    """
+    for family in FAMILIES.values():
+        if family.matches(checkpoint):
+            return family
+    kind = model_type(checkpoint)
+    if kind is not None:
+        raise UnknownFamilyError(
+            "config.json: this model_type is not supported.",
+            found=repr(kind)[:100],
+            expected=", ".join(FAMILIES),
+            hint=_OTHER_MODELS,
+        )
+    names = ", ".join(name[:40] for name in list(checkpoint.tensors)[:4])
+    raise CheckpointError(
+        f"{checkpoint.path} is not a language model of a kind that blazr knows.",
+        found=f"tensors such as {names}",
+        expected="embed_tokens.weight and layers.0.* (oxidizr), the same behind model."
+        " (Llama), backbone.* (Mamba), or a config.json that says",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,3 +384,187 @@ class _Matching:
 def _ancestors(name: str) -> Iterable[str]:
     while name := name.rpartition(".")[0]:
         yield name
+
+
+def stored_as(plan: LoadPlan) -> str:
+    """What most bytes are stored in: a name of ELEMENT_TYPES or GGML_TYPES.
+
+    Raises:
+        CheckpointError: Some tensors hold no floating-point numbers.
+    """
+    sizes: dict[str, int] = {}
+    for step in plan.steps:
+        for info in step.sources:
+            if isinstance(step.transform, Mxfp4):
+                continue
+            if info.dtype not in _LOADABLE and not info.is_packed:
+                raise CheckpointError(
+                    f"tensor {info.name[:100]!r} is quantized or of whole numbers.",
+                    found=info.dtype,
+                    expected=", ".join(_LOADABLE),
+                    hint="take the unquantized model",
+                )
+            sizes[info.dtype] = sizes.get(info.dtype, 0) + info.nbytes
+    return max(sizes, key=lambda key: sizes[key])
+
+
+def stored_dtype(plan: LoadPlan) -> torch.dtype:
+    """The dtype most bytes are stored in.
+
+    For packed blocks it is bfloat16, for quantized matrices that of the tensors beside them.
+
+    Raises:
+        CheckpointError: Some tensors hold no floating-point numbers.
+    """
+    name = stored_as(plan)
+    if name in ELEMENT_TYPES:
+        found = torch_dtype(name)
+        return torch.float32 if found == torch.float64 else found
+    infos = [info for step in plan.steps for info in step.sources]
+    is_quantized = any(isinstance(info, QuantizedInfo) for info in infos)
+    present = {info.dtype for info in infos} if is_quantized else set()
+    beside = next((each for each in ("BF16", "F16", "F32") if each in present), "BF16")
+    return torch_dtype(beside)
+
+
+def choose_dtype(name: str, plan: LoadPlan, device: Device, config: ModelConfig) -> torch.dtype:
+    """What to compute in: ``"auto"`` is the stored dtype, or float32 where that does not do.
+
+    On a CPU it does where it has instructions for it, or kernels, which widen numbers in registers.
+    The weights must be more than a few, or float32 costs nothing; and float16 needs a network that
+    does not scale up its embeddings, whose sums go beyond 65,504.
+
+    Raises:
+        CheckpointError: Some tensors hold no floating-point numbers.
+        UnknownNameError: There is no such dtype.
+    """
+    stored = stored_dtype(plan)
+    if name != "auto":
+        return DTYPES[name]
+    nbytes = sum(info.nbytes for step in plan.steps for info in step.sources)
+    return resolve_dtype(stored, nbytes, device, config)
+
+
+def resolve_dtype(
+    stored: torch.dtype, nbytes: int, device: Device, config: ModelConfig
+) -> torch.dtype:
+    """What to compute in with so many bytes of weights of a dtype; see `choose_dtype`."""
+    if stored == torch.float16 and config.embedding_multiplier > 1:
+        return torch.float32
+    if device.kind != "cpu":
+        return stored if device.supports(stored) else torch.float32
+    if nbytes <= SMALL_BYTES or not (device.supports(stored) or linear.has_kernel(stored)):
+        return torch.float32
+    return stored
+
+
+def packable(module: CausalLM) -> frozenset[str]:
+    """The parameters in whose place a packed weight may stand."""
+    names = set()
+    for name, part in module.named_modules():
+        if isinstance(part, Linear | Embedding) and not name.endswith(_PLAIN):
+            names.add(f"{name}.weight")
+        elif isinstance(part, Experts):
+            names.update(f"{name}.{stack}" for stack in _STACKS)
+    return frozenset(names)
+
+
+def choose_storage(plan: LoadPlan, module: CausalLM, policy: QuantizePolicy) -> Storage:
+    """Pack what is stored packed, and what the policy names where its rows are whole blocks."""
+    names = packable(module)
+    found = dict[str, Storing]()
+    head = module.head_parameter
+    for step in plan.steps:
+        if step.parameter not in names:
+            continue
+        chosen = policy.choose(step.parameter, is_head=step.parameter == head)
+        if chosen and step.shape[-1] % QUANTIZERS[chosen].kind.length:
+            chosen = SHORTER.get(chosen, chosen)
+        storing = _storing(step, QUANTIZERS[chosen] if chosen else None)
+        if storing is not None:
+            found[step.parameter] = storing
+    return found
+
+
+def _storing(step: LoadStep, wanted: Quantizer | None) -> Storing | None:
+    stored = stored_kind(step)
+    if isinstance(step.transform, Mxfp4):
+        return stored  # nothing is smaller
+    if wanted is not None and wanted.kind != stored and step.shape[-1] % wanted.kind.length == 0:
+        return wanted
+    if isinstance(step.transform, Transpose):
+        return None
+    if stored is not None:
+        return stored if step.shape[-1] % stored.length == 0 else None
+    is_quantized = any(isinstance(info, QuantizedInfo) for info in step.sources)
+    return "as stored" if is_quantized else None
+
+
+def stored_kind(step: LoadStep) -> BlockType | None:
+    """The type that all tensors of a step are packed in, if there is one."""
+    if isinstance(step.transform, Mxfp4):
+        return GGML_TYPES["MXFP4"]
+    kinds = {info.dtype for info in step.sources}
+    (first, *more) = sorted(kinds)
+    is_of_gguf = not isinstance(step.sources[0], QuantizedInfo) and step.sources[0].is_packed
+    return GGML_TYPES[first] if not more and is_of_gguf and first in GGML_TYPES else None
+
+
+def dequantize_if_room(plan: LoadPlan, storage: Storage, dtype: torch.dtype, room: int) -> Storage:
+    """Let floats and tables become plain numbers where there is room, as those are far faster.
+
+    Args:
+        plan: A plan that was checked.
+        storage: What was chosen.
+        dtype: Of plain parameters.
+        room: Bytes that they may take in all.
+    """
+    steps = [
+        step
+        for step in plan.steps
+        if storage.get(step.parameter) == "as stored"
+        and any(isinstance(i, QuantizedInfo) and not i.layout.is_grid for i in step.sources)
+    ]
+    if sum(math.prod(step.shape) for step in steps) * dtype.itemsize > room:
+        return storage
+    opened = {step.parameter for step in steps}
+    return {name: each for name, each in storage.items() if name not in opened}
+
+
+def stored_bytes(step: LoadStep, storing: Storing | None, dtype: torch.dtype) -> int:
+    """What a parameter takes, packed or plain in a dtype."""
+    if storing is None:
+        return math.prod(step.shape) * dtype.itemsize
+    if isinstance(storing, Quantizer):
+        storing = storing.kind
+    if isinstance(storing, BlockType):
+        return math.prod(step.shape) // storing.length * storing.nbytes
+    return sum(info.nbytes for info in step.sources)
+
+
+def copied_bytes(plan: LoadPlan, dtype: torch.dtype, device: torch.device, storage: Storage) -> int:
+    """Memory the plan will allocate: all parameters but those that stay views of a mapped file."""
+    total = 0
+    for step in plan.steps:
+        storing = storage.get(step.parameter)
+        # on a CPU blocks are copied to the order that its kernels read
+        is_repacked = isinstance(storing, BlockType) and can_pack(storing, dtype)
+        if device.type == "cpu" and stays_mapped(step, storing, dtype) and not is_repacked:
+            continue
+        total += stored_bytes(step, storing, dtype)
+    return total
+
+
+def stays_mapped(step: LoadStep, storing: Storing | None, dtype: torch.dtype) -> bool:
+    """Whether a parameter, plain or packed, can be used where it lies in the file."""
+    (first, *more) = step.sources
+    if more or isinstance(first, RelaidInfo):
+        return False
+    if storing is not None:
+        is_kept = isinstance(step.transform, AsStored) and isinstance(storing, BlockType)
+        return is_kept and not isinstance(first, RowsInfo) and stored_kind(step) == storing
+    if isinstance(first, RowsInfo) and not first.is_view:
+        return False
+    if first.is_packed or not isinstance(step.transform, AsStored | Squeeze):
+        return False
+    return first.start % dtype.itemsize == 0 and torch_dtype(first.dtype) == dtype

@@ -14,7 +14,8 @@ from blazr.models.causal_lm import CausalLM, ModelConfig
 from blazr.models.checkpoint.base import Checkpoint, TensorInfo
 from blazr.models.families.gguf.architectures import ARCHITECTURES, gguf_names
 from blazr.models.loading.describe import describe
-from blazr.models.loading.load import detect_family, load, plan_model
+from blazr.models.loading.load import load
+from blazr.models.loading.plan import detect_family, plan_model
 from blazr.nn.device import resolve_device
 from blazr.nn.quant.weight import GgufWeight, stored_weights
 from tests.support import ggufs, tiny

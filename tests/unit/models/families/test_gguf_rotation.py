@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_gguf_family import logits, write
 
-from blazr.models.loading.load import plan_model
+from blazr.models.loading.plan import plan_model
 
 
 # In the words of llama.cpp, of its converter for Mistral Large 3, and of Ollama; where no length is

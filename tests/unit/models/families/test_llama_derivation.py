@@ -6,7 +6,7 @@ from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.families import FAMILIES
 from blazr.models.families.base import Derivation
 from blazr.models.families.llama import LLAMA
-from blazr.models.loading.load import detect_family
+from blazr.models.loading.plan import detect_family
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.rope import RopeConfig, RopeScaling
 from tests.support import tiny

@@ -6,7 +6,7 @@ from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.mamba import MAMBA
 from blazr.models.families.oxidizr import OXIDIZR
-from blazr.models.loading.load import detect_family
+from blazr.models.loading.plan import detect_family
 from blazr.nn.layers.mamba1 import Mamba1Config
 from tests.support import tiny
 from tests.support.tiny import Tiny

@@ -8,7 +8,7 @@ import torch
 
 from blazr.models.causal_lm import CausalLM
 from blazr.models.loading.describe import describe
-from blazr.models.loading.load import plan_model
+from blazr.models.loading.plan import plan_model
 from blazr.models.sizing import size_of
 from tests.support import tiny
 from tests.support.tiny import Tiny

@@ -11,7 +11,8 @@ import torch
 
 from blazr.cli.info import info
 from blazr.models.loading.fit import AS_STORED, fit
-from blazr.models.loading.load import load, plan_model
+from blazr.models.loading.load import load
+from blazr.models.loading.plan import plan_model
 from blazr.models.sizing import size_of
 from blazr.nn.device import Device, resolve_device
 from blazr.nn.quant import QUANTIZERS

@@ -57,7 +57,7 @@ def test_the_next_start_has_the_same_weights(home, model, quantize, monkeypatch)
     first = packed(model, quantize)
     assert first
     assert len(list(home.glob("*.safetensors"))) == 1
-    monkeypatch.setattr("blazr.models.loading.weights.read_weight", None)  # nobody asks for it
+    monkeypatch.setattr("blazr.models.loading.load.read_weight", None)  # nobody asks for it
     assert are_same(first, packed(model, quantize))
 
 
