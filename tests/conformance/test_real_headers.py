@@ -44,7 +44,7 @@ def plan(checkpoint: Checkpoint, config: ModelConfig | None = None) -> tuple[Loa
         config, rules, unused = derived.config, derived.rules, derived.unused
     else:
         file = GgufFile(checkpoint)
-        rules, unused = tensor_names(file), unused_beginnings(file)
+        rules, unused = tensor_names(file, config), unused_beginnings(file)
     with torch.device("meta"):
         module = CausalLM(config)
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}

@@ -28,9 +28,8 @@ from blazr.models.checkpoint.write import Entry, TensorWriter, gguf_header
 from blazr.models.families.gguf.architectures import (
     ARCHITECTURES,
     Architecture,
-    DeltaOrder,
     gguf_names,
-    identifying_names,
+    mixers_of,
 )
 from blazr.models.families.gguf.as_config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from blazr.models.families.gguf.as_file import (
@@ -39,7 +38,6 @@ from blazr.models.families.gguf.as_file import (
     architecture_of,
     difference,
     metadata_of,
-    mixers_of,
     recipe_of,
     unsupported_by_llama_cpp,
 )
@@ -47,8 +45,6 @@ from blazr.models.families.gguf.family import as_gguf
 from blazr.models.families.rules import (
     AS_STORED,
     Mxfp4,
-    Pairs,
-    RuleBook,
     TiledColumns,
     Transform,
     Transpose,
@@ -63,8 +59,7 @@ from blazr.models.loading.plan import (
     plan_model,
     stored_dtype,
 )
-from blazr.nn.layers.attention import AttentionConfig
-from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
+from blazr.nn.layers.gated_delta import KimiDeltaConfig
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.quant.exact import mxfp4_blocks, plain_blocks
 from blazr.nn.quant.gguf.block_type import TILE
@@ -224,7 +219,9 @@ def _jobs(
     planned: PlannedModel, row: Architecture, target: ModelConfig, dtype: str
 ) -> Iterator[GgufJob]:
     steps = {step.parameter: step for step in planned.plan.steps}
-    names = _names(row, target)
+    names = gguf_names(
+        row, target.layers, fused=row.fused_mlp, tiled=row.tiled, joins_gates=not row.tiled
+    )
     usual = stored_dtype(planned.plan)
     with torch.device("meta"):
         module = CausalLM(target)
@@ -264,29 +261,6 @@ def _jobs(
             transform=placements[0].transform,
             order=order,
         )
-
-
-def _names(row: Architecture, target: ModelConfig) -> RuleBook:
-    layers = {
-        str(index): identifying_names(mixers_of(layer)) for index, layer in enumerate(target.layers)
-    }
-    attention = [each for each in all_mixers(target) if isinstance(each, AttentionConfig)]
-    pairs = None
-    if row.pairs_rows and attention:
-        dim = attention[0].head_dim
-        ropes = [each.rope.dim for each in attention if each.rope is not None]
-        pairs = Pairs(dim, ropes[0] if ropes and row.rotation != "metadata" else dim // 2 * 2)
-    delta = None
-    for mixer in all_mixers(target):
-        if isinstance(mixer, GatedDeltaConfig) and not isinstance(mixer, KimiDeltaConfig):
-            delta = DeltaOrder(
-                key_heads=mixer.num_key_heads,
-                heads=mixer.num_heads,
-                key_dim=mixer.key_head_dim,
-                tiled=row.tiled,
-                joins_gates=not row.tiled,
-            )
-    return gguf_names(row, layers, fused=row.fused_mlp, pairs=pairs, delta=delta)
 
 
 def _plain_type(step: LoadStep, dtype: str, usual: torch.dtype) -> str:

@@ -190,7 +190,7 @@ def declared_config(arch: str) -> ModelConfig:
 def test_the_same_logits_as_by_config_json(arch: str, tmp_path: Path) -> None:
     module = CausalLM(declared_config(arch)).eval()
     tensors: dict[str, Tensor] = {}
-    rules = gguf_names(ARCHITECTURES[arch], {}, fused=ARCHITECTURES[arch].fused_mlp)
+    rules = gguf_names(ARCHITECTURES[arch], fused=ARCHITECTURES[arch].fused_mlp)
     for name, parameter in module.state_dict().items():
         is_norm = parameter.dim() == 1 and name.endswith("norm.weight")
         parameter.copy_(torch.randn(parameter.shape) * 0.3 + is_norm)

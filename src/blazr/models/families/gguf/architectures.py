@@ -7,7 +7,7 @@ decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
@@ -32,20 +32,14 @@ from blazr.models.families.rules import (
 )
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import MixerConfig
+from blazr.nn.layers.decoder_layer import LayerConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
-from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mla import DeepseekMlaConfig
+from blazr.nn.layers.parallel import ParallelMixerConfig
 from blazr.nn.layers.short_conv import ShortConvConfig
 
 _LAYER = "blk.{i}."
-_SHORT = {"shortconv.in_proj": "in_proj", "shortconv.out_proj": "out_proj"}
-_SHORT |= {"shortconv.conv": "conv1d"}
-
-ATTENTION, FUSED_ATTENTION, MAMBA = "attn_q.weight", "attn_qkv.weight", "ssm_in.weight"
-MAMBA1, DELTA, KIMI = "ssm_x.weight", "attn_gate.weight", "ssm_conv1d_q.weight"
-CONV, LATENT = "shortconv.in_proj.weight", "attn_kv_a_mqa.weight"
-"""What identifies the mixers of a layer: each a tensor that no other mixer has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,22 +324,29 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 
 def gguf_names(
     row: Architecture,
-    layers: Mapping[str, Set[str]],
+    layers: Sequence[LayerConfig] = (),
     *,
     fused: bool = False,
-    pairs: Pairs | None = None,
-    delta: DeltaOrder | None = None,
+    tiled: bool = False,
+    joins_gates: bool = False,
 ) -> RuleBook:
     """The names of one file's tensors; of several for one parameter, the first is written.
 
     Args:
         row: The architecture.
-        layers: By the number of a layer, names that are in it: at least the identifying ones.
+        layers: The model's; without them the names that mean the same in all layers.
         fused: Whether both upward matrices of an MLP are one, under the name of the second.
-        pairs: In which order the rows of queries and keys lie; None for that of the model.
-        delta: In which order the heads of delta networks lie, where there are some.
+        tiled: Whether heads of values of delta networks that share a key lie apart.
+        joins_gates: Whether their projections of decay and beta are one matrix, by key head.
     """
     is_fused = fused and not row.hybrid
+    attention = [m for each in layers for m in mixers_of(each) if isinstance(m, AttentionConfig)]
+    pairs = None
+    if row.pairs_rows and attention:
+        dim = attention[0].head_dim
+        ropes = [each.rope.dim for each in attention if each.rope is not None]
+        # converters of a model whose attention may not rotate put whole heads in pairs
+        pairs = Pairs(dim, ropes[0] if ropes and row.rotation != "metadata" else dim // 2 * 2)
     names = {
         "attn_norm": "mixer_norm",
         "post_attention_norm": "feed_forward_norm" if row.late_norm else "mixer_post_norm",
@@ -398,44 +399,20 @@ def gguf_names(
             Rule(_LAYER + "exp_probs_b.bias", FEED + "correction_bias"),
             Rule(_LAYER + "ffn_{p}_exps.weight", experts, p=GATE_UP_DOWN),
             Rule(_LAYER + "ffn_{p}.{e}.weight", experts, Stack("e"), p=GATE_UP_DOWN),
-            *(rule for number in layers for rule in _in_layer(number, layers[number], delta)),
+            *(
+                rule
+                for index, layer in enumerate(layers)
+                for rule in _in_layer(index, layer, tiled=tiled, joins_gates=joins_gates)
+            ),
         ]
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaOrder:
-    """How the heads of delta networks lie in a file.
-
-    Args:
-        key_heads: Heads of keys.
-        heads: Heads of values.
-        key_dim: Rows of a head of queries or keys.
-        tiled: Whether heads of values that share a key lie ``key_heads`` apart.
-        joins_gates: Whether the projections of decay and beta are one matrix, by key head.
-    """
-
-    key_heads: int
-    heads: int
-    key_dim: int
-    tiled: bool
-    joins_gates: bool
-
-
-def identifying_names(mixers: Iterable[MixerConfig]) -> frozenset[str]:
-    """The tensors that identify a layer with these mixers."""
-    return frozenset(name for mixer in mixers for name in _TENSORS_BY_MIXER.get(type(mixer), ()))
-
-
-_TENSORS_BY_MIXER: Mapping[type[MixerConfig], tuple[str, ...]] = {
-    AttentionConfig: (ATTENTION,),
-    DeepseekMlaConfig: (LATENT,),
-    Mamba1Config: (MAMBA, MAMBA1),
-    Mamba2Config: (MAMBA,),
-    GatedDeltaConfig: (FUSED_ATTENTION, DELTA),
-    KimiDeltaConfig: (ATTENTION, KIMI),
-    ShortConvConfig: (CONV,),
-}
+def mixers_of(layer: LayerConfig) -> tuple[MixerConfig, ...]:
+    """The mixers of a layer, side by side or one."""
+    if isinstance(layer.mixer, ParallelMixerConfig):
+        return tuple(part.mixer for part in layer.mixer.parts)
+    return (layer.mixer,)
 
 
 def _renamed(at: str, ours: str, names: Mapping[str, str]) -> Iterable[Rule]:
@@ -457,34 +434,38 @@ def _attention(
     yield Rule(at + "attn_sinks.weight", ours + "sinks")
 
 
-def _in_layer(number: str, names: Set[str], delta: DeltaOrder | None) -> Iterable[Rule]:
-    at = f"blk.{number}."
-    ours = f"layers.{number}."
-    attends = ATTENTION in names or FUSED_ATTENTION in names
-    if not attends and not names & {MAMBA, CONV, LATENT}:
+def _in_layer(index: int, layer: LayerConfig, *, tiled: bool, joins_gates: bool) -> Iterable[Rule]:
+    """Names that mean something else in other layers, or that other layers have in other places."""
+    at = f"blk.{index}."
+    ours = f"layers.{index}."
+    mixers = mixers_of(layer)
+    if not mixers:
         yield Rule(at + "attn_norm.weight", ours + "feed_forward_norm.weight")
-    mixer = mamba = ours + "mixer."
-    if CONV in names:
-        yield from _renamed(at, mixer, _SHORT)
-    if LATENT in names:
-        yield from _renamed(at, mixer, {"attn_q_a_norm": "q_norm"})
-    if attends and MAMBA in names:
-        mamba += "parts.mamba."
-        yield from _attention(at, mixer + "parts.attention.")
-    if MAMBA in names and MAMBA1 not in names:
-        projections = {f"ssm_{name}": f"{name}_proj" for name in ("in", "out")}
-        yield from _renamed(at, mamba, {**projections, "ssm_conv1d": "conv1d"})
-        yield from _decay(at, mamba)
-        yield Rule(at + "ssm_d", mamba + "d", Reshape())
-    if DELTA in names and delta is not None:
-        yield from _delta(at, mixer, delta)
-    if KIMI in names:
-        for name in "qkv":
-            yield Rule(f"{at}ssm_conv1d_{name}.weight", f"{mixer}{name}_conv1d.weight", Reshape())
-        projections = {"attn_output": "out_proj", "ssm_beta": "b_proj"}
-        projections |= {f"ssm_{name}": f"{name}_proj" for name in ("f_a", "f_b", "g_a", "g_b")}
-        yield from _renamed(at, mixer, projections)
-        yield from _decay(at, mixer)
+    mixer = ours + "mixer."
+    for each in mixers:
+        match each:
+            case ShortConvConfig():
+                names = {f"shortconv.{name}_proj": f"{name}_proj" for name in ("in", "out")}
+                yield from _renamed(at, mixer, {**names, "shortconv.conv": "conv1d"})
+            case DeepseekMlaConfig():
+                yield from _renamed(at, mixer, {"attn_q_a_norm": "q_norm"})
+            case AttentionConfig() if len(mixers) > 1:
+                yield from _attention(at, mixer + "parts.attention.")
+            case Mamba2Config():
+                mamba = mixer + ("parts.mamba." if len(mixers) > 1 else "")
+                names = {f"ssm_{name}": f"{name}_proj" for name in ("in", "out")}
+                yield from _renamed(at, mamba, {**names, "ssm_conv1d": "conv1d"})
+                yield from _decay(at, mamba)
+                yield Rule(at + "ssm_d", mamba + "d", Reshape())
+            case KimiDeltaConfig():
+                for n in "qkv":
+                    yield Rule(f"{at}ssm_conv1d_{n}.weight", f"{mixer}{n}_conv1d.weight", Reshape())
+                names = {f"ssm_{name}": f"{name}_proj" for name in ("f_a", "f_b", "g_a", "g_b")}
+                names |= {"attn_output": "out_proj", "ssm_beta": "b_proj"}
+                yield from _renamed(at, mixer, names)
+                yield from _decay(at, mixer)
+            case GatedDeltaConfig():
+                yield from _delta(at, mixer, each, tiled=tiled, joins_gates=joins_gates)
 
 
 def _decay(at: str, ours: str, heads: TiledHeads | None = None) -> Iterable[Rule]:
@@ -493,16 +474,18 @@ def _decay(at: str, ours: str, heads: TiledHeads | None = None) -> Iterable[Rule
     yield Rule(at + "ssm_norm.weight", ours + "norm.weight", Reshape())
 
 
-def _delta(at: str, ours: str, order: DeltaOrder) -> Iterable[Rule]:
-    heads = TiledHeads(order.key_heads, order.heads) if order.tiled else None
-    wide = None if heads is None else replace(heads, before=2 * order.key_heads * order.key_dim)
+def _delta(
+    at: str, ours: str, mixer: GatedDeltaConfig, *, tiled: bool, joins_gates: bool
+) -> Iterable[Rule]:
+    heads = TiledHeads(mixer.num_key_heads, mixer.num_heads) if tiled else None
+    wide = None if heads is None else replace(heads, before=2 * mixer.key_size)
     proj = ours + "in_proj_"
     yield Rule(at + "attn_qkv.weight", proj + "qkv.weight", cut=wide)
     yield Rule(at + "ssm_conv1d.weight", ours + "conv1d.weight", cut=wide)
     yield Rule(at + "attn_gate.weight", proj + "z.weight", cut=heads)
     gates = (proj + "b.weight", proj + "a.weight")
-    if order.joins_gates:
-        yield Rule(at + "ssm_ba.weight", gates, cut=Cut(groups=order.key_heads))
+    if joins_gates:
+        yield Rule(at + "ssm_ba.weight", gates, cut=Cut(groups=mixer.num_key_heads))
     else:
         yield Rule(at + "ssm_beta.weight", gates[0], cut=heads)
         yield Rule(at + "ssm_alpha.weight", gates[1], cut=heads)

@@ -15,22 +15,16 @@ from types import MappingProxyType
 from blazr.core.errors import CheckpointError, ConfigError, ShapeError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.base import ConfigReader
-from blazr.models.families.gguf.architectures import (
-    ARCHITECTURES,
-    ATTENTION,
-    CONV,
-    DELTA,
-    FUSED_ATTENTION,
-    KIMI,
-    LATENT,
-    MAMBA,
-    MAMBA1,
-)
+from blazr.models.families.gguf.architectures import ARCHITECTURES
 from blazr.models.families.hf.derive import FULL, LINEAR, SLIDING
 
 LONG_CONTEXT = 131_072
 ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+ATTENTION, FUSED_ATTENTION, MAMBA = "attn_q.weight", "attn_qkv.weight", "ssm_in.weight"
+MAMBA1, DELTA, KIMI = "ssm_x.weight", "attn_gate.weight", "ssm_conv1d_q.weight"
+CONV, LATENT = "shortconv.in_proj.weight", "attn_kv_a_mqa.weight"
+"""What identifies the mixers of a layer: each a tensor that no other mixer has."""
 _ROUTER = "ffn_gate_inp.weight"
 # Layers by a tensor that they alone have; of several in one layer the first decides.
 _KIND_BY_TENSOR = {

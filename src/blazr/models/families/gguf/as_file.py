@@ -16,7 +16,7 @@ from torch import Tensor
 
 from blazr.core.gguf_header import Value
 from blazr.models.causal_lm import ModelConfig
-from blazr.models.families.gguf.architectures import ARCHITECTURES, Architecture
+from blazr.models.families.gguf.architectures import ARCHITECTURES, Architecture, mixers_of
 from blazr.models.families.gguf.as_config import METADATA_KEYS, SIGMOID, SOFTMAX
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import MixerConfig
@@ -50,13 +50,6 @@ def architecture_of(family: str, config: ModelConfig) -> str | None:
     wanted = (" ".join(words), " ".join([family, *(["experts"] if chooses else [])]), family)
     rows = ARCHITECTURES.items()
     return next((name for each in wanted for name, row in rows if each in row.families), None)
-
-
-def mixers_of(layer: LayerConfig) -> tuple[MixerConfig, ...]:
-    """The mixers of a layer, side by side or one."""
-    if isinstance(layer.mixer, ParallelMixerConfig):
-        return tuple(part.mixer for part in layer.mixer.parts)
-    return (layer.mixer,)
 
 
 def all_mixers(config: ModelConfig) -> Iterator[MixerConfig]:

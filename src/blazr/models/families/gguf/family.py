@@ -7,7 +7,6 @@ the tensors show: biases, norms and sizes.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
@@ -17,7 +16,7 @@ from blazr.models.causal_lm import ModelConfig
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families import FAMILIES
 from blazr.models.families.base import Derivation, Derived, Family, Source
-from blazr.models.families.gguf.architectures import DELTA, Architecture, DeltaOrder, gguf_names
+from blazr.models.families.gguf.architectures import Architecture, gguf_names
 from blazr.models.families.gguf.as_config import (
     INNER_EPS,
     LONG_FACTORS,
@@ -30,7 +29,7 @@ from blazr.models.families.gguf.as_config import (
     config_values,
     family_of,
 )
-from blazr.models.families.rules import Pairs, RuleBook
+from blazr.models.families.rules import RuleBook
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
@@ -41,7 +40,6 @@ from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.layers.parallel import ParallelMixerConfig, ParallelPart
 from blazr.nn.layers.rope import RopeConfig, RopeScaling
 
-_BLOCK = re.compile(r"blk\.(\d+)\.(.+)", re.ASCII)
 _NORMS = ("mixer_norm", "mixer_post_norm", "feed_forward_norm", "feed_forward_post_norm")
 _SCORINGS: Mapping[int, Literal["softmax", "sigmoid"]] = {SOFTMAX: "softmax", SIGMOID: "sigmoid"}
 # Parts that see, hear, or predict further tokens, in files that Ollama has converted.
@@ -66,11 +64,10 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
     read_from = FAMILIES[family_of(file)].derive_from
     assert read_from is not None
     values = config_values(file)
-    rules = tensor_names(file)
     source = Source(
         reader=file.reader_of(values),
         tensors=checkpoint.tensors,
-        rules=rules,
+        rules=gguf_names(file.row),
         without_defaults={*METADATA_KEYS, *values, "partial_rotary_factor"},
     )
     derived = read_from(source)
@@ -92,7 +89,11 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
     )
     name = Derived("architecture", file.architecture, "the metadata: general.architecture")
     return Derivation(
-        config, (name, *derived.values), derived.warnings, rules, unused_beginnings(file)
+        config,
+        (name, *derived.values),
+        derived.warnings,
+        tensor_names(file, config),
+        unused_beginnings(file),
     )
 
 
@@ -264,33 +265,19 @@ def _rope_in_gguf(rope: RopeConfig) -> RopeConfig:
     return rope
 
 
-def tensor_names(file: GgufFile) -> RuleBook:
+def tensor_names(file: GgufFile, config: ModelConfig) -> RuleBook:
     """The names of one file's tensors."""
-    layers = dict[str, set[str]]()
-    for name in file.tensors:
-        if block := _BLOCK.fullmatch(name):
-            layers.setdefault(block[1], set()).add(block[2])
     up, down = (file.tensors.get(f"blk.0.ffn_{name}.weight") for name in ("up", "down"))
     is_fused = up is not None and down is not None and up.shape[:1] == (2 * down.shape[-1],)
-    pairs = delta = None
-    if file.row.pairs_rows:
-        # converters of a model whose attention may not rotate put whole heads in pairs
-        dim = file.head_dim
-        may_not_rotate = file.row.rotation == "metadata"
-        rotated = dim if may_not_rotate else file.integer("rope.dimension_count", dim)
-        pairs = Pairs(max(1, dim), min(rotated, dim) // 2 * 2)
-    if found := file.layers_with(DELTA):
-        # by the first delta network; its sizes are judged where they become a config
-        joins_gates = file.has(f"blk.{found[0]}.ssm_ba.weight")
-        reordered = file.flag("ssm.v_head_reordered")  # Ollama's word: convert_qwen3next.go
-        delta = DeltaOrder(
-            key_heads=max(1, file.integer("ssm.group_count", 1)),
-            heads=max(1, file.size(f"blk.{found[0]}.ssm_a", 0)),
-            key_dim=file.integer("ssm.state_size", 1),
-            tiled=not joins_gates if reordered is None else reordered,
-            joins_gates=joins_gates,
-        )
-    return gguf_names(file.row, layers, fused=is_fused, pairs=pairs, delta=delta)
+    joins_gates = bool(file.layers_with("ssm_ba.weight"))
+    reordered = file.flag("ssm.v_head_reordered")  # Ollama's word: convert_qwen3next.go
+    return gguf_names(
+        file.row,
+        config.layers,
+        fused=is_fused,
+        tiled=not joins_gates if reordered is None else reordered,
+        joins_gates=joins_gates,
+    )
 
 
 def unused_beginnings(file: GgufFile) -> tuple[str, ...]:
@@ -304,6 +291,6 @@ GGUF = Family(
     name="gguf",
     matches=lambda checkpoint: "general.architecture" in checkpoint.metadata,
     derive=_derive,
-    rules=gguf_names(Architecture(), {}),
+    rules=gguf_names(Architecture()),
     ignored=(ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS),
 )
