@@ -19,10 +19,10 @@ from blazr.models.families.base import (
     split_layers,
 )
 from blazr.models.families.hf.derive import model_type
-from blazr.models.families.hf.state_space import TRAINING, mixer_rules
+from blazr.models.families.hf.mamba import BACKBONE_RULES
+from blazr.models.families.hf.state_space import TRAINING
 from blazr.models.families.oxidizr import DEFAULT_EPS
 from blazr.models.families.oxidizr_layers import derive_mamba1, derive_mamba2
-from blazr.models.families.rules import OURS, Rule, RuleBook
 from blazr.models.families.unread import settle_unread
 from blazr.nn.layers.decoder_layer import LayerConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
@@ -30,17 +30,6 @@ from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.norm import NormConfig
 
 PREFIX = "backbone."
-_LAYER = PREFIX + "layers.{i}."
-_RULES = RuleBook(
-    [
-        Rule(PREFIX + "embedding.weight", "embed_tokens.weight"),
-        Rule(PREFIX + "embeddings.weight", "embed_tokens.weight"),
-        Rule(PREFIX + "norm_f.weight", "norm.weight"),
-        Rule("lm_head.weight", "lm_head.weight"),
-        Rule(_LAYER + "norm.weight", OURS + "mixer_norm.weight"),
-        *mixer_rules(_LAYER + "mixer."),
-    ]
-)
 _READ_FROM_TENSORS = ("state_size", "conv_kernel", "tie_word_embeddings")
 _IGNORED_KEYS = (
     "d_model",
@@ -88,7 +77,7 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
         for key in (*TRAINING, *_READ_FROM_TENSORS, *_IGNORED_KEYS):
             reader.mark(key)
         settle_unread(reader, ledger)
-    return ledger.derivation(config, _RULES)
+    return ledger.derivation(config, BACKBONE_RULES)
 
 
 def _mixer(layer: TensorGroup, context: Context) -> Mamba1Config | Mamba2Config:
@@ -134,5 +123,5 @@ MAMBA = Family(
     name="mamba",
     matches=_matches,
     derive=_derive,
-    rules=_RULES,
+    rules=BACKBONE_RULES,
 )

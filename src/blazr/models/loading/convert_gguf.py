@@ -7,7 +7,7 @@ checkpoint holds.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -381,20 +381,11 @@ def write_gguf(
         writer.write(name, tensor)
         done += tensor.nbytes
     for job in plan.jobs:
-        tiles = _in_parts(job, checkpoint)
+        tiles = (tile for part in job.parts for tile in _tiles(job, part, checkpoint))
         for tile in tiles if job.order is None else (torch.cat(list(tiles))[job.order],):
             writer.write(job.name, tile)
             done += tile.nbytes
             report(done, total)
-
-
-def _in_parts(job: GgufJob, checkpoint: Checkpoint) -> Iterator[Tensor]:
-    """One parameter's rows after the other's."""
-    for part in job.parts:
-        for matrix in _matrices(job, part.step, checkpoint):
-            yield from _tiles(job, part.recipe, matrix, checkpoint)
-            for info in part.step.sources:
-                checkpoint.drop(info)
 
 
 def _matrices(job: GgufJob, step: LoadStep, checkpoint: Checkpoint) -> Iterator[Matrix]:
@@ -427,27 +418,30 @@ def _matrices(job: GgufJob, step: LoadStep, checkpoint: Checkpoint) -> Iterator[
                 yield tensor
 
 
-def _tiles(
+def _tiles(job: GgufJob, part: GgufPart, checkpoint: Checkpoint) -> Iterator[Tensor]:
+    """One parameter's rows as they are written, some at a time."""
+    for matrix in _matrices(job, part.step, checkpoint):
+        for tile in _plain_tiles(job, part.recipe, matrix, checkpoint):
+            if job.quantizer is not None:
+                yield job.quantizer(tile)
+            elif job.entry.dtype not in ELEMENT_TYPES:
+                yield tile
+            else:
+                yield tile.to(torch_dtype(job.entry.dtype))
+        for info in part.step.sources:
+            checkpoint.drop(info)
+
+
+def _plain_tiles(
     job: GgufJob, recipe: Recipe, matrix: Matrix, checkpoint: Checkpoint
-) -> Iterator[Tensor]:
-    """A matrix as it is written, some rows at a time."""
+) -> Iterable[Tensor]:
+    """A matrix in the file's order, some rows at a time; blocks that are kept stay bytes."""
     if isinstance(matrix, TensorInfo):
         if recipe.change is None and not isinstance(job.transform, TiledColumns):
-            for _, tile in tiles_of(matrix, checkpoint):
-                yield _encoded(job, tile)
-            return
+            return (tile for _, tile in tiles_of(matrix, checkpoint))
         matrix = read_plain(matrix, checkpoint)
     if recipe.change is not None:
         matrix = recipe.change(matrix)
     matrix = job.transform.write(matrix)
     step = max(1, TILE // max(1, matrix[0].numel())) if len(matrix) else 1
-    for tile in matrix.split(step):
-        yield _encoded(job, tile)
-
-
-def _encoded(job: GgufJob, tile: Tensor) -> Tensor:
-    if job.quantizer is not None:
-        return job.quantizer(tile)
-    if job.entry.dtype not in ELEMENT_TYPES:
-        return tile
-    return tile.to(torch_dtype(job.entry.dtype))
+    return matrix.split(step)

@@ -42,6 +42,7 @@ _BACKBONE = [
     Rule(_LAYER + "norm.weight", OURS + "mixer_norm.weight"),
     *mixer_rules(_LAYER + "mixer."),
 ]
+BACKBONE_RULES = RuleBook(_BACKBONE)
 _MAMBA2_KEYS = Mamba2Keys(
     heads="num_heads",
     head_dim="head_dim",
@@ -152,7 +153,7 @@ def _nemotron_rules(checkpoint: Checkpoint) -> RuleBook:
 MAMBA2 = hf_family(
     "mamba2",
     Traits(
-        rules=RuleBook(_BACKBONE),
+        rules=BACKBONE_RULES,
         defaults={"layer_norm_epsilon": 1e-5, "n_groups": 8, "use_conv_bias": True},
         layer=lambda reading, norm, _: LayerConfig(
             mixer=read_mamba2(reading, _MAMBA2_KEYS, norm), mixer_norm=norm
@@ -166,7 +167,7 @@ MAMBA2 = hf_family(
 FALCON_MAMBA = hf_family(
     "falcon_mamba",
     Traits(
-        rules=RuleBook(_BACKBONE),
+        rules=BACKBONE_RULES,
         defaults={"layer_norm_epsilon": 1e-5, "use_conv_bias": True},
         layer=lambda reading, norm, _: LayerConfig(
             mixer=replace(
@@ -183,7 +184,7 @@ FALCON_MAMBA = hf_family(
     ),
 )
 _NEMOTRON = Traits(
-    rules=RuleBook(_BACKBONE),
+    rules=BACKBONE_RULES,
     rules_of=_nemotron_rules,
     names=ROUTED_EXPERTS,
     defaults={
