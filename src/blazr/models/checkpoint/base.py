@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, BinaryIO
 
 from blazr.core.errors import CheckpointError, ConfigError
@@ -29,25 +28,23 @@ MAX_CONFIG_BYTES = 16 * 2**20
 # Python 3.11 does not name it: pages are not reserved, so a file larger than memory can be mapped.
 _MAP_NORESERVE = 0x4000
 # Bytes of one element, and torch's name for the type.
-ELEMENT_TYPES: Mapping[str, tuple[int, str]] = MappingProxyType(
-    {
-        "BOOL": (1, "bool"),
-        "U8": (1, "uint8"),
-        "I8": (1, "int8"),
-        "F8_E4M3": (1, "float8_e4m3fn"),
-        "F8_E5M2": (1, "float8_e5m2"),
-        "U16": (2, "uint16"),
-        "I16": (2, "int16"),
-        "F16": (2, "float16"),
-        "BF16": (2, "bfloat16"),
-        "U32": (4, "uint32"),
-        "I32": (4, "int32"),
-        "F32": (4, "float32"),
-        "U64": (8, "uint64"),
-        "I64": (8, "int64"),
-        "F64": (8, "float64"),
-    }
-)
+ELEMENT_TYPES: Mapping[str, tuple[int, str]] = {
+    "BOOL": (1, "bool"),
+    "U8": (1, "uint8"),
+    "I8": (1, "int8"),
+    "F8_E4M3": (1, "float8_e4m3fn"),
+    "F8_E5M2": (1, "float8_e5m2"),
+    "U16": (2, "uint16"),
+    "I16": (2, "int16"),
+    "F16": (2, "float16"),
+    "BF16": (2, "bfloat16"),
+    "U32": (4, "uint32"),
+    "I32": (4, "int32"),
+    "F32": (4, "float32"),
+    "U64": (8, "uint64"),
+    "I64": (8, "int64"),
+    "F64": (8, "float64"),
+}
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -295,43 +292,6 @@ class Format:
     read_header: Callable[[Path], Header]
 
 
-class MappedFile:
-    """A file in memory, page by page as it is touched.
-
-    Writing to the mapping changes private copies of its pages, never the file.
-
-    Args:
-        path: The file.
-        size: Its size in bytes when its header was read.
-
-    Raises:
-        CheckpointError: It cannot be opened, or its size has changed.
-    """
-
-    def __init__(self, path: Path, size: int) -> None:
-        with open_regular(path) as file:
-            found = os.fstat(file.fileno()).st_size
-            if found != size:
-                raise CheckpointError(
-                    f"{path} has changed while it was being read.",
-                    found=f"{found:,} bytes",
-                    expected=f"{size:,} bytes",
-                )
-            self.buffer = mmap.mmap(
-                file.fileno(),
-                size,
-                flags=mmap.MAP_PRIVATE | _MAP_NORESERVE,
-                prot=mmap.PROT_READ | mmap.PROT_WRITE,
-            )
-
-    def drop(self, start: int, end: int) -> None:
-        """Give the whole pages between two offsets back; reading them again reads the file."""
-        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-        length = end // mmap.PAGESIZE * mmap.PAGESIZE - first
-        if length > 0:
-            self.buffer.madvise(mmap.MADV_DONTNEED, first, length)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """The tensors of one model, in one file or many.
@@ -351,7 +311,7 @@ class Checkpoint:
     config: Mapping[str, object] | None = None
     config_path: Path | None = None
     metadata: Mapping[str, Value] = field(default_factory=dict)
-    _mapped: dict[Path, MappedFile] = field(default_factory=dict, repr=False)
+    _mapped: dict[Path, mmap.mmap] = field(default_factory=dict, repr=False)
 
     @property
     def directory(self) -> Path:
@@ -395,7 +355,7 @@ class Checkpoint:
         shape = info.bytes_shape if info.is_packed else info.shape
         if info.nbytes == 0:
             return torch.empty(shape, dtype=dtype)
-        buffer = self._map(info.file).buffer
+        buffer = self._map(info.file)
         if info.start % size:
             raw = torch.frombuffer(
                 buffer, dtype=torch.uint8, count=info.nbytes, offset=info.start
@@ -405,12 +365,39 @@ class Checkpoint:
         return torch.frombuffer(buffer, dtype=dtype, count=count, offset=info.start).view(shape)
 
     def drop(self, info: TensorInfo) -> None:
-        """Give back the memory behind a tensor that was read and copied."""
+        """Give back the memory behind a tensor that was read and copied.
+
+        These are the whole pages that it fills; reading them again reads the file.
+        """
         info = info.stored if isinstance(info, RowsInfo) else info
         for part in info.parts.values() if isinstance(info, QuantizedInfo) else (info,):
-            self._map(part.file).drop(part.start, part.end)
+            first = -(-part.start // mmap.PAGESIZE) * mmap.PAGESIZE
+            length = part.end // mmap.PAGESIZE * mmap.PAGESIZE - first
+            if length > 0:
+                self._map(part.file).madvise(mmap.MADV_DONTNEED, first, length)
 
-    def _map(self, file: Path) -> MappedFile:
-        if file not in self._mapped:
-            self._mapped[file] = MappedFile(file, self.files[file])
-        return self._mapped[file]
+    def _map(self, path: Path) -> mmap.mmap:
+        """A file in memory, page by page as it is touched.
+
+        Writing to the mapping changes private copies of its pages, never the file.
+
+        Raises:
+            CheckpointError: It cannot be opened, or its size is not what its header was read with.
+        """
+        if path not in self._mapped:
+            size = self.files[path]
+            with open_regular(path) as file:
+                found = os.fstat(file.fileno()).st_size
+                if found != size:
+                    raise CheckpointError(
+                        f"{path} has changed while it was being read.",
+                        found=f"{found:,} bytes",
+                        expected=f"{size:,} bytes",
+                    )
+                self._mapped[path] = mmap.mmap(
+                    file.fileno(),
+                    size,
+                    flags=mmap.MAP_PRIVATE | _MAP_NORESERVE,
+                    prot=mmap.PROT_READ | mmap.PROT_WRITE,
+                )
+        return self._mapped[path]

@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from blazr.core.errors import CheckpointError, ConfigError
@@ -23,56 +22,52 @@ _LAYER_NUMBER = re.compile(r"(0|[1-9]\d{0,8})\.", re.ASCII)
 DEFAULT_MAX_SEQ_LEN = 4096
 MAX_MAX_SEQ_LEN = 2**26
 # What each value may be called beside its own name; a dot leads into a nested object.
-ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "hidden_size": ("d_model", "n_embd"),
-        "num_layers": ("num_hidden_layers", "n_layer"),
-        "num_attention_heads": ("num_heads", "n_heads", "attention.num_heads"),
-        "num_kv_heads": ("num_key_value_heads", "kv_heads", "attention.num_kv_heads"),
-        "head_dim": ("attention.head_dim",),
-        "max_seq_len": ("max_position_embeddings",),
-        "rope_theta": ("attention.rope_theta", "rope_parameters.rope_theta"),
-        "rope_scaling": ("attention.rope_scaling", "rope_parameters"),
-        "mamba2_num_heads": ("ssm.num_heads",),
-        "mamba2_head_dim": ("ssm.head_dim", "ssm_cfg.headdim"),
-        "mamba2_state_size": ("ssm.state_size", "ssm_cfg.d_state"),
-        "mamba2_expand": ("ssm.expand",),
-        "mamba2_chunk_size": ("ssm.chunk_size",),
-        "mamba2_conv_kernel": ("ssm.conv_kernel",),
-        "mamba2_n_groups": ("ssm.n_groups", "ssm_cfg.ngroups"),
-        "mamba3_complex_rope": ("ssm.complex_rope",),
-        "mamba3_mimo_rank": ("ssm.mimo_rank",),
-        "mamba3_use_conv": ("ssm.use_conv",),
-        "kv_latent_dim": ("kv_lora_rank", "attention.kv_latent_dim"),
-        "q_latent_dim": ("q_lora_rank", "attention.q_latent_dim"),
-        "d_rope": ("qk_rope_head_dim", "attention.d_rope"),
-        "num_experts": ("n_routed_experts", "num_local_experts", "moe.num_experts"),
-        "experts_per_tok": (
-            "num_experts_per_tok",
-            "top_k",
-            "moe.experts_per_tok",
-            "moe.num_experts_per_tok",
-        ),
-        "shared_expert_enabled": ("moe.shared_expert_enabled", "moe.shared_expert"),
-        "moe_intermediate_size": ("moe.intermediate_size", "intermediate_size"),
-        "mamba_layers": ("hybrid_layers.ssm_layers",),
-    }
-)
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "hidden_size": ("d_model", "n_embd"),
+    "num_layers": ("num_hidden_layers", "n_layer"),
+    "num_attention_heads": ("num_heads", "n_heads", "attention.num_heads"),
+    "num_kv_heads": ("num_key_value_heads", "kv_heads", "attention.num_kv_heads"),
+    "head_dim": ("attention.head_dim",),
+    "max_seq_len": ("max_position_embeddings",),
+    "rope_theta": ("attention.rope_theta", "rope_parameters.rope_theta"),
+    "rope_scaling": ("attention.rope_scaling", "rope_parameters"),
+    "mamba2_num_heads": ("ssm.num_heads",),
+    "mamba2_head_dim": ("ssm.head_dim", "ssm_cfg.headdim"),
+    "mamba2_state_size": ("ssm.state_size", "ssm_cfg.d_state"),
+    "mamba2_expand": ("ssm.expand",),
+    "mamba2_chunk_size": ("ssm.chunk_size",),
+    "mamba2_conv_kernel": ("ssm.conv_kernel",),
+    "mamba2_n_groups": ("ssm.n_groups", "ssm_cfg.ngroups"),
+    "mamba3_complex_rope": ("ssm.complex_rope",),
+    "mamba3_mimo_rank": ("ssm.mimo_rank",),
+    "mamba3_use_conv": ("ssm.use_conv",),
+    "kv_latent_dim": ("kv_lora_rank", "attention.kv_latent_dim"),
+    "q_latent_dim": ("q_lora_rank", "attention.q_latent_dim"),
+    "d_rope": ("qk_rope_head_dim", "attention.d_rope"),
+    "num_experts": ("n_routed_experts", "num_local_experts", "moe.num_experts"),
+    "experts_per_tok": (
+        "num_experts_per_tok",
+        "top_k",
+        "moe.experts_per_tok",
+        "moe.num_experts_per_tok",
+    ),
+    "shared_expert_enabled": ("moe.shared_expert_enabled", "moe.shared_expert"),
+    "moe_intermediate_size": ("moe.intermediate_size", "intermediate_size"),
+    "mamba_layers": ("hybrid_layers.ssm_layers",),
+}
 # The same for configs of the transformers library: its own names come first, and the words for a
 # sampler's settings mean that.
-HF_ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        **{name: (name, *others) for name, others in ALIASES.items()},
-        "num_layers": ("num_hidden_layers", "n_layer", "num_layers"),
-        "num_kv_heads": ("num_key_value_heads", "num_kv_heads", "kv_heads"),
-        "max_seq_len": ("max_position_embeddings", "max_seq_len"),
-        "experts_per_tok": ("num_experts_per_tok", "experts_per_tok"),
-        "kv_latent_dim": ("kv_lora_rank",),
-        "q_latent_dim": ("q_lora_rank",),
-        "d_rope": ("qk_rope_head_dim",),
-        "moe_intermediate_size": ("moe_intermediate_size", "intermediate_size"),
-    }
-)
+HF_ALIASES: Mapping[str, tuple[str, ...]] = {
+    **{name: (name, *others) for name, others in ALIASES.items()},
+    "num_layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "num_kv_heads": ("num_key_value_heads", "num_kv_heads", "kv_heads"),
+    "max_seq_len": ("max_position_embeddings", "max_seq_len"),
+    "experts_per_tok": ("num_experts_per_tok", "experts_per_tok"),
+    "kv_latent_dim": ("kv_lora_rank",),
+    "q_latent_dim": ("q_lora_rank",),
+    "d_rope": ("qk_rope_head_dim",),
+    "moe_intermediate_size": ("moe_intermediate_size", "intermediate_size"),
+}
 MAX_INTEGER = 2**40
 
 
@@ -111,12 +106,6 @@ class ConfigReader:
         self.unknown: dict[str, object] = {}  # keys of sections that nobody knows, with their path
         self._asked: set[str] = set()
         self.names = names
-
-    def names_of(self, name: str) -> tuple[str, ...]:
-        """Every key that a value may be under, the first to look for first."""
-        if self.names is not None:
-            return self.names.get(name, (name,))
-        return (name, *ALIASES.get(name, ()))
 
     def over(self, raw: Mapping[str, object]) -> ConfigReader:
         """The same names over other values."""
@@ -199,7 +188,9 @@ class ConfigReader:
     def _read(
         self, name: str, wanted: str, convert: Callable[[object], T | None]
     ) -> Setting[T] | None:
-        keys = self.names_of(name)
+        keys = (name, *ALIASES.get(name, ()))
+        if self.names is not None:
+            keys = self.names.get(name, (name,))
         for position, key in enumerate(keys):
             outer, _, inner = key.partition(".")
             self._asked.add(outer)

@@ -7,7 +7,6 @@ refused; all others are ignored with one warning that names them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from blazr.core.errors import ConfigError
 from blazr.models.families.base import ConfigReader, Ledger
@@ -58,36 +57,34 @@ _NOT_CAUSAL = "only causal decoders run here"
 _POSITIONS = "positions are told by rotation (RoPE) or not at all"
 _MULTIPLIED = "this type of model has no such multiplier here"
 _CAPPED = "this type of model caps no scores here"
-NOT_IMPLEMENTED: Mapping[str, tuple[str, tuple[object, ...]]] = MappingProxyType(
-    {
-        "is_encoder_decoder": (_NOT_CAUSAL, ()),
-        "add_cross_attention": (_NOT_CAUSAL, ()),
-        "use_bidirectional_attention": (_NOT_CAUSAL, ()),
-        "is_causal": (_NOT_CAUSAL, (True,)),
-        "alibi": (_POSITIONS, ()),
-        "use_alibi": (_POSITIONS, ()),
-        "position_embedding_type": (_POSITIONS, ("rope", "rotary", "nope")),
-        "parallel_attn": ("both halves of a layer run one after the other", ()),
-        "use_parallel_residual": ("both halves of a layer run one after the other", ()),
-        "parallel_residual": ("both halves of a layer run one after the other", ()),
-        "apply_residual_connection_post_layernorm": ("residuals leave before the norm", ()),
-        "attn_logit_softcapping": (_CAPPED, ()),
-        "final_logit_softcapping": (_CAPPED, ()),
-        "logit_scale": (_MULTIPLIED, (1,)),
-        "logits_scaling": (_MULTIPLIED, (1,)),
-        "attention_multiplier": (_MULTIPLIED, (1,)),
-        "embedding_multiplier": (_MULTIPLIED, (1,)),
-        "residual_multiplier": (_MULTIPLIED, (1,)),
-        "lm_head_multiplier": (_MULTIPLIED, (1,)),
-        "key_multiplier": (_MULTIPLIED, (1,)),
-        "scale_emb": (_MULTIPLIED, (1,)),
-        "scale_depth": (_MULTIPLIED, ()),
-        "attention_chunk_size": ("attention in chunks is not implemented", ()),
-        "attn_temperature_tuning": ("scores do not grow with the position here", ()),
-        "llama_4_scaling_beta": ("only Ministral 3's scores grow with the position", ()),
-        "num_kv_shared_layers": ("layers share no keys and values here", ()),
-    }
-)
+NOT_IMPLEMENTED: Mapping[str, tuple[str, tuple[object, ...]]] = {
+    "is_encoder_decoder": (_NOT_CAUSAL, ()),
+    "add_cross_attention": (_NOT_CAUSAL, ()),
+    "use_bidirectional_attention": (_NOT_CAUSAL, ()),
+    "is_causal": (_NOT_CAUSAL, (True,)),
+    "alibi": (_POSITIONS, ()),
+    "use_alibi": (_POSITIONS, ()),
+    "position_embedding_type": (_POSITIONS, ("rope", "rotary", "nope")),
+    "parallel_attn": ("both halves of a layer run one after the other", ()),
+    "use_parallel_residual": ("both halves of a layer run one after the other", ()),
+    "parallel_residual": ("both halves of a layer run one after the other", ()),
+    "apply_residual_connection_post_layernorm": ("residuals leave before the norm", ()),
+    "attn_logit_softcapping": (_CAPPED, ()),
+    "final_logit_softcapping": (_CAPPED, ()),
+    "logit_scale": (_MULTIPLIED, (1,)),
+    "logits_scaling": (_MULTIPLIED, (1,)),
+    "attention_multiplier": (_MULTIPLIED, (1,)),
+    "embedding_multiplier": (_MULTIPLIED, (1,)),
+    "residual_multiplier": (_MULTIPLIED, (1,)),
+    "lm_head_multiplier": (_MULTIPLIED, (1,)),
+    "key_multiplier": (_MULTIPLIED, (1,)),
+    "scale_emb": (_MULTIPLIED, (1,)),
+    "scale_depth": (_MULTIPLIED, ()),
+    "attention_chunk_size": ("attention in chunks is not implemented", ()),
+    "attn_temperature_tuning": ("scores do not grow with the position here", ()),
+    "llama_4_scaling_beta": ("only Ministral 3's scores grow with the position", ()),
+    "num_kv_shared_layers": ("layers share no keys and values here", ()),
+}
 
 
 def settle_unread(reader: ConfigReader, ledger: Ledger) -> None:

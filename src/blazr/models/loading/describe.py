@@ -9,9 +9,6 @@ from blazr.models.loading.plan import PlannedModel, plan_model, stored_as, store
 from blazr.models.sizing import size_of
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
-from blazr.nn.layers.mamba1 import Mamba1Config
-from blazr.nn.layers.mamba2 import Mamba2Config
-from blazr.nn.layers.mamba3 import Mamba3Config
 from blazr.nn.layers.mla import MlaConfig
 from blazr.nn.layers.moe import MoeConfig
 
@@ -79,12 +76,6 @@ def layer_type_of(layer: LayerConfig) -> str:
     """A layer's type as config files name it, for example ``"MlaWithMoe"``."""
     has_moe = isinstance(layer.feed_forward, MoeConfig)
     match layer.mixer:
-        case Mamba1Config():
-            return "Mamba1"
-        case Mamba2Config():
-            return "Mamba2"
-        case Mamba3Config():
-            return "Mamba3"
         case MlaConfig():
             return "MlaWithMoe" if has_moe else "MlaWithMlp"
         case AttentionConfig():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from blazr.models.families.hf.derive import Reading, Traits, hf_family
 from blazr.models.families.hf.rope import mscale, read_rope, rope_parameters
@@ -19,7 +18,7 @@ from blazr.nn.layers.mla import DeepseekMlaConfig
 
 
 def read_latent_attention(
-    reading: Reading, sizes: Mapping[str, int] = MappingProxyType({}), *, is_rotated: bool = True
+    reading: Reading, sizes: Mapping[str, int] | None = None, *, is_rotated: bool = True
 ) -> DeepseekMlaConfig:
     """Latent attention [arXiv:2405.04434].
 
@@ -33,7 +32,7 @@ def read_latent_attention(
     """
 
     def size(name: str) -> int:
-        return reading.size(name, sizes.get(name))
+        return reading.size(name, (sizes or {}).get(name))
 
     reader = reading.reader
     plain = size("qk_nope_head_dim")

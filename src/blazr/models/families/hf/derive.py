@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, Literal
 
 from blazr.core.errors import CheckpointError, ConfigError
@@ -44,17 +43,15 @@ LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention
 MAX_EXTRA_LAYERS = 16
 MAX_SIZE = 2**28
 SILU = ("silu", "swish")  # both names mean one activation
-ACTIVATIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "silu": "silu",
-        "swish": "silu",
-        "gelu": "gelu",
-        "gelu_new": "gelu_tanh",
-        "gelu_pytorch_tanh": "gelu_tanh",
-        "relu": "relu",
-        "relu2": "relu2",
-    }
-)
+ACTIVATIONS: Mapping[str, str] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
 
 
 class Reading:

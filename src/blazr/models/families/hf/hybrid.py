@@ -18,7 +18,7 @@ from blazr.models.families.hf.derive import (
     read_attention,
     read_mlp,
 )
-from blazr.models.families.hf.names import gate_and_up, hf_rules
+from blazr.models.families.hf.names import MLP_NAMES, gate_and_up, hf_rules
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.hf.sparse import LOCAL_EXPERTS, read_experts
 from blazr.models.families.hf.state_space import (
@@ -42,11 +42,10 @@ _LAYER = "model.layers.{i}."
 
 def _rules(more: Sequence[Rule] = ()) -> RuleBook:
     """The names that Jamba began with."""
-    feed = tuple(f"{name}_proj.{part}" for name in GATE_UP_DOWN for part in PARTS)
     names = [
         Rule("model.final_layernorm.weight", "norm.weight"),
         *mixer_rules(_LAYER + "mamba."),
-        Rule(_LAYER + "feed_forward.{p}", FEED + "{p}", p=feed),
+        Rule(_LAYER + "feed_forward.{p}", FEED + "{p}", p=MLP_NAMES),
     ]
     return hf_rules([*names, *more], {"input": "mixer_norm", "pre_ff": "feed_forward_norm"})
 

@@ -53,7 +53,7 @@ def gate_and_up(at: str, end: str) -> tuple[str, ...]:
     return (f"{at}gate{end}", f"{at}up{end}")
 
 
-_DENSE = tuple(f"{name}_proj.{part}" for name in GATE_UP_DOWN for part in PARTS)
+MLP_NAMES = tuple(f"{name}_proj.{part}" for name in GATE_UP_DOWN for part in PARTS)
 _GATE_AND_UP = gate_and_up(_EXPERTS, "_proj")
 _NAMES = [
     Rule("model.embed_tokens.weight", "embed_tokens.weight"),
@@ -76,7 +76,7 @@ _NAMES = [
         cut=Cut(groups="heads"),
     ),
     # MLP
-    Rule(_MLP + "{p}", FEED + "{p}", p=_DENSE),
+    Rule(_MLP + "{p}", FEED + "{p}", p=MLP_NAMES),
     Rule(_MLP + "gate_up_proj.{p}", gate_and_up(FEED, "_proj.{p}"), p=PARTS),
     Rule(_MLP + "c_fc.{p}", FEED + "up_proj.{p}", p=PARTS),
     Rule(_MLP + "c_proj.{p}", FEED + "down_proj.{p}", p=PARTS),
@@ -84,8 +84,8 @@ _NAMES = [
     Rule(_MLP + "gate.weight", FEED + "router.weight"),
     Rule(_MLP + "gate.e_score_correction_bias", FEED + "correction_bias"),
     Rule(_MLP + "experts.{e}.{p}_proj.weight", _EXPERTS + "{p}_proj", Stack("e"), p=GATE_UP_DOWN),
-    Rule(_MLP + "shared_expert.{p}", FEED + "shared_expert.{p}", p=_DENSE),
-    Rule(_MLP + "shared_experts.{p}", FEED + "shared_expert.{p}", p=_DENSE),
+    Rule(_MLP + "shared_expert.{p}", FEED + "shared_expert.{p}", p=MLP_NAMES),
+    Rule(_MLP + "shared_experts.{p}", FEED + "shared_expert.{p}", p=MLP_NAMES),
     Rule(_MLP + "shared_expert_gate.weight", FEED + "shared_expert_gate.weight"),
     # Mixtral's
     Rule(_SPARSE + "gate.weight", FEED + "router.weight"),
