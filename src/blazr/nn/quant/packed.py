@@ -26,6 +26,8 @@ from blazr.nn.quant.weight import GgufWeight, StoredStack, Weight
 # Blocks of 32 that may share a scale and a code of 0, most first.
 _RUNS = (4, 2)
 _CENTER, _LARGEST_ZERO = 8, 255  # the code of 0 in Q4_0, and what it can be in int4
+# What packings that are no GGML type are packed from.
+_SOURCES = {"int8": "Q8_0", **{f"int4 by {size}": "Q4_0" for size in (32, 64, 128)}}
 
 
 class PackedWeight(Weight):
@@ -276,7 +278,3 @@ def _split(name: str, blocks: Tensor) -> CodesAndScales:
     codes, scales = decoder.split(blocks.reshape(-1, GGML_TYPES["Q4_0"].nbytes))
     # of blocks that have the same scale, the first one's
     return codes.view(len(blocks), -1), [scales[0].view(len(blocks), -1, 2)[:, :1]]
-
-
-# What packings that are no GGML type are packed from.
-_SOURCES = {"int8": "Q8_0", **{f"int4 by {size}": "Q4_0" for size in (32, 64, 128)}}
