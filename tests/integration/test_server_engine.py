@@ -59,7 +59,7 @@ def test_the_header_says_why(server: Loopback) -> None:
     prompt = list(range(1000, 1200))
     assert complete(server, prompt) == "0/200; unknown"
     assert complete(server, prompt) == "192/200; whole; end"
-    assert complete(server, prompt[:100] + [5] * 100) == "64/200; partial; geometric"
+    assert complete(server, prompt[:150] + [5] * 50) == "128/200; partial; geometric"
     assert complete(server, prompt[:40]) == "0/40; short"
     # its scores are not known yet; then they are
     assert complete(server, prompt, logprobs=1, echo=True) == "0/200; unknown"
@@ -73,15 +73,15 @@ def test_the_header_says_why(server: Loopback) -> None:
     assert found["pages"]["used"] == found["pages"]["idle"] > 0
     assert found["states"]["used"] > 0
     assert found["pages"]["free"] > 0
-    assert (found["prompt_tokens"], found["cached_tokens"]) == (1040, 448)
+    assert (found["prompt_tokens"], found["cached_tokens"]) == (1040, 512)
 
 
 def test_a_state_is_kept_where_a_request_says_and_where_prompts_part(server: Loopback) -> None:
-    prompt = list(range(1000, 1650))  # without more, after 10, 9, 8, 6, 4 ... blocks
+    prompt = list(range(1000, 1650))  # of 10 blocks: states after 5 (asked for), 7, 9 and 10
     assert complete(server, prompt, cache_anchors=[330]) == "0/650; unknown"
     assert complete(server, prompt[:330] + [5] * 100) == "320/430; partial; anchor"
-    assert complete(server, prompt[:460] + [6] * 100) == "384/560; no-state; geometric"
-    assert complete(server, prompt[:460] + [7] * 100) == "448/560; partial; parted"
+    assert complete(server, prompt[:530] + [6] * 100) == "448/630; no-state; geometric"
+    assert complete(server, prompt[:530] + [7] * 100) == "512/630; partial; parted"
 
 
 def test_salts_keep_prefixes_apart(server: Loopback) -> None:
