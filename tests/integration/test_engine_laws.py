@@ -17,7 +17,13 @@ import torch
 from blazr.core import env
 from blazr.engine.outputs import FinishReason
 from blazr.nn.kernels.cpu import compiled
-from tests.support.drafts import compute_drafts, most_drafts
+from blazr.nn.operands.step import GRID
+from tests.support.drafts import (
+    EagerSpeculator,
+    GuessingDrafter,
+    compute_drafts,
+    most_drafts,
+)
 from tests.support.examples import LENGTH_MIXES, MIXES, STORED_MIXES
 from tests.support.networks import VOCAB, Lab, build_network
 from tests.support.seeds import run_seed
@@ -71,8 +77,7 @@ def agree(answer, expected) -> None:
     _, expected_tokens, expected_logits = expected
     assert tokens == expected_tokens
     scale = expected_logits.abs().max()
-    # a preempted reply computes its last position again, so it may have more rows than tokens
-    for row, wanted in zip(logits[-len(tokens) :], expected_logits, strict=True):
+    for row, wanted in zip(logits, expected_logits, strict=True):
         assert (row - wanted).abs().max() <= 1e-5 * max(1.0, float(scale))
 
 
@@ -212,19 +217,52 @@ def test_in_memory_for_a_tenth(lab_of, alone):
         agree(lab.answer(request), expected)
 
 
+def following(alone, history):
+    """What follows a beginning of a prompt and its reply; 0 where none begins so."""
+    for prompt, tokens, _ in alone:
+        whole = [*prompt, *tokens]
+        if len(history) < len(whole) and whole[: len(history)] == list(history):
+            return whole[len(history)]
+    return 0
+
+
+@pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
+def test_with_drafts(lab_of, alone, right):
+    """In a batch that changes, with preemption and from cached prefixes."""
+    drafter = GuessingDrafter(partial(following, alone), VOCAB, right)
+    lab = lab_of(speculator=EagerSpeculator([drafter], grid=GRID))
+    for _ in range(2):
+        asked = [lab.ask(prompt, max_tokens=MAX_TOKENS) for prompt, *_ in alone]
+        for step in range(100):
+            if not lab.engine.has_work():
+                break
+            lab.step()
+            if step % 5 == 4 and lab.scheduler.running:
+                lab.scheduler.preempt(lab.scheduler.running[-1])
+        for request, expected in zip(asked, alone, strict=True):
+            agree(lab.answer(request), expected)
+    counts = lab.scheduler.counts
+    assert counts.drafts > len(alone)
+    if right == 0.0:
+        assert counts.kept_drafts < counts.drafts / 4
+    if right == 1.0:
+        assert counts.kept_drafts == counts.drafts
+    assert lab.cached[asked[-1]] > 0 or len(alone[-1][0]) < GRID
+
+
 def test_a_nan_ends_its_own_request(lab_of, alone):
     lab = lab_of()
     asked = [lab.ask(prompt, max_tokens=MAX_TOKENS) for prompt, *_ in alone[:4]]
-    sample = lab.runner.sampler.sample
+    sample = lab.sample
 
-    def spoil(logits, sequences):
+    def spoil(logits, rows):
         logits = logits.clone()
-        for row, sequence in zip(logits, sequences, strict=True):
+        for place, sequence in rows:
             if sequence.request_id == asked[1] and sequence.num_output == 2:
-                row[0] = float("nan")
-        return sample(logits, sequences)
+                logits[place, 0] = float("nan")
+        return sample(logits, rows)
 
-    lab.runner.sampler.sample = spoil
+    lab.sample = spoil
     lab.run()
     assert lab.reasons[asked[1], 0] is FinishReason.ERROR
     assert "NaN" in lab.errors[asked[1], 0]
@@ -232,7 +270,7 @@ def test_a_nan_ends_its_own_request(lab_of, alone):
         if request != asked[1]:
             agree(lab.answer(request), expected)
     again = lab.ask(alone[1][0], max_tokens=MAX_TOKENS)
-    lab.runner.sampler.sample = sample
+    lab.sample = sample
     lab.run()
     assert torch.isfinite(lab.answer(again)[1]).all()
     assert lab.tokens[again, 0] == alone[1][1]

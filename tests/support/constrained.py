@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from array import array
 
 import numpy as np
 import torch
@@ -12,10 +13,11 @@ from blazr.engine.constraint import Constraint
 from blazr.engine.engine import Engine
 from blazr.engine.outputs import TokenOutput
 from blazr.engine.request import Request
-from blazr.engine.runner import StepResult
+from blazr.engine.runner import StepResult, draw_tokens
 from blazr.engine.sampling.sampler import Sampler
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import Scheduler, StepPlan
+from blazr.engine.speculation.speculator import Speculator
 
 
 class RandomScores:
@@ -33,20 +35,31 @@ class RandomScores:
         self.num_drawn = 0
 
     def execute(self, plan: StepPlan) -> StepResult:
-        sequences = [row.sequence for row in plan.rows if row.samples]
-        sequences += [fork.sequence for fork in plan.forks if fork.samples]
-        if not sequences:
-            return StepResult()
-        self.num_drawn += len(sequences)
-        logits = torch.stack([self.scores(each.tokens.tobytes()) for each in sequences])
-        return StepResult(self.sampler.sample(logits, sequences))
+        histories = [
+            row.sequence.tokens + array("i", row.drafts[:count])
+            for row in plan.rows
+            if row.samples
+            for count in range(len(row.drafts) + 1)
+        ]
+        result = StepResult()
+        if histories:
+            logits = torch.stack([self.scores(history.tobytes()) for history in histories])
+            draw_tokens(self.sampler, plan, logits, result)
+        self.num_drawn += len(result.sampled)
+        return result
 
     def scores(self, history: bytes) -> torch.Tensor:
         generator = torch.Generator().manual_seed(zlib.crc32(history))
         return torch.randn(len(self.bonus), generator=generator) * 2 + self.bonus
 
 
-def engine_over(model: RandomScores, *, running: int = 8, budget: int = 64) -> Engine:
+def engine_over(
+    model: RandomScores,
+    *,
+    running: int = 8,
+    budget: int = 64,
+    speculator: Speculator | None = None,
+) -> Engine:
     shape = CacheShape(
         grid=64,
         num_superpages=32,
@@ -55,7 +68,7 @@ def engine_over(model: RandomScores, *, running: int = 8, budget: int = 64) -> E
         max_running=running,
         max_blocks=256,
     )
-    scheduler = Scheduler(CacheManager(shape), token_budget=budget)
+    scheduler = Scheduler(CacheManager(shape), token_budget=budget, speculator=speculator)
     vocab_size = len(model.bonus)
     return Engine(scheduler, model.execute, vocab_size=vocab_size, max_seq_len=4096)
 

@@ -1,14 +1,21 @@
-"""A step that computes drafts of one sequence, as speculation would."""
+"""Drafts for tests: steps that compute them, and drafters that err as often as is wanted."""
 
 from __future__ import annotations
 
+import zlib
+from array import array
 from collections.abc import Callable, Sequence
+from random import Random
 
 from blazr.engine.cache.manager import CacheManager
+from blazr.engine.request import Request
 from blazr.engine.runner import StepResult
+from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import Scheduler, StepPlan
 from blazr.engine.sequence import Phase
 from blazr.engine.sequence import Sequence as RunningSequence
+from blazr.engine.speculation.drafter import Draft
+from blazr.engine.speculation.speculator import Speculator
 
 
 def most_drafts(memory: CacheManager, sequence: RunningSequence) -> int:
@@ -46,3 +53,69 @@ def compute_drafts(
         raise
     scheduler.commit(plan)
     return True
+
+
+class EagerSpeculator(Speculator):
+    """Has all drafts computed, whatever they cost."""
+
+    def _choose_depths(self, num_sequences, rates, room):
+        depths = {}
+        for sequence, _ in rates:
+            depths[sequence] = min(room, len(self._proposals[sequence].draft.token_ids))
+            room -= depths[sequence]
+        return {sequence: depth for sequence, depth in depths.items() if depth}
+
+    def _rest(self, sequence):
+        """Ask again for each token."""
+
+
+class GuessingDrafter:
+    """Knows what comes next, but errs; the same after the same tokens.
+
+    Args:
+        next_token: What follows tokens.
+        vocab_size: Wrong drafts are below it.
+        right: The share of drafts that are right on purpose.
+    """
+
+    def __init__(
+        self, next_token: Callable[[Sequence[int]], int], vocab_size: int, right: float
+    ) -> None:
+        self._next_token = next_token
+        self._vocab_size = vocab_size
+        self._right = right
+
+    def propose(self, sequence: RunningSequence, most: int) -> Draft | None:
+        rng = Random(zlib.crc32(sequence.tokens.tobytes()))
+        history = list(sequence.tokens)
+        for _ in range(rng.randint(0, most)):
+            is_right = rng.random() < self._right
+            history.append(
+                self._next_token(history) if is_right else rng.randrange(self._vocab_size)
+            )
+        drafts = history[len(sequence.tokens) :]
+        return Draft(tuple(drafts), "guess") if drafts else None
+
+    def forget(self, sequence: RunningSequence) -> None:
+        """Nothing is kept of a sequence."""
+
+
+def running_sequence(
+    tokens: Sequence[int], *, max_output: int = 10_000, **params: object
+) -> RunningSequence:
+    """A sequence whose prompt are the first half of the tokens, and whose reply the others."""
+    prompt = tuple(tokens[: len(tokens) // 2])
+    request = Request(prompt_ids=prompt, params=SamplingParams(**params))  # type: ignore[arg-type]
+    sequence = RunningSequence(
+        request_id=1,
+        request=request,
+        index=0,
+        order=(0, 0, 0),
+        tokens=array("i", tokens),
+        seed=0,
+        max_length=100_000,
+        max_output=max_output,
+        phase=Phase.RUNNING,
+    )
+    sequence.computed = len(tokens) - 1
+    return sequence

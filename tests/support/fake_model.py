@@ -17,7 +17,7 @@ from blazr.engine.cache.arena import ItemClass
 from blazr.engine.cache.manager import CacheManager
 from blazr.engine.runner import StepResult
 from blazr.engine.sampling.sampler import Sampled
-from blazr.engine.scheduler import StepPlan
+from blazr.engine.scheduler import PlannedSequence, StepPlan
 
 POISON = -(10**30)
 MODULUS = (1 << 61) - 1
@@ -107,9 +107,9 @@ class FakeModel:
         for row in plan.rows:
             if row.sequence.was_truncated:
                 self._rewind(row.sequence)
-        tokens = [self._row(row.sequence, row.num_tokens, i) for i, row in enumerate(plan.rows)]
+        tokens = [self._row(row, i) for i, row in enumerate(plan.rows)]
         self.computed += plan.num_tokens
-        drawn = {r.sequence: t for t, r in zip(tokens, plan.rows, strict=True) if r.samples}
+        drawn = {r.sequence: t[0] for t, r in zip(tokens, plan.rows, strict=True) if r.samples}
         for fork in plan.forks:
             if fork.samples:
                 drawn[fork.sequence] = drawn[fork.source]
@@ -121,29 +121,37 @@ class FakeModel:
         sampled = list(drawn.values())
         if "results permuted between rows" in self.bugs:
             sampled.reverse()
-        return StepResult([Sampled(token) for token in sampled])
+        late = "what follows a draft drawn a token late" in self.bugs
+        return StepResult(
+            [Sampled(token) for token in sampled],
+            draw_next=lambda row, count: Sampled(tokens[row][count - late]),
+        )
 
-    def _row(self, sequence, count: int, row: int) -> int:
-        """Compute ``count`` tokens of a sequence and say what follows."""
-        shape, grid, start = self.memory.shape, self.memory.shape.grid, sequence.computed
+    def _row(self, row: PlannedSequence, index: int) -> list[int]:
+        """Compute tokens of a sequence and say what follows its last one and each draft."""
+        shape, grid = self.memory.shape, self.memory.shape.grid
+        sequence, count, _, drafts = row
+        start = sequence.computed
         state, total = self._resume(sequence)
         writes = dict(sequence.pending)
-        for position in range(start, start + count):
-            token = sequence.tokens[position]
+        following = []
+        computed = [*sequence.tokens[start : start + count - len(drafts)], *drafts]
+        for position, token in enumerate(computed, start):
             if position == 5 and sequence.request_id in self.cursed:
                 raise RuntimeError("cursed")
             state = mix(state, token + 1)
             total = (total + state) % MODULUS
             at = position
-            if "grid by packed offset" in self.bugs and row and count > 1:
-                at = position - position % grid + (position + row) % grid
+            if "grid by packed offset" in self.bugs and index and count > 1:
+                at = position - position % grid + (position + index) % grid
             if shape.has_pages:
                 self.cells[sequence.pages[at // grid]][at % grid] = state
             self.logs[sequence.run_slot][position % grid] = token
             if position - start + 1 in writes:
                 self.states[writes[position - start + 1]] = state
+            following.append(mix(total, state) % VOCAB)
         self.working[sequence.run_slot] = state
-        return mix(total, state) % VOCAB
+        return following[-1 - len(drafts) :]
 
     def _resume(self, sequence) -> tuple[int, int]:
         """State and sum where the sequence stands, from memory alone where there is memory."""

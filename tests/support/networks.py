@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ from blazr.engine.request import Request
 from blazr.engine.runner import ModelRunner, StepResult
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import Scheduler, StepPlan
+from blazr.engine.speculation.speculator import Speculator
 from blazr.models.causal_lm import CausalLM, ModelConfig
 from blazr.nn.layers.decoder_layer import LayerConfig
 from blazr.nn.layers.norm import NormConfig
@@ -80,6 +83,10 @@ class Lab:
         replay: Whether decode steps are recorded and made again.
         cache_dir: Where prefixes are kept on disk, if anywhere.
         kv_dtype: What keys, values and latents are stored in.
+        speculator: Drafts what may follow, if anything does.
+
+    Attributes:
+        sample: Draws from a step's logits, as `Draws.draw` does; tests put others in its place.
     """
 
     def __init__(
@@ -93,6 +100,7 @@ class Lab:
         replay: bool = True,
         cache_dir: Path | None = None,
         kv_dtype: str = "auto",
+        speculator: Speculator | None = None,
     ) -> None:
         layout = plan_layout(
             [
@@ -116,7 +124,7 @@ class Lab:
             self.runner, EngineConfig(cache_dir=None if cache_dir is None else str(cache_dir))
         )
         self.memory = CacheManager(shape, prefix_cache=prefix_cache, disk=disk)
-        self.scheduler = Scheduler(self.memory, token_budget=budget)
+        self.scheduler = Scheduler(self.memory, token_budget=budget, speculator=speculator)
         self.engine = Engine(
             self.scheduler,
             self.execute,
@@ -124,7 +132,7 @@ class Lab:
             max_seq_len=CONTEXT,
             length_class=model.config.length_class,
         )
-        self.logits: dict[tuple[int, int], list[Tensor]] = {}
+        self.logits: dict[tuple[int, int], dict[int, Tensor]] = {}
         self.tokens: dict[tuple[int, int], list[int]] = {}
         self.reasons: dict[tuple[int, int], FinishReason] = {}
         self.errors: dict[tuple[int, int], str | None] = {}
@@ -175,7 +183,8 @@ class Lab:
         """Tokens and the logits they were chosen from, (tokens, V)."""
         key = (request_id, index)
         assert self.errors[key] is None, self.errors[key]
-        return self.tokens[key], torch.stack(self.logits[key])
+        rows = [self.logits[key][position] for position in range(len(self.tokens[key]))]
+        return self.tokens[key], torch.stack(rows)
 
     def _poison(self) -> None:
         storage, arena, memory = self.runner.storage, self.memory.arena, self.memory
@@ -210,12 +219,13 @@ class Lab:
         memory.release = poisoning_release_all  # type: ignore[method-assign]
 
     def _record(self) -> None:
-        sample = self.runner.sampler.sample
+        draws = self.runner.sampler.draws
+        self.sample = lambda logits, rows: draws(logits).draw(rows)
 
-        def recording_sample(logits, sequences):
-            for row, sequence in zip(logits, sequences, strict=True):
+        def draw(logits, rows):
+            for place, sequence in rows:
                 key = (sequence.request_id, sequence.index)
-                self.logits.setdefault(key, []).append(row.clone())
-            return sample(logits, sequences)
+                self.logits.setdefault(key, {})[sequence.num_output] = logits[place].clone()
+            return self.sample(logits, rows)
 
-        self.runner.sampler.sample = recording_sample  # type: ignore[method-assign]
+        self.runner.sampler.draws = lambda logits: SimpleNamespace(draw=partial(draw, logits))  # type: ignore[method-assign]

@@ -117,10 +117,15 @@ def speed_line(completion: Completion, timings: dict[str, float]) -> str:
     decode_s = timings["generate_s"] - first_s
     rate = (usage.completion_tokens - 1) / decode_s if decode_s > 0 else 0.0
     cached = f" ({usage.cached_tokens} from the cache)" if usage.cached_tokens else ""
-    return (
+    line = (
         f"prompt {usage.prompt_tokens} tokens{cached}, first token after {first_s:.2f} s; "
-        f"reply {usage.completion_tokens} tokens" + (f", {rate:,.1f} tokens/s" if rate > 0 else "")
+        f"reply {usage.completion_tokens} tokens"
     )
+    if rate > 0:
+        line += f", {rate:,.1f} tokens/s"
+    if usage.draft_tokens:
+        line += f", {usage.kept_draft_tokens} of {usage.draft_tokens} drafts kept"
+    return line
 
 
 def as_object(model: str, completion: Completion, timings: dict[str, float]) -> dict[str, object]:
@@ -135,6 +140,8 @@ def as_object(model: str, completion: Completion, timings: dict[str, float]) -> 
             "completion_tokens": usage.completion_tokens,
             "total_tokens": usage.total_tokens,
             "cached_tokens": usage.cached_tokens,
+            "draft_tokens": usage.draft_tokens,
+            "kept_draft_tokens": usage.kept_draft_tokens,
         },
         "timings": {name: round(value, 4) for name, value in timings.items()},
     }

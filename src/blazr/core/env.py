@@ -44,6 +44,7 @@ SERVE_FLAGS = (
     "MAX_SEQ_LEN",
     "KV_DTYPE",
     "CONTEXT_SHIFT",
+    "SPEC",
     "CACHE_DIR",
     "CACHE_DISK",
     "TOKEN_BUDGET",

@@ -354,15 +354,17 @@ class AsyncEngine:
                 continue
             started = time.monotonic()
             engine = self._engine
-            before = engine.counts.computed_tokens
             scheduler = engine.scheduler
+            before = engine.counts.computed_tokens
+            drafts_before = scheduler.counts.drafts
             decodes = sum(s.remaining == 1 for s in scheduler.running)
             prompts = len(scheduler.running) - decodes + len(scheduler.waiting)
             budget = self._pacing.prefill_budget(decodes, prompts)
             outputs = engine.step(started, budget)
             computed = engine.counts.computed_tokens - before
             took_s = time.monotonic() - started
-            self._pacing.learn(decodes, max(computed - decodes, 0), took_s)
+            if scheduler.counts.drafts == drafts_before:
+                self._pacing.learn(decodes, max(computed - decodes, 0), took_s)
             if logger.isEnabledFor(TRACE):
                 names = ("num_running", "num_waiting", "pages_free", "states_free")
                 stats = self._engine.stats()

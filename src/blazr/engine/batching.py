@@ -18,8 +18,8 @@ from blazr.nn.operands.step import Span, StepTable
 def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> ForwardBatch:
     """Lay the plan's sequences end to end.
 
-    Logits are wanted where a token is drawn, and at every token of a sequence whose request asks
-    for the log-probabilities of its prompt.
+    Logits are wanted where a token is drawn, behind drafts too, and at every token of a sequence
+    whose request asks for the log-probabilities of its prompt.
     """
     has_states = memory.shape.has_states
     # plain lists are filled faster than arrays, one short piece at a time
@@ -31,7 +31,7 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
     wanted: list[int] = []
     spans: list[Span] = []
     first = 0
-    for index, (sequence, length, samples) in enumerate(plan.rows):
+    for index, (sequence, length, samples, drafts) in enumerate(plan.rows):
         start = sequence.computed
         last = first + length
         assert sequence.run_slot is not None
@@ -43,6 +43,7 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
             owners.append(index)
         else:
             tokens += sequence.tokens[start : start + length]
+            tokens += drafts
             positions += range(start, start + length)
             lengths += [sequence.max_computed] * length
             owners += [index] * length
@@ -62,7 +63,7 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
             # pooled hidden states are wanted instead of logits, or logits at every token
             wanted += range(first, last) if sequence.request.pooling is None else ()
         elif samples:
-            wanted.append(last - 1)
+            wanted += range(last - 1 - len(drafts), last)
         first = last
     grid = memory.shape.grid
     tables = memory.block_tables.rows[runs]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -19,6 +20,8 @@ from blazr.engine.engine import Engine
 from blazr.engine.pacing import Pacing
 from blazr.engine.runner import ModelRunner
 from blazr.engine.scheduler import Scheduler
+from blazr.engine.speculation import DRAFTERS
+from blazr.engine.speculation.speculator import COUNTS, MOST_DRAFTS, Speculator
 from blazr.models.causal_lm import CausalLM
 from blazr.nn.device import Device, release_threads
 
@@ -40,8 +43,9 @@ def build_engine(
 
     Raises:
         CapacityError: The memory holds not even one sequence.
-        UnknownNameError: There is no such dtype of keys and values.
+        UnknownNameError: There is no such dtype of keys and values, or no such drafter.
     """
+    drafters = [DRAFTERS[name.strip()] for name in (config.spec or "").split(",") if name.strip()]
     max_seq_len = min(model.config.max_seq_len, config.max_seq_len or model.config.max_seq_len)
     specs = [
         layer.mixer.cache_spec(model.dtype).stored_as(config.kv_dtype)
@@ -59,8 +63,11 @@ def build_engine(
 
     def build() -> Engine:
         memory = CacheManager(shape, prefix_cache=config.prefix_cache, disk=disk)
+        speculator = None
+        if drafters:
+            speculator = Speculator((make(shape.grid) for make in drafters), grid=shape.grid)
         return Engine(
-            Scheduler(memory, token_budget=config.token_budget),
+            Scheduler(memory, token_budget=config.token_budget, speculator=speculator),
             lambda plan: runner.execute(plan, memory),
             vocab_size=model.config.vocab_size,
             max_seq_len=max_seq_len,
@@ -69,6 +76,7 @@ def build_engine(
             length_class=model.config.length_class,
         )
 
+    drafts = [count for count in COUNTS if drafters and count <= MOST_DRAFTS]
     release_threads()  # of this thread, which has loaded the weights; the engine's now computes
     return AsyncEngine(
         build,
@@ -76,7 +84,7 @@ def build_engine(
         replace=replace,
         pacing=Pacing(share=config.prefill_share, token_budget=config.token_budget),
         max_unfinished=shape.max_running + config.max_waiting,
-        record=runner.record if config.warm_up else None,
+        record=partial(runner.record, num_drafts=drafts) if config.warm_up else None,
     )
 
 

@@ -25,6 +25,9 @@ class EngineConfig:
         prefix_cache: Reuse prefixes of earlier requests.
         context_shift: Let a reply go on where the context is full: it forgets the older half of
             what follows the instructions, and computes the rest again.
+        spec: Speculate: compute drafts of what may come next beside the last token, and keep those
+            that come. ngram takes them from prompt and reply, prefix from other replies; several
+            with commas, the first that knows something counts. Replies are the same.
         cache_dir: Directory where prefixes are kept on disk, for the next start; none by default.
         cache_disk: Most that all models may take there.
         warm_up: Compute a few tokens and record the usual decode steps before requests are taken,
@@ -40,6 +43,7 @@ class EngineConfig:
     max_seq_len: int | None = None
     prefix_cache: bool = True
     context_shift: bool = False
+    spec: str | None = None
     cache_dir: str | None = None
     cache_disk: str = "20GiB"
     warm_up: bool = False

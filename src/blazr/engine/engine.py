@@ -5,7 +5,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import takewhile
 from math import inf
+from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +21,21 @@ from blazr.engine.outputs import FinishReason, Running, SlotAction, TokenLogprob
 from blazr.engine.request import Request
 from blazr.engine.runner import StepResult
 from blazr.engine.sampling.sampler import Sampled
-from blazr.engine.scheduler import Scheduler, StepPlan
+from blazr.engine.scheduler import PlannedSequence, Scheduler, StepPlan
 from blazr.engine.scores import continue_scores, keep_scores
 from blazr.engine.sequence import Phase, Sequence
 
 Execute = Callable[[StepPlan], StepResult]
+
+
+class _Taken(NamedTuple):
+    """What a sequence got from its draws: tokens, and why it ends if it does."""
+
+    reason: FinishReason | None
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    stop_id: int | None = None
+    error: str | None = None
 
 
 @dataclass(slots=True)
@@ -184,6 +198,7 @@ class Engine:
         if not plan.rows:
             return outputs + self._fail_stuck()
         self._stuck = 0
+        started = perf_counter()
         try:
             result = self._execute(plan)
         except (KeyboardInterrupt, SystemExit):
@@ -194,20 +209,14 @@ class Engine:
             if len(plan.rows) == 1:
                 outputs.append(self._fail(plan.rows[0].sequence, message))
             return outputs
+        seconds = perf_counter() - started
         self._collect_of_prompts(plan, result)
-        self.scheduler.commit(plan)
+        self.scheduler.commit(plan, seconds)
         for index in result.prompt_logprobs:
             keep_scores(plan.rows[index].sequence, self.scheduler.memory.shape.grid)
         self.counts.steps += 1
         self.counts.computed_tokens += plan.num_tokens
-        sampled = iter(result.sampled)
-        for row in plan.rows:
-            if row.samples and row.sequence.request.pooling is not None:
-                outputs.append(self._end_pooled(row.sequence))
-            elif row.samples:
-                outputs.append(self._append(row.sequence, next(sampled)))
-        forks = [fork.sequence for fork in plan.forks if fork.samples]
-        return outputs + [self._append(sequence, next(sampled)) for sequence in forks]
+        return outputs + self._append_sampled(plan, result)
 
     def stats(self) -> dict[str, float]:
         """Figures for the metrics, by name."""
@@ -225,6 +234,9 @@ class Engine:
             "prompt_tokens": did.prompt_tokens,
             "cached_tokens": did.cached_tokens,
             "preemptions": did.preempted,
+            "draft_steps": did.draft_steps,
+            "draft_tokens": did.drafts,
+            "kept_draft_tokens": did.kept_drafts,
             "pages_used": memory.arena.used(ItemClass.PAGE),
             "pages_idle": memory.trie.num_idle_pages,
             "pages_free": memory.arena.room(ItemClass.PAGE),
@@ -296,17 +308,37 @@ class Engine:
         limit = self.scheduler.memory.shape.max_tokens
         return min(limit, self.max_seq_len) if self._context_is_hard else limit
 
-    def _append(self, sequence: Sequence, sampled: Sampled) -> TokenOutput:
+    def _append_sampled(self, plan: StepPlan, result: StepResult) -> list[TokenOutput]:
+        """Append what was drawn in a step, and for its drafts what is drawn behind them."""
+        outputs = []
+        sampled = iter(result.sampled)
+        for index, row in enumerate(plan.rows):
+            if row.samples and row.sequence.request.pooling is not None:
+                outputs.append(self._end_pooled(row.sequence))
+            elif row.drafts:
+                assert result.draw_next is not None
+                draw_next = partial(result.draw_next, index)
+                outputs.append(self._append_drafted(row, next(sampled), draw_next))
+            elif row.samples:
+                outputs.append(self._append(row.sequence, self._take(row.sequence, next(sampled))))
+        for fork in plan.forks:
+            if fork.samples:
+                taken = self._take(fork.sequence, next(sampled))
+                outputs.append(self._append(fork.sequence, taken))
+        return outputs
+
+    def _take(self, sequence: Sequence, sampled: Sampled) -> _Taken:
+        """Append the token drawn, and those its constraint forces after it."""
         if sampled.error is not None:
-            return self._fail(sequence, sampled.error)
+            return _Taken(FinishReason.ERROR, error=sampled.error)
         token = sampled.token_id
         params = sequence.request.params
         if params.max_tokens == 0:
-            return self._end(sequence, FinishReason.LENGTH)
+            return _Taken(FinishReason.LENGTH)
         stops = not params.ignore_eos and token in sequence.request.stop_ids
         stops = stops or token in params.stop_token_ids
         if stops and sequence.num_output >= params.min_tokens:
-            return self._end(sequence, FinishReason.STOP, stop_id=token)
+            return _Taken(FinishReason.STOP, stop_id=token)
         tokens: tuple[int, ...] = (token,)
         is_complete = False
         if sequence.constraint is not None:
@@ -315,18 +347,56 @@ class Engine:
             except (KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:  # noqa: BLE001  (a panic in an extension is no Exception)
-                return self._fail(sequence, f"{type(error).__name__}: {str(error)[:200]}")
+                message = f"{type(error).__name__}: {str(error)[:200]}"
+                return _Taken(FinishReason.ERROR, error=message)
         sequence.tokens.extend(tokens)
         self.counts.generated_tokens += len(tokens)
-        logprobs = () if sampled.logprobs is None else (sampled.logprobs,)
+        reason = None
         if is_complete or sequence.num_output >= sequence.max_output:
             reason = FinishReason.STOP if is_complete else FinishReason.LENGTH
-            return self._end(sequence, reason, token_ids=tokens, logprobs=logprobs)
+        logprobs = () if sampled.logprobs is None else (sampled.logprobs,)
+        return _Taken(reason, tokens, logprobs)
+
+    def _append_drafted(
+        self, row: PlannedSequence, sampled: Sampled, draw_next: Callable[[int], Sampled]
+    ) -> TokenOutput:
+        """Go on drawing as long as what is drawn was drafted.
+
+        Args:
+            row: With drafts.
+            sampled: What follows the tokens before them.
+            draw_next: Draws what follows so many of them.
+        """
+        sequence, drafts = row.sequence, row.drafts
+        taken = self._take(sequence, sampled)
+        started = perf_counter()
+        while taken.reason is None and taken.token_ids == drafts[: len(taken.token_ids)]:
+            more = self._take(sequence, draw_next(len(taken.token_ids)))
+            token_ids = taken.token_ids + more.token_ids
+            logprobs = taken.logprobs + more.logprobs
+            taken = more._replace(token_ids=token_ids, logprobs=logprobs)
+        pairs = zip(taken.token_ids, drafts, strict=False)
+        num_kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self.scheduler.keep_drafts(row, num_kept, perf_counter() - started)
+        return self._append(sequence, taken)
+
+    def _append(self, sequence: Sequence, taken: _Taken) -> TokenOutput:
+        """Put out what a sequence got, and end it if it has ended."""
+        reason, token_ids, logprobs, stop_id, error = taken
+        if reason is not None:
+            return self._end(
+                sequence,
+                reason,
+                token_ids=token_ids,
+                logprobs=logprobs,
+                stop_id=stop_id,
+                error=error,
+            )
         if len(sequence.tokens) >= sequence.max_length:
             # what is left is computed again: with other positions, and other tokens before it
             sequence.forget_oldest()
             self.scheduler.requeue(sequence)
-        return self._output(sequence, token_ids=tokens, logprobs=logprobs)
+        return self._output(sequence, token_ids=token_ids, logprobs=logprobs)
 
     def _end_pooled(self, sequence: Sequence) -> TokenOutput:
         vector = self._pooled[sequence]
@@ -394,6 +464,8 @@ class Engine:
             num_cached_tokens=sequence.num_cached,
             reuse=sequence.reuse,
             resumed_at=sequence.resumed_at,
+            num_drafts=sequence.num_drafts,
+            num_kept_drafts=sequence.num_kept_drafts,
             embedding=embedding,
         )
 

@@ -81,6 +81,8 @@ class TokenOutput:
             no recurrent state at its end), ``"short"`` (less than one block), ``"off"``.
         resumed_at: Why the recurrent state had been kept from which the prompt went on: a
             `StateKind`, or empty where there was none.
+        num_drafts: Tokens of the reply that were computed on speculation, so far.
+        num_kept_drafts: Of these, how many were kept.
         embedding: The pooled hidden states, (C,), when asked for; with the only output.
     """
 
@@ -96,4 +98,6 @@ class TokenOutput:
     num_cached_tokens: int = 0
     reuse: str = ""
     resumed_at: str = ""
+    num_drafts: int = 0
+    num_kept_drafts: int = 0
     embedding: array[float] | None = None

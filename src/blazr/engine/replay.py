@@ -1,4 +1,4 @@
-"""Decode steps made again from a recording, one for each number of sequences."""
+"""Decode steps made again from a recording, one for each number of sequences and of tokens."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ from blazr.nn.ops.replay import Arena, ForeignError, Replay, can_replay, record
 
 logger = logging.getLogger(__name__)
 
-_SEEN = 3  # steps of a size before it is recorded
+_SEEN = 3  # steps of a size without drafts before it is recorded; sizes with drafts come again
+
+Size = tuple[int, int]  # sequences that decode, tokens that are computed of them
 
 
 class Replays:
     """Logits of decode steps, by one native call where possible.
 
-    A step of B decoding sequences differs from the next in numbers only: it is recorded on tensors
-    of its own, which get the numbers of each step before it is made again.
+    A step of B decoding sequences and T tokens, T - B of them drafts, differs from the next in
+    numbers only: it is recorded on tensors of its own, which get the numbers of each step before it
+    is made again.
 
     Args:
         model: The network.
@@ -42,46 +45,47 @@ class Replays:
         self._caches = caches
         self._arena = Arena()
         self._ropes: set[RopeConfig] = set()
-        self._seen: Counter[int] = Counter()
-        self._made: dict[int, tuple[_Inputs, Replay]] = {}
+        self._seen: Counter[Size] = Counter()
+        self._made: dict[Size, tuple[_Inputs, Replay]] = {}
         self._is_possible = can_replay(model.device.type)
 
     def logits(self, plan: StepPlan, memory: CacheManager) -> Tensor | None:
-        """(B, V), float32, overwritten by the next step; None where the step has to be computed.
+        """(T, V), float32, overwritten by the next step; None where the step has to be computed.
 
         Args:
             plan: Recorded if every sequence decodes, and draws a token.
             memory: Where the sequences' memory is.
         """
-        size = len(plan.rows)
+        size = len(plan.rows), plan.num_tokens
         is_asked = any(row.sequence.asks_of_prompt for row in plan.rows)
-        if not self._is_possible or plan.num_decodes < size or is_asked:
+        if not self._is_possible or is_asked or not all(row.decodes for row in plan.rows):
             return None
         if size not in self._made:
             self._seen[size] += 1
-            if self._seen[size] < _SEEN or not self._record(size, memory.shape.max_blocks):
+            is_rare = self._seen[size] < _SEEN and size[0] == size[1]
+            if is_rare or not self._record(size, memory.shape.max_blocks):
                 return None
         inputs, replay = self._made[size]
         inputs.take(plan, memory)
         return replay(build_batch(plan, memory, self._model.device) if replay.num_python else None)
 
-    def record(self, sizes: Iterable[int], max_blocks: int) -> None:
+    def record(self, sizes: Iterable[Size], max_blocks: int) -> None:
         """Record decode steps before they are met; those that cannot be kept are computed.
 
         Args:
-            sizes: Numbers of sequences.
+            sizes: Numbers of sequences and of tokens.
             max_blocks: Blocks that a sequence may have.
         """
         for size in sizes:
             if self._is_possible and size not in self._made:
                 self._record(size, max_blocks)
 
-    def num_python(self, size: int) -> int | None:
+    def num_python(self, size: Size) -> int | None:
         """How many parts of such a step stay in Python; None if it is not recorded."""
         return self._made[size][1].num_python if size in self._made else None
 
-    def _record(self, size: int, max_blocks: int) -> bool:
-        inputs = _Inputs(size, max_blocks, self._ropes)
+    def _record(self, size: Size, max_blocks: int) -> bool:
+        inputs = _Inputs(*size, max_blocks, self._ropes)
 
         def run() -> Tensor:
             inputs.rotary.prepare()
@@ -97,8 +101,8 @@ class Replays:
         else:
             self._made[size] = inputs, replay
             logger.debug(
-                "recorded the step of %d sequences, %d parts of it in Python",
-                size,
+                "recorded the step of %d sequences and %d tokens, %d parts of it in Python",
+                *size,
                 replay.num_python,
             )
         return self._is_possible
@@ -109,26 +113,34 @@ class _Inputs:
 
     Args:
         size: Sequences that decode.
+        num_tokens: Tokens that are computed of them, at least one of each.
         max_blocks: Blocks that a sequence may have.
         ropes: Rotations that the layers want.
     """
 
-    def __init__(self, size: int, max_blocks: int, ropes: set[RopeConfig]) -> None:
-        self._numbers = np.zeros(13 * size, np.int64)
-        whole = torch.from_numpy(self._numbers)
-        # a token passes one edge at most
-        tokens, positions, slots, spans, edges = whole.split([size, size, size, 8 * size, 2 * size])
+    def __init__(self, size: int, num_tokens: int, max_blocks: int, ropes: set[RopeConfig]) -> None:
+        # a token passes one edge at most, and drafts none
+        parts = [num_tokens, num_tokens, num_tokens, 8 * size, 2 * size]
+        self._numbers = np.zeros(sum(parts), np.int64)
+        tokens, positions, slots, spans, edges = torch.from_numpy(self._numbers).split(parts)
         self._tables = np.zeros((size, max_blocks), np.int64)
         self._stamps = [-1] * size
         self.rotary = _RecordedPositions(positions, ropes)
-        numbers = StepNumbers(spans=spans.view(size, 8), checkpoints=edges.view(size, 2), longest=1)
+        numbers = StepNumbers(
+            spans=spans.view(size, 8),
+            checkpoints=edges.view(size, 2),
+            longest=num_tokens - size + 1,
+        )
         self.batch = ForwardBatch(
             token_ids=tokens,
             positions=positions,
             slot_mapping=slots,
             logits_indices=torch.empty(0, dtype=torch.int64),
             table=StepTable(
-                _Unseen(), torch.from_numpy(self._tables), num_decodes=size, recorded=numbers
+                _Unseen(),
+                torch.from_numpy(self._tables),
+                num_decodes=size if num_tokens == size else 0,
+                recorded=numbers,
             ),
         )
         self.batch.__dict__["rotary"] = self.rotary
@@ -144,19 +156,24 @@ class _Inputs:
         slots: list[int] = []
         spans: list[int] = []
         edges: list[int] = []
-        for index, (sequence, _, _) in enumerate(plan.rows):
+        for index, row in enumerate(plan.rows):
+            sequence = row.sequence
             start = sequence.computed
             run = sequence.run_slot
             state = sequence.checkpoint or 0
             assert run is not None
             logged = start - sequence.checkpoint_length if has_states else 0
+            slot = sequence.pages[start // grid] * grid + start % grid if sequence.pages else 0
+            pending = sequence.pending
+            spans += (len(tokens), row.num_tokens, start, logged)
+            spans += (state, run, len(edges) // 2, len(pending))
             tokens.append(sequence.tokens[start])
             positions.append(start)
-            slots.append(
-                sequence.pages[start // grid] * grid + start % grid if sequence.pages else 0
-            )
-            pending = sequence.pending
-            spans += (index, 1, start, logged, state, run, len(edges) // 2, len(pending))
+            slots.append(slot)
+            if row.drafts:  # they lie on the page that holds the token before them
+                tokens += row.drafts
+                positions += range(start + 1, start + row.num_tokens)
+                slots += range(slot + 1, slot + row.num_tokens)
             for edge in pending:
                 edges += edge
             if self._stamps[index] != tables.stamps[run]:
@@ -165,14 +182,16 @@ class _Inputs:
         numbers = tokens + positions + slots + spans + edges
         self._numbers[: len(numbers)] = numbers
         if self.rotary.turns_by_length:
-            self.rotary.take([row.sequence.max_computed for row in plan.rows])
+            self.rotary.take(
+                [row.sequence.max_computed for row in plan.rows for _ in range(row.num_tokens)]
+            )
 
 
 class _RecordedPositions(Positions):
     """Rotation of the tokens of a recorded step.
 
     Args:
-        positions: (B,), int64, other numbers in each step.
+        positions: (T,), int64, other numbers in each step.
         ropes: What is prepared; others are noted in ``unknown``.
     """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -30,7 +30,9 @@ class StepResult:
     """What a step put out.
 
     Args:
-        sampled: One per row that samples, in the plan's order.
+        sampled: One per row that samples, in the plan's order, then one per fork that does.
+        draw_next: Draws for a row of the plan what follows so many of its drafts, once these have
+            been appended to its sequence; None where nothing is drawn.
         prompt_logprobs: By row of the plan, for requests that ask: one per token of this step
             that has a next one in the prompt.
         pooled: By row of the plan, for requests that ask: the sum of the hidden states of this step
@@ -40,6 +42,7 @@ class StepResult:
     """
 
     sampled: list[Sampled] = field(default_factory=list)
+    draw_next: Callable[[int, int], Sampled] | None = None
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     pooled: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     fork_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
@@ -80,12 +83,17 @@ class ModelRunner:
             self.replays = Replays(model, self.storage.layers)
 
     @torch.inference_mode()
-    def record(self, num_sizes: int) -> None:
+    def record(self, num_sizes: int, num_drafts: Sequence[int] = ()) -> None:
         """Record the decode steps of 1 to ``num_sizes`` sequences, without computing them.
 
         For a network that has computed a step; on the thread that computes them.
+
+        Args:
+            num_sizes: Most sequences.
+            num_drafts: Of one sequence steps with so many drafts are recorded, too.
         """
-        sizes = range(1, min(num_sizes, self.shape.max_running) + 1)
+        sizes = [(size, size) for size in range(1, min(num_sizes, self.shape.max_running) + 1)]
+        sizes += [(1, 1 + count) for count in num_drafts]
         if self.replays is not None:
             self.replays.record(sizes, self.shape.max_blocks)
 
@@ -163,7 +171,7 @@ class ModelRunner:
     def _pool_hidden(self, plan: StepPlan, hidden: Tensor) -> dict[int, NDArray[np.float64]]:
         pooled = {}
         first = 0
-        for index, (sequence, length, samples) in enumerate(plan.rows):
+        for index, (sequence, length, samples, _) in enumerate(plan.rows):
             start = first
             first = first + length
             how = sequence.request.pooling
@@ -180,41 +188,40 @@ def draw_tokens(sampler: Sampler, plan: StepPlan, logits: Tensor, result: StepRe
     Args:
         sampler: Draws.
         plan: The step.
-        logits: (J, V), float32: of every token of a sequence whose prompt is scored, of the last
-            one of others that sample, in the plan's order.
+        logits: (J, V), float32, in the plan's order: of every token of a sequence whose prompt is
+            scored, of the last one of others that sample and of the drafts behind it.
         result: Gets the tokens and the log-probabilities.
     """
-    last: list[int] = []
-    sequences: list[RunningSequence] = []
-    ends: dict[RunningSequence, int] = {}
+    ends: dict[RunningSequence, int] = {}  # the last of each one's rows
     at = 0
     for index, row in enumerate(plan.rows):
-        sequence, length, samples = row
-        if not sequence.asks_of_prompt:
-            at += samples
-        elif sequence.request.pooling is not None:
+        sequence, length, samples, drafts = row
+        if sequence.request.pooling is not None:
             continue
-        else:
-            part = logits[at : at + length]
-            at = at + length
-            result.prompt_logprobs[index] = _prompt_logprobs(row, part)
-            ends[sequence] = at - 1
-        if samples:
-            last.append(at - 1)
-            sequences.append(sequence)
+        start, at = at, at + (length if sequence.asks_of_prompt else samples + len(drafts))
+        ends[sequence] = at - 1
+        if sequence.asks_of_prompt:
+            result.prompt_logprobs[index] = _prompt_logprobs(row, logits[start:at])
     for index, fork in enumerate(plan.forks):
-        if fork.samples:
-            last.append(last[sequences.index(fork.source)])
-            sequences.append(fork.sequence)
-        elif fork.sequence.request.params.prompt_logprobs is not None:
-            scores = logits[ends[fork.source]]
-            params = fork.sequence.request.params
+        num_top = fork.sequence.request.params.prompt_logprobs
+        if not fork.samples and num_top is not None:
             token = fork.sequence.tokens[fork.length]
-            (entry,) = many_logprobs(scores[None], [token], params.prompt_logprobs or 0)
+            (entry,) = many_logprobs(logits[ends[fork.source]][None], [token], num_top)
             result.fork_logprobs[index] = entry
-    if sequences:
-        rows = logits if last == list(range(logits.shape[0])) else logits[last]
-        result.sampled = sampler.sample(rows, sequences)
+    rows = [row for row in plan.rows if row.samples and row.sequence.request.pooling is None]
+    forks = [fork for fork in plan.forks if fork.samples]
+    if not rows:
+        return
+    draws = sampler.draws(logits)
+    wanted = [(ends[row.sequence] - len(row.drafts), row.sequence) for row in rows]
+    wanted += [(ends[fork.source], fork.sequence) for fork in forks]
+    result.sampled = draws.draw(wanted)
+
+    def draw_next(index: int, num_taken: int) -> Sampled:
+        sequence, _, _, drafts = plan.rows[index]
+        return draws.draw([(ends[sequence] - len(drafts) + num_taken, sequence)])[0]
+
+    result.draw_next = draw_next
 
 
 def _prompt_logprobs(row: PlannedSequence, logits: Tensor) -> list[TokenLogprobs]:

@@ -106,6 +106,7 @@ class SamplingParams:
             reports nothing.
         prompt_logprobs: The same for the tokens of the prompt.
         logit_bias: Added to the logits of these token ids, -100 to 100.
+        speculate: Whether drafts are tried, where the engine has some; the reply is the same.
         n: How many replies to one prompt.
         grammar: What the reply must follow, as one row of GRAMMARS and its value:
             ``{"json_schema": {...}}``, ``{"regex": "..."}``, ``{"choice": ["yes", "no"]}``.
@@ -137,6 +138,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    speculate: bool = True
     n: int = 1
     grammar: Mapping[str, object] | None = None
     structured_outputs: InitVar[StructuredOutputsParams | None] = None
@@ -225,12 +227,19 @@ class SamplingParams:
         """Whether every draw is the argmax of the logits as they are, and nothing is reported."""
         return (
             self.is_greedy
-            and self.repetition_penalty == 1
-            and self.presence_penalty == 0
-            and self.frequency_penalty == 0
+            and not self.has_penalties
             and not self.logit_bias
             and not self.min_tokens
             and self.logprobs is None
+        )
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether tokens that have come are less likely to come again, or more."""
+        return (
+            self.repetition_penalty != 1
+            or self.presence_penalty != 0
+            or self.frequency_penalty != 0
         )
 
     @property

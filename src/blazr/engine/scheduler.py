@@ -13,6 +13,7 @@ import numpy as np
 from blazr.engine.cache.arena import OutOfMemoryError
 from blazr.engine.cache.manager import CacheManager
 from blazr.engine.sequence import Fork, Phase, Sequence
+from blazr.engine.speculation.speculator import Speculator
 
 logger = logging.getLogger(__name__)
 
@@ -28,13 +29,20 @@ class PlannedSequence(NamedTuple):
 
     Args:
         sequence: Whose tokens.
-        num_tokens: How many of them, from ``sequence.computed`` on.
+        num_tokens: How many of them, from ``sequence.computed`` on, drafts included.
         samples: Whether they reach the end, so that the next token can be drawn.
+        drafts: Ids that may be what is drawn next, computed behind its last token.
     """
 
     sequence: Sequence
     num_tokens: int
     samples: bool
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def decodes(self) -> bool:
+        """Whether all but the last token and drafts behind it are in memory."""
+        return self.samples and self.num_tokens == 1 + len(self.drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,9 @@ class SchedulerCounts:
     held: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    draft_steps: int = 0
+    drafts: int = 0
+    kept_drafts: int = 0
     reuse: dict[str, int] = field(default_factory=dict)
 
 
@@ -94,12 +105,19 @@ class Scheduler:
         memory: Pages, states and prefixes.
         token_budget: Most tokens in a step.
         cuts_prompts: Whether a prompt may be computed in pieces.
+        speculator: Drafts what may follow the sequences that decode, if anything does.
     """
 
     def __init__(
-        self, memory: CacheManager, *, token_budget: int, cuts_prompts: bool = True
+        self,
+        memory: CacheManager,
+        *,
+        token_budget: int,
+        cuts_prompts: bool = True,
+        speculator: Speculator | None = None,
     ) -> None:
         self.memory = memory
+        self.speculator = speculator
         self.token_budget = token_budget
         self.cuts_prompts = cuts_prompts
         self.waiting: list[Sequence] = []
@@ -169,7 +187,10 @@ class Scheduler:
         left = room
         if decodes and prefill_budget is not None:
             left = min(room, max(prefill_budget, SHORT_SHARE))
-        rows = [row for s in decodes if (row := self._plan(s, 1)) is not None]
+        drafts: dict[Sequence, tuple[int, ...]] = {}
+        if self.speculator is not None and decodes and not prefills:
+            drafts = self.speculator.propose(decodes, room=self.token_budget - len(decodes))
+        rows = [row for s in decodes if (row := self._plan(s, 1, drafts.get(s, ()))) is not None]
         short, others = _split_prefills(prefills)
         unread = sum(each.remaining for each in others)
         reserved = min(max(left // 2, SHORT_SHARE), unread, room)
@@ -183,14 +204,35 @@ class Scheduler:
         kept.sort(key=lambda row: not (row.num_tokens == 1 and row.samples))
         return self._finish_plan(kept)
 
-    def commit(self, plan: StepPlan) -> None:
-        """The step was computed."""
-        for row in plan.rows:
-            self.memory.commit(row.sequence, row.num_tokens)
+    def commit(self, plan: StepPlan, seconds: float = 0.0) -> None:
+        """The step was computed, which took so many seconds."""
+        for sequence, num_tokens, _, drafts in plan.rows:
+            num_drafts = len(drafts)
+            self.memory.commit(sequence, num_tokens - num_drafts, num_drafts=num_drafts)
         for fork in plan.forks:
             self.memory.adopt(fork)
             self.waiting.remove(fork.sequence)
             self._run(fork.sequence)
+        if self.speculator is not None and all(row.decodes for row in plan.rows):
+            self.speculator.learn_time(len(plan.rows), plan.num_tokens, seconds)
+
+    def keep_drafts(self, row: PlannedSequence, num_kept: int, seconds: float) -> None:
+        """So many of a row's drafts are what was drawn, and have been appended.
+
+        Args:
+            row: With drafts.
+            num_kept: How many, from the first on.
+            seconds: How long it took to draw what follows these.
+        """
+        sequence, num_drafts = row.sequence, len(row.drafts)
+        self.memory.accept(sequence, num_kept, num_drafts=num_drafts)
+        sequence.num_drafts += num_drafts
+        sequence.num_kept_drafts += num_kept
+        self.counts.draft_steps += 1
+        self.counts.drafts += num_drafts
+        self.counts.kept_drafts += num_kept
+        if self.speculator is not None:
+            self.speculator.learn_outcome(sequence, num_drafts, num_kept, seconds)
 
     def cancel(self, plan: StepPlan) -> None:
         """The step failed: give back what was reserved for replies that have not begun.
@@ -219,6 +261,8 @@ class Scheduler:
         elif sequence.phase is Phase.WAITING:
             self.waiting.remove(sequence)
         sequence.phase = Phase.FINISHED
+        if self.speculator is not None:
+            self.speculator.forget(sequence)
 
     def preempt(self, sequence: Sequence, *, publish: bool = True) -> None:
         """Take a running sequence's memory; it goes back to its place in line.
@@ -419,18 +463,21 @@ class Scheduler:
                 budget -= row.num_tokens
         return rows
 
-    def _plan(self, sequence: Sequence, num_tokens: int) -> PlannedSequence | None:
+    def _plan(
+        self, sequence: Sequence, num_tokens: int, drafts: tuple[int, ...] = ()
+    ) -> PlannedSequence | None:
         """Reserve memory for one sequence, taking it from younger ones if need be."""
         while sequence.phase is Phase.RUNNING:
             try:
-                self.memory.reserve(sequence, num_tokens)
+                self.memory.reserve(sequence, num_tokens)  # drafts lie on the same page
             except OutOfMemoryError:
                 # the youngest has the least to compute again, and the oldest always advances
                 self.preempt(self.running[-1])
                 # it would be admitted at once and preempted again, so fewer run until one finishes
                 self._limit = max(1, len(self.running))
                 continue
-            return PlannedSequence(sequence, num_tokens, sequence.remaining == num_tokens)
+            is_last = sequence.remaining == num_tokens
+            return PlannedSequence(sequence, num_tokens + len(drafts), is_last, drafts)
         return None
 
     def _reserve_forks(self, row: PlannedSequence, room: int) -> list[Fork]:

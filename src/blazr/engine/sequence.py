@@ -43,6 +43,8 @@ class Sequence:
         num_preemptions: How often it lost its memory.
         num_overtaken: How many started before it because it had no room, or its turn to read had
             not come.
+        num_drafts: Drafts of it that were computed.
+        num_kept_drafts: Of these, how many were kept.
         num_dropped: Tokens that it has forgotten, to go on beyond its context.
         computed: Tokens whose entries are in memory.
         pages: Page of each block, for models with pages.
@@ -81,6 +83,8 @@ class Sequence:
     resumed_at: StateKind | Literal[""] = ""
     num_preemptions: int = 0
     num_overtaken: int = 0
+    num_drafts: int = 0
+    num_kept_drafts: int = 0
     num_dropped: int = 0
     computed: int = 0
     pages: list[int] = field(default_factory=list)

@@ -191,9 +191,9 @@ class _ReplyState:
             logprobs = tuple(_token_text(self._tokenizer, each) for each in output.logprobs)
             events.extend(self._text.push(output.token_ids, logprobs=logprobs))
         if self._text.has_ended:
-            events.extend(self._end(FinishReason.STOP, None))
+            events.extend(self._end(FinishReason.STOP, output))
         elif output.finish_reason is not None:
-            events.extend(self._end(output.finish_reason, output.error))
+            events.extend(self._end(output.finish_reason, output))
         return events
 
     def remember(self) -> None:
@@ -222,13 +222,18 @@ class _ReplyState:
             self._prepared.num_dropped_messages,
         )
 
-    def _end(self, reason: FinishReason, error: str | None) -> list[Event]:
+    def _end(self, reason: FinishReason, output: TokenOutput) -> list[Event]:
         self.is_done = True
         self.remember()
-        return [
-            replace(event, error=error) if isinstance(event, Finished) and error else event
-            for event in self._text.finish(reason.value)
-        ]
+        *before, end = self._text.finish(reason.value)
+        assert isinstance(end, Finished)
+        end = replace(
+            end,
+            error=None if self._text.has_ended else output.error,
+            num_drafts=output.num_drafts,
+            num_kept_drafts=output.num_kept_drafts,
+        )
+        return [*before, end]
 
 
 def _token_text(tokenizer: Tokenizer, logprobs: TokenLogprobs) -> TokenText:

@@ -30,12 +30,16 @@ class Usage:
         completion_tokens: Tokens generated.
         cached_tokens: Tokens of the prompt that were not computed again.
         reasoning_tokens: Tokens generated that are the model's thinking.
+        draft_tokens: Tokens computed on speculation.
+        kept_draft_tokens: Of these, those that were kept.
     """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    draft_tokens: int = 0
+    kept_draft_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -182,6 +186,8 @@ class _ReplyEvents:
                 finished.num_tokens,
                 prompt.num_cached_tokens,
                 finished.num_reasoning_tokens,
+                finished.num_drafts,
+                finished.num_kept_drafts,
             ),
             stop=finished.stop,
             error=finished.error,
@@ -250,13 +256,15 @@ class Tally:
                 known,
                 completion_tokens=event.num_tokens,
                 reasoning_tokens=event.num_reasoning_tokens,
+                draft_tokens=event.num_drafts,
+                kept_draft_tokens=event.num_kept_drafts,
             )
         self._usages[event.index] = known
 
     @property
     def usage(self) -> Usage:
         """All of it together."""
-        return Usage(*map(sum, zip(*map(astuple, self._usages.values()), strict=True)))
+        return sum_usage(self._usages.values())
 
 
 def fold(events: Iterable[Event]) -> list[Completion]:
@@ -295,11 +303,13 @@ def by_prompt(
 
 def total_usage(completions: Iterable[Completion], *, n: int = 1) -> Usage:
     """Tokens spent on all replies together; the ``n`` replies to a prompt share its tokens."""
-    prompt = completion = cached = reasoning = 0
-    for each in completions:
-        completion += each.usage.completion_tokens
-        reasoning += each.usage.reasoning_tokens
-        if each.index % n == 0:
-            prompt += each.usage.prompt_tokens
-            cached += each.usage.cached_tokens
-    return Usage(prompt, completion, cached, reasoning)
+    usages = [
+        replace(each.usage, prompt_tokens=0, cached_tokens=0) if each.index % n else each.usage
+        for each in completions
+    ]
+    return sum_usage(usages)
+
+
+def sum_usage(usages: Iterable[Usage]) -> Usage:
+    """All of it together."""
+    return Usage(*map(sum, zip(*map(astuple, usages), strict=True)))

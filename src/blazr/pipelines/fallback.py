@@ -245,6 +245,8 @@ def build_fallback_engine(
         config: How many sequences run and wait.
         banned_ids: Ids that are never generated.
     """
+    if config.spec:
+        log.warning("through transformers nothing is computed on speculation: --spec does nothing")
     runner = TransformersRunner(model.module, model.vocab_size, banned_ids)
     running = min(config.max_running, MAX_RUNNING)
     max_seq_len = min(model.max_seq_len, config.max_seq_len or model.max_seq_len)
@@ -317,7 +319,7 @@ class TransformersRunner:
         result = StepResult()
         parts = []
         together = self._compute_together(plan) if self._batches else {}
-        for index, (sequence, length, samples) in enumerate(plan.rows):
+        for index, (sequence, length, samples, _) in enumerate(plan.rows):
             if index in together:
                 parts.append(together[index])
                 continue

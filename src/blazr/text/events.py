@@ -117,6 +117,8 @@ class Finished:
         error: What failed, for ``"error"`` and ``"timeout"``.
         num_reasoning_tokens: Of the tokens, those of the model's thinking.
         num_tool_calls: Calls of tools in it.
+        num_drafts: Tokens computed on speculation.
+        num_kept_drafts: Of these, how many were kept.
     """
 
     index: int
@@ -126,6 +128,8 @@ class Finished:
     error: str | None = None
     num_reasoning_tokens: int = 0
     num_tool_calls: int = 0
+    num_drafts: int = 0
+    num_kept_drafts: int = 0
 
 
 Event = PromptDone | TextDelta | ReasoningDelta | ToolCallDelta | Finished

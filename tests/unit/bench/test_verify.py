@@ -73,14 +73,14 @@ def test_the_first_layer_that_is_wrong_is_named(
 def test_wrong_tokens_are_told(hybrid: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from blazr.engine.sampling.sampler import Sampler
 
-    sample = Sampler.sample
+    draws = Sampler.draws
 
-    def second(self, logits, sequences):
+    def second(self, logits):
         worst = logits.clone()
         worst.scatter_(1, logits.argmax(1, keepdim=True), -1e9)
-        return sample(self, worst, sequences)
+        return draws(self, worst)
 
-    monkeypatch.setattr(Sampler, "sample", second)
+    monkeypatch.setattr(Sampler, "draws", second)
     found = verify(hybrid, CPU, dtype="float32", max_tokens=4)
     assert found.first_diverging_layer is None
     assert found.greedy.agreeing < found.greedy.tokens

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SAMPLERS, SamplingParams
 from tests.support.seeds import examples
-from tests.unit.engine.test_sampling import VOCAB, logits_rows, sampler, sequence_of, some_params
+from tests.unit.engine.test_sampling import VOCAB, logits_rows, sample, sequence_of, some_params
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.5, 0.0, *[-30.0] * (VOCAB - 4)]])
 
@@ -22,7 +22,7 @@ def drawn(num: int = 400, logits: torch.Tensor = LOGITS, **params) -> Counter[in
     """How often each token is drawn."""
     neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     rows = [sequence_of(seed=seed, **{**neutral, **params}) for seed in range(num)]
-    found = sampler().sample(logits.expand(num, -1).contiguous(), rows)
+    found = sample(logits.expand(num, -1).contiguous(), rows)
     return Counter(each.token_id for each in found)
 
 
@@ -31,7 +31,7 @@ def drawn(num: int = 400, logits: torch.Tensor = LOGITS, **params) -> Counter[in
 def test_the_usual_order_is_the_order_of_the_draw(row, params, seed):
     usual = sequence_of(output=(4, 4, 5), seed=seed, **params)
     named = sequence_of(output=(4, 4, 5), seed=seed, samplers=SAMPLERS, **params)
-    assert sampler().sample(row[None], [usual]) == sampler().sample(row[None], [named])
+    assert sample(row[None], [usual]) == sample(row[None], [named])
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -45,9 +45,9 @@ def test_a_batch_of_orders_is_each_row_alone(rows):
         sequence_of(output=(4, 4, 5), samplers=tuple(order), **params) for _, params, order in rows
     ]
     logits = torch.stack([row for row, _, _ in rows])
-    whole = sampler().sample(logits, sequences)
+    whole = sample(logits, sequences)
     for index, sequence in enumerate(sequences):
-        assert sampler().sample(logits[index : index + 1], [sequence]) == [whole[index]]
+        assert sample(logits[index : index + 1], [sequence]) == [whole[index]]
 
 
 def test_filters_see_what_the_ones_before_have_left():
@@ -107,7 +107,7 @@ def test_penalties_look_back_so_far(name, value):
     def likeliest(look_back: int) -> int:
         params = {"temperature": 0.0, name: value, "repeat_last_n": look_back}
         sequence = sequence_of(prompt=(1,), output=(7, 2, 3), **params)
-        return sampler().sample(logits, [sequence])[0].token_id
+        return sample(logits, [sequence])[0].token_id
 
     assert [likeliest(n) for n in (-1, 4, 3, 2, 1, 0)] == [8, 8, 8, 7, 7, 7]
 
@@ -119,7 +119,7 @@ def test_the_prompt_is_looked_back_at_too():
     params = {"temperature": 0.0, "repetition_penalty": 3.0}
     for look_back, token in ((3, 8), (2, 7)):
         sequence = sequence_of(prompt=(7, 2), output=(3,), repeat_last_n=look_back, **params)
-        assert sampler().sample(logits, [sequence])[0].token_id == token
+        assert sample(logits, [sequence])[0].token_id == token
 
 
 def test_ends_are_banned_however_short_the_look_back():
@@ -128,4 +128,4 @@ def test_ends_are_banned_however_short_the_look_back():
     sequence = sequence_of(
         output=(3, 4), stop_ids=(9,), min_tokens=3, repeat_last_n=0, temperature=0.0
     )
-    assert sampler().sample(logits, [sequence])[0].token_id != 9
+    assert sample(logits, [sequence])[0].token_id != 9

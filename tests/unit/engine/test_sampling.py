@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from blazr.core.errors import RequestError
 from blazr.engine.request import Request
 from blazr.engine.sampling import SAMPLING_STEPS
-from blazr.engine.sampling.sampler import Sampler, many_logprobs, uniform
+from blazr.engine.sampling.sampler import Sampled, Sampler, many_logprobs, uniform
 from blazr.engine.sampling.steps import Row
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.sequence import Sequence
@@ -39,8 +39,10 @@ def sequence_of(prompt=(1, 2, 3), output=(), *, seed: int = 0, stop_ids=(), **pa
     )
 
 
-def sampler(banned=()) -> Sampler:
-    return Sampler(VOCAB, banned, torch.device("cpu"))
+def sample(logits, sequences, banned=()) -> list[Sampled]:
+    """A token for each row."""
+    draws = Sampler(VOCAB, banned, torch.device("cpu")).draws(logits)
+    return draws.draw(list(enumerate(sequences)))
 
 
 def row_of(prompt=(1, 2, 3), output=(), stop_ids=(), **params) -> Row:
@@ -76,16 +78,16 @@ some_params = st.fixed_dictionaries(
 def test_a_batch_is_each_row_alone(rows):
     sequences = [sequence_of(output=(4, 4, 5), seed=seed, **params) for _, params, seed in rows]
     logits = torch.stack([row for row, _, _ in rows])
-    together = sampler().sample(logits, sequences)
+    together = sample(logits, sequences)
     for index, sequence in enumerate(sequences):
-        assert sampler().sample(logits[index : index + 1], [sequence]) == [together[index]]
+        assert sample(logits[index : index + 1], [sequence]) == [together[index]]
 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(row=logits_rows, top_p=st.floats(0, 1), top_k=st.integers(0, 20), min_p=st.floats(0, 1))
 def test_temperature_zero_is_argmax_whatever_the_filters(row, top_p, top_k, min_p):
     sequence = sequence_of(temperature=0, top_p=top_p, top_k=top_k, min_p=min_p)
-    assert sampler().sample(row[None], [sequence])[0].token_id == int(row.argmax())
+    assert sample(row[None], [sequence])[0].token_id == int(row.argmax())
 
 
 @pytest.mark.parametrize("step", SAMPLING_STEPS.values(), ids=lambda step: step.name)
@@ -100,7 +102,7 @@ def test_a_seed_repeats_and_another_differs():
         history: list[int] = []
         for _ in range(20):
             sequence = sequence_of(output=history, seed=seed, **NEUTRAL)
-            history.append(sampler().sample(logits, [sequence])[0].token_id)
+            history.append(sample(logits, [sequence])[0].token_id)
         return history
 
     assert draw(5) == draw(5)
@@ -112,7 +114,7 @@ def test_draws_follow_the_distribution():
     counts = torch.zeros(VOCAB)
     for seed in range(4000):
         sequence = sequence_of(seed=seed * 7919, **NEUTRAL)
-        counts[sampler().sample(logits, [sequence])[0].token_id] += 1
+        counts[sample(logits, [sequence])[0].token_id] += 1
     assert torch.allclose(counts / 4000, logits[0].softmax(-1), atol=0.03)
 
 
@@ -130,7 +132,7 @@ def test_top_k_and_top_p_keep_what_they_should():
     for seed in range(400):
         for name, value in (("top_k", 2), ("top_p", 0.7), ("min_p", 0.4)):
             sequence = sequence_of(seed=seed, **{**NEUTRAL, name: value})
-            drawn[name].add(sampler().sample(logits, [sequence])[0].token_id)
+            drawn[name].add(sample(logits, [sequence])[0].token_id)
     assert drawn == {"top_k": {0, 1}, "top_p": {0, 1}, "min_p": {0, 1}}
 
 
@@ -152,9 +154,9 @@ def test_penalties():
 def test_banned_ids_are_never_drawn():
     logits = torch.arange(VOCAB, dtype=torch.float32)[None]
     banned = [VOCAB - 1, VOCAB + 50]
-    assert sampler(banned).sample(logits, [sequence_of(temperature=0)])[0].token_id == VOCAB - 2
+    assert sample(logits, [sequence_of(temperature=0)], banned)[0].token_id == VOCAB - 2
     drawn = {
-        sampler(range(1, VOCAB)).sample(logits, [sequence_of(seed=s, **NEUTRAL)])[0].token_id
+        sample(logits, [sequence_of(seed=s, **NEUTRAL)], range(1, VOCAB))[0].token_id
         for s in range(50)
     }
     assert drawn == {0}
@@ -163,11 +165,11 @@ def test_banned_ids_are_never_drawn():
 def test_bias_and_min_tokens():
     logits = torch.arange(VOCAB, dtype=torch.float32)[None]
     biased = sequence_of(temperature=0, logit_bias={3: 50.0})
-    assert sampler().sample(logits, [biased])[0].token_id == 3
+    assert sample(logits, [biased])[0].token_id == 3
     early = sequence_of(temperature=0, min_tokens=2, stop_ids=[VOCAB - 1])
-    assert sampler().sample(logits, [early])[0].token_id == VOCAB - 2
+    assert sample(logits, [early])[0].token_id == VOCAB - 2
     late = sequence_of(output=(1, 1), temperature=0, min_tokens=2, stop_ids=[VOCAB - 1])
-    assert sampler().sample(logits, [late])[0].token_id == VOCAB - 1
+    assert sample(logits, [late])[0].token_id == VOCAB - 1
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -175,7 +177,7 @@ def test_an_unsound_row_fails_alone(bad):
     logits = torch.zeros(2, VOCAB)
     logits[0, 5] = bad
     logits[1, 2] = 1.0
-    first, second = sampler().sample(logits, [sequence_of(), sequence_of(temperature=0)])
+    first, second = sample(logits, [sequence_of(), sequence_of(temperature=0)])
     assert first.error is not None
     assert second.token_id == 2
 

@@ -32,7 +32,12 @@ from blazr.engine.outputs import FinishReason, TokenOutput
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import Scheduler
-from tests.support.drafts import compute_drafts, most_drafts
+from tests.support.drafts import (
+    EagerSpeculator,
+    GuessingDrafter,
+    compute_drafts,
+    most_drafts,
+)
 from tests.support.fake_model import ITEM_BYTES, VOCAB, FakeModel, chain, next_token
 
 GRID = 4
@@ -57,8 +62,9 @@ class EngineMachine(RuleBasedStateMachine):
         budget=st.sampled_from([1, 4, 7, 16]),
         prefix_cache=st.sampled_from([True, True, True, False]),
         has_disk=st.sampled_from([False, False, True]),
+        right=st.sampled_from([None, None, 0.0, 0.5, 0.9]),
     )
-    def build(self, kinds, spare, running, budget, prefix_cache, has_disk):
+    def build(self, kinds, spare, running, budget, prefix_cache, has_disk, right):
         pages = 0 if kinds == "recurrent" else 8
         states = 0 if kinds == "attention" else 2
         shape = CacheShape(
@@ -70,6 +76,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_blocks=64,
         )
         self.parts = shape, budget, prefix_cache
+        self.right = 0.7 if right is None and self.bugs & DRAFT_BUGS else right
         self.directory = Path(mkdtemp()) if has_disk or self.bugs & DISK_BUGS else None
         self.cursed = frozenset[int]()
         self.start()
@@ -96,7 +103,12 @@ class EngineMachine(RuleBasedStateMachine):
         self.model = FakeModel(self.memory, self.bugs)
         self.model.cursed = self.cursed
         plant(self.memory, self.bugs)
-        self.scheduler = Scheduler(self.memory, token_budget=budget)
+        speculator = None
+        if self.right is not None:
+            grid = 2 * GRID if "drafts computed beyond the block" in self.bugs else GRID
+            drafter = GuessingDrafter(next_token, VOCAB, self.right)
+            speculator = EagerSpeculator([drafter], grid=grid)
+        self.scheduler = Scheduler(self.memory, token_budget=budget, speculator=speculator)
         self.engine = Engine(self.scheduler, self.model.execute, vocab_size=VOCAB, max_seq_len=64)
 
     def read_item(self, cls: ItemClass, item: int) -> bytes:
@@ -365,8 +377,8 @@ def use_without_state(memory: CacheManager) -> None:
 def publish_unfinished(memory: CacheManager) -> None:
     commit = memory.commit
 
-    def commit_early(sequence, count):
-        commit(sequence, count)
+    def commit_early(sequence, count, **more):
+        commit(sequence, count, **more)
         if sequence.computed % GRID == GRID - 1 and len(sequence.tokens) > sequence.computed:
             sequence.computed += 1
             memory._publish(sequence)
@@ -478,6 +490,25 @@ def keep_rejected_tokens(memory: CacheManager) -> None:
     memory.truncate = truncate_tokens_alone
 
 
+def count_every_draft(memory: CacheManager) -> None:
+    accept = memory.accept
+
+    def accept_all(sequence, num_tokens, *, num_drafts):
+        accept(sequence, min(num_drafts, num_tokens + 1), num_drafts=num_drafts)
+
+    memory.accept = accept_all
+
+
+def trust_state_after_drafts(memory: CacheManager) -> None:
+    accept = memory.accept
+
+    def accept_without_rewinding(sequence, num_tokens, *, num_drafts):
+        accept(sequence, num_tokens, num_drafts=num_drafts)
+        sequence.was_truncated = False
+
+    memory.accept = accept_without_rewinding
+
+
 # ways in which real engines were broken; those without a function are planted in the fake model
 PLANTED = {
     "fold in place on a shared state": fold_in_place,
@@ -499,9 +530,19 @@ PLANTED = {
     "a truncated page never freed": leak_truncated_pages,
     "a page freed that is not truncated": free_truncated_page_in_use,
     "a rejected token taken for computed": keep_rejected_tokens,
+    "what follows a draft drawn a token late": None,
+    "a wrong draft taken for computed": count_every_draft,
+    "a working state kept after a wrong draft": trust_state_after_drafts,
+    "drafts computed beyond the block": None,
 }
 
 
+DRAFT_BUGS = {
+    "what follows a draft drawn a token late",
+    "a wrong draft taken for computed",
+    "a working state kept after a wrong draft",
+    "drafts computed beyond the block",
+}
 DISK_BUGS = {"another item written to disk", "files named by a block alone", "files not checked"}
 
 

@@ -48,7 +48,11 @@ def test_whole_reply_has_the_documented_shape(loopback: Loopback) -> None:
         "completion_tokens": 10,
         "total_tokens": 11,
         "prompt_tokens_details": {"cached_tokens": 2},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
 
 

@@ -159,12 +159,18 @@ class CacheManager:
                     before = edge
         sequence.pending.append((last_edge - sequence.computed, self._next_checkpoint(sequence)))
 
-    def commit(self, sequence: Sequence, num_tokens: int) -> None:
-        """The tokens are in memory: publish whole blocks, move to the last state written."""
+    def commit(self, sequence: Sequence, num_tokens: int, *, num_drafts: int = 0) -> None:
+        """The tokens are in memory: publish whole blocks, move to the last state written.
+
+        Args:
+            sequence: A running one.
+            num_tokens: Computed from ``sequence.computed`` on.
+            num_drafts: Behind them; they do not count until `accept` says so.
+        """
         start = sequence.computed
         grid = self.shape.grid
         sequence.computed += num_tokens
-        sequence.was_truncated = False
+        sequence.was_truncated = self.shape.has_states and num_drafts > 0
         self._publish(sequence)
         for offset, slot in sequence.pending:
             edge = start + offset
@@ -183,6 +189,18 @@ class CacheManager:
                 self._keep_state(sequence, edge, slot, sequence.wanted[edge])
                 self.arena.release(ItemClass.STATE, slot)
         sequence.pending.clear()
+
+    def accept(self, sequence: Sequence, num_tokens: int, *, num_drafts: int) -> None:
+        """The first of the drafts that were computed turned out to be its tokens.
+
+        Args:
+            sequence: A running one, after `commit`.
+            num_tokens: How many stay in memory.
+            num_drafts: How many were computed. If not all stay, what the sequence carries along is
+                made again from the checkpoint and the log.
+        """
+        sequence.computed += num_tokens
+        sequence.was_truncated = self.shape.has_states and num_tokens < num_drafts
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Forget what was computed from ``length`` on, and drop these tokens.

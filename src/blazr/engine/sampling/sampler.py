@@ -47,38 +47,25 @@ class Sampler:
         self._banned_index = torch.tensor(sorted(self._banned), dtype=torch.int64, device=device)
         self._likeliest = likeliest_finder(device)
 
-    def sample(self, logits: Tensor, sequences: Sequence[RunningSequence]) -> list[Sampled]:
-        """Draw one token for each row.
+    def draws(self, logits: Tensor) -> Draws:
+        """Draws from a step's logits, (J, V) float32, which have to stay until the last."""
+        return Draws(self, logits, self._likeliest(logits))
+
+    def is_banned(self, token_id: int) -> bool:
+        """Whether an id is never drawn."""
+        return token_id in self._banned
+
+    def draw_rows(self, logits: Tensor, sequences: list[RunningSequence]) -> list[Sampled]:
+        """Draw for rows that ask for more than their likeliest token.
 
         Args:
             logits: (B, V), float32.
             sequences: B, in the same order.
         """
-        tokens = self._likeliest(logits)
-        sampled = []
-        others = []
-        for index, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
-            if token < 0:
-                sampled.append(Sampled(-1, error=_UNSOUND))
-                continue
-            if not sequence.takes_likeliest or token in self._banned:
-                others.append(index)
-            sampled.append(Sampled(token))
-        if others:
-            part = logits if len(others) == len(logits) else logits[others]
-            drawn = self._draw_rows(part, [sequences[i] for i in others])
-            for index, result in zip(others, drawn, strict=True):
-                sampled[index] = result
-        return sampled
-
-    def _draw_rows(self, logits: Tensor, sequences: list[RunningSequence]) -> list[Sampled]:
-        """Draw for rows that ask for more than their likeliest token."""
         free = logits.index_fill(1, self._banned_index, float("-inf")) if self._banned else logits
         scores, errors = constrain(free, sequences)
         scores = _apply_steps(scores, sequences, is_copy=scores is not logits)
-        filters = torch.tensor(
-            [_filters_of(sequence) for sequence in sequences], dtype=torch.float64
-        )
+        filters = torch.tensor(list(map(_filters_of, sequences)), dtype=torch.float64)
         tokens = draw(scores, filters).tolist()
         sampled = []
         for index, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
@@ -91,6 +78,46 @@ class Sampler:
             if wanted is not None:
                 (logprobs,) = many_logprobs(logits[index : index + 1], [token], wanted)
             sampled.append(Sampled(token, logprobs))
+        return sampled
+
+
+class Draws:
+    """Draws from a step's logits, some at once, others when it is known what came before them.
+
+    Args:
+        sampler: Draws.
+        logits: (J, V), float32.
+        likeliest: The likeliest token of each row, -1 where none is finite.
+    """
+
+    def __init__(self, sampler: Sampler, logits: Tensor, likeliest: Sequence[int]) -> None:
+        self._sampler = sampler
+        self._logits = logits
+        self._tokens = likeliest
+
+    def draw(self, rows: Sequence[tuple[int, RunningSequence]]) -> list[Sampled]:
+        """Draw what follows each sequence as it stands now.
+
+        Args:
+            rows: B places in the logits, and whose they are.
+        """
+        sampled = []
+        others = []
+        for index, (place, sequence) in enumerate(rows):
+            token = self._tokens[place]
+            if token < 0:
+                sampled.append(Sampled(-1, error=_UNSOUND))
+                continue
+            if not sequence.takes_likeliest or self._sampler.is_banned(token):
+                others.append(index)
+            sampled.append(Sampled(token))
+        if others:
+            places = [rows[i][0] for i in others]
+            is_all = places == list(range(self._logits.shape[0]))
+            part = self._logits if is_all else self._logits[places]
+            drawn = self._sampler.draw_rows(part, [rows[i][1] for i in others])
+            for index, result in zip(others, drawn, strict=True):
+                sampled[index] = result
         return sampled
 
 
@@ -154,18 +181,15 @@ def _apply_steps(scores: Tensor, sequences: list[RunningSequence], *, is_copy: b
 def _row_of(sequence: RunningSequence, device: torch.device) -> Row | None:
     """What the steps look at, or None for a row that no step concerns."""
     params = sequence.request.params
-    is_plain = (
-        params.repetition_penalty == 1
-        and params.presence_penalty == 0
-        and params.frequency_penalty == 0
-    )
     touches_ids = bool(params.logit_bias) or sequence.num_output < params.min_tokens
-    if is_plain and not touches_ids and not params.samplers:
+    if not params.has_penalties and not touches_ids and not params.samplers:
         return None
     # the history is only made when somebody reads it
     length = len(sequence.tokens)
     most = params.repeat_last_n
-    start = length if is_plain else 0 if most < 0 else max(length - most, 0)
+    start = length
+    if params.has_penalties:
+        start = 0 if most < 0 else max(length - most, 0)
     ids = torch.tensor(sequence.tokens[start:].tolist(), dtype=torch.int64, device=device)
     split = max(sequence.num_prompt_left - start, 0)
     stops = (*sequence.request.stop_ids, *params.stop_token_ids)

@@ -40,6 +40,7 @@ class SglangParams(msgspec.Struct, kw_only=True):
     stop: Stop | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    speculate: bool | None = None
     skip_special_tokens: bool | None = None
     json_schema: dict[str, Any] | str | None = None
     regex: str | None = None

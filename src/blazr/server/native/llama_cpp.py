@@ -96,7 +96,10 @@ class Settings(msgspec.Struct, kw_only=True):
 
 
 class Timings(msgspec.Struct, kw_only=True):
-    """How long a prompt and its reply took. Of ``prompt_n``, nothing was in the cache."""
+    """How long a prompt and its reply took. Of ``prompt_n``, nothing was in the cache.
+
+    ``draft_n`` tokens were computed on speculation.
+    """
 
     cache_n: int
     prompt_n: int
@@ -107,6 +110,8 @@ class Timings(msgspec.Struct, kw_only=True):
     predicted_ms: float
     predicted_per_token_ms: float
     predicted_per_second: float
+    draft_n: int
+    draft_n_accepted: int
 
 
 class PieceDelta(msgspec.Struct, kw_only=True):
@@ -237,7 +242,13 @@ class PieceRenderer(Renderer[TextPiece, PieceEvent]):
             )
         elif isinstance(event, Finished):
             prompt = self._prompts[event.index][0]
-            usage = Usage(prompt.num_prompt_tokens, event.num_tokens, prompt.num_cached_tokens)
+            usage = Usage(
+                prompt.num_prompt_tokens,
+                event.num_tokens,
+                prompt.num_cached_tokens,
+                draft_tokens=event.num_drafts,
+                kept_draft_tokens=event.num_kept_drafts,
+            )
             piece = self._piece(event.index, event.reason, event.stop, usage)
             piece.has_new_line = event.index in self._with_lines
             yield piece
@@ -290,6 +301,8 @@ class PieceRenderer(Renderer[TextPiece, PieceEvent]):
                 predicted_ms=generated_s * 1e3,
                 predicted_per_token_ms=generated_s * 1e3 / max(num_generated, 1),
                 predicted_per_second=num_generated / max(generated_s, 1e-9),
+                draft_n=usage.draft_tokens,
+                draft_n_accepted=usage.kept_draft_tokens,
             ),
         )
 

@@ -34,6 +34,17 @@ class ReasoningTokens(msgspec.Struct):
     reasoning_tokens: int
 
 
+class CompletionDetails(msgspec.Struct):
+    """Of the reply's tokens, those spent on thinking, and those that speculation guessed.
+
+    What it guessed wrong is not part of the reply.
+    """
+
+    reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class UsageReply(msgspec.Struct):
     """What a request cost, in tokens."""
 
@@ -41,7 +52,7 @@ class UsageReply(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: ReasoningTokens
+    completion_tokens_details: CompletionDetails
 
 
 def usage_reply(usage: Usage) -> UsageReply:
@@ -51,7 +62,11 @@ def usage_reply(usage: Usage) -> UsageReply:
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.total_tokens,
         prompt_tokens_details=CachedTokens(usage.cached_tokens),
-        completion_tokens_details=ReasoningTokens(usage.reasoning_tokens),
+        completion_tokens_details=CompletionDetails(
+            reasoning_tokens=usage.reasoning_tokens,
+            accepted_prediction_tokens=usage.kept_draft_tokens,
+            rejected_prediction_tokens=usage.draft_tokens - usage.kept_draft_tokens,
+        ),
     )
 
 

@@ -95,6 +95,7 @@ class SamplingBody(TruncatingBody, kw_only=True):
     stop: Stop | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    speculate: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     logit_bias: dict[int, Bias] | None = None

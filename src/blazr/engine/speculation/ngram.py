@@ -1,0 +1,104 @@
+"""Drafts from the text itself: what followed the last tokens where they stood before.
+
+Source: Saxena 2023, "Prompt Lookup Decoding", github.com/apoorvumang/prompt-lookup-decoding.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from typing_extensions import override
+
+from blazr.engine.sequence import Sequence
+from blazr.engine.speculation.drafter import Draft, Drafter
+
+LEAST_MATCH = 2  # tokens
+LONGEST_MATCH = 32  # tokens that are compared
+MOST_CANDIDATES = 8  # places that are compared, the latest first
+_NOWHERE = -1
+_KINDS = [f"ngram {bits}" for bits in range(LONGEST_MATCH.bit_length() + 1)]
+
+
+class NgramDrafter(Drafter):
+    """Looks for the last tokens earlier in prompt and reply, and proposes what followed them.
+
+    Of the latest places the one is taken where most tokens before it are the same, and the latest
+    of equals.
+    """
+
+    def __init__(self) -> None:
+        self._indices: dict[Sequence, _Index] = {}
+
+    @override
+    def propose(self, sequence: Sequence, most: int) -> Draft | None:
+        index = self._indices.get(sequence)
+        if index is None or index.num_dropped != sequence.num_dropped:
+            index = self._indices[sequence] = _Index(sequence.num_dropped)
+        tokens = sequence.tokens
+        index.extend(tokens)
+        place = index.place
+        if place == _NOWHERE:
+            return None
+        # a place so near the end that the draft would go beyond it: what repeats goes on repeating
+        drafts = tokens[place : place + most].tolist()
+        period = len(drafts)
+        while len(drafts) < most:
+            drafts.append(drafts[-period])
+        return Draft(tuple(drafts), _KINDS[min(index.match, LONGEST_MATCH).bit_length()])
+
+    @override
+    def forget(self, sequence: Sequence) -> None:
+        self._indices.pop(sequence, None)
+
+
+class _Index:
+    """Where each LEAST_MATCH tokens of a text have stood, and where its last ones did.
+
+    Attributes:
+        place: Behind the tokens that are like the last ones, or _NOWHERE.
+        match: How many tokens are, at least LEAST_MATCH.
+
+    Args:
+        num_dropped: Tokens that the sequence has forgotten; with others, places are others.
+    """
+
+    def __init__(self, num_dropped: int) -> None:
+        self.num_dropped = num_dropped
+        self.place = _NOWHERE
+        self.match = 0
+        self._length = 0  # of the text
+        self._last: dict[bytes, int] = {}  # by the tokens, the latest place behind them
+        self._before = array("i", bytes(4 * LEAST_MATCH))  # by place, the one before of the same
+
+    def extend(self, tokens: array[int]) -> None:
+        """Take in the tokens that have come."""
+        for at in range(self._length, len(tokens)):
+            if self.place == _NOWHERE or tokens[self.place] != tokens[at]:
+                self.place = _NOWHERE
+                break
+            self.place += 1
+            self.match += 1
+        self._length = len(tokens)
+        for place in range(len(self._before), len(tokens)):
+            key = tokens[place - LEAST_MATCH : place].tobytes()
+            self._before.append(self._last.get(key, _NOWHERE))
+            self._last[key] = place
+        if self.place == _NOWHERE:
+            self._find(tokens)
+
+    def _find(self, tokens: array[int]) -> None:
+        """Look for the place behind most of the last tokens."""
+        end = len(tokens)
+        place = self._last.get(tokens[max(end - LEAST_MATCH, 0) :].tobytes(), _NOWHERE)
+        longest = 0
+        for _ in range(MOST_CANDIDATES):
+            if place == _NOWHERE:
+                break
+            length = LEAST_MATCH
+            most = min(place, LONGEST_MATCH)
+            while length < most and tokens[place - length - 1] == tokens[end - length - 1]:
+                length += 1
+            if length > longest:
+                self.place, longest = place, length
+            place = self._before[place]
+        self.match = longest

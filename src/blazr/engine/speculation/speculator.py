@@ -1,0 +1,227 @@
+"""How many drafts are computed in a step: as many as are worth their time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from blazr.engine.sequence import Sequence
+from blazr.engine.speculation.drafter import Draft, Drafter
+
+MOST_DRAFTS = 16  # of one sequence in a step
+COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # drafts in a step: each size is recorded once
+LEAST_GAIN = 1.05  # tokens a second with drafts over those without; below, none are computed
+DECAY = 0.9  # what an outcome counts after the next one
+PRIOR = 2.0  # outcomes that other replies' count for in a new one
+FIRST_STEPS = 1  # of a size; these may be recorded, which takes time
+TOKEN_SHARE = 0.05  # of a step's time, for each further token, until that has been measured
+FIRST_TRY = 2  # drafts in a step before any size has been measured; then twice as many as were
+PACE = 1.1  # the time of a step becomes longer by this factor at most with each step
+LONGEST_PAUSE = 7  # tokens of a reply for which nothing is drafted in vain
+LASTING = 512  # steps after which a measured time is none any more
+
+
+class Proposal(NamedTuple):
+    """Drafts for a sequence, and how many tokens it had then."""
+
+    draft: Draft
+    length: int
+
+
+@dataclass(slots=True)
+class _Outcomes:
+    """How often drafts of one kind were kept; later ones count more."""
+
+    kept: float = 2.0
+    failed: float = 1.0
+
+    def add(self, num_kept: int, *, has_failed: bool) -> None:
+        for is_kept in (True,) * num_kept + (False,) * has_failed:
+            self.kept = DECAY * self.kept + is_kept
+            self.failed = DECAY * self.failed + (not is_kept)
+
+    @property
+    def rate(self) -> float:
+        return self.kept / (self.kept + self.failed)
+
+
+@dataclass(slots=True)
+class _Time:
+    """How long steps of one size take, in seconds, and after how many steps that was measured."""
+
+    seconds: float = 0.0
+    measured_at: int = 0
+    num_steps: int = 0
+
+
+class Speculator:
+    """Asks for drafts, and chooses how many of them to compute.
+
+    The chance that a draft is kept comes from those of its kind before it, in the same reply and in
+    others, whether they were computed or only proposed; the cost from the length of earlier steps
+    of so many sequences and tokens.
+
+    Args:
+        drafters: Asked in this order; the first that knows something counts.
+        grid: Drafts end before the next multiple of it, since what is kept there stays.
+    """
+
+    def __init__(self, drafters: Iterable[Drafter], *, grid: int) -> None:
+        self._drafters = tuple(drafters)
+        self._grid = grid
+        self._proposals: dict[Sequence, Proposal] = {}
+        self._common: dict[str, _Outcomes] = {}
+        self._own: dict[Sequence, dict[str, _Outcomes]] = {}
+        self._wake_at: dict[Sequence, int] = {}  # tokens that it has when drafts are looked for
+        self._pauses: dict[Sequence, int] = {}
+        self._draw_s: dict[bool, float] = {}  # what a kept draft costs, by whether argmax will do
+        self._times: dict[tuple[int, int], _Time] = {}
+        self._num_steps = 0
+
+    def propose(self, sequences: list[Sequence], room: int) -> dict[Sequence, tuple[int, ...]]:
+        """Drafts that the next step computes, by sequence.
+
+        Args:
+            sequences: All that decode in it.
+            room: Drafts at most.
+        """
+        rates: list[tuple[Sequence, float]] = []
+        for sequence in sequences:
+            if len(sequence.tokens) < self._wake_at.get(sequence, 0):
+                continue
+            self._learn_from_what_came(sequence)
+            proposal = self._ask(sequence)
+            if proposal is None:
+                self._rest(sequence)
+                continue
+            self._proposals[sequence] = proposal
+            rates.append((sequence, self._outcomes(sequence, proposal.draft.kind).rate))
+        if not rates:
+            return {}
+        depths = self._choose_depths(len(sequences), rates, room)
+        for sequence, _ in rates:
+            if sequence not in depths:
+                self._rest(sequence)
+        return {
+            sequence: self._proposals[sequence].draft.token_ids[:depth]
+            for sequence, depth in depths.items()
+        }
+
+    def learn_outcome(
+        self, sequence: Sequence, num_drafts: int, num_kept: int, seconds: float = 0.0
+    ) -> None:
+        """So many of a sequence's drafts were kept; drawing what follows them took so long."""
+        kind = self._proposals.pop(sequence).draft.kind
+        self._wake_at.pop(sequence, None)
+        self._pauses.pop(sequence, None)
+        for outcomes in (self._outcomes(sequence, kind), self._common[kind]):
+            outcomes.add(num_kept, has_failed=num_kept < num_drafts)
+        if num_kept:
+            likeliest = sequence.takes_likeliest
+            known = self._draw_s.get(likeliest, seconds / num_kept)
+            self._draw_s[likeliest] = DECAY * known + (1 - DECAY) * seconds / num_kept
+
+    def learn_time(self, num_sequences: int, num_tokens: int, seconds: float) -> None:
+        """A step in which so many sequences decoded took so long."""
+        self._num_steps += 1
+        size = num_sequences, num_tokens
+        time = self._times.get(size)
+        if time is None:
+            time = self._times[size] = _Time()
+        time.num_steps += 1
+        if time.num_steps > FIRST_STEPS:
+            time.seconds = min(seconds, PACE * (time.seconds or seconds))
+            time.measured_at = self._num_steps
+
+    def forget(self, sequence: Sequence) -> None:
+        """A sequence has finished."""
+        self._proposals.pop(sequence, None)
+        self._own.pop(sequence, None)
+        self._wake_at.pop(sequence, None)
+        self._pauses.pop(sequence, None)
+        for drafter in self._drafters:
+            drafter.forget(sequence)
+
+    def _rest(self, sequence: Sequence) -> None:
+        """Do not look for drafts for a while, which becomes longer each time there are none."""
+        pause = self._pauses[sequence] = min(2 * self._pauses.get(sequence, 0) + 1, LONGEST_PAUSE)
+        self._wake_at[sequence] = len(sequence.tokens) + pause
+
+    def _ask(self, sequence: Sequence) -> Proposal | None:
+        length = len(sequence.tokens)
+        most = min(
+            MOST_DRAFTS,
+            self._grid - 2 - (length - 1) % self._grid,
+            sequence.max_length - length - 1,
+            sequence.max_output - sequence.num_output - 1,
+        )
+        params = sequence.request.params
+        if most < 1 or not params.speculate or sequence.asks_of_prompt or not sequence.num_output:
+            return None
+        for drafter in self._drafters:
+            draft = drafter.propose(sequence, most)
+            if draft is not None:
+                return Proposal(draft, length)
+        return None
+
+    def _learn_from_what_came(self, sequence: Sequence) -> None:
+        """Whether the first token was right of a draft that was not computed."""
+        proposal = self._proposals.pop(sequence, None)
+        if proposal is None or len(sequence.tokens) <= proposal.length:
+            return
+        is_right = sequence.tokens[proposal.length] == proposal.draft.token_ids[0]
+        kind = proposal.draft.kind
+        for outcomes in (self._outcomes(sequence, kind), self._common[kind]):
+            outcomes.add(int(is_right), has_failed=not is_right)
+
+    def _outcomes(self, sequence: Sequence, kind: str) -> _Outcomes:
+        common = self._common.setdefault(kind, _Outcomes())
+        own = self._own.setdefault(sequence, {})
+        if kind not in own:
+            own[kind] = _Outcomes(PRIOR * common.rate, PRIOR * (1 - common.rate))
+        return own[kind]
+
+    def _choose_depths(
+        self, num_sequences: int, rates: list[tuple[Sequence, float]], room: int
+    ) -> dict[Sequence, int]:
+        """How many drafts of each sequence give most tokens a second, the likeliest first."""
+        chances = [
+            (rate**place, sequence, self._draw_s.get(sequence.takes_likeliest, 0.0))
+            for sequence, rate in rates
+            for place in range(1, len(self._proposals[sequence].draft.token_ids) + 1)
+        ]
+        if len(rates) > 1:
+            chances.sort(key=lambda each: -each[0])
+        base = self._measured(num_sequences, 0)
+        expected = float(num_sequences)
+        time, share, last = 1.0, TOKEN_SHARE, 0  # of the step, where one without drafts takes 1
+        drawing_s, allowed = 0.0, FIRST_TRY
+        best, most = 0, LEAST_GAIN * expected
+        for count in COUNTS:
+            if count > min(room, len(chances), allowed):
+                break
+            for chance, _, draw_s in chances[last:count]:
+                expected += chance
+                drawing_s += chance * draw_s
+            measured = self._measured(num_sequences, count)
+            if base and measured:
+                time, allowed = measured / base, 2 * count
+                share = (time - 1) / count
+            else:
+                time += share * (count - last)
+            last = count
+            whole = time + (drawing_s / base if base else 0.0)
+            if expected > most * whole:
+                best, most = count, expected / whole
+        depths: dict[Sequence, int] = {}
+        for _, sequence, _ in chances[:best]:
+            depths[sequence] = depths.get(sequence, 0) + 1
+        return depths
+
+    def _measured(self, num_sequences: int, num_drafts: int) -> float:
+        """Seconds of a step, or 0 where that is not known."""
+        time = self._times.get((num_sequences, num_sequences + num_drafts))
+        if time is None or time.measured_at + LASTING < self._num_steps:
+            return 0.0
+        return time.seconds

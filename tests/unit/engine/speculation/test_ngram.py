@@ -1,0 +1,79 @@
+"""What followed the last tokens before is proposed again."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from blazr.engine.speculation.ngram import LEAST_MATCH, MOST_CANDIDATES, NgramDrafter
+from tests.support.drafts import running_sequence
+
+pytestmark = pytest.mark.smoke
+
+
+def propose(tokens: list[int], most: int = 4) -> tuple[int, ...] | None:
+    draft = NgramDrafter().propose(running_sequence(tokens), most)
+    return None if draft is None else draft.token_ids
+
+
+def test_what_followed_is_proposed() -> None:
+    assert propose([1, 2, 3, 4, 5, 6, 1, 2]) == (3, 4, 5, 6)
+    assert propose([1, 2, 3, 4, 5, 6, 1, 2], most=2) == (3, 4)
+
+
+def test_the_place_with_most_in_common_counts_and_of_equals_the_latest() -> None:
+    assert propose([9, 1, 2, 3, 8, 1, 2, 4, 9, 1, 2], most=1) == (3,)
+    assert propose([9, 1, 2, 3, 8, 1, 2, 4, 7, 1, 2], most=1) == (4,)
+
+
+def test_what_repeats_goes_on_repeating() -> None:
+    assert propose([1, 2, 3, 1, 2, 3, 1, 2], most=7) == (3, 1, 2, 3, 1, 2, 3)
+    assert propose([5, 5, 5], most=3) == (5, 5, 5)
+
+
+@pytest.mark.parametrize("tokens", [[1], [1, 2], [1, 2, 3, 4], [1, 2, 3, 2]])
+def test_of_what_is_new_nothing_is_known(tokens: list[int]) -> None:
+    assert propose(tokens) is None
+
+
+def test_more_in_common_is_another_kind() -> None:
+    long, short = list(range(50)), list(range(48, 50))
+    kinds = set()
+    for before in (long, short):
+        draft = NgramDrafter().propose(running_sequence([*before, 70, *before]), 4)
+        assert draft is not None
+        assert draft.token_ids[0] == 70
+        kinds.add(draft.kind)
+    assert len(kinds) == 2
+
+
+def test_a_text_that_grows_is_searched_as_one_that_was_there() -> None:
+    rng = Random(3)
+    drafter, sequence = NgramDrafter(), running_sequence([1])
+    num_found = 0
+    for _ in range(400):
+        sequence.tokens.extend(rng.randrange(4) for _ in range(rng.randint(1, 3)))
+        grown = drafter.propose(sequence, 3)
+        fresh = NgramDrafter().propose(sequence, 3)
+        assert (grown is None) == (fresh is None)
+        if grown is not None:
+            num_found += 1
+            at = [
+                place
+                for place in range(LEAST_MATCH, len(sequence.tokens))
+                if sequence.tokens[place - LEAST_MATCH : place] == sequence.tokens[-LEAST_MATCH:]
+            ]
+            assert grown.token_ids[0] in {sequence.tokens[place] for place in at}
+    assert num_found > 300
+    assert MOST_CANDIDATES > 1
+
+
+def test_a_sequence_that_forgets_its_beginning_is_searched_anew() -> None:
+    drafter, sequence = NgramDrafter(), running_sequence([1, 2, 3, 4, 5, 6, 7, 8, 1, 2])
+    assert drafter.propose(sequence, 1) is not None
+    del sequence.tokens[:4]
+    sequence.num_dropped += 4
+    assert drafter.propose(sequence, 1) is None
+    drafter.forget(sequence)
+    drafter.forget(sequence)

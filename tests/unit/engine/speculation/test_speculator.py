@@ -1,0 +1,126 @@
+"""As many drafts are computed as are worth their time."""
+
+from __future__ import annotations
+
+import pytest
+
+from blazr.engine.sequence import Sequence
+from blazr.engine.speculation.drafter import Draft
+from blazr.engine.speculation.speculator import FIRST_STEPS, LEAST_GAIN, Speculator
+from tests.support.drafts import running_sequence
+
+pytestmark = pytest.mark.smoke
+GRID = 64
+
+
+class Ones:
+    """Always proposes the same token."""
+
+    def __init__(self) -> None:
+        self.forgotten: list[Sequence] = []
+
+    def propose(self, sequence: Sequence, most: int) -> Draft | None:
+        return Draft((1,) * most, "ones")
+
+    def forget(self, sequence: Sequence) -> None:
+        self.forgotten.append(sequence)
+
+
+def drive(
+    sequences: list[Sequence], *, right: int, per_draft: float, steps: int = 300
+) -> tuple[list[int], Speculator]:
+    """A machine on which a draft takes so much of a step; ``right`` of them are kept each time.
+
+    Returns:
+        The number of drafts in each step, and the speculator.
+    """
+    speculator = Speculator([Ones()], grid=GRID)
+    depths = []
+    for _ in range(steps):
+        drafts = speculator.propose(sequences, room=100)
+        count = sum(map(len, drafts.values()))
+        depths.append(count)
+        for sequence in sequences:
+            num_drafts = len(drafts.get(sequence, ()))
+            num_kept = min(right, num_drafts)
+            sequence.tokens.extend([1] * num_kept + [1 if right else 0])
+            if num_drafts:
+                speculator.learn_outcome(sequence, num_drafts, num_kept)
+        time = 1.0 + per_draft * count
+        speculator.learn_time(len(sequences), len(sequences) + count, time)
+    return depths, speculator
+
+
+def some(count: int) -> list[Sequence]:
+    return [running_sequence([9, 8, *[7] * 18]) for _ in range(count)]
+
+
+def test_drafts_that_are_always_kept_are_computed_to_the_end() -> None:
+    depths, _ = drive(some(1), right=16, per_draft=0.02)
+    assert max(depths[-100:]) == 16
+
+
+def test_drafts_that_are_never_kept_are_not_computed_for_long() -> None:
+    depths, _ = drive(some(1), right=0, per_draft=0.02)
+    assert sum(depths[:50]) > 0
+    assert sum(depths[-100:]) <= 5
+
+
+def test_drafts_that_cost_as_much_as_steps_are_not_computed() -> None:
+    """As where the arithmetic of a full batch takes the time, and not the reading of weights."""
+    for count in (1, 8):
+        depths, _ = drive(some(count), right=16, per_draft=1.0 / count)
+        assert sum(depths[-100:]) <= 10 * count, count
+    assert LEAST_GAIN > 1
+
+
+def test_a_full_batch_gets_fewer_each_where_they_cost() -> None:
+    alone, _ = drive(some(1), right=3, per_draft=0.1)
+    many, _ = drive(some(8), right=3, per_draft=0.1)
+    assert sum(many[-100:]) / 8 < sum(alone[-100:])
+
+
+def test_a_request_may_refuse() -> None:
+    willing, unwilling = running_sequence([1] * 20), running_sequence([1] * 20, speculate=False)
+    drafts = Speculator([Ones()], grid=GRID).propose([willing, unwilling], room=100)
+    assert drafts[willing]
+    assert unwilling not in drafts
+
+
+def test_drafts_end_before_the_block_does_and_before_the_reply() -> None:
+    for length in range(20, 2 * GRID + 2):
+        sequence = running_sequence([1] * length)
+        drafts = Speculator([Ones()], grid=GRID).propose([sequence], room=100).get(sequence, ())
+        edge = (length - 1) // GRID * GRID + GRID
+        assert length + len(drafts) < max(edge, length + 1)
+    short = running_sequence([1] * 20, max_output=15)
+    drafts = Speculator([Ones()], grid=GRID).propose([short], room=100).get(short, ())
+    assert len(drafts) <= 15 - short.num_output - 1
+
+
+def test_the_room_of_a_step_is_kept_to() -> None:
+    sequences = some(4)
+    drafts = Speculator([Ones()], grid=GRID).propose(sequences, room=5)
+    assert 0 < sum(map(len, drafts.values())) <= 5
+
+
+def test_nothing_is_kept_of_a_sequence_that_has_finished() -> None:
+    sequences = some(3)
+    _, speculator = drive(sequences, right=2, per_draft=0.05)
+    for sequence in sequences:
+        speculator.forget(sequence)
+    per_sequence = [
+        value
+        for value in vars(speculator).values()
+        if isinstance(value, dict) and any(isinstance(key, Sequence) for key in value)
+    ]
+    assert per_sequence == []
+
+
+def test_a_size_is_timed_when_it_has_been_recorded() -> None:
+    speculator = Speculator([Ones()], grid=GRID)
+    for _ in range(FIRST_STEPS):
+        speculator.learn_time(1, 1, 100.0)
+    assert speculator._measured(1, 0) == 0.0
+    speculator.learn_time(1, 1, 1.0)
+    assert speculator._measured(1, 0) == 1.0
