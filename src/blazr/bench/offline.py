@@ -20,10 +20,17 @@ if TYPE_CHECKING:
 
 
 class EngineTarget:
-    """An engine to measure. Token times are taken on the engine's thread."""
+    """An engine to measure. Token times are taken on the engine's thread.
 
-    def __init__(self, engine: EngineProtocol, *, vocab_size: int) -> None:
+    Args:
+        engine: What is asked.
+        vocab_size: Ids below it may be asked for.
+        speculate: Whether it may compute drafts.
+    """
+
+    def __init__(self, engine: EngineProtocol, *, vocab_size: int, speculate: bool = True) -> None:
         self.vocab_size = vocab_size
+        self._speculate = speculate
         self._engine = engine
 
     async def run(self, request: BenchRequest, record: Record, *, salt: str) -> None:
@@ -48,7 +55,12 @@ class EngineTarget:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(done.set)
 
-        params = SamplingParams(temperature=0, max_tokens=request.output_tokens, ignore_eos=True)
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=request.output_tokens,
+            ignore_eos=True,
+            speculate=self._speculate,
+        )
         engine_request = Request(
             prompt_ids=request.prompt_ids,
             params=params,

@@ -87,6 +87,32 @@ def summarize(records: Sequence[Record], goals: Mapping[str, float]) -> dict[str
     }
 
 
+def speculation_figures(
+    counters: Mapping[str, float],
+    plain: Mapping[str, float] | None,
+    speculated: Mapping[str, float] | None,
+) -> dict[str, object]:
+    """What speculation did in one level; None where there is nothing to tell.
+
+    Args:
+        counters: What the engine counted in it.
+        plain: The spread of tokens decoded in a second, without speculation.
+        speculated: The same with it.
+
+    Returns:
+        How many drafts were computed at a time, the share of them that was kept, the tokens that a
+        step brought to a reply, and the ratio of the medians of tokens decoded in a second.
+    """
+    drafts, kept = counters["draft_tokens"], counters["kept_draft_tokens"]
+    tokens = counters["generated_tokens"]
+    return {
+        "draft_depth": drafts / counters["draft_steps"] if drafts else None,
+        "draft_acceptance": kept / drafts if drafts else None,
+        "tokens_per_step": tokens / (tokens - kept) if tokens else None,
+        "speculation_gain": speculated["p50"] / plain["p50"] if plain and speculated else None,
+    }
+
+
 def origin() -> dict[str, object]:
     """When, which blazr, which machine."""
     # git tells it of the checkout this runs from, ``-dirty`` where that was changed

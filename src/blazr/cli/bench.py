@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,11 +24,13 @@ from blazr.core.errors import ConfigError, EngineError, UnknownFamilyError
 if TYPE_CHECKING:
     from blazr.bench.load import Record, Target
     from blazr.bench.workload import Workload
+    from blazr.llm.protocol import EngineProtocol
     from blazr.models.causal_lm import CausalLM
     from blazr.nn.device import Device
     from blazr.pipelines.fallback import FallbackModel
 
 _Figures = Mapping[str, object]
+_Spread = Mapping[str, float] | None
 _MEDIAN = "{0[p50]:,.1f}"
 _SPREAD = "{0[p50]:,.1f} / {0[p90]:,.1f} / {0[p99]:,.1f}"
 # What the table says of each level: title, key, form.
@@ -45,6 +47,10 @@ _ROWS = (
     ("prompt from cache", "cached_share", "{:.0%}"),
     ("goodput", "goodput_share", "{:.0%}"),
     ("of the bandwidth", "bandwidth_share", "{:.1%}"),
+    ("drafts at a time", "draft_depth", "{:.1f}"),
+    ("drafts kept", "draft_acceptance", "{:.0%}"),
+    ("tokens a step", "tokens_per_step", "{:.2f}"),
+    ("decode gain", "speculation_gain", "{:.2f}"),
 )
 
 
@@ -85,6 +91,10 @@ def bench(  # noqa: PLR0913  (one argument per flag)
     goodput: Annotated[
         str, typer.Option(help="Count requests that keep to these milliseconds: ttft:200,itl:50.")
     ] = "",
+    spec: Annotated[
+        str | None,
+        typer.Option(help="Speculate, as serve does, and compare with the same without."),
+    ] = None,
     device: options.DeviceName = "auto",
     dtype: options.Dtype = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads to compute with.")] = None,
@@ -101,6 +111,7 @@ def bench(  # noqa: PLR0913  (one argument per flag)
     named = model or model_argument
     _only_one({"MODEL": named, "--random": random})
     _only_one({"--random": random, "--url": url})
+    _only_one({"--spec": spec, "--url": url})
     if plot is not None and find_spec("matplotlib") is None:  # better now than after a long run
         raise ConfigError("--plot needs matplotlib.", hint="pip install 'blazr[train]'")
     default = BenchRequest(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
@@ -117,7 +128,7 @@ def bench(  # noqa: PLR0913  (one argument per flag)
         facts, levels = asyncio.run(_measure_server(plan, url, named))
     else:
         facts, levels = _measure_model(
-            plan, name, random, device=device, dtype=dtype, threads=threads
+            plan, name, random, spec=spec, device=device, dtype=dtype, threads=threads
         )
     failure = next((str(level["first_error"]) for level in levels if level["num_errors"]), "")
     if failure and not any(level["output_tokens"] for level in levels):
@@ -131,6 +142,7 @@ def bench(  # noqa: PLR0913  (one argument per flag)
         "shared_prefix": shared_prefix,
         "rate": rate if rate < math.inf else None,
         "goodput": goodput,
+        "spec": spec,
     }
     report = {**origin(), **facts, "seed": seed, "scenario": scenario, "levels": levels}
     if history is not None:
@@ -200,8 +212,37 @@ async def _measure_server(
         return {"url": url, "model": target.model}, [figures for figures, _ in results]
 
 
+async def _compare_speculation(
+    plan: _Plan, engine: EngineProtocol, vocab_size: int
+) -> list[tuple[_Figures, list[Record]]]:
+    """Each level without drafts, and then with them."""
+    from blazr.bench.offline import EngineTarget
+    from blazr.bench.report import speculation_figures
+
+    targets = [
+        EngineTarget(engine, vocab_size=vocab_size, speculate=speculate)
+        for speculate in (False, True)
+    ]
+    results: list[tuple[_Figures, list[Record]]] = []
+    for level in plan.levels:
+        (plain, _), (figures, records) = [
+            (await replace(plan, levels=[level]).run(target))[0] for target in targets
+        ]
+        speeds = [cast("_Spread", each["decode_tokens_per_s"]) for each in (plain, figures)]
+        counters = cast("Mapping[str, float]", figures["counters"])
+        results.append(({**figures, **speculation_figures(counters, *speeds)}, records))
+    return results
+
+
 def _measure_model(
-    plan: _Plan, model: str, shape: str | None, *, device: str, dtype: str, threads: int | None
+    plan: _Plan,
+    model: str,
+    shape: str | None,
+    *,
+    spec: str | None,
+    device: str,
+    dtype: str,
+    threads: int | None,
 ) -> tuple[_Figures, list[_Figures]]:
     import torch
 
@@ -216,7 +257,7 @@ def _measure_model(
     place = resolve_device(device)
     running = max(EngineConfig().max_running, *(level or 0 for level in plan.levels))
     # the queue's bound protects a server; here every request that was asked for is to run
-    config = EngineConfig(max_running=running, max_waiting=2**20)
+    config = EngineConfig(max_running=running, max_waiting=2**20, spec=spec)
     started_s = perf_counter()
     name, network = _load_network(model, shape, device=place, dtype=dtype)
     if isinstance(network, FallbackModel):
@@ -227,8 +268,10 @@ def _measure_model(
         vocab_size, computes_in = network.config.vocab_size, network.dtype
     load_s = perf_counter() - started_s
     try:
-        target = EngineTarget(engine, vocab_size=vocab_size)
-        results = asyncio.run(plan.run(target))
+        if spec is None:
+            results = asyncio.run(plan.run(EngineTarget(engine, vocab_size=vocab_size)))
+        else:
+            results = asyncio.run(_compare_speculation(plan, engine, vocab_size))
     finally:
         engine.close()
     memory = peak_memory(place)  # before the next line adds to it

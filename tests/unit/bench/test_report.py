@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blazr.bench.load import Record
-from blazr.bench.report import origin, parse_goals, spread_of, summarize
+from blazr.bench.report import origin, parse_goals, speculation_figures, spread_of, summarize
 from blazr.core.errors import ConfigError
 
 
@@ -85,6 +85,19 @@ def test_a_single_token_has_no_speed_of_decoding() -> None:
     figures = summarize([record(0.0, 0.5)], {"itl": 0.001})
     assert figures["decode_tokens_per_s"] is figures["itl_ms"] is None
     assert figures["goodput_share"] == 1
+
+
+def test_speculation_is_compared_with_the_same_level_without() -> None:
+    counts = {"draft_tokens": 60, "kept_draft_tokens": 40, "draft_steps": 20}
+    counts["generated_tokens"] = 100
+    assert speculation_figures(counts, {"p50": 50.0}, {"p50": 75.0}) == {
+        "draft_depth": 3.0,
+        "draft_acceptance": 40 / 60,
+        "tokens_per_step": 100 / 60,
+        "speculation_gain": 1.5,
+    }
+    nothing = speculation_figures(dict.fromkeys(counts, 0), {"p50": 50.0}, None)
+    assert set(nothing.values()) == {None}
 
 
 @pytest.mark.parametrize(
