@@ -18,6 +18,7 @@ from blazr.nn.kernels import KERNELS
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.kernels.kernel import Kernel
 from blazr.nn.operands.kv_dtype import kv_dtype_of
+from blazr.nn.operands.lora import LoraDelta
 from blazr.nn.operands.packing import Packed, Packing
 from blazr.nn.operands.recurrent import Mamba2Memory
 from blazr.nn.operands.step import GRID, StepTable
@@ -54,7 +55,7 @@ def _converted(argument: Any, dtype: torch.dtype) -> Any:
         argument = kv_dtype_of(argument).decode(argument)
         is_cast = argument.is_floating_point()
         return argument.to(dtype if is_cast else argument.dtype, copy=True)
-    if isinstance(argument, tuple) and argument and isinstance(argument[0], Tensor):
+    if type(argument) is tuple and argument and isinstance(argument[-1], Tensor | LoraDelta):
         return tuple(_converted(each, dtype) for each in argument)
     if is_dataclass(argument) and not isinstance(argument, StepTable | Packing):
         changed = {
@@ -95,10 +96,10 @@ def _agree(row: Kernel, dtype: torch.dtype, arguments: tuple[object, ...]) -> No
         _agree_on_memory(op, function, dtype, arguments)
         return
     expected = op.reference(*(_converted(argument, torch.float64) for argument in arguments))
-    result_dtype = op.reference(*arguments).dtype
+    result_dtype = op.reference(*deepcopy(arguments)).dtype
     for isa in compiled.isas():
         compiled.use(isa)
-        got = function(*arguments)
+        got = function(*deepcopy(arguments))  # some write to what they are given
         assert got.dtype == result_dtype
         torch.testing.assert_close(
             got.double(),

@@ -17,7 +17,7 @@ from torch import Tensor
 from blazr.nn.operands.experts import ExpertGroups, ExpertMlps, Routing
 from blazr.nn.operands.packing import PACKINGS, Packed
 from blazr.nn.ops.activation import ACTIVATIONS
-from tests.support.op_samples import random_packed
+from tests.support.op_samples import of_one_rank, random_deltas, random_lora, random_packed
 from tests.support.seeds import run_seed
 
 T = TypeVar("T")
@@ -67,6 +67,26 @@ def _linear(sizes: Sizes, dtype: torch.dtype, *, gated: bool = False) -> Argumen
     if gated:
         return x, first, torch.randn(outer, inner).to(dtype) * scale
     return x, first, sizes.one_of(None, torch.randn(outer).to(dtype))
+
+
+def _lora_shrink(sizes: Sizes, dtype: torch.dtype) -> Arguments:
+    rows, inner = sizes.rows(), sizes.size(300)
+    table = of_one_rank(random_lora(dtype, inner, 8))
+    return sizes.tensor(dtype, rows, inner), table, torch.full((rows,), 2)
+
+
+def _lora_rows(sizes: Sizes, dtype: torch.dtype) -> Arguments:
+    rows, vocabulary = sizes.rows(), sizes.size(300)
+    table = of_one_rank(random_lora(dtype, vocabulary, 8, is_embedding=True))
+    ids = torch.randint(0, vocabulary, (rows,))
+    return sizes.tensor(dtype, rows, 8), table, torch.full((rows,), 2), ids
+
+
+def _lora_expand(sizes: Sizes, dtype: torch.dtype) -> Arguments:
+    rows, inner, outer = sizes.rows(), sizes.size(), sizes.size(300)
+    x, y = sizes.tensor(dtype, rows, inner), torch.randn(rows, outer).to(dtype)
+    (delta,) = random_deltas(dtype, x, inner, outer)
+    return y, delta, sizes.one_of(None, torch.randn(outer).to(dtype))
 
 
 def _linear_heads(sizes: Sizes, dtype: torch.dtype) -> Arguments:
@@ -210,6 +230,9 @@ ANY_SHAPE: dict[str, Callable[[Sizes, torch.dtype], Arguments]] = {
     "linear": _linear,
     "wide_linear": _linear,
     "gated_linear": partial(_linear, gated=True),
+    "lora_shrink": _lora_shrink,
+    "lora_rows": _lora_rows,
+    "lora_expand": _lora_expand,
     "linear_heads": _linear_heads,
     "packed_linear": _packed_linear,
     "packed_gated_linear": _packed_gated_linear,

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from blazr.nn.operands.experts import ExpertGroups, ExpertMlps, Routing
+from blazr.nn.operands.lora import LoraDelta, LoraFactors, LoraTable
 from blazr.nn.operands.packing import GROUP, PACKINGS, Packed, Packing
 from blazr.nn.operands.recurrent import GatedNorm, GateOrder
 from blazr.nn.ops.activation import ACTIVATIONS
+from blazr.nn.ops.lora import lora_shrink
 from blazr.nn.quant.gguf import GGML_TYPES
 from tests.support.step_samples import STEP_SAMPLES
 
@@ -51,6 +53,81 @@ def _linear(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     yield torch.randn(16).to(dtype), torch.randn(8, 16).to(dtype)
     yield torch.randn(6, 4).T.to(dtype), torch.randn(9, 20).to(dtype)[:, 3:9]  # neither is dense
     yield torch.randn(4, 6).to(dtype), torch.randn(6, 9).to(dtype).T
+
+
+def random_lora(
+    dtype: torch.dtype, inner: int, outer: int, *, num_slots: int = 6, is_embedding: bool = False
+) -> LoraTable:
+    """Adapters of several ranks, one of which sets the length of rows; slots 0 and 4 are empty."""
+    table = LoraTable(num_slots)
+    for slot, rank in ((1, 1), (2, 16), (3, 5), (5, 130)):
+        size = (inner, rank) if is_embedding else (rank, inner)
+        a = torch.randn(size) * max(1, inner) ** -0.5
+        gain = 1 + 0.1 * torch.randn(outer) if slot == 3 else None
+        b = torch.randn(rank, outer) * rank**-0.5
+        table.put(slot, LoraFactors(a.to(dtype), b.to(dtype), gain))
+    return table
+
+
+_LORA_SIZES = ((1, 64, 32), (5, 96, 16), (3, 33, 7), (26, 40, 66), (140, 31, 300), (0, 8, 4))
+
+
+def random_deltas(
+    dtype: torch.dtype, x: Tensor, inner: int, outer: int, *, count: int = 1
+) -> list[LoraDelta]:
+    slots = torch.randint(0, 6, (len(x) // (2 if len(x) % 2 == 0 else 1),))
+    tables = [random_lora(dtype, inner, outer) for _ in range(count)]
+    return [LoraDelta(each, slots, lora_shrink.reference(x, each, slots)) for each in tables]
+
+
+def _lora_shrink(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for rows, inner, outer in _LORA_SIZES:
+        x = torch.randn(rows, inner + 3).to(dtype)[:, 1 : inner + 1]
+        table = of_one_rank(random_lora(dtype, inner, outer))
+        yield x, table, torch.full((rows,), 2)
+        if rows % 2 == 0:
+            yield x, table, torch.full((rows // 2,), 2)
+
+
+def _lora_rows(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    table = of_one_rank(random_lora(dtype, 50, 20, is_embedding=True))
+    for rows in (1, 7, 0):
+        yield torch.empty(0).to(dtype), table, torch.full((rows,), 2), torch.randint(0, 50, (rows,))
+
+
+def of_one_rank(table: LoraTable) -> LoraTable:
+    """Leave only slot 2: beyond a row's rank inner products may be anything."""
+    for slot in (1, 3, 5):
+        table.drop(slot)
+    table.max_rank = 16
+    return table
+
+
+def _lora_expand(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for rows, inner, outer in _LORA_SIZES:
+        y, x = torch.randn(rows, outer).to(dtype), torch.randn(rows, inner).to(dtype)
+        (delta,) = random_deltas(dtype, x, inner, outer)
+        yield y, delta
+        yield y, delta, torch.randn(outer).to(dtype)
+
+
+def _linear_with_lora(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    yield from _linear(dtype)
+    for rows, inner, outer in _LORA_SIZES:
+        x, weight = torch.randn(rows, inner).to(dtype), torch.randn(outer, inner) * inner**-0.5
+        (delta,) = random_deltas(dtype, x, inner, outer)
+        yield x, weight.to(dtype), None, delta
+        yield x, weight.to(dtype), torch.randn(outer).to(dtype), delta
+
+
+def _gated_linear_with_lora(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    yield from _gated_linear(dtype)
+    for rows, inner, outer in _LORA_SIZES:
+        x = torch.randn(rows, inner).to(dtype)
+        gate, up = ((torch.randn(outer, inner) * inner**-0.5).to(dtype) for _ in range(2))
+        first, second = random_deltas(dtype, x, inner, outer, count=2)
+        yield x, gate, up, (first, second)
+        yield x, gate, up, (None, second)
 
 
 def _linear_heads(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
@@ -89,6 +166,8 @@ def _packed_linear(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
             x = torch.randn(count, packed.columns).to(dtype)
             yield x, packed
             yield x * 1e-4, packed, torch.randn(rows).to(dtype)
+            (delta,) = random_deltas(dtype, x, packed.columns, rows)
+            yield x, packed, torch.randn(rows).to(dtype), delta
         yield torch.zeros(2, 3, packed.columns).to(dtype), packed
 
 
@@ -96,7 +175,9 @@ def _packed_gated_linear(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for packing in PACKINGS.values():
         for count, supers, rows in ((1, 1, 33), (9, 2, 16), (0, 1, 4)):
             gate, up = (random_packed(packing, rows, supers) for _ in range(2))
-            yield torch.randn(count, gate.columns).to(dtype), gate, up
+            x = torch.randn(count, gate.columns).to(dtype)
+            yield x, gate, up
+            yield x, gate, up, tuple(random_deltas(dtype, x, gate.columns, rows, count=2))
 
 
 def _packed_rows(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
@@ -303,10 +384,13 @@ def _pack(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
 
 
 SAMPLES: dict[str, Callable[[torch.dtype], Iterable[tuple[object, ...]]]] = {
-    "gated_linear": _gated_linear,
-    "linear": _linear,
+    "gated_linear": _gated_linear_with_lora,
+    "linear": _linear_with_lora,
     "wide_linear": _linear,
     "linear_heads": _linear_heads,
+    "lora_shrink": _lora_shrink,
+    "lora_rows": _lora_rows,
+    "lora_expand": _lora_expand,
     "packed_linear": _packed_linear,
     "packed_gated_linear": _packed_gated_linear,
     "packed_rows": _packed_rows,

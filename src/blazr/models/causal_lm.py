@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.decoder_layer import DecoderLayer, LayerConfig
 from blazr.nn.layers.linear import Linear, Matrix, multiply
+from blazr.nn.layers.lora import Lora, StepAdapters
 from blazr.nn.layers.norm import NormConfig
 from blazr.nn.operands.step import StepTable
 from blazr.nn.ops.pointwise import embedding, scale, widen
@@ -55,9 +56,10 @@ class ModelConfig:
 
 
 class Embedding(nn.Module):
-    """Token embedding, (V, C)."""
+    """Token embedding, (V, C). ``lora`` is what adapters change in it, where there are any."""
 
     weight: Matrix
+    lora: Lora | None = None
 
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -66,8 +68,10 @@ class Embedding(nn.Module):
     def forward(self, token_ids: Tensor) -> Tensor:
         """(...) int64 to (..., C)."""
         if isinstance(self.weight, Weight):
-            return self.weight.rows(token_ids)
-        return embedding(self.weight, token_ids)
+            rows = self.weight.rows(token_ids)
+        else:
+            rows = embedding(self.weight, token_ids)
+        return rows if self.lora is None else self.lora.change_rows(rows, token_ids)
 
 
 class CausalLM(nn.Module):
@@ -87,6 +91,7 @@ class CausalLM(nn.Module):
                 layer.mixer.share(layers[spec.shares_layer].mixer)
         self.layers = nn.ModuleList(layers)
         self.norm = config.final_norm.build()
+        self.step_adapters = StepAdapters()
         if not config.tie_word_embeddings:
             self.lm_head = Linear(config.hidden_size, config.vocab_size)
 
@@ -115,9 +120,10 @@ class CausalLM(nn.Module):
         Returns:
             Hidden states before the final norm, (T, C).
         """
-        x = embedded = self._embed(batch.token_ids)
-        for layer, cache in zip(self.layers, caches, strict=True):
-            x = layer(x, batch, cache, embedded)
+        with self.step_adapters.using(batch.adapters):
+            x = embedded = self._embed(batch.token_ids)
+            for layer, cache in zip(self.layers, caches, strict=True):
+                x = layer(x, batch, cache, embedded)
         return x
 
     def rewind(self, table: StepTable, caches: Sequence[LayerCache]) -> None:
@@ -147,10 +153,19 @@ class CausalLM(nn.Module):
             x = layer.forward_sequences(x, embedded)
         return self.logits(x)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of every vocabulary entry: (..., C) to (..., V), float32."""
-        head = self.embed_tokens if self.config.tie_word_embeddings else self.lm_head
-        scores = multiply(recordable(self.norm, hidden, like=hidden), head.weight)
+    def logits(self, hidden: Tensor, adapters: Tensor | None = None) -> Tensor:
+        """Scores of every vocabulary entry: (..., C) to (..., V), float32.
+
+        Args:
+            hidden: Hidden states before the final norm.
+            adapters: The slots of their adapters, (J,), int64; None where there are none.
+        """
+        is_tied = self.config.tie_word_embeddings
+        head = self.embed_tokens if is_tied else self.lm_head
+        lora = None if is_tied else self.lm_head.lora  # of an embedding they change the embedding
+        normed = recordable(self.norm, hidden, like=hidden)
+        with self.step_adapters.using(adapters):
+            scores = multiply(normed, head.weight, lora=lora)
         return widen(scores, self.config.logits_scaling, self.config.logit_softcap)
 
     def _embed(self, token_ids: Tensor) -> Tensor:

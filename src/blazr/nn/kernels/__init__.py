@@ -15,6 +15,7 @@ from blazr.nn.kernels.kernel import Kernel
 _CPU = {
     "matmul": ("linear", "wide_linear", "gated_linear", "linear_heads"),
     "matmul_q": ("packed_linear", "packed_gated_linear", "packed_rows"),
+    "lora": ("lora_shrink", "lora_rows", "lora_expand"),
     "pointwise": (
         "add",
         "scale",

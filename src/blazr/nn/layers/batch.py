@@ -28,6 +28,7 @@ class ForwardBatch:
         table: The B sequences.
         lengths: (T,), int64, how long the sequence of each token may become, for positions that
             turn otherwise in long sequences.
+        adapters: (T,), int64, the slot of each token's adapter; None where no token has one.
     """
 
     token_ids: Tensor
@@ -36,6 +37,7 @@ class ForwardBatch:
     logits_indices: Tensor
     table: StepTable
     lengths: Tensor | None = None
+    adapters: Tensor | None = None
 
     @cached_property
     def rotary(self) -> Positions:

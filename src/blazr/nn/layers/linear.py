@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from blazr.nn.layers.derived import DerivedModule, derived
+from blazr.nn.layers.lora import Lora
+from blazr.nn.operands.lora import UNCHANGED
 from blazr.nn.operands.recurrent import Filter
 from blazr.nn.ops.matmul import gated_linear, linear
 from blazr.nn.quant.weight import Weight
@@ -14,25 +16,41 @@ from blazr.nn.quant.weight import Weight
 Matrix = nn.Parameter | Weight
 
 
-def multiply(x: Tensor, weight: Tensor | Weight, bias: Tensor | None = None) -> Tensor:
+def multiply(
+    x: Tensor, weight: Tensor | Weight, bias: Tensor | None = None, lora: Lora | None = None
+) -> Tensor:
     """``x weight.T + bias`` in the weight's dtype, however the weight is stored."""
     x = x.to(weight.dtype)
-    return weight.matmul(x, bias) if isinstance(weight, Weight) else linear(x, weight, bias)
+    delta = None if lora is None else lora.delta(x)
+    if isinstance(weight, Weight):
+        return weight.matmul(x, bias) if delta is None else weight.adapted(x, delta, bias)
+    return linear(x, weight, bias) if delta is None else linear(x, weight, bias, delta)
 
 
-def multiply_gated(x: Tensor, gate: Tensor | Weight, up: Tensor | Weight) -> Tensor:
-    """``silu(x gate.T) * (x up.T)`` in the weights' dtype, however they are stored."""
-    if isinstance(gate, Weight) and isinstance(up, Weight):
-        return gate.gated(x.to(gate.dtype), up)
-    if isinstance(gate, Weight) or isinstance(up, Weight):
-        return F.silu(multiply(x, gate)) * multiply(x, up)
-    return gated_linear(x.to(gate.dtype), gate, up)
+def multiply_gated(x: Tensor, gate: Linear, up: Linear) -> Tensor:
+    """``silu(gate(x)) * up(x)`` of two projections without biases, however they are stored."""
+    first, second = gate.weight, up.weight
+    if isinstance(first, Weight) != isinstance(second, Weight):
+        return F.silu(gate(x)) * up(x)
+    x = x.to(first.dtype)
+    loras = UNCHANGED
+    if gate.lora is not None or up.lora is not None:
+        first_delta, second_delta = (
+            None if each.lora is None else each.lora.delta(x) for each in (gate, up)
+        )
+        loras = first_delta, second_delta
+    if isinstance(first, Weight) and isinstance(second, Weight):
+        return first.gated(x, second, loras)
+    assert isinstance(first, Tensor)
+    assert isinstance(second, Tensor)
+    return gated_linear(x, first, second, loras)
 
 
 class Linear(nn.Module):
     """``y = x weight.T + bias``; parameters are uninitialised until loaded.
 
-    Loading may put a packed weight in the parameter's place.
+    Loading may put a packed weight in the parameter's place. ``lora`` is what adapters change,
+    where there are any.
 
     Args:
         in_features: Columns of the weight.
@@ -42,6 +60,7 @@ class Linear(nn.Module):
 
     weight: Matrix
     bias: nn.Parameter | None
+    lora: Lora | None = None
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
@@ -50,7 +69,7 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) to (..., out), in the weight's dtype."""
-        return multiply(x, self.weight, self.bias)
+        return multiply(x, self.weight, self.bias, self.lora)
 
 
 class DepthwiseConv(DerivedModule):

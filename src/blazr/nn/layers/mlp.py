@@ -58,7 +58,7 @@ class Mlp(FeedForward):
             inner = activate(self.up_proj(x), kind)
         # a shared block puts matrices with adapters in their place
         elif is_plain and isinstance(self.gate_proj, Linear) and isinstance(self.up_proj, Linear):
-            inner = multiply_gated(x, self.gate_proj.weight, self.up_proj.weight)
+            inner = multiply_gated(x, self.gate_proj, self.up_proj)
         else:
             gate = self.gate_proj(x)
             gate = gate if config.gate_multiplier == 1 else scale(gate, config.gate_multiplier)

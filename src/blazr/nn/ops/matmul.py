@@ -6,22 +6,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from blazr.nn.operands.lora import UNCHANGED, LoraDelta, LoraDeltas
+from blazr.nn.ops.lora import lora_expand
 from blazr.nn.ops.op import op
 
 
 @op
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, lora: LoraDelta | None = None
+) -> Tensor:
     """``x weight.T + bias``, summed in float32.
 
     Args:
         x: (..., in).
         weight: (out, in), in the dtype of x.
         bias: (out,), in the dtype of x.
+        lora: What adapters change; None for nothing.
 
     Returns:
         (..., out), in the dtype of x.
     """
-    return F.linear(x, weight, bias)
+    y = F.linear(x, weight, bias)
+    if lora is None:
+        return y
+    return lora_expand.reference(y.flatten(0, -2), lora, bias).view_as(y)
 
 
 @op
@@ -41,20 +49,30 @@ def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 @op
-def gated_linear(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+def gated_linear(
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    loras: LoraDeltas = UNCHANGED,
+) -> Tensor:
     """``silu(x gate.T) * (x up.T)``: the inner half of a gated MLP, reading x once.
 
     Args:
         x: (..., in).
         gate: (out, in), in the dtype of x.
         up: (out, in), in the dtype of x.
+        loras: What adapters change in both products.
 
     Returns:
         (..., out), in the dtype of x.
 
     Source: Shazeer 2020, arXiv:2002.05202 (SwiGLU).
     """
-    return F.silu(F.linear(x, gate)) * F.linear(x, up)
+    gates, ups = (
+        linear.reference(x, weight, None, lora)
+        for weight, lora in zip((gate, up), loras, strict=True)
+    )
+    return F.silu(gates) * ups
 
 
 @op

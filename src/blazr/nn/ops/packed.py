@@ -10,7 +10,9 @@ from torch import Tensor
 
 from blazr.core.errors import ShapeError
 from blazr.nn.kernels.compile import fingerprint
+from blazr.nn.operands.lora import UNCHANGED, LoraDelta, LoraDeltas
 from blazr.nn.operands.packing import BLOCK, GROUP, Packed, Packing
+from blazr.nn.ops.lora import lora_expand
 from blazr.nn.ops.op import op
 
 _VECTORS = 8  # of 64 bytes in a block: four columns of 16 rows each
@@ -173,8 +175,17 @@ def _product(x: Tensor, packed: Packed) -> Tensor:
     return F.linear(rounded.to(wide), unpack(packed).to(wide))
 
 
+def _changed(y: Tensor, lora: LoraDelta | None) -> Tensor:
+    """A product as adapters change it."""
+    if lora is None:
+        return y
+    return lora_expand.reference(y.flatten(0, -2), lora).view_as(y)
+
+
 @op
-def packed_linear(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
+def packed_linear(
+    x: Tensor, packed: Packed, bias: Tensor | None = None, lora: LoraDelta | None = None
+) -> Tensor:
     """``x weight.T + bias`` with a packed weight; x is rounded to int8 first.
 
     The rounding, over ``packing.rounded_together`` columns at a time, is part of the definition.
@@ -183,27 +194,37 @@ def packed_linear(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tens
         x: (..., in).
         packed: (out, in).
         bias: (out,), in the dtype of x.
+        lora: What adapters change; they see x as it is. None for nothing.
 
     Returns:
         (..., out), in the dtype of x.
     """
-    y = _product(x, packed)
+    y = _changed(_product(x, packed), lora)
     return (y if bias is None else y + bias).to(x.dtype)
 
 
 @op
-def packed_gated_linear(x: Tensor, gate: Packed, up: Packed) -> Tensor:
+def packed_gated_linear(
+    x: Tensor,
+    gate: Packed,
+    up: Packed,
+    loras: LoraDeltas = UNCHANGED,
+) -> Tensor:
     """``silu(x gate.T) * (x up.T)`` with packed weights of one packing.
 
     Args:
         x: (..., in), rounded as for ``packed_linear``.
         gate: (out, in).
         up: (out, in).
+        loras: What adapters change in both products.
 
     Returns:
         (..., out), in the dtype of x.
     """
-    return (F.silu(_product(x, gate)) * _product(x, up)).to(x.dtype)
+    gates, ups = (
+        _changed(_product(x, packed), lora) for packed, lora in zip((gate, up), loras, strict=True)
+    )
+    return (F.silu(gates) * ups).to(x.dtype)
 
 
 @op

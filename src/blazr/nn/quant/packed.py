@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from blazr.nn.device import zero_bytes
+from blazr.nn.operands.lora import UNCHANGED, LoraDelta, LoraDeltas
 from blazr.nn.operands.packing import GROUP, PACKINGS, Packed, Packing
 from blazr.nn.ops.op import op
 from blazr.nn.ops.packed import (
@@ -66,12 +67,21 @@ class PackedWeight(Weight):
         return packed_linear(x, self.packed, bias)
 
     @override
-    def gated(self, x: Tensor, up: Weight) -> Tensor:
+    def adapted(self, x: Tensor, lora: LoraDelta, bias: Tensor | None = None) -> Tensor:
+        return packed_linear(x, self.packed, bias, lora)
+
+    @override
+    def gated(
+        self,
+        x: Tensor,
+        up: Weight,
+        loras: LoraDeltas = UNCHANGED,
+    ) -> Tensor:
         if isinstance(up, PackedWeight):
             other = up.packed
             if other.packing is self.packing and other.blocks.shape == self.blocks.shape:
-                return packed_gated_linear(x, self.packed, other)
-        return super().gated(x, up)
+                return packed_gated_linear(x, self.packed, other, loras)
+        return super().gated(x, up, loras)
 
     @override
     def dequantize(self, dtype: torch.dtype) -> Tensor:

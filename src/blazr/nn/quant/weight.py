@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
+from blazr.nn.operands.lora import UNCHANGED, LoraDelta, LoraDeltas
 from blazr.nn.operands.packing import Packed
+from blazr.nn.ops.lora import lora_expand
 from blazr.nn.ops.matmul import linear
 from blazr.nn.quant.gguf.block_type import TILE, BlockType
 from blazr.nn.quant.hf.scheme import Layout
@@ -52,9 +54,23 @@ class Weight(nn.Module, ABC):
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """``x W.T + bias``: (..., in) to (..., out), in ``dtype``; for a matrix."""
 
-    def gated(self, x: Tensor, up: Weight) -> Tensor:
+    def adapted(self, x: Tensor, lora: LoraDelta, bias: Tensor | None = None) -> Tensor:
+        """`matmul`, and what adapters change in it."""
+        y = self.matmul(x, bias)
+        return lora_expand(y.flatten(0, -2), lora, bias).view_as(y)
+
+    def gated(
+        self,
+        x: Tensor,
+        up: Weight,
+        loras: LoraDeltas = UNCHANGED,
+    ) -> Tensor:
         """``silu(x W.T) * (x up.T)``: the inner half of a gated MLP."""
-        return F.silu(self.matmul(x)) * up.matmul(x)
+        gates, ups = (
+            weight.matmul(x) if lora is None else weight.adapted(x, lora)
+            for weight, lora in zip((self, up), loras, strict=True)
+        )
+        return F.silu(gates) * ups
 
     @abstractmethod
     def dequantize(self, dtype: torch.dtype) -> Tensor:
@@ -255,16 +271,21 @@ class StoredStack(Weight):
         return matrix
 
 
+def named_weights(module: nn.Module) -> dict[str, Tensor | Weight]:
+    """Every parameter of a network by its name, packed ones as the weights they are."""
+    found: dict[str, Tensor | Weight] = dict(module.named_parameters())
+    for name, part in module.named_modules():
+        if isinstance(part, Weight) and not any(_ancestors(name, found)):
+            found[name] = part
+    return found
+
+
 def stored_weights(module: nn.Module) -> Iterator[Tensor | Weight]:
     """Every parameter of a network, packed ones as the weights they are."""
-    yield from module.parameters()
-    inner = {
-        id(part)
-        for each in module.modules()
-        if isinstance(each, Weight)
-        for part in each.modules()
-        if part is not each
-    }
-    for part in module.modules():
-        if isinstance(part, Weight) and id(part) not in inner:
-            yield part
+    yield from named_weights(module).values()
+
+
+def _ancestors(name: str, found: Mapping[str, Tensor | Weight]) -> Iterator[bool]:
+    """Whether what a module is part of is a weight itself, for each of these."""
+    while name := name.rpartition(".")[0]:
+        yield name in found

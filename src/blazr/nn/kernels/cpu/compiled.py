@@ -23,6 +23,7 @@ ISAS = ("avx512_bf16", "avx512", "avx2", "neon", "portable")
 
 # Each is ``blazr_NAME(const Struct* call, int threads)``.
 _ENTRIES = (
+    *("lora_shrink", "lora_expand"),
     *("linear", "linear_heads", "packed_linear", "packed_rows", "pieces", "pointwise"),
     *("norm", "rotate", "angles", "attention", "route", "experts"),
     *("pack", "encode_q4_k"),

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from blazr.core.errors import ShapeError
 from blazr.nn.kernels.cpu.compiled import DTYPES, run
+from blazr.nn.kernels.cpu.lora import Lora, added
 from blazr.nn.kernels.cpu.structures import Float32, Int64, Pointer, structure
+from blazr.nn.operands.lora import UNCHANGED, LoraDelta, LoraDeltas
 
 
 @structure
@@ -31,6 +33,8 @@ class Linear(ctypes.Structure):
     wide: Int64
     residual: Pointer = None
     scale: Float32 = 0.0
+    lora: Lora = Lora()
+    lora2: Lora = Lora()
 
 
 @structure
@@ -44,9 +48,11 @@ class _LinearHeads(ctypes.Structure):
     y_head: Int64
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, lora: LoraDelta | None = None
+) -> Tensor:
     """See ``blazr.nn.ops.matmul.linear``; a row's result depends on that row alone."""
-    return _call(x, weight, None, bias)
+    return _call(x, weight, None, bias, loras=UNCHANGED if lora is None else (lora, None))
 
 
 def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -54,11 +60,16 @@ def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return _call(x, weight, None, bias, wide=True)
 
 
-def gated_linear(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+def gated_linear(
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    loras: LoraDeltas = UNCHANGED,
+) -> Tensor:
     """See ``blazr.nn.ops.matmul.gated_linear``; rounds once, at the end."""
     if gate.shape != up.shape or gate.dtype != up.dtype or gate.stride() != up.stride():
         raise _misfit(gate, up)
-    return _call(x, gate, up, None)
+    return _call(x, gate, up, None, loras=loras)
 
 
 def linear_heads(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
@@ -92,7 +103,13 @@ def linear_heads(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor
 
 
 def _call(
-    x: Tensor, weight: Tensor, second: Tensor | None, bias: Tensor | None, *, wide: bool = False
+    x: Tensor,
+    weight: Tensor,
+    second: Tensor | None,
+    bias: Tensor | None,
+    *,
+    wide: bool = False,
+    loras: LoraDeltas = UNCHANGED,
 ) -> Tensor:
     n, k = weight.shape
     if bias is not None and (bias.shape != (n,) or bias.dtype != weight.dtype):
@@ -124,6 +141,8 @@ def _call(
         n,
         wide,
     )
+    if loras is not UNCHANGED:
+        call.lora, call.lora2 = map(added, loras)
     run("linear", call)
     return y if len(shape) == 2 else y.view(*shape[:-1], n)
 

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from blazr.core.errors import ShapeError
 from blazr.nn.kernels.cpu.compiled import DTYPES, run
+from blazr.nn.kernels.cpu.lora import Lora, added
 from blazr.nn.kernels.cpu.structures import Float32, Int64, Pointer, structure
 from blazr.nn.kernels.recording import recording
+from blazr.nn.operands.lora import UNCHANGED, LoraDelta, LoraDeltas
 from blazr.nn.operands.packing import GROUP, Packed
 
 # Activations as int8 and their scales and sums, in bytes for eight numbers.
@@ -43,6 +45,8 @@ class PackedLinear(ctypes.Structure):
     k: Int64
     residual: Pointer = None
     scale: Float32 = 0.0
+    lora: Lora = Lora()
+    lora2: Lora = Lora()
     library: Annotated[bytes, ctypes.c_byte * 32] = b""
 
 
@@ -59,18 +63,25 @@ class _PackedRows(ctypes.Structure):
     k: Int64
 
 
-def packed_linear(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
+def packed_linear(
+    x: Tensor, packed: Packed, bias: Tensor | None = None, lora: LoraDelta | None = None
+) -> Tensor:
     """See ``blazr.nn.ops.packed.packed_linear``; a row's result depends on that row alone."""
     if bias is not None and (bias.shape != (packed.rows,) or bias.dtype != x.dtype):
         raise _misfit(packed, bias)
-    return _call(x, packed, None, bias)
+    return _call(x, packed, None, bias, loras=UNCHANGED if lora is None else (lora, None))
 
 
-def packed_gated_linear(x: Tensor, gate: Packed, up: Packed) -> Tensor:
+def packed_gated_linear(
+    x: Tensor,
+    gate: Packed,
+    up: Packed,
+    loras: LoraDeltas = UNCHANGED,
+) -> Tensor:
     """See ``blazr.nn.ops.packed.packed_gated_linear``; rounds once, at the end."""
     if gate.packing is not up.packing or gate.blocks.shape != up.blocks.shape:
         raise _misfit(gate, up.blocks)
-    return _call(x, gate, up, None)
+    return _call(x, gate, up, None, loras=loras)
 
 
 def packed_rows(out: Tensor, packed: Packed, ids: Tensor) -> Tensor:
@@ -93,7 +104,14 @@ def packed_rows(out: Tensor, packed: Packed, ids: Tensor) -> Tensor:
     return out
 
 
-def _call(x: Tensor, packed: Packed, second: Packed | None, bias: Tensor | None) -> Tensor:
+def _call(
+    x: Tensor,
+    packed: Packed,
+    second: Packed | None,
+    bias: Tensor | None,
+    *,
+    loras: LoraDeltas,
+) -> Tensor:
     shape, dtype, rows, k = x.shape, x.dtype, packed.rows, packed.columns
     groups = packed.blocks.shape[0]
     if shape[-1] != k or groups != (rows + GROUP - 1) // GROUP:
@@ -115,6 +133,8 @@ def _call(x: Tensor, packed: Packed, second: Packed | None, bias: Tensor | None)
         rows,
         k,
     )
+    if loras is not UNCHANGED:
+        call.lora, call.lora2 = map(added, loras)
     run("packed_linear", call)
     return y if len(shape) == 2 else y.view(*shape[:-1], rows)
 

@@ -8,8 +8,24 @@ enum Dtype : int { kBf16 = 0, kF16 = 1, kF32 = 2, kNumDtypes = 3 };
 // How keys, values and latents lie in pages: in the dtype of the call, or as stored.hpp says.
 enum Stored : int { kPlain = 0, kStoredQ8_0 = 1, kStoredFp8 = 2, kNumStored = 3 };
 
+// What one adapter changes in a matrix (n, k): y becomes (y + inner @ b) * gain, before the bias.
+struct LoraEntry {
+  const void* a;      // (rank, k), or of an embedding (vocabulary, rank)
+  const void* b;      // (rank, n), scaled
+  const float* gain;  // (n), or null for 1
+  int64_t rank;       // 0 where the adapter leaves the matrix as it is
+};
+
+// What adapters add to a product before it is rounded. Rows without an adapter are not touched.
+struct Lora {
+  const LoraEntry* entries;  // by slot
+  const int64_t* slots;      // (m / repeat): whose adapter each row takes; null adds nothing
+  const float* inner;        // (m, stride): x @ a.T
+  int64_t repeat, stride;
+};
+
 // y = x @ w.T + bias, or y = silu(x @ w.T) * (x @ w2.T) where w2 is given; where a residual is, this
-// rounded, times `scale`, and added to it.
+// rounded, times `scale`, and added to it. Adapters change both products.
 //
 //            k ->                    k ->                     n ->
 //   m  [ x x x x x x x ]    n  [ w w w w w w w ]     m  [ y y y y ]
@@ -26,6 +42,25 @@ struct Linear {
   int64_t wide;  // whether y is float32, whatever the dtype
   const void* residual;  // lies as y does; or null
   float scale;
+  Lora lora, lora2;
+};
+
+// lora.inner for rows of x, or for rows `ids` of an embedding.
+struct LoraShrink {
+  const void* x;       // (m, k); null with ids
+  const int64_t* ids;  // (m), or null
+  const LoraEntry* entries;
+  const int64_t* slots;
+  float* inner;
+  int64_t dtype, m, k, ldx, repeat, stride;
+};
+
+// What adapters change in a product y that was rounded without them.
+struct LoraExpand {
+  void* y;           // (m, n)
+  const void* bias;  // (n), part of y already; or null
+  Lora lora;
+  int64_t dtype, m, n;
 };
 
 // The same head by head, y[:, h] = x[:, h] @ w[h].T: all but the first lie so many numbers further.
@@ -81,6 +116,7 @@ struct PackedLinear {
   int64_t packing, dtype, m, n, k;
   const void* residual;  // (m, n) or null
   float scale;
+  Lora lora, lora2;
   // filled in by the library:
   Activations x;
   Finish finish;
@@ -492,6 +528,9 @@ struct Recorded {
 struct TypedKernels {
   // Rows [m0, m1) and columns [n0, n1).
   void (*linear)(const Linear& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1);
+  // Rows [m0, m1); row m.
+  void (*lora_shrink)(const LoraShrink& call, int64_t m0, int64_t m1);
+  void (*lora_expand)(const LoraExpand& call, int64_t m);
   void (*pointwise)(const Pointwise& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1);
   // A row of call.x.
   void (*quantize)(const PackedLinear& call, const PackedKernel& kernel, int64_t row);

@@ -28,10 +28,13 @@ namespace {
 // A line for each: its name, its size, and where its fields begin.
 std::string layouts() {
   const std::string all[] = {
-      LAYOUT(Linear, x, w, w2, bias, y, dtype, m, n, k, ldw, ldx, ldy, wide, residual, scale),
+      LAYOUT(Linear, x, w, w2, bias, y, dtype, m, n, k, ldw, ldx, ldy, wide, residual, scale, lora, lora2),
+      LAYOUT(Lora, entries, slots, inner, repeat, stride),
+      LAYOUT(LoraShrink, x, ids, entries, slots, inner, dtype, m, k, ldx, repeat, stride),
+      LAYOUT(LoraExpand, y, bias, lora, dtype, m, n),
       LAYOUT(LinearHeads, first, heads, w_head, x_head, y_head),
       LAYOUT(PackedMatrix, blocks, row_scales),
-      LAYOUT(PackedLinear, activations, w, w2, bias, y, room, packing, dtype, m, n, k, residual, scale),
+      LAYOUT(PackedLinear, activations, w, w2, bias, y, room, packing, dtype, m, n, k, residual, scale, lora, lora2),
       LAYOUT(PackedRows, w, ids, y, packing, dtype, m, k),
       LAYOUT(Route, logits, bias, weights, ids, room, m, experts, top, scoring, normalize, groups, kept, judged_by, scale),
       LAYOUT(ExpertStack, w, row_scales, bias, packing, stride, ldw, n),

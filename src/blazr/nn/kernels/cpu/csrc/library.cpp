@@ -236,6 +236,17 @@ void blazr_packed_linear(const PackedLinear* given, int threads) {
   multiply(call, threads);
 }
 
+void blazr_lora_shrink(const LoraShrink* call, int threads) {
+  threads = threads_for(call->m * call->stride * (call->ids ? 1 : call->k), threads);
+  in_stretches_of(clamp(call->m / (2 * threads), 1, kFewRows), call->m, threads,
+                  [&](int64_t m0, int64_t m1) { typed(call->dtype).lora_shrink(*call, m0, m1); });
+}
+
+void blazr_lora_expand(const LoraExpand* call, int threads) {
+  parallel_for(call->m, threads_for(call->m * call->n * call->lora.stride, threads),
+               [&](int64_t m) { typed(call->dtype).lora_expand(*call, m); });
+}
+
 void blazr_packed_rows(const PackedRows* given, int threads) {
   const PackedKernel& kernel = kernels->packed[given->packing];
   const int64_t bytes = kernel.bytes, columns = kernel.columns, supers = given->k / columns;

@@ -17,7 +17,7 @@
 // accumulators. The sums see the same numbers in the same order.
 #pragma once
 
-#include "types.hpp"
+#include "lora.hpp"
 
 namespace {
 
@@ -245,9 +245,11 @@ struct Matmul {
 
   // Rows [m, m + rows), columns [n0, n0 + n) of y from their sums.
   static void finish_rows(const Linear& call, int64_t m, int64_t rows, int64_t n0, int64_t n,
-                          float* sums, const float* ups) {
+                          float* sums, float* ups) {
     for (int64_t row = 0; row < rows; row++) {
       const int64_t at = (m + row) * call.ldy;
+      add_lora<T>(call.lora, m + row, call.n, n0, n, sums + row * n);
+      add_lora<T>(call.lora2, m + row, call.n, n0, n, ups + row * n);
       const auto write = [&](auto* y) {
         const auto* residual = (decltype(y))call.residual;
         finish((const T*)call.bias, call.w2 != nullptr, n0, n, sums + row * n, ups + row * n, y + at,

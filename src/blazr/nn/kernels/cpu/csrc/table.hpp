@@ -23,6 +23,8 @@ template <class Isa, class T>
 constexpr TypedKernels typed_kernels() {
   return {
       .linear = Matmul<Isa, T>::part,
+      .lora_shrink = LoraOf<Matmul<Isa, T>, T>::shrink,
+      .lora_expand = LoraOf<Matmul<Isa, T>, T>::expand,
       .pointwise = PointwiseOf<T>::part,
       .quantize = quantize<T>,
       .finish = finish_packed<T>,

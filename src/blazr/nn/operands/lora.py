@@ -1,0 +1,98 @@
+"""What adapters of low rank change in a matrix, by slot: one adapter each.
+
+A row of activations takes the adapter of its sequence. Slot 0 is no adapter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_POINTERS = 4  # of an entry, as kernels.hpp has it: a, b, gain, rank
+
+
+@dataclass(frozen=True, slots=True)
+class LoraFactors:
+    """What one adapter changes: ``y`` becomes ``(y + x a.T b) * gain``, before the bias.
+
+    Args:
+        a: (r, in), contiguous, in the dtype of the products; of an embedding (vocabulary, r).
+        b: (r, out), scaled; the same.
+        gain: (out,), float32, of adapters that set the length of rows (DoRA); None for 1.
+    """
+
+    a: Tensor
+    b: Tensor
+    gain: Tensor | None = None
+
+    @property
+    def rank(self) -> int:
+        """The rank, r."""
+        return len(self.b)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory it takes."""
+        return sum(each.nbytes for each in (self.a, self.b, self.gain) if each is not None)
+
+
+class LoraTable:
+    """What each adapter changes in one matrix.
+
+    Kernels read ``entries``, which stay where they are, so that recorded steps see adapters that
+    come and go. ``max_rank`` never falls: inner products of recorded steps have that much room.
+
+    Args:
+        num_slots: Slots, the empty one included.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.entries = torch.zeros(num_slots, _POINTERS, dtype=torch.int64)
+        self.factors: dict[int, LoraFactors] = {}
+        self.max_rank = 1
+
+    def put(self, slot: int, factors: LoraFactors) -> None:
+        """Let rows of a slot take these."""
+        gain = 0 if factors.gain is None else factors.gain.data_ptr()
+        self.factors[slot] = factors
+        self.max_rank = max(self.max_rank, factors.rank)
+        values = (factors.a.data_ptr(), factors.b.data_ptr(), gain, factors.rank)
+        self.entries[slot] = torch.tensor(values, dtype=torch.int64)
+
+    def drop(self, slot: int) -> None:
+        """Let rows of a slot take nothing, and forget what they took."""
+        self.entries[slot] = 0
+        self.factors.pop(slot, None)
+
+
+@dataclass(frozen=True, slots=True)
+class LoraDelta:
+    """What adapters change in a product with M rows.
+
+    Args:
+        table: By slot.
+        slots: (T,), int64; M is a multiple of T, and neighbouring rows are of one token.
+        inner: (M, at least the largest rank), float32: ``x a.T``.
+    """
+
+    table: LoraTable
+    slots: Tensor
+    inner: Tensor
+
+    @property
+    def repeat(self) -> int:
+        """Rows of a token."""
+        return rows_per_slot(len(self.inner), self.slots)
+
+
+LoraDeltas = tuple[LoraDelta | None, LoraDelta | None]
+"""What adapters change in both products of a gated one."""
+
+UNCHANGED: LoraDeltas = (None, None)
+
+
+def rows_per_slot(num_rows: int, slots: Tensor) -> int:
+    """How many neighbouring rows are of one token."""
+    return max(num_rows // max(len(slots), 1), 1)
