@@ -56,7 +56,9 @@ def generate(  # noqa: PLR0913  (one argument per flag)
         timings = {"load_s": monotonic() - started_s}
         print(f"{llm.core.info.name} on {llm.core.info.device}", file=sys.stderr)
         with log.held_back():
-            completion = _print_stream(llm.stream(text, params), timings, prints=not as_json)
+            adapter = next(iter(llm.core.adapters), None)
+            events = llm.stream(text, params, adapter=adapter)
+            completion = _print_stream(events, timings, prints=not as_json)
             if as_json:
                 print(json.dumps(as_object(llm.core.info.name, completion, timings)))
             elif sys.stdout.isatty():

@@ -114,6 +114,7 @@ class LocalPartner(Partner):
             params=options.sampling_params(given, max_tokens=-1),
             thinking_budget=None if thinks else 0,
             truncation=Truncation(drops="messages"),
+            adapter=next(iter(self.llm.core.adapters), None),
         )
         return self.llm.events([request])
 

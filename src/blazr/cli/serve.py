@@ -135,6 +135,10 @@ def serve(  # noqa: PLR0913  (one argument per flag)
         str | None,
         typer.Option(help="Send OpenTelemetry traces to this address (http://localhost:4318)."),
     ] = None,
+    adapter_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder from which /v1/load_lora_adapter may read adapters."),
+    ] = None,
     weights_dir: Annotated[
         Path | None, typer.Option(help="Folder from which /update_weights may read checkpoints.")
     ] = None,
@@ -171,6 +175,7 @@ def serve(  # noqa: PLR0913  (one argument per flag)
         root_path=root_path,
         api_keys=read_api_keys(api_key or [], api_key_file),
         admin_api_keys=tuple(admin_api_key or ()),
+        adapter_dir=adapter_dir,
         weights_dir=weights_dir,
         profile_dir=profile_dir,
         cors_origins=tuple(cors_origin or ()),

@@ -45,6 +45,8 @@ SERVE_FLAGS = (
     "KV_DTYPE",
     "CONTEXT_SHIFT",
     "SPEC",
+    "ADAPTER",
+    "ADAPTER_DIR",
     "CACHE_DIR",
     "CACHE_DISK",
     "TOKEN_BUDGET",

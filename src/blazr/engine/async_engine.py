@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from math import inf
@@ -19,11 +19,13 @@ from torch import Tensor, nn
 
 from blazr.core.errors import CapacityError, EngineError, RequestError
 from blazr.core.log import TRACE
+from blazr.engine.adapters import Adapter
 from blazr.engine.engine import Engine
 from blazr.engine.outputs import FinishReason, Running, SlotAction, TokenOutput
 from blazr.engine.pacing import Pacing
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
+from blazr.nn.operands.lora import LoraFactors
 
 Sink = Callable[[TokenOutput], None]
 R = TypeVar("R")
@@ -62,6 +64,9 @@ class AsyncEngine:
         build: Makes the engine; called again after a failure of the thread.
         logits: Computes the scores of one sequence; runs on the engine's thread.
         replace: Puts a network of the same config in the present one's place; there too.
+        put_adapter: Holds an adapter beside the network and returns its slot; there too. None where
+            the network takes none.
+        drop_adapter: Holds the one of a slot no longer; there too.
         pacing: Balances prefill against decode.
         max_unfinished: Replies that may run or queue at once.
         record: Records the decode steps of 1 to that many sequences, on the engine's thread. If
@@ -78,12 +83,17 @@ class AsyncEngine:
         pacing: Pacing,
         max_unfinished: int,
         record: Callable[[int], None] | None = None,
+        put_adapter: Callable[[Mapping[str, LoraFactors]], int] | None = None,
+        drop_adapter: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.is_paused = False
         self._build = build
         self._engine = build()
         self._logits = logits
         self._replace = replace
+        self._put_adapter = put_adapter
+        self._drop_adapter = drop_adapter
+        self._leaving: list[Adapter] = []  # unloaded, but still used
         self._pauses: list[Future[None]] = []  # who waits for the last step
         self._pacing = pacing
         self._max_unfinished = max_unfinished
@@ -233,6 +243,39 @@ class AsyncEngine:
 
         self.call(replace)
 
+    def load_adapter(self, factors: Mapping[str, LoraFactors]) -> Adapter:
+        """Hold an adapter beside the network, for requests that name it.
+
+        Args:
+            factors: What it changes, by module.
+
+        Raises:
+            RequestError: The network takes none.
+            CapacityError: There are too many.
+            EngineError: The engine is closed.
+        """
+        put = self._put_adapter
+        if put is None:
+            raise RequestError(
+                "a model that runs through transformers takes no adapters.",
+                hint="merge it with PEFT's merge_and_unload(), and serve what that saves",
+            )
+        return self.call(lambda: Adapter(slot=put(factors)))
+
+    def unload_adapter(self, adapter: Adapter) -> None:
+        """Let new requests use an adapter no longer; it goes when the last that does has ended.
+
+        Raises:
+            EngineError: The engine is closed.
+        """
+
+        def unload() -> None:
+            adapter.is_loaded = False
+            self._leaving.append(adapter)
+            self._drop_unused_adapters()
+
+        self.call(unload)
+
     def health(self) -> Health:
         """Whether the engine works, from its heartbeat rather than from the process being there."""
         age = time.monotonic() - self._heartbeat
@@ -379,6 +422,8 @@ class AsyncEngine:
                     *(stats[name] for name in names),
                 )
             self._deliver(outputs)
+            if self._leaving:
+                self._drop_unused_adapters()
             self._end_drained_pauses()
 
     def _receive(self) -> None:
@@ -402,6 +447,10 @@ class AsyncEngine:
             request.params.n,
             request.priority,
         )
+        if request.adapter is not None and not request.adapter.is_loaded:
+            message = "the adapter was unloaded before the request began"
+            self._deliver(_errors(request_id, request.params.n, message))
+            return
         try:
             self._engine.add(request, request_id=request_id, now=time.monotonic(), seed=seed)
         except BaseException as error:  # noqa: BLE001  (one request's failure is its own)
@@ -429,6 +478,14 @@ class AsyncEngine:
             except BaseException:
                 logger.exception("a reader of request %d failed", output.request_id)
                 self.abort(output.request_id)
+
+    def _drop_unused_adapters(self) -> None:
+        scheduler = self._engine.scheduler
+        used = {each.request.adapter for each in (*scheduler.running, *scheduler.waiting)}
+        for adapter in self._leaving:
+            if adapter not in used:
+                self._drop_adapter(adapter.slot)
+        self._leaving = [each for each in self._leaving if each in used]
 
     def _count_finished(self, request_id: int) -> None:
         """One reply less of a request; after the last of them the request is forgotten."""

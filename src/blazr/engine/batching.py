@@ -29,6 +29,7 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
     owners: list[int] = []
     runs: list[int] = []
     wanted: list[int] = []
+    adapters: list[int] = []
     spans: list[Span] = []
     first = 0
     for index, (sequence, length, samples, drafts) in enumerate(plan.rows):
@@ -47,6 +48,7 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
             positions += range(start, start + length)
             lengths += [sequence.max_computed] * length
             owners += [index] * length
+        adapters += [sequence.adapter_slot] * length
         logged = start - sequence.checkpoint_length if has_states else 0
         spans.append(
             Span(
@@ -76,6 +78,7 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
         logits_indices=_place(np.array(wanted, np.int64), device),
         table=StepTable(tuple(spans), _place(tables, device), plan.num_decodes),
         lengths=_place(np.array(lengths, np.int64), device),
+        adapters=_place(np.array(adapters, np.int64), device) if any(adapters) else None,
     )
 
 

@@ -82,6 +82,8 @@ def build_engine(
         build,
         logits=runner.logits,
         replace=replace,
+        put_adapter=runner.put_adapter,
+        drop_adapter=runner.drop_adapter,
         pacing=Pacing(share=config.prefill_share, token_budget=config.token_budget),
         max_unfinished=shape.max_running + config.max_waiting,
         record=partial(runner.record, num_drafts=drafts) if config.warm_up else None,

@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 
 _SEEN = 3  # steps of a size without drafts before it is recorded; sizes with drafts come again
 
-Size = tuple[int, int]  # sequences that decode, tokens that are computed of them
+# sequences that decode, tokens that are computed of them, whether any of them has an adapter
+Size = tuple[int, int, bool]
 
 
 class Replays:
@@ -56,7 +57,8 @@ class Replays:
             plan: Recorded if every sequence decodes, and draws a token.
             memory: Where the sequences' memory is.
         """
-        size = len(plan.rows), plan.num_tokens
+        has_adapters = any(row.sequence.request.adapter for row in plan.rows)
+        size = len(plan.rows), plan.num_tokens, has_adapters
         is_asked = any(row.sequence.asks_of_prompt for row in plan.rows)
         if not self._is_possible or is_asked or not all(row.decodes for row in plan.rows):
             return None
@@ -85,11 +87,12 @@ class Replays:
         return self._made[size][1].num_python if size in self._made else None
 
     def _record(self, size: Size, max_blocks: int) -> bool:
-        inputs = _Inputs(*size, max_blocks, self._ropes)
+        inputs = _Inputs(size, max_blocks, self._ropes)
 
         def run() -> Tensor:
             inputs.rotary.prepare()
-            return self._model.logits(self._model(inputs.batch, self._caches))
+            hidden = self._model(inputs.batch, self._caches)
+            return self._model.logits(hidden, inputs.batch.adapters)
 
         replay = record(run, inputs.batch, self._arena)
         if inputs.rotary.unknown - self._ropes:
@@ -102,7 +105,7 @@ class Replays:
             self._made[size] = inputs, replay
             logger.debug(
                 "recorded the step of %d sequences and %d tokens, %d parts of it in Python",
-                *size,
+                *size[:2],
                 replay.num_python,
             )
         return self._is_possible
@@ -112,17 +115,18 @@ class _Inputs:
     """Arrays that hold a step's inputs, step after step, and a batch of tensors over them.
 
     Args:
-        size: Sequences that decode.
-        num_tokens: Tokens that are computed of them, at least one of each.
+        whole_size: What is computed.
         max_blocks: Blocks that a sequence may have.
         ropes: Rotations that the layers want.
     """
 
-    def __init__(self, size: int, num_tokens: int, max_blocks: int, ropes: set[RopeConfig]) -> None:
+    def __init__(self, whole_size: Size, max_blocks: int, ropes: set[RopeConfig]) -> None:
+        size, num_tokens, has_adapters = whole_size
         # a token passes one edge at most, and drafts none
-        parts = [num_tokens, num_tokens, num_tokens, 8 * size, 2 * size]
+        parts = [num_tokens, num_tokens, num_tokens, num_tokens, 8 * size, 2 * size]
         self._numbers = np.zeros(sum(parts), np.int64)
-        tokens, positions, slots, spans, edges = torch.from_numpy(self._numbers).split(parts)
+        whole = torch.from_numpy(self._numbers)
+        tokens, positions, slots, adapters, spans, edges = whole.split(parts)
         self._tables = np.zeros((size, max_blocks), np.int64)
         self._stamps = [-1] * size
         self.rotary = _RecordedPositions(positions, ropes)
@@ -142,6 +146,7 @@ class _Inputs:
                 num_decodes=size if num_tokens == size else 0,
                 recorded=numbers,
             ),
+            adapters=adapters if has_adapters else None,
         )
         self.batch.__dict__["rotary"] = self.rotary
 
@@ -154,6 +159,7 @@ class _Inputs:
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
+        adapters: list[int] = []
         spans: list[int] = []
         edges: list[int] = []
         for index, row in enumerate(plan.rows):
@@ -170,6 +176,7 @@ class _Inputs:
             tokens.append(sequence.tokens[start])
             positions.append(start)
             slots.append(slot)
+            adapters += [sequence.adapter_slot] * row.num_tokens
             if row.drafts:  # they lie on the page that holds the token before them
                 tokens += row.drafts
                 positions += range(start + 1, start + row.num_tokens)
@@ -179,7 +186,7 @@ class _Inputs:
             if self._stamps[index] != tables.stamps[run]:
                 self._stamps[index] = tables.stamps[run]
                 self._tables[index] = tables.rows[run]
-        numbers = tokens + positions + slots + spans + edges
+        numbers = tokens + positions + slots + adapters + spans + edges
         self._numbers[: len(numbers)] = numbers
         if self.rotary.turns_by_length:
             self.rotary.take(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from blazr.engine.adapters import Adapter
 from blazr.engine.constraint import Constraint
 from blazr.engine.sampling_params import SamplingParams
 
@@ -25,6 +26,7 @@ class Request:
         constraint: What every reply must follow, at its beginning; replies fork their own.
         anchors: Places in the prompt, in tokens, where a later request is likely to part from it.
             A recurrent state is kept at the last grid edge before each, where there is room.
+        adapter: What changes the network for it, if anything does; its ``cache_salt`` then says so.
         pooling: Ask for one vector instead of tokens: the mean of the hidden states of the prompt,
             or the last one, after the final norm.
     """
@@ -37,4 +39,5 @@ class Request:
     timeout_s: float | None = None
     constraint: Constraint | None = None
     anchors: tuple[int, ...] = ()
+    adapter: Adapter | None = None
     pooling: Pooling | None = None

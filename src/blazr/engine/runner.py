@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -20,9 +20,13 @@ from blazr.engine.replay import Replays
 from blazr.engine.sampling.sampler import Sampled, Sampler, many_logprobs
 from blazr.engine.scheduler import PlannedSequence, StepPlan
 from blazr.engine.sequence import Sequence as RunningSequence
+from blazr.models.adapters.attach import AdapterSlots
 from blazr.models.causal_lm import CausalLM
 from blazr.nn.layers.batch import ForwardBatch
+from blazr.nn.operands.lora import LoraFactors
 from blazr.nn.operands.step import GRID, Span, StepTable
+
+MAX_ADAPTERS = 64  # in memory at once
 
 
 @dataclass(slots=True)
@@ -74,13 +78,36 @@ class ModelRunner:
         self.storage = Storage(layout, shape, model.device)
         self.sampler = Sampler(model.config.vocab_size, banned_ids, model.device)
         self.replays = Replays(model, self.storage.layers) if replay else None
+        self._adapters = AdapterSlots(model, MAX_ADAPTERS)
 
     def replace(self, model: nn.Module) -> None:
         """Go on with another network of the same config; what is in memory is of the old one."""
         assert isinstance(model, CausalLM)
+        self._adapters.move(model)
         self.model = model
+        self._forget_recorded()
+
+    def put_adapter(self, factors: Mapping[str, LoraFactors]) -> int:
+        """Hold an adapter beside the network; see `AdapterSlots.put`.
+
+        Returns:
+            Its slot.
+
+        Raises:
+            CapacityError: There are too many.
+        """
+        slot, is_new = self._adapters.put(factors)
+        if is_new:
+            self._forget_recorded()
+        return slot
+
+    def drop_adapter(self, slot: int) -> None:
+        """Hold an adapter no longer."""
+        self._adapters.drop(slot)
+
+    def _forget_recorded(self) -> None:
         if self.replays is not None:
-            self.replays = Replays(model, self.storage.layers)
+            self.replays = Replays(self.model, self.storage.layers)
 
     @torch.inference_mode()
     def record(self, num_sizes: int, num_drafts: Sequence[int] = ()) -> None:
@@ -92,8 +119,9 @@ class ModelRunner:
             num_sizes: Most sequences.
             num_drafts: Of one sequence steps with so many drafts are recorded, too.
         """
-        sizes = [(size, size) for size in range(1, min(num_sizes, self.shape.max_running) + 1)]
-        sizes += [(1, 1 + count) for count in num_drafts]
+        most = min(num_sizes, self.shape.max_running)
+        sizes = [(size, size, False) for size in range(1, most + 1)]
+        sizes += [(1, 1 + count, False) for count in num_drafts]
         if self.replays is not None:
             self.replays.record(sizes, self.shape.max_blocks)
 
@@ -115,8 +143,10 @@ class ModelRunner:
             batch = build_batch(plan, memory, self.model.device)
             hidden = self.model(batch, self.storage.layers)
             result.pooled = self._pool_hidden(plan, hidden)
-            if len(batch.logits_indices):
-                logits = self.model.logits(hidden[batch.logits_indices])
+            wanted = batch.logits_indices
+            if len(wanted):
+                adapters = None if batch.adapters is None else batch.adapters[wanted]
+                logits = self.model.logits(hidden[wanted], adapters)
         if logits is not None:
             draw_tokens(self.sampler, plan, logits, result)
         # what replies cannot share: a page just begun, the log, the state

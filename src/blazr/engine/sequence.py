@@ -116,6 +116,12 @@ class Sequence:
         self.max_computed = max(self.num_prompt, self.max_length - 1)
 
     @property
+    def adapter_slot(self) -> int:
+        """Where the network has its adapter; 0 without one."""
+        adapter = self.request.adapter
+        return 0 if adapter is None else adapter.slot
+
+    @property
     def num_output(self) -> int:
         """Tokens generated."""
         return len(self.tokens) + self.num_dropped - self.num_prompt

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from blazr.engine.sampling_params import SamplingParams
@@ -194,20 +195,24 @@ class AsyncLLM(LanguageModel):
         params: Params = None,
         *,
         sampling_params: Params = None,
+        adapter: str | None = None,
     ) -> list[Completion]:
         """Continue one prompt or many; see `LLM.generate`."""
-        requests = prompt_requests(prompts, sampling_params or params)
+        requests = prompt_requests(prompts, sampling_params or params, adapter)
         return by_prompt(fold([event async for event in self.events(requests)]), requests)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[Event]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: str | None = None
+    ) -> AsyncIterator[Event]:
         """Continue one prompt, event by event."""
-        return self.events(prompt_requests([prompt], params))
+        return self.events(prompt_requests([prompt], params, adapter))
 
     async def chat(
         self,
         messages: Sequence[Message | Mapping[str, object]],
         params: SamplingParams | None = None,
         *,
+        adapter: str | None = None,
         tools: Sequence[Mapping[str, object]] | None = None,
         truncation: TruncationMode = "disabled",
     ) -> Completion:
@@ -216,7 +221,7 @@ class AsyncLLM(LanguageModel):
         ``truncation="auto"`` leaves out the oldest turns of a chat that does not fit the context;
         the completion's ``num_dropped_messages`` says how many messages.
         """
-        requests = [chat_request(messages, params, tools, truncation)]
+        requests = [replace(chat_request(messages, params, tools, truncation), adapter=adapter)]
         return by_prompt(fold([event async for event in self.events(requests)]), requests)[0]
 
     async def logits(self, token_ids: Sequence[int]) -> Tensor:

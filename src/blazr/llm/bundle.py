@@ -12,7 +12,7 @@ from blazr.text.stream import ReplyFormat
 from blazr.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from blazr.engine.config import EngineConfig
+    from blazr.llm.options import LoadOptions
     from blazr.models.loading.load import LoadedModel
     from blazr.nn.device import Device
     from blazr.pipelines.fallback import FallbackModel
@@ -59,7 +59,7 @@ class ModelBundle:
         weights: Its network.
         load_weights: Loads the network of another checkpoint in the same way.
         device: Where it runs.
-        config: Sizes and limits of its engines.
+        config: How it is loaded, and the sizes and limits of its engines.
         info: About it.
         tokenizer: Text to ids and back.
         template: Chats to ids; None where it has no vocabulary.
@@ -69,7 +69,7 @@ class ModelBundle:
     weights: LoadedModel | FallbackModel
     load_weights: Callable[[str], LoadedModel | FallbackModel]
     device: Device
-    config: EngineConfig
+    config: LoadOptions
     info: ModelInfo
     tokenizer: Tokenizer
     template: ChatTemplate | None

@@ -54,6 +54,7 @@ class GenerationRequest:
         truncation: What becomes of a prompt that is too long; None refuses it.
         continue_final_message: The last message is the assistant's, and the reply goes on with it.
         suffix: What follows the reply, for models trained to fill in the middle.
+        adapter: The name of an adapter that changes the model for this request; None is the model.
         pooling: Ask for the prompt as one vector instead of a reply; see `Request`.
         cache_salt: Prefixes are shared only between requests of the same salt.
         cache_anchors: Places in the prompt, in tokens, where later ones are likely to part from it,
@@ -80,6 +81,7 @@ class GenerationRequest:
     continue_final_message: bool = False
     truncation: Truncation | None = None
     suffix: str | None = None
+    adapter: str | None = None
     pooling: Pooling | None = None
     cache_salt: str = ""
     cache_anchors: tuple[int, ...] = ()
@@ -164,7 +166,7 @@ def as_message(message: Message | Mapping[str, object]) -> Message:
 
 
 def prompt_requests(
-    prompts: PromptInput | Sequence[PromptInput], params: Params
+    prompts: PromptInput | Sequence[PromptInput], params: Params, adapter: str | None = None
 ) -> list[GenerationRequest]:
     """Return one request for each prompt.
 
@@ -173,7 +175,7 @@ def prompt_requests(
     """
     found = as_prompts(prompts)
     return [
-        GenerationRequest(prompt=prompt, params=wanted)
+        GenerationRequest(prompt=prompt, params=wanted, adapter=adapter)
         for prompt, wanted in zip(found, params_of_each(params, len(found)), strict=True)
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self, overload
 
 from blazr.engine.sampling_params import SamplingParams
@@ -67,6 +68,7 @@ class LLM(LanguageModel):
         params: Params = None,
         *,
         sampling_params: Params = None,
+        adapter: str | None = None,
         use_tqdm: bool = False,
     ) -> list[Completion]:
         """Continue one prompt or many.
@@ -76,12 +78,13 @@ class LLM(LanguageModel):
                 ``{"prompt_token_ids": [...]}``).
             params: How to sample, for all prompts or one for each.
             sampling_params: vLLM's name of ``params``.
+            adapter: The name of an adapter that changes the model.
             use_tqdm: Show a progress bar on stderr.
 
         Returns:
             One completion for each prompt, in order; its ``outputs`` are all ``n`` of them.
         """
-        requests = prompt_requests(prompts, sampling_params or params)
+        requests = prompt_requests(prompts, sampling_params or params, adapter)
         return by_prompt(self._fold(requests, show=use_tqdm), requests)
 
     def _fold(self, requests: Sequence[GenerationRequest], *, show: bool) -> list[Completion]:
@@ -98,9 +101,11 @@ class LLM(LanguageModel):
 
             return fold(watched())
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Event]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: str | None = None
+    ) -> Iterator[Event]:
         """Continue one prompt, event by event."""
-        return self.events(prompt_requests([prompt], params))
+        return self.events(prompt_requests([prompt], params, adapter))
 
     @overload
     def chat(
@@ -109,6 +114,7 @@ class LLM(LanguageModel):
         params: Params = None,
         *,
         sampling_params: Params = None,
+        adapter: str | None = None,
         tools: Sequence[Mapping[str, object]] | None = None,
         truncation: TruncationMode = "disabled",
         use_tqdm: bool = False,
@@ -121,6 +127,7 @@ class LLM(LanguageModel):
         params: Params = None,
         *,
         sampling_params: Params = None,
+        adapter: str | None = None,
         tools: Sequence[Mapping[str, object]] | None = None,
         truncation: TruncationMode = "disabled",
         use_tqdm: bool = False,
@@ -132,6 +139,7 @@ class LLM(LanguageModel):
         params: Params = None,
         *,
         sampling_params: Params = None,
+        adapter: str | None = None,
         tools: Sequence[Mapping[str, object]] | None = None,
         truncation: TruncationMode = "disabled",
         use_tqdm: bool = False,
@@ -142,6 +150,7 @@ class LLM(LanguageModel):
             messages: A chat as a list of messages, or a list of chats.
             params: How to sample, for all chats or one for each.
             sampling_params: vLLM's name of ``params``.
+            adapter: The name of an adapter that changes the model.
             tools: Functions that may be called, in OpenAI's shape.
             truncation: ``"auto"`` leaves out the oldest turns of a chat that does not fit; the
                 completion's ``num_dropped_messages`` says how many messages.
@@ -153,7 +162,8 @@ class LLM(LanguageModel):
         chats, is_batch = as_chats(messages)
         wanted = params_of_each(sampling_params or params, len(chats))
         requests = [
-            chat_request(*each, tools, truncation) for each in zip(chats, wanted, strict=True)
+            replace(chat_request(*each, tools, truncation), adapter=adapter)
+            for each in zip(chats, wanted, strict=True)
         ]
         found = by_prompt(self._fold(requests, show=use_tqdm), requests)
         return found if is_batch else found[0]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from blazr.core.errors import ConfigError, UnknownFamilyError
+from blazr.llm.adapters import parse_adapters
 from blazr.llm.bundle import ModelBundle, ModelInfo
 from blazr.llm.defaults import sampling_defaults
 from blazr.llm.missing_tokenizer import MissingTokenizer
@@ -53,6 +54,7 @@ def load_text_engine(
     from blazr.pipelines.fallback import load_fallback
 
     KV_DTYPES[options.kv_dtype]  # before minutes are spent on weights
+    parse_adapters(options.adapter)
     limit_threads()
     device = resolve_device(options.device)
     dtype = options.dtype
@@ -131,6 +133,12 @@ def start_engine(bundle: ModelBundle) -> TextEngine:
         reply_format=bundle.reply_format,
         bundle=bundle,
     )
+    try:
+        for name, path in parse_adapters(config.adapter).items():
+            text_engine.adapters.load(name, path)
+    except BaseException:
+        text_engine.close()
+        raise
     if config.warm_up:
         text_engine.warm_up()
     return text_engine

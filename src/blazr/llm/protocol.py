@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from blazr.engine.adapters import Adapter
 from blazr.engine.outputs import Running, SlotAction, TokenOutput
 from blazr.engine.request import Request
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from blazr.engine.async_engine import Health
+    from blazr.nn.operands.lora import LoraFactors
 
 R = TypeVar("R")
 
@@ -51,6 +53,12 @@ class EngineProtocol(Protocol):
 
     def use_slot(self, action: SlotAction, slot: int, name: str) -> int:
         """Save, restore or forget what was last computed in a slot; how many tokens."""
+
+    def load_adapter(self, factors: Mapping[str, LoraFactors]) -> Adapter:
+        """Hold an adapter beside the network, for requests that name it."""
+
+    def unload_adapter(self, adapter: Adapter) -> None:
+        """Let new requests use an adapter no longer."""
 
     def replace_model(self, model: nn.Module) -> None:
         """Go on with other weights of the same shape."""

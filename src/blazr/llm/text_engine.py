@@ -11,6 +11,7 @@ from functools import partial
 from blazr.core.errors import ContextLengthError, EngineError, RequestError
 from blazr.engine.constraint import Constraint
 from blazr.engine.request import Request
+from blazr.llm.adapters import Adapters
 from blazr.llm.bundle import ModelBundle, ModelInfo
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.infill import encode_infill
@@ -102,6 +103,7 @@ class TextEngine:
         self.template = template
         self.reply_format = reply_format
         self.reply_cache = ReplyTokenCache()
+        self.adapters = Adapters(engine, bundle)
         self.grammars = GrammarCompiler(
             tokenizer, vocab_size=info.vocab_size, special_ids=self._all_stop_ids
         )
@@ -144,13 +146,16 @@ class TextEngine:
         anchors = request.cache_anchors
         if chat is not None:
             anchors += chat.anchor_tokens(ids)
+        adapter = None if request.adapter is None else self.adapters.find(request.adapter)
+        salt = request.cache_salt
         prepared = Request(
             prompt_ids=tuple(ids),
             params=request.params.with_defaults(self.info.sampling),
             stop_ids=frozenset(i for i in stop_ids if i < self.info.vocab_size),
             priority=request.priority,
-            cache_salt=request.cache_salt,
+            cache_salt=salt if adapter is None else adapter.salt(salt),
             timeout_s=request.timeout_s,
+            adapter=None if adapter is None else adapter.adapter,
             constraint=self._constraint(request, reply_format, ids),
             anchors=anchors,
             pooling=request.pooling,
@@ -259,6 +264,7 @@ class TextEngine:
         """Go on with the weights of the same model in another checkpoint."""
         self.engine.replace_model(bundle.weights.module)
         self.bundle = bundle
+        self.adapters.bundle = bundle
 
     def check(self) -> None:
         """Raise where the engine does not work any more.

@@ -45,6 +45,7 @@ class ServerConfig:
         send_timeout_s: Longest time a client may not read before it is dropped.
         keep_alive_s: Silence in a stream after which a comment shows that it lives.
         drain_timeout_s: How long running requests may take when the server stops.
+        adapter_dir: Below it lie the adapters that a model may load while it runs; None is nowhere.
         weights_dir: Below it lie the checkpoints whose weights a model may go on with; None is
             nowhere.
         profile_dir: Where profiles are written; None makes none.
@@ -76,6 +77,7 @@ class ServerConfig:
     send_timeout_s: float = 60.0
     keep_alive_s: float = 15.0
     drain_timeout_s: float = 30.0
+    adapter_dir: Path | None = None
     weights_dir: Path | None = None
     profile_dir: Path | None = None
 
@@ -90,7 +92,7 @@ class ServerConfig:
 
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("TLS needs a certificate and its key.", expected="both or neither")
-        for path in (self.weights_dir, self.profile_dir):
+        for path in (self.adapter_dir, self.weights_dir, self.profile_dir):
             if path is not None and not path.is_dir():
                 raise ConfigError("a folder is missing.", found=str(path)[:200])
         if self.root_path and not _ROOT_PATH.fullmatch(self.root_path):

@@ -54,6 +54,7 @@ class Scheduling(TypedDict):
 
     cache_salt: str
     cache_anchors: tuple[int, ...]
+    adapter: str | None
     priority: int
     timeout_s: float
 
@@ -97,8 +98,15 @@ class Call(Generic[Body_co]):
         """What the server knows about itself."""
         return self.models.state
 
+    @property
+    def adapter(self) -> str | None:
+        """The adapter that it asks for, as ``adapter`` or as its model; None without one."""
+        model = getattr(self.body, "model", None)
+        is_adapter = model in self.service.llm.core.adapters
+        return getattr(self.body, "adapter", None) or (model if is_adapter else None)
+
     def scheduling(self) -> Scheduling:
-        """When a generation request runs, for how long, and with whom it shares prefixes.
+        """When a generation request runs, by which adapter, and with whom it shares prefixes.
 
         It is what the body's fields say, where it has them. A client's salt divides its key's
         prefixes further; it never reaches another key's.
@@ -109,6 +117,7 @@ class Call(Generic[Body_co]):
             # a key's name is hexadecimal, so no salt can turn one into another's
             "cache_salt": f"{self.tenant}/{salt}" if salt else self.tenant,
             "cache_anchors": tuple(getattr(self.body, "cache_anchors", None) or ()),
+            "adapter": self.adapter,
             "priority": getattr(self.body, "priority", None) or 0,
             "timeout_s": min(getattr(self.body, "timeout", None) or longest_s, longest_s),
         }

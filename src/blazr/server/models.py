@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
 from blazr.core import garbage
 from blazr.core.errors import BlazrError, CapacityError
+from blazr.llm.adapters import NamedAdapter
 from blazr.llm.async_llm import AsyncLLM, AsyncReply
 from blazr.llm.bundle import ModelBundle, ModelInfo
 from blazr.llm.load import start_engine
@@ -164,6 +165,11 @@ class ModelSlot:
         return 0 if self.offloaded is None else self.offloaded.info.size_bytes
 
     @property
+    def adapters(self) -> Mapping[str, NamedAdapter]:
+        """Its adapters by name, while it is in memory."""
+        return {} if self.service is None else self.service.llm.core.adapters
+
+    @property
     def bundle(self) -> ModelBundle | None:
         """Its weights in memory; None without, or where no engine can be started again."""
         return self.offloaded if self.service is None else self.service.llm.core.bundle
@@ -266,6 +272,7 @@ class Models:
         if not name:
             return self.slots[0]
         slot = self._by_name.get(name) or self._by_name.get(name.removesuffix(":latest"))
+        slot = slot or next((each for each in self.slots if name in each.adapters), None)
         if slot is None and self.state.config.accept_any_model:
             return self.slots[0]
         if slot is None:
@@ -278,6 +285,10 @@ class Models:
                 code="model_not_found",
             )
         return slot
+
+    def has(self, name: str) -> bool:
+        """Whether a model or an adapter has that name."""
+        return name in self._by_name or any(name in each.adapters for each in self.slots)
 
     @asynccontextmanager
     async def using(self, name: str | None) -> AsyncIterator[Service]:

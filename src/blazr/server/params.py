@@ -125,7 +125,7 @@ _REFUSALS: Sequence[tuple[str, str, object]] = (
     ("use the model's own", "template", 0),
     ("send text", "prompt_embeds images", 0),
     ("ask for text", "audio modalities", ["text"]),
-    ("leave it out: there are no adapters", "adapter adapters lora lora_path", 0),
+    ("send the adapter's name as model", "adapter adapters lora lora_path", 0),
     ('send "truncation": "auto" to /v1/responses', "context_management", 0),
 )
 _INSIDE = ("options", "sampling_params")  # objects in which a body has more fields

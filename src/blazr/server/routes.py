@@ -13,6 +13,7 @@ from blazr.server.anthropic import messages
 from blazr.server.anthropic.rendering import anthropic_error
 from blazr.server.endpoint import Route
 from blazr.server.native import (
+    adapters,
     cache,
     commands,
     completion,
@@ -79,6 +80,8 @@ _ROWS = (
     _Command("POST", "/reset_prefix_cache", commands.reset_prefix_cache),
     _Command("POST", "/abort_requests", commands.abort_requests),
     _Command("POST", "/update_weights", weights.update_weights),
+    _Command("POST", "/v1/load_lora_adapter", adapters.load_adapter),
+    _Command("POST", "/v1/unload_lora_adapter", adapters.unload_adapter),
     _Command("POST", "/start_profile", profile.start_profile),
     _Command("POST", "/stop_profile", profile.stop_profile),
     # the same, as SGLang's clients ask for them

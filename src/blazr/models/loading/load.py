@@ -25,6 +25,7 @@ from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo, TensorInfo
 from blazr.models.families.base import ConfigReader, Derived
 from blazr.models.families.rules import (
     Mxfp4,
+    RuleBook,
     Stack,
     TiledColumns,
     Transform,
@@ -78,6 +79,7 @@ class LoadedModel:
         derivation: Where each value of the config came from.
         metadata: The contents of config.json; empty where there is none.
         gguf: The metadata of a GGUF file; empty for other files.
+        rules: From the names of the file's tensors to those of the network's parameters.
     """
 
     module: CausalLM
@@ -88,6 +90,7 @@ class LoadedModel:
     derivation: tuple[Derived, ...]
     metadata: Mapping[str, object]
     gguf: Mapping[str, Value]
+    rules: RuleBook
 
     @property
     def vocab_size(self) -> int:
@@ -213,6 +216,7 @@ def load(
         derivation=planned.derivation.values,
         metadata=checkpoint.config or {},
         gguf=checkpoint.metadata,
+        rules=planned.derivation.rules,
     )
 
 

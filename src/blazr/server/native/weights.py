@@ -36,7 +36,12 @@ async def update_weights(call: Call[WeightsBody]) -> Success:
         raise RequestError(
             "weights are read from a checkpoint.", param="update_info", hint="send model_path"
         )
-    path = _allowed_path(call.state.config.weights_dir, body.model_path or body.path or "")
+    path = allowed_path(
+        call.state.config.weights_dir,
+        body.model_path or body.path or "",
+        param="model_path",
+        flag="--weights-dir",
+    )
     slot = models.find(body.model)
 
     async def update() -> None:
@@ -67,17 +72,26 @@ async def update_weights(call: Call[WeightsBody]) -> Success:
     return Success(message="Weights updated")
 
 
-def _allowed_path(folder: Path | None, given: str) -> Path:
-    """A path below the operator's folder; errors do not say whether others exist."""
+def allowed_path(folder: Path | None, given: str, *, param: str, flag: str) -> Path:
+    """A path below the operator's folder; errors do not say whether others exist.
+
+    Args:
+        folder: The folder.
+        given: A path in it.
+        param: The field that gave it.
+        flag: The flag that names the folder.
+
+    Raises:
+        RequestError: There is no folder, or no such path below it.
+    """
     if folder is None:
-        hint = "start the server with --weights-dir"
-        raise RequestError("no weights may be read.", param="model_path", hint=hint)
+        hint = f"start the server with {flag}"
+        raise RequestError("nothing may be read.", param=param, hint=hint)
     try:
         root = folder.resolve(strict=True)
         path = (root / given).resolve(strict=True)
     except (OSError, ValueError, RuntimeError):
         path = None
     if not given or path is None or not path.is_relative_to(root):
-        message = "there is no such checkpoint below the folder for weights."
-        raise RequestError(message, param="model_path")
+        raise RequestError(f"there is nothing of that name below the {flag} folder.", param=param)
     return path

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from blazr.llm.adapters import NamedAdapter
 from blazr.server.endpoint import Call
 from blazr.server.models import ModelSlot
 from blazr.server.state import ModelState
@@ -36,7 +37,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     created: int
     owned_by: str
     root: str
-    parent: None = None
+    parent: str | None = None
     permission: list[str] = []
     status: ModelStatus
     type: Literal["model"] = "model"
@@ -59,29 +60,37 @@ class ModelList(msgspec.Struct, kw_only=True):
 
 
 async def list_models(call: Call[None]) -> ModelList:
-    """The models there are, in memory or not."""
-    cards = [_card(call, slot) for slot in call.models.slots]
+    """The models there are, in memory or not, and their adapters."""
+    cards = [
+        _card(call, slot, adapter)
+        for slot in call.models.slots
+        for adapter in (None, *slot.adapters.values())
+    ]
     return ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id)
 
 
 async def show_model(call: Call[None]) -> ModelCard:
     """One model."""
-    return _card(call, call.models.find(call.path["model"]))
+    name = call.path["model"]
+    slot = call.models.find(name)
+    return _card(call, slot, slot.adapters.get(name))
 
 
-def _card(call: Call[None], slot: ModelSlot) -> ModelCard:
-    """What is known of a model.
+def _card(call: Call[None], slot: ModelSlot, adapter: NamedAdapter | None) -> ModelCard:
+    """What is known of a model, or of it with an adapter.
 
     In the words of OpenAI and of Anthropic, vLLM and llama.cpp, whose clients ask the same path.
     """
     info = slot.info
-    name = slot.source.name
+    base = slot.source.name
+    name = base if adapter is None else adapter.name
     created = call.state.started.replace(microsecond=0)
     card = ModelCard(
         id=name,
         created=int(created.timestamp()),
         owned_by="blazr",
-        root=name,
+        root=name if adapter is None else adapter.path.name,
+        parent=None if adapter is None else base,
         status=ModelStatus(slot.status, failed=True if slot.has_failed else UNSET),
         display_name=name,
         created_at=created.isoformat().replace("+00:00", "Z"),

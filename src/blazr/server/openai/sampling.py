@@ -77,6 +77,7 @@ class SamplingBody(TruncatingBody, kw_only=True):
     """The fields of every request to generate."""
 
     model: str | None = None
+    adapter: _Name = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: float | None = None

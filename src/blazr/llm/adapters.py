@@ -1,0 +1,151 @@
+"""The adapters of a model by the names that requests call them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from typing_extensions import override
+
+from blazr.core.errors import ConfigError, RequestError
+from blazr.engine.adapters import Adapter
+from blazr.llm.bundle import ModelBundle
+from blazr.llm.protocol import EngineProtocol
+
+_LISTED = 5  # names in a message
+
+
+@dataclass(frozen=True, slots=True)
+class NamedAdapter:
+    """An adapter in memory.
+
+    Args:
+        name: What requests call it.
+        path: Its directory.
+        adapter: As the engine knows it.
+        fingerprint: A hash of all that it holds.
+    """
+
+    name: str
+    path: Path
+    adapter: Adapter
+    fingerprint: str
+
+    def salt(self, salt: str) -> str:
+        """A salt for the prefixes of requests with this adapter; no other request has it."""
+        return f"{salt}\0{self.fingerprint}"
+
+
+class Adapters(Mapping[str, NamedAdapter]):
+    """The adapters of a model; any thread may load, unload and look.
+
+    Args:
+        engine: Computes with them.
+        bundle: The model.
+    """
+
+    def __init__(self, engine: EngineProtocol, bundle: ModelBundle | None) -> None:
+        self._engine = engine
+        self.bundle = bundle
+        self._known: dict[str, NamedAdapter] = {}
+        self._lock = threading.Lock()  # held while one is read
+
+    @override
+    def __getitem__(self, name: str) -> NamedAdapter:
+        return self._known[name]
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._known))
+
+    @override
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find(self, name: str) -> NamedAdapter:
+        """The adapter of a name.
+
+        Raises:
+            RequestError: There is none.
+        """
+        found = self._known.get(name)
+        if found is None:
+            known = ", ".join(map(repr, sorted(self)[:_LISTED])) or "none"
+            raise RequestError(
+                "there is no such adapter.",
+                param="adapter",
+                found=repr(name)[:100],
+                expected=f"one of those that are loaded: {known}",
+                hint="load it with --adapter NAME=PATH or POST /v1/load_lora_adapter",
+            )
+        return found
+
+    def load(self, name: str, path: Path) -> NamedAdapter:
+        """Read an adapter of PEFT's format, and hold it for requests that name it.
+
+        Args:
+            name: What requests will call it.
+            path: Its directory.
+
+        Raises:
+            RequestError: The name is taken, or the model takes no adapters.
+            CheckpointError: It cannot be read, or is not of this model.
+            ConfigError: Its configuration is wrong, or of a kind that is not supported.
+            CapacityError: There are too many.
+        """
+        from blazr.models.adapters.attach import plan_adapter
+        from blazr.models.adapters.peft import read_peft
+        from blazr.models.loading.load import LoadedModel
+
+        with self._lock:
+            if not name or name in self._known:
+                raise RequestError(
+                    "the name of an adapter has to be new.",
+                    param="lora_name",
+                    found=repr(name)[:100],
+                    hint="unload the other one first, or take another name",
+                )
+            weights = None if self.bundle is None else self.bundle.weights
+            factors = {}
+            fingerprint = ""
+            if isinstance(weights, LoadedModel):
+                file = read_peft(path)
+                factors = plan_adapter(file, weights.module, weights.rules)
+                fingerprint = file.fingerprint
+            adapter = self._engine.load_adapter(factors)
+            found = self._known[name] = NamedAdapter(name, path, adapter, fingerprint)
+        return found
+
+    def unload(self, name: str) -> None:
+        """Forget an adapter; its memory is freed when the last request that uses it has ended.
+
+        Raises:
+            RequestError: There is none of that name.
+        """
+        with self._lock:
+            found = self.find(name)
+            del self._known[name]
+            self._engine.unload_adapter(found.adapter)
+
+
+def parse_adapters(text: str | None) -> dict[str, Path]:
+    """Directories by name, from ``NAME=PATH`` with commas between several.
+
+    Raises:
+        ConfigError: It is not of that form.
+    """
+    found: dict[str, Path] = {}
+    for part in (text or "").split(","):
+        name, _, path = part.strip().partition("=")
+        if not part.strip():
+            continue
+        if not name or not path or name in found:
+            raise ConfigError(
+                "--adapter is not understood.",
+                found=repr(part)[:100],
+                expected="NAME=PATH, each name once, with commas between several",
+            )
+        found[name] = Path(path)
+    return found

@@ -1,0 +1,274 @@
+"""An adapter beside a network: which of its matrices it changes, and by what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from blazr.core.errors import CapacityError, CheckpointError
+from blazr.models.adapters.file import AdapterFile, LowRankChange, WholeChange
+from blazr.models.causal_lm import CausalLM, Embedding
+from blazr.models.families.rules import AsStored, Placement, Rows, RuleBook, Transpose
+from blazr.nn.layers.linear import Linear
+from blazr.nn.layers.lora import Lora
+from blazr.nn.operands.lora import LoraFactors
+from blazr.nn.quant.weight import Weight
+
+_LISTED = 4  # names in a message
+# The router decides in float32; latent attention reads the others as tensors at every step.
+_BODIES = ("model", "backbone", "transformer")  # what names of tensors begin with
+_READ_AS_TENSORS = ("router", "k_up_proj", "v_up_proj")
+
+
+def plan_adapter(adapter: AdapterFile, module: CausalLM, rules: RuleBook) -> dict[str, LoraFactors]:
+    """What an adapter changes in a network, by the names of its modules.
+
+    A change of a tensor whose rows belong to several matrices changes each of them, by the same
+    rules that loading follows.
+
+    Args:
+        adapter: What its files say.
+        module: The base model, with its weights.
+        rules: From the names of its checkpoint's tensors to those of its parameters.
+
+    Raises:
+        CheckpointError: It is of another model, or changes what no adapter can change here.
+    """
+    # PEFT saves the embedding and the head along where they have changes, as they were
+    others = [each.name[:100] for each in adapter.whole if not _is_the_model_s(each, module, rules)]
+    if others:
+        raise CheckpointError(
+            f"{adapter.path}: adapters that bring whole tensors along are not supported.",
+            found=", ".join(others[:_LISTED]),
+            expected="changes of low rank alone, without modules_to_save and trained biases",
+            hint="merge it with PEFT's merge_and_unload(), and serve what that saves",
+        )
+    return {
+        name: factors
+        for change in adapter.low_rank
+        for name, factors in _factors_of(adapter, change, module, rules)
+    }
+
+
+def _is_the_model_s(change: WholeChange, module: CausalLM, rules: RuleBook) -> bool:
+    """Whether a whole tensor is what the model has anyway."""
+    for name in _spellings(change.name):
+        for placement in rules.placements(name)[:1]:
+            part = _module_of(module, placement.parameter)
+            weight = None if part is None else part.weight
+            is_as_stored = placement.cut is None and isinstance(placement.transform, AsStored)
+            if is_as_stored and isinstance(weight, Tensor):
+                own = change.numbers.to(weight.device, weight.dtype)
+                return own.shape == weight.shape and bool((own == weight).all())
+    return False
+
+
+def _factors_of(
+    adapter: AdapterFile, change: LowRankChange, module: CausalLM, rules: RuleBook
+) -> list[tuple[str, LoraFactors]]:
+    """By module, what one change of a tensor amounts to."""
+    names = [each for name in change.names for each in _spellings(name)]
+    tensor, placements = next(
+        ((name, found) for name in names if (found := rules.placements(name))), ("", ())
+    )
+    if not placements:
+        raise CheckpointError(
+            f"{adapter.path}: the model has no matrix {change.names[0][:100]!r}.",
+            found=f"an adapter of {adapter.base or 'a model that it does not name'}",
+            expected="an adapter of this model, with its tensors' names",
+        )
+    shapes: list[tuple[int, ...]] = []
+    parts: list[nn.Module] = []
+    for placement in placements:
+        part = _module_of(module, placement.parameter)
+        if part is not None:
+            parts.append(part)
+            weight = part.weight
+            assert isinstance(weight, Tensor | Weight)
+            shapes.append(placement.transform.stored_shape(tuple(weight.shape)))
+    if len(parts) < len(placements):
+        raise _unsupported(adapter.path, change)
+    cut = placements[0].cut
+    rows: Sequence[Rows | None] = [None] if cut is None else cut.rows(shapes)
+    whole = shapes[0] if cut is None else cut.whole(shapes)
+    size = change.b.shape[0], change.a.shape[1]
+    if change.is_embedding or change.is_transposed:
+        size = size[::-1]
+    if size != whole:
+        raise CheckpointError(
+            f"{adapter.path}: the change of {tensor[:100]} is not of this model.",
+            found=f"{list(size)}",
+            expected=f"{list(whole)}, the size of the matrix",
+        )
+    return [
+        (
+            placement.parameter.removesuffix(".weight"),
+            _factors(change, part, placement, rows=own, path=adapter.path),
+        )
+        for part, placement, own in zip(parts, placements, rows, strict=True)
+    ]
+
+
+def _spellings(name: str) -> Iterator[str]:
+    """What a tensor may be called in the checkpoint: some libraries rename models as they load."""
+    yield name
+    head, _, rest = name.partition(".")
+    if head in _BODIES:
+        for other in _BODIES:
+            yield f"{other}.{rest}"
+        yield rest
+
+
+def _unsupported(path: Path, change: LowRankChange) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: adapters of {change.names[0][:100]} are not supported.",
+        expected="changes of projections, of the embedding, and of a head of its own",
+        hint="merge it with PEFT's merge_and_unload(), and serve what that saves",
+    )
+
+
+def _module_of(module: CausalLM, parameter: str) -> nn.Module | None:
+    """Whose weight a parameter is; None where there is none of that name."""
+    name, _, leaf = parameter.rpartition(".")
+    try:
+        part = module.get_submodule(name)
+    except AttributeError:
+        return None
+    weight = getattr(part, "weight", None)
+    return part if leaf == "weight" and isinstance(weight, Tensor | Weight) else None
+
+
+def _factors(
+    change: LowRankChange,
+    part: nn.Module,
+    placement: Placement,
+    *,
+    rows: Rows | None,
+    path: Path,
+) -> LoraFactors:
+    name = placement.parameter.removesuffix(".weight")
+    is_embedding = isinstance(part, Embedding)
+    is_linear = isinstance(part, Linear) and name.rpartition(".")[2] not in _READ_AS_TENSORS
+    if not (is_linear or is_embedding) or not isinstance(placement.transform, AsStored | Transpose):
+        raise _unsupported(path, change)
+    weight = part.weight
+    assert isinstance(weight, Tensor | Weight)
+    # of the tensor as it is stored, (out, in): left @ right
+    left, right = change.b.float() * change.scale, change.a.float()
+    if change.is_embedding or change.is_transposed:
+        left, right = right.T, left.T
+    if rows is not None:
+        left = torch.cat([left[run.start : run.stop : run.step] for run in rows])
+    if isinstance(placement.transform, Transpose):
+        left, right = right.T, left.T
+    gain = None
+    if change.magnitude is not None:
+        gain = _gain(change, weight, left @ right, rows=rows, path=path)
+    dtype, device = weight.dtype, weight.device
+    if is_embedding:
+        return LoraFactors(_laid(left, dtype, device), _laid(right, dtype, device), gain)
+    return LoraFactors(_laid(right, dtype, device), _laid(left.T, dtype, device), gain)
+
+
+def _gain(
+    change: LowRankChange,
+    weight: Tensor | Weight,
+    difference: Tensor,
+    *,
+    rows: Rows | None,
+    path: Path,
+) -> Tensor:
+    """What rows of the sum are multiplied with, so that they get their lengths (DoRA).
+
+    Source: Liu et al. 2024, arXiv:2402.09353.
+    """
+    assert change.magnitude is not None
+    lengths = change.magnitude.float().flatten()
+    if change.is_embedding or change.is_transposed or len(lengths) != change.b.shape[0]:
+        raise CheckpointError(
+            f"{path}: the magnitudes of {change.names[0][:100]} are not supported.",
+            found=f"{len(lengths)} numbers",
+            expected="one for each row of a projection",
+            hint="merge it with PEFT's merge_and_unload(), and serve what that saves",
+        )
+    if rows is not None:
+        lengths = torch.cat([lengths[run.start : run.stop : run.step] for run in rows])
+    base = weight.dequantize(torch.float32) if isinstance(weight, Weight) else weight.float()
+    return (lengths / (base + difference).norm(dim=1)).contiguous()
+
+
+def _laid(numbers: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers side by side, as kernels read them."""
+    return numbers.to(device, dtype).contiguous()
+
+
+class AdapterSlots:
+    """The adapters that a network holds beside its matrices. One thread uses it.
+
+    Args:
+        module: The network.
+        num_slots: Most adapters at once.
+    """
+
+    def __init__(self, module: CausalLM, num_slots: int) -> None:
+        self._module = module
+        self._num_slots = num_slots
+        self._free = list(range(num_slots, 0, -1))
+        self._loras: dict[str, Lora] = {}
+
+    @property
+    def is_used(self) -> bool:
+        """Whether any matrix has ever been changed."""
+        return bool(self._loras)
+
+    def put(self, factors: Mapping[str, LoraFactors]) -> tuple[int, bool]:
+        """Hold an adapter.
+
+        Args:
+            factors: What it changes, by module.
+
+        Returns:
+            Its slot, and whether steps that were recorded before do not fit any more.
+
+        Raises:
+            CapacityError: There are too many.
+        """
+        if not self._free:
+            raise CapacityError(
+                "there is no room for another adapter.",
+                found=f"{self._num_slots} adapters",
+                expected="fewer",
+                hint="unload one that is not needed",
+            )
+        slot = self._free.pop()
+        is_new = False
+        for name, each in factors.items():
+            lora = self._loras.get(name)
+            if lora is None:
+                lora = self._loras[name] = Lora(self._module.step_adapters, self._num_slots + 1)
+                self._attach(name, lora)
+                is_new = True
+            is_new = is_new or each.rank > lora.table.max_rank
+            lora.table.put(slot, each)
+        return slot, is_new
+
+    def drop(self, slot: int) -> None:
+        """Hold an adapter no longer."""
+        for lora in self._loras.values():
+            lora.table.drop(slot)
+        self._free.append(slot)
+
+    def move(self, module: CausalLM) -> None:
+        """Hold all beside the matrices of another network of the same config."""
+        module.step_adapters = self._module.step_adapters
+        self._module = module
+        for name, lora in self._loras.items():
+            self._attach(name, lora)
+
+    def _attach(self, name: str, lora: Lora) -> None:
+        part = self._module.get_submodule(name)
+        assert isinstance(part, Linear | Embedding)
+        part.lora = lora

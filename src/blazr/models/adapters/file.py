@@ -1,0 +1,102 @@
+"""An adapter as a file has it: changes of the base model's tensors, by the tensors' names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from blazr.core.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowRankChange:
+    """``W + scale * b @ a``, of a stack of E matrices each its own.
+
+    Args:
+        names: What the tensor W may be called; the first that the model has is meant.
+        a: (r, in), or (E * r, in).
+        b: (out, r), or (out, r * E) where the experts' numbers lie side by side.
+        scale: As the adapter's rank and alpha say.
+        rank: r.
+        magnitude: (out,), the length of each row of the sum (DoRA); None leaves them.
+        is_embedding: Whether W is (vocabulary, size) and the change is ``(b @ a).T``.
+        is_transposed: Whether W is stored (in, out) and the change is ``(b @ a).T``.
+    """
+
+    names: tuple[str, ...]
+    a: Tensor
+    b: Tensor
+    scale: float
+    rank: int
+    magnitude: Tensor | None = None
+    is_embedding: bool = False
+    is_transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeChange:
+    """Another tensor in the place of the base model's.
+
+    Args:
+        name: What the tensor is called.
+        numbers: The other one.
+    """
+
+    name: str
+    numbers: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterFile:
+    """What an adapter's files say.
+
+    Args:
+        path: Its directory or file.
+        base: What it says of the model it was trained on; empty where it does not.
+        dialect: Whose tensor names these are.
+        fingerprint: A hash of all that it holds.
+        low_rank: Changes of low rank.
+        whole: Tensors that it brings along.
+    """
+
+    path: Path
+    base: str
+    dialect: str = "hf"
+    fingerprint: str
+    low_rank: tuple[LowRankChange, ...]
+    whole: tuple[WholeChange, ...] = ()
+    nbytes: int = field(default=0)
+
+
+def check_finite(path: Path, name: str, numbers: Tensor) -> Tensor:
+    """Refuse numbers that would make every answer NaN.
+
+    Raises:
+        CheckpointError: Some are NaN or infinite, or they are no floating-point numbers.
+    """
+    if not numbers.is_floating_point():
+        raise CheckpointError(
+            f"{path}: tensor {name[:100]!r} holds no floating-point numbers.",
+            found=str(numbers.dtype).removeprefix("torch."),
+            expected="float32, float16 or bfloat16",
+        )
+    if not torch.isfinite(numbers).all():
+        raise CheckpointError(
+            f"{path}: tensor {name[:100]!r} holds NaN or infinity.",
+            found="numbers that are not finite",
+            expected="the weights of an adapter that was trained",
+            hint="its training has diverged: take an earlier checkpoint of it",
+        )
+    return numbers
+
+
+def hash_of(*contents: bytes) -> str:
+    """A fingerprint of files' contents, 32 hexadecimal digits."""
+    digest = blake2b(digest_size=16)
+    for content in contents:
+        digest.update(len(content).to_bytes(8, "little") + content)
+    return digest.hexdigest()

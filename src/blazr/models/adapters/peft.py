@@ -1,0 +1,291 @@
+"""PEFT's directories: ``adapter_config.json`` and ``adapter_model.safetensors``.
+
+Source: Hugging Face PEFT's ``LoraConfig`` and checkpoint format.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from blazr.core.errors import CheckpointError, ConfigError
+from blazr.models.adapters.file import (
+    AdapterFile,
+    LowRankChange,
+    WholeChange,
+    check_finite,
+    hash_of,
+)
+from blazr.models.checkpoint.base import Checkpoint, read_json
+from blazr.models.checkpoint.safetensors import read_header
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PICKLES = ("adapter_model.bin", "adapter_model.pt")
+_PREFIX = "base_model.model."
+# What a change is made of; where several adapters were in memory, the name of this one follows.
+_PART = re.compile(
+    r"(?P<path>.+)\.(?P<part>lora_(?:embedding_)?[AB]|lora_magnitude_vector)"
+    r"(?:\.(?!weight$|bias$)[^.]+)?(?:\.(?P<end>weight|bias))?"
+)
+_INNER = ".base_layer"  # of a module that is wrapped
+# A name of a module, or a regular expression of no power to take long: nothing repeated within what
+# is repeated.
+_NESTED = re.compile(r"[+*}?]\s*\)[*+{]|\)[*+{].*\)[*+{]")
+_MAX_PATTERN = 300
+
+# Keys that would change the result, the values that do not, and what to do.
+_REFUSED: tuple[tuple[str, tuple[object, ...], str], ...] = (
+    ("lora_bias", (False,), "train it without lora_bias"),
+    ("layer_replication", ((), []), "save the model whose layers are repeated, merged"),
+    ("trainable_token_indices", ((), [], {}), "train it with modules_to_save instead"),
+    ("alora_invocation_tokens", ((), []), "train it as an ordinary LoRA"),
+    ("use_qalora", (False,), "train it as an ordinary LoRA"),
+    ("use_bdlora", (False,), "train it as an ordinary LoRA"),
+    ("arrow_config", (), "load one of its adapters by itself"),
+    ("kasa_config", (), "merge it with PEFT's merge_and_unload()"),
+    ("monteclora_config", (), "merge it with PEFT's merge_and_unload()"),
+    ("velora_config", (), "merge it with PEFT's merge_and_unload()"),
+)
+# Ways to begin the training that change the base model's weights, too.
+_CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+
+
+@dataclass(frozen=True, slots=True)
+class _Scales:
+    """Rank and scale of each module's change."""
+
+    rank: int
+    alpha: float
+    ranks: Mapping[str, float]
+    alphas: Mapping[str, float]
+    is_rank_stabilised: bool
+
+    def of(self, module: str) -> tuple[int, float]:
+        """The rank of a module's change, and what it is multiplied with."""
+        rank = int(_matching(self.ranks, module, self.rank))
+        alpha = _matching(self.alphas, module, self.alpha)
+        return rank, alpha / (math.sqrt(rank) if self.is_rank_stabilised else rank)
+
+
+def read_peft(directory: Path) -> AdapterFile:
+    """Read an adapter.
+
+    Args:
+        directory: Holds both files.
+
+    Raises:
+        CheckpointError: A file is missing, is no safetensors file, or does not hold what the other
+            says.
+        ConfigError: The configuration is wrong, or of a kind of adapter that is not supported.
+    """
+    for name in (CONFIG, WEIGHTS):
+        if not (directory / name).exists():
+            raise _missing(directory, name)
+    config = read_json(directory / CONFIG)
+    scales = _check_config(directory / CONFIG, config)
+    path = directory / WEIGHTS
+    header = read_header(path)
+    checkpoint = Checkpoint(path=path, files={path: path.stat().st_size}, tensors=header)
+    parts: dict[str, dict[str, Tensor]] = {}
+    whole: list[WholeChange] = []
+    for name in header:
+        numbers = check_finite(path, name, checkpoint.read(name).clone())
+        match = _PART.fullmatch(name)
+        if match is None:
+            whole.append(_whole(path, name, numbers))
+            continue
+        if match["end"] == "bias":
+            raise _unsupported(path, name, "train it without lora_bias")
+        parts.setdefault(_tensor_path(match["path"]), {})[match["part"]] = numbers
+    if not parts and not whole:
+        raise CheckpointError(f"{path} holds no tensors.", expected="lora_A and lora_B of modules")
+    changes = [
+        _low_rank(path, config, scales, module=module, parts=each) for module, each in parts.items()
+    ]
+    content = hash_of((directory / CONFIG).read_bytes(), path.read_bytes())
+    return AdapterFile(
+        path=directory,
+        base=str(config.get("base_model_name_or_path") or "")[:300],
+        fingerprint=content,
+        low_rank=tuple(changes),
+        whole=tuple(whole),
+        nbytes=sum(info.nbytes for info in header.values()),
+    )
+
+
+def _missing(directory: Path, name: str) -> CheckpointError:
+    found = next((each for each in _PICKLES if (directory / each).exists()), None)
+    if name == WEIGHTS and found is not None:
+        return CheckpointError(
+            f"{directory}: {found} is a pickle, which runs code as it is opened.",
+            found=found,
+            expected=WEIGHTS,
+            hint="save the adapter again with PEFT's save_pretrained(), whose default this is",
+        )
+    if not directory.is_dir():
+        return CheckpointError(
+            f"{str(directory)[:300]} is no adapter.",
+            found="a file" if directory.exists() else "nothing there",
+            expected=f"a directory with {CONFIG} and {WEIGHTS}, or a .gguf file",
+        )
+    return CheckpointError(
+        f"{directory} is no adapter: {name} is missing.",
+        found=", ".join(sorted(each.name for each in directory.iterdir())[:8])[:200] or "nothing",
+        expected=f"{CONFIG} and {WEIGHTS}, as PEFT's save_pretrained() writes them",
+    )
+
+
+def _check_config(path: Path, config: Mapping[str, object]) -> _Scales:
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise ConfigError(
+            f"{path}: this kind of adapter is not supported.",
+            found=f"peft_type {str(kind)[:50]!r}",
+            expected="'LORA'",
+            hint="merge it with PEFT's merge_and_unload(), and serve what that saves",
+        )
+    for key, harmless, instead in _REFUSED:
+        value = config.get(key)
+        if value is not None and value not in harmless:
+            raise ConfigError(
+                f"{path}: adapters with {key} are not supported.",
+                found=f"{key} = {str(value)[:60]}",
+                hint=instead,
+            )
+    begun = config.get("init_lora_weights")
+    if isinstance(begun, str) and begun.lower().startswith(_CHANGED_BASE):
+        raise ConfigError(
+            f"{path}: the adapter belongs to base weights that its training has changed.",
+            found=f"init_lora_weights = {begun[:50]!r}",
+            expected="an adapter of the base model's own weights",
+            hint="save it with PEFT's path_initial_model_for_weight_conversion",
+        )
+    rank = _number(path, config, "r", 8)
+    if rank < 1 or rank != int(rank):
+        raise ConfigError(
+            f"{path}: the rank is out of range.", found=f"r = {rank:g}", expected="1 or more"
+        )
+    return _Scales(
+        int(rank),
+        _number(path, config, "lora_alpha", 8),
+        _pattern(path, config, "rank_pattern", 1),
+        _pattern(path, config, "alpha_pattern", None),
+        config.get("use_rslora") is True,
+    )
+
+
+def _number(path: Path, config: Mapping[str, object], key: str, default: float) -> float:
+    value = config.get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(
+            f"{path}: {key} is wrong.", found=repr(value)[:60], expected="a finite number"
+        )
+    return value
+
+
+def _pattern(
+    path: Path, config: Mapping[str, object], key: str, least: float | None
+) -> Mapping[str, float]:
+    """Values by patterns of modules' names."""
+    given = config.get(key) or {}
+    if not isinstance(given, dict):
+        raise ConfigError(
+            f"{path}: {key} is wrong.", found=type(given).__name__, expected="an object"
+        )
+    for name in given:
+        value = _number(path, given, name, 0)
+        is_long = len(name) > _MAX_PATTERN or _NESTED.search(name)
+        try:
+            re.compile(name)
+        except re.error:
+            is_long = True
+        if is_long or (least is not None and value < least):
+            raise ConfigError(
+                f"{path}: an entry of {key} is wrong.",
+                found=f"{name[:80]!r}: {value:g}",
+                expected="names of modules or simple regular expressions, and numbers"
+                + ("" if least is None else f" from {least:g} on"),
+            )
+    return given
+
+
+def _matching(values: Mapping[str, float], module: str, default: float) -> float:
+    """The value whose pattern a module's name ends with, as PEFT looks it up."""
+    for name, value in values.items():
+        if re.match(rf"(.*\.)?({name})$", module):
+            return value
+    return default
+
+
+def _tensor_path(name: str) -> str:
+    return name.removeprefix(_PREFIX)
+
+
+def _whole(path: Path, name: str, numbers: Tensor) -> WholeChange:
+    """A tensor that was saved as it is: of `modules_to_save`, a bias, or a wrapped layer's own."""
+    if "lora_" in name or "token_adapter" in name:
+        raise _unsupported(path, name, "merge it with PEFT's merge_and_unload()")
+    own = re.sub(r"\.(?:base_layer|modules_to_save(?:\.[^.]+)?)(?=\.)", "", _tensor_path(name))
+    return WholeChange(name=own, numbers=numbers)
+
+
+def _unsupported(path: Path, name: str, hint: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: tensor {name[:100]!r} is of a kind of adapter that is not supported.",
+        expected="lora_A, lora_B, lora_embedding_A and _B, lora_magnitude_vector, whole modules",
+        hint=hint,
+    )
+
+
+def _low_rank(
+    path: Path,
+    config: Mapping[str, object],
+    scales: _Scales,
+    *,
+    module: str,
+    parts: Mapping[str, Tensor],
+) -> LowRankChange:
+    is_embedding = "lora_embedding_A" in parts
+    kind = "lora_embedding_" if is_embedding else "lora_"
+    wanted = {f"{kind}A", f"{kind}B"}
+    if not wanted <= parts.keys():
+        raise CheckpointError(
+            f"{path}: {module[:100]} has no pair of matrices.",
+            found=", ".join(sorted(parts)),
+            expected=" and ".join(sorted(wanted)),
+        )
+    a, b = parts[f"{kind}A"], parts[f"{kind}B"]
+    own = module.replace(_INNER, "")
+    rank, scale = scales.of(own)
+    if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1] or a.shape[0] % rank:
+        raise CheckpointError(
+            f"{path}: the matrices of {module[:100]} do not fit each other.",
+            found=f"A {list(a.shape)}, B {list(b.shape)}, rank {rank} in {CONFIG}",
+            expected="A (rank, in) and B (out, rank)",
+        )
+    targets = config.get("target_parameters")
+    named = targets if isinstance(targets, list) else []
+    leaves = [str(each).rpartition(".")[2] for each in named if _is_of(str(each), own)]
+    return LowRankChange(
+        names=(f"{own}.weight", *(f"{own}.{leaf}" for leaf in leaves)),
+        a=a,
+        b=b,
+        scale=scale,
+        rank=rank,
+        magnitude=parts.get("lora_magnitude_vector"),
+        is_embedding=is_embedding,
+        is_transposed=config.get("fan_in_fan_out") is True and not is_embedding,
+    )
+
+
+def _is_of(parameter: str, module: str) -> bool:
+    """Whether a name of ``target_parameters`` is one of a module's."""
+    owner = parameter.rpartition(".")[0]
+    return not owner or f".{module}".endswith(f".{owner}")

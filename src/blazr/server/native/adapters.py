@@ -1,0 +1,71 @@
+"""``POST /v1/load_lora_adapter`` and ``/v1/unload_lora_adapter``, as vLLM has them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import msgspec
+
+from blazr.core.errors import BlazrError, CapacityError, RequestError
+from blazr.server.endpoint import Call
+from blazr.server.native.router import Success
+from blazr.server.native.weights import allowed_path
+from blazr.server.schema import schema_hint
+
+_Name = Annotated[str, schema_hint(minLength=1, maxLength=200)]
+
+
+class LoadAdapterBody(msgspec.Struct, kw_only=True):
+    """A directory below the operator's folder, and what requests will call it."""
+
+    lora_name: _Name | None = None
+    lora_path: str | None = None
+    model: str | None = None
+
+
+class UnloadAdapterBody(msgspec.Struct, kw_only=True):
+    """Which adapter; requests that use it are answered to their ends."""
+
+    lora_name: _Name | None = None
+    model: str | None = None
+
+
+async def load_adapter(call: Call[LoadAdapterBody]) -> Success:
+    """Load an adapter beside a model."""
+    body = call.body
+    name = _name_of(body.lora_name)
+    models = call.models
+    folder = call.state.config.adapter_dir
+    path = allowed_path(folder, body.lora_path or "", param="lora_path", flag="--adapter-dir")
+    if models.has(name):
+        raise RequestError(
+            "a model or an adapter has that name.", param="lora_name", found=repr(name)[:100]
+        )
+    async with models.using(body.model) as service:
+        try:
+            await asyncio.to_thread(service.llm.core.adapters.load, name, path)
+        except (RequestError, CapacityError):
+            raise
+        except BlazrError as error:
+            # paths are the operator's
+            message = f"the adapter cannot be used: {error.message}".replace(str(path), name)
+            found, expected, hint = error.found, error.expected, error.hint
+            raise RequestError(
+                message, param="lora_path", found=found, expected=expected, hint=hint
+            ) from error
+    return Success(message=f"the adapter {name!r} is loaded")
+
+
+async def unload_adapter(call: Call[UnloadAdapterBody]) -> Success:
+    """Unload an adapter."""
+    name = _name_of(call.body.lora_name)
+    async with call.models.using(call.body.model or name) as service:
+        await asyncio.to_thread(service.llm.core.adapters.unload, name)
+    return Success(message=f"the adapter {name!r} is unloaded")
+
+
+def _name_of(given: str | None) -> str:
+    if not given:
+        raise RequestError("the adapter has no name.", param="lora_name")
+    return given

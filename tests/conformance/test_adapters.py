@@ -1,0 +1,280 @@
+"""Adapters beside a model give what the merged weights give, for each request its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from blazr import LLM, SamplingParams
+from blazr.core.errors import BlazrError, CheckpointError, ConfigError, RequestError
+from blazr.llm.results import Completion
+from tests.support.adapters import projections, save_adapter
+from tests.support.references import CASES, reference_logits, save_reference
+
+pytest.importorskip("transformers")
+IDS = (3, 5, 7, 11, 13, 2, 9, 4, 30, 22)
+# Of each family the projections that adapters may change: all but these.
+REFUSED = {
+    "deepseek_v3": "kv_b_proj",
+    "kimi_linear": "kv_b_proj|forget_gate",
+    "zamba2 untied": "gate_up_proj|shared_transformer.*\\.[01]$",
+}
+FAMILIES = (
+    *("llama biases", "llama tied", "phi3", "qwen2_moe", "gemma3_text", "glm4", "deepseek_v3"),
+    *("mamba", "mamba2", "bamba", "nemotron_h", "falcon_h1", "zamba2 untied", "lfm2"),
+    *("qwen3_next", "qwen3_5_text", "kimi_linear"),
+)
+
+
+def supported(case: str, model: nn.Module) -> list[str]:
+    """The names of the projections that adapters of a family may change."""
+    refused = projections(model, REFUSED[case]) if case in REFUSED else {}
+    is_tied = model.config.tie_word_embeddings
+    return [
+        name
+        for name in projections(model)
+        if name not in refused and not (is_tied and name == "lm_head")
+    ]
+
+
+def ask(llm: LLM, adapter: str | None = None, ids: tuple[int, ...] = IDS) -> Completion:
+    params = SamplingParams(
+        temperature=0, max_tokens=6, ignore_eos=True, logprobs=0, prompt_logprobs=0
+    )
+    return llm.generate([list(ids)], params, adapter=adapter)[0]
+
+
+def scores(completion: Completion) -> list[float]:
+    """The log-probabilities of a prompt and its reply."""
+    every = [*(completion.prompt_logprobs or ())[1:], *(completion.logprobs or ())]
+    return [each.logprob for each in every if each is not None and each.logprob is not None]
+
+
+def distance(completion: Completion, reference: nn.Module, ids: tuple[int, ...] = IDS) -> float:
+    """How far they are from what a network of transformers gives, relative to the largest."""
+    whole = [*ids, *completion.token_ids]
+    expected = reference_logits(reference, whole).log_softmax(-1)
+    wanted = torch.tensor([float(expected[i, token]) for i, token in enumerate(whole[1:])])
+    error = (torch.tensor(scores(completion)) - wanted).abs().max()
+    return float(error / max(1.0, float(wanted.abs().max())))
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_an_adapter_gives_what_merged_weights_give(case: str, tmp_path: Path) -> None:
+    kind, changes = CASES[case]
+    model = save_reference(kind, tmp_path / "model", changes=changes)
+    merged = save_adapter(tmp_path / "adapter", model, supported(case, model))
+    with LLM(str(tmp_path / "model"), adapter=f"mine={tmp_path / 'adapter'}") as llm:
+        before, changed, after = ask(llm), ask(llm, "mine"), ask(llm)
+    assert scores(before) == scores(after)
+    own = distance(before, model)
+    assert distance(changed, merged) < max(1e-5, 10 * own)
+    assert distance(changed, model) > 1e-2
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"use_rslora": True},
+        {"rank_pattern": {"q_proj": 3, "layers.1.mlp.up_proj": 7}},
+        {"alpha_pattern": {"v_proj": 1, "down_proj": 30}},
+        {"use_dora": True},
+        {"lora_alpha": 0.5},
+    ],
+    ids=["rank stabilised", "ranks", "alphas", "DoRA", "a small alpha"],
+)
+def test_kinds(config: dict[str, object], tmp_path: Path) -> None:
+    model = save_reference("llama", tmp_path / "model", changes={"attention_bias": True})
+    names = [*projections(model)]
+    if not config.get("use_dora"):
+        names.append("model.embed_tokens")
+    merged = save_adapter(tmp_path / "adapter", model, names, config=config)
+    with LLM(str(tmp_path / "model"), adapter=f"mine={tmp_path / 'adapter'}") as llm:
+        assert distance(ask(llm, "mine"), merged) < 2e-5
+
+
+@pytest.mark.filterwarnings("ignore")  # PEFT asks transformers for old names
+def test_peft_gives_the_same(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    model = save_reference("llama", tmp_path / "model")
+    config = peft.LoraConfig(r=4, lora_alpha=6, target_modules=["q_proj", "down_proj", "lm_head"])
+    adapted = peft.get_peft_model(model, config)
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            nn.init.normal_(parameter, 0, 0.2)
+    adapted.save_pretrained(tmp_path / "adapter")
+    with LLM(str(tmp_path / "model"), adapter=f"mine={tmp_path / 'adapter'}") as llm:
+        assert distance(ask(llm, "mine"), adapted.eval()) < 1e-5
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A hybrid model and five adapters of it, of several ranks."""
+    root = tmp_path_factory.mktemp("adapters")
+    kind, changes = CASES["bamba"]
+    model = save_reference(kind, root / "model", changes=changes)
+    names = supported("bamba", model)
+    for number in range(5):
+        some = [name for place, name in enumerate(names) if (place + number) % 3]
+        save_adapter(root / f"a{number}", model, some, rank=2 + 3 * number, seed=number)
+    return root
+
+
+@pytest.fixture
+def llm(shelf: Path) -> Iterator[LLM]:
+    every = ",".join(f"a{number}={shelf / f'a{number}'}" for number in range(5))
+    with LLM(str(shelf / "model"), adapter=every, max_running=8) as llm:
+        yield llm
+
+
+def test_each_request_of_a_batch_has_its_own(llm: LLM, shelf: Path) -> None:
+    with LLM(str(shelf / "model")) as plain:
+        base = [plain.generate([[each, *IDS]], greedy())[0].token_ids for each in range(8)]
+    wanted = ["a0", None, "a1", "a2", None, "a3", "a4", "a0"]
+    alone = [
+        llm.generate([[number, *IDS]], greedy(), adapter=name)[0].token_ids
+        for number, name in enumerate(wanted)
+    ]
+    for number, name in enumerate(wanted):
+        assert (alone[number] == base[number]) == (name is None)
+    llm.core.engine.forget_prefixes()
+    for spec in (None, "ngram"):
+        with LLM(
+            str(shelf / "model"), adapter=adapters_of(shelf), max_running=8, spec=spec
+        ) as other:
+            replies = generate_all(other, wanted)
+        assert replies == alone
+
+
+def greedy(count: int = 20) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+
+
+def adapters_of(shelf: Path) -> str:
+    return ",".join(f"a{number}={shelf / f'a{number}'}" for number in range(5))
+
+
+def generate_all(llm: LLM, adapters: list[str | None]) -> list[tuple[int, ...]]:
+    """All requests at once, one for each adapter."""
+    from blazr.llm.generation import GenerationRequest
+    from blazr.llm.results import fold
+
+    requests = [
+        GenerationRequest(prompt=[number, *IDS], params=greedy(), adapter=name)
+        for number, name in enumerate(adapters)
+    ]
+    return [each.token_ids for each in fold(llm.events(requests))]
+
+
+def test_prefixes_are_an_adapter_s_own(llm: LLM) -> None:
+    prompt = list(range(1, 50)) * 4
+    assert llm.generate([prompt], greedy(1))[0].usage.cached_tokens == 0
+    assert llm.generate([prompt], greedy(1), adapter="a1")[0].usage.cached_tokens == 0
+    assert llm.generate([prompt], greedy(1), adapter="a2")[0].usage.cached_tokens == 0
+    assert llm.generate([prompt], greedy(1), adapter="a1")[0].usage.cached_tokens == 192
+    assert llm.generate([prompt], greedy(1))[0].usage.cached_tokens == 192
+
+
+def test_200_times_loaded_and_unloaded_under_load(llm: LLM, shelf: Path) -> None:
+    """Nothing of it is left; replies that run keep their adapter to the end."""
+    expected = llm.generate([[1, *IDS]], greedy(200), adapter="a1")[0].token_ids
+    adapters, slots = llm.core.adapters, llm.core.engine._put_adapter.__self__._adapters
+    free = len(slots._free)
+    for number in range(200):
+        name = f"other{number}"
+        running = llm.stream([1, *IDS], greedy(200), adapter="a1") if number % 20 == 0 else None
+        if running is not None:
+            next(running)
+        adapters.load(name, shelf / f"a{number % 5}")
+        using = llm.stream([2, *IDS], greedy(4), adapter=name)
+        next(using)
+        adapters.unload(name)
+        with pytest.raises(RequestError, match="no such adapter"):
+            llm.generate([[2, *IDS]], greedy(1), adapter=name)
+        list(using)
+        if running is not None:
+            ids = [each for event in running for each in getattr(event, "token_ids", ())]
+            assert tuple(ids) == expected[-len(ids) :]
+    llm.generate([[2, *IDS]], greedy(1))
+    assert len(slots._free) == free
+    assert len(adapters) == 5
+    for lora in slots._loras.values():
+        assert len(lora.table.factors) <= 5
+
+
+def test_packed_weights_take_adapters(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+    model = save_reference("llama", tmp_path / "model", changes=sizes)
+    merged = save_adapter(tmp_path / "adapter", model, [*projections(model)])
+    adapter = f"mine={tmp_path / 'adapter'}"
+    with LLM(str(tmp_path / "model"), adapter=adapter, quantize="q8_0") as llm:
+        rounding = distance(ask(llm), model)
+        assert 0 < rounding < 1
+        assert distance(ask(llm, "mine"), merged) < 4 * rounding
+        assert distance(ask(llm, "mine"), model) > 8 * rounding
+
+
+def spoiled(shelf: Path, where: Path, **changes: object) -> Path:
+    """The first adapter with other keys in its configuration."""
+    where.mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (where / name).write_bytes((shelf / "a0" / name).read_bytes())
+    config = json.loads((where / "adapter_config.json").read_text()) | changes
+    (where / "adapter_config.json").write_text(json.dumps(config))
+    return where
+
+
+def test_bad_adapters_are_refused_and_the_model_goes_on(
+    llm: LLM, shelf: Path, tmp_path: Path
+) -> None:
+    expected = ask(llm).token_ids
+    bad: list[tuple[Path, type[BlazrError], str]] = []
+    other = save_reference("llama", tmp_path / "other", changes={"hidden_size": 32})
+    save_adapter(tmp_path / "foreign", other, [*projections(other, "self_attn")])
+    bad.append((tmp_path / "foreign", CheckpointError, "not of this model|no matrix|supported"))
+    bad.append((tmp_path / "nothing", CheckpointError, "is no adapter"))
+    bad.append((spoiled(shelf, tmp_path / "r0", r=0), ConfigError, "rank"))
+    bad.append((spoiled(shelf, tmp_path / "r3", r=5), CheckpointError, "do not fit"))
+    bad.append((spoiled(shelf, tmp_path / "kind", peft_type="IA3"), ConfigError, "kind"))
+    bad.append((spoiled(shelf, tmp_path / "a", lora_alpha="x"), ConfigError, "lora_alpha"))
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        where = spoiled(shelf, tmp_path / f"no {name}")
+        (where / name).unlink()
+        bad.append((where, CheckpointError, "missing"))
+    pickled = spoiled(shelf, tmp_path / "pickle")
+    (pickled / "adapter_model.safetensors").rename(pickled / "adapter_model.bin")
+    bad.append((pickled, CheckpointError, "pickle"))
+    cut = spoiled(shelf, tmp_path / "cut")
+    content = (cut / "adapter_model.safetensors").read_bytes()
+    (cut / "adapter_model.safetensors").write_bytes(content[: len(content) // 2])
+    bad.append((cut, CheckpointError, "bytes|header|cut"))
+
+    def put_nan(tensors: dict[str, torch.Tensor]) -> None:
+        next(iter(tensors.values()))[0, 0] = float("nan")
+
+    def put_whole(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["base_model.model.lm_head.modules_to_save.weight"] = torch.ones(3)
+
+    kind, changes = CASES["bamba"]
+    model = save_reference(kind, tmp_path / "again", changes=changes)
+    names = supported("bamba", model)
+    save_adapter(tmp_path / "nan", model, names, tensors=put_nan)
+    bad.append((tmp_path / "nan", CheckpointError, "NaN"))
+    save_adapter(tmp_path / "whole", model, names, tensors=put_whole)
+    bad.append((tmp_path / "whole", CheckpointError, "whole tensors"))
+    for path, error, words in bad:
+        with pytest.raises(error, match=words):
+            llm.core.adapters.load("bad", path)
+    assert "bad" not in llm.core.adapters
+    assert ask(llm).token_ids == expected
+
+
+def test_flags_that_say_nothing_are_refused() -> None:
+    for text in ("path", "=path", "name=", "a=x,a=y"):
+        with pytest.raises(ConfigError, match="--adapter"):
+            LLM(adapter=text)

@@ -1,0 +1,121 @@
+"""Adapters over HTTP: loaded from below a folder, chosen by name, listed, and unloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from blazr.llm.load import load_text_engine
+from blazr.llm.options import LoadOptions
+from tests.support.adapters import projections, save_adapter
+from tests.support.loopback import Loopback, serving
+from tests.support.references import save_reference
+
+pytest.importorskip("transformers")
+BODY = {"prompt": [3, 5, 7, 11], "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+BODY |= {"logprobs": 0}
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("served")
+    model = save_reference("llama", root / "model")
+    for number in range(2):
+        names = [*projections(model)]
+        save_adapter(root / "adapters" / f"a{number}", model, names, seed=number)
+    save_adapter(root / "secret", model, [*projections(model)])
+    return root
+
+
+@pytest.fixture
+def server(shelf: Path) -> Iterator[Loopback]:
+    core = load_text_engine(
+        LoadOptions(str(shelf / "model"), adapter=f"first={shelf / 'adapters' / 'a0'}")
+    )
+    with serving(core, adapter_dir=shelf / "adapters", api_keys=("k",)) as running:
+        running.client.headers["Authorization"] = "Bearer k"
+        yield running
+
+
+def tokens(server: Loopback, **body: object) -> list[float]:
+    """The log-probabilities of a reply, which tell one adapter from another."""
+    reply = server.client.post("/v1/completions", json=BODY | body)
+    assert reply.is_success, reply.text
+    found: list[float] = reply.json()["choices"][0]["logprobs"]["token_logprobs"]
+    return found
+
+
+def load(server: Loopback, path: str, name: str = "second") -> tuple[int, str]:
+    body = {"lora_name": name, "lora_path": path}
+    reply = server.client.post("/v1/load_lora_adapter", json=body)
+    return reply.status_code, reply.text
+
+
+def test_an_adapter_is_chosen_by_model_or_by_adapter(server: Loopback) -> None:
+    base = tokens(server)
+    first = tokens(server, model="first")
+    assert first != base
+    assert tokens(server, adapter="first") == first
+    assert tokens(server, model="model", adapter="first") == first
+    assert tokens(server) == base
+    reply = server.client.post("/v1/completions", json=BODY | {"adapter": "second"})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "adapter"
+    reply = server.client.post("/v1/completions", json=BODY | {"model": "second"})
+    assert reply.status_code == 404
+
+
+def test_loaded_listed_and_unloaded(server: Loopback, shelf: Path) -> None:
+    assert load(server, "a1")[0] == 200
+    second = tokens(server, model="second")
+    assert second not in (tokens(server), tokens(server, model="first"))
+    listed = {each["id"]: each for each in server.client.get("/v1/models").json()["data"]}
+    assert listed["model"]["parent"] is None
+    assert (listed["second"]["parent"], listed["second"]["root"]) == ("model", "a1")
+    assert server.client.get("/v1/models/first").json()["parent"] == "model"
+    status, text = load(server, "a1")
+    assert status == 400
+    assert "has that name" in text
+    assert load(server, str(shelf / "adapters" / "a0"), "third")[0] == 200
+    assert tokens(server, model="third") == tokens(server, model="first")
+    for name in ("second", "third", "first"):
+        reply = server.client.post("/v1/unload_lora_adapter", json={"lora_name": name})
+        assert reply.is_success, reply.text
+        assert server.client.get(f"/v1/models/{name}").status_code == 404
+    reply = server.client.post("/v1/unload_lora_adapter", json={"lora_name": "first"})
+    assert reply.status_code == 404
+
+
+@pytest.mark.parametrize("path", ["../secret", "/etc", "nothing", "", "a0/../../secret", "a\0b"])
+def test_nothing_is_read_outside_the_folder(server: Loopback, shelf: Path, path: str) -> None:
+    status, text = load(server, path)
+    assert status == 400
+    assert str(shelf) not in text
+    assert "second" not in text.replace("second_", "")
+
+
+def test_bad_adapters_say_what_is_wrong(server: Loopback, shelf: Path) -> None:
+    where = shelf / "adapters" / "pickled"
+    where.mkdir(exist_ok=True)
+    (where / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    (where / "adapter_model.bin").write_bytes(b"\x80\x02.")
+    status, text = load(server, "pickled")
+    assert status == 400
+    assert "pickle" in text
+    assert str(shelf) not in text
+    (shelf / "adapters" / "out").unlink(missing_ok=True)
+    (shelf / "adapters" / "out").symlink_to(shelf / "secret")
+    assert load(server, "out")[0] == 400
+    assert load(server, "a1", "model")[0] == 400
+    assert tokens(server, model="first")
+
+
+def test_without_a_folder_none_are_read(shelf: Path) -> None:
+    core = load_text_engine(LoadOptions(str(shelf / "model")))
+    with serving(core, api_keys=("k",)) as server:
+        server.client.headers["Authorization"] = "Bearer k"
+        status, text = load(server, "a0")
+    assert status == 400
+    assert "--adapter-dir" in text
