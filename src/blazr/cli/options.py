@@ -236,6 +236,32 @@ class SamplingFlags:
             help="Above 1, tokens that occurred become less likely.  [default: the model's, else 1]"
         ),
     ] = None
+    presence_penalty: Annotated[
+        float | None, typer.Option(help="Above 0, tokens of the reply become less likely, once.")
+    ] = None
+    frequency_penalty: Annotated[
+        float | None,
+        typer.Option(help="Above 0, tokens become less likely with each time they came."),
+    ] = None
+    typical_p: Annotated[
+        float | None, typer.Option(help="Keep tokens of typical surprise that sum to this.")
+    ] = None
+    top_n_sigma: Annotated[
+        float | None,
+        typer.Option(help="Drop logits so many standard deviations below the largest."),
+    ] = None
+    xtc_probability: Annotated[
+        float | None, typer.Option(help="How often the likeliest tokens are left out.")
+    ] = None
+    xtc_threshold: Annotated[
+        float | None, typer.Option(help="How likely these have to be.  [default: 0.1]")
+    ] = None
+    dry_multiplier: Annotated[
+        float | None, typer.Option(help="Penalty on going on with repetitions; 0.8 is usual.")
+    ] = None
+    bad_words: Annotated[
+        list[str] | None, typer.Option(help="Text that may not come; repeatable.")
+    ] = None
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None
     stop: Annotated[
         list[str] | None, typer.Option(help="Text that ends the reply; repeatable.")

@@ -26,6 +26,8 @@ class Request:
         constraint: What every reply must follow, at its beginning; replies fork their own.
         anchors: Places in the prompt, in tokens, where a later request is likely to part from it.
             A recurrent state is kept at the last grid edge before each, where there is room.
+        dry_breakers: Ids that no repetition goes beyond, for ``params.dry_multiplier``.
+        bad_words: Ids that may not come one after the other, for ``params.bad_words``.
         adapter: What changes the network for it, if anything does; its ``cache_salt`` then says so.
         pooling: Ask for one vector instead of tokens: the mean of the hidden states of the prompt,
             or the last one, after the final norm.
@@ -39,5 +41,7 @@ class Request:
     timeout_s: float | None = None
     constraint: Constraint | None = None
     anchors: tuple[int, ...] = ()
+    dry_breakers: frozenset[int] = frozenset()
+    bad_words: tuple[tuple[int, ...], ...] = ()
     adapter: Adapter | None = None
     pooling: Pooling | None = None

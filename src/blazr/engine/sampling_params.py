@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from json import loads
 from typing import Any, Self
@@ -14,7 +14,12 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 128
 SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p")
+
+
+LogitsProcessor = Callable[[Sequence[int], Any], Any]
+"""The ids of a reply so far and logits, a tensor (V,) float32, to other logits."""
 
 
 class DefaultFloat(float):
@@ -93,6 +98,22 @@ class SamplingParams:
         presence_penalty: Subtract once from tokens already generated; 0 is off.
         frequency_penalty: Subtract per occurrence from tokens already generated; 0 is off.
         repeat_last_n: The three penalties look at this many of the latest tokens; -1 is all.
+        typical_p: Keep the tokens whose surprise is nearest to the expected one, the fewest whose
+            probabilities sum to this; 1 is off.
+        top_n_sigma: Drop tokens whose logits are below the largest by this many standard deviations
+            of all; 0 or less is off.
+        xtc_probability: How often the likeliest tokens are left out, those that have
+            `xtc_threshold` or more, all but the last of them; 0 is off.
+        xtc_threshold: See `xtc_probability`; above 0.5 it does nothing.
+        dry_multiplier: Penalty on tokens that would go on with a repetition; 0 is off.
+        dry_base: The penalty grows by this factor with each token that is repeated.
+        dry_allowed_length: Repetitions of so many tokens have no penalty.
+        dry_penalty_last_n: Repetitions are looked for in this many of the latest tokens; -1 is all.
+        dry_sequence_breakers: Texts that no repetition goes beyond.
+        bad_words: Texts that may not come.
+        allowed_token_ids: The only ids that may come, ends of text included; None allows all.
+        logits_processors: Called with the ids of the reply so far and the logits, (V,) float32,
+            and return other ones; after all that comes before the filters. On the engine's thread.
         samplers: In which order SAMPLERS apply, all of them, where not in the usual one.
         seed: Makes sampling repeatable whatever else runs; None draws a fresh one.
         max_tokens: Most tokens to generate; 0 only reads the prompt, None or -1 fills the context.
@@ -126,6 +147,18 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repeat_last_n: int = -1
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    logits_processors: tuple[LogitsProcessor, ...] = ()
     samplers: tuple[str, ...] = ()
     seed: int | None = None
     max_tokens: int | None = DefaultInt(100)
@@ -166,11 +199,14 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for name in ("dry_sequence_breakers", "bad_words", "logits_processors"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         self._check_ranges()
         if len(self.stop) > MAX_STOP_STRINGS:
             _refuse("stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")
         if any(not text or len(text) > MAX_STOP_CHARACTERS for text in self.stop):
             _refuse("stop", "an empty or long string", f"1 to {MAX_STOP_CHARACTERS} characters")
+        self._check_lists()
         if self.samplers and sorted(self.samplers) != sorted(SAMPLERS):
             _refuse("samplers", ", ".join(self.samplers), ", ".join(SAMPLERS) + ", each once")
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
@@ -179,6 +215,19 @@ class SamplingParams:
             _refuse("grammar", f"{len(self.grammar)} grammars", "one")
         if any(not -100 <= bias <= 100 for bias in self.logit_bias.values()):
             _refuse("logit_bias", "a bias out of range", "-100 to 100")
+
+    def _check_lists(self) -> None:
+        """Texts and ids that may or may not come."""
+        for name in ("dry_sequence_breakers", "bad_words"):
+            texts = getattr(self, name)
+            if len(texts) > MAX_BAD_WORDS:
+                _refuse(name, f"{len(texts)} texts", f"at most {MAX_BAD_WORDS}")
+            if any(not text or len(text) > MAX_STOP_CHARACTERS for text in texts):
+                _refuse(name, "an empty or long text", f"1 to {MAX_STOP_CHARACTERS} characters")
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+            if not self.allowed_token_ids or min(self.allowed_token_ids) < 0:
+                _refuse("allowed_token_ids", "none, or a negative id", "ids of tokens")
 
     def _resolve_aliases(self) -> None:
         """Turn the other ways of leaving a field out, or switching it off, into the usual one."""
@@ -230,8 +279,24 @@ class SamplingParams:
             and not self.has_penalties
             and not self.logit_bias
             and not self.min_tokens
+            and not self.has_rules
             and self.logprobs is None
         )
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether it asks for something besides filters that its usual draw does not do."""
+        return (
+            self.dry_multiplier > 0
+            or self.allowed_token_ids is not None
+            or bool(self.bad_words or self.logits_processors)
+        )
+
+    @property
+    def has_rare_filters(self) -> bool:
+        """Whether it filters besides by temperature, top_k, top_p and min_p."""
+        rare = self.typical_p < 1 or self.top_n_sigma > 0 or self.xtc_probability > 0
+        return rare and not self.is_greedy
 
     @property
     def has_penalties(self) -> bool:
@@ -280,6 +345,14 @@ RANGES = (
     ("presence_penalty", -2, 2),
     ("frequency_penalty", -2, 2),
     ("repeat_last_n", -1, 2**31 - 1),
+    ("typical_p", 0, 1),
+    ("top_n_sigma", -1, 1000),
+    ("xtc_probability", 0, 1),
+    ("xtc_threshold", 0, 1),
+    ("dry_multiplier", 0, 100),
+    ("dry_base", 1, 10),
+    ("dry_allowed_length", 0, 2**31 - 1),
+    ("dry_penalty_last_n", -1, 2**31 - 1),
     ("seed", -(2**63), 2**64 - 1),
     ("max_tokens", 0, 2**31 - 1),
     ("min_tokens", 0, 2**31 - 1),

@@ -12,6 +12,7 @@ from blazr.core.errors import ContextLengthError, EngineError, RequestError
 from blazr.engine.constraint import Constraint
 from blazr.engine.request import Request
 from blazr.llm.adapters import Adapters
+from blazr.llm.bad_words import containing, spellings
 from blazr.llm.bundle import ModelBundle, ModelInfo
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.infill import encode_infill
@@ -155,6 +156,8 @@ class TextEngine:
             priority=request.priority,
             cache_salt=salt if adapter is None else adapter.salt(salt),
             timeout_s=request.timeout_s,
+            dry_breakers=self._breakers(request),
+            bad_words=spellings(self.tokenizer, request.params.bad_words),
             adapter=None if adapter is None else adapter.adapter,
             constraint=self._constraint(request, reply_format, ids),
             anchors=anchors,
@@ -316,6 +319,13 @@ class TextEngine:
             inner=constraint,
             with_header=not calls_tool,
         )
+
+    def _breakers(self, request: GenerationRequest) -> frozenset[int]:
+        """Tokens that no repetition goes beyond."""
+        params = request.params
+        if params.dry_multiplier == 0:
+            return frozenset()
+        return containing(self.tokenizer, params.dry_sequence_breakers)
 
     def _all_stop_ids(self) -> frozenset[int]:
         """Every id that ends a reply of some kind; no grammar may take one for text."""

@@ -12,6 +12,7 @@ import msgspec
 
 from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import (
+    MAX_BAD_WORDS,
     MAX_STOP_CHARACTERS,
     MAX_STOP_STRINGS,
     SAMPLERS,
@@ -33,6 +34,7 @@ TEXT = {"type": "text"}  # the response format that holds a reply to nothing
 _Stop = Annotated[str, schema_hint(minLength=1, maxLength=MAX_STOP_CHARACTERS)]
 Stops = Annotated[list[_Stop], schema_hint(maxItems=MAX_STOP_STRINGS)]
 Stop = _Stop | Stops
+Texts = Annotated[list[_Stop], schema_hint(maxItems=MAX_BAD_WORDS)]
 MostTokens = Annotated[int, schema_hint(anyOf=[{"const": -1}, {"minimum": 1}])]  # of a prompt
 EmptyList = Annotated[list[str], schema_hint(maxItems=0)]  # where others have images
 _JSON_SCHEMA = {"anyOf": [{"type": ["object", "string"]}, {"const": True}]}
@@ -201,7 +203,9 @@ def name_as_sent(error: RequestError, body: object) -> None:
 
 
 # Fields that bodies have under the names of SamplingParams; the others differ in form.
-_SAME_NAMES = {each.name for each in fields(SamplingParams)} - {"grammar", "logprobs", "samplers"}
+_SAME_NAMES = {each.name for each in fields(SamplingParams)} - {
+    *("grammar", "logprobs", "logits_processors", "samplers"),
+}
 # Where llama.cpp, SGLang and older vLLM have a grammar.
 _GRAMMAR_FIELDS = (
     "json_schema",
@@ -228,6 +232,8 @@ def sampling_params(body: msgspec.Struct, **more: object) -> SamplingParams:
     values = {name: getattr(body, name, None) for name in _SAME_NAMES}
     if values["repetition_penalty"] is None:
         values["repetition_penalty"] = getattr(body, "repeat_penalty", None)
+    if values["typical_p"] is None:
+        values["typical_p"] = getattr(body, "typ_p", None)
     values["include_stop"] = getattr(body, "include_stop_str_in_output", None)
     values["grammar"] = one_grammar(body)
     values |= sampler_order(getattr(body, "samplers", None))
@@ -241,17 +247,29 @@ _NEUTRAL: Mapping[str, Mapping[str, object]] = {
     "top_p": {"top_p": 1.0},
     "min_p": {"min_p": 0.0},
 }
-# Samplers of llama.cpp that do nothing unless a field asks for them, and those fields are refused.
-_IDLE = frozenset({"dry", "top_n_sigma", "typ_p", "typical_p", "xtc", "adaptive_p"})
+# Samplers that come before these whatever the order, and what switches them off; the last one is
+# llama.cpp's alone, and does nothing unless a field asks for it, which is refused.
+_TYPICAL = {"typical_p": 1.0}
+_FIXED: Mapping[str, Mapping[str, object]] = {
+    "dry": {"dry_multiplier": 0.0},
+    "top_n_sigma": {"top_n_sigma": -1.0},
+    "typ_p": _TYPICAL,
+    "typical_p": _TYPICAL,
+    "xtc": {"xtc_probability": 0.0},
+    "adaptive_p": {},
+}
 _LETTERS = {
     "e": "penalties",
     "k": "top_k",
     "p": "top_p",
     "m": "min_p",
     "t": "temperature",
-    **dict.fromkeys("dsyx", "dry"),
+    "d": "dry",
+    "s": "top_n_sigma",
+    "y": "typ_p",
+    "x": "xtc",
 }
-_Sampler = Annotated[str, schema_hint(enum=[*SAMPLERS, *_LETTERS, *sorted(_IDLE)])]
+_Sampler = Annotated[str, schema_hint(enum=[*SAMPLERS, *_LETTERS, *_FIXED])]
 Samplers = list[_Sampler] | Annotated[str, schema_hint(pattern=f"^[{''.join(_LETTERS)}]*$")]
 
 
@@ -268,7 +286,7 @@ def sampler_order(given: list[str] | str | None) -> dict[str, object]:
         return {}
     is_word = isinstance(given, str)
     names = [_LETTERS.get(each, each) for each in given] if is_word else given
-    named = [name for name in names if name not in _IDLE]
+    named = [name for name in names if name not in _FIXED]
     wrong = [name for name in named if name not in SAMPLERS]
     if wrong or len(set(named)) < len(named):
         raise RequestError(
@@ -281,6 +299,9 @@ def sampler_order(given: list[str] | str | None) -> dict[str, object]:
     values: dict[str, object] = {"samplers": (*named, *missing)}
     for name in missing:
         values |= _NEUTRAL[name]
+    kept = {"typ_p", "typical_p"} if {"typ_p", "typical_p"} & {*names} else set()
+    for name in _FIXED.keys() - kept - {*names}:
+        values |= _FIXED[name]
     return values
 
 

@@ -87,3 +87,31 @@ def test_settings_are_told_as_they_are(loopback: Loopback) -> None:
     assert reply.json()["generation_settings"]["repeat_last_n"] == 5
     props = loopback.client.get("/props").json()["default_generation_settings"]
     assert props["params"]["repeat_last_n"] == 64
+
+
+@pytest.mark.parametrize(("path", "body"), [LLAMA, *OPENAI])
+def test_the_rare_ones_are_told(loopback: Loopback, path: str, body: dict) -> None:
+    values = {"typical_p": 0.5, "top_n_sigma": 2, "xtc_probability": 0.5, "xtc_threshold": 0.2}
+    dry = {"dry_multiplier": 0.8, "dry_base": 2, "dry_allowed_length": 3, "dry_penalty_last_n": 64}
+    params = told(loopback, path, **body, **values, **dry, dry_sequence_breakers=[".", "a"])
+    for name, value in (values | dry).items():
+        assert getattr(params, name) == value
+    assert params.dry_sequence_breakers == (".", "a")
+    assert loopback.engine.submitted[-1].dry_breakers
+    # a list of samplers that leaves them out switches them off
+    off = told(loopback, path, **body, **values, **dry, samplers=["top_k"])
+    assert (off.typical_p, off.top_n_sigma, off.xtc_probability) == (1, -1, 0)
+    assert off.dry_multiplier == 0
+    names = ["top_k", "xtc", "typ_p"]
+    some = told(loopback, path, **body, **values, **dry, samplers=names)
+    assert (some.typical_p, some.xtc_probability, some.dry_multiplier) == (0.5, 0.5, 0)
+
+
+@pytest.mark.parametrize(("path", "body"), OPENAI)
+def test_words_and_ids_that_may_come_are_told(loopback: Loopback, path: str, body: dict) -> None:
+    params = told(loopback, path, **body, bad_words=["ball"], allowed_token_ids=[5, 6])
+    assert params.allowed_token_ids == (5, 6)
+    assert loopback.engine.submitted[-1].bad_words
+    for name, value in (("bad_words", [""]), ("allowed_token_ids", []), ("typical_p", 3)):
+        reply = loopback.client.post(path, json={**body, name: value})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)

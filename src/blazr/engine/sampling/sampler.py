@@ -182,7 +182,8 @@ def _row_of(sequence: RunningSequence, device: torch.device) -> Row | None:
     """What the steps look at, or None for a row that no step concerns."""
     params = sequence.request.params
     touches_ids = bool(params.logit_bias) or sequence.num_output < params.min_tokens
-    if not params.has_penalties and not touches_ids and not params.samplers:
+    is_asked = touches_ids or params.samplers or params.has_rules or params.has_rare_filters
+    if not params.has_penalties and not is_asked:
         return None
     # the history is only made when somebody reads it
     length = len(sequence.tokens)
@@ -193,4 +194,16 @@ def _row_of(sequence: RunningSequence, device: torch.device) -> Row | None:
     ids = torch.tensor(sequence.tokens[start:].tolist(), dtype=torch.int64, device=device)
     split = max(sequence.num_prompt_left - start, 0)
     stops = (*sequence.request.stop_ids, *params.stop_token_ids)
-    return Row(params, ids[:split], ids[split:], sequence.num_output, stops)
+    request = sequence.request
+    return Row(
+        params=params,
+        prompt=ids[:split],
+        output=ids[split:],
+        num_output=sequence.num_output,
+        stop_ids=stops,
+        history=sequence.tokens,
+        # another than the draw's own
+        chance=uniform(sequence.seed ^ _MASK, sequence.num_prompt + sequence.num_output),
+        breakers=request.dry_breakers,
+        bad_words=request.bad_words,
+    )

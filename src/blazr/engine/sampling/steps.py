@@ -7,9 +7,10 @@ are steps only where a row wants them in another order.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,8 @@ from blazr.engine.sampling_params import SamplingParams
 
 LEAST_TEMPERATURE = 1e-30  # greedy as it is; scores divided by less could become infinite
 NEVER = float("-inf")
+_LONGEST_REPETITION = 50  # tokens that are compared: penalties of longer ones are beyond all scores
+_MOST_PLACES = 1000  # that are compared, the latest
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,10 @@ class Row:
         output: Token ids generated so far, (O,), int64, as far as they do.
         num_output: How many have been generated.
         stop_ids: Ids that would end the reply.
+        history: Prompt and reply, as far as they have not been forgotten.
+        chance: A random number in [0, 1) of this token's own.
+        breakers: Ids that no repetition goes beyond.
+        bad_words: Ids that may not come one after the other.
     """
 
     params: SamplingParams
@@ -36,6 +43,10 @@ class Row:
     output: Tensor
     num_output: int
     stop_ids: tuple[int, ...]
+    history: Sequence[int] = ()
+    chance: float = 0.0
+    breakers: frozenset[int] = frozenset()
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,28 @@ def bias_step(scores: Tensor, row: Row) -> Tensor:
     return scores
 
 
+@_step("", wanted=lambda row: row.params.allowed_token_ids is not None)
+def allowed_step(scores: Tensor, row: Row) -> Tensor:
+    """Rule out all but `allowed_token_ids`."""
+    allowed = row.params.allowed_token_ids or ()
+    places = [each for each in allowed if each < len(scores)]
+    ids = torch.tensor(places, dtype=torch.int64, device=scores.device)
+    return torch.full_like(scores, NEVER).index_copy(0, ids, scores[ids])
+
+
+@_step("", wanted=lambda row: bool(row.bad_words))
+def bad_words_step(scores: Tensor, row: Row) -> Tensor:
+    """Rule out the last id of a text that may not come where the others have come."""
+    history = row.history
+    banned = [
+        last
+        for *before, last in row.bad_words
+        if len(before) <= len(history) and [*history[len(history) - len(before) :]] == before
+    ]
+    ids = torch.tensor(banned, dtype=torch.int64, device=scores.device)
+    return scores.index_fill(0, ids, NEVER)
+
+
 @_step("", wanted=lambda row: bool(row.stop_ids) and row.num_output < row.params.min_tokens)
 def min_tokens_step(scores: Tensor, row: Row) -> Tensor:
     """Rule out the ids that would end the reply."""
@@ -114,6 +147,98 @@ def frequency_step(scores: Tensor, row: Row) -> Tensor:
     scores = scores.clone()
     scores[ids] -= row.params.frequency_penalty * counts
     return scores
+
+
+@_step("", wanted=lambda row: row.params.dry_multiplier > 0)
+def dry_step(scores: Tensor, row: Row) -> Tensor:
+    """Subtract from tokens that would go on with a repetition, the longer the more.
+
+    Source: p-e-w 2024, "DRY", github.com/oobabooga/text-generation-webui/pull/5677.
+    """
+    params = row.params
+    most = params.dry_penalty_last_n
+    history = row.history if most < 0 else row.history[max(len(row.history) - most, 0) :]
+    lengths = repetitions(history, row.breakers)
+    least = params.dry_allowed_length
+    found = {token: length for token, length in lengths.items() if length >= least}
+    if not found:
+        return scores
+    ids = torch.tensor(list(found), dtype=torch.int64, device=scores.device)
+    sizes = torch.tensor(list(found.values()), dtype=torch.float32, device=scores.device)
+    scores = scores.clone()
+    scores[ids] -= params.dry_multiplier * params.dry_base ** (sizes - least)
+    return scores
+
+
+def repetitions(history: Sequence[int], breakers: Set[int]) -> dict[int, int]:
+    """By token, how many of the last tokens stood before it where it stood before.
+
+    Args:
+        history: Tokens.
+        breakers: Ids that end what is compared.
+    """
+    tokens = np.array(history, np.int32)
+    found: dict[int, int] = {}
+    if len(tokens) < 2 or int(tokens[-1]) in breakers:
+        return found
+    end = len(tokens) - 1
+    for place in np.flatnonzero(tokens[:-1] == tokens[-1])[-_MOST_PLACES:].tolist():
+        length = 1
+        while (
+            length <= min(place, _LONGEST_REPETITION)
+            and tokens[place - length] == tokens[end - length]
+            and int(tokens[place - length]) not in breakers
+        ):
+            length += 1
+        following = int(tokens[place + 1])
+        if following not in breakers:
+            found[following] = max(found.get(following, 0), length)
+    return found
+
+
+@_step("", wanted=lambda row: bool(row.params.logits_processors))
+def processors_step(scores: Tensor, row: Row) -> Tensor:
+    """Call `logits_processors`."""
+    for process in row.params.logits_processors:
+        scores = process([*row.history[len(row.history) - row.num_output :]], scores.clone())
+    return scores
+
+
+@_step("", wanted=lambda row: row.params.top_n_sigma > 0 and not row.params.is_greedy)
+def top_n_sigma_step(scores: Tensor, row: Row) -> Tensor:
+    """Drop tokens whose logits are `top_n_sigma` standard deviations below the largest.
+
+    Source: Tang et al. 2024, arXiv:2411.07641.
+    """
+    spread = scores[scores > NEVER].double().std(correction=0)
+    return scores.masked_fill(scores < scores.max() - row.params.top_n_sigma * spread, NEVER)
+
+
+@_step("", wanted=lambda row: row.params.typical_p < 1 and not row.params.is_greedy)
+def typical_p_step(scores: Tensor, row: Row) -> Tensor:
+    """Keep the tokens of the most expected surprise whose probabilities sum to `typical_p`.
+
+    Source: Meister et al. 2022, arXiv:2202.00666.
+    """
+    logs = scores.double().log_softmax(-1)
+    chances = logs.exp()
+    expected = -(chances * logs.nan_to_num(neginf=0.0)).sum()
+    order = (-logs - expected).abs().argsort(stable=True)
+    sums = chances[order].cumsum(0)
+    kept = int(torch.searchsorted(sums, row.params.typical_p)) + 1
+    return scores.index_fill(0, order[kept:], NEVER)
+
+
+@_step("", wanted=lambda row: row.chance < row.params.xtc_probability and not row.params.is_greedy)
+def xtc_step(scores: Tensor, row: Row) -> Tensor:
+    """Leave out the tokens of at least `xtc_threshold`, all but the least likely of them.
+
+    Source: p-e-w 2024, "XTC", github.com/oobabooga/text-generation-webui/pull/6335.
+    """
+    chances = scores.double().softmax(-1)
+    order = chances.argsort(descending=True, stable=True)
+    count = int((chances >= row.params.xtc_threshold).sum())
+    return scores.index_fill(0, order[: max(count - 1, 0)], NEVER)
 
 
 @_step("temperature", wanted=_is_ordered)

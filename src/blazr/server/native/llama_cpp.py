@@ -22,6 +22,7 @@ from blazr.server.params import (
     Bias,
     Samplers,
     Stops,
+    Texts,
     finite,
     sampling_params,
 )
@@ -48,6 +49,16 @@ class LlamaCppBody(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repeat_last_n: int | None = None
+    typical_p: float | None = None
+    typ_p: float | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: Texts | None = None
     samplers: Samplers | None = None
     seed: int | None = None
     stop: Stops | None = None

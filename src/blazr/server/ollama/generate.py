@@ -51,6 +51,7 @@ class Options(msgspec.Struct, kw_only=True):
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    typical_p: float | None = None
     seed: int | None = None
     stop: Stop | None = None
     repeat_penalty: float | None = None

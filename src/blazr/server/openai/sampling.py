@@ -16,6 +16,7 @@ from blazr.server.params import (
     ResponseFormat,
     Samplers,
     Stop,
+    Texts,
     ToolFields,
     TruncatingBody,
     tool_choice,
@@ -89,6 +90,17 @@ class SamplingBody(TruncatingBody, kw_only=True):
     frequency_penalty: float | None = None
     repeat_penalty: float | None = None
     repeat_last_n: int | None = None
+    typical_p: float | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: Texts | None = None
+    bad_words: Texts | None = None
+    allowed_token_ids: list[int] | None = None
     samplers: Samplers | None = None
     seed: int | None = None
     max_tokens: int | None = None
