@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Never
 
@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _SEEN = 3  # steps of a size without drafts before it is recorded; sizes with drafts come again
 
+MOST_RECORDED = 256  # sizes: each takes about a megabyte
 # sequences that decode, tokens that are computed of them, whether any of them has an adapter
 Size = tuple[int, int, bool]
 
@@ -47,7 +48,9 @@ class Replays:
         self._arena = Arena()
         self._ropes: set[RopeConfig] = set()
         self._seen: Counter[Size] = Counter()
-        self._made: dict[Size, tuple[_Inputs, Replay]] = {}
+        self._made: OrderedDict[Size, tuple[_Inputs, Replay]] = (
+            OrderedDict()
+        )  # the latest used last
         self._is_possible = can_replay(model.device.type)
 
     def logits(self, plan: StepPlan, memory: CacheManager) -> Tensor | None:
@@ -67,6 +70,7 @@ class Replays:
             is_rare = self._seen[size] < _SEEN and size[0] == size[1]
             if is_rare or not self._record(size, memory.shape.max_blocks):
                 return None
+        self._made.move_to_end(size)
         inputs, replay = self._made[size]
         inputs.take(plan, memory)
         return replay(build_batch(plan, memory, self._model.device) if replay.num_python else None)
@@ -103,6 +107,8 @@ class Replays:
             logger.debug("steps cannot be recorded: each is computed")
         else:
             self._made[size] = inputs, replay
+            if len(self._made) > MOST_RECORDED:
+                self._made.popitem(last=False)
             logger.debug(
                 "recorded the step of %d sequences and %d tokens, %d parts of it in Python",
                 *size[:2],

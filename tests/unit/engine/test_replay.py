@@ -46,6 +46,15 @@ def test_replayed_steps_give_the_same_bits(mix):
         assert torch.equal(logits, scores)
 
 
+def test_of_many_sizes_the_latest_are_kept(monkeypatch):
+    monkeypatch.setattr("blazr.engine.replay.MOST_RECORDED", 2)
+    model = build_network(MIXES["hybrid"], seed=5)
+    got, replays = answers(model, replay=True)
+    assert got[0][0] == answers(model, replay=False)[0][0][0]
+    kept = [size for size in range(1, 5) if replays.num_python((size, size, False)) is not None]
+    assert kept == [1, 2]
+
+
 def test_steps_recorded_before_they_are_met_give_the_same_bits():
     model = build_network(MIXES["gqa and mlp"], seed=5)
     lab = Lab(model, replay=True)
