@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from blazr.llm.async_llm import AsyncLLM
 from blazr.llm.load import load_text_engine
 from blazr.llm.options import LoadOptions
+from blazr.server.config import ServerConfig
+from blazr.server.models import Models, ModelSource
 from tests.support.adapters import projections, save_adapter
-from tests.support.loopback import Loopback, serving
+from tests.support.loopback import Loopback, serving, serving_models
 from tests.support.references import save_reference
 
 pytest.importorskip("transformers")
@@ -119,3 +122,22 @@ def test_without_a_folder_none_are_read(shelf: Path) -> None:
         status, text = load(server, "a0")
     assert status == 400
     assert "--adapter-dir" in text
+
+
+def test_an_adapter_s_name_loads_its_model(shelf: Path) -> None:
+    adapter = f"first={shelf / 'adapters' / 'a0'}"
+
+    def source(name: str, adapters: tuple[str, ...]) -> ModelSource:
+        def open_it() -> AsyncLLM:
+            options = LoadOptions(str(shelf / "model"), adapter=adapter if adapters else None)
+            return AsyncLLM.of(load_text_engine(options))
+
+        return ModelSource(name=name, open=open_it, adapters=adapters)
+
+    models = Models([source("plain", ()), source("changed", ("first",))], ServerConfig())
+    with serving_models(models) as server:
+        found = tokens(server, model="first")
+        assert found == tokens(server, model="changed", adapter="first")
+        assert found != tokens(server, model="plain")
+        reply = server.client.post("/v1/completions", json=BODY | {"model": "second"})
+        assert reply.status_code == 404

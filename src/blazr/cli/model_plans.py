@@ -46,6 +46,13 @@ class ModelPlan:
         return AsyncLLM.of(replace(self.flags, warm_up=True).load(self.path))
 
     @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the adapters that are loaded with it."""
+        from blazr.llm.adapters import parse_adapters
+
+        return tuple(parse_adapters(self.flags.adapter))
+
+    @property
     def num_bytes(self) -> int:
         """The size of its weights on disk; 0 where that says nothing of their size in memory."""
         if self.flags.quantize is not None:

@@ -226,14 +226,21 @@ def _open_models(plans: Sequence[ModelPlan], config: ServerConfig) -> Models:
 
     if len(plans) > 1:
         sources = [
-            ModelSource(name=plan.name or plan.path, open=plan.open, num_bytes=plan.num_bytes)
+            ModelSource(
+                name=plan.name or plan.path,
+                open=plan.open,
+                adapters=plan.adapters,
+                num_bytes=plan.num_bytes,
+            )
             for plan in plans
         ]
         return Models(sources, config)
     (plan,) = plans
     llm = plan.open()
     name, *more = config.served_names or (plan.name or llm.core.info.name,)
-    source = ModelSource(name=name, open=plan.open, aliases=(*more, plan.path))
+    source = ModelSource(
+        name=name, open=plan.open, aliases=(*more, plan.path), adapters=plan.adapters
+    )
     models = Models([source], config)
     models.adopt(llm)
     return models

@@ -101,6 +101,7 @@ class ModelSource:
         name: What clients call it.
         open: Loads it; called on a worker thread, and again after it was unloaded.
         aliases: More names it answers to.
+        adapters: Names of the adapters that are loaded with it.
         num_bytes: Memory it is expected to take, before it was ever loaded.
         stays: It cannot be loaded again, and so is never unloaded.
     """
@@ -108,6 +109,7 @@ class ModelSource:
     name: str
     open: Callable[[], AsyncLLM]
     aliases: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
     num_bytes: int = 0
     stays: bool = False
 
@@ -168,6 +170,10 @@ class ModelSlot:
     def adapters(self) -> Mapping[str, NamedAdapter]:
         """Its adapters by name, while it is in memory."""
         return {} if self.service is None else self.service.llm.core.adapters
+
+    def has_adapter(self, name: str) -> bool:
+        """Whether it has an adapter of that name, or will have it once it is in memory."""
+        return name in (self.source.adapters if self.service is None else self.adapters)
 
     @property
     def bundle(self) -> ModelBundle | None:
@@ -272,7 +278,7 @@ class Models:
         if not name:
             return self.slots[0]
         slot = self._by_name.get(name) or self._by_name.get(name.removesuffix(":latest"))
-        slot = slot or next((each for each in self.slots if name in each.adapters), None)
+        slot = slot or next((each for each in self.slots if each.has_adapter(name)), None)
         if slot is None and self.state.config.accept_any_model:
             return self.slots[0]
         if slot is None:
@@ -288,7 +294,7 @@ class Models:
 
     def has(self, name: str) -> bool:
         """Whether a model or an adapter has that name."""
-        return name in self._by_name or any(name in each.adapters for each in self.slots)
+        return name in self._by_name or any(each.has_adapter(name) for each in self.slots)
 
     @asynccontextmanager
     async def using(self, name: str | None) -> AsyncIterator[Service]:
