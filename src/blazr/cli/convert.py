@@ -22,6 +22,10 @@ def convert(
             help="Type of the tensors that are not quantized: auto, float32, bfloat16 or float16."
         ),
     ] = "auto",
+    merge_adapter: Annotated[
+        Path | None,
+        typer.Option(help="Directory of an adapter (LoRA) in PEFT's format to add to the weights."),
+    ] = None,
     as_json: options.Json = False,
     verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
 ) -> None:
@@ -36,7 +40,13 @@ def convert(
 
     with own_networks_only("blazr convert"), options.progress_bar("converting") as progress:
         made = run(
-            model, out, quantize=quantize, dtype=dtype, text=gguf_vocabulary, progress=progress
+            model,
+            out,
+            quantize=quantize,
+            dtype=dtype,
+            merge_adapter=merge_adapter,
+            text=gguf_vocabulary,
+            progress=progress,
         )
     if as_json:
         report = {

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from blazr.core.errors import CapacityError, CheckpointError
-from blazr.models.adapters.file import AdapterFile, LowRankChange, WholeChange
+from blazr.models.adapters.file import AdapterFile, LowRankChange, WholeChange, spellings
 from blazr.models.causal_lm import CausalLM, Embedding
 from blazr.models.families.rules import AsStored, Placement, Rows, RuleBook, Transpose
 from blazr.nn.layers.linear import Linear
@@ -19,7 +19,6 @@ from blazr.nn.quant.weight import Weight
 
 _LISTED = 4  # names in a message
 # The router decides in float32; latent attention reads the others as tensors at every step.
-_BODIES = ("model", "backbone", "transformer")  # what names of tensors begin with
 _READ_AS_TENSORS = ("router", "k_up_proj", "v_up_proj")
 
 
@@ -55,7 +54,7 @@ def plan_adapter(adapter: AdapterFile, module: CausalLM, rules: RuleBook) -> dic
 
 def _is_the_model_s(change: WholeChange, module: CausalLM, rules: RuleBook) -> bool:
     """Whether a whole tensor is what the model has anyway."""
-    for name in _spellings(change.name):
+    for name in spellings(change.name):
         for placement in rules.placements(name)[:1]:
             part = _module_of(module, placement.parameter)
             weight = None if part is None else part.weight
@@ -70,7 +69,7 @@ def _factors_of(
     adapter: AdapterFile, change: LowRankChange, module: CausalLM, rules: RuleBook
 ) -> list[tuple[str, LoraFactors]]:
     """By module, what one change of a tensor amounts to."""
-    names = [each for name in change.names for each in _spellings(name)]
+    names = [each for name in change.names for each in spellings(name)]
     tensor, placements = next(
         ((name, found) for name in names if (found := rules.placements(name))), ("", ())
     )
@@ -110,16 +109,6 @@ def _factors_of(
         )
         for part, placement, own in zip(parts, placements, rows, strict=True)
     ]
-
-
-def _spellings(name: str) -> Iterator[str]:
-    """What a tensor may be called in the checkpoint: some libraries rename models as they load."""
-    yield name
-    head, _, rest = name.partition(".")
-    if head in _BODIES:
-        for other in _BODIES:
-            yield f"{other}.{rest}"
-        yield rest
 
 
 def _unsupported(path: Path, change: LowRankChange) -> CheckpointError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import CheckpointError
+
+_BODIES = ("model", "backbone", "transformer")  # what names of tensors begin with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,16 @@ class AdapterFile:
     low_rank: tuple[LowRankChange, ...]
     whole: tuple[WholeChange, ...] = ()
     nbytes: int = field(default=0)
+
+
+def spellings(name: str) -> Iterator[str]:
+    """What a tensor may be called in the checkpoint: some libraries rename models as they load."""
+    yield name
+    head, _, rest = name.partition(".")
+    if head in _BODIES:
+        for other in _BODIES:
+            yield f"{other}.{rest}"
+        yield rest
 
 
 def check_finite(path: Path, name: str, numbers: Tensor) -> Tensor:

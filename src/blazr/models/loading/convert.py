@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from blazr.core.errors import CapacityError, ConfigError
 from blazr.core.gguf_header import Value
+from blazr.models.adapters.merge import StoredChange, plan_merge
+from blazr.models.adapters.peft import read_peft
 from blazr.models.checkpoint.base import (
     ELEMENT_TYPES,
     Checkpoint,
@@ -76,6 +79,7 @@ class _Job:
     dtype: torch.dtype
     name: str | None = None  # of a quantization, with its quantizer
     quantizer: Quantizer | None = None
+    change: StoredChange | None = None  # by an adapter
 
     @property
     def group(self) -> int:
@@ -109,6 +113,7 @@ def convert(
     quantize: str | None = None,
     dtype: str = "auto",
     revision: str | None = None,
+    merge_adapter: Path | None = None,
     text: Text | None = None,
     progress: Progress | None = None,
 ) -> Converted:
@@ -122,20 +127,29 @@ def convert(
         dtype: Of plain tensors; ``"auto"`` keeps what they are stored in, and for quantized
             matrices takes that of the tensors beside them.
         revision: Branch, tag or commit of a Hub id.
+        merge_adapter: The directory of an adapter (LoRA) to add to the weights; None adds none.
         text: What a GGUF file says of the vocabulary, from a model's directory and the rows of its
             embedding; None for nothing.
         progress: Told the bytes done so far, and all of them; before the first, too.
 
     Raises:
-        CheckpointError: There is no such model, or its files are not sound.
-        ConfigError: GGUF cannot hold the model, the directory is in use, or the quantization
-            cannot be written.
+        CheckpointError: There is no such model, or its files are not sound; or the adapter is of
+            another.
+        ConfigError: GGUF cannot hold the model, the directory is in use, the quantization cannot be
+            written, or an adapter cannot be merged on the way.
         UnknownNameError: There is no such dtype or quantization.
         CapacityError: The disk is too full.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is in use.", expected="a new or empty directory, or a new .gguf")
     planned = plan_model(model, revision=revision)
+    if merge_adapter is not None and (out.suffix == ".gguf" or planned.checkpoint.metadata):
+        raise ConfigError(
+            "adapters are merged into safetensors alone.",
+            found="a GGUF file",
+            expected="a checkpoint of safetensors, and a directory to write",
+            hint="merge it into a directory first, and convert that to GGUF",
+        )
     if out.suffix == ".gguf":
         plan = plan_gguf(planned, parse_policy(quantize), dtype)
         about: Mapping[str, Value] = {}
@@ -153,7 +167,7 @@ def convert(
             "a GGUF file cannot become safetensors.",
             hint="its blocks load as they are; name a file that ends in .gguf to pack it again",
         )
-    jobs = _jobs(planned, quantize, dtype)
+    jobs = _merged(_jobs(planned, quantize, dtype), planned, merge_adapter)
     entries = dict(entry for job in jobs for entry in job.entries())
     nbytes = sum(entry.nbytes for entry in entries.values())
     _check_disk(out, nbytes)
@@ -209,6 +223,18 @@ def _jobs(planned: PlannedModel, quantize: str | None, dtype: str) -> list[_Job]
     return list(jobs.values())
 
 
+def _merged(jobs: list[_Job], planned: PlannedModel, path: Path | None) -> list[_Job]:
+    """The same with an adapter's changes, if there is one."""
+    if path is None:
+        return jobs
+    is_tied = planned.derivation.config.tie_word_embeddings
+    changes = plan_merge(read_peft(path), planned.checkpoint, is_tied=is_tied)
+    unread = sorted(changes.keys() - {job.info.name for job in jobs})
+    if unread:
+        raise ConfigError(f"{path}: it changes what the model does not use.", found=unread[0][:100])
+    return [replace(job, change=changes.get(job.info.name)) for job in jobs]
+
+
 def _check_disk(out: Path, nbytes: int) -> None:
     there = next(each for each in (out, *out.absolute().parents) if each.exists())
     free = shutil.disk_usage(there).free
@@ -231,8 +257,8 @@ def _write(
         nbytes = job.info.nbytes
         report(done, total)
         if job.quantizer is None:
-            is_whole = not isinstance(job.info, QuantizedInfo)
-            tiles = (tile for _, tile in tiles_of(job.info, checkpoint))
+            is_whole = not isinstance(job.info, QuantizedInfo) and job.change is None
+            tiles = (tile for _, tile in _tiles(job, checkpoint))
             for tensor in (checkpoint.view(job.info),) if is_whole else tiles:
                 writer.write(name, tensor.to(job.dtype))
         else:
@@ -240,7 +266,7 @@ def _write(
             bits = _BITS[job.quantizer.kind.name]
             packed = torch.empty((rows, -(-columns * bits // WORD)), dtype=torch.int32)
             scales = torch.empty((rows, columns // job.group), dtype=torch.float16)
-            for part, numbers in tiles_of(job.info, checkpoint):
+            for part, numbers in _tiles(job, checkpoint):
                 codes, each = take_blocks(job.quantizer.kind, job.quantizer(numbers))
                 packed[part] = pack(codes, bits)
                 scales[part] = each[:, :: job.group // job.quantizer.kind.length]
@@ -253,6 +279,12 @@ def _write(
         checkpoint.drop(job.info)
         done += nbytes
     report(done, total)
+
+
+def _tiles(job: _Job, checkpoint: Checkpoint) -> Iterator[tuple[slice, Tensor]]:
+    """The rows of a tensor as plain numbers, some at a time, with what an adapter changes."""
+    for rows, numbers in tiles_of(job.info, checkpoint):
+        yield rows, numbers if job.change is None else job.change.apply(rows, numbers)
 
 
 def _write_config(out: Path, checkpoint: Checkpoint, jobs: list[_Job]) -> None:

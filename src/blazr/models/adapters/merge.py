@@ -1,0 +1,134 @@
+"""An adapter merged into the tensors of its base model, as they are stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from blazr.core.errors import CheckpointError
+from blazr.models.adapters.file import AdapterFile, LowRankChange, WholeChange, spellings
+from blazr.models.checkpoint.base import Checkpoint, TensorInfo
+
+_EMBEDDING = ("embed_tokens.weight", "embeddings.weight", "wte.weight", "word_embeddings.weight")
+_HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChange:
+    """What becomes of a stored matrix: rows of ``left @ right`` are added, or it is replaced.
+
+    Args:
+        left: (out, r), float32, scaled; of a replacement the other matrix.
+        right: (r, in), float32; None for a replacement.
+        lengths: (out,), float32, which the rows of the sum get (DoRA); None leaves theirs.
+    """
+
+    left: Tensor
+    right: Tensor | None
+    lengths: Tensor | None = None
+
+    def apply(self, rows: slice, numbers: Tensor) -> Tensor:
+        """Change some rows of the matrix, given as plain numbers; the sum is in float32.
+
+        Source: Hu et al. 2021, arXiv:2106.09685; Liu et al. 2024, arXiv:2402.09353.
+        """
+        if self.right is None:
+            return self.left[rows]
+        merged = numbers.float() + self.left[rows] @ self.right
+        if self.lengths is not None:
+            merged *= (self.lengths[rows] / merged.norm(dim=1))[:, None]
+        return merged
+
+
+def plan_merge(
+    adapter: AdapterFile, checkpoint: Checkpoint, *, is_tied: bool
+) -> dict[str, StoredChange]:
+    """What an adapter changes in a checkpoint, by the names of its tensors.
+
+    Args:
+        adapter: What its files say.
+        checkpoint: The base model.
+        is_tied: Whether the head is the embedding.
+
+    Raises:
+        CheckpointError: The adapter is of another model, or changes what merging cannot change.
+    """
+    found: dict[str, StoredChange] = {}
+    for replaced in adapter.whole:
+        name = replaced.name
+        if is_tied and name.endswith(_HEAD) and name not in checkpoint.tensors:
+            _check_same_head(adapter, replaced, checkpoint)
+            continue
+        info = _info_of(adapter, (name,), checkpoint)
+        _check_shape(adapter, info, tuple(replaced.numbers.shape))
+        found[info.name] = StoredChange(replaced.numbers.float(), None)
+    for change in adapter.low_rank:
+        info = _info_of(adapter, change.names, checkpoint)
+        if info.name.endswith(_EMBEDDING) and is_tied:
+            raise CheckpointError(
+                f"{adapter.path}: the change of {info.name[:100]} cannot be merged.",
+                found="an embedding that is the head, too",
+                expected="an adapter of projections, or a model with a head of its own",
+                hint="serve it with --adapter, which changes the embedding alone",
+            )
+        found[info.name] = _stored(adapter, change, info, found.get(info.name))
+    return found
+
+
+def _info_of(adapter: AdapterFile, names: tuple[str, ...], checkpoint: Checkpoint) -> TensorInfo:
+    every = [each for name in names for each in spellings(name)]
+    info = next((checkpoint.tensors[each] for each in every if each in checkpoint.tensors), None)
+    if info is None:
+        raise CheckpointError(
+            f"{adapter.path}: the model has no matrix {names[0][:100]!r}.",
+            found=f"an adapter of {adapter.base or 'a model that it does not name'}",
+            expected="an adapter of this model, with its tensors' names",
+        )
+    return info
+
+
+def _check_shape(adapter: AdapterFile, info: TensorInfo, shape: tuple[int, ...]) -> None:
+    if shape != info.shape:
+        raise CheckpointError(
+            f"{adapter.path}: the change of {info.name[:100]} is not of this model.",
+            found=f"{list(shape)}",
+            expected=f"{list(info.shape)}, the size of the tensor",
+        )
+
+
+def _check_same_head(adapter: AdapterFile, head: WholeChange, checkpoint: Checkpoint) -> None:
+    """PEFT saves a head along with an embedding that has changes, also where both are one."""
+    names = [each for each in checkpoint.tensors if each.endswith(_EMBEDDING)]
+    others = [each.numbers for each in adapter.whole if each.name.endswith(_EMBEDDING)]
+    others += [checkpoint.read(name) for name in names[:1]]
+    if not others or not torch.equal(others[0].float(), head.numbers.float()):
+        raise CheckpointError(
+            f"{adapter.path}: its head cannot be merged.",
+            found=f"{head.name[:100]} of its own",
+            expected="the embedding, which is the head of this model",
+        )
+
+
+def _stored(
+    adapter: AdapterFile, change: LowRankChange, info: TensorInfo, before: StoredChange | None
+) -> StoredChange:
+    """A change of low rank, of the tensor as it is stored, or of the one that took its place."""
+    left, right = change.b.float() * change.scale, change.a.float()
+    is_flipped = change.is_embedding or change.is_transposed
+    if is_flipped:
+        left, right = right.T, left.T
+    _check_shape(adapter, info, (left.shape[0], right.shape[1]))
+    lengths = None if change.magnitude is None else change.magnitude.float().flatten()
+    if lengths is not None and (is_flipped or len(lengths) != len(left)):
+        raise CheckpointError(
+            f"{adapter.path}: the magnitudes of {info.name[:100]} are not supported.",
+            found=f"{len(lengths)} numbers",
+            expected="one for each row of a projection",
+        )
+    added = StoredChange(left, right, lengths)
+    if before is None:
+        return added
+    # PEFT saves a wrapped embedding as it was, beside its change
+    return StoredChange(added.apply(slice(None), before.left), None)

@@ -1,0 +1,100 @@
+"""Merging an adapter gives what it gives beside the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from blazr.core.errors import CheckpointError, ConfigError
+from blazr.models.loading.convert import convert
+from blazr.models.loading.load import load
+from blazr.nn.device import resolve_device
+from tests.support.adapters import projections, save_adapter
+from tests.support.references import save_reference
+
+pytest.importorskip("transformers")
+HEAD = "base_model.model.lm_head.modules_to_save.weight"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"use_rslora": True}, {"use_dora": True}, {"rank_pattern": {"q_proj": 3}}],
+    ids=["LoRA", "rsLoRA", "DoRA", "ranks"],
+)
+def test_merged_weights(config: dict[str, object], tmp_path: Path) -> None:
+    model = save_reference("llama", tmp_path / "model")
+    names = [*projections(model)] + ([] if config.get("use_dora") else ["model.embed_tokens"])
+    merged = save_adapter(tmp_path / "adapter", model, names, config=config)
+    made = convert(str(tmp_path / "model"), tmp_path / "out", merge_adapter=tmp_path / "adapter")
+    found = load_file(made.path / "model.safetensors")
+    for name, expected in merged.named_parameters():
+        torch.testing.assert_close(found[name], expected.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_merging_comes_before_quantizing(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+    model = save_reference("llama", tmp_path / "model", changes=sizes)
+    merged = save_adapter(tmp_path / "adapter", model, [*projections(model)])
+    merged.save_pretrained(tmp_path / "merged")
+    first = convert(
+        str(tmp_path / "model"),
+        tmp_path / "first",
+        quantize="q8_0",
+        merge_adapter=tmp_path / "adapter",
+    )
+    second = convert(str(tmp_path / "merged"), tmp_path / "second", quantize="q8_0")
+    one, other = (
+        load(
+            str(each.path), device=resolve_device("cpu"), dtype="float32"
+        ).module.forward_sequences(torch.arange(8)[None])
+        for each in (first, second)
+    )
+    torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2 * float(other.abs().max()))
+    assert first.num_quantized == second.num_quantized > 0
+
+
+def test_whole_tensors_take_the_place_of_the_model_s(tmp_path: Path) -> None:
+    model = save_reference("llama", tmp_path / "model")
+    other = torch.randn(model.lm_head.weight.shape)
+
+    def add_head(tensors: dict[str, Tensor]) -> None:
+        tensors[HEAD] = other
+
+    save_adapter(tmp_path / "adapter", model, ["model.layers.0.mlp.up_proj"], tensors=add_head)
+    made = convert(str(tmp_path / "model"), tmp_path / "out", merge_adapter=tmp_path / "adapter")
+    assert torch.equal(load_file(made.path / "model.safetensors")["lm_head.weight"], other)
+
+
+def _with_a_head(model: nn.Module) -> Callable[[dict[str, Tensor]], None]:
+    def add_head(tensors: dict[str, Tensor]) -> None:
+        tensors[HEAD] = torch.ones(model.model.embed_tokens.weight.shape)
+
+    return add_head
+
+
+def test_what_cannot_be_merged_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    tied = save_reference("llama", tmp_path / "model", changes={"tie_word_embeddings": True})
+    wide = save_reference("llama", tmp_path / "wide", changes={"intermediate_size": 56})
+    save_adapter(tmp_path / "embedding", tied, ["model.embed_tokens"])
+    save_adapter(
+        tmp_path / "head", tied, [*projections(tied, "q_proj")], tensors=_with_a_head(tied)
+    )
+    save_adapter(tmp_path / "other", wide, [*projections(wide, "mlp")])
+    for name, words in (
+        ("embedding", "cannot be merged"),
+        ("head", "head cannot be merged"),
+        ("other", "not of this model"),
+        ("nothing", "is no adapter"),
+    ):
+        with pytest.raises(CheckpointError, match=words):
+            convert(str(tmp_path / "model"), tmp_path / "out", merge_adapter=tmp_path / name)
+        assert not (tmp_path / "out").exists()
+    with pytest.raises(ConfigError, match="safetensors alone"):
+        convert(
+            str(tmp_path / "model"), tmp_path / "out.gguf", merge_adapter=tmp_path / "embedding"
+        )
