@@ -37,7 +37,7 @@ EXTENSIBLE = {
     "server/openai": (
         "ROUTES",
         lambda row: row.handler.__module__,
-        {"labels", "replies", "sampling"},
+        {"labels", "shared"},
     ),
     "server/openai/responses": (
         "ROUTES",

@@ -30,10 +30,9 @@ from starlette.types import Receive, Scope, Send
 from blazr.core.errors import RequestError
 from blazr.server.config import ServerConfig
 from blazr.server.errors import ErrorShape, HttpError, clean, openai_error
-from blazr.server.models import Models, Service
+from blazr.server.models import Models, ServerState, Service
 from blazr.server.params import name_as_sent, refuse_foreign
 from blazr.server.sse import DATA, Framing, Stream
-from blazr.server.state import ServerState
 
 MAX_JSON_DEPTH = 64
 

@@ -23,7 +23,7 @@ from blazr.server.config import (
     ServerConfig,
 )
 from blazr.server.errors import ErrorShape, HttpError, clean
-from blazr.server.state import ServerState
+from blazr.server.models import ServerState
 from blazr.server.tracing import Tracer
 
 _log = logging.getLogger(__name__)

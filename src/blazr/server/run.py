@@ -16,8 +16,8 @@ from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Fold, Usage, total_usage
 from blazr.server.endpoint import Call, Reply
 from blazr.server.errors import HttpError, openai_error
+from blazr.server.models import PrefixReport
 from blazr.server.sse import SendTimeout, Stream
-from blazr.server.state import PrefixReport
 from blazr.text.events import Event, Finished, PromptDone, TextDelta
 
 _log = logging.getLogger(__name__)

@@ -9,9 +9,8 @@ import pytest
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.llm import LLM
-from blazr.llm.reply_cache import ReplyTokenCache
 from blazr.llm.results import fold
-from blazr.llm.text_engine import TextEngine
+from blazr.llm.text_engine import ReplyTokenCache, TextEngine
 from blazr.text.messages import Message
 from tests.support.scripted import scripted_core
 

@@ -15,7 +15,7 @@ from blazr.core.errors import EngineError, RequestError
 from blazr.llm.protocol import EngineProtocol
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
-from blazr.server.state import ProfileRecording
+from blazr.server.models import ProfileRecording
 
 if TYPE_CHECKING:
     from blazr.engine.profile import Profile

@@ -12,8 +12,8 @@ from starlette.types import Send
 
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
+from blazr.server.models import ModelState
 from blazr.server.sse import SendTimeout, Stream
-from blazr.server.state import ModelState
 
 
 class RouterBody(msgspec.Struct, kw_only=True):

@@ -11,8 +11,8 @@ from starlette.responses import PlainTextResponse
 
 import blazr
 from blazr.server.endpoint import Call
+from blazr.server.models import ModelState
 from blazr.server.schema import Schema
-from blazr.server.state import ModelState
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 

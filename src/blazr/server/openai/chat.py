@@ -12,19 +12,17 @@ from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest, Truncation
 from blazr.llm.results import Completion, Usage
 from blazr.server.endpoint import Call, Reply
-from blazr.server.openai.replies import (
+from blazr.server.openai.shared import (
     ChoicesRenderer,
     Envelope,
-    TokenLogprob,
-    UsageReply,
-    token_logprobs,
-    usage_reply,
-)
-from blazr.server.openai.sampling import (
     SamplingBody,
+    TokenLogprob,
     ToolChoice,
     ToolMode,
+    UsageReply,
+    token_logprobs,
     tool_fields,
+    usage_reply,
 )
 from blazr.server.params import (
     ChatMessage,

@@ -14,14 +14,14 @@ from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Usage
 from blazr.server.endpoint import Call, Reply
-from blazr.server.openai.replies import (
+from blazr.server.openai.shared import (
     ChoicesRenderer,
     Envelope,
+    SamplingBody,
     UsageReply,
     distinct_tops,
     usage_reply,
 )
-from blazr.server.openai.sampling import SamplingBody
 from blazr.server.params import Prompts, check_num_replies, finite, sampling_params, to_prompts
 from blazr.server.run import reply
 from blazr.server.schema import Example, schema_hint

@@ -9,8 +9,8 @@ import msgspec
 
 from blazr.server.endpoint import Call
 from blazr.server.openai.labels import LabelQuestion, label_probabilities
-from blazr.server.openai.replies import ItemUsage, item_usage
 from blazr.server.openai.responses.items import Item, ItemPart, text_of, to_messages
+from blazr.server.openai.shared import ItemUsage, item_usage
 from blazr.server.schema import Example, schema_hint
 from blazr.text.messages import Message
 

@@ -10,7 +10,7 @@ import msgspec
 from blazr.core.errors import RequestError
 from blazr.llm.vectors import unit_vectors
 from blazr.server.endpoint import Call
-from blazr.server.openai.replies import EmbeddingUsage
+from blazr.server.openai.shared import EmbeddingUsage
 from blazr.server.params import Prompts, TruncatingBody, to_prompts
 from blazr.server.schema import Example, schema_hint
 from blazr.server.vectors import MAX_INPUTS, embed_inputs

@@ -9,8 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from blazr.llm.adapters import NamedAdapter
 from blazr.server.endpoint import Call
-from blazr.server.models import ModelSlot
-from blazr.server.state import ModelState
+from blazr.server.models import ModelSlot, ModelState
 
 
 class ModelStatus(msgspec.Struct):

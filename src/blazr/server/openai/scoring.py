@@ -13,7 +13,7 @@ from blazr.llm.results import Usage
 from blazr.llm.vectors import distinct, pairs_of, score_pairs, unit_vectors
 from blazr.server.endpoint import Call
 from blazr.server.openai.labels import LabelQuestion, label_probabilities
-from blazr.server.openai.replies import CachedTokens, EmbeddingUsage
+from blazr.server.openai.shared import CachedTokens, EmbeddingUsage
 from blazr.server.params import TruncatingBody, unix_time
 from blazr.server.schema import Example, schema_hint
 from blazr.server.vectors import MAX_INPUTS, embed_inputs

@@ -27,7 +27,7 @@ from blazr.server.openai.responses.rendering import (
 )
 from blazr.server.openai.responses.replay import EventLog, Replay
 from blazr.server.openai.responses.tools import GivenTool, ToolSet, read_tools
-from blazr.server.openai.sampling import ToolChoice, ToolMode, tool_fields
+from blazr.server.openai.shared import ToolChoice, ToolMode, tool_fields
 from blazr.server.params import (
     TEXT,
     InputTokens,

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from blazr.llm.results import Completion, Usage
 from blazr.server.errors import HttpError
-from blazr.server.openai.replies import ItemUsage, TokenLogprob, item_usage, token_logprobs
 from blazr.server.openai.responses.items import InputItem, ItemStatus, pack_text
+from blazr.server.openai.shared import ItemUsage, TokenLogprob, item_usage, token_logprobs
 from blazr.server.params import unix_time
 from blazr.server.parts import PartsRenderer, ReplyPart
 from blazr.server.schema import OneOf
