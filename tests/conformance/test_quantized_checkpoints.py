@@ -21,8 +21,7 @@ from blazr.models.loading.plan import choose_storage, dequantize_if_room, plan_m
 from blazr.nn.device import resolve_device
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.quant.exact import ShiftedWeight
-from blazr.nn.quant.packed import PackedWeight, pack_weight
-from blazr.nn.quant.policy import QuantizePolicy
+from blazr.nn.quant.packed import PackedWeight, QuantizePolicy, pack_weight
 from blazr.nn.quant.weight import GgufWeight, StoredWeight, Weight
 from tests.support import tiny
 from tests.support.closeness import assert_as_right, assert_greedy, sensitivity

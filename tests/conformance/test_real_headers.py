@@ -19,7 +19,7 @@ from blazr.models.families.gguf.as_file import architecture_of, metadata_of
 from blazr.models.families.gguf.family import as_gguf, tensor_names, unused_beginnings
 from blazr.models.loading.plan import LoadPlan, detect_family, plan_load
 from blazr.nn.layers.attention import AttentionConfig
-from blazr.nn.layers.decoder_layer import LayerConfig
+from blazr.nn.layers.base import LayerConfig
 from tests.support import headers
 from tests.support.references import is_vision, known_to_transformers
 

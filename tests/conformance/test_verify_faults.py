@@ -31,13 +31,12 @@ from blazr.models.loading import plan as planning
 from blazr.nn.device import resolve_device
 from blazr.nn.layers import gated_delta, mamba1, mamba2, mamba3
 from blazr.nn.layers.attention import AttentionConfig
-from blazr.nn.layers.decoder_layer import LayerConfig
+from blazr.nn.layers.base import LayerConfig, NormConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mla import DeepseekMlaConfig, MlaConfig
 from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.moe import MoeConfig
-from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.quant.gguf import legacy
 from tests.support import ggufs, tiny

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from blazr.nn.operands.packing import TILE
 from blazr.nn.quant import QUANTIZERS
 from blazr.nn.quant.gguf import GGML_TYPES
-from blazr.nn.quant.gguf.block_type import TILE
 from blazr.nn.quant.weight import GgufWeight
 
 PACKED = [name for name in GGML_TYPES if GGML_TYPES[name].is_packed]

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from blazr.models.causal_lm import CausalLM, Embedding, ModelConfig
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.layers.attention import AttentionConfig
-from blazr.nn.layers.decoder_layer import LayerConfig
+from blazr.nn.layers.base import LayerConfig, NormConfig
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.moe import Experts, MoeConfig
-from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.operands.packing import PACKINGS
 from blazr.nn.quant.packed import PackedWeight

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from blazr.nn.layers.attention import AttentionConfig
-from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
+from blazr.nn.layers.base import FeedForwardConfig, MixerConfig, NormConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
@@ -14,7 +14,6 @@ from blazr.nn.layers.mamba3 import Mamba3Config
 from blazr.nn.layers.mla import DeepseekMlaConfig, MlaConfig
 from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.moe import MoeConfig
-from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.parallel import ParallelMixerConfig, ParallelPart
 from blazr.nn.layers.rope import RopeConfig, RopeScaling
 from blazr.nn.layers.shared_block import BlockConfig, SharedBlockConfig

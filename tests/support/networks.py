@@ -23,8 +23,7 @@ from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import Scheduler, StepPlan
 from blazr.engine.speculation.speculator import Speculator
 from blazr.models.causal_lm import CausalLM, ModelConfig
-from blazr.nn.layers.decoder_layer import LayerConfig
-from blazr.nn.layers.norm import NormConfig
+from blazr.nn.layers.base import LayerConfig, NormConfig
 from blazr.nn.layers.parallel import ParallelMixerConfig
 from blazr.nn.layers.shared_block import SharedBlockConfig
 from blazr.nn.operands.step import GRID

@@ -12,13 +12,11 @@ from torch import Tensor, nn
 
 from blazr.models.causal_lm import CausalLM, ModelConfig
 from blazr.nn.layers.attention import AttentionConfig
-from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
-from blazr.nn.layers.decoder_layer import LayerConfig
+from blazr.nn.layers.base import FeedForwardConfig, LayerConfig, MixerConfig, NormConfig
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mla import MlaConfig
 from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.moe import MoeConfig
-from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import RopeConfig
 
 HIDDEN, HEADS, KV_HEADS, VOCAB = 192, 6, 2, 2048

@@ -32,7 +32,7 @@ from torch import Tensor
 from blazr.models.causal_lm import CausalLM
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
-from blazr.nn.layers.decoder_layer import DecoderLayer
+from blazr.nn.layers.base import DecoderLayer
 from blazr.nn.layers.moe import Moe
 
 IGNORED = -1  # the label of a token that nobody has to foresee

@@ -20,7 +20,7 @@ from blazr.bench.reference.refusal import NoReferenceError
 from blazr.models.causal_lm import CausalLM
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.loading.describe import layer_type_of
-from blazr.nn.layers.decoder_layer import DecoderLayer
+from blazr.nn.layers.base import DecoderLayer
 from blazr.nn.quant.weight import Weight
 
 # Of what float32 loses in the reference itself: norms and softmax are made in float32.

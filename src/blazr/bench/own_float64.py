@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from blazr.models.causal_lm import CausalLM, Embedding
-from blazr.nn.layers.decoder_layer import DecoderLayer
+from blazr.nn.layers.base import DecoderLayer
 from blazr.nn.layers.linear import Linear, multiply
 from blazr.nn.layers.shared_block import SharedBlockMixer
 from blazr.nn.quant.packed import PackedWeight

@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING
 
 from blazr.models.causal_lm import ModelConfig
 from blazr.nn.layers.attention import AttentionConfig
-from blazr.nn.layers.base import FeedForwardConfig
-from blazr.nn.layers.decoder_layer import LayerConfig
+from blazr.nn.layers.base import FeedForwardConfig, LayerConfig, NormConfig
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mla import MlaConfig
 from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.moe import MoeConfig
-from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import RopeConfig, RopeScaling
 
 if TYPE_CHECKING:

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from blazr.nn.layers.base import DecoderLayer, LayerConfig, NormConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
-from blazr.nn.layers.decoder_layer import DecoderLayer, LayerConfig
 from blazr.nn.layers.linear import Linear, Matrix, multiply
 from blazr.nn.layers.lora import Lora, StepAdapters
-from blazr.nn.layers.norm import NormConfig
 from blazr.nn.operands.step import StepTable
 from blazr.nn.ops.pointwise import embedding, scale, widen
 from blazr.nn.ops.replay import recordable

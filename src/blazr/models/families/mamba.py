@@ -24,10 +24,9 @@ from blazr.models.families.hf.state_space import TRAINING
 from blazr.models.families.oxidizr import DEFAULT_EPS
 from blazr.models.families.oxidizr_layers import derive_mamba1, derive_mamba2
 from blazr.models.families.unread import settle_unread
-from blazr.nn.layers.decoder_layer import LayerConfig
+from blazr.nn.layers.base import LayerConfig, NormConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
-from blazr.nn.layers.norm import NormConfig
 
 PREFIX = "backbone."
 _READ_FROM_TENSORS = ("state_size", "conv_kernel", "tie_word_embeddings")

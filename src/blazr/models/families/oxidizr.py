@@ -45,9 +45,7 @@ from blazr.models.families.rules import (
     Stack,
 )
 from blazr.models.families.unread import is_neutral, is_off, warn_ignored
-from blazr.nn.layers.base import MixerConfig
-from blazr.nn.layers.decoder_layer import LayerConfig
-from blazr.nn.layers.norm import NormConfig
+from blazr.nn.layers.base import LayerConfig, MixerConfig, NormConfig
 
 DEFAULT_EPS = 1e-5
 MAMBA_NORM_EPS = 1e-6

@@ -37,7 +37,7 @@ from blazr.nn.quant.exact import take_blocks
 from blazr.nn.quant.gguf.quantize import Quantizer
 from blazr.nn.quant.groups import group_of
 from blazr.nn.quant.hf.words import WORD, pack
-from blazr.nn.quant.policy import parse_policy
+from blazr.nn.quant.packed import parse_policy
 
 WRITABLE = ("q8_0", "q4_0", "int8", "int4")
 _COPIED_FILES = (

@@ -61,10 +61,10 @@ from blazr.models.loading.plan import (
 )
 from blazr.nn.layers.gated_delta import KimiDeltaConfig
 from blazr.nn.layers.mamba2 import Mamba2Config
+from blazr.nn.operands.packing import TILE
 from blazr.nn.quant.exact import mxfp4_blocks, plain_blocks
-from blazr.nn.quant.gguf.block_type import TILE
 from blazr.nn.quant.gguf.quantize import Quantizer
-from blazr.nn.quant.policy import QuantizePolicy
+from blazr.nn.quant.packed import QuantizePolicy
 
 # What llama.cpp calls files by most of their tensors, and whether it computes with a type there.
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K": 15, "BF16": 32, "MXFP4": 38}

@@ -8,7 +8,7 @@ from blazr.models.checkpoint.base import ELEMENT_TYPES
 from blazr.models.loading.plan import PlannedModel, plan_model, stored_as, stored_dtype
 from blazr.models.sizing import size_of
 from blazr.nn.layers.attention import AttentionConfig
-from blazr.nn.layers.decoder_layer import LayerConfig
+from blazr.nn.layers.base import LayerConfig
 from blazr.nn.layers.mla import MlaConfig
 from blazr.nn.layers.moe import MoeConfig
 

@@ -8,7 +8,7 @@ from blazr.models.loading.plan import choose_dtype, choose_storage, plan_model, 
 from blazr.nn.device import Device
 from blazr.nn.operands.step import GRID
 from blazr.nn.quant import QUANTIZERS
-from blazr.nn.quant.policy import QuantizePolicy
+from blazr.nn.quant.packed import QuantizePolicy
 
 AS_STORED = "as stored"
 # Beside weights and caches: torch itself, activations, the sampler.

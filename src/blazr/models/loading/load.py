@@ -47,16 +47,15 @@ from blazr.models.loading.plan import (
     stored_as,
 )
 from blazr.nn.device import Device
+from blazr.nn.layers.base import DecoderLayer
 from blazr.nn.layers.cache_spec import CacheSpec
-from blazr.nn.layers.decoder_layer import DecoderLayer
 from blazr.nn.layers.mamba2 import Mamba2
 from blazr.nn.layers.mamba3 import Mamba3
+from blazr.nn.operands.packing import TILE, BlockType
 from blazr.nn.quant.exact import ShiftedWeight, in_blocks, mxfp4_blocks
 from blazr.nn.quant.gguf import GGML_TYPES
-from blazr.nn.quant.gguf.block_type import TILE, BlockType
 from blazr.nn.quant.gguf.quantize import Quantizer
-from blazr.nn.quant.packed import pack_weight
-from blazr.nn.quant.policy import parse_policy
+from blazr.nn.quant.packed import pack_weight, parse_policy
 from blazr.nn.quant.weight import GgufWeight, PlainWeight, StoredStack, StoredWeight, Weight
 
 log = logging.getLogger(__name__)

@@ -44,13 +44,12 @@ from blazr.models.families.rules import (
 from blazr.nn.device import Device
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.moe import Experts
+from blazr.nn.operands.packing import BlockType
 from blazr.nn.ops.matmul import linear
 from blazr.nn.quant import QUANTIZERS
 from blazr.nn.quant.gguf import GGML_TYPES
-from blazr.nn.quant.gguf.block_type import BlockType
 from blazr.nn.quant.gguf.quantize import Quantizer
-from blazr.nn.quant.packed import can_pack
-from blazr.nn.quant.policy import SHORTER, QuantizePolicy
+from blazr.nn.quant.packed import SHORTER, QuantizePolicy, can_pack
 
 LISTED_PROBLEMS = 12
 # Nearest names are looked for among this many: the search is quadratic.

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from blazr.nn.layers.base import Mixer, MixerConfig
+from blazr.nn.layers.base import Mixer, MixerConfig, NormConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.linear import Linear
-from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.operands.attention import Pages
 from blazr.nn.ops.attention import paged_attention

@@ -9,12 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from blazr.nn.layers.base import Mixer, MixerConfig
+from blazr.nn.layers.base import Mixer, MixerConfig, NormConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import DepthwiseConv, Linear
-from blazr.nn.layers.norm import NormConfig
 from blazr.nn.operands.recurrent import DeltaRows, DeltaWeights, GatedNorm, GateOrder
 from blazr.nn.operands.step import StepTable, Window
 from blazr.nn.ops.convolution import convolve

@@ -8,12 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from blazr.nn.layers.base import Mixer, MixerConfig
+from blazr.nn.layers.base import Mixer, MixerConfig, NormConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import DepthwiseConv, Linear
-from blazr.nn.layers.norm import NormConfig
 from blazr.nn.operands.recurrent import GatedNorm, Mamba2Memory, Mamba2Weights
 from blazr.nn.ops.mamba2 import mamba2
 from blazr.nn.ops.ssd import DT_LIMITS, decay_rates

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from blazr.nn.layers.base import FeedForwardConfig, Mixer, MixerConfig
+from blazr.nn.layers.base import FeedForwardConfig, Mixer, MixerConfig, NormConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, merge_specs
 from blazr.nn.layers.linear import Linear
-from blazr.nn.layers.norm import NormConfig
 from blazr.nn.operands.step import StepTable
 from blazr.nn.ops.pointwise import add
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from blazr.nn.operands.packing import BlockType
 from blazr.nn.ops.matmul import linear
 from blazr.nn.ops.pointwise import take_columns
 from blazr.nn.quant.gguf import GGML_TYPES
-from blazr.nn.quant.gguf.block_type import BlockType
 from blazr.nn.quant.hf.scheme import Grid
 from blazr.nn.quant.weight import GgufWeight, StoredWeight, Weight
 

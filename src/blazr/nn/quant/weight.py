@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from blazr.nn.operands.lora import UNCHANGED, LoraDelta, LoraDeltas
-from blazr.nn.operands.packing import Packed
+from blazr.nn.operands.packing import TILE, BlockType, Packed
 from blazr.nn.ops.lora import lora_expand
 from blazr.nn.ops.matmul import linear
-from blazr.nn.quant.gguf.block_type import TILE, BlockType
 from blazr.nn.quant.hf.scheme import Layout
 
 

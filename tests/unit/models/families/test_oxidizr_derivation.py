@@ -15,14 +15,13 @@ from blazr.models.families.oxidizr import LAYER_TYPES, OXIDIZR
 from blazr.models.loading.describe import layer_type_of
 from blazr.models.loading.plan import LoadPlan, plan_load
 from blazr.nn.layers.attention import AttentionConfig
-from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
+from blazr.nn.layers.base import FeedForwardConfig, MixerConfig, NormConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mamba3 import Mamba3Config
 from blazr.nn.layers.mla import MlaConfig
 from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.moe import MoeConfig
-from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import RopeConfig
 from tests.support import tiny
 from tests.support.tiny import Tiny

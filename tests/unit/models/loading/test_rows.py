@@ -11,9 +11,9 @@ from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.families.rules import TiledColumns, TiledHeads
 from blazr.models.loading.load import read_weight
 from blazr.models.loading.plan import LoadStep
+from blazr.nn.operands.packing import BlockType
 from blazr.nn.quant import QUANTIZERS
 from blazr.nn.quant.exact import ShiftedWeight
-from blazr.nn.quant.gguf.block_type import BlockType
 from blazr.nn.quant.gguf.quantize import Quantizer
 from tests.support import ggufs
 

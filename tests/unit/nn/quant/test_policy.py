@@ -3,7 +3,7 @@
 import pytest
 
 from blazr.core.errors import BlazrError, ConfigError, UnknownNameError
-from blazr.nn.quant.policy import parse_policy
+from blazr.nn.quant.packed import parse_policy
 
 EXPERTS = "layers.3.feed_forward.experts.gate_proj"
 MLP = "layers.3.feed_forward.up_proj.weight"

@@ -30,8 +30,7 @@ from blazr.models.families.rules import (
     Transpose,
 )
 from blazr.nn.layers.attention import AttentionConfig
-from blazr.nn.layers.base import MixerConfig
-from blazr.nn.layers.decoder_layer import LayerConfig
+from blazr.nn.layers.base import LayerConfig, MixerConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mla import DeepseekMlaConfig

@@ -19,15 +19,13 @@ from blazr.models.causal_lm import ModelConfig
 from blazr.models.families.gguf.architectures import ARCHITECTURES, Architecture, mixers_of
 from blazr.models.families.gguf.as_config import METADATA_KEYS, SIGMOID, SOFTMAX
 from blazr.nn.layers.attention import AttentionConfig
-from blazr.nn.layers.base import MixerConfig
-from blazr.nn.layers.decoder_layer import LayerConfig
+from blazr.nn.layers.base import LayerConfig, MixerConfig, NormConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mla import DeepseekMlaConfig
 from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.moe import MoeConfig
-from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.parallel import ParallelMixerConfig
 from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.layers.short_conv import ShortConvConfig

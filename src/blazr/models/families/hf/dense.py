@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from blazr.models.families.hf.derive import FULL, SLIDING, Flags, Reading, Traits, hf_family
+from blazr.models.families.hf.derive import (
+    FULL,
+    SLIDING,
+    Flags,
+    Reading,
+    Traits,
+    every_layer,
+    hf_family,
+)
 from blazr.models.families.hf.names import GEMMA_NORMS, GLM_NORMS, OLMO_NORMS, hf_rules
 from blazr.models.families.hf.rope import read_rope, rope_parameters
 from blazr.nn.layers.rope import RopeConfig
 
 LLAMA_BIASES: Flags = {"qkv_bias": "attention_bias", "o_bias": "attention_bias"}
 _GEMMA_ACTIVATIONS = ("hidden_activation", "hidden_act")  # both are there, and one is looked at
-
-
-def every_layer(reading: Reading, index: int) -> int | None:
-    """A window in every layer, where the config has one."""
-    del index
-    return reading.window()
 
 
 def qwen_window(reading: Reading, index: int) -> int | None:
@@ -91,13 +93,6 @@ def _smollm3_window(reading: Reading, index: int) -> int | None:
     return window if (reading.layer_type(index) or default) == SLIDING else None
 
 
-def _gemma_model(reading: Reading) -> dict[str, float | None]:
-    return {
-        "embedding_multiplier": reading.hidden_size**0.5,
-        "logit_softcap": reading.optional_number("final_logit_softcapping"),
-    }
-
-
 def _gemma3_attention(reading: Reading) -> dict[str, float | None]:
     return {"attention_multiplier": reading.number("query_pre_attn_scalar", 256) ** -0.5}
 
@@ -159,7 +154,10 @@ _GEMMA3 = Traits(
     },
     attention={**LLAMA_BIASES, "qk_norm": True},
     attention_numbers=_gemma3_attention,
-    model_numbers=_gemma_model,
+    model_numbers=lambda reading: {
+        "embedding_multiplier": reading.hidden_size**0.5,
+        "logit_softcap": reading.optional_number("final_logit_softcapping"),
+    },
     rope=_gemma3_rope,
     window=_gemma3_window,
     norms="both",

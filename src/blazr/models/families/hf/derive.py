@@ -30,10 +30,8 @@ from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.rules import RuleBook
 from blazr.models.families.unread import settle_unread
 from blazr.nn.layers.attention import AttentionConfig
-from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
-from blazr.nn.layers.decoder_layer import LayerConfig
+from blazr.nn.layers.base import FeedForwardConfig, LayerConfig, MixerConfig, NormConfig
 from blazr.nn.layers.mlp import MlpConfig
-from blazr.nn.layers.norm import NormConfig
 from blazr.nn.layers.rope import RopeConfig
 
 Flag = bool | str
@@ -208,6 +206,12 @@ class Reading:
 
 Numbers = Callable[[Reading], Mapping[str, float | None]]
 Flags = Mapping[str, Flag]
+
+
+def every_layer(reading: Reading, index: int) -> int | None:
+    """A window in every layer, where the config has one."""
+    del index
+    return reading.window()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,9 +31,7 @@ from blazr.models.families.hf.state_space import (
     without_auto,
 )
 from blazr.models.families.rules import FEED, GATE_UP_DOWN, MIXER, PARTS, Rule, RuleBook, Stack
-from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
-from blazr.nn.layers.decoder_layer import LayerConfig
-from blazr.nn.layers.norm import NormConfig
+from blazr.nn.layers.base import FeedForwardConfig, LayerConfig, MixerConfig, NormConfig
 from blazr.nn.layers.parallel import ParallelMixerConfig, ParallelPart
 from blazr.nn.layers.rope import RopeConfig
 

@@ -29,9 +29,7 @@ from blazr.models.families.hf.state_space import (
     without_auto,
 )
 from blazr.models.families.rules import FEED, MIXER, OURS, PARTS, Rule, RuleBook, Stack
-from blazr.nn.layers.base import FeedForwardConfig
-from blazr.nn.layers.decoder_layer import LayerConfig
-from blazr.nn.layers.norm import NormConfig
+from blazr.nn.layers.base import FeedForwardConfig, LayerConfig, NormConfig
 from blazr.nn.layers.parallel import ParallelMixerConfig
 
 _LAYER = "backbone.layers.{i}."

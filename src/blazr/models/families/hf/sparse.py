@@ -10,10 +10,9 @@ from blazr.models.families.hf.dense import (
     GRANITE_TRAITS,
     LLAMA_BIASES,
     alternating_window,
-    every_layer,
     qwen_window,
 )
-from blazr.models.families.hf.derive import Reading, Traits, hf_family
+from blazr.models.families.hf.derive import Reading, Traits, every_layer, hf_family
 from blazr.models.families.hf.names import gate_and_up, hf_rules
 from blazr.models.families.rules import AS_STORED, FEED, Cut, Rule, RuleBook, Transpose
 from blazr.nn.layers.moe import MoeConfig

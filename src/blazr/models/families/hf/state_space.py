@@ -11,9 +11,9 @@ from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.hf.derive import FULL, LINEAR, Flag, Reading
 from blazr.models.families.rules import MIXER, PARTS, Rule, Squeeze
+from blazr.nn.layers.base import NormConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
-from blazr.nn.layers.norm import NormConfig
 
 # What these were called before they had these names.
 _OLD_TYPES = {"mamba": LINEAR, "attention": FULL}

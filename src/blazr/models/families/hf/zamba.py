@@ -22,8 +22,7 @@ from blazr.models.families.hf.state_space import (
 )
 from blazr.models.families.rules import MIXER, PARTS, Cut, Rule, RuleBook
 from blazr.nn.layers.attention import AttentionConfig
-from blazr.nn.layers.decoder_layer import LayerConfig
-from blazr.nn.layers.norm import NormConfig
+from blazr.nn.layers.base import LayerConfig, NormConfig
 from blazr.nn.layers.shared_block import BlockConfig, SharedBlockConfig
 
 HYBRID = "hybrid"

@@ -6,7 +6,7 @@ Types that hold activations only (Q8_1, Q8_K) are in no file, and not here.
 from __future__ import annotations
 
 from blazr.core.table import Table
-from blazr.nn.quant.gguf.block_type import BlockType
+from blazr.nn.operands.packing import BlockType
 
 _MODULE = "blazr.nn.quant.gguf."
 _LEGACY, _K, _IQ = _MODULE + "legacy:", _MODULE + "kquants:", _MODULE + "iquants:"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from blazr.nn.operands.packing import BlockType
 from blazr.nn.quant.gguf import GGML_TYPES
-from blazr.nn.quant.gguf.block_type import BlockType
 
 
 @dataclass(frozen=True, slots=True)
