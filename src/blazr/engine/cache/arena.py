@@ -74,7 +74,12 @@ class Arena:
         self.live[superpage] -= 1
         heapq.heappush(self.free[cls], item)
         if not self.live[superpage] and superpage not in self._fixed:
-            self._give_back(cls, superpage)
+            low = superpage * self.per[cls]
+            inside = range(low, low + self.per[cls])
+            self.free[cls][:] = [item for item in self.free[cls] if item not in inside]
+            heapq.heapify(self.free[cls])
+            self.owner[superpage] = None
+            self._spare.append(superpage)
         return True
 
     def is_private(self, cls: ItemClass, item: int) -> bool:
@@ -96,11 +101,3 @@ class Arena:
         for item in range(low, low + self.per[cls]):
             heapq.heappush(self.free[cls], item)
         return superpage
-
-    def _give_back(self, cls: ItemClass, superpage: int) -> None:
-        low = superpage * self.per[cls]
-        inside = range(low, low + self.per[cls])
-        self.free[cls][:] = [item for item in self.free[cls] if item not in inside]
-        heapq.heapify(self.free[cls])
-        self.owner[superpage] = None
-        self._spare.append(superpage)

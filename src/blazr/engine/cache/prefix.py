@@ -136,7 +136,11 @@ class PrefixTrie:
 
     def saved_tokens(self, node: Node) -> int:
         """Tokens that would be computed again without a node's state."""
-        return self.grid * _blocks_since_state(node)
+        at = node.parent
+        # states that are less likely to be used do not count: they go first
+        while at is not None and (at.state is None or _chance(at) < _chance(node)):
+            at = at.parent
+        return self.grid * (node.depth - (at.depth if at is not None else 0))
 
     def lock(self, node: Node) -> None:
         """Protect the path to this node from eviction."""
@@ -310,17 +314,6 @@ class PrefixTrie:
 
 def _chance(node: Node) -> float:
     return 1.0 if node.state_uses else CHANCES[node.state_kind]
-
-
-def _blocks_since_state(node: Node) -> int:
-    """Blocks that would be computed again without this node's state.
-
-    States that are less likely to be used do not count: they go first.
-    """
-    at = node.parent
-    while at is not None and (at.state is None or _chance(at) < _chance(node)):
-        at = at.parent
-    return node.depth - (at.depth if at is not None else 0)
 
 
 def _salt_key(salt: str) -> bytes:
