@@ -34,7 +34,7 @@ OWN = sorted({*PLUGGED_IN, *PLAIN, *own_families()})
 def plugged_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows that a contributor would add."""
     monkeypatch.setattr(FAMILIES, "_lazy", {**FAMILIES._lazy, **PLUGGED_IN})
-    monkeypatch.setattr(FAMILIES, "_names", (*FAMILIES._names, *PLUGGED_IN))
+    monkeypatch.setattr(FAMILIES, "_names", tuple(dict.fromkeys((*FAMILIES, *PLUGGED_IN))))
 
 
 def loaded(directory: Path) -> LoadedModel:
