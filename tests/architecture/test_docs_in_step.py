@@ -64,6 +64,19 @@ def test_modules_named_in_the_text_exist(name: str) -> None:
         assert (ROOT / "src" / "blazr" / file).exists(), file
 
 
+# Decisions and the changelog say what was, CONTRIBUTING what somebody might write.
+PRESENT = [name for name in NAMES if not re.match(r"docs/adr/|CHANGELOG|CONTRIBUTING", name)]
+
+
+@pytest.mark.parametrize("name", PRESENT)
+def test_modules_named_anywhere_exist(name: str) -> None:
+    """Their paths may begin at any folder of src/blazr."""
+    modules = {f"/{path.relative_to(ROOT)}" for path in (ROOT / "src").rglob("*.py")}
+    for file in set(re.findall(r"`((?:\w+/)+\w+\.py)`", (ROOT / name).read_text("utf-8"))):
+        is_there = any(module.endswith(f"/{file}") for module in modules) or (ROOT / file).exists()
+        assert is_there or file.endswith("/x.py"), file
+
+
 def test_the_readme_has_the_command_that_ci_runs() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     commands = re.findall(r"^python3 -m venv \.venv && .*pytest$", readme, re.MULTILINE)
