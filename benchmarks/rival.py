@@ -18,6 +18,8 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from uuid import uuid4
 
+from typing_extensions import override
+
 from benchmarks.rival_process import Job, serve
 from blazr.bench.load import drive
 from blazr.bench.workload import BenchRequest
@@ -34,14 +36,14 @@ class Side(Protocol):
         """Tokens per second: prefilled where a job has one output token, else decoded."""
 
 
-class BlazrSide:
+class BlazrSide(Side):
     """An engine of this process."""
 
     def __init__(self, target: EngineTarget) -> None:
         self._target = target
 
+    @override
     def run(self, job: Job) -> float:
-        """See `Side.run`."""
         requests = [
             BenchRequest(prompt_ids=tuple(ids), output_tokens=job.output_tokens)
             for ids in job.prompts
@@ -61,7 +63,7 @@ class BlazrSide:
         return count / (end - start)
 
 
-class RivalSide:
+class RivalSide(Side):
     """Another engine, in another process."""
 
     def __init__(self, rival: str, path: Path, **sizes: int) -> None:
@@ -75,8 +77,8 @@ class RivalSide:
         theirs.close()
         self._receive()
 
+    @override
     def run(self, job: Job) -> float:
-        """See `Side.run`."""
         self._pipe.send(job)
         return self._receive()
 

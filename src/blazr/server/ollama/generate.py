@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from typing_extensions import override
 
 from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
@@ -269,8 +270,8 @@ class LineRenderer(PartsRenderer[L, L], Generic[L]):
 class GenerateLineRenderer(LineRenderer[GenerateLine]):
     """Says what happens in the words of /api/generate."""
 
+    @override
     def make_line(self, text: str, **more: Any) -> GenerateLine:
-        """See `LineRenderer`."""
         created_at = datetime.now(UTC).isoformat()
         return GenerateLine(model=self.model, created_at=created_at, response=text, **more)
 
@@ -278,8 +279,8 @@ class GenerateLineRenderer(LineRenderer[GenerateLine]):
 class ChatLineRenderer(LineRenderer[ChatLine]):
     """Says what happens in the words of /api/chat."""
 
+    @override
     def make_line(self, text: str, **more: Any) -> ChatLine:
-        """See `LineRenderer`."""
         created_at = datetime.now(UTC).isoformat()
         message = OllamaMessage(content=text, **more)
         return ChatLine(model=self.model, created_at=created_at, message=message)

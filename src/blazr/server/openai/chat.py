@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from typing_extensions import override
 
 from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest, Truncation
@@ -276,8 +277,8 @@ class ChatRenderer(ChoicesRenderer[ChatCompletion, ChatChunk, ChunkChoice]):
         super().__init__(call, ChatChunk, n=n, prefix="chatcmpl")
         self._wants_logprobs = bool(call.body.logprobs)
 
+    @override
     def choices(self, event: Event) -> Iterable[ChunkChoice]:
-        """See `ChoicesRenderer`."""
         if isinstance(event, PromptDone):
             yield ChunkChoice(event.index, ChatDelta(role="assistant", content=""))
         elif isinstance(event, TextDelta):

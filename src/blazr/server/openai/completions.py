@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from typing_extensions import override
 
 from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest
@@ -140,8 +141,8 @@ class CompletionRenderer(ChoicesRenderer[TextCompletion, TextCompletion, Complet
         self._n = requests[0].params.n
         self._offsets: dict[int, int] = {}
 
+    @override
     def choices(self, event: Event) -> Iterable[CompletionChoice]:
-        """See `ChoicesRenderer`."""
         if isinstance(event, PromptDone):
             wants_scores = self._body.prompt_logprobs is not None
             if self._body.echo or wants_scores:
