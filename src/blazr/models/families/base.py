@@ -373,7 +373,7 @@ class Ledger:
         """Note something the user should know."""
         self.warnings.setdefault(message)
 
-    def settle(self, name: str, value: V, source: str, declared: Setting[V] | None) -> V:
+    def reconcile(self, name: str, value: V, source: str, declared: Setting[V] | None) -> V:
         """Take what the tensors say; warn, once for all layers, where config.json disagrees."""
         note = ""
         if declared is not None and declared.value != value:

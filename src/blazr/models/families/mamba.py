@@ -23,7 +23,7 @@ from blazr.models.families.hf.mamba import BACKBONE_RULES
 from blazr.models.families.hf.state_space import TRAINING
 from blazr.models.families.oxidizr import DEFAULT_EPS
 from blazr.models.families.oxidizr_layers import derive_mamba1, derive_mamba2
-from blazr.models.families.unread import settle_unread
+from blazr.models.families.unread import check_unread
 from blazr.nn.layers.base import LayerConfig, NormConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
@@ -56,9 +56,9 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
     names = [PREFIX + "embedding.weight", PREFIX + "embeddings.weight", "lm_head.weight"]
     hidden = top.size(*((name, 1) for name in names), (PREFIX + "norm_f.weight", 0))
     vocab = top.size(*((name, 0) for name in names))
-    ledger.settle("hidden_size", hidden.value, hidden.source, reader.integer("hidden_size"))
-    ledger.settle("vocab_size", vocab.value, vocab.source, reader.integer("vocab_size"))
-    ledger.settle("num_layers", len(layers), PREFIX + "layers.*", reader.integer("num_layers"))
+    ledger.reconcile("hidden_size", hidden.value, hidden.source, reader.integer("hidden_size"))
+    ledger.reconcile("vocab_size", vocab.value, vocab.source, reader.integer("vocab_size"))
+    ledger.reconcile("num_layers", len(layers), PREFIX + "layers.*", reader.integer("num_layers"))
     eps = ledger.choose("rms_norm_eps", reader.number("layer_norm_epsilon", above=0), DEFAULT_EPS)
     norm = NormConfig(hidden.value, eps)
     context = Context(reader, ConfigReader(None), ledger, layers, hidden.value, eps)
@@ -75,7 +75,7 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
     if model_type(checkpoint) is not None:
         for key in (*TRAINING, *_READ_FROM_TENSORS, *_IGNORED_KEYS):
             reader.mark(key)
-        settle_unread(reader, ledger)
+        check_unread(reader, ledger)
     return ledger.derivation(config, BACKBONE_RULES)
 
 

@@ -170,8 +170,8 @@ def derive_decoder(
     sizes = {"hidden_size": hidden.value, "vocab_size": vocab.value, "num_layers": len(layers)}
     witnesses = (hidden.source, vocab.source, f"{prefix}layers.*")
     for (name, size), source in zip(sizes.items(), witnesses, strict=True):
-        ledger.settle(name, size, source, declared[name])
-    tied = ledger.settle(
+        ledger.reconcile(name, size, source, declared[name])
+    tied = ledger.reconcile(
         "tie_word_embeddings",
         not top.has("lm_head."),
         "lm_head.weight" if top.has("lm_head.") else "lm_head.weight (absent)",

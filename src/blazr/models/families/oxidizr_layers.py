@@ -59,8 +59,8 @@ def derive_attention(layer: TensorGroup, context: Context) -> AttentionConfig:
     dim = query.value // heads
     ledger = context.ledger
     reader = context.reader
-    ledger.settle("head_dim", dim, query.source, reader.integer("head_dim"))
-    kv_heads = ledger.settle(
+    ledger.reconcile("head_dim", dim, query.source, reader.integer("head_dim"))
+    kv_heads = ledger.reconcile(
         "num_kv_heads", key.value // dim, key.source, reader.integer("num_kv_heads")
     )
     if heads % kv_heads:
@@ -88,7 +88,7 @@ def _num_heads(layer: TensorGroup, query: Size, key: Size, context: Context) -> 
     if layer.has("self_attn.q_norm.weight"):
         norm = layer.size(("self_attn.q_norm.weight", 0), ("self_attn.k_norm.weight", 0))
         heads = query.value // norm.value
-        context.ledger.settle("num_attention_heads", heads, norm.source, declared)
+        context.ledger.reconcile("num_attention_heads", heads, norm.source, declared)
         return _checked(heads, query, key, norm.source)
     dim = context.reader.integer("head_dim", minimum=1)
     trained = context.training.integer("num_heads", minimum=1)
@@ -193,7 +193,9 @@ def derive_feed_forward(layer: TensorGroup, context: Context) -> FeedForwardConf
         declared = reader.integer("intermediate_size")
         return MlpConfig(
             hidden_size=context.hidden_size,
-            intermediate_size=ledger.settle("intermediate_size", size.value, size.source, declared),
+            intermediate_size=ledger.reconcile(
+                "intermediate_size", size.value, size.source, declared
+            ),
         )
     declared = reader.integer("num_experts")
     experts = _num_experts(layer, declared)
@@ -209,10 +211,10 @@ def derive_feed_forward(layer: TensorGroup, context: Context) -> FeedForwardConf
     if flag is not None and flag.value and not shared:
         ledger.warn(f"{flag.source} is true, but {layer.prefix}moe has no shared expert.")
     ledger.record("shared_expert_enabled", shared, f"tensor {layer.prefix}moe.shared_expert.*")
-    intermediate_size = ledger.settle(
+    intermediate_size = ledger.reconcile(
         "intermediate_size", size.value, size.source, reader.integer("moe_intermediate_size")
     )
-    ledger.settle("num_experts", experts.value, experts.source, declared)
+    ledger.reconcile("num_experts", experts.value, experts.source, declared)
     name = "experts_per_tok"
     wanted = reader.integer(name) or context.training.integer(name)
     chosen = ledger.choose(name, wanted, min(DEFAULT_EXPERTS_PER_TOKEN, experts.value))
@@ -320,19 +322,19 @@ def derive_mamba3(layer: TensorGroup, context: Context) -> Mamba3Config:
     ledger = context.ledger
     sizes = _ssd_sizes(layer, at, context)
     found = layer.size((at + "bc_norm.weight", 0), (at + "b_bias", 1), (at + "c_bias", 1))
-    states = ledger.settle(
+    states = ledger.reconcile(
         "mamba2_state_size", found.value, found.source, reader.integer("mamba2_state_size")
     )
     if sizes.map_size % states or sizes.num_heads % (sizes.map_size // states):
         raise _unfit(layer, at, f"B of {sizes.map_size} channels is not made of states of {states}")
-    groups = ledger.settle(
+    groups = ledger.reconcile(
         "mamba2_n_groups",
         sizes.map_size // states,
         sizes.source,
         reader.integer("mamba2_n_groups"),
     )
     has_conv, is_rotated = (
-        ledger.settle(
+        ledger.reconcile(
             name,
             layer.has(at + part),
             f"{layer.prefix}{at}{part}*" + ("" if layer.has(at + part) else " (absent)"),
@@ -360,7 +362,7 @@ def derive_mamba3(layer: TensorGroup, context: Context) -> Mamba3Config:
         conv_kernel=conv_kernel,
         use_conv=has_conv,
         complex_rope=is_rotated,
-        mimo_rank=ledger.settle("mamba3_mimo_rank", mimo_rank, witness, declared),
+        mimo_rank=ledger.reconcile("mamba3_mimo_rank", mimo_rank, witness, declared),
     )
 
 
@@ -395,13 +397,15 @@ def _ssd_sizes(layer: TensorGroup, at: str, context: Context) -> _SsdSizes:
             layer, at, f"{inner.value} channels cannot be cut into {heads.value} heads of one size"
         )
     head_dim = inner.value // heads.value
-    ledger.settle("mamba2_num_heads", heads.value, heads.source, declared)
-    ledger.settle("mamba2_head_dim", head_dim, inner.source, dim)
+    ledger.reconcile("mamba2_num_heads", heads.value, heads.source, declared)
+    ledger.reconcile("mamba2_head_dim", head_dim, inner.source, dim)
     # heads x their size tell how much wider than C the mixer is, whatever config.json says
     expand = reader.number("mamba2_expand", above=0)
     if expand is not None:
         expand = replace(expand, value=_whole(expand.value))
-    ledger.settle("mamba2_expand", _whole(inner.value / context.hidden_size), inner.source, expand)
+    ledger.reconcile(
+        "mamba2_expand", _whole(inner.value / context.hidden_size), inner.source, expand
+    )
     chunk = reader.integer("mamba2_chunk_size", minimum=1)
     if chunk is not None:
         note = "not used: it is about speed alone, and kernels choose their own"
@@ -449,18 +453,18 @@ def _groups_and_states(sizes: _SsdSizes, context: Context) -> tuple[int, int]:
         count = product // states.value
         if heads % count == 0:
             ledger.record("mamba2_state_size", states.value, states.source)
-            return ledger.settle("mamba2_n_groups", count, sizes.source, groups), states.value
+            return ledger.reconcile("mamba2_n_groups", count, sizes.source, groups), states.value
     if groups and groups.value and product % groups.value == 0 and heads % groups.value == 0:
         count = ledger.record("mamba2_n_groups", groups.value, groups.source)
     else:
         note = "the tensors tell groups x states only"
         count = ledger.record("mamba2_n_groups", 1, "assumed", note)
-    return count, ledger.settle("mamba2_state_size", product // count, sizes.source, states)
+    return count, ledger.reconcile("mamba2_state_size", product // count, sizes.source, states)
 
 
 def _conv_kernel(layer: TensorGroup, at: str, context: Context) -> int:
     kernel = layer.size((at + "conv1d.weight", 2))
-    return context.ledger.settle(
+    return context.ledger.reconcile(
         "mamba2_conv_kernel",
         kernel.value,
         kernel.source,
@@ -485,7 +489,7 @@ def derive_mla(layer: TensorGroup, context: Context) -> MlaConfig:
             *((f"{at}{part}.weight", dim) for part, dim in witnesses),
             hint=declared.value if declared else None,
         )
-        return ledger.settle(name, found.value, found.source, declared)
+        return ledger.reconcile(name, found.value, found.source, declared)
 
     kv_latent = size(("w_dkv", 0), ("w_uk", 1), ("w_uv", 1), name="kv_latent_dim")
     q_latent = size(("w_dq", 0), ("w_uq", 1), name="q_latent_dim")
@@ -506,7 +510,7 @@ def derive_mla(layer: TensorGroup, context: Context) -> MlaConfig:
             f" {rotated.source} of {rotated.value}, {inner.source} of {inner.value}",
             "an even w_kr; w_qr of heads x w_kr rows; w_uq of heads x head size rows",
         )
-    ledger.settle(
+    ledger.reconcile(
         "num_attention_heads", heads, rotated.source, reader.integer("num_attention_heads")
     )
     head_dim = ledger.record("head_dim", inner.value // heads, f"tensor {inner.source}")

@@ -87,7 +87,7 @@ NOT_IMPLEMENTED: Mapping[str, tuple[str, tuple[object, ...]]] = {
 }
 
 
-def settle_unread(reader: ConfigReader, ledger: Ledger) -> None:
+def check_unread(reader: ConfigReader, ledger: Ledger) -> None:
     """Refuse or ignore what nobody has asked for; one warning names all that is ignored.
 
     Raises:

@@ -28,7 +28,7 @@ from blazr.models.families.base import (
 from blazr.models.families.hf.names import LLAMA_RULES
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.rules import RuleBook
-from blazr.models.families.unread import settle_unread
+from blazr.models.families.unread import check_unread
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, LayerConfig, MixerConfig, NormConfig
 from blazr.nn.layers.mlp import MlpConfig
@@ -363,7 +363,7 @@ def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) ->
     if embedding is None or len(embedding.shape) != 2:  # the plan reports it
         num_tokens = reading.ledger.choose("vocab_size", vocab_size, 1)
     else:
-        num_tokens = reading.ledger.settle(
+        num_tokens = reading.ledger.reconcile(
             "vocab_size", embedding.shape[0], embedding.name, vocab_size
         )
     config = ModelConfig(
@@ -372,7 +372,7 @@ def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) ->
         max_seq_len=read_max_seq_len(reader, reading.ledger),
         layers=tuple(_layer(reading, traits, norm, i) for i in range(reading.num_layers)),
         final_norm=norm,
-        tie_word_embeddings=reading.ledger.settle(
+        tie_word_embeddings=reading.ledger.reconcile(
             "tie_word_embeddings",
             not is_there,
             head if is_there else f"{head} (absent)",
@@ -380,7 +380,7 @@ def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) ->
         ),
     )
     if ledger is not None:
-        settle_unread(reader, ledger)
+        check_unread(reader, ledger)
     return reading.ledger.derivation(replace(config, **numbers), source.rules)
 
 

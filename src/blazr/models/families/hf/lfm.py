@@ -56,7 +56,7 @@ def _mixer(reading: Reading, index: int) -> MixerConfig | None:
     )
 
 
-def _feed(reading: Reading, index: int) -> FeedForwardConfig:
+def _feed_forward(reading: Reading, index: int) -> FeedForwardConfig:
     """Its size is two thirds of what is said, and a multiple of something."""
     del index
     mlp = read_mlp(reading, {})
@@ -105,7 +105,7 @@ _LFM2 = Traits(
     defaults={**_DEFAULTS, "block_auto_adjust_ff_dim": True},
     attention={"qk_norm": True},
     mixer=_mixer,
-    feed_forward=_feed,
+    feed_forward=_feed_forward,
     eps="norm_eps",
     # the MLP's size had another name
     prepare=lambda own: (
