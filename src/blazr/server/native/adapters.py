@@ -37,7 +37,9 @@ async def load_adapter(call: Call[LoadAdapterBody]) -> Success:
     name = _name_of(body.lora_name)
     models = call.models
     folder = call.state.config.adapter_dir
-    path = allowed_path(folder, body.lora_path or "", param="lora_path", flag="--adapter-dir")
+    path = allowed_path(
+        folder, body.lora_path or "", kind="adapter", param="lora_path", flag="--adapter-dir"
+    )
     if models.has(name):
         raise RequestError(
             "a model or an adapter has that name.", param="lora_name", found=repr(name)[:100]

@@ -39,6 +39,7 @@ async def update_weights(call: Call[WeightsBody]) -> Success:
     path = allowed_path(
         call.state.config.weights_dir,
         body.model_path or body.path or "",
+        kind="checkpoint",
         param="model_path",
         flag="--weights-dir",
     )
@@ -72,12 +73,13 @@ async def update_weights(call: Call[WeightsBody]) -> Success:
     return Success(message="Weights updated")
 
 
-def allowed_path(folder: Path | None, given: str, *, param: str, flag: str) -> Path:
+def allowed_path(folder: Path | None, given: str, *, kind: str, param: str, flag: str) -> Path:
     """A path below the operator's folder; errors do not say whether others exist.
 
     Args:
         folder: The folder.
         given: A path in it.
+        kind: What lies there.
         param: The field that gave it.
         flag: The flag that names the folder.
 
@@ -86,12 +88,12 @@ def allowed_path(folder: Path | None, given: str, *, param: str, flag: str) -> P
     """
     if folder is None:
         hint = f"start the server with {flag}"
-        raise RequestError("nothing may be read.", param=param, hint=hint)
+        raise RequestError(f"no {kind} may be read.", param=param, hint=hint)
     try:
         root = folder.resolve(strict=True)
         path = (root / given).resolve(strict=True)
     except (OSError, ValueError, RuntimeError):
         path = None
     if not given or path is None or not path.is_relative_to(root):
-        raise RequestError(f"there is nothing of that name below the {flag} folder.", param=param)
+        raise RequestError(f"there is no such {kind} below the {flag} folder.", param=param)
     return path
