@@ -19,6 +19,7 @@
 
 #include <math.h>
 
+#include "attention_whole.hpp"
 #include "lanes.hpp"
 #include "matmul.hpp"
 #include "stored.hpp"
@@ -33,8 +34,10 @@ template <class Isa, class T, class Stored>
 struct AttentionOf {
   using Number = typename Stored::Number;  // of a page
   static constexpr bool kWidens = !std::is_same_v<Number, T>;
+  // Whether products with what is stored are whole numbers.
+  static constexpr bool kInWhole = std::is_same_v<Stored, Q8_0> && sizeof(T) == 2 && kHasWhole<Isa>;
   // What is computed with.
-  using C = std::conditional_t<kWidens && !kHasPairs<Dot<Isa, T>>, float, T>;
+  using C = std::conditional_t<kWidens && (kInWhole || !kHasPairs<Dot<Isa, T>>), float, T>;
   using Products = Matmul<Isa, C>;
   using D = Dot<Isa, C>;
   using Rows = typename Products::Rows;
@@ -55,6 +58,8 @@ struct AttentionOf {
     C narrow[kQueriesTogether * kGrid];  // weights, where rows are taken in pairs
     float sums[kQueriesTogether * kMaxValue], weights[kQueriesTogether * kGrid];
     float best[kQueriesTogether], total[kQueriesTogether], scales[kQueriesTogether];
+    struct Nothing {};
+    std::conditional_t<kInWhole, WholeNumbers<Isa>, Nothing> whole;
 
     Queries(const Attention& call, int64_t span, int64_t kv_head, int64_t first, int64_t count)
         : call(call),
@@ -83,6 +88,10 @@ struct AttentionOf {
           memcpy(q + i * key_size(), from, key_size() * sizeof(T));
         else
           widen(from, key_size(), key_size(), q + i * key_size());
+        if constexpr (kInWhole)
+          in_blocks([&](int64_t block, int part, int64_t c, int64_t n) {
+            whole.read_query(i, block, q + i * key_size() + part * call.keys[0].size + c, n);
+          });
         const bool has_sink = call.sinks;
         const float periods = float(1 + position(i) / call.temperature_length);
         scales[i] = call.scale * (1.0f + call.temperature * logf(periods));
@@ -90,6 +99,15 @@ struct AttentionOf {
         total[i] = has_sink ? 1.0f : 0.0f;
       }
       memset(sums, 0, size_t(count * wide_value()) * sizeof(float));
+    }
+
+    // body(number of the block, part of the key, first channel, channels) for the blocks of a key.
+    template <class Body>
+    void in_blocks(const Body& body) const {
+      int64_t block = 0;
+      for (int part = 0; part < 2; part++)
+        for (int64_t c = 0, size = call.keys[part].size; c < size; c += kStoredBlock)
+          body(block++, part, c, smaller(size - c, kStoredBlock));
     }
 
     // What this head has in a page.
@@ -109,6 +127,26 @@ struct AttentionOf {
     // unseen ones.
     void score(int64_t page, int64_t rows) {
       float dots[2][kQueriesTogether * kGrid];
+      if constexpr (kInWhole)
+        multiply_whole(page, rows, dots[0]);
+      else
+        multiply(page, rows, dots);
+      const bool has_two = !kInWhole && call.keys[1].size;
+      for (int64_t i = 0; i < count; i++) {
+        float* s = weights + i * kGrid;
+        const float* a = dots[0] + i * kGrid;
+        const float* b = dots[1] + i * kGrid;
+        if (has_two)
+          for (int64_t r = 0; r < rows; r++) s[r] = (a[r] + b[r]) * scales[i];
+        else
+          for (int64_t r = 0; r < rows; r++) s[r] = a[r] * scales[i];
+        if (call.softcap > 0)
+          for (int64_t r = 0; r < rows; r++) s[r] = call.softcap * tanhf(s[r] / call.softcap);
+      }
+    }
+
+    // Products of all queries with the first rows of a page, for each part of the key.
+    void multiply(int64_t page, int64_t rows, float (&dots)[2][kQueriesTogether * kGrid]) {
       constexpr int64_t kRows = Products::kRows;
       alignas(64) C wide[kWidens ? kRows * kMaxKey : 1];
       const bool is_read_twice = call.values.first == call.keys[0].first;
@@ -132,16 +170,19 @@ struct AttentionOf {
                                           nullptr);
         }
       }
-      for (int64_t i = 0; i < count; i++) {
-        float* s = weights + i * kGrid;
-        const float* a = dots[0] + i * kGrid;
-        const float* b = dots[1] + i * kGrid;
-        if (call.keys[1].size)
-          for (int64_t r = 0; r < rows; r++) s[r] = (a[r] + b[r]) * scales[i];
-        else
-          for (int64_t r = 0; r < rows; r++) s[r] = a[r] * scales[i];
-        if (call.softcap > 0)
-          for (int64_t r = 0; r < rows; r++) s[r] = call.softcap * tanhf(s[r] / call.softcap);
+    }
+
+    // The same of both parts together, as whole numbers.
+    void multiply_whole(int64_t page, int64_t rows, float* dots) {
+      constexpr int64_t kKeys = WholeNumbers<Isa>::kKeys;
+      const bool is_read_twice = call.values.first == call.keys[0].first;
+      for (int64_t first = 0; first < rows; first += kKeys) {
+        if (!is_read_twice) fetch(rows_of(call.values, page), call.values.size, first, first + kKeys);
+        in_blocks([&](int64_t block, int part, int64_t c, int64_t n) {
+          const auto keys = rows_of(call.keys[part], page);
+          whole.score({keys[first] + Stored::width(c), keys.stride, n}, block, count, dots + first,
+                      block == 0);
+        });
       }
     }
 
@@ -269,7 +310,14 @@ struct AttentionOf {
           for (const PagedRows& keys : call.keys)
             fetch(rows_of(keys, table[base / kGrid + 1]), keys.size, kGrid * c / size,
                   kGrid * smaller(c + kChannels, size) / size);
-        read_values(values, c, smaller(size - c, kChannels), low, high);
+        const int64_t channels = smaller(size - c, kChannels);
+        if constexpr (kInWhole) {
+          whole.read_values({values.first + Stored::width(c), values.stride, channels}, low, high);
+          for (int64_t i = 0; i < count; i++) whole.read_weights(i, weights + i * kGrid);
+          whole.mix(count, sums + c, wide_value(), high);
+          continue;
+        }
+        read_values(values, c, channels, low, high);
         for (int64_t i = 0; i < count; i += step)
           with_count<kTile>(smaller(step, count - i), [&](auto together) {
             for (int64_t first = 0; first < kChannels; first += 16 * kVectors)

@@ -46,6 +46,35 @@ struct Avx2 {
   static __m256i dot_pairs(V acc, W w, W x) {
     return _mm256_add_epi32((__m256i)acc, _mm256_madd_epi16((__m256i)w, (__m256i)x));
   }
+
+  // For signed bytes that meet pairs of int16 (see attention_whole.hpp). Sixteen bytes of sixteen rows, a
+  // lane for a row: of every four, the first and third together, then the second and fourth.
+  static void pairs_of_columns(const uint8_t* rows, int64_t stride, int32_t* out) {
+    for (int64_t half = 0; half < 2; half++) {
+      const auto two = [=](int64_t i) {  // 16 bytes of rows i and i + 4
+        const auto row = [=](int64_t r) { return load_as<__m128i>(rows + (8 * half + r) * stride); };
+        return _mm256_inserti128_si256(_mm256_castsi128_si256(row(i)), row(i + 4), 1);
+      };
+      const __m256i a = two(0), b = two(1), c = two(2), d = two(3);
+      const __m256i ab = _mm256_unpacklo_epi32(a, b), cd = _mm256_unpacklo_epi32(c, d);
+      const __m256i ef = _mm256_unpackhi_epi32(a, b), gh = _mm256_unpackhi_epi32(c, d);
+      const __m256i bytes[] = {_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd),
+                               _mm256_unpacklo_epi64(ef, gh), _mm256_unpackhi_epi64(ef, gh)};
+      for (int64_t i = 0; i < 4; i++) {
+        const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(bytes[i], 8), 8);
+        _mm256_storeu_si256((__m256i*)(out + 32 * i + 8 * half), even);
+        _mm256_storeu_si256((__m256i*)(out + 32 * i + 16 + 8 * half), _mm256_srai_epi16(bytes[i], 8));
+      }
+    }
+  }
+  // Thirty-two bytes of two rows, byte by byte.
+  static void pairs_of_rows(const uint8_t* a, const uint8_t* b, int32_t* out) {
+    for (int64_t half = 0; half < 2; half++, out += 16) {
+      const __m128i x = load_as<__m128i>(a + 16 * half), y = load_as<__m128i>(b + 16 * half);
+      _mm256_storeu_si256((__m256i*)out, _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(x, y)));
+      _mm256_storeu_si256((__m256i*)(out + 8), _mm256_cvtepi8_epi16(_mm_unpackhi_epi8(x, y)));
+    }
+  }
 };
 
 template <>

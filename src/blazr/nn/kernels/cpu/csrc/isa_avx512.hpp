@@ -37,6 +37,38 @@ struct Avx512 {
   static __m512i dot_pairs(V acc, V w, V x) {
     return _mm512_dpwssd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
   }
+
+  // For signed bytes that meet pairs of int16 (see attention_whole.hpp). Sixteen bytes of sixteen rows, a
+  // lane for a row: of every four, the first and third together, then the second and fourth.
+  static void pairs_of_columns(const uint8_t* rows, int64_t stride, int32_t* out) {
+    const auto four = [=](int64_t i) {  // 16 bytes of rows i, i + 4, i + 8, i + 12
+      const auto row = [=](int64_t r) { return load_as<__m128i>(rows + r * stride); };
+      __m512i x = _mm512_castsi128_si512(row(i));
+      x = _mm512_inserti32x4(x, row(i + 4), 1);
+      x = _mm512_inserti32x4(x, row(i + 8), 2);
+      return _mm512_inserti32x4(x, row(i + 12), 3);
+    };
+    const __m512i a = four(0), b = four(1), c = four(2), d = four(3);
+    const __m512i ab = _mm512_unpacklo_epi32(a, b), cd = _mm512_unpacklo_epi32(c, d);
+    const __m512i ef = _mm512_unpackhi_epi32(a, b), gh = _mm512_unpackhi_epi32(c, d);
+    const __m512i bytes[] = {_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd),
+                             _mm512_unpacklo_epi64(ef, gh), _mm512_unpackhi_epi64(ef, gh)};
+    for (const __m512i x : bytes) {
+      _mm512_storeu_si512(out, _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8));
+      _mm512_storeu_si512(out + 16, _mm512_srai_epi16(x, 8));
+      out += 32;
+    }
+  }
+  // Thirty-two bytes of two rows, byte by byte.
+  static void pairs_of_rows(const uint8_t* a, const uint8_t* b, int32_t* out) {
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39,
+                                         7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    const __m512i x = _mm512_cvtepi8_epi16(load_as<__m256i>(a));
+    const __m512i y = _mm512_cvtepi8_epi16(load_as<__m256i>(b));
+    _mm512_storeu_si512(out, _mm512_permutex2var_epi16(x, low, y));
+    _mm512_storeu_si512(out + 16, _mm512_permutex2var_epi16(x, high, y));
+  }
 };
 
 // Numbers of bf16 are widened in registers: each is the upper half of a float32.
