@@ -109,6 +109,13 @@ def test_what_is_drawn_is_distributed_as_the_scores_say():
     assert sum((counts[i] - float(e)) ** 2 / float(e) for i, e in enumerate(expected)) < 53
 
 
+@pytest.fixture
+def eager(monkeypatch):
+    """Drafts are computed whether they are worth their time or not: that is up to the machine."""
+    monkeypatch.setattr("blazr.engine.build.Speculator", EagerSpeculator)
+
+
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("spec", ["ngram", "prefix,ngram"])
 def test_the_built_in_model_says_the_same(spec):
     params = [
@@ -135,6 +142,7 @@ def test_the_built_in_model_says_the_same(spec):
                 assert math.isclose(one.logprob, other.logprob, abs_tol=1e-6)
 
 
+@pytest.mark.usefixtures("eager")
 def test_a_server_says_what_was_drafted_and_leaves_it_to_the_request():
     with serving(load_text_engine(LoadOptions("nano", spec="ngram"))) as server:
         body = {"prompt": TEXTS["a story"], "max_tokens": 80, "temperature": 0, "ignore_eos": True}
