@@ -178,6 +178,15 @@ def _log_rows(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
             yield wide[:, 4:-5], log, table
 
 
+def _join_previous(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for width in (40, 7, 1):
+        for table in sample_steps():
+            log = torch.randn(SLOTS, GRID, width).to(dtype)
+            wide = torch.randn(2, num_tokens(table), width + 9).to(dtype)
+            x, hidden = wide[..., 4:-5]
+            yield x, hidden, log, table
+
+
 def _mamba1(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for inner, states, limit in ((40, 16, 0.0), (7, 5, 0.5), (1, 1, 0.0)):
         weights = Mamba1Weights(-torch.rand(inner, states), torch.randn(inner), limit)
@@ -290,6 +299,8 @@ STEP_SAMPLES: dict[str, Callable[[torch.dtype], Iterable[tuple[object, ...]]]] =
     "latent_attention": _latent_attention,
     "convolve": _convolve,
     "log_rows": _log_rows,
+    "join_previous": _join_previous,
+    "keep_last": _log_rows,
     "mamba1": _mamba1,
     "mamba2": _mamba2,
     "mamba3": _mamba3,

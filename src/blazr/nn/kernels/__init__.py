@@ -38,6 +38,7 @@ _CPU = {
         "gated_delta",
         "gated_norm",
     ),
+    "mtp": ("join_previous", "keep_last"),
     "sampling": ("likeliest", "best", "draw"),
 }
 _DTYPES = {

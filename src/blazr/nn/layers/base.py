@@ -187,6 +187,10 @@ class DecoderLayer(nn.Module):
             x, recordable(self.mixer, self._pre_norm(x, embedded), batch, cache, like=x)
         )
 
+    def remember(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
+        """The mixer alone, (T, C) to (T, C): it writes what later tokens need of these."""
+        return recordable(self.mixer, self._pre_norm(x, None), batch, cache, like=x)
+
     def forward_sequences(self, x: Tensor, embedded: Tensor | None = None) -> Tensor:
         """Whole sequences from nothing, (B, T, C) to (B, T, C)."""
         return self._residual(x, self.mixer.forward_sequences(self._pre_norm(x, embedded)))

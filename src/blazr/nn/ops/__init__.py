@@ -39,6 +39,7 @@ _OPS = {
         "embedding",
         "take_columns",
     ),
+    "mtp": ("join_previous", "keep_last"),
     "sampling": ("likeliest", "best", "draw"),
 }
 OPS: Table[Op[...]] = Table(

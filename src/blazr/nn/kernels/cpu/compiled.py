@@ -28,6 +28,7 @@ _ENTRIES = (
     *("norm", "rotate", "angles", "attention", "route", "experts"),
     *("pack", "encode_q4_k"),
     *("mamba2", "convolution", "log_rows", "mamba1", "mamba3", "gated_delta", "gated_rows"),
+    *("join_previous", "keep_last"),
     *("choose", "draw"),
 )
 

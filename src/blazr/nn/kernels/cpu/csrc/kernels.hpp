@@ -224,6 +224,25 @@ struct LogRows {
   int64_t bytes, x_stride;  // of a row; from row to row of x
 };
 
+// Beside each token's row the hidden state of the token before, which for the first of a sequence is
+// in its log, in the row of its position modulo kGrid; zeros before the first of all.
+struct JoinPrevious {
+  const void* x;       // (T, n)
+  const void* hidden;  // (T, n)
+  const void* log;     // (runs, 64, n)
+  void* out;           // (T, 2 n)
+  Sequences sequences;
+  int64_t bytes, x_stride, hidden_stride;  // of a row; from row to row
+};
+
+// The hidden states of a step's tokens to their rows of the log.
+struct KeepLast {
+  const void* hidden;  // (T, n)
+  void* log;           // (runs, 64, n)
+  Sequences sequences;
+  int64_t bytes, hidden_stride;  // of a row; from row to row
+};
+
 // How a recurrence's output is gated and normalised (see gated_norm.hpp).
 enum GatedNorm : int { kGateFirst, kNormFirst, kNormSigmoid, kGateOnly };
 

@@ -45,6 +45,8 @@ std::string layouts() {
       LAYOUT(Window, kept, log, kept_slot, kept_row, log_run, log_row),
       LAYOUT(Sequences, spans, checkpoints, num_spans, num_tokens, longest),
       LAYOUT(LogRows, x, log, sequences, bytes, x_stride),
+      LAYOUT(JoinPrevious, x, hidden, log, out, sequences, bytes, x_stride, hidden_stride),
+      LAYOUT(KeepLast, hidden, log, sequences, bytes, hidden_stride),
       LAYOUT(Convolution, x, in_gate, out_gate, out, weight, bias, window, sequences, channels, taps, dtype, silu, x_stride, out_stride),
       LAYOUT(Mamba1, u, dt, b, c, gate, out, a, d, state, sequences, inner, state_size, dtype, b_stride, c_stride, gate_stride, limit),
       LAYOUT(Mamba2, proj, post, y, dt, out, conv_weight, conv_bias, dt_bias, a, d, norm_weight, multipliers, states, conv_states, log_raw, log_xb, log_dt, sequences, heads, head_dim, state_size, groups, taps, state_stride, conv_state_stride, dtype, norm, norm_groups, dt_min, dt_max, eps),

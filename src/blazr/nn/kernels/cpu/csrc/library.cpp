@@ -311,6 +311,41 @@ void blazr_log_rows(const LogRows* call, int threads) {
   });
 }
 
+void blazr_join_previous(const JoinPrevious* call, int threads) {
+  const Sequences& all = call->sequences;
+  const size_t bytes = size_t(call->bytes);
+  parallel_for(all.num_spans, all.num_tokens > 8 ? threads : 1, [&](int64_t i) {
+    const Span& span = all.spans[i];
+    for (int64_t t = 0; t < span.length; t++) {
+      const int64_t row = span.first + t;
+      char* out = static_cast<char*>(call->out) + 2 * row * call->bytes;
+      memcpy(out, static_cast<const char*>(call->x) + row * call->x_stride, bytes);
+      out += bytes;
+      if (t) {
+        memcpy(out, static_cast<const char*>(call->hidden) + (row - 1) * call->hidden_stride, bytes);
+      } else if (span.start) {
+        const int64_t logged = span.run_slot * kGrid + (span.start - 1) % kGrid;
+        memcpy(out, static_cast<const char*>(call->log) + logged * call->bytes, bytes);
+      } else {
+        memset(out, 0, bytes);
+      }
+    }
+  });
+}
+
+void blazr_keep_last(const KeepLast* call, int threads) {
+  const Sequences& all = call->sequences;
+  parallel_for(all.num_spans, all.num_tokens > 8 ? threads : 1, [&](int64_t i) {
+    const Span& span = all.spans[i];
+    for (int64_t t = span.length > kGrid ? span.length - kGrid : 0; t < span.length; t++) {
+      const int64_t logged = span.run_slot * kGrid + (span.start + t) % kGrid;
+      memcpy(static_cast<char*>(call->log) + logged * call->bytes,
+             static_cast<const char*>(call->hidden) + (span.first + t) * call->hidden_stride,
+             size_t(call->bytes));
+    }
+  });
+}
+
 void blazr_mamba1(const Mamba1* call, int threads) {
   in_sequences(call->sequences, kChannelsTogether, call->inner, threads,
                [&](auto... part) { typed(call->dtype).mamba1(*call, part...); });
