@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from blazr.nn.layers.base import DecoderLayer, LayerConfig, NormConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
+from blazr.nn.layers.cache_spec import CacheSpec
 from blazr.nn.layers.linear import Linear, Matrix, multiply
 from blazr.nn.layers.lora import Lora, StepAdapters
+from blazr.nn.layers.mtp import MtpConfig
 from blazr.nn.operands.step import StepTable
 from blazr.nn.ops.pointwise import embedding, scale, widen
 from blazr.nn.ops.replay import recordable
@@ -33,6 +35,7 @@ class ModelConfig:
         embedding_multiplier: Applied to embedded tokens.
         logits_scaling: Scores are divided by it.
         logit_softcap: Scores z become ``softcap * tanh(z / softcap)``; None leaves them.
+        mtp: What predicts one token further, where there is such a module and it is wanted.
     """
 
     vocab_size: int
@@ -44,6 +47,12 @@ class ModelConfig:
     embedding_multiplier: float = 1.0
     logits_scaling: float = 1.0
     logit_softcap: float | None = None
+    mtp: MtpConfig | None = None
+
+    def cache_specs(self, dtype: torch.dtype) -> list[CacheSpec]:
+        """What each layer remembers when activations have this dtype, and behind them `mtp`."""
+        specs = [layer.mixer.cache_spec(dtype) for layer in self.layers]
+        return specs if self.mtp is None else [*specs, self.mtp.cache_spec(dtype)]
 
     def length_class(self, length: int) -> int:
         """Sequences of one class that may become this long remember a prefix alike.
@@ -93,6 +102,7 @@ class CausalLM(nn.Module):
         self.step_adapters = StepAdapters()
         if not config.tie_word_embeddings:
             self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        self.mtp = None if config.mtp is None else config.mtp.build()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -114,16 +124,48 @@ class CausalLM(nn.Module):
 
         Args:
             batch: T packed tokens.
-            caches: One per layer.
+            caches: One per layer, and behind them that of `mtp`, if there is one.
 
         Returns:
             Hidden states before the final norm, (T, C).
         """
         with self.step_adapters.using(batch.adapters):
             x = embedded = self._embed(batch.token_ids)
-            for layer, cache in zip(self.layers, caches, strict=True):
+            for layer, cache in zip(self.layers, caches, strict=self.mtp is None):
                 x = layer(x, batch, cache, embedded)
+        if self.mtp is not None:
+            hidden = recordable(self.norm, x, like=x)
+            recordable(self.mtp.remember, embedded, hidden, batch, caches[-1], like=x)
         return x
+
+    def draft(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
+        """Guess what follows a token of each of B sequences, the network's next but one.
+
+        Args:
+            batch: B packed tokens, that `forward` has not seen but all before them.
+            caches: As in `forward`.
+
+        Returns:
+            Scores of every vocabulary entry, (B, V), float32.
+        """
+        assert self.mtp is not None
+        with self.step_adapters.using(batch.adapters):
+            embedded = self._embed(batch.token_ids)
+        hidden = recordable(self.mtp, embedded, batch, caches[-1], like=embedded)
+        return self._scores(hidden, batch.adapters)
+
+    def draft_sequences(self, token_ids: Tensor) -> Tensor:
+        """The guesses of `draft` behind every token of whole sequences, differentiable.
+
+        Args:
+            token_ids: (B, T), int64.
+
+        Returns:
+            Logits, (B, T, V), float32.
+        """
+        assert self.mtp is not None
+        hidden = self.norm(self._forward_sequences(token_ids))
+        return self._scores(self.mtp.forward_sequences(self._embed(token_ids), hidden))
 
     def rewind(self, table: StepTable, caches: Sequence[LayerCache]) -> None:
         """Go back to an earlier token since the checkpoints; see `Mixer.rewind`.
@@ -133,7 +175,7 @@ class CausalLM(nn.Module):
                 they go back to.
             caches: One per layer.
         """
-        for layer, cache in zip(self.layers, caches, strict=True):
+        for layer, cache in zip(self.layers, caches, strict=self.mtp is None):
             assert isinstance(layer, DecoderLayer)
             layer.mixer.rewind(table, cache)
 
@@ -146,11 +188,7 @@ class CausalLM(nn.Module):
         Returns:
             Logits, (B, T, V), float32.
         """
-        x = embedded = self._embed(token_ids)
-        for layer in self.layers:
-            assert isinstance(layer, DecoderLayer)
-            x = layer.forward_sequences(x, embedded)
-        return self.logits(x)
+        return self.logits(self._forward_sequences(token_ids))
 
     def logits(self, hidden: Tensor, adapters: Tensor | None = None) -> Tensor:
         """Scores of every vocabulary entry: (..., C) to (..., V), float32.
@@ -159,10 +197,20 @@ class CausalLM(nn.Module):
             hidden: Hidden states before the final norm.
             adapters: The slots of their adapters, (J,), int64; None where there are none.
         """
+        return self._scores(recordable(self.norm, hidden, like=hidden), adapters)
+
+    def _forward_sequences(self, token_ids: Tensor) -> Tensor:
+        """(B, T) to hidden states before the final norm, (B, T, C)."""
+        x = embedded = self._embed(token_ids)
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            x = layer.forward_sequences(x, embedded)
+        return x
+
+    def _scores(self, normed: Tensor, adapters: Tensor | None = None) -> Tensor:
         is_tied = self.config.tie_word_embeddings
         head = self.embed_tokens if is_tied else self.lm_head
         lora = None if is_tied else self.lm_head.lora  # of an embedding they change the embedding
-        normed = recordable(self.norm, hidden, like=hidden)
         with self.step_adapters.using(adapters):
             scores = multiply(normed, head.weight, lora=lora)
         return widen(scores, self.config.logits_scaling, self.config.logit_softcap)

@@ -34,10 +34,12 @@ Rows = tuple[range, ...]
 # What the names of a layer's parameters begin with, and words that stand in many of them.
 OURS = "layers.{i}."
 MIXER, FEED = OURS + "mixer.", OURS + "feed_forward."
+MTP = "mtp."  # what those of the module for multi-token prediction begin with
 PARTS = ("weight", "bias")
 GATE_UP_DOWN = ("gate", "up", "down")
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_NUMBERED = re.compile(r"^layers\.\d+\.", re.ASCII)
 _NUMBER = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
 
 
@@ -410,6 +412,23 @@ class Rule:
         return replace(self, source=source, target=tuple(targets))
 
 
+# Of Qwen, of DeepSeek, and of DeepSeek in GGUF.
+_MTP_RULES = (
+    Rule(MTP + "fc.weight", MTP + "projection.weight"),
+    Rule(MTP + "pre_fc_norm_embedding.weight", MTP + "embedding_norm.weight"),
+    Rule(MTP + "pre_fc_norm_hidden.weight", MTP + "hidden_norm.weight"),
+    Rule(MTP + "norm.weight", MTP + "norm.weight"),
+    Rule(MTP + OURS + "eh_proj.weight", MTP + "projection.weight"),
+    Rule(MTP + OURS + "enorm.weight", MTP + "embedding_norm.weight"),
+    Rule(MTP + OURS + "hnorm.weight", MTP + "hidden_norm.weight"),
+    Rule(MTP + OURS + "shared_head.norm.weight", MTP + "norm.weight"),
+    Rule(MTP + OURS + "nextn.eh_proj.weight", MTP + "projection.weight"),
+    Rule(MTP + OURS + "nextn.enorm.weight", MTP + "embedding_norm.weight"),
+    Rule(MTP + OURS + "nextn.hnorm.weight", MTP + "hidden_norm.weight"),
+    Rule(MTP + OURS + "nextn.shared_head_norm.weight", MTP + "norm.weight"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """What one tensor becomes.
@@ -444,9 +463,12 @@ class RuleBook:
 
     Args:
         rules: The rules; several may lead to one target, for names with aliases.
+        renamed: Beginnings of names, and what rules have in their place.
     """
 
-    def __init__(self, rules: Iterable[Rule]) -> None:
+    def __init__(self, rules: Iterable[Rule], renamed: Mapping[str, str] | None = None) -> None:
+        self._rules = rules = tuple(rules)
+        self._renamed = renamed or {}
         groups = [_rows(rule, word) for rule in rules for word in rule.p or ("",)]
         rows = [row for group in groups for row in group]
         self._by_source = {group[0].source: group for group in groups}
@@ -458,12 +480,33 @@ class RuleBook:
         self.layer_beginnings = tuple(dict.fromkeys(beginnings))
         """What the names of a layer's tensors begin with, up to its number."""
 
+    def with_mtp(self, layer: str) -> RuleBook:
+        """These, and the names of a module for multi-token prediction.
+
+        Args:
+            layer: What the names of its layer's tensors begin with; they go on as those of others.
+        """
+        rules = {rule.source: rule for rule in _MTP_RULES}
+        # rules about this layer alone, whose parameters have its number, before those about all
+        own = sorted(self._rules, key=lambda rule: not rule.source.startswith(layer))
+        for rule in own:
+            is_own = rule.source.startswith(layer)
+            name = rule.source[len(layer) :] if is_own else rule.source.partition("{i}.")[2]
+            targets = [_NUMBERED.sub(OURS, each) if is_own else each for each in rule.targets]
+            if name and all(target.startswith(OURS) for target in targets):
+                of_mtp = replace(
+                    rule, source=MTP + OURS + name, target=tuple(MTP + each for each in targets)
+                )
+                rules.setdefault(of_mtp.source, of_mtp)
+        return RuleBook((*self._rules, *rules.values()), {layer: f"{MTP}layers.0."})
+
     def match(self, name: str) -> Placement | None:
         """What the tensor of this name becomes, or its first rows; None when no rule knows it."""
         return next(iter(self.placements(name)), None)
 
     def placements(self, name: str) -> tuple[Placement, ...]:
         """All that the tensor of this name becomes, in the order of its rows."""
+        name = _rename(name, self._renamed)
         rows = self._by_source.get(name, ()) if "#" not in name else ()
         numbers: list[str] = []
         if not rows:
@@ -486,7 +529,14 @@ class RuleBook:
             if of_slot is not None:
                 values = {**dict(zip(row.used, numbers, strict=True)), **of_slot}
                 names.append(_fill(row.source, [values.get(word, "*") for word in row.order]))
-        return names
+        files_own = {ours: theirs for theirs, ours in self._renamed.items()}
+        return [_rename(name, files_own) for name in names]
+
+
+def _rename(name: str, beginnings: Mapping[str, str]) -> str:
+    """A name with another beginning, where there is one for its own."""
+    found = next((each for each in beginnings if name.startswith(each)), None)
+    return name if found is None else beginnings[found] + name[len(found) :]
 
 
 def _rows(rule: Rule, word: str) -> tuple[_Row, ...]:

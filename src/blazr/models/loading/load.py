@@ -119,7 +119,7 @@ class LoadedModel:
         return self.path if self.path.is_dir() else self.path.parent
 
     def _cache_specs(self) -> list[CacheSpec]:
-        return [layer.mixer.cache_spec(self.module.dtype) for layer in self.config.layers]
+        return self.config.cache_specs(self.module.dtype)
 
 
 def load(
@@ -130,6 +130,7 @@ def load(
     revision: str | None = None,
     ssm_a: str | None = None,
     quantize: str | None = None,
+    with_mtp: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> LoadedModel:
     """Load a model.
@@ -145,6 +146,7 @@ def load(
             ``ssm_a`` says, else ``"stored"``.
         quantize: Pack plain weights while they are read: ``"q8_0"``, ``"q4_0"``, or by part
             (``"experts=q4_0,lm_head=q8_0"``). None keeps all as they are stored.
+        with_mtp: Whether to load the module for multi-token prediction, too.
         progress: Told the bytes that have been read, and all of them.
 
     Raises:
@@ -155,7 +157,7 @@ def load(
         CapacityError: There is not enough memory.
     """
     policy = parse_policy(quantize)
-    planned = plan_model(model, revision=revision)
+    planned = plan_model(model, revision=revision, with_mtp=with_mtp)
     checkpoint = planned.checkpoint
     module = planned.module
     declared = ConfigReader(checkpoint.config).text("ssm_a")

@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from blazr.core.errors import CheckpointError, UnknownFamilyError
+from blazr.core.errors import CheckpointError, ConfigError, UnknownFamilyError
 from blazr.core.table import Table
 from blazr.models.causal_lm import CausalLM, Embedding, ModelConfig
 from blazr.models.checkpoint.base import (
@@ -33,6 +33,7 @@ from blazr.models.families.base import Derivation, Family
 from blazr.models.families.hf.derive import model_type
 from blazr.models.families.rules import (
     AS_STORED,
+    MTP,
     AsStored,
     Mxfp4,
     RuleBook,
@@ -105,22 +106,33 @@ class PlannedModel:
     plan: LoadPlan
 
 
-def plan_model(model: str, *, revision: str | None = None) -> PlannedModel:
+def plan_model(model: str, *, revision: str | None = None, with_mtp: bool = False) -> PlannedModel:
     """Find a model, derive its config and match every tensor, reading headers only.
 
     Args:
         model: A directory, a file, ``nano``, or a Hub id.
         revision: Branch, tag or commit of a Hub id.
+        with_mtp: Whether its module for multi-token prediction is wanted, which is left out
+            otherwise.
 
     Raises:
         CheckpointError: There is no such model, or its tensors are not those of its kind.
         ShapeError: Its tensors do not fit each other.
-        ConfigError: config.json has a wrong value.
+        ConfigError: config.json has a wrong value, or there is no module that is wanted.
     """
     files = find_model(model, revision=revision)
     checkpoint = open_checkpoint(files.path)
     family = detect_family(checkpoint)
     derivation = family.derive(checkpoint)
+    if with_mtp and derivation.config.mtp is None:
+        raise ConfigError(
+            f"{files.name} has no module for multi-token prediction that blazr knows.",
+            found=f"a model of the kind {family.name}",
+            expected="one of Qwen3-Next, Qwen3.5, DeepSeek-V3 or GLM-4.5, with its MTP tensors",
+            hint="take another way to speculate: --spec ngram",
+        )
+    if not with_mtp:
+        derivation = replace(derivation, config=replace(derivation.config, mtp=None))
     with torch.device("meta"):
         module = CausalLM(derivation.config)
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
@@ -284,7 +296,8 @@ def plan_load(
     matching = _Matching(rules, parameters)
     skipped = []
     for name, info in tensors.items():
-        if name.endswith(tuple(ignored)) or name.startswith(tuple(ignored_beginnings)):
+        is_unused = name.startswith(tuple(ignored_beginnings)) and not matching.is_of_mtp(name)
+        if is_unused or name.endswith(tuple(ignored)):
             skipped.append(name)
         else:
             matching.add(info)
@@ -339,6 +352,15 @@ class _Matching:
             self.transforms[each.parameter] = each.transform
             if not each.transform.fits(part.shape, shape):
                 self._misshapen(part, shape)
+
+    def is_of_mtp(self, name: str) -> bool:
+        """Whether a tensor belongs to the module for multi-token prediction, and that is wanted."""
+        match = self.rules.match(name)
+        return (
+            match is not None
+            and match.parameter.startswith(MTP)
+            and (match.parameter in self.parameters)
+        )
 
     def _misshapen(self, info: TensorInfo, wanted: Shape) -> None:
         detail = f"is {list(info.shape)}, the model needs {list(wanted)}"

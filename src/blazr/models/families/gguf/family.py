@@ -71,18 +71,24 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
         without_defaults={*METADATA_KEYS, *values, "partial_rotary_factor"},
     )
     derived = read_from(source)
-    config = as_gguf(derived.config, file.row)
+    config = derived.config
+    if not file.has(f"blk.{file.num_layers}.nextn.eh_proj.weight"):
+        config = replace(config, mtp=None)  # Ollama's files may have one beside the layers
+    config = as_gguf(config, file.row)
+    behind = () if config.mtp is None else (config.mtp.layer,)
+    layers = tuple(
+        replace(
+            layer,
+            mixer=_mixer(file, layer.mixer, index),
+            feed_forward=layer.feed_forward and _feed_forward(file, layer.feed_forward, index),
+            residual_multiplier=file.number("residual_scale", layer.residual_multiplier),
+        )
+        for index, layer in enumerate((*config.layers, *behind))
+    )
     config = replace(
         config,
-        layers=tuple(
-            replace(
-                layer,
-                mixer=_mixer(file, layer.mixer, index),
-                feed_forward=layer.feed_forward and _feed_forward(file, layer.feed_forward, index),
-                residual_multiplier=file.number("residual_scale", layer.residual_multiplier),
-            )
-            for index, layer in enumerate(config.layers)
-        ),
+        layers=layers[: file.num_layers],
+        mtp=config.mtp and replace(config.mtp, layer=layers[-1]),
         embedding_multiplier=file.number("embedding_scale", config.embedding_multiplier),
         logits_scaling=file.number("logit_scale", config.logits_scaling),
         logit_softcap=file.number("final_logit_softcapping", 0.0) or None,
@@ -207,7 +213,8 @@ def as_gguf(config: ModelConfig, row: Architecture) -> ModelConfig:
     """The same model, in the form that files of this architecture have."""
     eps = config.final_norm.eps
     layers = []
-    for layer in config.layers:
+    behind = () if config.mtp is None else (config.mtp.layer,)
+    for layer in (*config.layers, *behind):
         present = {name: norm for name in _NORMS if (norm := getattr(layer, name)) is not None}
         norms = {name: replace(norm, unit_offset=False) for name, norm in present.items()}
         mixer = _mixer_in_gguf(layer.mixer, row, eps)
@@ -219,7 +226,12 @@ def as_gguf(config: ModelConfig, row: Architecture) -> ModelConfig:
             feed = replace(feed, shared_intermediate_size=shared if feed.shared_expert else None)
         layers.append(replace(layer, mixer=mixer, feed_forward=feed, **norms))
     final_norm = replace(config.final_norm, unit_offset=False)
-    config = replace(config, layers=tuple(layers), final_norm=final_norm)
+    config = replace(
+        config,
+        layers=tuple(layers[: len(config.layers)]),
+        final_norm=final_norm,
+        mtp=config.mtp and replace(config.mtp, layer=layers[-1], norm=final_norm),
+    )
     if not row.is_folded:
         return config
     is_even = math.isclose(config.embedding_multiplier * config.logits_scaling, 1)
@@ -271,13 +283,15 @@ def tensor_names(file: GgufFile, config: ModelConfig) -> RuleBook:
     is_fused = up is not None and down is not None and up.shape[:1] == (2 * down.shape[-1],)
     joins_gates = bool(file.layers_with("ssm_ba.weight"))
     reordered = file.flag("ssm.v_head_reordered")  # Ollama's word: convert_qwen3next.go
-    return gguf_names(
+    behind = () if config.mtp is None else (config.mtp.layer,)
+    names = gguf_names(
         file.row,
-        config.layers,
+        (*config.layers, *behind),
         fused=is_fused,
         tiled=not joins_gates if reordered is None else reordered,
         joins_gates=joins_gates,
     )
+    return names.with_mtp(f"blk.{file.num_layers}.") if behind else names
 
 
 def unused_beginnings(file: GgufFile) -> tuple[str, ...]:

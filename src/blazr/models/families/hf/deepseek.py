@@ -121,5 +121,6 @@ DEEPSEEK_V3 = hf_family(
             "moe_layer_freq": (1,),
             "topk_method": ("noaux_tc",),
         },
+        mtp="behind",
     ),
 )

@@ -19,6 +19,7 @@ from blazr.models.families.rules import (
     FEED,
     GATE_UP_DOWN,
     MIXER,
+    MTP,
     Cut,
     HeadsOfKinds,
     Rule,
@@ -138,7 +139,8 @@ _NEXT = Traits(
         "mtp_num_hidden_layers",
         "mtp_use_dedicated_embeddings",
     ),
-    unused=lambda _: ("mtp.",),  # layers that predict more than the next token
+    unused=lambda _: (MTP,),
+    mtp="beside",
 )
 QWEN3_NEXT = hf_family("qwen3_next", replace(_NEXT, rules_of=_next_rules_of))
 _DENSE = replace(_NEXT, defaults=_QWEN_DEFAULTS, feed_forward=None)

@@ -27,11 +27,12 @@ from blazr.models.families.base import (
 )
 from blazr.models.families.hf.names import LLAMA_RULES
 from blazr.models.families.hf.rope import read_rope
-from blazr.models.families.rules import RuleBook
+from blazr.models.families.rules import MTP, RuleBook
 from blazr.models.families.unread import check_unread
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, LayerConfig, MixerConfig, NormConfig
 from blazr.nn.layers.mlp import MlpConfig
+from blazr.nn.layers.mtp import MtpConfig
 from blazr.nn.layers.rope import RopeConfig
 
 Flag = bool | str
@@ -244,6 +245,8 @@ class Traits:
         names: Keys of a value, the first to look for first, where they differ from HF_ALIASES.
         rules_of: Tensor names of one checkpoint, where they differ by layer.
         unused: What the names of tensors begin with that the network has no place for.
+        mtp: Where a module for multi-token prediction is, if there is one: beside the model, or
+            as one more layer behind the others. Its layer is one of attention.
     """
 
     rules: RuleBook = LLAMA_RULES
@@ -269,6 +272,7 @@ class Traits:
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rules_of: Callable[[Checkpoint], RuleBook] | None = None
     unused: Callable[[Checkpoint], tuple[str, ...]] | None = None
+    mtp: Literal["beside", "behind"] | None = None
 
 
 def hf_family(name: str, traits: Traits) -> Family:
@@ -284,9 +288,13 @@ def hf_family(name: str, traits: Traits) -> Family:
         reader = ConfigReader(checkpoint.config, "config.json", names)
         own = Source(reader=reader, tensors=checkpoint.tensors, rules=traits.rules)
         prepared = reader.over(traits.prepare(reader.raw)) if traits.prepare else reader
+        found = derive_from(replace(own, reader=prepared), traits, Ledger())
+        rules = traits.rules_of(checkpoint) if traits.rules_of else traits.rules
+        if found.config.mtp is not None:
+            rules = rules.with_mtp(_mtp_layer(own, traits, len(found.config.layers)))
         return replace(
-            derive_from(replace(own, reader=prepared), traits, Ledger()),
-            rules=traits.rules_of(checkpoint) if traits.rules_of else traits.rules,
+            found,
+            rules=rules,
             unused=(
                 *(traits.unused(checkpoint) if traits.unused else ()),
                 *_extra_layers(own),
@@ -378,6 +386,7 @@ def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) ->
             head if is_there else f"{head} (absent)",
             reader.boolean("tie_word_embeddings"),
         ),
+        mtp=_mtp(reading, source, traits, norm),
     )
     if ledger is not None:
         check_unread(reader, ledger)
@@ -401,6 +410,29 @@ def _extra_layers(source: Source) -> tuple[str, ...]:
     first = count.value
     number = min(extra.value, MAX_EXTRA_LAYERS)
     return tuple(f"{_layers_begin(source)}{first + index}." for index in range(number))
+
+
+def _mtp(reading: Reading, source: Source, traits: Traits, norm: NormConfig) -> MtpConfig | None:
+    """The module for multi-token prediction, if the file has one that uses the model's embedding.
+
+    Its layer may be the only one of its kind, so it is not counted where layers take turns.
+    """
+    layer = _mtp_layer(source, traits, reading.num_layers)
+    is_behind = traits.mtp == "behind"
+    names = [layer + "eh_proj", layer + "nextn.eh_proj"] if is_behind else [MTP + "fc"]
+    if traits.mtp is None or not any(f"{name}.weight" in source.tensors for name in names):
+        return None
+    if MTP + "embed_tokens.weight" in source.tensors:
+        return None
+    traits = traits if is_behind else replace(traits, mixer=None)
+    index = reading.num_layers if is_behind else 0
+    return MtpConfig(layer=_layer(reading, traits, norm, index), norm=norm)
+
+
+def _mtp_layer(source: Source, traits: Traits, num_layers: int) -> str:
+    """What the names of the tensors of its layer begin with."""
+    is_behind = traits.mtp == "behind"
+    return f"{_layers_begin(source)}{num_layers}." if is_behind else f"{MTP}layers.0."
 
 
 def _layers_begin(source: Source) -> str:

@@ -208,6 +208,7 @@ GLM4_MOE = hf_family(
         },
         attention={"qkv_bias": "attention_bias", "qk_norm": "use_qk_norm"},
         feed_forward=sigmoid_experts,
+        mtp="behind",
     ),
 )
 GPT_OSS = hf_family(

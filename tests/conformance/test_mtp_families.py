@@ -1,0 +1,162 @@
+"""Modules for multi-token prediction are read as their families publish them.
+
+The reference is the transformers library's own layer, given the module's tensors under its names;
+the library itself leaves such modules out.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from blazr.core.errors import ConfigError
+from blazr.models.checkpoint.open import open_checkpoint
+from blazr.models.loading.convert import convert
+from blazr.models.loading.load import load
+from blazr.models.loading.plan import plan_model
+from blazr.nn.device import resolve_device
+from tests.support.closeness import error
+from tests.support.ggufs import write
+from tests.support.mtp import KINDS, save_with_mtp
+
+transformers = pytest.importorskip("transformers")
+CPU = resolve_device("cpu")
+
+
+def read(path: Path) -> nn.Module:
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        path, attn_implementation="eager", dtype=torch.float32
+    )
+    if "experts" in repr(model):
+        model.set_experts_implementation("eager")
+    return model
+
+
+def scores_by_hand(path: Path, kind: str, ids: Tensor) -> Tensor:
+    """What the module makes of whole texts, (B, T, V), with layers of the transformers library."""
+    model = read(path)
+    begin, like = KINDS[kind]
+    tensors = load_file(path / "model.safetensors")
+    is_beside = begin == "mtp."
+    names = (
+        ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+        if is_beside
+        else ("eh_proj", "enorm", "hnorm", "shared_head.norm")
+    )
+    projection, *weights = (tensors[f"{begin}{name}.weight"] for name in names)
+
+    # the model's layer of the same kind gets the module's tensors, as the file has them
+    swapped = dict(tensors)
+    inside = begin + ("layers.0." if is_beside else "")
+    for name in tensors:
+        if name.startswith(like):
+            swapped[name] = tensors[inside + name.removeprefix(like)]
+    own = {name: each for name, each in swapped.items() if not name.startswith(begin)}
+    other = path / "swapped"
+    model.config.save_pretrained(other)
+    save_file(own, other / "model.safetensors", metadata={"format": "pt"})
+    core, layer = model.model, read(other).model.layers[int(like.split(".")[2])]
+
+    def norm(weight: Tensor) -> nn.Module:
+        made = type(core.norm)(len(weight), eps=model.config.rms_norm_eps)
+        made.weight = nn.Parameter(weight)
+        return made
+
+    of_embedding, of_hidden, last = map(norm, weights)
+    embedded = model.get_input_embeddings()(ids)
+    hidden = of_hidden(core(ids).last_hidden_state)
+    before = torch.cat((torch.zeros_like(hidden[:, :1]), hidden[:, :-1]), 1)
+    x = torch.cat((of_embedding(embedded), before), -1) @ projection.T
+    positions = torch.arange(ids.shape[1])[None]
+    length = ids.shape[1]
+    mask = torch.full((length, length), float("-inf")).triu(1)[None, None]
+    out = layer(
+        x,
+        attention_mask=mask,
+        position_ids=positions,
+        position_embeddings=core.rotary_emb(x, positions),
+    )
+    out = out[0] if isinstance(out, tuple) else out
+    scores: Tensor = model.lm_head(last(out))
+    return scores
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_guesses_as_its_tensors_say(kind, tmp_path):
+    path = save_with_mtp(kind, tmp_path)
+    loaded = load(str(path), device=CPU, with_mtp=True)
+    assert loaded.config.mtp is not None
+    ids = torch.randint(3, 50, (2, 40), generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        ours = loaded.module.draft_sequences(ids)
+        assert error(ours, scores_by_hand(path, kind, ids)) < 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_left_out_unless_it_is_wanted(kind, tmp_path):
+    path = save_with_mtp(kind, tmp_path)
+    planned = plan_model(str(path))
+    assert planned.derivation.config.mtp is None
+    assert not any(step.parameter.startswith("mtp.") for step in planned.plan.steps)
+    begin, _ = KINDS[kind]
+    assert all(name.startswith(begin) for name in planned.plan.ignored)
+
+
+def test_it_is_packed_like_the_rest(tmp_path):
+    path = save_with_mtp("qwen3_next", tmp_path, hidden_size=32)
+    loaded = load(str(path), device=CPU, with_mtp=True, quantize="q8_0")
+    plain = load(str(path), device=CPU, with_mtp=True)
+    assert type(loaded.module.mtp.projection.weight) is not type(plain.module.mtp.projection.weight)
+
+
+def test_a_model_without_one_says_so():
+    with pytest.raises(ConfigError, match="multi-token prediction") as raised:
+        plan_model("nano", with_mtp=True)
+    assert "ngram" in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["glm4_moe", "deepseek_v3"])
+def test_gguf_says_the_same(kind, tmp_path):
+    """The same tensors, under the names that llama.cpp's converter gives layers behind the last."""
+    path = save_with_mtp(kind, tmp_path / "model")
+    expected = load(str(path), device=CPU, with_mtp=True)
+    begin, _ = KINDS[kind]
+    tensors = load_file(path / "model.safetensors")
+    of_module = {
+        f"blk.2.nextn.{theirs}.weight": tensors[f"{begin}{ours}.weight"]
+        for ours, theirs in (
+            *((name, name) for name in ("eh_proj", "enorm", "hnorm", "embed_tokens")),
+            ("shared_head.norm", "shared_head_norm"),
+            ("shared_head.head", "shared_head_head"),
+        )
+    }
+    # as a model of three layers it can be converted
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    parts = ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head")
+    own = {n: t for n, t in tensors.items() if not n.startswith(tuple(begin + p for p in parts))}
+    save_file(own, plain / "model.safetensors")
+    config = json.loads((path / "config.json").read_text())
+    config |= {"num_hidden_layers": 3, "num_nextn_predict_layers": 0, "layer_types": None}
+    (plain / "config.json").write_text(json.dumps(config))
+    convert(str(plain), tmp_path / "plain.gguf")
+    converted = open_checkpoint(tmp_path / "plain.gguf")
+    found = {name: converted.read(name) for name in converted.tensors}
+    prefix = converted.metadata["general.architecture"]
+    file = write(
+        tmp_path / "model.gguf",
+        {**found, **of_module},
+        {**converted.metadata, f"{prefix}.nextn_predict_layers": 1},
+    )
+
+    loaded = load(str(file), device=CPU, with_mtp=True)
+    ids = torch.randint(3, 50, (2, 40), generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        ours, theirs = (each.module.draft_sequences(ids) for each in (loaded, expected))
+    assert error(ours, theirs) < 1e-4
+    assert load(str(file), device=CPU).config.mtp is None
