@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from blazr.engine.replay import Size
 from blazr.models.causal_lm import CausalLM, Embedding, ModelConfig
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.layers.attention import AttentionConfig
@@ -153,7 +154,9 @@ class Network:
             assert got == tokens, where
             assert torch.equal(scores, logits), where
         replays = lab.runner.replays
-        return replays is not None and any(replays.num_python(n) is not None for n in range(1, 34))
+        return replays is not None and any(
+            replays.num_python(Size(n, n)) is not None for n in range(1, 34)
+        )
 
 
 # One of each in turn: the whole product takes six minutes.

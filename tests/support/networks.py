@@ -21,12 +21,15 @@ from blazr.engine.request import Request
 from blazr.engine.runner import ModelRunner, StepResult
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import Scheduler, StepPlan
+from blazr.engine.speculation.mtp import MtpDrafter
 from blazr.engine.speculation.speculator import Speculator
 from blazr.models.causal_lm import CausalLM, ModelConfig
 from blazr.nn.layers.base import LayerConfig, NormConfig
+from blazr.nn.layers.mtp import MtpConfig
 from blazr.nn.layers.parallel import ParallelMixerConfig
 from blazr.nn.layers.shared_block import SharedBlockConfig
 from blazr.nn.operands.step import GRID
+from tests.support.drafts import EagerSpeculator
 from tests.support.examples import FEED_FORWARD_EXAMPLES, HIDDEN, MIXER_EXAMPLES, SHARED_AGAIN
 from tests.support.seeds import run_seed
 
@@ -34,8 +37,14 @@ VOCAB, CONTEXT = 53, 1024
 NAN_BYTE = 0xFF
 
 
-def build_network(mix: Sequence[str], *, seed: int = 0, std: float = 0.35) -> CausalLM:
-    """A network of these layers (``mixer`` or ``mixer+feed_forward``) with random weights."""
+def build_network(
+    mix: Sequence[str], *, mtp: str | None = None, seed: int = 0, std: float = 0.35
+) -> CausalLM:
+    """A network of these layers (``mixer`` or ``mixer+feed_forward``) with random weights.
+
+    Its module for multi-token prediction has a layer like that, if one is wanted; the network is
+    the same with it and without.
+    """
     torch.manual_seed(run_seed(seed))
     rms, layer = NormConfig(HIDDEN, 1e-5), NormConfig(HIDDEN, 1e-6, "layer")
     layers = []
@@ -54,15 +63,24 @@ def build_network(mix: Sequence[str], *, seed: int = 0, std: float = 0.35) -> Ca
                 feed_forward_norm=rms if feed else None,
             )
         )
+    own, _, feed = (mtp or "").partition("+")
+    predicting = own and LayerConfig(
+        mixer=MIXER_EXAMPLES[own],
+        mixer_norm=rms,
+        feed_forward=FEED_FORWARD_EXAMPLES[feed] if feed else None,
+        feed_forward_norm=rms if feed else None,
+    )
     config = ModelConfig(
         vocab_size=VOCAB,
         hidden_size=HIDDEN,
         max_seq_len=CONTEXT,
         layers=tuple(layers),
         final_norm=rms,
+        mtp=MtpConfig(layer=predicting, norm=rms) if predicting else None,
     )
     model = CausalLM(config)
-    for name, parameter in model.named_parameters():
+    # the module's last, so that those of the others do not depend on it
+    for name, parameter in sorted(model.named_parameters(), key=lambda each: "mtp." in each[0]):
         spread = 1.0 if "embed" in name or name.endswith("norm.weight") else std
         torch.nn.init.normal_(parameter, 0.0, spread)
     return model.eval().requires_grad_(requires_grad=False)
@@ -83,6 +101,7 @@ class Lab:
         cache_dir: Where prefixes are kept on disk, if anywhere.
         kv_dtype: What keys, values and latents are stored in.
         speculator: Drafts what may follow, if anything does.
+        drafts_itself: Whether the network's own module does, as often as it can.
 
     Attributes:
         sample: Draws from a step's logits, as `Draws.draw` does; tests put others in its place.
@@ -100,12 +119,10 @@ class Lab:
         cache_dir: Path | None = None,
         kv_dtype: str = "auto",
         speculator: Speculator | None = None,
+        drafts_itself: bool = False,
     ) -> None:
         layout = plan_layout(
-            [
-                layer.mixer.cache_spec(model.dtype).stored_as(kv_dtype)
-                for layer in model.config.layers
-            ]
+            [spec.stored_as(kv_dtype) for spec in model.config.cache_specs(model.dtype)]
         )
         pages, states = layout.pages_per_superpage, layout.states_per_superpage
         superpages = 2 + (-(-tokens // GRID // pages) if pages else 0)
@@ -123,6 +140,9 @@ class Lab:
             self.runner, EngineConfig(cache_dir=None if cache_dir is None else str(cache_dir))
         )
         self.memory = CacheManager(shape, prefix_cache=prefix_cache, disk=disk)
+        if drafts_itself:
+            drafter = MtpDrafter(partial(self.runner.draft, memory=self.memory), GRID)
+            speculator = EagerSpeculator([drafter], grid=GRID)
         self.scheduler = Scheduler(self.memory, token_budget=budget, speculator=speculator)
         self.engine = Engine(
             self.scheduler,

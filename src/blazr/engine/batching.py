@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
@@ -78,6 +78,41 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
         logits_indices=_place(np.array(wanted, np.int64), device),
         table=StepTable(tuple(spans), _place(tables, device), plan.num_decodes),
         lengths=_place(np.array(lengths, np.int64), device),
+        adapters=_place(np.array(adapters, np.int64), device) if any(adapters) else None,
+    )
+
+
+def build_draft_batch(
+    last: Mapping[Sequence, int], num_drafted: int, memory: CacheManager, device: torch.device
+) -> ForwardBatch:
+    """One token of each of B sequences, behind all that are in memory, for `CausalLM.draft`.
+
+    Args:
+        last: By sequence, its last token or the draft behind it; it has the page for that.
+        num_drafted: How many drafts there were before this one.
+        memory: Where the sequences' memory is.
+        device: Where the batch goes.
+    """
+    sequences = tuple(last)
+    starts = [sequence.computed + num_drafted for sequence in sequences]
+    runs = [sequence.run_slot or 0 for sequence in sequences]
+    adapters = [sequence.adapter_slot for sequence in sequences]
+    grid = memory.shape.grid
+    tables = memory.block_tables.rows[runs]
+    at = np.array(starts, np.int64)
+    spans = (
+        Span(index, 1, start, 0, run_slot=run)
+        for index, (start, run) in enumerate(zip(starts, runs, strict=True))
+    )
+    lengths = np.array([sequence.max_computed for sequence in sequences], np.int64)
+    places = np.arange(len(sequences))
+    return ForwardBatch(
+        token_ids=_place(np.array(list(last.values()), np.int64), device),
+        positions=_place(at, device),
+        slot_mapping=_place(tables[places, at // grid] * grid + at % grid, device),
+        logits_indices=_place(places, device),
+        table=StepTable(tuple(spans), _place(tables, device), len(sequences)),
+        lengths=_place(lengths, device),
         adapters=_place(np.array(adapters, np.int64), device) if any(adapters) else None,
     )
 

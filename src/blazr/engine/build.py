@@ -20,7 +20,7 @@ from blazr.engine.engine import Engine
 from blazr.engine.pacing import Pacing
 from blazr.engine.runner import ModelRunner
 from blazr.engine.scheduler import Scheduler
-from blazr.engine.speculation import DRAFTERS
+from blazr.engine.speculation import DRAFTERS, drafter_names
 from blazr.engine.speculation.speculator import COUNTS, MOST_DRAFTS, Speculator
 from blazr.models.causal_lm import CausalLM
 from blazr.nn.device import Device, release_threads
@@ -45,12 +45,9 @@ def build_engine(
         CapacityError: The memory holds not even one sequence.
         UnknownNameError: There is no such dtype of keys and values, or no such drafter.
     """
-    drafters = [DRAFTERS[name.strip()] for name in (config.spec or "").split(",") if name.strip()]
+    drafters = [DRAFTERS[name] for name in drafter_names(config.spec)]
     max_seq_len = min(model.config.max_seq_len, config.max_seq_len or model.config.max_seq_len)
-    specs = [
-        layer.mixer.cache_spec(model.dtype).stored_as(config.kv_dtype)
-        for layer in model.config.layers
-    ]
+    specs = [spec.stored_as(config.kv_dtype) for spec in model.config.cache_specs(model.dtype)]
     layout = plan_layout(specs)
     shape = plan_cache(layout, config, device=device, max_seq_len=max_seq_len)
     runner = ModelRunner(model, layout, shape, banned_ids=banned_ids)
@@ -65,7 +62,8 @@ def build_engine(
         memory = CacheManager(shape, prefix_cache=config.prefix_cache, disk=disk)
         speculator = None
         if drafters:
-            speculator = Speculator((make(shape.grid) for make in drafters), grid=shape.grid)
+            draft = partial(runner.draft, memory=memory)
+            speculator = Speculator((make(draft, shape.grid) for make in drafters), grid=shape.grid)
         return Engine(
             Scheduler(memory, token_budget=config.token_budget, speculator=speculator),
             lambda plan: runner.execute(plan, memory),

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
-from typing import Never
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Never
 
 import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from blazr.engine.batching import build_batch
+from blazr.engine.batching import build_batch, build_draft_batch
 from blazr.engine.cache.manager import CacheManager
 from blazr.engine.scheduler import StepPlan
+from blazr.engine.sequence import Sequence as RunningSequence
 from blazr.models.causal_lm import CausalLM
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.rope import Positions, RopeConfig
@@ -26,8 +27,22 @@ logger = logging.getLogger(__name__)
 _SEEN = 3  # steps of a size without drafts before it is recorded; sizes with drafts come again
 
 MOST_RECORDED = 256  # sizes: each takes about a megabyte
-# sequences that decode, tokens that are computed of them, whether any of them has an adapter
-Size = tuple[int, int, bool]
+
+
+class Size(NamedTuple):
+    """What decides whether one step's recording serves another.
+
+    Args:
+        sequences: That decode.
+        tokens: That are computed of them.
+        has_adapters: Whether any of them has an adapter.
+        drafts: Whether `CausalLM.draft` computes it.
+    """
+
+    sequences: int
+    tokens: int
+    has_adapters: bool = False
+    drafts: bool = False
 
 
 class Replays:
@@ -61,19 +76,53 @@ class Replays:
             memory: Where the sequences' memory is.
         """
         has_adapters = any(row.sequence.request.adapter for row in plan.rows)
-        size = len(plan.rows), plan.num_tokens, has_adapters
+        size = Size(len(plan.rows), plan.num_tokens, has_adapters)
         is_asked = any(row.sequence.asks_of_prompt for row in plan.rows)
         if not self._is_possible or is_asked or not all(row.decodes for row in plan.rows):
             return None
+        made = self._find(size, memory)
+        if made is None:
+            return None
+        inputs, replay = made
+        inputs.take(
+            [
+                (each, each.computed, (each.tokens[each.computed], *row.drafts), each.pending)
+                for row in plan.rows
+                for each in (row.sequence,)
+            ],
+            memory,
+        )
+        return replay(build_batch(plan, memory, self._model.device) if replay.num_python else None)
+
+    def draft_logits(
+        self, last: Mapping[RunningSequence, int], num_drafted: int, memory: CacheManager
+    ) -> Tensor | None:
+        """The same of `CausalLM.draft`, (B, V); see `build_draft_batch` for the arguments."""
+        if not self._is_possible:
+            return None
+        has_adapters = any(each.request.adapter for each in last)
+        made = self._find(Size(len(last), len(last), has_adapters, drafts=True), memory)
+        if made is None:
+            return None
+        inputs, replay = made
+        inputs.take(
+            [(each, each.computed + num_drafted, (token,), ()) for each, token in last.items()],
+            memory,
+        )
+        step = None
+        if replay.num_python:
+            step = build_draft_batch(last, num_drafted, memory, self._model.device)
+        return replay(step)
+
+    def _find(self, size: Size, memory: CacheManager) -> tuple[_Inputs, Replay] | None:
+        """A recorded step of this size; None where there is none yet, or can be none."""
         if size not in self._made:
             self._seen[size] += 1
-            is_rare = self._seen[size] < _SEEN and size[0] == size[1]
+            is_rare = self._seen[size] < _SEEN and size.sequences == size.tokens
             if is_rare or not self._record(size, memory.shape.max_blocks):
                 return None
         self._made.move_to_end(size)
-        inputs, replay = self._made[size]
-        inputs.take(plan, memory)
-        return replay(build_batch(plan, memory, self._model.device) if replay.num_python else None)
+        return self._made[size]
 
     def record(self, sizes: Iterable[Size], max_blocks: int) -> None:
         """Record decode steps before they are met; those that cannot be kept are computed.
@@ -95,6 +144,8 @@ class Replays:
 
         def run() -> Tensor:
             inputs.rotary.prepare()
+            if size.drafts:
+                return self._model.draft(inputs.batch, self._caches)
             hidden = self._model(inputs.batch, self._caches)
             return self._model.logits(hidden, inputs.batch.adapters)
 
@@ -111,10 +162,16 @@ class Replays:
                 self._made.popitem(last=False)
             logger.debug(
                 "recorded the step of %d sequences and %d tokens, %d parts of it in Python",
-                *size[:2],
+                size.sequences,
+                size.tokens,
                 replay.num_python,
             )
         return self._is_possible
+
+
+# A sequence's part of a step: itself, tokens in memory before, ids that are computed, and after how
+# many of them states are written, and to which slots.
+_Row = tuple[RunningSequence, int, tuple[int, ...], Sequence[tuple[int, int]]]
 
 
 class _Inputs:
@@ -127,7 +184,7 @@ class _Inputs:
     """
 
     def __init__(self, whole_size: Size, max_blocks: int, ropes: set[RopeConfig]) -> None:
-        size, num_tokens, has_adapters = whole_size
+        size, num_tokens = whole_size.sequences, whole_size.tokens
         # a token passes one edge at most, and drafts none
         parts = [num_tokens, num_tokens, num_tokens, num_tokens, 8 * size, 2 * size]
         self._numbers = np.zeros(sum(parts), np.int64)
@@ -152,11 +209,11 @@ class _Inputs:
                 num_decodes=size if num_tokens == size else 0,
                 recorded=numbers,
             ),
-            adapters=adapters if has_adapters else None,
+            adapters=adapters if whole_size.has_adapters else None,
         )
         self.batch.__dict__["rotary"] = self.rotary
 
-    def take(self, plan: StepPlan, memory: CacheManager) -> None:
+    def take(self, rows: Sequence[_Row], memory: CacheManager) -> None:
         """Hold this step's numbers."""
         grid = memory.shape.grid
         has_states = memory.shape.has_states
@@ -168,25 +225,24 @@ class _Inputs:
         adapters: list[int] = []
         spans: list[int] = []
         edges: list[int] = []
-        for index, row in enumerate(plan.rows):
-            sequence = row.sequence
-            start = sequence.computed
+        for index, (sequence, start, ids, pending) in enumerate(rows):
             run = sequence.run_slot
             state = sequence.checkpoint or 0
             assert run is not None
             logged = start - sequence.checkpoint_length if has_states else 0
             slot = sequence.pages[start // grid] * grid + start % grid if sequence.pages else 0
-            pending = sequence.pending
-            spans += (len(tokens), row.num_tokens, start, logged)
+            spans += (len(tokens), len(ids), start, logged)
             spans += (state, run, len(edges) // 2, len(pending))
-            tokens.append(sequence.tokens[start])
+            tokens.append(ids[0])
             positions.append(start)
             slots.append(slot)
-            adapters += [sequence.adapter_slot] * row.num_tokens
-            if row.drafts:  # they lie on the page that holds the token before them
-                tokens += row.drafts
-                positions += range(start + 1, start + row.num_tokens)
-                slots += range(slot + 1, slot + row.num_tokens)
+            if len(ids) == 1:
+                adapters.append(sequence.adapter_slot)
+            else:  # drafts lie on the page that holds the token before them
+                tokens += ids[1:]
+                positions += range(start + 1, start + len(ids))
+                slots += range(slot + 1, slot + len(ids))
+                adapters += [sequence.adapter_slot] * len(ids)
             for edge in pending:
                 edges += edge
             if self._stamps[index] != tables.stamps[run]:
@@ -195,9 +251,7 @@ class _Inputs:
         numbers = tokens + positions + slots + adapters + spans + edges
         self._numbers[: len(numbers)] = numbers
         if self.rotary.turns_by_length:
-            self.rotary.take(
-                [row.sequence.max_computed for row in plan.rows for _ in range(row.num_tokens)]
-            )
+            self.rotary.take([each.max_computed for each, _, ids, _ in rows for _ in ids])
 
 
 class _RecordedPositions(Positions):

@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from blazr.engine.batching import build_batch, build_rewind
+from blazr.engine.batching import build_batch, build_draft_batch, build_rewind
 from blazr.engine.block import NO_PAGE
 from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.cache.storage import CacheLayout, Storage
 from blazr.engine.outputs import TokenLogprobs
-from blazr.engine.replay import Replays
+from blazr.engine.replay import Replays, Size
 from blazr.engine.sampling.sampler import Sampled, Sampler, many_logprobs
 from blazr.engine.scheduler import PlannedSequence, StepPlan
 from blazr.engine.sequence import Sequence as RunningSequence
@@ -120,8 +120,10 @@ class ModelRunner:
             num_drafts: Of one sequence steps with so many drafts are recorded, too.
         """
         most = min(num_sizes, self.shape.max_running)
-        sizes = [(size, size, False) for size in range(1, most + 1)]
-        sizes += [(1, 1 + count, False) for count in num_drafts]
+        sizes = [Size(size, size) for size in range(1, most + 1)]
+        sizes += [Size(1, 1 + count) for count in num_drafts]
+        if self.model.mtp is not None:
+            sizes.append(Size(1, 1, drafts=True))
         if self.replays is not None:
             self.replays.record(sizes, self.shape.max_blocks)
 
@@ -156,6 +158,33 @@ class ModelRunner:
             if fork.page != NO_PAGE:
                 self.storage.copy_page(fork.source.pages[-1], fork.page)
         return result
+
+    @torch.inference_mode()
+    def draft(
+        self, counts: Mapping[RunningSequence, int], memory: CacheManager
+    ) -> dict[RunningSequence, tuple[int, ...]]:
+        """Guess the next tokens of sequences of which all but the last token are in memory.
+
+        Args:
+            counts: How many tokens of each; it has the page that its last token and they are on.
+            memory: Where the sequences' memory is.
+        """
+        drafts: dict[RunningSequence, list[int]] = {each: [] for each in counts}
+        for place in range(max(counts.values())):
+            last = {
+                each: (drafts[each] or each.tokens)[-1]
+                for each, count in counts.items()
+                if count > place
+            }
+            logits = None
+            if self.replays is not None:
+                logits = self.replays.draft_logits(last, place, memory)
+            if logits is None:
+                batch = build_draft_batch(last, place, memory, self.model.device)
+                logits = self.model.draft(batch, self.storage.layers)
+            for each, token in zip(last, logits.argmax(-1).tolist(), strict=True):
+                drafts[each].append(token)
+        return {each: tuple(found) for each, found in drafts.items()}
 
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int], cuts: Sequence[int] = ()) -> Tensor:

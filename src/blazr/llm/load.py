@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from blazr.core.errors import ConfigError, UnknownFamilyError
+from blazr.engine.speculation import DRAFTERS, drafter_names
 from blazr.llm.adapters import parse_adapters
 from blazr.llm.bundle import ModelBundle, ModelInfo
 from blazr.llm.defaults import sampling_defaults
@@ -58,11 +59,19 @@ def load_text_engine(
     limit_threads()
     device = resolve_device(options.device)
     dtype = options.dtype
+    drafters = drafter_names(options.spec)
+    for name in drafters:
+        DRAFTERS[name]  # before minutes are spent on weights
 
     def load_weights(model: str) -> LoadedModel | FallbackModel:
         try:
             return load(
-                model, device=device, dtype=dtype, quantize=options.quantize, progress=progress
+                model,
+                device=device,
+                dtype=dtype,
+                quantize=options.quantize,
+                with_mtp="mtp" in drafters,
+                progress=progress,
             )
         except UnknownFamilyError as error:
             if options.kv_dtype != "auto":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from blazr.engine.replay import Replays
+from blazr.engine.replay import Replays, Size
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.kernels.recording import Arena, ForeignError, Recording, recordable
 from blazr.nn.operands.packing import PACKINGS
@@ -37,7 +37,7 @@ def test_replayed_steps_give_the_same_bits(mix):
     expected, none = answers(model, replay=False, kv_dtype=kv_dtype)
     got, replays = answers(model, replay=True, kv_dtype=kv_dtype)
     assert none is None
-    made = [replays.num_python((size, size, False)) for size in (1, 2, 3, 4)]
+    made = [replays.num_python(Size(size, size)) for size in (1, 2, 3, 4)]
     assert None not in made
     if mix not in SOME_PYTHON:
         assert made == [0, 0, 0, 0]
@@ -51,7 +51,7 @@ def test_of_many_sizes_the_latest_are_kept(monkeypatch):
     model = build_network(MIXES["hybrid"], seed=5)
     got, replays = answers(model, replay=True)
     assert got[0][0] == answers(model, replay=False)[0][0][0]
-    kept = [size for size in range(1, 5) if replays.num_python((size, size, False)) is not None]
+    kept = [size for size in range(1, 5) if replays.num_python(Size(size, size)) is not None]
     assert kept == [1, 2]
 
 
@@ -62,7 +62,7 @@ def test_steps_recorded_before_they_are_met_give_the_same_bits():
     lab.run()
     lab.runner.record(100)
     most = lab.runner.shape.max_running
-    recorded = [lab.runner.replays.num_python((size, size, False)) for size in range(1, most + 2)]
+    recorded = [lab.runner.replays.num_python(Size(size, size)) for size in range(1, most + 2)]
     assert recorded == [0] * most + [None]
     asked = [lab.ask([5 + i, 7, 11 * i + 2], max_tokens=6 + 5 * i) for i in range(4)]
     lab.run()
@@ -190,5 +190,5 @@ def test_devices_without_kernels_compute_every_step(monkeypatch):
     monkeypatch.setattr("blazr.engine.replay.can_replay", lambda _: False)
     got, replays = answers(model, replay=True)
     assert isinstance(replays, Replays)
-    assert replays.num_python((1, 1, False)) is None
+    assert replays.num_python(Size(1, 1)) is None
     assert got[0][0]

@@ -12,10 +12,22 @@ from collections.abc import Callable
 
 from blazr.core.table import Table
 from blazr.engine.speculation.drafter import Drafter
+from blazr.engine.speculation.mtp import Compute, MtpDrafter
 from blazr.engine.speculation.ngram import NgramDrafter
 from blazr.engine.speculation.prefix import PrefixDrafter
 
-DRAFTERS: Table[Callable[[int], Drafter]] = Table(
-    "drafter", {"ngram": lambda _: NgramDrafter(), "prefix": PrefixDrafter}
+DRAFTERS: Table[Callable[[Compute, int], Drafter]] = Table(
+    "drafter",
+    {
+        "ngram": lambda *_: NgramDrafter(),
+        "prefix": lambda _, grid: PrefixDrafter(grid),
+        "mtp": MtpDrafter,
+    },
 )
-"""What proposes drafts, made for prefixes in blocks of so many tokens."""
+"""What proposes drafts, made of what runs the model's own module for them, and of how many tokens a
+page and a block of a prefix has."""
+
+
+def drafter_names(spec: str | None) -> list[str]:
+    """The names of drafters that an option holds, with commas between them."""
+    return [name.strip() for name in (spec or "").split(",") if name.strip()]

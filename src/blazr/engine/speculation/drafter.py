@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from blazr.engine.sequence import Sequence
@@ -11,12 +13,19 @@ class Draft(NamedTuple):
     """Tokens that may follow a sequence.
 
     Args:
-        token_ids: At least one.
+        token_ids: At least one; none where they are computed once it is known how many are wanted.
         kind: Drafts of one kind are expected to be kept equally often.
+        later: How many can be computed.
     """
 
     token_ids: tuple[int, ...]
     kind: str
+    later: int = 0
+
+    @property
+    def most(self) -> int:
+        """How many tokens there are or can be."""
+        return len(self.token_ids) or self.later
 
 
 class Drafter(Protocol):
@@ -32,3 +41,11 @@ class Drafter(Protocol):
 
     def forget(self, sequence: Sequence) -> None:
         """A sequence has finished."""
+
+
+class ComputingDrafter(Drafter):
+    """Guesses that take time; only as many are computed as are wanted."""
+
+    @abstractmethod
+    def compute(self, counts: Mapping[Sequence, int]) -> dict[Sequence, tuple[int, ...]]:
+        """Tokens that may follow each of the sequences, as many of each as it says."""

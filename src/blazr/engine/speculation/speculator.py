@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from time import perf_counter
 from typing import NamedTuple
 
 from blazr.engine.sequence import Sequence
-from blazr.engine.speculation.drafter import Draft, Drafter
+from blazr.engine.speculation.drafter import ComputingDrafter, Draft, Drafter
 
 MOST_DRAFTS = 16  # of one sequence in a step
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # drafts in a step: each size is recorded once
@@ -20,26 +21,36 @@ FIRST_TRY = 2  # drafts in a step before any size has been measured; then twice 
 PACE = 1.1  # the time of a step becomes longer by this factor at most with each step
 LONGEST_PAUSE = 7  # tokens of a reply for which nothing is drafted in vain
 LASTING = 512  # steps after which a measured time is none any more
+FADING = 0.98  # what is known of computed drafts counts after each time that none is worth its time
+
+
+KEPT, FAILED = 2.0, 1.0  # outcomes that a kind of draft begins with
 
 
 class Proposal(NamedTuple):
-    """Drafts for a sequence, and how many tokens it had then."""
+    """Drafts for a sequence, how many tokens it had then, and who computes drafts that are not."""
 
     draft: Draft
     length: int
+    computed_by: ComputingDrafter | None = None
 
 
 @dataclass(slots=True)
 class _Outcomes:
     """How often drafts of one kind were kept; later ones count more."""
 
-    kept: float = 2.0
-    failed: float = 1.0
+    kept: float = KEPT
+    failed: float = FAILED
 
     def add(self, num_kept: int, *, has_failed: bool) -> None:
         for is_kept in (True,) * num_kept + (False,) * has_failed:
             self.kept = DECAY * self.kept + is_kept
             self.failed = DECAY * self.failed + (not is_kept)
+
+    def fade(self) -> None:
+        """Forget a little, as nothing comes that could be learnt from."""
+        self.kept = FADING * self.kept + (1 - FADING) * KEPT
+        self.failed = FADING * self.failed + (1 - FADING) * FAILED
 
     @property
     def rate(self) -> float:
@@ -53,6 +64,29 @@ class _Time:
     seconds: float = 0.0
     measured_at: int = 0
     num_steps: int = 0
+
+    def add(self, seconds: float, now: int) -> None:
+        """One more step, after so many of all sizes."""
+        self.num_steps += 1
+        if self.num_steps > FIRST_STEPS:
+            self.seconds = min(seconds, PACE * (self.seconds or seconds))
+            self.measured_at = now
+
+
+class _Chance(NamedTuple):
+    """A draft that may be computed.
+
+    Args:
+        rate: How often such a one is kept.
+        sequence: Whose.
+        draw_s: How long it takes to draw what follows it, if it is kept.
+        num_computed: How many have to be guessed one after the other to have it.
+    """
+
+    rate: float
+    sequence: Sequence
+    draw_s: float
+    num_computed: int
 
 
 class Speculator:
@@ -77,6 +111,7 @@ class Speculator:
         self._pauses: dict[Sequence, int] = {}
         self._draw_s: dict[bool, float] = {}  # what a kept draft costs, by whether argmax will do
         self._times: dict[tuple[int, int], _Time] = {}
+        self._computing: dict[int, _Time] = {}  # one draft of each of so many sequences
         self._num_steps = 0
 
     def propose(self, sequences: list[Sequence], room: int) -> dict[Sequence, tuple[int, ...]]:
@@ -103,6 +138,7 @@ class Speculator:
         for sequence, _ in rates:
             if sequence not in depths:
                 self._rest(sequence)
+        self._compute(depths)
         return {
             sequence: self._proposals[sequence].draft.token_ids[:depth]
             for sequence, depth in depths.items()
@@ -115,7 +151,7 @@ class Speculator:
         kind = self._proposals.pop(sequence).draft.kind
         self._wake_at.pop(sequence, None)
         self._pauses.pop(sequence, None)
-        for outcomes in (self._outcomes(sequence, kind), self._common[kind]):
+        for outcomes in self._all_outcomes(sequence, kind):
             outcomes.add(num_kept, has_failed=num_kept < num_drafts)
         if num_kept:
             likeliest = sequence.takes_likeliest
@@ -125,14 +161,8 @@ class Speculator:
     def learn_time(self, num_sequences: int, num_tokens: int, seconds: float) -> None:
         """A step in which so many sequences decoded took so long."""
         self._num_steps += 1
-        size = num_sequences, num_tokens
-        time = self._times.get(size)
-        if time is None:
-            time = self._times[size] = _Time()
-        time.num_steps += 1
-        if time.num_steps > FIRST_STEPS:
-            time.seconds = min(seconds, PACE * (time.seconds or seconds))
-            time.measured_at = self._num_steps
+        time = self._times.setdefault((num_sequences, num_tokens), _Time())
+        time.add(seconds, self._num_steps)
 
     def forget(self, sequence: Sequence) -> None:
         """A sequence has finished."""
@@ -145,6 +175,10 @@ class Speculator:
 
     def _rest(self, sequence: Sequence) -> None:
         """Do not look for drafts for a while, which becomes longer each time there are none."""
+        proposal = self._proposals.get(sequence)
+        if proposal is not None and proposal.computed_by is not None:
+            for outcomes in self._all_outcomes(sequence, proposal.draft.kind):
+                outcomes.fade()
         pause = self._pauses[sequence] = min(2 * self._pauses.get(sequence, 0) + 1, LONGEST_PAUSE)
         self._wake_at[sequence] = len(sequence.tokens) + pause
 
@@ -162,18 +196,38 @@ class Speculator:
         for drafter in self._drafters:
             draft = drafter.propose(sequence, most)
             if draft is not None:
-                return Proposal(draft, length)
+                by = drafter if isinstance(drafter, ComputingDrafter) else None
+                return Proposal(draft, length, by)
         return None
+
+    def _compute(self, depths: dict[Sequence, int]) -> None:
+        """Have those drafts computed that are to be, and are not yet."""
+        by = {each: self._proposals[each].computed_by for each in depths}
+        for drafter in {each: None for each in by.values() if each is not None}:
+            wanted = {each: depth for each, depth in depths.items() if by[each] is drafter}
+            started = perf_counter()
+            found = drafter.compute(wanted)
+            seconds = (perf_counter() - started) / max(wanted.values())
+            self._computing.setdefault(len(wanted), _Time()).add(seconds, self._num_steps)
+            for sequence, token_ids in found.items():
+                proposal = self._proposals[sequence]
+                draft = proposal.draft._replace(token_ids=token_ids)
+                self._proposals[sequence] = proposal._replace(draft=draft)
 
     def _learn_from_what_came(self, sequence: Sequence) -> None:
         """Whether the first token was right of a draft that was not computed."""
         proposal = self._proposals.pop(sequence, None)
         if proposal is None or len(sequence.tokens) <= proposal.length:
             return
+        if not proposal.draft.token_ids:
+            return
         is_right = sequence.tokens[proposal.length] == proposal.draft.token_ids[0]
-        kind = proposal.draft.kind
-        for outcomes in (self._outcomes(sequence, kind), self._common[kind]):
+        for outcomes in self._all_outcomes(sequence, proposal.draft.kind):
             outcomes.add(int(is_right), has_failed=not is_right)
+
+    def _all_outcomes(self, sequence: Sequence, kind: str) -> tuple[_Outcomes, _Outcomes]:
+        """A reply's own, and those of all."""
+        return self._outcomes(sequence, kind), self._common[kind]
 
     def _outcomes(self, sequence: Sequence, kind: str) -> _Outcomes:
         common = self._common.setdefault(kind, _Outcomes())
@@ -186,24 +240,34 @@ class Speculator:
         self, num_sequences: int, rates: list[tuple[Sequence, float]], room: int
     ) -> dict[Sequence, int]:
         """How many drafts of each sequence give most tokens a second, the likeliest first."""
+        base = self._measured(num_sequences, 0)
+        computed = {each for each, _ in rates if self._proposals[each].computed_by is not None}
+        compute_s = self._time_to_compute(len(computed))
         chances = [
-            (rate**place, sequence, self._draw_s.get(sequence.takes_likeliest, 0.0))
+            _Chance(
+                rate**place,
+                sequence,
+                self._draw_s.get(sequence.takes_likeliest, 0.0),
+                place if sequence in computed else 0,
+            )
             for sequence, rate in rates
-            for place in range(1, len(self._proposals[sequence].draft.token_ids) + 1)
+            # what drafts that are computed cost beside a step is known once one has been measured
+            if base or sequence not in computed
+            for place in range(1, self._proposals[sequence].draft.most + 1)
         ]
         if len(rates) > 1:
-            chances.sort(key=lambda each: -each[0])
-        base = self._measured(num_sequences, 0)
+            chances.sort(key=lambda each: -each.rate)
         expected = float(num_sequences)
         time, share, last = 1.0, TOKEN_SHARE, 0  # of the step, where one without drafts takes 1
-        drawing_s, allowed = 0.0, FIRST_TRY
+        drawing_s, num_computed, allowed = 0.0, 0, FIRST_TRY
         best, most = 0, LEAST_GAIN * expected
         for count in COUNTS:
             if count > min(room, len(chances), allowed):
                 break
-            for chance, _, draw_s in chances[last:count]:
-                expected += chance
-                drawing_s += chance * draw_s
+            for chance in chances[last:count]:
+                expected += chance.rate
+                drawing_s += chance.rate * chance.draw_s
+                num_computed = max(num_computed, chance.num_computed)
             measured = self._measured(num_sequences, count)
             if base and measured:
                 time, allowed = measured / base, 2 * count
@@ -211,13 +275,19 @@ class Speculator:
             else:
                 time += share * (count - last)
             last = count
-            whole = time + (drawing_s / base if base else 0.0)
+            beside_s = drawing_s + num_computed * compute_s
+            whole = time + (beside_s / base if base else 0.0)
             if expected > most * whole:
                 best, most = count, expected / whole
         depths: dict[Sequence, int] = {}
-        for _, sequence, _ in chances[:best]:
-            depths[sequence] = depths.get(sequence, 0) + 1
+        for chance in chances[:best]:
+            depths[chance.sequence] = depths.get(chance.sequence, 0) + 1
         return depths
+
+    def _time_to_compute(self, num_sequences: int) -> float:
+        """Seconds that one draft of each of so many sequences takes, or 0 where none is known."""
+        known = self._computing.get(num_sequences)
+        return 0.0 if known is None else known.seconds
 
     def _measured(self, num_sequences: int, num_drafts: int) -> float:
         """Seconds of a step, or 0 where that is not known."""

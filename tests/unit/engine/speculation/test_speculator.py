@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from blazr.engine.sequence import Sequence
-from blazr.engine.speculation.drafter import Draft
+from blazr.engine.speculation import speculator as speculator_module
+from blazr.engine.speculation.drafter import ComputingDrafter, Draft, Drafter
 from blazr.engine.speculation.speculator import FIRST_STEPS, LEAST_GAIN, Speculator
 from tests.support.drafts import running_sequence
 
@@ -27,14 +28,20 @@ class Ones:
 
 
 def drive(
-    sequences: list[Sequence], *, right: int, per_draft: float, steps: int = 300
+    sequences: list[Sequence],
+    *,
+    right: int,
+    per_draft: float,
+    steps: int = 300,
+    drafter: Drafter | None = None,
+    speculator: Speculator | None = None,
 ) -> tuple[list[int], Speculator]:
     """A machine on which a draft takes so much of a step; ``right`` of them are kept each time.
 
     Returns:
         The number of drafts in each step, and the speculator.
     """
-    speculator = Speculator([Ones()], grid=GRID)
+    speculator = speculator or Speculator([drafter or Ones()], grid=GRID)
     depths = []
     for _ in range(steps):
         drafts = speculator.propose(sequences, room=100)
@@ -124,3 +131,53 @@ def test_a_size_is_timed_when_it_has_been_recorded() -> None:
     assert speculator._measured(1, 0) == 0.0
     speculator.learn_time(1, 1, 1.0)
     assert speculator._measured(1, 0) == 1.0
+
+
+class Thinker(ComputingDrafter):
+    """Knows what comes, and thinks about it for a while."""
+
+    def __init__(self, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds = seconds
+        self.now = 0.0
+        self.thoughts = 0
+        monkeypatch.setattr(speculator_module, "perf_counter", lambda: self.now)
+
+    def propose(self, sequence: Sequence, most: int) -> Draft | None:
+        return Draft((), "thought", min(most, 8))
+
+    def compute(self, counts):
+        self.thoughts += max(counts.values())
+        self.now += self.seconds * max(counts.values())
+        return {each: (1,) * count for each, count in counts.items()}
+
+    def forget(self, sequence: Sequence) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("cost", "is_worth_it"), [(0.1, True), (2.0, False)])
+def test_what_computing_drafts_costs_counts(monkeypatch, cost, is_worth_it) -> None:
+    """In steps' time: a tenth of one for each draft is little, twice as much as one is not."""
+    drafter = Thinker(cost, monkeypatch)
+    depths, _ = drive(some(1), right=16, per_draft=0.02, drafter=drafter)
+    assert (sum(depths[-100:]) > 400) == is_worth_it
+    # where it is not, it is tried again from time to time
+    assert drafter.thoughts > 0
+    assert is_worth_it or drafter.thoughts < 40
+
+
+def test_computed_drafts_wait_until_a_step_without_them_is_known(monkeypatch) -> None:
+    drafter = Thinker(0.0, monkeypatch)
+    depths, _ = drive(some(1), right=16, per_draft=0.02, drafter=drafter, steps=16)
+    assert depths[: FIRST_STEPS + 1] == [0] * (FIRST_STEPS + 1)
+    assert sum(depths) > 0
+
+
+def test_computed_drafts_that_were_wrong_are_tried_again(monkeypatch) -> None:
+    """Nothing is learnt of what is not computed, so what was learnt counts less and less."""
+    drafter = Thinker(0.05, monkeypatch)
+    (sequence,) = some(1)
+    _, speculator = drive([sequence], right=0, per_draft=0.02, drafter=drafter, steps=200)
+    before = drafter.thoughts
+    depths, _ = drive([sequence], right=8, per_draft=0.02, steps=400, speculator=speculator)
+    assert before < 100
+    assert sum(depths[-100:]) > 100
