@@ -139,6 +139,53 @@ def test_code_beside_the_weights_is_never_run(tmp_path):
         LLM(str(tmp_path), device="cpu")
 
 
+class Canary:
+    """Pickled, it leaves a file where it is unpickled."""
+
+    def __init__(self, file):
+        self._file = file
+
+    def __reduce__(self):
+        return open, (str(self._file), "w")
+
+
+@pytest.mark.parametrize(
+    "pickle_name",
+    ["pytorch_model.bin", "pytorch_model-00001-of-00001.bin", "adapter_model.bin", "model.pt"],
+)
+def test_no_pickle_beside_the_weights_is_opened(pickle_name, tmp_path, monkeypatch):
+    """The weights are those of the safetensors file, under whatever name, or nothing."""
+    fired = tmp_path / "fired"
+    directory = tmp_path / "model"
+    network = write("gpt2", directory)
+    (directory / "model.safetensors").rename(directory / "mine.safetensors")
+    torch.save({"weight": Canary(fired)}, directory / pickle_name)
+    index = {"weight_map": dict.fromkeys(network.state_dict(), pickle_name)}
+    (directory / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": str(directory)}
+    (directory / "adapter_config.json").write_text(json.dumps(adapter))
+    config = json.loads((directory / "config.json").read_text())
+    config["transformers_weights"] = pickle_name
+    (directory / "config.json").write_text(json.dumps(config))
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("a pickle was opened")
+
+    monkeypatch.setattr(torch, "load", refuse)
+    with LLM(str(directory), device="cpu", dtype="float32") as llm:
+        loss = sensitivity(network, lambda each: scores(each, PROMPTS[0]))
+        assert_as_right(llm.logits(PROMPTS[0]), scores(network, PROMPTS[0]), loss)
+    assert not fired.exists()
+
+
+def test_a_pickle_alone_is_refused(tmp_path):
+    network = write("gpt2", tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(network.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="can run code when it is opened"):
+        LLM(str(tmp_path), device="cpu")
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "xlstm"])
 def test_info_describes(kind, tmp_path):
     network = write(kind, tmp_path)

@@ -32,7 +32,7 @@ from blazr.engine.pacing import Pacing
 from blazr.engine.runner import StepResult, draw_tokens
 from blazr.engine.sampling.sampler import Sampler
 from blazr.engine.scheduler import Scheduler, StepPlan
-from blazr.models.checkpoint.base import ELEMENT_TYPES
+from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, QuantizedInfo
 from blazr.models.checkpoint.open import find_model, open_checkpoint
 from blazr.nn.device import release_threads
 from blazr.nn.operands.step import GRID
@@ -85,7 +85,9 @@ class FallbackModel:
 def load_fallback(
     model: str, cause: UnknownFamilyError, *, device: Device, dtype: str = "auto"
 ) -> FallbackModel:
-    """Load a model through transformers. Code that lies beside the weights is never run.
+    """Load a model through transformers, from safetensors files alone.
+
+    Code that lies beside the weights is never run, and no pickle there is opened.
 
     Args:
         model: A directory or a Hub id.
@@ -99,14 +101,22 @@ def load_fallback(
     """
     transformers = _library(cause)
     files = find_model(model)
-    directory = files.path if files.path.is_dir() else files.path.parent
+    checkpoint = open_checkpoint(files.path)
     auto: Any = transformers.AutoModelForCausalLM
     try:
-        network, problems = auto.from_pretrained(
-            directory,
+        config = transformers.AutoConfig.from_pretrained(
+            checkpoint.directory, trust_remote_code=False, local_files_only=True
+        )
+        with torch.device("meta"):
+            network_class = type(auto.from_config(config, trust_remote_code=False))
+        # The library gets tensors and no path: in a directory it would also look for pickles
+        # (pytorch_model.bin, adapter_model.bin, distributed checkpoints) and unpickle them.
+        config.transformers_weights = None
+        network, problems = network_class.from_pretrained(
+            None,
+            config=config,
+            state_dict=_stored_tensors(checkpoint),
             dtype=dtype,
-            trust_remote_code=False,
-            local_files_only=True,
             output_loading_info=True,
         )
     except Exception as error:
@@ -126,13 +136,22 @@ def load_fallback(
     return FallbackModel(
         module=network.to(device.torch_device).eval().requires_grad_(requires_grad=False),
         family=network.config.model_type,
-        directory=directory,
+        directory=checkpoint.directory,
         name=files.name,
         metadata=network.config.to_dict(),
         vocab_size=network.get_output_embeddings().weight.shape[0],
         max_seq_len=_context(config),
         gguf={},
     )
+
+
+def _stored_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The tensors of a checkpoint as its files hold them, by their names there."""
+    found = {}
+    for info in checkpoint.tensors.values():
+        for part in info.parts.values() if isinstance(info, QuantizedInfo) else (info,):
+            found[part.name] = checkpoint.view(part)
+    return found
 
 
 def _library(cause: UnknownFamilyError) -> Any:
