@@ -79,8 +79,24 @@ def _main(
     """Run hybrid language models: Mamba, MLA, MoE and GQA, mixed freely."""
 
 
+def _replace_closed_streams() -> None:
+    """Let streams that were closed before the start go nowhere.
+
+    Python has None in their place, and the next file or socket would get their number, to which
+    native libraries write.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+
+
 def main() -> None:
     """Run the command line and exit: 0 is success, 1 a failure, 2 a wrong command line."""
+    _replace_closed_streams()
     log.setup()
     stdout = sys.stdout
     try:
@@ -99,11 +115,11 @@ def main() -> None:
         if shows_all:
             traceback.print_exception(error)
         if isinstance(error, BlazrError):
-            print(f"error: {error}", file=sys.stderr)
+            log.write_line(f"error: {error}")
         else:
-            print(f"error: {type(error).__name__}: {str(error)[:500]}", file=sys.stderr)
+            log.write_line(f"error: {type(error).__name__}: {str(error)[:500]}")
             if not shows_all:
-                print("  this is a bug; -v shows where", file=sys.stderr)
+                log.write_line("  this is a bug; -v shows where")
         # what the flags asked for is impossible: wrong usage, unless the text is only too long
         is_usage = isinstance(error, RequestError) and not isinstance(error, ContextLengthError)
         sys.exit(2 if is_usage else 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -216,7 +215,7 @@ def _print_addresses(models: Models, config: ServerConfig, address: str) -> None
             "warning: anyone who can reach this machine can use it; "
             "set --api-key, or listen on --host 127.0.0.1"
         )
-    print(*lines, sep="\n", file=sys.stderr, flush=True)
+    log.write_line("\n".join(lines))
 
 
 def _open_models(plans: Sequence[ModelPlan], config: ServerConfig) -> Models:

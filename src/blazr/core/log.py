@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from blazr.core import env
 from blazr.core.errors import ConfigError
@@ -67,6 +67,16 @@ def setup(default: str = "warn", *, levels: str | None = None) -> None:
     logger.setLevel(_LEVELS.get(default, logging.WARNING))
     for name, level in parse_levels(text).items():
         logging.getLogger(name).setLevel(level)
+
+
+def write_line(text: str) -> None:
+    """Write a line to stderr; where that takes nothing, go on without.
+
+    A full disk and a pipe whose reader has ended are no reason to stop a server.
+    """
+    with suppress(OSError, ValueError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
 
 
 @contextmanager

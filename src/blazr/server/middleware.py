@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import hmac
 import logging
-import sys
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from blazr.core.log import write_line
 from blazr.server.config import (
     LOOPBACK,
     MAX_HEADER_BYTES,
@@ -112,7 +112,7 @@ class RequestContextMiddleware:
             )
         elif self._state.config.access_log == "json":
             line = {"time": started.isoformat(), "ms": took_ms, **facts}
-            sys.stderr.write(msgspec.json.encode(line).decode() + "\n")
+            write_line(msgspec.json.encode(line).decode())
 
 
 class AuthMiddleware:
