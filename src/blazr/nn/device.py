@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from blazr.core.errors import ConfigError
+from blazr.core.errors import CapacityError, ConfigError
 
 _LARGE_PAGE = 2**21
 # Names of the instructions in /proc/cpuinfo, of x86 and ARM.
@@ -74,6 +74,16 @@ class Device:
         except (OSError, ValueError):
             pass
         return free
+
+    def total_bytes(self) -> int:
+        """Memory of all programs here, in bytes, as far as a control group grants it."""
+        if self.kind == "cuda":
+            return torch.cuda.mem_get_info()[1]
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        try:
+            return min(total, int((_CONTROL_GROUP / "memory.max").read_text(encoding="utf-8")))
+        except (OSError, ValueError):  # there is no such group, or it says "max"
+            return total
 
     def __str__(self) -> str:
         return f"{self.kind} ({self.description})"
@@ -149,13 +159,23 @@ def zero_bytes(shape: torch.Size, device: torch.device | None = None) -> Tensor:
 
     Returns:
         A tensor, uint8.
+
+    Raises:
+        CapacityError: The system does not give that much.
     """
     size = shape.numel()
     is_cpu = device is None or device.type == "cpu"
     if not is_cpu or size < _LARGE_PAGE or sys.platform != "linux":
         return torch.zeros(shape, dtype=torch.uint8, device=device)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    own = mmap.mmap(-1, size + _LARGE_PAGE, flags=flags)
+    try:
+        own = mmap.mmap(-1, size + _LARGE_PAGE, flags=flags)
+    except OSError as error:
+        raise CapacityError(
+            f"the system does not give {size / 2**20:,.0f} MiB of memory.",
+            found=error.strerror or "an error",
+            hint="close other programs, or ask for less (--memory)",
+        ) from None
     first = -torch.frombuffer(own, dtype=torch.uint8).data_ptr() % _LARGE_PAGE
     # whole pages only: of the rest no more is taken than is used
     own.madvise(mmap.MADV_HUGEPAGE, first, size // _LARGE_PAGE * _LARGE_PAGE)

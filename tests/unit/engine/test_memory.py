@@ -28,6 +28,9 @@ class Machine(Device):
     def free_bytes(self) -> int:
         return self.free
 
+    def total_bytes(self) -> int:
+        return 2 * self.free
+
 
 def machine(free: int) -> Machine:
     return Machine("cpu", "a test's machine", free)
@@ -71,6 +74,13 @@ def test_small_memory_runs_fewer_at_once_and_none_is_refused():
     assert little.max_tokens >= GRID
     with pytest.raises(CapacityError, match="not even one"):
         plan_cache(layout, EngineConfig(memory="10KiB"), device=machine(2**30), max_seq_len=1024)
+
+
+@pytest.mark.parametrize("text", ["10TiB", "3GiB", "1000000t"])
+def test_more_than_the_machine_has_is_refused(text):
+    config = EngineConfig(memory=text)
+    with pytest.raises(CapacityError, match=r"at most 2\.0 GiB"):
+        plan_cache(plan_layout([spec(keys=64)]), config, device=machine(2**30), max_seq_len=1024)
 
 
 def test_models_pay_only_for_what_they_use():

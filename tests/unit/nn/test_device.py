@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from blazr.core.errors import ConfigError
+from blazr.core.errors import CapacityError, ConfigError
 from blazr.nn import device
 from blazr.nn.device import limit_threads, resolve_device, zero_bytes
 
@@ -29,6 +29,21 @@ def test_fresh_memory_is_zero_and_ours(size: int) -> None:
     assert not memory.any()
     memory.fill_(1)
     assert not zero_bytes(torch.Size((size,))).any()
+
+
+def test_memory_that_the_system_does_not_give_is_told() -> None:
+    with pytest.raises(CapacityError, match="--memory"):
+        zero_bytes(torch.Size((2**60,)))
+
+
+def test_a_control_group_bounds_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(device, "_CONTROL_GROUP", tmp_path)
+    whole = resolve_device("cpu").total_bytes()
+    assert whole >= resolve_device("cpu").free_bytes()
+    (tmp_path / "memory.max").write_text("max")
+    assert resolve_device("cpu").total_bytes() == whole
+    (tmp_path / "memory.max").write_text("1000")
+    assert resolve_device("cpu").total_bytes() == 1000
 
 
 @pytest.fixture

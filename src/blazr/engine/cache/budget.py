@@ -38,6 +38,14 @@ def plan_cache(
         allowed = min(allowed, _bytes_for(layout, config.max_running, wanted * blocks, wanted))
     else:
         allowed = parse_memory(config.memory, free_bytes=device.free_bytes())
+        # Not what is free: the pages of files count as used in a control group, and give way.
+        if allowed > device.total_bytes():
+            raise CapacityError(
+                "the caches may not take more memory than there is.",
+                found=f"--memory {config.memory}",
+                expected=f"at most {device.total_bytes() / 2**30:.1f} GiB, less what weights take",
+                hint="--memory 0.5 takes half of what is free",
+            )
     running = config.max_running
     while running >= 1:
         left = allowed - running * layout.run_bytes
