@@ -76,6 +76,7 @@ def build_app(
                 state=state,
                 open_paths=frozenset(row.path for row in rows if row.is_open),
                 command_paths=frozenset(row.path for row in rows if row.is_command),
+                operator_paths=frozenset(row.path for row in rows if row.needs_operator),
             ),
         ],
         exception_handlers={HTTPException: _refuse},

@@ -69,6 +69,7 @@ class Call(Generic[Body_co]):
         path: The parameters in its path.
         framing: How the events of its stream become bytes.
         tenant: Names the API key it came with; empty without keys.
+        is_operator: Whether it came with an operator's key, or there are none.
         request_id: Its ``X-Request-Id``.
         id: A fresh id, which the id of its answer ends with.
         facts: What the access log and the trace say of it besides.
@@ -81,6 +82,7 @@ class Call(Generic[Body_co]):
     path: Mapping[str, str]
     framing: Framing = DATA
     tenant: str = ""
+    is_operator: bool = True
     request_id: str = ""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     facts: dict[str, str | int] = field(default_factory=dict)
@@ -136,7 +138,9 @@ class Route:
         needs_model: Whether it waits for a model, which the body's ``model`` or the query's names;
             None means that it does if it has a body.
         is_command: Whether it is an operator's: its body may be left out, or stand in the query,
-            and it needs a key.
+            and it needs an operator's key, so that nobody may where there are no keys.
+        needs_operator: Whether it needs an operator's key where there are keys; without any,
+            everybody may.
         error: How its errors are written.
         framing: How the events of its stream become bytes.
         body: Type of the body, read from the handler; None where there is none.
@@ -151,6 +155,7 @@ class Route:
     is_open: bool = False
     needs_model: bool | None = None
     is_command: bool = False
+    needs_operator: bool = False
     error: ErrorShape = openai_error
     framing: Framing = DATA
     body: type[msgspec.Struct] | None = field(init=False)
@@ -234,6 +239,7 @@ class Endpoint:
             path=scope.get("path_params", {}),
             framing=self._route.framing,
             tenant=scope.get("tenant", ""),
+            is_operator=scope.get("is_operator", True),
             request_id=scope.get("request_id", ""),
             facts=scope.setdefault("facts", {}),
         )

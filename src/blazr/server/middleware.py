@@ -125,6 +125,7 @@ class AuthMiddleware:
         state: ServerState,
         open_paths: frozenset[str],
         command_paths: frozenset[str],
+        operator_paths: frozenset[str],
     ) -> None:
         self._app = app
         self._state = state
@@ -133,6 +134,7 @@ class AuthMiddleware:
         self._is_local = config.host in LOOPBACK and not config.uds and not config.api_keys
         self._is_open = _matches(open_paths)
         self._is_command = _matches(command_paths)
+        self._needs_operator = _matches(command_paths | operator_paths)
         # the keys themselves are not looked at again
         self._admins = [_digest(key) for key in config.admin_api_keys]
         self._digests = [_digest(key) for key in config.api_keys]
@@ -154,23 +156,26 @@ class AuthMiddleware:
             _check_site(headers, self._state.config)
         path = scope["path"]
         if not self._is_open(path):
-            scope["tenant"] = self._check_key(headers, commands=self._is_command(path))
+            digest = self._check_key(headers, path)
+            scope["tenant"] = digest.hex()
+            scope["is_operator"] = not self._admins or digest in self._admins
             self._state.check_not_draining()
         await self._app(scope, receive, send)
 
-    def _check_key(self, headers: Headers, *, commands: bool) -> str:
+    def _check_key(self, headers: Headers, path: str) -> bytes:
+        """The digest of the key that a request shows; empty where it needs none."""
         known = self._digests and self._digests + self._admins
-        if commands:
+        if self._needs_operator(path):
             known = self._admins or self._digests
         if not known:
-            if commands:
+            if self._is_command(path):
                 raise HttpError(
                     403,
                     "only operators may do this, and nobody can tell them from others: "
                     "start the server with --admin-api-key or --api-key.",
                     code="no_operator",
                 )
-            return ""
+            return b""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         shown = headers.get("x-api-key", headers.get("api-key", ""))
         if scheme.lower() == "bearer":
@@ -185,7 +190,7 @@ class AuthMiddleware:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        return digest.hex()
+        return digest
 
 
 def _matches(paths: Collection[str]) -> Callable[[str], bool]:

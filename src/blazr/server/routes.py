@@ -45,6 +45,7 @@ from blazr.server.sse import ENDLESS_DATA, LINES, NAMED
 
 _Anthropic = partial(Route, error=anthropic_error, framing=NAMED)
 _Command = partial(Route, is_command=True, needs_model=False)
+_Loading = partial(Route, needs_operator=True, needs_model=False)
 _LlamaCpp = partial(Route, framing=ENDLESS_DATA)
 _Ollama = partial(Route, error=ollama_error, framing=LINES)
 _Responses = partial(Route, framing=NAMED)
@@ -67,8 +68,8 @@ _ROWS = (
     Route("GET", "/models", model_list.list_models),  # llama.cpp
     Route("GET", "/v1/models/{model:path}", model_list.show_model),
     # llama.cpp's router
-    Route("POST", "/models/load", router.load, needs_model=False),
-    Route("POST", "/models/unload", router.unload, needs_model=False),
+    _Loading("POST", "/models/load", router.load),
+    _Loading("POST", "/models/unload", router.unload),
     _LlamaCpp("GET", "/models/sse", router.watch),
     # operators' commands, as vLLM names them
     _Command("POST", "/sleep", commands.sleep),

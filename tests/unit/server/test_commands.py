@@ -47,6 +47,41 @@ def test_commands_need_a_key(keyed: Loopback, path: str) -> None:
     assert reply.status_code == 401
 
 
+OPERATORS = [row for row in ROUTES.values() if row.is_command or row.needs_operator]
+
+
+def test_whoever_may_ask_may_not_command() -> None:
+    """Every route of operators, with a client's key in every place where a key may stand."""
+    shown = [
+        {},
+        KEY,
+        {"x-api-key": "k"},
+        {"api-key": "k"},
+        {"Authorization": "Bearer k a"},
+        {"Authorization": "Basic a"},
+        {"Authorization": "Bearer A"},
+        {"Authorization": "Bearer k", "x-api-key": "a"},
+        {"x-api-key": "a,k"},
+    ]
+    assert {"/models/load", "/models/unload", "/sleep"} <= {row.path for row in OPERATORS}
+    with serving(scripted_core(), api_keys=("k",), admin_api_keys=("a",)) as running:
+        for row in OPERATORS:
+            for headers in shown:
+                reply = running.client.request(row.method, row.path, json={}, headers=headers)
+                assert reply.status_code == 401, (row.path, headers)
+        loaded = running.client.post("/models/load", json={}, headers={"x-api-key": "a"})
+        assert loaded.json() == {"success": True}
+
+
+@pytest.mark.parametrize(("key", "is_heard"), [("k", False), ("a", True)])
+def test_keep_alive_is_the_operators_where_there_are_operators(key: str, *, is_heard: bool) -> None:
+    with serving(scripted_core(), api_keys=("k",), admin_api_keys=("a",)) as running:
+        body = {"prompt": "a", "stream": False, "keep_alive": 3600}
+        headers = {"Authorization": f"Bearer {key}"}
+        assert running.client.post("/api/generate", json=body, headers=headers).is_success
+        assert running.models.slots[0].idle_s == (3600 if is_heard else None)
+
+
 def test_commands_may_need_a_key_of_their_own() -> None:
     with serving(scripted_core(), api_keys=("k",), admin_api_keys=("a",)) as running:
         post = running.client.post

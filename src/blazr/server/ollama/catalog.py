@@ -196,6 +196,8 @@ async def show(call: Call[ShowBody]) -> ShownModel:
 def set_keep_alive(call: Call[object], keep_alive: float | str | None) -> None:
     """Keep the model of a request in memory for as long after it as the client wants.
 
+    Where there are operators' keys, that is for them to say, as ``/models/unload`` is.
+
     Args:
         call: The request.
         keep_alive: Seconds, or a duration such as ``"1h30m"``; 0 is no longer, what
@@ -205,10 +207,12 @@ def set_keep_alive(call: Call[object], keep_alive: float | str | None) -> None:
         RequestError: It is no duration.
     """
     slot = next(each for each in call.models.slots if each.service is call.service)
-    if keep_alive is None:
+    seconds = _seconds(keep_alive) if isinstance(keep_alive, str) else keep_alive
+    if not call.is_operator:
+        return
+    if seconds is None:
         slot.idle_s = None
         return
-    seconds = _seconds(keep_alive) if isinstance(keep_alive, str) else keep_alive
     slot.idle_s = min(seconds, _LONGEST_S) if seconds >= 0 else inf
 
 
