@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from blazr.llm.async_llm import AsyncLLM
 from blazr.server.config import ServerConfig
@@ -32,6 +34,15 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "secret").symlink_to(place / "weights" / "new")
     (place / "weights" / "way_out").symlink_to(place / "secret", target_is_directory=True)
     (place / "profiles").mkdir()
+    model = tiny.Tiny(layers=("Mamba2", "MlaWithMoe"), **SIZES)
+    for name, spoiled, value in (
+        ("nan", "norm.weight", math.nan),
+        ("infinite", "lm_head.weight", math.inf),
+    ):
+        directory = tiny.save(model, place / "weights" / name, seed=1)
+        tensors = load_file(directory / "model.safetensors")
+        tensors[spoiled][0] = value
+        save_file(tensors, directory / "model.safetensors")
     return place
 
 
@@ -212,6 +223,8 @@ def test_frozen_replies_go_on_with_other_weights(running: Loopback) -> None:
         ("x" * 5000, "no such checkpoint"),
         ("", "no such checkpoint"),
         (".", "cannot be used"),
+        ("weights/nan", "computes no numbers"),
+        ("weights/infinite", "computes no numbers"),
     ],
 )
 def test_weights_that_are_refused(running: Loopback, path: str, reason: str) -> None:

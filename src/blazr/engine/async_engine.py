@@ -78,7 +78,7 @@ class AsyncEngine:
         self,
         build: Callable[[], Engine],
         *,
-        logits: Callable[[Sequence[int], Sequence[int]], Tensor],
+        logits: Callable[[Sequence[int], Sequence[int], nn.Module | None], Tensor],
         replace: Callable[[nn.Module], None],
         pacing: Pacing,
         max_unfinished: int,
@@ -152,18 +152,21 @@ class AsyncEngine:
         """End a request, or one of its replies, at the next step. Unknown ids are ignored."""
         self._inbox.put(lambda: self._deliver(self._engine.abort(request_id, index)))
 
-    def logits(self, token_ids: Sequence[int], cuts: Sequence[int] = ()) -> Tensor:
+    def logits(
+        self, token_ids: Sequence[int], cuts: Sequence[int] = (), *, model: nn.Module | None = None
+    ) -> Tensor:
         """Scores at every position, (T, V) float32. Waits for the step that runs now.
 
         Args:
             token_ids: T tokens, every id below the vocabulary size.
             cuts: Positions where the computation is interrupted and resumed from memory.
+            model: Another network of the same config, to compute them with.
 
         Raises:
             RequestError: There is no token, or an id is out of range.
         """
         self._engine.check(Request(prompt_ids=tuple(token_ids)))
-        return self.call(lambda: self._logits(token_ids, cuts))
+        return self.call(lambda: self._logits(token_ids, cuts, model))
 
     def pause(self, *, finishes: bool) -> Future[None]:
         """Stop until `resume`. What is submitted meanwhile waits, and may run out of time.

@@ -187,18 +187,23 @@ class ModelRunner:
         return {each: tuple(found) for each, found in drafts.items()}
 
     @torch.inference_mode()
-    def logits(self, token_ids: Sequence[int], cuts: Sequence[int] = ()) -> Tensor:
+    def logits(
+        self, token_ids: Sequence[int], cuts: Sequence[int] = (), model: nn.Module | None = None
+    ) -> Tensor:
         """Scores at every position of one sequence, in memory of its own.
 
         Args:
             token_ids: T tokens.
             cuts: Positions where the computation is interrupted and resumed from memory.
+            model: Another network of the same config, to compute them with.
 
         Returns:
             (T, V), float32.
         """
+        model = model or self.model
+        assert isinstance(model, CausalLM)
         count = len(token_ids)
-        device = self.model.device
+        device = model.device
         blocks = -(-count // GRID)
         layout = self.layout
         pages, states = layout.pages_per_superpage, layout.states_per_superpage
@@ -224,7 +229,7 @@ class ModelRunner:
                 has_states=bool(states),
                 max_length=count,
             )
-            parts.append(self.model.logits(self.model(batch, storage.layers)))
+            parts.append(model.logits(model(batch, storage.layers)))
         return torch.cat(parts)
 
     def _pool_hidden(self, plan: StepPlan, hidden: Tensor) -> dict[int, NDArray[np.float64]]:

@@ -30,8 +30,8 @@ class EngineProtocol(Protocol):
     def abort(self, request_id: int, index: int | None = None) -> None:
         """End a request, or one of its replies. Unknown and finished ones are ignored."""
 
-    def logits(self, token_ids: Sequence[int]) -> Tensor:
-        """Logits after each token, (T, V) float32."""
+    def logits(self, token_ids: Sequence[int], *, model: nn.Module | None = None) -> Tensor:
+        """Logits after each token, (T, V) float32, of the network or of another one like it."""
 
     def health(self) -> Health:
         """Whether the engine works, and why not."""

@@ -12,7 +12,7 @@ from functools import partial
 from threading import Lock
 from typing import NamedTuple
 
-from blazr.core.errors import ContextLengthError, EngineError, RequestError
+from blazr.core.errors import CheckpointError, ContextLengthError, EngineError, RequestError
 from blazr.engine.constraint import Constraint
 from blazr.engine.request import Request
 from blazr.llm.adapters import Adapters
@@ -38,6 +38,8 @@ CHARACTERS_PER_TOKEN = 8
 MAX_CHARACTERS = 16_000_000
 # The end of a prompt in which to look for the beginning of thinking, tokens.
 _TAIL = 32
+# Tokens that new weights are tried with.
+_TRIED = 16
 # The format of a reply that is text and nothing else.
 PLAIN = ReplyFormat()
 
@@ -267,6 +269,22 @@ class TextEngine:
             return 2**31
         most = request.params.max_tokens
         return context - max(context // 2 if most is None else min(most, context // 2), 1)
+
+    def check_weights(self, bundle: ModelBundle) -> None:
+        """Compute some tokens with the weights of the same model in another checkpoint.
+
+        Raises:
+            CheckpointError: Their scores hold NaN or infinity, as every reply's would.
+        """
+        step = -(-self.info.vocab_size // _TRIED)
+        ids = range(0, self.info.vocab_size, step)
+        scores = self.engine.logits(ids, model=bundle.weights.module)
+        if not scores.amax(-1).isfinite().all():
+            raise CheckpointError(
+                "the network with these weights computes no numbers.",
+                found="NaN or infinity among the scores of tokens",
+                hint="the training may have diverged: take an earlier checkpoint",
+            )
 
     def replace_weights(self, bundle: ModelBundle) -> None:
         """Go on with the weights of the same model in another checkpoint."""

@@ -361,10 +361,15 @@ class TransformersRunner:
         return result
 
     @torch.inference_mode()
-    def logits(self, token_ids: Sequence[int], cuts: Sequence[int] = ()) -> Tensor:
+    def logits(
+        self,
+        token_ids: Sequence[int],
+        cuts: Sequence[int] = (),
+        network: torch.nn.Module | None = None,
+    ) -> Tensor:
         """Scores at every position of one sequence, (T, V) float32; ``cuts`` change nothing."""
         del cuts
-        return self._forward(token_ids, None).logits[0].float()
+        return self._forward(token_ids, None, network=network).logits[0].float()
 
     def _compute_one(self, sequence: RunningSequence, length: int) -> Any:
         start = sequence.computed
@@ -437,9 +442,22 @@ class TransformersRunner:
         return bool((found.float() - whole).abs().max() / whole.abs().max() < _AGREES)
 
     def _forward(
-        self, token_ids: Sequence[int], past: Any, *, hidden: bool = False, keeps: bool = False
+        self,
+        token_ids: Sequence[int],
+        past: Any,
+        *,
+        hidden: bool = False,
+        keeps: bool = False,
+        network: torch.nn.Module | None = None,
     ) -> Any:
         """What the network says of these tokens behind a cache; ``keeps`` asks for the next one.
+
+        Args:
+            token_ids: Tokens.
+            past: A cache, or None.
+            hidden: Whether hidden states are wanted.
+            keeps: Whether the next cache is.
+            network: Another one of the same config, in place of the present one.
 
         Raises:
             EngineError: The library fails.
@@ -450,11 +468,13 @@ class TransformersRunner:
         kwargs: dict[str, Any] = {} if past is None else {"past_key_values": past}
         if hidden:
             kwargs["output_hidden_states"] = True
-        return self._call(input_ids=ids, attention_mask=mask, use_cache=keeps, **kwargs)
+        return self._call(
+            input_ids=ids, attention_mask=mask, use_cache=keeps, network=network, **kwargs
+        )
 
-    def _call(self, **kwargs: Any) -> Any:
+    def _call(self, *, network: torch.nn.Module | None = None, **kwargs: Any) -> Any:
         try:
-            return self.network(return_dict=True, **kwargs)
+            return (network or self.network)(return_dict=True, **kwargs)
         except Exception as error:  # whatever that library raises
             raise EngineError(
                 "transformers failed to run the model.",

@@ -29,7 +29,7 @@ class WeightsBody(msgspec.Struct, kw_only=True):
 
 
 async def update_weights(call: Call[WeightsBody]) -> Success:
-    """Read weights beside the present ones, finish what runs, and go on with the new ones."""
+    """Read weights beside the present ones, try them, finish what runs, and go on with them."""
     body = call.body
     models = call.models
     if body.update_info is not None:
@@ -52,6 +52,7 @@ async def update_weights(call: Call[WeightsBody]) -> Success:
                 raise RequestError("the weights of this model cannot be changed.", param="model")
             try:
                 bundle = await asyncio.to_thread(core.bundle.with_weights, str(path))
+                await asyncio.to_thread(core.check_weights, bundle)
             except CapacityError:
                 raise
             except BlazrError as error:
