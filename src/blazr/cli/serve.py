@@ -91,6 +91,14 @@ def serve(  # noqa: PLR0913  (one argument per flag)
             show_default=False,
         ),
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Host name under which to answer without API keys, besides this machine's own, "
+            "names without a dot and IP addresses; * is any; repeatable.",
+            callback=_split_variable,
+        ),
+    ] = None,
     cors_origin: Annotated[
         list[str] | None,
         typer.Option(
@@ -177,6 +185,7 @@ def serve(  # noqa: PLR0913  (one argument per flag)
         adapter_dir=adapter_dir,
         weights_dir=weights_dir,
         profile_dir=profile_dir,
+        allowed_hosts=tuple(allowed_host or ()),
         cors_origins=tuple(cors_origin or ()),
         served_names=tuple(served_model_name or ()),
         accept_any_model=accept_any_model,

@@ -34,6 +34,7 @@ SERVE_FLAGS = (
     "TLS_KEY",
     "ROOT_PATH",
     "API_KEY_FILE",
+    "ALLOWED_HOST",
     "CORS_ORIGIN",
     "SERVED_MODEL_NAME",
     "ACCEPT_ANY_MODEL",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import socket
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +15,7 @@ MAX_BODY_BYTES = 10_000_000
 MAX_HEADER_BYTES = 16 * 1024
 MAX_HEADER_FIELDS = 100
 _ROOT_PATH = re.compile(r"(/[\w.~-]+)+")
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 LOOPBACK_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
@@ -27,6 +30,8 @@ class ServerConfig:
         api_keys: Keys of which a client must show one; none leaves the server open.
         admin_api_keys: Keys of which one must be shown to command the server; none leaves that to
             the others, and without any key nobody may.
+        allowed_hosts: Names under which requests may come without a key, besides this machine's
+            own, those without a dot, and addresses; ``"*"`` is any.
         cors_origins: Origins that browsers may call from, besides loopback; ``"*"`` is any.
         uds: Socket file to listen on instead.
         tls_cert: File with the certificate and those that vouch for it; with ``tls_key``.
@@ -52,13 +57,14 @@ class ServerConfig:
 
     Raises:
         ConfigError: A key is empty or cannot be sent in a header; of certificate and key one is
-            missing; the root path is none.
+            missing; the root path is none; an allowed host is no name.
     """
 
     host: str = "0.0.0.0"
     port: int = 8080
     api_keys: tuple[str, ...] = ()
     admin_api_keys: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     uds: str | None = None
     tls_cert: str | None = None
@@ -92,6 +98,13 @@ class ServerConfig:
 
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("TLS needs a certificate and its key.", expected="both or neither")
+        for host in self.allowed_hosts:
+            if host != "*" and not _HOST.fullmatch(host):
+                raise ConfigError(
+                    "an allowed host is not a name.",
+                    found=repr(host)[:100],
+                    expected="a name as in 'llm.example.com', without scheme, port and path, or *",
+                )
         for path in (self.adapter_dir, self.weights_dir, self.profile_dir):
             if path is not None and not path.is_dir():
                 raise ConfigError("a folder is missing.", found=str(path)[:200])
@@ -112,6 +125,21 @@ class ServerConfig:
     def is_loopback(self) -> bool:
         """Whether only this machine can connect."""
         return self.uds is not None or self.host in LOOPBACK
+
+    def allows_host(self, name: str) -> bool:
+        """Whether requests without a key may come under a name.
+
+        A web page can point its own name at this machine and then read what the server answers
+        (DNS rebinding). It cannot do so with an address, or with a name that has no dot, which
+        only the network's own name server resolves.
+        """
+        own = {self.host, socket.gethostname(), *self.allowed_hosts}
+        if "." not in name or name.endswith(".localhost") or "*" in self.allowed_hosts:
+            return True
+        try:
+            return bool(ip_address(name))
+        except ValueError:
+            return name.lower().removesuffix(".") in {each.lower() for each in own}
 
     def allows_origin(self, origin: str) -> bool:
         """Whether pages of an origin may call from a browser."""

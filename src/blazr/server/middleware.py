@@ -17,7 +17,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from blazr.core.log import write_line
 from blazr.server.config import (
-    LOOPBACK,
     MAX_HEADER_BYTES,
     MAX_HEADER_FIELDS,
     ServerConfig,
@@ -129,9 +128,9 @@ class AuthMiddleware:
     ) -> None:
         self._app = app
         self._state = state
-        # a server for this machine alone and without a key answers to no other name
         config = state.config
-        self._is_local = config.host in LOOPBACK and not config.uds and not config.api_keys
+        # where a client shows a key, a web page of another name could not
+        self._checks_host = not config.uds and not config.api_keys
         self._is_open = _matches(open_paths)
         self._is_command = _matches(command_paths)
         self._needs_operator = _matches(command_paths | operator_paths)
@@ -150,8 +149,8 @@ class AuthMiddleware:
                 f"{MAX_HEADER_BYTES} bytes.",
                 code="headers_too_large",
             )
-        if self._is_local:
-            _check_host(headers)
+        if self._checks_host:
+            _check_host(headers, self._state.config)
         if scope["method"] == "POST":
             _check_site(headers, self._state.config)
         path = scope["path"]
@@ -217,14 +216,15 @@ def _without_prefix(root: str, path: str) -> str:
     return path
 
 
-def _check_host(headers: Headers) -> None:
+def _check_host(headers: Headers, config: ServerConfig) -> None:
     """Refuse foreign names for this machine: a web page may have pointed its own name here."""
     host = headers.get("host", "").strip()
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    if name and name.lower() not in LOOPBACK:
+    if name and not config.allows_host(name):
         raise HttpError(
             421,
-            "this server answers to localhost only; start it with --api-key to open it.",
+            f"without API keys this server does not answer to the name {name[:100]!r}; start it "
+            "with --allowed-host NAME, or with --api-key.",
             code="misdirected_request",
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -102,6 +103,51 @@ def test_browsers_can_read_why_they_are_refused(
 def test_other_origins_may_not(loopback: Loopback, origin: str) -> None:
     reply = loopback.client.get("/v1/models", headers={"Origin": origin})
     assert "access-control-allow-origin" not in reply.headers
+
+
+OWN_NAMES = [
+    *("localhost", "LOCALHOST:1", "127.0.0.1", "127.0.0.1:8080", "192.168.1.20:8080", "[::1]"),
+    *("[fe80::1]:8080", "blazr", "blazr:8080", "chat.localhost:8080", socket.gethostname()),
+]
+FOREIGN_NAMES = [
+    *("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example"),
+    *("1.2.3.4.5", "[evil.example]", "evil.example.", "x.local", "127.0.0.1@evil.example"),
+]
+
+
+@pytest.fixture(scope="module", params=["127.0.0.1", "0.0.0.0"])
+def keyless(request: pytest.FixtureRequest) -> Iterator[Loopback]:
+    with serving(scripted_core(), host=request.param) as running:
+        yield running
+
+
+def test_without_keys_only_own_names_are_answered(keyless: Loopback) -> None:
+    """A page of another name may have been pointed here: to the browser it is this server's."""
+    for path in ("/", "/health", "/v1/models", "/nope"):
+        for name in OWN_NAMES:
+            assert keyless.client.get(path, headers={"Host": name}).status_code != 421, name
+        for name in FOREIGN_NAMES:
+            reply = keyless.client.get(path, headers={"Host": name})
+            assert (reply.status_code, "--allowed-host" in reply.text) == (421, True), name
+
+
+def test_names_can_be_allowed() -> None:
+    names = ("llm.example.com", "Other.example.com")
+    with serving(scripted_core(), host="0.0.0.0", allowed_hosts=names) as running:
+        for name, status in (
+            ("llm.example.com", 200), ("LLM.example.com.:80", 200), ("other.example.com", 200),
+            ("a.llm.example.com", 421), ("example.com", 421),
+        ):  # fmt: skip
+            assert running.client.get("/ready", headers={"Host": name}).status_code == status, name
+    for more in ({"allowed_hosts": ("*",)}, {"api_keys": ("k",)}):
+        with serving(scripted_core(), host="0.0.0.0", **more) as running:
+            assert running.client.get("/ready", headers={"Host": "any.example"}).is_success
+
+
+@pytest.mark.parametrize("name", ["", "http://a.example", "a.example:80", "a/b", "*.example"])
+def test_what_is_no_name_is_not_allowed(name: str) -> None:
+    with pytest.raises(ConfigError, match="allowed host"):
+        ServerConfig(allowed_hosts=(name,))
 
 
 FORM = {"Content-Type": "text/plain"}  # what a page may send without a preflight
