@@ -202,7 +202,7 @@ def test_200_times_loaded_and_unloaded_under_load(llm: LLM, shelf: Path) -> None
             assert tuple(ids) == expected[-len(ids) :]
     llm.generate([[2, *IDS]], greedy(1))
     assert len(slots._free) == free
-    assert len(adapters) == 5
+    assert len(adapters.by_name) == 5
     for lora in slots._loras.values():
         assert len(lora.table.factors) <= 5
 
@@ -270,7 +270,7 @@ def test_bad_adapters_are_refused_and_the_model_goes_on(
     for path, error, words in bad:
         with pytest.raises(error, match=words):
             llm.core.adapters.load("bad", path)
-    assert "bad" not in llm.core.adapters
+    assert "bad" not in llm.core.adapters.by_name
     assert ask(llm).token_ids == expected
 
 

@@ -56,7 +56,7 @@ def generate(  # noqa: PLR0913  (one argument per flag)
         timings = {"load_s": monotonic() - started_s}
         print(f"{llm.core.info.name} on {llm.core.info.device}", file=sys.stderr)
         with log.held_back():
-            adapter = next(iter(llm.core.adapters), None)
+            adapter = next(iter(llm.core.adapters.by_name), None)
             events = llm.stream(text, params, adapter=adapter)
             completion = _print_stream(events, timings, prints=not as_json)
             if as_json:

@@ -114,7 +114,7 @@ class LocalPartner(Partner):
             params=options.sampling_params(given, max_tokens=-1),
             thinking_budget=None if thinks else 0,
             truncation=Truncation(drops="messages"),
-            adapter=next(iter(self.llm.core.adapters), None),
+            adapter=next(iter(self.llm.core.adapters.by_name), None),
         )
         return self.llm.events([request])
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-from typing_extensions import override
 
 from blazr.core.errors import ConfigError, RequestError
 from blazr.engine.adapters import Adapter
@@ -38,31 +36,22 @@ class NamedAdapter:
         return f"{salt}\0{self.fingerprint}"
 
 
-class Adapters(Mapping[str, NamedAdapter]):
+class Adapters:
     """The adapters of a model; any thread may load, unload and look.
 
     Args:
         engine: Computes with them.
         bundle: The model.
+
+    Attributes:
+        by_name: Those that are loaded. The mapping is replaced, never changed.
     """
 
     def __init__(self, engine: EngineProtocol, bundle: ModelBundle | None) -> None:
         self._engine = engine
         self.bundle = bundle
-        self._known: dict[str, NamedAdapter] = {}
+        self.by_name: Mapping[str, NamedAdapter] = {}
         self._lock = threading.Lock()  # held while one is read
-
-    @override
-    def __getitem__(self, name: str) -> NamedAdapter:
-        return self._known[name]
-
-    @override
-    def __iter__(self) -> Iterator[str]:
-        return iter(tuple(self._known))
-
-    @override
-    def __len__(self) -> int:
-        return len(self._known)
 
     def find(self, name: str) -> NamedAdapter:
         """The adapter of a name.
@@ -70,9 +59,9 @@ class Adapters(Mapping[str, NamedAdapter]):
         Raises:
             RequestError: There is none.
         """
-        found = self._known.get(name)
+        found = self.by_name.get(name)
         if found is None:
-            known = ", ".join(map(repr, sorted(self)[:_LISTED])) or "none"
+            known = ", ".join(map(repr, sorted(self.by_name)[:_LISTED])) or "none"
             raise RequestError(
                 "there is no such adapter.",
                 param="adapter",
@@ -100,7 +89,7 @@ class Adapters(Mapping[str, NamedAdapter]):
         from blazr.models.loading.load import LoadedModel
 
         with self._lock:
-            if not name or name in self._known:
+            if not name or name in self.by_name:
                 raise RequestError(
                     "the name of an adapter has to be new.",
                     param="lora_name",
@@ -115,7 +104,8 @@ class Adapters(Mapping[str, NamedAdapter]):
                 factors = plan_adapter(file, weights.module, weights.rules)
                 fingerprint = file.fingerprint
             adapter = self._engine.load_adapter(factors)
-            found = self._known[name] = NamedAdapter(name, path, adapter, fingerprint)
+            found = NamedAdapter(name, path, adapter, fingerprint)
+            self.by_name = {**self.by_name, name: found}
         return found
 
     def unload(self, name: str) -> None:
@@ -126,7 +116,7 @@ class Adapters(Mapping[str, NamedAdapter]):
         """
         with self._lock:
             found = self.find(name)
-            del self._known[name]
+            self.by_name = {key: each for key, each in self.by_name.items() if key != name}
             self._engine.unload_adapter(found.adapter)
 
 

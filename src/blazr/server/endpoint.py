@@ -103,7 +103,7 @@ class Call(Generic[Body_co]):
     def adapter(self) -> str | None:
         """The adapter that it asks for, as ``adapter`` or as its model; None without one."""
         model = getattr(self.body, "model", None)
-        is_adapter = model in self.service.llm.core.adapters
+        is_adapter = model in self.service.llm.core.adapters.by_name
         return getattr(self.body, "adapter", None) or (model if is_adapter else None)
 
     def scheduling(self) -> Scheduling:

@@ -282,7 +282,7 @@ class ModelSlot:
     @property
     def adapters(self) -> Mapping[str, NamedAdapter]:
         """Its adapters by name, while it is in memory."""
-        return {} if self.service is None else self.service.llm.core.adapters
+        return {} if self.service is None else self.service.llm.core.adapters.by_name
 
     def has_adapter(self, name: str) -> bool:
         """Whether it has an adapter of that name, or will have it once it is in memory."""
