@@ -6,9 +6,9 @@ import contextlib
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from threading import Lock
 from typing import NamedTuple
 
@@ -16,7 +16,6 @@ from blazr.core.errors import CheckpointError, ContextLengthError, EngineError, 
 from blazr.engine.constraint import Constraint
 from blazr.engine.request import Request
 from blazr.llm.adapters import Adapters
-from blazr.llm.bad_words import containing, spellings
 from blazr.llm.bundle import ModelBundle, ModelInfo
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.infill import encode_infill
@@ -164,7 +163,7 @@ class TextEngine:
             cache_salt=salt if adapter is None else adapter.salt(salt),
             timeout_s=request.timeout_s,
             dry_breakers=self._breakers(request),
-            bad_words=spellings(self.tokenizer, request.params.bad_words),
+            bad_words=_spellings(self.tokenizer, request.params.bad_words),
             adapter=None if adapter is None else adapter.adapter,
             constraint=self._constraint(request, reply_format, ids),
             anchors=anchors,
@@ -348,7 +347,7 @@ class TextEngine:
         params = request.params
         if params.dry_multiplier == 0:
             return frozenset()
-        return containing(self.tokenizer, params.dry_sequence_breakers)
+        return _containing(self.tokenizer, params.dry_sequence_breakers)
 
     def _all_stop_ids(self) -> frozenset[int]:
         """Every id that ends a reply of some kind; no grammar may take one for text."""
@@ -421,6 +420,29 @@ def _choose_grammar(
     # who must call goes on calling for want of anything else to say, unless it is to be so
     parallel = request.parallel_tool_calls is True and name is None
     return {"tool_call": tool_format.grammar(tools, parallel=parallel)}
+
+
+def _spellings(tokenizer: Tokenizer, texts: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+    """The ids of texts, at the beginning of a line and within it, where they differ.
+
+    Within a line a word begins with a space, and is another token.
+    """
+    found = {
+        tuple(tokenizer.encode(each)) for text in texts for each in (text, f" {text.lstrip()}")
+    }
+    return tuple(sorted(ids for ids in found if ids))
+
+
+@lru_cache(maxsize=64)
+def _containing(tokenizer: Tokenizer, texts: tuple[str, ...]) -> frozenset[int]:
+    """The ids of all tokens that any of these texts is part of."""
+    parts = [text.encode() for text in texts]
+    found = set()
+    for token_id in range(tokenizer.size):
+        data = tokenizer.token_bytes(token_id)
+        if any(part in data for part in parts):
+            found.add(token_id)
+    return frozenset(found)
 
 
 class _Conversation(NamedTuple):
