@@ -49,6 +49,7 @@ def _linear(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for x, weight, _ in _gated_linear(dtype):
         yield x, weight
         yield x, weight, torch.randn(len(weight)).to(dtype)
+        yield x, weight, torch.randn(2 * len(weight)).to(dtype)[::2]
     yield torch.randn(2, 3, 16).to(dtype), torch.randn(8, 16).to(dtype)
     yield torch.randn(16).to(dtype), torch.randn(8, 16).to(dtype)
     yield torch.randn(6, 4).T.to(dtype), torch.randn(9, 20).to(dtype)[:, 3:9]  # neither is dense

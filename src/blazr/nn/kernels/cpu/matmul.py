@@ -124,13 +124,14 @@ def _call(
         row = k
     if len(shape) != 2 or x.stride(1) != 1:
         x = x.reshape(-1, k).contiguous()
+    bias = None if bias is None else bias.contiguous()
     m = len(x)
     y = torch.empty(m, n, dtype=torch.float32 if wide else dtype)
     call = Linear(
         x.data_ptr(),
         weight.data_ptr(),
         None if second is None else second.data_ptr(),
-        None if bias is None else bias.contiguous().data_ptr(),
+        None if bias is None else bias.data_ptr(),
         y.data_ptr(),
         DTYPES[dtype],
         m,

@@ -91,9 +91,10 @@ def packed_rows(out: Tensor, packed: Packed, ids: Tensor) -> Tensor:
     # a number that is no row would read what is not ours; recorded steps get theirs from draws
     if len(ids) and recording() is None and not 0 <= int(ids.min()) <= int(ids.max()) < packed.rows:
         raise _misfit(packed, ids)
+    ids = ids.contiguous()
     call = _PackedRows(
         _matrix(packed),
-        ids.contiguous().data_ptr(),
+        ids.data_ptr(),
         out.data_ptr(),
         packed.packing.number,
         DTYPES[out.dtype],
@@ -117,6 +118,7 @@ def _call(
     if shape[-1] != k or groups != (rows + GROUP - 1) // GROUP:
         raise _misfit(packed, x)
     x = x.contiguous()
+    bias = None if bias is None else bias.contiguous()
     m = shape[0] if len(shape) == 2 else shape[:-1].numel()
     y = torch.empty(m, rows, dtype=dtype)
     room = torch.empty(m * k * ROOM // 8, dtype=torch.uint8)
@@ -124,7 +126,7 @@ def _call(
         x.data_ptr(),
         _matrix(packed),
         _Matrix() if second is None else _matrix(second),
-        None if bias is None else bias.contiguous().data_ptr(),
+        None if bias is None else bias.data_ptr(),
         y.data_ptr(),
         room.data_ptr(),
         packed.packing.number,

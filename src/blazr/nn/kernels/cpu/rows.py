@@ -119,11 +119,12 @@ def _norm(
     if not inner or x.stride(-1) != 1 or (inner > 1 and x.stride(1) != size):
         x = x.reshape(-1, size).contiguous()
         inner = 1
+    weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
     out = torch.empty(shape, dtype=x.dtype)
     call = _Norm(
         x.data_ptr(),
-        weight.contiguous().data_ptr(),
-        None if bias is None else bias.contiguous().data_ptr(),
+        weight.data_ptr(),
+        None if bias is None else bias.data_ptr(),
         out.data_ptr(),
         DTYPES[x.dtype],
         len(x) * inner,
