@@ -92,7 +92,9 @@ class Replays:
             ],
             memory,
         )
-        return replay(build_batch(plan, memory, self._model.device) if replay.num_python else None)
+        step = build_batch(plan, memory, self._model.device) if replay.num_python else None
+        with self._model.step_adapters.using(inputs.batch.adapters):
+            return replay(step)
 
     def draft_logits(
         self, last: Mapping[RunningSequence, int], num_drafted: int, memory: CacheManager
@@ -112,7 +114,8 @@ class Replays:
         step = None
         if replay.num_python:
             step = build_draft_batch(last, num_drafted, memory, self._model.device)
-        return replay(step)
+        with self._model.step_adapters.using(inputs.batch.adapters):
+            return replay(step)
 
     def _find(self, size: Size, memory: CacheManager) -> tuple[_Inputs, Replay] | None:
         """A recorded step of this size; None where there is none yet, or can be none."""
