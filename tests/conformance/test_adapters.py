@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from blazr import LLM, SamplingParams
@@ -110,6 +112,73 @@ def test_peft_gives_the_same(tmp_path: Path) -> None:
     adapted.save_pretrained(tmp_path / "adapter")
     with LLM(str(tmp_path / "model"), adapter=f"mine={tmp_path / 'adapter'}") as llm:
         assert distance(ask(llm, "mine"), adapted.eval()) < 1e-5
+
+
+EXPERTS = {
+    "qwen2_moe": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+    "mixtral": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+    "deepseek_v3": ["mlp.experts.down_proj"],
+    "gpt_oss": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+    "qwen3_5_moe_text": ["mlp.experts.gate_up_proj"],
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", EXPERTS)
+def test_experts_in_one_tensor(case: str, tmp_path: Path) -> None:
+    """As PEFT adapts them, by ``target_parameters``; beside a projection, and a request without."""
+    peft = pytest.importorskip("peft")
+    kind, changes = CASES[case]
+    model = save_reference(kind, tmp_path / "model", changes=changes)
+    plain = copy.deepcopy(model)
+    config = peft.LoraConfig(
+        r=3, lora_alpha=6, target_modules=["o_proj"], target_parameters=EXPERTS[case]
+    )
+    adapted = peft.get_peft_model(model, config)
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            nn.init.normal_(parameter, 0, 0.2)
+    adapted.save_pretrained(tmp_path / "adapter")
+    merged = adapted.eval()
+    with LLM(str(tmp_path / "model"), adapter=f"mine={tmp_path / 'adapter'}") as llm:
+        before, changed = ask(llm), ask(llm, "mine")
+        beside = generate_all(llm, ["mine", None, "mine", None])
+        alone = [
+            llm.generate([[number, *IDS]], greedy(), adapter=each)[0].token_ids
+            for number, each in enumerate(["mine", None, "mine", None])
+        ]
+    own = distance(before, plain)
+    assert distance(changed, merged) < max(1e-5, 10 * own)
+    assert distance(changed, plain) > 1e-2
+    assert beside == alone
+
+
+def test_experts_one_by_one(tmp_path: Path) -> None:
+    """As PEFT adapts models whose experts are modules: some matrices of some experts."""
+    kind, changes = CASES["qwen2_moe"]
+    model = save_reference(kind, tmp_path / "model", changes=changes)
+    merged = copy.deepcopy(model)
+    rng = torch.Generator().manual_seed(3)
+    written: dict[str, torch.Tensor] = {}
+    for layer, expert, name in ((0, 0, "gate"), (0, 3, "down"), (1, 1, "up"), (1, 1, "gate")):
+        experts = merged.model.layers[layer].mlp.experts
+        inner = experts.down_proj.shape[-1]
+        rows = {"gate": slice(None, inner), "up": slice(inner, None), "down": slice(None)}[name]
+        stack = experts.down_proj if name == "down" else experts.gate_up_proj
+        part = stack[expert, rows]
+        a = torch.randn(4, part.shape[1], generator=rng) * 0.2
+        b = torch.randn(part.shape[0], 4, generator=rng) * 0.2
+        at = f"base_model.model.model.layers.{layer}.mlp.experts.{expert}.{name}_proj"
+        written |= {f"{at}.lora_A.weight": a, f"{at}.lora_B.weight": b}
+        part += 2 * (b @ a)
+    (tmp_path / "adapter").mkdir()
+    save_file(written, tmp_path / "adapter" / "adapter_model.safetensors")
+    about = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["gate_proj"]}
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(about))
+    with LLM(str(tmp_path / "model"), adapter=f"mine={tmp_path / 'adapter'}") as llm:
+        changed = ask(llm, "mine")
+    assert distance(changed, merged) < 1e-5
+    assert distance(changed, model) > 1e-2
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from blazr.core.errors import CapacityError, CheckpointError
 from blazr.models.adapters.file import AdapterFile, LowRankChange, WholeChange, spellings
 from blazr.models.causal_lm import CausalLM, Embedding
-from blazr.models.families.rules import AsStored, Placement, Rows, RuleBook, Transpose
+from blazr.models.families.rules import AsStored, Cut, Placement, Rows, RuleBook, Transpose
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.lora import Lora
+from blazr.nn.layers.moe import Experts
 from blazr.nn.operands.lora import LoraFactors
 from blazr.nn.quant.weight import Weight
 
@@ -70,9 +71,12 @@ def _factors_of(
 ) -> list[tuple[str, LoraFactors]]:
     """By module, what one change of a tensor amounts to."""
     names = [each for name in change.names for each in spellings(name)]
-    tensor, placements = next(
-        ((name, found) for name in names if (found := rules.placements(name))), ("", ())
-    )
+    known = [(name, found) for name in names if (found := rules.placements(name))]
+    for _, found in known:  # PEFT does not say which of a module's parameters is meant
+        of_experts = _factors_of_experts(change, found, module)
+        if of_experts is not None:
+            return of_experts
+    tensor, placements = next(iter(known), ("", ()))
     if not placements:
         raise CheckpointError(
             f"{adapter.path}: the model has no matrix {change.names[0][:100]!r}.",
@@ -109,6 +113,68 @@ def _factors_of(
         )
         for part, placement, own in zip(parts, placements, rows, strict=True)
     ]
+
+
+def _factors_of_experts(
+    change: LowRankChange, placements: Sequence[Placement], module: CausalLM
+) -> list[tuple[str, LoraFactors]] | None:
+    """By expert's matrix, what a change amounts to; None where it is of none, or not of this one.
+
+    A file has a matrix for each expert, or those of all in one tensor. There the change is a stack,
+    too: A is (E * r, in), and B is (out, r * E), the experts' numbers side by side.
+    """
+    if change.magnitude is not None or change.is_embedding or change.is_transposed:
+        return None
+    found: list[tuple[str, LoraFactors]] = []
+    stacks = [_stack_of(module, placement.parameter) for placement in placements]
+    known = [stack for stack in stacks if stack is not None]
+    if len(known) < len(stacks):
+        return None
+    (rank, columns), (rows, ranks) = change.a.shape, change.b.shape
+    count = known[0].shape[0]
+    is_one = placements[0].slot is not None
+    if is_one:
+        a, b = change.a[None], change.b[None]
+    elif rank == ranks == count * change.rank:
+        a = change.a.unflatten(0, (count, -1))
+        b = change.b.unflatten(1, (-1, count)).movedim(-1, 0)
+    else:
+        return None
+    wanted = sum(stack.shape[1] for stack in known)
+    if (rows, columns) != (wanted, known[0].shape[2]):
+        return None
+    cut = placements[0].cut
+    shapes = [(stack.shape[1], stack.shape[2]) for stack in known]
+    parts: Sequence[Rows | None] = [None]
+    if isinstance(cut, Cut):
+        # rows of gate and up in turns are those of files with clamped activations (GPT-OSS); other
+        # models have them joined where transformers has loaded them, whatever their files have
+        owner = module.get_submodule(placements[0].parameter.rpartition(".")[0])
+        in_turns = isinstance(owner, Experts) and owner.config.swiglu_limit is not None
+        parts = Cut(groups="rows" if in_turns else 1).rows(shapes)
+    for placement, stack, part in zip(placements, known, parts, strict=True):
+        own = (
+            b
+            if part is None
+            else torch.cat([b[:, run.start : run.stop : run.step] for run in part], 1)
+        )
+        for index in range(len(a)):
+            expert = placement.slot if is_one else index
+            right = _laid(a[index].float(), stack.dtype, stack.device)
+            left = _laid(own[index].float().T * change.scale, stack.dtype, stack.device)
+            found.append((f"{placement.parameter}.{expert}", LoraFactors(right, left)))
+    return found
+
+
+def _stack_of(module: CausalLM, parameter: str) -> Tensor | Weight | None:
+    """The matrices of all experts that a parameter is; None where it is another."""
+    name, _, leaf = parameter.rpartition(".")
+    try:
+        part = module.get_submodule(name)
+    except AttributeError:
+        return None
+    stack = getattr(part, leaf, None) if isinstance(part, Experts) else None
+    return stack if isinstance(stack, Tensor | Weight) and len(stack.shape) == 3 else None
 
 
 def _unsupported(path: Path, change: LowRankChange) -> CheckpointError:
@@ -258,6 +324,13 @@ class AdapterSlots:
             self._attach(name, lora)
 
     def _attach(self, name: str, lora: Lora) -> None:
+        owner, _, leaf = name.rpartition(".")
+        if leaf.isdecimal():
+            path, _, matrix = owner.rpartition(".")
+            experts = self._module.get_submodule(path)
+            assert isinstance(experts, Experts)
+            experts.loras[matrix.removesuffix("_proj"), int(leaf)] = lora
+            return
         part = self._module.get_submodule(name)
         assert isinstance(part, Linear | Embedding)
         part.lora = lora

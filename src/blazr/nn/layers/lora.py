@@ -39,6 +39,11 @@ class Lora:
         self.table = LoraTable(num_slots)
         self._step = step
 
+    @property
+    def slots(self) -> Tensor | None:
+        """Which adapter each token of the step takes; None where none does."""
+        return self._step.slots
+
     def delta(self, x: Tensor) -> LoraDelta | None:
         """What changes in a product with x, (..., in); None where no token has an adapter."""
         slots = self._step.slots

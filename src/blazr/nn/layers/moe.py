@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from blazr.nn.layers.base import FeedForward, FeedForwardConfig
 from blazr.nn.layers.linear import Linear, Matrix
+from blazr.nn.layers.lora import Lora
 from blazr.nn.layers.mlp import Mlp, MlpConfig
-from blazr.nn.operands.experts import ExpertGroups, ExpertMlps, Routing, Stack
+from blazr.nn.operands.experts import ExpertAdapters, ExpertGroups, ExpertMlps, Routing, Stack
 from blazr.nn.operands.packing import Packed
 from blazr.nn.ops.matmul import wide_linear
-from blazr.nn.ops.moe import experts, route
+from blazr.nn.ops.moe import adapted_experts, experts, route
 from blazr.nn.ops.pointwise import add, sigmoid_gate, widen
 from blazr.nn.quant.weight import Weight
 
@@ -90,7 +91,10 @@ class MoeConfig(FeedForwardConfig):
 
 
 class Experts(nn.Module):
-    """The stacked matrices of all experts."""
+    """The stacked matrices of all experts.
+
+    ``loras`` are what adapters change, by ``"gate"``, ``"up"`` or ``"down"`` and the expert.
+    """
 
     gate_proj: Matrix
     up_proj: Matrix
@@ -101,6 +105,7 @@ class Experts(nn.Module):
     def __init__(self, config: MoeConfig) -> None:
         super().__init__()
         self.config = config
+        self.loras: dict[tuple[str, int], Lora] = {}
         experts, inner = config.num_experts, config.intermediate_size
         hidden = config.latent_size or config.hidden_size
         upward = ("gate", "up") if config.gated else ("up",)
@@ -131,7 +136,18 @@ class Experts(nn.Module):
         are_read = all(each is None or isinstance(each, Tensor | Packed) for each in stacks)
         # weights in other storage are multiplied expert by expert
         function = experts if are_read else experts.reference
-        return function(x.to(dtype), weights, chosen, mlps)
+        x = x.to(dtype)
+        out = function(x, weights, chosen, mlps)
+        slots = next((lora.slots for lora in self.loras.values()), None)
+        if slots is not None:
+            used = {slot for lora in self.loras.values() for slot in lora.table.factors}
+            changed = torch.isin(slots, slots.new_tensor(sorted(used))).nonzero(as_tuple=True)[0]
+            tables = {key: lora.table for key, lora in self.loras.items()}
+            adapters = ExpertAdapters(tables, slots[changed])
+            out[changed] = adapted_experts(
+                x[changed], weights[changed], chosen[changed], mlps, adapters
+            )
+        return out
 
 
 def _stack(matrix: Matrix) -> Stack:

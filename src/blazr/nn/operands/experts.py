@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from torch import Tensor
 
+from blazr.nn.operands.lora import LoraTable
 from blazr.nn.operands.packing import Packed
 
 
@@ -87,3 +89,16 @@ class ExpertMlps:
     down_bias: Tensor | None = None
     limit: float | None = None
     alpha: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertAdapters:
+    """What adapters change in the experts' matrices, for some tokens.
+
+    Args:
+        tables: By ``"gate"``, ``"up"`` or ``"down"`` and the expert.
+        slots: Of the tokens' adapters, (T,), int64.
+    """
+
+    tables: Mapping[tuple[str, int], LoraTable]
+    slots: Tensor

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from blazr.nn.operands.experts import ExpertMlps, Matrix, Routing, Stack
+from blazr.nn.operands.experts import ExpertAdapters, ExpertMlps, Matrix, Routing, Stack
+from blazr.nn.operands.lora import LoraDelta
 from blazr.nn.operands.packing import Packed
 from blazr.nn.ops.activation import ACTIVATIONS, clamped_swiglu
+from blazr.nn.ops.lora import lora_expand, lora_shrink
 from blazr.nn.ops.matmul import gated_linear, linear
 from blazr.nn.ops.op import op
 from blazr.nn.ops.packed import packed_gated_linear, packed_linear
@@ -84,44 +88,82 @@ def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Ten
     Returns:
         (T, C) in the dtype of x; the sum over experts is taken in float32.
     """
+    return _run_experts(x, weights, chosen, mlps, None)
+
+
+def adapted_experts(
+    x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps, adapters: ExpertAdapters
+) -> Tensor:
+    """The same for tokens that have adapters of the experts' matrices."""
+    return _run_experts(x, weights, chosen, mlps, adapters)
+
+
+def _run_experts(
+    x: Tensor,
+    weights: Tensor,
+    chosen: Tensor,
+    mlps: ExpertMlps,
+    adapters: ExpertAdapters | None,
+) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
     out = torch.zeros(x.shape, dtype=wide, device=x.device)
-    for expert in chosen.unique().tolist():
-        tokens, place = (chosen == expert).nonzero(as_tuple=True)
-        hidden = _hidden(x[tokens], mlps, expert)
-        share = _product(hidden, _matrix(mlps.down, expert), mlps.down_bias, expert).to(wide)
+    for number in chosen.unique().tolist():
+        tokens, place = (chosen == number).nonzero(as_tuple=True)
+        slots = None if adapters is None else adapters.slots[tokens]
+        expert = _Expert(mlps, number, adapters, slots)
+        share = expert.down(expert.hidden(x[tokens])).to(wide)
         out = out.index_add(0, tokens, share * weights[tokens, place, None].to(wide))
     return out.to(x.dtype)
 
 
-def _hidden(x: Tensor, mlps: ExpertMlps, expert: int) -> Tensor:
-    """What an expert's down projection is given."""
-    up = _matrix(mlps.up, expert)
-    if mlps.gate is None:
-        return ACTIVATIONS[mlps.activation](_product(x, up, mlps.up_bias, expert))
-    gate = _matrix(mlps.gate, expert)
-    has_bias = mlps.gate_bias is not None or mlps.up_bias is not None
-    if mlps.activation == "silu" and mlps.limit is None and not has_bias:
-        # one operation does both products and what joins them
-        if isinstance(gate, Tensor) and isinstance(up, Tensor):
-            return gated_linear(x, gate.to(x.dtype), up.to(x.dtype))
-        if isinstance(gate, Packed) and isinstance(up, Packed) and gate.packing is up.packing:
-            return packed_gated_linear(x, gate, up)
-    gates = _product(x, gate, mlps.gate_bias, expert)
-    ups = _product(x, up, mlps.up_bias, expert)
-    if mlps.limit is not None:
-        return clamped_swiglu(gates, ups, alpha=mlps.alpha, limit=mlps.limit)
-    return ACTIVATIONS[mlps.activation](gates) * ups
+@dataclass(frozen=True, slots=True)
+class _Expert:
+    """One expert for some tokens, with the slots of their adapters, (n,), if there are any."""
+
+    mlps: ExpertMlps
+    number: int
+    adapters: ExpertAdapters | None
+    slots: Tensor | None
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """What the down projection is given."""
+        mlps = self.mlps
+        activate = ACTIVATIONS[mlps.activation]
+        if mlps.gate is None:
+            return activate(self._multiply(x, "up", mlps.up, mlps.up_bias))
+        has_bias = mlps.gate_bias is not None or mlps.up_bias is not None
+        if mlps.activation == "silu" and mlps.limit is None and not has_bias and not self.adapters:
+            # one operation does both products and what joins them
+            gate, up = (_matrix(stack, self.number) for stack in (mlps.gate, mlps.up))
+            if isinstance(gate, Tensor) and isinstance(up, Tensor):
+                return gated_linear(x, gate.to(x.dtype), up.to(x.dtype))
+            if isinstance(gate, Packed) and isinstance(up, Packed) and gate.packing is up.packing:
+                return packed_gated_linear(x, gate, up)
+        gates = self._multiply(x, "gate", mlps.gate, mlps.gate_bias)
+        ups = self._multiply(x, "up", mlps.up, mlps.up_bias)
+        if mlps.limit is not None:
+            return clamped_swiglu(gates, ups, alpha=mlps.alpha, limit=mlps.limit)
+        return activate(gates) * ups
+
+    def down(self, hidden: Tensor) -> Tensor:
+        """What the expert puts out."""
+        return self._multiply(hidden, "down", self.mlps.down, self.mlps.down_bias)
+
+    def _multiply(self, x: Tensor, name: str, stack: Stack, biases: Tensor | None) -> Tensor:
+        matrix = _matrix(stack, self.number)
+        bias = None if biases is None else biases[self.number].to(x.dtype)
+        if isinstance(matrix, Tensor):
+            y = linear(x, matrix.to(x.dtype), bias)
+        elif isinstance(matrix, Packed):
+            y = packed_linear(x, matrix, bias)
+        else:
+            y = matrix.matmul(x, bias)
+        table = None if self.adapters is None else self.adapters.tables.get((name, self.number))
+        if table is None or self.slots is None:
+            return y
+        delta = LoraDelta(table, self.slots, lora_shrink(x, table, self.slots))
+        return lora_expand(y.contiguous(), delta, bias)
 
 
 def _matrix(stack: Stack, expert: int) -> _Matrix:
     return stack[expert] if isinstance(stack, Tensor) else stack.select(expert)
-
-
-def _product(x: Tensor, matrix: _Matrix, biases: Tensor | None, expert: int) -> Tensor:
-    bias = None if biases is None else biases[expert].to(x.dtype)
-    if isinstance(matrix, Tensor):
-        return linear(x, matrix.to(x.dtype), bias)
-    if isinstance(matrix, Packed):
-        return packed_linear(x, matrix, bias)
-    return matrix.matmul(x, bias)
