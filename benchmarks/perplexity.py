@@ -1,7 +1,8 @@
-"""What packed weights cost, and keys and values in fewer bits: perplexity of a text.
+"""What packed weights cost, and keys, values and states in fewer bits: perplexity of a text.
 
     python benchmarks/perplexity.py nano stories.txt --quantize none q8_0 q4_k
     python benchmarks/perplexity.py nano stories.txt --kv-dtype auto q8_0 fp8_e4m3
+    python benchmarks/perplexity.py nano stories.txt --state-dtype auto bfloat16
     python benchmarks/perplexity.py model.gguf stories.txt        (and llama.cpp's)
 
 The first tokens of the text in windows that do not overlap, each from nothing.
@@ -55,6 +56,7 @@ def main() -> None:
     parser.add_argument("text", type=Path)
     parser.add_argument("--quantize", nargs="+", default=["none"])
     parser.add_argument("--kv-dtype", nargs="+", default=["auto"])
+    parser.add_argument("--state-dtype", nargs="+", default=["auto"])
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--windows", type=int, default=100)
     parser.add_argument("--length", type=int, default=256)
@@ -62,12 +64,18 @@ def main() -> None:
     text = options.text.read_text(encoding="utf-8")
     windows = windows_of(options.model, text, options.windows, options.length)
     print(f"{options.model}: {windows.numel()} tokens")
-    for name, kv_dtype in product(options.quantize, options.kv_dtype):
-        quantize = None if name == "none" else name
+    for name, kv_dtype, state_dtype in product(
+        options.quantize, options.kv_dtype, options.state_dtype
+    ):
         found = ours(
-            options.model, windows, quantize=quantize, dtype=options.dtype, kv_dtype=kv_dtype
+            options.model,
+            windows,
+            quantize=None if name == "none" else name,
+            dtype=options.dtype,
+            kv_dtype=kv_dtype,
+            state_dtype=state_dtype,
         )
-        print(f"  {name:8} {kv_dtype:8} {found:.4f}")
+        print(f"  {name:8} {kv_dtype:8} {state_dtype:8} {found:.4f}")
     if options.model.endswith(".gguf") and find_spec("llama_cpp"):
         print(f"  llama.cpp {theirs(options.model, windows):.4f}")
 

@@ -16,10 +16,11 @@ import torch
 
 from blazr import LLM, SamplingParams
 from blazr.llm.async_llm import AsyncLLM
+from blazr.nn.kernels.cpu import compiled
 from blazr.server.config import ServerConfig
 from blazr.server.models import Models, ModelSource
 from tests.support import tiny
-from tests.support.examples import MIXES
+from tests.support.examples import MIXES, STORED_MIXES
 from tests.support.loopback import Loopback, serving, serving_models
 from tests.support.networks import VOCAB, Lab, build_network
 from tests.support.scripted import wait_until
@@ -29,12 +30,13 @@ SIZES = {"vocab_size": 1000, "hidden_size": 16, "max_seq_len": 4096}
 KINDS = ("Mamba2", "MlaWithMoe", "Mamba2")
 
 
-@pytest.mark.parametrize("name", MIXES)
+@pytest.mark.parametrize("name", [*MIXES, *STORED_MIXES])
 def test_cold_warm_and_from_disk_are_the_same_bits(name: str, tmp_path: Path) -> None:
-    model = build_network(MIXES[name], seed=6)
-    first = Lab(model, cache_dir=tmp_path)
+    mix, stored = STORED_MIXES.get(name, (name, {}))
+    model = build_network(MIXES[mix], seed=6)
+    first = Lab(model, cache_dir=tmp_path, **stored)
     answers = []
-    for lab in (first, first, Lab(model, cache_dir=tmp_path)):
+    for lab in (first, first, Lab(model, cache_dir=tmp_path, **stored)):
         asked = lab.ask(PROMPT)
         lab.run()
         answers.append((*lab.answer(asked), lab.cached[asked]))
@@ -46,6 +48,21 @@ def test_cold_warm_and_from_disk_are_the_same_bits(name: str, tmp_path: Path) ->
     assert torch.equal(cold[1], warm[1])
     assert torch.equal(cold[1], from_disk[1])
     assert (cold[2], warm[2], from_disk[2]) == (0, 256, 256)
+
+
+@pytest.mark.parametrize("stored", [{"kv_dtype": "q8_0"}, {"state_dtype": "bfloat16"}])
+def test_what_was_written_in_another_dtype_is_not_read(
+    stored: dict[str, str], tmp_path: Path
+) -> None:
+    model = build_network(MIXES["hybrid"], seed=6)
+    cached = []
+    for how in ({}, stored, stored, {}):
+        lab = Lab(model, cache_dir=tmp_path, **how)
+        asked = lab.ask(PROMPT)
+        lab.run()
+        lab.engine.close()
+        cached.append(lab.cached[asked])
+    assert cached == [0, 0, 256, 256]
 
 
 def test_a_text_that_goes_on_or_parts(tmp_path: Path) -> None:
@@ -81,6 +98,29 @@ def test_scored_prompts_are_computed(tmp_path: Path) -> None:
             cached = plain.usage.cached_tokens
     assert found[0] == found[1]
     assert cached > 100
+
+
+@pytest.mark.skipif(bool(compiled.missing()), reason="torch's operations are not exact")
+def test_a_real_hybrid_with_states_in_bfloat16_gives_the_same_bits(tmp_path: Path) -> None:
+    params = SamplingParams(max_tokens=90, temperature=0, logprobs=2, ignore_eos=True)
+    text = "Once upon a time there was a little girl who liked the sun. " * 12
+    found, cached = [], []
+    for budget, options in ((512, {}), (50, {}), (512, {"spec": "ngram"})):
+        with LLM(
+            cache_dir=str(tmp_path), token_budget=budget, state_dtype="bfloat16", **options
+        ) as llm:
+            for _ in range(2):
+                reply = llm.generate([text], params)[0]
+                found.append((reply.token_ids, reply.logprobs))
+                cached.append(reply.usage.cached_tokens)
+    assert cached[0] == 0
+    assert min(cached[1:]) > 100
+    assert all(each == found[0] for each in found)
+    with LLM(state_dtype="bfloat16", token_budget=50) as llm:
+        reply = llm.generate([text], params)[0]
+        assert (reply.token_ids, reply.logprobs) == found[0]
+    with LLM() as llm:
+        assert llm.generate([text], params)[0].logprobs != found[0][1], "states were not rounded"
 
 
 @pytest.fixture(scope="module")

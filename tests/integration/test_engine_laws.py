@@ -31,7 +31,7 @@ from tests.support.seeds import run_seed
 MAX_TOKENS = 10
 
 
-# Sums that torch rounds otherwise beside other sequences may become other codes of eight bits.
+# Sums that torch rounds otherwise beside other sequences may become other numbers of fewer bits.
 _EXACT = pytest.mark.skipif(
     bool(compiled.missing()) or env.get("BLAZR_KERNELS") == "reference",
     reason="torch's operations are not exact",
@@ -44,9 +44,9 @@ _EXACT = pytest.mark.skipif(
 )
 def lab_of(request):
     """Makes engines over a network."""
-    mix, kv_dtype = STORED_MIXES.get(request.param, (request.param, "auto"))
+    mix, stored = STORED_MIXES.get(request.param, (request.param, {}))
     model = build_network((MIXES | LENGTH_MIXES)[mix], seed=3)
-    return partial(Lab, model, kv_dtype=kv_dtype)
+    return partial(Lab, model, **stored)
 
 
 def prompts_of(count: int, seed: int) -> list[list[int]]:

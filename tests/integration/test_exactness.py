@@ -95,15 +95,17 @@ KINDS: dict[str, Callable[[torch.dtype], CausalLM]] = {
     "packed in turns": partial(wide_network, tuple(PACKINGS)),
     "wide in q8_0": partial(wide_network, ()),
     "wide in fp8": partial(wide_network, ()),
+    "wide with states in bfloat16": partial(wide_network, ()),
     **{
         name: lambda dtype, mix=mix: build_network(MIXES[mix], seed=4).to(dtype)
         for name, (mix, _) in STORED_MIXES.items()
     },
 }
-KV_DTYPES = {
-    "wide in q8_0": "q8_0",
-    "wide in fp8": "fp8_e4m3",
-    **{name: kv_dtype for name, (_, kv_dtype) in STORED_MIXES.items()},
+STORED = {
+    "wide in q8_0": {"kv_dtype": "q8_0"},
+    "wide in fp8": {"kv_dtype": "fp8_e4m3"},
+    "wide with states in bfloat16": {"state_dtype": "bfloat16"},
+    **{name: stored for name, (_, stored) in STORED_MIXES.items()},
 }
 
 
@@ -121,9 +123,7 @@ class Network:
     """A network, and what it answers to each prompt alone."""
 
     def __init__(self, kind: str, dtype: torch.dtype) -> None:
-        self.lab_of = partial(
-            Lab, KINDS[kind](dtype), prefix_cache=False, kv_dtype=KV_DTYPES.get(kind, "auto")
-        )
+        self.lab_of = partial(Lab, KINDS[kind](dtype), prefix_cache=False, **STORED.get(kind, {}))
         self.alone = cache(self._alone)
 
     def _alone(self, prompt: tuple[int, ...], length: int) -> tuple[list[int], Tensor]:

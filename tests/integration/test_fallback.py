@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from blazr import LLM, SamplingParams
 from blazr.cli.app import app
-from blazr.core.errors import CheckpointError, EngineError, UnknownFamilyError
+from blazr.core.errors import CheckpointError, ConfigError, EngineError, UnknownFamilyError
 from blazr.llm.describe import describe_model
 from tests.support.closeness import assert_as_right, assert_greedy, sensitivity
 from tests.support.seeds import run_seed
@@ -209,6 +209,15 @@ def test_what_takes_a_network_of_ours_says_so(command, tmp_path):
     assert "runs through transformers" in error.message
     assert "gpt2" in error.found
     assert "pip" not in error.hint
+
+
+@pytest.mark.parametrize("option", [{"kv_dtype": "q8_0"}, {"state_dtype": "bfloat16"}])
+def test_its_memory_is_the_library_s(option, tmp_path):
+    write("gpt2", tmp_path)
+    (name,) = option
+    with pytest.raises(ConfigError, match="as it likes") as caught:
+        LLM(str(tmp_path), **option)
+    assert name in caught.value.found
 
 
 def test_bench_measures(tmp_path):

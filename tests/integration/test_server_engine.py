@@ -11,10 +11,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from blazr.core.metrics import METRICS
+from blazr.engine.cache.storage import ALIGNMENT
 from blazr.llm.load import load_text_engine
 from blazr.llm.options import LoadOptions
+from blazr.models.loading.plan import plan_model
 from tests.support import tiny
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import wait_until
@@ -74,6 +77,24 @@ def test_the_header_says_why(server: Loopback) -> None:
     assert found["states"]["used"] > 0
     assert found["pages"]["free"] > 0
     assert (found["prompt_tokens"], found["cached_tokens"]) == (1040, 512)
+
+
+def test_the_size_of_a_state_is_what_it_takes(path: Path) -> None:
+    sizes = {}
+    for state_dtype in ("auto", "bfloat16"):
+        options = LoadOptions(str(path), device="cpu", memory="8MiB", state_dtype=state_dtype)
+        with serving(load_text_engine(options)) as running:
+            found = running.client.get("/debug/cache").json()
+        sizes[state_dtype] = found["states"]["bytes_each"]
+        assert found["pages"]["bytes_each"] > 0
+        specs = [
+            layer.mixer.cache_spec(torch.float32).stored_as(state_dtype=state_dtype)
+            for layer in plan_model(str(path)).derivation.config.layers
+        ]
+        taken = sum(spec.bytes_per_checkpoint for spec in specs)
+        tensors = sum(len(spec.checkpoint) for spec in specs)
+        assert taken <= sizes[state_dtype] < taken + ALIGNMENT * tensors
+    assert sizes["bfloat16"] < sizes["auto"]
 
 
 def test_a_state_is_kept_where_a_request_says_and_where_prompts_part(server: Loopback) -> None:

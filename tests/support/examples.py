@@ -359,12 +359,20 @@ MIXES: dict[str, tuple[str, ...]] = {
     "hybrid": ("mamba2", "mla+moe", "mamba2", "gqa+mlp"),
     "hybrid of all": ("mamba1", "gqa+moe", "mamba3_mimo", "mla+mlp", "mamba2", "mamba3"),
 }
-# Of MIXES, and what keys, values and latents are stored in.
-STORED_MIXES: dict[str, tuple[str, str]] = {
-    "gqa in q8_0": ("gqa and mlp", "q8_0"),
-    "hybrid in q8_0": ("hybrid", "q8_0"),
-    "sinks in fp8": ("caps, sinks and odd experts", "fp8_e4m3"),
-    "deepseek in fp8": ("deepseek", "fp8_e4m3"),
+# Of MIXES, and what keys, values and latents are stored in, and recurrent states.
+STORED_MIXES: dict[str, tuple[str, dict[str, str]]] = {
+    "gqa in q8_0": ("gqa and mlp", {"kv_dtype": "q8_0"}),
+    "hybrid in q8_0": ("hybrid", {"kv_dtype": "q8_0"}),
+    "sinks in fp8": ("caps, sinks and odd experts", {"kv_dtype": "fp8_e4m3"}),
+    "deepseek in fp8": ("deepseek", {"kv_dtype": "fp8_e4m3"}),
+    **{
+        f"{mix}, states in bfloat16": (mix, {"state_dtype": "bfloat16"})
+        for mix in (
+            *("pure mamba1", "pure mamba2", "pure mamba3", "gated delta", "kimi"),
+            *("side by side", "shared block", "hybrid of all"),
+        )
+    },
+    "hybrid in few bits": ("hybrid", {"kv_dtype": "q8_0", "state_dtype": "bfloat16"}),
 }
 # Long sequences are rotated otherwise from their first token on: they share prefixes with few.
 LENGTH_MIXES: dict[str, tuple[str, ...]] = {

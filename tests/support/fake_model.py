@@ -1,15 +1,16 @@
 """A model made of exact arithmetic: a cell of memory is wrong unless its whole history is right.
 
 Each key/value cell holds the hash of the prefix up to its token, each recurrent state the hash of
-the tokens before it. There are both kinds of recurrent layers: one computes from its checkpoint and
-the log, the other from a working state. Memory that nobody owns holds poison. What the next token
-must be can be computed from the tokens alone, so that any mistake of the scheduler or the caches
-shows.
+the tokens before it, rounded at every grid edge. There are both kinds of recurrent layers: one
+computes from its checkpoint and the log, the other from a working state. Memory that nobody owns
+holds poison. What the next token must be can be computed from the tokens alone, so that any mistake
+of the scheduler or the caches shows.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
 
 from blazr.engine.block import NO_PAGE
@@ -23,27 +24,35 @@ POISON = -(10**30)
 MODULUS = (1 << 61) - 1
 VOCAB = 5
 ITEM_BYTES = 200
+GRID = 4  # of those who ask for the next token
 
 
 def mix(a: int, b: int) -> int:
     return (a * 1_000_003 + b * 7_919 + 12_345) % MODULUS
 
 
-def chain(tokens: Tokens[int]) -> int:
-    """The recurrent state after these tokens."""
-    state = 1
-    for token in tokens:
+def rounded(state: int) -> int:
+    """What is kept of a state at a grid edge."""
+    return state - state % 4096
+
+
+def states_after(tokens: Tokens[int], state: int = 1, *, grid: int = GRID) -> Iterator[int]:
+    """The recurrent state after each of these tokens, which begin at a grid edge."""
+    for count, token in enumerate(tokens, 1):
         state = mix(state, token + 1)
-    return state
+        state = state if count % grid else rounded(state)
+        yield state
+
+
+def chain(tokens: Tokens[int], state: int = 1, *, grid: int = GRID) -> int:
+    """The recurrent state after all of them."""
+    return [state, *states_after(tokens, state, grid=grid)][-1]
 
 
 def next_token(tokens: Tokens[int]) -> int:
     """What follows these tokens: it depends on every cell and on the state."""
-    state, total = 1, 0
-    for token in tokens:
-        state = mix(state, token + 1)
-        total = (total + state) % MODULUS
-    return mix(total, state) % VOCAB
+    states = [1, *states_after(tokens)]
+    return mix(sum(states[1:]) % MODULUS, states[-1]) % VOCAB
 
 
 class FakeModel:
@@ -135,11 +144,15 @@ class FakeModel:
         state, total = self._resume(sequence)
         writes = dict(sequence.pending)
         following = []
+        rounds_all = "a state rounded only where it is kept" not in self.bugs
         computed = [*sequence.tokens[start : start + count - len(drafts)], *drafts]
         for position, token in enumerate(computed, start):
             if position == 5 and sequence.request_id in self.cursed:
                 raise RuntimeError("cursed")
             state = mix(state, token + 1)
+            is_kept = position - start + 1 in writes
+            if (position + 1) % grid == 0 and (is_kept or rounds_all):
+                state = rounded(state)
             total = (total + state) % MODULUS
             at = position
             if "grid by packed offset" in self.bugs and index and count > 1:
@@ -147,7 +160,7 @@ class FakeModel:
             if shape.has_pages:
                 self.cells[sequence.pages[at // grid]][at % grid] = state
             self.logs[sequence.run_slot][position % grid] = token
-            if position - start + 1 in writes:
+            if is_kept:
                 self.states[writes[position - start + 1]] = state
             following.append(mix(total, state) % VOCAB)
         self.working[sequence.run_slot] = state
@@ -157,7 +170,7 @@ class FakeModel:
         """State and sum where the sequence stands, from memory alone where there is memory."""
         shape, grid, start = self.memory.shape, self.memory.shape.grid, sequence.computed
         history = sequence.tokens[:start]
-        state, odds = chain(history), 0
+        state, odds = chain(history, grid=grid), 0
         if shape.has_states:
             logged = start - sequence.checkpoint_length
             is_fresh = not logged  # what was kept counts, whatever the working state is
@@ -168,15 +181,14 @@ class FakeModel:
         if shape.has_pages:
             cells = (self.cells[sequence.pages[p // grid]][p % grid] for p in range(start))
         else:
-            cells = (chain(history[: p + 1]) for p in range(start))
+            cells = states_after(history, grid=grid)
         return state, (sum(cells) + odds) % MODULUS
 
     def _logged_state(self, sequence, num_rows: int) -> int:
         """The checkpoint, and so many rows of the log."""
         state = 1 if sequence.checkpoint is None else self.states[sequence.checkpoint]
-        for token in self.logs[sequence.run_slot][:num_rows]:
-            state = mix(state, token + 1)
-        return state
+        rows = self.logs[sequence.run_slot][:num_rows]
+        return chain(rows, state, grid=self.memory.shape.grid)
 
     def _rewind(self, sequence) -> None:
         """Make the working state again."""

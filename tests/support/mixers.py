@@ -27,10 +27,15 @@ def mixer_of(config: MixerConfig, dtype: torch.dtype = torch.float32) -> Mixer:
 
 
 def memory_of(
-    config: MixerConfig, dtype: torch.dtype, *, pages: int = PAGES, kv_dtype: str = "auto"
+    config: MixerConfig,
+    dtype: torch.dtype,
+    *,
+    pages: int = PAGES,
+    kv_dtype: str = "auto",
+    state_dtype: str = "auto",
 ) -> LayerCache:
     """Anything, in every page, checkpoint and run."""
-    spec, kind = config.cache_spec(dtype), KV_DTYPES[kv_dtype]
+    spec, kind = config.cache_spec(dtype).stored_as(state_dtype=state_dtype), KV_DTYPES[kv_dtype]
 
     def numbers(kinds: Mapping[str, TensorSpec], *sizes: int) -> dict[str, Tensor]:
         return {

@@ -100,6 +100,7 @@ class Lab:
         replay: Whether decode steps are recorded and made again.
         cache_dir: Where prefixes are kept on disk, if anywhere.
         kv_dtype: What keys, values and latents are stored in.
+        state_dtype: What recurrent states are kept in.
         speculator: Drafts what may follow, if anything does.
         drafts_itself: Whether the network's own module does, as often as it can.
 
@@ -118,11 +119,15 @@ class Lab:
         replay: bool = True,
         cache_dir: Path | None = None,
         kv_dtype: str = "auto",
+        state_dtype: str = "auto",
         speculator: Speculator | None = None,
         drafts_itself: bool = False,
     ) -> None:
         layout = plan_layout(
-            [spec.stored_as(kv_dtype) for spec in model.config.cache_specs(model.dtype)]
+            [
+                spec.stored_as(kv_dtype, state_dtype)
+                for spec in model.config.cache_specs(model.dtype)
+            ]
         )
         pages, states = layout.pages_per_superpage, layout.states_per_superpage
         superpages = 2 + (-(-tokens // GRID // pages) if pages else 0)

@@ -25,6 +25,7 @@ from blazr.nn.operands.recurrent import (
     Mamba3Rows,
     Mamba3Weights,
 )
+from blazr.nn.operands.state_dtype import STATE_DTYPES
 from blazr.nn.operands.step import GRID, Carried, Span, StepTable, Window
 
 SLOTS, PAGES = 8, 12
@@ -76,10 +77,10 @@ def sample_slots(table: StepTable) -> Tensor:
     return torch.tensor(places, dtype=torch.int64)
 
 
-def sample_carried(dtype: torch.dtype, *shape: int) -> Carried:
+def sample_carried(*shape: int, kept_as: torch.dtype = torch.float32) -> Carried:
     """Anything, in every slot and run."""
-    kept, working = (0.3 * torch.randn(2, SLOTS, *shape)).to(dtype)
-    return Carried(kept, working)
+    kept, working = 0.3 * torch.randn(2, SLOTS, *shape)
+    return Carried(kept.to(kept_as), working)
 
 
 def sample_pages(dtype: torch.dtype, *shape: int, kv_dtype: str = "auto") -> Tensor:
@@ -190,12 +191,12 @@ def _join_previous(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
 def _mamba1(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for inner, states, limit in ((40, 16, 0.0), (7, 5, 0.5), (1, 1, 0.0)):
         weights = Mamba1Weights(-torch.rand(inner, states), torch.randn(inner), limit)
-        for table in sample_steps():
+        for table, kept_as in product(sample_steps(), STATE_DTYPES.values()):
             count = num_tokens(table)
             u, dt, gate = torch.randn(3, count, inner).to(dtype)
             b, c = torch.randn(count, 2 * states).to(dtype).chunk(2, -1)
             rows = Mamba1Rows(dt=dt, b=b, c=c, gate=gate)
-            yield u, rows, weights, sample_carried(torch.float32, inner, states), table
+            yield u, rows, weights, sample_carried(inner, states, kept_as=kept_as), table
 
 
 # heads, head_dim, state_size, groups, taps, groups of the norm
@@ -227,9 +228,9 @@ def _mamba2(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
             dt_limits=(0.001, 0.1),
             multipliers=torch.rand(inner + conv + heads) if order == "none" else None,
         )
-        for table in sample_steps():
+        for table, kept_as in product(sample_steps(), STATE_DTYPES.values()):
             memory = Mamba2Memory(
-                states=0.3 * torch.randn(SLOTS, heads, dim, states),
+                states=(0.3 * torch.randn(SLOTS, heads, dim, states)).to(kept_as),
                 conv_states=torch.randn(SLOTS, taps - 1, conv).to(dtype),
                 log_raw=torch.randn(SLOTS, GRID, conv).to(dtype),
                 log_xb=torch.randn(SLOTS, GRID, inner + groups * states).to(dtype),
@@ -254,7 +255,7 @@ def _mamba3(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
             silu=silu,
         )
         size, maps = heads * width, groups * states
-        for table in sample_steps():
+        for table, kept_as in product(sample_steps(), STATE_DTYPES.values()):
             count = num_tokens(table)
             is_rotated = silu
             xbc = torch.randn(count, size + 2 * maps).to(dtype)
@@ -262,10 +263,10 @@ def _mamba3(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
             theta = torch.randn(count, heads * states // 2).to(dtype) if is_rotated else None
             dt, mix = torch.randn(2, count, heads).to(dtype)
             memory = Mamba3Memory(
-                state=sample_carried(torch.float32, heads, width, states),
-                x=sample_carried(torch.float32, heads, width),
-                b=sample_carried(torch.float32, heads, states),
-                angle=sample_carried(torch.float32, heads, states // 2) if is_rotated else None,
+                state=sample_carried(heads, width, states, kept_as=kept_as),
+                x=sample_carried(heads, width),
+                b=sample_carried(heads, states),
+                angle=sample_carried(heads, states // 2) if is_rotated else None,
             )
             rows = Mamba3Rows(b=b, c=c, dt=dt, mix=mix, theta=theta)
             yield x, rows, weights, memory, table
@@ -283,14 +284,15 @@ def _gated_delta(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
             norm=GatedNorm("norm_sigmoid" if is_kimi else "norm_first", torch.randn(values), 0.1),
         )
         key_size, value_size = key_heads * keys, heads * values
-        for table in sample_steps():
+        for table, kept_as in product(sample_steps(), STATE_DTYPES.values()):
             count = num_tokens(table)
             qkv = torch.randn(count, 2 * key_size + value_size).to(dtype)
             q, k, v = qkv.split((key_size, key_size, value_size), -1)
             both = torch.randn(count, decays + heads).to(dtype)
             gate = torch.randn(count, value_size + 3).to(dtype)[:, 3:]
             rows = DeltaRows(q=q, k=k, decay=both[:, :decays], beta=both[:, decays:], gate=gate)
-            yield v, rows, weights, sample_carried(torch.float32, heads, keys, values), table
+            state = sample_carried(heads, keys, values, kept_as=kept_as)
+            yield v, rows, weights, state, table
 
 
 STEP_SAMPLES: dict[str, Callable[[torch.dtype], Iterable[tuple[object, ...]]]] = {

@@ -27,6 +27,7 @@ def info(
         ),
     ] = False,
     kv_dtype: options.KvDtype = "auto",
+    state_dtype: options.StateDtype = "auto",
     device: options.DeviceName = "auto",
     as_json: options.Json = False,
     verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
@@ -39,7 +40,9 @@ def info(
         from blazr.pipelines.fallback import own_networks_only
 
         with own_networks_only("blazr info --fit"):
-            found = measure_fit(name, resolve_device(device), kv_dtype=kv_dtype)
+            found = measure_fit(
+                name, resolve_device(device), kv_dtype=kv_dtype, state_dtype=state_dtype
+            )
         if as_json:
             print(json.dumps(asdict(found), indent=2))
             return
@@ -57,7 +60,7 @@ def info(
     from blazr.llm.defaults import sampling_defaults_at
     from blazr.llm.describe import describe_model
 
-    report = describe_model(name)
+    report = describe_model(name, kv_dtype=kv_dtype, state_dtype=state_dtype)
     report["sampling"] = sampling_defaults_at(Path(str(report["path"])))
     print(json.dumps(report, indent=2) if as_json else "\n".join(_report_lines(report)))
 

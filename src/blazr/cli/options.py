@@ -128,6 +128,7 @@ DeviceName = Annotated[str, _load_flag("device", "--device")]
 Dtype = Annotated[str, _load_flag("dtype")]
 Quantize = Annotated[str | None, _load_flag("quantize")]
 KvDtype = Annotated[str, _load_flag("kv_dtype")]
+StateDtype = Annotated[str, _load_flag("state_dtype")]
 Threads = Annotated[
     int | None,
     typer.Option(min=1, help="CPU threads to compute with.  [default: all cores]"),

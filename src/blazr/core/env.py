@@ -44,6 +44,7 @@ SERVE_FLAGS = (
     "MAX_WAITING",
     "MAX_SEQ_LEN",
     "KV_DTYPE",
+    "STATE_DTYPE",
     "CONTEXT_SHIFT",
     "SPEC",
     "ADAPTER",

@@ -43,11 +43,14 @@ def build_engine(
 
     Raises:
         CapacityError: The memory holds not even one sequence.
-        UnknownNameError: There is no such dtype of keys and values, or no such drafter.
+        UnknownNameError: There is no such dtype of keys and values, of states, or no such drafter.
     """
     drafters = [DRAFTERS[name] for name in drafter_names(config.spec)]
     max_seq_len = min(model.config.max_seq_len, config.max_seq_len or model.config.max_seq_len)
-    specs = [spec.stored_as(config.kv_dtype) for spec in model.config.cache_specs(model.dtype)]
+    specs = [
+        spec.stored_as(config.kv_dtype, config.state_dtype)
+        for spec in model.config.cache_specs(model.dtype)
+    ]
     layout = plan_layout(specs)
     shape = plan_cache(layout, config, device=device, max_seq_len=max_seq_len)
     runner = ModelRunner(model, layout, shape, banned_ids=banned_ids)

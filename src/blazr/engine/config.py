@@ -21,6 +21,8 @@ class EngineConfig:
             length without prefill.
         memory: Memory for caches: a size (8GiB), a share of what is free (0.6), or auto.
         kv_dtype: What keys, values and latents are stored in: auto (as computed), q8_0 or fp8_e4m3.
+        state_dtype: What states of recurrent layers are kept in: auto (float32) or bfloat16, to
+            which they are rounded every 64 tokens. Models without such layers have none.
         max_seq_len: Lower the context to this many tokens; by default the model's.
         prefix_cache: Reuse prefixes of earlier requests.
         context_shift: Let a reply go on where the context is full: it forgets the older half of
@@ -41,6 +43,7 @@ class EngineConfig:
     prefill_share: float = 1.75
     memory: str = "auto"
     kv_dtype: str = "auto"
+    state_dtype: str = "auto"
     max_seq_len: int | None = None
     prefix_cache: bool = True
     context_shift: bool = False

@@ -13,12 +13,16 @@ from blazr.pipelines.fallback import describe_fallback
 from blazr.text.tokenizers.choose import find_tokenizer
 
 
-def describe_model(model: str, *, revision: str | None = None) -> dict[str, object]:
+def describe_model(
+    model: str, *, revision: str | None = None, kv_dtype: str = "auto", state_dtype: str = "auto"
+) -> dict[str, object]:
     """Describe a model from its headers; no tensor is read.
 
     Args:
         model: A directory, a file, ``nano``, or a Hub id.
         revision: Branch, tag or commit of a Hub id.
+        kv_dtype: What keys, values and latents would be stored in.
+        state_dtype: What recurrent states would be kept in.
 
     Returns:
         What `blazr.models.loading.describe.describe` returns, for models that run through
@@ -44,7 +48,8 @@ def describe_model(model: str, *, revision: str | None = None) -> dict[str, obje
         declared=(checkpoint.config or {}).get("tokenizer_vocab"),
         metadata=checkpoint.metadata,
     )
-    return describe_plan(planned) | {"vocabulary": vocabulary}
+    described = describe_plan(planned, kv_dtype=kv_dtype, state_dtype=state_dtype)
+    return described | {"vocabulary": vocabulary}
 
 
 def _vocabulary(

@@ -52,9 +52,12 @@ def load_text_engine(
     from blazr.models.loading.load import load
     from blazr.nn.device import limit_threads, resolve_device
     from blazr.nn.operands.kv_dtype import KV_DTYPES
+    from blazr.nn.operands.state_dtype import STATE_DTYPES
     from blazr.pipelines.fallback import load_fallback
 
-    KV_DTYPES[options.kv_dtype]  # before minutes are spent on weights
+    # before minutes are spent on weights
+    KV_DTYPES[options.kv_dtype]
+    STATE_DTYPES[options.state_dtype]
     parse_adapters(options.adapter)
     limit_threads()
     device = resolve_device(options.device)
@@ -74,12 +77,16 @@ def load_text_engine(
                 progress=progress,
             )
         except UnknownFamilyError as error:
-            if options.kv_dtype != "auto":
-                raise ConfigError(
-                    "a model that runs through transformers keeps keys and values as it likes.",
-                    found=f"kv_dtype {options.kv_dtype!r:.50}",
-                    expected="'auto'",
-                ) from error
+            for name, chosen in (
+                ("kv_dtype", options.kv_dtype),
+                ("state_dtype", options.state_dtype),
+            ):
+                if chosen != "auto":
+                    raise ConfigError(
+                        "a model that runs through transformers keeps its memory as it likes.",
+                        found=f"{name} {chosen!r:.50}",
+                        expected="'auto'",
+                    ) from error
             return load_fallback(model, error, device=device, dtype=dtype)
 
     loaded = load_weights(options.model)

@@ -45,12 +45,19 @@ def _count(build: Callable[[], nn.Module]) -> int:
         return sum(parameter.numel() for parameter in build().parameters())
 
 
-def size_of(config: ModelConfig, dtype: torch.dtype) -> ModelSize:
+def size_of(
+    config: ModelConfig, dtype: torch.dtype, *, kv_dtype: str = "auto", state_dtype: str = "auto"
+) -> ModelSize:
     """Count without allocating anything.
 
     Args:
         config: The model.
         dtype: Of activations, and so of keys, values and latents.
+        kv_dtype: What these are stored in, if otherwise.
+        state_dtype: What recurrent states are kept in.
+
+    Raises:
+        UnknownNameError: There is no such dtype of keys and values, or of states.
     """
     embedding = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
     parameters = embedding + _count(config.final_norm.build)
@@ -70,7 +77,7 @@ def size_of(config: ModelConfig, dtype: torch.dtype) -> ModelSize:
             moe = layer.feed_forward
             expert = (3 if moe.gated else 2) * moe.hidden_size * moe.intermediate_size
             idle += (moe.num_experts - moe.experts_per_token) * expert
-        spec = layer.mixer.cache_spec(dtype)
+        spec = layer.mixer.cache_spec(dtype).stored_as(kv_dtype, state_dtype)
         states += spec.bytes_per_checkpoint
         working += spec.bytes_per_working_copy
         logs += spec.bytes_per_log

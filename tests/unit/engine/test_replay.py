@@ -23,8 +23,8 @@ pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason="the kernels ar
 SOME_PYTHON = ("side by side", "shared block")
 
 
-def answers(model, *, replay: bool, kv_dtype: str = "auto"):
-    lab = Lab(model, replay=replay, kv_dtype=kv_dtype)
+def answers(model, *, replay: bool, **stored: str):
+    lab = Lab(model, replay=replay, **stored)
     asked = [lab.ask([5 + i, 7, 11 * i + 2], max_tokens=6 + 5 * i) for i in range(4)]
     lab.run()
     return [lab.answer(request) for request in asked], lab.runner.replays
@@ -32,10 +32,10 @@ def answers(model, *, replay: bool, kv_dtype: str = "auto"):
 
 @pytest.mark.parametrize("mix", [*MIXES, *STORED_MIXES])
 def test_replayed_steps_give_the_same_bits(mix):
-    mix, kv_dtype = STORED_MIXES.get(mix, (mix, "auto"))
+    mix, stored = STORED_MIXES.get(mix, (mix, {}))
     model = build_network(MIXES[mix], seed=5)
-    expected, none = answers(model, replay=False, kv_dtype=kv_dtype)
-    got, replays = answers(model, replay=True, kv_dtype=kv_dtype)
+    expected, none = answers(model, replay=False, **stored)
+    got, replays = answers(model, replay=True, **stored)
     assert none is None
     made = [replays.num_python(Size(size, size)) for size in (1, 2, 3, 4)]
     assert None not in made

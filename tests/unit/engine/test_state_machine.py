@@ -38,9 +38,8 @@ from tests.support.drafts import (
     compute_drafts,
     most_drafts,
 )
-from tests.support.fake_model import ITEM_BYTES, VOCAB, FakeModel, chain, next_token
+from tests.support.fake_model import GRID, ITEM_BYTES, VOCAB, FakeModel, chain, next_token
 
-GRID = 4
 tokens = st.integers(0, VOCAB - 1)
 
 
@@ -518,6 +517,7 @@ PLANTED = {
     "an unfinished block published": publish_unfinished,
     "log not reset at a checkpoint": None,
     "a state kept at the wrong edge": keep_at_wrong_edge,
+    "a state rounded only where it is kept": None,
     "a shared page freed": free_shared_page,
     "a dropped state never freed": keep_dropped_state,
     "the state that a reply goes on from freed": free_thinned_checkpoint,

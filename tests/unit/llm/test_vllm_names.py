@@ -105,6 +105,11 @@ def test_an_unknown_dtype_of_keys_is_refused_before_a_model_is_looked_for() -> N
         LLM("no/such/model", kv_dtype="q8")
 
 
+def test_so_is_one_of_states() -> None:
+    with pytest.raises(UnknownNameError, match=r"(?s)auto, bfloat16.*did you mean 'bfloat16'"):
+        LLM("no/such/model", state_dtype="bfloat")
+
+
 def test_the_signature_is_that_of_the_load_options() -> None:
     assert inspect.signature(LLM) == inspect.signature(AsyncLLM) == inspect.signature(LoadOptions)
 

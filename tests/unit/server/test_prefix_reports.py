@@ -106,10 +106,17 @@ def test_a_client_that_leaves_is_listed_too() -> None:
 def test_figures_come_from_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(scripted_core()) as running:
         figures = {"pages_used": 7, "state_evictions": 3, "reuse_no-state": 2, "reuse_whole": 1}
+        figures |= {"page_bytes": 640, "state_bytes": 896}
         monkeypatch.setattr(running.engine, "stats", lambda: figures)
         found = running.client.get("/debug/cache").json()
-        assert found["pages"] == {"used": 7, "idle": 0, "free": 0, "evictions": 0}
-        assert found["states"] == {"used": 0, "free": 0, "evictions": 3}
+        assert found["pages"] == {
+            "used": 7,
+            "idle": 0,
+            "free": 0,
+            "evictions": 0,
+            "bytes_each": 640,
+        }
+        assert found["states"] == {"used": 0, "free": 0, "evictions": 3, "bytes_each": 896}
         assert found["reasons"] == {"no-state": 2, "whole": 1}
 
 

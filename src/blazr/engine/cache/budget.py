@@ -58,6 +58,8 @@ def plan_cache(
             max_running=running,
             max_blocks=blocks,
             num_bytes=superpages * layout.superpage_bytes + running * layout.run_bytes,
+            page_bytes=layout.page_bytes,
+            state_bytes=layout.state_bytes,
         )
         if shape.num_superpages >= sum(shape.floor) and shape.max_tokens >= GRID:
             _log_shape(shape, config)

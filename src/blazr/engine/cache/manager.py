@@ -29,6 +29,8 @@ class CacheShape:
         max_running: Sequences that run at once.
         max_blocks: Blocks of the longest sequence.
         num_bytes: Memory of all that.
+        page_bytes: Of these, what a page takes.
+        state_bytes: What a recurrent state takes.
     """
 
     grid: int
@@ -38,6 +40,8 @@ class CacheShape:
     max_running: int
     max_blocks: int
     num_bytes: int = 0
+    page_bytes: int = 0
+    state_bytes: int = 0
 
     @property
     def has_pages(self) -> bool:

@@ -33,13 +33,24 @@ def describe(model: str, *, revision: str | None = None) -> dict[str, object]:
     return describe_plan(plan_model(model, revision=revision))
 
 
-def describe_plan(planned: PlannedModel) -> dict[str, object]:
-    """The same of a model whose headers have been read."""
+def describe_plan(
+    planned: PlannedModel, *, kv_dtype: str = "auto", state_dtype: str = "auto"
+) -> dict[str, object]:
+    """The same of a model whose headers have been read.
+
+    Args:
+        planned: The model.
+        kv_dtype: What keys, values and latents would be stored in.
+        state_dtype: What recurrent states would be kept in.
+
+    Raises:
+        UnknownNameError: There is no such dtype of keys and values, or of states.
+    """
     checkpoint = planned.checkpoint
     derivation = planned.derivation
     dtype = stored_dtype(planned.plan)
     stored = stored_as(planned.plan)
-    size = size_of(derivation.config, dtype)
+    size = size_of(derivation.config, dtype, kv_dtype=kv_dtype, state_dtype=state_dtype)
     # keys as the documents name them; where layers differ, the first layer's value
     config: dict[str, object] = {}
     for value in derivation.values:

@@ -57,7 +57,14 @@ class Fit:
     choices: tuple[FitChoice, ...]
 
 
-def fit(model: str, device: Device, *, revision: str | None = None, kv_dtype: str = "auto") -> Fit:
+def fit(
+    model: str,
+    device: Device,
+    *,
+    revision: str | None = None,
+    kv_dtype: str = "auto",
+    state_dtype: str = "auto",
+) -> Fit:
     """Work out what fits; no tensor is read.
 
     Args:
@@ -65,18 +72,19 @@ def fit(model: str, device: Device, *, revision: str | None = None, kv_dtype: st
         device: Where it would run.
         revision: Branch, tag or commit of a Hub id.
         kv_dtype: What keys, values and latents are stored in.
+        state_dtype: What recurrent states are kept in.
 
     Raises:
         CheckpointError: There is no such model, or its tensors are not those of its kind.
         ShapeError: Its tensors do not fit each other.
         ConfigError: config.json has a wrong value.
-        UnknownNameError: There is no such dtype of keys and values.
+        UnknownNameError: There is no such dtype of keys and values, or of states.
     """
     planned = plan_model(model, revision=revision)
     config = planned.derivation.config
     free = device.free_bytes()
     dtype = choose_dtype("auto", planned.plan, device, config)
-    specs = [spec.stored_as(kv_dtype) for spec in config.cache_specs(dtype)]
+    specs = [spec.stored_as(kv_dtype, state_dtype) for spec in config.cache_specs(dtype)]
     per_token = sum(spec.bytes_per_token for spec in specs)
     states = sum(spec.bytes_per_checkpoint for spec in specs)
     running = sum(spec.bytes_per_working_copy + spec.bytes_per_log for spec in specs)

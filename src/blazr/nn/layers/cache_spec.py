@@ -13,6 +13,7 @@ from math import prod
 import torch
 
 from blazr.nn.operands.kv_dtype import KV_DTYPES
+from blazr.nn.operands.state_dtype import STATE_DTYPES
 from blazr.nn.operands.step import GRID
 
 
@@ -39,30 +40,36 @@ class CacheSpec:
         log: One row per token since the checkpoint.
         working: Names in ``checkpoint`` of which a running sequence has a working copy, because a
             token's output is computed from the state at that token.
+        states: Names in ``checkpoint`` of the recurrences' states, which may be stored in fewer
+            bits than float32. What else a checkpoint holds, such as the window of a convolution
+            or an angle, stays in its dtype.
     """
 
     paged: Mapping[str, TensorSpec] = field(default_factory=dict)
     checkpoint: Mapping[str, TensorSpec] = field(default_factory=dict)
     log: Mapping[str, TensorSpec] = field(default_factory=dict)
     working: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
 
-    def stored_as(self, kv_dtype: str) -> CacheSpec:
-        """The same, with what is kept of every token in another dtype.
+    def stored_as(self, kv_dtype: str = "auto", state_dtype: str = "auto") -> CacheSpec:
+        """The same, with what is kept of every token, and states at grid edges, in other dtypes.
 
         Args:
             kv_dtype: A name of KV_DTYPES.
+            state_dtype: A name of STATE_DTYPES.
 
         Raises:
             UnknownNameError: There is no such dtype.
         """
-        kind = KV_DTYPES[kv_dtype]
+        kind, of_states = KV_DTYPES[kv_dtype], STATE_DTYPES[state_dtype]
         paged = {
             name: TensorSpec(
                 (*spec.shape[:-1], kind.width(spec.shape[-1])), kind.dtype or spec.dtype
             )
             for name, spec in self.paged.items()
         }
-        return replace(self, paged=paged)
+        states = {name: replace(self.checkpoint[name], dtype=of_states) for name in self.states}
+        return replace(self, paged=paged, checkpoint={**self.checkpoint, **states})
 
     @property
     def bytes_per_token(self) -> int:
@@ -93,8 +100,8 @@ class CacheSpec:
 
     @property
     def working_tensors(self) -> Mapping[str, TensorSpec]:
-        """The working copies of one running sequence."""
-        return {name: self.checkpoint[name] for name in self.working}
+        """The working copies of one running sequence, float32 whatever checkpoints are."""
+        return {name: replace(self.checkpoint[name], dtype=torch.float32) for name in self.working}
 
 
 def merge_specs(parts: Mapping[str, CacheSpec]) -> CacheSpec:
@@ -103,9 +110,17 @@ def merge_specs(parts: Mapping[str, CacheSpec]) -> CacheSpec:
     checkpoint: dict[str, TensorSpec] = {}
     log: dict[str, TensorSpec] = {}
     working: list[str] = []
+    states: list[str] = []
     for part, spec in parts.items():
         paged |= {f"{part}.{name}": tensor for name, tensor in spec.paged.items()}
         checkpoint |= {f"{part}.{name}": tensor for name, tensor in spec.checkpoint.items()}
         log |= {f"{part}.{name}": tensor for name, tensor in spec.log.items()}
         working += [f"{part}.{name}" for name in spec.working]
-    return CacheSpec(paged=paged, checkpoint=checkpoint, log=log, working=tuple(working))
+        states += [f"{part}.{name}" for name in spec.states]
+    return CacheSpec(
+        paged=paged,
+        checkpoint=checkpoint,
+        log=log,
+        working=tuple(working),
+        states=tuple(states),
+    )

@@ -76,6 +76,7 @@ class GatedDeltaConfig(MixerConfig):
                 "beta": TensorSpec((self.num_heads,), dtype),
             },
             working=("delta",),
+            states=("delta",),
         )
 
     def build(self) -> DeltaMixer:

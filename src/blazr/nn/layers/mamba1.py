@@ -67,6 +67,7 @@ class Mamba1Config(MixerConfig):
                 "b": TensorSpec((self.state_size,), dtype),
             },
             working=("ssm",),
+            states=("ssm",),
         )
 
     def build(self) -> Mamba1:

@@ -82,6 +82,7 @@ class Mamba2Config(MixerConfig):
                 "xb": TensorSpec((self.inner_size + self.map_size,), dtype),
                 "dt": TensorSpec((self.num_heads,), torch.float32),
             },
+            states=("ssm",),
         )
 
     def build(self) -> Mamba2:

@@ -88,7 +88,8 @@ class Mamba3Config(MixerConfig):
             channels = self.inner_size + 2 * self.map_size
             specs["conv"] = TensorSpec((self.conv_kernel - 1, channels), dtype)
             log["conv"] = TensorSpec((channels,), dtype)
-        return CacheSpec(checkpoint=specs, log=log, working=tuple(shapes))
+        # angles grow, and x and b are small: they stay as they are
+        return CacheSpec(checkpoint=specs, log=log, working=tuple(shapes), states=("ssm",))
 
     def build(self) -> Mamba3:
         """The module, with uninitialised parameters."""

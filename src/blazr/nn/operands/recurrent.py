@@ -76,7 +76,10 @@ class Mamba2Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2Memory:
-    """A Mamba-2 layer's memory: checkpoints (slots, ...) and logs (runs, GRID, ...)."""
+    """A Mamba-2 layer's memory: checkpoints (slots, ...) and logs (runs, GRID, ...).
+
+    States are float32 or bfloat16, to which they are rounded at every grid edge.
+    """
 
     states: Tensor
     conv_states: Tensor
@@ -167,7 +170,7 @@ class Mamba3Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba3Memory:
-    """What Mamba-3's recurrence carries along; float32.
+    """What Mamba-3's recurrence carries along; float32, but for the states that are kept.
 
     Args:
         state: (..., H, width, N).

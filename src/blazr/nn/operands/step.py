@@ -243,8 +243,10 @@ class Carried:
     """A tensor that sequences carry along from step to step.
 
     Args:
-        kept: As it was at grid edges, (slots, ...).
-        working: As it stands, (runs, ...); right after a grid edge what was kept there counts.
+        kept: As it was at grid edges, (slots, ...), float32 or bfloat16. It is rounded to this
+            dtype at every grid edge, whether or not it is kept there.
+        working: As it stands, (runs, ...), float32; right after a grid edge what was kept there
+            counts.
     """
 
     kept: Tensor

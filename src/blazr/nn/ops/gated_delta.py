@@ -91,7 +91,7 @@ def gated_delta(
         v: Values, (T, H * P).
         rows: What else follows from the tokens.
         weights: The recurrence's.
-        state: (H, N, P), float32; written.
+        state: (H, N, P); written.
         table: The step.
 
     Returns:

@@ -60,7 +60,7 @@ def mamba1(
         u: Inputs, behind the convolution, (T, inner).
         rows: What else follows from the tokens.
         weights: The recurrence's.
-        state: (inner, N), float32; written.
+        state: (inner, N); written.
         table: The step.
 
     Returns:

@@ -76,7 +76,7 @@ def _decode(
 
     for number, slot in group.edges(1):
         one = slice(number, number + 1)
-        state = memory.states[slots[one]]
+        state = memory.states[slots[one]].float()
         memory.states[slot] = ssd_state(x[one], step[one], log_decay[one], b[one], state)[0]
         memory.conv_states[slot] = window[number, 1:]
     current, _ = _split_inputs(xb[:, None], weights)
@@ -100,7 +100,7 @@ def _prefill(
     c = _split_groups(post[..., -maps:], weights)
     log_decay = dt * weights.a
 
-    state = memory.states[group.state_slots]
+    state = memory.states[group.state_slots].float()
     outputs = []
     for low in range(0, xb.shape[1], GRID):
         rows = slice(low, min(low + GRID, xb.shape[1]))
@@ -109,7 +109,7 @@ def _prefill(
         y = ssd_output(*chunk, c[:, new], state_output(c[:, new], state))
         outputs.append(y + x[:, logged:][:, new] * weights.d[:, None])
         if rows.stop % GRID == 0:
-            state = ssd_state(*chunk, state)
+            state = ssd_state(*chunk, state).to(memory.states.dtype).float()
         for number, slot in group.edges(rows.stop - logged):
             memory.states[slot] = state[number]
             memory.conv_states[slot] = raw[number, rows.stop : rows.stop + before]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from blazr.nn.operands.step import Carried, SequenceGroup, StepTable, Window
+from blazr.nn.operands.step import GRID, Carried, SequenceGroup, StepTable, Window
 from blazr.nn.ops.op import op
 
 States = list[Tensor]
@@ -64,10 +64,14 @@ def carry(
             is_fresh = (group.log_lengths == 0).view(-1, *[1] * (each.kept.dim() - 1))
             kept, working = each.kept[group.state_slots], each.working[group.run_slots]
             state = torch.where(is_fresh, kept, working)
-        states.append(state)
+        states.append(state.to(each.working.dtype))
     outputs = []
     for low, high in group.intervals():
         y, states = advance([each[:, low:high] for each in rows], states)
+        states = [
+            round_at_edge(group, high, state, each.kept.dtype)
+            for each, state in zip(memory, states, strict=True)
+        ]
         outputs.append(y)
         for number, slot in group.edges(high):
             for each, state in zip(memory, states, strict=True):
@@ -75,6 +79,25 @@ def carry(
     for each, state in zip(memory, states, strict=True):
         each.working[group.run_slots] = state.to(each.working.dtype)
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+
+
+def round_at_edge(group: SequenceGroup, tokens: int, states: Tensor, dtype: torch.dtype) -> Tensor:
+    """States after so many tokens of a step: those at a grid edge are rounded to ``dtype``.
+
+    Args:
+        group: B sequences.
+        tokens: How many of the step's they have computed.
+        states: (B, ...).
+        dtype: In which they are kept.
+
+    Returns:
+        (B, ...), in the dtype of ``states``.
+    """
+    if dtype == states.dtype:
+        return states
+    is_at_edge = (group.log_lengths + tokens) % GRID == 0
+    rounded = states.to(dtype).to(states.dtype)
+    return torch.where(is_at_edge.view(-1, *[1] * (states.dim() - 1)), rounded, states)
 
 
 def last_inputs(group: SequenceGroup, window: Window) -> Tensor:

@@ -34,7 +34,7 @@ def state_output(c: Tensor, states: Tensor, slots: Tensor | None = None) -> Tens
 
     Args:
         c: Output maps, (B, Q, G, N); head h uses group ``h // (H // G)``.
-        states: (B, H, P, N), or (slots, H, P, N) with ``slots``.
+        states: (B, H, P, N), or (slots, H, P, N) with ``slots``, float32 or bfloat16.
         slots: (B,), int64, which state belongs to each sequence.
 
     Returns:
@@ -46,7 +46,7 @@ def state_output(c: Tensor, states: Tensor, slots: Tensor | None = None) -> Tens
             return torch.cat([state_output(c[i : i + 1], states[slot, None]) for i, slot in each])
         states = states[slots]
     heads, groups = states.shape[1], c.shape[2]
-    grouped = states.unflatten(1, (groups, -1)).flatten(2, 3)  # (B, G, H / G * P, N)
+    grouped = states.float().unflatten(1, (groups, -1)).flatten(2, 3)  # (B, G, H / G * P, N)
     y = torch.matmul(grouped, c.permute(0, 2, 3, 1))  # (B, G, H / G * P, Q)
     return y.unflatten(2, (heads // groups, -1)).flatten(1, 2).transpose(2, 3)
 

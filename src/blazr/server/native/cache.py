@@ -11,20 +11,22 @@ _REASON = "reuse_"
 
 
 class Pages(msgspec.Struct):
-    """Pages of memory for keys and values."""
+    """Pages of memory for keys and values; one takes ``bytes_each`` for all layers."""
 
     used: int
     idle: int
     free: int
     evictions: int
+    bytes_each: int
 
 
 class States(msgspec.Struct):
-    """Slots for the states of recurrent layers."""
+    """Slots for the states of recurrent layers; one takes ``bytes_each`` for all of them."""
 
     used: int
     free: int
     evictions: int
+    bytes_each: int
 
 
 class Disk(msgspec.Struct):
@@ -69,11 +71,13 @@ async def show_cache(call: Call[None]) -> CacheReport:
             idle=count("pages_idle"),
             free=count("pages_free"),
             evictions=count("page_evictions"),
+            bytes_each=count("page_bytes"),
         ),
         states=States(
             used=count("states_used"),
             free=count("states_free"),
             evictions=count("state_evictions"),
+            bytes_each=count("state_bytes"),
         ),
         disk=disk,
         blocks=count("prefix_blocks"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from blazr.models.causal_lm import CausalLM
-from blazr.models.loading.describe import describe
+from blazr.models.loading.describe import describe, describe_plan
 from blazr.models.loading.plan import plan_model
 from blazr.models.sizing import size_of
 from tests.support import tiny
@@ -66,6 +66,17 @@ def test_memory(tmp_path: Path, dtype: torch.dtype, itemsize: int) -> None:
     assert found["kv_bytes_per_token"] == itemsize * 2 * 2 * 8
     stored = tiny.tensors(model, dtype=dtype).values()
     assert found["weights_bytes"] == sum(tensor.nbytes for tensor in stored)
+
+
+def test_memory_in_fewer_bits(tmp_path: Path) -> None:
+    planned = plan_model(str(tiny.save(ALL, tmp_path)))
+    plain = describe_plan(planned)["memory"]
+    stored = describe_plan(planned, kv_dtype="fp8_e4m3", state_dtype="bfloat16")["memory"]
+    assert stored["kv_bytes_per_token"] == plain["kv_bytes_per_token"] / 4
+    assert stored["mla_bytes_per_token"] == plain["mla_bytes_per_token"] / 4
+    name = "mamba_state_bytes_per_sequence"
+    assert plain[name] / 2 < stored[name] < plain[name]
+    assert stored["working_bytes_per_sequence"] == plain["working_bytes_per_sequence"]
 
 
 def test_a_working_copy_is_as_large_as_the_state(tmp_path: Path) -> None:

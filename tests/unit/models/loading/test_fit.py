@@ -59,6 +59,20 @@ def test_a_small_machine_holds_less(tmp_path: Path) -> None:
     assert by_name["q4_0"].context * found.bytes_per_token < left
 
 
+def test_states_in_bfloat16_take_half(tmp_path: Path) -> None:
+    path = str(tiny.save(MODEL, tmp_path / "m"))
+    plain, stored = fit(path, CPU), fit(path, CPU, state_dtype="bfloat16")
+    (mamba,) = (
+        layer.mixer.cache_spec(torch.float32)
+        for layer in plan_model(path).derivation.config.layers
+        if layer.mixer.cache_spec(torch.float32).states
+    )
+    assert plain.state_bytes - stored.state_bytes == mamba.checkpoint["ssm"].nbytes / 2
+    assert plain.bytes_per_token == stored.bytes_per_token
+    without, same = fit(str(GGUF), CPU), fit(str(GGUF), CPU, state_dtype="bfloat16")
+    assert without.state_bytes == same.state_bytes == 0, "attention has no states"
+
+
 def test_gguf_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     info(str(GGUF), fit=True, as_json=True)
     found = json.loads(capsys.readouterr().out)

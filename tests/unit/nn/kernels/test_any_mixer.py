@@ -22,6 +22,7 @@ from blazr.nn.layers.mla import DeepseekMlaConfig
 from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.layers.short_conv import ShortConvConfig
 from blazr.nn.operands.kv_dtype import KV_DTYPES
+from blazr.nn.operands.state_dtype import STATE_DTYPES
 from blazr.nn.operands.step import GRID, Span
 from tests.support.examples import MIXER_EXAMPLES
 from tests.support.kernel_shapes import Sizes
@@ -210,7 +211,12 @@ def _agree(kind: str, sizes: Sizes) -> None:
     """What the definition loses in this dtype is allowed twice."""
     config, dtype, step = KINDS[kind][0](sizes), sizes.one_of(*DTYPES), _step(sizes)
     has_pages = bool(config.cache_spec(dtype).paged)
-    memory = memory_of(config, dtype, kv_dtype=sizes.one_of(*KV_DTYPES) if has_pages else "auto")
+    memory = memory_of(
+        config,
+        dtype,
+        kv_dtype=sizes.one_of(*KV_DTYPES) if has_pages else "auto",
+        state_dtype=sizes.one_of(*STATE_DTYPES),
+    )
     mixer = mixer_of(config, dtype)
     x = torch.randn(len(step.positions), config.hidden_size).to(dtype)
     found = {}

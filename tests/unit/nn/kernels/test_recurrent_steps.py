@@ -8,6 +8,7 @@ import torch
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.kernels.recording import Arena, Recording, recordable
 from blazr.nn.layers.batch import ForwardBatch
+from blazr.nn.operands.state_dtype import STATE_DTYPES
 from blazr.nn.operands.step import Span
 from tests.support.examples import HIDDEN, MIXER_EXAMPLES
 from tests.support.mixers import copy_of, for_kernels, memory_of, mixer_of, step_of, tensors_of
@@ -30,12 +31,13 @@ def decode_step() -> ForwardBatch:
     return step_of(spans)
 
 
+@pytest.mark.parametrize("state_dtype", STATE_DTYPES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recorded_step_is_the_step(name: str, dtype: torch.dtype) -> None:
+def test_a_recorded_step_is_the_step(name: str, dtype: torch.dtype, state_dtype: str) -> None:
     config = MIXER_EXAMPLES[name]
     mixer, x = mixer_of(config, dtype), torch.randn(len(LENGTHS), HIDDEN).to(dtype)
-    now = memory_of(config, dtype)
+    now = memory_of(config, dtype, state_dtype=state_dtype)
     later = copy_of(now)
     with torch.inference_mode():
         expected = mixer(x, decode_step(), now)
@@ -50,11 +52,12 @@ def test_a_recorded_step_is_the_step(name: str, dtype: torch.dtype) -> None:
         assert torch.equal(tensor, tensors_of(later)[each]), each
 
 
+@pytest.mark.parametrize("state_dtype", STATE_DTYPES)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_sequence_is_the_same_in_any_company(name: str) -> None:
+def test_a_sequence_is_the_same_in_any_company(name: str, state_dtype: str) -> None:
     config, dtype = MIXER_EXAMPLES[name], torch.bfloat16
     mixer = mixer_of(config, dtype)
-    together = memory_of(config, dtype)
+    together = memory_of(config, dtype, state_dtype=state_dtype)
     alone = copy_of(together)
     spans = [Span(0, 1, 5, 5), Span(1, 40, 0, 0), Span(41, 9, 60, 60, ((4, 3),))]
     x = torch.randn(50, HIDDEN).to(dtype)

@@ -17,6 +17,7 @@ from blazr.nn.layers.base import Mixer
 from blazr.nn.layers.batch import LayerCache
 from blazr.nn.layers.parallel import ParallelMixerConfig, ParallelPart
 from blazr.nn.layers.shared_block import SharedBlockConfig
+from blazr.nn.operands.state_dtype import STATE_DTYPES
 from blazr.nn.operands.step import GRID, Span
 from tests.support.closeness import assert_as_right, error
 from tests.support.examples import HIDDEN, MIXER_EXAMPLES
@@ -130,9 +131,10 @@ def histories(draw: st.DrawFn, width: int, dtype: torch.dtype) -> History:
 def test_rejected_tokens_leave_no_trace(name: str, data: st.DataObject) -> None:
     """What is remembered of those before, and all that follows, are the same bits."""
     config, dtype = RECURRENT[name], data.draw(st.sampled_from(DTYPES))
+    state_dtype = data.draw(st.sampled_from([*STATE_DTYPES]))
     width = HIDDEN * (1 + isinstance(config, SharedBlockConfig))
     texts = data.draw(st.lists(histories(width, dtype), min_size=1, max_size=2))
-    mixer, memory = mixer_of(config, dtype), memory_of(config, dtype)
+    mixer, memory = mixer_of(config, dtype), memory_of(config, dtype, state_dtype=state_dtype)
     for isa in compiled.isas():
         compiled.use(isa)
         with torch.inference_mode():

@@ -11,6 +11,8 @@ from blazr.engine.cache.storage import plan_layout
 from blazr.engine.runner import ModelRunner
 from blazr.models.causal_lm import CausalLM
 from blazr.nn.kernels.cpu import compiled
+from blazr.nn.operands.state_dtype import STATE_DTYPES
+from tests.support.examples import MIXER_EXAMPLES
 from tests.support.networks import VOCAB, build_network
 from tests.support.seeds import run_seed
 from tests.support.without_kernels import without_kernels
@@ -31,6 +33,12 @@ WIDER = {
     torch.float16: torch.float32,
 }
 CUTS = [1, 63, 64, 70, 71]
+CASES = [
+    (name, state_dtype)
+    for name in NAMES
+    for state_dtype in STATE_DTYPES
+    if state_dtype == "auto" or MIXER_EXAMPLES[name].cache_spec(torch.float32).states
+]
 
 pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason="kernels are not compiled")
 
@@ -39,8 +47,9 @@ def model_of(name: str, dtype: torch.dtype) -> CausalLM:
     return build_network((name, name)).to(dtype)
 
 
-def logits(model: CausalLM, ids: list[int], cuts: list[int]) -> Tensor:
-    layout = plan_layout([layer.mixer.cache_spec(model.dtype) for layer in model.config.layers])
+def logits(model: CausalLM, ids: list[int], cuts: list[int], state_dtype: str = "auto") -> Tensor:
+    specs = [layer.mixer.cache_spec(model.dtype) for layer in model.config.layers]
+    layout = plan_layout([spec.stored_as(state_dtype=state_dtype) for spec in specs])
     shape = CacheShape(
         grid=64,
         num_superpages=1,
@@ -69,17 +78,17 @@ def mean_error(found: Tensor, truth: Tensor, dtype: torch.dtype) -> float:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", NAMES)
-def test_a_kernel_is_as_right_as_the_mixer(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("name", "state_dtype"), CASES)
+def test_a_kernel_is_as_right_as_the_mixer(name: str, state_dtype: str, dtype: torch.dtype) -> None:
     if name == "mamba1_oxidizr" and dtype != torch.float32:
         pytest.skip("its states grow to their limit, and early errors decide to which")
     model, ids = model_of(name, dtype), some_ids(75)
     found = {}
     for isa in compiled.isas():
         compiled.use(isa)
-        found[isa] = logits(model, ids, CUTS)
+        found[isa] = logits(model, ids, CUTS, state_dtype)
     with without_kernels():
-        reference = logits(model, ids, CUTS)
+        reference = logits(model, ids, CUTS, state_dtype)
         # small numbers decide little: what the definition loses in this dtype is allowed twice
         truth = logits(model.to(WIDER[dtype]), ids, CUTS)
     for isa, with_kernels in found.items():
@@ -88,14 +97,12 @@ def test_a_kernel_is_as_right_as_the_mixer(name: str, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", NAMES)
-def test_cutting_a_prompt_changes_no_bit(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("name", "state_dtype"), CASES)
+def test_cutting_a_prompt_changes_no_bit(name: str, state_dtype: str, dtype: torch.dtype) -> None:
     model, ids = model_of(name, dtype), some_ids(135)
-    whole = logits(model, ids, [])
-    assert torch.equal(
-        whole, logits(model, ids, [*range(20), *range(60, 70), 100, *range(126, 135)])
-    )
-    assert torch.equal(whole, logits(model, ids, [7, 64, 100, 128]))
+    whole = logits(model, ids, [], state_dtype)
+    for cuts in ([*range(20), *range(60, 70), 100, *range(126, 135)], [7, 64, 100, 128]):
+        assert torch.equal(whole, logits(model, ids, cuts, state_dtype))
 
 
 @pytest.mark.parametrize("name", ["gqa", "mamba2", "mamba1", "mamba3", "short_conv", "kimi_delta"])

@@ -38,6 +38,7 @@ class _Carried(ctypes.Structure):
     working: Pointer = None
     kept_stride: Int64 = 0
     working_stride: Int64 = 0
+    dtype: Int64 = 0
 
 
 @structure
@@ -147,6 +148,7 @@ class _Mamba2(ctypes.Structure):
     state_stride: Int64
     conv_state_stride: Int64
     dtype: Int64
+    state_dtype: Int64
     norm: Int64
     norm_groups: Int64
     dt_min: Float32
@@ -364,6 +366,7 @@ def mamba2(proj: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: St
         memory.states.stride(0),
         memory.conv_states.stride(0),
         DTYPES[proj.dtype],
+        _number_of_kept(memory.states),
         ORDERS.index(norm.order),
         norm.groups,
         *weights.dt_limits,
@@ -485,8 +488,21 @@ def gated_norm(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
 
 def _carried(memory: Carried) -> _Carried:
     kept, working = memory.kept, memory.working
-    _check_dtypes(torch.float32, kept, working)
-    return _Carried(kept.data_ptr(), working.data_ptr(), kept.stride(0), working.stride(0))
+    _check_dtypes(torch.float32, working)
+    return _Carried(
+        kept.data_ptr(),
+        working.data_ptr(),
+        kept.stride(0),
+        working.stride(0),
+        _number_of_kept(kept),
+    )
+
+
+def _number_of_kept(states: Tensor) -> int:
+    """The number of the dtype that states are kept in."""
+    if states.dtype != torch.bfloat16:
+        _check_dtypes(torch.float32, states)
+    return DTYPES[states.dtype]
 
 
 def _check_dtypes(dtype: torch.dtype, *memory: Tensor) -> None:

@@ -96,6 +96,7 @@ struct GatedDeltaOf {
     Head head(call, span, h);
     in_stretches(
         call.sequences, span, kTokens, [&](auto... rows) { head.advance(rows...); },
+        [&] { round_to_kept(call.state.dtype, head.state, head.keys * head.values); },
         [&](int64_t slot) { keep(call.state, slot, h, head.state, head.keys * head.values); });
   }
 };

@@ -195,11 +195,13 @@ struct Checkpoint {
   int64_t distance, slot;
 };
 
-// A tensor that sequences carry along: as it was at grid edges, and as it stands.
+// A tensor that sequences carry along: as it was at grid edges, and as it stands. Where it is kept as
+// bfloat16, it is rounded to that at every grid edge, whether or not it is kept there.
 struct Carried {
-  void* kept;     // (slots, ...)
-  void* working;  // (runs, ...)
+  void* kept;      // (slots, ...), float32 or bfloat16
+  float* working;  // (runs, ...)
   int64_t kept_stride, working_stride;  // numbers from one to the next
+  int64_t dtype;                        // of what is kept
 };
 
 // Inputs of a causal convolution: the last ones before a grid edge, and those since.
@@ -259,7 +261,7 @@ struct Mamba2 {
   const float *dt_bias, *a, *d;  // (heads); a is negative
   const float* norm_weight;  // (inner)
   const float* multipliers;  // (inner + conv + heads), of proj, or null
-  float* states;             // (slots, heads, head_dim, state_size)
+  void* states;              // (slots, heads, head_dim, state_size), in state_dtype; see Carried
   void* conv_states;         // (slots, taps - 1, conv)
   void* log_raw;             // (runs, 64, conv)
   void* log_xb;              // (runs, 64, inner + maps)
@@ -267,7 +269,7 @@ struct Mamba2 {
   Sequences sequences;
   int64_t heads, head_dim, state_size, groups, taps;
   int64_t state_stride, conv_state_stride;  // numbers from one slot to the next
-  int64_t dtype, norm, norm_groups;
+  int64_t dtype, state_dtype, norm, norm_groups;
   float dt_min, dt_max, eps;
 
   int64_t inner() const { return heads * head_dim; }
@@ -301,7 +303,7 @@ struct Mamba1 {
   void* out;         // (T, inner)
   const float* a;    // (inner, state_size)
   const float* d;    // (inner)
-  Carried state;     // (inner, state_size), float32
+  Carried state;     // (inner, state_size)
   Sequences sequences;
   int64_t inner, state_size, dtype;
   int64_t b_stride, c_stride, gate_stride;  // numbers from row to row
@@ -320,7 +322,7 @@ struct Mamba3 {
   const float* norm;    // (state_size)
   const float *b_bias, *c_bias;   // (heads, state_size)
   const float *dt_bias, *a, *d;   // (heads); a is negative
-  // float32: (heads, width, state_size), (heads, width), (heads, state_size), (heads, state_size / 2)
+  // (heads, width, state_size), (heads, width), (heads, state_size), (heads, state_size / 2)
   Carried state, x_before, b_before, angle;
   Sequences sequences;
   int64_t heads, groups, width, state_size, dtype, silu;
@@ -341,7 +343,7 @@ struct GatedDelta {
   const float* dt_bias;      // (heads, decays)
   const float* a;            // (heads), negative
   const float* norm_weight;  // (value_dim)
-  Carried state;             // (heads, key_dim, value_dim), float32
+  Carried state;             // (heads, key_dim, value_dim)
   Sequences sequences;
   int64_t heads, key_heads, key_dim, value_dim, decays, norm, dtype;
   int64_t qkv_stride, decay_stride, beta_stride, gate_stride;  // numbers from row to row

@@ -63,7 +63,28 @@ template <int N = kPerLanes>
   else
     return {load_lanes<N / 2>(p), load_lanes<N / 2>(p + N / 2 * (kRegister / 4))};
 }
-[[gnu::always_inline]] inline Lanes load16(const float* p) { return load_lanes(p); }
+// A bf16 is the upper half of a float.
+template <int N = kPerLanes>
+[[gnu::always_inline]] inline Registers<float, N> load_lanes(const bf16* p) {
+  if constexpr (N == 1) {
+    using Vector = typename Registers<float, 1>::Vector;
+#if defined(__AVX512F__)
+    return {(Vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_as<__m256i>(p)), 16)};
+#elif defined(__AVX2__)
+    return {(Vector)_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_as<__m128i>(p)), 16)};
+#elif defined(__aarch64__)
+    return {(Vector)vshll_n_u16(load_as<uint16x4_t>(p), 16)};
+#else
+    return {Vector{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])}};
+#endif
+  } else {
+    return {load_lanes<N / 2>(p), load_lanes<N / 2>(p + N / 2 * (kRegister / 4))};
+  }
+}
+template <class T>
+[[gnu::always_inline]] inline Lanes load16(const T* p) {
+  return load_lanes(p);
+}
 
 template <int N>
 [[gnu::always_inline]] inline void store16(float* p, const Registers<float, N>& x) {
@@ -284,13 +305,21 @@ template <class T>
   for (int64_t i = n; i < room; i++) to[i] = 0;
 }
 
-// `rows` rows of n numbers into `room` rows of `wide`, with zeros behind them; and back.
-inline void spread(const float* from, int64_t rows, int64_t n, int64_t room, int64_t wide, float* to) {
-  memset(to, 0, size_t(room * wide) * sizeof(float));
-  for (int64_t i = 0; i < rows; i++) memcpy(to + i * wide, from + i * n, size_t(n) * sizeof(float));
+// Floats rounded to any format.
+template <class T>
+[[gnu::always_inline]] inline void narrow(const float* from, int64_t n, T* to) {
+  for (int64_t i = 0; i < n; i++) round_to(from[i], to[i]);
 }
-inline void gather(const float* from, int64_t rows, int64_t n, int64_t wide, float* to) {
-  for (int64_t i = 0; i < rows; i++) memcpy(to + i * n, from + i * wide, size_t(n) * sizeof(float));
+
+// `rows` rows of n numbers into `room` rows of `wide`, with zeros behind them; and back.
+template <class T>
+inline void spread(const T* from, int64_t rows, int64_t n, int64_t room, int64_t wide, float* to) {
+  memset(to, 0, size_t(room * wide) * sizeof(float));
+  for (int64_t i = 0; i < rows; i++) widen(from + i * n, n, n, to + i * wide);
+}
+template <class T>
+inline void gather(const float* from, int64_t rows, int64_t n, int64_t wide, T* to) {
+  for (int64_t i = 0; i < rows; i++) narrow(from + i * wide, n, to + i * n);
 }
 
 // Sixteen running sums, then one.

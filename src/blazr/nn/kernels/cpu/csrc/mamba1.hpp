@@ -29,10 +29,12 @@ struct Mamba1Of {
         : call(call), low(c0), count(c1 - c0), wide(round_up(call.state_size, 16)) {
       spread(call.a + low * call.state_size, count, call.state_size, kTogether, wide, a);
     }
-    void read(const float* from) {
+    template <class From>
+    void read(const From* from) {
       spread(from + low * call.state_size, count, call.state_size, kTogether, wide, state);
     }
-    void write(float* to) const {
+    template <class To>
+    void write(To* to) const {
       gather(state, count, call.state_size, wide, to + low * call.state_size);
     }
     // Rows [first, first + rows) of the packed batch, at most kTokens.
@@ -79,10 +81,17 @@ struct Mamba1Of {
 
   static void scan(const Mamba1& call, const Span& span, int64_t c0, int64_t c1) {
     Channels some(call, c0, c1);
-    some.read(standing<float>(call.state, span));
-    in_stretches(call.sequences, span, kTokens, [&](auto... rows) { some.advance(rows...); },
-                 [&](int64_t slot) { some.write(kept<float>(call.state, slot)); });
-    some.write(working<float>(call.state, span));
+    const auto read = [&](const auto* from) { some.read(from); };
+    const auto write = [&](auto* to) { some.write(to); };
+    if (span.log_length)
+      read(working(call.state, span));
+    else  // right after a grid edge what was kept there counts
+      with_kept(call.state, span.state_slot, read);
+    in_stretches(
+        call.sequences, span, kTokens, [&](auto... rows) { some.advance(rows...); },
+        [&] { round_to_kept(call.state.dtype, some.state, some.count * some.wide); },
+        [&](int64_t slot) { with_kept(call.state, slot, write); });
+    write(working(call.state, span));
   }
 };
 

@@ -10,13 +10,14 @@
 //
 //   proj    (T, inner + conv + H)   z | x B C before the convolution | dt before softplus
 //   post    (T, conv)               x B C after it
-//   states  (slots, H, P, N)        float32
+//   states  (slots, H, P, N)        float32, or bfloat16: every state at a grid edge is rounded to it
 //   logs    (runs, GRID, ...)       proj's x B C; post's x B; dt in float32
 #pragma once
 
 #include "convolution.hpp"
 #include "gated_norm.hpp"
 #include "lanes.hpp"
+#include "sequences.hpp"
 
 namespace {
 
@@ -128,8 +129,8 @@ struct Mamba2Of {
 
     // y of `Tokens` rows from t on, of the head that was read. The rows of c and of `similar` are
     // wide_n() and kGrid numbers apart, those of y call.inner().
-    template <int Tokens>
-    void outputs(int64_t t, const float* c, const float* similar, const float* state, float d,
+    template <int Tokens, class State>
+    void outputs(int64_t t, const float* c, const float* similar, const State* state, float d,
                  float* y) const {
       const int64_t n = wide_n(), p = wide_p();
       float weight[Tokens][kGrid], out[Tokens][kMaxP];
@@ -144,7 +145,7 @@ struct Mamba2Of {
           for (int k = 0; k < Tokens; k++) cs[k] = load16(c + k * n + j);
 #pragma GCC unroll 4
           for (int q = 0; q < 4; q++) {
-            const float* at = state + (i + q) * n + j;
+            const State* at = state + (i + q) * n + j;
             if (Tokens == 1) __builtin_prefetch(at + kAhead);
             const Lanes held = load16(at);
 #pragma GCC unroll 4
@@ -206,8 +207,9 @@ struct Mamba2Of {
     // where no interval ends the state stays as it is, and is read where it lies
     const bool stays = total < kGrid && n == call.state_size && now.wide_p() == call.head_dim;
     for (int64_t h = h0; h < h1 && !stays; h++)
-      spread(state_of(call, span.state_slot, h), call.head_dim, call.state_size, now.wide_p(), n,
-             states[h - h0]);
+      with_state(call, span.state_slot, h, [&](const auto* from) {
+        spread(from, call.head_dim, call.state_size, now.wide_p(), n, states[h - h0]);
+      });
     for (; now.low < total; now.low += kGrid) {
       now.rows = smaller(kGrid, total - now.low);
       const int64_t known = larger(span.log_length - now.low, 0);
@@ -221,20 +223,28 @@ struct Mamba2Of {
       const int64_t slot = wanted(call, span, now.low + now.rows - span.log_length);
       for (int64_t h = h0; h < h1; h++) {
         now.read_head(h);
-        const float* state = stays ? state_of(call, span.state_slot, h) : states[h - h0];
         const auto y = [&](int64_t t) {
           const int64_t token = span.first + now.low + t - span.log_length;
           return call.y + (token * call.heads + h) * call.head_dim;
         };
-        int64_t t = known;
-        for (; t + 4 <= now.rows; t += 4)
-          now.template outputs<4>(t, c + t * n, similar + t * kGrid, state, call.d[h], y(t));
-        for (; t < now.rows; t++)
-          now.template outputs<1>(t, c + t * n, similar + t * kGrid, state, call.d[h], y(t));
+        const auto put_out = [&](const auto* state) {
+          int64_t t = known;
+          for (; t + 4 <= now.rows; t += 4)
+            now.template outputs<4>(t, c + t * n, similar + t * kGrid, state, call.d[h], y(t));
+          for (; t < now.rows; t++)
+            now.template outputs<1>(t, c + t * n, similar + t * kGrid, state, call.d[h], y(t));
+        };
+        if (stays)
+          with_state(call, span.state_slot, h, put_out);
+        else
+          put_out((const float*)states[h - h0]);
         if (now.rows < kGrid) continue;
         now.advance(states[h - h0]);
+        round_to_kept(call.state_dtype, states[h - h0], now.wide_p() * n);
         if (slot >= 0)
-          gather(states[h - h0], call.head_dim, call.state_size, n, state_of(call, slot, h));
+          with_state(call, slot, h, [&](auto* to) {
+            gather(states[h - h0], call.head_dim, call.state_size, n, to);
+          });
       }
     }
   }
@@ -247,8 +257,14 @@ struct Mamba2Of {
     return -1;
   }
 
-  static float* state_of(const Mamba2& call, int64_t slot, int64_t h) {
-    return call.states + slot * call.state_stride + h * call.head_dim * call.state_size;
+  // Calls with(numbers) for the state of a head in a slot: floats, or bf16.
+  template <class With>
+  static void with_state(const Mamba2& call, int64_t slot, int64_t h, const With& with) {
+    const int64_t at = slot * call.state_stride + h * call.head_dim * call.state_size;
+    if (call.state_dtype == kBf16)
+      with((bf16*)call.states + at);
+    else
+      with((float*)call.states + at);
   }
 
   // Gate and norm of one token.

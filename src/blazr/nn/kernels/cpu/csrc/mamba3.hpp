@@ -32,6 +32,12 @@ struct Mamba3Of {
           x(brought(call.x_before, span, head, width)),
           b(brought(call.b_before, span, head, n)),
           angle(call.theta ? brought(call.angle, span, head, n / 2) : nullptr) {}
+    void round_all() const {
+      round_to_kept(call.state.dtype, state, width * n);
+      round_to_kept(call.x_before.dtype, x, width);
+      round_to_kept(call.b_before.dtype, b, n);
+      if (call.theta) round_to_kept(call.angle.dtype, angle, n / 2);
+    }
     void keep_all(int64_t slot) const {
       keep(call.state, slot, head, state, width * n);
       keep(call.x_before, slot, head, x, width);
@@ -107,8 +113,9 @@ struct Mamba3Of {
 
   static void recur(const Mamba3& call, const Span& span, int64_t h, int64_t) {
     Head head(call, span, h);
-    in_stretches(call.sequences, span, 1, [&](int64_t token, int64_t) { head.advance(token); },
-                 [&](int64_t slot) { head.keep_all(slot); });
+    in_stretches(
+        call.sequences, span, 1, [&](int64_t token, int64_t) { head.advance(token); },
+        [&] { head.round_all(); }, [&](int64_t slot) { head.keep_all(slot); });
   }
 };
 

@@ -5,50 +5,59 @@
 
 namespace {
 
-template <class T>
-inline T* kept(const Carried& all, int64_t slot) {
-  return (T*)all.kept + slot * all.kept_stride;
+// Calls with(numbers) for what was kept in a slot: floats, or bf16.
+template <class With>
+inline void with_kept(const Carried& all, int64_t slot, const With& with) {
+  const int64_t at = slot * all.kept_stride;
+  if (all.dtype == kBf16)
+    with((bf16*)all.kept + at);
+  else
+    with((float*)all.kept + at);
 }
 
-template <class T>
-inline T* working(const Carried& all, const Span& span) {
-  return (T*)all.working + span.run_slot * all.working_stride;
+inline float* working(const Carried& all, const Span& span) {
+  return all.working + span.run_slot * all.working_stride;
 }
 
-// Where a sequence stands: right after a grid edge that is what was kept there.
-template <class T>
-inline const T* standing(const Carried& all, const Span& span) {
-  return span.log_length ? working<T>(all, span) : kept<T>(all, span.state_slot);
-}
-
-// The working numbers of one head, `size` each; they are brought there if need be.
+// The working numbers of one head, `size` each. Right after a grid edge what was kept there counts, and
+// is brought there.
 inline float* brought(const Carried& all, const Span& span, int64_t head, int64_t size) {
-  float* to = working<float>(all, span) + head * size;
-  const float* from = standing<float>(all, span) + head * size;
-  if (from != to) memcpy(to, from, size_t(size) * sizeof(float));
+  float* to = working(all, span) + head * size;
+  if (!span.log_length)
+    with_kept(all, span.state_slot, [&](const auto* from) { widen(from + head * size, size, size, to); });
   return to;
 }
 
 inline void keep(const Carried& all, int64_t slot, int64_t head, const float* from, int64_t size) {
-  memcpy(kept<float>(all, slot) + head * size, from, size_t(size) * sizeof(float));
+  with_kept(all, slot, [&](auto* to) { narrow(from, size, to + head * size); });
 }
 
-// A sequence's tokens, up to `few` at once and none across a checkpoint: advance(first row, rows),
-// and keep_at(slot) at each checkpoint.
-template <class Advance, class Keep>
+// Numbers at a grid edge become what would be kept of them.
+inline void round_to_kept(int64_t dtype, float* numbers, int64_t n) {
+  if (dtype != kBf16) return;
+  for (int64_t i = 0; i < n; i++) {
+    bf16 rounded;
+    round_to(numbers[i], rounded);
+    numbers[i] = to_float(rounded);
+  }
+}
+
+// A sequence's tokens, up to `few` at once and none across a grid edge: advance(first row, rows), at
+// each edge at_edge(), and behind that keep_at(slot) where a checkpoint is wanted.
+template <class Advance, class Edge, class Keep>
 inline void in_stretches(const Sequences& all, const Span& span, int64_t few, const Advance& advance,
-                         const Keep& keep_at) {
-  int64_t t = 0;
-  const auto advance_to = [&](int64_t end) {
+                         const Edge& at_edge, const Keep& keep_at) {
+  const Checkpoint* some = all.checkpoints + span.checkpoints;
+  int64_t t = 0, written = 0;
+  while (t < span.length) {
+    const int64_t edge = t + kGrid - (span.log_length + t) % kGrid, end = smaller(edge, span.length);
     for (; t < end; t += few) advance(span.first + t, smaller(few, end - t));
     t = end;
-  };
-  for (int64_t i = 0; i < span.num_checkpoints; i++) {
-    const Checkpoint& edge = all.checkpoints[span.checkpoints + i];
-    advance_to(edge.distance);
-    keep_at(edge.slot);
+    if (t < edge) return;
+    at_edge();
+    for (; written < span.num_checkpoints && some[written].distance == t; written++)
+      keep_at(some[written].slot);
   }
-  advance_to(span.length);
 }
 
 }  // namespace
