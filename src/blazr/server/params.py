@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
-from typing import Annotated, Any, ClassVar, Literal, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypedDict
 
 import msgspec
 
@@ -305,30 +305,68 @@ def sampler_order(given: list[str] | str | None) -> dict[str, object]:
     return values
 
 
+TruncationSide = Literal["left", "right"]
+
+
 class TruncatingBody(msgspec.Struct, kw_only=True):
     """A request that says what becomes of a prompt that is too long, as vLLM spells it."""
 
     truncate_prompt_tokens: MostTokens | None = None
-    truncation_side: Literal["left", "right"] | None = None
+    truncation_side: TruncationSide | None = None
 
-    @property
-    def prompt_truncation(self) -> Truncation | None:
-        """What is asked for; -1 keeps what fits.
 
-        Raises:
-            RequestError: Nothing would be kept.
-        """
-        most = self.truncate_prompt_tokens
-        if most is None:
-            return None
-        if most == 0 or most < -1:
-            raise RequestError(
-                "truncate_prompt_tokens is out of range.",
-                param="truncate_prompt_tokens",
-                found=str(most)[:20],
-                expected="-1, or at least 1",
-            )
-        return Truncation(most=None if most == -1 else most, drops=self.truncation_side or "left")
+class _Truncating(Protocol):
+    truncate_prompt_tokens: int | None
+    truncation_side: TruncationSide | None
+
+
+def prompt_truncation(body: _Truncating) -> Truncation | None:
+    """What a body says of a prompt that is too long; -1 keeps what fits.
+
+    Raises:
+        RequestError: Nothing would be kept.
+    """
+    most = body.truncate_prompt_tokens
+    if most is None:
+        return None
+    if most == 0 or most < -1:
+        raise RequestError(
+            "truncate_prompt_tokens is out of range.",
+            param="truncate_prompt_tokens",
+            found=str(most)[:20],
+            expected="-1, or at least 1",
+        )
+    return Truncation(most=None if most == -1 else most, drops=body.truncation_side or "left")
+
+
+class SamplerFields(msgspec.Struct, kw_only=True):
+    """The samplers that OpenAI's, llama.cpp's, SGLang's and Ollama's APIs call alike."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+
+class LlamaCppSamplerFields(SamplerFields, kw_only=True):
+    """The samplers as llama.cpp calls them, which OpenAI's endpoints take too."""
+
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    typical_p: float | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: Texts | None = None
+    samplers: Samplers | None = None
+    seed: int | None = None
+    ignore_eos: bool | None = None
 
 
 def grammar_of(

@@ -15,7 +15,7 @@ from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Fold, Usage
 from blazr.server.endpoint import Call, Reply
-from blazr.server.params import Stop, TokenIds, sampling_params
+from blazr.server.params import SamplerFields, Stop, TokenIds, sampling_params
 from blazr.server.run import Renderer, reply
 from blazr.server.schema import Example, Schema, one_given
 from blazr.text.events import Event, TextDelta
@@ -24,18 +24,12 @@ _DEFAULT_TOKENS = 50
 _SGLANG_TOKENS = 128
 
 
-class SglangParams(msgspec.Struct, kw_only=True):
+class SglangParams(SamplerFields, kw_only=True):
     """How SGLang's clients say what is sampled."""
 
     max_new_tokens: int | None = None
     min_new_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
     repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     sampling_seed: int | None = None
     stop: Stop | None = None
     stop_token_ids: list[int] | None = None

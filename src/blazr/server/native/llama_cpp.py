@@ -20,9 +20,8 @@ from blazr.server.endpoint import Call
 from blazr.server.params import (
     LAST_N,
     Bias,
-    Samplers,
+    LlamaCppSamplerFields,
     Stops,
-    Texts,
     finite,
     sampling_params,
 )
@@ -35,34 +34,14 @@ _Bias = Bias | bool
 _MOST = msgspec.Meta(max_length=MAX_LOGIT_BIAS)
 
 
-class LlamaCppBody(msgspec.Struct, kw_only=True):
+class LlamaCppBody(LlamaCppSamplerFields, kw_only=True):
     """How a reply is sampled. A bias is for a token's id, or for every token of a text."""
 
     model: str | None = None
     n_predict: int | None = None
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repeat_last_n: int | None = None
-    typical_p: float | None = None
     typ_p: float | None = None
-    top_n_sigma: float | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: Texts | None = None
-    samplers: Samplers | None = None
-    seed: int | None = None
     stop: Stops | None = None
-    ignore_eos: bool | None = None
     logit_bias: (
         Annotated[list[tuple[int | _Name, _Bias]], _MOST] | Annotated[dict[_Name, _Bias], _MOST]
     ) = []

@@ -31,6 +31,7 @@ from blazr.server.params import (
     LAST_N,
     ChatMessage,
     EmptyList,
+    SamplerFields,
     Stop,
     sampling_params,
     to_messages,
@@ -44,21 +45,15 @@ from blazr.text.messages import Message
 from blazr.text.reasoning import thinking_variables
 
 
-class Options(msgspec.Struct, kw_only=True):
+class Options(SamplerFields, kw_only=True):
     """How to sample; what there is not is ignored."""
 
     num_predict: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
     typical_p: float | None = None
     seed: int | None = None
     stop: Stop | None = None
     repeat_penalty: float | None = None
     repeat_last_n: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
 
 
 class _OllamaBody(msgspec.Struct, kw_only=True):

@@ -29,6 +29,7 @@ from blazr.server.params import (
     ChatMessage,
     TemplateVariables,
     Tool,
+    prompt_truncation,
     sampling_params,
     to_messages,
 )
@@ -240,7 +241,7 @@ def to_request(body: ChatBody, call: Call[ChatBody]) -> GenerationRequest:
         thinking_budget=None if budget == -1 else budget,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
-        truncation=Truncation(drops="messages") if drops_messages else body.prompt_truncation,
+        truncation=Truncation(drops="messages") if drops_messages else prompt_truncation(body),
         **call.scheduling(),
     )
 

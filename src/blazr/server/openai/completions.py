@@ -23,7 +23,14 @@ from blazr.server.openai.shared import (
     distinct_tops,
     usage_reply,
 )
-from blazr.server.params import Prompts, check_num_replies, finite, sampling_params, to_prompts
+from blazr.server.params import (
+    Prompts,
+    check_num_replies,
+    finite,
+    prompt_truncation,
+    sampling_params,
+    to_prompts,
+)
 from blazr.server.run import reply
 from blazr.server.schema import Example, schema_hint
 from blazr.text.events import Event, Finished, PromptDone, TextDelta, TokenText
@@ -118,7 +125,7 @@ def to_requests(body: CompletionBody, call: Call[CompletionBody]) -> list[Genera
             params=params,
             suffix=body.suffix,
             add_special_tokens=body.add_special_tokens is not False,
-            truncation=body.prompt_truncation,
+            truncation=prompt_truncation(body),
             **call.scheduling(),
         )
         for prompt in prompts

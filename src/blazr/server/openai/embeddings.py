@@ -11,7 +11,7 @@ from blazr.core.errors import RequestError
 from blazr.llm.vectors import unit_vectors
 from blazr.server.endpoint import Call
 from blazr.server.openai.shared import EmbeddingUsage
-from blazr.server.params import Prompts, TruncatingBody, to_prompts
+from blazr.server.params import Prompts, TruncatingBody, prompt_truncation, to_prompts
 from blazr.server.schema import Example, schema_hint
 from blazr.server.vectors import MAX_INPUTS, embed_inputs
 
@@ -52,7 +52,10 @@ async def embed(call: Call[EmbeddingBody]) -> EmbeddingList:
     inputs = to_prompts(body.input, param="input", most=MAX_INPUTS)
     try:
         completions, usage = await embed_inputs(
-            call, inputs, pooling=body.pooling or "mean", truncation=body.prompt_truncation
+            call,
+            inputs,
+            pooling=body.pooling or "mean",
+            truncation=prompt_truncation(body),
         )
     except RequestError as error:
         if any(not isinstance(each, str) for each in inputs):

@@ -14,7 +14,7 @@ from blazr.llm.vectors import distinct, pairs_of, score_pairs, unit_vectors
 from blazr.server.endpoint import Call
 from blazr.server.openai.labels import LabelQuestion, label_probabilities
 from blazr.server.openai.shared import CachedTokens, EmbeddingUsage
-from blazr.server.params import TruncatingBody, unix_time
+from blazr.server.params import TruncatingBody, prompt_truncation, unix_time
 from blazr.server.schema import Example, schema_hint
 from blazr.server.vectors import MAX_INPUTS, embed_inputs
 from blazr.text.messages import Message
@@ -141,7 +141,7 @@ async def _compare(
     call: Call[ScoreBody] | Call[RerankBody], pairs: Sequence[tuple[str, str]], method: Method
 ) -> tuple[list[float], ComparisonUsage]:
     """A score for each pair, and what they cost."""
-    truncation = call.body.prompt_truncation
+    truncation = prompt_truncation(call.body)
     if method == "embedding":
         texts = distinct(pairs)
         if len(texts) > MAX_INPUTS:

@@ -18,12 +18,13 @@ from blazr.llm.results import Tally, Usage
 from blazr.server.endpoint import Call
 from blazr.server.params import (
     Bias,
+    LlamaCppSamplerFields,
+    MostTokens,
     ResponseFormat,
-    Samplers,
     Stop,
     Texts,
     ToolFields,
-    TruncatingBody,
+    TruncationSide,
     finite,
     tool_choice,
     unix_time,
@@ -87,40 +88,22 @@ class ToolChoice(ToolRef, kw_only=True):
     tools: list[ToolRef] | None = None
 
 
-class SamplingBody(TruncatingBody, kw_only=True):
+class SamplingBody(LlamaCppSamplerFields, kw_only=True):
     """The fields of every request to generate."""
 
+    truncate_prompt_tokens: MostTokens | None = None
+    truncation_side: TruncationSide | None = None
     model: str | None = None
     adapter: _Name = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
     repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repeat_penalty: float | None = None
-    repeat_last_n: int | None = None
-    typical_p: float | None = None
-    top_n_sigma: float | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: Texts | None = None
     bad_words: Texts | None = None
     allowed_token_ids: list[int] | None = None
-    samplers: Samplers | None = None
-    seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
     stop: Stop | None = None
     stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
     speculate: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
