@@ -38,13 +38,11 @@ def encode(
     verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
 ) -> None:
     """Print the token ids of a text, separated by commas."""
-    given = text_argument if text is None else text
-    if given is None and sys.stdin.isatty():
-        raise typer.BadParameter("give a text, or - to read it from stdin")
-    if given in {None, "-"}:
-        given = sys.stdin.read()
+    given = _read(
+        text_argument if text is None else text, "give a text, or - to read it from stdin"
+    )
     tokenizer = _open(vocab)
-    ids = tokenizer.encode(str(given), allow_special=special)
+    ids = tokenizer.encode(given, allow_special=special)
     if as_json:
         print(json.dumps({"vocab": tokenizer.name, "count": len(ids), "ids": ids}))
     else:
@@ -65,13 +63,9 @@ def decode(
     verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
 ) -> None:
     """Print the text of token ids, special tokens included."""
-    given = ids_argument if ids is None else ids
-    if given is None and sys.stdin.isatty():
-        raise typer.BadParameter("give ids, or - to read them from stdin")
-    if given in {None, "-"}:
-        given = sys.stdin.read()
+    given = _read(ids_argument if ids is None else ids, "give ids, or - to read them from stdin")
     tokenizer = _open(vocab)
-    words = [word for word in re.split(r"[\s,\[\]]+", str(given)) if word]
+    words = [word for word in re.split(r"[\s,\[\]]+", given) if word]
     wrong = next((word for word in words if not re.fullmatch(r"\d{1,9}", word)), None)
     numbers = [] if wrong else [int(word) for word in words]
     wrong = wrong or next((str(each) for each in numbers if each >= tokenizer.size), None)
@@ -83,6 +77,13 @@ def decode(
         )
     text = tokenizer.decode(numbers, skip_special=False)
     print(json.dumps({"vocab": tokenizer.name, "text": text}) if as_json else text)
+
+
+def _read(given: str | None, what_to_give: str) -> str:
+    """What is given, or what stdin holds; a terminal is not waited for unless ``-`` asks for it."""
+    if given is None and sys.stdin.isatty():
+        raise typer.BadParameter(what_to_give)
+    return sys.stdin.read() if given is None or given == "-" else given
 
 
 def _open(vocab: str) -> Tokenizer:

@@ -154,16 +154,19 @@ class TextEngine:
         if chat is not None:
             anchors += chat.anchor_tokens(ids)
         adapter = None if request.adapter is None else self.adapters.find(request.adapter)
+        params = request.params
         salt = request.cache_salt
         prepared = Request(
             prompt_ids=tuple(ids),
-            params=request.params.with_defaults(self.info.sampling),
+            params=params.with_defaults(self.info.sampling),
             stop_ids=frozenset(i for i in stop_ids if i < self.info.vocab_size),
             priority=request.priority,
             cache_salt=salt if adapter is None else adapter.salt(salt),
             timeout_s=request.timeout_s,
-            dry_breakers=self._breakers(request),
-            bad_words=_spellings(self.tokenizer, request.params.bad_words),
+            dry_breakers=_containing(self.tokenizer, params.dry_sequence_breakers)
+            if params.dry_multiplier
+            else frozenset(),
+            bad_words=_spellings(self.tokenizer, params.bad_words),
             adapter=None if adapter is None else adapter.adapter,
             constraint=self._constraint(request, reply_format, ids),
             anchors=anchors,
@@ -341,13 +344,6 @@ class TextEngine:
             inner=constraint,
             with_header=not calls_tool,
         )
-
-    def _breakers(self, request: GenerationRequest) -> frozenset[int]:
-        """Tokens that no repetition goes beyond."""
-        params = request.params
-        if params.dry_multiplier == 0:
-            return frozenset()
-        return _containing(self.tokenizer, params.dry_sequence_breakers)
 
     def _all_stop_ids(self) -> frozenset[int]:
         """Every id that ends a reply of some kind; no grammar may take one for text."""

@@ -146,12 +146,14 @@ class PrefixTrie:
         """Protect the path to this node from eviction."""
         at: Node | None = node
         while at is not None:
-            self._lock_one(at)
+            self.lock_child(at)
             at = at.parent
 
     def lock_child(self, node: Node) -> None:
         """Move a lock one block deeper: the path to the parent is locked already."""
-        self._lock_one(node)
+        if not node.locks and node.page != NO_PAGE:
+            self.num_idle_pages -= 1
+        node.locks += 1
 
     def unlock(self, node: Node) -> None:
         """Undo one lock of the path."""
@@ -263,11 +265,6 @@ class PrefixTrie:
             return node.state_base + num_uses * self.saved_tokens(node) / memory
         # nothing resumes at a block without the state it needs
         return node.base + (0.0 if self.has_states or not memory else self.grid / memory)
-
-    def _lock_one(self, node: Node) -> None:
-        if not node.locks and node.page != NO_PAGE:
-            self.num_idle_pages -= 1
-        node.locks += 1
 
     def _touch(self, node: Node) -> None:
         node.used = next(self._clock)

@@ -274,11 +274,6 @@ class AdapterSlots:
         self._free = list(range(num_slots, 0, -1))
         self._loras: dict[str, Lora] = {}
 
-    @property
-    def is_used(self) -> bool:
-        """Whether any matrix has ever been changed."""
-        return bool(self._loras)
-
     def put(self, factors: Mapping[str, LoraFactors]) -> tuple[int, bool]:
         """Hold an adapter.
 

@@ -273,18 +273,15 @@ class StoredStack(Weight):
 def named_weights(module: nn.Module) -> dict[str, Tensor | Weight]:
     """Every parameter of a network by its name, packed ones as the weights they are."""
     found: dict[str, Tensor | Weight] = dict(module.named_parameters())
-    for name, part in module.named_modules():
-        if isinstance(part, Weight) and not any(_ancestors(name, found)):
+    outermost = None
+    for name, part in module.named_modules():  # a module comes before what it is made of
+        is_inner = outermost is not None and name.startswith(f"{outermost}.")
+        if isinstance(part, Weight) and not is_inner:
             found[name] = part
+            outermost = name
     return found
 
 
 def stored_weights(module: nn.Module) -> Iterator[Tensor | Weight]:
     """Every parameter of a network, packed ones as the weights they are."""
     yield from named_weights(module).values()
-
-
-def _ancestors(name: str, found: Mapping[str, Tensor | Weight]) -> Iterator[bool]:
-    """Whether what a module is part of is a weight itself, for each of these."""
-    while name := name.rpartition(".")[0]:
-        yield name in found
