@@ -183,8 +183,8 @@ def zero_bytes(shape: torch.Size, device: torch.device | None = None) -> Tensor:
     return torch.frombuffer(own, dtype=torch.uint8, count=size, offset=first).view(shape)
 
 
-def fill_rows(rows: Tensor, ids: Sequence[int], byte: int = 0) -> None:
-    """Fill the rows ``ids`` with a byte.
+def zero_rows(rows: Tensor, ids: Sequence[int]) -> None:
+    """Fill the rows ``ids`` with zeros.
 
     On a CPU the calling thread does it. Torch would share it out among its threads, and these wait
     for each other: beside other programs longer than the memory takes.
@@ -192,14 +192,13 @@ def fill_rows(rows: Tensor, ids: Sequence[int], byte: int = 0) -> None:
     Args:
         rows: (N, ...), contiguous.
         ids: Which.
-        byte: What.
     """
     if rows.device.type == "cpu":
         size = rows.stride(0) * rows.element_size()
         for each in ids:
-            ctypes.memset(rows.data_ptr() + each * size, byte, size)
+            ctypes.memset(rows.data_ptr() + each * size, 0, size)
     elif ids:
-        rows.view(torch.uint8)[list(ids)] = byte
+        rows.view(torch.uint8)[list(ids)] = 0
 
 
 def copy_row(rows: Tensor, source: int, target: int) -> None:

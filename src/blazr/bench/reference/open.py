@@ -28,7 +28,6 @@ def open_reference(
     config_path: Path | None,
     *,
     dtype: torch.dtype = torch.float64,
-    ssm_a: str | None = None,
 ) -> ReferenceModel:
     """The reference of a model.
 
@@ -36,7 +35,6 @@ def open_reference(
         files: Those that hold its tensors.
         config_path: Its config.json, or None.
         dtype: What is computed in: float64, or float32 to see what that loses.
-        ssm_a: As for loading: which rates of decay oxidizr's models have.
 
     Raises:
         NoReferenceError: Nobody has written one for it.
@@ -55,7 +53,7 @@ def open_reference(
         path = files[0].parent / "training_config.json"
         noted = json.loads(path.read_text()) if path.exists() else {}
         training: Settings = (noted.get("config") or {}).get("model") or {}
-        return oxidizr_model(w, {**own, "ssm_a": ssm_a or own.get("ssm_a")}, training)
+        return oxidizr_model(w, own, training)
     if kind in SECTIONS:  # models that see: the language model has a part of the config
         own = section(own["text_config"], "text_config") if "text_config" in own else own
         said = own.get("model_type")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blazr.engine.cache.arena import ItemClass
 from blazr.engine.cache.manager import CacheShape
-from blazr.nn.device import copy_row, fill_rows, zero_bytes
+from blazr.nn.device import copy_row, zero_bytes, zero_rows
 from blazr.nn.layers.batch import LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.operands.step import GRID
@@ -89,12 +89,12 @@ class Storage:
     def clear_pages(self, ids: Sequence[int]) -> None:
         """Zero pages, before they are handed out."""
         if self._pages is not None:
-            fill_rows(self._pages, ids)
+            zero_rows(self._pages, ids)
 
     def clear_run_slots(self, ids: Sequence[int]) -> None:
         """Zero log rows and working states, before they are handed out."""
         for tensor in self._run if ids else ():  # in most steps there are none
-            fill_rows(tensor, ids)
+            zero_rows(tensor, ids)
 
     def read(self, cls: ItemClass, item: int) -> bytes:
         """The content of a page or a state."""

@@ -168,11 +168,7 @@ def _factors_of_experts(
 
 def _stack_of(module: CausalLM, parameter: str) -> Tensor | Weight | None:
     """The matrices of all experts that a parameter is; None where it is another."""
-    name, _, leaf = parameter.rpartition(".")
-    try:
-        part = module.get_submodule(name)
-    except AttributeError:
-        return None
+    part, leaf = _owner_of(module, parameter)
     stack = getattr(part, leaf, None) if isinstance(part, Experts) else None
     return stack if isinstance(stack, Tensor | Weight) and len(stack.shape) == 3 else None
 
@@ -187,13 +183,18 @@ def _unsupported(path: Path, change: LowRankChange) -> CheckpointError:
 
 def _module_of(module: CausalLM, parameter: str) -> nn.Module | None:
     """Whose weight a parameter is; None where there is none of that name."""
-    name, _, leaf = parameter.rpartition(".")
-    try:
-        part = module.get_submodule(name)
-    except AttributeError:
-        return None
+    part, leaf = _owner_of(module, parameter)
     weight = getattr(part, "weight", None)
     return part if leaf == "weight" and isinstance(weight, Tensor | Weight) else None
+
+
+def _owner_of(module: CausalLM, parameter: str) -> tuple[nn.Module | None, str]:
+    """The module a parameter belongs to, None where there is none, and what it is called there."""
+    name, _, leaf = parameter.rpartition(".")
+    try:
+        return module.get_submodule(name), leaf
+    except AttributeError:
+        return None, leaf
 
 
 def _factors(
