@@ -146,11 +146,11 @@ def load_fallback(
 
 
 def _stored_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The tensors of a checkpoint as its files hold them, by their names there."""
+    """The tensors of a checkpoint as its files hold them, in memory, by their names there."""
     found = {}
     for info in checkpoint.tensors.values():
         for part in info.parts.values() if isinstance(info, QuantizedInfo) else (info,):
-            found[part.name] = checkpoint.view(part)
+            found[part.name] = checkpoint.own(part)
     return found
 
 

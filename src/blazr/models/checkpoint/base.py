@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
+from weakref import WeakValueDictionary
 
 from blazr.core.errors import CheckpointError, ConfigError
 from blazr.core.gguf_header import Value
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
     from blazr.nn.quant.hf.scheme import Layout
 
+# A tensor's file, its first byte and the byte after its last.
+Place = tuple[Path, int, int]
+# Device, inode and time of the last change of a file.
+Stamp = tuple[int, int, int]
 MAX_CONFIG_BYTES = 16 * 2**20
 # Python 3.11 does not name it: pages are not reserved, so a file larger than memory can be mapped.
 _MAP_NORESERVE = 0x4000
@@ -296,6 +301,9 @@ class Format:
 class Checkpoint:
     """The tensors of one model, in one file or many.
 
+    Files are mapped while they are read. What stays is to be read with `own`: a file that is cut
+    while it is mapped ends the process (SIGBUS), and one that is overwritten changes its tensors.
+
     Args:
         path: The directory or file that was opened.
         files: The files that hold tensors, with their sizes in bytes.
@@ -312,6 +320,10 @@ class Checkpoint:
     config_path: Path | None = None
     metadata: Mapping[str, Value] = field(default_factory=dict)
     _mapped: dict[Path, mmap.mmap] = field(default_factory=dict, repr=False)
+    _stamps: dict[Path, Stamp] = field(default_factory=dict, repr=False)
+    _owned: WeakValueDictionary[Place, Tensor] = field(
+        default_factory=WeakValueDictionary, repr=False
+    )
 
     @property
     def directory(self) -> Path:
@@ -364,6 +376,44 @@ class Checkpoint:
         count = info.nbytes // size
         return torch.frombuffer(buffer, dtype=dtype, count=count, offset=info.start).view(shape)
 
+    def own(self, info: TensorInfo) -> Tensor:
+        """The same in memory of its own: what becomes of the file afterwards does not matter.
+
+        Reading takes no longer than mapping and touching. A tensor that is still in use comes as
+        it is: parts of a quantized matrix may be parts of several.
+
+        Raises:
+            CheckpointError: The file has gone or changed.
+        """
+        import torch  # headers are read without it
+
+        from blazr.nn.device import zero_bytes
+
+        if type(info) is not TensorInfo or info.nbytes == 0:
+            found = self.view(info)
+            memory = zero_bytes(torch.Size((found.nbytes,))).view(found.dtype).view(found.shape)
+            return memory.copy_(found)
+        place = (info.file, info.start, info.end)
+        owned = self._owned.get(place)
+        if owned is not None:
+            return owned
+        raw = zero_bytes(torch.Size((info.nbytes,)))
+        self._read_into(memoryview(raw.numpy().data), info)
+        shape = info.bytes_shape if info.is_packed else info.shape
+        dtype = torch_dtype("U8" if info.is_packed else info.dtype)
+        self._owned[place] = tensor = raw.view(dtype).view(shape)
+        return tensor
+
+    def check_unchanged(self) -> None:
+        """Refuse files that were written to since the first tensor was read.
+
+        Raises:
+            CheckpointError: There is one: what was read may be of two models.
+        """
+        for path in self._stamps:
+            with open_regular(path) as file:
+                self._check_stamp(path, file)
+
     def drop(self, info: TensorInfo) -> None:
         """Give back the memory behind a tensor that was read and copied.
 
@@ -382,22 +432,39 @@ class Checkpoint:
         Writing to the mapping changes private copies of its pages, never the file.
 
         Raises:
-            CheckpointError: It cannot be opened, or its size is not what its header was read with.
+            CheckpointError: It cannot be opened, or is not what its header was read of any more.
         """
-        if path not in self._mapped:
-            size = self.files[path]
-            with open_regular(path) as file:
-                found = os.fstat(file.fileno()).st_size
-                if found != size:
-                    raise CheckpointError(
-                        f"{path} has changed while it was being read.",
-                        found=f"{found:,} bytes",
-                        expected=f"{size:,} bytes",
-                    )
+        with open_regular(path) as file:
+            self._check_stamp(path, file)
+            if path not in self._mapped:
                 self._mapped[path] = mmap.mmap(
                     file.fileno(),
-                    size,
+                    self.files[path],
                     flags=mmap.MAP_PRIVATE | _MAP_NORESERVE,
                     prot=mmap.PROT_READ | mmap.PROT_WRITE,
                 )
         return self._mapped[path]
+
+    def _read_into(self, memory: memoryview, info: TensorInfo) -> None:
+        """Fill memory with the bytes of a tensor."""
+        with open_regular(info.file) as file:
+            self._check_stamp(info.file, file)
+            done = 0
+            while done < len(memory):
+                count = os.preadv(file.fileno(), [memory[done:]], info.start + done)
+                if not count:  # the file ends here
+                    self._check_stamp(info.file, file)
+                done += count
+
+    def _check_stamp(self, path: Path, file: BinaryIO) -> None:
+        """Refuse a file that is not the one that was opened before, as it was then."""
+        found = os.fstat(file.fileno())
+        stamp = (found.st_dev, found.st_ino, found.st_mtime_ns)
+        size = self.files[path]
+        if found.st_size != size or self._stamps.setdefault(path, stamp) != stamp:
+            raise CheckpointError(
+                f"{path} has changed while it was being read.",
+                found=f"{found.st_size:,} bytes, written at {found.st_mtime:.3f}",
+                expected=f"{size:,} bytes, as it was",
+                hint="load it again when nobody writes to it any more",
+            )

@@ -1,8 +1,8 @@
 """From what the user typed to a network with its weights in place, which are read one at a time.
 
-They are read in the order on disk. A tensor whose dtype is wanted as it is stays a view of the
-mapped file, and so do packed blocks. Everything else is copied, and the pages it was copied from
-are given back, so that memory holds one copy of each weight.
+They are read in the order on disk, in memory of their own: a model that serves does not depend on
+what becomes of its files. What is converted on the way is read through a map, and the pages that it
+was made of are given back, so that memory holds one copy of each weight.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from blazr.models.loading.plan import (
     Storing,
     choose_dtype,
     choose_storage,
-    copied_bytes,
     dequantize_if_room,
+    is_as_stored,
     plan_model,
-    stays_mapped,
     stored_as,
+    weight_bytes,
 )
 from blazr.nn.device import Device
 from blazr.nn.layers.base import DecoderLayer
@@ -55,7 +55,7 @@ from blazr.nn.operands.packing import TILE, BlockType
 from blazr.nn.quant.exact import ShiftedWeight, in_blocks, mxfp4_blocks
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.gguf.quantize import Quantizer
-from blazr.nn.quant.packed import pack_weight, parse_policy
+from blazr.nn.quant.packed import can_pack, pack_weight, parse_policy
 from blazr.nn.quant.weight import GgufWeight, PlainWeight, StoredStack, StoredWeight, Weight
 
 log = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ def load(
     storage = choose_storage(planned.plan, module, policy)
     free = device.free_bytes()
     storage = dequantize_if_room(planned.plan, storage, chosen, room=int(free * _ROOM))
-    needed = copied_bytes(planned.plan, chosen, device.torch_device, storage)
+    needed = weight_bytes(planned.plan, chosen, storage)
     if needed > free:
         raise CapacityError(
             f"the weights need about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free.",
@@ -301,6 +301,7 @@ def read_weights(
             # that was cast is judged by what it was cast to
             if part.numel() and not all(math.isfinite(each.item()) for each in part.aminmax()):
                 not_finite.append(info.name)
+    checkpoint.check_unchanged()
     if progress is not None:
         progress(total, total)
     if kept:
@@ -319,11 +320,10 @@ def _read_tensor(
             checkpoint.drop(info)
         return whole
     (info,) = step.sources
+    if device.type == "cpu" and is_as_stored(step, None, dtype):
+        return step.transform.read(checkpoint.own(info)).reshape(step.shape)
     tensor = step.transform.read(read_plain(info, checkpoint))
-    tensor = tensor.reshape(step.shape).to(device, dtype)
-    if device.type == "cpu" and stays_mapped(step, None, dtype):
-        return tensor
-    tensor = tensor.contiguous()
+    tensor = tensor.reshape(step.shape).to(device, dtype).contiguous()
     checkpoint.drop(info)
     return tensor
 
@@ -370,8 +370,9 @@ def _read_blocks(
 ) -> Weight:
     kind = storing.kind if isinstance(storing, Quantizer) else storing
     first = step.sources[0]
-    if stays_mapped(step, storing, dtype):
-        blocks = checkpoint.view(first)
+    if is_as_stored(step, storing, dtype):
+        is_copied = device.type != "cpu" or can_pack(kind, dtype)
+        blocks = checkpoint.view(first) if is_copied else checkpoint.own(first)
         if device.type != "cpu":
             blocks = blocks.to(device)
             checkpoint.drop(first)
@@ -457,17 +458,14 @@ def read_matrix(
 ) -> Weight:
     """In blocks of GGUF files where those stand for the same numbers; as stored elsewhere."""
     if not isinstance(info, QuantizedInfo):
-        return PlainWeight(checkpoint.view(info).to(device, dtype))
-    stored = stored_weight(info, checkpoint, dtype)
+        return PlainWeight(checkpoint.own(info).to(device, dtype))
+    parts = {key: checkpoint.own(part) for key, part in info.parts.items()}
+    stored = StoredWeight(info.layout, parts, dtype)
     found = in_blocks(stored)
     if found is not stored:
-        checkpoint.drop(info)
         return found.to(device)
-    if device.type == "cpu":
-        return stored
-    parts = {key: part.to(device) for key, part in stored.parts.items()}
-    checkpoint.drop(info)
-    return StoredWeight(stored.layout, parts, dtype)
+    moved = {key: part.to(device) for key, part in parts.items()}
+    return StoredWeight(stored.layout, moved, dtype)
 
 
 def read_plain(info: TensorInfo, checkpoint: Checkpoint) -> Tensor:

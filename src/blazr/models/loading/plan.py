@@ -50,7 +50,7 @@ from blazr.nn.ops.matmul import linear
 from blazr.nn.quant import QUANTIZERS
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.gguf.quantize import Quantizer
-from blazr.nn.quant.packed import SHORTER, QuantizePolicy, can_pack
+from blazr.nn.quant.packed import SHORTER, QuantizePolicy
 
 LISTED_PROBLEMS = 12
 # Nearest names are looked for among this many: the search is quadratic.
@@ -563,21 +563,13 @@ def stored_bytes(step: LoadStep, storing: Storing | None, dtype: torch.dtype) ->
     return sum(info.nbytes for info in step.sources)
 
 
-def copied_bytes(plan: LoadPlan, dtype: torch.dtype, device: torch.device, storage: Storage) -> int:
-    """Memory the plan will allocate: all parameters but those that stay views of a mapped file."""
-    total = 0
-    for step in plan.steps:
-        storing = storage.get(step.parameter)
-        # on a CPU blocks are copied to the order that its kernels read
-        is_repacked = isinstance(storing, BlockType) and can_pack(storing, dtype)
-        if device.type == "cpu" and stays_mapped(step, storing, dtype) and not is_repacked:
-            continue
-        total += stored_bytes(step, storing, dtype)
-    return total
+def weight_bytes(plan: LoadPlan, dtype: torch.dtype, storage: Storage) -> int:
+    """Memory that all parameters will take."""
+    return sum(stored_bytes(step, storage.get(step.parameter), dtype) for step in plan.steps)
 
 
-def stays_mapped(step: LoadStep, storing: Storing | None, dtype: torch.dtype) -> bool:
-    """Whether a parameter, plain or packed, can be used where it lies in the file."""
+def is_as_stored(step: LoadStep, storing: Storing | None, dtype: torch.dtype) -> bool:
+    """Whether a parameter, plain or packed, is what lies in the file, byte by byte."""
     (first, *more) = step.sources
     if more or isinstance(first, RelaidInfo):
         return False
@@ -588,4 +580,4 @@ def stays_mapped(step: LoadStep, storing: Storing | None, dtype: torch.dtype) ->
         return False
     if first.is_packed or not isinstance(step.transform, AsStored | Squeeze):
         return False
-    return first.start % dtype.itemsize == 0 and torch_dtype(first.dtype) == dtype
+    return torch_dtype(first.dtype) == dtype

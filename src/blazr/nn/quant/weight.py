@@ -159,7 +159,7 @@ class GgufWeight(TiledWeight):
 
 
 class StoredWeight(TiledWeight):
-    """A matrix in the tensors of a quantized checkpoint, which may lie in a mapped file.
+    """A matrix in the tensors of a quantized checkpoint.
 
     Args:
         layout: How they stand for its numbers.
