@@ -18,7 +18,7 @@ from blazr.server.anthropic.rendering import VERSION_HEADER, anthropic_error
 from blazr.server.config import LOOPBACK_ORIGIN
 from blazr.server.endpoint import Endpoint, Route
 from blazr.server.errors import ErrorShape, HttpError, openai_error
-from blazr.server.middleware import AuthMiddleware, RequestContextMiddleware
+from blazr.server.middleware import AuthMiddleware, BodyMiddleware, RequestContextMiddleware
 from blazr.server.models import Models
 from blazr.server.ollama.catalog import ollama_error
 from blazr.server.openapi import describe
@@ -70,6 +70,7 @@ def build_app(
                 allow_headers=["*"],
                 expose_headers=["X-Request-Id", PREFIX_HEADER, DROPPED_HEADER],
             ),
+            Middleware(BodyMiddleware, max_body_bytes=config.max_body_bytes),
             Middleware(RequestContextMiddleware, state=state, shape_of=shape_of, tracer=tracer),
             Middleware(
                 AuthMiddleware,

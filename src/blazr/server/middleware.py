@@ -8,6 +8,7 @@ import hmac
 import logging
 import uuid
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from time import monotonic
 
@@ -28,6 +29,52 @@ from blazr.server.tracing import Tracer
 _log = logging.getLogger(__name__)
 
 _MAX_REQUEST_ID = 128
+# Of a body that is refused unread: how long, and how many times the longest body, is still taken.
+_LINGER_S = 5.0
+_LINGER_BODIES = 4
+
+
+class BodyMiddleware:
+    """Takes bodies that nobody reads, before their request is refused.
+
+    A client that is still sending does not read, and where a connection is closed over what it
+    sends, its system throws the answer away. So a refusal waits for the end of the body, but not
+    for long. Requests with two lengths end their connection: programs on the way may not agree
+    where the next one begins [RFC 9112, 6.1].
+    """
+
+    def __init__(self, app: ASGIApp, *, max_body_bytes: int) -> None:
+        self._app = app
+        self._most_bytes = _LINGER_BODIES * max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        headers = Headers(scope=scope)
+        is_ambiguous = "content-length" in headers and "transfer-encoding" in headers
+        has_more = "expect" not in headers  # who asks before it sends reads at once
+
+        async def take() -> Message:
+            nonlocal has_more
+            message = await receive()
+            has_more = message["type"] == "http.request" and message.get("more_body", False)
+            return message
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                if is_ambiguous:
+                    MutableHeaders(scope=message)["Connection"] = "close"
+                if message["status"] >= 400:
+                    await discard()
+            await send(message)
+
+        async def discard() -> None:
+            left = self._most_bytes
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LINGER_S):
+                    while has_more and left > 0:
+                        left -= len((await take()).get("body", b""))
+
+        await self._app(scope, take, answer)
 
 
 class RequestContextMiddleware:

@@ -12,7 +12,7 @@ from typing import IO
 
 import pytest
 
-from blazr.server import serve
+from blazr.server import middleware, serve
 from blazr.server.serve import PatientProtocol
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import SCRIPT, scripted_core, wait_until
@@ -56,6 +56,48 @@ def answer(stream: IO[bytes]) -> tuple[int, bytes]:
         body += stream.read(size + 2)[:-2]
     stream.readline()
     return status, body
+
+
+def test_two_lengths_end_the_connection(running: Loopback) -> None:
+    """A proxy may take the other one, and what follows for another client's request."""
+    lines = ["POST /generate HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
+    lines += ["Content-Length: 4", "Transfer-Encoding: chunked", "", ""]
+    chunk = b'{"prompt": "a"}'
+    sent = "\r\n".join(lines).encode() + b"%x\r\n%b\r\n0\r\n\r\n" % (len(chunk), chunk)
+    with connect(running) as sock, sock.makefile("rb") as stream:
+        sock.sendall(sent + request("/version"))
+        assert answer(stream)[0] == 200
+        assert stream.read() == b""  # what was smuggled is not answered
+
+
+@pytest.mark.parametrize(
+    ("path", "size", "status"),
+    [("/generate", 30_000_000, 413), ("/nope", 9_000_000, 404), ("/sleep", 9_000_000, 403)],
+)
+@pytest.mark.parametrize("chunked", [True, False])
+def test_who_still_sends_can_read_the_refusal(
+    running: Loopback, path: str, size: int, status: int, *, chunked: bool
+) -> None:
+    how = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {size}"
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Connection: close", how, "", ""]
+    head = "\r\n".join(lines).encode()
+    piece = bytes(1_000_000)
+    with connect(running) as sock, sock.makefile("rb") as stream:
+        sock.sendall(head)
+        for _ in range(size // len(piece)):
+            sock.sendall(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+        sock.sendall(b"0\r\n\r\n" if chunked else b"")
+        assert answer(stream)[0] == status
+
+
+def test_who_never_ends_a_refused_body_is_answered_after_a_while(
+    running: Loopback, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(middleware, "_LINGER_S", 0.05)
+    head = "POST /nope HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
+    with connect(running) as sock, sock.makefile("rb") as stream:
+        sock.sendall(head.encode())
+        assert answer(stream)[0] == 404
 
 
 @pytest.mark.parametrize("streams", [True, False])
