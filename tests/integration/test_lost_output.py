@@ -39,9 +39,11 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-@pytest.mark.parametrize("log", ["text", "json"])
+@pytest.mark.parametrize(
+    ("log", "stop"), [("text", signal.SIGTERM), ("json", signal.SIGHUP), ("json", signal.SIGTERM)]
+)
 @pytest.mark.parametrize("lost", [full, unread, None], ids=["full", "unread", "closed"])
-def test_the_server_serves_and_stops_as_it_should(lost, log: str) -> None:
+def test_the_server_serves_and_stops_as_it_should(lost, log: str, stop: int) -> None:
     port = free_port()
     words = ["serve", "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
     command = [sys.executable, "-m", "blazr", *words, "--memory", "24MiB", "--access-log", log]
@@ -64,7 +66,7 @@ def test_the_server_serves_and_stops_as_it_should(lost, log: str) -> None:
         for _ in range(2):
             body = {"prompt": "a", "max_tokens": 1}
             assert client.post("/v1/completions", json=body).is_success
-        server.send_signal(signal.SIGTERM)
+        server.send_signal(stop)
         assert server.wait(60) == 0
     finally:
         client.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import select
+import signal
 import socket
 import ssl
 from pathlib import Path
@@ -106,9 +107,9 @@ def address_of(sock: socket.socket, *, is_tls: bool = False) -> str:
 def serve(models: Models, sock: socket.socket) -> None:
     """Serve until a signal says to stop.
 
-    The first SIGTERM or SIGINT refuses new requests and lets running ones finish for
-    ``config.drain_timeout_s``; those still running then end with an error. The second stops at
-    once.
+    The first SIGTERM, SIGINT or SIGHUP (the terminal has gone) refuses new requests and lets
+    running ones finish for ``config.drain_timeout_s``; those still running then end with an error.
+    The second stops at once.
 
     Args:
         models: What to serve, and how. Closed at the end.
@@ -120,7 +121,10 @@ def serve(models: Models, sock: socket.socket) -> None:
     config = models.state.config
     tracer = None if config.otlp_endpoint is None else Tracer(config.otlp_endpoint)
     try:
-        make_server(build_app(models, tracer=tracer), models).run(sockets=[sock])
+        server = make_server(build_app(models, tracer=tracer), models)
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup has it ignored
+            signal.signal(signal.SIGHUP, server.handle_exit)
+        server.run(sockets=[sock])
     finally:
         models.close()
         if tracer is not None:
