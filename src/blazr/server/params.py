@@ -445,12 +445,21 @@ def tool_choice(
         parallel: Whether several may be called at once; None is not said.
 
     Raises:
-        RequestError: There are too many tools.
+        RequestError: There are too many tools, or one has no name.
     """
     if len(tools or ()) > MAX_TOOLS:
         raise RequestError(
             "there are too many tools.", param="tools", expected=f"at most {MAX_TOOLS}"
         )
+    for tool in tools or ():
+        function = tool.get("function", tool.get("custom", tool))
+        found = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(found, str) or not found:
+            raise RequestError(
+                "a tool has no function with a name.",
+                param="tools",
+                expected='{"type": "function", "function": {"name": "..."}}',
+            )
     return {
         "tools": tools or None,
         "tool_choice": "none" if choice == "none" else "auto" if choice == "auto" else "required",

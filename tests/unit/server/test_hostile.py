@@ -113,6 +113,41 @@ def test_many_or_large_headers_are_refused(loopback: Loopback) -> None:
     assert large.status_code in {400, 431}
 
 
+HELLO = [{"role": "user", "content": "a"}]
+CHATS = ("/v1/chat/completions", "/api/chat", "/v1/messages", "/apply-template")
+
+
+@pytest.mark.parametrize("path", CHATS)
+@pytest.mark.parametrize("role", ["bogus", "User", "user\n", "<|im_end|>", "assistant "])
+def test_messages_of_nobody_are_400(loopback: Loopback, path: str, role: str) -> None:
+    body = {"messages": [*HELLO, {"role": role, "content": "a"}]}
+    if path == "/v1/messages":
+        body["max_tokens"] = 1
+    reply = loopback.client.post(path, json=body)
+    assert reply.status_code == 400, reply.text
+    assert "role" in reply.text
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat"])
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "function"},
+        {"type": "function", "function": {}},
+        {"type": "function", "function": {"name": ""}},
+        {"type": "function", "function": {"name": 5}},
+        {"type": "function", "function": "f"},
+        {"type": "custom"},
+        {},
+    ],
+)
+def test_tools_without_a_name_are_400(loopback: Loopback, path: str, tool: dict) -> None:
+    body = {"messages": HELLO, "tools": [tool]}
+    reply = loopback.client.post(path, json=body)
+    assert reply.status_code == 400, reply.text
+    assert "tool" in reply.text
+
+
 def test_foreign_hosts_are_misdirected(loopback: Loopback) -> None:
     check_error(loopback.client.get("/health", headers={"Host": "evil.example"}), 421)
     assert loopback.client.get("/health", headers={"Host": "localhost:80"}).is_success
