@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import socket
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
 
@@ -125,21 +123,6 @@ class ServerConfig:
     def is_loopback(self) -> bool:
         """Whether only this machine can connect."""
         return self.uds is not None or self.host in LOOPBACK
-
-    def allows_host(self, name: str) -> bool:
-        """Whether requests without a key may come under a name.
-
-        A web page can point its own name at this machine and then read what the server answers
-        (DNS rebinding). It cannot do so with an address, or with a name that has no dot, which
-        only the network's own name server resolves.
-        """
-        own = {self.host, socket.gethostname(), *self.allowed_hosts}
-        if "." not in name or name.endswith(".localhost") or "*" in self.allowed_hosts:
-            return True
-        try:
-            return bool(ip_address(name))
-        except ValueError:
-            return name.lower().removesuffix(".") in {each.lower() for each in own}
 
     def allows_origin(self, origin: str) -> bool:
         """Whether pages of an origin may call from a browser."""

@@ -6,10 +6,12 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import socket
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from time import monotonic
 
 import msgspec
@@ -264,10 +266,21 @@ def _without_prefix(root: str, path: str) -> str:
 
 
 def _check_host(headers: Headers, config: ServerConfig) -> None:
-    """Refuse foreign names for this machine: a web page may have pointed its own name here."""
+    """Refuse a request under a name that is not this machine's.
+
+    A web page can point its own name at this machine and then read what the server answers (DNS
+    rebinding). It cannot do so with an address, or with a name that has no dot, which only the
+    network's own name server resolves.
+    """
     host = headers.get("host", "").strip()
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    if name and not config.allows_host(name):
+    if "." not in name or name.endswith(".localhost") or "*" in config.allowed_hosts:
+        return
+    with suppress(ValueError):
+        ip_address(name)
+        return
+    own = {config.host, socket.gethostname(), *config.allowed_hosts}
+    if name.lower().removesuffix(".") not in {each.lower() for each in own}:
         raise HttpError(
             421,
             f"without API keys this server does not answer to the name {name[:100]!r}; start it "
