@@ -29,7 +29,7 @@ class DefaultFloat(float):
 
 
 class DefaultInt(int):
-    """See `DefaultFloat`."""
+    """The same of a whole number; see `DefaultFloat`."""
 
     __slots__ = ()
 

@@ -50,7 +50,7 @@ class _Attention(ctypes.Structure):
 
 @limited_to(lambda q, pages, *_: q.shape[2] <= MAX_KEY and stored_size(pages.values) <= MAX_VALUE)
 def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
-    """See the operation."""
+    """See ``blazr.nn.ops.attention.paged_attention``."""
     keys, values = pages.keys, pages.values
     growth = pages.temperature
     q = q.contiguous()
@@ -89,7 +89,7 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
 def latent_attention(  # noqa: PLR0917  (what a step takes, and where its memory is)
     q: Tensor, rows: LatentRows, memory: Latents, rotation: Rotation, table: StepTable
 ) -> Tensor:
-    """See the operation.
+    """See ``blazr.nn.ops.latent_attention.latent_attention``.
 
     Every token attends to the latents themselves, in prefill as in decode: one formula, so neither
     cutting a prompt elsewhere nor other sequences can change a bit.

@@ -39,7 +39,7 @@ class _KeepLast(ctypes.Structure):
 
 
 def join_previous(x: Tensor, hidden: Tensor, log: Tensor, table: StepTable) -> Tensor:
-    """See the operation."""
+    """See ``blazr.nn.ops.mtp.join_previous``."""
     count, channels = x.shape
     size = x.element_size()
     out = torch.empty((count, 2 * channels), dtype=x.dtype)
@@ -58,7 +58,7 @@ def join_previous(x: Tensor, hidden: Tensor, log: Tensor, table: StepTable) -> T
 
 
 def keep_last(hidden: Tensor, log: Tensor, table: StepTable) -> Tensor:
-    """See the operation."""
+    """See ``blazr.nn.ops.mtp.keep_last``."""
     size = hidden.element_size()
     call = _KeepLast(
         hidden.data_ptr(),

@@ -248,7 +248,7 @@ def convolve(  # noqa: PLR0917  (what is convolved, how, and where its memory is
     gates: tuple[Tensor, Tensor] | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """See the operation."""
+    """See ``blazr.nn.ops.convolution.convolve``."""
     tokens, channels = x.shape
     out = x.new_empty(tokens, channels) if out is None else out
     before, after = gates or (None, None)
@@ -282,7 +282,7 @@ def convolve(  # noqa: PLR0917  (what is convolved, how, and where its memory is
 
 
 def log_rows(x: Tensor, log: Tensor, table: StepTable) -> Tensor:
-    """See the operation."""
+    """See ``blazr.nn.ops.sequences.log_rows``."""
     _check_dtypes(x.dtype, log)
     size = x.element_size()
     call = _LogRows(
@@ -300,7 +300,7 @@ def log_rows(x: Tensor, log: Tensor, table: StepTable) -> Tensor:
 def mamba1(  # noqa: PLR0917  (what a step takes, and where its memory is)
     u: Tensor, rows: Mamba1Rows, weights: Mamba1Weights, state: Carried, table: StepTable
 ) -> Tensor:
-    """See the operation."""
+    """See ``blazr.nn.ops.mamba1.mamba1``."""
     out = torch.empty(u.shape, dtype=u.dtype)
     call = _Mamba1(
         u.data_ptr(),
@@ -331,7 +331,7 @@ def mamba1(  # noqa: PLR0917  (what a step takes, and where its memory is)
     )
 )
 def mamba2(proj: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: StepTable) -> Tensor:
-    """See the operation."""
+    """See ``blazr.nn.ops.mamba2.mamba2``."""
     tokens = len(proj)
     heads = weights.heads
     norm = weights.norm
@@ -384,7 +384,7 @@ def mamba2(proj: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: St
 def mamba3(  # noqa: PLR0917  (what a step takes, and where its memory is)
     x: Tensor, rows: Mamba3Rows, weights: Mamba3Weights, memory: Mamba3Memory, table: StepTable
 ) -> Tensor:
-    """See the operation."""
+    """See ``blazr.nn.ops.mamba3.mamba3``."""
     heads, states = weights.b_bias.shape
     out = torch.empty(x.shape, dtype=x.dtype)
     call = _Mamba3(
@@ -430,7 +430,7 @@ def mamba3(  # noqa: PLR0917  (what a step takes, and where its memory is)
 def gated_delta(  # noqa: PLR0917  (what a step takes, and where its memory is)
     v: Tensor, rows: DeltaRows, weights: DeltaWeights, state: Carried, table: StepTable
 ) -> Tensor:
-    """See the operation."""
+    """See ``blazr.nn.ops.gated_delta.gated_delta``."""
     norm = weights.norm
     heads = weights.heads
     out = torch.empty(v.shape, dtype=v.dtype)
@@ -467,7 +467,7 @@ def gated_delta(  # noqa: PLR0917  (what a step takes, and where its memory is)
 
 @limited_to(lambda x, *_: x.shape[1] <= 1 << 15)
 def gated_norm(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
-    """See the operation."""
+    """See ``blazr.nn.ops.norm.gated_norm``."""
     out = torch.empty(x.shape, dtype=x.dtype)
     call = _GatedRows(
         x.data_ptr(),

@@ -160,7 +160,7 @@ def rotate_and_store(  # noqa: PLR0917  (what is rotated and stored, how, and wh
     values: Tensor,
     out: Tensor | None = None,
 ) -> Tensor:
-    """See the operation."""
+    """See ``blazr.nn.ops.rope.rotate_and_store``."""
     q = q if q.stride(2) == 1 else q.contiguous()
     k, v = _with_dense_heads(k), _with_dense_heads(v)
     out = torch.empty(q.shape, dtype=q.dtype) if out is None else out

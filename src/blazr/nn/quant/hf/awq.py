@@ -37,7 +37,7 @@ PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class AwqLayout(GridLayout):
-    """See the module.
+    """A matrix as AWQ stores it: words along the rows, in an order of their own.
 
     Args:
         shape: (out, in).

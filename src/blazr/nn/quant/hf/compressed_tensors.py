@@ -57,7 +57,7 @@ _FORMATS = (
 
 
 class CompressedLayout(GridLayout):
-    """See the module.
+    """Whole numbers as compressed-tensors stores them, packed in words or not.
 
     Args:
         shape: (out, in).

@@ -38,7 +38,7 @@ _FORMATS = {"gptq": 1, "gptq_v2": 0}
 
 
 class GptqLayout(GridLayout):
-    """See the module.
+    """A matrix as GPTQ stores it: words of whole numbers, with zero points and an order of columns.
 
     Args:
         shape: (out, in).

@@ -23,7 +23,7 @@ _GROUP = 16
 
 
 class Nvfp4Layout(Layout):
-    """See the module.
+    """A matrix in NVFP4: four-bit floats with scales, as either of its writers names the parts.
 
     Args:
         name: Method and width, for people.
