@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     pass
 
 
-def info(
+def info(  # noqa: PLR0913  (one argument per flag)
     model_argument: options.ModelArgument = None,
     *,
     model: options.Model = None,
@@ -26,6 +26,7 @@ def info(
             "--fit", help="Show the memory it needs here, with each kind of quantization."
         ),
     ] = False,
+    revision: options.Revision = None,
     kv_dtype: options.KvDtype = "auto",
     state_dtype: options.StateDtype = "auto",
     device: options.DeviceName = "auto",
@@ -41,7 +42,11 @@ def info(
 
         with own_networks_only("blazr info --fit"):
             found = measure_fit(
-                name, resolve_device(device), kv_dtype=kv_dtype, state_dtype=state_dtype
+                name,
+                resolve_device(device),
+                revision=revision,
+                kv_dtype=kv_dtype,
+                state_dtype=state_dtype,
             )
         if as_json:
             print(json.dumps(asdict(found), indent=2))
@@ -60,7 +65,7 @@ def info(
     from blazr.llm.defaults import sampling_defaults_at
     from blazr.llm.describe import describe_model
 
-    report = describe_model(name, kv_dtype=kv_dtype, state_dtype=state_dtype)
+    report = describe_model(name, revision=revision, kv_dtype=kv_dtype, state_dtype=state_dtype)
     report["sampling"] = sampling_defaults_at(Path(str(report["path"])))
     print(json.dumps(report, indent=2) if as_json else "\n".join(_report_lines(report)))
 

@@ -123,6 +123,7 @@ Model = Annotated[
 ]
 Vocab = Annotated[str | None, _load_flag("vocab")]
 ChatTemplate = Annotated[str | None, _load_flag("chat_template")]
+Revision = Annotated[str | None, _load_flag("revision")]
 Cpu = Annotated[bool, typer.Option("--cpu", help="The same as --device cpu.")]
 DeviceName = Annotated[str, _load_flag("device", "--device")]
 Dtype = Annotated[str, _load_flag("dtype")]

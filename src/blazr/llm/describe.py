@@ -14,12 +14,13 @@ from blazr.text.tokenizers.choose import find_tokenizer
 
 
 def describe_model(
-    model: str, *, kv_dtype: str = "auto", state_dtype: str = "auto"
+    model: str, *, revision: str | None = None, kv_dtype: str = "auto", state_dtype: str = "auto"
 ) -> dict[str, object]:
     """Describe a model from its headers; no tensor is read.
 
     Args:
         model: A directory, a file, ``nano``, or a Hub id.
+        revision: Branch, tag or commit of a Hub id.
         kv_dtype: What keys, values and latents would be stored in.
         state_dtype: What recurrent states would be kept in.
 
@@ -32,9 +33,9 @@ def describe_model(
         BlazrError: There is no such model, or it cannot be loaded.
     """
     try:
-        planned = plan_model(model)
+        planned = plan_model(model, revision=revision)
     except UnknownFamilyError as error:
-        report = describe_fallback(model, error)
+        report = describe_fallback(model, error, revision=revision)
         path = Path(str(report["path"]))
         config = report["config"]
         assert isinstance(config, Mapping)

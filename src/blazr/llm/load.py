@@ -67,11 +67,14 @@ def load_text_engine(
         DRAFTERS[name]  # before minutes are spent on weights
 
     def load_weights(model: str) -> LoadedModel | FallbackModel:
+        # another checkpoint of the same model is a path
+        revision = options.revision if model == options.model else None
         try:
             return load(
                 model,
                 device=device,
                 dtype=dtype,
+                revision=revision,
                 quantize=options.quantize,
                 with_mtp="mtp" in drafters,
                 progress=progress,
@@ -87,7 +90,7 @@ def load_text_engine(
                         found=f"{name} {chosen!r:.50}",
                         expected="'auto'",
                     ) from error
-            return load_fallback(model, error, device=device, dtype=dtype)
+            return load_fallback(model, error, device=device, dtype=dtype, revision=revision)
 
     loaded = load_weights(options.model)
     tokenizer, template = _load_tokenizer(loaded, options)

@@ -20,6 +20,7 @@ class LoadOptions(EngineConfig):
 
     Args:
         model: Directory, .safetensors or .gguf file, Hugging Face id, or built-in nano.
+        revision: Branch, tag or commit of a Hugging Face id; by default the default branch.
         vocab: Vocabulary: a name (cl100k_base, llama3, …) or a tokenizer file; by default the
             model's.
         device: Where to compute: auto, cpu or cuda.
@@ -39,6 +40,7 @@ class LoadOptions(EngineConfig):
     """
 
     model: str = field(default="nano", kw_only=False)
+    revision: str | None = None
     vocab: str | None = None
     device: str = "auto"
     dtype: str = "auto"

@@ -83,7 +83,12 @@ class FallbackModel:
 
 
 def load_fallback(
-    model: str, cause: UnknownFamilyError, *, device: Device, dtype: str = "auto"
+    model: str,
+    cause: UnknownFamilyError,
+    *,
+    device: Device,
+    dtype: str = "auto",
+    revision: str | None = None,
 ) -> FallbackModel:
     """Load a model through transformers, from safetensors files alone.
 
@@ -94,13 +99,14 @@ def load_fallback(
         cause: Why blazr does not run it by itself; raised again where transformers cannot either.
         device: Where to.
         dtype: As `blazr.models.loading.load.load` takes it.
+        revision: Branch, tag or commit of a Hub id.
 
     Raises:
         UnknownFamilyError: transformers is not installed, or does not know the model.
         CheckpointError: The files do not hold what the network needs.
     """
     transformers = _library(cause)
-    files = find_model(model)
+    files = find_model(model, revision=revision)
     checkpoint = open_checkpoint(files.path)
     auto: Any = transformers.AutoModelForCausalLM
     try:
@@ -189,18 +195,21 @@ def _context(config: Any) -> int:
     return next((each for each in found if isinstance(each, int) and each > 0), DEFAULT_CONTEXT)
 
 
-def describe_fallback(model: str, cause: UnknownFamilyError) -> dict[str, object]:
+def describe_fallback(
+    model: str, cause: UnknownFamilyError, *, revision: str | None = None
+) -> dict[str, object]:
     """Describe such a model from its headers and its config, as `describe` does others.
 
     Args:
         model: A directory or a Hub id.
         cause: Why blazr does not run it by itself.
+        revision: Branch, tag or commit of a Hub id.
 
     Raises:
         UnknownFamilyError: transformers is not installed, or does not know the model.
     """
     transformers = _library(cause)
-    files = find_model(model)
+    files = find_model(model, revision=revision)
     checkpoint = open_checkpoint(files.path)
     try:
         config = transformers.AutoConfig.from_pretrained(

@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
-from blazr.core.errors import CheckpointError
+from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.checkpoint import FORMATS
 from blazr.models.checkpoint.base import Checkpoint, TensorInfo, read_json
 from blazr.models.checkpoint.quantized import join_quantized
@@ -87,8 +87,15 @@ def find_model(model: str, *, revision: str | None = None) -> ModelFiles:
 
     Raises:
         CheckpointError: There is no such model, or it cannot be fetched.
+        ConfigError: There is a revision, and the model is a path or built in.
     """
     path = _existing_path(model)
+    if revision is not None and (path is not None or model == BUILT_IN):
+        raise ConfigError(
+            "only a Hub id has revisions.",
+            found=f"revision {revision[:50]!r} of {model[:100]!r}, which is here",
+            expected="organisation/name, as on huggingface.co, and no such path",
+        )
     if path is not None:
         absolute = path.absolute()
         return ModelFiles(absolute.name if path.is_dir() else absolute.stem, path)
