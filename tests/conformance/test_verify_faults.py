@@ -95,12 +95,18 @@ def weight_fault(part: str, change: Callable[[Tensor], Tensor]) -> Plant:
     return plant
 
 
+def patch_reads(patch: pytest.MonkeyPatch, wrong: Callable[[Checkpoint, Thing], Tensor]) -> None:
+    """Let a checkpoint read tensors otherwise, into memory of their own as well."""
+    patch.setattr(Checkpoint, "view", wrong)
+    patch.setattr(Checkpoint, "own", lambda self, info: self.view(info).clone())
+
+
 def read_fault(change: Callable[[str, Tensor], Tensor]) -> Plant:
     """What a checkpoint's reader gives for a tensor, by its name."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         view = Checkpoint.view
-        patch.setattr(Checkpoint, "view", lambda self, info: change(info.name, view(self, info)))
+        patch_reads(patch, lambda self, info: change(info.name, view(self, info)))
 
     return plant
 
@@ -134,7 +140,7 @@ def swapped(first: str, second: str) -> Plant:
             name = info.name.removesuffix(names[0]) + other[names[0]] if names else info.name
             return view(self, self.tensors[name] if names else info)
 
-        patch.setattr(Checkpoint, "view", wrong)
+        patch_reads(patch, wrong)
 
     return plant
 
