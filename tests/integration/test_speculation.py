@@ -63,6 +63,8 @@ ASKED = st.fixed_dictionaries(
         "top_p": st.sampled_from([1.0, 0.8]),
         "repetition_penalty": st.sampled_from([1.0, 1.3]),
         "presence_penalty": st.sampled_from([0.0, 0.5]),
+        "mirostat": st.sampled_from([0, 0, 2]),
+        "mirostat_tau": st.sampled_from([1.0, 3.0]),
         "max_tokens": st.integers(1, 40),
         "min_tokens": st.sampled_from([0, 1]),
         "logprobs": st.sampled_from([None, 2]),

@@ -258,6 +258,15 @@ class SamplingFlags:
     xtc_threshold: Annotated[
         float | None, typer.Option(help="How likely these have to be.  [default: 0.1]")
     ] = None
+    mirostat: Annotated[
+        int | None, typer.Option(help="2 limits the surprise of tokens by that of earlier ones.")
+    ] = None
+    mirostat_tau: Annotated[
+        float | None, typer.Option(help="The surprise to hold, in bits.  [default: 5]")
+    ] = None
+    mirostat_eta: Annotated[
+        float | None, typer.Option(help="How fast the limit follows.  [default: 0.1]")
+    ] = None
     dry_multiplier: Annotated[
         float | None, typer.Option(help="Penalty on going on with repetitions; 0.8 is usual.")
     ] = None

@@ -105,6 +105,10 @@ class SamplingParams:
         xtc_probability: How often the likeliest tokens are left out, those that have
             `xtc_threshold` or more, all but the last of them; 0 is off.
         xtc_threshold: See `xtc_probability`; above 0.5 it does nothing.
+        mirostat: 2 keeps the tokens whose surprise is at most a limit, which follows that of the
+            tokens drawn to `mirostat_tau`; top_k, top_p and min_p then do nothing. 0 is off.
+        mirostat_tau: The surprise that replies are to have, in bits.
+        mirostat_eta: How fast the limit follows.
         dry_multiplier: Penalty on tokens that would go on with a repetition; 0 is off.
         dry_base: The penalty grows by this factor with each token that is repeated.
         dry_allowed_length: Repetitions of so many tokens have no penalty.
@@ -151,6 +155,9 @@ class SamplingParams:
     top_n_sigma: float = -1.0
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
     dry_multiplier: float = 0.0
     dry_base: float = 1.75
     dry_allowed_length: int = 2
@@ -245,6 +252,8 @@ class SamplingParams:
             # written so that NaN, which compares false with everything, is refused too
             if value is not None and not low <= value <= high:
                 _refuse(name, value, f"a number from {low:g} to {high:g}")
+        if self.mirostat not in {0, 2}:
+            _refuse("mirostat", self.mirostat, "0, or 2 for its second version")
         if self.repetition_penalty <= 0:
             _refuse("repetition_penalty", self.repetition_penalty, "a number above 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -296,7 +305,12 @@ class SamplingParams:
     def has_rare_filters(self) -> bool:
         """Whether it filters besides by temperature, top_k, top_p and min_p."""
         rare = self.typical_p < 1 or self.top_n_sigma > 0 or self.xtc_probability > 0
-        return rare and not self.is_greedy
+        return (rare or self.has_mirostat) and not self.is_greedy
+
+    @property
+    def has_mirostat(self) -> bool:
+        """Whether the surprise of what was drawn limits that of what comes next."""
+        return self.mirostat == 2 and not self.is_greedy
 
     @property
     def has_penalties(self) -> bool:
@@ -349,6 +363,9 @@ RANGES = (
     ("top_n_sigma", -1, 1000),
     ("xtc_probability", 0, 1),
     ("xtc_threshold", 0, 1),
+    ("mirostat", 0, 2),
+    ("mirostat_tau", 0, 100),
+    ("mirostat_eta", 0, 1),
     ("dry_multiplier", 0, 100),
     ("dry_base", 1, 10),
     ("dry_allowed_length", 0, 2**31 - 1),

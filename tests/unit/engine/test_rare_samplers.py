@@ -47,8 +47,32 @@ def test_xtc_leaves_out_the_likeliest_but_the_last_of_them() -> None:
     assert 150 < part < 350  # half of 500, within six standard deviations
 
 
+def test_mirostat_leaves_out_what_surprises_too_much() -> None:
+    # the limit begins at twice the surprise wanted; tokens surprise by 1, 2, 3, ... bits
+    assert set(drawn(200, HALVES, mirostat=2, mirostat_tau=1.0)) == {0, 1}
+    assert set(drawn(200, HALVES, mirostat=2, mirostat_tau=1.0, top_k=1)) == {0, 1}
+    assert set(drawn(200, HALVES, mirostat=2, mirostat_tau=0.1)) == {0}
+    assert drawn(200, HALVES, mirostat=0, mirostat_tau=0.1) == drawn(200, HALVES)
+
+
+@pytest.mark.parametrize("wanted", [0.7, 1.2])
+def test_mirostat_holds_the_surprise(wanted: float) -> None:
+    """Of a thousand tokens in the mean, whatever the scores are."""
+    chance = torch.Generator().manual_seed(5)
+    sequence = sequence_of(
+        temperature=1.0, mirostat=2, mirostat_tau=wanted, mirostat_eta=0.1, max_tokens=10_000
+    )
+    total = 0.0
+    for _ in range(1000):
+        logits = 2 * torch.randn(1, VOCAB, generator=chance)
+        before = sequence.most_surprise
+        sequence.tokens.append(sample(logits, [sequence])[0].token_id)
+        total += wanted + (before - sequence.most_surprise) / 0.1
+    assert abs(total / 1000 - wanted) < 0.1
+
+
 def test_greedy_stays_greedy() -> None:
-    rare = {"xtc_probability": 1.0, "typical_p": 0.1, "top_n_sigma": 1.0}
+    rare = {"mirostat": 2, "xtc_probability": 1.0, "typical_p": 0.1, "top_n_sigma": 1.0}
     assert set(drawn(3, HALVES, temperature=0.0, **rare)) == {0}
 
 
@@ -107,6 +131,8 @@ def test_repetitions_are_those_that_are_there(history: list[int], breakers: set[
     ("name", "value"),
     [
         ("typical_p", 1.5),
+        ("mirostat", 1),
+        ("mirostat_eta", 2.0),
         ("xtc_probability", -0.1),
         ("dry_base", 0.5),
         ("dry_multiplier", float("nan")),

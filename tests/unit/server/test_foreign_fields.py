@@ -59,7 +59,7 @@ def test_what_asks_for_nothing_is_ignored(loopback: Loopback, path: str) -> None
 
 def test_options_are_looked_at_too(loopback: Loopback) -> None:
     for options, expected in (
-        ({"mirostat": 2}, "mirostat"),
+        ({"mirostat_mode": 2}, "mirostat_mode"),
         ({"mirostat": 0, "num_ctx": 512, "typical_p": 1, "num_thread": 4}, ""),
     ):
         reply = loopback.client.post("/api/chat", json={**SOUND["/api/chat"], "options": options})
@@ -68,5 +68,5 @@ def test_options_are_looked_at_too(loopback: Loopback) -> None:
 
 
 def test_what_only_counts_takes_everything(loopback: Loopback) -> None:
-    body = {"messages": HELLO, "mirostat": 2, "response_format": {"type": "json_object"}}
+    body = {"messages": HELLO, "mirostat_mode": 2, "response_format": {"type": "json_object"}}
     assert loopback.client.post("/v1/chat/completions/input_tokens", json=body).is_success

@@ -92,6 +92,7 @@ def test_settings_are_told_as_they_are(loopback: Loopback) -> None:
 @pytest.mark.parametrize(("path", "body"), [LLAMA, *OPENAI])
 def test_the_rare_ones_are_told(loopback: Loopback, path: str, body: dict) -> None:
     values = {"typical_p": 0.5, "top_n_sigma": 2, "xtc_probability": 0.5, "xtc_threshold": 0.2}
+    values |= {"mirostat": 2, "mirostat_tau": 3, "mirostat_eta": 0.2}
     dry = {"dry_multiplier": 0.8, "dry_base": 2, "dry_allowed_length": 3, "dry_penalty_last_n": 64}
     params = told(loopback, path, **body, **values, **dry, dry_sequence_breakers=[".", "a"])
     for name, value in (values | dry).items():

@@ -11,7 +11,7 @@ from torch import Tensor
 from blazr.engine.outputs import TokenLogprobs
 from blazr.engine.sampling import SAMPLING_STEPS
 from blazr.engine.sampling.constraint import constrain
-from blazr.engine.sampling.steps import Row, in_order
+from blazr.engine.sampling.steps import Row, in_order, surprises
 from blazr.engine.sequence import Sequence as RunningSequence
 from blazr.nn.ops.sampling import best, draw, likeliest_finder
 
@@ -73,7 +73,11 @@ class Sampler:
             if error is not None:
                 sampled.append(Sampled(-1, error=error))
                 continue
-            wanted = sequence.request.params.logprobs
+            params = sequence.request.params
+            if params.has_mirostat:
+                surprise = float(surprises(scores[index], params.temperature)[token])
+                sequence.most_surprise -= params.mirostat_eta * (surprise - params.mirostat_tau)
+            wanted = params.logprobs
             logprobs = None
             if wanted is not None:
                 (logprobs,) = many_logprobs(logits[index : index + 1], [token], wanted)
@@ -159,6 +163,8 @@ def _filters_of(sequence: RunningSequence) -> tuple[float, float, float, float, 
     point = uniform(sequence.seed, sequence.num_prompt + sequence.num_output)
     if params.samplers:  # steps have filtered
         return 1.0, 0.0, 1.0, 0.0, point
+    if params.has_mirostat:
+        return params.temperature, 0.0, 1.0, 0.0, point
     return params.temperature, params.top_k, params.top_p, params.min_p, point
 
 
@@ -206,4 +212,5 @@ def _row_of(sequence: RunningSequence, device: torch.device) -> Row | None:
         chance=uniform(sequence.seed ^ _MASK, sequence.num_prompt + sequence.num_output),
         breakers=request.dry_breakers,
         bad_words=request.bad_words,
+        most_surprise=sequence.most_surprise,
     )

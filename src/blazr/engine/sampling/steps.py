@@ -36,6 +36,7 @@ class Row:
         chance: A random number in [0, 1) of this token's own.
         breakers: Ids that no repetition goes beyond.
         bad_words: Ids that may not come one after the other.
+        most_surprise: Of tokens that mirostat keeps, bits.
     """
 
     params: SamplingParams
@@ -47,6 +48,7 @@ class Row:
     chance: float = 0.0
     breakers: frozenset[int] = frozenset()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    most_surprise: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +241,22 @@ def xtc_step(scores: Tensor, row: Row) -> Tensor:
     order = chances.argsort(descending=True, stable=True)
     count = int((chances >= row.params.xtc_threshold).sum())
     return scores.index_fill(0, order[: max(count - 1, 0)], NEVER)
+
+
+@_step("", wanted=lambda row: row.params.has_mirostat)
+def mirostat_step(scores: Tensor, row: Row) -> Tensor:
+    """Keep the tokens whose surprise is at most the row's limit, and the likeliest in any case.
+
+    Source: Basu et al. 2021, arXiv:2007.14966, algorithm 2.
+    """
+    surprise = surprises(scores, row.params.temperature)
+    return scores.masked_fill(surprise > max(row.most_surprise, float(surprise.min())), NEVER)
+
+
+def surprises(scores: Tensor, temperature: float) -> Tensor:
+    """Minus the binary logarithm of each token's probability, (V,), float64."""
+    logs = (scores.double() / max(temperature, LEAST_TEMPERATURE)).log_softmax(-1)
+    return -logs / math.log(2)
 
 
 @_step("temperature", wanted=_is_ordered)

@@ -50,6 +50,9 @@ class Options(SamplerFields, kw_only=True):
 
     num_predict: int | None = None
     typical_p: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
     seed: int | None = None
     stop: Stop | None = None
     repeat_penalty: float | None = None
