@@ -22,7 +22,7 @@ from blazr.llm.infill import encode_infill
 from blazr.llm.protocol import EngineProtocol
 from blazr.text.chat_template import ChatPrompt, ChatTemplate
 from blazr.text.grammars.compiler import GrammarCompiler
-from blazr.text.messages import SYSTEM_ROLES, Message, check_roles
+from blazr.text.messages import SYSTEM_ROLES, Message
 from blazr.text.reasoning import thinking_budget
 from blazr.text.stream import ReplyFormat
 from blazr.text.thinking import ThinkingBudget
@@ -218,7 +218,7 @@ class TextEngine:
             )
         if not messages:
             raise RequestError("messages may not be empty.", param="messages")
-        check_roles(messages, self.template.source)
+        self.template.check_roles(messages)
         truncation = request.truncation
         if truncation is None or truncation.drops == "messages":
             self._check_length(sum(len(each.content or "") for each in messages), "messages")

@@ -18,7 +18,7 @@ from itertools import dropwhile
 from typing import TYPE_CHECKING, cast
 
 from blazr.core.errors import RequestError
-from blazr.text.messages import SYSTEM_ROLES, Message
+from blazr.text.messages import ROLES, SYSTEM_ROLES, Message
 from blazr.text.stream import PLAIN, ReplyFormat
 from blazr.text.templates.spelling import (
     Dict,
@@ -159,6 +159,24 @@ class ChatTemplate:
         # an older kind of template is given the tools as text, and the time
         self._wants_functions = re.search(r"\btools\b", source) is None
         self._spellings: dict[bool, Spelling] = {}
+
+    def check_roles(self, messages: Iterable[Message]) -> None:
+        """Refuse messages of nobody: many templates would write any role, which no model has seen.
+
+        Args:
+            messages: A chat. Its roles are the usual ones, or others that this template names.
+
+        Raises:
+            RequestError: There is such a message.
+        """
+        for role in {message.role for message in messages}.difference(ROLES):
+            if f"'{role}'" not in self.source and f'"{role}"' not in self.source:
+                raise RequestError(
+                    "a message has an unknown role.",
+                    param="messages",
+                    found=repr(role)[:50],
+                    expected=", ".join(ROLES),
+                )
 
     def prompt(
         self,

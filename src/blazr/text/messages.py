@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-
-from blazr.core.errors import RequestError
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SYSTEM_ROLES = frozenset({"system", "developer"})  # whoever gives instructions
@@ -24,23 +22,3 @@ class Message:
     role: str
     content: str | None
     extra: Mapping[str, object] | None = None
-
-
-def check_roles(messages: Iterable[Message], template: str) -> None:
-    """Refuse messages of nobody: many templates would write any role, which no model has seen.
-
-    Args:
-        messages: A chat.
-        template: The source of the chat template, which may name roles of its own.
-
-    Raises:
-        RequestError: There is such a message.
-    """
-    for role in {message.role for message in messages}.difference(ROLES):
-        if f"'{role}'" not in template and f'"{role}"' not in template:
-            raise RequestError(
-                "a message has an unknown role.",
-                param="messages",
-                found=repr(role)[:50],
-                expected=", ".join(ROLES),
-            )
