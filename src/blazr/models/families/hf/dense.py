@@ -10,8 +10,10 @@ from blazr.models.families.hf.derive import (
     Flags,
     Reading,
     Traits,
+    alternating_window,
     every_layer,
     hf_family,
+    qwen_window,
 )
 from blazr.models.families.hf.names import GEMMA_NORMS, GLM_NORMS, OLMO_NORMS, hf_rules
 from blazr.models.families.hf.rope import read_rope, rope_parameters
@@ -19,24 +21,6 @@ from blazr.nn.layers.rope import RopeConfig
 
 LLAMA_BIASES: Flags = {"qkv_bias": "attention_bias", "o_bias": "attention_bias"}
 _GEMMA_ACTIVATIONS = ("hidden_activation", "hidden_act")  # both are there, and one is looked at
-
-
-def qwen_window(reading: Reading, index: int) -> int | None:
-    """A window where it is enabled: by ``layer_types``, or from ``max_window_layers`` on."""
-    window = reading.window()
-    first = reading.reader.integer("max_window_layers")
-    if not reading.flag("use_sliding_window"):
-        return None
-    kind = reading.layer_type(index)
-    slides = kind == SLIDING if kind else index >= (first.value if first else 0)
-    return window if slides else None
-
-
-def alternating_window(reading: Reading, index: int, *, every: int = 2) -> int | None:
-    """A window by ``layer_types``, or in all layers but every n-th."""
-    kind = reading.layer_type(index) or (SLIDING if (index + 1) % every else FULL)
-    window = reading.window()
-    return window if kind == SLIDING else None
 
 
 def _gemma3_layer(reading: Reading, index: int) -> str:

@@ -215,6 +215,24 @@ def every_layer(reading: Reading, index: int) -> int | None:
     return reading.window()
 
 
+def qwen_window(reading: Reading, index: int) -> int | None:
+    """A window where it is enabled: by ``layer_types``, or from ``max_window_layers`` on."""
+    window = reading.window()
+    first = reading.reader.integer("max_window_layers")
+    if not reading.flag("use_sliding_window"):
+        return None
+    kind = reading.layer_type(index)
+    slides = kind == SLIDING if kind else index >= (first.value if first else 0)
+    return window if slides else None
+
+
+def alternating_window(reading: Reading, index: int, *, every: int = 2) -> int | None:
+    """A window by ``layer_types``, or in all layers but every n-th."""
+    kind = reading.layer_type(index) or (SLIDING if (index + 1) % every else FULL)
+    window = reading.window()
+    return window if kind == SLIDING else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
     """How a type of model differs from Llama.

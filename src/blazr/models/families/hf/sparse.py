@@ -6,13 +6,15 @@ from dataclasses import replace
 
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
-from blazr.models.families.hf.dense import (
-    GRANITE_TRAITS,
-    LLAMA_BIASES,
+from blazr.models.families.hf.dense import GRANITE_TRAITS, LLAMA_BIASES
+from blazr.models.families.hf.derive import (
+    Reading,
+    Traits,
     alternating_window,
+    every_layer,
+    hf_family,
     qwen_window,
 )
-from blazr.models.families.hf.derive import Reading, Traits, every_layer, hf_family
 from blazr.models.families.hf.names import gate_and_up, hf_rules
 from blazr.models.families.rules import AS_STORED, FEED, Cut, Rule, RuleBook, Transpose
 from blazr.nn.layers.moe import MoeConfig
