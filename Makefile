@@ -4,7 +4,7 @@ BIN := $(if $(wildcard .venv/bin/python),.venv/bin/,)
 PYTHON := $(BIN)python
 
 .DEFAULT_GOAL := help
-.PHONY: help site wheel setup fix lint types test test-fast smoke slow isas seeds kernels sanitize arm check integration clients docs size
+.PHONY: help site wheel setup fix lint types test test-fast smoke slow isas seeds invariance kernels sanitize arm check integration clients docs size
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -44,6 +44,9 @@ isas: ## what depends on numbers, under each instruction set of this processor
 
 seeds: ## all tests under each, with ten seeds; goes on where it was ended, and prints a table
 	$(PYTHON) tools/seeds.py --seeds 0-9 --out build/seeds.jsonl
+
+invariance: ## 10,000 replies in company, cut, cached and so on, against those given alone
+	$(PYTHON) tools/invariance.py
 
 kernels: ## compile the CPU kernels in place
 	$(PYTHON) -m blazr.nn.kernels.build
