@@ -49,41 +49,54 @@ def kernel_lines(folder: Path = KERNELS) -> int:
     return sum(bool(line.partition("//")[0].strip()) for line in lines)
 
 
-def helpers_used_once(source: Path = SOURCE) -> tuple[list[str], int]:
-    """The private functions whose name appears in one other place of their file; all functions."""
+def helpers_used_once(source: Path = SOURCE) -> tuple[list[str], list[str], int]:
+    """The private functions whose name appears in one other place of their file.
+
+    Returns:
+        Those that are called there; those that are named there as values, as rows of tables and
+        callbacks are, or that a decorator takes; and how many functions there are in all.
+    """
     num_functions = 0
-    used_once: list[str] = []
+    called: list[str] = []
+    named: list[str] = []
     for path in sorted(source.rglob("*.py")):
         text = path.read_text("utf-8")
         words = Counter(re.findall(r"\w+", text))
-        functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, Function)]
+        nodes = list(ast.walk(ast.parse(text)))
+        functions = [node for node in nodes if isinstance(node, Function)]
         num_functions += len(functions)
-        used_once += [
-            f"{path.relative_to(source)}:{node.lineno} {node.name}"
-            for node in functions
-            if node.name.startswith("_")
-            and not node.name.startswith("__")
-            and words[node.name] == 2
-        ]
-    return used_once, num_functions
+        calls = {
+            node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+            for node in nodes
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name)
+        }
+        for node in functions:
+            is_private = node.name.startswith("_") and not node.name.startswith("__")
+            if is_private and words[node.name] == 2:
+                is_called = node.name in calls and not node.decorator_list
+                place = f"{path.relative_to(source)}:{node.lineno} {node.name}"
+                (called if is_called else named).append(place)
+    return called, named, num_functions
 
 
 def main() -> None:
     """Print the figures, or the list that `--helpers` asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--helpers", metavar="PREFIX", help="list the helpers used once below it")
+    parser.add_argument("--helpers", metavar="PREFIX", help="list those that are called, below it")
     prefix = parser.parse_args().helpers
-    used_once, num_functions = helpers_used_once()
+    called, named, num_functions = helpers_used_once()
     if prefix is not None:
-        print(*(line for line in used_once if line.startswith(prefix)), sep="\n")
+        print(*(line for line in called if line.startswith(prefix)), sep="\n")
         return
     found = sizes()
     for package, num_lines in found.items():
         print(f"{package:<10} {num_lines:>7,} code lines")
     print(f"{'total':<10} {sum(found.values()):>7,} code lines")
     print(f"{'C++':<10} {kernel_lines():>7,} code lines")
-    share = len(used_once) / num_functions
-    print(f"private helpers used once: {len(used_once)} of {num_functions} functions, {share:.0%}")
+    print(
+        f"private helpers called from one place: {len(called)} of {num_functions} functions,"
+        f" {len(called) / num_functions:.1%}; named in one place as a value: {len(named)}"
+    )
 
 
 if __name__ == "__main__":
