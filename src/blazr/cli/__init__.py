@@ -15,6 +15,7 @@ COMMANDS: Table[Callable[..., None]] = Table(
         "chat": "blazr.cli.chat:chat",
         "serve": "blazr.cli.serve:serve",
         "launch": "blazr.cli.launch:launch",
+        "batch": "blazr.cli.batch:batch",
         "info": "blazr.cli.info:info",
         "pull": "blazr.cli.cache:pull",
         "list": "blazr.cli.cache:list_models",

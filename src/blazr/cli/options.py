@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
 import typer
 
@@ -352,8 +352,10 @@ def read_stdin() -> str:
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on stderr, told the bytes done and all of them; None where stderr is no terminal."""
+def progress_bar(
+    title: str, *, unit: Literal["bytes", "requests"] = "bytes"
+) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on stderr, told how much is done and of how much; None where that is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -361,6 +363,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
     from rich.progress import (
         BarColumn,
         DownloadColumn,
+        MofNCompleteColumn,
         Progress,
         TaskProgressColumn,
         TextColumn,
@@ -371,7 +374,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
         TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
-        DownloadColumn(),
+        DownloadColumn() if unit == "bytes" else MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:

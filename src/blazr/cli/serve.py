@@ -203,7 +203,7 @@ def serve(  # noqa: PLR0913  (one argument per flag)
         )
     sock = listen(server)  # first, so that a port in use is told before minutes are spent
     options.set_threads(threads)
-    models = _open_models(plans, server)
+    models = open_models(plans, server)
     _print_addresses(models, server, address_of(sock, is_tls=tls_cert is not None))
     run_server(models, sock)
 
@@ -227,7 +227,7 @@ def _print_addresses(models: Models, config: ServerConfig, address: str) -> None
     log.write_line("\n".join(lines))
 
 
-def _open_models(plans: Sequence[ModelPlan], config: ServerConfig) -> Models:
+def open_models(plans: Sequence[ModelPlan], config: ServerConfig) -> Models:
     """The models; one that is alone is loaded now, so that what is wrong with it shows at once."""
     # torch comes with these, and a port in use should be told before
     from blazr.server.models import Models, ModelSource

@@ -1,0 +1,147 @@
+"""``blazr batch``: answer a file of requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blazr.cli import options
+from blazr.cli.model_plans import ModelPlan
+from blazr.cli.serve import open_models
+from blazr.core import env, log
+from blazr.core.errors import EngineError
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from blazr.server.batch import BatchAnswer
+
+# Nobody waits for one of these replies, and one may take as long as it takes.
+_REPLY_S = 7 * 24 * 3600.0
+
+
+@options.with_flags
+def batch(  # noqa: PLR0913  (one argument per flag)
+    requests: Annotated[
+        Path,
+        typer.Argument(
+            metavar="REQUESTS",
+            help="Requests, one on each line, as OpenAI's batches have them: "
+            '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}.',
+        ),
+    ],
+    *,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            help="File for the answers, one on each line, in the order in which they come. "
+            "Requests with an answer in it are not asked again.",
+        ),
+    ],
+    model: options.Model = None,
+    url: options.Url = None,
+    accept_any_model: Annotated[
+        bool, typer.Option("--accept-any-model", help="Answer requests whatever model they name.")
+    ] = False,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Requests that wait for their answers at once.  [default: twice --max-running]",
+            show_default=False,
+        ),
+    ] = None,
+    load: options.ServeFlags,
+    threads: options.Threads = None,
+    verbose: options.Verbose = False,  # noqa: ARG001  (its callback acts)
+) -> None:
+    """Answer a file of requests; a batch that was stopped goes on where it was."""
+    from blazr.server.batch import AnswerFile, answer_all, read_ids, read_requests
+
+    ids = read_ids(requests)
+    with AnswerFile(output) as answers:
+        left = ids - answers.answered
+        log.write_line(f"{len(left):,} of {len(ids):,} requests to answer")
+        if not left:
+            return
+        options.set_threads(threads)
+        target = _open_client(
+            url, model or options.BUILT_IN, load, accept_any_model=accept_any_model
+        )
+        num_done = len(ids) - len(left)
+        num_failed = 0
+
+        async def run(progress: Callable[[int, int], None] | None) -> None:
+            def write(answer: BatchAnswer) -> None:
+                nonlocal num_done, num_failed
+                answers.append(answer)
+                num_done += 1
+                num_failed += answer.response.status_code >= 400
+                if progress is not None:
+                    progress(num_done, len(ids))
+
+            async with target as client:
+                await answer_all(
+                    client,
+                    (each for each in read_requests(requests) if each.custom_id in left),
+                    write,
+                    concurrency=concurrency or 2 * load.max_running,
+                )
+
+        started_s = monotonic()
+        try:
+            with options.progress_bar("answering", unit="requests") as progress:
+                asyncio.run(run(progress))
+        except KeyboardInterrupt:
+            raise EngineError(
+                "the batch was stopped.",
+                found=f"{num_done:,} of {len(ids):,} requests have an answer",
+                hint="run the same command again to answer the others",
+            ) from None
+        log.write_line(
+            f"{len(left):,} answered in {monotonic() - started_s:.1f} s, {num_failed:,} of them"
+            " with an error"
+        )
+
+
+@asynccontextmanager
+async def _open_client(
+    url: str | None, model: str, load: options.ServeFlags, *, accept_any_model: bool
+) -> AsyncIterator[httpx2.AsyncClient]:
+    """Something that sends to a running server, or to one in this process."""
+    import httpx2
+
+    if url is not None:
+        key = env.get("BLAZR_API_KEY").partition(",")[0]
+        async with httpx2.AsyncClient(
+            base_url=url.rstrip("/").removesuffix("/v1"),
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx2.Timeout(10, read=None),
+            limits=httpx2.Limits(max_connections=None),
+        ) as client:
+            yield client
+        return
+
+    from blazr.server.app import build_app
+    from blazr.server.config import ServerConfig
+
+    config = ServerConfig(
+        accept_any_model=accept_any_model, access_log="off", request_timeout_s=_REPLY_S
+    )
+    models = open_models([ModelPlan(path=model, name=None, flags=load)], config)
+    try:
+        transport = httpx2.ASGITransport(build_app(models))
+        async with httpx2.AsyncClient(
+            transport=transport, base_url="http://localhost", timeout=None
+        ) as client:
+            yield client
+    finally:
+        models.close()

@@ -1,0 +1,291 @@
+"""OpenAI's batch files: a request on each line, an answer to each, and none answered twice.
+
+The format is that of https://platform.openai.com/docs/guides/batch. Answers are appended as they
+come, in any order; what was answered before is not asked again, so a batch that was stopped at any
+moment is continued by running it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Literal, Self
+from uuid import uuid4
+
+import httpx2
+import msgspec
+
+from blazr.core.errors import ConfigError, EngineError
+from blazr.server.routes import ROUTES
+
+_ANSWER_BEGINS = b'{"id":"batch_req_'
+_TRIES = 8
+_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
+_RETRIED = frozenset({429, 503})
+
+
+class BatchRequest(msgspec.Struct, frozen=True):
+    """A line of the input.
+
+    Args:
+        custom_id: What the answer is found by; no other line has it.
+        url: Path of an endpoint, such as ``/v1/chat/completions``.
+        body: What is sent there.
+        method: Always POST.
+    """
+
+    custom_id: str
+    url: str
+    body: dict[str, object]
+    method: Literal["POST"] = "POST"
+
+
+class BatchResponse(msgspec.Struct, frozen=True):
+    """What an endpoint answered."""
+
+    status_code: int
+    request_id: str | None
+    body: msgspec.Raw
+
+
+class BatchAnswer(msgspec.Struct, frozen=True):
+    """A line of the output."""
+
+    id: str
+    custom_id: str
+    response: BatchResponse
+    error: None = None
+
+
+class _Answered(msgspec.Struct):
+    """What is looked at in an answer of an earlier run."""
+
+    id: str
+    custom_id: str
+
+
+def batch_paths() -> set[str]:
+    """The endpoints that a line may name: those under ``/v1`` that answer to a body."""
+    return {
+        row.path
+        for row in ROUTES.values()
+        if row.method == "POST"
+        and row.path.startswith("/v1/")
+        and "{" not in row.path
+        and not (row.body is None or row.is_command or row.needs_operator)
+    }
+
+
+def read_requests(path: Path) -> Iterator[BatchRequest]:
+    """The requests of a file, line by line; empty lines are left out.
+
+    Raises:
+        ConfigError: The file cannot be read, or a line is no request that can be answered in a
+            batch; the message gives its number.
+    """
+    paths = batch_paths()
+    try:
+        with path.open("rb") as file:
+            yield from (
+                _parse(line, f"line {number:,} of {str(path)[:100]}", paths)
+                for number, line in enumerate(file, 1)
+                if line.strip()
+            )
+    except OSError as error:
+        raise ConfigError("the batch cannot be read.", found=str(error)[:200]) from None
+
+
+def _parse(line: bytes, where: str, paths: Collection[str]) -> BatchRequest:
+    try:
+        request = msgspec.json.decode(line, type=BatchRequest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        found = str(error)[:200]
+        expected = (
+            '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}'
+        )
+    else:
+        if request.url in paths and not request.body.get("stream"):
+            return request
+        found, expected = f"url {request.url[:100]!r}", ", ".join(sorted(paths))
+        if request.url in paths:
+            found, expected = "stream: true", "an answer in one piece"
+    raise ConfigError(f"{where} cannot be answered.", found=found, expected=expected)
+
+
+def read_ids(path: Path) -> set[str]:
+    """The ids of all requests of a file.
+
+    Raises:
+        ConfigError: As `read_requests`; or two lines have the same id.
+    """
+    ids: set[str] = set()
+    for request in read_requests(path):
+        if request.custom_id in ids:
+            raise ConfigError(
+                f"two lines of {str(path)[:100]} have the same custom_id.",
+                found=repr(request.custom_id)[:100],
+                expected="another for each line, so that its answer can be found",
+            )
+        ids.add(request.custom_id)
+    return ids
+
+
+class AnswerFile:
+    """The output of a batch, to which answers are appended; no other process writes to it.
+
+    An answer whose end was never written is cut off: it counts as not given.
+
+    Args:
+        path: The file; it is made if it is missing.
+
+    Attributes:
+        answered: The ids of the requests that have been answered.
+
+    Raises:
+        ConfigError: The file cannot be written, is used by another batch, or holds something else
+            than answers.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file = path.open("a+b", buffering=0)
+        except OSError as error:
+            raise ConfigError("the answers cannot be written.", found=str(error)[:200]) from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.answered, self._length = self._read()
+            self._file.truncate(self._length)
+        except OSError as error:
+            self.close()
+            raise ConfigError(
+                "the answers cannot be written.",
+                found=f"{str(path)[:200]}: {str(error)[:200]}",
+                hint="does another process work on the same batch?",
+            ) from None
+        except ConfigError:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def append(self, answer: BatchAnswer) -> None:
+        """Write an answer; all of it, or nothing.
+
+        Raises:
+            EngineError: It cannot be written.
+        """
+        line = memoryview(msgspec.json.encode(answer) + b"\n")
+        length = self._length + len(line)
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            self._file.truncate(self._length)
+            raise EngineError("an answer cannot be written.", found=str(error)[:200]) from None
+        self._length = length
+        self.answered.add(answer.custom_id)
+
+    def _read(self) -> tuple[set[str], int]:
+        """The ids of the answers in the file, and the length of those that are whole."""
+        ids: set[str] = set()
+        length = 0
+        decoder = msgspec.json.Decoder(_Answered)
+        with self._path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                is_cut = not line.endswith(b"\n")
+                if is_cut and line.startswith(_ANSWER_BEGINS[: len(line)]):
+                    break
+                try:
+                    ids.add(decoder.decode(line).custom_id)
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    raise ConfigError(
+                        f"line {number:,} of {str(self._path)[:200]} is no answer to a batch.",
+                        found=repr(line[:60]),
+                        hint="write to another file; this one was left as it is",
+                    ) from None
+                length += len(line)
+        return ids, length
+
+
+async def answer_all(
+    client: httpx2.AsyncClient,
+    requests: Iterable[BatchRequest],
+    write: Callable[[BatchAnswer], None],
+    *,
+    concurrency: int,
+) -> None:
+    """Ask a server all of some requests.
+
+    Args:
+        client: Sends to the server.
+        requests: In this order they are sent.
+        write: Gets each answer as it comes.
+        concurrency: How many may wait for their answers at once.
+
+    Raises:
+        EngineError: The server cannot be reached, or an answer cannot be written; what was answered
+            until then has been written.
+    """
+    places = asyncio.Semaphore(concurrency)
+
+    async def answer(request: BatchRequest) -> None:
+        try:
+            write(await _answer(client, request))
+        finally:
+            places.release()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for request in requests:
+                await places.acquire()
+                group.create_task(answer(request))
+    except* EngineError as errors:
+        failure: BaseException = errors
+        while isinstance(failure, BaseExceptionGroup):
+            failure = failure.exceptions[0]
+        raise failure from None
+
+
+async def _answer(client: httpx2.AsyncClient, request: BatchRequest) -> BatchAnswer:
+    """Ask until the server takes the request; one that is too busy says when to come again."""
+    for attempt in range(_TRIES):
+        is_last = attempt == _TRIES - 1
+        delay_s = min(_RETRY_S * 2**attempt, _MAX_RETRY_S)
+        try:
+            reply = await client.post(request.url, json=request.body)
+        except httpx2.TransportError as error:
+            if is_last:
+                raise EngineError(
+                    "the server does not answer.", found=f"{type(error).__name__}: {error}"[:200]
+                ) from None
+        else:
+            if reply.status_code not in _RETRIED or is_last:
+                break
+            wanted = reply.headers.get("retry-after", "")
+            delay_s = min(float(wanted), _MAX_RETRY_S) if wanted.isdecimal() else delay_s
+        await asyncio.sleep(delay_s)
+    try:
+        msgspec.json.decode(reply.content)
+        body = reply.content
+    except (msgspec.DecodeError, UnicodeDecodeError):  # a proxy's page
+        body = msgspec.json.encode(reply.text[:1000])
+    return BatchAnswer(
+        id=f"batch_req_{uuid4().hex}",
+        custom_id=request.custom_id,
+        response=BatchResponse(
+            status_code=reply.status_code,
+            request_id=reply.headers.get("x-request-id"),
+            body=msgspec.Raw(body),
+        ),
+    )

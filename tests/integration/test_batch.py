@@ -1,0 +1,64 @@
+"""``blazr batch``: killed at any moment and started again, it answers each line once."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.support.seeds import run_seed
+
+
+def write_requests(path: Path, count: int) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(count):
+            body = {"model": "nano", "prompt": f"Once {number}", "max_tokens": 3, "temperature": 0}
+            line = {"custom_id": f"n{number}", "url": "/v1/completions", "body": body}
+            file.write(json.dumps(line) + "\n")
+
+
+def command(folder: Path, output: str) -> list[str]:
+    arguments = ["batch", str(folder / "in.jsonl"), "-o", str(folder / output)]
+    return [sys.executable, "-m", "blazr", *arguments]
+
+
+def texts_of(path: Path) -> dict[str, str]:
+    answers = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    ids = Counter(each["custom_id"] for each in answers)
+    assert set(ids.values()) == {1}
+    return {each["custom_id"]: each["response"]["body"]["choices"][0]["text"] for each in answers}
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(2000, marks=pytest.mark.slow)])
+def test_killed_and_started_again(tmp_path: Path, count: int) -> None:
+    rng = random.Random(run_seed(1))
+    write_requests(tmp_path / "in.jsonl", count)
+    subprocess.run(command(tmp_path, "whole.jsonl"), check=True, capture_output=True)
+    expected = texts_of(tmp_path / "whole.jsonl")
+    assert len(expected) == count
+    output = tmp_path / "out.jsonl"
+    for sign in (signal.SIGKILL, signal.SIGINT, signal.SIGTERM):
+        before = output.read_bytes() if output.exists() else b""
+        more = rng.randint(1, count // 5)
+        process = subprocess.Popen(
+            command(tmp_path, "out.jsonl"), stderr=subprocess.PIPE, text=True
+        )
+        while process.poll() is None and (
+            not output.exists() or output.read_bytes().count(b"\n") < before.count(b"\n") + more
+        ):
+            time.sleep(0.005)
+        process.send_signal(sign)
+        _, told = process.communicate()
+        assert process.returncode != 0, "it had finished"
+        assert output.read_bytes().startswith(before.rpartition(b"\n")[0])
+        if sign == signal.SIGINT:
+            assert "run the same command again" in told
+    subprocess.run(command(tmp_path, "out.jsonl"), check=True, capture_output=True)
+    assert texts_of(output) == expected
