@@ -22,7 +22,7 @@ from blazr.core import log
 from blazr.core.docstrings import argument_docs
 from blazr.core.errors import ConfigError
 from blazr.core.garbage import loading
-from blazr.engine.config import EngineConfig
+from blazr.engine.config import EngineConfig, parse_memory
 from blazr.llm.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -49,12 +49,19 @@ _LOAD_DOCS = argument_docs(LoadOptions)
 _MORE: Mapping[str, dict[str, Any]] = {
     "memory": {"envvar": "BLAZR_MEMORY"},
     "max_seq_len": {"min": 2},
+    "max_body_bytes": {"parser": lambda text: parse_memory(str(text), free_bytes=0)},
 }
+_UNITS = ("_bytes", "_s")
 
 
-def _load_flag(name: str, *spellings: str) -> Any:
-    """Return the flag of a field of `LoadOptions`, with the help that its docstring gives."""
-    return typer.Option(*spellings, help=_LOAD_DOCS[name], **_MORE.get(name, {}))
+def _flag(name: str, docs: Mapping[str, str] = _LOAD_DOCS) -> Any:
+    """Return the flag of a field, with the help that the docstring of its class gives."""
+    return typer.Option(help=docs[name], **_MORE.get(name, {}))
+
+
+def _without_unit(name: str) -> str:
+    """Return the name of a field as a flag's, which has no unit at its end."""
+    return name.removesuffix(next((each for each in _UNITS if name.endswith(each)), ""))
 
 
 def flag_names(group: type) -> list[str]:
@@ -77,21 +84,25 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
         assert isinstance(group, type)
         groups[name] = group
         hints = get_type_hints(group, include_extras=True)
+        docs = _LOAD_DOCS if issubclass(group, LoadOptions) else argument_docs(group)
         defaults = {each.name: each.default for each in fields(group)}
         for each in flag_names(group):
             hint = hints[each]
-            if each in _LOAD_DOCS:
-                hint = Annotated[hint, _load_flag(each)]
+            if each in docs:
+                hint = Annotated[hint, _flag(each, docs)]
             parameters.append(
                 inspect.Parameter(
-                    each, inspect.Parameter.KEYWORD_ONLY, default=defaults[each], annotation=hint
+                    _without_unit(each),
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=defaults[each],
+                    annotation=hint,
                 )
             )
 
     @wraps(command)
     def spread(**given: object) -> None:
         filled = {
-            name: group(**{each: given.pop(each) for each in flag_names(group)})
+            name: group(**{each: given.pop(_without_unit(each)) for each in flag_names(group)})
             for name, group in groups.items()
         }
         command(**given, **filled)
@@ -121,15 +132,15 @@ Model = Annotated[
         show_default=False,
     ),
 ]
-Vocab = Annotated[str | None, _load_flag("vocab")]
-ChatTemplate = Annotated[str | None, _load_flag("chat_template")]
-Revision = Annotated[str | None, _load_flag("revision")]
+Vocab = Annotated[str | None, _flag("vocab")]
+ChatTemplate = Annotated[str | None, _flag("chat_template")]
+Revision = Annotated[str | None, _flag("revision")]
 Cpu = Annotated[bool, typer.Option("--cpu", help="The same as --device cpu.")]
-DeviceName = Annotated[str, _load_flag("device", "--device")]
-Dtype = Annotated[str, _load_flag("dtype")]
-Quantize = Annotated[str | None, _load_flag("quantize")]
-KvDtype = Annotated[str, _load_flag("kv_dtype")]
-StateDtype = Annotated[str, _load_flag("state_dtype")]
+DeviceName = Annotated[str, typer.Option("--device", help=_LOAD_DOCS["device"])]
+Dtype = Annotated[str, _flag("dtype")]
+Quantize = Annotated[str | None, _flag("quantize")]
+KvDtype = Annotated[str, _flag("kv_dtype")]
+StateDtype = Annotated[str, _flag("state_dtype")]
 Threads = Annotated[
     int | None,
     typer.Option(min=1, help="CPU threads to compute with.  [default: all cores]"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,9 +13,9 @@ from blazr.cli import options
 from blazr.cli.model_plans import ModelPlan, apply_settings, plan_models
 from blazr.core import log
 from blazr.core.errors import ConfigError
+from blazr.server.config import Limits, ServerConfig
 
 if TYPE_CHECKING:
-    from blazr.server.config import ServerConfig
     from blazr.server.models import Models
 
 
@@ -152,6 +153,7 @@ def serve(  # noqa: PLR0913  (one argument per flag)
     profile_dir: Annotated[
         Path | None, typer.Option(help="Folder to which /stop_profile writes profiles.")
     ] = None,
+    limits: Limits,
     load: options.ServeFlags,
     threads: options.Threads = None,
     verbose: options.Verbose = False,
@@ -165,7 +167,6 @@ def serve(  # noqa: PLR0913  (one argument per flag)
 ) -> None:
     """Serve models over HTTP, in the dialects of OpenAI, Anthropic and Ollama."""
     from blazr.engine.config import parse_memory
-    from blazr.server.config import ServerConfig
     from blazr.server.serve import address_of, listen
     from blazr.server.serve import serve as run_server
 
@@ -195,6 +196,7 @@ def serve(  # noqa: PLR0913  (one argument per flag)
         has_ui=ui,
         access_log=access_log,
         otlp_endpoint=otlp_endpoint,
+        **asdict(limits),
     )
     if len(plans) > 1 and server.served_names:
         raise ConfigError(

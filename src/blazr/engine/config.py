@@ -89,7 +89,7 @@ def parse_memory(text: str, *, free_bytes: int) -> int:
         number = -1.0
     if not 0 < number < 2**60:
         raise ConfigError(
-            "the cache memory cannot be read.",
+            "a size in memory cannot be read.",
             found=repr(text)[:100],
             expected="a size (8GiB, 500MB) or a share of the free memory (0.6)",
         )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from math import inf
 from pathlib import Path
 from typing import Literal
 
 from blazr.core.errors import ConfigError
 
-MAX_BODY_BYTES = 10_000_000
 MAX_HEADER_BYTES = 16 * 1024
 MAX_HEADER_FIELDS = 100
 _ROOT_PATH = re.compile(r"(/[\w.~-]+)+")
@@ -19,8 +19,40 @@ LOOPBACK_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    """How the server behaves.
+class Limits:
+    """What a client may take.
+
+    Args:
+        max_body_bytes: Longest body of a request (20MB).
+        request_timeout_s: Most seconds from a request to the end of its reply.
+        body_timeout_s: Most seconds that a body may take to arrive.
+        send_timeout_s: Drop a client that has not read for so many seconds.
+        keep_alive_s: Send a comment into a stream that was silent for so many seconds.
+
+    Raises:
+        ConfigError: One is not above 0.
+    """
+
+    max_body_bytes: int = 10_000_000
+    request_timeout_s: float = 600.0
+    body_timeout_s: float = 60.0
+    send_timeout_s: float = 60.0
+    keep_alive_s: float = 15.0
+
+    def __post_init__(self) -> None:
+        for each in fields(Limits):
+            value = getattr(self, each.name)
+            if not 0 < value < inf:
+                raise ConfigError(
+                    f"the limit {each.name!r} cannot be used.",
+                    found=repr(value),
+                    expected="a number above 0",
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig(Limits):
+    """How the server behaves; it has `Limits`, too.
 
     Args:
         host: Address to listen on.
@@ -42,11 +74,6 @@ class ServerConfig:
         has_ui: Whether there are the chat page and the viewer of the API.
         access_log: A line for every request: ``"text"``, ``"json"`` or ``"off"``.
         otlp_endpoint: Where traces go, in OpenTelemetry's protocol over HTTP; None makes none.
-        max_body_bytes: Longest request body.
-        request_timeout_s: Longest time for a reply.
-        body_timeout_s: Longest time a body may take to arrive.
-        send_timeout_s: Longest time a client may not read before it is dropped.
-        keep_alive_s: Silence in a stream after which a comment shows that it lives.
         drain_timeout_s: How long running requests may take when the server stops.
         adapter_dir: Below it lie the adapters that a model may load while it runs; None is nowhere.
         weights_dir: Below it lie the checkpoints whose weights a model may go on with; None is
@@ -75,17 +102,13 @@ class ServerConfig:
     has_ui: bool = True
     access_log: Literal["text", "json", "off"] = "text"
     otlp_endpoint: str | None = None
-    max_body_bytes: int = MAX_BODY_BYTES
-    request_timeout_s: float = 600.0
-    body_timeout_s: float = 60.0
-    send_timeout_s: float = 60.0
-    keep_alive_s: float = 15.0
     drain_timeout_s: float = 30.0
     adapter_dir: Path | None = None
     weights_dir: Path | None = None
     profile_dir: Path | None = None
 
     def __post_init__(self) -> None:
+        Limits.__post_init__(self)
         for key in self.api_keys + self.admin_api_keys:
             if not key or not key.isascii() or not key.isprintable() or key != key.strip():
                 raise ConfigError(

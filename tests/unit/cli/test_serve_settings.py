@@ -87,6 +87,15 @@ def test_flags_go_before_the_environment_and_that_before_the_file(
     assert (found["port"], found["host"], found["uds"]) == (3, "environment", "file")
 
 
+def test_limits_of_clients_may_be_set(tmp_path: Path) -> None:
+    file = tmp_path / "blazr.toml"
+    file.write_text("keep-alive = 2.5\n")
+    found = settings("--config", str(file), "--max-body", "20MB", "--request-timeout", "30")
+    assert (found["max_body"], found["request_timeout"], found["keep_alive"]) == (20 << 20, 30, 2.5)
+    with pytest.raises(ConfigError, match="size in memory"):
+        settings("--max-body", "much")
+
+
 def test_several_values_stand_between_commas(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -176,6 +176,7 @@ def test_server_info_knows_the_models(loopback: Loopback) -> None:
     (model,) = info["models"]
     assert (model["name"], model["status"], model["max_model_len"]) == ("scripted", "loaded", 512)
     assert info["version"] == loopback.client.get("/version").json()["version"]
+    assert info["limits"]["max_body_bytes"] == 10_000_000
 
 
 def test_props_and_models_where_llama_cpp_has_them(loopback: Loopback) -> None:

@@ -213,3 +213,9 @@ def test_traces() -> None:
 def test_opentelemetry_is_not_imported_unasked() -> None:
     code = "import sys, blazr.server.app; sys.exit(any('opentelemetry' in m for m in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
+def test_a_limit_is_a_number_above_zero(value: float) -> None:
+    with pytest.raises(ConfigError, match="send_timeout_s"):
+        ServerConfig(send_timeout_s=value)

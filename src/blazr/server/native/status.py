@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import fields
 from time import monotonic
 from typing import Literal
 
@@ -10,6 +11,7 @@ import msgspec
 from starlette.responses import PlainTextResponse
 
 import blazr
+from blazr.server.config import Limits
 from blazr.server.endpoint import Call
 from blazr.server.models import ModelState
 from blazr.server.schema import Schema
@@ -63,6 +65,7 @@ class ServerInfo(msgspec.Struct):
     version: str
     uptime_s: float
     models: list[ModelFacts]
+    limits: dict[str, float]  # `Limits`, by name
 
 
 async def health(call: Call[None]) -> Health:
@@ -110,7 +113,8 @@ async def server_info(call: Call[None]) -> ServerInfo:
             facts.max_model_len = slot.info.max_seq_len
         models.append(facts)
     uptime_s = round(monotonic() - call.state.started_s, 3)
-    return ServerInfo(version=blazr.__version__, uptime_s=uptime_s, models=models)
+    limits = {each.name: getattr(call.state.config, each.name) for each in fields(Limits)}
+    return ServerInfo(version=blazr.__version__, uptime_s=uptime_s, models=models, limits=limits)
 
 
 async def openapi(call: Call[None]) -> Schema:
