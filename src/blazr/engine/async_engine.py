@@ -364,10 +364,16 @@ class AsyncEngine:
 
     def _supervise(self) -> None:
         """Run until closed; after a failure start afresh, unless that keeps failing."""
+        is_broken = False
         while not self._closing:
             try:
+                if is_broken:
+                    self._engine = self._build()  # may fail as well, and is then tried again
+                    is_broken = False
+                    self._end_drained_pauses()
                 self._run()
             except BaseException as error:
+                is_broken = True
                 self._failure = f"{type(error).__name__}: {str(error)[:200]}"
                 logger.exception("the engine failed")
                 self._fail_everything(f"the engine failed: {self._failure}")
@@ -380,8 +386,6 @@ class AsyncEngine:
                     break
                 self._restarts.append(now)
                 self._num_restarts += 1
-                self._engine = self._build()
-                self._end_drained_pauses()
         if not self._failure:
             self._engine.close()
         while not self._inbox.empty():  # so that nobody waits for what is in it

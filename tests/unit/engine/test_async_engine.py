@@ -224,6 +224,44 @@ def test_when_the_thread_dies_health_says_so_and_a_new_engine_takes_over(bench):
     assert bench.engine.stats()["restarts"] == 1
 
 
+def test_an_engine_that_cannot_be_made_again_at_once_is_tried_again(bench):
+    failures = iter([SystemExit("dead")])
+    refusals = iter([MemoryError("no room yet")])
+
+    def fault(plan):
+        for error in failures:
+            raise error
+
+    def build_fault():
+        for error in refusals:
+            raise error
+
+    bench.fault = fault
+    bench.build_fault = build_fault
+    _, outputs = bench.ask()
+    assert collect(outputs)[1].finish_reason is FinishReason.ERROR
+    wait_until(lambda: bench.engine.stats()["restarts"] == 2)
+    wait_until(lambda: bench.engine.health().ok)
+    assert collect(bench.ask()[1])[0] == right_answer((1, 2, 3))
+
+
+def test_nobody_waits_for_an_engine_that_cannot_be_made_again(bench):
+    def fault(plan):
+        raise SystemExit("dead")
+
+    def build_fault():
+        raise MemoryError("no room")
+
+    bench.fault = fault
+    bench.build_fault = build_fault
+    bench.ask()
+    wait_until(lambda: not bench.engine._thread.is_alive())
+    assert "no room" in bench.engine.health().reason
+    with pytest.raises(EngineError):
+        bench.engine.resume()
+    bench.engine.close()
+
+
 def test_an_engine_that_keeps_dying_stays_down(bench):
     def fault(plan):
         raise SystemExit("dead again")
