@@ -8,7 +8,8 @@
     ├── UnknownNameError       a name that is in no table
     ├── RequestError           a request asks for something impossible
     │   ├── ContextLengthError     the prompt is longer than the model's context
-    │   └── GrammarError           a grammar or schema is wrong, or too complex
+    │   ├── GrammarError           a grammar or schema is wrong, or too complex
+    │   └── TemplateLimitError     a chat template takes too much, or reaches for what it may not
     ├── CapacityError          no room: the queue is full, or the memory is
     └── EngineError            the engine failed or has stopped
 
@@ -128,6 +129,13 @@ class GrammarError(RequestError):
         self, message: str, *, found: str = "", expected: str = "", hint: str = ""
     ) -> None:
         super().__init__(message, param="grammar", found=found, expected=expected, hint=hint)
+
+
+class TemplateLimitError(RequestError):
+    """A chat template takes too much time or memory, or reaches for what it may not.
+
+    Spelling the chat in another way for it would not help.
+    """
 
 
 class CapacityError(BlazrError):

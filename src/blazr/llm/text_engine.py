@@ -123,6 +123,7 @@ class TextEngine:
         Raises:
             ContextLengthError: The text cannot fit the model's context.
             RequestError: The text is not valid, or the chat cannot be rendered.
+            TemplateLimitError: The chat template takes too much time or memory.
             GrammarError: The grammar is wrong, too complex, or cannot be enforced.
         """
         stop_ids = self.info.stop_ids | frozenset(self.tokenizer.eos_ids)

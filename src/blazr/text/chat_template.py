@@ -17,7 +17,7 @@ from datetime import datetime
 from itertools import dropwhile
 from typing import TYPE_CHECKING, cast
 
-from blazr.core.errors import RequestError
+from blazr.core.errors import RequestError, TemplateLimitError
 from blazr.text.messages import ROLES, SYSTEM_ROLES, Message
 from blazr.text.stream import PLAIN, ReplyFormat
 from blazr.text.templates.spelling import (
@@ -318,6 +318,8 @@ class ChatTemplate:
         for attempt in spelling.others(has_calls=has_tools(messages)):
             try:
                 text = self._render_as(attempt, chat, add_generation_prompt=add_generation_prompt)
+            except TemplateLimitError:
+                raise
             except RequestError as error:
                 first_error = first_error or error
             else:
@@ -501,6 +503,8 @@ def find_turn_marks(
     def try_render(*messages: Message) -> str | None:
         try:
             return render(messages)
+        except TemplateLimitError:
+            raise
         except RequestError:
             return None
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blazr.core.errors import RequestError
+from blazr.core.errors import RequestError, TemplateLimitError
 from blazr.text.chat_template import ChatTemplate
 from blazr.text.choose_template import choose_template
 from blazr.text.messages import Message
@@ -40,6 +40,30 @@ def built_in(
     tokenizer: Tokenizer, name: str | None = None, *, family: str = "oxidizr"
 ) -> ChatTemplate:
     return choose_template(directory=None, name_or_path=name, family=family, tokenizer=tokenizer)
+
+
+SPIN = "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}"
+REACH = "{{ messages.clear() }}"
+
+
+@pytest.mark.parametrize("bad", [SPIN, REACH])
+def test_a_hostile_template_is_tried_once(bad: str) -> None:
+    # it refuses whatever is not the small chat of the trial, in ways that spelling it anew may mend
+    source = "{% if messages[-1].content == 'go' %}" + bad + "{% endif %}{{ 1 + messages|length }}"
+    template = own(source)
+    go = [SYSTEM, USER, SYSTEM, Message(role="user", content="go")]
+    calls = []
+    real = template._program.render
+
+    def render(*args: object, **kwargs: object) -> str:
+        calls.append(args)
+        return real(*args, **kwargs)
+
+    template.render([SYSTEM, USER, SYSTEM, USER])  # finds out how chats are spelled
+    template._program.render = render
+    with pytest.raises(TemplateLimitError, match="--chat-template"):
+        template.render(go)
+    assert len(calls) == 1
 
 
 def own(source: str, tool_source: str | None = None) -> ChatTemplate:

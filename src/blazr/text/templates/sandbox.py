@@ -25,7 +25,7 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from blazr.core.errors import CheckpointError, RequestError
+from blazr.core.errors import CheckpointError, RequestError, TemplateLimitError
 
 MAX_TICKS = 200_000
 MAX_SECONDS = 5.0
@@ -289,13 +289,19 @@ class ChatTemplateProgram:
             size: The most characters it may make.
 
         Raises:
-            RequestError: It refuses the messages, fails on them, or does too much; ``param`` is
-                ``"messages"``.
-            CheckpointError: It reaches for what the sandbox forbids.
+            TemplateLimitError: It does too much, or reaches for what the sandbox forbids.
+            RequestError: It refuses the messages or fails on them; ``param`` is ``"messages"``.
         """
         use_meter(Meter(size))
         try:
             return self._template.render(variables)
+        except TooMuchError as error:
+            raise TemplateLimitError(
+                "the model's chat template does more than a chat can need.",
+                param="messages",
+                found=str(error),
+                hint="a shorter chat, or another template (blazr serve --chat-template)",
+            ) from None
         except RaisedError as error:
             raise RequestError(
                 "the model's chat template does not take these messages.",
@@ -303,8 +309,11 @@ class ChatTemplateProgram:
                 found=str(error)[:100],
             ) from None
         except SecurityError as error:
-            raise CheckpointError(
-                f"the chat template {self.name} does what none may.", found=str(error)[:100]
+            raise TemplateLimitError(
+                "the model's chat template does what none may.",
+                param="messages",
+                found=str(error)[:100],
+                hint="another template (blazr serve --chat-template)",
             ) from error
         except Exception as error:
             raise RequestError(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import product
 
-from blazr.core.errors import RequestError
+from blazr.core.errors import RequestError, TemplateLimitError
 from blazr.text.messages import Message
 from blazr.text.tool_calls.custom import as_function_call
 from blazr.text.tool_calls.format import ToolFormat
@@ -108,6 +108,8 @@ def find_spelling(
     def check(messages: list[Message], spelling: Spelling, *words: str) -> bool:
         try:
             text = render(messages, tools, spelling)
+        except TemplateLimitError:
+            raise
         except RequestError:
             return False
         return all(word in text for word in words)
