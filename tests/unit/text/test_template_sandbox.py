@@ -7,8 +7,8 @@ from datetime import datetime
 
 import pytest
 
-from blazr.core.errors import CheckpointError, RequestError
-from blazr.text.templates import sandbox
+from blazr.core.errors import CheckpointError, RequestError, TemplateLimitError
+from blazr.text.templates import guards
 from blazr.text.templates.sandbox import ChatTemplateProgram
 
 NAME = "the model's own"
@@ -16,7 +16,7 @@ NAME = "the model's own"
 
 def render(source: str, **variables: object) -> str:
     program = ChatTemplateProgram(source, name=NAME)
-    return program.render(variables, size=sandbox.MIN_SIZE)
+    return program.render(variables, size=guards.MIN_SIZE)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,12 @@ def test_a_failure_is_the_requests(source: str, complaint: str) -> None:
         "{{" + "(" * 3000 + ")" * 3000 + "}}",
         "{{ 9" + "+9" * 20_000 + " }}",
         "{{ x" + " + 'y'" * 250 + " }}",
-        "a" * 1_000_001,
+        "a" * 100_001,
+        "{{ " + "9" * 5000 + " }}",
+        "{{ 0x" + "f" * 90_000 + " }}",
+        "{{ {" + "1:1," * 1001 + "} }}",
+        "{% autoescape true %}{{ x }}{% endautoescape %}",
+        "{{ '<a>'|striptags }}",
     ],
 )  # fmt: skip
 def test_what_is_no_chat_template(source: str) -> None:
@@ -121,6 +126,15 @@ def test_what_is_no_chat_template(source: str) -> None:
         "{{ messages.clear() }}",
         "{{ messages[0].update({'role': 'system'}) }}",
         "{{ messages.extend(messages) }}",
+        "{{ messages.sort() }}",
+        "{{ {}.fromkeys(messages) }}",
+        "{{ ''.maketrans({}) }}",
+        "{{ 'a'.encode('punycode') }}",
+        "{{ (messages|map('upper')).gi_frame }}",
+        "{{ (messages|map('upper')).close() }}",
+        "{{ range(9).count('a') }}",
+        "{{ messages[0].keys().isdisjoint(messages) }}",
+        "{{ messages[0].keys() - messages }}",
     ],
 )
 def test_the_sandbox_holds(source: str) -> None:
@@ -146,7 +160,7 @@ NEST = DOUBLE.replace("%s", "{% set ns.l = [ns.l, ns.l] %}")
         "{{ 'a'.center(10**9) }}", "{{ 'a'.ljust(10**9) }}", "{{ 'a'.rjust(10**9) }}",
         "{{ 'a'.zfill(10**9) }}", "{{ '\t'.expandtabs(10**9) }}", "{{ 'a'['center'](10**9) }}",
         "{{ '{:>1000000000}'.format('x') }}", "{{ '{:{w}}'.format(1, w=10**9) }}",
-        "{{ '{:>1000000000}'.format_map({}) }}", "{{ ('{:>99999}'|attr('format'))('x') }}",
+        "{{ '{x:>1000000000}'.format_map({'x': 1}) }}", "{{ ('{:>99999}'|attr('format'))('x') }}",
         "{{ 'aaaa'.translate({97: 'b'}) }}", "{{ 'a'|indent(10**9) }}",
         "{{ ['a']|map('indent', 10**9, true)|list }}", "{{ [1]|tojson(indent=10**9) }}",
         "{{ strftime_now('%1000000000d') }}", "{{ range(10**9) }}",
@@ -181,15 +195,118 @@ NEST = DOUBLE.replace("%s", "{% set ns.l = [ns.l, ns.l] %}")
 )  # fmt: skip
 def test_a_template_cannot_run_or_grow_for_ever(source: str) -> None:
     start = time.thread_time()
-    with pytest.raises(RequestError, match=r"more than a chat|RecursionError|OverflowError"):
+    with pytest.raises(
+        RequestError, match=r"more than a chat|what none may|RecursionError|OverflowError"
+    ):
         render(source, messages=[])
     assert time.thread_time() - start < 3
 
 
+# Names for values that are small in memory and endless to go through, or large.
+BIG = (
+    "{% set ns = namespace(a=[1], b=[1], t=(1,), u=(1,)) %}{% for i in range(60) %}"
+    "{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}"
+    "{% set ns.t = (ns.t, ns.t) %}{% set ns.u = (ns.u, ns.u) %}{% endfor %}"
+    "{% set s = 'a' * 900000 %}{% set x = 'f' * 900000 %}{% set ints = range(99999)|list %}"
+    "{% set p = 2 ** 61 - 1 %}"
+)
+MANY = BIG + "{% for i in range(99999) %}%s{% endfor %}"
+
+LONG = "{% macro m() %}" + "{% set y = 1 %}" * 3000 + "{% endmacro %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        # comparing
+        "{{ ns.a == ns.b }}", "{{ ns.a != ns.b }}", "{{ ns.t < ns.u }}", "{{ ns.a < ns.b < 0 }}",
+        "{{ ns.a in [ns.b] }}", "{{ ns.a not in (ns.b, 1) }}", "{{ ns.a in {'x': ns.b}.values() }}",
+        "{{ {1: ns.a} == {1: ns.b} }}", "{{ {1: ns.a}.items() == {1: ns.b}.items() }}",
+        "{{ ns.a is eq(ns.b) }}", "{{ ns.a is in([ns.b]) }}",
+        "{{ [ns.a]|select('eq', ns.b)|list }}",
+        "{{ [{'x': ns.a}]|selectattr('x', 'ge', ns.b)|list }}", "{{ [ns.a].index(ns.b) }}",
+        "{{ [ns.a].count(ns.b) }}", "{{ ns.t.index(1) }}", "{{ [ns.a, ns.b]|min|length }}",
+        "{{ [ns.a, ns.b]|sort|length }}", "{{ [ns.a, ns.b]|groupby(0)|length }}",
+        "{{ {1: ns.a, 2: ns.b}|dictsort(by='value')|length }}",
+        "{% for x in [ns.a, ns.b] %}{{ loop.changed(x) }}{% endfor %}",
+        # hashing
+        "{{ {ns.t: 1} }}", "{{ {}[ns.t] }}", "{{ {}.get(ns.t) }}", "{{ ns.t in {} }}",
+        "{{ dict([(ns.t, 1)]) }}", "{{ namespace([(ns.t, 1)]) }}", "{{ [ns.t]|unique|list }}",
+        "{{ [ns]|unique(attribute='t')|list }}",
+        "{% for i in ints %}{% set ns.a = (ns.a,) %}{% endfor %}{{ {ns.a: 1} }}",
+        "{% set l = [] %}{% for i in ints %}{{ l.append((i * p, 1)) }}{% endfor %}{{ dict(l) }}",
+        # numbers
+        "{{ x|int(0, 16) }}", "{{ x[1:]|int(0, 16) % x|int(0, 16) }}", "{{ x|int(0, 32) // 3 }}",
+        "{{ 1|round(10**8, 'ceil') }}", "{{ 5|round(-10**9) }}", "{{ 2 ** (2 ** 20) }}",
+        "{{ [[1] * 200] * 5000 }}", "{{ ([[1] * 90] * 900)|sum(start=[]) }}",
+        # searching
+        "{{ s.rfind('ab' + s[:400000]) }}", "{{ s.rsplit('ab' + s[:400000]) }}",
+        "{{ s.rpartition('ab' + s[:400000]) }}", "{{ s.strip('b' * 900000 + 'a') }}",
+        "{{ s|trim('b' * 900000 + 'a') }}", "{{ s.startswith((s[:500000] + 'b',) * 90000) }}",
+        # writing
+        "{{ ns }}", "{{ [ns]|join(',', attribute='a') }}", "{{ {}[ns.a].x }}",
+        "{{ cycler(ns.a) ~ '' }}", "{{ raise_exception(ns.a) }}",
+        "{{ [[ns.a]|map('list')]|tojson }}", "{{ [cycler(ns.a)]|string }}",
+        "{% for y in [ns.a, 1] %}{{ '{0.previtem}'.format(loop) }}{% endfor %}",
+        "{{ ('%999d' * 99000) % ((1,) * 99000) }}", "{{ ('{:999}' * 99000).format(*ints) }}",
+        "{{ ints|tojson(indent=1000) }}", "{{ ints|tojson(separators=[s, s]) }}",
+        "{{ ('a\r' * 450000)|indent(1000) }}", "{{ s|replace('a', [1, 2]) }}", "{{ s|urlencode }}",
+        # much that is cheap by itself
+        MANY.replace("%s", "{% set y = i %}" * 3000), MANY.replace("%s", "{% set y = ints[:] %}"),
+        MANY.replace("%s", "{% set y = 'a' in s %}"), MANY.replace("%s", "{% set y = s == s[:] %}"),
+        "{% for i in ints if " + " + ".join(["i"] * 90) + " < 0 %}{% endfor %}",
+        LONG + MANY.replace("%s", "{{ m() }}"),
+        MANY.replace("%s", "{% set x %}{{ [s] }}{% endset %}"),
+        "{% set x %}" + MANY.replace("%s", "{{ [s] }}") + "{% endset %}",
+        MANY.replace("%s", "{% set _ = ints.copy() %}"), "{{ ints|sort(attribute='a,' * 9999) }}",
+        MANY.replace("%s", "{% set ns.a = ns.a|map('upper') %}"),
+    ],
+)  # fmt: skip
+def test_no_operator_is_free(source: str) -> None:
+    source = source if source.startswith(BIG) else BIG + source
+    start = time.thread_time()
+    with pytest.raises(RequestError, match=r"more than a chat|RecursionError"):
+        render(source, messages=[])
+    assert time.thread_time() - start < 3
+
+
+def test_a_small_template_still_compares(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "MAX_TICKS", 100)
+    source = (
+        "{{ 1 < n < 3 }}{{ n == 2.0 }}{{ 'b' in x }}{{ 'b' not in x.keys() }}{{ [1] == l[:1] }}"
+        "{{ x == {'a': l} }}{{ 1 in l|map('int') }}{{ n in range(3) }}{{ l[-1] is in(l) }}"
+        "{{ {n: 1}[n] }}{{ {(n, 'a'): 2}[(2, 'a')] }}{{ l|sum }}{{ [[1], [2]]|sum(start=[]) }}"
+        "{{ dict([('k', n)], j=1) }}{{ 7 // n - 1 }}{{ '%3d' % n }}{{ l|sort(reverse=true)|first }}"
+        "{{ ' a'.strip() ~ 'a,b'.rsplit(',', 1) }}{{ 2 is even }}{{ 9 is divisibleby(n) }}"
+        "{% for i in l if i > 1 %}{{ i }}{% else %}-{% endfor %}{{ [l]|map(attribute=0)|list }}"
+        "{{ 3.14159|round(2) }}{{ '7f'|int(0, 16) }}{{ l|unique|list }}{{ n != nothing }}"
+    )
+    assert render(source, n=2, x={"a": [1, 2]}, l=[1, 2]) == (
+        "TrueTrueFalseTrueTrueTrueTrueTrueTrue123[1, 2]{'k': 2, 'j': 1}2  22a['a', 'b']TrueFalse"
+        "2[1]3.14127[1, 2]True"
+    )
+
+
 def test_a_clock_catches_what_no_count_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "MAX_SECONDS", -1.0)
+    monkeypatch.setattr(guards, "MAX_SECONDS", -1.0)
     with pytest.raises(RequestError, match="loops too long"):
         render("{% for x in [1] %}{% endfor %}")
+
+
+def test_a_deadline_may_be_sooner() -> None:
+    program = ChatTemplateProgram("a", name="test")
+    with pytest.raises(TemplateLimitError):
+        program.render({}, size=100, deadline=time.thread_time())
+    assert program.render({}, size=100, deadline=time.thread_time() + 100) == "a"
+
+
+def test_longer_chats_may_take_longer() -> None:
+    program = ChatTemplateProgram(
+        "{% for x in l %}{% for y in l %}{% endfor %}{% endfor %}", name="test"
+    )
+    with pytest.raises(TemplateLimitError):
+        program.render({"l": range(500)}, size=guards.MIN_SIZE)
+    assert not program.render({"l": range(500)}, size=4 * guards.MIN_SIZE)
 
 
 def test_a_text_of_the_allowed_size_is_made() -> None:

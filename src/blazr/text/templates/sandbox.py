@@ -2,39 +2,51 @@
 
 Jinja's sandbox keeps a template from the machine, not from filling its memory or running for ever:
 ``'a'.center(10**9)`` is allowed there. So a `Meter` counts work in ticks: one per turn of a loop,
-call and filter, and more for long texts and lists. Nothing may grow beyond the meter's size, and
-what multiplies is asked for its size before it is done. A clock catches what no count does.
+call and filter, and more for large bodies, texts and lists. Nothing may grow beyond the meter's
+size, and what could take long is asked for its size before it is done (`guards`). A clock, looked
+at with each tick, bounds what counting misjudges. What is not known to these guards (an attribute,
+a method, a filter) is not there.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import operator
 import re
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import wraps
-from types import GeneratorType
+from typing import cast
 
-from jinja2 import TemplateError, TemplateSyntaxError, Undefined, nodes
+from jinja2 import (
+    TemplateError,
+    TemplateSyntaxError,
+    Undefined,
+    nodes,
+    pass_context,
+    pass_environment,
+)
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
+from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
-from jinja2.runtime import Context, LoopContext
+from jinja2.runtime import BlockReference, Context, LoopContext, Macro, TemplateReference
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Cycler, Joiner, Namespace
 from jinja2.visitor import NodeTransformer
+from markupsafe import Markup
 
 from blazr.core.errors import CheckpointError, RequestError, TemplateLimitError
+from blazr.text.templates import guards
+from blazr.text.templates.guards import Meter, TooMuchError, meter, use_meter
 
-MAX_TICKS = 200_000
-MAX_SECONDS = 5.0
-CHARACTERS_PER_TICK = 2000
-ITEMS_PER_TICK = 20
-MIN_SIZE = 1_000_000
-_LARGEST_INTEGER_BITS = 4096
-_WIDE = re.compile(r"[0-9]{4,}|[*{]")
-_PERCENT = re.compile(r"%[^a-zA-Z%]*")
+# Characters, which take seconds to compile; templates of released models have 30,000 at most.
+MAX_SOURCE = 100_000
+# Of the template, in the body of a loop or macro.
+_NODES_PER_TICK = 50
+# A mapping that is written out in the template.
+_MAX_PAIRS = 1000
 
 # Filters of no use in a chat that can make much of little, or differ from run to run.
 _BANNED_FILTERS = (
@@ -45,93 +57,21 @@ _BANNED_FILTERS = (
     "pprint",
     "random",
     "slice",
+    "striptags",
     "urlize",
     "wordwrap",
     "xmlattr",
 )
-# Filters that look at a container's outside, that go through it item by item as they are asked,
-# and that go through it at once. The others write it out as text.
-_OUTSIDE_FILTERS = {"attr", "count", "d", "default", "first", "items", "last", "length"}
-_LAZY_FILTERS = {"map", "reject", "rejectattr", "select", "selectattr", "unique"}
-_WHOLE_FILTERS = {"dictsort", "groupby", "list", "max", "min", "reverse", "sort", "sum"}
 _WIDE_TIME = re.compile(r"%[^a-zA-Z%]*[0-9]{3,}")
 
-
-class TooMuchError(Exception):
-    """A template does more than a chat can need."""
-
-
-class Meter:
-    """What one rendering has left.
-
-    Args:
-        size: The most characters or items of anything it makes.
-    """
-
-    def __init__(self, size: int = MIN_SIZE) -> None:
-        self.size = size
-        self.ticks = MAX_TICKS
-        self._deadline = time.monotonic() + MAX_SECONDS
-
-    def spend(self, ticks: int) -> None:
-        """Count work.
-
-        Raises:
-            TooMuchError: There is none left.
-        """
-        self.ticks -= ticks
-        if self.ticks < 0 or time.monotonic() > self._deadline:
-            raise TooMuchError("it loops too long")
-
-    def check(self, size: int) -> None:
-        """Refuse what is larger than anything may be.
-
-        Raises:
-            TooMuchError: It is.
-        """
-        if size > self.size:
-            raise TooMuchError("it makes a text too long")
-
-    def charge(self, value: object) -> None:
-        """Check and count a value that was made or is about to be read."""
-        if isinstance(value, str):
-            self.check(len(value))
-            self.spend(1 + len(value) // CHARACTERS_PER_TICK)
-        elif isinstance(value, list | tuple | dict):
-            self.check(len(value))
-            self.spend(1 + len(value) // ITEMS_PER_TICK)
-        else:
-            self.spend(1)
-
-    def check_deep(self, value: object) -> None:
-        """Check and count a value with everything in it, before it is written out."""
-        total = 0
-        num_items = 0
-        stack = [value]
-        while stack:
-            item = stack.pop()
-            num_items += 1
-            total += len(item) if isinstance(item, str) else 1
-            self.check(total)
-            if isinstance(item, Mapping):
-                stack += item.keys()
-                stack += item.values()
-            elif isinstance(item, list | tuple | set | frozenset):
-                stack += item
-        self.spend(num_items // ITEMS_PER_TICK)
-
-
-_METER: ContextVar[Meter] = ContextVar("meter")
-
-
-def use_meter(meter: Meter) -> None:
-    """Make a meter the one of this thread's rendering."""
-    _METER.set(meter)
-
-
-def meter() -> Meter:
-    """The meter of the rendering in progress. A template is compiled without one: a small one."""
-    return _METER.get(Meter())
+# What a template may see of values, by their types. Objects of Jinja's own show all that is public.
+_ATTRIBUTES: dict[type, frozenset[str]] = {
+    str: guards.TEXT_METHODS,
+    list: frozenset({"append", "copy", "count", "index", "pop"}),
+    tuple: frozenset({"count", "grouper", "index", "list"}),  # those of groupby have names
+    dict: frozenset({"copy", "get", "items", "keys", "values"}),
+}
+_OPEN = (BlockReference, Cycler, Joiner, LoopContext, Macro, Namespace, TemplateReference)
 
 
 def join(parts: Iterable[str]) -> str:
@@ -143,107 +83,9 @@ def join(parts: Iterable[str]) -> str:
         total += len(part)
         here.check(total)
         kept.append(part)
-    here.spend(1 + total // CHARACTERS_PER_TICK)
-    return "".join(kept)
-
-
-def loop_over(items: object) -> object:
-    """Count the turns of a loop: at once where there is a length, else one by one."""
-    if isinstance(items, Sized):
-        meter().spend(len(items))
-        return items
-    if not isinstance(items, Iterable):
-        return items
-
-    def counted() -> Iterable[object]:
-        here = meter()
-        for item in items:
-            here.spend(1)
-            yield item
-
-    return counted()
-
-
-def collect(items: Iterable[object]) -> list[object]:
-    """The items of a generator, counted, and checked while they are made."""
-    here = meter()
-    kept: list[object] = []
-    total = 0
-    for item in items:
-        total += len(item) if isinstance(item, str) else 1
-        here.check(total)
-        here.spend(1)
-        kept.append(item)
-    return kept
-
-
-def check_operator(operator: str, left: object, right: object) -> None:
-    """Guard ``+ * ** %`` before they are done."""
-    here = meter()
-    if operator == "+":
-        if isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
-            here.check(len(left) + len(right))
-    elif operator == "%" and isinstance(left, str):
-        values = right if isinstance(right, tuple) else (right,)
-        _check_format(left, _PERCENT.findall(left), left.count("%"), values)
-    elif isinstance(left, int) and isinstance(right, int):
-        bits = left.bit_length()
-        grown = bits * max(right, 0) if operator == "**" else bits + right.bit_length()
-        if operator != "%" and grown > _LARGEST_INTEGER_BITS:
-            raise TooMuchError("it makes a number too long")
-    elif operator == "*":
-        for many, times in ((left, right), (right, left)):
-            if isinstance(many, str | list | tuple) and isinstance(times, int):
-                here.check(len(many) * times)
-
-
-def _check_format(
-    text: str, fields: Iterable[str], most_fields: int, values: Iterable[object]
-) -> None:
-    """Guard formatting a text, as ``%`` and ``format`` do."""
-    if any(_WIDE.search(field) for field in fields):
-        raise TooMuchError("it formats a text too wide")
-    here = meter()
-    longest = 0
-    for value in values:
-        here.check_deep(value)
-        longest = max(longest, len(str(value)))
-    here.check(len(text) + most_fields * longest)
-
-
-def check_method(text: str, method: str, arguments: Sequence[object]) -> None:
-    """Guard the methods of a text that can make a much longer one, before they are called."""
-    first = arguments[0] if arguments else None
-    if method in {"center", "ljust", "rjust", "zfill"}:
-        if isinstance(first, int):
-            meter().check(max(len(text), first))
-    elif method == "expandtabs":
-        width = first if isinstance(first, int) else 8
-        meter().check(len(text) + text.count("\t") * width)
-    elif method == "replace":
-        check_replace(text, arguments)
-    elif method == "join" and arguments:
-        check_join(text, first)
-    elif method == "format":
-        fields = re.findall(r"[{]([^{}]*[{]?)", text.replace("{{", ""))
-        _check_format(text, fields, text.count("{"), arguments)
-    elif method in {"format_map", "translate"}:
-        raise TooMuchError("it uses a method that can make any length of text")
-
-
-def check_replace(text: str, arguments: Sequence[object]) -> None:
-    """Guard replacing ``arguments[0]`` in a text by ``arguments[1]``."""
-    if len(arguments) >= 2 and isinstance(arguments[0], str):
-        new = arguments[1] if isinstance(arguments[1], str) else ""
-        meter().check(len(text) + text.count(arguments[0]) * len(new))
-
-
-def check_join(separator: str, items: object) -> None:
-    """Guard joining items by a separator."""
-    if not isinstance(items, Sized):
-        raise TooMuchError("it joins what has no length")
-    meter().check_deep(items)
-    meter().check(len(separator) * len(items))
+    text = "".join(kept)
+    here.charge(text)
+    return text
 
 
 class RaisedError(TemplateError):
@@ -265,12 +107,11 @@ class ChatTemplateProgram:
         self.name = name
         use_meter(Meter())
         try:
-            meter().check(len(source))
-            tree = _Transformer().visit(_SANDBOX.parse(source))
+            tree = _parse(source)
             # without the name, which Jinja would put in quotes that it has itself; Python refuses
             # what is too deep with a SyntaxError
-            code = _SANDBOX.compile(tree.set_environment(_SANDBOX))
-        except (TemplateError, TooMuchError, RecursionError, SyntaxError) as error:
+            code = _SANDBOX.compile(tree)
+        except Exception as error:  # Jinja computes what is constant, which may raise anything
             line = error.lineno if isinstance(error, TemplateSyntaxError) else None
             raise CheckpointError(
                 f"the chat template {name} cannot be used.",
@@ -281,19 +122,24 @@ class ChatTemplateProgram:
             _SANDBOX, code, _SANDBOX.make_globals(None)
         )
 
-    def render(self, variables: Mapping[str, object], *, size: int) -> str:
+    def render(
+        self, variables: Mapping[str, object], *, size: int, deadline: float = math.inf
+    ) -> str:
         """Render the template.
 
         Args:
             variables: What it sees. It may change the lists in them.
             size: The most characters it may make.
+            deadline: The `time.thread_time` at which it ends, if not before.
 
         Raises:
             TemplateLimitError: It does too much, or reaches for what the sandbox forbids.
             RequestError: It refuses the messages or fails on them; ``param`` is ``"messages"``.
         """
-        use_meter(Meter(size))
+        here = Meter(size, deadline=deadline)
+        use_meter(here)
         try:
+            here.spend(1)  # the time may be over already
             return self._template.render(variables)
         except TooMuchError as error:
             raise TemplateLimitError(
@@ -328,6 +174,14 @@ class ChatTemplateProgram:
         return name not in _SANDBOX.globals
 
 
+def _parse(source: str) -> nodes.Template:
+    if len(source) > MAX_SOURCE:
+        raise TooMuchError(f"it has {len(source)} characters, more than {MAX_SOURCE}")
+    tree: nodes.Template = _Transformer().visit(_SANDBOX.parse(source))
+    tree.set_environment(_SANDBOX)
+    return tree
+
+
 class _GenerationTag(Extension):
     """``{% generation %}`` marks what an assistant wrote, for training. Here it does nothing."""
 
@@ -343,28 +197,110 @@ class _Transformer(NodeTransformer):
     """Puts what Jinja itself does not let one intercept behind filters of ours."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802  (jinja2's name)
+        if node.test is not None:
+            test = nodes.And(_spending([node.test]), node.test, lineno=node.lineno)
+            node.test = test
+        return self._with_counted_body(node)
+
+    def _with_counted_body(
+        self, node: nodes.For | nodes.Macro | nodes.CallBlock | nodes.Block
+    ) -> nodes.Node:
+        count = nodes.ExprStmt(_spending(node.body), lineno=node.lineno)
         self.generic_visit(node)
-        node.iter = _filtered(node.iter, "_loop_over")
+        node.body.insert(0, count)
+        return node
+
+    visit_Macro = visit_CallBlock = visit_Block = _with_counted_body  # noqa: N815
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802  (jinja2's name)
+        self.generic_visit(node)
+        sides = [node.expr, *(each.expr for each in node.ops)]
+        names: list[str | None] = [None] * len(sides)
+        for place, each in enumerate(node.ops):
+            left, right = sides[place : place + 2]
+            if each.op.endswith("in"):  # or "not in", which Jinja writes as one word
+                if not _is_constant(right):
+                    names[place] = names[place] or "_compared"
+                    names[place + 1] = "_searched"
+            elif not (_is_constant(left) or _is_constant(right)):
+                names[place] = names[place] or "_compared"
+                names[place + 1] = "_compared"
+        guarded = [
+            side if name is None else _filtered(side, name)
+            for side, name in zip(sides, names, strict=True)
+        ]
+        node.expr = guarded[0]
+        for each, side in zip(node.ops, guarded[1:], strict=True):
+            each.expr = side
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802  (jinja2's name)
         self.generic_visit(node)
         return _filtered(nodes.List(node.nodes, lineno=node.lineno), "_concatenate")
 
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802  (jinja2's name)
+        if len(node.items) > _MAX_PAIRS:
+            raise TooMuchError("it writes out a mapping too large")
+        return self.generic_visit(node)
+
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:  # noqa: N802  (jinja2's name)
+        self.generic_visit(node)
+        if not isinstance(node.key, nodes.Const):
+            node.key = _filtered(node.key, "_key")
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802  (jinja2's name)
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        bounds = [
+            each or nodes.Const(None, lineno=node.lineno)
+            for each in (node.arg.start, node.arg.stop, node.arg.step)
+        ]
+        return _filtered(node.node, "_slice", *bounds)
+
     def _refuse(self, node: nodes.Node) -> nodes.Node:
         raise TooMuchError(f"it reads other files ({type(node).__name__.lower()})")
 
     visit_Include = visit_Import = visit_FromImport = visit_Extends = _refuse  # noqa: N815
 
+    def _refuse_escapes(self, _: nodes.Node) -> nodes.Node:
+        raise TooMuchError("it escapes for HTML (autoescape)")
 
-def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+    visit_EvalContextModifier = visit_ScopedEvalContextModifier = _refuse_escapes  # noqa: N815
+
+
+def _filtered(node: nodes.Expr, name: str, *arguments: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(node, name, list(arguments), [], None, None, lineno=node.lineno)
+
+
+def _spending(body: list[nodes.Node]) -> nodes.Filter:
+    """An expression that counts one turn of a body, which has no other body's nodes in it."""
+    count = 0
+    stack = list(body)
+    while stack:
+        node = stack.pop()
+        count += 1
+        children = node.iter_child_nodes(exclude={"body"} if _has_body(node) else None)
+        stack.extend(children)
+    return _filtered(nodes.Const(1 + count // _NODES_PER_TICK, lineno=1), "_spend")
+
+
+def _has_body(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.For | nodes.Macro | nodes.CallBlock | nodes.Block)
+
+
+def _is_constant(node: nodes.Node) -> bool:
+    """Whether a node is written out in the template, so that it is small."""
+    if isinstance(node, nodes.List | nodes.Tuple):
+        return all(isinstance(each, nodes.Const) for each in node.items)
+    return isinstance(node, nodes.Const)
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
     """Hugging Face's template environment, with a meter on all that runs or grows."""
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "-", "*", "/", "//", "**", "%"})
     concat = staticmethod(join)
 
     def __init__(self) -> None:
@@ -377,33 +313,43 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         for name in _BANNED_FILTERS:
             del self.filters[name]
         self.filters["tojson"] = _to_json
-        self.filters["from_json"] = json.loads
+        self.filters["from_json"] = _from_json
+        self.filters["sum"] = _sum
         self.tests["json"] = _is_json
         for name, function in self.filters.items():
-            self.filters[name] = _metered(name, function)
-        self.filters["_loop_over"] = loop_over
+            self.filters[name] = _metered_filter(name, function)
+        for name, function in self.tests.items():
+            self.tests[name] = _metered_test(name, cast("Callable[..., object]", function))
+        self.filters["_compared"] = guards.check_compared
         self.filters["_concatenate"] = _concatenate
+        self.filters["_key"] = guards.check_key
+        self.filters["_searched"] = guards.check_searched
+        self.filters["_slice"] = _slice
+        self.filters["_spend"] = _spend
         del self.globals["lipsum"]
+        self.globals["dict"] = _make_dict
+        self.globals["namespace"] = _make_namespace
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
     def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
         """Whether a template may see an attribute."""
-        if isinstance(obj, int | float | bytes):
-            return False  # (1).to_bytes(10**9) and its like; templates need none of them
-        if isinstance(obj, list) and attr in {"append", "pop"}:
-            return True  # some templates keep queues; every rendering has lists of its own
-        return super().is_safe_attribute(obj, attr, value)
+        for kind, names in _ATTRIBUTES.items():
+            if isinstance(obj, kind):
+                return attr in names
+        # of others too, (1).to_bytes(10**9) and its like, templates need none
+        return isinstance(obj, _OPEN) and super().is_safe_attribute(obj, attr, value)
 
     def getitem(self, obj: object, argument: object) -> object:
         """``obj[argument]``."""
-        if isinstance(argument, slice):
-            meter().charge(obj)
+        meter().count_subscript()
+        if not isinstance(argument, str | int):
+            guards.check_deep(argument)  # hashed, or written into an error's message
         return super().getitem(obj, argument)
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
-        """An intercepted operator."""
-        check_operator(operator, left, right)
+        """A binary operator."""
+        guards.check_operator(operator, left, right)
         value: object = super().call_binop(context, operator, left, right)
         meter().charge(value)
         return value
@@ -412,14 +358,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         self, context: Context, function: object, /, *args: object, **kwargs: object
     ) -> object:
         """Any call in a template."""
-        method = getattr(function, "__wrapped__", function)
-        owner = getattr(method, "__self__", None)
-        if isinstance(owner, str):
-            given = [*args, *kwargs.values()]
-            meter().charge(owner)
-            check_method(owner, getattr(method, "__name__", ""), given)
-        elif isinstance(function, LoopContext) and args:
-            args = (loop_over(args[0]), *args[1:])
+        guards.check_call(function, args, kwargs)
         value: object = super().call(context, function, *args, **kwargs)
         meter().charge(value)
         return value
@@ -428,57 +367,82 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 def _write(value: object) -> object:
     """What ``{{ value }}`` writes."""
     if not isinstance(value, str | int | float | Undefined | None):
-        meter().check_deep(value)
+        guards.check_deep(value)
     return value
 
 
-def _metered(name: str, function: Callable[..., object]) -> Callable[..., object]:
+def _metered_filter(name: str, function: Callable[..., object]) -> Callable[..., object]:
     # jinja2 passes some filters the context, environment or evaluation context first
     position = 1 if getattr(function, "jinja_pass_arg", None) else 0
 
     @wraps(function)
     def filtered(*args: object, **kwargs: object) -> object:
-        value = _prepared(name, args[position])
-        _check_filter(name, value, [*args[position + 1 :], *kwargs.values()])
-        result = function(*args[:position], value, *args[position + 1 :], **kwargs)
+        rest = args[position + 1 :]
+        value = guards.prepare_filter(name, args[position], [*rest, *kwargs.values()])
+        result = function(*args[:position], value, *rest, **kwargs)
+        if isinstance(result, Markup):
+            result = str.__str__(result)  # whose operators would escape what they meet
         meter().charge(result)
         return result
 
     return filtered
 
 
-def _prepared(name: str, value: object) -> object:
-    """What a filter is applied to, counted for the work that the filter has with it."""
-    if name in _OUTSIDE_FILTERS:
-        meter().spend(1)
-        return value
-    if name in _LAZY_FILTERS:
-        return loop_over(value)
-    if isinstance(value, GeneratorType):
-        value = collect(value)
-    elif isinstance(value, range):
-        value = list(value)
+def _metered_test(name: str, function: Callable[..., object]) -> Callable[..., object]:
+    position = 1 if getattr(function, "jinja_pass_arg", None) else 0
+
+    @wraps(function)
+    def tested(*args: object) -> object:
+        value, rest = guards.check_test(name, args[position], list(args[position + 1 :]))
+        return function(*args[:position], value, *rest)
+
+    return tested
+
+
+@pass_context  # so that it is not done once, when the template is compiled
+def _spend(_: Context, ticks: int) -> bool:
+    meter().spend(ticks)
+    return True
+
+
+def _slice(value: object, start: object, stop: object, step: object) -> object:
     meter().charge(value)
-    if name not in _WHOLE_FILTERS and not isinstance(value, str):
-        meter().check_deep(value)
-    return value
-
-
-def _check_filter(name: str, value: object, arguments: list[object]) -> None:
-    if name == "replace":
-        check_replace(str(value), arguments)
-    elif name == "join" and not isinstance(value, Undefined):
-        check_join(str(arguments[0]) if arguments else "", value)
-    elif name in {"indent", "tojson", "truncate"}:
-        text = value if isinstance(value, str) else ""
-        widths = [each if isinstance(each, int) else len(str(each)) for each in arguments]
-        meter().check((text.count("\n") + 1) * sum(widths))
+    return value[start:stop:step]  # type: ignore[index]  # as Jinja does
 
 
 def _concatenate(items: list[object]) -> str:
     for item in items:
-        meter().check_deep(item)
+        guards.check_deep(item)
     return join(map(str, items))
+
+
+@pass_environment
+def _sum(
+    environment: _Sandbox, items: Iterable[object], attribute: str | None = None, start: object = 0
+) -> object:
+    """The sum of items, each addition as ``+``, for there may be lists among them."""
+    if attribute is not None:
+        items = map(make_attrgetter(environment, attribute), items)
+    total = start
+    for item in items:
+        guards.check_operator("+", total, item)
+        total = operator.add(total, item)
+        meter().charge(total)
+    return total
+
+
+def _make_dict(*args: object, **kwargs: object) -> dict[str, object]:
+    return dict(*map(guards.check_pairs, args), **kwargs)
+
+
+def _make_namespace(*args: object, **kwargs: object) -> Namespace:
+    return Namespace(*map(guards.check_pairs, args), **kwargs)
+
+
+def _from_json(text: str) -> object:
+    value = json.loads(text)
+    guards.check_deep(value)
+    return value
 
 
 def _is_json(text: str) -> bool:
@@ -498,10 +462,12 @@ def _to_json(  # noqa: PLR0917  (Hugging Face's signature)
 ) -> str:
     """JSON as Hugging Face writes it: not escaped for HTML."""
 
-    def list_generator(value: object) -> list[object]:
-        if isinstance(value, GeneratorType):
-            return collect(value)
-        raise TypeError(f"{type(value).__name__} is no JSON")
+    def list_items(value: object) -> list[object]:
+        if not isinstance(value, Iterator):
+            raise TypeError(f"{type(value).__name__} is no JSON")
+        items = guards.collect(value)
+        guards.check_deep(items)
+        return items
 
     return json.dumps(
         value,
@@ -509,11 +475,12 @@ def _to_json(  # noqa: PLR0917  (Hugging Face's signature)
         indent=indent,
         separators=separators,
         sort_keys=sort_keys,
-        default=list_generator,
+        default=list_items,
     )
 
 
 def _raise_exception(message: object) -> None:
+    guards.check_deep(message)
     raise RaisedError(str(message))
 
 
