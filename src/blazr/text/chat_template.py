@@ -7,10 +7,13 @@ only those that the template itself writes become tokens.
 from __future__ import annotations
 
 import json
+import math
 import re
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -36,9 +39,11 @@ from blazr.text.tool_calls.choose import DEFAULT
 if TYPE_CHECKING:
     from blazr.text.templates.sandbox import ChatTemplateProgram
 
-# A rendered chat is a few times what went into it, or a fixed preamble.
+# A rendered chat is a few times what went into it, and a preamble.
 _SIZE_PER_CHARACTER = 4
 _MIN_SIZE = 1_000_000
+# Of processor time, for all trials of a template or of a chat; a long chat has more.
+_TRIAL_SECONDS = 1.0
 _PRIVATE_USE = range(0x10FFFD, 0xFFFFF, -1)  # characters that stand in for others
 # Words of a small chat, which occur in no template.
 _SYSTEM = "blazr-told"
@@ -49,6 +54,20 @@ _NEXT_TURN: tuple[Dict, ...] = (
     {"role": "assistant", "content": "a"},
     {"role": "user", "content": "a"},
 )
+_DEADLINE: ContextVar[float] = ContextVar("deadline", default=math.inf)
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Bound the processor time of all renderings within together, on this thread.
+
+    An inner limit does not extend an outer one. Beyond it, a rendering raises `TemplateLimitError`.
+    """
+    token = _DEADLINE.set(min(time.thread_time() + seconds, _DEADLINE.get()))
+    try:
+        yield
+    finally:
+        _DEADLINE.reset(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +295,7 @@ class ChatTemplate:
         """The strings at which a reply ends, where turns are marked by no special token."""
         return self._marks(tokenizer).texts
 
+    @time_limit(_TRIAL_SECONDS)
     def _marks(self, tokenizer: Tokenizer) -> TurnMarks:
         if tokenizer.name not in self._turn_marks:
             self._turn_marks[tokenizer.name] = find_turn_marks(
@@ -315,15 +335,18 @@ class ChatTemplate:
             spelling = self._find_spelling(with_tools=bool(tools))
         chat = EscapedChat([as_dicts(messages), list(tools) if tools else None, variables], names)
         first_error: RequestError | None = None
-        for attempt in spelling.others(has_calls=has_tools(messages)):
-            try:
-                text = self._render_as(attempt, chat, add_generation_prompt=add_generation_prompt)
-            except TemplateLimitError:
-                raise
-            except RequestError as error:
-                first_error = first_error or error
-            else:
-                return chat, text, attempt
+        with time_limit(_TRIAL_SECONDS * _most_characters(chat) / _MIN_SIZE):
+            for attempt in spelling.others(has_calls=has_tools(messages)):
+                try:
+                    text = self._render_as(
+                        attempt, chat, add_generation_prompt=add_generation_prompt
+                    )
+                except TemplateLimitError:
+                    raise
+                except RequestError as error:
+                    first_error = first_error or error
+                else:
+                    return chat, text, attempt
         assert first_error is not None
         raise first_error
 
@@ -355,9 +378,11 @@ class ChatTemplate:
                 "tools": shown,
                 "add_generation_prompt": add_generation_prompt,
             },
-            size=_MIN_SIZE + _SIZE_PER_CHARACTER * chat.num_characters,
+            size=_most_characters(chat),
+            deadline=_DEADLINE.get(),
         )
 
+    @time_limit(_TRIAL_SECONDS)
     def _find_spelling(self, *, with_tools: bool) -> Spelling:
         """What the template wants of chats with tools, found by trying."""
         if with_tools not in self._spellings:
@@ -435,6 +460,11 @@ class EscapedChat:
         if isinstance(value, list | tuple):
             return [self._copy(each) for each in value]
         return value
+
+
+def _most_characters(chat: EscapedChat) -> int:
+    """How long a rendering may be."""
+    return _MIN_SIZE + _SIZE_PER_CHARACTER * chat.num_characters
 
 
 def _turn_ends(text: str, chat: EscapedChat) -> Iterator[int]:

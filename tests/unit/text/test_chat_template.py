@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blazr.core.errors import RequestError, TemplateLimitError
+from blazr.text import chat_template
 from blazr.text.chat_template import ChatTemplate
 from blazr.text.choose_template import choose_template
 from blazr.text.messages import Message
@@ -64,6 +65,24 @@ def test_a_hostile_template_is_tried_once(bad: str) -> None:
     with pytest.raises(TemplateLimitError, match="--chat-template"):
         template.render(go)
     assert len(calls) == 1
+
+
+def test_all_trials_of_a_chat_have_one_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = own("{{ raise_exception('no') if messages[1:] else messages[0].content }}")
+    monkeypatch.setattr(chat_template, "_TRIAL_SECONDS", -1.0)
+    with pytest.raises(TemplateLimitError, match="loops too long"):
+        template.render([USER, ASSISTANT])
+
+
+def test_an_inner_limit_does_not_extend_an_outer_one() -> None:
+    template = own("a")
+    with (
+        chat_template.time_limit(-1),
+        chat_template.time_limit(9),
+        pytest.raises(TemplateLimitError),
+    ):
+        template.render([USER])
+    assert template.render([USER]) == "a"
 
 
 def own(source: str, tool_source: str | None = None) -> ChatTemplate:
