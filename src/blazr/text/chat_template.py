@@ -20,7 +20,7 @@ from datetime import datetime
 from itertools import dropwhile
 from typing import TYPE_CHECKING, cast
 
-from blazr.core.errors import RequestError, TemplateLimitError
+from blazr.core.errors import CheckpointError, RequestError, TemplateLimitError
 from blazr.text.messages import ROLES, SYSTEM_ROLES, Message
 from blazr.text.stream import PLAIN, ReplyFormat
 from blazr.text.templates.spelling import (
@@ -54,6 +54,14 @@ _NEXT_TURN: tuple[Dict, ...] = (
     {"role": "assistant", "content": "a"},
     {"role": "user", "content": "a"},
 )
+_TOOL: Dict = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "description": "a",
+        "parameters": {"type": "object", "properties": {"x": {"type": "string"}}},
+    },
+}
 _DEADLINE: ContextVar[float] = ContextVar("deadline", default=math.inf)
 
 
@@ -146,7 +154,8 @@ class ChatTemplate:
             does not write tools or calls, they are written in this format.
 
     Raises:
-        CheckpointError: The template is not Jinja, or uses what it may not.
+        CheckpointError: The template is not Jinja, uses what it may not, or takes too much time or
+            memory for a chat of one message.
     """
 
     def __init__(
@@ -178,6 +187,25 @@ class ChatTemplate:
         # an older kind of template is given the tools as text, and the time
         self._wants_functions = re.search(r"\btools\b", source) is None
         self._spellings: dict[bool, Spelling] = {}
+        self._probe(tools=None)
+        self._probe(tools=[_TOOL])
+
+    def _probe(self, *, tools: list[Dict] | None) -> None:
+        """Render the smallest chat, so that a hostile template is refused together with its model.
+
+        What else may be wrong, the first chat says: some templates take no chat as small as this.
+        """
+        chat = EscapedChat([[{"role": "user", "content": _ASKED}], tools, {}], ())
+        try:
+            self._render_as(Spelling(), chat, add_generation_prompt=True)
+        except TemplateLimitError as error:
+            raise CheckpointError(
+                f"the chat template {self.name} cannot be used: {error.message}",
+                found=f"{error.found} (for a chat of one message)",
+                hint="name another one with --chat-template",
+            ) from None
+        except RequestError:
+            return
 
     def check_roles(self, messages: Iterable[Message]) -> None:
         """Refuse messages of nobody: many templates would write any role, which no model has seen.

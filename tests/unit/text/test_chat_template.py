@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blazr.core.errors import RequestError, TemplateLimitError
+from blazr.core.errors import CheckpointError, RequestError, TemplateLimitError
 from blazr.text import chat_template
 from blazr.text.chat_template import ChatTemplate
 from blazr.text.choose_template import choose_template
@@ -45,6 +45,22 @@ def built_in(
 
 SPIN = "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}"
 REACH = "{{ messages.clear() }}"
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        (SPIN, "loops too long"),
+        ("{% if tools %}" + SPIN + "{% endif %}", "loops too long"),
+        ("{{ 'a' * 10**9 }}", "too long"),
+        (REACH, "unsafe"),
+    ],
+)
+def test_a_hostile_template_is_refused_with_its_model(source: str, complaint: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"(?s)own.*{complaint}.*--chat-template"):
+        ChatTemplate(source, name="own")
+    with pytest.raises(CheckpointError, match=complaint):
+        ChatTemplate("a", name="own", tool_source=source)
 
 
 @pytest.mark.parametrize("bad", [SPIN, REACH])
