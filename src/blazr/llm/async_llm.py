@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
+from blazr.core.errors import TemplateLimitError
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import (
     GenerationRequest,
@@ -23,6 +24,7 @@ from blazr.llm.language_model import CHECK_S, RETRY_S, LanguageModel
 from blazr.llm.reply import Reply
 from blazr.llm.results import Completion, by_prompt, fold
 from blazr.llm.text_engine import PreparedRequest, TextEngine
+from blazr.text.chat_template import time_limit
 from blazr.text.events import Event
 from blazr.text.messages import Message
 
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
 
 # Characters or token ids that are encoded in less time than another thread takes to wake.
 SHORT = 1000
+# Of processor time, for rendering these on the event loop, and others beside each other. Chats that
+# take longer, which only a template can make them, take turns: each thread that renders delays all.
+SHORT_SECONDS = 0.02
+LONG_SECONDS = 0.2
 # Steps of replies that are looked at before the loop goes on with others.
 MOST = 256
 
@@ -40,10 +46,14 @@ class Notifier:
 
     Args:
         loop: Theirs.
+
+    Attributes:
+        turn: Held while a chat is rendered that takes long.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
+        self.turn = asyncio.Lock()
         self._pending: deque[AsyncReply] = deque()
         self._is_scheduled = False
 
@@ -170,14 +180,28 @@ class AsyncLLM(LanguageModel):
 
         if any(each.has_grammar for each in requests):
             prepared = await asyncio.wrap_future(self.core.grammars.submit(prepare))
-        elif sum(each.length for each in requests) <= SHORT:
-            prepared = prepare()
         else:
-            prepared = await asyncio.to_thread(prepare)
+            is_short = sum(each.length for each in requests) <= SHORT
+            prepared = await self._prepare(prepare, is_short=is_short)
+        return AsyncReply(self.core, prepared, self._loop_notifier())
+
+    async def _prepare(
+        self, prepare: Callable[[], list[PreparedRequest]], *, is_short: bool
+    ) -> list[PreparedRequest]:
+        """Prepare short requests here, and others on a worker thread."""
+        try:
+            if is_short:
+                return time_limit(SHORT_SECONDS)(prepare)()
+            return await asyncio.to_thread(time_limit(LONG_SECONDS)(prepare))
+        except TemplateLimitError:
+            async with self._loop_notifier().turn:
+                return await asyncio.to_thread(prepare)
+
+    def _loop_notifier(self) -> Notifier:
         loop = asyncio.get_running_loop()
         if self._notifier is None or self._notifier.loop is not loop:
             self._notifier = Notifier(loop)
-        return AsyncReply(self.core, prepared, self._notifier)
+        return self._notifier
 
     async def events(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[Event]:
         """The events of all replies, as they happen. Closing the iterator ends the replies."""

@@ -9,11 +9,20 @@ from collections.abc import Iterator
 import pytest
 
 from blazr import LLM, AsyncLLM, Message, SamplingParams
-from blazr.core.errors import CapacityError, ContextLengthError, EngineError, RequestError
+from blazr.core.errors import (
+    CapacityError,
+    ContextLengthError,
+    EngineError,
+    RequestError,
+    TemplateLimitError,
+)
+from blazr.llm import async_llm
+from blazr.llm.async_llm import SHORT
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.missing_tokenizer import MissingTokenizer
 from blazr.llm.results import fold
 from blazr.llm.text_engine import TextEngine
+from blazr.text.chat_template import ChatTemplate
 from blazr.text.events import Finished, PromptDone
 from tests.support.scripted import SCRIPT, ScriptedEngine, scripted_core, wait_until
 
@@ -107,6 +116,58 @@ def test_no_two_ways_to_ask() -> None:
     for given in ({}, {"prompt": "a", "messages": []}):
         with pytest.raises(RequestError):
             GenerationRequest(**given)
+
+
+BUSY = (
+    "{% if messages[0].content == 'go' %}{% for i in range(99999) %}"
+    + "{% set x = i %}" * 200
+    + "{% endfor %}{% endif %}"
+)
+
+
+async def num_turns(llm: AsyncLLM) -> int:
+    """How often the event loop turned while a chat was refused."""
+    count = 0
+
+    async def turn() -> None:
+        nonlocal count
+        while True:
+            await asyncio.sleep(0)
+            count += 1
+
+    turning = asyncio.create_task(turn())
+    await asyncio.sleep(0)
+    before = count
+    with pytest.raises(TemplateLimitError):
+        await llm.chat([{"role": "user", "content": "go"}])
+    turning.cancel()
+    return count - before
+
+
+def test_a_template_that_takes_long_does_not_hold_the_event_loop() -> None:
+    async def main() -> int:
+        async with AsyncLLM.of(scripted_core()) as llm:
+            llm.core.template = ChatTemplate(BUSY, name="busy")
+            return await num_turns(llm)
+
+    assert asyncio.run(main()) > 10
+
+
+@pytest.mark.parametrize("length", [1, 2 * SHORT])
+def test_chats_that_take_long_take_turns(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    for name in ("SHORT_SECONDS", "LONG_SECONDS"):
+        monkeypatch.setattr(async_llm, name, -1.0)
+
+    async def main() -> tuple[str, str]:
+        chat = [{"role": "user", "content": "a" * length}]
+        async with AsyncLLM.of(scripted_core()) as llm:
+            async with llm._loop_notifier().turn:
+                first = asyncio.create_task(llm.chat(chat))
+                finished, _ = await asyncio.wait({first}, timeout=0.2)
+                assert not finished
+            return (await first).text, (await llm.chat(chat)).text
+
+    assert set(asyncio.run(main())) == {SCRIPT}
 
 
 def test_errors_come_before_anything_starts(llm: LLM) -> None:
