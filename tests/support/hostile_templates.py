@@ -20,7 +20,7 @@ MAX_MEMORY_BYTES = 1 << 30
 FEW_TICKS = 20_000
 _MESSAGES = [{"role": "user", "content": "Hello " * 20}, {"role": "assistant", "content": None}]
 
-_SETUP = (
+SETUP = (
     "{% set ns = namespace(a=[1], b=[1], t=(1,), u=(1,), d={'x': 1}, l=[], n=(), g='ab') %}"
     "{% for i in range(60) %}"
     "{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% set ns.n = (ns.n,) %}"
@@ -87,7 +87,7 @@ def hostile_template(draw: random.Random) -> str:
     statement = draw.choice(_STATEMENTS)
     parts = statement.split("E")
     body = "".join(part + _expression(draw, 2) for part in parts[:-1]) + parts[-1]
-    return _SETUP + body
+    return SETUP + body
 
 
 def _expression(draw: random.Random, depth: int) -> str:
@@ -125,7 +125,7 @@ def main(seed: int, count: int) -> None:
     draw = random.Random(seed)
     for _ in range(count):
         source = hostile_template(draw)
-        sys.stdout.write(source.removeprefix(_SETUP) + "\n")
+        sys.stdout.write(source.removeprefix(SETUP) + "\n")
         sys.stdout.flush()
         signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)  # unhandled, its signal ends the program
         try:
