@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from math import inf
@@ -100,7 +100,7 @@ class AsyncEngine:
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._ids = itertools.count(1)
         self._sinks: dict[int, Sink] = {}
-        self._unfinished: dict[int, int] = {}
+        self._unfinished: dict[int, set[int]] = {}  # indices of replies, by request
         self._lock = threading.Lock()
         self._closing = False
         self._failure = ""
@@ -133,7 +133,7 @@ class AsyncEngine:
         self._engine.check(request)
         choices = request.params.n
         with self._lock:
-            queued = sum(self._unfinished.values())
+            queued = sum(map(len, self._unfinished.values()))
             if queued + choices > self._max_unfinished:
                 raise CapacityError(
                     "the queue is full.",
@@ -142,7 +142,7 @@ class AsyncEngine:
                     hint="try again in a moment",
                 )
             request_id = next(self._ids)
-            self._unfinished[request_id] = choices
+            self._unfinished[request_id] = set(range(choices))
             self._sinks[request_id] = sink
         seed = random.getrandbits(64)
         self._inbox.put(lambda: self._add(request, request_id, seed))
@@ -456,13 +456,13 @@ class AsyncEngine:
         )
         if request.adapter is not None and not request.adapter.is_loaded:
             message = "the adapter was unloaded before the request began"
-            self._deliver(_errors(request_id, request.params.n, message))
+            self._deliver(_errors(request_id, range(request.params.n), message))
             return
         try:
             self._engine.add(request, request_id=request_id, now=time.monotonic(), seed=seed)
         except BaseException as error:  # noqa: BLE001  (one request's failure is its own)
             message = f"{type(error).__name__}: {str(error)[:200]}"
-            self._deliver(_errors(request_id, request.params.n, message))
+            self._deliver(_errors(request_id, range(request.params.n), message))
 
     def _deliver(self, outputs: Sequence[TokenOutput]) -> None:
         for output in outputs:
@@ -470,7 +470,7 @@ class AsyncEngine:
             if sink is None:
                 continue
             if output.finish_reason is not None:
-                self._count_finished(output.request_id)
+                self._count_finished(output.request_id, output.index)
                 logger.debug(
                     "request %d.%d ended: %s; %d prompt tokens, %d of them reused (%s)",
                     output.request_id,
@@ -494,22 +494,22 @@ class AsyncEngine:
                 self._drop_adapter(adapter.slot)
         self._leaving = [each for each in self._leaving if each in used]
 
-    def _count_finished(self, request_id: int) -> None:
+    def _count_finished(self, request_id: int, index: int) -> None:
         """One reply less of a request; after the last of them the request is forgotten."""
         with self._lock:
-            self._unfinished[request_id] -= 1
+            self._unfinished[request_id].discard(index)
             if not self._unfinished[request_id]:
                 del self._unfinished[request_id]
                 del self._sinks[request_id]
 
     def _fail_everything(self, message: str) -> None:
-        for request_id, choices in list(self._unfinished.items()):
-            self._deliver(_errors(request_id, choices, message))
+        for request_id, indices in list(self._unfinished.items()):
+            self._deliver(_errors(request_id, sorted(indices), message))
 
 
-def _errors(request_id: int, choices: int, message: str) -> list[TokenOutput]:
+def _errors(request_id: int, indices: Iterable[int], message: str) -> list[TokenOutput]:
     reason = FinishReason.ERROR
     return [
         TokenOutput(request_id=request_id, index=i, finish_reason=reason, error=message)
-        for i in range(choices)
+        for i in indices
     ]

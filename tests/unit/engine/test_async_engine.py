@@ -224,6 +224,29 @@ def test_when_the_thread_dies_health_says_so_and_a_new_engine_takes_over(bench):
     assert bench.engine.stats()["restarts"] == 1
 
 
+def test_of_a_failed_request_each_reply_ends_once_whichever_had_ended_before(bench):
+    ended = []
+    is_asked = threading.Event()
+
+    def take(output):
+        if output.finish_reason is not None:
+            ended.append((output.index, output.finish_reason))
+
+    def fault(plan):
+        is_asked.wait()
+        if ended:
+            raise SystemExit("dead")
+        bench.engine.abort(request_id, 0)
+
+    bench.fault = fault
+    params = SamplingParams(temperature=0, max_tokens=6, n=3)
+    request_id = bench.engine.submit(Request(prompt_ids=(1, 2, 3), params=params), take)
+    is_asked.set()
+    wait_until(lambda: len(ended) == 3)
+    error = FinishReason.ERROR
+    assert ended == [(0, FinishReason.ABORT), (1, error), (2, error)]
+
+
 def test_an_engine_that_cannot_be_made_again_at_once_is_tried_again(bench):
     failures = iter([SystemExit("dead")])
     refusals = iter([MemoryError("no room yet")])
