@@ -89,9 +89,7 @@ class ServerState:
             HttpError: 503.
         """
         if self.is_draining:
-            raise HttpError(
-                503, "the server is stopping.", code="stopping", headers={"Retry-After": "5"}
-            )
+            raise _stopping()
 
     def remember(self, tenant: str, report: PrefixReport) -> None:
         """Keep a report until there are too many newer ones."""
@@ -473,7 +471,7 @@ class Models:
     def fail(self) -> None:
         """End every running reply with an error: the time to drain is over."""
         for service in self._live:
-            service.fail(HttpError(503, "the server is stopping.", code="stopping"))
+            service.fail(_stopping())
 
     def close(self) -> None:
         """Stop all engines, after the event loop has ended."""
@@ -616,3 +614,8 @@ def memory_of(llm: AsyncLLM) -> int:
 
 def _mib(num_bytes: float) -> str:
     return f"{num_bytes / 2**20:.0f} MiB"
+
+
+def _stopping() -> HttpError:
+    headers = {"Retry-After": "5"}
+    return HttpError(503, "the server is stopping.", code="stopping", headers=headers)

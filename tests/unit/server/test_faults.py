@@ -173,6 +173,7 @@ def test_stopping_ends_what_takes_too_long(stream: bool) -> None:
             assert '"code":"stopping"' in replies[0].text
         else:
             assert replies[0].status_code == 503
+            assert replies[0].headers["retry-after"]
         assert running.engine.num_running == 0
 
 
