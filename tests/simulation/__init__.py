@@ -1,0 +1,1 @@
+"""The server above the network, simulated: a seed decides time, order and faults."""
