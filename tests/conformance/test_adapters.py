@@ -100,6 +100,27 @@ def test_kinds(config: dict[str, object], tmp_path: Path) -> None:
         assert distance(ask(llm, "mine"), merged) < 2e-5
 
 
+def test_an_adapter_fits_the_weights_that_come_after_it(tmp_path: Path) -> None:
+    """Also one that sets the lengths of rows, which are those of the sum with new weights."""
+    old = save_reference("llama", tmp_path / "old", seed=1)
+    new = save_reference("llama", tmp_path / "new", seed=2)
+    with torch.no_grad():
+        for part in projections(new).values():
+            part.weight *= 1.5
+    new.save_pretrained(tmp_path / "new")
+    names = [*projections(old)]
+    merged = save_adapter(tmp_path / "adapter", old, names, config={"use_dora": True})
+    adapter = f"mine={tmp_path / 'adapter'}"
+    with LLM(str(tmp_path / "old"), adapter=adapter) as llm:
+        assert distance(ask(llm, "mine"), merged) < 2e-5
+        assert llm.core.bundle is not None
+        llm.core.replace_weights(llm.core.bundle.with_weights(str(tmp_path / "new")))
+        found = ask(llm, "mine")
+    with LLM(str(tmp_path / "new"), adapter=adapter) as llm:
+        expected = ask(llm, "mine")
+    assert scores(found) == scores(expected)
+
+
 @pytest.mark.filterwarnings("ignore")  # PEFT asks transformers for old names
 def test_peft_gives_the_same(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -220,27 +221,17 @@ def _factors(
         left = torch.cat([left[run.start : run.stop : run.step] for run in rows])
     if isinstance(placement.transform, Transpose):
         left, right = right.T, left.T
-    gain = None
-    if change.magnitude is not None:
-        gain = _gain(change, weight, left @ right, rows=rows, path=path)
     dtype, device = weight.dtype, weight.device
-    if is_embedding:
-        return LoraFactors(_laid(left, dtype, device), _laid(right, dtype, device), gain)
-    return LoraFactors(_laid(right, dtype, device), _laid(left.T, dtype, device), gain)
+    a, b = (left, right) if is_embedding else (right, left.T)
+    factors = LoraFactors(_laid(a, dtype, device), _laid(b, dtype, device))
+    if change.magnitude is None:
+        return factors
+    lengths = _lengths(change, rows=rows, path=path)
+    return replace(factors, lengths=lengths.to(device)).beside(_plain(weight))
 
 
-def _gain(
-    change: LowRankChange,
-    weight: Tensor | Weight,
-    difference: Tensor,
-    *,
-    rows: Rows | None,
-    path: Path,
-) -> Tensor:
-    """What rows of the sum are multiplied with, so that they get their lengths (DoRA).
-
-    Source: Liu et al. 2024, arXiv:2402.09353.
-    """
+def _lengths(change: LowRankChange, *, rows: Rows | None, path: Path) -> Tensor:
+    """The lengths that rows of the sum get (DoRA)."""
     assert change.magnitude is not None
     lengths = change.magnitude.float().flatten()
     if change.is_embedding or change.is_transposed or len(lengths) != change.b.shape[0]:
@@ -250,10 +241,13 @@ def _gain(
             expected="one for each row of a projection",
             hint="merge it with PEFT's merge_and_unload(), and serve what that saves",
         )
-    if rows is not None:
-        lengths = torch.cat([lengths[run.start : run.stop : run.step] for run in rows])
-    base = weight.dequantize(torch.float32) if isinstance(weight, Weight) else weight.float()
-    return (lengths / (base + difference).norm(dim=1)).contiguous()
+    if rows is None:
+        return lengths
+    return torch.cat([lengths[run.start : run.stop : run.step] for run in rows])
+
+
+def _plain(weight: Tensor | Weight) -> Tensor:
+    return weight.dequantize(torch.float32) if isinstance(weight, Weight) else weight
 
 
 def _laid(numbers: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -318,6 +312,11 @@ class AdapterSlots:
         self._module = module
         for name, lora in self._loras.items():
             self._attach(name, lora)
+            for slot, factors in lora.table.factors.items():
+                if factors.lengths is not None:
+                    weight = module.get_submodule(name).weight
+                    assert isinstance(weight, Tensor | Weight)
+                    lora.table.put(slot, factors.beside(_plain(weight)))
 
     def _attach(self, name: str, lora: Lora) -> None:
         owner, _, leaf = name.rpartition(".")

@@ -5,7 +5,7 @@ A row of activations takes the adapter of its sequence. Slot 0 is no adapter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,11 +21,13 @@ class LoraFactors:
         a: (r, in), contiguous, in the dtype of the products; of an embedding (vocabulary, r).
         b: (r, out), scaled; the same.
         gain: (out,), float32, of adapters that set the length of rows (DoRA); None for 1.
+        lengths: (out,), float32, the lengths that ``gain`` gives rows of the sum; None without it.
     """
 
     a: Tensor
     b: Tensor
     gain: Tensor | None = None
+    lengths: Tensor | None = None
 
     @property
     def rank(self) -> int:
@@ -35,7 +37,18 @@ class LoraFactors:
     @property
     def nbytes(self) -> int:
         """Memory it takes."""
-        return sum(each.nbytes for each in (self.a, self.b, self.gain) if each is not None)
+        every = (self.a, self.b, self.gain, self.lengths)
+        return sum(each.nbytes for each in every if each is not None)
+
+    def beside(self, weight: Tensor) -> LoraFactors:
+        """The same for a matrix, (out, in), whose rows have other lengths.
+
+        Source: Liu et al. 2024, arXiv:2402.09353.
+        """
+        if self.lengths is None:
+            return self
+        whole = weight.float() + self.b.float().T @ self.a.float()
+        return replace(self, gain=(self.lengths / whole.norm(dim=1)).contiguous())
 
 
 class LoraTable:
