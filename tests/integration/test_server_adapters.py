@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from blazr.server.models import Models, ModelSource
 from tests.support.adapters import projections, save_adapter
 from tests.support.loopback import Loopback, serving, serving_models
 from tests.support.references import save_reference
+from tests.support.scripted import wait_until
 
 pytest.importorskip("transformers")
 BODY = {"prompt": [3, 5, 7, 11], "max_tokens": 12, "temperature": 0, "ignore_eos": True}
@@ -127,17 +129,94 @@ def test_without_a_folder_none_are_read(shelf: Path) -> None:
 def test_an_adapter_s_name_loads_its_model(shelf: Path) -> None:
     adapter = f"first={shelf / 'adapters' / 'a0'}"
 
-    def source(name: str, adapters: tuple[str, ...]) -> ModelSource:
+    def source(name: str, adapters: Mapping[str, Path]) -> ModelSource:
         def open_it() -> AsyncLLM:
             options = LoadOptions(str(shelf / "model"), adapter=adapter if adapters else None)
             return AsyncLLM.of(load_text_engine(options))
 
         return ModelSource(name=name, open=open_it, adapters=adapters)
 
-    models = Models([source("plain", ()), source("changed", ("first",))], ServerConfig())
+    named = {"first": shelf / "adapters" / "a0"}
+    models = Models([source("plain", {}), source("changed", named)], ServerConfig())
     with serving_models(models) as server:
         found = tokens(server, model="first")
         assert found == tokens(server, model="changed", adapter="first")
         assert found != tokens(server, model="plain")
         reply = server.client.post("/v1/completions", json=BODY | {"model": "second"})
         assert reply.status_code == 404
+
+
+def command(server: Loopback, path: str, **body: object) -> None:
+    reply = server.client.post(path, json=body)
+    assert reply.is_success, reply.text
+
+
+def test_a_model_that_comes_back_has_the_adapters_it_had(shelf: Path) -> None:
+    """Those of the command line and of commands alike, and none that was unloaded."""
+    options = LoadOptions(str(shelf / "model"), adapter=f"first={shelf / 'adapters' / 'a0'}")
+    source = ModelSource(
+        name="model",
+        open=lambda: AsyncLLM.of(load_text_engine(options)),
+        adapters={"first": shelf / "adapters" / "a0"},
+    )
+    config = ServerConfig(adapter_dir=shelf / "adapters", api_keys=("k",))
+    with serving_models(Models([source], config)) as server:
+        server.client.headers["Authorization"] = "Bearer k"
+        listed = {each["id"]: each for each in server.client.get("/v1/models").json()["data"]}
+        assert (listed["first"]["parent"], listed["first"]["root"]) == ("model", "a0")
+        assert load(server, "a1")[0] == 200
+        first, second = tokens(server, model="first"), tokens(server, model="second")
+        command(server, "/v1/unload_lora_adapter", lora_name="first")
+        for level in (1, 2):
+            command(server, "/sleep", level=level)
+            listed = {each["id"]: each for each in server.client.get("/v1/models").json()["data"]}
+            assert listed.keys() == {"model", "second"}
+            assert load(server, "a0", "second")[0] == 400
+            command(server, "/wake_up")
+            assert tokens(server, model="second") == second
+            reply = server.client.post("/v1/completions", json=BODY | {"model": "first"})
+            assert reply.status_code == 404
+        assert load(server, "a0", "first")[0] == 200
+        command(server, "/models/unload")
+        wait_until(lambda: server.models.slots[0].status == "unloaded")
+        assert tokens(server, model="first") == first
+        assert tokens(server, model="second") == second
+
+
+def test_an_adapter_that_is_gone_does_not_keep_its_model_away(
+    shelf: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = LoadOptions(str(shelf / "model"))
+    source = ModelSource(name="model", open=lambda: AsyncLLM.of(load_text_engine(options)))
+    gone = shelf / "adapters" / "gone"
+    shutil.copytree(shelf / "adapters" / "a1", gone)
+    config = ServerConfig(adapter_dir=shelf / "adapters", api_keys=("k",))
+    with serving_models(Models([source], config)) as server:
+        server.client.headers["Authorization"] = "Bearer k"
+        assert load(server, "gone")[0] == 200
+        expected = tokens(server)
+        command(server, "/sleep", level=2)
+        shutil.rmtree(gone)
+        command(server, "/wake_up")
+        assert tokens(server) == expected
+        reply = server.client.post("/v1/completions", json=BODY | {"model": "second"})
+        assert reply.status_code == 404
+    assert "'second' cannot be loaded again" in caplog.text
+
+
+def test_a_tag_says_nothing(server: Loopback) -> None:
+    """Ollama's clients add one to each name."""
+    first = tokens(server, model="first")
+    assert tokens(server, model="first:latest") == first
+    assert tokens(server, adapter="first:latest") == first
+    assert server.client.get("/v1/models/first:latest").json()["id"] == "first"
+    body = {"model": "first:latest", "prompt": "a", "raw": True, "stream": False}
+    body["options"] = {"num_predict": 2}
+    reply = server.client.post("/api/generate", json=body)
+    assert reply.is_success or "vocabulary" in reply.text, reply.text
+    tags = {each["name"]: each for each in server.client.get("/api/tags").json()["models"]}
+    assert tags.keys() == {"model:latest", "first:latest"}
+    assert tags["first:latest"]["details"]["parent_model"] == "model:latest"
+    assert tags["model:latest"]["details"]["parent_model"] == ""
+    reply = server.client.post("/v1/completions", json=BODY | {"model": "first:other"})
+    assert reply.status_code == 404

@@ -46,11 +46,11 @@ class ModelPlan:
         return AsyncLLM.of(replace(self.flags, warm_up=True).load(self.path))
 
     @property
-    def adapters(self) -> tuple[str, ...]:
-        """The names of the adapters that are loaded with it."""
+    def adapters(self) -> Mapping[str, Path]:
+        """Directories of the adapters that are loaded with it, by name."""
         from blazr.llm.adapters import parse_adapters
 
-        return tuple(parse_adapters(self.flags.adapter))
+        return parse_adapters(self.flags.adapter)
 
     @property
     def num_bytes(self) -> int:

@@ -53,6 +53,11 @@ class Adapters:
         self.by_name: Mapping[str, NamedAdapter] = {}
         self._lock = threading.Lock()  # held while one is read
 
+    @property
+    def paths(self) -> Mapping[str, Path]:
+        """Where they were read, by name."""
+        return {name: each.path for name, each in self.by_name.items()}
+
     def find(self, name: str) -> NamedAdapter:
         """The adapter of a name.
 

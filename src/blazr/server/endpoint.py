@@ -30,7 +30,7 @@ from starlette.types import Receive, Scope, Send
 from blazr.core.errors import RequestError
 from blazr.server.config import ServerConfig
 from blazr.server.errors import ErrorShape, HttpError, clean, openai_error
-from blazr.server.models import Models, ServerState, Service
+from blazr.server.models import Models, ServerState, Service, untagged
 from blazr.server.params import name_as_sent, refuse_foreign
 from blazr.server.sse import DATA, Framing, Stream
 
@@ -102,9 +102,11 @@ class Call(Generic[Body_co]):
     @property
     def adapter(self) -> str | None:
         """The adapter that it asks for, as ``adapter`` or as its model; None without one."""
-        model = getattr(self.body, "model", None)
-        is_adapter = model in self.service.llm.core.adapters.by_name
-        return getattr(self.body, "adapter", None) or (model if is_adapter else None)
+        known = self.service.llm.core.adapters.by_name
+        adapter = getattr(self.body, "adapter", None)
+        if adapter:
+            return untagged(adapter, known) or adapter
+        return untagged(getattr(self.body, "model", None) or "", known)
 
     def scheduling(self) -> Scheduling:
         """When a generation request runs, by which adapter, and with whom it shares prefixes.

@@ -8,7 +8,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence, Set
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Container,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+)
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,7 +31,7 @@ import msgspec
 from blazr.core import garbage
 from blazr.core.errors import BlazrError, CapacityError
 from blazr.core.metrics import Metrics
-from blazr.llm.adapters import NamedAdapter
+from blazr.llm.adapters import Adapters
 from blazr.llm.async_llm import AsyncLLM, AsyncReply
 from blazr.llm.bundle import ModelBundle, ModelInfo
 from blazr.llm.load import start_engine
@@ -212,7 +221,7 @@ class ModelSource:
         name: What clients call it.
         open: Loads it; called on a worker thread, and again after it was unloaded.
         aliases: More names it answers to.
-        adapters: Names of the adapters that are loaded with it.
+        adapters: Directories of the adapters that are loaded with it, by name.
         num_bytes: Memory it is expected to take, before it was ever loaded.
         stays: It cannot be loaded again, and so is never unloaded.
     """
@@ -220,7 +229,7 @@ class ModelSource:
     name: str
     open: Callable[[], AsyncLLM]
     aliases: tuple[str, ...] = ()
-    adapters: tuple[str, ...] = ()
+    adapters: Mapping[str, Path] = field(default_factory=dict)
     num_bytes: int = 0
     stays: bool = False
 
@@ -241,6 +250,7 @@ class ModelSlot:
         idle_s: Idle seconds until it is unloaded, as a client has asked; infinity keeps it.
         offloaded: Its weights, where they stay in memory without an engine.
         loader: Loads it, where its weights are not those of its source any more.
+        kept_adapters: The adapters it had when it was unloaded; None before that.
         is_asleep: Whether nobody gets it until it is woken.
         reloads: Whether it then comes back into memory by itself.
         has_failed: Whether it could not be loaded when that was last tried.
@@ -257,6 +267,7 @@ class ModelSlot:
     idle_s: float | None = None
     offloaded: ModelBundle | None = None
     loader: Callable[[], ModelBundle] | None = None
+    kept_adapters: Mapping[str, Path] | None = None
     is_asleep: bool = False
     reloads: bool = False
     has_failed: bool = False
@@ -278,13 +289,11 @@ class ModelSlot:
         return 0 if self.offloaded is None else self.offloaded.info.size_bytes
 
     @property
-    def adapters(self) -> Mapping[str, NamedAdapter]:
-        """Its adapters by name, while it is in memory."""
-        return {} if self.service is None else self.service.llm.core.adapters.by_name
-
-    def has_adapter(self, name: str) -> bool:
-        """Whether it has an adapter of that name, or will have it once it is in memory."""
-        return name in (self.source.adapters if self.service is None else self.adapters)
+    def adapters(self) -> Mapping[str, Path]:
+        """Directories of the adapters that it has, or will have once it is in memory, by name."""
+        if self.service is not None:
+            return self.service.llm.core.adapters.paths
+        return self.source.adapters if self.kept_adapters is None else self.kept_adapters
 
     @property
     def bundle(self) -> ModelBundle | None:
@@ -292,12 +301,16 @@ class ModelSlot:
         return self.offloaded if self.service is None else self.service.llm.core.bundle
 
     def open(self) -> AsyncLLM:
-        """Load it; on a worker thread."""
+        """Load it, with the adapters that it had; on a worker thread."""
         if self.offloaded is not None:
-            return AsyncLLM.of(start_engine(self.offloaded))
-        if self.loader is not None:
-            return AsyncLLM.of(start_engine(self.loader()))
-        return self.source.open()
+            llm = AsyncLLM.of(start_engine(self.offloaded))
+        elif self.loader is not None:
+            llm = AsyncLLM.of(start_engine(self.loader()))
+        else:
+            llm = self.source.open()
+        if self.kept_adapters is not None:
+            _restore_adapters(llm.core.adapters, self.kept_adapters)
+        return llm
 
     def check_awake(self) -> None:
         """Refuse requests while it sleeps.
@@ -388,8 +401,8 @@ class Models:
         """
         if not name:
             return self.slots[0]
-        slot = self._by_name.get(name) or self._by_name.get(name.removesuffix(":latest"))
-        slot = slot or next((each for each in self.slots if each.has_adapter(name)), None)
+        slot = self._by_name.get(untagged(name, self._by_name) or "")
+        slot = slot or next((x for x in self.slots if untagged(name, x.adapters)), None)
         if slot is None and self.state.config.accept_any_model:
             return self.slots[0]
         if slot is None:
@@ -405,7 +418,7 @@ class Models:
 
     def has(self, name: str) -> bool:
         """Whether a model or an adapter has that name."""
-        return name in self._by_name or any(each.has_adapter(name) for each in self.slots)
+        return name in self._by_name or any(name in each.adapters for each in self.slots)
 
     @asynccontextmanager
     async def using(self, name: str | None) -> AsyncIterator[Service]:
@@ -455,11 +468,13 @@ class Models:
         The caller holds `changing`.
         """
         service = slot.service
-        slot.service = None
         assert service is not None
+        slot.kept_adapters = slot.adapters
+        slot.service = None
         while service.num_users:
             self._emptied.clear()
             await self._emptied.wait()
+        slot.kept_adapters = service.llm.core.adapters.paths  # a command may have changed them
         self._live.discard(service)
         self.state.metrics.unwatch(service.name)
         await service.llm.close()
@@ -604,6 +619,25 @@ class Models:
         if idle_s != float("inf"):
             loop = asyncio.get_running_loop()
             slot.timer = loop.call_later(idle_s, lambda: self.begin(unload_if_idle()))
+
+
+def untagged(name: str, known: Container[str]) -> str | None:
+    """A name as it is known, with or without Ollama's ``:latest``; None where it is not."""
+    return next((x for x in (name, name.removesuffix(":latest")) if x in known), None)
+
+
+def _restore_adapters(adapters: Adapters, wanted: Mapping[str, Path]) -> None:
+    """Have a model hold the adapters that are wanted, and no others.
+
+    One that cannot be read any more is left out, so that the model serves everybody else.
+    """
+    for name in adapters.paths.keys() - wanted.keys():
+        adapters.unload(name)
+    for name in wanted.keys() - adapters.paths.keys():
+        try:
+            adapters.load(name, wanted[name])
+        except BlazrError as error:
+            _log.error("the adapter %r cannot be loaded again: %s", name, error)
 
 
 def memory_of(llm: AsyncLLM) -> int:

@@ -15,7 +15,7 @@ from starlette.types import Send
 from blazr.core.errors import RequestError
 from blazr.server.endpoint import Call, Reply
 from blazr.server.errors import HttpError
-from blazr.server.models import ModelSlot
+from blazr.server.models import ModelSlot, untagged
 from blazr.server.schema import schema_hint
 from blazr.server.sse import SendTimeout, Stream
 
@@ -72,6 +72,7 @@ class ModelDetails(msgspec.Struct, kw_only=True):
     format: str = "safetensors"
     family: str
     families: list[str]
+    parent_model: str = ""
     parameter_size: str
     quantization_level: str = ""
 
@@ -128,8 +129,14 @@ async def version(call: Call[None]) -> OllamaVersion:  # noqa: ARG001
 
 
 async def tags(call: Call[None]) -> TagList:
-    """The models there are, in memory or not."""
-    return TagList([_tag(call, slot) for slot in call.models.slots])
+    """The models there are, in memory or not, and their adapters."""
+    return TagList(
+        [
+            _tag(call, slot, adapter)
+            for slot in call.models.slots
+            for adapter in (None, *slot.adapters)
+        ]
+    )
 
 
 async def pull(call: Call[PullBody]) -> Reply[PullLine, PullLine]:
@@ -174,7 +181,8 @@ async def running(call: Call[None]) -> RunningList:
 async def show(call: Call[ShowBody]) -> ShownModel:
     """About a model."""
     core = call.service.llm.core
-    tag = _tag(call, call.models.find(call.body.model))
+    slot = call.models.find(call.body.model)
+    tag = _tag(call, slot, untagged(call.body.model or "", slot.adapters))
     info = core.info
     capabilities = ["completion", "embedding"]
     return ShownModel(
@@ -234,10 +242,11 @@ def with_tag(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
-def _tag(call: Call[None] | Call[ShowBody], slot: ModelSlot) -> Tag:
-    """What is known of a model; its figures only once it was loaded."""
+def _tag(call: Call[None] | Call[ShowBody], slot: ModelSlot, adapter: str | None = None) -> Tag:
+    """What is known of a model, or of it with an adapter; its figures once it was loaded."""
     info = slot.info
-    name = slot.source.name
+    base = slot.source.name
+    name = adapter or base
     family = "" if info is None else info.family
     return Tag(
         name=with_tag(name),
@@ -248,6 +257,7 @@ def _tag(call: Call[None] | Call[ShowBody], slot: ModelSlot) -> Tag:
         details=ModelDetails(
             family=family,
             families=[family] if family else [],
+            parent_model=with_tag(base) if adapter else "",
             parameter_size="" if info is None else f"{info.num_parameters / 1e6:.1f}M",
         ),
     )

@@ -7,9 +7,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from blazr.llm.adapters import NamedAdapter
 from blazr.server.endpoint import Call
-from blazr.server.models import ModelSlot, ModelState
+from blazr.server.models import ModelSlot, ModelState, untagged
 
 
 class ModelStatus(msgspec.Struct):
@@ -63,7 +62,7 @@ async def list_models(call: Call[None]) -> ModelList:
     cards = [
         _card(call, slot, adapter)
         for slot in call.models.slots
-        for adapter in (None, *slot.adapters.values())
+        for adapter in (None, *slot.adapters)
     ]
     return ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id)
 
@@ -72,24 +71,24 @@ async def show_model(call: Call[None]) -> ModelCard:
     """One model."""
     name = call.path["model"]
     slot = call.models.find(name)
-    return _card(call, slot, slot.adapters.get(name))
+    return _card(call, slot, untagged(name, slot.adapters))
 
 
-def _card(call: Call[None], slot: ModelSlot, adapter: NamedAdapter | None) -> ModelCard:
+def _card(call: Call[None], slot: ModelSlot, adapter: str | None) -> ModelCard:
     """What is known of a model, or of it with an adapter.
 
     In the words of OpenAI and of Anthropic, vLLM and llama.cpp, whose clients ask the same path.
     """
     info = slot.info
     base = slot.source.name
-    name = base if adapter is None else adapter.name
+    name = adapter or base
     created = call.state.started.replace(microsecond=0)
     card = ModelCard(
         id=name,
         created=int(created.timestamp()),
         owned_by="blazr",
-        root=name if adapter is None else adapter.path.name,
-        parent=None if adapter is None else base,
+        root=slot.adapters[adapter].name if adapter else name,
+        parent=base if adapter else None,
         status=ModelStatus(slot.status, failed=True if slot.has_failed else UNSET),
         display_name=name,
         created_at=created.isoformat().replace("+00:00", "Z"),
