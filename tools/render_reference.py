@@ -186,9 +186,15 @@ def render_http() -> str:
         "## Metrics",
         "Counters have `_total` after their name.",
         table(
-            ("metric", "kind", "labels", "what it counts"),
+            ("metric", "kind", "labels", "what it counts", "in vLLM"),
             (
-                (f"`{name}`", row.kind, ", ".join(row.all_labels), row.help)
+                (
+                    f"`{name}`",
+                    row.kind,
+                    ", ".join(row.all_labels),
+                    row.help,
+                    row.vllm and f"`vllm:{row.vllm}`",
+                )
                 for name, row in METRICS.items()
             ),
         ),

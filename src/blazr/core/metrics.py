@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric as Family
 
 from blazr.core.table import Table
 
@@ -23,6 +24,7 @@ class Metric:
             several, of which the rest is the label's value.
         is_gauge: Whether that figure may also fall.
         by_model: Whether each model has its own.
+        vllm: What vLLM calls the same, without its prefix; it is shown under that name, too.
     """
 
     help: str
@@ -31,6 +33,7 @@ class Metric:
     figure: str = ""
     is_gauge: bool = False
     by_model: bool = True
+    vllm: str = ""
 
     @property
     def kind(self) -> str:
@@ -46,6 +49,20 @@ class Metric:
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _BETWEEN_TOKENS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
+# https://docs.vllm.ai/en/stable/usage/metrics/
+_VLLM_ENGINE = {
+    "running": "num_requests_running",
+    "waiting": "num_requests_waiting",
+    "usage": "kv_cache_usage_perc",
+    "preemptions": "num_preemptions",
+    "prompt_tokens": "prefix_cache_queries",
+    "cached_tokens": "prefix_cache_hits",
+    "draft_steps": "spec_decode_num_drafts",
+    "draft_tokens": "spec_decode_num_draft_tokens",
+    "kept_draft_tokens": "spec_decode_num_accepted_tokens",
+}
+_VLLM_LABELS = {"model": "model_name", "reason": "finished_reason"}
+
 METRICS: Table[Metric] = Table(
     "metric",
     {
@@ -58,22 +75,37 @@ METRICS: Table[Metric] = Table(
             by_model=False,
         ),
         "blazr_model_loads": Metric("times a model was loaded, by outcome", ("outcome",)),
-        "blazr_prompt_tokens": Metric("prompt tokens read"),
+        "blazr_prompt_tokens": Metric("prompt tokens read", vllm="prompt_tokens"),
         "blazr_cached_prompt_tokens": Metric("prompt tokens that were not computed again"),
-        "blazr_generated_tokens": Metric("tokens generated"),
+        "blazr_generated_tokens": Metric("tokens generated", vllm="generation_tokens"),
         "blazr_time_to_first_token_seconds": Metric(
-            "from the request to its first token", buckets=_FIRST_TOKEN_S
+            "from the request to its first token",
+            buckets=_FIRST_TOKEN_S,
+            vllm="time_to_first_token_seconds",
         ),
-        "blazr_inter_token_seconds": Metric("between tokens of a reply", buckets=_BETWEEN_TOKENS_S),
+        "blazr_inter_token_seconds": Metric(
+            "between tokens of a reply",
+            buckets=_BETWEEN_TOKENS_S,
+            vllm="inter_token_latency_seconds",
+        ),
         "blazr_request_seconds": Metric(
-            "from the request to the end of its reply", buckets=_FIRST_TOKEN_S
+            "from the request to the end of its reply",
+            buckets=_FIRST_TOKEN_S,
+            vllm="e2e_request_latency_seconds",
         ),
         **{
-            f"blazr_engine_{name}": Metric(text, figure=figure, is_gauge=True)
+            f"blazr_engine_{name}": Metric(
+                text, figure=figure, is_gauge=True, vllm=_VLLM_ENGINE.get(name, "")
+            )
             for name, figure, text in (
                 ("running", "num_running", "replies being computed"),
                 ("max_running", "max_running", "replies that can be computed at once"),
                 ("waiting", "num_waiting", "replies in the queue"),
+                (
+                    "usage",
+                    "usage",
+                    "share of the memory for replies that running ones hold, 0 to 1",
+                ),
                 ("pages_used", "pages_used", "pages in use, by replies or for reuse"),
                 ("pages_idle", "pages_idle", "of these, pages kept for reuse alone"),
                 ("pages_free", "pages_free", "pages that can be had without evicting"),
@@ -87,7 +119,7 @@ METRICS: Table[Metric] = Table(
             )
         },
         **{
-            f"blazr_engine_{name}": Metric(text, figure=name)
+            f"blazr_engine_{name}": Metric(text, figure=name, vllm=_VLLM_ENGINE.get(name, ""))
             for name, text in (
                 ("steps", "steps computed"),
                 ("computed_tokens", "tokens computed, of prompts and replies"),
@@ -114,7 +146,10 @@ METRICS: Table[Metric] = Table(
             "replies begun, by why no more of the prompt was reused", ("reason",), figure="reuse_"
         ),
         "blazr_engine_finished": Metric(
-            "replies ended, by why: stop, length, abort, error", ("reason",), figure="finished_"
+            "replies ended, by why: stop, length, abort, error",
+            ("reason",),
+            figure="finished_",
+            vllm="request_success",
         ),
     },
 )
@@ -164,7 +199,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """All of them, in Prometheus' text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self._registry) + generate_latest(_VllmNames(self._registry))
 
 
 class _EngineFigures:
@@ -191,3 +226,22 @@ def _figures_of(
     for name, value in values.items():
         if name == row.figure or (row.labels and name.startswith(row.figure)):
             yield name.removeprefix(row.figure), value
+
+
+class _VllmNames:
+    """What vLLM measures too, under its names, for routers and dashboards that ask for these."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Family]:
+        for family in self._registry.collect():
+            row = METRICS.get(family.name)
+            if row is None or not row.vllm:
+                continue
+            renamed = Family(f"vllm:{row.vllm}", family.documentation, family.type)
+            for sample in family.samples:
+                labels = {_VLLM_LABELS.get(key, key): text for key, text in sample.labels.items()}
+                name = renamed.name + sample.name.removeprefix(family.name)
+                renamed.add_sample(name, labels, sample.value)
+            yield renamed

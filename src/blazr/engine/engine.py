@@ -240,6 +240,7 @@ class Engine:
             "pages_used": memory.arena.used(ItemClass.PAGE),
             "pages_idle": memory.trie.num_idle_pages,
             "pages_free": memory.arena.room(ItemClass.PAGE),
+            "usage": self._usage(),
             "states_used": memory.arena.used(ItemClass.STATE),
             "states_free": memory.arena.room(ItemClass.STATE),
             "prefix_blocks": memory.trie.num_nodes,
@@ -255,6 +256,15 @@ class Engine:
         if memory.disk is not None:
             figures |= memory.disk.files.stats()
         return figures
+
+    def _usage(self) -> float:
+        """The share of what there is for replies that running ones hold."""
+        memory = self.scheduler.memory
+        if not memory.shape.has_pages:
+            return len(self.scheduler.running) / memory.shape.max_running
+        used = memory.arena.used(ItemClass.PAGE)
+        total = used + memory.arena.room(ItemClass.PAGE)
+        return (used - memory.trie.num_idle_pages) / total if total else 0.0
 
     def close(self) -> None:
         """Write to disk what is to be found after the next start."""

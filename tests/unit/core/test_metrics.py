@@ -21,6 +21,25 @@ def test_counts_durations_and_figures_are_rendered() -> None:
     assert 'blazr_engine_prefixes_total{model="b",reason="whole"} 1.0' in text
 
 
+def test_what_vllm_measures_too_has_its_names() -> None:
+    metrics = Metrics()
+    metrics.watch("a", lambda: {"num_running": 3, "usage": 0.25, "finished_stop": 2, "steps": 1})
+    metrics.observer("blazr_time_to_first_token_seconds", model="a")(0.004)
+    metrics.count("blazr_prompt_tokens", 9, model="a")
+    lines = metrics.render().decode().splitlines()
+    assert {
+        'vllm:num_requests_running{model_name="a"} 3.0',
+        'vllm:kv_cache_usage_perc{model_name="a"} 0.25',
+        'vllm:request_success_total{finished_reason="stop",model_name="a"} 2.0',
+        'vllm:time_to_first_token_seconds_bucket{le="0.01",model_name="a"} 1.0',
+        'vllm:time_to_first_token_seconds_count{model_name="a"} 1.0',
+        'vllm:prompt_tokens_total{model_name="a"} 9.0',
+        "# TYPE vllm:prompt_tokens_total counter",
+    } <= set(lines)
+    names = [row.vllm for row in METRICS.values() if row.vllm]
+    assert len(names) == len(set(names))
+
+
 def test_every_row_can_be_used() -> None:
     metrics = Metrics()
     metrics.watch("x", lambda: {row.figure + "x" * len(row.labels): 1 for row in METRICS.values()})
