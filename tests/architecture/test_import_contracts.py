@@ -17,9 +17,12 @@ def test_every_contract_is_kept(root: Path, capsys: pytest.CaptureFixture[str]) 
     assert kept, capsys.readouterr().out
 
 
-def test_rules_name_tensors_in_annotations_alone(sources: Mapping[str, ast.Module]) -> None:
-    """The one import of torch that .importlinter lets pass is for type checkers."""
-    tree = sources["blazr/models/families/rules.py"]
+@pytest.mark.parametrize("name", ["models/families/rules.py", "engine/request.py"])
+def test_tensors_are_named_in_annotations_alone(
+    name: str, sources: Mapping[str, ast.Module]
+) -> None:
+    """The imports of torch that .importlinter lets pass are for type checkers."""
+    tree = sources[f"blazr/{name}"]
     checked = next(node for node in tree.body if isinstance(node, ast.If))
     assert ast.unparse(checked.test) == "TYPE_CHECKING"
     for_checkers = set(map(id, ast.walk(checked)))

@@ -17,7 +17,7 @@ from blazr.engine.cache.storage import plan_layout
 from blazr.engine.config import EngineConfig
 from blazr.engine.engine import Engine
 from blazr.engine.outputs import FinishReason
-from blazr.engine.request import Request
+from blazr.engine.request import PromptEmbeddings, Request
 from blazr.engine.runner import ModelRunner, StepResult
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import Scheduler, StepPlan
@@ -171,12 +171,15 @@ class Lab:
         *,
         max_tokens: int = 12,
         anchors: tuple[int, ...] = (),
+        embeddings: tuple[PromptEmbeddings, ...] = (),
         **params: object,
     ) -> int:
         """Queue a greedy request and return its id."""
         self._ids += 1
         sampling = SamplingParams(**{"temperature": 0, "max_tokens": max_tokens, **params})  # type: ignore[arg-type]
-        request = Request(prompt_ids=tuple(prompt), params=sampling, anchors=anchors)
+        request = Request(
+            prompt_ids=tuple(prompt), params=sampling, anchors=anchors, embeddings=embeddings
+        )
         self.engine.add(request, request_id=self._ids, now=0.0, seed=7)
         return self._ids
 

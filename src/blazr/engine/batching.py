@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from blazr.engine.cache.manager import CacheManager
-from blazr.engine.scheduler import StepPlan
+from blazr.engine.scheduler import PlannedSequence, StepPlan
 from blazr.engine.sequence import Sequence
 from blazr.nn.layers.batch import ForwardBatch
 from blazr.nn.operands.step import Span, StepTable
@@ -79,7 +79,28 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
         table=StepTable(tuple(spans), _place(tables, device), plan.num_decodes),
         lengths=_place(np.array(lengths, np.int64), device),
         adapters=_place(np.array(adapters, np.int64), device) if any(adapters) else None,
+        embedded=_given_embeddings(plan.rows, device),
     )
+
+
+def _given_embeddings(
+    rows: Iterable[PlannedSequence], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Which tokens of a step have embeddings that their requests bring along, and these."""
+    places: list[int] = []
+    vectors: list[torch.Tensor] = []
+    first = 0
+    for sequence, length, *_ in rows:
+        start = sequence.computed
+        given = sequence.request.embeddings if start < sequence.embeddings_end else ()
+        for each in given:
+            begin, end = max(each.start, start), min(each.end, start + length)
+            places += range(first + begin - start, first + end - start)
+            vectors.append(each.vectors[max(begin - each.start, 0) : max(end - each.start, 0)])
+        first += length
+    if not places:
+        return None
+    return _place(np.array(places, np.int64), device), torch.cat(vectors).to(device)
 
 
 def build_draft_batch(

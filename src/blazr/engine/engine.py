@@ -107,6 +107,8 @@ class Engine:
         length_class = self._length_class(max(num_prompt, max_length - 1))
         if length_class:
             request = replace(request, cache_salt=f"{request.cache_salt}\0{length_class}")
+        # what was forgotten would move what is left away from its embeddings
+        shifts = self._context_shift and not request.embeddings
         base = params.seed if params.seed is not None else seed
         sequences = [
             Sequence(
@@ -117,7 +119,7 @@ class Engine:
                 tokens=array("i", request.prompt_ids),
                 seed=base + index * 0x632BE59BD9B4E019,
                 max_length=max_length,
-                max_output=most if self._context_shift else max_length - num_prompt,
+                max_output=most if shifts else max_length - num_prompt,
                 deadline=None if request.timeout_s is None else now + request.timeout_s,
                 constraint=None if request.constraint is None else request.constraint.fork(),
             )

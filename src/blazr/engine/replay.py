@@ -80,6 +80,9 @@ class Replays:
         is_asked = any(row.sequence.asks_of_prompt for row in plan.rows)
         if not self._is_possible or is_asked or not all(row.decodes for row in plan.rows):
             return None
+        # a prompt's last token may be one that has an embedding other than its id's
+        if any(row.sequence.computed < row.sequence.embeddings_end for row in plan.rows):
+            return None
         made = self._find(size, memory)
         if made is None:
             return None

@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from blazr.engine.adapters import Adapter
 from blazr.engine.constraint import Constraint
 from blazr.engine.sampling_params import SamplingParams
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Pooling = Literal["mean", "last"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptEmbeddings:
+    """Vectors that stand for some of a prompt's tokens, instead of the embeddings of their ids.
+
+    Args:
+        start: The first of these tokens, counted from the beginning of the prompt.
+        vectors: One for each of the tokens, (N, C), as the first layer takes them.
+        digest: 32 bytes that other vectors do not have: a prefix is shared only where it is equal.
+    """
+
+    start: int
+    vectors: Tensor = field(compare=False)
+    digest: bytes
+
+    @property
+    def end(self) -> int:
+        """The first token behind them."""
+        return self.start + len(self.vectors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +41,8 @@ class Request:
 
     Args:
         prompt_ids: The prompt, at least one token, every id below the model's vocabulary size.
+        embeddings: What stands for some of its tokens, such as those of an image; in ascending
+            order, without overlap.
         params: How to sample.
         stop_ids: Ids that end the reply unless ``params.ignore_eos``: the model's own.
         priority: Lower runs first; equal ones in order of arrival.
@@ -34,6 +59,7 @@ class Request:
     """
 
     prompt_ids: tuple[int, ...]
+    embeddings: tuple[PromptEmbeddings, ...] = ()
     params: SamplingParams = field(default_factory=SamplingParams)
     stop_ids: frozenset[int] = frozenset()
     priority: int = 0

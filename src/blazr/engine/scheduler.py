@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from bisect import insort
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from math import inf
 from typing import NamedTuple
 
@@ -534,4 +535,8 @@ def _shared_length(a: Sequence, b: Sequence) -> int:
     left = np.frombuffer(a.tokens, np.int32, length)
     right = np.frombuffer(b.tokens, np.int32, length)
     different = np.flatnonzero(left != right)
-    return int(different[0]) if len(different) else length
+    shared = int(different[0]) if len(different) else length
+    for pair in zip_longest(a.request.embeddings, b.request.embeddings):
+        if pair[0] != pair[1]:
+            return min(shared, *(each.start for each in pair if each is not None))
+    return shared

@@ -66,6 +66,7 @@ class Sequence:
         num_prompt: Tokens of the prompt.
         num_prompt_left: Of these, tokens that it has not forgotten.
         max_computed: Most tokens of it that may ever be computed: the last one drawn is not.
+        embeddings_end: Behind this token, none has an embedding other than its id's.
     """
 
     request_id: int
@@ -106,6 +107,7 @@ class Sequence:
     num_prompt: int = field(init=False)
     num_prompt_left: int = field(init=False)
     max_computed: int = field(init=False)
+    embeddings_end: int = field(init=False)
 
     def __post_init__(self) -> None:
         """Compute once what every step asks."""
@@ -117,6 +119,7 @@ class Sequence:
         self.forks_at_end = params.n > 1 and not self.asks_of_prompt
         self.num_prompt = self.num_prompt_left = len(request.prompt_ids)
         self.max_computed = max(self.num_prompt, self.max_length - 1)
+        self.embeddings_end = request.embeddings[-1].end if request.embeddings else 0
 
     @property
     def adapter_slot(self) -> int:

@@ -130,7 +130,11 @@ class CausalLM(nn.Module):
             Hidden states before the final norm, (T, C).
         """
         with self.step_adapters.using(batch.adapters):
-            x = embedded = self._embed(batch.token_ids)
+            x = self._embed(batch.token_ids)
+            if batch.embedded is not None:
+                places, vectors = batch.embedded
+                x = x.index_copy(0, places, vectors.to(x.dtype))
+            embedded = x
             for layer, cache in zip(self.layers, caches, strict=self.mtp is None):
                 x = layer(x, batch, cache, embedded)
         if self.mtp is not None:

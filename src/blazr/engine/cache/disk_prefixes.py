@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 
 from blazr.core.errors import RequestError
 from blazr.engine.block import NO_PAGE, Node
 from blazr.engine.cache.arena import ItemClass, OutOfMemoryError
 from blazr.engine.cache.disk import DiskCache, DiskItem, next_name
 from blazr.engine.cache.prefix import PrefixTrie
+from blazr.engine.request import PromptEmbeddings
 from blazr.engine.sequence import Sequence
 
 
@@ -38,19 +40,21 @@ class DiskPrefixes:
         # what the last reply in each run slot had computed, and its salt
         self._texts: dict[int, tuple[array[int], str]] = {}
 
-    def read(self, tokens: array[int], salt: str) -> int:
+    def read(
+        self, tokens: array[int], salt: str, embeddings: SequenceOf[PromptEmbeddings] = ()
+    ) -> int:
         """Read what of a text is not in memory, as far as it could be resumed.
 
         Returns:
             Tokens that can be resumed from then.
         """
         trie, files = self._trie, self.files
-        match = trie.match(tokens, salt)
+        match = trie.match(tokens, salt, embeddings)
         node = match.path[-1] if match.path else trie.root(salt)
         names = [files.name(each) for each in match.path]
         before = files.name(node)
         for block in range(len(names), (len(tokens) - 1) // trie.grid):
-            before = next_name(before, trie.block_key(tokens, block))
+            before = next_name(before, trie.block_key(tokens, block, embeddings))
             if self._has_pages and not files.has(ItemClass.PAGE, before):
                 break
             names.append(before)
@@ -61,7 +65,7 @@ class DiskPrefixes:
                 depth -= 1
                 continue
             while node.depth < depth:
-                key = trie.block_key(tokens, node.depth)
+                key = trie.block_key(tokens, node.depth, embeddings)
                 child = self._read_block(node, key, names[node.depth])
                 if child is None:
                     break

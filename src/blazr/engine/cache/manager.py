@@ -117,7 +117,7 @@ class CacheManager:
         sequence.scores = [None] if wants_scores else None
         reads_prefix = self.reads_prefix(sequence)
         if reads_prefix and self.disk is not None and not wants_scores:  # there are none on disk
-            self.disk.read(sequence.tokens, salt)
+            self.disk.read(sequence.tokens, salt, sequence.request.embeddings)
         sequence.node = trie.root(salt)
         parted = 0
         if reads_prefix:
@@ -368,8 +368,9 @@ class CacheManager:
 
     def _match(self, sequence: Sequence) -> tuple[tuple[Node, ...], int, int]:
         """Known blocks; how many could be resumed after; how many with all that is needed."""
-        match = self.trie.match(sequence.tokens, sequence.request.cache_salt)
-        wanted = sequence.request.params.prompt_logprobs
+        request = sequence.request
+        match = self.trie.match(sequence.tokens, request.cache_salt, request.embeddings)
+        wanted = request.params.prompt_logprobs
         if wanted is None:
             return match.path, len(match.path), match.usable
         scored = 0
@@ -420,7 +421,7 @@ class CacheManager:
             block = sequence.published
             parent = sequence.node
             assert parent is not None
-            key = self.trie.block_key(sequence.tokens, block)
+            key = self.trie.block_key(sequence.tokens, block, sequence.request.embeddings)
             is_new = key not in parent.children
             page = sequence.pages[block] if self.shape.has_pages else NO_PAGE
             node = self.trie.insert(parent, key, page)

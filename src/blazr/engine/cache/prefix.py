@@ -12,13 +12,14 @@ from __future__ import annotations
 import heapq
 import logging
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import inf
 
 from blazr.engine.block import NO_PAGE, Node, StateKind
 from blazr.engine.cache.arena import Arena, ItemClass
+from blazr.engine.request import PromptEmbeddings
 
 logger = logging.getLogger(__name__)
 
@@ -75,14 +76,16 @@ class PrefixTrie:
             self._roots[key] = Node(None, key, NO_PAGE, 0)
         return self._roots[key]
 
-    def match(self, tokens: array[int], salt: str) -> Match:
+    def match(
+        self, tokens: array[int], salt: str, embeddings: Sequence[PromptEmbeddings] = ()
+    ) -> Match:
         """The longest known prefix. Never the whole prompt: one token is always computed."""
         node = self._roots.get(_salt_key(salt))
         path = []
         usable = 0
         for block in range((len(tokens) - 1) // self.grid if node else 0):
             assert node is not None
-            node = node.children.get(self.block_key(tokens, block))
+            node = node.children.get(self.block_key(tokens, block, embeddings))
             if node is None:
                 break
             path.append(node)
@@ -91,9 +94,22 @@ class PrefixTrie:
                 usable = len(path)
         return Match(tuple(path), usable)
 
-    def block_key(self, tokens: array[int], block: int) -> bytes:
-        """Key of one block of a prompt."""
-        return tokens[block * self.grid : (block + 1) * self.grid].tobytes()
+    def block_key(
+        self, tokens: array[int], block: int, embeddings: Sequence[PromptEmbeddings] = ()
+    ) -> bytes:
+        """Key of one block of a prompt: its tokens, and what stands for them instead.
+
+        Args:
+            tokens: The prompt.
+            block: Which of its blocks.
+            embeddings: What stands for tokens of it; see `Request`.
+        """
+        first, last = block * self.grid, (block + 1) * self.grid
+        key = tokens[first:last].tobytes()
+        for each in embeddings:
+            if each.start < last and first < each.end:
+                key += each.digest + (each.start - first).to_bytes(8, "little", signed=True)
+        return key
 
     def insert(self, parent: Node, key: bytes, page: int) -> Node:
         """Publish a block. Its page is never written again; if it is known, the known one stays."""

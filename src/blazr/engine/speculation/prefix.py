@@ -34,7 +34,9 @@ class PrefixDrafter(Drafter):
             known = [each for each in node.children.values() if each.key.startswith(beginning)]
             node = max(known, key=lambda each: each.used, default=None)
             if node is not None:
-                drafts += array("i", node.key)[len(begun) :]
+                # behind its tokens, a key may say what stands for some of them
+                tokens = array("i", node.key[: self._grid * begun.itemsize])
+                drafts += tokens[len(begun) :]
             begun = array("i")
         return Draft(tuple(drafts[:most]), "prefix") if drafts else None
 

@@ -29,6 +29,8 @@ class ForwardBatch:
         lengths: (T,), int64, how long the sequence of each token may become, for positions that
             turn otherwise in long sequences.
         adapters: (T,), int64, the slot of each token's adapter; None where no token has one.
+        embedded: (E,), int64, tokens whose embeddings are given, and these, (E, C); None where all
+            are those of their ids.
     """
 
     token_ids: Tensor
@@ -38,6 +40,7 @@ class ForwardBatch:
     table: StepTable
     lengths: Tensor | None = None
     adapters: Tensor | None = None
+    embedded: tuple[Tensor, Tensor] | None = None
 
     @cached_property
     def rotary(self) -> Positions:

@@ -1,0 +1,140 @@
+"""Vectors in the place of tokens: those of other tokens give what a prompt of these gives."""
+
+from __future__ import annotations
+
+from array import array
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+
+from blazr.engine.request import PromptEmbeddings
+from blazr.models.causal_lm import CausalLM
+from blazr.nn.operands.step import GRID
+from tests.support.examples import MIXES
+from tests.support.networks import VOCAB, Lab, build_network
+
+IMAGE = 3  # the id that stands where the vectors do
+
+
+def ids_of(count: int, seed: int) -> list[int]:
+    chance = torch.Generator().manual_seed(seed)
+    return torch.randint(4, VOCAB, (count,), generator=chance).tolist()
+
+
+def hidden(
+    model: CausalLM, ids: list[int], *ranges: tuple[int, int]
+) -> tuple[list[int], tuple[PromptEmbeddings, ...]]:
+    """The same prompt, with the embeddings of some of its tokens instead of their ids."""
+    prompt = list(ids)
+    embeddings = []
+    for start, end in ranges:
+        prompt[start:end] = [IMAGE] * (end - start)
+        vectors = model._embed(torch.tensor(ids[start:end]))
+        digest = sha256(str(ids[start:end]).encode()).digest()
+        embeddings.append(PromptEmbeddings(start=start, vectors=vectors, digest=digest))
+    return prompt, tuple(embeddings)
+
+
+def same(lab: Lab, found: int, other: Lab, wanted: int) -> bool:
+    tokens, logits = lab.answer(found)
+    expected, rows = other.answer(wanted)
+    return tokens == expected and torch.equal(logits, rows)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_alone_among_strangers_cut_and_from_a_cached_prefix(mix: str) -> None:
+    model = build_network(MIXES[mix], seed=3)
+    texts = [ids_of(count, seed=count) for count in (30, 90, 150)]
+    ranges = [[(5, 14), (20, 21)], [(0, 70)], [(40, 100), (101, 149)]]
+    plain = Lab(model, prefix_cache=False)
+    strangers = [ids_of(count, seed=count) for count in (7, 33, 80)]
+    wanted = [plain.ask(each) for each in (*texts, *strangers)]
+    plain.run()
+    for budget in (256, 23):
+        lab = Lab(model, budget=budget)
+        for _ in range(2):  # the second time from cached prefixes
+            found = []
+            for text, places, stranger in zip(texts, ranges, strangers, strict=True):
+                prompt, embeddings = hidden(model, text, *places)
+                found.append(lab.ask(prompt, embeddings=embeddings))
+                found.append(lab.ask(stranger))
+            lab.run()
+            order = [0, 3, 1, 4, 2, 5]
+            for request, place in zip(found, order, strict=True):
+                assert same(lab, request, plain, wanted[place])
+        assert lab.cached[found[2]] >= GRID
+        assert lab.cached[found[4]] >= 2 * GRID
+
+
+@pytest.mark.parametrize("mix", ["gqa and mlp", "hybrid"])
+def test_two_images_share_no_more_than_what_is_before_them(mix: str, tmp_path: Path) -> None:
+    """At one time, one after the other, and from disk."""
+    model = build_network(MIXES[mix], seed=3)
+    before, behind = ids_of(2 * GRID + 3, seed=1), ids_of(GRID, seed=2)
+    images = [ids_of(GRID, seed=seed) for seed in (5, 6)]
+    texts = [[*before, *image, *behind] for image in images]
+    where = (len(before), len(before) + GRID)
+    plain = Lab(model, prefix_cache=False)
+    wanted = [plain.ask(text) for text in texts]
+    plain.run()
+    lab = Lab(model, budget=20, cache_dir=tmp_path)
+    prompts = [hidden(model, text, where) for text in texts]
+    assert prompts[0][0] == prompts[1][0]
+    at_once = [lab.ask(prompt, embeddings=given) for prompt, given in prompts]
+    lab.run()
+    later = [lab.ask(prompt, embeddings=given) for prompt, given in prompts]
+    lab.run()
+    for place, request in enumerate([*at_once, *later]):
+        assert same(lab, request, plain, wanted[place % 2])
+    assert min(lab.cached[each] for each in later) >= 3 * GRID
+    lab.engine.close()
+    lab = Lab(model, cache_dir=tmp_path)
+    from_disk = [lab.ask(prompt, embeddings=given) for prompt, given in prompts]
+    as_text = lab.ask(prompts[0][0])
+    lab.run()
+    for place, request in enumerate(from_disk):
+        assert same(lab, request, plain, wanted[place])
+        assert lab.cached[request] >= 3 * GRID
+    assert lab.cached[as_text] <= 2 * GRID
+
+
+def test_the_last_token_of_a_prompt_may_be_one() -> None:
+    """Where all before it is in memory, it is computed like a token of the reply."""
+    model = build_network(MIXES["gqa and mlp"], seed=3)
+    text = ids_of(2 * GRID + 1, seed=1)
+    prompt, embeddings = hidden(model, text, (GRID, 2 * GRID + 1))
+    lab = Lab(model, replay=True)
+    wanted = [lab.ask(text) for _ in range(4)]
+    lab.run()
+    for _ in range(4):
+        found = lab.ask(prompt, embeddings=embeddings)
+        lab.run()
+        assert same(lab, found, lab, wanted[0])
+    assert lab.cached[found] == 2 * GRID
+
+
+def test_replies_go_on_from_a_shared_prompt() -> None:
+    model = build_network(MIXES["hybrid"], seed=3)
+    text = ids_of(100, seed=1)
+    prompt, embeddings = hidden(model, text, (50, 99))
+    lab = Lab(model)
+    wanted = lab.ask(text, n=2, temperature=1.0, seed=5)
+    found = lab.ask(prompt, embeddings=embeddings, n=2, temperature=1.0, seed=5)
+    lab.run()
+    for index in range(2):
+        assert lab.answer(found, index)[0] == lab.answer(wanted, index)[0]
+
+
+def test_where_vectors_lie_in_a_block_is_part_of_its_key() -> None:
+    memory = Lab(build_network(MIXES["gqa and mlp"], seed=3)).memory
+    tokens = array("i", [IMAGE] * 2 * GRID)
+    given = [
+        PromptEmbeddings(start=start, vectors=torch.ones(GRID, 2), digest=digest)
+        for start in (0, 1, 2)
+        for digest in (b"a" * 32, b"b" * 32)
+    ]
+    keys = [memory.trie.block_key(tokens, 0, each) for each in [(), *((one,) for one in given)]]
+    assert len(set(keys)) == 7
+    assert memory.trie.block_key(tokens, 1, given[:1]) == keys[0]
