@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SHORT = 1000
 # Of processor time, for rendering these on the event loop, and others beside each other. Chats that
 # take longer, which only a template can make them, take turns: each thread that renders delays all.
-SHORT_SECONDS = 0.02
+SHORT_SECONDS = 0.005
 LONG_SECONDS = 0.2
 # Steps of replies that are looked at before the loop goes on with others.
 MOST = 256
