@@ -34,7 +34,7 @@ from jinja2.utils import Cycler, Namespace
 MAX_TICKS = 200_000
 MAX_SECONDS = 1.0  # of the thread's processor time: a loaded machine refuses no chat
 MIN_SIZE = 1_000_000
-_BYTES_PER_TICK = 1000
+_BYTES_PER_TICK = 250
 _ITEMS_PER_TICK = 20
 _SUBSCRIPTS_PER_TICK = 8
 # Comparisons of single characters.
