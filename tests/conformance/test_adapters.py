@@ -22,12 +22,12 @@ pytest.importorskip("transformers")
 IDS = (3, 5, 7, 11, 13, 2, 9, 4, 30, 22)
 # Of each family the projections that adapters may change: all but these.
 REFUSED = {
-    "deepseek_v3": "kv_b_proj",
-    "kimi_linear": "kv_b_proj|forget_gate",
+    "kimi_linear": "forget_gate",
     "zamba2 untied": "gate_up_proj|shared_transformer.*\\.[01]$",
 }
 FAMILIES = (
-    *("llama biases", "llama tied", "phi3", "qwen2_moe", "gemma3_text", "glm4", "deepseek_v3"),
+    *("llama biases", "llama tied", "phi3", "qwen2_moe", "gemma3_text", "glm4"),
+    *("deepseek_v2", "deepseek_v3"),
     *("mamba", "mamba2", "bamba", "nemotron_h", "falcon_h1", "zamba2 untied", "lfm2"),
     *("qwen3_next", "qwen3_5_text", "kimi_linear"),
 )
@@ -133,6 +133,41 @@ def test_peft_gives_the_same(tmp_path: Path) -> None:
     adapted.save_pretrained(tmp_path / "adapter")
     with LLM(str(tmp_path / "model"), adapter=f"mine={tmp_path / 'adapter'}") as llm:
         assert distance(ask(llm, "mine"), adapted.eval()) < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", ["deepseek_v2", "deepseek_v3", "deepseek_v3 dense"])
+def test_keys_and_values_from_latents(case: str, tmp_path: Path) -> None:
+    """As PEFT adapts them, long enough to be read in parts, beside requests with others."""
+    peft = pytest.importorskip("peft")
+    kind, changes = CASES[case]
+    model = save_reference(kind, tmp_path / "model", changes=changes)
+    plain = copy.deepcopy(model)
+    names = [name for name in projections(model, "kv_b_proj|o_proj") if "layers.1" in name]
+    save_adapter(tmp_path / "other", model, names, rank=7, seed=3)
+    config = peft.LoraConfig(r=4, lora_alpha=6, target_modules=["kv_b_proj"])
+    adapted = peft.get_peft_model(model, config)
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            nn.init.normal_(parameter, 0, 0.2)
+    adapted.save_pretrained(tmp_path / "adapter")
+    every = f"mine={tmp_path / 'adapter'},other={tmp_path / 'other'}"
+    wanted = ["mine", None, "other", "mine", None]
+    with LLM(str(tmp_path / "model")) as llm:
+        base = [llm.generate([[number, *IDS]], greedy())[0].token_ids for number in (1, 4)]
+    with LLM(str(tmp_path / "model"), adapter=every, token_budget=8) as llm:
+        before, changed = ask(llm), ask(llm, "mine")
+        alone = [
+            llm.generate([[number, *IDS]], greedy(), adapter=each)[0].token_ids
+            for number, each in enumerate(wanted)
+        ]
+        llm.core.engine.forget_prefixes()
+        beside = generate_all(llm, wanted)
+    own = distance(before, plain)
+    assert distance(changed, adapted.eval()) < max(1e-5, 10 * own)
+    assert distance(changed, plain) > 1e-2
+    assert beside == alone
+    assert [beside[1], beside[4]] == base
 
 
 EXPERTS = {

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from blazr.nn.operands.experts import ExpertGroups, ExpertMlps, Routing
-from blazr.nn.operands.lora import LoraDelta, LoraFactors, LoraTable
+from blazr.nn.operands.lora import HeadLoras, LoraDelta, LoraFactors, LoraTable
 from blazr.nn.operands.packing import GROUP, PACKINGS, Packed, Packing
 from blazr.nn.operands.recurrent import GatedNorm, GateOrder
 from blazr.nn.ops.activation import ACTIVATIONS
@@ -135,7 +135,13 @@ def _linear_heads(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     sizes = ((1, 16, 64, 512), (5, 3, 40, 33), (33, 2, 7, 130), (2, 1, 1, 5), (100, 2, 32, 18))
     for rows, heads, inner, outer in (*sizes, (0, 2, 8, 4)):
         weight = (torch.randn(heads, outer, inner) * inner**-0.5).to(dtype)
-        yield torch.randn(rows, heads, inner).to(dtype), weight
+        x = torch.randn(rows, heads, inner).to(dtype)
+        yield x, weight
+        tables = {head: random_lora(dtype, inner, outer) for head in range(0, heads, 2)}
+        loras = HeadLoras(tables, torch.randint(0, 6, (rows,)))
+        yield x, weight, None, loras
+        room = torch.empty(rows, heads, outer + 3, dtype=dtype)
+        yield x, weight, room[..., 1 : outer + 1], loras
     wide = torch.randn(4, 3, 20).to(dtype), torch.randn(3, 10, 9).to(dtype)
     yield wide[0][..., 5:12], wide[1][:, 2:, 1:8]
     yield wide[0][..., :10], wide[1].transpose(1, 2)

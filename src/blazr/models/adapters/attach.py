@@ -15,12 +15,13 @@ from blazr.models.causal_lm import CausalLM, Embedding
 from blazr.models.families.rules import AsStored, Cut, Placement, Rows, RuleBook, Transpose
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.lora import Lora
+from blazr.nn.layers.mla import Mla
 from blazr.nn.layers.moe import Experts
 from blazr.nn.operands.lora import LoraFactors
 from blazr.nn.quant.weight import Weight
 
 _LISTED = 4  # names in a message
-# The router decides in float32; latent attention reads the others as tensors at every step.
+# The router decides in float32; oxidizr's latent attention reads the others as tensors.
 _READ_AS_TENSORS = ("router", "k_up_proj", "v_up_proj")
 
 
@@ -85,16 +86,11 @@ def _factors_of(
             expected="an adapter of this model, with its tensors' names",
         )
     shapes: list[tuple[int, ...]] = []
-    parts: list[nn.Module] = []
     for placement in placements:
-        part = _module_of(module, placement.parameter)
-        if part is not None:
-            parts.append(part)
-            weight = part.weight
-            assert isinstance(weight, Tensor | Weight)
-            shapes.append(placement.transform.stored_shape(tuple(weight.shape)))
-    if len(parts) < len(placements):
-        raise _unsupported(adapter.path, change)
+        weight = _matrix_of(module, placement.parameter)
+        if weight is None:
+            raise _unsupported(adapter.path, change)
+        shapes.append(placement.transform.stored_shape(tuple(weight.shape)))
     cut = placements[0].cut
     rows: Sequence[Rows | None] = [None] if cut is None else cut.rows(shapes)
     whole = shapes[0] if cut is None else cut.whole(shapes)
@@ -108,11 +104,9 @@ def _factors_of(
             expected=f"{list(whole)}, the size of the matrix",
         )
     return [
-        (
-            placement.parameter.removesuffix(".weight"),
-            _factors(change, part, placement, rows=own, path=adapter.path),
-        )
-        for part, placement, own in zip(parts, placements, rows, strict=True)
+        each
+        for placement, own in zip(placements, rows, strict=True)
+        for each in _factors(change, module, placement, rows=own, path=adapter.path)
     ]
 
 
@@ -189,6 +183,21 @@ def _module_of(module: CausalLM, parameter: str) -> nn.Module | None:
     return part if leaf == "weight" and isinstance(weight, Tensor | Weight) else None
 
 
+def _heads_of(module: CausalLM, parameter: str) -> Tensor | None:
+    """The matrices of all heads of latent attention that a parameter is; None for another."""
+    part, leaf = _owner_of(module, parameter)
+    found = getattr(part, leaf, None) if isinstance(part, Mla) and leaf in part.loras else None
+    return found if isinstance(found, Tensor) else None
+
+
+def _matrix_of(module: CausalLM, parameter: str) -> Tensor | Weight | None:
+    """What a parameter is that adapters may change; None where there is none of that name."""
+    part = _module_of(module, parameter)
+    found = _heads_of(module, parameter) if part is None else part.weight
+    assert found is None or isinstance(found, Tensor | Weight)
+    return found
+
+
 def _owner_of(module: CausalLM, parameter: str) -> tuple[nn.Module | None, str]:
     """The module a parameter belongs to, None where there is none, and what it is called there."""
     name, _, leaf = parameter.rpartition(".")
@@ -200,34 +209,52 @@ def _owner_of(module: CausalLM, parameter: str) -> tuple[nn.Module | None, str]:
 
 def _factors(
     change: LowRankChange,
-    part: nn.Module,
+    module: CausalLM,
     placement: Placement,
     *,
     rows: Rows | None,
     path: Path,
-) -> LoraFactors:
-    name = placement.parameter.removesuffix(".weight")
-    is_embedding = isinstance(part, Embedding)
-    is_linear = isinstance(part, Linear) and name.rpartition(".")[2] not in _READ_AS_TENSORS
-    if not (is_linear or is_embedding) or not isinstance(placement.transform, AsStored | Transpose):
-        raise _unsupported(path, change)
-    weight = part.weight
-    assert isinstance(weight, Tensor | Weight)
+) -> list[tuple[str, LoraFactors]]:
+    """By module, or by head of one, what a change of some rows of a tensor amounts to."""
     # of the tensor as it is stored, (out, in): left @ right
     left, right = change.b.float() * change.scale, change.a.float()
     if change.is_embedding or change.is_transposed:
         left, right = right.T, left.T
     if rows is not None:
         left = torch.cat([left[run.start : run.stop : run.step] for run in rows])
+    heads = _heads_of(module, placement.parameter)
+    if heads is not None:
+        if change.magnitude is not None or rows is None:
+            raise _unsupported(path, change)
+        right = _laid(right, heads.dtype, heads.device)
+        # one for each head, (out, r); how they lie in memory is how they are multiplied
+        lefts = _laid(left.unflatten(0, (len(heads), -1)).mT, heads.dtype, heads.device)
+        is_turned = isinstance(placement.transform, Transpose)
+        return [
+            (
+                f"{placement.parameter}.{head}",
+                LoraFactors(*((own, right) if is_turned else (right, own))),
+            )
+            for head, own in enumerate(lefts)
+        ]
+    part = _module_of(module, placement.parameter)
+    name = placement.parameter.removesuffix(".weight")
+    is_embedding = isinstance(part, Embedding)
+    is_linear = isinstance(part, Linear) and name.rpartition(".")[2] not in _READ_AS_TENSORS
+    if not (is_linear or is_embedding) or not isinstance(placement.transform, AsStored | Transpose):
+        raise _unsupported(path, change)
+    assert part is not None
+    weight = part.weight
+    assert isinstance(weight, Tensor | Weight)
     if isinstance(placement.transform, Transpose):
         left, right = right.T, left.T
     dtype, device = weight.dtype, weight.device
     a, b = (left, right) if is_embedding else (right, left.T)
     factors = LoraFactors(_laid(a, dtype, device), _laid(b, dtype, device))
-    if change.magnitude is None:
-        return factors
-    lengths = _lengths(change, rows=rows, path=path)
-    return replace(factors, lengths=lengths.to(device)).beside(_plain(weight))
+    if change.magnitude is not None:
+        lengths = _lengths(change, rows=rows, path=path)
+        factors = replace(factors, lengths=lengths.to(device)).beside(_plain(weight))
+    return [(name, factors)]
 
 
 def _lengths(change: LowRankChange, *, rows: Rows | None, path: Path) -> Tensor:
@@ -322,9 +349,12 @@ class AdapterSlots:
         owner, _, leaf = name.rpartition(".")
         if leaf.isdecimal():
             path, _, matrix = owner.rpartition(".")
-            experts = self._module.get_submodule(path)
-            assert isinstance(experts, Experts)
-            experts.loras[matrix.removesuffix("_proj"), int(leaf)] = lora
+            stacks = self._module.get_submodule(path)
+            assert isinstance(stacks, Experts | Mla)
+            if isinstance(stacks, Mla):
+                stacks.loras[matrix][int(leaf)] = lora
+            else:
+                stacks.loras[matrix.removesuffix("_proj"), int(leaf)] = lora
             return
         part = self._module.get_submodule(name)
         assert isinstance(part, Linear | Embedding)

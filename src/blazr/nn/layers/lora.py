@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from torch import Tensor
 
-from blazr.nn.operands.lora import LoraDelta, LoraTable
+from blazr.nn.operands.lora import HeadLoras, LoraDelta, LoraTable
 from blazr.nn.ops.lora import lora_expand, lora_rows, lora_shrink
 
 
@@ -59,3 +59,11 @@ class Lora:
             return y
         inner = lora_rows(y, self.table, slots, ids)
         return lora_expand(y, LoraDelta(self.table, slots, inner))
+
+
+def head_loras(loras: Mapping[int, Lora]) -> HeadLoras | None:
+    """As products head by head take them; None where no token of the step has an adapter."""
+    slots = next((lora.slots for lora in loras.values()), None)
+    if slots is None:
+        return None
+    return HeadLoras({head: lora.table for head, lora in loras.items()}, slots)

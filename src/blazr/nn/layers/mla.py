@@ -13,6 +13,7 @@ from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import Linear
+from blazr.nn.layers.lora import Lora, head_loras
 from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.operands.attention import LatentRows, Latents
 from blazr.nn.ops.latent_attention import latent_attention
@@ -96,7 +97,8 @@ class DeepseekMlaConfig(MlaConfig):
 class Mla(Mixer):
     """Latent attention [arXiv:2405.04434, section 2.1].
 
-    The upward matrices are plain numbers however the others are stored.
+    The upward matrices are plain numbers however the others are stored. ``loras`` are what
+    adapters change in them, by ``"k_up"`` or ``"v_up"`` and the head.
     """
 
     config: MlaConfig
@@ -105,6 +107,7 @@ class Mla(Mixer):
     def __init__(self, config: MlaConfig) -> None:
         super().__init__(config)
         self.num_heads = config.num_heads
+        self.loras: dict[str, dict[int, Lora]] = {"k_up": {}, "v_up": {}}
 
     @abstractmethod
     def _compress(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,6 +136,8 @@ class Mla(Mixer):
             scale=self.config.scale,
             window=self.config.sliding_window,
             temperature=None if rope is None else rope.temperature,
+            k_loras=head_loras(self.loras["k_up"]),
+            v_loras=head_loras(self.loras["v_up"]),
         )
         rows = LatentRows(q_rope=q_rope, k_rope=k_rope, latent=latent)
         heads = latent_attention(q, rows, memory, batch.rotation(rope), batch.table)

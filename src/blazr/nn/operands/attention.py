@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from blazr.nn.operands.lora import HeadLoras
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionTemperature:
@@ -95,6 +97,8 @@ class Latents:
         scale: Applied to the scores.
         window: Sliding window in tokens, or None.
         temperature: How scores grow with the position, or None.
+        k_loras: What adapters change in ``k_up``; None for nothing.
+        v_loras: What they change in ``v_up``.
     """
 
     latents: Tensor
@@ -104,3 +108,5 @@ class Latents:
     scale: float
     window: int | None = None
     temperature: AttentionTemperature | None = None
+    k_loras: HeadLoras | None = None
+    v_loras: HeadLoras | None = None

@@ -5,6 +5,7 @@ A row of activations takes the adapter of its sequence. Slot 0 is no adapter.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -98,6 +99,19 @@ class LoraDelta:
     def repeat(self) -> int:
         """Rows of a token."""
         return rows_per_slot(len(self.inner), self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLoras:
+    """What adapters change in a stack of matrices, one for each head.
+
+    Args:
+        tables: By head; a head that is not there is not changed.
+        slots: Of the tokens' adapters, (T,), int64.
+    """
+
+    tables: Mapping[int, LoraTable]
+    slots: Tensor
 
 
 LoraDeltas = tuple[LoraDelta | None, LoraDelta | None]

@@ -5,16 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from blazr.nn.operands.attention import LatentRows, Latents, Rotation
+from blazr.nn.operands.attention import LatentRows, Latents, Pages, Rotation
 from blazr.nn.operands.kv_dtype import read_pages
 from blazr.nn.operands.step import StepTable
 from blazr.nn.ops.attention import (
     attention,
     decode_attention,
+    paged_attention,
     prefilling,
     read_group,
     scale_queries,
 )
+from blazr.nn.ops.matmul import linear_heads
 from blazr.nn.ops.op import op
 from blazr.nn.ops.rope import rotate_and_store
 
@@ -42,6 +44,8 @@ def latent_attention(
     # one key for all heads, and the latent in the place of its values
     pages = memory.keys.unsqueeze(2), memory.latents.unsqueeze(2)
     latent = rows.latent.unsqueeze(1)
+    if memory.k_loras is not None or memory.v_loras is not None:
+        return _absorbed(q, rows, memory, rotation, table)
     turned = rotate_and_store.reference(rows.q_rope, rows.k_rope, latent, rotation, *pages)
     queries = torch.cat((q, turned), -1)
     out = q.new_empty(*q.shape[:2], memory.v_up.shape[1])
@@ -77,3 +81,24 @@ def latent_attention(
         )
         out[group.rows] = found.flatten(0, 1)
     return out
+
+
+def _absorbed(
+    q: Tensor, rows: LatentRows, memory: Latents, rotation: Rotation, table: StepTable
+) -> Tensor:
+    """The same with adapters of the upward matrices, applied to queries and results alone."""
+    keys, latents = memory.keys.unsqueeze(2), memory.latents.unsqueeze(2)
+    turned = rotate_and_store.reference(
+        rows.q_rope, rows.k_rope, rows.latent.unsqueeze(1), rotation, keys, latents
+    )
+    absorbed = linear_heads.reference(q, memory.k_up, None, memory.k_loras)
+    attended = Pages(
+        keys=latents,
+        more_keys=keys,
+        values=latents,
+        scale=memory.scale,
+        window=memory.window,
+        temperature=memory.temperature,
+    )
+    mixed = paged_attention.reference(torch.cat((absorbed, turned), -1), attended, table)
+    return linear_heads.reference(mixed.to(q.dtype), memory.v_up, None, memory.v_loras)

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blazr.nn.operands.lora import UNCHANGED, LoraDelta, LoraDeltas
-from blazr.nn.ops.lora import lora_expand
+from blazr.nn.operands.lora import UNCHANGED, HeadLoras, LoraDelta, LoraDeltas
+from blazr.nn.ops.lora import lora_expand, lora_shrink
 from blazr.nn.ops.op import op
 
 
@@ -76,7 +76,9 @@ def gated_linear(
 
 
 @op
-def linear_heads(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+def linear_heads(
+    x: Tensor, weight: Tensor, out: Tensor | None = None, loras: HeadLoras | None = None
+) -> Tensor:
     """``x[:, h] weight[h].T``: each head by a matrix of its own.
 
     Args:
@@ -84,9 +86,14 @@ def linear_heads(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor
         weight: (H, out, in), in the dtype of x.
         out: (T, H, out), where the result goes, perhaps a part of a wider tensor; None for
             anywhere.
+        loras: What adapters change; None for nothing.
 
     Returns:
         (T, H, out), in the dtype of x.
     """
     found = torch.einsum("thk,hok->tho", x, weight)
+    if loras is not None:
+        for head, table in loras.tables.items():
+            inner = lora_shrink.reference(x[:, head], table, loras.slots)
+            lora_expand.reference(found[:, head], LoraDelta(table, loras.slots, inner))
     return found if out is None else out.copy_(found)

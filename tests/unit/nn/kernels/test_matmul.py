@@ -7,6 +7,8 @@ import torch
 
 from blazr.core.errors import ShapeError
 from blazr.nn.kernels.cpu import compiled, matmul
+from blazr.nn.operands.lora import HeadLoras
+from tests.support.op_samples import random_lora
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -88,3 +90,22 @@ def test_what_does_not_fit_is_refused() -> None:
             matmul.linear(*arguments)
     with pytest.raises(ShapeError):
         matmul.gated_linear(x, weight, weight[:3])
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_heads_of_rows_without_an_adapter_keep_their_bits(dtype: torch.dtype) -> None:
+    """With adapters each head is a call of its own."""
+    tables = {head: random_lora(dtype, 40, 33) for head in (0, 2)}
+    weight = torch.randn(3, 33, 40).to(dtype)
+    for rows in (1, 7, 130):
+        x = torch.randn(rows, 3, 40).to(dtype)
+        slots = torch.arange(1, rows + 1) % 6
+        changed = matmul.linear_heads(x, weight, None, HeadLoras(tables, slots))
+        plain = matmul.linear_heads(x, weight)
+        is_empty = (slots == 0) | (slots == 4)
+        assert torch.equal(changed[is_empty], plain[is_empty])
+        assert torch.equal(changed[:, 1], plain[:, 1])
+        assert not torch.equal(changed, plain)
+        first = matmul.linear_heads(x[:1], weight, None, HeadLoras(tables, slots[:1]))
+        assert torch.equal(changed[:1], first)

@@ -97,7 +97,7 @@ def latent_attention(  # noqa: PLR0917  (what a step takes, and where its memory
     size, latent = rows.latent.shape[1], rows.latent.unsqueeze(1)
     pages = memory.keys.unsqueeze(2), memory.latents.unsqueeze(2)
     queries = q.new_empty(*q.shape[:2], size + rows.q_rope.shape[2])
-    linear_heads(q, memory.k_up, queries[..., :size])
+    linear_heads(q, memory.k_up, queries[..., :size], memory.k_loras)
     rotate_and_store(rows.q_rope, rows.k_rope, latent, rotation, *pages, queries[..., size:])
     attended = Pages(
         keys=pages[1],
@@ -107,4 +107,5 @@ def latent_attention(  # noqa: PLR0917  (what a step takes, and where its memory
         window=memory.window,
         temperature=memory.temperature,
     )
-    return linear_heads(paged_attention(queries, attended, table), memory.v_up)
+    mixed = paged_attention(queries, attended, table)
+    return linear_heads(mixed, memory.v_up, None, memory.v_loras)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from blazr.core.errors import ShapeError
 from blazr.nn.kernels.cpu.compiled import DTYPES, run
-from blazr.nn.kernels.cpu.lora import Lora, added
+from blazr.nn.kernels.cpu.lora import Lora, added, lora_shrink
 from blazr.nn.kernels.cpu.structures import Float32, Int64, Pointer, structure
-from blazr.nn.operands.lora import UNCHANGED, LoraDelta, LoraDeltas
+from blazr.nn.operands.lora import UNCHANGED, HeadLoras, LoraDelta, LoraDeltas
 
 
 @structure
@@ -72,7 +72,9 @@ def gated_linear(
     return _call(x, gate, up, None, loras=loras)
 
 
-def linear_heads(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+def linear_heads(
+    x: Tensor, weight: Tensor, out: Tensor | None = None, loras: HeadLoras | None = None
+) -> Tensor:
     """See ``blazr.nn.ops.matmul.linear_heads``; a row's result depends on that row alone."""
     (m, heads, k), n = x.shape, weight.shape[1]
     out = torch.empty(m, heads, n, dtype=x.dtype) if out is None else out
@@ -95,10 +97,22 @@ def linear_heads(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor
         out.stride(0),
         False,  # noqa: FBT003
     )
-    run(
-        "linear_heads",
-        _LinearHeads(first, heads, weight.stride(0), x.stride(1), out.stride(1)),
-    )
+    if loras is None:
+        run(
+            "linear_heads",
+            _LinearHeads(first, heads, weight.stride(0), x.stride(1), out.stride(1)),
+        )
+        return out
+    for head in range(heads):  # each has adapters of its own
+        own = x[:, head]
+        table = loras.tables.get(head)
+        call = Linear.from_buffer_copy(first)
+        call.x, call.w = own.data_ptr(), weight[head].data_ptr()
+        call.y = out[:, head].data_ptr()
+        if table is not None:
+            inner = lora_shrink(own, table, loras.slots)
+            call.lora = added(LoraDelta(table, loras.slots, inner))
+        run("linear", call)
     return out
 
 
