@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -300,6 +301,45 @@ def test_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         memory.disk._writes_again_at = 0.0
         memory.keep(PAGE, third)
         assert memory.read(PAGE, third) is not None
+
+
+def test_a_disk_that_fails_is_no_reason_to_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    first, second = names(2)
+    with closing(Memory(tmp_path)) as before:
+        page = before.keep(PAGE, first)
+    with closing(Memory(tmp_path)) as memory:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "stat", fail)
+            assert not memory.disk.has(PAGE, first)
+            patch.setattr(Path, "open", fail)
+            assert memory.read(PAGE, first) is None
+        assert memory.disk.counts.errors == 2
+        assert memory.read(PAGE, first) == page
+        assert not memory.disk.has(PAGE, second)
+
+
+def test_what_cannot_be_copied_is_not_waited_for(tmp_path: Path) -> None:
+    def no_room(*args: object) -> None:
+        raise MemoryError
+
+    first, second = names(2)
+    with closing(Memory(tmp_path)) as memory:
+        content = memory.keep(PAGE, second)
+        memory.disk._read, read = no_room, memory.disk._read
+        memory.keep(PAGE, first)
+        assert not memory.disk.has(PAGE, first)
+        assert not memory.disk._num_waiting
+        memory.disk._write, write = no_room, memory.disk._write
+        assert memory.read(PAGE, second) is None
+        memory.disk._read, memory.disk._write = read, write
+        assert memory.read(PAGE, second) == content
+        memory.keep(PAGE, first)
+        assert memory.disk.has(PAGE, first)
 
 
 def test_what_waits_is_bounded(tmp_path: Path) -> None:

@@ -152,8 +152,11 @@ class DiskCache:
     def has(self, cls: ItemClass, name: bytes) -> bool:
         """Whether there is a file."""
         path = self._path(cls, name)
-        if path not in self._known and path.exists():
-            self._known.add(path)
+        try:
+            if path not in self._known and path.exists():
+                self._known.add(path)
+        except OSError as error:  # a disk that fails, a directory that may no longer be read
+            self._note_error(f"{path} cannot be looked for", error)
         return path in self._known
 
     def load(self, cls: ItemClass, name: bytes, item: int) -> StateKind | None:
@@ -171,24 +174,25 @@ class DiskCache:
         path = self._path(cls, name)
         try:
             found = _read_file(path, cls, name, self._sizes[cls])
-        except OSError as error:
+            if found is not None:
+                self._write(cls, item, found[1])
+        except FileNotFoundError:
             self._known.discard(path)
-            if not isinstance(error, FileNotFoundError):
-                self.counts.errors += 1
-                logger.warning("%s cannot be read: %s", path, error)
+            return None
+        except (OSError, MemoryError) as error:
+            self._known.discard(path)
+            self._note_error(f"{path} cannot be read", error)
             return None
         if found is None:
             logger.warning("%s is spoiled or of another program: it is deleted", path)
             self.counts.spoiled += 1
             self._delete(path)
             return None
-        kind, content = found
-        self._write(cls, item, content)
         if cls is ItemClass.PAGE:
             self.counts.read_pages += 1
         else:
             self.counts.read_states += 1
-        return kind
+        return found[0]
 
     def save(self, what: DiskItem, item: int, *, waits: bool = False) -> None:
         """Have an item of memory written, unless there is such a file.
@@ -200,6 +204,7 @@ class DiskCache:
         """
         if self.has(what.cls, what.name):
             return
+        path = self._path(what.cls, what.name)
         size = self._sizes[what.cls]
         with self._written:
             while self._num_waiting + size > max(MOST_WAITING, size):
@@ -208,9 +213,14 @@ class DiskCache:
                     return
                 self._written.wait()
             self._num_waiting += size
-        path = self._path(what.cls, what.name)
+        try:
+            content = self._read(what.cls, item)
+        except MemoryError as error:
+            self._note_error(f"{path} is not written", error)
+            self._has_handled(size)
+            return
         self._known.add(path)
-        self._queue.put(partial(self._store, path, what, self._read(what.cls, item)))
+        self._queue.put(partial(self._store, path, what, content))
 
     def mark_used(self, names: Iterable[bytes]) -> None:
         """The files of these names have been used or written: they are worth more than others."""
@@ -304,12 +314,21 @@ class DiskCache:
             self._writes_again_at = time.monotonic() + _PAUSE_S
             logger.warning("the cache on disk writes nothing for %d s: %s", _PAUSE_S, error)
         finally:
-            with self._written:
-                self._num_waiting -= self._sizes[what.cls]
-                self._written.notify()
+            self._has_handled(self._sizes[what.cls])
         # other processes write there, too
         if max(self.num_bytes, self._unmeasured / (1 - _KEPT_SHARE)) > self._limit:
             self._measure()
+
+    def _has_handled(self, size: int) -> None:
+        """So many bytes wait to be written no longer."""
+        with self._written:
+            self._num_waiting -= size
+            self._written.notify()
+
+    def _note_error(self, message: str, error: Exception) -> None:
+        """Something is not read or not written: that costs time, and is no reason to fail."""
+        self.counts.errors += 1
+        logger.warning("%s: %s", message, str(error) or type(error).__name__)
 
     def _measure(self) -> None:
         """Count what is there, of all models and processes; delete what is too much."""
