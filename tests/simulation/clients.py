@@ -272,11 +272,11 @@ def _whole(data: bytes) -> tuple[list[dict], bool]:
 def _events(data: bytes) -> tuple[list[dict], bool]:
     """The same of a stream."""
     frames = data.decode().split("\n\n")
-    datas = [each.removeprefix("data: ") for each in frames if each.startswith("data: ")]
-    if "[DONE]" in datas[:-1]:
-        raise Wrong(f"the end of the stream is not at its end: {datas[-3:]}")
-    events = [json.loads(each) for each in datas if each != "[DONE]"]
+    messages = [each.removeprefix("data: ") for each in frames if each.startswith("data: ")]
+    if "[DONE]" in messages[:-1]:
+        raise Wrong(f"the end of the stream is not at its end: {messages[-3:]}")
+    events = [json.loads(each) for each in messages if each != "[DONE]"]
     has_failed = any("error" in each for each in events)
-    if "[DONE]" not in datas and not has_failed:
+    if "[DONE]" not in messages and not has_failed:
         raise Wrong("a stream without an end")
     return [choice for each in events for choice in each.get("choices", ())], has_failed

@@ -14,7 +14,6 @@ from pathlib import Path
 from random import Random
 
 from blazr.engine.async_engine import AsyncEngine
-from blazr.engine.cache.arena import ItemClass
 from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.engine import Engine
 from blazr.engine.outputs import TokenOutput
@@ -35,6 +34,7 @@ from tests.simulation.faults import Fault, Injector
 from tests.simulation.machine import Machine
 from tests.simulation.network import Connection
 from tests.support.fake_model import GRID, FakeModel
+from tests.support.leaks import check_memory_is_back
 
 VOCAB_SIZE = 100_331  # of the tokenizer; the model says only the first five
 MOST_SEQ_LEN = 256
@@ -292,7 +292,7 @@ class Simulation:
         assert not self.engine._sinks, "a reader is kept"
         assert not self.server.server_state.tasks, "a handler still runs"
         assert all(each.is_lost for each in self.connections), "a connection is open"
-        self._check_memory(self.engine._engine)
+        check_memory_is_back(self.engine._engine)
 
     def _num_counted(self) -> int:
         """Requests that the server says it has answered in one way or another, or lost."""
@@ -320,20 +320,6 @@ class Simulation:
                 allowed |= {"cut"}
         if how not in allowed:
             raise Wrong(f"{asked} ended with {how}: {outcome.data[:300]!r}")
-
-    @staticmethod
-    def _check_memory(engine: Engine) -> None:
-        memory = engine.scheduler.memory
-        assert not engine.has_work(), "something runs that nobody waits for"
-        assert not engine._by_request, "a request is kept"
-        slots = sorted(memory.free_run_slots)
-        assert slots == list(range(memory.shape.max_running)), "a run slot is lost"
-        for cls in (ItemClass.STATE, ItemClass.PAGE):
-            while memory.trie.evict(cls):
-                pass
-        assert memory.trie.num_nodes == 0, "a block is locked"
-        assert memory.arena.used(ItemClass.PAGE) == 0, "a page is lost"
-        assert memory.arena.used(ItemClass.STATE) == 1, "a state is lost"
 
 
 def simulate(

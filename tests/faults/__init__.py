@@ -1,0 +1,1 @@
+"""Faults made on purpose, and what must hold after each of them."""
