@@ -1,6 +1,7 @@
 """Jinja as Hugging Face speaks it, and what it may not do."""
 
 import re
+import sys
 import threading
 import time
 from datetime import datetime
@@ -291,6 +292,32 @@ def test_a_clock_catches_what_no_count_does(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(guards, "MAX_SECONDS", -1.0)
     with pytest.raises(RequestError, match="loops too long"):
         render("{% for x in [1] %}{% endfor %}")
+
+
+def test_other_threads_run_meanwhile() -> None:
+    program = ChatTemplateProgram("{% for x in range(50000) %}{% endfor %}", name="test")
+    is_over = threading.Event()
+    num_runs = 0
+
+    def run() -> None:
+        nonlocal num_runs
+        while not is_over.is_set():
+            num_runs += 1
+            time.sleep(0)
+
+    usual = sys.getswitchinterval()
+    other = threading.Thread(target=run)
+    sys.setswitchinterval(100)  # nobody is interrupted
+    try:
+        other.start()
+        before = num_runs
+        program.render({}, size=guards.MIN_SIZE)
+        during = num_runs - before
+    finally:
+        is_over.set()
+        sys.setswitchinterval(usual)
+        other.join()
+    assert during > 1
 
 
 def test_a_deadline_may_be_sooner() -> None:
