@@ -9,7 +9,8 @@ import json
 import mmap
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -52,11 +53,13 @@ ELEMENT_TYPES: Mapping[str, tuple[int, str]] = {
 }
 
 
-def open_regular(path: Path) -> BinaryIO:
+@contextmanager
+def open_regular(path: Path) -> Iterator[BinaryIO]:
     """Open a file for reading; never waits, as opening a pipe would.
 
     Raises:
-        CheckpointError: There is no such file, it may not be read, or it is not a regular one.
+        CheckpointError: There is no such file, it may not be read, or it is not a regular one; or
+            the system could not read it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -64,14 +67,23 @@ def open_regular(path: Path) -> BinaryIO:
         raise CheckpointError(
             f"{path} cannot be opened.", found=error.strerror or "an error", expected="a file"
         ) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise CheckpointError(
+                f"{path} is not a regular file.",
+                found="a directory, pipe, socket or device",
+                expected="a file of known size",
+            )
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            yield file
+    except OSError as error:
         raise CheckpointError(
-            f"{path} is not a regular file.",
-            found="a directory, pipe, socket or device",
-            expected="a file of known size",
-        )
-    return os.fdopen(descriptor, "rb")
+            f"{path} cannot be read.",
+            found=error.strerror or "an error",
+            expected="a file on a sound disk",
+        ) from error
+    finally:
+        os.close(descriptor)
 
 
 def read_json(path: Path) -> Mapping[str, object]:

@@ -180,6 +180,12 @@ def test_a_device_and_a_directory_are_refused(tmp_path: Path) -> None:
             read_header(path)
 
 
+def test_a_file_that_the_system_cannot_read_is_told(file: Path) -> None:
+    file.symlink_to("/proc/self/mem")  # nothing lies at its beginning: an input/output error
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_header(file)
+
+
 def test_a_missing_file_and_a_broken_link_are_refused(tmp_path: Path) -> None:
     link = tmp_path / "link.safetensors"
     link.symlink_to(tmp_path / "nowhere")
