@@ -143,7 +143,7 @@ async def detokenize(call: Call[DetokenizeBody]) -> DecodedText:
     tokenizer = call.service.llm.tokenizer
     ids = call.body.tokens
     limit = max(tokenizer.size, call.service.llm.core.info.vocab_size)
-    if not all(0 <= each < limit for each in ids):
+    if min(ids, default=0) < 0 or max(ids, default=0) >= limit:
         raise RequestError(
             "a token id is outside the vocabulary.",
             param="tokens",
