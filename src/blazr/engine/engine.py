@@ -141,14 +141,6 @@ class Engine:
             raise RequestError(
                 "the prompt is empty.", param="prompt", expected="at least one token"
             )
-        if min(ids) < 0 or max(ids) >= self.vocab_size:
-            wrong = next(i for i in ids if not 0 <= i < self.vocab_size)
-            raise RequestError(
-                "a token id of the prompt is out of range.",
-                param="prompt",
-                found=str(wrong)[:100],
-                expected=f"0 to {self.vocab_size - 1}",
-            )
         for name, bad in (
             ("stop_token_ids", request.params.stop_token_ids),
             ("logit_bias", request.params.logit_bias),
@@ -168,6 +160,15 @@ class Engine:
                 param="prompt",
                 expected=f"at most {limit - 1}, so that one can be generated",
                 hint='shorten it; of a chat, truncation="auto" leaves out the oldest turns',
+            )
+        # after the length, so that of millions of ids none is looked at
+        if min(ids) < 0 or max(ids) >= self.vocab_size:
+            wrong = next(i for i in ids if not 0 <= i < self.vocab_size)
+            raise RequestError(
+                "a token id of the prompt is out of range.",
+                param="prompt",
+                found=str(wrong)[:100],
+                expected=f"0 to {self.vocab_size - 1}",
             )
 
     def abort(self, request_id: int, index: int | None = None) -> list[TokenOutput]:

@@ -14,6 +14,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
+MAX_STOP_IDS = 1024
 MAX_BAD_WORDS = 128
 SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p")
 
@@ -231,6 +232,8 @@ class SamplingParams:
                 _refuse(name, f"{len(texts)} texts", f"at most {MAX_BAD_WORDS}")
             if any(not text or len(text) > MAX_STOP_CHARACTERS for text in texts):
                 _refuse(name, "an empty or long text", f"1 to {MAX_STOP_CHARACTERS} characters")
+        if len(self.stop_token_ids) > MAX_STOP_IDS:
+            _refuse("stop_token_ids", f"{len(self.stop_token_ids)} ids", f"at most {MAX_STOP_IDS}")
         if self.allowed_token_ids is not None:
             object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
             if not self.allowed_token_ids or min(self.allowed_token_ids) < 0:

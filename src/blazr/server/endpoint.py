@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import NoneType, UnionType
 from typing import (
     Any,
@@ -28,6 +29,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from blazr.core import garbage
 from blazr.core.errors import RequestError
 from blazr.server.config import ServerConfig
 from blazr.server.errors import ErrorShape, HttpError, clean, openai_error
@@ -36,17 +38,20 @@ from blazr.server.params import name_as_sent, refuse_foreign
 from blazr.server.sse import DATA, Framing, Stream
 
 MAX_JSON_DEPTH = 64
-# A body of more bytes is decoded on a thread of its own: 9 MB of token ids take about a second.
+# Objects, arrays and members of objects in one body; numbers and strings in arrays are not counted.
+MAX_JSON_VALUES = 200_000
+# A longer body is decoded and translated on a worker thread, while the event loop serves others.
 LARGE_BODY_BYTES = 2**16
 
-# One thread, because each that runs Python makes the event loop wait longer for the GIL.
-_decoding = ThreadPoolExecutor(1, thread_name_prefix="blazr-decode")
-# What holds no other values, of those that JSON is decoded to.
+# One thread: several would take turns at the GIL with the event loop, which then waits for longer.
+_worker = ThreadPoolExecutor(1, thread_name_prefix="blazr-large-bodies")
+# Types of decoded JSON that hold no other values.
 _LEAVES = frozenset({int, float, str, bool, NoneType})
 
-_FIELD = re.compile(r"at `\$\.(\w+)")
+_FIELD = re.compile(r"(?:at|in) `\$\.(\w+)")
 
 Body_co = TypeVar("Body_co", covariant=True)
+R = TypeVar("R")
 W = TypeVar("W")
 E = TypeVar("E", bound=msgspec.Struct)
 
@@ -82,6 +87,7 @@ class Call(Generic[Body_co]):
         id: A fresh id, which the id of its answer ends with.
         facts: What the access log and the trace say of it besides.
         headers: Headers of its answer; the handler adds to them.
+        is_large: Whether its body has more than `LARGE_BODY_BYTES`.
     """
 
     body: Body_co
@@ -95,6 +101,7 @@ class Call(Generic[Body_co]):
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     facts: dict[str, str | int] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
+    is_large: bool = False
 
     @property
     def service(self) -> Service:
@@ -115,6 +122,10 @@ class Call(Generic[Body_co]):
         if adapter:
             return untagged(adapter, known) or adapter
         return untagged(getattr(self.body, "model", None) or "", known)
+
+    async def translate(self, work: Callable[[], R]) -> R:
+        """Do what takes time in proportion to the body; for a large one on a worker thread."""
+        return await _run_where(self.is_large, work)
 
     def scheduling(self) -> Scheduling:
         """When a generation request runs, by which adapter, and with whom it shares prefixes.
@@ -209,15 +220,13 @@ class Endpoint:
         state = self._models.state
         connection = HTTPConnection(scope)
         body: msgspec.Struct | None = None
+        is_large = False
         is_command = self._route.is_command
         if self._decoder is not None:
             raw = await _read_body(scope, receive, state.config)
             raw = raw or b"{}" if is_command else raw
-            if len(raw) <= LARGE_BODY_BYTES:
-                body = _decode(self._decoder, raw)
-            else:
-                loop = asyncio.get_running_loop()
-                body = await loop.run_in_executor(_decoding, _decode, self._decoder, raw)
+            is_large = len(raw) > LARGE_BODY_BYTES
+            body = await _run_where(is_large, partial(_decode, self._decoder, raw))
             if is_command:
                 # what the body leaves out may stand in the query
                 asked = _decode_query(type(body), connection.query_params)
@@ -227,7 +236,7 @@ class Endpoint:
         elif self._route.body is not None:
             body = _decode_query(self._route.body, connection.query_params)
         if not self._needs_model:
-            response = await self._answer(scope, body)
+            response = await self._answer(scope, body, is_large=is_large)
             await _until_gone(receive, response(scope, receive, send))
             return
         name = (
@@ -237,7 +246,7 @@ class Endpoint:
         async def work() -> None:
             async with self._models.using(name) as service:
                 try:
-                    response = await self._answer(scope, body, service)
+                    response = await self._answer(scope, body, service, is_large=is_large)
                 except RequestError as error:
                     name_as_sent(error, body)
                     raise
@@ -246,7 +255,9 @@ class Endpoint:
         with working(state):
             await _until_gone(receive, work())
 
-    async def _answer(self, scope: Scope, body: object, service: Service | None = None) -> Response:
+    async def _answer(
+        self, scope: Scope, body: object, service: Service | None = None, *, is_large: bool
+    ) -> Response:
         call = Call(
             body=body,
             models=self._models,
@@ -257,6 +268,7 @@ class Endpoint:
             is_operator=scope.get("is_operator", True),
             request_id=scope.get("request_id", ""),
             facts=scope.setdefault("facts", {}),
+            is_large=is_large,
         )
         answer = await self._route.handler(call)
         if isinstance(answer, Response):
@@ -275,6 +287,13 @@ def working(state: ServerState) -> Iterator[None]:
         state.num_working -= 1
 
 
+async def _run_where(is_large: bool, work: Callable[[], R]) -> R:  # noqa: FBT001
+    """Run what takes time in proportion to a body: on a worker thread if that is large."""
+    if not is_large:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(_worker, work)
+
+
 def _decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> msgspec.Struct:
     """Decode a JSON body.
 
@@ -283,7 +302,8 @@ def _decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> msgspec.Struct:
     """
     try:
         raw.decode()  # the decoder skips unknown fields without looking at their bytes
-        body: msgspec.Struct = decoder.decode(raw)
+        with garbage.not_collected():
+            body: msgspec.Struct = decoder.decode(raw)
         if not {"temperature", "options"}.isdisjoint(body.__struct_fields__):  # it generates
             refuse_foreign(raw, body)
     except UnicodeDecodeError:
@@ -295,7 +315,7 @@ def _decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> msgspec.Struct:
     except msgspec.DecodeError as error:
         message = clean(f"the body is not JSON: {error}.", 200)
         raise HttpError(400, message, code="invalid_json") from None
-    _check_depth(body)
+    _check_size(body)
     return body
 
 
@@ -317,9 +337,16 @@ def _invalid_value(error: msgspec.ValidationError) -> HttpError:
     return HttpError(400, message, param=field[1] if field else None, code="invalid_value")
 
 
-def _check_depth(body: object) -> None:
-    """Refuse what is nested deeper than any honest request; the types allow free-form fields."""
+def _check_size(body: object) -> None:
+    """Refuse more levels or values than an honest request has; the types allow free-form fields.
+
+    Each value of those that are counted takes time again when a chat template is rendered.
+
+    Raises:
+        HttpError: 400.
+    """
     layer: list[object] = [body]
+    num_values = 0
     for _ in range(MAX_JSON_DEPTH):
         inner: list[object] = []
         for value in layer:
@@ -329,6 +356,14 @@ def _check_depth(body: object) -> None:
                 inner += value.values()
             elif isinstance(value, list) and not _LEAVES.issuperset(map(type, value)):
                 inner += value
+        num_values += len(inner)
+        if num_values > MAX_JSON_VALUES:
+            raise HttpError(
+                400,
+                "the JSON has too many objects, arrays and members of objects: "
+                f"at most {MAX_JSON_VALUES} in all.",
+                code="invalid_json",
+            )
         if not inner:
             return
         layer = inner

@@ -25,6 +25,9 @@ from blazr.text.messages import Message
 MAX_REPLIES = 256
 MAX_PROMPTS = 128
 MAX_TOOLS = 128
+MAX_TOOL_NAME = 256  # characters; OpenAI takes 64, Anthropic 128
+MAX_VARIABLES = 256  # for a chat template
+MAX_VARIABLE_NAME = 256
 MAX_MESSAGES = 4096
 MAX_BIAS = 100
 LAST_N = 64  # tokens that penalties look back: llama.cpp's and Ollama's default
@@ -60,9 +63,10 @@ Prompts = str | Annotated[list[str | TokenId | TokenIds], schema_hint(minItems=1
 Bias = Annotated[float, schema_hint(minimum=-MAX_BIAS, maximum=MAX_BIAS)]
 _Scalar = str | int | float | bool | None
 _TAKEN = ("messages", "tools", "add_generation_prompt")  # what a chat template is given anyway
-TemplateVariables = Annotated[
-    dict[str, _Scalar], schema_hint(propertyNames={"not": {"enum": _TAKEN}})
+_VariableName = Annotated[
+    str, msgspec.Meta(max_length=MAX_VARIABLE_NAME), schema_hint(**{"not": {"enum": _TAKEN}})
 ]
+TemplateVariables = Annotated[dict[_VariableName, _Scalar], msgspec.Meta(max_length=MAX_VARIABLES)]
 _NAMED: Schema = {
     "type": "object",
     "properties": {"name": {"type": "string"}},
@@ -462,6 +466,13 @@ def tool_choice(
                 "a tool has no function with a name.",
                 param="tools",
                 expected='{"type": "function", "function": {"name": "..."}}',
+            )
+        if len(found) > MAX_TOOL_NAME:
+            raise RequestError(
+                "a tool's name is too long.",
+                param="tools",
+                found=f"{len(found)} characters",
+                expected=f"at most {MAX_TOOL_NAME}",
             )
     return {
         "tools": tools or None,

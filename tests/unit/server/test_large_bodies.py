@@ -1,18 +1,30 @@
-"""Large bodies: the event loop, which all clients share, does not decode them."""
+"""Large bodies: the event loop, which all clients share, neither decodes nor translates them."""
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
+import httpx2
 import msgspec
 import pytest
 
-from blazr.server.endpoint import LARGE_BODY_BYTES, Call, Route
+from blazr.server import params
+from blazr.server.config import ServerConfig
+from blazr.server.endpoint import LARGE_BODY_BYTES, MAX_JSON_VALUES, Call, Route
+from blazr.server.params import MAX_TOOL_NAME, MAX_VARIABLE_NAME, MAX_VARIABLES
 from blazr.server.routes import ROUTES
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import scripted_core
+from tests.unit.server.test_openapi import BODIES
+
+CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+PADDING = "a" * LARGE_BODY_BYTES
+# What goes through a body to translate it, whatever the dialect.
+TRANSLATORS = {"sampling_params", "to_messages", "to_prompts", "tool_choice", "one_grammar"}
 
 
 class NotingBody(msgspec.Struct, kw_only=True):
@@ -32,19 +44,50 @@ class Threads(msgspec.Struct):
     answered_on: str
 
 
+class Called(msgspec.Struct):
+    """Functions of `blazr.server.params` that the event loop's thread has called."""
+
+    names: list[str]
+
+
 async def name_threads(call: Call[NotingBody]) -> Threads:
     """Name the threads."""
     return Threads(call.body.thread, threading.current_thread().name)
 
 
+_called: set[str] = set()
+
+
+async def watch_loop(call: Call[None]) -> Called:
+    """Watch what the event loop's thread calls from now on."""
+
+    def note(frame: FrameType, event: str, arg: object) -> None:
+        if event == "call" and frame.f_code.co_filename == params.__file__:
+            _called.add(frame.f_code.co_name)
+
+    _called.clear()
+    sys.setprofile(note)
+    return Called([])
+
+
+async def end_watch(call: Call[None]) -> Called:
+    """Say what it has called."""
+    sys.setprofile(None)
+    return Called(sorted(_called))
+
+
 @pytest.fixture(scope="module")
 def running() -> Iterator[Loopback]:
-    row = Route("POST", "/threads", name_threads, needs_model=False)
-    with serving(scripted_core(), routes=[*ROUTES.values(), row]) as running:
+    rows = [
+        Route("POST", "/threads", name_threads, needs_model=False),
+        Route("POST", "/watch", watch_loop, needs_model=False),
+        Route("POST", "/watched", end_watch, needs_model=False),
+    ]
+    with serving(scripted_core(), routes=[*ROUTES.values(), *rows]) as running:
         yield running
 
 
-@pytest.mark.parametrize("value", [1, "a", [1], {"a": 1}])
+@pytest.mark.parametrize("value", [1, "a", [1]])
 def test_a_large_body_is_decoded_on_another_thread(running: Loopback, value: object) -> None:
     reply = running.client.post("/threads", json={"values": [value] * LARGE_BODY_BYTES})
     assert reply.is_success, reply.text
@@ -56,12 +99,34 @@ def test_a_small_body_is_decoded_at_once(running: Loopback) -> None:
     assert reply["decoded_on"] == reply["answered_on"]
 
 
+def called_on_loop(running: Loopback, path: str, body: dict[str, object]) -> set[str]:
+    assert running.client.post("/watch").is_success
+    try:
+        reply = running.client.post(path, json=body)
+        assert reply.status_code < 500, reply.text
+    finally:
+        found = running.client.post("/watched").json()["names"]
+    return TRANSLATORS & {*found}
+
+
+@pytest.mark.parametrize("path", sorted(BODIES))
+def test_a_large_body_is_translated_on_another_thread(running: Loopback, path: str) -> None:
+    for body in BODIES[path]:
+        assert not called_on_loop(running, path, {**body, "padding": PADDING})
+
+
+def test_a_small_body_is_translated_at_once(running: Loopback) -> None:
+    assert "sampling_params" in called_on_loop(running, "/v1/chat/completions", CHAT)
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
         ("[" + "1," * LARGE_BODY_BYTES + "]", "not JSON"),
         ("[" + "1," * LARGE_BODY_BYTES + "[" * 100 + "]" * 101, "nested too deep"),
         ("1" + " " * LARGE_BODY_BYTES, "Expected `array`"),
+        ("[" + "[]," * MAX_JSON_VALUES + "[]]", "too many objects"),
+        ("[" + '{"a": 1},' * (MAX_JSON_VALUES // 2) + "{}]", "too many objects"),
     ],
 )
 def test_what_is_wrong_with_a_large_body_is_said(
@@ -70,3 +135,31 @@ def test_what_is_wrong_with_a_large_body_is_said(
     reply = running.client.post("/threads", content='{"values": ' + values + "}")
     assert reply.status_code == 400
     assert expected in reply.json()["error"]["message"]
+
+
+def test_as_many_token_ids_as_a_body_holds_are_no_values(running: Loopback) -> None:
+    most = ServerConfig().max_body_bytes // 4
+    reply = running.client.post("/v1/completions", json={"prompt": [1] * most})
+    assert reply.status_code == 400
+    assert "context" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/apply-template"])
+def test_template_variables_are_bounded(running: Loopback, path: str) -> None:
+    most = {f"{i:0{MAX_VARIABLE_NAME}}": i for i in range(MAX_VARIABLES)}
+    assert running.client.post(path, json={**CHAT, "chat_template_kwargs": most}).is_success
+    for more in ({**most, "a": 1}, {"a" * (MAX_VARIABLE_NAME + 1): 1}):
+        reply = running.client.post(path, json={**CHAT, "chat_template_kwargs": more})
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == "chat_template_kwargs"
+
+
+def test_the_name_of_a_tool_is_bounded(running: Loopback) -> None:
+    def call(name: str) -> httpx2.Response:
+        tool = {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+        return running.client.post("/v1/chat/completions", json={**CHAT, "tools": [tool]})
+
+    assert call("a" * MAX_TOOL_NAME).is_success
+    reply = call("a" * (MAX_TOOL_NAME + 1))
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "tools"

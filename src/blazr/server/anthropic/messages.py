@@ -141,13 +141,14 @@ class TokenCount(msgspec.Struct):
 
 async def answer(call: Call[MessagesBody]) -> Reply[MessageReply, MessageEvent]:
     """Answer a chat."""
+    request = await call.translate(lambda: to_request(call.body, call))
     renderer = MessageRenderer(call, call.body.max_tokens)
-    return await reply(call, [to_request(call.body, call)], renderer, stream=call.body.stream)
+    return await reply(call, [request], renderer, stream=call.body.stream)
 
 
 async def count_tokens(call: Call[CountMessagesBody]) -> TokenCount:
     """How many tokens a chat has."""
-    request = to_request(call.body, call)
+    request = await call.translate(lambda: to_request(call.body, call))
     ids = await asyncio.to_thread(call.service.llm.core.encode_chat, request)
     return TokenCount(len(ids))
 

@@ -93,13 +93,17 @@ async def infill(call: Call[InfillBody]) -> Reply[TextPiece, PieceEvent]:
     """Fill in the middle."""
     body = call.body
     params = await to_params(call)
-    before = "".join(f"{extra.filename}\n{extra.text}\n" for extra in body.input_extra or ())
-    request = GenerationRequest(
-        prompt=before + body.input_prefix + body.prompt,
-        suffix=body.input_suffix,
-        params=params,
-        **call.scheduling(),
-    )
+
+    def translate() -> GenerationRequest:
+        before = "".join(f"{extra.filename}\n{extra.text}\n" for extra in body.input_extra or ())
+        return GenerationRequest(
+            prompt=before + body.input_prefix + body.prompt,
+            suffix=body.input_suffix,
+            params=params,
+            **call.scheduling(),
+        )
+
+    request = await call.translate(translate)
     return await reply(call, [request], PieceRenderer(call, params), stream=body.stream)
 
 

@@ -95,8 +95,9 @@ class Generated(msgspec.Struct, kw_only=True):
 async def generate(call: Call[GenerateBody]) -> Reply[Generated, Generated]:
     """Continue a prompt."""
     body = call.body
+    request = await call.translate(lambda: to_request(body, call))
     renderer = _ResponseRenderer() if body.prompt is not None else _SglangRenderer(call.id)
-    return await reply(call, [to_request(body, call)], renderer, stream=body.stream)
+    return await reply(call, [request], renderer, stream=body.stream)
 
 
 def to_request(body: GenerateBody, call: Call[GenerateBody]) -> GenerationRequest:

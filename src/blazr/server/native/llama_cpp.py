@@ -149,13 +149,16 @@ async def to_params(call: Call[LlamaCppBody]) -> SamplingParams:
         max_tokens = body.max_tokens
     elif body.n_predict == -2:  # until the context is full
         max_tokens = -1
-    return sampling_params(
-        body,
-        max_tokens=max_tokens,
-        repeat_last_n=LAST_N if body.repeat_last_n is None else body.repeat_last_n,
-        seed=None if body.seed == -1 else body.seed,
-        logprobs=body.n_probs or None,
-        logit_bias=await asyncio.to_thread(_biases, call) if body.logit_bias else None,
+    biases = await asyncio.to_thread(_biases, call) if body.logit_bias else None
+    return await call.translate(
+        lambda: sampling_params(
+            body,
+            max_tokens=max_tokens,
+            repeat_last_n=LAST_N if body.repeat_last_n is None else body.repeat_last_n,
+            seed=None if body.seed == -1 else body.seed,
+            logprobs=body.n_probs or None,
+            logit_bias=biases,
+        )
     )
 
 

@@ -98,30 +98,41 @@ async def tokenize(call: Call[TokenizeBody]) -> Tokens:
     text = body.content if body.prompt is None else body.prompt
     # llama.cpp's spelling has llama.cpp's default: nothing is added
     adds = body.content is None if adds is None else adds
-    request = _to_request(body, text, adds_special=adds)
-    encode = core.encode_prompt if request.messages is None else core.encode_chat
-    ids = await asyncio.to_thread(encode, request)
-    strings = [core.tokenizer.token_bytes(each).decode("utf-8", "replace") for each in ids]
-    pieces = [Piece(*pair) for pair in zip(ids, strings, strict=True)]
-    return Tokens(
-        count=len(ids),
-        max_model_len=core.info.max_seq_len,
-        tokens=pieces if body.with_pieces else ids,
-        token_strs=strings if body.return_token_strs else None,
-    )
+    request = await call.translate(lambda: _to_request(body, text, adds_special=adds))
+
+    def encode() -> Tokens:
+        encode = core.encode_prompt if request.messages is None else core.encode_chat
+        ids = encode(request)
+        strings = pieces = None
+        if body.with_pieces or body.return_token_strs:
+            strings = [core.tokenizer.token_bytes(each).decode("utf-8", "replace") for each in ids]
+            pieces = [Piece(*pair) for pair in zip(ids, strings, strict=True)]
+        return Tokens(
+            count=len(ids),
+            max_model_len=core.info.max_seq_len,
+            tokens=pieces if body.with_pieces and pieces is not None else ids,
+            token_strs=strings if body.return_token_strs else None,
+        )
+
+    return await asyncio.to_thread(encode)
 
 
 async def count_tokens(call: Call[ChatTextBody]) -> InputTokens:
     """How many tokens a chat has."""
-    ids = await asyncio.to_thread(call.service.llm.core.encode_chat, _to_request(call.body))
+    request = await call.translate(lambda: _to_request(call.body))
+    ids = await asyncio.to_thread(call.service.llm.core.encode_chat, request)
     return InputTokens(input_tokens=len(ids))
 
 
 async def apply_template(call: Call[ChatTextBody]) -> RenderedChat:
     """A chat as the text that the model reads."""
     core = call.service.llm.core
-    ids = await asyncio.to_thread(core.encode_chat, _to_request(call.body))
-    return RenderedChat(core.tokenizer.decode(ids, skip_special=False))
+    request = await call.translate(lambda: _to_request(call.body))
+
+    def render() -> str:
+        return core.tokenizer.decode(core.encode_chat(request), skip_special=False)
+
+    return RenderedChat(await asyncio.to_thread(render))
 
 
 def _to_request(

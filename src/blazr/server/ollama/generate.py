@@ -155,41 +155,49 @@ L = TypeVar("L", GenerateLine, ChatLine)
 
 async def generate(call: Call[OllamaGenerateBody]) -> Reply[GenerateLine, GenerateLine]:
     """Answer a prompt."""
-    body = call.body
-    params = _params(body)
-    if body.images:
-        raise RequestError("this model reads only text.", param="images")
-    plain = body.raw or body.suffix is not None
-    system = [Message(role="system", content=body.system)] if body.system else []
-    request = None
-    if body.prompt:
-        request = GenerationRequest(
-            prompt=body.prompt if plain else None,
-            messages=None if plain else [*system, Message(role="user", content=body.prompt)],
-            suffix=body.suffix,
-            params=params,
-            template_variables=_template_variables(body),
-            **call.scheduling(),
-        )
+    request = await call.translate(lambda: _prompt_request(call))
     return await _answer(call, request, GenerateLineRenderer(_model_name(call)))
 
 
 async def chat(call: Call[OllamaChatBody]) -> Reply[ChatLine, ChatLine]:
     """Answer a chat."""
+    request = await call.translate(lambda: _chat_request(call))
+    return await _answer(call, request, ChatLineRenderer(_model_name(call)))
+
+
+def _prompt_request(call: Call[OllamaGenerateBody]) -> GenerationRequest | None:
     body = call.body
     params = _params(body)
-    request = None
-    if body.messages:
-        request = GenerationRequest(
-            messages=to_messages(body.messages),
-            **tool_choice(body.tools),
-            params=params,
-            template_variables=_template_variables(body),
-            continue_final_message=body.messages[-1].role == "assistant",
-            truncation=Truncation(drops="messages") if body.truncate else None,
-            **call.scheduling(),
-        )
-    return await _answer(call, request, ChatLineRenderer(_model_name(call)))
+    if body.images:
+        raise RequestError("this model reads only text.", param="images")
+    if not body.prompt:
+        return None
+    plain = body.raw or body.suffix is not None
+    system = [Message(role="system", content=body.system)] if body.system else []
+    return GenerationRequest(
+        prompt=body.prompt if plain else None,
+        messages=None if plain else [*system, Message(role="user", content=body.prompt)],
+        suffix=body.suffix,
+        params=params,
+        template_variables=_template_variables(body),
+        **call.scheduling(),
+    )
+
+
+def _chat_request(call: Call[OllamaChatBody]) -> GenerationRequest | None:
+    body = call.body
+    params = _params(body)
+    if not body.messages:
+        return None
+    return GenerationRequest(
+        messages=to_messages(body.messages),
+        **tool_choice(body.tools),
+        params=params,
+        template_variables=_template_variables(body),
+        continue_final_message=body.messages[-1].role == "assistant",
+        truncation=Truncation(drops="messages") if body.truncate else None,
+        **call.scheduling(),
+    )
 
 
 class LineRenderer(PartsRenderer[L, L], Generic[L]):

@@ -209,7 +209,7 @@ class ChatChunk(Envelope, kw_only=True):
 
 async def answer(call: Call[ChatBody]) -> Reply[ChatCompletion, ChatChunk]:
     """Answer a chat."""
-    request = to_request(call.body, call)
+    request = await call.translate(lambda: to_request(call.body, call))
     renderer = ChatRenderer(call, n=request.params.n)
     return await reply(call, [request], renderer, stream=call.body.stream, reports_abort=True)
 

@@ -89,7 +89,7 @@ class TextCompletion(Envelope, kw_only=True):
 
 async def complete(call: Call[CompletionBody]) -> Reply[TextCompletion, TextCompletion]:
     """Continue one prompt or many."""
-    requests = to_requests(call.body, call)
+    requests = await call.translate(lambda: to_requests(call.body, call))
     renderer = CompletionRenderer(call, requests)
     return await reply(call, requests, renderer, stream=call.body.stream, reports_abort=True)
 

@@ -49,7 +49,7 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
 async def embed(call: Call[EmbeddingBody]) -> EmbeddingList:
     """Texts as vectors: the mean of a text's hidden states, or the last one."""
     body = call.body
-    inputs = to_prompts(body.input, param="input", most=MAX_INPUTS)
+    inputs = await call.translate(lambda: to_prompts(body.input, param="input", most=MAX_INPUTS))
     try:
         completions, usage = await embed_inputs(
             call,

@@ -108,20 +108,7 @@ class ResponseQuery(msgspec.Struct, kw_only=True):
 async def create(call: Call[ResponseBody]) -> Reply[ResponseObject, ResponseEvent]:
     """Answer, and keep the answer unless told not to."""
     body = call.body
-    tools = read_tools(call.body.tools)
-    messages = _conversation(body, call)
-    request = to_request(body, call, messages, tools)
-    template = _template(body, call, tools)
-    items = [Item(role="user", content=body.input)] if isinstance(body.input, str) else body.input
-    shown_items = [] if body.store is False else [shown(item) for item in items]
-    stored = StoredResponse(template, shown_items, messages)
-    renderer = ResponseRenderer(
-        template,
-        partial(_end, call, stored, messages),
-        namespaces=tools.namespaces,
-        wants_logprobs=request.params.logprobs is not None,
-        packs_thoughts=_THOUGHTS in (body.include or ()),
-    )
+    request, stored, renderer = await call.translate(lambda: _translate(call))
     if body.background and body.store is False:
         raise RequestError(
             "a response in the background is looked up, so it is stored.", param="background"
@@ -141,7 +128,7 @@ async def create(call: Call[ResponseBody]) -> Reply[ResponseObject, ResponseEven
     stored.task = task
     stored.log = log
     _store(call, stored)
-    return Replay(log, call.state.config) if body.stream else template
+    return Replay(log, call.state.config) if body.stream else stored.response
 
 
 async def retrieve(call: Call[ResponseQuery]) -> Reply[ResponseObject, ResponseEvent]:
@@ -187,10 +174,35 @@ async def delete(call: Call[None]) -> ResponseDeleted:
 
 async def count_tokens(call: Call[CountInputBody]) -> InputTokens:
     """How many tokens an input has."""
-    messages = _conversation(call.body, call)
-    request = to_request(call.body, call, messages, read_tools(call.body.tools))
+
+    def translate() -> GenerationRequest:
+        messages = _conversation(call.body, call)
+        return to_request(call.body, call, messages, read_tools(call.body.tools))
+
+    request = await call.translate(translate)
     ids = await asyncio.to_thread(call.service.llm.core.encode_chat, request)
     return InputTokens(input_tokens=len(ids))
+
+
+def _translate(
+    call: Call[ResponseBody],
+) -> tuple[GenerationRequest, StoredResponse, ResponseRenderer]:
+    body = call.body
+    tools = read_tools(body.tools)
+    messages = _conversation(body, call)
+    request = to_request(body, call, messages, tools)
+    template = _template(body, call, tools)
+    items = [Item(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+    shown_items = [] if body.store is False else [shown(item) for item in items]
+    stored = StoredResponse(template, shown_items, messages)
+    renderer = ResponseRenderer(
+        template,
+        partial(_end, call, stored, messages),
+        namespaces=tools.namespaces,
+        wants_logprobs=request.params.logprobs is not None,
+        packs_thoughts=_THOUGHTS in (body.include or ()),
+    )
+    return request, stored, renderer
 
 
 def to_request(
