@@ -77,11 +77,11 @@ class Adapters:
         return found
 
     def load(self, name: str, path: Path) -> NamedAdapter:
-        """Read an adapter of PEFT's format, and hold it for requests that name it.
+        """Read an adapter, and hold it for requests that name it.
 
         Args:
             name: What requests will call it.
-            path: Its directory.
+            path: A directory of PEFT's, or a GGUF file.
 
         Raises:
             RequestError: The name is taken, or the model takes no adapters.
@@ -90,7 +90,8 @@ class Adapters:
             CapacityError: There are too many.
         """
         from blazr.models.adapters.attach import plan_adapter
-        from blazr.models.adapters.peft import read_peft
+        from blazr.models.adapters.gguf import names_in_model
+        from blazr.models.adapters.read import read_adapter
         from blazr.models.loading.load import LoadedModel
 
         with self._lock:
@@ -105,8 +106,17 @@ class Adapters:
             factors = {}
             fingerprint = ""
             if isinstance(weights, LoadedModel):
-                file = read_peft(path)
-                factors = plan_adapter(file, weights.module, weights.rules)
+                file = read_adapter(path)
+                rules = weights.rules
+                if file.dialect == "gguf":
+                    rules = names_in_model(
+                        file,
+                        family=weights.family,
+                        config=weights.config,
+                        metadata=weights.gguf,
+                        rules=rules,
+                    )
+                factors = plan_adapter(file, weights.module, rules)
                 fingerprint = file.fingerprint
             adapter = self._engine.load_adapter(factors)
             found = NamedAdapter(name, path, adapter, fingerprint)

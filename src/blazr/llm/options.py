@@ -27,8 +27,8 @@ class LoadOptions(EngineConfig):
         dtype: What to compute in: auto, float32, bfloat16 or float16.
         quantize: Quantize the weights while loading: q8_0, q4_0, q4_k, int8 or int4; or by part:
             experts=q4_0,lm_head=q8_0.
-        adapter: Adapters of low rank (LoRA) in PEFT's format, which requests ask for by name:
-            NAME=PATH, with commas between several.
+        adapter: Adapters of low rank (LoRA), PEFT's directories or .gguf files, which requests ask
+            for by name: NAME=PATH, with commas between several.
         chat_template: Chat template: a name or a .jinja file; by default the model's.
         tool_parser: How the model writes tool calls (hermes, mistral, …), or none; by
             default it is detected.

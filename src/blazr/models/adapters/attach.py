@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from blazr.core.errors import CapacityError, CheckpointError
 from blazr.models.adapters.file import AdapterFile, LowRankChange, WholeChange, spellings
 from blazr.models.causal_lm import CausalLM, Embedding
-from blazr.models.families.rules import AsStored, Cut, Placement, Rows, RuleBook, Transpose
+from blazr.models.families.rules import (
+    AsStored,
+    Cut,
+    Placement,
+    Rows,
+    RuleBook,
+    TiledColumns,
+    Transpose,
+)
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.lora import Lora
 from blazr.nn.layers.mla import Mla
@@ -241,13 +249,17 @@ def _factors(
     name = placement.parameter.removesuffix(".weight")
     is_embedding = isinstance(part, Embedding)
     is_linear = isinstance(part, Linear) and name.rpartition(".")[2] not in _READ_AS_TENSORS
-    if not (is_linear or is_embedding) or not isinstance(placement.transform, AsStored | Transpose):
+    transform = placement.transform
+    is_known = isinstance(transform, AsStored | Transpose | TiledColumns)
+    if not (is_linear or is_embedding) or not is_known:
         raise _unsupported(path, change)
     assert part is not None
     weight = part.weight
     assert isinstance(weight, Tensor | Weight)
-    if isinstance(placement.transform, Transpose):
+    if isinstance(transform, Transpose):
         left, right = right.T, left.T
+    elif isinstance(transform, TiledColumns):
+        right = transform.read(right)
     dtype, device = weight.dtype, weight.device
     a, b = (left, right) if is_embedding else (right, left.T)
     factors = LoraFactors(_laid(a, dtype, device), _laid(b, dtype, device))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -60,7 +61,8 @@ class AdapterFile:
     Args:
         path: Its directory or file.
         base: What it says of the model it was trained on; empty where it does not.
-        dialect: Whose tensor names these are.
+        dialect: Whose tensor names these are: ``"hf"`` or ``"gguf"``.
+        architecture: What a GGUF file calls the base model's; empty for others.
         fingerprint: A hash of all that it holds.
         low_rank: Changes of low rank.
         whole: Tensors that it brings along.
@@ -68,7 +70,8 @@ class AdapterFile:
 
     path: Path
     base: str
-    dialect: str = "hf"
+    dialect: Literal["hf", "gguf"] = "hf"
+    architecture: str = ""
     fingerprint: str
     low_rank: tuple[LowRankChange, ...]
     whole: tuple[WholeChange, ...] = ()

@@ -131,7 +131,7 @@ def _missing(directory: Path, name: str) -> CheckpointError:
         return CheckpointError(
             f"{str(directory)[:300]} is no adapter.",
             found="a file" if directory.exists() else "nothing there",
-            expected=f"a directory with {CONFIG} and {WEIGHTS}",
+            expected=f"a directory with {CONFIG} and {WEIGHTS}, or a .gguf file",
         )
     return CheckpointError(
         f"{directory} is no adapter: {name} is missing.",

@@ -1,0 +1,171 @@
+"""Adapters in GGUF files, as llama.cpp's ``convert_lora_to_gguf.py`` writes them.
+
+Tensors are called as those of the base model in a GGUF file, followed by ``.lora_a`` or
+``.lora_b``.
+Source: llama.cpp, ``src/llama-adapter.cpp``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from blazr.core.errors import CheckpointError, ConfigError
+from blazr.core.gguf_header import Value
+from blazr.models.adapters.file import AdapterFile, LowRankChange, check_finite, hash_of
+from blazr.models.causal_lm import ModelConfig
+from blazr.models.checkpoint.base import Checkpoint
+from blazr.models.checkpoint.gguf import read_header
+from blazr.models.families.gguf.architectures import ARCHITECTURES, gguf_names
+from blazr.models.families.gguf.as_file import architecture_of
+from blazr.models.families.rules import RuleBook
+from blazr.nn.quant.gguf import GGML_TYPES
+
+_ARCHITECTURE = "general.architecture"
+_ALPHA = "adapter.lora.alpha"
+_ENDS = (".lora_a", ".lora_b")
+_EMBEDDING = "token_embd.weight"
+_MATRIX, _STACK = 2, 3  # dimensions
+
+
+def read_gguf(path: Path) -> AdapterFile:
+    """Read an adapter.
+
+    Args:
+        path: The file.
+
+    Raises:
+        CheckpointError: It is no GGUF file, or does not hold pairs of matrices.
+        ConfigError: It is no adapter, or of a kind that is not supported.
+    """
+    header = read_header(path)
+    metadata = header.metadata
+    alpha = _check_metadata(path, metadata)
+    checkpoint = Checkpoint(path=path, files={path: path.stat().st_size}, tensors=header.tensors)
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, info in header.tensors.items():
+        base, end = name[: -len(_ENDS[0])], name[-len(_ENDS[0]) :]
+        if end not in _ENDS:
+            raise CheckpointError(
+                f"{path}: tensor {name[:100]!r} is of a kind of adapter that is not supported.",
+                expected="names that end in " + " and ".join(_ENDS),
+            )
+        numbers = checkpoint.read(name)
+        if info.is_packed:
+            rows = GGML_TYPES[info.dtype].decode(numbers.flatten(0, -2))
+            numbers = rows.view(info.shape)
+        parts.setdefault(base, {})[end] = check_finite(path, name, numbers.clone())
+    if not parts:
+        raise CheckpointError(f"{path} holds no tensors.", expected=" and ".join(_ENDS))
+    return AdapterFile(
+        path=path,
+        base=str(metadata.get("general.base_model.0.name") or metadata[_ARCHITECTURE])[:300],
+        dialect="gguf",
+        architecture=str(metadata[_ARCHITECTURE])[:100],
+        fingerprint=hash_of(path.read_bytes()),
+        low_rank=tuple(_change(path, name, pair, alpha) for name, pair in parts.items()),
+        nbytes=sum(info.nbytes for info in header.tensors.values()),
+    )
+
+
+def names_in_model(
+    adapter: AdapterFile,
+    *,
+    family: str,
+    config: ModelConfig,
+    metadata: Mapping[str, Value],
+    rules: RuleBook,
+) -> RuleBook:
+    """From the names of an adapter's tensors to those of a network's parameters.
+
+    Args:
+        adapter: What its file says.
+        family: Of the network.
+        config: Its sizes.
+        metadata: Of its GGUF file; empty where it comes from another.
+        rules: From the names in its own files.
+
+    Raises:
+        CheckpointError: The adapter is of another architecture.
+    """
+    own = metadata.get(_ARCHITECTURE) if metadata else architecture_of(family, config)
+    row = ARCHITECTURES.get(adapter.architecture)
+    if own != adapter.architecture or row is None:
+        raise CheckpointError(
+            f"{adapter.path}: the adapter is of another model.",
+            found=f"{_ARCHITECTURE} {adapter.architecture!r}",
+            expected=repr(own) if own else f"an adapter of PEFT's, as for other {family} models",
+        )
+    if metadata:
+        return rules
+    if row.is_folded:  # what it changes was multiplied, as the matrices of such files are
+        raise CheckpointError(
+            f"{adapter.path}: the adapter fits the model's GGUF file alone.",
+            found=f"{_ARCHITECTURE} {adapter.architecture!r}, whose files are scaled",
+            hint="serve that file, or the adapter as PEFT saved it",
+        )
+    return gguf_names(
+        row, config.layers, fused=row.fused_mlp, tiled=row.tiled, joins_gates=not row.tiled
+    )
+
+
+def _check_metadata(path: Path, metadata: Mapping[str, Value]) -> float:
+    """Alpha; 0 where changes are not scaled.
+
+    Raises:
+        ConfigError: It is no adapter, or of a kind that is not supported.
+    """
+    for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
+        if metadata.get(key) != wanted:
+            raise ConfigError(
+                f"{path} is no adapter of low rank.",
+                found=f"{key} {str(metadata.get(key))[:50]!r}",
+                expected=repr(wanted),
+                hint="a model is served by its path, without --adapter",
+            )
+    if "adapter.alora.invocation_tokens" in metadata:
+        raise ConfigError(
+            f"{path}: adapters that begin within a text (aLoRA) are not supported.",
+            hint="train it as an ordinary LoRA",
+        )
+    alpha = metadata.get(_ALPHA, 0.0)
+    if not isinstance(metadata.get(_ARCHITECTURE), str) or not isinstance(alpha, float):
+        raise ConfigError(
+            f"{path} does not say what it is an adapter of, or how it is scaled.",
+            expected=f"{_ARCHITECTURE}, a text, and {_ALPHA}, a number",
+        )
+    return alpha
+
+
+def _change(path: Path, name: str, pair: Mapping[str, Tensor], alpha: float) -> LowRankChange:
+    a, b = (pair.get(end) for end in _ENDS)
+    if a is None or b is None:
+        raise CheckpointError(
+            f"{path}: {name[:100]} has no pair of matrices.",
+            found=", ".join(sorted(pair)),
+            expected=" and ".join(_ENDS),
+        )
+    is_embedding = name == _EMBEDDING
+    if is_embedding and a.dim() == _MATRIX:
+        a = a.T  # files have a row for each token
+    is_stack = a.dim() == b.dim() == _STACK and len(a) == len(b) and "_exps." in name
+    is_pair = is_stack or a.dim() == b.dim() == _MATRIX
+    if not is_pair or a.shape[-2] != b.shape[-1] or not b.shape[-1]:
+        raise CheckpointError(
+            f"{path}: the matrices of {name[:100]} do not fit each other.",
+            found=f"lora_a {list(pair[_ENDS[0]].shape)}, lora_b {list(b.shape)}",
+            expected="lora_a (rank, in) and lora_b (out, rank), of rank 1 or more",
+        )
+    rank = b.shape[-1]
+    if is_stack:
+        a, b = a.flatten(0, 1), b.movedim(0, -1).flatten(1)
+    return LowRankChange(
+        names=(name,),
+        a=a,
+        b=b,
+        scale=alpha / rank if alpha else 1.0,
+        rank=rank,
+        is_embedding=is_embedding,
+    )
