@@ -17,9 +17,10 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from blazr.core.errors import CapacityError, EngineError, RequestError
+from blazr.core.errors import EngineError, RequestError
 from blazr.core.log import TRACE
 from blazr.engine.adapters import Adapter
+from blazr.engine.admission import Admission
 from blazr.engine.engine import Engine
 from blazr.engine.outputs import FinishReason, Running, SlotAction, TokenOutput
 from blazr.engine.pacing import Pacing
@@ -52,6 +53,19 @@ class Health:
     ok: bool
     reason: str
     heartbeat_age_s: float
+
+
+@dataclass(slots=True)
+class _Unfinished:
+    """What is left of a request.
+
+    Args:
+        client: Whose places in the queue it takes.
+        replies: Indices of the replies that have not ended.
+    """
+
+    client: tuple[str, ...]
+    replies: set[int]
 
 
 class AsyncEngine:
@@ -96,11 +110,12 @@ class AsyncEngine:
         self._leaving: list[Adapter] = []  # unloaded, but still used
         self._pauses: list[Future[None]] = []  # who waits for the last step
         self._pacing = pacing
-        self._max_unfinished = max_unfinished
+        max_running = self._engine.scheduler.memory.shape.max_running
+        self._admission = Admission(max_unfinished, max_running=max_running)
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._ids = itertools.count(1)
         self._sinks: dict[int, Sink] = {}
-        self._unfinished: dict[int, set[int]] = {}  # indices of replies, by request
+        self._unfinished: dict[int, _Unfinished] = {}
         self._lock = threading.Lock()
         self._closing = False
         self._failure = ""
@@ -125,7 +140,7 @@ class AsyncEngine:
 
         Raises:
             RequestError: It can never run.
-            CapacityError: The queue is full.
+            CapacityError: The queue is full, or the rest of it is kept for others.
             EngineError: The engine is closed, or broken for good.
         """
         if self._closing or not self._thread.is_alive():
@@ -133,16 +148,9 @@ class AsyncEngine:
         self._engine.check(request)
         choices = request.params.n
         with self._lock:
-            queued = sum(map(len, self._unfinished.values()))
-            if queued + choices > self._max_unfinished:
-                raise CapacityError(
-                    "the queue is full.",
-                    found=f"{queued} replies running or waiting",
-                    expected=f"at most {self._max_unfinished}",
-                    hint="try again in a moment",
-                )
+            self._admission.take(request.client, choices)
             request_id = next(self._ids)
-            self._unfinished[request_id] = set(range(choices))
+            self._unfinished[request_id] = _Unfinished(request.client, set(range(choices)))
             self._sinks[request_id] = sink
         seed = random.getrandbits(64)
         self._inbox.put(lambda: self._add(request, request_id, seed))
@@ -497,14 +505,16 @@ class AsyncEngine:
     def _count_finished(self, request_id: int, index: int) -> None:
         """One reply less of a request; after the last of them the request is forgotten."""
         with self._lock:
-            self._unfinished[request_id].discard(index)
-            if not self._unfinished[request_id]:
+            unfinished = self._unfinished[request_id]
+            unfinished.replies.discard(index)
+            self._admission.give_back(unfinished.client)
+            if not unfinished.replies:
                 del self._unfinished[request_id]
                 del self._sinks[request_id]
 
     def _fail_everything(self, message: str) -> None:
-        for request_id, indices in list(self._unfinished.items()):
-            self._deliver(_errors(request_id, sorted(indices), message))
+        for request_id, unfinished in list(self._unfinished.items()):
+            self._deliver(_errors(request_id, sorted(unfinished.replies), message))
 
 
 def _errors(request_id: int, indices: Iterable[int], message: str) -> list[TokenOutput]:

@@ -512,7 +512,8 @@ class Engine:
         self._stuck += 1
         if self._stuck < 3:
             return []
-        return [self._fail(self.scheduler.waiting[0], "the cache memory cannot hold this request")]
+        first = next(self.scheduler.in_turn(), self.scheduler.waiting[0])
+        return [self._fail(first, "the cache memory cannot hold this request")]
 
 
 def _accept_forced(

@@ -47,6 +47,8 @@ class Request:
         stop_ids: Ids that end the reply unless ``params.ignore_eos``: the model's own.
         priority: Lower runs first; equal ones in order of arrival.
         cache_salt: Prefixes are shared only between requests of the same salt.
+        client: Who asks: the names of its groups, then its own. Those who wait are served in turn;
+            without a name, in order of arrival.
         timeout_s: Seconds after which the request ends with an error, or None.
         constraint: What every reply must follow, at its beginning; replies fork their own.
         anchors: Places in the prompt, in tokens, where a later request is likely to part from it.
@@ -64,6 +66,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     priority: int = 0
     cache_salt: str = ""
+    client: tuple[str, ...] = ()
     timeout_s: float | None = None
     constraint: Constraint | None = None
     anchors: tuple[int, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import insort
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from math import inf
@@ -15,6 +16,7 @@ from blazr.engine.cache.arena import OutOfMemoryError
 from blazr.engine.cache.manager import CacheManager
 from blazr.engine.sequence import Fork, Phase, Sequence
 from blazr.engine.speculation.speculator import Speculator
+from blazr.engine.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +102,8 @@ class Scheduler:
     Decoding sequences run in every step. Long prompts are read one after the other, beside short
     ones, for which half of every step is kept. A prefill waits for another that computes a prefix
     the two share. When memory runs out the youngest running sequence gives way and recomputes at
-    most one grid interval later, unless its prefix was evicted meanwhile.
+    most one grid interval later, unless its prefix was evicted meanwhile. Requests that wait start
+    in their clients' turn.
 
     Args:
         memory: Pages, states and prefixes.
@@ -126,6 +129,7 @@ class Scheduler:
         # Requests with a larger id wait. It is finite while a pause lets the others finish first.
         self.admit_until = inf
         self.counts = SchedulerCounts()
+        self._turns = Turns()
         self._limit = memory.shape.max_running
         self._fresh_run_slots: list[int] = []
         self._suspects: dict[Sequence, int] = {}
@@ -141,6 +145,11 @@ class Scheduler:
     def sequences(self) -> list[Sequence]:
         """Everything that has not finished."""
         return [*self.running, *self.waiting]
+
+    def in_turn(self) -> Iterator[Sequence]:
+        """Yield what waits and may start, in the order in which it is tried."""
+        may_start = [each for each in self.waiting if each.request_id <= self.admit_until]
+        return self._turns.order(may_start, self.running)
 
     @property
     def is_drained(self) -> bool:
@@ -207,9 +216,11 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, seconds: float = 0.0) -> None:
         """The step was computed, which took so many seconds."""
-        for sequence, num_tokens, _, drafts in plan.rows:
-            num_drafts = len(drafts)
-            self.memory.commit(sequence, num_tokens - num_drafts, num_drafts=num_drafts)
+        for row in plan.rows:
+            num_drafts = len(row.drafts)
+            if row.decodes:  # what a sequence has to read was counted as it started
+                self._turns.charge(row.sequence, row.num_tokens)
+            self.memory.commit(row.sequence, row.num_tokens - num_drafts, num_drafts=num_drafts)
         for fork in plan.forks:
             self.memory.adopt(fork)
             self.waiting.remove(fork.sequence)
@@ -307,16 +318,15 @@ class Scheduler:
         return self._finish_plan([] if row is None else [row])
 
     def _admit(self) -> None:
-        held = [each for each in self.waiting if each.request_id > self.admit_until]
-        self.waiting = [each for each in self.waiting if each.request_id <= self.admit_until]
-        num_closed = len(held)
+        if len(self.running) >= self._limit:
+            return
         barred: Sequence | None = None  # the first that has to wait; only short ones pass it
         lacks_room = False
-        while self.waiting and len(self.running) < self._limit:
-            sequence = self.waiting.pop(0)
-            held.append(sequence)
-            if len(held) > num_closed + MAX_COMPARED:
-                break  # comparing prompts takes time, which decoding waits for
+        num_started = 0
+        for num_seen, sequence in enumerate(self.in_turn()):
+            # comparing prompts takes time, which decoding waits for
+            if len(self.running) >= self._limit or num_seen - num_started >= MAX_COMPARED:
+                break
             passes = barred is None or self._may_pass(sequence, barred)
             if lacks_room and not passes:
                 continue
@@ -331,12 +341,11 @@ class Scheduler:
             elif not passes or self._has_to_queue(sequence):
                 barred = barred or sequence
             else:
-                held.pop()
+                self.waiting.remove(sequence)
                 self._start(sequence)
+                num_started += 1
                 if barred is not None:
                     barred.num_overtaken += 1
-        for sequence in held:
-            self.add(sequence)
 
     def _has_to_queue(self, sequence: Sequence) -> bool:
         """Whether a long prompt would take a run slot and memory long before it can be read."""
@@ -362,6 +371,7 @@ class Scheduler:
 
     def _run(self, sequence: Sequence) -> None:
         sequence.phase = Phase.RUNNING
+        self._turns.start(sequence)
         insort(self.running, sequence, key=lambda s: s.order)
         logger.debug(
             "start %d.%d: %d of %d tokens are in memory (%s); %d running, %d waiting",

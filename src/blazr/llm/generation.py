@@ -57,6 +57,8 @@ class GenerationRequest:
         adapter: The name of an adapter that changes the model for this request; None is the model.
         pooling: Ask for the prompt as one vector instead of a reply; see `Request`.
         cache_salt: Prefixes are shared only between requests of the same salt.
+        client: Who asks: the names of its groups, then its own. Those who wait are served in turn;
+            without a name, in order of arrival.
         cache_anchors: Places in the prompt, in tokens, where later ones are likely to part from it,
             besides those of a chat; see `Request`.
         priority: Lower runs first; equal ones in order of arrival.
@@ -84,6 +86,7 @@ class GenerationRequest:
     adapter: str | None = None
     pooling: Pooling | None = None
     cache_salt: str = ""
+    client: tuple[str, ...] = ()
     cache_anchors: tuple[int, ...] = ()
     priority: int = 0
     timeout_s: float | None = None

@@ -163,6 +163,7 @@ class TextEngine:
             stop_ids=frozenset(i for i in stop_ids if i < self.info.vocab_size),
             priority=request.priority,
             cache_salt=salt if adapter is None else adapter.salt(salt),
+            client=request.client,
             timeout_s=request.timeout_s,
             dry_breakers=_containing(self.tokenizer, params.dry_sequence_breakers)
             if params.dry_multiplier

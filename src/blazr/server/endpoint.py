@@ -65,6 +65,7 @@ class Scheduling(TypedDict):
     """Fields of a `GenerationRequest` that say when it runs and what it shares."""
 
     cache_salt: str
+    client: tuple[str, ...]
     cache_anchors: tuple[int, ...]
     adapter: str | None
     priority: int
@@ -138,6 +139,7 @@ class Call(Generic[Body_co]):
         return {
             # a key's name is hexadecimal, so no salt can turn one into another's
             "cache_salt": f"{self.tenant}/{salt}" if salt else self.tenant,
+            "client": (self.tenant, self.id) if self.state.config.has_keys else (self.id,),
             "cache_anchors": tuple(getattr(self.body, "cache_anchors", None) or ()),
             "adapter": self.adapter,
             "priority": getattr(self.body, "priority", None) or 0,

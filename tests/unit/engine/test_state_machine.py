@@ -139,16 +139,18 @@ class EngineMachine(RuleBasedStateMachine):
         choices=st.sampled_from([1, 1, 1, 2, 3]),
         salt=st.sampled_from(["", "", "", "other"]),
         priority=st.sampled_from([0, 0, 0, 1]),
+        client=st.sampled_from([(), ("a",), ("b",), ("c", "d"), ("c", "e")]),
         is_cursed=st.sampled_from([False] * 7 + [True]),
         anchors=st.lists(st.integers(0, 28), max_size=2).map(tuple),
     )
-    def add(self, base, cut, tail, max_tokens, choices, salt, priority, is_cursed, anchors):
+    def add(self, base, cut, tail, max_tokens, choices, salt, priority, client, is_cursed, anchors):
         prompt = (*self.prompts[base % len(self.prompts)][:cut], *tail)[:28] or (0,)
         request = Request(
             prompt_ids=prompt,
             params=SamplingParams(temperature=0, max_tokens=max_tokens, n=choices),
             cache_salt=salt,
             priority=priority,
+            client=client,
             anchors=anchors,
         )
         self.prompts.append(prompt)
@@ -327,7 +329,7 @@ class EngineMachine(RuleBasedStateMachine):
         if self.directory is not None:  # what memory had is asked for again
             self.restart(5, 150)
             for prompt in self.prompts[-6:]:
-                self.add(0, 0, [*prompt[:24], 1], 2, 1, "", 0, False, ())
+                self.add(0, 0, [*prompt[:24], 1], 2, 1, "", 0, (), False, ())
         for _ in range(3000):
             if not self.engine.has_work():
                 break
