@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +27,8 @@ W = TypeVar("W")
 E = TypeVar("E", bound=msgspec.Struct)
 
 _FAILURES = {"error": 500, "abort": 503, "timeout": 408}  # the last is its own limit, mostly
+# all else is a failure of one reply: a panic in a tokenizer's library is no Exception
+_STOPS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
 _NAMES = ("request_id", "rid")  # fields of a body that name it, for those who end it
 PREFIX_HEADER = "X-Blazr-Prefix-Cache"
 DROPPED_HEADER = "X-Blazr-Dropped-Messages"
@@ -108,7 +111,9 @@ class Run:
         started_s = monotonic()
         try:
             reply = await call.service.llm.start(requests)
-        except Exception:
+        except _STOPS:
+            raise
+        except BaseException:
             call.service.count("blazr_requests", outcome="rejected")
             raise
         n = requests[0].params.n
@@ -123,7 +128,9 @@ class Run:
         """Wait for events; none when nothing happened for ``timeout_s``."""
         try:
             events = await self._reply.take(timeout_s=timeout_s)
-        except Exception:
+        except _STOPS:
+            raise
+        except BaseException:
             self._has_failed = True
             raise
         now_s = monotonic()
@@ -280,7 +287,9 @@ class RunStream(Stream[E]):
                     raise failure  # noqa: TRY301
             last = self._frames(self._renderer.last(self._run.usage()))
             await self.send_bytes(send, timeout, last)
-        except Exception as error:
+        except _STOPS:
+            raise
+        except BaseException as error:
             if not self._has_begun:
                 raise
             # the status is sent already, so an event says it

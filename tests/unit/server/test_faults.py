@@ -15,6 +15,8 @@ from blazr.core.errors import ConfigError
 from blazr.engine.outputs import FinishReason
 from blazr.server.config import ServerConfig
 from blazr.server.serve import PatientProtocol, listen
+from blazr.text.events import Event
+from blazr.text.stream import TextStream
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import scripted_core, wait_until
 
@@ -93,6 +95,35 @@ def test_a_failed_reply_is_a_500_or_an_error_in_the_stream(running: Loopback) ->
         assert last[1] == "data: [DONE]"
     running.engine.fails_with = ""
     assert running.client.post("/v1/completions", json=raw).is_success
+
+
+class PanicError(BaseException):
+    """Like a panic in an extension module: not an Exception."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError, PanicError])
+def test_a_token_that_cannot_be_turned_into_text_fails_its_reply_alone(
+    running: Loopback, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    push = TextStream.push
+    calls = []
+
+    def push_or_fail(*args: object, **kwargs: object) -> list[Event]:
+        calls.append(1)
+        if len(calls) == 500:  # long after the first was sent
+            raise error
+        return push(*args, **kwargs)
+
+    body = {"prompt": "a", "max_tokens": 5}
+    right = running.client.post("/v1/completions", json=body).json()["choices"]
+    monkeypatch.setattr(TextStream, "push", push_or_fail)
+    stream = running.client.post("/v1/completions", json={**ENDLESS, "stream": True})
+    assert '"internal_error"' in stream.text
+    assert stream.text.endswith("data: [DONE]\n\n")
+    assert running.client.post("/v1/completions", json=body).json()["choices"] == right
+    metrics = running.client.get("/metrics").text
+    assert 'blazr_requests_total{model="scripted",outcome="failed"} 1.0' in metrics
+    assert running.engine.num_running == 0
 
 
 def test_running_out_of_time_is_a_408(running: Loopback) -> None:
