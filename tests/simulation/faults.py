@@ -6,9 +6,16 @@ They are put around the parts that a simulation builds; production code knows no
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
+
+import msgspec
 
 from blazr.engine.cache.manager import CacheManager
+from blazr.server import sse
+from blazr.text.stream import TextStream
 from tests.support.fake_model import FakeModel
 
 POINTS = {
@@ -17,6 +24,8 @@ POINTS = {
     "nan": "n",  # the n-th token drawn has no scores
     "alloc": "n",  # the n-th page or state cannot be had
     "publish": "n",  # the n-th time that blocks are put where others find them raises
+    "text": "n",  # the n-th piece of a reply cannot be turned into text
+    "encode": "n",  # the n-th event of a stream cannot be encoded
     "build": "n",  # the n-th engine cannot be made
     "clock": "jump",  # the time of day is another
     "drain": "s",  # SIGTERM after so long
@@ -89,6 +98,27 @@ class Injector:
         """
         if self.is_hit(point):
             raise InjectedError(f"injected at {point}")
+
+    @contextmanager
+    def surround_replies(self) -> Iterator[None]:
+        """Put the faults of replies into what turns tokens to text, and events to bytes."""
+        push = TextStream.push
+
+        def push_or_fail(*args, **kwargs):
+            self.check("text")
+            return push(*args, **kwargs)
+
+        def encode_or_fail(event):
+            self.check("encode")
+            return msgspec.json.encode(event)
+
+        TextStream.push = push_or_fail
+        sse.msgspec = SimpleNamespace(json=SimpleNamespace(encode=encode_or_fail))
+        try:
+            yield
+        finally:
+            TextStream.push = push
+            sse.msgspec = msgspec
 
     def surround(self, memory: CacheManager, model: FakeModel, *, sleep, token_s) -> None:
         """Put the faults of an engine around its memory and its model, which takes time."""

@@ -80,6 +80,8 @@ def draw_faults(rng: Random) -> tuple[Fault, ...]:
         "nan": 200,
         "alloc": 60,
         "publish": 100,
+        "text": 200,
+        "encode": 200,
         "build": 3,
         "stall": 100,
     }
@@ -132,7 +134,7 @@ class Simulation:
         before = _num_descriptors()
         asyncio.set_event_loop(self.machine.loop)
         try:
-            with self.machine.running_blazr():
+            with self.machine.running_blazr(), self.injector.surround_replies():
                 self._build()
                 self.machine.loop.run_until_complete(self._main())
                 self.models.close()
@@ -312,8 +314,10 @@ class Simulation:
             allowed |= {"error 429"}
             if self.models.state.config.request_timeout_s < 50 or "stall" in points:
                 allowed |= {"error in stream", "error 504", "error 408", "error 503"}
-            if points & {"forward", "alloc", "publish", "build", "nan"}:
+            if points & {"forward", "alloc", "publish", "build", "nan", "text"}:
                 allowed |= {"error 500", "error 503", "error in stream"}
+            if "encode" in points:
+                allowed |= {"error 500", "error in stream"}
         if "drain" in points:
             allowed |= {"error 503", "error in stream", "refused"}
             if not outcome.data:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from itertools import count
 
 import pytest
 
 from blazr.engine.cache.arena import ItemClass
-from tests.simulation.faults import parse
-from tests.simulation.run import simulate
+from tests.simulation.faults import Fault, parse
+from tests.simulation.run import Result, simulate
 
 NUM_SEEDS = 40
 MOST_SEEDS = 60  # in which a planted bug must show
@@ -32,7 +33,8 @@ def test_the_interesting_happens():
     ends = set().union(*(each.outcomes for each in results))
     assert {"completion: ok", "completion: left", "completion: error 429"} <= ends
     assert sum(each.steps for each in results) > 2000
-    assert {each.split(":")[0] for result in results for each in result.hit} >= {"forward", "drain"}
+    assert sum(each.preempted for each in results)
+    assert len({each.split(":")[0] for result in results for each in result.hit}) >= 5
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,8 @@ def test_the_interesting_happens():
         "alloc:n=3",
         "publish:n=5",
         "nan:n=4",
+        "text:n=9",
+        "encode:n=2",
         "stall:step=3",
         "clock:jump=-3600",
         "drain:s=2",
@@ -52,6 +56,22 @@ def test_each_fault_happens_and_is_survived(fault):
     results = [simulate(seed, parse(fault)) for seed in range(200, 206)]
     hit = {each for result in results for each in result.hit}
     assert hit == set(fault.split(","))
+
+
+def num_failed(result: Result) -> int:
+    errors = ("error 500", "error in stream")
+    return sum(number for how, number in result.outcomes.items() if how.endswith(errors))
+
+
+@pytest.mark.parametrize("point", ["text", "encode", "nan"])
+def test_a_failure_in_one_reply_is_no_failure_of_others(point):
+    assert not num_failed(simulate(8, ()))
+    for n in count(1, 29):
+        result = simulate(8, (Fault(point, n),))
+        assert num_failed(result) <= 1
+        if not result.hit:
+            break
+    assert n > 29
 
 
 def test_a_seed_decides_everything():
