@@ -256,6 +256,12 @@ class SamplingFlags:
         float | None,
         typer.Option(help="Above 0, tokens become less likely with each time they came."),
     ] = None
+    repeat_last_n: Annotated[
+        int | None,
+        typer.Option(
+            help="How many of the latest tokens these penalties look at; -1 is all.  [default: -1]"
+        ),
+    ] = None
     typical_p: Annotated[
         float | None, typer.Option(help="Keep tokens of typical surprise that sum to this.")
     ] = None
@@ -281,8 +287,40 @@ class SamplingFlags:
     dry_multiplier: Annotated[
         float | None, typer.Option(help="Penalty on going on with repetitions; 0.8 is usual.")
     ] = None
+    dry_base: Annotated[
+        float | None,
+        typer.Option(
+            help="How that penalty grows with each token that is repeated.  [default: 1.75]"
+        ),
+    ] = None
+    dry_allowed_length: Annotated[
+        int | None,
+        typer.Option(help="Repetitions of so many tokens have no such penalty.  [default: 2]"),
+    ] = None
+    dry_penalty_last_n: Annotated[
+        int | None,
+        typer.Option(
+            help="How many of the latest tokens are searched for repetitions; -1 is all.  "
+            "[default: -1]"
+        ),
+    ] = None
+    dry_sequence_breakers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dry-sequence-breaker",
+            help="Text that no repetition goes beyond; repeatable.  "
+            '[default: newline, ":", a double quote, "*"]',
+        ),
+    ] = None
+    allowed_token_ids: Annotated[
+        list[int] | None,
+        typer.Option("--allowed-token-id", help="Token id that alone may come; repeatable."),
+    ] = None
     bad_words: Annotated[
         list[str] | None, typer.Option(help="Text that may not come; repeatable.")
+    ] = None
+    min_tokens: Annotated[
+        int | None, typer.Option(min=0, help="No end of the text before this many tokens.")
     ] = None
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None
     stop: Annotated[

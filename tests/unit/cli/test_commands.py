@@ -16,9 +16,10 @@ import blazr
 from blazr.cli import COMMANDS
 from blazr.cli.app import app
 from blazr.cli.generate import is_prompt
-from blazr.cli.options import LoadFlags, SamplingFlags, flag_names
+from blazr.cli.options import LoadFlags, SamplingFlags, flag_names, sampling_params
 from blazr.core.errors import ConfigError
 from blazr.engine.config import EngineConfig
+from blazr.engine.sampling_params import SamplingParams
 from blazr.models.checkpoint.open import names_model
 
 
@@ -115,6 +116,36 @@ def test_commands_with_prompts_share_their_flags() -> None:
     for name in ("generate", "chat", "run"):
         assert shared <= flags(name)
     assert set(flag_names(LoadFlags)) <= flags("serve")
+
+
+# What only programs say of a reply, and what --json-schema says.
+NO_FLAGS = {
+    *("samplers", "logits_processors", "logit_bias", "stop_token_ids", "ignore_eos"),
+    *("include_stop", "skip_special_tokens", "logprobs", "prompt_logprobs", "speculate", "n"),
+    "grammar",
+}
+
+
+def test_every_sampler_has_a_flag() -> None:
+    wanted = {each.name for each in fields(SamplingParams)} - NO_FLAGS
+    assert wanted <= {each.name for each in fields(SamplingFlags)}
+
+
+def test_flags_of_samplers_reach_the_reply() -> None:
+    flags = SamplingFlags(
+        repeat_last_n=9,
+        dry_base=1.5,
+        dry_allowed_length=3,
+        dry_penalty_last_n=7,
+        dry_sequence_breakers=["."],
+        allowed_token_ids=[1, 2],
+        min_tokens=4,
+        min_p=0.1,
+    )
+    params = sampling_params(flags.given())
+    assert (params.repeat_last_n, params.dry_base, params.dry_allowed_length) == (9, 1.5, 3)
+    assert (params.dry_penalty_last_n, params.dry_sequence_breakers) == (7, (".",))
+    assert (params.allowed_token_ids, params.min_tokens, params.min_p) == ((1, 2), 4, 0.1)
 
 
 @pytest.mark.parametrize("schema", ["nowhere.json", "{", "[1"])
