@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -13,7 +17,7 @@ from blazr.llm.load import load_text_engine
 from blazr.llm.options import LoadOptions
 from blazr.server.config import ServerConfig
 from blazr.server.models import Models, ModelSource
-from tests.support.adapters import projections, save_adapter
+from tests.support.adapters import projections, save_adapter, save_bad_adapters
 from tests.support.loopback import Loopback, serving, serving_models
 from tests.support.references import save_reference
 from tests.support.scripted import wait_until
@@ -32,6 +36,15 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save_adapter(root / "adapters" / f"a{number}", model, names, seed=number)
     save_adapter(root / "secret", model, [*projections(model)])
     return root
+
+
+@pytest.fixture(scope="module")
+def bad(shelf: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Adapters below the folder that cannot be used, and what is to be said of each."""
+    model = save_reference("llama", tmp_path_factory.mktemp("same"))
+    sizes = {"hidden_size": 32}
+    other = save_reference("llama", tmp_path_factory.mktemp("other"), changes=sizes)
+    return save_bad_adapters(shelf / "adapters" / "bad", model, other)
 
 
 @pytest.fixture
@@ -101,15 +114,60 @@ def test_nothing_is_read_outside_the_folder(server: Loopback, shelf: Path, path:
     assert "second" not in text.replace("second_", "")
 
 
-def test_bad_adapters_say_what_is_wrong(server: Loopback, shelf: Path) -> None:
-    where = shelf / "adapters" / "pickled"
-    where.mkdir(exist_ok=True)
-    (where / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    (where / "adapter_model.bin").write_bytes(b"\x80\x02.")
-    status, text = load(server, "pickled")
-    assert status == 400
-    assert "pickle" in text
-    assert str(shelf) not in text
+def test_bad_adapters_say_what_is_wrong(server: Loopback, shelf: Path, bad: dict[str, str]) -> None:
+    """And the server goes on."""
+    expected = tokens(server)
+    for name, words in bad.items():
+        status, text = load(server, f"bad/{name}")
+        assert status == 400, (name, text)
+        assert re.search(words, text), (name, text)
+        assert str(shelf) not in text
+        error = server.client.post("/v1/completions", json=BODY | {"model": "second"})
+        assert error.status_code == 404
+        assert tokens(server) == expected
+    assert [*server.core.adapters.by_name] == ["first"]
+
+
+# Importing torch takes longer than any of these commands.
+IN_ONE_PROCESS = """
+import contextlib, io, json, sys
+from blazr.cli.app import main
+
+for args in json.load(sys.stdin):
+    out, err, sys.argv = io.StringIO(), io.StringIO(), ["blazr", *args]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
+
+
+def test_commands_say_what_is_wrong_with_bad_adapters(shelf: Path, bad: dict[str, str]) -> None:
+    folder = shelf / "adapters" / "bad"
+    commands = [
+        ["generate", str(shelf / "model"), "a", "--cpu", "--adapter", f"mine={folder / name}"]
+        for name in bad
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", IN_ONE_PROCESS],
+        input=json.dumps(commands),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    for (name, words), (code, out, err) in zip(bad.items(), said, strict=True):
+        assert code, name
+        assert re.search(words, err), (name, err)
+        assert "Traceback" not in err
+        assert not out
+
+
+def test_links_lead_nowhere_and_names_are_a_model_s_own(server: Loopback, shelf: Path) -> None:
     (shelf / "adapters" / "out").unlink(missing_ok=True)
     (shelf / "adapters" / "out").symlink_to(shelf / "secret")
     assert load(server, "out")[0] == 400

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import math
 import re
@@ -90,3 +91,63 @@ def _matching(values: object, name: str, default: int) -> int:
         if re.match(rf"(.*\.)?({pattern})$", name):
             return value
     return default
+
+
+def save_bad_adapters(directory: Path, model: nn.Module, other: nn.Module) -> dict[str, str]:
+    """Write adapters that cannot be used, each in a directory of its own.
+
+    Args:
+        directory: Where to.
+        model: The base.
+        other: One of other sizes.
+
+    Returns:
+        By the name of the directory, a pattern of what is to be said of it.
+    """
+    names = [*projections(model, "self_attn")]
+    save = functools.partial(save_adapter, model=model, names=names)
+
+    def spoil(change: Callable[[Tensor], Tensor], part: str) -> Callable[[dict[str, Tensor]], None]:
+        def tensors(written: dict[str, Tensor]) -> None:
+            name = next(each for each in written if part in each)
+            written[name] = change(written[name])
+
+        return tensors
+
+    save_adapter(directory / "of another model", other, [*projections(other, "self_attn")])
+    save(directory / "rank 0", config={"r": 0})
+    save(directory / "another rank", config={"r": 3})
+    save(directory / "NaN", tensors=spoil(lambda each: each * math.nan, "lora_A"))
+    save(directory / "infinity", tensors=spoil(lambda each: each / 0, "lora_B"))
+    save(directory / "narrow", tensors=spoil(lambda each: each[:, :-1].clone(), "lora_A"))
+    save(directory / "one of a pair", tensors=lambda written: written.pop(next(iter(written))))
+    save(directory / "another kind", config={"peft_type": "IA3"})
+    for missing in ("adapter_config.json", "adapter_model.safetensors"):
+        save(directory / f"no {missing}")
+        (directory / f"no {missing}" / missing).unlink()
+    save(directory / "no JSON")
+    (directory / "no JSON" / "adapter_config.json").write_text("{")
+    save(directory / "pickle")
+    weights = directory / "pickle" / "adapter_model.safetensors"
+    weights.rename(weights.with_suffix(".bin"))
+    save(directory / "cut short")
+    weights = directory / "cut short" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    (directory / "no.gguf").write_bytes(b"GGUF")
+    return {
+        "of another model": "not of this model",
+        "rank 0": "rank is out of range",
+        "another rank": "do not fit each other",
+        "NaN": "NaN or infinity",
+        "infinity": "NaN or infinity",
+        "narrow": "not of this model",
+        "one of a pair": "no pair of matrices",
+        "another kind": "kind of adapter is not supported",
+        "no adapter_config.json": "adapter_config.json is missing",
+        "no adapter_model.safetensors": "adapter_model.safetensors is missing",
+        "no JSON": "not valid JSON",
+        "pickle": "is a pickle",
+        "cut short": "bytes",
+        "no.gguf": "short|cut|ends|bytes",
+        "nothing there": "no such adapter|is no adapter",
+    }
