@@ -13,6 +13,7 @@ import pytest
 from blazr.llm.load import load_text_engine
 from blazr.llm.options import LoadOptions
 from blazr.server.config import ServerConfig
+from blazr.server.models import ServerState
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import wait_until
 
@@ -72,8 +73,10 @@ def test_a_batch_shuts_nobody_out(running: Loopback) -> None:
 
 
 @pytest.mark.parametrize(
-    ("api_keys", "has_keys"),
+    ("api_keys", "knows_clients"),
     [((), False), (("a",), False), (("a", "a"), False), (("a", "b"), True)],
 )
-def test_keys_are_groups_where_there_are_several(api_keys: tuple[str, ...], has_keys: bool) -> None:
-    assert ServerConfig(api_keys=api_keys).has_keys is has_keys
+def test_keys_are_groups_where_there_are_several(
+    api_keys: tuple[str, ...], knows_clients: bool
+) -> None:
+    assert ServerState(ServerConfig(api_keys=api_keys)).knows_clients is knows_clients

@@ -143,11 +143,6 @@ class ServerConfig(Limits):
             )
 
     @property
-    def has_keys(self) -> bool:
-        """Whether clients are told from each other by their keys."""
-        return len(set(self.api_keys)) > 1
-
-    @property
     def is_loopback(self) -> bool:
         """Whether only this machine can connect."""
         return self.uds is not None or self.host in LOOPBACK

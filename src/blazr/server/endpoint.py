@@ -139,7 +139,7 @@ class Call(Generic[Body_co]):
         return {
             # a key's name is hexadecimal, so no salt can turn one into another's
             "cache_salt": f"{self.tenant}/{salt}" if salt else self.tenant,
-            "client": (self.tenant, self.id) if self.state.config.has_keys else (self.id,),
+            "client": (self.tenant, self.id) if self.state.knows_clients else (self.id,),
             "cache_anchors": tuple(getattr(self.body, "cache_anchors", None) or ()),
             "adapter": self.adapter,
             "priority": getattr(self.body, "priority", None) or 0,
@@ -293,7 +293,12 @@ async def _run_where(is_large: bool, work: Callable[[], R]) -> R:  # noqa: FBT00
     """Run what takes time in proportion to a body: on a worker thread if that is large."""
     if not is_large:
         return work()
-    return await asyncio.get_running_loop().run_in_executor(_worker, work)
+
+    def run() -> R:
+        with garbage.not_collected():
+            return work()
+
+    return await asyncio.get_running_loop().run_in_executor(_worker, run)
 
 
 def _decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> msgspec.Struct:
@@ -304,8 +309,7 @@ def _decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> msgspec.Struct:
     """
     try:
         raw.decode()  # the decoder skips unknown fields without looking at their bytes
-        with garbage.not_collected():
-            body: msgspec.Struct = decoder.decode(raw)
+        body: msgspec.Struct = decoder.decode(raw)
         if not {"temperature", "options"}.isdisjoint(body.__struct_fields__):  # it generates
             refuse_foreign(raw, body)
     except UnicodeDecodeError:

@@ -80,6 +80,7 @@ class ServerState:
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
+        self.knows_clients = len(set(config.api_keys)) > 1  # by their keys
         self.metrics = Metrics()
         self.started_s = monotonic()
         self.started = datetime.now(UTC)
