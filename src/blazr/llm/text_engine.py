@@ -33,6 +33,8 @@ from blazr.text.tool_calls.format import tool_specs
 # No vocabulary packs more characters than this into a token on average, so a text longer than
 # this many times the context cannot fit, and is refused before time is spent on tokenizing it.
 CHARACTERS_PER_TOKEN = 8
+# A rendered chat has marks of up to 20 characters besides, each of them one token.
+RENDERED_CHARACTERS_PER_TOKEN = 2 * CHARACTERS_PER_TOKEN
 # Of all conversations whose replies are remembered; their ids take about as much memory.
 MAX_CHARACTERS = 16_000_000
 # The end of a prompt in which to look for the beginning of thinking, tokens.
@@ -223,7 +225,7 @@ class TextEngine:
         self.template.check_roles(messages)
         truncation = request.truncation
         if truncation is None or truncation.drops == "messages":
-            self._check_length(sum(len(each.content or "") for each in messages), "messages")
+            self._check_length(sum(map(_num_characters, messages)), "messages")
         continues = request.continue_final_message
         prompt = self.template.prompt(
             messages[:-1] if continues else messages,
@@ -248,6 +250,8 @@ class TextEngine:
         def encode(start: int) -> tuple[ChatPrompt, list[int]]:
             kept = replace(request, messages=[*messages[:first], *messages[start:]])
             prompt = self._render(kept)
+            if truncation is None or truncation.drops == "messages":
+                self._check_length(len(prompt.text), "messages", RENDERED_CHARACTERS_PER_TOKEN)
             return prompt, self.reply_cache.encode(prompt, request.cache_salt)
 
         def fits(start: int) -> bool:
@@ -355,17 +359,30 @@ class TextEngine:
             ids |= frozenset(self.template.stop_ids(self.tokenizer))
         return ids
 
-    def _check_length(self, num_characters: int, param: str) -> None:
+    def _check_length(
+        self, num_characters: int, param: str, per_token: int = CHARACTERS_PER_TOKEN
+    ) -> None:
         context = self.info.max_seq_len
-        if not self.info.is_unbounded and num_characters > CHARACTERS_PER_TOKEN * context:
+        if not self.info.is_unbounded and num_characters > per_token * context:
             raise ContextLengthError(
                 f"the {param} cannot fit the model's context of {context} tokens.",
-                num_tokens=num_characters // CHARACTERS_PER_TOKEN,
+                num_tokens=num_characters // per_token,
                 limit=context,
                 param=param,
                 found=f"{num_characters} characters",
-                expected=f"at most {CHARACTERS_PER_TOKEN * context} characters",
+                expected=f"at most {per_token * context} characters",
             )
+
+
+def _num_characters(message: Message) -> int:
+    """Of its content and of the arguments of its calls, which are read before they are rendered."""
+    number = len(message.content or "")
+    calls = (message.extra or {}).get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        arguments = function.get("arguments") if isinstance(function, Mapping) else None
+        number += len(arguments) if isinstance(arguments, str) else 0
+    return number
 
 
 def _choose_reply_format(own: ReplyFormat, request: GenerationRequest) -> ReplyFormat:

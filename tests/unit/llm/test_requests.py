@@ -133,3 +133,21 @@ def test_truncation_is_auto_or_disabled(core: TextEngine) -> None:
     with pytest.raises(ContextLengthError):
         LLM.of(core).chat(chat)
     assert LLM.of(core).chat(chat, truncation="auto").num_dropped_messages == 2
+
+
+def test_a_rendered_chat_that_cannot_fit_is_refused_before_it_is_encoded(core: TextEngine) -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": "a " * 1_000_000}}
+    messages = [Message(role="user", content="Hello")]
+    request = GenerationRequest(messages=messages, tools=[tool])
+    with pytest.raises(ContextLengthError, match="at most 8192 characters"):
+        core.prepare(request)
+
+
+def test_arguments_of_calls_count_before_they_are_rendered(core: TextEngine) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}' + " " * 10_000}}
+    messages = [
+        Message(role="user", content="Hello"),
+        Message(role="assistant", content=None, extra={"tool_calls": [call]}),
+    ]
+    with pytest.raises(ContextLengthError, match="at most 4096 characters"):
+        core.prepare(GenerationRequest(messages=messages))
