@@ -1,8 +1,11 @@
 """Token ids to text one by one."""
 
+import random
+
 import pytest
 
 from blazr.text.tokenizer import Detokenizer, Tokenizer
+from tests.support.other_threads import ticks_during
 
 pytestmark = pytest.mark.smoke
 
@@ -48,3 +51,21 @@ def test_a_skipped_token_does_not_part_the_bytes_around_it(cl100k: Tokenizer) ->
     end = cl100k.eos_ids[0]
     assert cl100k.decode([first, end, second]) == "😀"
     assert cl100k.decode([first, end, second], skip_special=False) == ("\ufffd<|endoftext|>\ufffd")
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_characters"), [("cl100k", 2_000_000), ("stories", 400_000), ("chatty", 400_000)]
+)
+def test_other_threads_run_while_a_long_text_is_encoded(
+    kind: str, num_characters: int, request: pytest.FixtureRequest
+) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(kind)
+    text = "".join(random.choices("abcdefgh ", k=num_characters))
+    assert ticks_during(lambda: tokenizer.encode(text)) > 10
+
+
+def test_a_long_text_has_the_ids_of_its_parts(cl100k: Tokenizer) -> None:
+    parts = ["words and\n", "  <|endoftext|>\n", "\u4e2d\u6587\n", "'ll 1234567\t\n"]
+    for some in (parts, [parts[0], *parts[2:]]):
+        short = [each for part in some for each in cl100k.encode(part)]
+        assert cl100k.encode("".join(some) * 2000) == short * 2000

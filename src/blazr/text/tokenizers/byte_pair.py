@@ -21,6 +21,8 @@ from blazr.text.tokenizers.sentencepiece import longest_of
 
 # A rank far beyond any vocabulary is an error in the file, and would cost memory to believe.
 LARGEST_ID = 2**22
+# Shorter texts are encoded in less than a millisecond, without releasing the GIL.
+LONG = 4096
 # A pattern that leaves out any of this would lose text without a word.
 _PROBE = "Ab1 é\u4e2d  \U0001f600\t_\r\n\n 'll\u00a0\u200d\x00."
 
@@ -30,6 +32,9 @@ class SplintrBackend(Protocol):
 
     def encode_ordinary(self, text: str) -> list[int]:
         """The ids of a text in which special tokens are plain text."""
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """The ids of texts without special tokens; other threads run meanwhile."""
 
     def encode_with_special(self, text: str) -> list[int]:
         """The ids of a text in which special tokens stand for themselves."""
@@ -76,6 +81,7 @@ class BytePairTokenizer(Tokenizer):
         self._plain_ids = plain_ids
         self._plain = longest_of(plain_ids) if plain_ids else None
         named = {**plain_ids, **special_ids}
+        self._any_name = longest_of(named) if named else None
         self._names = {token_id: text.encode() for text, token_id in named.items()}
 
     @override
@@ -83,11 +89,17 @@ class BytePairTokenizer(Tokenizer):
         if allow_special:
             return self._backend.encode_with_special(text)
         if self._plain is None:
-            return self._backend.encode_ordinary(text)
+            return self._encode_ordinary(text)
         ids: list[int] = []
         for at, part in enumerate(self._plain.split(text)):
-            ids += [self._plain_ids[part]] if at % 2 else self._backend.encode_ordinary(part)
+            ids += [self._plain_ids[part]] if at % 2 else self._encode_ordinary(part)
         return ids
+
+    def _encode_ordinary(self, text: str) -> list[int]:
+        if len(text) < LONG or (self._any_name and self._any_name.search(text)):
+            return self._backend.encode_ordinary(text)
+        # without special tokens both give the same ids, and only this one releases the GIL
+        return self._backend.encode_batch([text])[0]
 
     @override
     def _bytes_of(self, token_id: int) -> bytes:

@@ -160,7 +160,8 @@ def _word_pieces(entries: Entries, special: frozenset[int]) -> Built:
 
 
 def _ids(backend: Backend, text: str, _: bool) -> list[int]:  # noqa: FBT001
-    found: list[int] = backend.encode(text, add_special_tokens=False).ids
+    # `encode` would keep all other threads from running meanwhile
+    found: list[int] = backend.encode_batch([text], add_special_tokens=False)[0].ids
     return found
 
 

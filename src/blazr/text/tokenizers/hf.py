@@ -115,7 +115,8 @@ class HuggingFaceTokenizer(Tokenizer):
     @override
     def _encode(self, text: str, *, allow_special: bool) -> list[int]:
         backend = self._marked if allow_special else self._plain
-        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        # `encode` would keep all other threads from running meanwhile
+        ids: list[int] = backend.encode_batch([text], add_special_tokens=False)[0].ids
         return ids
 
     @override

@@ -163,7 +163,8 @@ class SentencePieceUnigram:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text."""
-        found = self._backend.encode(text, add_special_tokens=False)
+        # `encode` would keep all other threads from running meanwhile
+        (found,) = self._backend.encode_batch([text], add_special_tokens=False)
         ids: list[int] = found.ids
         if self._unknown not in ids:
             return ids
