@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import select
 import signal
@@ -11,7 +12,7 @@ import ssl
 from pathlib import Path
 from time import monotonic
 from types import FrameType
-from typing import cast
+from typing import Any, cast
 
 import h11
 import uvicorn
@@ -28,10 +29,15 @@ from blazr.server.tracing import Tracer
 _log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
+# Attempts to accept a connection before anything else is done; where they fail, each is made again
+# a second later, so that many would keep a processor busy.
+_ACCEPTED_AT_ONCE = 32
 _IDLE_S = 30
 _HEADER_S = 10.0
 _PROBE_S = 0.1
 _MAX_PROBE_S = 2.0
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_WARN_S = 10.0
 
 
 def listen(config: ServerConfig) -> socket.socket:
@@ -148,6 +154,7 @@ def make_server(app: ASGIApp, models: Models) -> DrainingServer:
         proxy_headers=False,
         timeout_keep_alive=_IDLE_S,
         timeout_graceful_shutdown=5,
+        backlog=_ACCEPTED_AT_ONCE,
         ssl_certfile=config.tls_cert,
         ssl_keyfile=config.tls_key,
     )
@@ -247,6 +254,14 @@ class DrainingServer(uvicorn.Server):
         self._models = models
         self._state = models.state
         self._deadline_s: float | None = None
+        self._warns_again_s = 0.0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        asyncio.get_running_loop().set_exception_handler(self._report)
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(_BACKLOG)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Begin to stop; at the second signal, stop. Signals are not raised again, so we exit 0."""
@@ -273,3 +288,20 @@ class DrainingServer(uvicorn.Server):
         """Stop listening, and wait a little for those who are being answered."""
         self._models.events.close()  # or those who watch would wait for ever
         await super().shutdown(sockets)
+
+    def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log what went wrong in the event loop.
+
+        Where no file can be opened any more, asyncio reports each attempt to accept a connection
+        with a traceback. Each attempt also listens again later, which fails once we have stopped.
+        """
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+            if monotonic() >= self._warns_again_s:
+                self._warns_again_s = monotonic() + _WARN_S
+                _log.warning(
+                    "connections wait, for none can be accepted: %s; ulimit -n may be too low",
+                    error.strerror,
+                )
+        elif "_start_serving" not in repr(context.get("handle")):
+            loop.default_exception_handler(context)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -220,6 +223,35 @@ def test_a_port_in_use_is_told_at_once() -> None:
 def test_impossible_ports_are_refused(port: int) -> None:
     with pytest.raises(ConfigError):
         listen(ServerConfig(host="127.0.0.1", port=port))
+
+
+def test_without_descriptors_connections_wait_and_the_log_is_short(
+    running: Loopback, caplog: pytest.LogCaptureFixture
+) -> None:
+    running.client.get("/health")  # on a connection that stays
+    host, port = running.url.removeprefix("http://").split(":")
+    clients = [socket.socket() for _ in range(3)]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
+    fill = [os.dup(0) for _ in range(most - len(clients))]  # so that none below the limit is free
+    most = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+    try:
+        for client in clients:
+            client.settimeout(10)
+            client.connect((host, int(port)))
+        wait_until(lambda: "ulimit" in caplog.text)
+        assert running.client.get("/health").is_success
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for each in fill:
+            os.close(each)
+    for client in clients:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 200")
+        client.close()
+    assert "system resource" not in caplog.text
+    assert caplog.text.count("ulimit") == 1
 
 
 def test_slow_readers_are_dropped() -> None:
