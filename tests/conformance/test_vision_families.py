@@ -119,8 +119,8 @@ def test_every_type_is_tried() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_text_alone(name: str, tmp_path: Path) -> None:
     compare(tmp_path, save(name, tmp_path))
-    derivation = plan_model(str(tmp_path)).derivation
-    assert "images are left out" in derivation.warnings[0]
+    warnings = plan_model(str(tmp_path)).derivation.warnings
+    assert any("left out" in each for each in warnings) is (name not in vision.WITH_IMAGES)
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() & SECTIONS.keys()))

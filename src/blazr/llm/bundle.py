@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from blazr.models.loading.load import LoadedModel
     from blazr.nn.device import Device
     from blazr.pipelines.fallback import FallbackModel
+    from blazr.pipelines.vision import Vision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,7 @@ class ModelBundle:
         tokenizer: Text to ids and back.
         template: Chats to ids; None where it has no vocabulary.
         reply_format: How it writes its thinking and its calls of tools.
+        vision: The part of it that sees; None where it reads text alone.
     """
 
     weights: LoadedModel | FallbackModel
@@ -74,10 +76,13 @@ class ModelBundle:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     reply_format: ReplyFormat
+    vision: Vision | None = None
 
     def offload(self) -> None:
         """Move the weights to the CPU's memory, until an engine is started again."""
         self.weights.module.to("cpu")
+        if self.vision is not None:
+            self.vision.forget()
 
     def loader_of(self, path: str) -> Callable[[], ModelBundle]:
         """Return what loads the bundle again with the weights of a checkpoint.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from typing import Literal, cast
 
 from blazr.core.errors import RequestError
 from blazr.engine.request import Pooling
 from blazr.engine.sampling_params import DefaultInt, SamplingParams
+from blazr.text.images import Image, join_parts, read_data_url, read_image
 from blazr.text.messages import Message
 from blazr.text.tool_calls.custom import is_custom
 
@@ -107,8 +109,9 @@ class GenerationRequest:
 
     @property
     def length(self) -> int:
-        """How much there is to read: characters, or token ids."""
+        """How much there is to read: characters, token ids, or bytes of images."""
         chat = sum(len(each.content or "") for each in self.messages or ())
+        chat += sum(len(image.data) for each in self.messages or () for image in each.images)
         more = sum(map(len, map(str, self.tools or ()))) + len(self.suffix or "")
         return len(self.prompt or ()) + chat + more
 
@@ -150,14 +153,21 @@ def _as_prompt(prompt: PromptInput) -> Prompt:
 def as_message(message: Message | Mapping[str, object]) -> Message:
     """A message, also from a dictionary with ``role`` and ``content``.
 
+    The content is text, or a list of parts: ``{"type": "text", "text": "..."}``,
+    ``{"type": "image", "image": ...}`` with the path or the bytes of a file, and
+    ``{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}``.
+
     Raises:
-        RequestError: There is no role, or the content is no text.
+        RequestError: There is no role, or the content is neither text nor such parts.
     """
     if isinstance(message, Message):
         return message
     extra = dict(message)
     role = extra.pop("role", None)
     content = extra.pop("content", None)
+    images: tuple[Image, ...] = ()
+    if isinstance(content, list | tuple):
+        content, images = join_parts(map(_read_part, content))
     if not isinstance(role, str) or not (content is None or isinstance(content, str)):
         expected = '{"role": "user", "content": "…"}'
         raise RequestError(
@@ -165,7 +175,30 @@ def as_message(message: Message | Mapping[str, object]) -> Message:
             param="messages",
             expected=expected,
         )
-    return Message(role=role, content=content, extra=extra or None)
+    return Message(role=role, content=content, images=images, extra=extra or None)
+
+
+def _read_part(part: object) -> str | bytes:
+    """The text of a part of a message's content, or the bytes of its image."""
+    given = part if isinstance(part, Mapping) else {}
+    kind = given.get("type")
+    value = given.get(str(kind))
+    if kind == "text" and isinstance(value, str):
+        return value
+    if kind == "image_url":
+        url = value.get("url") if isinstance(value, Mapping) else value
+        if isinstance(url, str):
+            return read_data_url(url)
+    if kind == "image" and isinstance(value, bytes):
+        return value
+    if kind == "image" and isinstance(value, str | PathLike):
+        return read_image(value)
+    raise RequestError(
+        "a part of a message cannot be read.",
+        param="messages",
+        found=repr(part)[:100],
+        expected='{"type": "text", "text": "..."} or {"type": "image", "image": "file.png"}',
+    )
 
 
 def prompt_requests(

@@ -54,6 +54,7 @@ def load_text_engine(
     from blazr.nn.operands.kv_dtype import KV_DTYPES
     from blazr.nn.operands.state_dtype import STATE_DTYPES
     from blazr.pipelines.fallback import load_fallback
+    from blazr.pipelines.vision import load_vision
 
     # before minutes are spent on weights
     KV_DTYPES[options.kv_dtype]
@@ -113,6 +114,7 @@ def load_text_engine(
         tokenizer=tokenizer,
         template=template,
         reply_format=reply_format,
+        vision=load_vision(loaded),
     )
     thinking = reply_format.reasoning
     tool_calls = reply_format.tool_format

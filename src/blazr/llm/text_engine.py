@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from threading import Lock
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from blazr.core.errors import CheckpointError, ContextLengthError, EngineError, RequestError
 from blazr.engine.constraint import Constraint
-from blazr.engine.request import Request
+from blazr.engine.request import PromptEmbeddings, Request
 from blazr.llm.adapters import Adapters
 from blazr.llm.bundle import ModelBundle, ModelInfo
 from blazr.llm.generation import GenerationRequest
@@ -30,6 +30,13 @@ from blazr.text.tokenizer import Detokenizer, Tokenizer
 from blazr.text.tool_calls.custom import as_function
 from blazr.text.tool_calls.format import tool_specs
 
+if TYPE_CHECKING:
+    from blazr.pipelines.vision import SeenImage
+
+# Of one request.
+MAX_IMAGES = 32
+# About as many, where parts of a chat are compared by their length.
+CHARACTERS_PER_IMAGE = 1000
 # No vocabulary packs more characters than this into a token on average, so a text longer than
 # this many times the context cannot fit, and is refused before time is spent on tokenizing it.
 CHARACTERS_PER_TOKEN = 8
@@ -63,6 +70,19 @@ class PreparedRequest:
     remember: Callable[..., None] | None = None
 
 
+def _first_turn(messages: Sequence[Message]) -> int:
+    """The first message that is not the system's."""
+    conversation = (i for i, each in enumerate(messages) if each.role not in SYSTEM_ROLES)
+    return next(conversation, len(messages))
+
+
+def _images(messages: Sequence[Message], num_dropped: int) -> list[bytes]:
+    """The images of a chat, but for those of its oldest messages."""
+    first = _first_turn(messages)
+    kept = [*messages[:first], *messages[first + num_dropped :]]
+    return [image.data for each in kept for image in each.images]
+
+
 def _turn_starts(messages: Sequence[Message], first: int, *, step: int) -> list[int]:
     """Where a chat may begin when its oldest turns go: at messages of the user.
 
@@ -80,6 +100,7 @@ def _turn_starts(messages: Sequence[Message], first: int, *, step: int) -> list[
                 starts.append(index)
             last_step = steps
         num_characters += len(messages[index].content or "")
+        num_characters += CHARACTERS_PER_IMAGE * len(messages[index].images)
     return starts
 
 
@@ -156,11 +177,14 @@ class TextEngine:
         anchors = request.cache_anchors
         if chat is not None:
             anchors += chat.anchor_tokens(ids)
+        written = ids  # where an image is one mark
+        ids, embeddings, anchors = self._with_images(request, num_dropped, ids, anchors)
         adapter = None if request.adapter is None else self.adapters.find(request.adapter)
         params = request.params
         salt = request.cache_salt
         prepared = Request(
             prompt_ids=tuple(ids),
+            embeddings=embeddings,
             params=params.with_defaults(self.info.sampling),
             stop_ids=frozenset(i for i in stop_ids if i < self.info.vocab_size),
             priority=request.priority,
@@ -178,7 +202,7 @@ class TextEngine:
         )
         remember = None
         if chat is not None and request.pooling is None:
-            remember = partial(self.reply_cache.add, chat, request.cache_salt, ids)
+            remember = partial(self.reply_cache.add, chat, request.cache_salt, written)
         return PreparedRequest(prepared, reply_format, num_dropped, remember)
 
     def warm_up(self) -> None:
@@ -210,7 +234,8 @@ class TextEngine:
 
     def encode_chat(self, request: GenerationRequest) -> list[int]:
         """The token ids of a chat, as the template renders it and replies in it were written."""
-        return self.reply_cache.encode(self._render(request), request.cache_salt)
+        ids = self.reply_cache.encode(self._render(request), request.cache_salt)
+        return self._with_images(request, 0, ids, ())[0]
 
     def _render(self, request: GenerationRequest) -> ChatPrompt:
         messages: Sequence[Message] = request.messages or ()
@@ -255,13 +280,16 @@ class TextEngine:
             return prompt, self.reply_cache.encode(prompt, request.cache_salt)
 
         def fits(start: int) -> bool:
+            if len(_images(messages, start - first)) > MAX_IMAGES:
+                return False
+            seen = self._see(request, start - first)
             try:
-                return len(encode(start)[1]) <= room
+                for_images = sum(len(each.token_ids) - 1 for each in seen)
+                return len(encode(start)[1]) + for_images <= room
             except ContextLengthError:
                 return False
 
-        conversation = (i for i, each in enumerate(messages) if each.role not in SYSTEM_ROLES)
-        first = next(conversation, len(messages))
+        first = _first_turn(messages)
         room = self._room(request)
         if truncation is None or truncation.drops != "messages" or fits(first):
             return *encode(first), 0
@@ -270,6 +298,51 @@ class TextEngine:
         if not starts or not fits(starts[place]):
             return *encode(first), 0  # the last turn alone is too long
         return *encode(starts[place]), starts[place] - first
+
+    def _see(self, request: GenerationRequest, num_dropped: int) -> list[SeenImage]:
+        """What stands for the images of a chat, but for the oldest messages."""
+        images = _images(request.messages or (), num_dropped)
+        if not images:
+            return []
+        vision = None if self.bundle is None else self.bundle.vision
+        if vision is None:
+            raise RequestError("this model reads only text.", param="messages", found="an image")
+        truncation = request.truncation
+        if truncation is not None and truncation.drops != "messages":
+            raise RequestError(
+                "a prompt with images cannot be cut to a number of tokens.",
+                param="truncate_prompt_tokens",
+                hint='truncation="auto" leaves out the oldest turns',
+            )
+        if len(images) > MAX_IMAGES:
+            raise RequestError(
+                "there are too many images.",
+                param="messages",
+                found=str(len(images)),
+                expected=f"at most {MAX_IMAGES}",
+            )
+        return vision.see(images)
+
+    def _with_images(
+        self,
+        request: GenerationRequest,
+        num_dropped: int,
+        ids: list[int],
+        anchors: tuple[int, ...],
+    ) -> tuple[list[int], tuple[PromptEmbeddings, ...], tuple[int, ...]]:
+        """A prompt with images in the place of their marks, and where its anchors are then."""
+        images = self._see(request, num_dropped)
+        if not images:
+            return ids, (), anchors
+        assert self.bundle is not None
+        assert self.bundle.vision is not None
+        prompt, embeddings, places = self.bundle.vision.insert(ids, images)
+        longer = [len(image.token_ids) - 1 for image in images]
+        moved = tuple(
+            anchor + sum(more for place, more in zip(places, longer, strict=True) if place < anchor)
+            for anchor in anchors
+        )
+        return prompt, embeddings, moved
 
     def _room(self, request: GenerationRequest) -> int:
         """Tokens that a prompt may have beside its reply; half the context at least."""

@@ -48,6 +48,7 @@ _PRIVATE_USE = range(0x10FFFD, 0xFFFFF, -1)  # characters that stand in for othe
 # Words of a small chat, which occur in no template.
 _SYSTEM = "blazr-told"
 _ASKED = "blazr-asked"
+_ASKED_IN_PARTS = [{"type": "text", "text": _ASKED}]
 _SAID = "blazr-said"
 _NEXT = "blazr-next"
 _NEXT_TURN: tuple[Dict, ...] = (
@@ -187,17 +188,23 @@ class ChatTemplate:
         # an older kind of template is given the tools as text, and the time
         self._wants_functions = re.search(r"\btools\b", source) is None
         self._spellings: dict[bool, Spelling] = {}
-        self._probe(tools=None)
+        self._takes_parts = False
+        is_written = self._probe(tools=None)
+        if not is_written:  # some write parts alone, and leave out a content that is text
+            self._takes_parts = self._probe(_ASKED_IN_PARTS, tools=None)
         self._probe(tools=[_TOOL])
 
-    def _probe(self, *, tools: list[Dict] | None) -> None:
+    def _probe(self, content: object = _ASKED, *, tools: list[Dict] | None) -> bool:
         """Render the smallest chat, so that a hostile template is refused together with its model.
 
         What else may be wrong, the first chat says: some templates take no chat as small as this.
+
+        Returns:
+            Whether the content is written.
         """
-        chat = EscapedChat([[{"role": "user", "content": _ASKED}], tools, {}], ())
+        chat = EscapedChat([[{"role": "user", "content": content}], tools, {}], ())
         try:
-            self._render_as(Spelling(), chat, add_generation_prompt=True)
+            return _ASKED in self._render_as(Spelling(), chat, add_generation_prompt=True)
         except TemplateLimitError as error:
             raise CheckpointError(
                 f"the chat template {self.name} cannot be used: {error.message}",
@@ -205,7 +212,7 @@ class ChatTemplate:
                 hint="name another one with --chat-template",
             ) from None
         except RequestError:
-            return
+            return False
 
     def check_roles(self, messages: Iterable[Message]) -> None:
         """Refuse messages of nobody: many templates would write any role, which no model has seen.
@@ -391,6 +398,8 @@ class ChatTemplate:
         )
         given += followed_by
         messages, shown = spell(given, tools, spelling, self._tool_format)
+        if self._takes_parts:
+            messages = [{**each, "content": _as_parts(each["content"])} for each in messages]
         more: Dict = {}
         if self._wants_functions:
             functions = [tool.get("function", tool) for tool in tools or ()]
@@ -493,6 +502,10 @@ class EscapedChat:
 def _most_characters(chat: EscapedChat) -> int:
     """How long a rendering may be."""
     return _MIN_SIZE + _SIZE_PER_CHARACTER * chat.num_characters
+
+
+def _as_parts(content: object) -> object:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _turn_ends(text: str, chat: EscapedChat) -> Iterator[int]:

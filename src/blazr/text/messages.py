@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from blazr.text.images import Image
+
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SYSTEM_ROLES = frozenset({"system", "developer"})  # whoever gives instructions
 
@@ -16,9 +18,11 @@ class Message:
     Args:
         role: ``"system"``, ``"user"``, ``"assistant"``, ``"tool"`` or what a template knows.
         content: The text; None where an assistant only called tools.
+        images: What stands between the characters of its content, in order.
         extra: Other fields for the template (``tool_calls``, ``tool_call_id``, ``name``, …).
     """
 
     role: str
     content: str | None
+    images: tuple[Image, ...] = ()
     extra: Mapping[str, object] | None = None

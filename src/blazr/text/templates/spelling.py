@@ -14,6 +14,7 @@ from hashlib import sha256
 from itertools import product
 
 from blazr.core.errors import RequestError, TemplateLimitError
+from blazr.text.images import template_parts
 from blazr.text.messages import Message
 from blazr.text.tool_calls.custom import as_function_call
 from blazr.text.tool_calls.format import ToolFormat
@@ -165,7 +166,10 @@ def as_dicts(messages: Sequence[Message]) -> list[Dict]:
     written: list[Dict] = []
     for message in messages:
         extra = dict(message.extra or {})
-        fields: Dict = {"role": message.role, "content": message.content}
+        content: object = message.content
+        if message.images:
+            content = template_parts(message.content, message.images)
+        fields: Dict = {"role": message.role, "content": content}
         calls = extra.get("tool_calls")
         if isinstance(calls, list | tuple):
             extra["tool_calls"] = [_read_call(call) for call in calls]
@@ -296,11 +300,22 @@ def _with_usual_roles(messages: list[Dict], roles: str) -> list[Dict]:
         role = "user" if message["role"] == "system" and not may_tell else message["role"]
         last = spelled[-1] if spelled else None
         if last is not None and (last["role"], role) in joining:
-            both = filter(None, (last["content"], message["content"]))
-            spelled[-1] = {**last, "content": "\n\n".join(map(str, both))}
+            both = [*filter(None, (last["content"], message["content"]))]
+            spelled[-1] = {**last, "content": _joined(both)}
         else:
             spelled.append({**message, "role": role})
     return spelled
+
+
+def _joined(contents: Sequence[object]) -> object:
+    """Contents of messages as one; parts stay parts."""
+    if all(isinstance(each, str) for each in contents):
+        return "\n\n".join(map(str, contents))
+    parts: list[object] = []
+    for each in contents:
+        parts += [{"type": "text", "text": "\n\n"}] if parts else []
+        parts += each if isinstance(each, list) else [{"type": "text", "text": each}]
+    return parts
 
 
 def _with_text_apart(messages: list[Dict]) -> list[Dict]:

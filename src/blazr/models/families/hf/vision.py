@@ -1,4 +1,4 @@
-"""Models that also see images: their language models alone, which read text.
+"""Models that also see images: their language models.
 
 Such a model's config.json holds its language model's in ``text_config``, often only as far as it
 differs from what transformers takes where a config is silent.
@@ -17,7 +17,7 @@ from blazr.models.families.hf.derive import model_type
 from blazr.models.families.rules import RuleBook
 
 # What the names of tensors begin with that are about images.
-_PREFIXES = tuple(
+IMAGE_PREFIXES = tuple(
     before + part
     for before in ("", "model.")
     for part in (
@@ -30,6 +30,10 @@ _PREFIXES = tuple(
         "connector.",
         "image_newline",
     )
+)
+# Those whose images are read, too: as vectors in the place of tokens, one behind the other.
+WITH_IMAGES = frozenset(
+    {"idefics3", "internvl", "lfm2_vl", "llava", "llava_next", "mistral3", "smolvlm"}
 )
 # Types that differ from another only where there are images.
 _SAME: Mapping[str, str] = {
@@ -83,10 +87,11 @@ def seeing_family(name: str, text_type: str) -> Family:
         family = _family_of(kind)
         config = {**_SILENT.get(family.name, {}), **text, "model_type": kind}
         found = family.derive(replace(checkpoint, config=config))
+        unused = (*found.unused, *IMAGE_PREFIXES)
+        if name in WITH_IMAGES:
+            return replace(found, unused=unused)
         warning = "the parts of the model that see images are left out: it reads text alone."
-        return replace(
-            found, warnings=(warning, *found.warnings), unused=(*found.unused, *_PREFIXES)
-        )
+        return replace(found, warnings=(warning, *found.warnings), unused=unused)
 
     return Family(
         name=name,

@@ -1,0 +1,57 @@
+"""From an image's bytes, which nobody trusts, to its pixels."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+from blazr.core.errors import RequestError
+from blazr.text.images import EXPECTED, FORMATS, MAX_IMAGE_BYTES
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Pixels
+
+MAX_PIXELS = 40_000_000  # 120 MB as bytes of three colours
+
+
+def open_image(data: bytes, *, param: str = "messages") -> Pixels:
+    """Decode an image, turned as its camera was held, in red, green and blue.
+
+    Nothing is decoded before the header says that it is small enough.
+
+    Raises:
+        RequestError: It is none, damaged, animated, too large, or in another format.
+    """
+    from PIL import Image, ImageOps
+
+    if len(data) > MAX_IMAGE_BYTES:
+        raise RequestError(
+            "an image is too large.",
+            param=param,
+            found=f"{len(data):,} bytes",
+            expected=f"at most {MAX_IMAGE_BYTES:,}",
+        )
+    try:
+        with Image.open(BytesIO(data), formats=FORMATS) as image:
+            width, height = image.size
+            num_frames = getattr(image, "n_frames", 1)
+            if width * height <= MAX_PIXELS and num_frames == 1:
+                return ImageOps.exif_transpose(image).convert("RGB")
+    except Exception as error:  # decoders of damaged files raise whatever comes to pass
+        raise RequestError(
+            "an image cannot be read.",
+            param=param,
+            found=f"{type(error).__name__}: {str(error)[:100]}",
+            expected=EXPECTED,
+        ) from error
+    if num_frames != 1:
+        raise RequestError(
+            "an image is animated.", param=param, found=f"{num_frames} frames", expected=EXPECTED
+        )
+    raise RequestError(
+        "an image has too many pixels.",
+        param=param,
+        found=f"{width} by {height}",
+        expected=f"at most {MAX_PIXELS:,}",
+        hint="scale it down: the model sees it smaller in any case",
+    )

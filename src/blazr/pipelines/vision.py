@@ -1,0 +1,339 @@
+"""Images to what a language model reads in their place: by the processor and tower of transformers.
+
+The language model is blazr's own. The part that sees is loaded when the first image comes, from
+safetensors files alone; code that lies beside the weights is never run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.util import find_spec
+from inspect import signature
+from itertools import groupby
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from blazr.core.errors import CheckpointError, RequestError
+from blazr.engine.request import PromptEmbeddings
+from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo
+from blazr.models.checkpoint.open import open_checkpoint
+from blazr.models.families.hf.vision import IMAGE_PREFIXES, WITH_IMAGES
+from blazr.pipelines.fallback import FallbackModel
+from blazr.pipelines.images import open_image
+
+if TYPE_CHECKING:
+    from blazr.models.causal_lm import CausalLM
+    from blazr.models.loading.load import LoadedModel
+
+MAX_KEPT_BYTES = 256 * 2**20  # of images that were seen
+_LISTED_NAMES = 5
+_LANGUAGE_MODELS = {"language_model", "text_model"}
+_PACKAGES = {"transformers": "transformers", "PIL": "pillow"}
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenImage:
+    """What stands in a prompt for an image.
+
+    Args:
+        token_ids: Its tokens.
+        embeddings: Vectors for some of them, counted from the first.
+    """
+
+    token_ids: tuple[int, ...]
+    embeddings: tuple[PromptEmbeddings, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return sum(each.vectors.nbytes for each in self.embeddings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Eye:
+    """What is loaded with the first image.
+
+    Args:
+        processor: The library's, from images to pixels and tokens.
+        tower: The library's network without its language model.
+        marker: Id that a chat template writes for an image.
+        token_id: Id of the tokens that have vectors.
+        scale: What the language model multiplies embeddings with, these too.
+        seed: Says whose vectors they are.
+    """
+
+    processor: Any
+    tower: Any
+    marker: int
+    token_id: int
+    scale: float
+    seed: bytes
+
+
+class Vision:
+    """The part of a model that sees. Thread-safe: one image is seen at a time.
+
+    Args:
+        path: Where the model lies.
+        language_model: Its language model, whose dtype and device the vectors are for.
+    """
+
+    def __init__(self, path: Path, language_model: CausalLM) -> None:
+        self._path = path
+        self._dtype = language_model.dtype
+        self._hidden_size = language_model.config.hidden_size
+        self._device = language_model.device
+        self._lock = Lock()
+        self._eye: _Eye | None = None
+        self._kept: OrderedDict[bytes, SeenImage] = OrderedDict()  # the latest used last
+
+    def forget(self) -> None:
+        """Free what was loaded; the next image loads it again."""
+        with self._lock:
+            self._eye = None
+            self._kept.clear()
+
+    def see(self, images: Sequence[bytes]) -> list[SeenImage]:
+        """What stands for images in a prompt; takes time for those that were not seen lately.
+
+        Raises:
+            RequestError: One is no image that can be read, or a package is not installed.
+            CheckpointError: The part that sees cannot be loaded.
+        """
+        _check_packages()
+        digests = [sha256(data).digest() for data in images]
+        found = []
+        for digest, data in zip(digests, images, strict=True):
+            with self._lock:
+                seen = self._kept.pop(digest, None)
+                if seen is None:
+                    seen = self._see(digest, data)
+                self._kept[digest] = seen
+            found.append(seen)
+        with self._lock:
+            while sum(each.nbytes for each in self._kept.values()) > MAX_KEPT_BYTES:
+                self._kept.popitem(last=False)
+        return found
+
+    def insert(
+        self, token_ids: Sequence[int], images: Sequence[SeenImage]
+    ) -> tuple[list[int], tuple[PromptEmbeddings, ...], list[int]]:
+        """A prompt with images in the place of their marks.
+
+        Args:
+            token_ids: With one mark for each image.
+            images: In order.
+
+        Returns:
+            The longer prompt, the vectors that belong to it, and the places of the marks in the
+            shorter one.
+
+        Raises:
+            RequestError: There are not as many marks as images.
+        """
+        if not images:
+            return list(token_ids), (), []
+        marker = self._load().marker
+        places = [place for place, each in enumerate(token_ids) if each == marker]
+        if len(places) != len(images):
+            raise RequestError(
+                "the chat template does not write a mark for each image.",
+                param="messages",
+                found=f"{len(places)} marks for {len(images)} images",
+                hint="leave images out of messages of the system and of tools",
+            )
+        prompt: list[int] = []
+        embeddings: list[PromptEmbeddings] = []
+        done = 0
+        for place, image in zip(places, images, strict=True):
+            prompt += token_ids[done:place]
+            embeddings += (
+                PromptEmbeddings(
+                    start=len(prompt) + each.start, vectors=each.vectors, digest=each.digest
+                )
+                for each in image.embeddings
+            )
+            prompt += image.token_ids
+            done = place + 1
+        return [*prompt, *token_ids[done:]], tuple(embeddings), places
+
+    def _load(self) -> _Eye:
+        if self._eye is None:
+            checkpoint = open_checkpoint(self._path)
+            self._eye = _load_eye(checkpoint, self._dtype, self._device)
+            log.info("loaded the part of %s that sees images", self._path.name)
+        return self._eye
+
+    @torch.inference_mode()
+    def _see(self, digest: bytes, data: bytes) -> SeenImage:
+        pixels = open_image(data)
+        eye = self._load()
+        processor = eye.processor
+        try:
+            batch = processor(
+                images=[pixels],
+                text=[processor.image_token],
+                add_special_tokens=False,
+                return_tensors="pt",
+            )
+        except ValueError as error:
+            raise RequestError(
+                "an image cannot be prepared for this model.",
+                param="messages",
+                found=f"{pixels.width} by {pixels.height} pixels: {str(error)[:100]}",
+            ) from error
+        token_ids: list[int] = batch["input_ids"][0].tolist()
+        features = eye.tower.model.get_image_features
+        wanted = signature(features).parameters
+        inputs = {
+            name: _placed(value, self._dtype, self._device)
+            for name, value in batch.items()
+            if name in wanted and value is not None
+        }
+        found = features(**inputs, return_dict=True).pooler_output
+        parts = [part.reshape(-1, part.shape[-1]) for part in found]
+        vectors = (torch.cat(parts) * eye.scale).to("cpu", self._dtype)
+        is_vector = [each == eye.token_id for each in token_ids]
+        if vectors.shape != (sum(is_vector), self._hidden_size):
+            raise CheckpointError(
+                "the processor and the network of this model do not fit together.",
+                found=f"{tuple(vectors.shape)} vectors for {sum(is_vector)} tokens",
+                expected=f"as many, of {self._hidden_size} numbers",
+            )
+        return SeenImage(tuple(token_ids), _runs(is_vector, vectors, eye.seed + digest))
+
+
+def load_vision(loaded: LoadedModel | FallbackModel) -> Vision | None:
+    """The part of a model that sees; None where there is none, or none that is known here."""
+    if isinstance(loaded, FallbackModel) or loaded.family not in WITH_IMAGES or loaded.gguf:
+        return None
+    return Vision(loaded.path, loaded.module)
+
+
+def _check_packages() -> None:
+    missing = [package for name, package in _PACKAGES.items() if find_spec(name) is None]
+    if missing:
+        raise RequestError(
+            "this server cannot read images.",
+            param="messages",
+            found=f"{' and '.join(missing)} not installed",
+            hint="pip install 'blazr[vision]'",
+        )
+
+
+def _placed(value: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return value.to(device, dtype) if value.is_floating_point() else value.to(device)
+
+
+def _runs(
+    is_vector: Sequence[bool], vectors: Tensor, digest: bytes
+) -> tuple[PromptEmbeddings, ...]:
+    """One entry for each run of tokens that have vectors."""
+    found: list[PromptEmbeddings] = []
+    done = start = 0
+    for has_vectors, run in groupby(is_vector):
+        length = len(list(run))
+        if has_vectors:
+            own = sha256(digest + len(found).to_bytes(8, "little")).digest()
+            part = vectors[done : done + length]
+            found.append(PromptEmbeddings(start=start, vectors=part, digest=own))
+            done += length
+        start += length
+    return tuple(found)
+
+
+def _load_eye(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> _Eye:
+    import transformers
+
+    directory = checkpoint.directory
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            directory, trust_remote_code=False, local_files_only=True
+        )
+        auto: Any = transformers.AutoProcessor
+        processor = auto.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+        tower, missing = _load_tower(config, _image_tensors(checkpoint), dtype)
+        marker = processor.tokenizer.convert_tokens_to_ids(processor.image_token)
+    except Exception as error:
+        raise CheckpointError(
+            f"the part of {checkpoint.path.name} that sees images cannot be loaded.",
+            found=f"{type(error).__name__}: {str(error).strip()[:300]}",
+            hint="pip install 'blazr[vision]', and see whether preprocessor_config.json is there",
+        ) from error
+    if missing:
+        raise CheckpointError(
+            f"{len(missing)} tensors of the part that sees images are missing.",
+            found=", ".join(name[:100] for name in missing[:_LISTED_NAMES]),
+        )
+    text = config.get_text_config()
+    stamps = [
+        (info.name, info.shape, path.stat().st_size, path.stat().st_mtime_ns)
+        for info in _image_infos(checkpoint).values()
+        for path in [info.file]
+    ]
+    return _Eye(
+        processor=processor,
+        tower=tower.to(device).eval().requires_grad_(requires_grad=False),
+        marker=marker,
+        token_id=config.image_token_id,
+        # Granite's and its relatives multiply vectors and embeddings alike; Gemma's only embeddings
+        scale=float(getattr(text, "embedding_multiplier", 1.0)),
+        seed=sha256(repr((config.to_dict(), stamps)).encode()).digest(),
+    )
+
+
+def _image_infos(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    return {
+        part.name: part
+        for info in checkpoint.tensors.values()
+        for part in (info.parts.values() if isinstance(info, QuantizedInfo) else (info,))
+        if part.name.startswith(IMAGE_PREFIXES)
+    }
+
+
+def _image_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    return {name: checkpoint.own(info) for name, info in _image_infos(checkpoint).items()}
+
+
+def _load_tower(
+    config: Any, tensors: dict[str, Tensor], dtype: torch.dtype
+) -> tuple[Any, list[str]]:
+    """The library's network without its language model, and the names of tensors it lacks."""
+    import transformers
+
+    auto: Any = transformers.AutoModelForImageTextToText
+    # tensors of a quantized checkpoint's tower are plain; a quantizer would not find its own
+    config.quantization_config = None
+    del config.quantization_config
+    with torch.device("meta"):
+        whole = type(auto.from_config(config, trust_remote_code=False))
+
+    def _init(self: Any, config: Any) -> None:
+        whole.__init__(self, config)
+        self.lm_head = None
+        for name in _LANGUAGE_MODELS & self.model._modules.keys():
+            setattr(self.model, name, None)
+
+    members = {
+        "__init__": _init,
+        "_tied_weights_keys": {},
+        "get_input_embeddings": lambda _: None,
+        "get_output_embeddings": lambda _: None,
+        "__module__": whole.__module__,
+    }
+    sees: Any = type(whole.__name__, (whole,), members)
+    # The library gets tensors and no path, where it would also look for pickles.
+    config.transformers_weights = None
+    network, problems = sees.from_pretrained(
+        None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True
+    )
+    return network, sorted(problems["missing_keys"])

@@ -1,0 +1,128 @@
+"""Images in messages, as bytes: where they stand in the text, and how they are written in JSON."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from binascii import Error
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from urllib.parse import unquote_to_bytes
+
+from blazr.core.errors import RequestError
+
+MAX_IMAGE_BYTES = 20 * 2**20
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+EXPECTED = "a PNG, JPEG, WebP or GIF of one frame"
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image in a message.
+
+    Args:
+        place: How many characters of the message's text stand before it.
+        data: The file's bytes, in one of `FORMATS`.
+    """
+
+    place: int
+    data: bytes
+
+
+def decode_base64(text: str, *, param: str = "messages") -> bytes:
+    """The bytes of an image.
+
+    Raises:
+        RequestError: The text is no base64, empty, or too long.
+    """
+    if len(text) > MAX_IMAGE_BYTES * 4 // 3 + 4:
+        raise RequestError(
+            "an image is too large.",
+            param=param,
+            found=f"{len(text) * 3 // 4:,} bytes",
+            expected=f"at most {MAX_IMAGE_BYTES:,}",
+        )
+    try:
+        data = b64decode(text, validate=True)
+    except (Error, ValueError) as error:
+        raise RequestError(
+            "an image is not base64.", param=param, found=str(error)[:100], expected=EXPECTED
+        ) from None
+    if not data:
+        raise RequestError("an image is empty.", param=param, expected=EXPECTED)
+    return data
+
+
+def read_data_url(url: str, *, param: str = "messages") -> bytes:
+    """The bytes in a URL like ``data:image/png;base64,...``.
+
+    Raises:
+        RequestError: It is a URL of another kind, or what it holds is no base64.
+    """
+    kind, _, rest = url[:256].partition(":")
+    if kind.lower() != "data" or "," not in rest:
+        raise RequestError(
+            "an image is not in its request.",
+            param=param,
+            found=repr(url[:50]),
+            expected="a data URL: data:image/png;base64,...",
+            hint="this server fetches nothing: read the image and send its bytes as base64",
+        )
+    header, _, body = url.partition(",")
+    if not header.lower().endswith(";base64"):
+        raise RequestError(
+            "an image is not base64.", param=param, found=repr(header[:50]), expected="...;base64,"
+        )
+    return decode_base64(unquote_to_bytes(body).decode("latin-1"), param=param)
+
+
+def read_image(path: str | PathLike[str], *, param: str = "messages") -> bytes:
+    """The bytes of a file, which need not be an image.
+
+    Raises:
+        RequestError: It cannot be read, or is too large.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_IMAGE_BYTES + 1)
+    except OSError as error:
+        raise RequestError(
+            f"the image {str(path)[:100]} cannot be read.",
+            param=param,
+            found=error.strerror or "an error",
+            expected=EXPECTED,
+        ) from None
+    if len(data) > MAX_IMAGE_BYTES:
+        raise RequestError(
+            f"the image {str(path)[:100]} is too large.",
+            param=param,
+            expected=f"at most {MAX_IMAGE_BYTES:,} bytes",
+        )
+    return data
+
+
+def join_parts(parts: Iterable[str | bytes]) -> tuple[str, tuple[Image, ...]]:
+    """The text of a message's parts, and its images, given as bytes, with their places in it."""
+    text = ""
+    images = []
+    for part in parts:
+        if isinstance(part, str):
+            text += part
+        else:
+            images.append(Image(len(text), part))
+    return text, tuple(images)
+
+
+def template_parts(text: str | None, images: Sequence[Image]) -> list[dict[str, object]]:
+    """The content of a message as chat templates take it where it is not text alone."""
+    parts: list[dict[str, object]] = []
+    done = 0
+    for image in images:
+        if (text or "")[done : image.place]:
+            parts.append({"type": "text", "text": (text or "")[done : image.place]})
+        parts.append({"type": "image"})
+        done = image.place
+    if (text or "")[done:]:
+        parts.append({"type": "text", "text": (text or "")[done:]})
+    return parts

@@ -1,0 +1,254 @@
+"""Images in chats: the same scores as transformers gives, whatever runs beside them."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from blazr import LLM, SamplingParams
+from blazr.core.errors import CheckpointError, RequestError
+from blazr.llm.generation import as_message
+from blazr.llm.results import Completion
+from blazr.nn.operands.step import GRID
+from tests.support import seeing
+
+PICTURES = [seeing.picture(31, 17, 1), seeing.picture(90, 33, 2), seeing.picture(28, 57, 3)]
+OPTIONS = {"device": "cpu", "dtype": "float32", "memory": "64MiB", "max_seq_len": 640}
+GREEDY = SamplingParams(temperature=0, max_tokens=6, logprobs=0, prompt_logprobs=0, ignore_eos=True)
+REUSING = SamplingParams(temperature=0, max_tokens=6, logprobs=0, ignore_eos=True)
+
+
+@dataclass
+class Pair:
+    """A model of transformers, the same in float64, its processor, and where it lies."""
+
+    theirs: nn.Module
+    exact: nn.Module
+    processor: Any
+    directory: Path
+
+    def scores(self, text: str, images: Sequence[bytes], reply: Sequence[int]) -> list[Tensor]:
+        """Of a chat and its reply, log-probabilities after each token, as both models have them."""
+        pixels = [Image.open(io.BytesIO(data)).convert("RGB") for data in images]
+        batch = self.processor(
+            text=[text], images=pixels or None, return_tensors="pt", add_special_tokens=False
+        )
+        self.ids = [*batch["input_ids"][0].tolist(), *reply]
+        del batch["attention_mask"], batch["input_ids"]
+        found = []
+        for model in (self.theirs, self.exact):
+            dtype = next(model.parameters()).dtype
+            inputs = {
+                name: value.to(dtype) if value.is_floating_point() else value
+                for name, value in batch.items()
+                if name in {"pixel_values", "image_sizes", "pixel_attention_mask", "spatial_shapes"}
+            }
+            with torch.inference_mode():
+                logits = model(input_ids=torch.tensor([self.ids]), **inputs).logits[0]
+            found.append(logits.double().log_softmax(-1))
+        return found
+
+
+@pytest.fixture(scope="module", params=seeing.CASES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    directory = tmp_path_factory.mktemp(request.param)
+    theirs, processor = seeing.save(request.param, directory)
+    return Pair(theirs, copy.deepcopy(theirs).double(), processor, directory)
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    directory = tmp_path_factory.mktemp("llava")
+    seeing.save("llava", directory)
+    with LLM(str(directory), **OPTIONS) as llm:
+        yield llm
+
+
+def chat(images: Sequence[bytes], *, before: str = "Look: ") -> list[dict[str, object]]:
+    parts: list[dict[str, object]] = [{"type": "text", "text": before}]
+    for data in images:
+        parts += [{"type": "image", "image": data}, {"type": "text", "text": " and "}]
+    return [{"role": "user", "content": parts}]
+
+
+def check(pair: Pair, llm: LLM, images: Sequence[bytes], found: Completion) -> None:
+    """Every token of prompt and reply has the log-probability that transformers gives it."""
+    assert llm.core.template is not None
+    text = llm.core.template.render([as_message(each) for each in chat(images)])
+    theirs, exact = pair.scores(text, images, found.token_ids)
+    loss = (theirs - exact).abs().max().item()
+    known = [*(found.prompt_logprobs or ()), *(found.logprobs or ())]
+    first = len(pair.ids) - len(known)
+    assert found.usage.prompt_tokens == len(pair.ids) - len(found.token_ids)
+    assert [each.token_id for each in known] == pair.ids[first:]
+    for place in range(max(first, 1), len(pair.ids)):
+        expected = exact[place - 1, pair.ids[place]].item()
+        assert known[place - first].logprob == pytest.approx(expected, abs=max(1e-4, 10 * loss))
+
+
+@pytest.mark.parametrize("budget", [256, 19])
+def test_transformers_gives_the_same_scores(pair: Pair, budget: int) -> None:
+    """With 0, 1 and 3 images of odd sizes: alone, beside strangers, cut, from cached prefixes."""
+    sights = [PICTURES[:count] for count in (0, 1, 3)]
+    with LLM(str(pair.directory), token_budget=budget, **OPTIONS) as llm:
+        alone = [llm.chat(chat(images), GREEDY) for images in sights]
+        for images, found in zip(sights, alone, strict=True):
+            check(pair, llm, images, found)
+        strangers = [[{"role": "user", "content": "x" * count}] for count in (3, 40, 90)]
+        unseen = [llm.chat(each, REUSING) for each in strangers]
+        llm.core.engine.forget_prefixes()
+        chats = [each for both in zip(map(chat, sights), strangers, strict=True) for each in both]
+        company = llm.chat(chats, REUSING)
+        again = llm.chat(chats, REUSING)
+    for found in (company, again):
+        assert [each.token_ids for each in found[::2]] == [each.token_ids for each in alone]
+        assert [each.logprobs for each in found[::2]] == [each.logprobs for each in alone]
+        assert [each.logprobs for each in found[1::2]] == [each.logprobs for each in unseen]
+    assert again[4].usage.cached_tokens >= again[4].usage.prompt_tokens - GRID
+
+
+def test_a_prefix_is_shared_up_to_the_first_other_image(llava: LLM) -> None:
+    start = "A long instruction that fills several blocks of the prefix cache. " * 2
+    end = [{"role": "user", "content": "What is it? " * 6}]
+    one, other = ([*chat([each], before=start), *end] for each in PICTURES[:2])
+    first, second = llava.chat(one, REUSING), llava.chat(other, REUSING)
+    assert first.logprobs != second.logprobs
+    before = len(start) // GRID * GRID
+    assert second.usage.cached_tokens <= before + GRID
+    assert llava.chat(one, REUSING).usage.cached_tokens > before
+    assert llava.chat(one, REUSING).logprobs == first.logprobs
+
+
+def test_the_next_turn_begins_where_the_last_ended(llava: LLM) -> None:
+    asked = chat(PICTURES[:2])
+    said = llava.chat(asked, REUSING)
+    turn = [*asked, {"role": "assistant", "content": said.text}, {"role": "user", "content": "?"}]
+    found = llava.chat(turn, REUSING)
+    assert found.usage.cached_tokens >= said.usage.prompt_tokens // GRID * GRID
+    # another image in the same words is another chat
+    other = [*chat([PICTURES[0], PICTURES[2]]), *turn[1:]]
+    assert llava.chat(other, REUSING).logprobs != found.logprobs
+
+
+def test_what_a_client_writes_is_no_image(llava: LLM) -> None:
+    message = [{"role": "user", "content": "<image> is a word"}]
+    assert llava.chat(message, REUSING).finish_reason == "length"
+    parts = [{"type": "text", "text": "<image>"}, {"type": "image", "image": PICTURES[0]}]
+    assert llava.chat([{"role": "user", "content": parts}], REUSING).finish_reason == "length"
+
+
+def test_the_oldest_turns_go_with_their_images(llava: LLM) -> None:
+    turns = []
+    for picture in PICTURES * 12:
+        turns += [*chat([picture]), {"role": "assistant", "content": "yes"}]
+    found = llava.chat([*turns, *chat(PICTURES[:1])], REUSING, truncation="auto")
+    assert 0 < found.num_dropped_messages < len(turns)
+    assert found.usage.prompt_tokens < 640
+    with pytest.raises(RequestError, match=r"context|images"):
+        llava.chat([*turns, *chat(PICTURES[:1])], REUSING)
+
+
+def _gif() -> bytes:
+    file = io.BytesIO()
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
+    return file.getvalue()
+
+
+def _blank(width: int, height: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("1", (width, height)).save(file, "PNG")
+    return file.getvalue()
+
+
+def _bomb() -> bytes:
+    """A small file whose header says that it is 50,000 by 50,000 pixels."""
+    body = b"IHDR" + struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
+    header = struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
+    return b"\x89PNG\r\n\x1a\n" + header + seeing.picture(8, 8)[33:]
+
+
+BAD = {
+    "cut": (PICTURES[0][: len(PICTURES[0]) // 2], "cannot be read"),
+    "damaged": (PICTURES[0][:60] + bytes(40) + PICTURES[0][100:], "cannot be read"),
+    "text": (b"hello", "cannot be read"),
+    "empty": (b"", "cannot be read"),
+    "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "cannot be read"),
+    "bmp": (seeing.picture(8, 8, kind="BMP"), "cannot be read"),
+    "animated": (_gif(), "animated"),
+    "bomb": (_bomb(), "cannot be read|too many pixels"),
+    "wide": (_blank(8000, 6000), "too many pixels"),
+    "large": (bytes(21 * 2**20), "too large"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_image_is_refused(llava: LLM, name: str) -> None:
+    data, message = BAD[name]
+    with pytest.raises(RequestError, match=message):
+        llava.chat(chat([data]), REUSING)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP", "GIF"])
+def test_other_formats(llava: LLM, kind: str) -> None:
+    found = llava.chat(chat([seeing.picture(20, 30, kind=kind)]), REUSING)
+    assert found.usage.prompt_tokens > 16
+
+
+def test_a_file_by_its_path(llava: LLM, tmp_path: Path) -> None:
+    path = tmp_path / "picture.png"
+    path.write_bytes(PICTURES[0])
+    message = chat([PICTURES[0]])
+    wanted = llava.chat(message, REUSING)
+    message[0]["content"][1] = {"type": "image", "image": str(path)}  # type: ignore[index]
+    assert llava.chat(message, REUSING).logprobs == wanted.logprobs
+    with pytest.raises(RequestError, match="No such file"):
+        llava.chat([{"role": "user", "content": [{"type": "image", "image": "none"}]}])
+
+
+def test_too_many_images(llava: LLM) -> None:
+    with pytest.raises(RequestError, match="too many images"):
+        llava.chat(chat(PICTURES[:1] * 33), REUSING)
+
+
+def test_a_text_model_takes_none() -> None:
+    llm = LLM("nano", device="cpu", memory="64MiB")
+    with llm, pytest.raises(RequestError, match="reads only text"):
+        llm.chat(chat(PICTURES[:1]), REUSING)
+
+
+def test_a_tower_that_lacks_tensors(tmp_path: Path) -> None:
+    seeing.save("llava", tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    del tensors[next(name for name in tensors if "multi_modal_projector" in name)]
+    save_file(tensors, path)
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        assert llm.chat(chat([]), REUSING).finish_reason == "length"
+        with pytest.raises(CheckpointError, match="missing"):
+            llm.chat(chat(PICTURES[:1]), REUSING)
+
+
+def test_a_model_without_a_processor(tmp_path: Path) -> None:
+    seeing.save("llava", tmp_path)
+    (tmp_path / "processor_config.json").unlink()
+    config = tmp_path / "tokenizer_config.json"
+    said = json.loads(config.read_text())
+    config.write_text(json.dumps({k: v for k, v in said.items() if k != "processor_class"}))
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        assert llm.chat(chat([]), REUSING).finish_reason == "length"
+        with pytest.raises(CheckpointError, match="cannot be loaded"):
+            llm.chat(chat(PICTURES[:1]), REUSING)

@@ -1,0 +1,274 @@
+"""Random models that see images, with the processors that transformers has for them."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor, nn
+
+from tests.support.references import SIZES
+from tests.support.seeds import run_seed
+
+VOCAB = 352
+TEMPLATE = """{%- for message in messages -%}
+<|turn|>{{ message['role'] }}:{% for part in message['content'] -%}
+{% if part['type'] == 'image' %}MARK{% else %}{{ part['text'] }}{% endif %}{% endfor %}
+{% endfor %}{% if add_generation_prompt %}<|turn|>assistant:{% endif %}"""
+_HEADS = {"num_attention_heads": 2, "intermediate_size": 20}
+_TOWER = {**_HEADS, "hidden_size": 16, "num_hidden_layers": 2}
+_SQUARE = {**_TOWER, "image_size": 28, "patch_size": 7}
+_CLIP = {**_SQUARE, "model_type": "clip_vision_model"}
+_PINPOINTS = [[28, 56], [56, 28], [56, 56]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeing:
+    """What is said of a model beside sizes.
+
+    Args:
+        kind: Its `model_type`, where that is not its name here.
+        marks: Special tokens; the first is that of an image.
+        text: Of its language model.
+        tower: Of the part that sees.
+        whole: Of both.
+        processor: The library's class, by name, and what makes one of its module and a tokenizer.
+        needs: Packages that its processor is not made without.
+        named: Names of marks in the library's tokenizer.
+    """
+
+    kind: str | None = None
+    marks: tuple[str, ...]
+    text: dict[str, object]
+    tower: dict[str, object]
+    whole: dict[str, object] = field(default_factory=dict)
+    processor: Callable[[Any, Any], Any]
+    needs: tuple[str, ...] = ()
+    named: dict[str, str] = field(default_factory=dict)
+
+
+_IDEFICS_MARKS = (
+    "<image>",
+    "<fake_token_around_image>",
+    "<end_of_utterance>",
+    "<global-img>",
+    *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
+)
+
+
+CASES: dict[str, Seeing] = {
+    "llava": Seeing(
+        marks=("<image>",),
+        text={"model_type": "llama"},
+        tower=_CLIP,
+        processor=lambda library, tokenizer: library.LlavaProcessor(
+            library.CLIPImageProcessorPil(
+                size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}
+            ),
+            tokenizer,
+            patch_size=7,
+            vision_feature_select_strategy="default",
+            num_additional_image_tokens=1,
+        ),
+    ),
+    "llava_next": Seeing(
+        marks=("<image>",),
+        text={"model_type": "mistral", "head_dim": 6, "sliding_window": None},
+        tower=_CLIP,
+        whole={"image_grid_pinpoints": _PINPOINTS},
+        processor=lambda library, tokenizer: library.LlavaNextProcessor(
+            library.LlavaNextImageProcessorPil(
+                size={"shortest_edge": 28},
+                crop_size={"height": 28, "width": 28},
+                image_grid_pinpoints=_PINPOINTS,
+            ),
+            tokenizer,
+            patch_size=7,
+            vision_feature_select_strategy="default",
+            num_additional_image_tokens=1,
+        ),
+    ),
+    "granite vision": Seeing(
+        kind="llava_next",
+        marks=("<image>",),
+        # the library does not divide the scores of a Granite within another model
+        text={"model_type": "granite", "embedding_multiplier": 3.0, "logits_scaling": 1.0},
+        tower=_CLIP,
+        whole={"image_grid_pinpoints": _PINPOINTS, "vision_feature_layer": [-2, -1]},
+        processor=lambda library, tokenizer: library.LlavaNextProcessor(
+            library.LlavaNextImageProcessorPil(
+                size={"shortest_edge": 28},
+                crop_size={"height": 28, "width": 28},
+                image_grid_pinpoints=_PINPOINTS,
+            ),
+            tokenizer,
+            patch_size=7,
+            vision_feature_select_strategy="default",
+            num_additional_image_tokens=1,
+        ),
+    ),
+    "idefics3": Seeing(
+        marks=_IDEFICS_MARKS,
+        text={"model_type": "llama"},
+        tower=_SQUARE,
+        whole={"scale_factor": 2},
+        processor=lambda library, tokenizer: library.Idefics3Processor(
+            library.Idefics3ImageProcessorPil(
+                size={"longest_edge": 56}, max_image_size={"longest_edge": 28}
+            ),
+            tokenizer,
+            image_seq_len=4,
+        ),
+    ),
+    "mistral3": Seeing(
+        marks=("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+        text={"model_type": "mistral", "head_dim": 6, "sliding_window": None},
+        tower={**_SQUARE, "image_size": 56, "model_type": "pixtral", "head_dim": 8},
+        whole={"spatial_merge_size": 2, "vision_feature_layer": -1},
+        processor=lambda library, tokenizer: library.PixtralProcessor(
+            library.PixtralImageProcessorPil(
+                size={"longest_edge": 56}, patch_size={"height": 14, "width": 14}
+            ),
+            tokenizer,
+            patch_size=7,
+            spatial_merge_size=2,
+        ),
+        needs=("torchvision",),
+    ),
+    "smolvlm": Seeing(
+        marks=_IDEFICS_MARKS,
+        text={"model_type": "llama"},
+        tower=_SQUARE,
+        whole={"scale_factor": 2},
+        processor=lambda library, tokenizer: library.SmolVLMProcessor(
+            library.SmolVLMImageProcessor(
+                size={"longest_edge": 56}, max_image_size={"longest_edge": 28}
+            ),
+            tokenizer,
+            library.SmolVLMVideoProcessor(),
+            image_seq_len=4,
+        ),
+        needs=("torchvision", "num2words"),
+    ),
+    "internvl": Seeing(
+        marks=("<IMG_CONTEXT>", "<img>", "</img>", "<video>"),
+        text={"model_type": "qwen2"},
+        tower={**_TOWER, "image_size": [28, 28], "patch_size": [7, 7]},
+        whole={"downsample_ratio": 0.5},
+        processor=lambda library, tokenizer: library.InternVLProcessor(
+            library.GotOcr2ImageProcessor(size={"height": 28, "width": 28}, max_patches=4),
+            tokenizer,
+            library.InternVLVideoProcessor(),
+            image_seq_length=4,
+        ),
+        needs=("torchvision",),
+        named={
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        },
+    ),
+    "lfm2_vl": Seeing(
+        marks=(
+            "<image>",
+            "<|image_start|>",
+            "<|image_end|>",
+            "<|img_thumbnail|>",
+            *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5)),
+        ),
+        text={
+            "model_type": "lfm2",
+            "layer_types": ["conv", "full_attention"],
+            "head_dim": 6,
+            "block_auto_adjust_ff_dim": False,
+        },
+        tower={**_TOWER, "num_patches": 16, "patch_size": 7, "model_type": "siglip2_vision_model"},
+        processor=lambda library, tokenizer: library.Lfm2VlProcessor(
+            library.Lfm2VlImageProcessor(
+                encoder_patch_size=7,
+                tile_size=28,
+                min_image_tokens=4,
+                max_image_tokens=8,
+                max_tiles=4,
+            ),
+            tokenizer,
+        ),
+        needs=("torchvision",),
+    ),
+}
+
+
+def tokenizer_of(marks: tuple[str, ...]) -> Tokenizer:
+    """One token for each byte, behind three special ones, and the marks."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = ["<pad>", "<s>", "</s>", *alphabet]
+    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    names = ["<pad>", "<s>", "</s>", "<|turn|>", *marks]
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
+    return tokenizer
+
+
+def save(name: str, directory: Path) -> tuple[nn.Module, Callable[..., dict[str, Tensor]]]:
+    """Write a random model, with its tokenizer, its processor and a chat template.
+
+    Returns:
+        The network of transformers, float32, and its processor.
+    """
+    transformers = pytest.importorskip("transformers")
+    case = CASES[name]
+    for package in case.needs:
+        if find_spec(package) is None:
+            pytest.skip(f"the processor needs {package}")
+    raw = tokenizer_of(case.marks)
+    mark = raw.token_to_id(case.marks[0])
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        extra_special_tokens={"image_token": case.marks[0], **case.named},
+    )
+    torch.manual_seed(run_seed(sum(name.encode())))
+    config = transformers.CONFIG_MAPPING[case.kind or name](
+        text_config={**SIZES, "vocab_size": VOCAB, **case.text},
+        vision_config=case.tower,
+        image_token_id=mark,
+        image_token_index=mark,
+        **case.whole,
+    )
+    model = transformers.AutoModelForImageTextToText.from_config(config).eval().float()
+    for parameter, values in model.named_parameters():
+        is_wide = "embed" in parameter or parameter.endswith("norm.weight")
+        nn.init.normal_(values, 0.0, 1.0 if is_wide else 0.3)
+    model.save_pretrained(directory)
+    processor = case.processor(transformers, tokenizer)
+    processor.save_pretrained(directory)
+    (directory / "chat_template.jinja").write_text(TEMPLATE.replace("MARK", case.marks[0]))
+    path = directory / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "add_bos_token": False}))
+    # its images are made by another backend where torchvision is installed
+    return model.requires_grad_(requires_grad=False), transformers.AutoProcessor.from_pretrained(
+        directory
+    )
+
+
+def picture(width: int, height: int, seed: int = 0, *, kind: str = "PNG") -> bytes:
+    """An image of random colours, as a file."""
+    chance = np.random.default_rng(run_seed(seed))
+    pixels = chance.integers(0, 256, (height, width, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind)
+    return file.getvalue()
