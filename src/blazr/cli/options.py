@@ -46,10 +46,12 @@ _ONLY_TO_SERVE = frozenset(
     }
 )
 _LOAD_DOCS = argument_docs(LoadOptions)
+_SIZE = {"parser": lambda text: parse_memory(str(text), free_bytes=0)}
 _MORE: Mapping[str, dict[str, Any]] = {
     "memory": {"envvar": "BLAZR_MEMORY"},
     "max_seq_len": {"min": 2},
-    "max_body_bytes": {"parser": lambda text: parse_memory(str(text), free_bytes=0)},
+    "max_body_bytes": _SIZE,
+    "max_bodies_bytes": _SIZE,
 }
 _UNITS = ("_bytes", "_s")
 

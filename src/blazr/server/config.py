@@ -10,6 +10,7 @@ from typing import Literal
 
 from blazr.core.errors import ConfigError
 
+LARGE_BODY_BYTES = 2**16
 MAX_HEADER_BYTES = 16 * 1024
 MAX_HEADER_FIELDS = 100
 _ROOT_PATH = re.compile(r"(/[\w.~-]+)+")
@@ -24,16 +25,18 @@ class Limits:
 
     Args:
         max_body_bytes: Longest body of a request (20MB).
+        max_bodies_bytes: Most memory for the bodies of all requests that are being answered (1GB).
         request_timeout_s: Most seconds from a request to the end of its reply.
         body_timeout_s: Most seconds that a body may take to arrive.
         send_timeout_s: Drop a client that has not read for so many seconds.
         keep_alive_s: Send a comment into a stream that was silent for so many seconds.
 
     Raises:
-        ConfigError: One is not above 0.
+        ConfigError: One is not above 0, or the longest body takes more than all may.
     """
 
     max_body_bytes: int = 10_000_000
+    max_bodies_bytes: int = 128 * 2**20
     request_timeout_s: float = 600.0
     body_timeout_s: float = 60.0
     send_timeout_s: float = 60.0
@@ -48,6 +51,12 @@ class Limits:
                     found=repr(value),
                     expected="a number above 0",
                 )
+        if self.max_bodies_bytes < self.max_body_bytes:
+            raise ConfigError(
+                "the limit max_bodies_bytes leaves no room for the longest body.",
+                found=f"{self.max_bodies_bytes:,}, and max_body_bytes is {self.max_body_bytes:,}",
+                expected="no less than that",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from starlette.types import Receive, Scope, Send
 
 from blazr.core import garbage
 from blazr.core.errors import RequestError
-from blazr.server.config import ServerConfig
+from blazr.server.config import LARGE_BODY_BYTES, ServerConfig
 from blazr.server.errors import ErrorShape, HttpError, clean, openai_error
 from blazr.server.models import Models, ServerState, Service, untagged
 from blazr.server.params import name_as_sent, refuse_foreign
@@ -41,7 +41,6 @@ MAX_JSON_DEPTH = 64
 # Objects, arrays and members of objects in one body; numbers and strings in arrays are not counted.
 MAX_JSON_VALUES = 200_000
 # A longer body is decoded and translated on a worker thread, while the event loop serves others.
-LARGE_BODY_BYTES = 2**16
 
 # One thread: several would take turns at the GIL with the event loop, which then waits for longer.
 _worker = ThreadPoolExecutor(1, thread_name_prefix="blazr-large-bodies")
@@ -219,16 +218,23 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Errors are raised; the middleware renders them."""
+        with self._models.state.bodies.hold() as grow:
+            await self._handle(scope, receive, send, grow)
+
+    async def _handle(
+        self, scope: Scope, receive: Receive, send: Send, grow: Callable[[int], None]
+    ) -> None:
         state = self._models.state
         connection = HTTPConnection(scope)
         body: msgspec.Struct | None = None
         is_large = False
         is_command = self._route.is_command
         if self._decoder is not None:
-            raw = await _read_body(scope, receive, state.config)
+            raw = await _read_body(scope, receive, state.config, grow)
             raw = raw or b"{}" if is_command else raw
             is_large = len(raw) > LARGE_BODY_BYTES
             body = await _run_where(is_large, partial(_decode, self._decoder, raw))
+            del raw  # a reply takes long
             if is_command:
                 # what the body leaves out may stand in the query
                 asked = _decode_query(type(body), connection.query_params)
@@ -376,7 +382,9 @@ def _check_size(body: object) -> None:
     raise HttpError(400, "the JSON is nested too deep.", code="invalid_json")
 
 
-async def _read_body(scope: Scope, receive: Receive, config: ServerConfig) -> bytes:
+async def _read_body(
+    scope: Scope, receive: Receive, config: ServerConfig, grow: Callable[[int], None]
+) -> bytes:
     limit = config.max_body_bytes
 
     def too_long() -> HttpError:
@@ -399,6 +407,7 @@ async def _read_body(scope: Scope, receive: Receive, config: ServerConfig) -> by
         body += message.get("body", b"")
         if len(body) > limit:
             raise too_long()
+        grow(len(body))
         has_more = message.get("more_body", False)
     return bytes(body)
 

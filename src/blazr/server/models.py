@@ -35,7 +35,7 @@ from blazr.llm.adapters import Adapters
 from blazr.llm.async_llm import AsyncLLM, AsyncReply
 from blazr.llm.bundle import ModelBundle, ModelInfo
 from blazr.llm.load import start_engine
-from blazr.server.config import ServerConfig
+from blazr.server.config import LARGE_BODY_BYTES, ServerConfig
 from blazr.server.errors import HttpError, clean
 from blazr.server.store import Store
 
@@ -43,6 +43,7 @@ _log = logging.getLogger(__name__)
 
 _MAX_NAMES = 5  # in a message
 MAX_REMEMBERED = 100
+_GIVE_BACK_S = 1.0  # after the last long body
 
 ModelState = Literal["loaded", "loading", "sleeping", "unloaded"]
 
@@ -71,6 +72,58 @@ class ProfileRecording:
     task: asyncio.Task[Path]
 
 
+class BodyBudget:
+    """The memory that the bodies of requests take together, while these are being answered.
+
+    The beginnings of all bodies are free, so that long ones shut out nobody who asks for little.
+
+    Args:
+        most: Bytes for all of them.
+
+    Attributes:
+        held: Bytes that are held now.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.held = 0
+
+    @contextmanager
+    def hold(self) -> Iterator[Callable[[int], None]]:
+        """Hold a body until the end of its request, by its length so far.
+
+        The memory of long ones goes back to the system when none is held.
+
+        Raises:
+            HttpError: 503, where there is no room for more of it.
+        """
+        own = 0
+
+        def grow(length: int) -> None:
+            nonlocal own
+            more = max(length - LARGE_BODY_BYTES, 0) - own
+            if self.held + more > self._most:
+                raise HttpError(
+                    503,
+                    "the server is busy with other long requests.",
+                    code="bodies_too_large",
+                    headers={"Retry-After": "2"},
+                )
+            own += more
+            self.held += more
+
+        try:
+            yield grow
+        finally:
+            self.held -= own
+            if own and not self.held:
+                asyncio.get_running_loop().call_later(_GIVE_BACK_S, self._give_back)
+
+    def _give_back(self) -> None:
+        if not self.held:
+            asyncio.get_running_loop().run_in_executor(None, garbage.give_back)
+
+
 class ServerState:
     """What the server knows about itself, whichever models it has.
 
@@ -89,6 +142,7 @@ class ServerState:
         self.profiling = asyncio.Lock()
         self.recording: ProfileRecording | None = None
         self.num_working = 0
+        self.bodies = BodyBudget(config.max_bodies_bytes)
         self.kept: Store[object] = Store()
         self._reports: deque[tuple[str, PrefixReport]] = deque(maxlen=MAX_REMEMBERED)
 

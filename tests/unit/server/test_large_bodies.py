@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import json
+import socket
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -12,13 +16,14 @@ import httpx2
 import msgspec
 import pytest
 
+from blazr.core.errors import ConfigError
 from blazr.server import params
-from blazr.server.config import ServerConfig
-from blazr.server.endpoint import LARGE_BODY_BYTES, MAX_JSON_VALUES, Call, Route
+from blazr.server.config import LARGE_BODY_BYTES, ServerConfig
+from blazr.server.endpoint import MAX_JSON_VALUES, Call, Route
 from blazr.server.params import MAX_TOOL_NAME, MAX_VARIABLE_NAME, MAX_VARIABLES
 from blazr.server.routes import ROUTES
 from tests.support.loopback import Loopback, serving
-from tests.support.scripted import scripted_core
+from tests.support.scripted import scripted_core, wait_until
 from tests.unit.server.test_openapi import BODIES
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
@@ -163,3 +168,53 @@ def test_the_name_of_a_tool_is_bounded(running: Loopback) -> None:
     reply = call("a" * (MAX_TOOL_NAME + 1))
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == "tools"
+
+
+def begin(running: Loopback, length: int, sent: int) -> socket.socket:
+    """Send the head of a request, and some of its body."""
+    url = httpx2.URL(running.url)
+    connection = socket.create_connection((url.host, url.port), timeout=30)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
+    connection.sendall(head.encode() + b" " * sent)
+    return connection
+
+
+def test_bodies_that_are_held_leave_room_for_short_ones() -> None:
+    whole = json.dumps({"prompt": "Hello", "max_tokens": 1, "user": "u" * 180_000})
+    with serving(scripted_core(), max_body_bytes=200_000, max_bodies_bytes=200_000) as running:
+        held = begin(running, 190_000, 180_000)
+        bodies = running.models.state.bodies
+        wait_until(lambda: bodies.held)
+        refused = running.client.post("/v1/completions", content=whole)
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) > 0
+        assert refused.json()["error"]["code"] == "bodies_too_large"
+        short = running.client.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 1})
+        assert short.status_code == 200
+        held.close()
+        wait_until(lambda: not bodies.held)
+        assert running.client.post("/v1/completions", content=whole).status_code == 200
+        wait_until(lambda: not bodies.held)
+
+
+def test_memory_goes_back_after_long_bodies() -> None:
+    class Cycle:
+        own: Cycle
+
+    cycle = Cycle()
+    cycle.own = cycle
+    alive = weakref.ref(cycle)
+    with serving(scripted_core()) as running:
+        gc.disable()
+        try:
+            del cycle
+            body = json.dumps({"prompt": "Hello", "max_tokens": 1}) + " " * LARGE_BODY_BYTES
+            assert running.client.post("/v1/completions", content=body).status_code == 200
+            wait_until(lambda: alive() is None)
+        finally:
+            gc.enable()
+
+
+def test_the_longest_body_fits_among_all() -> None:
+    with pytest.raises(ConfigError, match="max_bodies_bytes"):
+        ServerConfig(max_body_bytes=2**30)
