@@ -25,10 +25,10 @@ from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.lora import Lora
 from blazr.nn.layers.mla import Mla
 from blazr.nn.layers.moe import Experts
-from blazr.nn.operands.lora import LoraFactors
+from blazr.nn.operands.lora import LoraFactors, LoraTable
 from blazr.nn.quant.weight import Weight
 
-_LISTED = 4  # names in a message
+_HEAD = "lm_head.weight"
 # The router decides in float32; oxidizr's latent attention reads the others as tensors.
 _READ_AS_TENSORS = ("router", "k_up_proj", "v_up_proj")
 
@@ -47,20 +47,17 @@ def plan_adapter(adapter: AdapterFile, module: CausalLM, rules: RuleBook) -> dic
     Raises:
         CheckpointError: It is of another model, or changes what no adapter can change here.
     """
+    found: dict[str, LoraFactors] = {}
+    for change in adapter.low_rank:
+        found |= _factors_of(adapter, change, module, rules)
     # PEFT saves the embedding and the head along where they have changes, as they were
-    others = [each.name[:100] for each in adapter.whole if not _is_the_model_s(each, module, rules)]
-    if others:
-        raise CheckpointError(
-            f"{adapter.path}: adapters that bring whole tensors along are not supported.",
-            found=", ".join(others[:_LISTED]),
-            expected="changes of low rank alone, without modules_to_save and trained biases",
-            hint="merge it with PEFT's merge_and_unload(), and serve what that saves",
-        )
-    return {
-        name: factors
-        for change in adapter.low_rank
-        for name, factors in _factors_of(adapter, change, module, rules)
-    }
+    whole = [each for each in adapter.whole if not _is_the_model_s(each, module, rules)]
+    for replaced in whole:
+        of_whole = _factors_of_whole(adapter, replaced, module, rules)
+        if of_whole.keys() & found.keys():
+            raise _unsupported_whole(adapter.path, replaced)
+        found |= of_whole
+    return found
 
 
 def _is_the_model_s(change: WholeChange, module: CausalLM, rules: RuleBook) -> bool:
@@ -68,6 +65,8 @@ def _is_the_model_s(change: WholeChange, module: CausalLM, rules: RuleBook) -> b
     for name in spellings(change.name):
         for placement in rules.placements(name)[:1]:
             part = _module_of(module, placement.parameter)
+            is_tied_head = part is None and placement.parameter == _HEAD
+            part = module.embed_tokens if is_tied_head else part
             weight = None if part is None else part.weight
             is_as_stored = placement.cut is None and isinstance(placement.transform, AsStored)
             if is_as_stored and isinstance(weight, Tensor):
@@ -93,29 +92,90 @@ def _factors_of(
             found=f"an adapter of {adapter.base or 'a model that it does not name'}",
             expected="an adapter of this model, with its tensors' names",
         )
-    shapes: list[tuple[int, ...]] = []
-    for placement in placements:
-        weight = _matrix_of(module, placement.parameter)
-        if weight is None:
-            raise _unsupported(adapter.path, change)
-        shapes.append(placement.transform.stored_shape(tuple(weight.shape)))
-    cut = placements[0].cut
-    rows: Sequence[Rows | None] = [None] if cut is None else cut.rows(shapes)
-    whole = shapes[0] if cut is None else cut.whole(shapes)
     size = change.b.shape[0], change.a.shape[1]
     if change.is_embedding or change.is_transposed:
         size = size[::-1]
-    if size != whole:
-        raise CheckpointError(
-            f"{adapter.path}: the change of {tensor[:100]} is not of this model.",
-            found=f"{list(size)}",
-            expected=f"{list(whole)}, the size of the matrix",
-        )
+    if any(_matrix_of(module, each.parameter) is None for each in placements):
+        raise _unsupported(adapter.path, change)
+    rows = _rows_of(adapter.path, tensor, placements, module, size=size)
     return [
         each
         for placement, own in zip(placements, rows, strict=True)
         for each in _factors(change, module, placement, rows=own, path=adapter.path)
     ]
+
+
+def _factors_of_whole(
+    adapter: AdapterFile, change: WholeChange, module: CausalLM, rules: RuleBook
+) -> dict[str, LoraFactors]:
+    """By module, the difference to the tensor that an adapter brings along, of full rank."""
+    known = [(each, found) for each in spellings(change.name) if (found := rules.placements(each))]
+    tensor, placements = next(iter(known), ("", ()))
+    parts = [_module_of(module, each.parameter) for each in placements]
+    if not parts or not all(map(_can_change, parts, placements)):
+        raise _unsupported_whole(adapter.path, change)
+    size = tuple(change.numbers.shape)
+    rows = _rows_of(adapter.path, tensor, placements, module, size=size)
+    made: dict[str, LoraFactors] = {}
+    for part, placement, own in zip(parts, placements, rows, strict=True):
+        numbers = change.numbers if own is None else _taken(change.numbers, own)
+        assert part is not None
+        weight = part.weight
+        assert isinstance(weight, Tensor | Weight)
+        dtype, device = weight.dtype, weight.device
+        difference = placement.transform.read(numbers).to(device, torch.float32) - _plain(weight)
+        outer, inner = difference.shape
+        is_embedding = isinstance(part, Embedding)
+        is_left = is_embedding or outer <= inner
+        size_of_one = inner if is_embedding or not is_left else outer
+        one = torch.eye(size_of_one, dtype=dtype, device=device)
+        a = _laid(difference, dtype, device) if is_left else one
+        b = one if is_left else _laid(difference.T, dtype, device)
+        name = placement.parameter.removesuffix(".weight")
+        made[name] = LoraFactors(a, b, is_whole=True)
+    return made
+
+
+def _rows_of(
+    path: Path,
+    tensor: str,
+    placements: Sequence[Placement],
+    module: CausalLM,
+    *,
+    size: tuple[int, ...],
+) -> Sequence[Rows | None]:
+    """Which rows of a tensor each parameter has; None for all as they are.
+
+    Raises:
+        CheckpointError: The tensor is of another size.
+    """
+    shapes = []
+    for placement in placements:
+        weight = _matrix_of(module, placement.parameter)
+        assert weight is not None
+        shapes.append(placement.transform.stored_shape(tuple(weight.shape)))
+    cut = placements[0].cut
+    whole = shapes[0] if cut is None else cut.whole(shapes)
+    if size != whole:
+        raise CheckpointError(
+            f"{path}: the change of {tensor[:100]} is not of this model.",
+            found=f"{list(size)}",
+            expected=f"{list(whole)}, the size of the matrix",
+        )
+    return [None] if cut is None else cut.rows(shapes)
+
+
+def _taken(numbers: Tensor, rows: Rows) -> Tensor:
+    """Some rows, in their order."""
+    return torch.cat([numbers[run.start : run.stop : run.step] for run in rows])
+
+
+def _can_change(part: nn.Module | None, placement: Placement) -> bool:
+    """Whether what adapters change is added where a module multiplies with its matrix."""
+    name = placement.parameter.removesuffix(".weight").rpartition(".")[2]
+    is_linear = isinstance(part, Linear) and name not in _READ_AS_TENSORS
+    is_known = isinstance(placement.transform, AsStored | Transpose | TiledColumns)
+    return is_known and (is_linear or isinstance(part, Embedding))
 
 
 def _factors_of_experts(
@@ -184,6 +244,14 @@ def _unsupported(path: Path, change: LowRankChange) -> CheckpointError:
     )
 
 
+def _unsupported_whole(path: Path, change: WholeChange) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: adapters that bring {change.name[:100]} along are not supported.",
+        expected="whole matrices of projections, of the embedding, and of a head of its own",
+        hint="merge it with PEFT's merge_and_unload(), and serve what that saves",
+    )
+
+
 def _module_of(module: CausalLM, parameter: str) -> nn.Module | None:
     """Whose weight a parameter is; None where there is none of that name."""
     part, leaf = _owner_of(module, parameter)
@@ -229,7 +297,7 @@ def _factors(
     if change.is_embedding or change.is_transposed:
         left, right = right.T, left.T
     if rows is not None:
-        left = torch.cat([left[run.start : run.stop : run.step] for run in rows])
+        left = _taken(left, rows)
     heads = _heads_of(module, placement.parameter)
     if heads is not None:
         if change.magnitude is not None or rows is None:
@@ -247,11 +315,8 @@ def _factors(
         ]
     part = _module_of(module, placement.parameter)
     name = placement.parameter.removesuffix(".weight")
-    is_embedding = isinstance(part, Embedding)
-    is_linear = isinstance(part, Linear) and name.rpartition(".")[2] not in _READ_AS_TENSORS
     transform = placement.transform
-    is_known = isinstance(transform, AsStored | Transpose | TiledColumns)
-    if not (is_linear or is_embedding) or not is_known:
+    if not _can_change(part, placement):
         raise _unsupported(path, change)
     assert part is not None
     weight = part.weight
@@ -261,7 +326,7 @@ def _factors(
     elif isinstance(transform, TiledColumns):
         right = transform.read(right)
     dtype, device = weight.dtype, weight.device
-    a, b = (left, right) if is_embedding else (right, left.T)
+    a, b = (left, right) if isinstance(part, Embedding) else (right, left.T)
     factors = LoraFactors(_laid(a, dtype, device), _laid(b, dtype, device))
     if change.magnitude is not None:
         lengths = _lengths(change, rows=rows, path=path)
@@ -282,7 +347,7 @@ def _lengths(change: LowRankChange, *, rows: Rows | None, path: Path) -> Tensor:
         )
     if rows is None:
         return lengths
-    return torch.cat([lengths[run.start : run.stop : run.step] for run in rows])
+    return _taken(lengths, rows)
 
 
 def _plain(weight: Tensor | Weight) -> Tensor:
@@ -292,6 +357,17 @@ def _plain(weight: Tensor | Weight) -> Tensor:
 def _laid(numbers: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Numbers side by side, as kernels read them."""
     return numbers.to(device, dtype).contiguous()
+
+
+def _refit(table: LoraTable, old: Tensor, new: Tensor) -> None:
+    """Change what depends on a matrix, where another takes its place."""
+    for slot, factors in table.factors.items():
+        if factors.is_whole:  # one of its matrices is 1, the other one the difference
+            more = old.float() - new
+            is_left = factors.a.shape == more.shape
+            difference, more = (factors.a, more) if is_left else (factors.b, more.T)
+            difference.copy_(difference.float() + more)
+        table.put(slot, factors.beside(new))
 
 
 class AdapterSlots:
@@ -348,14 +424,14 @@ class AdapterSlots:
     def move(self, module: CausalLM) -> None:
         """Hold all beside the matrices of another network of the same config."""
         module.step_adapters = self._module.step_adapters
-        self._module = module
+        before, self._module = self._module, module
         for name, lora in self._loras.items():
             self._attach(name, lora)
-            for slot, factors in lora.table.factors.items():
-                if factors.lengths is not None:
-                    weight = module.get_submodule(name).weight
-                    assert isinstance(weight, Tensor | Weight)
-                    lora.table.put(slot, factors.beside(_plain(weight)))
+            if any(x.lengths is not None or x.is_whole for x in lora.table.factors.values()):
+                new, old = (_matrix_of(each, f"{name}.weight") for each in (module, before))
+                assert new is not None
+                assert old is not None
+                _refit(lora.table, _plain(old), _plain(new))
 
     def _attach(self, name: str, lora: Lora) -> None:
         owner, _, leaf = name.rpartition(".")

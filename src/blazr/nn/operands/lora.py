@@ -23,12 +23,14 @@ class LoraFactors:
         b: (r, out), scaled; the same.
         gain: (out,), float32, of adapters that set the length of rows (DoRA); None for 1.
         lengths: (out,), float32, the lengths that ``gain`` gives rows of the sum; None without it.
+        is_whole: Whether this is the difference to another matrix, in the place of the model's.
     """
 
     a: Tensor
     b: Tensor
     gain: Tensor | None = None
     lengths: Tensor | None = None
+    is_whole: bool = False
 
     @property
     def rank(self) -> int:
