@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from blazr.core.errors import CapacityError
 from blazr.core.gguf_header import DEFAULT_ALIGNMENT, MAGIC, SCALARS, VERSIONS, Value
 from blazr.models.checkpoint.base import ELEMENT_TYPES
 from blazr.models.checkpoint.gguf import type_numbers
@@ -65,8 +68,8 @@ class TensorWriter:
         self._partial = path.with_name(path.name + ".partial")
         self._waiting = [(name, entry.nbytes) for name, entry in entries.items()]
         self._alignment = alignment
+        self._header = header
         self._file = self._partial.open("wb")
-        self._file.write(header)
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Append a tensor, which must be the next, whole or a run of its rows."""
@@ -83,16 +86,45 @@ class TensorWriter:
 
     def __enter__(self) -> TensorWriter:
         """Itself."""
+        try:
+            self._file.write(self._header)
+        except OSError:
+            self._take_away()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Give the file its name, or take it away after an error."""
-        self._file.close()
-        if kind is None:
-            assert not self._waiting, self._waiting[:3]
-            self._partial.replace(self._path)
-        else:
-            self._partial.unlink(missing_ok=True)
+        try:
+            if kind is None:
+                assert not self._waiting, self._waiting[:3]
+                self._file.flush()
+                os.fsync(self._file.fileno())  # else the name may outlive a crash, and not the rest
+                self._partial.replace(self._path)
+        finally:
+            self._take_away()
+
+    def _take_away(self) -> None:
+        with suppress(OSError):  # a full disk takes no more of what waits to be written
+            self._file.close()
+        self._partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say what could not be written, and why.
+
+    Raises:
+        CapacityError: The disk is full, or the like.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise CapacityError(
+            f"{path} cannot be written.",
+            found=error.strerror or str(error)[:100],
+            expected="a disk with room for it",
+        ) from error
 
 
 def safetensors_writer(path: Path, entries: Mapping[str, Entry]) -> TensorWriter:

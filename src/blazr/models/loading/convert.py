@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +29,13 @@ from blazr.models.checkpoint.base import (
     torch_dtype,
 )
 from blazr.models.checkpoint.open import TEXT_FILES
-from blazr.models.checkpoint.write import Entry, TensorWriter, gguf_writer, safetensors_writer
+from blazr.models.checkpoint.write import (
+    Entry,
+    TensorWriter,
+    gguf_writer,
+    safetensors_writer,
+    writing,
+)
 from blazr.models.families.rules import AsStored, Stack
 from blazr.models.loading.convert_gguf import plan_gguf, write_gguf
 from blazr.models.loading.load import tiles_of
@@ -158,9 +165,10 @@ def convert(
         entries = plan.entries
         nbytes = sum(entry.nbytes for entry in entries.values())
         _check_disk(out, nbytes)
-        out.absolute().parent.mkdir(parents=True, exist_ok=True)
-        with gguf_writer(out, {**plan.metadata, **about}, entries) as writer:
-            write_gguf(plan, planned.checkpoint, writer, progress)
+        with writing(out):
+            out.absolute().parent.mkdir(parents=True, exist_ok=True)
+            with gguf_writer(out, {**plan.metadata, **about}, entries) as writer:
+                write_gguf(plan, planned.checkpoint, writer, progress)
         return Converted(out, nbytes, plan.num_quantized, len(entries) - plan.num_quantized)
     if planned.checkpoint.metadata:
         raise ConfigError(
@@ -171,9 +179,7 @@ def convert(
     entries = dict(entry for job in jobs for entry in job.entries())
     nbytes = sum(entry.nbytes for entry in entries.values())
     _check_disk(out, nbytes)
-    was_there = out.exists()
-    out.mkdir(parents=True, exist_ok=True)
-    try:
+    with writing(out), _new_directory(out):
         with safetensors_writer(out / "model.safetensors", entries) as writer:
             _write(jobs, planned.checkpoint, writer, progress)
         _write_config(out, planned.checkpoint, jobs)
@@ -183,13 +189,22 @@ def convert(
             copy = out / path.relative_to(source)
             copy.parent.mkdir(exist_ok=True)
             shutil.copyfile(path, copy)
-    except BaseException:
-        shutil.rmtree(out)
-        if was_there:
-            out.mkdir()
-        raise
     num_quantized = sum(job.quantizer is not None for job in jobs)
     return Converted(out, nbytes, num_quantized, len(jobs) - num_quantized)
+
+
+@contextmanager
+def _new_directory(path: Path) -> Iterator[None]:
+    """Make a directory, of which nothing is left after an error."""
+    was_there = path.exists()
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(path)
+        if was_there:
+            path.mkdir()
+        raise
 
 
 def _jobs(planned: PlannedModel, quantize: str | None, dtype: str) -> list[_Job]:

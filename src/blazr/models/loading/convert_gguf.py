@@ -24,7 +24,7 @@ from blazr.models.checkpoint.base import (
     TensorInfo,
     torch_dtype,
 )
-from blazr.models.checkpoint.write import Entry, TensorWriter, gguf_header
+from blazr.models.checkpoint.write import Entry, TensorWriter, gguf_header, writing
 from blazr.models.families.gguf.architectures import (
     ARCHITECTURES,
     Architecture,
@@ -307,7 +307,7 @@ def _read_back(plan: GgufPlan, target: ModelConfig) -> PlannedModel:
     size = sum(-(-entry.nbytes // DEFAULT_ALIGNMENT) for entry in plan.entries.values())
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "draft.gguf"
-        with path.open("wb") as file:
+        with writing(path), path.open("wb") as file:
             file.write(header)
             for tensor in plan.factors.values():
                 file.write(tensor.numpy().tobytes())
