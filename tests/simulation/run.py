@@ -318,6 +318,8 @@ class Simulation:
                 allowed |= {"error 500", "error 503", "error in stream"}
             if "encode" in points:
                 allowed |= {"error 500", "error in stream"}
+            if {"encode"} < points:
+                allowed |= {"cut"}  # the event that tells of the other fault cannot be encoded
         if "drain" in points:
             allowed |= {"error 503", "error in stream", "refused"}
             if not outcome.data:
