@@ -39,6 +39,7 @@ from tests.support.leaks import check_memory_is_back
 VOCAB_SIZE = 100_331  # of the tokenizer; the model says only the first five
 MOST_SEQ_LEN = 256
 LONGEST_S = 5000.0
+_LATE = {"error in stream", "error 504", "error 408", "error 503"}
 
 
 @dataclass
@@ -311,21 +312,29 @@ class Simulation:
         if asked.pause_s >= 1:
             allowed |= {"cut"}  # it reads too slowly
         if asked.kind == "completion":
-            allowed |= {"error 429"}
-            if self.models.state.config.request_timeout_s < 50 or "stall" in points:
-                allowed |= {"error in stream", "error 504", "error 408", "error 503"}
-            if points & {"forward", "alloc", "publish", "build", "nan", "text"}:
-                allowed |= {"error 500", "error 503", "error in stream"}
-            if "encode" in points:
-                allowed |= {"error 500", "error in stream"}
-            if {"encode"} < points:
-                allowed |= {"cut"}  # the event that tells of the other fault cannot be encoded
+            allowed |= {"error 429"} | _ends_of_replies(points)
+            if self.models.state.config.request_timeout_s < 50:
+                allowed |= _LATE
         if "drain" in points:
             allowed |= {"error 503", "error in stream", "refused"}
             if not outcome.data:
                 allowed |= {"cut"}
         if how not in allowed:
             raise Wrong(f"{asked} ended with {how}: {outcome.data[:300]!r}")
+
+
+def _ends_of_replies(points: set[str]) -> set[str]:
+    """How else than well a reply may end after faults at these points."""
+    ends = set()
+    if "stall" in points:
+        ends |= _LATE
+    if points & {"forward", "alloc", "publish", "build", "nan", "text"}:
+        ends |= {"error 500", "error 503", "error in stream"}
+    if "encode" in points:
+        ends |= {"error 500", "error in stream"}
+    if {"encode"} < points:
+        ends |= {"cut"}  # the event that tells of the other fault cannot be encoded
+    return ends
 
 
 def simulate(
