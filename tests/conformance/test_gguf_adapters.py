@@ -17,6 +17,7 @@ from blazr import LLM
 from blazr.core.errors import BlazrError, CheckpointError, ConfigError
 from blazr.models.loading.convert import convert
 from tests.support.adapters import PREFIX, projections, save_adapter
+from tests.support.converted import MODELS
 from tests.support.references import CASES, save_reference
 
 pytest.importorskip("transformers")
@@ -162,6 +163,49 @@ def tiled_columns(model: torch.nn.Module, columns: int) -> list[int]:
     size, each = columns // heads, heads // keys
     order = [key * each + place for place in range(each) for key in range(keys)]
     return [head * size + channel for head in order for channel in range(size)]
+
+
+PLAIN = (
+    *("llama", "llama-experts", "qwen2", "qwen3moe", "phi3", "gemma2", "olmo2", "chatglm", "glm4"),
+    *("granite", "gpt-oss", "deepseek2", "deepseek2-v3"),
+)
+
+
+@pytest.mark.parametrize("architecture", PLAIN)
+def test_peft_s_beside_gguf_files(architecture: str, tmp_path: Path) -> None:
+    """Rows of queries and keys lie in the network as they do in transformers'."""
+    case, changes = MODELS[architecture]
+    kind, settings = CASES[case]
+    model = save_reference(kind, tmp_path / "model", changes=settings | changes)
+    names = [*projections(model, r"self_attn|mlp\.(gate_up|down|up)_proj"), "model.embed_tokens"]
+    merged = save_adapter(tmp_path / "peft", model, names)
+    convert(str(tmp_path / "model"), tmp_path / "model.gguf")
+    with LLM(str(tmp_path / "model.gguf"), adapter=f"mine={tmp_path / 'peft'}") as llm:
+        own = distance(ask(llm), model)
+        changed = ask(llm, "mine")
+    assert distance(changed, merged) < max(1e-5, 10 * own)
+    assert distance(changed, model) > 1e-2
+
+
+def test_peft_s_beside_packed_files_and_hybrids(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96}
+    model = save_reference("llama", tmp_path / "model", changes=sizes)
+    merged = save_adapter(tmp_path / "peft", model, [*projections(model)])
+    convert(str(tmp_path / "model"), tmp_path / "model.gguf", quantize="q8_0")
+    with LLM(str(tmp_path / "model.gguf"), adapter=f"mine={tmp_path / 'peft'}") as llm:
+        rounding = distance(ask(llm), model)
+        assert distance(ask(llm, "mine"), merged) < 4 * rounding
+        assert distance(ask(llm, "mine"), model) > 8 * rounding
+    kind, settings = CASES["mamba2"]
+    changes = settings | MODELS["mamba2"][1]
+    hybrid = save_reference(kind, tmp_path / "hybrid", changes=changes)
+    save_adapter(tmp_path / "of hybrid", hybrid, [*projections(hybrid)])
+    convert(str(tmp_path / "hybrid"), tmp_path / "hybrid.gguf")
+    with (
+        LLM(str(tmp_path / "hybrid.gguf")) as llm,
+        pytest.raises(CheckpointError, match="beside such a GGUF file"),
+    ):
+        llm.core.adapters.load("mine", tmp_path / "of hybrid")
 
 
 def test_experts(tmp_path: Path) -> None:

@@ -107,15 +107,13 @@ class Adapters:
             fingerprint = ""
             if isinstance(weights, LoadedModel):
                 file = read_adapter(path)
-                rules = weights.rules
-                if file.dialect == "gguf":
-                    rules = names_in_model(
-                        file,
-                        family=weights.family,
-                        config=weights.config,
-                        metadata=weights.gguf,
-                        rules=rules,
-                    )
+                rules = names_in_model(
+                    file,
+                    family=weights.family,
+                    config=weights.config,
+                    metadata=weights.gguf,
+                    rules=weights.rules,
+                )
                 factors = plan_adapter(file, weights.module, rules)
                 fingerprint = file.fingerprint
             adapter = self._engine.load_adapter(factors)

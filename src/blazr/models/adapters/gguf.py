@@ -18,6 +18,7 @@ from blazr.models.adapters.file import AdapterFile, LowRankChange, check_finite,
 from blazr.models.causal_lm import ModelConfig
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.checkpoint.gguf import read_header
+from blazr.models.families import FAMILIES
 from blazr.models.families.gguf.architectures import ARCHITECTURES, gguf_names
 from blazr.models.families.gguf.as_file import architecture_of
 from blazr.models.families.rules import RuleBook
@@ -70,6 +71,27 @@ def read_gguf(path: Path) -> AdapterFile:
     )
 
 
+def _names_in_file(metadata: Mapping[str, Value], adapter: AdapterFile) -> RuleBook:
+    """From the names of PEFT's tensors to the parameters of a network from a GGUF file.
+
+    Args:
+        metadata: Of the network's file.
+        adapter: What its own files say.
+
+    Raises:
+        CheckpointError: The names in the file's architecture differ from model to model.
+    """
+    row = ARCHITECTURES[str(metadata[_ARCHITECTURE])]
+    name = next(iter(row.families or row.read_by.values())).partition(" ")[0]
+    if row.is_folded or row.hybrid:
+        raise CheckpointError(
+            f"{adapter.path}: adapters of PEFT's are not supported beside such a GGUF file.",
+            found=f"{_ARCHITECTURE} {metadata[_ARCHITECTURE]!r}",
+            hint="convert the adapter with llama.cpp's convert_lora_to_gguf.py",
+        )
+    return FAMILIES[name].rules
+
+
 def names_in_model(
     adapter: AdapterFile,
     *,
@@ -88,8 +110,11 @@ def names_in_model(
         rules: From the names in its own files.
 
     Raises:
-        CheckpointError: The adapter is of another architecture.
+        CheckpointError: The adapter is of another architecture, or of PEFT's and the network of a
+            GGUF file whose tensors are too different.
     """
+    if adapter.dialect == "hf":
+        return _names_in_file(metadata, adapter) if metadata else rules
     own = metadata.get(_ARCHITECTURE) if metadata else architecture_of(family, config)
     row = ARCHITECTURES.get(adapter.architecture)
     if own != adapter.architecture or row is None:
