@@ -12,7 +12,7 @@ from statistics import median
 from blazr.core.errors import CheckpointError
 from blazr.llm.load import load_text_engine
 from blazr.llm.options import LoadOptions
-from blazr.text.templates.sandbox import ChatTemplateProgram
+from blazr.text.templates.sandbox import compile_template
 from tests.support.hostile_templates import SETUP, hostile_template
 from tests.support.loopback import Loopback, serving
 from tests.support.seeds import examples, run_seed
@@ -32,7 +32,7 @@ def hostile_lines(count: int) -> list[str]:
         if "{% block" in line:  # one of each name in a template
             continue
         try:
-            ChatTemplateProgram(source, name="hostile")
+            compile_template(source, name="hostile")
         except CheckpointError:
             continue
         lines.append(line)

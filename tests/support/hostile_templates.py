@@ -12,8 +12,8 @@ import signal
 import sys
 
 from blazr.core.errors import BlazrError
-from blazr.text.templates import guards
-from blazr.text.templates.sandbox import ChatTemplateProgram
+from blazr.text.templates import program as metered
+from blazr.text.templates.sandbox import compile_template
 
 MAX_CPU_S = 5.0  # of one template; a tenth of a second is usual
 MAX_MEMORY_BYTES = 1 << 30
@@ -121,7 +121,7 @@ def main(seed: int, count: int) -> None:
     """Render so many hostile templates, and stop at the first that cannot be."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    guards.MAX_TICKS = FEW_TICKS
+    metered.MAX_TICKS = FEW_TICKS
     draw = random.Random(seed)
     for _ in range(count):
         source = hostile_template(draw)
@@ -129,8 +129,8 @@ def main(seed: int, count: int) -> None:
         sys.stdout.flush()
         signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)  # unhandled, its signal ends the program
         try:
-            program = ChatTemplateProgram(source, name="hostile")
-            program.render({"messages": [dict(each) for each in _MESSAGES]}, size=guards.MIN_SIZE)
+            program = compile_template(source, name="hostile")
+            program.render({"messages": [dict(each) for each in _MESSAGES]}, size=metered.MIN_SIZE)
         except BlazrError as error:
             if "MemoryError" in error.render():
                 raise

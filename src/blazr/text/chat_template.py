@@ -37,7 +37,7 @@ from blazr.text.tool_calls import TOOL_FORMATS
 from blazr.text.tool_calls.choose import DEFAULT
 
 if TYPE_CHECKING:
-    from blazr.text.templates.sandbox import ChatTemplateProgram
+    from blazr.text.templates.program import ChatTemplateProgram
 
 # A rendered chat is a few times what went into it, and a preamble.
 _SIZE_PER_CHARACTER = 4
@@ -171,14 +171,14 @@ class ChatTemplate:
         reply_format: ReplyFormat = PLAIN,
     ) -> None:
         # Imported here: whoever never chats does not pay for Jinja.
-        from blazr.text.templates.sandbox import ChatTemplateProgram
+        from blazr.text.templates.sandbox import compile_template
 
         self.name = name
         self.source = source + (tool_source or "")
-        self._program = ChatTemplateProgram(source, name=name)
+        self._program = compile_template(source, name=name)
         self._tool_program: ChatTemplateProgram | None = None
         if tool_source is not None:
-            self._tool_program = ChatTemplateProgram(tool_source, name=f"{name} (tools)")
+            self._tool_program = compile_template(tool_source, name=f"{name} (tools)")
         self._token_names = {"bos_token": "", "eos_token": "", **(token_names or {})}
         self._stop_names = stop_names
         self._vocab_size = vocab_size

@@ -9,15 +9,15 @@ from datetime import datetime
 import pytest
 
 from blazr.core.errors import CheckpointError, RequestError, TemplateLimitError
-from blazr.text.templates import guards
-from blazr.text.templates.sandbox import ChatTemplateProgram
+from blazr.text.templates import program as metered
+from blazr.text.templates.sandbox import compile_template
 
 NAME = "the model's own"
 
 
 def render(source: str, **variables: object) -> str:
-    program = ChatTemplateProgram(source, name=NAME)
-    return program.render(variables, size=guards.MIN_SIZE)
+    program = compile_template(source, name=NAME)
+    return program.render(variables, size=metered.MIN_SIZE)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_failure_is_the_requests(source: str, complaint: str) -> None:
 )  # fmt: skip
 def test_what_is_no_chat_template(source: str) -> None:
     with pytest.raises(CheckpointError, match=f"chat template {NAME}"):
-        ChatTemplateProgram(source, name=NAME)
+        compile_template(source, name=NAME)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_no_operator_is_free(source: str) -> None:
 
 
 def test_a_small_template_still_compares(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "MAX_TICKS", 100)
+    monkeypatch.setattr(metered, "MAX_TICKS", 100)
     source = (
         "{{ 1 < n < 3 }}{{ n == 2.0 }}{{ 'b' in x }}{{ 'b' not in x.keys() }}{{ [1] == l[:1] }}"
         "{{ x == {'a': l} }}{{ 1 in l|map('int') }}{{ n in range(3) }}{{ l[-1] is in(l) }}"
@@ -289,13 +289,13 @@ def test_a_small_template_still_compares(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_clock_catches_what_no_count_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "MAX_SECONDS", -1.0)
+    monkeypatch.setattr(metered, "MAX_SECONDS", -1.0)
     with pytest.raises(RequestError, match="loops too long"):
         render("{% for x in [1] %}{% endfor %}")
 
 
 def test_other_threads_run_meanwhile() -> None:
-    program = ChatTemplateProgram("{% for x in range(50000) %}{% endfor %}", name="test")
+    program = compile_template("{% for x in range(50000) %}{% endfor %}", name="test")
     is_over = threading.Event()
     num_runs = 0
 
@@ -311,7 +311,7 @@ def test_other_threads_run_meanwhile() -> None:
     try:
         other.start()
         before = num_runs
-        program.render({}, size=guards.MIN_SIZE)
+        program.render({}, size=metered.MIN_SIZE)
         during = num_runs - before
     finally:
         is_over.set()
@@ -321,30 +321,30 @@ def test_other_threads_run_meanwhile() -> None:
 
 
 def test_a_deadline_may_be_sooner() -> None:
-    program = ChatTemplateProgram("a", name="test")
+    program = compile_template("a", name="test")
     with pytest.raises(TemplateLimitError):
         program.render({}, size=100, deadline=time.thread_time())
     assert program.render({}, size=100, deadline=time.thread_time() + 100) == "a"
 
 
 def test_longer_chats_may_take_longer() -> None:
-    program = ChatTemplateProgram(
+    program = compile_template(
         "{% for x in l %}{% for y in l %}{% endfor %}{% endfor %}", name="test"
     )
     with pytest.raises(TemplateLimitError):
-        program.render({"l": range(500)}, size=guards.MIN_SIZE)
-    assert not program.render({"l": range(500)}, size=4 * guards.MIN_SIZE)
+        program.render({"l": range(500)}, size=metered.MIN_SIZE)
+    assert not program.render({"l": range(500)}, size=4 * metered.MIN_SIZE)
 
 
 def test_a_text_of_the_allowed_size_is_made() -> None:
-    program = ChatTemplateProgram("{{ content }}{{ content }}", name="test")
+    program = compile_template("{{ content }}{{ content }}", name="test")
     assert len(program.render({"content": "a" * 50}, size=100)) == 100
     with pytest.raises(RequestError, match="too long"):
         program.render({"content": "a" * 51}, size=100)
 
 
 def test_threads_share_a_program() -> None:
-    program = ChatTemplateProgram("{% for i in range(2000) %}{{ name }}{% endfor %}", name="test")
+    program = compile_template("{% for i in range(2000) %}{{ name }}{% endfor %}", name="test")
     texts: dict[str, str] = {}
 
     def work(name: str) -> None:

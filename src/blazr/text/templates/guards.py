@@ -7,223 +7,46 @@ the rendering, and refuses what would take too much of it.
 
 from __future__ import annotations
 
-import math
 import re
-import time
 from collections.abc import (
     Callable,
-    ItemsView,
     Iterable,
     Iterator,
     KeysView,
     Mapping,
     Sequence,
     Sized,
-    ValuesView,
 )
-from contextvars import ContextVar
-from itertools import chain
 from types import BuiltinMethodType, MethodType
-from typing import NamedTuple
 
 from jinja2 import Undefined
 from jinja2.runtime import LoopContext
-from jinja2.utils import Cycler, Namespace
 
-# Of one rendering that makes MIN_SIZE characters at most; one that may make more has more of them.
-MAX_TICKS = 200_000
-MAX_SECONDS = 1.0  # of the thread's processor time: a loaded machine refuses no chat
-# After which other threads may run, which Python would let wait for five times as long.
-SLICE_SECONDS = 0.001
-MIN_SIZE = 1_000_000
-_BYTES_PER_TICK = 250
-_ITEMS_PER_TICK = 20
-_SUBSCRIPTS_PER_TICK = 8
+from blazr.text.templates.program import (
+    BYTES_PER_TICK,
+    ITEMS_PER_TICK,
+    MAX_INTEGER_BITS,
+    SCALARS,
+    Extent,
+    TooMuchError,
+    check_deep,
+    check_integer,
+    meter,
+)
+
 # Comparisons of single characters.
 _COMPARISONS_PER_TICK = 25_000
 _MAX_COMPARISONS_PER_CHARACTER = 100
-# An item of a container takes many times the memory of a character.
-_CHARACTERS_PER_ITEM = 10
-_MAX_INTEGER_BITS = 4096
 _MAX_PRECISION = 100
 _MAX_FIELD_WIDTH = 999
-# Nested more deeply, a tuple's hash could exhaust the stack, on which Python has no check.
-_MAX_DEPTH = 200
 # Keys that are no texts may be chosen such that they all collide, which takes quadratic time.
 _MAX_ODD_KEYS = 1000
 
-_SCALARS = frozenset({bool, float, int, type(None), Undefined})
 _NUMBERS = (int, float, complex)
 _OPERANDS = (*_NUMBERS, str, list, tuple, dict, type(None), Undefined)
 _WIDE = re.compile(r"[0-9]{4,}|[*{]")
 _PERCENT = re.compile(r"%[^a-zA-Z%]*")
 _FIELD = re.compile(r"[{]([^{}]*[{]?)")
-
-
-class TooMuchError(Exception):
-    """A template does more than a chat can need."""
-
-
-class Meter:
-    """What one rendering has left.
-
-    Args:
-        size: The most characters of anything it makes.
-        deadline: The `time.thread_time` at which it ends, if not before.
-    """
-
-    def __init__(self, size: int = MIN_SIZE, *, deadline: float = math.inf) -> None:
-        share = max(size, MIN_SIZE) / MIN_SIZE
-        self.size = size
-        self.num_items = max(size, MIN_SIZE) // _CHARACTERS_PER_ITEM
-        self.ticks = int(share * MAX_TICKS)
-        self._deadline = min(deadline, time.thread_time() + share * MAX_SECONDS)
-        self._subscripts = 0
-        self._begin_slice()
-
-    def spend(self, ticks: int) -> None:
-        """Count work.
-
-        Raises:
-            TooMuchError: There is none left.
-        """
-        self.ticks -= ticks
-        if time.monotonic() > self._slice_end:
-            time.sleep(0)
-            self._begin_slice()
-        if self.ticks < 0 or self._left <= 0:
-            raise TooMuchError("it loops too long")
-
-    def _begin_slice(self) -> None:
-        """Look how much time is left, which takes ten times as long as a look at the wall clock."""
-        self._left = self._deadline - time.thread_time()
-        self._slice_end = time.monotonic() + min(self._left, SLICE_SECONDS)
-
-    def count_subscript(self) -> None:
-        """Count one ``a[b]``, which costs less than a tick."""
-        self._subscripts += 1
-        if self._subscripts % _SUBSCRIPTS_PER_TICK == 0:
-            self.spend(1)
-
-    def check(self, size: int) -> None:
-        """Refuse a text longer than any may be.
-
-        Raises:
-            TooMuchError: It is.
-        """
-        if size > self.size:
-            raise TooMuchError("it makes a text too long")
-
-    def check_items(self, num_items: int) -> None:
-        """Refuse a container larger than any may be.
-
-        Raises:
-            TooMuchError: It is.
-        """
-        if num_items > self.num_items:
-            raise TooMuchError("it makes a list too long")
-
-    def charge(self, value: object) -> None:
-        """Check and count a value that was made or is about to be read; its outside only."""
-        if isinstance(value, str):
-            self.check(len(value))
-            # of bytes: one character beyond the usual ones makes each take four
-            self.spend(1 + value.__sizeof__() // _BYTES_PER_TICK)
-        elif isinstance(value, list | tuple | dict):
-            self.check_items(len(value))
-            self.spend(1 + len(value) // _ITEMS_PER_TICK)
-        elif isinstance(value, int):
-            check_integer(value)
-            self.spend(1)
-        else:
-            self.spend(1)
-
-
-def check_integer(value: int) -> None:
-    """Refuse an integer with which arithmetic would take long.
-
-    Raises:
-        TooMuchError: It has too many bits.
-    """
-    if value.bit_length() > _MAX_INTEGER_BITS:
-        raise TooMuchError("it makes a number too long")
-
-
-_METER: ContextVar[Meter] = ContextVar("meter")
-
-
-def use_meter(meter: Meter) -> None:
-    """Make a meter the one of this thread's rendering."""
-    _METER.set(meter)
-
-
-def meter() -> Meter:
-    """The meter of the rendering in progress."""
-    return _METER.get()
-
-
-class Extent(NamedTuple):
-    """How much there is in a value, with all that is in it."""
-
-    num_characters: int
-    num_items: int
-    depth: int
-
-
-def check_deep(value: object) -> Extent:
-    """Check and count a value with everything in it, as often as it occurs there.
-
-    Raises:
-        TooMuchError: It is too much, or nested too deeply.
-    """
-    here = meter()
-    if type(value) in _SCALARS:
-        return Extent(_written_length(value), 1, 1)
-    if isinstance(value, str):
-        here.check(len(value))
-        here.spend(len(value) // _BYTES_PER_TICK)
-        return Extent(len(value), 1, 1)
-    num_characters = num_items = depth = 0
-    level: list[object] = [value]
-    while level:
-        depth += 1
-        if depth > _MAX_DEPTH:
-            raise TooMuchError("it nests too deeply")
-        num_items += len(level)
-        inner: list[object] = []
-        for item in level:
-            if isinstance(item, str):
-                num_characters += len(item)
-            elif type(item) in _SCALARS:
-                num_characters += _written_length(item)
-            else:
-                inner.extend(_parts(item))
-                here.check_items(num_items + len(inner))
-        here.check(num_characters)
-        here.spend(len(level) // _ITEMS_PER_TICK)
-        level = inner
-    here.spend(num_characters // _BYTES_PER_TICK)
-    return Extent(num_characters, num_items, depth)
-
-
-def _written_length(value: object) -> int:
-    return 1 + value.bit_length() // 3 if isinstance(value, int) else 24
-
-
-def _parts(value: object) -> Iterable[object]:
-    """What a value holds, by any way that a template has to it."""
-    if isinstance(value, Mapping):
-        return chain(value.keys(), value.values())
-    if isinstance(value, list | tuple | KeysView | ValuesView | ItemsView):
-        return value
-    if isinstance(value, Namespace):  # which hides even its attributes' names
-        attributes: dict[str, object] = object.__getattribute__(value, "_Namespace__attrs")
-        return attributes.values()
-    if isinstance(value, Cycler):
-        return value.items
-    if isinstance(value, LoopContext):
-        raise TooMuchError("it uses a loop as a value")
-    return ()
 
 
 def collect(items: Iterable[object]) -> list[object]:
@@ -263,7 +86,7 @@ def _accept(item: object) -> None:
 
 def check_compared(value: object) -> object:
     """A side of a comparison."""
-    if type(value) not in _SCALARS:
+    if type(value) not in SCALARS:
         check_deep(value)
     elif isinstance(value, int):
         check_integer(value)
@@ -277,7 +100,7 @@ def check_searched(value: object) -> object:
     if isinstance(value, Iterator):
         value = collect(value)
     if isinstance(value, range):
-        meter().spend(len(value) // _ITEMS_PER_TICK)
+        meter().spend(len(value) // ITEMS_PER_TICK)
     elif not isinstance(value, Mapping | KeysView):  # these only hash
         check_deep(value)
     return value
@@ -286,8 +109,8 @@ def check_searched(value: object) -> object:
 def check_key(value: object) -> object:
     """What is hashed."""
     if isinstance(value, str):
-        meter().spend(len(value) // _BYTES_PER_TICK)
-    elif type(value) not in _SCALARS:
+        meter().spend(len(value) // BYTES_PER_TICK)
+    elif type(value) not in SCALARS:
         check_deep(value)
     return value
 
@@ -352,7 +175,7 @@ def _check_numbers(operator: str, left: complex, right: complex) -> None:
     if isinstance(left, int) and isinstance(right, int) and operator in {"*", "**"}:
         bits = left.bit_length()
         grown = bits * max(right, 0) if operator == "**" else bits + right.bit_length()
-        if grown > _MAX_INTEGER_BITS:
+        if grown > MAX_INTEGER_BITS:
             raise TooMuchError("it makes a number too long")
 
 
@@ -364,7 +187,7 @@ def _check_format(
         raise TooMuchError("it formats a text too wide")
     has_width = any(character.isdigit() for field in fields for character in field)
     here = meter()
-    here.spend(len(text) // _BYTES_PER_TICK + most_fields)
+    here.spend(len(text) // BYTES_PER_TICK + most_fields)
     longest = _MAX_FIELD_WIDTH if has_width else 0
     for value in values:
         extent = check_deep(value)
@@ -391,7 +214,7 @@ TEXT_METHODS = _QUADRATIC_METHODS | _PADDING_METHODS | {
 
 def check_call(function: object, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     """Guard any call in a template."""
-    meter().spend(1 + (len(args) + len(kwargs)) // _ITEMS_PER_TICK)
+    meter().spend(1 + (len(args) + len(kwargs)) // ITEMS_PER_TICK)
     method = getattr(function, "__wrapped__", function)
     if not isinstance(method, BuiltinMethodType | MethodType):
         return
@@ -419,7 +242,7 @@ def check_container_method(
         for argument in arguments[:1]:
             check_key(argument)
     elif method in {"copy", "pop"}:
-        meter().spend(len(owner) // _ITEMS_PER_TICK)
+        meter().spend(len(owner) // ITEMS_PER_TICK)
 
 
 def check_method(text: str, method: str, arguments: Sequence[object]) -> None:
@@ -517,7 +340,7 @@ def check_filter(name: str, value: object, extent: Extent, arguments: list[objec
         if any(isinstance(each, int) and abs(each) > _MAX_PRECISION for each in arguments):
             raise TooMuchError("it rounds to too many digits")
     elif name in _SORTING_FILTERS:
-        meter().spend(extent.num_items * extent.num_items.bit_length() // _ITEMS_PER_TICK)
+        meter().spend(extent.num_items * extent.num_items.bit_length() // ITEMS_PER_TICK)
     elif name == "urlencode":
         meter().check(12 * extent.num_characters)
 

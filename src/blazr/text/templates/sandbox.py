@@ -1,33 +1,26 @@
-"""The one place where Jinja is run: Hugging Face's dialect, in a sandbox, with limits on its work.
+"""The one place where Jinja compiles: Hugging Face's dialect, in a sandbox and with limits.
 
 Jinja's sandbox keeps a template from the machine, not from filling its memory or running for ever:
-``'a'.center(10**9)`` is allowed there. So a `Meter` counts work in ticks: one per turn of a loop,
-call and filter, and more for large bodies, texts and lists. Nothing may grow beyond the meter's
-size, and what could take long is asked for its size before it is done (`guards`). A clock, looked
-at with each tick, bounds what counting misjudges. What is not known to these guards (an attribute,
-a method, a filter) is not there.
+``'a'.center(10**9)`` is allowed there. So what a template does is counted (`program`), and what
+could take long is asked for its size before it is done (`guards`). What is not known to these
+guards (an attribute, a method, a filter) is not there.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from functools import wraps
 from typing import cast
 
 from jinja2 import (
-    TemplateError,
     TemplateSyntaxError,
-    Undefined,
     nodes,
-    pass_context,
     pass_environment,
 )
-from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
@@ -37,9 +30,20 @@ from jinja2.utils import Cycler, Joiner, Namespace
 from jinja2.visitor import NodeTransformer
 from markupsafe import Markup
 
-from blazr.core.errors import CheckpointError, RequestError, TemplateLimitError
+from blazr.core.errors import CheckpointError
 from blazr.text.templates import guards
-from blazr.text.templates.guards import Meter, TooMuchError, meter, use_meter
+from blazr.text.templates.program import (
+    ChatTemplateProgram,
+    Meter,
+    RaisedError,
+    TooMuchError,
+    check_deep,
+    join,
+    meter,
+    spend,
+    use_meter,
+    write,
+)
 
 # Characters, which take seconds to compile; templates of released models have 30,000 at most.
 MAX_SOURCE = 100_000
@@ -74,26 +78,8 @@ _ATTRIBUTES: dict[type, frozenset[str]] = {
 _OPEN = (BlockReference, Cycler, Joiner, LoopContext, Macro, Namespace, TemplateReference)
 
 
-def join(parts: Iterable[str]) -> str:
-    """Join parts of text that were made one by one."""
-    here = meter()
-    kept: list[str] = []
-    total = 0
-    for part in parts:
-        total += len(part)
-        here.check(total)
-        kept.append(part)
-    text = "".join(kept)
-    here.charge(text)
-    return text
-
-
-class RaisedError(TemplateError):
-    """The template called ``raise_exception``: it does not take these messages."""
-
-
-class ChatTemplateProgram:
-    """A compiled template. Immutable; threads may render it at once.
+def compile_template(source: str, *, name: str) -> ChatTemplateProgram:
+    """Compile a chat template.
 
     Args:
         source: The template.
@@ -102,76 +88,21 @@ class ChatTemplateProgram:
     Raises:
         CheckpointError: It is not Jinja, or uses what a chat template may not.
     """
-
-    def __init__(self, source: str, *, name: str) -> None:
-        self.name = name
-        use_meter(Meter())
-        try:
-            tree = _parse(source)
-            # without the name, which Jinja would put in quotes that it has itself; Python refuses
-            # what is too deep with a SyntaxError
-            code = _SANDBOX.compile(tree)
-        except Exception as error:  # Jinja computes what is constant, which may raise anything
-            line = error.lineno if isinstance(error, TemplateSyntaxError) else None
-            raise CheckpointError(
-                f"the chat template {name} cannot be used.",
-                found=f"{getattr(error, 'msg', error)}{f' (line {line})' if line else ''}"[:100],
-                hint="name another one with --chat-template",
-            ) from error
-        self._template = _SANDBOX.template_class.from_code(
-            _SANDBOX, code, _SANDBOX.make_globals(None)
-        )
-
-    def render(
-        self, variables: Mapping[str, object], *, size: int, deadline: float = math.inf
-    ) -> str:
-        """Render the template.
-
-        Args:
-            variables: What it sees. It may change the lists in them.
-            size: The most characters it may make.
-            deadline: The `time.thread_time` at which it ends, if not before.
-
-        Raises:
-            TemplateLimitError: It does too much, or reaches for what the sandbox forbids.
-            RequestError: It refuses the messages or fails on them; ``param`` is ``"messages"``.
-        """
-        here = Meter(size, deadline=deadline)
-        use_meter(here)
-        try:
-            here.spend(1)  # the time may be over already
-            return self._template.render(variables)
-        except TooMuchError as error:
-            raise TemplateLimitError(
-                "the model's chat template does more than a chat can need.",
-                param="messages",
-                found=str(error),
-                hint="a shorter chat, or another template (blazr serve --chat-template)",
-            ) from None
-        except RaisedError as error:
-            raise RequestError(
-                "the model's chat template does not take these messages.",
-                param="messages",
-                found=str(error)[:100],
-            ) from None
-        except SecurityError as error:
-            raise TemplateLimitError(
-                "the model's chat template does what none may.",
-                param="messages",
-                found=str(error)[:100],
-                hint="another template (blazr serve --chat-template)",
-            ) from error
-        except Exception as error:
-            raise RequestError(
-                "the model's chat template cannot render these messages.",
-                param="messages",
-                found=f"{type(error).__name__}: {error}"[:100],
-            ) from error
-
-    @staticmethod
-    def takes(name: str) -> bool:
-        """Whether a variable of this name hides nothing that templates rely on."""
-        return name not in _SANDBOX.globals
+    use_meter(Meter())
+    try:
+        tree = _parse(source)
+        # without the name, which Jinja would put in quotes that it has itself; Python refuses
+        # what is too deep with a SyntaxError
+        code = _SANDBOX.compile(tree)
+    except Exception as error:  # Jinja computes what is constant, which may raise anything
+        line = error.lineno if isinstance(error, TemplateSyntaxError) else None
+        raise CheckpointError(
+            f"the chat template {name} cannot be used.",
+            found=f"{getattr(error, 'msg', error)}{f' (line {line})' if line else ''}"[:100],
+            hint="name another one with --chat-template",
+        ) from error
+    template = _SANDBOX.template_class.from_code(_SANDBOX, code, _SANDBOX.make_globals(None))
+    return ChatTemplateProgram(template, name=name)
 
 
 def _parse(source: str) -> nodes.Template:
@@ -308,7 +239,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=["jinja2.ext.loopcontrols", _GenerationTag],
-            finalize=_write,
+            finalize=write,
         )
         for name in _BANNED_FILTERS:
             del self.filters[name]
@@ -325,7 +256,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         self.filters["_key"] = guards.check_key
         self.filters["_searched"] = guards.check_searched
         self.filters["_slice"] = _slice
-        self.filters["_spend"] = _spend
+        self.filters["_spend"] = spend
         del self.globals["lipsum"]
         self.globals["dict"] = _make_dict
         self.globals["namespace"] = _make_namespace
@@ -344,7 +275,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         """``obj[argument]``."""
         meter().count_subscript()
         if not isinstance(argument, str | int):
-            guards.check_deep(argument)  # hashed, or written into an error's message
+            check_deep(argument)  # hashed, or written into an error's message
         return super().getitem(obj, argument)
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
@@ -362,13 +293,6 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         value: object = super().call(context, function, *args, **kwargs)
         meter().charge(value)
         return value
-
-
-def _write(value: object) -> object:
-    """What ``{{ value }}`` writes."""
-    if not isinstance(value, str | int | float | Undefined | None):
-        guards.check_deep(value)
-    return value
 
 
 def _metered_filter(name: str, function: Callable[..., object]) -> Callable[..., object]:
@@ -399,12 +323,6 @@ def _metered_test(name: str, function: Callable[..., object]) -> Callable[..., o
     return tested
 
 
-@pass_context  # so that it is not done once, when the template is compiled
-def _spend(_: Context, ticks: int) -> bool:
-    meter().spend(ticks)
-    return True
-
-
 def _slice(value: object, start: object, stop: object, step: object) -> object:
     meter().charge(value)
     return value[start:stop:step]  # type: ignore[index]  # as Jinja does
@@ -412,7 +330,7 @@ def _slice(value: object, start: object, stop: object, step: object) -> object:
 
 def _concatenate(items: list[object]) -> str:
     for item in items:
-        guards.check_deep(item)
+        check_deep(item)
     return join(map(str, items))
 
 
@@ -441,7 +359,7 @@ def _make_namespace(*args: object, **kwargs: object) -> Namespace:
 
 def _from_json(text: str) -> object:
     value = json.loads(text)
-    guards.check_deep(value)
+    check_deep(value)
     return value
 
 
@@ -466,7 +384,7 @@ def _to_json(  # noqa: PLR0917  (Hugging Face's signature)
         if not isinstance(value, Iterator):
             raise TypeError(f"{type(value).__name__} is no JSON")
         items = guards.collect(value)
-        guards.check_deep(items)
+        check_deep(items)
         return items
 
     return json.dumps(
@@ -480,7 +398,7 @@ def _to_json(  # noqa: PLR0917  (Hugging Face's signature)
 
 
 def _raise_exception(message: object) -> None:
-    guards.check_deep(message)
+    check_deep(message)
     raise RaisedError(str(message))
 
 
