@@ -32,6 +32,10 @@ class Health:
     reason: str = ""
     heartbeat_age_s: float = 0.0
 
+    @property
+    def is_lost(self) -> bool:
+        return not self.ok
+
 
 @dataclass
 class _Running:

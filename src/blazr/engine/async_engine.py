@@ -24,13 +24,17 @@ from blazr.engine.admission import Admission
 from blazr.engine.engine import Engine
 from blazr.engine.outputs import FinishReason, Running, SlotAction, TokenOutput
 from blazr.engine.pacing import Pacing
+from blazr.engine.pulse import Pulse
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
 from blazr.nn.operands.lora import LoraFactors
 
 Sink = Callable[[TokenOutput], None]
 R = TypeVar("R")
-STALL_S = 30.0
+# An engine that has not come round for so long is given up: nobody waits for it any longer.
+LOST_S = 30.0
+# How often an engine at rest whose last requests failed is tried.
+TRIAL_S = 1.0
 MAX_RESTARTS = 3
 RESTART_WINDOW_S = 60.0
 # Of a warm-up: steps of up to so many sequences are recorded, and so long a prompt is read.
@@ -48,11 +52,14 @@ class Health:
         ok: It does.
         reason: If not, why.
         heartbeat_age_s: Seconds since the thread last came round.
+        is_lost: Whether it is in vain to wait for what runs: the engine has stopped, or stalled for
+            long. One that has only just stalled may go on.
     """
 
     ok: bool
     reason: str
     heartbeat_age_s: float
+    is_lost: bool = False
 
 
 @dataclass(slots=True)
@@ -121,11 +128,15 @@ class AsyncEngine:
         self._failure = ""
         self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
         self._num_restarts = 0
-        self._heartbeat = time.monotonic()
+        self._pulse = Pulse()
         self._thread = threading.Thread(target=self._supervise, name="blazr-engine", daemon=True)
         self._thread.start()
         if record is not None:
             self.call(lambda: self._warm_up(record))
+
+    def expect_recording(self) -> None:
+        """Have patience with the present step; called by what is about to record it."""
+        self._pulse.extend()
 
     def submit(self, request: Request, sink: Sink) -> int:
         """Queue a request. Never waits for a step.
@@ -289,15 +300,18 @@ class AsyncEngine:
 
     def health(self) -> Health:
         """Whether the engine works, from its heartbeat rather than from the process being there."""
-        age = time.monotonic() - self._heartbeat
-        if self._failure:
-            return Health(ok=False, reason=self._failure, heartbeat_age_s=age)
-        if self._closing or not self._thread.is_alive():
-            return Health(ok=False, reason="the engine is stopped", heartbeat_age_s=age)
-        if age > max(STALL_S, 10 * self._pacing.longest_step_s):
-            stalled = f"no step has ended for {age:.0f} s"
-            return Health(ok=False, reason=stalled, heartbeat_age_s=age)
-        return Health(ok=True, reason="", heartbeat_age_s=age)
+        allowed_s = self._pulse.allowed_s  # before the beat, which is set first
+        age = time.monotonic() - self._pulse.beat_s
+        reason = self._failure
+        if not reason and (self._closing or not self._thread.is_alive()):
+            reason = "the engine is stopped"
+        is_lost = bool(reason)
+        if not reason and age > allowed_s:
+            reason = f"no step has ended for {age:.0f} s"
+            is_lost = age > LOST_S
+        if not reason and self._pulse.has_failed:
+            reason = "the last requests all failed"
+        return Health(ok=not reason, reason=reason, heartbeat_age_s=age, is_lost=is_lost)
 
     def stats(self) -> dict[str, float]:
         """Figures for the metrics, by name."""
@@ -347,7 +361,11 @@ class AsyncEngine:
             logger.debug("no warm-up: %s", error)
             return
         while trial.has_work():
-            for output in trial.step(0.0):
+            before = trial.counts.computed_tokens
+            started = time.monotonic()
+            outputs = trial.step(0.0)
+            self._pulse.learn(trial.counts.computed_tokens - before, time.monotonic() - started)
+            for output in outputs:
                 if output.error is not None:
                     logger.warning("the warm-up failed: %s", output.error)
                     return
@@ -402,6 +420,7 @@ class AsyncEngine:
         self._end_pauses()
 
     def _run(self) -> None:
+        self._pulse.work()
         self._failure = ""
         while not self._closing:
             self._receive()
@@ -409,6 +428,8 @@ class AsyncEngine:
                 self._deliver(self._engine.expire(time.monotonic()))
                 continue
             if not self._engine.has_work():
+                if self._pulse.has_failed:
+                    self._try_engine()
                 continue
             started = time.monotonic()
             engine = self._engine
@@ -418,9 +439,13 @@ class AsyncEngine:
             decodes = sum(s.remaining == 1 for s in scheduler.running)
             prompts = len(scheduler.running) - decodes + len(scheduler.waiting)
             budget = self._pacing.prefill_budget(decodes, prompts)
+            most = scheduler.token_budget if not decodes else decodes + budget
+            left = sum(each.remaining for each in (*scheduler.running, *scheduler.waiting))
+            self._pulse.step(min(most, left))
             outputs = engine.step(started, budget)
             computed = engine.counts.computed_tokens - before
             took_s = time.monotonic() - started
+            self._note_step(outputs, computed, took_s)
             if scheduler.counts.drafts == drafts_before:
                 self._pacing.learn(decodes, max(computed - decodes, 0), took_s)
             if logger.isEnabledFor(TRACE):
@@ -441,15 +466,40 @@ class AsyncEngine:
                 self._drop_unused_adapters()
             self._end_drained_pauses()
 
+    def _note_step(self, outputs: Sequence[TokenOutput], computed: int, took_s: float) -> None:
+        """Let the pulse know how long a step took, and whether requests fail."""
+        if computed:
+            self._pulse.learn(computed, took_s)
+        for output in outputs:
+            if output.finish_reason is FinishReason.ERROR:
+                self._pulse.fail(output.request_id)
+            elif output.finish_reason not in {FinishReason.ABORT, FinishReason.TIMEOUT}:
+                self._pulse.succeed()
+
+    def _try_engine(self) -> None:
+        """Compute a token, in memory of its own, after requests have failed.
+
+        Otherwise an engine that nobody asks, because it is not healthy, would never be healthy.
+        """
+        self._pulse.work()
+        try:
+            if self._logits((0,), (), None).isfinite().all():
+                self._pulse.succeed()
+        except BaseException as error:  # noqa: BLE001  (it goes on as any failing step does)
+            logger.debug("the engine still fails: %s", error)
+
     def _receive(self) -> None:
         """Take what has come in; wait for something only when there is nothing to do."""
         while not self._closing:
-            self._heartbeat = time.monotonic()
             has_nothing = self.is_paused or not self._engine.has_work()
+            if has_nothing:
+                self._pulse.rest()
             try:
-                self._inbox.get(block=has_nothing, timeout=1.0)()
+                work = self._inbox.get(block=has_nothing, timeout=TRIAL_S)
             except Empty:
                 return
+            self._pulse.work()
+            work()
             if self.is_paused:
                 return
 

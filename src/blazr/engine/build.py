@@ -79,7 +79,7 @@ def build_engine(
 
     drafts = [count for count in COUNTS if drafters and count <= MOST_DRAFTS]
     release_threads()  # of this thread, which has loaded the weights; the engine's now computes
-    return AsyncEngine(
+    engine = AsyncEngine(
         build,
         logits=runner.logits,
         replace=replace,
@@ -89,6 +89,8 @@ def build_engine(
         max_unfinished=shape.max_running + config.max_waiting,
         record=partial(runner.record, num_drafts=drafts) if config.warm_up else None,
     )
+    runner.before_recording = engine.expect_recording
+    return engine
 
 
 def open_disk_cache(runner: ModelRunner, config: EngineConfig) -> DiskCache | None:

@@ -25,7 +25,6 @@ class Pacing:
         self._budget = token_budget
         self._base_s: float | None = None
         self._token_s: float | None = None
-        self.longest_step_s = 0.0
 
     def prefill_budget(self, num_decodes: int, num_prompts: int = 1) -> int:
         """Most prefill tokens in the next step, if something decodes in it.
@@ -49,7 +48,6 @@ class Pacing:
             num_prefill_tokens: Prefill tokens it computed.
             seconds: How long it took.
         """
-        self.longest_step_s = max(self.longest_step_s, seconds)
         num_tokens = num_decodes + num_prefill_tokens
         least_s = LEAST_SHARE * seconds
         if not num_prefill_tokens:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Never
 
 import numpy as np
@@ -55,10 +55,17 @@ class Replays:
     Args:
         model: The network.
         caches: Its memory, which stays where it is.
+        before_recording: Called before a step is recorded, which takes longer than to compute it.
     """
 
-    def __init__(self, model: CausalLM, caches: Sequence[LayerCache]) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        caches: Sequence[LayerCache],
+        before_recording: Callable[[], None] = lambda: None,
+    ) -> None:
         self._model = model
+        self._before_recording = before_recording
         self._caches = caches
         self._arena = Arena()
         self._ropes: set[RopeConfig] = set()
@@ -146,6 +153,7 @@ class Replays:
         return self._made[size][1].num_python if size in self._made else None
 
     def _record(self, size: Size, max_blocks: int) -> bool:
+        self._before_recording()
         inputs = _Inputs(size, max_blocks, self._ropes)
 
         def run() -> Tensor:

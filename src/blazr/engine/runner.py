@@ -61,6 +61,9 @@ class ModelRunner:
         shape: How many there are.
         banned_ids: Ids that are never drawn.
         replay: Whether decode steps are recorded and made again.
+
+    Attributes:
+        before_recording: Called before a step is recorded, which takes longer than to compute it.
     """
 
     def __init__(
@@ -77,7 +80,8 @@ class ModelRunner:
         self.shape = shape
         self.storage = Storage(layout, shape, model.device)
         self.sampler = Sampler(model.config.vocab_size, banned_ids, model.device)
-        self.replays = Replays(model, self.storage.layers) if replay else None
+        self.before_recording: Callable[[], None] = lambda: None
+        self.replays = self._new_replays() if replay else None
         self._adapters = AdapterSlots(model, MAX_ADAPTERS)
 
     def replace(self, model: nn.Module) -> None:
@@ -107,7 +111,13 @@ class ModelRunner:
 
     def _forget_recorded(self) -> None:
         if self.replays is not None:
-            self.replays = Replays(self.model, self.storage.layers)
+            self.replays = self._new_replays()
+
+    def _new_replays(self) -> Replays:
+        return Replays(self.model, self.storage.layers, self._expect_recording)
+
+    def _expect_recording(self) -> None:
+        self.before_recording()
 
     @torch.inference_mode()
     def record(self, num_sizes: int, num_drafts: Sequence[int] = ()) -> None:

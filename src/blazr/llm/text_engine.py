@@ -381,7 +381,7 @@ class TextEngine:
             EngineError: With its reason.
         """
         health = self.engine.health()
-        if not health.ok:
+        if health.is_lost:
             raise EngineError("the engine does not answer.", found=health.reason)
 
     def close(self) -> None:

@@ -11,12 +11,13 @@ import torch
 
 from blazr.core.errors import CapacityError, ContextLengthError, EngineError, RequestError
 from blazr.core.log import TRACE
-from blazr.engine.async_engine import AsyncEngine
+from blazr.engine.async_engine import LOST_S, AsyncEngine
 from blazr.engine.cache.arena import ItemClass
 from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.engine import Engine
 from blazr.engine.outputs import FinishReason
 from blazr.engine.pacing import Pacing
+from blazr.engine.pulse import FAILURES
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import Scheduler
@@ -38,7 +39,7 @@ class Bench:
         self.networks: list[object] = []
         self.engine = AsyncEngine(
             self.build,
-            logits=lambda ids, cuts: torch.zeros(len(ids), VOCAB),
+            logits=self.compute_logits,
             replace=self.networks.append,
             pacing=Pacing(share=2.0, token_budget=64),
             max_unfinished=max_unfinished,
@@ -61,6 +62,10 @@ class Bench:
 
         scheduler = Scheduler(memory, token_budget=16)
         return Engine(scheduler, execute, vocab_size=VOCAB, max_seq_len=100)
+
+    def compute_logits(self, ids, cuts, model):
+        self.fault(None)
+        return torch.zeros(len(ids), VOCAB)
 
     def ask(self, prompt=(1, 2, 3), **params):
         outputs: SimpleQueue = SimpleQueue()
@@ -383,3 +388,48 @@ def test_deadlines(bench):
     assert end.finish_reason is FinishReason.TIMEOUT
     assert "time" in end.error
     assert tokens == right_answer((1,), len(tokens))
+
+
+def test_a_stalled_step_shows_long_before_its_requests_are_given_up(bench):
+    may_go_on = threading.Event()
+    collect(bench.ask()[1])  # so that it is known how long a step takes
+    bench.fault = lambda plan: may_go_on.wait(LOST_S)
+    _, outputs = bench.ask()
+    wait_until(lambda: not bench.engine.health().ok, timeout_s=LOST_S / 2)
+    health = bench.engine.health()
+    assert "no step has ended" in health.reason
+    assert not health.is_lost
+    may_go_on.set()
+    wait_until(lambda: bench.engine.health().ok)
+    assert collect(outputs)[0] == right_answer((1, 2, 3))
+
+
+def test_an_engine_of_which_every_step_fails_is_not_healthy_until_one_succeeds(bench):
+    broken = RuntimeError("every step")
+
+    def fault(plan):
+        raise broken
+
+    bench.fault = fault
+    for _ in range(FAILURES):
+        assert bench.engine.health().ok
+        assert collect(bench.ask()[1])[1].finish_reason is FinishReason.ERROR
+    wait_until(lambda: not bench.engine.health().ok)
+    health = bench.engine.health()
+    assert "failed" in health.reason
+    assert not health.is_lost
+    # nobody asks one that is not healthy, so it tries itself
+    bench.fault = lambda plan: None
+    wait_until(lambda: bench.engine.health().ok)
+
+
+def test_failures_between_successes_are_those_of_the_requests(bench):
+    def fault(plan):
+        if any(2 in row.sequence.request.prompt_ids[:1] for row in plan.rows):
+            raise RuntimeError("this one")
+
+    bench.fault = fault
+    for _ in range(2 * FAILURES):
+        assert collect(bench.ask((2, 2, 2))[1])[1].finish_reason is FinishReason.ERROR
+        assert collect(bench.ask((1, 2, 3))[1])[0] == right_answer((1, 2, 3))
+        assert bench.engine.health().ok

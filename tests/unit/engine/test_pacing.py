@@ -75,10 +75,3 @@ def test_prefill_goes_on_within_its_bounds(decode_s, token_s, share):
     pace = pacing(share)
     drive(pace, decode_s=decode_s, token_s=token_s)
     assert MIN_TOKENS <= pace.prefill_budget(8) <= BUDGET
-
-
-def test_the_longest_step_is_remembered():
-    pace = pacing()
-    pace.learn(1, 0, 0.5)
-    pace.learn(1, 0, 0.1)
-    assert pace.longest_step_s == 0.5

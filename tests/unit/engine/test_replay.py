@@ -71,6 +71,21 @@ def test_steps_recorded_before_they_are_met_give_the_same_bits():
         assert torch.equal(lab.answer(request)[1], logits)
 
 
+def test_before_each_recording_somebody_is_told():
+    lab = Lab(build_network(MIXES["gqa and mlp"], seed=5), replay=True)
+    told = []
+    lab.runner.before_recording = lambda: told.append(len(lab.runner.replays._made))
+    lab.ask([1, 2], max_tokens=9)
+    lab.run()
+    assert lab.runner.replays.num_python(Size(1, 1)) == 0
+    assert told
+    assert not told[0]
+    lab.ask([1, 2], max_tokens=9)
+    num_told = len(told)
+    lab.run()
+    assert len(told) == num_told
+
+
 @torch.inference_mode()
 def test_nothing_is_computed_while_recording():
     x, y = torch.ones(2, 8), torch.full((2, 8), 3.0)

@@ -11,6 +11,7 @@ import msgspec
 from starlette.responses import PlainTextResponse
 
 import blazr
+from blazr.core.errors import EngineError
 from blazr.server.config import Limits
 from blazr.server.endpoint import Call
 from blazr.server.models import ModelState
@@ -129,4 +130,6 @@ async def metrics(call: Call[None]) -> PlainTextResponse:
 
 def _check_engines(call: Call[None]) -> None:
     for service in call.models.loaded():
-        service.llm.core.check()
+        found = service.llm.core.engine.health()
+        if not found.ok:
+            raise EngineError("the engine does not work.", found=found.reason)
