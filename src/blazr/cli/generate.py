@@ -13,8 +13,12 @@ import typer
 from blazr.cli import options
 from blazr.core import log
 from blazr.core.errors import EngineError
+from blazr.text.images import Image, read_image
+from blazr.text.messages import Message
 
 if TYPE_CHECKING:
+    from blazr.engine.sampling_params import SamplingParams
+    from blazr.llm.generation import GenerationRequest
     from blazr.llm.results import Completion
     from blazr.text.events import Event
 
@@ -35,6 +39,12 @@ def generate(  # noqa: PLR0913  (one argument per flag)
     prompt: Annotated[
         str | None, typer.Option("--prompt", "-p", help="Text to continue; - reads stdin.")
     ] = None,
+    image: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="File of an image before the prompt, which is then a chat; may be repeated."
+        ),
+    ] = None,
     sampling: options.SamplingFlags,
     load: options.LoadFlags,
     threads: options.Threads = None,
@@ -51,13 +61,14 @@ def generate(  # noqa: PLR0913  (one argument per flag)
     if text is None or text == "-":
         text = options.read_stdin()
     params = options.sampling_params(sampling.given())
+    images = tuple(Image(0, read_image(path, param="image")) for path in image or ())
     started_s = monotonic()
     with load.load_llm(name, threads=threads) as llm:
         timings = {"load_s": monotonic() - started_s}
         print(f"{llm.core.info.name} on {llm.core.info.device}", file=sys.stderr)
         with log.held_back():
             adapter = next(iter(llm.core.adapters.by_name), None)
-            events = llm.stream(text, params, adapter=adapter)
+            events = llm.events([_request(text, images, params, adapter)])
             completion = _print_stream(events, timings, prints=not as_json)
             if as_json:
                 print(json.dumps(as_object(llm.core.info.name, completion, timings)))
@@ -66,6 +77,18 @@ def generate(  # noqa: PLR0913  (one argument per flag)
     if verbose or sys.stderr.isatty():
         print(speed_line(completion, timings), file=sys.stderr)
     raise_if_cut_off(completion)
+
+
+def _request(
+    text: str, images: tuple[Image, ...], params: SamplingParams, adapter: str | None
+) -> GenerationRequest:
+    """A prompt to continue, or a chat about images."""
+    from blazr.llm.generation import GenerationRequest
+
+    if not images:
+        return GenerationRequest(prompt=text, params=params, adapter=adapter)
+    asked = Message(role="user", content=text, images=images)
+    return GenerationRequest(messages=[asked], params=params, adapter=adapter)
 
 
 def is_prompt(alone: str | None, model: str | None) -> bool:

@@ -49,11 +49,13 @@ class Notifier:
 
     Attributes:
         turn: Held while a chat is rendered that takes long.
+        sight: Held while a chat with images is prepared.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.turn = asyncio.Lock()
+        self.sight = asyncio.Lock()
         self._pending: deque[AsyncReply] = deque()
         self._is_scheduled = False
 
@@ -182,7 +184,10 @@ class AsyncLLM(LanguageModel):
             prepared = await asyncio.wrap_future(self.core.grammars.submit(prepare))
         else:
             is_short = sum(each.length for each in requests) <= SHORT
-            prepared = await self._prepare(prepare, is_short=is_short)
+            sees = any(each.has_images for each in requests)
+            # one at a time, so that threads are left for others
+            async with self._loop_notifier().sight if sees else contextlib.nullcontext():
+                prepared = await self._prepare(prepare, is_short=is_short and not sees)
         return AsyncReply(self.core, prepared, self._loop_notifier())
 
     async def _prepare(

@@ -116,6 +116,11 @@ class GenerationRequest:
         return len(self.prompt or ()) + chat + more
 
     @property
+    def has_images(self) -> bool:
+        """Whether there is an image, which takes time to see."""
+        return any(each.images for each in self.messages or ())
+
+    @property
     def has_grammar(self) -> bool:
         """Whether the reply must follow one, which takes time to compile."""
         is_called = self.tool_choice == "required" or any(map(is_custom, self.tools or ()))

@@ -138,6 +138,11 @@ class TextEngine:
             tokenizer, vocab_size=info.vocab_size, special_ids=self._all_stop_ids
         )
 
+    @property
+    def reads_images(self) -> bool:
+        """Whether messages may have images."""
+        return self.bundle is not None and self.bundle.vision is not None
+
     def prepare(self, request: GenerationRequest) -> PreparedRequest:
         """Translate a request to token ids, and compile its grammar.
 
@@ -247,6 +252,8 @@ class TextEngine:
             )
         if not messages:
             raise RequestError("messages may not be empty.", param="messages")
+        if any(each.images for each in messages) and not self.reads_images:
+            raise RequestError("this model reads only text.", param="messages", found="an image")
         self.template.check_roles(messages)
         truncation = request.truncation
         if truncation is None or truncation.drops == "messages":
@@ -304,9 +311,8 @@ class TextEngine:
         images = _images(request.messages or (), num_dropped)
         if not images:
             return []
-        vision = None if self.bundle is None else self.bundle.vision
-        if vision is None:
-            raise RequestError("this model reads only text.", param="messages", found="an image")
+        assert self.bundle is not None
+        assert self.bundle.vision is not None
         truncation = request.truncation
         if truncation is not None and truncation.drops != "messages":
             raise RequestError(
@@ -321,7 +327,7 @@ class TextEngine:
                 found=str(len(images)),
                 expected=f"at most {MAX_IMAGES}",
             )
-        return vision.see(images)
+        return self.bundle.vision.see(images)
 
     def _with_images(
         self,

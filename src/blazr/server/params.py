@@ -20,6 +20,7 @@ from blazr.engine.sampling_params import (
 )
 from blazr.llm.generation import Prompt, Truncation
 from blazr.server.schema import Schema, any_given, of_type, schema_hint
+from blazr.text.images import Image, decode_base64, join_parts, read_data_url
 from blazr.text.messages import Message
 
 MAX_REPLIES = 256
@@ -518,12 +519,34 @@ def to_prompts(given: Prompts, *, param: str = "prompt", most: int = MAX_PROMPTS
     return [each for each in given if not isinstance(each, int)]
 
 
+DataUrl = Annotated[str, schema_hint(pattern="^[dD][aA][tT][aA]:")]
+
+
+class ImageUrl(msgspec.Struct):
+    """An image within its URL, ``data:image/png;base64,...``; nothing is fetched."""
+
+    url: DataUrl
+    detail: str | None = None  # each model has one size
+
+
 class ContentPart(msgspec.Struct):
     """One part of a message's content."""
 
-    type: Annotated[str, schema_hint(enum=["text"])]
+    type: Annotated[str, schema_hint(enum=["text", "image_url"])]
     text: str | None = None
-    schema_extra: ClassVar[Schema] = any_given("text")
+    image_url: ImageUrl | DataUrl | None = None
+    schema_extra: ClassVar[Schema] = {
+        "anyOf": [
+            of_type("text", **any_given("text")),
+            {
+                "properties": {
+                    "type": {"const": "image_url"},
+                    "image_url": {"type": ["string", "object"]},
+                },
+                "required": ["type", "image_url"],
+            },
+        ]
+    }
 
 
 class ChatMessage(msgspec.Struct):
@@ -537,7 +560,7 @@ class ChatMessage(msgspec.Struct):
     reasoning: str | None = None
     reasoning_content: str | None = None
     thinking: str | None = None
-    images: EmptyList | None = None
+    images: list[str] | None = None  # as base64, where Ollama has them
 
 
 class InputTokens(msgspec.Struct, kw_only=True):
@@ -551,7 +574,7 @@ def to_messages(messages: list[ChatMessage]) -> list[Message]:
     """Translate messages.
 
     Raises:
-        RequestError: There are too many, or one has a part that is no text.
+        RequestError: There are too many, or one has a part that is neither text nor an image.
     """
     if len(messages) > MAX_MESSAGES:
         raise RequestError(
@@ -562,8 +585,6 @@ def to_messages(messages: list[ChatMessage]) -> list[Message]:
         )
     found = []
     for message in messages:
-        if message.images:
-            raise RequestError("this model reads only text.", param="messages", found="images")
         extra = {
             name: getattr(message, name)
             for name in ("name", "tool_calls", "tool_call_id")
@@ -575,21 +596,34 @@ def to_messages(messages: list[ChatMessage]) -> list[Message]:
         # templates know no developers
         role = "system" if message.role == "developer" else message.role
         content = message.content
+        images = first_images(message.images)
         if isinstance(content, list):
-            wrong = next((x for x in content if x.type != "text" or x.text is None), None)
-            if wrong is not None:
-                raise not_text("a part of a message", wrong.type)
-            content = "".join(part.text or "" for part in content)
-        found.append(Message(role=role, content=content, extra=extra or None))
+            content, more = join_parts(map(_read_part, content))
+            images += more
+        found.append(Message(role=role, content=content, images=images, extra=extra or None))
     return found
+
+
+def first_images(given: Sequence[str] | None, *, param: str = "messages") -> tuple[Image, ...]:
+    """Images in base64 that stand before a message's text, as Ollama has them."""
+    return tuple(Image(0, decode_base64(each, param=param)) for each in given or ())
+
+
+def _read_part(part: ContentPart) -> str | bytes:
+    if part.type == "text" and part.text is not None:
+        return part.text
+    if part.type == "image_url" and part.image_url is not None:
+        given = part.image_url
+        return read_data_url(given if isinstance(given, str) else given.url)
+    raise not_text("a part of a message", part.type, expected="'text' or 'image_url'")
 
 
 def not_text(
     what: str, kind: str, *, param: str = "messages", expected: str = "'text'"
 ) -> RequestError:
-    """The error for a part of a message that is of another kind."""
+    """The error for a part of a message that is of another kind, or has nothing in it."""
     return RequestError(
-        f"{what} is not text; this model reads only text.",
+        f"{what} is neither text nor an image that can be read.",
         param=param,
         found=repr(kind[:50]),
         expected=expected,

@@ -62,7 +62,7 @@ CLIENTS = (
             "embeddings",
             "models",
         ),
-        unsupported="images, audio, files, batches, fine-tuning, conversations",
+        unsupported="audio, images made or by URL, files, batches, fine-tuning, conversations",
     ),
     Client(
         "OpenAI (Node)",
@@ -78,7 +78,7 @@ CLIENTS = (
         "sdk",
         ("anthropic==2.12.0",),
         ("chat", "stream", "tools", "json", "count_tokens", "models"),
-        unsupported="images, documents, batches, Anthropic's own tools",
+        unsupported="documents, images by URL, batches, Anthropic's own tools",
     ),
     Client(
         "Ollama (Python)",
@@ -86,7 +86,7 @@ CLIENTS = (
         "sdk",
         ("ollama==0.6.3",),
         ("chat", "stream", "generate", "tools", "json", "embeddings", "models"),
-        unsupported="images, create, copy, push",
+        unsupported="create, copy, push",
     ),
     Client(
         "Ollama (Node)",

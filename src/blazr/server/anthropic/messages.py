@@ -24,6 +24,7 @@ from blazr.server.params import (
 )
 from blazr.server.run import reply
 from blazr.server.schema import Example, schema_hint
+from blazr.text.images import decode_base64, join_parts, read_data_url
 from blazr.text.messages import Message
 from blazr.text.reasoning import thinking_variables
 
@@ -42,8 +43,17 @@ _Edit = Annotated[
 ]
 
 
+class ImageSource(msgspec.Struct, kw_only=True):
+    """The bytes of an image; nothing is fetched."""
+
+    type: str
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+
+
 class Block(msgspec.Struct, kw_only=True):
-    """A piece of a message: text, a thought, the use of a tool, or what came of it."""
+    """A piece of a message: text, an image, a thought, the use of a tool, or what came of it."""
 
     type: str
     text: str | None = None
@@ -53,9 +63,10 @@ class Block(msgspec.Struct, kw_only=True):
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
     content: str | list[Block] | None = None
+    source: ImageSource | None = None
 
 
-_BLOCKS = ("redacted_thinking", "text", "thinking", "tool_result", "tool_use")
+_BLOCKS = ("image", "redacted_thinking", "text", "thinking", "tool_result", "tool_use")
 
 
 class Turn(msgspec.Struct):
@@ -226,9 +237,9 @@ def _to_messages(turn: Turn) -> Iterator[Message]:
         return
     for block in content:
         if block.type == "tool_result":
-            result = _text_of(block.content or "")
+            result, images = join_parts(_parts_of(block.content or ""))
             answered = {"tool_call_id": block.tool_use_id or ""}
-            yield Message(role="tool", content=result, extra=answered)
+            yield Message(role="tool", content=result, images=images, extra=answered)
     others = [block for block in content if block.type != "tool_result"]
     if not others:
         return
@@ -246,18 +257,35 @@ def _to_messages(turn: Turn) -> Iterator[Message]:
     if calls:
         extra["tool_calls"] = calls
     spoken = [block for block in others if block.type not in _NOT_TEXT]
+    text, images = join_parts(_parts_of(spoken))
     yield Message(
         role=turn.role,
-        content=_text_of(spoken) if spoken or not calls else None,
+        content=text if spoken or not calls else None,
+        images=images,
         extra=extra or None,
     )
 
 
-def _text_of(content: str | list[Block]) -> str:
+def _parts_of(content: str | list[Block]) -> Iterator[str | bytes]:
+    """The text and the images of blocks."""
     if isinstance(content, str):
-        return content
-    wrong = next((block for block in content if block.type != "text"), None)
-    if wrong is not None:
-        raise not_text("a block", wrong.type)
-    texts = (block.text or "" for block in content)
-    return "".join(text for text in texts if not text.startswith(_BILLING))
+        yield content
+        return
+    for block in content:
+        source = block.source or ImageSource(type="")
+        if block.type == "text":
+            text = block.text or ""
+            yield "" if text.startswith(_BILLING) else text
+        elif block.type == "image" and source.type == "base64" and source.data is not None:
+            yield decode_base64(source.data)
+        elif block.type == "image" and source.type == "url" and source.url is not None:
+            yield read_data_url(source.url)
+        else:
+            raise not_text("a block", block.type, expected="'text' or 'image'")
+
+
+def _text_of(content: str | list[Block]) -> str:
+    text, images = join_parts(_parts_of(content))
+    if images:
+        raise not_text("a block of the system", "image")
+    return text

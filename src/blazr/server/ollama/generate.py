@@ -30,9 +30,9 @@ from blazr.server.ollama.catalog import (
 from blazr.server.params import (
     LAST_N,
     ChatMessage,
-    EmptyList,
     SamplerFields,
     Stop,
+    first_images,
     sampling_params,
     to_messages,
     tool_choice,
@@ -75,7 +75,7 @@ class OllamaGenerateBody(_OllamaBody, kw_only=True):
     suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
-    images: EmptyList | None = None
+    images: list[str] | None = None
     example: ClassVar[Example] = {"options": {"num_predict": 32}, "prompt": "Once upon a time"}
 
 
@@ -168,15 +168,19 @@ async def chat(call: Call[OllamaChatBody]) -> Reply[ChatLine, ChatLine]:
 def _prompt_request(call: Call[OllamaGenerateBody]) -> GenerationRequest | None:
     body = call.body
     params = _params(body)
-    if body.images:
-        raise RequestError("this model reads only text.", param="images")
-    if not body.prompt:
+    if not body.prompt and not body.images:
         return None
     plain = body.raw or body.suffix is not None
+    if plain and body.images:
+        raise RequestError(
+            "images stand in chats, not in raw prompts.", param="images", hint="leave out raw"
+        )
+    images = first_images(body.images, param="images")
+    asked = Message(role="user", content=body.prompt or "", images=images)
     system = [Message(role="system", content=body.system)] if body.system else []
     return GenerationRequest(
         prompt=body.prompt if plain else None,
-        messages=None if plain else [*system, Message(role="user", content=body.prompt)],
+        messages=None if plain else [*system, asked],
         suffix=body.suffix,
         params=params,
         template_variables=_template_variables(body),

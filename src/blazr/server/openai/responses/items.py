@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
@@ -12,15 +12,16 @@ from msgspec import UNSET, UnsetType
 
 from blazr.core.errors import RequestError
 from blazr.server.openai.responses.tools import qualified_name
-from blazr.server.params import MAX_MESSAGES, not_text
+from blazr.server.params import MAX_MESSAGES, DataUrl, not_text
 from blazr.server.schema import Schema, any_given, of_type, schema_hint
+from blazr.text.images import join_parts, read_data_url
 from blazr.text.messages import Message
 
 _PACKED = "blazr-text-"
 _TEXT_PARTS = {"text", "input_text", "output_text", "reasoning_text", "summary_text", "refusal"}
 
 
-PartType = Annotated[str, schema_hint(enum=sorted(_TEXT_PARTS))]
+PartType = Annotated[str, schema_hint(enum=sorted({*_TEXT_PARTS, "input_image"}))]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -30,6 +31,10 @@ class ItemPart(msgspec.Struct):
     type: PartType
     text: str | None = None
     refusal: str | None = None
+    image_url: DataUrl | None = None
+    schema_extra: ClassVar[Schema] = {
+        "anyOf": [of_type(*sorted(_TEXT_PARTS)), of_type("input_image", **any_given("image_url"))]
+    }
 
 
 class Item(msgspec.Struct, kw_only=True):
@@ -64,6 +69,7 @@ class ShownPart(msgspec.Struct):
     text: str | None
     refusal: str | UnsetType | None = UNSET
     annotations: list[dict[str, Any]] | UnsetType = UNSET
+    image_url: str | UnsetType = UNSET
 
 
 class InputItem(msgspec.Struct, kw_only=True):
@@ -125,7 +131,10 @@ def shown(item: Item) -> InputItem:
         if item.role == "assistant":
             fields["content"] = [ShownPart("output_text", item.content, annotations=[])]
     elif item.content is not None:
-        fields["content"] = [ShownPart(part.type, part.text, part.refusal) for part in item.content]
+        fields["content"] = [
+            ShownPart(part.type, part.text, part.refusal, image_url=part.image_url or UNSET)
+            for part in item.content
+        ]
     if item.type == "reasoning":
         fields["summary"] = []
     return InputItem(id=f"item_{uuid4().hex}", **fields)
@@ -152,18 +161,37 @@ def text_of(content: str | list[ItemPart] | None, *, param: str = "input") -> st
     Raises:
         RequestError: A part of it is no text.
     """
+    text, images = join_parts(_parts_of(content, param=param))
+    if images:
+        raise not_text("a part", "input_image", param=param, expected="'input_text'")
+    return text
+
+
+def _parts_of(
+    content: str | list[ItemPart] | None, *, param: str = "input"
+) -> Iterator[str | bytes]:
     if content is None or isinstance(content, str):
-        return content or ""
-    wrong = next((part for part in content if part.type not in _TEXT_PARTS), None)
-    if wrong is not None:
-        raise not_text("a part", wrong.type, param=param, expected="'input_text'")
-    return "".join(part.text or part.refusal or "" for part in content)
+        yield content or ""
+        return
+    for part in content:
+        if part.type in _TEXT_PARTS:
+            yield part.text or part.refusal or ""
+        elif part.type == "input_image" and part.image_url is not None:
+            yield read_data_url(part.image_url, param=param)
+        else:
+            raise not_text(
+                "a part",
+                part.type,
+                param=param,
+                expected="'input_text', or 'input_image' with an image_url",
+            )
 
 
 def _to_message(item: Item) -> Message:
     if item.type == "message" and item.role:
         role = "system" if item.role == "developer" else item.role
-        return Message(role=role, content=text_of(item.content))
+        text, images = join_parts(_parts_of(item.content))
+        return Message(role=role, content=text, images=images)
     if item.type == "function_call" and item.name:
         name = qualified_name(item.namespace, item.name)
         function = {"name": name, "arguments": item.arguments or "{}"}
@@ -174,8 +202,9 @@ def _to_message(item: Item) -> Message:
         call = {"id": item.call_id or "", "type": "custom", "custom": custom}
         return Message(role="assistant", content=None, extra={"tool_calls": [call]})
     if item.type in {"function_call_output", "custom_tool_call_output"}:
-        output = text_of(item.output)
-        return Message(role="tool", content=output, extra={"tool_call_id": item.call_id or ""})
+        text, images = join_parts(_parts_of(item.output))
+        extra = {"tool_call_id": item.call_id or ""}
+        return Message(role="tool", content=text, images=images, extra=extra)
     if item.type == "reasoning":
         thought = text_of(item.content) or unpack_text(item.encrypted_content)
         return Message(role="assistant", content=None, extra={"reasoning_content": thought})
