@@ -14,6 +14,7 @@ from tests.simulation.machine import Machine
 from tests.simulation.network import Connection
 from tests.support.fake_model import next_token
 
+OPERATORS_KEY = "operator"
 PATIENCE_S = 200.0  # of one that waits for the next bytes
 LETTERS = '!"#$%'  # the tokens 0 to 4 in cl100k_base
 
@@ -159,12 +160,32 @@ class Client:
                 outcomes.append((asked, outcome))
                 if outcome.how not in {"error 429", "error 503"}:
                     break
-                if "retry-after" not in outcome.headers and asked.kind != "health":
+                was_aborted = b"generation_abort" in outcome.data  # as the operator wished
+                if not ("retry-after" in outcome.headers or was_aborted or asked.kind == "health"):
                     raise Wrong(f"client {self._number}: {outcome.how} without Retry-After")
                 await asyncio.sleep(rng.uniform(0.5, 4.0))
             await asyncio.sleep(rng.choice([0.0, 0.01, 1.0, 40.0]))
         if self._connection is not None:
             self._connection.leave()
+
+    async def operate(self, rng: Random, outcomes: list[tuple[Asked, Outcome]]) -> None:
+        """Do what an operator does: pause and resume, abort, forget."""
+
+        async def command(path: str, **body: object) -> None:
+            asked = Asked("command", path=path, body=body)
+            outcomes.append((asked, await self.ask(asked, rng)))
+
+        for _ in range(rng.randint(1, 3)):
+            await asyncio.sleep(rng.choice([0.05, 0.3, 1.0, 41.0]))
+            kind = rng.choice(["pause", "abort", "forget"])
+            if kind == "abort":
+                await command("/abort_requests", abort_all=True)
+            elif kind == "forget":
+                await command("/reset_prefix_cache", reset_running_requests=rng.random() < 0.5)
+            else:
+                await command("/pause", mode=rng.choice(["abort", "wait", "keep"]))
+                await asyncio.sleep(rng.choice([0.0, 0.1, 3.0]))
+                await command("/resume")
 
     async def ask(self, asked: Asked, rng: Random) -> Outcome:
         """Send one request and read its answer."""
@@ -188,6 +209,8 @@ class Client:
         body = asked.body if isinstance(asked.body, bytes) else json.dumps(asked.body).encode()
         body = b"" if asked.body is None else body
         headers = [("Host", "localhost"), ("Content-Length", str(len(body)))]
+        if asked.kind == "command":
+            headers.append(("Authorization", f"Bearer {OPERATORS_KEY}"))
         request = h11.Request(method=asked.method, target=asked.path, headers=headers)
         data = self._http.send(request) + (self._http.send(h11.Data(data=body)) if body else b"")
         self._http.send(h11.EndOfMessage())
@@ -247,21 +270,21 @@ class Client:
         """Compare a reply with the oracle; how the request ended."""
         texts = [""] * asked.choices
         ends = [0] * asked.choices
+        was_aborted = False
         choices, has_failed = _events(outcome.data) if asked.streams else _whole(outcome.data)
         for choice in choices:
             if ends[choice["index"]]:
                 raise Wrong("a reply goes on after its end")
             texts[choice["index"]] += choice["text"]
             ends[choice["index"]] += choice["finish_reason"] is not None
-            if choice["finish_reason"] == "error":
-                has_failed = True
+            was_aborted |= choice["finish_reason"] == "abort"
         right = oracle(asked.prompt, min(asked.max_tokens, self._limit - len(asked.prompt)))
         for text, num_ends in zip(texts, ends, strict=True):
             if not right.startswith(text):
                 raise Wrong(f"client {self._number} got {text!r}, not {right!r}")
-            if not has_failed and (text != right or num_ends != 1):
+            if not (has_failed or was_aborted) and (text != right or num_ends != 1):
                 raise Wrong(f"client {self._number} got {text!r} of {right!r}: {num_ends} ends")
-        return "error in stream" if has_failed else "ok"
+        return "error in stream" if has_failed else "aborted" if was_aborted else "ok"
 
 
 def _whole(data: bytes) -> tuple[list[dict], bool]:

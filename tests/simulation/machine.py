@@ -15,6 +15,7 @@ import uuid
 from asyncio.base_events import BaseEventLoop
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from queue import Empty
@@ -164,6 +165,17 @@ class Queue:
         return not self._items
 
 
+class Waited(Future):
+    """What another simulated thread will say; who waits for it lets the others run."""
+
+    machine: Machine
+
+    def result(self, timeout: float | None = None) -> object:
+        while self.machine.current is None and not self.done():
+            self.machine.run_next_thread()
+        return super().result(timeout)
+
+
 class Machine:
     """Time, threads and chance, as a seed decides.
 
@@ -179,6 +191,18 @@ class Machine:
         self.current: Thread | None = None
         self.loop_may_run = threading.Semaphore(0)
         self.loop = Loop(self)
+
+    def run_next_thread(self) -> None:
+        """Let the thread run that is the first to, while the event loop waits."""
+        timers = [each.timer.when() for each in self.threads if each.timer is not None]
+        if not timers:
+            raise RuntimeError("the event loop waits for a thread, and every thread waits, too")
+        thread = next(
+            each for each in self.threads if each.timer and each.timer.when() == min(timers)
+        )
+        self.now = max(self.now, thread.timer.when())
+        thread.timer.cancel()
+        thread.run()
 
     def monotonic(self) -> float:
         self.now += _TICK_S
@@ -239,6 +263,7 @@ class Machine:
         in_engine = [
             (threading, threads),
             (sys.modules["queue"].SimpleQueue, lambda: Queue(self)),
+            (Future, type("Waited", (Waited,), {"machine": self})),
         ]
         undo = []
         for name, module in list(sys.modules.items()):

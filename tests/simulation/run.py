@@ -29,7 +29,7 @@ from blazr.server.models import Models
 from blazr.server.serve import DrainingServer, PatientProtocol, make_server
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers.choose import choose_tokenizer
-from tests.simulation.clients import Asked, Client, Outcome, Wrong
+from tests.simulation.clients import OPERATORS_KEY, Asked, Client, Outcome, Wrong
 from tests.simulation.faults import Fault, Injector
 from tests.simulation.machine import Machine
 from tests.simulation.network import Connection
@@ -124,6 +124,7 @@ class Simulation:
         self._plant = plant
         self.log: list[str] = []
         self.is_listening = True
+        self.has_operator = False
         self._num_taken = 0  # requests that the engine has not refused
 
     def run(self) -> Result:
@@ -176,6 +177,7 @@ class Simulation:
         config = ServerConfig(
             host="127.0.0.1",
             access_log="off",
+            admin_api_keys=(OPERATORS_KEY,),
             send_timeout_s=20.0,
             body_timeout_s=10.0,
             request_timeout_s=rng.choice([2.0, 100.0, 100.0]),
@@ -246,6 +248,12 @@ class Simulation:
             client = Client(self.machine, number, self._connect, self.tell, limit)
             own = Random(rng.getrandbits(32))
             clients.append(asyncio.create_task(client.work(own, prefixes, self.outcomes)))
+        if rng.random() < 0.3:
+            self.has_operator = True
+            operator = Client(self.machine, -1, self._connect, self.tell, limit)
+            clients.append(
+                asyncio.create_task(operator.operate(Random(rng.getrandbits(32)), self.outcomes))
+            )
         faults = asyncio.create_task(self._go_wrong())
         try:
             async with asyncio.timeout(LONGEST_S):
@@ -315,6 +323,8 @@ class Simulation:
             allowed |= {"error 429"} | _ends_of_replies(points)
             if self.models.state.config.request_timeout_s < 50:
                 allowed |= _LATE
+            if self.has_operator:
+                allowed |= {"aborted", "error 503", "error in stream"}
         if "drain" in points:
             allowed |= {"error 503", "error in stream", "refused"}
             if not outcome.data:
