@@ -96,6 +96,8 @@ def _factors_of(
     if change.is_embedding or change.is_transposed:
         size = size[::-1]
     if any(_matrix_of(module, each.parameter) is None for each in placements):
+        if _is_needless(adapter, change):
+            return []
         raise _unsupported(adapter.path, change)
     rows = _rows_of(adapter.path, tensor, placements, module, size=size)
     return [
@@ -103,6 +105,20 @@ def _factors_of(
         for placement, own in zip(placements, rows, strict=True)
         for each in _factors(change, module, placement, rows=own, path=adapter.path)
     ]
+
+
+def _is_needless(adapter: AdapterFile, change: LowRankChange) -> bool:
+    """Whether a change of what the network does not have is none, or is there once more.
+
+    Where layers share a module, PEFT saves its changes with each of them; and those of modules
+    that nobody uses (Zamba2 has such) are not trained, so that B is zero.
+    """
+    is_again = any(
+        torch.equal(each.a, change.a) and torch.equal(each.b, change.b)
+        for each in adapter.low_rank
+        if each is not change
+    )
+    return is_again or not change.b.any()
 
 
 def _factors_of_whole(

@@ -14,6 +14,8 @@ from torch import Tensor
 from blazr.core.errors import CheckpointError
 
 _BODIES = ("model", "backbone", "transformer")  # what names of tensors begin with
+# Modules of transformers around others, which checkpoints do not have: of Kimi Linear.
+_WRAPPERS = (".forget_gate.",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,9 @@ class AdapterFile:
 def spellings(name: str) -> Iterator[str]:
     """What a tensor may be called in the checkpoint: some libraries rename models as they load."""
     yield name
+    for wrapper in _WRAPPERS:
+        if wrapper in name:
+            yield name.replace(wrapper, ".")
     head, _, rest = name.partition(".")
     if head in _BODIES:
         for other in _BODIES:
