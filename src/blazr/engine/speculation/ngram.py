@@ -40,11 +40,10 @@ class NgramDrafter(Drafter):
         if place == _NOWHERE:
             return None
         # a place so near the end that the draft would go beyond it: what repeats goes on repeating
-        drafts = tokens[place : place + most].tolist()
-        period = len(drafts)
-        while len(drafts) < most:
-            drafts.append(drafts[-period])
-        return Draft(tuple(drafts), _KINDS[min(index.match, LONGEST_MATCH).bit_length()])
+        drafts = tuple(tokens[place : place + most])
+        if len(drafts) < most:
+            drafts = (drafts * (most // len(drafts) + 1))[:most]
+        return Draft(drafts, _KINDS[min(index.match, LONGEST_MATCH).bit_length()])
 
     @override
     def forget(self, sequence: Sequence) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
@@ -20,6 +20,7 @@ TOKEN_SHARE = 0.05  # of a step's time, for each further token, until that has b
 FIRST_TRY = 2  # drafts in a step before any size has been measured; then twice as many as were
 PACE = 1.1  # the time of a step becomes longer by this factor at most with each step
 LONGEST_PAUSE = 7  # tokens of a reply for which nothing is drafted in vain
+LEAST_RATE = 0.02  # drafts that are kept less often are not worth weighing
 LASTING = 512  # steps after which a measured time is none any more
 FADING = 0.98  # what is known of computed drafts counts after each time that none is worth its time
 
@@ -43,9 +44,12 @@ class _Outcomes:
     failed: float = FAILED
 
     def add(self, num_kept: int, *, has_failed: bool) -> None:
-        for is_kept in (True,) * num_kept + (False,) * has_failed:
-            self.kept = DECAY * self.kept + is_kept
-            self.failed = DECAY * self.failed + (not is_kept)
+        for _ in range(num_kept):
+            self.kept = DECAY * self.kept + 1
+            self.failed *= DECAY
+        if has_failed:
+            self.kept *= DECAY
+            self.failed = DECAY * self.failed + 1
 
     def fade(self) -> None:
         """Forget a little, as nothing comes that could be learnt from."""
@@ -243,17 +247,12 @@ class Speculator:
         base = self._measured(num_sequences, 0)
         computed = {each for each, _ in rates if self._proposals[each].computed_by is not None}
         compute_s = self._time_to_compute(len(computed))
+        # what drafts that are computed cost beside a step is known once one has been measured
+        wanted = rates if base else [pair for pair in rates if pair[0] not in computed]
         chances = [
-            _Chance(
-                rate**place,
-                sequence,
-                self._draw_s.get(sequence.takes_likeliest, 0.0),
-                place if sequence in computed else 0,
-            )
-            for sequence, rate in rates
-            # what drafts that are computed cost beside a step is known once one has been measured
-            if base or sequence not in computed
-            for place in range(1, self._proposals[sequence].draft.most + 1)
+            chance
+            for sequence, rate in wanted
+            for chance in self._chances(sequence, rate, is_computed=sequence in computed)
         ]
         if len(rates) > 1:
             chances.sort(key=lambda each: -each.rate)
@@ -283,6 +282,16 @@ class Speculator:
         for chance in chances[:best]:
             depths[chance.sequence] = depths.get(chance.sequence, 0) + 1
         return depths
+
+    def _chances(self, sequence: Sequence, rate: float, *, is_computed: bool) -> Iterator[_Chance]:
+        """A sequence's drafts, as far as they are worth weighing."""
+        draw_s = self._draw_s.get(sequence.takes_likeliest, 0.0)
+        chance = 1.0
+        for place in range(1, self._proposals[sequence].draft.most + 1):
+            chance *= rate
+            if chance < LEAST_RATE:
+                break
+            yield _Chance(chance, sequence, draw_s, place if is_computed else 0)
 
     def _time_to_compute(self, num_sequences: int) -> float:
         """Seconds that one draft of each of so many sequences takes, or 0 where none is known."""
