@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
 
+from blazr.engine.batching import working_rows
 from blazr.engine.block import NO_PAGE
 from blazr.engine.cache.arena import ItemClass
 from blazr.engine.cache.manager import CacheManager
@@ -77,7 +78,7 @@ class FakeModel:
             POISON for _ in range(shape.num_superpages * shape.states_per_superpage)
         ]
         self.logs: list[list[int]] = [[POISON] * shape.grid for _ in range(shape.max_running)]
-        self.working: list[int] = [POISON] * shape.max_running
+        self.working: list[int] = [POISON] * shape.working_copies * shape.max_running
         self.computed = 0
         self.watch_frees()
 
@@ -112,7 +113,8 @@ class FakeModel:
     def execute(self, plan: StepPlan) -> StepResult:
         for run_slot in plan.fresh_run_slots:
             self.logs[run_slot] = [POISON] * self.memory.shape.grid
-            self.working[run_slot] = POISON
+            for place in range(run_slot, len(self.working), self.memory.shape.max_running):
+                self.working[place] = POISON
         for row in plan.rows:
             if row.sequence.was_truncated:
                 self._rewind(row.sequence)
@@ -124,7 +126,8 @@ class FakeModel:
                 drawn[fork.sequence] = drawn[fork.source]
             self.logs[fork.run_slot] = self.logs[fork.source.run_slot].copy()
             if "a fork without its working state" not in self.bugs:
-                self.working[fork.run_slot] = self.working[fork.source.run_slot]
+                before, _ = self._working_rows(fork.source)
+                self.working[fork.run_slot] = self.working[before]
             if fork.page != NO_PAGE:
                 self.cells[fork.page] = self.cells[fork.source.pages[-1]].copy()
         sampled = list(drawn.values())
@@ -163,7 +166,8 @@ class FakeModel:
             if is_kept:
                 self.states[writes[position - start + 1]] = state
             following.append(mix(total, state) % VOCAB)
-        self.working[sequence.run_slot] = state
+        _, behind = self._working_rows(sequence, len(drafts))
+        self.working[behind] = state
         return following[-1 - len(drafts) :]
 
     def _resume(self, sequence) -> tuple[int, int]:
@@ -177,7 +181,8 @@ class FakeModel:
             if "log not reset at a checkpoint" in self.bugs and start >= grid:
                 logged = min(grid, logged + 1)
             state = self._logged_state(sequence, logged)
-            odds = 0 if is_fresh else self.working[sequence.run_slot] - state
+            before, _ = self._working_rows(sequence)
+            odds = 0 if is_fresh else self.working[before] - state
         if shape.has_pages:
             cells = (self.cells[sequence.pages[p // grid]][p % grid] for p in range(start))
         else:
@@ -190,6 +195,11 @@ class FakeModel:
         rows = self.logs[sequence.run_slot][:num_rows]
         return chain(rows, state, grid=self.memory.shape.grid)
 
+    def _working_rows(self, sequence, num_drafts: int = 0) -> tuple[int, int]:
+        """Where a step reads a sequence's working state, and where it writes it."""
+        before, behind = working_rows(sequence, num_drafts, self.memory.shape)
+        return sequence.run_slot + before, sequence.run_slot + behind
+
     def _rewind(self, sequence) -> None:
         """Make the working state again."""
         if "a truncated sequence not rewound" in self.bugs:
@@ -197,4 +207,8 @@ class FakeModel:
         logged = sequence.computed - sequence.checkpoint_length
         if "rewound with a rejected row" in self.bugs:
             logged += 1
-        self.working[sequence.run_slot] = self._logged_state(sequence, logged)
+        place, _ = self._working_rows(sequence)
+        first = sequence.working_length - sequence.checkpoint_length
+        state = self.working[place] if first else self._logged_state(sequence, 0)
+        rows = self.logs[sequence.run_slot][first:logged]
+        self.working[place] = chain(rows, state, grid=self.memory.shape.grid)

@@ -127,7 +127,8 @@ class Lab:
             [
                 spec.stored_as(kv_dtype, state_dtype)
                 for spec in model.config.cache_specs(model.dtype)
-            ]
+            ],
+            working_copies=1 if speculator is None and not drafts_itself else 2,
         )
         pages, states = layout.pages_per_superpage, layout.states_per_superpage
         superpages = 2 + (-(-tokens // GRID // pages) if pages else 0)
@@ -139,6 +140,7 @@ class Lab:
             states_per_superpage=states,
             max_running=max_running,
             max_blocks=CONTEXT // GRID,
+            working_copies=layout.working_copies,
         )
         self.runner = ModelRunner(model, layout, shape, replay=replay)
         disk = open_disk_cache(
@@ -240,7 +242,7 @@ class Lab:
             for cache in storage.layers:
                 for tensor in (*cache.log.values(), *cache.working.values()):
                     if run_slot is not None:
-                        tensor[run_slot] = float("nan")
+                        tensor[run_slot :: shape.max_running] = float("nan")
 
         arena.release = poisoning_release  # type: ignore[method-assign]
         memory.release = poisoning_release_all  # type: ignore[method-assign]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from blazr.engine.cache.manager import CacheManager
+from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.scheduler import PlannedSequence, StepPlan
 from blazr.engine.sequence import Sequence
 from blazr.nn.layers.batch import ForwardBatch
@@ -57,8 +57,9 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
                 start,
                 logged,
                 tuple(sequence.pending),
-                state_slot=sequence.checkpoint or 0,
-                run_slot=sequence.run_slot,
+                sequence.checkpoint or 0,
+                sequence.run_slot,
+                *working_rows(sequence, len(drafts), memory.shape),
             )
         )
         if sequence.asks_of_prompt:
@@ -138,24 +139,41 @@ def build_draft_batch(
     )
 
 
-def build_rewind(sequences: Iterable[Sequence], device: torch.device) -> StepTable:
-    """Sequences from their checkpoints to where they stand now."""
+def working_rows(sequence: Sequence, num_drafts: int, shape: CacheShape) -> tuple[int, int]:
+    """How far behind its run slot a step reads a sequence's working states, and writes them.
+
+    A step with drafts writes others than it reads, where there are two: if drafts are rejected, the
+    sequence goes on from those before.
+    """
+    before = sequence.working_copy * shape.max_running
+    if not num_drafts or shape.working_copies == 1:
+        return before, before
+    return before, shape.max_running - before
+
+
+def build_rewind(
+    sequences: Iterable[Sequence], shape: CacheShape, device: torch.device
+) -> StepTable:
+    """Sequences from where their working states or checkpoints stand to where they do."""
     spans: list[Span] = []
     first = 0
     for sequence in sequences:
-        logged = sequence.computed - sequence.checkpoint_length
+        start = sequence.working_length
+        length = sequence.computed - start
         assert sequence.run_slot is not None
         spans.append(
             Span(
                 first,
-                logged,
-                sequence.checkpoint_length,
-                log_length=0,
-                state_slot=sequence.checkpoint or 0,
-                run_slot=sequence.run_slot,
+                length,
+                start,
+                start - sequence.checkpoint_length,
+                (),
+                sequence.checkpoint or 0,
+                sequence.run_slot,
+                *working_rows(sequence, 0, shape),
             )
         )
-        first += logged
+        first += length
     nothing = torch.zeros(len(spans), 0, dtype=torch.int64, device=device)
     return StepTable(tuple(spans), nothing)
 

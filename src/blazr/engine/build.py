@@ -51,7 +51,7 @@ def build_engine(
         spec.stored_as(config.kv_dtype, config.state_dtype)
         for spec in model.config.cache_specs(model.dtype)
     ]
-    layout = plan_layout(specs)
+    layout = plan_layout(specs, working_copies=2 if drafters else 1)
     shape = plan_cache(layout, config, device=device, max_seq_len=max_seq_len)
     runner = ModelRunner(model, layout, shape, banned_ids=banned_ids)
     disk = open_disk_cache(runner, config)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from blazr.engine.batching import build_batch, build_draft_batch
+from blazr.engine.batching import build_batch, build_draft_batch, working_rows
 from blazr.engine.cache.manager import CacheManager
 from blazr.engine.scheduler import StepPlan
 from blazr.engine.sequence import Sequence as RunningSequence
@@ -200,7 +200,7 @@ class _Inputs:
     def __init__(self, whole_size: Size, max_blocks: int, ropes: set[RopeConfig]) -> None:
         size, num_tokens = whole_size.sequences, whole_size.tokens
         # a token passes one edge at most, and drafts none
-        parts = [num_tokens, num_tokens, num_tokens, num_tokens, 8 * size, 2 * size]
+        parts = [num_tokens, num_tokens, num_tokens, num_tokens, 10 * size, 2 * size]
         self._numbers = np.zeros(sum(parts), np.int64)
         whole = torch.from_numpy(self._numbers)
         tokens, positions, slots, adapters, spans, edges = whole.split(parts)
@@ -208,7 +208,7 @@ class _Inputs:
         self._stamps = [-1] * size
         self.rotary = _RecordedPositions(positions, ropes)
         numbers = StepNumbers(
-            spans=spans.view(size, 8),
+            spans=spans.view(size, 10),
             checkpoints=edges.view(size, 2),
             longest=num_tokens - size + 1,
         )
@@ -247,6 +247,7 @@ class _Inputs:
             slot = sequence.pages[start // grid] * grid + start % grid if sequence.pages else 0
             spans += (len(tokens), len(ids), start, logged)
             spans += (state, run, len(edges) // 2, len(pending))
+            spans += working_rows(sequence, len(ids) - 1, memory.shape)
             tokens.append(ids[0])
             positions.append(start)
             slots.append(slot)

@@ -148,7 +148,10 @@ class ModelRunner:
         self.storage.clear_run_slots(plan.fresh_run_slots)
         truncated = [row.sequence for row in plan.rows if row.sequence.was_truncated]
         if truncated:
-            self.model.rewind(build_rewind(truncated, self.model.device), self.storage.layers)
+            table = build_rewind(truncated, self.shape, self.model.device)
+            self.model.rewind(table, self.storage.layers)
+            for sequence in truncated:
+                sequence.was_truncated = False
         result = StepResult()
         logits = None if self.replays is None else self.replays.logits(plan, memory)
         if logits is None:
@@ -163,10 +166,13 @@ class ModelRunner:
             draw_tokens(self.sampler, plan, logits, result)
         # what replies cannot share: a page just begun, the log, the state
         for fork in plan.forks:
-            assert fork.source.run_slot is not None
-            self.storage.copy_run_slot(fork.source.run_slot, fork.run_slot)
+            source = fork.source
+            assert source.run_slot is not None
+            self.storage.copy_run_slot(
+                source.run_slot, fork.run_slot, working_copy=source.working_copy
+            )
             if fork.page != NO_PAGE:
-                self.storage.copy_page(fork.source.pages[-1], fork.page)
+                self.storage.copy_page(source.pages[-1], fork.page)
         return result
 
     @torch.inference_mode()

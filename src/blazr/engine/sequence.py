@@ -50,11 +50,14 @@ class Sequence:
         pages: Page of each block, for models with pages.
         checkpoint: Slot of the recurrent state it continues from, or None at the beginning.
         checkpoint_length: Tokens before that state; a multiple of the grid.
-        was_truncated: Whether working states are ahead of ``computed``; they are made again, from
-            the checkpoint and the log, before the next step.
+        was_truncated: Whether working states are not those behind ``computed``; they are brought
+            there, by the log, before the next step.
+        working_copy: Which of its working states count.
+        working_length: If it was truncated, tokens before these or, where those are no more, before
+            the checkpoint.
         pending: (tokens of this step until a grid edge, slot) for states this step writes.
         wanted: Grid edges whose state is to be kept for others, and why.
-        run_slot: Row of its log or working state, or None while it waits.
+        run_slot: Row of its log and first working states, or None while it waits.
         node: Deepest published block of its prefix; locked while it runs.
         published: Blocks of it that are in the trie.
         created: Nodes it put there.
@@ -93,6 +96,8 @@ class Sequence:
     checkpoint: int | None = None
     checkpoint_length: int = 0
     was_truncated: bool = False
+    working_copy: int = 0
+    working_length: int = 0
     pending: list[tuple[int, int]] = field(default_factory=list)
     wanted: dict[int, StateKind] = field(default_factory=dict)
     run_slot: int | None = None

@@ -127,6 +127,22 @@ def test_no_two_items_overlap(keys, states):
         assert not storage.layers[0].paged["k"][-1].any()
 
 
+def test_working_states_may_be_had_twice():
+    """Of each running sequence; a fork takes those that count, and nobody sees what was left."""
+    once, twice = (plan_layout([spec(state=8)], working_copies=copies) for copies in (1, 2))
+    assert twice.run_bytes == once.run_bytes + once.state_bytes
+    shape = plan_cache(
+        twice, EngineConfig(memory="1MiB", max_running=3), device=machine(2**30), max_seq_len=512
+    )
+    assert (shape.max_running, shape.working_copies) == (3, 2)
+    storage = Storage(twice, shape, torch.device("cpu"))
+    working = storage.layers[0].working["h"]
+    working.copy_(torch.arange(1.0, 7.0)[:, None].expand(6, 8))
+    storage.copy_run_slot(1, 0, working_copy=1)
+    storage.clear_run_slots([2])
+    assert working[:, 0].tolist() == [5, 2, 0, 4, 5, 0]
+
+
 @given(moves=st.lists(st.tuples(st.booleans(), st.integers(0, 50)), max_size=80))
 def test_an_arena_never_hands_an_item_out_twice(moves):
     arena = Arena(4, per=(3, 2), floor=(1, 1))

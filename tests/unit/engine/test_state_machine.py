@@ -62,8 +62,9 @@ class EngineMachine(RuleBasedStateMachine):
         prefix_cache=st.sampled_from([True, True, True, False]),
         has_disk=st.sampled_from([False, False, True]),
         right=st.sampled_from([None, None, 0.0, 0.5, 0.9]),
+        working_copies=st.sampled_from([1, 2, 2]),
     )
-    def build(self, kinds, spare, running, budget, prefix_cache, has_disk, right):
+    def build(self, kinds, spare, running, budget, prefix_cache, has_disk, right, working_copies):
         pages = 0 if kinds == "recurrent" else 8
         states = 0 if kinds == "attention" else 2
         shape = CacheShape(
@@ -73,6 +74,7 @@ class EngineMachine(RuleBasedStateMachine):
             states_per_superpage=states,
             max_running=running,
             max_blocks=64,
+            working_copies=working_copies,
         )
         self.parts = shape, budget, prefix_cache
         self.right = 0.7 if right is None and self.bugs & DRAFT_BUGS else right
@@ -510,6 +512,40 @@ def trust_state_after_drafts(memory: CacheManager) -> None:
     memory.accept = accept_without_rewinding
 
 
+def go_on_behind_wrong_drafts(memory: CacheManager) -> None:
+    accept = memory.accept
+
+    def take_what_was_written(sequence, num_tokens, *, num_drafts):
+        before = sequence.working_copy
+        accept(sequence, num_tokens, num_drafts=num_drafts)
+        sequence.working_copy = 1 - before
+
+    if memory.shape.working_copies > 1:
+        memory.accept = take_what_was_written
+
+
+def go_on_before_right_drafts(memory: CacheManager) -> None:
+    accept = memory.accept
+
+    def keep_what_was_read(sequence, num_tokens, *, num_drafts):
+        before = sequence.working_copy
+        accept(sequence, num_tokens, num_drafts=num_drafts)
+        sequence.working_copy = before
+
+    memory.accept = keep_what_was_read
+
+
+def go_back_one_row_late(memory: CacheManager) -> None:
+    commit = memory.commit
+
+    def commit_a_row_late(sequence, num_tokens, *, num_drafts=0):
+        commit(sequence, num_tokens, num_drafts=num_drafts)
+        if sequence.working_length > sequence.checkpoint_length:
+            sequence.working_length += 1
+
+    memory.commit = commit_a_row_late
+
+
 # ways in which real engines were broken; those without a function are planted in the fake model
 PLANTED = {
     "fold in place on a shared state": fold_in_place,
@@ -536,6 +572,9 @@ PLANTED = {
     "a wrong draft taken for computed": count_every_draft,
     "a working state kept after a wrong draft": trust_state_after_drafts,
     "drafts computed beyond the block": None,
+    "the states behind wrong drafts gone on from": go_on_behind_wrong_drafts,
+    "the states before right drafts gone on from": go_on_before_right_drafts,
+    "a row that was kept not computed again": go_back_one_row_late,
 }
 
 
@@ -544,6 +583,9 @@ DRAFT_BUGS = {
     "a wrong draft taken for computed",
     "a working state kept after a wrong draft",
     "drafts computed beyond the block",
+    "the states behind wrong drafts gone on from",
+    "the states before right drafts gone on from",
+    "a row that was kept not computed again",
 }
 DISK_BUGS = {"another item written to disk", "files named by a block alone", "files not checked"}
 

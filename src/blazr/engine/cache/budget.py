@@ -60,6 +60,7 @@ def plan_cache(
             num_bytes=superpages * layout.superpage_bytes + running * layout.run_bytes,
             page_bytes=layout.page_bytes,
             state_bytes=layout.state_bytes,
+            working_copies=layout.working_copies,
         )
         if shape.num_superpages >= sum(shape.floor) and shape.max_tokens >= GRID:
             _log_shape(shape, config)

@@ -31,6 +31,8 @@ class CacheShape:
         num_bytes: Memory of all that.
         page_bytes: Of these, what a page takes.
         state_bytes: What a recurrent state takes.
+        working_copies: Working states of a running sequence, `max_running` rows from one to the
+            next. With two, those before a step with drafts stay until it is known which are kept.
     """
 
     grid: int
@@ -42,6 +44,7 @@ class CacheShape:
     num_bytes: int = 0
     page_bytes: int = 0
     state_bytes: int = 0
+    working_copies: int = 1
 
     @property
     def has_pages(self) -> bool:
@@ -193,6 +196,9 @@ class CacheManager:
                 self._keep_state(sequence, edge, slot, sequence.wanted[edge])
                 self.arena.release(ItemClass.STATE, slot)
         sequence.pending.clear()
+        edge = sequence.checkpoint_length
+        has_before = num_drafts > 0 and self.shape.working_copies > 1
+        sequence.working_length = max(start, edge) if has_before else edge
 
     def accept(self, sequence: Sequence, num_tokens: int, *, num_drafts: int) -> None:
         """The first of the drafts that were computed turned out to be its tokens.
@@ -201,10 +207,12 @@ class CacheManager:
             sequence: A running one, after `commit`.
             num_tokens: How many stay in memory.
             num_drafts: How many were computed. If not all stay, what the sequence carries along is
-                made again from the checkpoint and the log.
+                made again from the log and what it was before that step, or the checkpoint.
         """
         sequence.computed += num_tokens
         sequence.was_truncated = self.shape.has_states and num_tokens < num_drafts
+        if not sequence.was_truncated and self.shape.working_copies > 1:
+            sequence.working_copy = 1 - sequence.working_copy
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Forget what was computed from ``length`` on, and drop these tokens.
@@ -225,6 +233,7 @@ class CacheManager:
         del sequence.tokens[length:]
         sequence.computed = length
         sequence.was_truncated = self.shape.has_states and length > edge
+        sequence.working_length = edge
         while len(sequence.pages) * grid >= length + grid:
             self.arena.release(ItemClass.PAGE, sequence.pages.pop())
 
@@ -309,6 +318,7 @@ class CacheManager:
         sequence.run_slot = None
         sequence.was_truncated = False
         sequence.computed = sequence.published = sequence.checkpoint_length = 0
+        sequence.working_copy = sequence.working_length = 0
 
     def forget(self) -> None:
         """Forget every prefix that no running sequence uses, in memory and on disk."""

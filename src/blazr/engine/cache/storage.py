@@ -31,6 +31,7 @@ class CacheLayout:
         pages_per_superpage: 0 without paged layers.
         states_per_superpage: 0 without recurrent layers.
         superpage_bytes: Divided exactly by both kinds of item.
+        working_copies: Working states of each sequence.
     """
 
     specs: tuple[CacheSpec, ...]
@@ -40,14 +41,22 @@ class CacheLayout:
     pages_per_superpage: int
     states_per_superpage: int
     superpage_bytes: int
+    working_copies: int = 1
 
 
-def plan_layout(specs: Sequence[CacheSpec]) -> CacheLayout:
-    """Choose a superpage that holds whole pages and whole states with little waste."""
+def plan_layout(specs: Sequence[CacheSpec], *, working_copies: int = 1) -> CacheLayout:
+    """Choose a superpage that holds whole pages and whole states with little waste.
+
+    Args:
+        specs: What each layer remembers.
+        working_copies: Working states of each sequence: two where drafts are computed, so that
+            those before the step are still there when drafts are rejected.
+    """
     page = sum(_aligned(GRID * t.nbytes) for spec in specs for t in spec.paged.values())
     state = sum(_aligned(t.nbytes) for spec in specs for t in spec.checkpoint.values())
-    of_runs = (each for spec in specs for each in (spec.log_tensors, spec.working_tensors))
-    run = sum(_aligned(t.nbytes) for each in of_runs for t in each.values())
+    run = sum(_aligned(t.nbytes) for spec in specs for t in spec.log_tensors.values())
+    working = sum(_aligned(t.nbytes) for spec in specs for t in spec.working_tensors.values())
+    run += working_copies * working
     if not page:
         pages, states = 0, min(1, state)
     elif not state:
@@ -58,7 +67,7 @@ def plan_layout(specs: Sequence[CacheSpec]) -> CacheLayout:
         pages, states = 1, page // state
     unit = ALIGNMENT * lcm(max(pages, 1), max(states, 1))
     superpage = -(-max(pages * page, states * state) // unit) * unit
-    return CacheLayout(tuple(specs), page, state, run, pages, states, superpage)
+    return CacheLayout(tuple(specs), page, state, run, pages, states, superpage, working_copies)
 
 
 class Storage:
@@ -77,7 +86,10 @@ class Storage:
         states = shape.num_superpages * layout.states_per_superpage
         self._pages = self._arena.view(max(pages, 1), -1) if pages else None
         self._states = self._arena.view(max(states, 1), -1) if states else None
-        self._run: list[Tensor] = []
+        self._logs: list[Tensor] = []
+        self._working: list[Tensor] = []
+        # of each copy of the working states
+        self._first_rows = [copy * shape.max_running for copy in range(layout.working_copies)]
         self.nbytes = size
         # of an item of each class, what rounding to whole items leaves over included
         self.item_bytes = {
@@ -93,8 +105,13 @@ class Storage:
 
     def clear_run_slots(self, ids: Sequence[int]) -> None:
         """Zero log rows and working states, before they are handed out."""
-        for tensor in self._run if ids else ():  # in most steps there are none
+        if not ids:  # as in most steps
+            return
+        for tensor in self._logs:
             zero_rows(tensor, ids)
+        rows = [slot + first for slot in ids for first in self._first_rows]
+        for tensor in self._working:
+            zero_rows(tensor, rows)
 
     def read(self, cls: ItemClass, item: int) -> bytes:
         """The content of a page or a state."""
@@ -109,10 +126,18 @@ class Storage:
         if self._pages is not None:
             copy_row(self._pages, source, target)
 
-    def copy_run_slot(self, source: int, target: int) -> None:
-        """Copy one sequence's log rows and working states to another's."""
-        for tensor in self._run:
+    def copy_run_slot(self, source: int, target: int, *, working_copy: int = 0) -> None:
+        """Copy one sequence's log rows and working states to another's.
+
+        Args:
+            source: Run slot of the one.
+            target: Run slot of the other, whose first working states are written.
+            working_copy: Which of the source's working states.
+        """
+        for tensor in self._logs:
             copy_row(tensor, source, target)
+        for tensor in self._working:
+            copy_row(tensor, source + self._first_rows[working_copy], target)
 
     def _row(self, cls: ItemClass, item: int) -> Tensor:
         items = self._pages if cls is ItemClass.PAGE else self._states
@@ -139,12 +164,16 @@ class Storage:
                 state_at += _aligned(tensor.nbytes)
             log, working = (
                 {
-                    name: torch.zeros((shape.max_running, *t.shape), dtype=t.dtype, device=device)
+                    name: torch.zeros((count, *t.shape), dtype=t.dtype, device=device)
                     for name, t in each.items()
                 }
-                for each in (spec.log_tensors, spec.working_tensors)
+                for each, count in (
+                    (spec.log_tensors, shape.max_running),
+                    (spec.working_tensors, layout.working_copies * shape.max_running),
+                )
             )
-            self._run += [*log.values(), *working.values()]
+            self._logs += log.values()
+            self._working += working.values()
             caches.append(LayerCache(paged, checkpoint, log, working))
         return tuple(caches)
 

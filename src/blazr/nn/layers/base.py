@@ -93,13 +93,13 @@ class Mixer(DerivedModule, ABC):
         """One serving step: (T, C) to (T, C). Reads and writes its own cache, nothing else."""
 
     def rewind(self, table: StepTable, cache: LayerCache) -> None:
-        """Make working states again, by the recurrence alone, from checkpoints and log.
+        """Bring working states up to the end of the log, by the recurrence alone.
 
         Mixers without working states have nothing to do.
 
         Args:
-            table: B sequences that begin at their checkpoints, and how many of the tokens since
-                they go back to. No checkpoint is written.
+            table: B sequences, from where their checkpoints or working states stand, and how many
+                of the tokens since count. They are in the log. No checkpoint is written.
             cache: The layer's memory.
         """
 

@@ -100,11 +100,12 @@ class LayerCache:
             log_rows(each, self.log[name], table)
 
     def logged(self, table: StepTable, *names: str) -> list[Tensor]:
-        """Rows of the log, (T, ...), for a table of sequences that begin at their checkpoints."""
-        return [
-            torch.cat([self.log[name][span.run_slot, : span.length] for span in table.spans])
-            for name in names
+        """Rows of the log, (T, ...), of a table's sequences."""
+        places = [
+            (span.run_slot, slice(span.log_length, span.log_length + span.length))
+            for span in table.spans
         ]
+        return [torch.cat([self.log[name][place] for place in places]) for name in names]
 
 
 def whole_sequences(

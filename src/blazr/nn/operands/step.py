@@ -25,7 +25,10 @@ class Span(NamedTuple):
         log_length: Of these, tokens since the checkpoint (0 to GRID - 1).
         checkpoints: (tokens of this step until a grid edge, slot to write the state to), ascending.
         state_slot: Checkpoint it starts from; slot 0 is always zero.
-        run_slot: Row of its log or working state.
+        run_slot: Row of its log.
+        working_from: Its working states are read so many rows behind ``run_slot``.
+        working_to: And written so many rows behind it; where that is another row, those before the
+            step stay as they are.
     """
 
     first: int
@@ -35,6 +38,8 @@ class Span(NamedTuple):
     checkpoints: tuple[tuple[int, int], ...] = ()
     state_slot: int = 0
     run_slot: int = 0
+    working_from: int = 0
+    working_to: int = 0
 
     @property
     def rows(self) -> slice:
@@ -75,6 +80,18 @@ class SequenceGroup:
         return torch.tensor([span.run_slot for span in self.spans], device=self._device)
 
     @cached_property
+    def working_before(self) -> Tensor:
+        """(B,), int64, rows of working states that are read."""
+        rows = [span.run_slot + span.working_from for span in self.spans]
+        return torch.tensor(rows, device=self._device)
+
+    @cached_property
+    def working_after(self) -> Tensor:
+        """(B,), int64, rows of working states that are written."""
+        rows = [span.run_slot + span.working_to for span in self.spans]
+        return torch.tensor(rows, device=self._device)
+
+    @cached_property
     def log_lengths(self) -> Tensor:
         """(B,), int64."""
         return torch.tensor([span.log_length for span in self.spans], device=self._device)
@@ -110,8 +127,9 @@ class StepNumbers:
     """The sequences of a step as kernels take them.
 
     Args:
-        spans: (B, 8), int64: first row, length, tokens before, tokens since the checkpoint,
-            checkpoint's slot, run slot, first of its rows in ``checkpoints``, how many.
+        spans: (B, 10), int64: first row, length, tokens before, tokens since the checkpoint,
+            checkpoint's slot, run slot, first of its rows in ``checkpoints``, how many, and how far
+            behind the run slot working states are read and written.
         checkpoints: (n, 2), int64: after how many tokens of the step, slot to write.
         longest: The largest length.
     """
@@ -149,10 +167,10 @@ class StepTable:
         edges: list[tuple[int, int]] = []
         for span in self.spans:
             slots = (span.state_slot, span.run_slot, len(edges), len(span.checkpoints))
-            rows.append((*span[:4], *slots))
+            rows.append((*span[:4], *slots, span.working_from, span.working_to))
             edges += span.checkpoints
         return StepNumbers(
-            spans=torch.from_numpy(np.array(rows, np.int64).reshape(-1, 8)),
+            spans=torch.from_numpy(np.array(rows, np.int64).reshape(-1, 10)),
             checkpoints=torch.from_numpy(np.array(edges, np.int64).reshape(-1, 2)),
             longest=max((span.length for span in self.spans), default=0),
         )

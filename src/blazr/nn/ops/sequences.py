@@ -59,10 +59,10 @@ def carry(
         if all(fresh):  # they stand right after a grid edge, where states are kept
             state = each.kept[group.state_slots]
         elif not any(fresh):
-            state = each.working[group.run_slots]
+            state = each.working[group.working_before]
         else:
             is_fresh = (group.log_lengths == 0).view(-1, *[1] * (each.kept.dim() - 1))
-            kept, working = each.kept[group.state_slots], each.working[group.run_slots]
+            kept, working = each.kept[group.state_slots], each.working[group.working_before]
             state = torch.where(is_fresh, kept, working)
         states.append(state.to(each.working.dtype))
     outputs = []
@@ -77,7 +77,7 @@ def carry(
             for each, state in zip(memory, states, strict=True):
                 each.kept[slot] = state[number]
     for each, state in zip(memory, states, strict=True):
-        each.working[group.run_slots] = state.to(each.working.dtype)
+        each.working[group.working_after] = state.to(each.working.dtype)
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
 

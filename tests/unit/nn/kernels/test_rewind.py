@@ -34,6 +34,7 @@ RECURRENT["side_by_side"] = ParallelMixerConfig(
 RECURRENT["behind_a_block"] = replace(RECURRENT["shared_block"], mixer=RECURRENT["mamba3"])
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 PAGES = [[5, 2, 9, 7], [11, 3, 1, 8]]
+OTHER = 4  # rows from one copy of the working states to the other
 
 
 class Track:
@@ -44,6 +45,7 @@ class Track:
         self.run, self.pages = 4 + number, PAGES[number]
         self.slots = (2 * number + 1, 2 * number + 2)
         self.at = 0
+        self.copy = 0  # of the working states: where they stand behind the run's row
 
     @property
     def slot(self) -> int:
@@ -51,10 +53,18 @@ class Track:
         edges = self.at // GRID
         return self.slots[edges % 2] if edges else 0
 
-    def go(self, x: Tensor) -> Tensor:
-        """Compute the next tokens."""
+    def go(self, x: Tensor, *, to: int | None = None) -> Tensor:
+        """Compute the next tokens; ``to`` is where the working states behind them are put."""
         start, length = self.at, len(x)
-        span = Span(0, length, start, start % GRID, tuple(self._edges(length)))
+        span = Span(
+            0,
+            length,
+            start,
+            start % GRID,
+            tuple(self._edges(length)),
+            working_from=self.copy,
+            working_to=self.copy if to is None else to,
+        )
         slot = self.slot
         self.at += length
         batch = step_of([span], pages=[self.pages], states=[slot], runs=[self.run])
@@ -76,19 +86,27 @@ class Track:
             elif name.endswith("in the log"):
                 found[name] = each[self.run, :logged]
             elif logged:  # right after an edge what was kept there counts
-                found[name] = each[self.run]
+                found[name] = each[self.run + self.copy]
         return found
 
 
-def go_back(tracks: list[Track], lengths: list[int]) -> None:
-    """Truncate sequences of one layer together."""
+def go_back(tracks: list[Track], lengths: list[int], starts: list[int] | None = None) -> None:
+    """Truncate sequences of one layer together.
+
+    Args:
+        tracks: The sequences.
+        lengths: Tokens of each that stay.
+        starts: Where the working states of each stand; left out, these are of no use.
+    """
     spans, slots, runs = [], [], []
-    for track, length in zip(tracks, lengths, strict=True):
+    for number, (track, length) in enumerate(zip(tracks, lengths, strict=True)):
         edge = length // GRID * GRID
         assert edge == track.at // GRID * GRID
         if length > edge:
             first = sum(span.length for span in spans)
-            spans.append(Span(first, length - edge, edge, 0))
+            start = edge if starts is None else starts[number]
+            copies = {"working_from": track.copy, "working_to": track.copy}
+            spans.append(Span(first, length - start, start, start - edge, **copies))
             slots.append(track.slot)
             runs.append(track.run)
         track.at = length
@@ -99,18 +117,23 @@ def go_back(tracks: list[Track], lengths: list[int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Of one sequence: so many tokens, cut somewhere, of which the last are rejected."""
+    """Of one sequence: so many tokens, cut somewhere, of which the last are rejected.
+
+    Where the last step writes other working states, it computes the last ``num_last`` of the kept.
+    """
 
     kept: Tensor
     rejected: Tensor
     following: Tensor
     cuts: list[int]
+    num_last: int
 
     def read(self, track: Track, x: Tensor) -> None:
         """Compute tokens as they are cut."""
         ends = [0, *(cut for cut in self.cuts if cut < len(x)), len(x)]
         for low, high in pairwise(ends):
-            track.go(x[low:high])
+            if low < high:
+                track.go(x[low:high])
 
 
 @st.composite
@@ -121,6 +144,7 @@ def histories(draw: st.DrawFn, width: int, dtype: torch.dtype) -> History:
     return History(
         *(torch.randn(count, width).to(dtype) for count in (kept, rejected, room - rejected + 3)),
         cuts=sorted(draw(st.sets(st.integers(1, kept + rejected), max_size=3))),
+        num_last=draw(st.integers(1, max(kept % GRID, 1))),
     )
 
 
@@ -142,19 +166,41 @@ def test_rejected_tokens_leave_no_trace(name: str, data: st.DataObject) -> None:
 
 
 def compare(texts: list[History], mixer: Mixer, memory: LayerCache, isa: str) -> None:
-    once, back = copy_of(memory), copy_of(memory)
-    plain = [Track(mixer, once, number) for number in range(len(texts))]
-    tried = [Track(mixer, back, number) for number in range(len(texts))]
+    plain, tried, aside = (
+        [Track(mixer, cache, number) for number in range(len(texts))]
+        for cache in (copy_of(memory) for _ in range(3))
+    )
+    lengths = [len(text.kept) for text in texts]
     for text, one, other in zip(texts, plain, tried, strict=True):
         text.read(one, text.kept)
         text.read(other, torch.cat((text.kept, text.rejected)))
-    go_back(tried, [len(text.kept) for text in texts])
-    for text, one, other in zip(texts, plain, tried, strict=True):
-        found = other.memory()
-        for name, tensor in one.memory().items():
-            assert torch.equal(found[name], tensor), (name, isa)
+    go_back(tried, lengths)
+    starts = []
+    for text, length, track in zip(texts, lengths, aside, strict=True):
+        starts.append(length - text.num_last)
+        text.read(track, text.kept[: starts[-1]])
+        last = torch.cat((text.kept[starts[-1] :], text.rejected))
+        track.go(last, to=OTHER)
+        if not len(text.rejected) or length % GRID == 0:
+            track.copy = OTHER  # nothing is made again
+    wrong = [number for number, track in enumerate(aside) if not track.copy]
+    go_back(
+        [aside[number] for number in wrong],
+        [lengths[number] for number in wrong],
+        [starts[number] for number in wrong],
+    )
+    for number, (text, one) in enumerate(zip(texts, plain, strict=True)):
+        others = tried[number], aside[number]
+        others[1].at = lengths[number]
+        expected = one.memory()
+        for other in others:
+            found = other.memory()
+            for name, tensor in expected.items():
+                assert torch.equal(found[name], tensor), (name, isa)
         for x in text.following.split(1):
-            assert torch.equal(other.go(x), one.go(x)), isa
+            y = one.go(x)
+            for other in others:
+                assert torch.equal(other.go(x), y), isa
 
 
 @torch.inference_mode()
@@ -167,16 +213,23 @@ def test_definitions_lose_no_more_than_by_another_cut(name: str, length: int) ->
     x = torch.randn(2 * GRID, width)
     mixer, memory = mixer_of(config), memory_of(config, torch.float32)
     with without_kernels():
-        each, whole, tried = (Track(mixer, copy_of(memory)) for _ in range(3))
+        each, whole, tried, aside = (Track(mixer, copy_of(memory)) for _ in range(4))
         for row in x[:length].split(1):
             each.go(row)
             tried.go(row)
         whole.go(x[:length])
-        tried.go(torch.randn(GRID - 1 - length % GRID, width))
+        rejected = torch.randn(GRID - 1 - length % GRID, width)
+        tried.go(rejected)
         go_back([tried], [length])
-        expected, cut, found = (one.memory() for one in (each, whole, tried))
-        for tensors, track in ((expected, each), (cut, whole), (found, tried)):
+        for row in x[: length - 1].split(1) if length > 1 else ():
+            aside.go(row)
+        aside.go(torch.cat((x[length - 1 : length], rejected)), to=OTHER)
+        go_back([aside], [length], [length - 1])
+        tracks = (each, whole, tried, aside)
+        memories = [track.memory() for track in tracks]
+        for tensors, track in zip(memories, tracks, strict=True):
             tensors["following"] = track.go(x[length : length + 3])
+    expected, cut, *others = memories
     for name, tensor in expected.items():
-        if tensor.numel():
+        for found in others if tensor.numel() else ():
             assert_as_right(found[name], tensor, error(cut[name], tensor), name)

@@ -176,9 +176,11 @@ inline constexpr int64_t kGrid = 64;  // tokens from one grid edge to the next
 
 // What a step computes of one sequence: `length` tokens from row `first` of the packed batch, with
 // `start` in memory before them, `log_length` of these since the checkpoint in `state_slot`. Row
-// `run_slot` of the logs is the sequence's. States are written where `checkpoints` says.
+// `run_slot` of the logs is the sequence's. Its working states are read from the row `working_from`
+// behind that, and written to the one `working_to` behind it. States are written where `checkpoints` says.
 struct Span {
   int64_t first, length, start, log_length, state_slot, run_slot, checkpoints, num_checkpoints;
+  int64_t working_from, working_to;
 
   // Call log(t, row) for each of its tokens behind the last grid edge: token t goes to that row of
   // the sequence's log.

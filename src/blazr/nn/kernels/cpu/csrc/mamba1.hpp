@@ -84,14 +84,14 @@ struct Mamba1Of {
     const auto read = [&](const auto* from) { some.read(from); };
     const auto write = [&](auto* to) { some.write(to); };
     if (span.log_length)
-      read(working(call.state, span));
+      read(working_before(call.state, span));
     else  // right after a grid edge what was kept there counts
       with_kept(call.state, span.state_slot, read);
     in_stretches(
         call.sequences, span, kTokens, [&](auto... rows) { some.advance(rows...); },
         [&] { round_to_kept(call.state.dtype, some.state, some.count * some.wide); },
         [&](int64_t slot) { with_kept(call.state, slot, write); });
-    write(working(call.state, span));
+    write(working_after(call.state, span));
   }
 };
 

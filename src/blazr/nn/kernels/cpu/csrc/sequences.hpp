@@ -15,16 +15,22 @@ inline void with_kept(const Carried& all, int64_t slot, const With& with) {
     with((float*)all.kept + at);
 }
 
-inline float* working(const Carried& all, const Span& span) {
-  return all.working + span.run_slot * all.working_stride;
+// A sequence's working numbers before a step, and behind it.
+inline float* working_before(const Carried& all, const Span& span) {
+  return all.working + (span.run_slot + span.working_from) * all.working_stride;
+}
+inline float* working_after(const Carried& all, const Span& span) {
+  return all.working + (span.run_slot + span.working_to) * all.working_stride;
 }
 
-// The working numbers of one head, `size` each. Right after a grid edge what was kept there counts, and
-// is brought there.
+// The working numbers of one head, `size` each, where those behind the step belong. What was before is
+// brought there; right after a grid edge that is what was kept.
 inline float* brought(const Carried& all, const Span& span, int64_t head, int64_t size) {
-  float* to = working(all, span) + head * size;
+  float* to = working_after(all, span) + head * size;
   if (!span.log_length)
     with_kept(all, span.state_slot, [&](const auto* from) { widen(from + head * size, size, size, to); });
+  else if (span.working_from != span.working_to)
+    memcpy(to, working_before(all, span) + head * size, size_t(size) * sizeof(float));
   return to;
 }
 
