@@ -18,6 +18,7 @@ from blazr.core.errors import (
 
 _MAX_MESSAGE = 600
 _RETRY = {"Retry-After": "1"}
+_NO_THREAD = "can't start new thread"  # what Python says where there is no memory for its stack
 
 # OpenAI's `type` by status, where it is not "invalid_request_error".
 _TYPES = {
@@ -86,7 +87,7 @@ class HttpError(Exception):
             return cls(429, _line(error), code="overloaded", headers=_RETRY)
         if isinstance(error, EngineError):
             return cls(503, _line(error), code="engine_unavailable", headers=_RETRY)
-        return cls(500, "something went wrong in the server.", code="internal_error")
+        return _answer_to_unforeseen(error)
 
     @property
     def text(self) -> str:
@@ -97,6 +98,13 @@ class HttpError(Exception):
         """The whole answer, in a dialect's shape."""
         body = msgspec.json.encode(shape(self))
         return Response(body, self.status, headers=self.headers, media_type="application/json")
+
+
+def _answer_to_unforeseen(error: BaseException) -> HttpError:
+    if isinstance(error, MemoryError) or str(error) == _NO_THREAD:
+        message = "the server has no memory left for this request."
+        return HttpError(503, message, code="no_memory", headers=_RETRY)
+    return HttpError(500, "something went wrong in the server.", code="internal_error")
 
 
 # How a dialect writes an error; the return annotation is the schema.

@@ -129,6 +129,23 @@ def test_a_token_that_cannot_be_turned_into_text_fails_its_reply_alone(
     assert running.engine.num_running == 0
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+def test_too_little_memory_for_a_request_is_a_503(
+    running: Loopback, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TextStream, "push", fail)
+        reply = running.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 5})
+        assert reply.status_code == 503
+        assert reply.headers["retry-after"]
+        assert reply.json()["error"]["code"] == "no_memory"
+    body = {"prompt": "a", "max_tokens": 5}
+    assert running.client.post("/v1/completions", json=body).is_success
+
+
 def test_running_out_of_time_is_a_408(running: Loopback) -> None:
     running.engine.fails_with, running.engine.fails_as = "too late", FinishReason.TIMEOUT
     reply = running.client.post("/v1/completions", json={"prompt": "a"})
