@@ -219,6 +219,27 @@ def test_a_file_by_its_path(llava: LLM, tmp_path: Path) -> None:
         llava.chat([{"role": "user", "content": [{"type": "image", "image": "none"}]}])
 
 
+@pytest.mark.parametrize("size", [(1, 1), (1, 2000), (2000, 1), (2, 5), (200, 3)])
+def test_images_of_extreme_forms_are_seen_or_refused(pair: Pair, size: tuple[int, int]) -> None:
+    with LLM(str(pair.directory), **OPTIONS) as llm:
+        message = ""
+        try:
+            llm.chat(chat([seeing.picture(*size)]), REUSING)
+        except RequestError as error:
+            message = error.message
+        assert message in {"", "this model cannot see an image of this size."}
+
+
+def test_where_the_library_fails_the_image_is_refused(tmp_path: Path) -> None:
+    seeing.save("llava", tmp_path)
+    config = tmp_path / "processor_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "patch_size": 14}))
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        with pytest.raises(RequestError, match="of this size"):
+            llm.chat(chat(PICTURES[:1]), REUSING)
+        assert llm.chat(chat([]), REUSING).finish_reason == "length"
+
+
 def test_too_many_images(llava: LLM) -> None:
     with pytest.raises(RequestError, match="too many images"):
         llava.chat(chat(PICTURES[:1] * 33), REUSING)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
@@ -185,8 +186,7 @@ class AsyncLLM(LanguageModel):
         else:
             is_short = sum(each.length for each in requests) <= SHORT
             sees = any(each.has_images for each in requests)
-            # one at a time, so that threads are left for others
-            async with self._loop_notifier().sight if sees else contextlib.nullcontext():
+            async with self.seeing(requests):
                 prepared = await self._prepare(prepare, is_short=is_short and not sees)
         return AsyncReply(self.core, prepared, self._loop_notifier())
 
@@ -201,6 +201,19 @@ class AsyncLLM(LanguageModel):
         except TemplateLimitError:
             async with self._loop_notifier().turn:
                 return await asyncio.to_thread(prepare)
+
+    def seeing(self, requests: Iterable[GenerationRequest]) -> AbstractAsyncContextManager[None]:
+        """What is held while chats are prepared: by those with images, for one at a time.
+
+        They take long, and would leave no thread for others.
+        """
+        has_images = any(each.has_images for each in requests)
+        return self._loop_notifier().sight if has_images else contextlib.nullcontext()
+
+    async def encode_chat(self, request: GenerationRequest) -> list[int]:
+        """The token ids of a chat, encoded on a worker thread."""
+        async with self.seeing([request]):
+            return await asyncio.to_thread(self.core.encode_chat, request)
 
     def _loop_notifier(self) -> Notifier:
         loop = asyncio.get_running_loop()

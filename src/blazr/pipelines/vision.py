@@ -30,6 +30,8 @@ from blazr.pipelines.fallback import FallbackModel
 from blazr.pipelines.images import open_image
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from blazr.models.causal_lm import CausalLM
     from blazr.models.loading.load import LoadedModel
 
@@ -173,24 +175,35 @@ class Vision:
             log.info("loaded the part of %s that sees images", self._path.name)
         return self._eye
 
-    @torch.inference_mode()
     def _see(self, digest: bytes, data: bytes) -> SeenImage:
         pixels = open_image(data)
         eye = self._load()
-        processor = eye.processor
         try:
-            batch = processor(
-                images=[pixels],
-                text=[processor.image_token],
-                add_special_tokens=False,
-                return_tensors="pt",
-            )
-        except ValueError as error:
+            token_ids, vectors = self._run(eye, pixels)
+        except torch.OutOfMemoryError:
+            raise
+        # the library fails in many ways at images that are very small, or much longer than wide
+        except Exception as error:
+            size = f"{pixels.width} by {pixels.height} pixels"
+            log.warning("an image of %s was not seen", size, exc_info=error)
             raise RequestError(
-                "an image cannot be prepared for this model.",
+                "this model cannot see an image of this size.",
                 param="messages",
-                found=f"{pixels.width} by {pixels.height} pixels: {str(error)[:100]}",
+                found=f"{size}; {type(error).__name__}: {str(error)[:100]}",
+                hint="scale it, or cut it, to a more usual form",
             ) from error
+        is_vector = [each == eye.token_id for each in token_ids]
+        return SeenImage(tuple(token_ids), _runs(is_vector, vectors, eye.seed + digest))
+
+    @torch.inference_mode()
+    def _run(self, eye: _Eye, pixels: Image) -> tuple[list[int], Tensor]:
+        """The tokens of an image, and the vectors of those that have some."""
+        batch = eye.processor(
+            images=[pixels],
+            text=[eye.processor.image_token],
+            add_special_tokens=False,
+            return_tensors="pt",
+        )
         token_ids: list[int] = batch["input_ids"][0].tolist()
         features = eye.tower.model.get_image_features
         wanted = signature(features).parameters
@@ -202,14 +215,10 @@ class Vision:
         found = features(**inputs, return_dict=True).pooler_output
         parts = [part.reshape(-1, part.shape[-1]) for part in found]
         vectors = (torch.cat(parts) * eye.scale).to("cpu", self._dtype)
-        is_vector = [each == eye.token_id for each in token_ids]
-        if vectors.shape != (sum(is_vector), self._hidden_size):
-            raise CheckpointError(
-                "the processor and the network of this model do not fit together.",
-                found=f"{tuple(vectors.shape)} vectors for {sum(is_vector)} tokens",
-                expected=f"as many, of {self._hidden_size} numbers",
-            )
-        return SeenImage(tuple(token_ids), _runs(is_vector, vectors, eye.seed + digest))
+        expected = (token_ids.count(eye.token_id), self._hidden_size)
+        if vectors.shape != expected:
+            raise ValueError(f"vectors {tuple(vectors.shape)} for tokens {expected}")
+        return token_ids, vectors
 
 
 def load_vision(loaded: LoadedModel | FallbackModel) -> Vision | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -160,7 +159,7 @@ async def answer(call: Call[MessagesBody]) -> Reply[MessageReply, MessageEvent]:
 async def count_tokens(call: Call[CountMessagesBody]) -> TokenCount:
     """How many tokens a chat has."""
     request = await call.translate(lambda: to_request(call.body, call))
-    ids = await asyncio.to_thread(call.service.llm.core.encode_chat, request)
+    ids = await call.service.llm.encode_chat(request)
     return TokenCount(len(ids))
 
 

@@ -114,25 +114,27 @@ async def tokenize(call: Call[TokenizeBody]) -> Tokens:
             token_strs=strings if body.return_token_strs else None,
         )
 
-    return await asyncio.to_thread(encode)
+    async with service.llm.seeing([request]):
+        return await asyncio.to_thread(encode)
 
 
 async def count_tokens(call: Call[ChatTextBody]) -> InputTokens:
     """How many tokens a chat has."""
     request = await call.translate(lambda: _to_request(call.body))
-    ids = await asyncio.to_thread(call.service.llm.core.encode_chat, request)
+    ids = await call.service.llm.encode_chat(request)
     return InputTokens(input_tokens=len(ids))
 
 
 async def apply_template(call: Call[ChatTextBody]) -> RenderedChat:
     """A chat as the text that the model reads."""
-    core = call.service.llm.core
+    llm = call.service.llm
     request = await call.translate(lambda: _to_request(call.body))
 
     def render() -> str:
-        return core.tokenizer.decode(core.encode_chat(request), skip_special=False)
+        return llm.core.tokenizer.decode(llm.core.encode_chat(request), skip_special=False)
 
-    return RenderedChat(await asyncio.to_thread(render))
+    async with llm.seeing([request]):
+        return RenderedChat(await asyncio.to_thread(render))
 
 
 def _to_request(

@@ -180,7 +180,7 @@ async def count_tokens(call: Call[CountInputBody]) -> InputTokens:
         return to_request(call.body, call, messages, read_tools(call.body.tools))
 
     request = await call.translate(translate)
-    ids = await asyncio.to_thread(call.service.llm.core.encode_chat, request)
+    ids = await call.service.llm.encode_chat(request)
     return InputTokens(input_tokens=len(ids))
 
 
@@ -321,6 +321,7 @@ def _store(call: Call[ResponseBody], stored: StoredResponse) -> None:
     """Store a response, or store it again with the bytes it has now."""
     num_bytes = len(msgspec.json.encode((stored.response, stored.input)))
     num_bytes += stored.log.num_bytes if stored.log else 0
+    num_bytes += sum(len(image.data) for each in stored.messages for image in each.images)
     call.state.kept.put(call.tenant, stored.response.id, stored, num_bytes=num_bytes)
 
 
