@@ -16,6 +16,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from blazr.core import env
+from blazr.nn.kernels.cpu import compiled
 from tests.support.scripted import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -157,16 +159,21 @@ def processor_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / 100
 
 
+@pytest.mark.skipif(
+    bool(compiled.missing()) or env.get("BLAZR_KERNELS") == "reference",
+    reason="torch's threads end the process where they find no memory",
+)
 def test_too_little_memory_is_told_in_a_line_or_two() -> None:
     whole = run_within("")
     assert whole.returncode == 0, whole.stderr
     ends = []
-    for num_mib in (600, 700, 800, 900, 1100, 1400, 2000):
+    for num_mib in (650, 700, 800, 900, 1100, 1400, 2000):
         run = run_within(f"-v {num_mib * 1024}")
         ends.append(run.returncode)
         assert "Traceback" not in run.stderr
         if run.returncode:
-            assert "error: " in run.stderr
+            assert "error: " in run.stderr, run.stderr
+            assert "MemoryError" not in run.stderr
             assert not run.stdout
         else:
             assert run.stdout == whole.stdout

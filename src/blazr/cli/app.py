@@ -116,6 +116,9 @@ def main() -> None:
             traceback.print_exception(error)
         if isinstance(error, BlazrError):
             log.write_line(f"error: {error}")
+        elif isinstance(error, MemoryError):
+            log.write_line("error: the system has no memory left.")
+            log.write_line("  try       close other programs, or ask for less (--memory)")
         else:
             log.write_line(f"error: {type(error).__name__}: {str(error)[:500]}")
             if not shows_all:
