@@ -67,6 +67,10 @@ def serve(  # noqa: PLR0913  (one argument per flag)
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 8080,
+    health_port: Annotated[
+        int | None,
+        typer.Option(help="Port that answers /health, without TLS, however busy the other one is."),
+    ] = None,
     uds: Annotated[
         str | None, typer.Option(help="Unix socket to listen on, instead of a port.")
     ] = None,
@@ -167,6 +171,7 @@ def serve(  # noqa: PLR0913  (one argument per flag)
 ) -> None:
     """Serve models over HTTP, in the dialects of OpenAI, Anthropic and Ollama."""
     from blazr.engine.config import parse_memory
+    from blazr.server.liveness import Liveness
     from blazr.server.serve import address_of, listen
     from blazr.server.serve import serve as run_server
 
@@ -177,6 +182,7 @@ def serve(  # noqa: PLR0913  (one argument per flag)
     server = ServerConfig(
         host=host,
         port=port,
+        health_port=health_port,
         uds=uds,
         tls_cert=tls_cert,
         tls_key=tls_key,
@@ -204,10 +210,11 @@ def serve(  # noqa: PLR0913  (one argument per flag)
             expected="--model NAME=PATH",
         )
     sock = listen(server)  # first, so that a port in use is told before minutes are spent
+    liveness = None if health_port is None else Liveness(host, health_port)
     options.set_threads(threads)
     models = open_models(plans, server)
     _print_addresses(models, server, address_of(sock, is_tls=tls_cert is not None))
-    run_server(models, sock)
+    run_server(models, sock, liveness)
 
 
 def _print_addresses(models: Models, config: ServerConfig, address: str) -> None:

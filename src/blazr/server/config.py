@@ -66,6 +66,8 @@ class ServerConfig(Limits):
     Args:
         host: Address to listen on.
         port: Port to listen on; 0 picks a free one.
+        health_port: Port on which ``/health`` is answered by a thread of its own, too, without TLS;
+            None is none.
         api_keys: Keys of which a client must show one; none leaves the server open.
         admin_api_keys: Keys of which one must be shown to command the server; none leaves that to
             the others, and without any key nobody may.
@@ -96,6 +98,7 @@ class ServerConfig(Limits):
 
     host: str = "0.0.0.0"
     port: int = 8080
+    health_port: int | None = None
     api_keys: tuple[str, ...] = ()
     admin_api_keys: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import ssl
+from contextlib import nullcontext
 from pathlib import Path
 from time import monotonic
 from types import FrameType
@@ -19,9 +20,10 @@ import uvicorn
 from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from blazr.core.errors import ConfigError
+from blazr.core.errors import ConfigError, EngineError
 from blazr.server.app import build_app
 from blazr.server.config import MAX_HEADER_BYTES, ServerConfig
+from blazr.server.liveness import LOOP_STALL_S, Liveness, check_engines
 from blazr.server.models import Models
 from blazr.server.sse import FILLER
 from blazr.server.tracing import Tracer
@@ -110,7 +112,7 @@ def address_of(sock: socket.socket, *, is_tls: bool = False) -> str:
     return f"{'https' if is_tls else 'http'}://{host}:{port}"
 
 
-def serve(models: Models, sock: socket.socket) -> None:
+def serve(models: Models, sock: socket.socket, liveness: Liveness | None = None) -> None:
     """Serve until a signal says to stop.
 
     The first SIGTERM, SIGINT or SIGHUP (the terminal has gone) refuses new requests and lets
@@ -120,6 +122,7 @@ def serve(models: Models, sock: socket.socket) -> None:
     Args:
         models: What to serve, and how. Closed at the end.
         sock: What `listen` returned. Closed at the end.
+        liveness: Answers ``/health`` besides.
 
     Raises:
         ConfigError: Tracing is asked for and not installed.
@@ -130,7 +133,8 @@ def serve(models: Models, sock: socket.socket) -> None:
         server = make_server(build_app(models, tracer=tracer), models)
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup has it ignored
             signal.signal(signal.SIGHUP, server.handle_exit)
-        server.run(sockets=[sock])
+        with liveness.answering(server.check) if liveness else nullcontext():
+            server.run(sockets=[sock])
     finally:
         models.close()
         if tracer is not None:
@@ -254,6 +258,7 @@ class DrainingServer(uvicorn.Server):
         self._models = models
         self._state = models.state
         self._deadline_s: float | None = None
+        self._tick_s = monotonic()
         self._warns_again_s = 0.0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -262,6 +267,17 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
         for each in sockets or ():
             each.listen(_BACKLOG)
+
+    def check(self) -> None:
+        """Raise where the engines or the event loop do not work; on any thread.
+
+        Raises:
+            EngineError: With its reason.
+        """
+        check_engines(self._models)
+        age_s = monotonic() - self._tick_s
+        if age_s > LOOP_STALL_S:
+            raise EngineError("the event loop does not advance.", found=f"none for {age_s:.0f} s")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Begin to stop; at the second signal, stop. Signals are not raised again, so we exit 0."""
@@ -273,6 +289,7 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second; says whether to stop listening."""
+        self._tick_s = monotonic()
         if await super().on_tick(counter):
             return True
         if self._deadline_s is None:

@@ -11,9 +11,9 @@ import msgspec
 from starlette.responses import PlainTextResponse
 
 import blazr
-from blazr.core.errors import EngineError
 from blazr.server.config import Limits
 from blazr.server.endpoint import Call
+from blazr.server.liveness import check_engines
 from blazr.server.models import ModelState
 from blazr.server.schema import Schema
 
@@ -71,7 +71,7 @@ class ServerInfo(msgspec.Struct):
 
 async def health(call: Call[None]) -> Health:
     """Whether the engines work: their last signs of life, not that of this process."""
-    _check_engines(call)
+    check_engines(call.models)
     first = call.models.slots[0]
     loaded = call.models.loaded()
     ages_s = [service.llm.core.engine.health().heartbeat_age_s for service in loaded]
@@ -86,7 +86,7 @@ async def health(call: Call[None]) -> Health:
 
 async def ready(call: Call[None]) -> Ready:
     """Whether new requests are welcome."""
-    _check_engines(call)
+    check_engines(call.models)
     call.state.check_not_draining()
     if all(slot.is_asleep for slot in call.models.slots):
         call.models.slots[0].check_awake()
@@ -126,10 +126,3 @@ async def openapi(call: Call[None]) -> Schema:
 async def metrics(call: Call[None]) -> PlainTextResponse:
     """Everything counted, for Prometheus."""
     return PlainTextResponse(call.state.metrics.render(), media_type=_PROMETHEUS)
-
-
-def _check_engines(call: Call[None]) -> None:
-    for service in call.models.loaded():
-        found = service.llm.core.engine.health()
-        if not found.ok:
-            raise EngineError("the engine does not work.", found=found.reason)
