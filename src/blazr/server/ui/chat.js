@@ -5,6 +5,7 @@ import { addVersion, showVersion } from "./branches.js";
 import { el, iconButton } from "./dom.js";
 import { Attachments } from "./files.js";
 import { editorView, ReplyView, userView } from "./message.js";
+import { paced } from "./pace.js";
 import { newReply, stream } from "./reply.js";
 import { askForKey, bindSettings } from "./settings.js";
 import * as store from "./store.js";
@@ -214,18 +215,13 @@ async function write(chat, reply, body) {
   const controller = new AbortController();
   setRunning(controller);
   say("Writing…");
-  let isStale = false;
-  const draw = () => {
-    isStale = false;
+  const drawing = paced(() => {
     const follows = isAtEnd();
     view.update(state.running === controller);
     if (follows) toEnd();
-  };
-  const onChange = () => {
-    if (!isStale) requestAnimationFrame(draw);
-    isStale = true;
-  };
-  const status = await written(reply, body, { signal: controller.signal, onChange });
+  });
+  const status = await written(reply, body, { signal: controller.signal, onChange: drawing.ask });
+  drawing.stop();
   setRunning(null);
   keep(chat);
   const follows = isAtEnd();
