@@ -14,6 +14,9 @@ from types import MappingProxyType
 
 from blazr.core.errors import RequestError
 
+# An id far beyond any vocabulary is an error in the file, and would cost memory to believe.
+LARGEST_ID = 2**22
+
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 

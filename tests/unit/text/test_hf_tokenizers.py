@@ -154,6 +154,14 @@ def test_a_broken_file_is_refused(tmp_path: Path, content: bytes) -> None:
         load(str(tmp_path / "tokenizer.json"))
 
 
+def test_an_id_beyond_any_vocabulary_s_is_refused(golden: Path, tmp_path: Path) -> None:
+    content = json.loads((golden / "tokenizers/stories260k/tokenizer.json").read_text("utf-8"))
+    content["model"]["vocab"]["<far>"] = 2**31
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), "utf-8")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json has an id"):
+        load(str(tmp_path / "tokenizer.json"))
+
+
 @pytest.mark.parametrize("content", ["[1]", "{", '{"a": 1', "\x00", "[" * 100_000])
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json"])
 def test_a_broken_file_beside_it_is_refused(

@@ -16,11 +16,9 @@ from typing import Protocol
 from typing_extensions import override
 
 from blazr.core.errors import CheckpointError
-from blazr.text.tokenizer import Tokenizer
+from blazr.text.tokenizer import LARGEST_ID, Tokenizer
 from blazr.text.tokenizers.sentencepiece import longest_of
 
-# A rank far beyond any vocabulary is an error in the file, and would cost memory to believe.
-LARGEST_ID = 2**22
 # Shorter texts are encoded in less than a millisecond, without releasing the GIL.
 LONG = 4096
 # A pattern that leaves out any of this would lose text without a word.

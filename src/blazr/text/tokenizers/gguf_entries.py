@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from blazr.core.errors import CheckpointError
 from blazr.core.gguf_header import Value
+from blazr.text.tokenizer import LARGEST_ID
 
 # Kinds of tokens, as SentencePiece numbers them and GGUF does after it.
 NORMAL = 1
@@ -16,7 +17,6 @@ UNUSED = 5
 BYTE = 6
 # Ours: a user-defined token that SentencePiece finds itself, after it has marked the spaces.
 WHOLE = 7
-LARGEST_ID = 2**22
 KEY = "tokenizer.ggml."
 # Ours: what follows a token that was found by its name begins without a space.
 SPACE_PREFIX_ONCE = "space_prefix_once"

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from blazr.core.errors import CheckpointError
 from blazr.text import sidecars
-from blazr.text.tokenizer import Tokenizer
+from blazr.text.tokenizer import LARGEST_ID, Tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -57,6 +57,13 @@ class HuggingFaceTokenizer(Tokenizer):
         directory = file.parent
         backend = _read(file)
         vocabulary = backend.get_vocab(with_added_tokens=True)
+        size = max(vocabulary.values(), default=-1) + 1
+        if size > LARGEST_ID:
+            raise CheckpointError(
+                f"{file.name} has an id beyond any vocabulary's.",
+                found=f"{size - 1:,}",
+                expected=f"less than {LARGEST_ID:,}",
+            )
         roles = sidecars.token_names(directory)
         added = backend.get_added_tokens_decoder()
         names = [
@@ -67,7 +74,6 @@ class HuggingFaceTokenizer(Tokenizer):
         declared = (*roles.values(), *sidecars.more_special_names(directory))
         names += [name for name in declared if backend.token_to_id(name) is not None]
         names = list(dict.fromkeys(names))
-        size = max(vocabulary.values(), default=-1) + 1
         ends = [vocabulary[roles["eos_token"]]] if roles.get("eos_token") in vocabulary else []
         ends += sidecars.eos_ids(directory)
         likely = [vocabulary[name] for name in _LIKELY_EOS if name in vocabulary]

@@ -13,8 +13,8 @@ import msgspec
 
 from blazr.core.errors import CheckpointError
 from blazr.text import sidecars
-from blazr.text.tokenizer import Tokenizer
-from blazr.text.tokenizers.byte_pair import LARGEST_ID, from_ranks
+from blazr.text.tokenizer import LARGEST_ID, Tokenizer
+from blazr.text.tokenizers.byte_pair import from_ranks
 
 NAME = "tekken.json"
 _VERSION = re.compile(r"v([0-9]{1,3})")

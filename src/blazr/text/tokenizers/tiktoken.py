@@ -16,8 +16,8 @@ from pathlib import Path
 
 from blazr.core.errors import CheckpointError
 from blazr.text import sidecars
-from blazr.text.tokenizer import Tokenizer
-from blazr.text.tokenizers.byte_pair import LARGEST_ID, from_ranks
+from blazr.text.tokenizer import LARGEST_ID, Tokenizer
+from blazr.text.tokenizers.byte_pair import from_ranks
 
 
 def load(path: str) -> Tokenizer:

@@ -13,10 +13,10 @@ from types import MappingProxyType
 from blazr.core.errors import CheckpointError
 from blazr.core.gguf_header import Value
 from blazr.text import sidecars
-from blazr.text.tokenizer import Tokenizer
+from blazr.text.tokenizer import LARGEST_ID, Tokenizer
 from blazr.text.tokenizers.beside import UnknownKindError, metadata_of
 from blazr.text.tokenizers.gguf import from_metadata
-from blazr.text.tokenizers.gguf_entries import COMPOSES, KEY, LARGEST_ID, NORMAL, UNUSED
+from blazr.text.tokenizers.gguf_entries import COMPOSES, KEY, NORMAL, UNUSED
 
 MERGES = "merges.txt"
 # Transformers' classes, and the pattern of each.
