@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -43,7 +44,8 @@ def fingerprint(model: CausalLM, layout: CacheLayout) -> bytes:
         "device": str(model.device),
         "network": str(model),
         "config": repr(model.config),
-        "layout": repr(layout),
+        # what a running sequence has besides, more of it with drafts, is in no file
+        "layout": repr(replace(layout, run_bytes=0, working_copies=1)),
     }
     weights = dict(chain(model.named_parameters(), model.named_buffers()))
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
