@@ -18,10 +18,12 @@ PRIOR = 2.0  # outcomes that other replies' count for in a new one
 FIRST_STEPS = 1  # of a size; these may be recorded, which takes time
 TOKEN_SHARE = 0.05  # of a step's time, for each further token, until that has been measured
 FIRST_TRY = 2  # drafts in a step before any size has been measured; then twice as many as were
-PACE = 1.1  # the time of a step becomes longer by this factor at most with each step
+PACE = 1.03  # the time of a step becomes longer by this factor at most with each step
 LONGEST_PAUSE = 7  # tokens of a reply for which nothing is drafted in vain
 LEAST_RATE = 0.02  # drafts that are kept less often are not worth weighing
-LASTING = 512  # steps after which a measured time is none any more
+LONGEST_DRAW = 2  # times what draws took before; longer ones have waited for others
+LASTING = 64  # steps after which the time of one with drafts is not known any more
+PLAIN_LASTING = 512  # and of one without: where drafts are kept, these are rare
 FADING = 0.98  # what is known of computed drafts counts after each time that none is worth its time
 
 
@@ -158,14 +160,20 @@ class Speculator:
         for outcomes in self._all_outcomes(sequence, kind):
             outcomes.add(num_kept, has_failed=num_kept < num_drafts)
         if num_kept:
-            likeliest = sequence.takes_likeliest
-            known = self._draw_s.get(likeliest, seconds / num_kept)
-            self._draw_s[likeliest] = DECAY * known + (1 - DECAY) * seconds / num_kept
+            likeliest, draw_s = sequence.takes_likeliest, seconds / num_kept
+            known = self._draw_s.get(likeliest, draw_s)
+            # without a limit, one that was interrupted would keep drafts away for good
+            self._draw_s[likeliest] = DECAY * known + (1 - DECAY) * min(
+                draw_s, LONGEST_DRAW * known
+            )
 
     def learn_time(self, num_sequences: int, num_tokens: int, seconds: float) -> None:
         """A step in which so many sequences decoded took so long."""
         self._num_steps += 1
-        time = self._times.setdefault((num_sequences, num_tokens), _Time())
+        size = num_sequences, num_tokens
+        time = self._times.get(size)
+        if time is None:
+            time = self._times[size] = _Time()
         time.add(seconds, self._num_steps)
 
     def forget(self, sequence: Sequence) -> None:
@@ -301,6 +309,7 @@ class Speculator:
     def _measured(self, num_sequences: int, num_drafts: int) -> float:
         """Seconds of a step, or 0 where that is not known."""
         time = self._times.get((num_sequences, num_sequences + num_drafts))
-        if time is None or time.measured_at + LASTING < self._num_steps:
+        lasting = LASTING if num_drafts else PLAIN_LASTING
+        if time is None or time.measured_at + lasting < self._num_steps:
             return 0.0
         return time.seconds

@@ -181,3 +181,32 @@ def test_computed_drafts_that_were_wrong_are_tried_again(monkeypatch) -> None:
     depths, _ = drive([sequence], right=8, per_draft=0.02, steps=400, speculator=speculator)
     assert before < 100
     assert sum(depths[-100:]) > 100
+
+
+def timed_without_drafts() -> Speculator:
+    speculator = Speculator([Ones()], grid=GRID)
+    for _ in range(FIRST_STEPS + 1):
+        speculator.learn_time(1, 1, 1.0)
+    return speculator
+
+
+def test_steps_that_were_slow_for_a_while_are_tried_again() -> None:
+    """Others use the machine, too: what was measured meanwhile does not count for long."""
+    (sequence,) = some(1)
+    speculator = timed_without_drafts()
+    depths, _ = drive([sequence], right=8, per_draft=5.0, steps=40, speculator=speculator)
+    assert sum(depths) > 0
+    assert sum(depths[-10:]) == 0
+    depths, _ = drive([sequence], right=8, per_draft=0.02, steps=200, speculator=speculator)
+    assert sum(depths[-20:]) > 60
+
+
+def test_a_draw_that_took_long_once_keeps_no_drafts_away() -> None:
+    (sequence,) = some(1)
+    speculator = timed_without_drafts()
+    for seconds in [0.01] * 3 + [1000.0]:
+        assert sequence in speculator.propose([sequence], room=1)
+        sequence.tokens.extend([1, 1])
+        speculator.learn_outcome(sequence, 1, 1, seconds)
+    depths, _ = drive([sequence], right=8, per_draft=0.02, steps=50, speculator=speculator)
+    assert sum(depths[-20:]) > 60
