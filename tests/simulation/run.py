@@ -248,7 +248,9 @@ class Simulation:
             client = Client(self.machine, number, self._connect, self.tell, limit)
             own = Random(rng.getrandbits(32))
             clients.append(asyncio.create_task(client.work(own, prefixes, self.outcomes)))
-        if rng.random() < 0.3:
+        # a command waits for the step that runs, and the simulated event loop for the command
+        stalls = any(each.point == "stall" for each in self.injector.faults)
+        if rng.random() < 0.3 and not stalls:
             self.has_operator = True
             operator = Client(self.machine, -1, self._connect, self.tell, limit)
             clients.append(
