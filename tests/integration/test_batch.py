@@ -17,9 +17,13 @@ from tests.support.seeds import run_seed
 
 
 def write_requests(path: Path, count: int) -> None:
+    """Write short requests, and a long one, before whose end every signal comes."""
     with path.open("w", encoding="utf-8") as file:
         for number in range(count):
-            body = {"model": "nano", "prompt": f"Once {number}", "max_tokens": 3, "temperature": 0}
+            tokens = 3 if number < count - 1 else 1500
+            prompt = f"Once {number}"
+            body = {"model": "nano", "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+            body["ignore_eos"] = True
             line = {"custom_id": f"n{number}", "url": "/v1/completions", "body": body}
             file.write(json.dumps(line) + "\n")
 
