@@ -52,8 +52,7 @@ struct WholeNumbers {
     return most <= __FLT_MAX__ ? most * (1 / kMost) : __builtin_nanf("");
   }
   [[gnu::always_inline]] static Lane magnitudes(const Lanes& x, const Lane& most) {
-    const Lane bits = bits_of(x) & INT32_MAX;
-    return select(bits > most, bits, most);
+    return larger16(bits_of(x) & INT32_MAX, most);
   }
   [[gnu::always_inline]] static Lane rounded(const Lanes& x, float by) {
     const float magic = 0x1.8p23f;  // adding it rounds to the nearest integer, in the low bits

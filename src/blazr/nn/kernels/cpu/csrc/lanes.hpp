@@ -8,6 +8,8 @@
 #include <arm_neon.h>
 #endif
 
+#include <utility>
+
 #include "types.hpp"
 
 namespace {
@@ -74,6 +76,23 @@ template <int N = kPerLanes>
     return {(Vector)_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_as<__m128i>(p)), 16)};
 #elif defined(__aarch64__)
     return {(Vector)vshll_n_u16(load_as<uint16x4_t>(p), 16)};
+#else
+    return {Vector{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])}};
+#endif
+  } else {
+    return {load_lanes<N / 2>(p), load_lanes<N / 2>(p + N / 2 * (kRegister / 4))};
+  }
+}
+template <int N = kPerLanes>
+[[gnu::always_inline]] inline Registers<float, N> load_lanes(const f16* p) {
+  if constexpr (N == 1) {
+    using Vector = typename Registers<float, 1>::Vector;
+#if defined(__AVX512F__)
+    return {(Vector)_mm512_cvtph_ps(load_as<__m256i>(p))};
+#elif defined(__F16C__)
+    return {(Vector)_mm256_cvtph_ps(load_as<__m128i>(p))};
+#elif defined(__aarch64__)
+    return {(Vector)vcvt_f32_f16(vreinterpret_f16_u16(load_as<uint16x4_t>(p)))};
 #else
     return {Vector{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])}};
 #endif
@@ -206,22 +225,36 @@ template <int... kIndices, class V>
   return __builtin_shufflevector(a, b, kIndices...);
 }
 
-// Lanes at distance 8, 4, 2, 1 taken together; of(a, b) for registers or numbers.
+// v with each lane and that at `kDistance` taken together, and so at half of it, down to 1.
+template <int kDistance, class Of, class V>
+[[gnu::always_inline]] inline V fold_lanes(const Of& of, V v) {
+  if constexpr (kDistance == 0) {
+    return v;
+  } else {
+    const auto swapped = [&]<int... i>(std::integer_sequence<int, i...>) {
+      return pick<(i ^ kDistance)...>(v, v);
+    };
+    v = of(v, swapped(std::make_integer_sequence<int, kRegister / 4>()));
+    return fold_lanes<kDistance / 2>(of, v);
+  }
+}
+
+// of(a, b) for lanes at distance 8, 4, 2, 1, so that the first has all of them; `of` takes registers.
 template <class T, class Of, int N>
 [[gnu::always_inline]] inline T fold(const Of& of, const Registers<T, N>& x) {
-  if constexpr (N > 1) {
+  if constexpr (N > 1)
     return fold<T>(of, each<T>(of, x.lo, x.hi));
-  } else {
-    T parts[kRegister / 4];
-    memcpy(parts, &x.v, sizeof parts);
-    for (int distance = kRegister / 8; distance > 0; distance /= 2)
-      for (int i = 0; i < distance; i++) parts[i] = of(parts[i], parts[i + distance]);
-    return parts[0];
-  }
+  else
+    return fold_lanes<kRegister / 8>(of, x.v)[0];
 }
 
 [[gnu::always_inline]] inline float sum16(const Lanes& v) {
   return fold<float>([](auto a, auto b) { return a + b; }, v);
+}
+
+// The larger number in each lane, and the largest of all lanes.
+[[gnu::always_inline]] inline Lane larger16(const Lane& a, const Lane& b) {
+  return each<int32_t>([](auto x, auto y) { return x > y ? x : y; }, a, b);
 }
 [[gnu::always_inline]] inline int32_t largest16(const Lane& v) {
   return fold<int32_t>([](auto a, auto b) { return a > b ? a : b; }, v);

@@ -50,11 +50,10 @@ void quantize(const PackedLinear& call, const PackedKernel& kernel, int64_t row)
     float values[8 * kBlock];
     Lane high{};
     for (int64_t i = 0; i < kernel.together * kBlock; i += 16, x += 16) {
-#pragma GCC unroll 1
-      for (int j = 0; j < 16; j++) values[i + j] = to_float(x[j]);
+      const Lanes numbers = load16(x);
+      store16(values + i, numbers);
       // magnitudes of floats are ordered like their bits
-      const Lane size = bits_of(load16(values + i)) & 0x7fffffff;
-      high = select(size > high, size, high);
+      high = larger16(bits_of(numbers) & 0x7fffffff, high);
     }
     const float max = bits_as<float>(largest16(high));
     const Lanes inverse = all16(max >= 0x1p-120f ? 127.0f / max : 0.0f);
