@@ -134,6 +134,7 @@ class _Placed:
         self._here, self._offset, self._storages = here, there - here, storages
         self._end = here
         self._copies: dict[int, int] = {}  # by the address of the storage
+        self._tables: set[int] = set()  # of these copies, those that hold addresses
 
     def argument(self, value: object) -> int:
         """The address of a structure there; a number is a number, or an address there."""
@@ -143,15 +144,29 @@ class _Placed:
         size = ctypes.sizeof(original)
         copy = type(original).from_address(self._room(size))
         ctypes.memmove(ctypes.addressof(copy), ctypes.addressof(original), size)
-        for at in _pointers(type(original)):
+        for at, name in _pointers(type(original)):
             pointer = ctypes.c_void_p.from_address(ctypes.addressof(copy) + at)
             if pointer.value:
-                pointer.value = self._address(pointer.value)
+                placed = self._address(pointer.value)
+                if name == "entries" and pointer.value not in self._tables:
+                    self._place_entries(pointer.value, placed - self._offset)
+                pointer.value = placed
         return ctypes.addressof(copy) + self._offset
 
+    def _place_entries(self, address: int, copy: int) -> None:
+        """Place what the rows of a table of adapters point to: three addresses and a rank each."""
+        self._tables.add(address)
+        row = struct.Struct("=4q")
+        for at in range(copy, copy + self._storages[address], row.size):
+            *addresses, rank = row.unpack(ctypes.string_at(at, row.size))
+            placed = [each and self._address(each) for each in addresses]
+            ctypes.memmove(at, row.pack(*placed, rank), row.size)
+
     def bring_back(self) -> None:
-        """Copy what the call wrote to where the caller has it."""
+        """Copy what the call wrote to where the caller has it; no call writes tables."""
         for start, copy in self._copies.items():
+            if start in self._tables:
+                continue
             size = self._storages[start]
             # unchanged memory may be a mapped file, which nobody may write
             if _differ(start, copy, size):
@@ -174,13 +189,14 @@ class _Placed:
         return start
 
 
-def _pointers(kind: type) -> Iterator[int]:
-    """Where in a structure the pointers are, in bytes."""
+def _pointers(kind: type, name: str = "") -> Iterator[tuple[int, str]]:
+    """Where in a structure the pointers are, in bytes, and their names."""
     if kind is ctypes.c_void_p:
-        yield 0
+        yield 0, name
     elif issubclass(kind, ctypes.Structure):
-        for name, part in kind._fields_:
-            yield from (getattr(kind, name).offset + at for at in _pointers(part))
+        for field, part in kind._fields_:
+            start = getattr(kind, field).offset
+            yield from ((start + at, inner) for at, inner in _pointers(part, field))
 
 
 class _Function:
