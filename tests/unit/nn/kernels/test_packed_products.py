@@ -94,6 +94,20 @@ def test_a_row_depends_on_itself_alone(name: str, *, gated: bool) -> None:
 
 @needs_library
 @pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("name", PACKINGS)
+def test_sums_of_the_largest_codes_do_not_overflow(name: str) -> None:
+    """One end of every code in a whole superblock, and activations that are all alike."""
+    packed = random_packed(PACKINGS[name], 16, 1)
+    x = torch.tensor([[3.0], [-3.0]]).repeat(1, packed.columns)
+    for code in (0, 0xFF):
+        packed.blocks[..., packed.packing.scale_bytes :] = code
+        expected = packed_linear.reference(x.double(), packed).float()
+        near = {"rtol": 1e-5, "atol": 1e-6 * float(expected.abs().max())}
+        torch.testing.assert_close(matmul_q.packed_linear(x, packed), expected, **near)
+
+
+@needs_library
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q6_K", "IQ4_NL", "int8"])
 def test_every_form_rounds_activations_alike(name: str) -> None:
     """Extremes of both operands: the ends of every code, blocks of zeros, what is not finite."""

@@ -22,7 +22,7 @@ struct Avx2 {
   }
 
   // For packed weights.
-  static constexpr int kWidth = 32, kPackedTile = 2, kTakenOff = 0;
+  static constexpr int kWidth = 32, kPackedTile = 3, kTakenOff = 128;
   static __m256 halves(const uint8_t* p) { return _mm256_cvtph_ps(load_as<__m128i>(p)); }
   static __m128i eight(const uint8_t* p) { return _mm_loadl_epi64((const __m128i*)p); }
   static __m256i unsigned_bytes(const uint8_t* p) { return _mm256_cvtepu8_epi32(eight(p)); }
@@ -32,15 +32,18 @@ struct Avx2 {
     const __m128i values = _mm_loadu_si128((const __m128i*)table);
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), (__m256i)x);
   }
-  // In 16-bit steps that cannot overflow: of neighbours where bytes of w are small, else of even and
-  // of odd bytes.
+  // A product of bytes takes one factor unsigned: w less kTakenOff gives its magnitude, up to 128, and
+  // its sign to x. Two such products, 128 * 127 * 2 at most, fit 16 bits.
   template <bool kSmall, class V, class W>
   static __m256i dot(V acc, W w, V x) {
-    const __m256i ws = (__m256i)w, xs = (__m256i)x;
-    if (kSmall) return dot_pairs(acc, _mm256_maddubs_epi16(ws, xs), _mm256_set1_epi16(1));
-    const __m256i even = _mm256_and_si256(ws, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16(ws, 8);
-    const __m256i sum = dot_pairs(acc, even, _mm256_srai_epi16(_mm256_slli_epi16(xs, 8), 8));
-    return dot_pairs(sum, odd, _mm256_srai_epi16(xs, 8));
+    const __m256i ws = _mm256_xor_si256((__m256i)w, _mm256_set1_epi8(int8_t(kTakenOff)));
+    const __m256i signs = _mm256_sign_epi8((__m256i)x, ws);
+    return dot_pairs(acc, _mm256_maddubs_epi16(_mm256_abs_epi8(ws), signs), _mm256_set1_epi16(1));
+  }
+  // Bytes below 128 times those of x, summed two by two in 16 bits.
+  template <class W, class V>
+  static __m256i products(W w, V x) {
+    return _mm256_maddubs_epi16((__m256i)w, (__m256i)x);
   }
   template <class V, class W>
   static __m256i dot_pairs(V acc, W w, W x) {

@@ -89,6 +89,11 @@ struct MatmulQ {
   using Floats = typename I::Floats;
   static constexpr int kParts = Scales::kParts, kVectors = 8 / kParts;
   static constexpr bool kSmall = Codes::kLargest <= 127;
+  // Vectors whose products are added in 16 bits, a power of two; 0 where there is no need.
+  static constexpr int kTogether = [] {
+    const int room = I::template kTogether<Codes::kLargest>;
+    return room >= kVectors ? kVectors : room >= 4 ? 4 : room >= 2 ? 2 : room;
+  }();
   // What is left of the codes' offset once I::dot has taken its part off.
   static constexpr int kOffset = Codes::kOffset - (kSmall ? 0 : I::kTakenOff);
   // 64-byte lines of a block, rounded up.
@@ -123,6 +128,21 @@ struct MatmulQ {
                                                  int64_t b, Ints* acc) {
     const uint8_t* codes = super + Scales::kBytes + i * Codes::kBytes;
     for (int c = 0; c < C; c++) acc[c] = I::all(Scales::kHasMinima ? 0 : x.block(c, b).offset[part]);
+    if constexpr (kTogether > 0) {
+#pragma GCC unroll 8
+      for (int first = part * kVectors; first < (part + 1) * kVectors; first += kTogether) {
+        typename I::Halves sums[C];
+        for (int c = 0; c < C; c++) sums[c] = typename I::Halves{};
+#pragma GCC unroll 8
+        for (int v = first; v < first + kTogether; v++) {
+          const typename I::Line vector = Codes::vector(codes, v);
+          for (int c = 0; c < C; c++)
+            sums[c] = I::add_products(sums[c], vector, x.block(c, b).q + 4 * v);
+        }
+        for (int c = 0; c < C; c++) acc[c] = I::add_halves(acc[c], sums[c]);
+      }
+      return;
+    }
 #pragma GCC unroll 8
     for (int v = part * kVectors; v < (part + 1) * kVectors; v++) {
       const typename I::Line vector = Codes::vector(codes, v);

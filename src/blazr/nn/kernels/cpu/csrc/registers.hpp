@@ -91,6 +91,25 @@ struct Int8 {
     const auto four = load_as<int32_t>(x) - Register<int32_t>{};
     return each<int32_t>([=](auto a, auto w) { return Isa::template dot<kSmall>(a, w, four); }, acc, w);
   }
+  // How many vectors of codes up to `kLargest` have products that can be added in 16 bits, two by two; 0
+  // where the processor adds four products in 32 bits in one step.
+  template <int kLargest>
+  static constexpr int kTogether = [] {
+    if constexpr (requires(Register<uint8_t> w) { Isa::products(w, w); })
+      return 32767 / (2 * 127 * kLargest);
+    else
+      return 0;
+  }();
+  using Halves = Several<int16_t>;  // two numbers for each row
+  static Halves add_products(const Halves& sums, const Line& w, const int8_t* x) {
+    const auto four = load_as<int32_t>(x) - Register<int32_t>{};
+    const auto of = [=](auto s, auto w) { return s + (Register<int16_t>)Isa::products(w, four); };
+    return each<int16_t>(of, sums, w);
+  }
+  static Ints add_halves(const Ints& total, const Halves& sums) {
+    const auto ones = 1 - Register<int16_t>{};
+    return each<int32_t>([=](auto t, auto s) { return Isa::dot_pairs(t, s, ones); }, total, sums);
+  }
   static Ints add(const Ints& total, const Ints& acc, const Ints& scale) {
     return each<int32_t>([](auto t, auto a, auto s) { return t + a * s; }, total, acc, scale);
   }
