@@ -1,22 +1,26 @@
-"""What this machine's memory can do, and how much of it decoding uses.
+"""What this machine's memory and arithmetic can do, and how much of them decoding and prefill use.
 
 A decode step reads every weight that a token passes through, and what is remembered of each of its
-sequences; in all but the smallest models that is what bounds its speed.
+sequences; in all but the smallest models that is what bounds its speed. Prefill reads weights once
+for many tokens, and is bound by the products.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from resource import RUSAGE_SELF, getrusage
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from blazr.bench.load import Record
 from blazr.bench.report import spread_of
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from blazr.models.causal_lm import CausalLM
     from blazr.nn.device import Device
+    from blazr.nn.quant.weight import Weight
 
 BUFFER_BYTES = 2**30  # beyond any cache
 
@@ -47,6 +51,47 @@ def measure_bandwidth(device: Device, *, nbytes: int = BUFFER_BYTES, rounds: int
         best_s = min(best_s, perf_counter() - started_s)
     release_threads()  # of this thread; an engine's may compute next
     return source.nbytes * (2 if is_cuda else 1) / best_s
+
+
+def measure_arithmetic(kind: str, *, rounds: int = 5) -> float:
+    """The best rate of products and sums that the CPU's kernels could reach, per second.
+
+    All threads multiply and add in registers, with the instruction set in use, so that nothing
+    waits for memory.
+
+    Args:
+        kind: What is multiplied (``blazr.nn.ops.peak.ARITHMETIC``).
+        rounds: The best of so many is taken.
+
+    Raises:
+        OSError: The kernels cannot run here.
+    """
+    from blazr.nn.ops.peak import multiply_in_registers
+
+    best = 0.0
+    for _ in range(rounds):
+        started_s = perf_counter()
+        operations = multiply_in_registers(kind, 2**31)
+        best = max(best, operations / (perf_counter() - started_s))
+    return best
+
+
+def measure_rates(device: Device) -> dict[str, float]:
+    """``measure_arithmetic`` of every kind; of none where the CPU's kernels do not compute."""
+    from blazr.nn.ops.peak import ARITHMETIC, has_kernels
+
+    if device.kind != "cpu" or not has_kernels():
+        return {}
+    return {kind: measure_arithmetic(kind) for kind in ARITHMETIC}
+
+
+def arithmetic_of(weight: Tensor | Weight) -> str:
+    """The kind of arithmetic (``blazr.nn.ops.peak``) that a CPU's products with a weight are."""
+    packing = getattr(weight, "packing", None)
+    if packing is None:
+        return str(weight.dtype).removeprefix("torch.")
+    # small codes can be added in fewer bits; what a table gives has all eight
+    return "int8" if packing.bits == 8 or packing.table else "int4"
 
 
 def step_bytes(model: CausalLM, *, batch: float, context_len: float) -> float:
@@ -86,6 +131,46 @@ def bandwidth_use(model: CausalLM, records: Sequence[Record], bandwidth: float) 
     nbytes = step_bytes(model, batch=batch, context_len=context_len)
     share = nbytes / gaps["p50"] / bandwidth
     return {"step_batch": batch, "step_bytes": nbytes, "bandwidth_share": share}
+
+
+def product_counts(model: CausalLM) -> dict[str, float]:
+    """Numbers of the weights that a token of a prompt is multiplied with, by kind of arithmetic.
+
+    All but embeddings and the head, which the last token alone needs; of each layer's experts those
+    that are chosen. Products within attention and recurrent layers are left out.
+    """
+    from blazr.nn.layers.moe import Moe
+    from blazr.nn.quant.weight import stored_weights
+
+    found: dict[str, float] = {}
+    share: dict[int, float] = {}
+    for module in model.modules():
+        if isinstance(module, Moe):
+            chosen = min(module.config.experts_per_token / module.config.num_experts, 1)
+            share.update((id(weight), chosen) for weight in stored_weights(module.experts))
+    for weight in stored_weights(model.layers):
+        if len(weight.shape) > 1:
+            kind = arithmetic_of(weight)
+            found[kind] = found.get(kind, 0) + share.get(id(weight), 1) * weight.numel()
+    return found
+
+
+def arithmetic_use(
+    model: CausalLM, figures: Mapping[str, object], rates: Mapping[str, float]
+) -> dict[str, float]:
+    """The share of operations per second that prefill uses at its median speed.
+
+    Args:
+        model: What was measured.
+        figures: A level of ``summarize``.
+        rates: Of ``measure_arithmetic``, by kind.
+    """
+    speed = cast("Mapping[str, float] | None", figures["prefill_tokens_per_s"])
+    counts = product_counts(model)
+    if not speed or not counts.keys() <= rates.keys():
+        return {}
+    needed_s = sum(2 * count / rates[kind] for kind, count in counts.items())
+    return {"arithmetic_share": speed["p50"] * needed_s}
 
 
 def peak_memory(device: Device) -> dict[str, int]:

@@ -46,7 +46,8 @@ _ROWS = (
     ("decode tokens/s", "decode_tokens_per_s", _MEDIAN),
     ("prompt from cache", "cached_share", "{:.0%}"),
     ("goodput", "goodput_share", "{:.0%}"),
-    ("of the bandwidth", "bandwidth_share", "{:.1%}"),
+    ("decode: of the bandwidth", "bandwidth_share", "{:.1%}"),
+    ("prefill: of the arithmetic", "arithmetic_share", "{:.1%}"),
     ("drafts at a time", "draft_depth", "{:.1f}"),
     ("drafts kept", "draft_acceptance", "{:.0%}"),
     ("tokens a step", "tokens_per_step", "{:.2f}"),
@@ -247,7 +248,13 @@ def _measure_model(
     import torch
 
     from blazr.bench.offline import EngineTarget
-    from blazr.bench.roofline import bandwidth_use, measure_bandwidth, peak_memory
+    from blazr.bench.roofline import (
+        arithmetic_use,
+        bandwidth_use,
+        measure_bandwidth,
+        measure_rates,
+        peak_memory,
+    )
     from blazr.engine.build import build_engine
     from blazr.engine.config import EngineConfig
     from blazr.nn.device import resolve_device
@@ -286,8 +293,14 @@ def _measure_model(
     }
     if isinstance(network, FallbackModel):  # what its steps read is not known
         return facts, [figures for figures, _ in results]
-    return facts, [
-        {**figures, **bandwidth_use(network, records, bandwidth)} for figures, records in results
+    rates = measure_rates(place)
+    return {**facts, "arithmetic_per_s": rates}, [
+        {
+            **figures,
+            **bandwidth_use(network, records, bandwidth),
+            **arithmetic_use(network, figures, rates),
+        }
+        for figures, records in results
     ]
 
 

@@ -7,10 +7,19 @@ import torch
 
 from blazr.bench import RANDOM_SHAPES
 from blazr.bench.load import Record
-from blazr.bench.roofline import bandwidth_use, measure_bandwidth, peak_memory, step_bytes
+from blazr.bench.roofline import (
+    arithmetic_use,
+    bandwidth_use,
+    measure_bandwidth,
+    measure_rates,
+    peak_memory,
+    product_counts,
+    step_bytes,
+)
 from blazr.bench.shapes import random_network
 from blazr.models.sizing import size_of
 from blazr.nn.device import resolve_device
+from blazr.nn.ops.peak import ARITHMETIC, has_kernels
 from tests.support.networks import HIDDEN, VOCAB, build_network
 
 CPU = resolve_device("cpu")
@@ -69,6 +78,31 @@ def test_bandwidth_and_memory_are_of_this_machine() -> None:
     bandwidth = measure_bandwidth(CPU, nbytes=2**22, rounds=3)
     assert 1e8 < bandwidth < 1e14
     assert 2**25 < peak_memory(CPU)["peak_memory_bytes"] < 2**45
+
+
+def test_a_token_is_multiplied_with_every_layer_and_the_experts_it_chooses() -> None:
+    model = build_network(("gqa+mlp", "mla+moe"))
+    matrices = [weight for weight in model.layers.parameters() if weight.dim() > 1]
+    unused = (EXPERTS - CHOSEN) * EXPERT_BYTES / 4
+    expected = sum(weight.numel() for weight in matrices) - unused
+    assert product_counts(model) == {"float32": pytest.approx(expected)}
+
+
+def test_the_share_is_products_of_a_token_times_tokens_a_second() -> None:
+    model = build_network(("gqa+mlp",))
+    figures = {"prefill_tokens_per_s": {"p50": 50.0}}
+    use = arithmetic_use(model, figures, {"float32": 1e6})
+    expected = 50 * 2 * product_counts(model)["float32"] / 1e6
+    assert use == {"arithmetic_share": pytest.approx(expected)}
+    assert arithmetic_use(model, figures, {}) == {}
+    assert arithmetic_use(model, {"prefill_tokens_per_s": None}, {"float32": 1e6}) == {}
+
+
+@pytest.mark.skipif(not has_kernels(), reason="the kernels are not compiled")
+def test_rates_are_of_this_machine() -> None:
+    rates = measure_rates(CPU)
+    assert rates.keys() == set(ARITHMETIC)
+    assert all(1e8 < rate < 1e15 for rate in rates.values()), rates
 
 
 PARAMETERS = {

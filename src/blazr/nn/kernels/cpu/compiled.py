@@ -50,6 +50,7 @@ def kernels() -> ctypes.CDLL:
         entry = getattr(found, f"blazr_{name}")
         entry.argtypes, entry.restype = [_POINTER, _INT], None
     found.blazr_replay.argtypes, found.blazr_replay.restype = [_POINTER, _INT64, _INT], None
+    found.blazr_peak.argtypes, found.blazr_peak.restype = [_INT64, _INT64, _INT], _INT64
     return found
 
 

@@ -547,8 +547,12 @@ struct Recorded {
   const void* call;
 };
 
+// Bytes that `peak` reads.
+inline constexpr int64_t kPeakOperands = 64 * 12;
+
 // The kernels of an instruction set for one dtype; most compute a part of a call.
 struct TypedKernels {
+  int64_t (*peak)(const void* operands, int64_t operations, int64_t* result);  // see peak.hpp
   // Rows [m0, m1) and columns [n0, n1).
   void (*linear)(const Linear& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1);
   // Rows [m0, m1); row m.
@@ -586,6 +590,8 @@ struct TypedKernels {
 struct Kernels {
   TypedKernels typed[kNumDtypes];
   PackedKernel packed[kNumPackings];
+  // Of packed codes: of eight bits, of four; see peak.hpp.
+  int64_t (*peak[2])(const void* operands, int64_t operations, int64_t* result);
   void (*encode_q4_k)(const Encode& call, int64_t first);
   void (*route)(const Route& call, int64_t token);
   // See sampling.hpp.

@@ -207,6 +207,19 @@ const char* blazr_layouts() {
   return text.c_str();
 }
 
+// Does `operations` or more on each of `threads` threads, and returns how many in all (see peak.hpp):
+// with numbers of a dtype, or, from kNumDtypes on, with packed codes of eight bits and of four.
+int64_t blazr_peak(int64_t kind, int64_t operations, int threads) {
+  alignas(64) static const char zeros[kPeakOperands] = {};
+  const auto run = kind < kNumDtypes ? typed(kind).peak : kernels->peak[kind - kNumDtypes];
+  std::atomic<int64_t> done{0};
+  parallel_for(threads, threads, [&](int64_t) {
+    int64_t result = 0;
+    done += run(zeros, operations, &result);
+  });
+  return done;
+}
+
 // Every kernel has one form, so that calls can be kept and made again (see Recorded): the structs of
 // kernels.hpp say what they do. The caller has checked shapes; null stands for what is not given.
 

@@ -13,6 +13,7 @@
 #include "mamba3.hpp"
 #include "matmul.hpp"
 #include "matmul_q.hpp"
+#include "peak.hpp"
 #include "pointwise.hpp"
 #include "rows.hpp"
 #include "sampling.hpp"
@@ -22,6 +23,7 @@ namespace {
 template <class Isa, class T>
 constexpr TypedKernels typed_kernels() {
   return {
+      .peak = Peak<Isa>::template numbers<T>,
       .linear = Matmul<Isa, T>::part,
       .lora_shrink = LoraOf<Matmul<Isa, T>, T>::shrink,
       .lora_expand = LoraOf<Matmul<Isa, T>, T>::expand,
@@ -54,6 +56,7 @@ constexpr Kernels kernels_of(std::integer_sequence<int, kPackings...>) {
   return {
       .typed = {typed_kernels<Isa, bf16>(), typed_kernels<Isa, f16>(), typed_kernels<Isa, float>()},
       .packed = {packed_kernel<Int8<Isa>, kPackings>()...},
+      .peak = {Peak<Isa>::template codes<false>, Peak<Isa>::template codes<true>},
       .encode_q4_k = encode_q4_k,
       .route = route_token,
       .scan = Sampling::scan,
