@@ -32,10 +32,11 @@ from blazr.engine.pacing import Pacing
 from blazr.engine.runner import StepResult, draw_tokens
 from blazr.engine.sampling.sampler import Sampler
 from blazr.engine.scheduler import Scheduler, StepPlan
-from blazr.models.checkpoint.base import ELEMENT_TYPES, Checkpoint, QuantizedInfo
+from blazr.models.checkpoint.base import ELEMENT_TYPES
 from blazr.models.checkpoint.open import find_model, open_checkpoint
 from blazr.nn.device import release_threads
 from blazr.nn.operands.step import GRID
+from blazr.pipelines.network import network_from
 from blazr.pipelines.padded import PaddedBatch, can_join, join
 
 if TYPE_CHECKING:
@@ -105,29 +106,14 @@ def load_fallback(
         UnknownFamilyError: transformers is not installed, or does not know the model.
         CheckpointError: The files do not hold what the network needs.
     """
-    transformers = _library(cause)
+    _library(cause)
     files = find_model(model, revision=revision)
     checkpoint = open_checkpoint(files.path)
-    auto: Any = transformers.AutoModelForCausalLM
+    network: Any
     try:
-        config = transformers.AutoConfig.from_pretrained(
-            checkpoint.directory, trust_remote_code=False, local_files_only=True
-        )
-        with torch.device("meta"):
-            network_class = type(auto.from_config(config, trust_remote_code=False))
-        # The library gets tensors and no path: in a directory it would also look for pickles
-        # (pytorch_model.bin, adapter_model.bin, distributed checkpoints) and unpickle them.
-        config.transformers_weights = None
-        network, problems = network_class.from_pretrained(
-            None,
-            config=config,
-            state_dict=_stored_tensors(checkpoint),
-            dtype=dtype,
-            output_loading_info=True,
-        )
+        network, missing = network_from(checkpoint, "AutoModelForCausalLM", dtype=dtype)
     except Exception as error:
         raise _not_loaded(cause, error) from error
-    missing = sorted(problems["missing_keys"])
     if missing:
         raise CheckpointError(
             f"{len(missing)} tensors of {files.name} are missing.",
@@ -140,7 +126,7 @@ def load_fallback(
         network.config.model_type,
     )
     return FallbackModel(
-        module=network.to(device.torch_device).eval().requires_grad_(requires_grad=False),
+        module=network.to(device.torch_device),
         family=network.config.model_type,
         directory=checkpoint.directory,
         name=files.name,
@@ -149,15 +135,6 @@ def load_fallback(
         max_seq_len=_context(config),
         gguf={},
     )
-
-
-def _stored_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The tensors of a checkpoint as its files hold them, in memory, by their names there."""
-    found = {}
-    for info in checkpoint.tensors.values():
-        for part in info.parts.values() if isinstance(info, QuantizedInfo) else (info,):
-            found[part.name] = checkpoint.own(part)
-    return found
 
 
 def _library(cause: UnknownFamilyError) -> Any:

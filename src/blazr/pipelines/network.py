@@ -1,0 +1,62 @@
+"""A network of transformers, built from the tensors of a checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from blazr.models.checkpoint.base import QuantizedInfo
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from blazr.models.checkpoint.base import Checkpoint
+
+
+def stored_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The tensors of a checkpoint as its files hold them, in memory, by their names there."""
+    found = {}
+    for info in checkpoint.tensors.values():
+        for part in info.parts.values() if isinstance(info, QuantizedInfo) else (info,):
+            found[part.name] = checkpoint.own(part)
+    return found
+
+
+def network_from(
+    checkpoint: Checkpoint, auto_name: str, *, dtype: str
+) -> tuple[torch.nn.Module, list[str]]:
+    """Build a network, ready to run.
+
+    Code that lies beside the weights is never run, and no pickle there is opened.
+
+    Args:
+        checkpoint: Its files.
+        auto_name: The class of transformers that knows its kind, ``AutoModelForCausalLM`` and such.
+        dtype: What to compute in; ``auto`` is the checkpoint's.
+
+    Returns:
+        The network, and the names of tensors that are missing.
+
+    Raises:
+        Exception: What transformers raises where it cannot.
+    """
+    import transformers
+
+    auto: Any = getattr(transformers, auto_name)
+    config = transformers.AutoConfig.from_pretrained(
+        checkpoint.directory, trust_remote_code=False, local_files_only=True
+    )
+    with torch.device("meta"):
+        network_class = type(auto.from_config(config, trust_remote_code=False))
+    # The library gets tensors and no path: in a directory it would also look for pickles
+    # (pytorch_model.bin, adapter_model.bin, distributed checkpoints) and unpickle them.
+    config.transformers_weights = None
+    network, problems = network_class.from_pretrained(
+        None,
+        config=config,
+        state_dict=stored_tensors(checkpoint),
+        dtype=dtype,
+        output_loading_info=True,
+    )
+    return network.eval().requires_grad_(requires_grad=False), sorted(problems["missing_keys"])
