@@ -1,0 +1,1 @@
+"""Sound: speech to text, and what it needs."""

@@ -1,0 +1,119 @@
+"""A small random Whisper with a tokenizer of bytes, and real speech."""
+
+from __future__ import annotations
+
+import io
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tests.support.seeds import run_seed
+
+_PACKAGES = ("python_multipart", "soundfile", "soxr", "transformers")
+NEEDS_AUDIO = pytest.mark.skipif(
+    any(find_spec(name) is None for name in _PACKAGES), reason="the audio extra is not installed"
+)
+RATE = 16_000
+SPEECH = Path(__file__).parent.parent / "golden" / "silero-vad"
+LANGUAGES = ("en", "de", "zh")
+
+
+def speech(start_s: float = 0.0, end_s: float = 60.0) -> NDArray[np.float32]:
+    """A minute of speech, or a part of it, (N,)."""
+    import soundfile
+
+    samples, rate = soundfile.read(SPEECH / "test.flac", dtype="float32")
+    assert rate == RATE
+    return samples[int(start_s * RATE) : int(end_s * RATE)]
+
+
+def sound_file(
+    samples: NDArray[np.float32], *, form: str = "WAV", rate: int = RATE, subtype: str | None = None
+) -> bytes:
+    """The bytes of a sound file."""
+    import soundfile
+
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format=form, subtype=subtype)
+    return file.getvalue()
+
+
+def save_whisper(path: Path) -> None:
+    """Save a random Whisper; it says other things of other sounds."""
+    import transformers
+
+    vocab = {
+        char: index for index, char in enumerate(_byte_characters())
+    }  # the id of a byte is itself
+    marks = ["<|endoftext|>", "<|startoftranscript|>"]
+    marks += [f"<|{code}|>" for code in LANGUAGES]
+    marks += ["<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>"]
+    marks += ["<|nospeech|>", "<|notimestamps|>", *(f"<|{0.02 * n:.2f}|>" for n in range(1501))]
+    ids = {mark: len(vocab) + index for index, mark in enumerate(marks)}
+    tokenizer = transformers.WhisperTokenizerFast(
+        vocab={**vocab, **ids},
+        merges=[],
+        unk_token="<|endoftext|>",
+        bos_token="<|endoftext|>",
+        eos_token="<|endoftext|>",
+        additional_special_tokens=[each for each in marks if not each[2].isdigit()],
+    )
+    tokenizer.add_tokens([each for each in marks if each[2].isdigit()])
+    end, start = ids["<|endoftext|>"], ids["<|startoftranscript|>"]
+    config = transformers.WhisperConfig(
+        vocab_size=len(vocab) + len(marks),
+        num_mel_bins=16,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        d_model=16,
+        max_target_positions=64,
+        pad_token_id=end,
+        bos_token_id=end,
+        eos_token_id=end,
+        decoder_start_token_id=start,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+    )
+    torch.manual_seed(run_seed())
+    network = transformers.WhisperForConditionalGeneration(config)
+    with torch.no_grad():
+        for parameter in network.parameters():  # so that what is heard decides what is said
+            parameter.copy_(torch.randn_like(parameter) * 0.3)
+        # times are written where they are asked for
+        network.model.decoder.embed_tokens.weight[ids["<|0.00|>"] :] *= 0.02
+    network.save_pretrained(path)
+    transformers.WhisperFeatureExtractor(feature_size=16).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    # what is left to say is ASCII
+    generation = {
+        "decoder_start_token_id": start,
+        "eos_token_id": end,
+        "pad_token_id": end,
+        "bos_token_id": end,
+        "max_length": 40,
+        "is_multilingual": True,
+        "lang_to_id": {f"<|{code}|>": ids[f"<|{code}|>"] for code in LANGUAGES},
+        "task_to_id": {task: ids[f"<|{task}|>"] for task in ("transcribe", "translate")},
+        "no_timestamps_token_id": ids["<|notimestamps|>"],
+        "prev_sot_token_id": ids["<|startofprev|>"],
+        "max_initial_timestamp_index": 50,
+        "suppress_tokens": [*range(32), *range(127, 256), *range(start, ids["<|notimestamps|>"])],
+        "alignment_heads": [[1, 0], [1, 1]],
+    }
+    (path / "generation_config.json").write_text(json.dumps(generation))
+
+
+def _byte_characters() -> list[str]:
+    """The characters that stand for the bytes 0 to 255 [Radford et al., 2019, GPT-2]."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(each) if each in plain else chr(next(others)) for each in range(256)]
