@@ -14,6 +14,7 @@ COMMANDS: Table[Callable[..., None]] = Table(
         "generate": "blazr.cli.generate:generate",
         "chat": "blazr.cli.chat:chat",
         "serve": "blazr.cli.serve:serve",
+        "transcribe": "blazr.cli.transcribe:transcribe",
         "launch": "blazr.cli.launch:launch",
         "batch": "blazr.cli.batch:batch",
         "info": "blazr.cli.info:info",

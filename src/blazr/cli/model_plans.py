@@ -16,9 +16,11 @@ from typer.core import TyperOption
 from blazr.cli import options
 from blazr.cli.options import ServeFlags
 from blazr.core.errors import ConfigError
+from blazr.pipelines.kinds import COMPLETION, kind_of
 
 if TYPE_CHECKING:
     from blazr.llm.async_llm import AsyncLLM
+    from blazr.pipelines.pipeline import Pipeline
 
 _NAME = re.compile(r"[\w.:@/-]+")
 _WEIGHTS = ("*.safetensors", "*.gguf")
@@ -39,11 +41,24 @@ class ModelPlan:
     name: str | None
     flags: ServeFlags
 
-    def open(self) -> AsyncLLM:
+    def open(self) -> AsyncLLM | Pipeline:
         """Load it."""
         from blazr.llm.async_llm import AsyncLLM
+        from blazr.llm.load import load_pipeline
 
+        pipeline = load_pipeline(replace(self.flags, model=self.path))
+        if pipeline is not None:
+            return pipeline
         return AsyncLLM.of(replace(self.flags, warm_up=True).load(self.path))
+
+    @property
+    def capabilities(self) -> tuple[str, ...] | None:
+        """What it can do; None where that is not known before it is loaded."""
+        place = Path(self.path).expanduser()
+        if not place.exists() and self.path != options.BUILT_IN:
+            return None  # of the Hub
+        kind = kind_of(place)
+        return (COMPLETION,) if kind is None else kind.capabilities
 
     @property
     def adapters(self) -> Mapping[str, Path]:

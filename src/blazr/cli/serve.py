@@ -239,6 +239,7 @@ def _print_addresses(models: Models, config: ServerConfig, address: str) -> None
 def open_models(plans: Sequence[ModelPlan], config: ServerConfig) -> Models:
     """The models; one that is alone is loaded now, so that what is wrong with it shows at once."""
     # torch comes with these, and a port in use should be told before
+    from blazr.llm.async_llm import AsyncLLM
     from blazr.server.models import Models, ModelSource
 
     if len(plans) > 1:
@@ -248,18 +249,24 @@ def open_models(plans: Sequence[ModelPlan], config: ServerConfig) -> Models:
                 open=plan.open,
                 adapters=plan.adapters,
                 num_bytes=plan.num_bytes,
+                capabilities=plan.capabilities,
             )
             for plan in plans
         ]
         return Models(sources, config)
     (plan,) = plans
-    llm = plan.open()
-    name, *more = config.served_names or (plan.name or llm.core.info.name,)
+    model = plan.open()
+    info = model.core.info if isinstance(model, AsyncLLM) else model.info
+    name, *more = config.served_names or (plan.name or info.name,)
     source = ModelSource(
-        name=name, open=plan.open, aliases=(*more, plan.path), adapters=plan.adapters
+        name=name,
+        open=plan.open,
+        aliases=(*more, plan.path),
+        adapters=plan.adapters,
+        capabilities=plan.capabilities,
     )
     models = Models([source], config)
-    models.adopt(llm)
+    models.adopt(model)
     return models
 
 

@@ -14,6 +14,7 @@ from blazr.llm.defaults import sampling_defaults
 from blazr.llm.missing_tokenizer import MissingTokenizer
 from blazr.llm.options import LoadOptions
 from blazr.llm.text_engine import PLAIN, TextEngine
+from blazr.pipelines.kinds import kind_of
 from blazr.text import sidecars
 from blazr.text.chat_template import ChatTemplate
 from blazr.text.choose_template import choose_template
@@ -26,11 +27,13 @@ from blazr.text.tool_calls.choose import choose_tool_format
 if TYPE_CHECKING:
     from blazr.models.loading.load import LoadedModel
     from blazr.pipelines.fallback import FallbackModel
+    from blazr.pipelines.pipeline import Pipeline
 
 _log = logging.getLogger(__name__)
 
 # oxidizr trains without a beginning-of-text token; everybody else has one or means to.
 _FAMILIES_WITHOUT_BOS = {"oxidizr"}
+_ONLY_FOR_TEXT = ("vocab", "quantize", "adapter", "chat_template")
 
 
 def load_text_engine(
@@ -127,6 +130,29 @@ def load_text_engine(
         "nothing" if tool_calls is None else tool_calls.name,
     )
     return start_engine(bundle)
+
+
+def load_pipeline(options: LoadOptions) -> Pipeline | None:
+    """Load a model that another library runs as a whole; None where it is a language model.
+
+    Args:
+        options: Which, and how: of them, device, dtype and revision.
+
+    Raises:
+        BlazrError: It cannot be loaded.
+    """
+    from blazr.models.checkpoint.open import find_model
+    from blazr.nn.device import limit_threads, resolve_device
+
+    files = find_model(options.model, revision=options.revision)
+    kind = kind_of(files.path)
+    if kind is None:
+        return None
+    unused = [name for name in _ONLY_FOR_TEXT if getattr(options, name) is not None]
+    if unused:
+        _log.warning("%s runs through transformers: without %s", files.name, ", ".join(unused))
+    limit_threads()
+    return kind.load(files, device=resolve_device(options.device), dtype=options.dtype)
 
 
 def start_engine(bundle: ModelBundle) -> TextEngine:

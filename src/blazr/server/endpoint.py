@@ -19,6 +19,7 @@ from typing import (
     TypedDict,
     TypeVar,
     Union,
+    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -31,9 +32,11 @@ from starlette.types import Receive, Scope, Send
 
 from blazr.core import garbage
 from blazr.core.errors import RequestError
+from blazr.pipelines.kinds import COMPLETION
 from blazr.server.config import LARGE_BODY_BYTES, ServerConfig
 from blazr.server.errors import ErrorShape, HttpError, clean, openai_error
-from blazr.server.models import Models, ServerState, Service, untagged
+from blazr.server.form import decode_form
+from blazr.server.models import Hosted, Models, PipelineService, ServerState, Service, untagged
 from blazr.server.params import name_as_sent, refuse_foreign
 from blazr.server.sse import DATA, Framing, Stream
 
@@ -92,7 +95,7 @@ class Call(Generic[Body_co]):
 
     body: Body_co
     models: Models
-    used: Service | None = None
+    used: Hosted | None = None
     path: Mapping[str, str]
     framing: Framing = DATA
     tenant: str = ""
@@ -105,9 +108,15 @@ class Call(Generic[Body_co]):
 
     @property
     def service(self) -> Service:
-        """The model it is for."""
+        """The language model it is for."""
         assert self.used is not None, "this endpoint's row does not say that it needs a model"
-        return self.used
+        return cast("Service", self.used)  # `Models.using` chose it by what the row needs
+
+    @property
+    def hosted(self) -> PipelineService:
+        """The model it is for, where another library runs it."""
+        assert self.used is not None, "this endpoint's row does not say that it needs a model"
+        return cast("PipelineService", self.used)
 
     @property
     def state(self) -> ServerState:
@@ -163,11 +172,14 @@ class Route:
             and it needs an operator's key, so that nobody may where there are no keys.
         needs_operator: Whether it needs an operator's key where there are keys; without any,
             everybody may.
+        capability: What its model has to be able to do.
+        is_form: Whether its body is a form with a file (``multipart/form-data``), and no JSON.
         error: How its errors are written.
         framing: How the events of its stream become bytes.
         body: Type of the body, read from the handler; None where there is none.
         reply: Type of the whole answer, read from the handler; None where it only streams, or
             answers with something that is no JSON.
+        has_text: Whether the whole answer can be text.
         event: Type of a stream's events, read from the handler; None where it does not stream.
     """
 
@@ -178,10 +190,13 @@ class Route:
     needs_model: bool | None = None
     is_command: bool = False
     needs_operator: bool = False
+    capability: str = COMPLETION
+    is_form: bool = False
     error: ErrorShape = openai_error
     framing: Framing = DATA
     body: type[msgspec.Struct] | None = field(init=False)
     reply: Any = field(init=False)
+    has_text: bool = field(init=False)
     event: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -196,6 +211,10 @@ class Route:
         choices = get_args(answer) if is_union else (answer,)
         events = [get_args(each)[0] for each in choices if get_origin(each) is Stream]
         wholes = [each for each in choices if get_origin(each) is not Stream]
+        # what can be text or JSON is described as both
+        texts = [each for each in wholes if isinstance(each, type) and issubclass(each, Response)]
+        object.__setattr__(self, "has_text", bool(texts))
+        wholes = [each for each in wholes if each not in texts] or wholes
         object.__setattr__(self, "body", None if body is NoneType else body)
         object.__setattr__(self, "reply", Union[tuple(wholes)] if wholes else None)  # noqa: UP007
         object.__setattr__(self, "event", events[0] if events else None)
@@ -233,7 +252,7 @@ class Endpoint:
             raw = await _read_body(scope, receive, state.config, grow)
             raw = raw or b"{}" if is_command else raw
             is_large = len(raw) > LARGE_BODY_BYTES
-            body = await _run_where(is_large, partial(_decode, self._decoder, raw))
+            body = await self._decode(connection, raw, is_large=is_large)
             del raw  # a reply takes long
             if is_command:
                 # what the body leaves out may stand in the query
@@ -252,7 +271,7 @@ class Endpoint:
         )
 
         async def work() -> None:
-            async with self._models.using(name) as service:
+            async with self._models.using(name, self._route.capability) as service:
                 try:
                     response = await self._answer(scope, body, service, is_large=is_large)
                 except RequestError as error:
@@ -263,8 +282,20 @@ class Endpoint:
         with working(state):
             await _until_gone(receive, work())
 
+    async def _decode(
+        self, connection: HTTPConnection, raw: bytes, *, is_large: bool
+    ) -> msgspec.Struct:
+        assert self._decoder is not None
+        if not self._route.is_form:
+            return await _run_where(is_large, partial(_decode, self._decoder, raw))
+        assert self._route.body is not None
+        try:
+            return await decode_form(connection.headers, raw, self._route.body)
+        except msgspec.ValidationError as error:
+            raise _invalid_value(error) from None
+
     async def _answer(
-        self, scope: Scope, body: object, service: Service | None = None, *, is_large: bool
+        self, scope: Scope, body: object, service: Hosted | None = None, *, is_large: bool
     ) -> Response:
         call = Call(
             body=body,

@@ -12,7 +12,7 @@ from typing import ClassVar
 import msgspec
 from typing_extensions import override
 
-from blazr.core.errors import BlazrError, ConfigError, EngineError
+from blazr.core.errors import BlazrError, ConfigError
 from blazr.server.errors import HttpError, openai_error
 from blazr.server.models import Models
 
@@ -29,9 +29,7 @@ def check_engines(models: Models) -> None:
         EngineError: With its reason.
     """
     for service in models.loaded():
-        found = service.llm.core.engine.health()
-        if not found.ok:
-            raise EngineError("the engine does not work.", found=found.reason)
+        service.check()
 
 
 class Liveness:

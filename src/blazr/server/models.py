@@ -1,4 +1,4 @@
-"""The models of a server, and what it knows about itself, whichever models it has.
+"""The models of a server, of whichever kind, and what it knows about itself.
 
 Each model is loaded when it is first asked for, and may be unloaded again.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import (
     AsyncIterator,
@@ -24,26 +25,32 @@ from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from time import monotonic
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import msgspec
+from typing_extensions import override
 
 from blazr.core import garbage
-from blazr.core.errors import BlazrError, CapacityError
+from blazr.core.errors import BlazrError, CapacityError, EngineError
 from blazr.core.metrics import Metrics
 from blazr.llm.adapters import Adapters
-from blazr.llm.async_llm import AsyncLLM, AsyncReply
+from blazr.llm.async_llm import AsyncLLM
 from blazr.llm.bundle import ModelBundle, ModelInfo
 from blazr.llm.load import start_engine
+from blazr.pipelines.kinds import COMPLETION, SPEECH, TRANSCRIPTION
 from blazr.server.config import LARGE_BODY_BYTES, ServerConfig
 from blazr.server.errors import HttpError, clean
 from blazr.server.store import Store
+
+if TYPE_CHECKING:
+    from blazr.pipelines.pipeline import Pipeline, PipelineInfo
 
 _log = logging.getLogger(__name__)
 
 _MAX_NAMES = 5  # in a message
 MAX_REMEMBERED = 100
 _GIVE_BACK_S = 1.0  # after the last long body
+_PURPOSES = {COMPLETION: "text", TRANSCRIPTION: "sound", SPEECH: "sound"}  # in messages
 
 ModelState = Literal["loaded", "loading", "sleeping", "unloaded"]
 
@@ -199,36 +206,68 @@ class EventBus:
             queue.put_nowait(None)
 
 
-class Service:
-    """A model in memory.
+class Running(Protocol):
+    """What a model in memory does for a request."""
+
+    def abort(self) -> None:
+        """End it where it stands. Idempotent."""
+
+    def fail(self, error: Exception) -> None:
+        """End it with an error."""
+
+
+class Hosted(ABC):
+    """A model in memory, of whichever kind.
 
     Args:
-        llm: The model.
         name: What clients call it.
         state: What all models share.
         on_idle: Called when the last request that used it has ended.
     """
 
-    def __init__(
-        self,
-        llm: AsyncLLM,
-        name: str,
-        state: ServerState,
-        *,
-        on_idle: Callable[[Service], None],
-    ) -> None:
-        self.llm = llm
+    def __init__(self, name: str, state: ServerState, *, on_idle: Callable[[Hosted], None]) -> None:
         self.name = name
         self.state = state
         self.config = state.config
         self.num_users = 0
-        self.first_token = state.metrics.observer("blazr_time_to_first_token_seconds", model=name)
-        self.between_tokens = state.metrics.observer("blazr_inter_token_seconds", model=name)
         self.whole_request = state.metrics.observer("blazr_request_seconds", model=name)
         self._on_idle = on_idle
-        self._replies: dict[AsyncReply, Set[str]] = {}
+        self._replies: dict[Running, Set[str]] = {}
         self._failure: HttpError | None = None
-        state.metrics.watch(name, llm.core.engine.stats)
+
+    @property
+    @abstractmethod
+    def info(self) -> ModelInfo | PipelineInfo:
+        """What there is to know about the model."""
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> tuple[str, ...]:
+        """What it can do."""
+
+    @property
+    @abstractmethod
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+
+    @abstractmethod
+    def check(self) -> float:
+        """Look whether it works; on any thread.
+
+        Returns:
+            Seconds since its last sign of life.
+
+        Raises:
+            EngineError: It does not, with its reason.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Stop it; nobody uses it any more."""
+
+    @abstractmethod
+    def close_now(self) -> None:
+        """Stop it, after the event loop has ended."""
 
     def hold(self) -> None:
         """Count a user; it stays in memory until as many calls of `release`."""
@@ -244,13 +283,13 @@ class Service:
         """Add to a counter of this model."""
         self.state.metrics.count(name, amount, model=self.name, **labels)
 
-    def track(self, reply: AsyncReply, names: Set[str]) -> None:
+    def track(self, reply: Running, names: Set[str]) -> None:
         """Have `fail` and `abort` reach this reply, by any of its names, until `forget`."""
         self._replies[reply] = names
         if self._failure is not None:
             reply.fail(self._failure)
 
-    def forget(self, reply: AsyncReply) -> None:
+    def forget(self, reply: Running) -> None:
         """The reply has ended. Idempotent."""
         self._replies.pop(reply, None)
 
@@ -268,6 +307,113 @@ class Service:
             reply.fail(error)
 
 
+class Service(Hosted):
+    """A language model in memory.
+
+    Args:
+        llm: The model.
+        name: What clients call it.
+        state: What all models share.
+        on_idle: Called when the last request that used it has ended.
+    """
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        name: str,
+        state: ServerState,
+        *,
+        on_idle: Callable[[Hosted], None],
+    ) -> None:
+        super().__init__(name, state, on_idle=on_idle)
+        self.llm = llm
+        self.first_token = state.metrics.observer("blazr_time_to_first_token_seconds", model=name)
+        self.between_tokens = state.metrics.observer("blazr_inter_token_seconds", model=name)
+        state.metrics.watch(name, llm.core.engine.stats)
+
+    @property
+    @override
+    def info(self) -> ModelInfo:
+        return self.llm.core.info
+
+    @property
+    @override
+    def capabilities(self) -> tuple[str, ...]:
+        return (COMPLETION,)
+
+    @property
+    @override
+    def num_bytes(self) -> int:
+        return memory_of(self.llm)
+
+    @override
+    def check(self) -> float:
+        found = self.llm.core.engine.health()
+        if not found.ok:
+            raise EngineError("the engine does not work.", found=found.reason)
+        return found.heartbeat_age_s
+
+    @override
+    async def close(self) -> None:
+        await self.llm.close()
+
+    @override
+    def close_now(self) -> None:
+        self.llm.core.close()
+
+
+class PipelineService(Hosted):
+    """A model in memory that another library runs.
+
+    Args:
+        pipeline: The model.
+        name: What clients call it.
+        state: What all models share.
+        on_idle: Called when the last request that used it has ended.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        name: str,
+        state: ServerState,
+        *,
+        on_idle: Callable[[Hosted], None],
+    ) -> None:
+        super().__init__(name, state, on_idle=on_idle)
+        self.pipeline = pipeline
+        state.metrics.watch(name, lambda: pipeline.jobs.figures)
+
+    @property
+    @override
+    def info(self) -> PipelineInfo:
+        return self.pipeline.info
+
+    @property
+    @override
+    def capabilities(self) -> tuple[str, ...]:
+        return self.pipeline.info.capabilities
+
+    @property
+    @override
+    def num_bytes(self) -> int:
+        return self.pipeline.info.size_bytes
+
+    @override
+    def check(self) -> float:
+        if not self.pipeline.jobs.is_alive:
+            raise EngineError("the engine does not work.", found=f"{self.name} has no thread")
+        return 0.0
+
+    @override
+    async def close(self) -> None:
+        await asyncio.to_thread(self.pipeline.close)
+
+    @override
+    def close_now(self) -> None:
+        self.pipeline.close()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
     """Where a model comes from.
@@ -279,14 +425,16 @@ class ModelSource:
         adapters: Directories of the adapters that are loaded with it, by name.
         num_bytes: Memory it is expected to take, before it was ever loaded.
         stays: It cannot be loaded again, and so is never unloaded.
+        capabilities: What it can do; None where that is not known before it is loaded.
     """
 
     name: str
-    open: Callable[[], AsyncLLM]
+    open: Callable[[], AsyncLLM | Pipeline]
     aliases: tuple[str, ...] = ()
     adapters: Mapping[str, Path] = field(default_factory=dict)
     num_bytes: int = 0
     stays: bool = False
+    capabilities: tuple[str, ...] | None = (COMPLETION,)
 
 
 @dataclass(slots=True, eq=False)
@@ -309,15 +457,16 @@ class ModelSlot:
         is_asleep: Whether nobody gets it until it is woken.
         reloads: Whether it then comes back into memory by itself.
         has_failed: Whether it could not be loaded when that was last tried.
+        known_capabilities: What it can do, once it was loaded.
     """
 
     source: ModelSource
     num_bytes: int
-    service: Service | None = None
+    service: Hosted | None = None
     loading: asyncio.Task[None] | None = None
-    info: ModelInfo | None = None
+    info: ModelInfo | PipelineInfo | None = None
     last_used: int = 0
-    waiting: list[asyncio.Future[Service]] = field(default_factory=list)
+    waiting: list[asyncio.Future[Hosted]] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
     idle_s: float | None = None
     offloaded: ModelBundle | None = None
@@ -326,6 +475,7 @@ class ModelSlot:
     is_asleep: bool = False
     reloads: bool = False
     has_failed: bool = False
+    known_capabilities: tuple[str, ...] | None = None
 
     @property
     def status(self) -> ModelState:
@@ -337,6 +487,16 @@ class ModelSlot:
         return "unloaded" if self.loading is None else "loading"
 
     @property
+    def text(self) -> Service | None:
+        """The language model, while it is in memory."""
+        return self.service if isinstance(self.service, Service) else None
+
+    @property
+    def capabilities(self) -> tuple[str, ...] | None:
+        """What it can do; None where that is not known yet."""
+        return self.known_capabilities or self.source.capabilities
+
+    @property
     def held_bytes(self) -> int:
         """Memory it takes now."""
         if self.service is not None:
@@ -346,23 +506,26 @@ class ModelSlot:
     @property
     def adapters(self) -> Mapping[str, Path]:
         """Directories of the adapters that it has, or will have once it is in memory, by name."""
-        if self.service is not None:
-            return self.service.llm.core.adapters.paths
+        if self.text is not None:
+            return self.text.llm.core.adapters.paths
         return self.source.adapters if self.kept_adapters is None else self.kept_adapters
 
     @property
     def bundle(self) -> ModelBundle | None:
         """Its weights in memory; None without, or where no engine can be started again."""
-        return self.offloaded if self.service is None else self.service.llm.core.bundle
+        return self.offloaded if self.text is None else self.text.llm.core.bundle
 
-    def open(self) -> AsyncLLM:
+    def open(self) -> AsyncLLM | Pipeline:
         """Load it, with the adapters that it had; on a worker thread."""
+        llm: AsyncLLM | Pipeline
         if self.offloaded is not None:
             llm = AsyncLLM.of(start_engine(self.offloaded))
         elif self.loader is not None:
             llm = AsyncLLM.of(start_engine(self.loader()))
         else:
             llm = self.source.open()
+        if not isinstance(llm, AsyncLLM):
+            return llm
         if self.kept_adapters is not None:
             _restore_adapters(llm.core.adapters, self.kept_adapters)
         return llm
@@ -396,7 +559,7 @@ class ModelSlot:
         """What subscribers get after a change."""
         return ModelEvent(self.source.name, self.status, self.has_failed)
 
-    def take_waiting(self) -> list[asyncio.Future[Service]]:
+    def take_waiting(self) -> list[asyncio.Future[Hosted]]:
         """The requests that wait and have not been cancelled; nobody waits after that."""
         waiting = self.waiting
         self.waiting = []
@@ -421,7 +584,7 @@ class Models:
         for slot in self.slots:
             for name in (slot.source.name, *slot.source.aliases):
                 self._by_name.setdefault(name, slot)
-        self._live: set[Service] = set()  # also those that are unloaded when their requests end
+        self._live: set[Hosted] = set()  # also those that are unloaded when their requests end
         self._emptied = asyncio.Event()
         self.events = EventBus()
         self.changing = asyncio.Lock()  # held while a model is loaded or unloaded
@@ -442,9 +605,9 @@ class Models:
         models.adopt(llm)
         return models
 
-    def adopt(self, llm: AsyncLLM) -> None:
+    def adopt(self, model: AsyncLLM | Pipeline) -> None:
         """The first model has been loaded already: this is it."""
-        self._attach(self.slots[0], llm)
+        self._attach(self.slots[0], model)
         name = self.slots[0].source.name
         self.state.metrics.count("blazr_model_loads", model=name, outcome="ok")
 
@@ -475,14 +638,63 @@ class Models:
         """Whether a model or an adapter has that name."""
         return name in self._by_name or any(name in each.adapters for each in self.slots)
 
+    def choose(self, name: str | None, capability: str) -> ModelSlot:
+        """The model of a name; without one, the first that can do what is asked.
+
+        Raises:
+            HttpError: 404, there is none of that name; 400, it cannot do that; 501, none can.
+        """
+        able = [x for x in self.slots if x.capabilities is None or capability in x.capabilities]
+        if not able:
+            raise HttpError(  # OpenAI's client would try again
+                501,
+                f"this server has no model for {_PURPOSES[capability]}.",
+                code="not_implemented",
+                headers={"X-Should-Retry": "false"},
+            )
+        # one of which it is not known yet is taken to write text, as most do
+        is_sure = [x for x in able if x.capabilities or capability == COMPLETION]
+        first = (is_sure or able)[0]
+        if not name or name == "default":
+            return first
+        slot = self.find(name)
+        if slot in able:
+            return slot
+        if self.state.config.accept_any_model:
+            return first
+        raise _unsuited(slot, capability)
+
     @asynccontextmanager
-    async def using(self, name: str | None) -> AsyncIterator[Service]:
+    async def using(self, name: str | None, capability: str = COMPLETION) -> AsyncIterator[Hosted]:
+        """A model that can do something, loaded if it is not, and kept in memory meanwhile.
+
+        Raises:
+            HttpError: What `choose` raises; 500 or 503, it cannot be loaded.
+        """
+        slot = self.choose(name, capability)
+        async with self.holding(slot) as service:
+            if capability not in service.capabilities:
+                raise _unsuited(slot, capability)
+            yield service
+
+    @asynccontextmanager
+    async def using_text(self, name: str | None) -> AsyncIterator[Service]:
+        """A language model, loaded if it is not, and kept in memory meanwhile.
+
+        Raises:
+            HttpError: What `using` raises.
+        """
+        async with self.using(name) as service:
+            assert isinstance(service, Service)
+            yield service
+
+    @asynccontextmanager
+    async def holding(self, slot: ModelSlot) -> AsyncIterator[Hosted]:
         """A model, loaded if it is not, and kept in memory meanwhile.
 
         Raises:
-            HttpError: 404, there is none of that name; 500 or 503, it cannot be loaded.
+            HttpError: 500 or 503, it cannot be loaded.
         """
-        slot = self.find(name)
         service = await self._acquire(slot)
         slot.last_used = next(self._clock)
         if slot.timer is not None:
@@ -498,7 +710,7 @@ class Models:
         Raises:
             HttpError: 500 or 503, it cannot be loaded.
         """
-        async with self.using(slot.source.name):
+        async with self.holding(slot):
             pass
 
     def idle_s(self, slot: ModelSlot) -> float:
@@ -506,7 +718,7 @@ class Models:
         wanted = self.state.config.idle_unload_s if slot.idle_s is None else slot.idle_s
         return float("inf") if wanted is None or slot.source.stays else wanted
 
-    def loaded(self) -> list[Service]:
+    def loaded(self) -> list[Hosted]:
         """The models in memory."""
         return [slot.service for slot in self.slots if slot.service is not None]
 
@@ -529,10 +741,11 @@ class Models:
         while service.num_users:
             self._emptied.clear()
             await self._emptied.wait()
-        slot.kept_adapters = service.llm.core.adapters.paths  # a command may have changed them
+        if isinstance(service, Service):
+            slot.kept_adapters = service.llm.core.adapters.paths  # a command may have changed them
         self._live.discard(service)
         self.state.metrics.unwatch(service.name)
-        await service.llm.close()
+        await service.close()
         _log.info("%s is unloaded", service.name)
         del service
         await asyncio.to_thread(garbage.unload)  # engines are full of cycles
@@ -546,9 +759,9 @@ class Models:
     def close(self) -> None:
         """Stop all engines, after the event loop has ended."""
         for service in self._live:
-            service.llm.core.close()
+            service.close_now()
 
-    async def _acquire(self, slot: ModelSlot) -> Service:
+    async def _acquire(self, slot: ModelSlot) -> Hosted:
         """A model, loaded and held; the caller releases it."""
         slot.check_awake()
         if slot.service is not None:
@@ -557,7 +770,7 @@ class Models:
         if slot.loading is None:
             slot.loading = asyncio.create_task(self._load(slot))
             self.events.publish(slot.event)
-        waiter: asyncio.Future[Service] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[Hosted] = asyncio.get_running_loop().create_future()
         slot.waiting.append(waiter)
         try:
             return await waiter
@@ -577,8 +790,8 @@ class Models:
                     self._check_size(slot)
                 await self._make_room(slot)
                 _log.info("loading %s", name)
-                llm = await asyncio.to_thread(slot.open)
-                await self._admit(slot, llm)
+                model = await asyncio.to_thread(slot.open)
+                await self._admit(slot, model)
             _log.info("%s is loaded, %.1f MiB", name, slot.num_bytes / 2**20)
         except HttpError as error:
             failure = error
@@ -605,23 +818,34 @@ class Models:
             for waiter in slot.take_waiting():
                 waiter.set_exception(failure)
 
-    async def _admit(self, slot: ModelSlot, llm: AsyncLLM) -> None:
+    async def _admit(self, slot: ModelSlot, model: AsyncLLM | Pipeline) -> None:
         """Put a model that was loaded into its slot, if it fits; others may have to go."""
-        slot.info = llm.core.info
-        slot.num_bytes = memory_of(llm)
+        service = self._host(slot, model)
+        slot.info = service.info
+        slot.num_bytes = service.num_bytes
         try:
             self._check_size(slot)
         except HttpError:
-            await llm.close()
+            self.state.metrics.unwatch(service.name)
+            await service.close()
             raise
-        self._attach(slot, llm)
+        self._settle(slot, service)
         await self._make_room(slot)
 
-    def _attach(self, slot: ModelSlot, llm: AsyncLLM) -> None:
-        service = Service(llm, slot.source.name, self.state, on_idle=self._on_idle)
+    def _host(self, slot: ModelSlot, model: AsyncLLM | Pipeline) -> Hosted:
+        name = slot.source.name
+        if isinstance(model, AsyncLLM):
+            return Service(model, name, self.state, on_idle=self._on_idle)
+        return PipelineService(model, name, self.state, on_idle=self._on_idle)
+
+    def _attach(self, slot: ModelSlot, model: AsyncLLM | Pipeline) -> None:
+        self._settle(slot, self._host(slot, model))
+
+    def _settle(self, slot: ModelSlot, service: Hosted) -> None:
         slot.service = service
-        slot.info = llm.core.info
-        slot.num_bytes = memory_of(llm)
+        slot.info = service.info
+        slot.num_bytes = service.num_bytes
+        slot.known_capabilities = service.capabilities
         slot.last_used = next(self._clock)
         slot.offloaded = None
         self._live.add(service)
@@ -656,7 +880,7 @@ class Models:
                 code="model_not_loaded",
             )
 
-    def _on_idle(self, service: Service) -> None:
+    def _on_idle(self, service: Hosted) -> None:
         self._emptied.set()
         slot = next((each for each in self.slots if each.service is service), None)
         if slot is None:
@@ -699,6 +923,15 @@ def memory_of(llm: AsyncLLM) -> int:
     """Bytes of its weights and caches."""
     caches = llm.core.engine.stats().get("cache_bytes", 0)
     return llm.core.info.size_bytes + int(caches)
+
+
+def _unsuited(slot: ModelSlot, capability: str) -> HttpError:
+    return HttpError(
+        400,
+        f"the model {clean(slot.source.name, 100)!r} is none for {_PURPOSES[capability]}.",
+        param="model",
+        code="model_not_suited",
+    )
 
 
 def _mib(num_bytes: float) -> str:

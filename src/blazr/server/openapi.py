@@ -188,7 +188,7 @@ def _operation(row: Route, schemas: _Schemas) -> Schema:
     }
     if row.body is not None and row.method == "POST":
         media = {"schema": schemas.of(row.body), "example": getattr(row.body, "example", {})}
-        content = {"application/json": media}
+        content = {"multipart/form-data" if row.is_form else "application/json": media}
         operation["requestBody"] = {"required": not row.is_command, "content": content}
     return operation
 
@@ -212,9 +212,10 @@ def _parameters(row: Route) -> list[dict[str, object]]:
 
 def _responses(row: Route, schemas: _Schemas) -> dict[str, object]:
     content: dict[str, object] = {}
-    if row.reply is not None:
-        media_type = "text/plain" if _is_text(row.reply) else "application/json"
-        content[media_type] = {"schema": schemas.of(row.reply)}
+    if row.has_text:
+        content["text/plain"] = {"schema": {"type": "string"}}
+    if row.reply is not None and not _is_text(row.reply):
+        content["application/json"] = {"schema": schemas.of(row.reply)}
     if row.event is not None:
         item = schemas.of(row.event)
         if row.framing.media_type == "text/event-stream":

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from blazr.core.table import Table
+from blazr.pipelines.kinds import TRANSCRIPTION
 from blazr.server.anthropic import messages
 from blazr.server.anthropic.rendering import anthropic_error
 from blazr.server.endpoint import Route
@@ -38,6 +39,7 @@ from blazr.server.openai import (
     embeddings,
     model_list,
     scoring,
+    transcriptions,
     unsupported,
 )
 from blazr.server.openai.responses import endpoints as responses
@@ -46,6 +48,7 @@ from blazr.server.sse import ENDLESS_DATA, LINES, NAMED
 _Anthropic = partial(Route, error=anthropic_error, framing=NAMED)
 _Command = partial(Route, is_command=True, needs_model=False)
 _Loading = partial(Route, needs_operator=True, needs_model=False)
+_Hearing = partial(Route, capability=TRANSCRIPTION, is_form=True)
 _LlamaCpp = partial(Route, framing=ENDLESS_DATA)
 _Ollama = partial(Route, error=ollama_error, framing=LINES)
 _Responses = partial(Route, framing=NAMED)
@@ -112,6 +115,8 @@ _ROWS = (
     Route("POST", "/rerank", scoring.rerank),  # vLLM, Jina
     Route("POST", "/reranking", scoring.rerank),  # llama.cpp
     Route("POST", "/v1/reranking", scoring.rerank),  # llama.cpp
+    _Hearing("POST", "/v1/audio/transcriptions", transcriptions.transcribe),
+    _Hearing("POST", "/v1/audio/translations", transcriptions.translate),
     *(Route("POST", path, unsupported.refuse_sound) for path in unsupported.SOUND_PATHS),
     *(Route("POST", path, unsupported.refuse_images) for path in unsupported.IMAGE_PATHS),
     Route("POST", "/v1/responses/compact", unsupported.refuse_compact),

@@ -51,4 +51,4 @@ else:
         kinds: tuple[type[msgspec.Struct], ...]
 
         def __class_getitem__(cls, kinds: tuple[type[msgspec.Struct], ...]) -> type:
-            return type("OneOf", (cls,), {"kinds": kinds})
+            return type("Or".join(each.__name__ for each in kinds), (cls,), {"kinds": kinds})

@@ -44,7 +44,7 @@ async def load_adapter(call: Call[LoadAdapterBody]) -> Success:
         raise RequestError(
             "a model or an adapter has that name.", param="lora_name", found=repr(name)[:100]
         )
-    async with models.using(body.model) as service:
+    async with models.using_text(body.model) as service:
         try:
             await asyncio.to_thread(service.llm.core.adapters.load, name, path)
         except (RequestError, CapacityError):
@@ -62,7 +62,7 @@ async def load_adapter(call: Call[LoadAdapterBody]) -> Success:
 async def unload_adapter(call: Call[UnloadAdapterBody]) -> Success:
     """Unload an adapter."""
     name = _name_of(call.body.lora_name)
-    async with call.models.using(call.body.model or name) as service:
+    async with call.models.using_text(call.body.model or name) as service:
         await asyncio.to_thread(service.llm.core.adapters.unload, name)
     return Success(message=f"the adapter {name!r} is unloaded")
 

@@ -138,7 +138,7 @@ async def sleep(call: Call[SleepBody]) -> Sleeping:
     for slot in slots:  # refuse what could not be undone, or would not come to an end
         if not keeps_weights or slot.bundle is None:
             slot.check_reloadable()
-        if slot.service is not None and slot.service.llm.core.engine.is_paused and not aborts:
+        if slot.text is not None and slot.text.llm.core.engine.is_paused and not aborts:
             raise HttpError(
                 409, "what is paused does not end: resume it, or send mode=abort.", code="paused"
             )
@@ -197,7 +197,8 @@ async def abort_requests(call: Call[AbortBody]) -> Aborted:
         # the id of an answer is the request's after its kind
         parts = [(each, each.partition("-")[2], each.partition("_")[2]) for each in given]
         names = {name for each in parts for name in each if name}
-    aborted = sum(service.abort(names) for service in _services(call, call.body.model))
+    slots = _slots(call, call.body.model)
+    aborted = sum(slot.service.abort(names) for slot in slots if slot.service is not None)
     return Aborted(aborted=aborted)
 
 
@@ -211,4 +212,4 @@ def _slots(call: Call[object], name: str | None) -> Sequence[ModelSlot]:
 
 
 def _services(call: Call[object], name: str | None) -> list[Service]:
-    return [slot.service for slot in _slots(call, name) if slot.service is not None]
+    return [slot.text for slot in _slots(call, name) if slot.text is not None]

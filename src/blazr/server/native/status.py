@@ -71,10 +71,8 @@ class ServerInfo(msgspec.Struct):
 
 async def health(call: Call[None]) -> Health:
     """Whether the engines work: their last signs of life, not that of this process."""
-    check_engines(call.models)
     first = call.models.slots[0]
-    loaded = call.models.loaded()
-    ages_s = [service.llm.core.engine.health().heartbeat_age_s for service in loaded]
+    ages_s = [service.check() for service in call.models.loaded()]
     return Health(
         version=blazr.__version__,
         model=first.source.name,
@@ -111,7 +109,7 @@ async def server_info(call: Call[None]) -> ServerInfo:
         if slot.info is not None:
             facts.family = slot.info.family
             facts.device = slot.info.device
-            facts.max_model_len = slot.info.max_seq_len
+            facts.max_model_len = getattr(slot.info, "max_seq_len", None)
         models.append(facts)
     uptime_s = round(monotonic() - call.state.started_s, 3)
     limits = {each.name: getattr(call.state.config, each.name) for each in fields(Limits)}

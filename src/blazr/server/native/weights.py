@@ -46,7 +46,7 @@ async def update_weights(call: Call[WeightsBody]) -> Success:
     slot = models.find(body.model)
 
     async def update() -> None:
-        async with models.updating, models.using(slot.source.name) as service:
+        async with models.updating, models.using_text(slot.source.name) as service:
             core = service.llm.core
             if core.bundle is None:
                 raise RequestError("the weights of this model cannot be changed.", param="model")

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from blazr.llm.bundle import ModelInfo
 from blazr.server.endpoint import Call
 from blazr.server.models import ModelSlot, ModelState, untagged
 
@@ -44,6 +45,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     lifecycle: Literal["active"] = "active"
     max_input_tokens: int | None = None
     max_model_len: int | None = None
+    capabilities: list[str] | None = None
     meta: ModelMeta | None = None
 
 
@@ -93,8 +95,11 @@ def _card(call: Call[None], slot: ModelSlot, adapter: str | None) -> ModelCard:
         display_name=name,
         created_at=created.isoformat().replace("+00:00", "Z"),
     )
+    if slot.capabilities is not None:
+        card.capabilities = list(slot.capabilities)
     if info is not None:
         card.owned_by = info.family
+    if isinstance(info, ModelInfo):
         card.max_input_tokens = card.max_model_len = info.max_seq_len
         card.meta = ModelMeta(
             n_ctx_train=info.max_seq_len,

@@ -1,4 +1,4 @@
-"""Sound, images, summaries: the routes clients try, answered so that they know."""
+"""Speech, images, summaries: the routes clients try, answered so that they know."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NoReturn
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
 
-SOUND_PATHS = ("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech")
+SOUND_PATHS = ("/v1/audio/speech",)
 IMAGE_PATHS = ("/v1/images/generations", "/v1/images/edits", "/v1/images/variations")
 
 

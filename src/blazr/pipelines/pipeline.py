@@ -1,0 +1,130 @@
+"""`Pipeline`: a model that another library runs as a whole, one job after the other."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+
+from blazr.core.errors import CheckpointError, ConfigError
+from blazr.models.checkpoint.open import ModelFiles, open_checkpoint
+from blazr.nn.device import release_threads
+from blazr.pipelines.jobs import JobQueue
+from blazr.pipelines.network import network_from
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from blazr.nn.device import Device
+
+_log = logging.getLogger(__name__)
+_LISTED_NAMES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineInfo:
+    """What there is to know about a pipeline from outside.
+
+    Args:
+        name: What it is called.
+        family: Its ``model_type``.
+        capabilities: What it can do.
+        num_parameters: Weights in it.
+        size_bytes: Memory they take.
+        device: Where it runs, for people.
+    """
+
+    name: str
+    family: str
+    capabilities: tuple[str, ...]
+    num_parameters: int
+    size_bytes: int
+    device: str
+
+
+class Pipeline(ABC):
+    """A model in memory that another library runs.
+
+    Args:
+        info: About it.
+        network: Its network.
+        directory: Where its other files lie.
+
+    Attributes:
+        auto: The library's class that knows its networks.
+        extra: Of blazr, what installs the packages it needs.
+        packages: Those, by what they are imported as.
+        jobs: The thread it works on.
+    """
+
+    auto: ClassVar[str]
+    extra: ClassVar[str]
+    packages: ClassVar[tuple[str, ...]]
+
+    def __init__(self, info: PipelineInfo, network: torch.nn.Module, directory: Path) -> None:
+        self.info = info
+        self.network: Any = network
+        self.device = next(network.parameters()).device
+        self.dtype = next(network.parameters()).dtype
+        self.prepare(directory)
+        self.jobs = JobQueue(info.name, on_idle=release_threads)
+
+    @abstractmethod
+    def prepare(self, directory: Path) -> None:
+        """Read what else it needs."""
+
+    @classmethod
+    def load(
+        cls, files: ModelFiles, capabilities: tuple[str, ...], *, device: Device, dtype: str
+    ) -> Self:
+        """Load a model, from safetensors files alone; code that lies beside them is never run.
+
+        Args:
+            files: Where it lies.
+            capabilities: What it can do.
+            device: Where to.
+            dtype: ``auto`` is float32 on a CPU, and elsewhere the checkpoint's.
+
+        Raises:
+            ConfigError: Packages are missing.
+            CheckpointError: It cannot be loaded.
+        """
+        missing = [name for name in cls.packages if find_spec(name) is None]
+        if missing:
+            raise ConfigError(
+                f"{files.name} cannot be run here.",
+                found=f"{' and '.join(missing)} not installed",
+                hint=f"pip install 'blazr[{cls.extra}]'",
+            )
+        checkpoint = open_checkpoint(files.path)
+        if dtype == "auto" and device.kind == "cpu":
+            dtype = "float32"
+        network: Any
+        try:
+            network, problems = network_from(checkpoint, cls.auto, dtype=dtype)
+            if problems:
+                raise ValueError(f"{len(problems)} tensors are missing: {problems[:_LISTED_NAMES]}")  # noqa: TRY301
+            weights = list(network.parameters())
+            info = PipelineInfo(
+                name=files.name,
+                family=network.config.model_type,
+                capabilities=capabilities,
+                num_parameters=sum(each.numel() for each in weights),
+                size_bytes=sum(each.nbytes for each in weights),
+                device=str(device),
+            )
+            return cls(info, network.to(device.torch_device), checkpoint.directory)
+        except Exception as error:
+            raise CheckpointError(
+                f"{files.name} cannot be loaded.",
+                found=f"{type(error).__name__}: {str(error).strip()[:300]}",
+                expected="a folder with the files of transformers' save_pretrained",
+            ) from error
+
+    def close(self) -> None:
+        """End what it does. Idempotent."""
+        self.jobs.close()

@@ -1,0 +1,67 @@
+"""Forms with files: bodies of ``multipart/form-data`` [RFC 7578]."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from blazr.server.errors import HttpError, clean
+
+_CHUNK_BYTES = 2**16
+_MAX_FIELDS = 100
+
+B = TypeVar("B", bound=msgspec.Struct)
+
+
+async def decode_form(headers: Headers, raw: bytes, kind: type[B]) -> B:
+    """Decode a form; of its files, the content, by the names of their fields.
+
+    A field whose name ends in ``[]`` is an item of a list.
+
+    Args:
+        headers: Of the request.
+        raw: Its body.
+        kind: What to decode to.
+
+    Raises:
+        HttpError: 400, it is no form; 501, the packages for that are missing.
+        msgspec.ValidationError: A field is missing, or has no such value.
+    """
+    if find_spec("python_multipart") is None:
+        message = "this server reads no forms. Try: pip install 'blazr[audio]'."
+        raise HttpError(501, message, code="not_implemented", headers={"X-Should-Retry": "false"})
+    if not headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        raise HttpError(400, "the body is no form: send multipart/form-data.", code="invalid_form")
+    parser = MultiPartParser(
+        headers, _chunks(raw), max_files=1, max_fields=_MAX_FIELDS, max_part_size=len(raw) + 1
+    )
+    try:
+        form = await parser.parse()
+    except (MultiPartException, KeyError, ValueError) as error:
+        message = clean(f"the form cannot be read: {error}.", 200)
+        raise HttpError(400, message, code="invalid_form") from None
+    found: dict[str, Any] = {}
+    try:
+        for name, value in form.multi_items():
+            content = await value.read() if isinstance(value, UploadFile) else value
+            if name.endswith("[]"):
+                found.setdefault(name.removesuffix("[]"), []).append(content)
+            else:
+                found[name] = content
+    finally:
+        await form.close()
+    return msgspec.convert(found, kind, strict=False)
+
+
+async def _chunks(raw: bytes) -> AsyncGenerator[bytes, None]:
+    """The body in parts; others are served between two of them."""
+    for start in range(0, len(raw), _CHUNK_BYTES):
+        yield raw[start : start + _CHUNK_BYTES]
+        await asyncio.sleep(0)
+    yield b""

@@ -1,0 +1,146 @@
+"""From a handler to a pipeline's thread and back."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from asyncio import CancelledError
+from collections.abc import AsyncIterator, Callable, Iterable
+from time import monotonic
+from typing import Generic, TypeVar
+
+import msgspec
+from starlette.types import Send
+
+from blazr.pipelines.jobs import Job, Outlet
+from blazr.server.endpoint import Call
+from blazr.server.errors import HttpError, openai_error
+from blazr.server.sse import SendTimeout, Stream
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+E = TypeVar("E", bound=msgspec.Struct)
+
+
+class PipelineRun(Generic[T]):
+    """What a pipeline does for a request. Its owner calls `close`, whatever happened.
+
+    Args:
+        call: The request.
+        work: What is done on the pipeline's thread.
+
+    Raises:
+        CapacityError: Too many requests wait.
+        EngineError: The pipeline has stopped.
+    """
+
+    def __init__(self, call: Call[object], work: Callable[[Outlet[T]], None]) -> None:
+        self._service = call.hosted
+        self._facts = call.facts
+        self._started_s = monotonic()
+        self._outcome = "cancelled"
+        self._is_closed = False
+        try:
+            self._job: Job[T] = self._service.pipeline.jobs.start(work)
+        except BaseException:
+            self._service.count("blazr_requests", outcome="rejected")
+            raise
+        self._service.track(self._job, {call.request_id, call.id} - {""})
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more comes."""
+        return self._outcome != "cancelled"
+
+    async def take(self) -> list[T]:
+        """Wait for items; none where nothing came for the time after which a stream says so.
+
+        Raises:
+            HttpError: 408, it takes too long.
+            Exception: What the work has raised.
+        """
+        config = self._service.config
+        left_s = self._started_s + config.request_timeout_s - monotonic()
+        if left_s <= 0:
+            self._outcome = "failed"
+            raise HttpError(408, "the request took too long.", code="generation_timeout")
+        try:
+            return await self._job.take(timeout_s=min(config.keep_alive_s, left_s))
+        except StopAsyncIteration:
+            self._outcome = "ok"
+            return []
+        except Exception:
+            self._outcome = "failed"
+            raise
+
+    async def items(self) -> AsyncIterator[T]:
+        """All items, to the end.
+
+        Raises:
+            Exception: What `take` raises.
+        """
+        while not self.is_done:
+            for item in await self.take():
+                yield item
+
+    def close(self) -> None:
+        """End what still runs and record the outcome. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._job.abort()
+        self._service.forget(self._job)
+        self._service.count("blazr_requests", outcome=self._outcome)
+        self._service.whole_request(monotonic() - self._started_s)
+        self._facts.update(model=self._service.name, outcome=self._outcome)
+
+
+class RunStream(Stream[E], Generic[T, E]):
+    """Streams what a pipeline makes; the run is closed with it.
+
+    Args:
+        call: The request.
+        run: What is streamed.
+    """
+
+    def __init__(self, call: Call[object], run: PipelineRun[T]) -> None:
+        super().__init__(call.state.config, call.framing)
+        self._run = run
+
+    @abstractmethod
+    def events_of(self, item: T) -> Iterable[E]:
+        """What to send for an item."""
+
+    def last(self) -> Iterable[E]:
+        """What to send after the last one."""
+        return ()
+
+    def close(self) -> None:
+        """Close the run."""
+        self._run.close()
+
+    async def send_events(self, send: Send, timeout: SendTimeout) -> None:
+        """Send what comes, or why it failed."""
+        try:
+            while not self._run.is_done:
+                items = await self._run.take()
+                data = self._frames(event for item in items for event in self.events_of(item))
+                is_silent = monotonic() - timeout.sent_s >= self._config.keep_alive_s
+                if not data and is_silent and not self._run.is_done:
+                    data = self._framing.keep_alive
+                await self.send_bytes(send, timeout, data)
+            await self.send_bytes(send, timeout, self._frames(self.last()))
+        except (CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            if not self._has_begun:
+                raise
+            # the status is sent already, so an event says it
+            failure = HttpError.of(error)
+            if failure.code == "internal_error":
+                _log.exception("a stream failed")
+            await self.send_bytes(send, timeout, self._frames([openai_error(failure)]))
+
+    def _frames(self, events: Iterable[msgspec.Struct]) -> bytes:
+        return b"".join(map(self._framing.encode, events))
