@@ -24,6 +24,8 @@ class Limits:
     """What a client may take.
 
     Args:
+        max_connections: Most connections at once; a request on any further one is answered 503,
+            except ``/health``.
         max_body_bytes: Longest body of a request (20MB).
         max_bodies_bytes: Most memory for the bodies of all requests that are being answered (1GB).
         request_timeout_s: Most seconds from a request to the end of its reply.
@@ -35,6 +37,9 @@ class Limits:
         ConfigError: One is not above 0, or the longest body takes more than all may.
     """
 
+    # Below the 1,024 descriptors that a process usually may have open, with room for files. More
+    # than an engine works on at once, and few enough that each is looked at every few milliseconds.
+    max_connections: int = 800
     max_body_bytes: int = 10_000_000
     max_bodies_bytes: int = 128 * 2**20
     request_timeout_s: float = 600.0

@@ -10,12 +10,14 @@ import signal
 import socket
 import ssl
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from time import monotonic
 from types import FrameType
 from typing import Any, cast
 
 import h11
+import msgspec
 import uvicorn
 from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -23,7 +25,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from blazr.core.errors import ConfigError, EngineError
 from blazr.server.app import build_app
 from blazr.server.config import MAX_HEADER_BYTES, ServerConfig
-from blazr.server.liveness import LOOP_STALL_S, Liveness, check_engines
+from blazr.server.errors import HttpError, openai_error
+from blazr.server.liveness import LOOP_STALL_S, PATHS, Liveness, check_engines
 from blazr.server.models import Models
 from blazr.server.sse import FILLER
 from blazr.server.tracing import Tracer
@@ -38,8 +41,11 @@ _IDLE_S = 30
 _HEADER_S = 10.0
 _PROBE_S = 0.1
 _MAX_PROBE_S = 2.0
+_LINGER_S = 1.0
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _WARN_S = 10.0
+# How requests begin that are answered however many there are.
+_PROBES = tuple(f"GET {path} ".encode() for path in sorted(PATHS))
 
 
 def listen(config: ServerConfig) -> socket.socket:
@@ -159,10 +165,28 @@ def make_server(app: ASGIApp, models: Models) -> DrainingServer:
         timeout_keep_alive=_IDLE_S,
         timeout_graceful_shutdown=5,
         backlog=_ACCEPTED_AT_ONCE,
+        limit_concurrency=config.max_connections,
         ssl_certfile=config.tls_cert,
         ssl_keyfile=config.tls_key,
     )
     return DrainingServer(settings, models)
+
+
+@cache
+def _refusal_of_a_crowd(max_connections: int) -> bytes:
+    """An answer, ready to send: it must cost little, as thousands may need it at once."""
+    error = HttpError(
+        503,
+        f"there are too many connections: at most {max_connections}.",
+        code="too_many_connections",
+        headers={"Retry-After": "1"},
+    )
+    body = msgspec.json.encode(openai_error(error))
+    head = (
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body
 
 
 class PatientProtocol(H11Protocol):
@@ -174,15 +198,24 @@ class PatientProtocol(H11Protocol):
     gone: that looks the same, until something is sent, which a machine refuses for a client that is
     gone. So who closes its side is sent something that means nothing: 102 when there is no answer
     after a moment [RFC 9110, 15.2], and in an answer what it says itself to be harmless.
+
+    Where there are too many connections, only `/health` is answered on those that came last. They
+    are accepted even so: what waits in the kernel's queue looks to a client like a server that does
+    not live. uvicorn would build a request and run a task to refuse it.
     """
 
     header_timeout_s = _HEADER_S
     probe_s = _PROBE_S
     _refusal: select.epoll | None = None
+    _is_one_too_many = False
+    _is_turned_away = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
         super().connection_made(transport)
+        self._max_connections = self.config.limit_concurrency or 0
+        self.limit_concurrency = None
+        self._is_one_too_many = self._is_crowded()
         self.loop.call_later(self.header_timeout_s, self._close_if_silent)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -197,8 +230,31 @@ class PatientProtocol(H11Protocol):
 
         The idle timeout stays until that is a request; uvicorn would end it with the first byte.
         """
+        if self._is_turned_away:
+            return  # closing before all was read would take the answer from who still sends
+        if self._is_one_too_many and not self._may_enter(data):
+            self._turn_away()
+            return
         self.conn.receive_data(data)
         self.handle_events()
+
+    def _is_crowded(self) -> bool:
+        return len(self.connections) > self._max_connections
+
+    def _may_enter(self, data: bytes) -> bool:
+        """Whether what a connection beyond the limit sends is still read."""
+        if not self._is_crowded():
+            self._is_one_too_many = False  # others have left
+            return True
+        is_between = self.cycle is None or self.cycle.response_complete
+        return not is_between or data.startswith(_PROBES)
+
+    def _turn_away(self) -> None:
+        self._is_turned_away = True
+        self.transport.write(_refusal_of_a_crowd(self._max_connections))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(_LINGER_S, self.transport.close)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more; returns whether it can still be answered."""
