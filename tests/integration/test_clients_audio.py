@@ -63,9 +63,11 @@ def client(server: Loopback) -> Iterator[openai.OpenAI]:
 
 
 def jobs_of(server: Loopback) -> JobQueue:
-    service = server.models.find("ears").service
-    assert isinstance(service, PipelineService)
-    return service.pipeline.jobs
+    slot = server.models.find("ears")
+    server.client.post("/models/load", json={"model": "ears"})
+    wait_until(lambda: slot.service is not None)
+    assert isinstance(slot.service, PipelineService)
+    return slot.service.pipeline.jobs
 
 
 def post(server: Loopback, data: bytes, **fields: str) -> httpx2.Response:
