@@ -112,6 +112,46 @@ def save_whisper(path: Path) -> None:
     (path / "generation_config.json").write_text(json.dumps(generation))
 
 
+def save_vits(path: Path, *, num_speakers: int = 1) -> None:
+    """Save a random VITS that knows small letters, at 16 kHz."""
+    import transformers
+
+    letters = "_ abcdefghijklmnopqrstuvwxyz'."
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "letters.json").write_text(json.dumps({x: n for n, x in enumerate(letters)}))
+    tokenizer = transformers.VitsTokenizer(
+        str(path / "letters.json"), pad_token="_", unk_token="_", phonemize=False, is_uroman=False
+    )
+    config = transformers.VitsConfig(
+        vocab_size=len(letters),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        window_size=2,
+        ffn_dim=16,
+        flow_size=16,
+        spectrogram_bins=17,
+        upsample_initial_channel=16,
+        upsample_rates=[8, 8],
+        upsample_kernel_sizes=[16, 16],
+        resblock_kernel_sizes=[3],
+        resblock_dilation_sizes=[[1]],
+        depth_separable_num_layers=1,
+        prior_encoder_num_flows=1,
+        prior_encoder_num_wavenet_layers=1,
+        posterior_encoder_num_wavenet_layers=1,
+        duration_predictor_num_flows=1,
+        duration_predictor_filter_channels=16,
+        num_speakers=num_speakers,
+        speaker_embedding_size=8 if num_speakers > 1 else 0,
+        sampling_rate=RATE,
+    )
+    torch.manual_seed(run_seed())
+    network = transformers.VitsModel(config)
+    network.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+
+
 def _byte_characters() -> list[str]:
     """The characters that stand for the bytes 0 to 255 [Radford et al., 2019, GPT-2]."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]

@@ -15,6 +15,7 @@ COMMANDS: Table[Callable[..., None]] = Table(
         "chat": "blazr.cli.chat:chat",
         "serve": "blazr.cli.serve:serve",
         "transcribe": "blazr.cli.transcribe:transcribe",
+        "speak": "blazr.cli.speak:speak",
         "launch": "blazr.cli.launch:launch",
         "batch": "blazr.cli.batch:batch",
         "info": "blazr.cli.info:info",

@@ -57,6 +57,7 @@ PIPELINES: Table[PipelineKind] = Table(
     "pipeline",
     {
         "whisper": PipelineKind((TRANSCRIPTION,), "blazr.pipelines.audio.whisper:Whisper"),
+        "vits": PipelineKind((SPEECH,), "blazr.pipelines.audio.speaker:Vits"),
     },
 )
 

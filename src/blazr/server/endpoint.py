@@ -179,7 +179,7 @@ class Route:
         body: Type of the body, read from the handler; None where there is none.
         reply: Type of the whole answer, read from the handler; None where it only streams, or
             answers with something that is no JSON.
-        has_text: Whether the whole answer can be text.
+        media_types: What the whole answer can be besides JSON.
         event: Type of a stream's events, read from the handler; None where it does not stream.
     """
 
@@ -196,7 +196,7 @@ class Route:
     framing: Framing = DATA
     body: type[msgspec.Struct] | None = field(init=False)
     reply: Any = field(init=False)
-    has_text: bool = field(init=False)
+    media_types: tuple[str, ...] = field(init=False)
     event: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -213,7 +213,8 @@ class Route:
         wholes = [each for each in choices if get_origin(each) is not Stream]
         # what can be text or JSON is described as both
         texts = [each for each in wholes if isinstance(each, type) and issubclass(each, Response)]
-        object.__setattr__(self, "has_text", bool(texts))
+        media_types = tuple(each.media_type or "text/plain" for each in texts)
+        object.__setattr__(self, "media_types", media_types)
         wholes = [each for each in wholes if each not in texts] or wholes
         object.__setattr__(self, "body", None if body is NoneType else body)
         object.__setattr__(self, "reply", Union[tuple(wholes)] if wholes else None)  # noqa: UP007

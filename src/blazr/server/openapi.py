@@ -212,8 +212,8 @@ def _parameters(row: Route) -> list[dict[str, object]]:
 
 def _responses(row: Route, schemas: _Schemas) -> dict[str, object]:
     content: dict[str, object] = {}
-    if row.has_text:
-        content["text/plain"] = {"schema": {"type": "string"}}
+    for media_type in row.media_types:
+        content[media_type] = {"schema": {"type": "string"}}
     if row.reply is not None and not _is_text(row.reply):
         content["application/json"] = {"schema": schemas.of(row.reply)}
     if row.event is not None:

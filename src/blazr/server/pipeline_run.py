@@ -7,7 +7,7 @@ from abc import abstractmethod
 from asyncio import CancelledError
 from collections.abc import AsyncIterator, Callable, Iterable
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from starlette.types import Send
@@ -15,7 +15,7 @@ from starlette.types import Send
 from blazr.pipelines.jobs import Job, Outlet
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError, openai_error
-from blazr.server.sse import SendTimeout, Stream
+from blazr.server.sse import Framing, SendTimeout, Stream
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class PipelineRun(Generic[T]):
         EngineError: The pipeline has stopped.
     """
 
-    def __init__(self, call: Call[object], work: Callable[[Outlet[T]], None]) -> None:
+    def __init__(self, call: Call[Any], work: Callable[[Outlet[T]], None]) -> None:
         self._service = call.hosted
         self._facts = call.facts
         self._started_s = monotonic()
@@ -102,10 +102,13 @@ class RunStream(Stream[E], Generic[T, E]):
     Args:
         call: The request.
         run: What is streamed.
+        framing: How events become bytes, where it is not as the route says.
     """
 
-    def __init__(self, call: Call[object], run: PipelineRun[T]) -> None:
-        super().__init__(call.state.config, call.framing)
+    def __init__(
+        self, call: Call[Any], run: PipelineRun[T], framing: Framing | None = None
+    ) -> None:
+        super().__init__(call.state.config, framing or call.framing)
         self._run = run
 
     @abstractmethod
@@ -115,6 +118,10 @@ class RunStream(Stream[E], Generic[T, E]):
     def last(self) -> Iterable[E]:
         """What to send after the last one."""
         return ()
+
+    def failure(self, error: HttpError) -> Iterable[msgspec.Struct]:
+        """What to send when it fails."""
+        return [openai_error(error)]
 
     def close(self) -> None:
         """Close the run."""
@@ -140,7 +147,7 @@ class RunStream(Stream[E], Generic[T, E]):
             failure = HttpError.of(error)
             if failure.code == "internal_error":
                 _log.exception("a stream failed")
-            await self.send_bytes(send, timeout, self._frames([openai_error(failure)]))
+            await self.send_bytes(send, timeout, self._frames(self.failure(failure)))
 
     def _frames(self, events: Iterable[msgspec.Struct]) -> bytes:
         return b"".join(map(self._framing.encode, events))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from blazr.core.table import Table
-from blazr.pipelines.kinds import TRANSCRIPTION
+from blazr.pipelines.kinds import SPEECH, TRANSCRIPTION
 from blazr.server.anthropic import messages
 from blazr.server.anthropic.rendering import anthropic_error
 from blazr.server.endpoint import Route
@@ -39,6 +39,7 @@ from blazr.server.openai import (
     embeddings,
     model_list,
     scoring,
+    speech,
     transcriptions,
     unsupported,
 )
@@ -117,7 +118,7 @@ _ROWS = (
     Route("POST", "/v1/reranking", scoring.rerank),  # llama.cpp
     _Hearing("POST", "/v1/audio/transcriptions", transcriptions.transcribe),
     _Hearing("POST", "/v1/audio/translations", transcriptions.translate),
-    *(Route("POST", path, unsupported.refuse_sound) for path in unsupported.SOUND_PATHS),
+    Route("POST", "/v1/audio/speech", speech.speak, capability=SPEECH),
     *(Route("POST", path, unsupported.refuse_images) for path in unsupported.IMAGE_PATHS),
     Route("POST", "/v1/responses/compact", unsupported.refuse_compact),
     _Anthropic("POST", "/v1/messages", messages.answer),

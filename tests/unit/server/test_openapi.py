@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import jsonschema
 import pytest
 
+from blazr.pipelines.kinds import COMPLETION
 from blazr.server.routes import ROUTES
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import thinking_core
@@ -221,8 +222,8 @@ TAKEN: list[tuple[str, dict]] = [
 ENDLESS = {"/models/sse"}
 # Commands come from operators; they are tried where what they do is tested.
 COMMANDS = {row.path for row in ROUTES.values() if row.is_command}
-# Forms with files are tried where their models are.
-FORMS = {row.path for row in ROUTES.values() if row.is_form}
+# What other models do is tried with them.
+OTHERS = {row.path for row in ROUTES.values() if row.capability != COMPLETION}
 ROUTER = {"/models/load", "/models/unload"}
 
 
@@ -376,12 +377,12 @@ def test_errors_are_what_is_said(
 
 def test_every_endpoint_with_a_body_is_tried(document: dict) -> None:
     with_body = {path for path, each in document["paths"].items() if "post" in each}
-    assert with_body - set(BODIES) == {"/v1/responses/{id}/cancel"} | COMMANDS | ROUTER | FORMS
+    assert with_body - set(BODIES) == {"/v1/responses/{id}/cancel"} | COMMANDS | ROUTER | OTHERS
 
 
 def test_examples_work(speaking: Loopback, document: dict) -> None:
     for path, operations in document["paths"].items():
-        if "requestBody" in operations.get("post", {}) and path not in COMMANDS | ROUTER | FORMS:
+        if "requestBody" in operations.get("post", {}) and path not in COMMANDS | ROUTER | OTHERS:
             example = operations["post"]["requestBody"]["content"]["application/json"]["example"]
             reply = speaking.client.post(path, json=example)
             assert reply.status_code == 200, (path, reply.text)

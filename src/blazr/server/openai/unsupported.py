@@ -1,4 +1,4 @@
-"""Speech, images, summaries: the routes clients try, answered so that they know."""
+"""Images, summaries: the routes clients try, answered so that they know."""
 
 from __future__ import annotations
 
@@ -7,13 +7,7 @@ from typing import NoReturn
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
 
-SOUND_PATHS = ("/v1/audio/speech",)
 IMAGE_PATHS = ("/v1/images/generations", "/v1/images/edits", "/v1/images/variations")
-
-
-async def refuse_sound(call: Call[None]) -> NoReturn:  # noqa: ARG001
-    """Say that this server has no models for sound."""
-    _refuse("this server has no models for sound.")
 
 
 async def refuse_images(call: Call[None]) -> NoReturn:  # noqa: ARG001

@@ -1,0 +1,78 @@
+"""``blazr speak``: say a text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blazr.cli import options
+from blazr.core.errors import ConfigError
+from blazr.core.garbage import loading
+from blazr.llm.options import LoadOptions
+from blazr.pipelines.audio.encoder import MEDIA_TYPES, SoundEncoder
+from blazr.pipelines.audio.speech import SoundMade, SpeechRequest
+
+
+def speak(  # noqa: PLR0913  (one argument per flag)
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What to say.")],
+    *,
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="Directory or Hugging Face id of a VITS model.")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Sound file: .wav, .flac, .opus, .mp3 or .pcm.")
+    ],
+    voice: Annotated[str, typer.Option(help="Number of the voice.")] = "0",
+    speed: Annotated[float, typer.Option(min=0.25, max=4, help="1 is the model's own.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Makes the sound repeatable.")] = 0,
+    revision: options.Revision = None,
+    device: options.DeviceName = "auto",
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
+    verbose: options.Verbose = False,  # noqa: ARG001  (its callback acts)
+) -> None:
+    """Say a text, and write the sound to a file."""
+    import numpy as np
+
+    from blazr.llm.load import load_pipeline
+    from blazr.pipelines.audio.speaker import Speaker
+
+    form = output.suffix.lower().removeprefix(".").replace("ogg", "opus")
+    if form not in MEDIA_TYPES:
+        raise ConfigError(
+            "the sound file has no such form.",
+            found=output.suffix[:20] or "no suffix",
+            expected=", ".join(f".{each}" for each in MEDIA_TYPES),
+        )
+    options.set_threads(threads)
+    with loading():
+        given = LoadOptions(model, revision=revision, device=device, dtype=dtype)
+        pipeline = load_pipeline(given)
+    if not isinstance(pipeline, Speaker):
+        raise ConfigError("the model does not speak.", found=model[:100], expected="a VITS model")
+    made = _Made()
+    try:
+        pipeline.speak(SpeechRequest(text=text, voice=voice, speed=speed, seed=seed), made)
+    finally:
+        pipeline.close()
+    samples = np.concatenate([each.samples for each in made.parts])
+    try:
+        output.write_bytes(SoundEncoder(form, pipeline.rate).whole(samples))
+    except OSError as error:
+        raise ConfigError("the sound file cannot be written.", found=str(error)[:200]) from None
+
+
+class _Made:
+    """What was said so far."""
+
+    def __init__(self) -> None:
+        self.parts: list[SoundMade] = []
+
+    def emit(self, item: SoundMade) -> None:
+        """Take the sound of a sentence."""
+        self.parts.append(item)
+
+    def check(self) -> None:
+        """Never end: Ctrl-C does."""

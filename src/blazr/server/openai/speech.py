@@ -1,0 +1,171 @@
+"""``POST /v1/audio/speech``: text to speech."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from secrets import randbits
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+
+import msgspec
+from starlette.responses import Response
+
+from blazr.core.errors import RequestError
+from blazr.pipelines.audio.encoder import MEDIA_TYPES, SoundEncoder
+from blazr.pipelines.audio.speech import SoundMade, SpeechRequest
+from blazr.server.endpoint import Call
+from blazr.server.errors import HttpError
+from blazr.server.pipeline_run import PipelineRun, RunStream
+from blazr.server.schema import Example, OneOf
+from blazr.server.sse import Framing, Stream
+
+if TYPE_CHECKING:
+    from blazr.pipelines.audio.speaker import Speaker
+
+_SEED_BITS = 31
+
+
+class SpeechBody(msgspec.Struct, kw_only=True):
+    """A text to say."""
+
+    input: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+    model: str | None = None
+    voice: str | dict[str, Any] | None = None
+    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] | None = None
+    speed: Annotated[float, msgspec.Meta(ge=0.25, le=4)] | None = None
+    stream_format: Literal["audio", "sse"] | None = None
+    instructions: str | None = None
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
+    example: ClassVar[Example] = {"input": "Hello.", "voice": "0", "response_format": "wav"}
+
+
+class Sound(Response):
+    """A sound file."""
+
+    media_type = "audio/*"
+
+
+class SpeechDelta(msgspec.Struct, kw_only=True):
+    """More of the sound file, as base64."""
+
+    type: Literal["speech.audio.delta"] = "speech.audio.delta"
+    audio: str
+
+
+class SpeechUsage(msgspec.Struct, kw_only=True):
+    """What was said; tokens are characters of the text."""
+
+    input_tokens: int
+    output_tokens: int = 0
+    total_tokens: int
+
+
+class SpeechDone(msgspec.Struct, kw_only=True):
+    """The end of the sound file."""
+
+    type: Literal["speech.audio.done"] = "speech.audio.done"
+    usage: SpeechUsage
+
+
+class SoundPart(msgspec.Struct):
+    """Bytes of a sound file."""
+
+    data: bytes
+
+
+SpeechEvent = OneOf[SpeechDelta, SpeechDone]
+
+
+async def speak(call: Call[SpeechBody]) -> Sound | Stream[SpeechEvent]:
+    """Say a text."""
+    body = call.body
+    form = body.response_format or "mp3"
+    if form not in MEDIA_TYPES:
+        raise RequestError(
+            "there is no encoder for this.",
+            param="response_format",
+            found=form,
+            expected=", ".join(MEDIA_TYPES),
+        )
+    if body.instructions:
+        raise RequestError("this model follows no instructions.", param="instructions")
+    request = SpeechRequest(
+        text=body.input,
+        voice=body.voice if isinstance(body.voice, str) else "0",
+        speed=body.speed or 1.0,
+        seed=randbits(_SEED_BITS) if body.seed is None else body.seed,
+    )
+    speaker = cast("Speaker", call.hosted.pipeline)
+    speaker.check_request(request)
+    encoder = SoundEncoder(form, speaker.rate)
+    run: PipelineRun[SoundMade] = PipelineRun(call, lambda outlet: speaker.speak(request, outlet))
+    if body.stream_format == "sse":
+        return _EventStream(call, run, encoder)
+    if body.stream_format == "audio" or form == "pcm":
+        return cast("Stream[SpeechEvent]", _ByteStream(call, run, encoder, MEDIA_TYPES[form]))
+    import numpy as np
+
+    try:
+        parts = [item.samples async for item in run.items()]
+    finally:
+        run.close()
+    return Sound(encoder.whole(np.concatenate(parts)), media_type=MEDIA_TYPES[form])
+
+
+class _EventStream(RunStream[SoundMade, SpeechEvent]):
+    """Sends the sound in events."""
+
+    def __init__(
+        self, call: Call[SpeechBody], run: PipelineRun[SoundMade], encoder: SoundEncoder
+    ) -> None:
+        super().__init__(call, run)
+        self._encoder = encoder
+        self._length = len(call.body.input)
+
+    def events_of(self, item: SoundMade) -> Iterable[SpeechDelta]:
+        """The sound of a sentence."""
+        return _deltas(self._encoder.push(item.samples))
+
+    def last(self) -> Iterable[SpeechEvent]:
+        """What the encoder has left, and the end."""
+        usage = SpeechUsage(input_tokens=self._length, total_tokens=self._length)
+        return [*_deltas(_rest(self._encoder)), SpeechDone(usage=usage)]
+
+
+class _ByteStream(RunStream[SoundMade, SoundPart]):
+    """Sends the sound as it is made."""
+
+    def __init__(
+        self,
+        call: Call[SpeechBody],
+        run: PipelineRun[SoundMade],
+        encoder: SoundEncoder,
+        media_type: str,
+    ) -> None:
+        encode = cast("Callable[[msgspec.Struct], bytes]", attrgetter("data"))
+        framing = Framing(encode, keep_alive=b"", media_type=media_type)
+        super().__init__(call, run, framing)
+        self._encoder = encoder
+
+    def events_of(self, item: SoundMade) -> Iterable[SoundPart]:
+        """The sound of a sentence."""
+        return [SoundPart(self._encoder.push(item.samples))]
+
+    def last(self) -> Iterable[SoundPart]:
+        """What the encoder has left."""
+        return [SoundPart(_rest(self._encoder))]
+
+    def failure(self, error: HttpError) -> Iterable[msgspec.Struct]:
+        """Break the connection: in a sound file nothing can be said."""
+        raise error
+
+
+def _deltas(data: bytes) -> list[SpeechDelta]:
+    return [SpeechDelta(audio=b64encode(data).decode())] if data else []
+
+
+def _rest(encoder: SoundEncoder) -> bytes:
+    import numpy as np
+
+    return encoder.push(np.zeros(0, np.float32), is_last=True)

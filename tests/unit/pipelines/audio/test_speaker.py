@@ -1,0 +1,148 @@
+"""A text is said sentence by sentence; the same seed gives the same sound, in every form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from blazr.core.errors import RequestError
+from blazr.models.checkpoint.open import ModelFiles
+from blazr.nn.device import resolve_device
+from blazr.pipelines.audio.encoder import MEDIA_TYPES, PCM_RATE, SoundEncoder
+from blazr.pipelines.audio.sound import read_sound
+from blazr.pipelines.audio.speaker import MAX_SENTENCE, Vits, sentences
+from blazr.pipelines.audio.speech import SoundMade, SpeechRequest
+from blazr.pipelines.kinds import kind_of
+from tests.support import hearing
+
+pytestmark = hearing.NEEDS_AUDIO
+TEXT = "hello there. how are you"
+RATE = hearing.RATE
+
+
+class Said:
+    def __init__(self) -> None:
+        self.parts: list[SoundMade] = []
+        self.num_checks = 0
+
+    def emit(self, item: SoundMade) -> None:
+        self.parts.append(item)
+
+    def check(self) -> None:
+        self.num_checks += 1
+
+
+def load(path: Path) -> Vits:
+    kind = kind_of(path)
+    assert kind is not None
+    found = kind.load(ModelFiles("voice", path), device=resolve_device("cpu"), dtype="auto")
+    assert isinstance(found, Vits)
+    return found
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "voice"
+    hearing.save_vits(path, num_speakers=3)
+    return path
+
+
+@pytest.fixture(scope="module")
+def vits(place: Path) -> Iterator[Vits]:
+    found = load(place)
+    yield found
+    found.close()
+
+
+def say(vits: Vits, text: str = TEXT, voice: str = "0", speed: float = 1.0, seed: int = 3) -> Said:
+    said = Said()
+    vits.speak(SpeechRequest(text=text, voice=voice, speed=speed, seed=seed), said)
+    return said
+
+
+def test_the_sound_is_that_of_transformers(vits: Vits, place: Path) -> None:
+    import transformers
+
+    network = transformers.VitsModel.from_pretrained(place)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+    torch.manual_seed(3)
+    with torch.inference_mode():
+        found = network(**tokenizer("hello there.", return_tensors="pt"), speaker_id=1).waveform
+    (one,) = say(vits, "hello there.", voice="1").parts
+    assert one.rate == RATE
+    np.testing.assert_allclose(one.samples, found[0].numpy(), atol=1e-5)
+
+
+def test_seeds_voices_and_speed(vits: Vits) -> None:
+    state = torch.get_rng_state()
+    sounds = [
+        np.concatenate([part.samples for part in said.parts])
+        for said in (say(vits), say(vits), say(vits, seed=4), say(vits, voice="1"))
+    ]
+    assert np.array_equal(sounds[0], sounds[1])
+    assert not np.array_equal(sounds[0], sounds[2])
+    assert not np.array_equal(sounds[0], sounds[3])
+    fast = say(vits, speed=3.0)
+    assert sum(len(part.samples) for part in fast.parts) < len(sounds[0])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len(say(vits).parts) == 2
+    assert say(vits).num_checks >= 2
+
+
+@pytest.mark.parametrize("text", ["\u4f60\u597d", "123", " ", "..\n"])
+def test_what_cannot_be_said_is_refused(vits: Vits, text: str) -> None:
+    if text == "..\n":  # a point is in its vocabulary
+        assert say(vits, text).parts
+        return
+    with pytest.raises(RequestError, match="pronounce"):
+        say(vits, text)
+
+
+def test_voices_there_are_not(vits: Vits) -> None:
+    with pytest.raises(RequestError, match="voice"):
+        say(vits, voice="3")
+    assert say(vits, voice="alloy").parts  # as clients say where they do not care
+
+
+def test_texts_become_sentences() -> None:
+    assert list(sentences("Hi. It costs 3.50 now! ok\n\na: b")) == [
+        "Hi.",
+        "It costs 3.50 now!",
+        "ok",
+        "a:",
+        "b",
+    ]
+    assert list(sentences("\u4f60\u597d\u3002\u518d\u89c1\u3002")) == [
+        "\u4f60\u597d\u3002",
+        "\u518d\u89c1\u3002",
+    ]
+    for text in ("a" * 1000, "word " * 200, "one, two " * 100):
+        found = list(sentences(text))
+        assert all(0 < len(each) <= MAX_SENTENCE for each in found)
+        assert "".join(found).replace(" ", "") == text.replace(" ", "")
+
+
+@pytest.mark.parametrize("form", MEDIA_TYPES)
+@pytest.mark.parametrize("rate", [16_000, 22_050])
+def test_every_form_is_read_back(form: str, rate: int) -> None:
+    tone = (np.sin(np.arange(rate, dtype=np.float32) * (2 * np.pi * 440 / rate)) * 0.5).astype("f4")
+    whole = SoundEncoder(form, rate).whole(tone)
+    parts = SoundEncoder(form, rate)
+    pieces = [parts.push(part) for part in np.array_split(tone, 5)]
+    streamed = b"".join([*pieces, parts.push(tone[:0], is_last=True)])
+    for data in (whole, streamed):
+        if form == "pcm":
+            assert abs(len(data) - 2 * PCM_RATE) <= 4
+            found = np.frombuffer(data, "<i2") / 32768
+            expected = np.sin(np.arange(len(found)) * (2 * np.pi * 440 / PCM_RATE)) * 0.5
+            np.testing.assert_allclose(found[2000:-2000], expected[2000:-2000], atol=5e-3)
+            continue
+        found = read_sound(data, rate=rate)
+        assert abs(len(found) - rate) < 0.2 * rate
+        assert 0.3 < np.abs(found[rate // 4 : -rate // 4]).max() < 0.7
+        if form in {"wav", "flac"}:
+            np.testing.assert_allclose(found, tone, atol=1e-4)
