@@ -63,10 +63,16 @@ def _blocks(data: bytes, check: Callable[[], None]) -> Iterator[tuple[int, NDArr
     """The sound in blocks of one channel, each with its rate; the last block is empty."""
     import soundfile
 
+    class ForwardFile(soundfile.SoundFile):  # type: ignore[misc]
+        """Never seeks, which fails after a FLAC that was made as a stream and tells no length."""
+
+        def seekable(self) -> bool:
+            return False
+
     num_frames = 0
     is_last = False
     try:
-        with soundfile.SoundFile(BytesIO(data)) as file:
+        with ForwardFile(BytesIO(data)) as file:
             rate = file.samplerate
             _check_form(file.format, rate, file.channels)
             while not is_last:

@@ -21,6 +21,13 @@ def test_what_is_not_compressed_comes_back(form: str) -> None:
     np.testing.assert_allclose(read_sound(sound_file(TONE, form=form), rate=RATE), TONE, atol=1e-4)
 
 
+def test_a_flac_that_tells_no_length_is_read() -> None:
+    data = bytearray(sound_file(TONE, form="FLAC"))
+    data[21] &= 0xF0  # the number of samples, 36 bits [RFC 9639, 8.2]
+    data[22:26] = bytes(4)
+    np.testing.assert_allclose(read_sound(bytes(data), rate=RATE), TONE, atol=1e-4)
+
+
 @pytest.mark.parametrize(("form", "subtype"), [("OGG", "VORBIS"), ("OGG", "OPUS"), ("MP3", None)])
 def test_compressed_sound_is_read(form: str, subtype: str | None) -> None:
     found = read_sound(sound_file(TONE, form=form, subtype=subtype), rate=RATE)
