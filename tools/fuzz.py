@@ -1,4 +1,4 @@
-"""Break the readers of files from strangers: GGUF, safetensors and config, tokenizers, templates.
+"""Break the readers of strangers' files: models and their configs, adapters, tokenizers, templates.
 
 Run: python tools/fuzz.py TARGET [--seconds N | --runs N] [--seed N] [--save DIRECTORY]
 
@@ -131,6 +131,39 @@ def _safetensors() -> Target:
     )
 
 
+def _read_adapter(directory: Path) -> None:
+    from blazr.models.adapters.read import read_adapter
+
+    read_adapter(directory)
+
+
+def _adapter() -> Target:
+    import torch
+    from safetensors.torch import save
+
+    config: dict[str, object] = {"peft_type": "LORA", "r": 2, "lora_alpha": 4}
+    config |= {"base_model_name_or_path": "base", "target_modules": ["q_proj", "down_proj"]}
+    more = {"use_rslora": True, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 3}}
+    at = "base_model.model.model.layers.0."
+    tensors = {
+        f"{at}{part}.lora_{side}.weight": torch.ones(shape)
+        for part in ("self_attn.q_proj", "mlp.down_proj")
+        for side, shape in (("A", (2, 8)), ("B", (8, 2)))
+    }
+    lengths = {f"{at}self_attn.q_proj.lora_magnitude_vector": torch.ones(8)}
+    kinds = ((config, tensors), (config | more, tensors), (config | {"use_dora": True}, lengths))
+    return Target(
+        _read_adapter,
+        tuple(
+            {
+                "adapter_config.json": json.dumps(about).encode(),
+                "adapter_model.safetensors": save(tensors | extra),
+            }
+            for about, extra in kinds
+        ),
+    )
+
+
 def _tokenizer() -> Target:
     at = "tokenizers/"
     merged = _files(at + "sentencepiece/tokenizer.model")
@@ -168,6 +201,7 @@ def _template() -> Target:
 TARGETS: Mapping[str, Callable[[], Target]] = {
     "gguf": _gguf,
     "safetensors": _safetensors,
+    "adapter": _adapter,
     "tokenizer": _tokenizer,
     "template": _template,
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,7 +184,8 @@ def _number(path: Path, config: Mapping[str, object], key: str, default: float) 
     value = config.get(key)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not abs(value) < sys.float_info.max:  # an int may be beyond floats
         raise ConfigError(
             f"{path}: {key} is wrong.", found=repr(value)[:60], expected="a finite number"
         )
@@ -201,15 +203,17 @@ def _pattern(
         )
     for name in given:
         value = _number(path, given, name, 0)
-        is_long = len(name) > _MAX_PATTERN or _NESTED.search(name)
+        is_wrong = given[name] is None or (least is not None and value < least)
+        # Python warns of sets in sets, which it may understand otherwise one day
+        is_wrong |= len(name) > _MAX_PATTERN or bool(_NESTED.search(name)) or "[[" in name
         try:
-            re.compile(name)
+            re.compile("" if is_wrong else name)
         except re.error:
-            is_long = True
-        if is_long or (least is not None and value < least):
+            is_wrong = True
+        if is_wrong:
             raise ConfigError(
                 f"{path}: an entry of {key} is wrong.",
-                found=f"{name[:80]!r}: {value:g}",
+                found=f"{name[:80]!r}: {given[name]!r}",
                 expected="names of modules or simple regular expressions, and numbers"
                 + ("" if least is None else f" from {least:g} on"),
             )
