@@ -184,8 +184,11 @@ def _number(path: Path, config: Mapping[str, object], key: str, default: float) 
     value = config.get(key)
     if value is None:
         return default
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not abs(value) < sys.float_info.max:  # an int may be beyond floats
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not abs(value) < sys.float_info.max  # an int may be beyond floats
+    ):
         raise ConfigError(
             f"{path}: {key} is wrong.", found=repr(value)[:60], expected="a finite number"
         )
