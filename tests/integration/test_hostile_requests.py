@@ -1,0 +1,92 @@
+"""Hostile requests by the hundred, at a real engine: nothing breaks, and nothing changes."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import random
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from blazr.llm.load import load_text_engine
+from blazr.llm.options import LoadOptions
+from tests.support import tiny
+from tests.support.hostile_requests import Hostile, hostile_request, send
+from tests.support.loopback import Loopback, serving
+from tests.support.scripted import wait_until
+from tests.support.seeds import run_seed
+
+CLIENTS = 6
+LIMIT_S = 30.0
+PROBES = ("once upon a time", "a b c d e f g", "x" * 60)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
+    model = tiny.Tiny(vocab_size=100315, hidden_size=16, max_seq_len=128)
+    path = tiny.save(model, tmp_path_factory.mktemp("models") / "model")
+    options = LoadOptions(str(path), device="cpu", memory="24MiB", max_running=4)
+    with serving(load_text_engine(options), body_timeout_s=1.0, request_timeout_s=20.0) as running:
+        yield running
+
+
+def greedy(server: Loopback) -> list[str]:
+    found = []
+    for prompt in PROBES:
+        body = {"prompt": prompt, "max_tokens": 12, "temperature": 0, "logprobs": 1}
+        choice = server.client.post("/v1/completions", json=body).json()["choices"][0]
+        found.append(repr((choice["text"], choice["logprobs"])))
+    return found
+
+
+def storm(server: Loopback, *, seed: int, count: int) -> Counter[int]:
+    """Send requests from several clients at once; how often each status came."""
+    chance = random.Random(run_seed(seed))
+    requests = [hostile_request(chance) for _ in range(count)]
+    host, port = server.url.removeprefix("http://").split(":")
+
+    def one(request: Hostile) -> int:
+        status, took_s = send(host, int(port), request, timeout_s=LIMIT_S)
+        assert took_s < LIMIT_S, request
+        # 501 is what this server says of endpoints that it does not have
+        assert status < 500 or status in {501, 503}, (status, request)
+        return status
+
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        return Counter(clients.map(one, requests))
+
+
+def check_as_before(server: Loopback, before: list[str]) -> None:
+    wait_until(lambda: server.service.num_working == 0)
+    assert greedy(server) == before
+    assert server.client.get("/health").status_code == 200
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * 4096
+
+
+def test_some(server: Loopback, caplog: pytest.LogCaptureFixture) -> None:
+    before = greedy(server)
+    with caplog.at_level(logging.ERROR):
+        statuses = storm(server, seed=1, count=50)
+    assert caplog.records == []
+    check_as_before(server, before)
+    assert {200, 400, 404} <= set(statuses)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_thousands_and_memory_comes_back(server: Loopback) -> None:
+    before = greedy(server)
+    storm(server, seed=2, count=2000)  # caches fill, and threads start
+    wait_until(lambda: server.service.num_working == 0)
+    baseline = resident_bytes()
+    storm(server, seed=3, count=2000)
+    check_as_before(server, before)
+    assert resident_bytes() < 1.1 * baseline
