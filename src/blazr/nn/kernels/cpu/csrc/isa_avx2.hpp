@@ -22,7 +22,7 @@ struct Avx2 {
   }
 
   // For packed weights.
-  static constexpr int kWidth = 32, kPackedTile = 3, kTakenOff = 128;
+  static constexpr int kWidth = 32, kPackedTile = 4, kTakenOff = 128;
   static __m256 halves(const uint8_t* p) { return _mm256_cvtph_ps(load_as<__m128i>(p)); }
   static __m128i eight(const uint8_t* p) { return _mm_loadl_epi64((const __m128i*)p); }
   static __m256i unsigned_bytes(const uint8_t* p) { return _mm256_cvtepu8_epi32(eight(p)); }
@@ -48,6 +48,13 @@ struct Avx2 {
   template <class V, class W>
   static __m256i dot_pairs(V acc, W w, W x) {
     return _mm256_add_epi32((__m256i)acc, _mm256_madd_epi16((__m256i)w, (__m256i)x));
+  }
+  // The same sum, which the compiler takes for a new one: GCC would move all products of a tile before
+  // its sums, more than there are registers for.
+  template <class V>
+  static V in_order(V sum) {
+    __asm__("" : "+x"(sum));
+    return sum;
   }
 
   // For signed bytes that meet pairs of int16 (see attention_whole.hpp). Sixteen bytes of sixteen rows, a

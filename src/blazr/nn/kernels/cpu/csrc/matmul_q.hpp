@@ -122,12 +122,27 @@ struct MatmulQ {
     }
   };
 
-  // Sums of a part of block i of a superblock with C rows of x, which have it at block b.
-  template <int C>
-  [[gnu::always_inline]] static inline void dots(const uint8_t* super, int i, int part, Rows x,
-                                                 int64_t b, Ints* acc) {
-    const uint8_t* codes = super + Scales::kBytes + i * Codes::kBytes;
-    for (int c = 0; c < C; c++) acc[c] = I::all(Scales::kHasMinima ? 0 : x.block(c, b).offset[part]);
+  // Codes as bytes, whose products are as small as those of the packed ones.
+  struct Unpacked : Codes {
+    static constexpr int kBytes = 512;
+    static typename I::Line vector(const uint8_t* block, int v) { return I::load(block + 64 * v); }
+  };
+  // Of a superblock whose codes are unpacked.
+  static constexpr int kUnpackedBytes = Scales::kBytes + P::kBlocks * Unpacked::kBytes;
+  // Columns that are unpacked together: with a few rows of x they fit the first cache.
+  static constexpr int kPanelColumns = 512, kPanel = kPanelColumns / (P::kBlocks * kBlock);
+  // Whether many rows of x are worth it: not where a tile has many of them.
+  static constexpr bool kUnpacks = Codes::kBytes < Unpacked::kBytes && I::cols <= 4;
+  // Whether 16-bit sums are multiplied by whole scales as they are widened.
+  static constexpr bool kScalesHalves = kTogether > 0 && Scales::kAreWhole && Scales::kHasMinima;
+
+  // Adds to acc a part of block i of a superblock times C rows of x, which have it at block b; 16-bit
+  // sums are multiplied by `scale`.
+  template <class As, int C>
+  [[gnu::always_inline]] static inline void add_products(const uint8_t* super, int i, int part, Rows x,
+                                                         int64_t b, const typename I::Halves& scale,
+                                                         Ints* acc) {
+    const uint8_t* codes = super + Scales::kBytes + i * As::kBytes;
     if constexpr (kTogether > 0) {
 #pragma GCC unroll 8
       for (int first = part * kVectors; first < (part + 1) * kVectors; first += kTogether) {
@@ -135,24 +150,32 @@ struct MatmulQ {
         for (int c = 0; c < C; c++) sums[c] = typename I::Halves{};
 #pragma GCC unroll 8
         for (int v = first; v < first + kTogether; v++) {
-          const typename I::Line vector = Codes::vector(codes, v);
+          const typename I::Line vector = As::vector(codes, v);
           for (int c = 0; c < C; c++)
-            sums[c] = I::add_products(sums[c], vector, x.block(c, b).q + 4 * v);
+            sums[c] = I::template add_products<(C > 1)>(sums[c], vector, x.block(c, b).q + 4 * v);
         }
-        for (int c = 0; c < C; c++) acc[c] = I::add_halves(acc[c], sums[c]);
+        for (int c = 0; c < C; c++) acc[c] = I::add_halves(acc[c], sums[c], scale);
       }
       return;
     }
 #pragma GCC unroll 8
     for (int v = part * kVectors; v < (part + 1) * kVectors; v++) {
-      const typename I::Line vector = Codes::vector(codes, v);
+      const typename I::Line vector = As::vector(codes, v);
       for (int c = 0; c < C; c++)
-        acc[c] = I::template dot<kSmall>(acc[c], vector, x.block(c, b).q + 4 * v);
+        acc[c] = I::template dot<kSmall, (C > 1)>(acc[c], vector, x.block(c, b).q + 4 * v);
     }
   }
 
+  // Sums of a part, without the codes' offset.
+  template <class As, int C>
+  [[gnu::always_inline]] static inline void dots(const uint8_t* super, int i, int part, Rows x,
+                                                 int64_t b, Ints* acc) {
+    for (int c = 0; c < C; c++) acc[c] = I::all(Scales::kHasMinima ? 0 : x.block(c, b).offset[part]);
+    add_products<As, C>(super, i, part, x, b, I::all(int16_t(1)), acc);
+  }
+
   // Adds a superblock, from block b on, whose blocks have scales of their own or one together.
-  template <int C>
+  template <class As, int C>
   [[gnu::always_inline]] static inline void add_blocks(const uint8_t* super, Rows x, int64_t b,
                                                        Ahead ahead, Floats* total) {
     const Floats scale = Scales::scale(super);
@@ -161,7 +184,7 @@ struct MatmulQ {
     for (int i = 0; i < P::kBlocks; i++) {
       Ints acc[C];
       ahead.fetch(b + i);
-      dots<C>(super, i, 0, x, b + i, acc);
+      dots<As, C>(super, i, 0, x, b + i, acc);
       for (int c = 0; c < C; c++)
         total[c] = I::add(total[c], acc[c], scale, x.block(c, b + i).scale);
       if constexpr (Scales::kHasMinima)
@@ -171,7 +194,7 @@ struct MatmulQ {
   }
 
   // The same where the scales of its parts are whole numbers.
-  template <int C>
+  template <class As, int C>
   [[gnu::always_inline]] static inline void add_whole(const uint8_t* super, Rows x, int64_t b,
                                                       Ahead ahead, Floats* total) {
     Ints sums[C];
@@ -180,10 +203,15 @@ struct MatmulQ {
       ahead.fetch(b + i);
 #pragma GCC unroll 2
       for (int part = 0; part < kParts; part++) {
-        Ints acc[C];
-        dots<C>(super, i, part, x, b + i, acc);
-        const Ints scale = Scales::whole(super, i * kParts + part);
-        for (int c = 0; c < C; c++) sums[c] = I::add(sums[c], acc[c], scale);
+        if constexpr (kScalesHalves) {
+          const auto scale = I::twice(Scales::whole(super, i * kParts + part));
+          add_products<As, C>(super, i, part, x, b + i, scale, sums);
+        } else {
+          Ints acc[C];
+          dots<As, C>(super, i, part, x, b + i, acc);
+          const Ints scale = Scales::whole(super, i * kParts + part);
+          for (int c = 0; c < C; c++) sums[c] = I::add(sums[c], acc[c], scale);
+        }
       }
     }
     const Floats d = I::halves(super);
@@ -201,53 +229,107 @@ struct MatmulQ {
     }
   }
 
-  // A group of w with C rows of x, into out[c * ld + 0 .. 15].
-  template <int C>
-  [[gnu::always_inline]] static inline void tile(const uint8_t* w, Rows x, float* out, int64_t ld,
-                                                 Ahead ahead) {
+  // Superblocks of a group of w with C rows of x, which have them from block `first` to block `end`:
+  // added to out[c * ld + 0 .. 15], or written there where they are the group's first ones.
+  template <class As, int C>
+  [[gnu::always_inline]] static inline void tile(const uint8_t* w, Rows x, int64_t first, int64_t end,
+                                                 float* out, int64_t ld, Ahead ahead) {
     Floats total[C];
-    for (int c = 0; c < C; c++) total[c] = Floats{};
-    const int64_t num_blocks = x.x.k / kBlock;
-    for (int64_t b = 0; b < num_blocks; b += P::kBlocks, w += P::kBytes) {
+    for (int c = 0; c < C; c++) total[c] = first ? load_as<Floats>(out + c * ld) : Floats{};
+    for (int64_t b = first; b < end; b += P::kBlocks) {
       if constexpr (Scales::kAreWhole)
-        add_whole<C>(w, x, b, ahead, total);
+        add_whole<As, C>(w, x, b, ahead, total);
       else
-        add_blocks<C>(w, x, b, ahead, total);
+        add_blocks<As, C>(w, x, b, ahead, total);
+      w += Scales::kBytes + P::kBlocks * As::kBytes;
     }
     for (int c = 0; c < C; c++) memcpy(out + c * ld, &total[c], sizeof total[c]);
+  }
+
+  // Calls multiply(count, c) for rows [c, c + count) of x, as equal tiles.
+  template <class Multiply>
+  [[gnu::always_inline]] static inline void in_tiles(int64_t rows, const Multiply& multiply) {
+    const int64_t num_tiles = (rows + I::cols - 1) / I::cols, step = (rows + num_tiles - 1) / num_tiles;
+    for (int64_t c = 0; c < rows; c += step)
+      with_count<I::cols>(smaller(step, rows - c), [&](auto count) { multiply(count, c); });
   }
 
   // Rows [m0, m1) of x with groups [g0, g1) of w, ordered as in matmul.hpp.
   static void part(const PackedLinear& call, int64_t m0, int64_t m1, int64_t g0, int64_t g1) {
     const bool few = call.x.m <= kFewRows;  // as in matmul.hpp
-    const int64_t group = few ? kFewRows : I::cols, ld = (g1 - g0) * kGroup;
+    if constexpr (kUnpacks)
+      if (!few) return unpacked_part(call, m0, m1, g0, g1);
+    const int64_t group = few ? kFewRows : I::cols;
     float sums[2][kFewRows * kFewColumns];
     static_assert(I::cols * kManyColumns <= kFewRows * kFewColumns);
     for (int64_t m = m0; m < m1; m += group) {
       const int64_t rows = smaller(group, m1 - m);
       strip(call.w, {call.x, m}, rows, g0, g1, sums[0], few);
       if (call.w2.blocks) strip(call.w2, {call.x, m}, rows, g0, g1, sums[1], few);
-      for (int64_t row = 0; row < rows; row++)
-        call.finish(call, m + row, g0 * kGroup, smaller(g1 * kGroup, call.n), sums[0] + row * ld,
-                    sums[1] + row * ld);
+      finish_rows(call, m, rows, g0, g1, sums[0], sums[1]);
     }
   }
 
   static void strip(const PackedMatrix& matrix, Rows x, int64_t rows, int64_t g0, int64_t g1,
                     float* sums, bool few) {
-    const int64_t group_bytes = x.x.k / (kBlock * P::kBlocks) * P::kBytes;
-    const int64_t ld = (g1 - g0) * kGroup;
-    const int64_t num_tiles = (rows + I::cols - 1) / I::cols;
-    const int64_t step = (rows + num_tiles - 1) / num_tiles;
+    const int64_t num_blocks = x.x.k / kBlock, group_bytes = num_blocks / P::kBlocks * P::kBytes;
+    const int64_t ld = (g1 - g0) * kGroup, num_tiles = (rows + I::cols - 1) / I::cols;
     // the tiles of a group fetch the next one together, a share each
     const int lines = few && rows > kRunCols ? int((kLines + num_tiles - 1) / num_tiles) : 0;
     const uint8_t* w = matrix.blocks + g0 * group_bytes;
-    for (int64_t g = g0; g < g1; g++, w += group_bytes, sums += kGroup)
-      for (int64_t c = 0; c < rows; c += step)
-        with_count<I::cols>(smaller(step, rows - c), [&](auto count) {
-          tile<count>(w, {x.x, x.first + c}, sums + c * ld, ld,
-                      {w + group_bytes + c / step * group_bytes / num_tiles, lines});
+    for (int64_t g = g0; g < g1; g++, w += group_bytes, sums += kGroup) {
+      const uint8_t* next = w + group_bytes;
+      in_tiles(rows, [&](auto count, int64_t c) {
+        tile<Codes, count>(w, {x.x, x.first + c}, 0, num_blocks, sums + c * ld, ld,
+                           {next + c * group_bytes / rows, lines});
+      });
+    }
+  }
+
+  // Many rows of x: codes are unpacked once for all of them.
+  static void unpacked_part(const PackedLinear& call, int64_t m0, int64_t m1, int64_t g0, int64_t g1) {
+    float sums[2][kManyRows * kManyColumns];
+    unpacked_strip(call.w, {call.x, m0}, m1 - m0, g0, g1, sums[0]);
+    if (call.w2.blocks) unpacked_strip(call.w2, {call.x, m0}, m1 - m0, g0, g1, sums[1]);
+    finish_rows(call, m0, m1 - m0, g0, g1, sums[0], sums[1]);
+  }
+
+  static void unpacked_strip(const PackedMatrix& matrix, Rows x, int64_t rows, int64_t g0, int64_t g1,
+                             float* sums) {
+    alignas(64) uint8_t panel[kPanel * kUnpackedBytes];
+    const int64_t num_supers = x.x.k / (kBlock * P::kBlocks), ld = (g1 - g0) * kGroup;
+    const uint8_t* w = matrix.blocks + g0 * num_supers * P::kBytes;
+    for (int64_t g = g0; g < g1; g++, sums += kGroup)
+      for (int64_t first = 0; first < larger(num_supers, 1); first += kPanel) {
+        const int64_t end = smaller(first + kPanel, num_supers);
+        for (int64_t s = first; s < end; s++, w += P::kBytes)
+          unpack_codes(w, panel + (s - first) * kUnpackedBytes);
+        in_tiles(rows, [&](auto count, int64_t c) {
+          tile<Unpacked, count>(panel, {x.x, x.first + c}, first * P::kBlocks, end * P::kBlocks,
+                                sums + c * ld, ld, {panel, 0});
         });
+      }
+  }
+
+  static void unpack_codes(const uint8_t* super, uint8_t* out) {
+    memcpy(out, super, Scales::kBytes);
+    super += Scales::kBytes, out += Scales::kBytes;
+    for (int i = 0; i < P::kBlocks; i++, super += Codes::kBytes, out += Unpacked::kBytes) {
+#pragma GCC unroll 8
+      for (int v = 0; v < 8; v++) {
+        const typename I::Line vector = Codes::vector(super, v);
+        memcpy(out + 64 * v, &vector, sizeof vector);
+      }
+    }
+  }
+
+  // Rows [m, m + rows) of y, columns of groups [g0, g1), from their sums.
+  static void finish_rows(const PackedLinear& call, int64_t m, int64_t rows, int64_t g0, int64_t g1,
+                          float* sums, float* ups) {
+    const int64_t ld = (g1 - g0) * kGroup;
+    for (int64_t row = 0; row < rows; row++)
+      call.finish(call, m + row, g0 * kGroup, smaller(g1 * kGroup, call.n), sums + row * ld,
+                  ups + row * ld);
   }
 
   // Row `lane` of a superblock as plain numbers.

@@ -85,11 +85,20 @@ struct Int8 {
   }
   static Line low_nibbles(const Line& x) { return moved(x, 0, 15); }
   static Line high_nibbles(const Line& x) { return moved(x, -4, 15); }
+  // A sum of a tile of several rows, added before the next products are computed.
+  template <bool kOfMany, class V>
+  static V in_order(V sum) {
+    if constexpr (kOfMany && requires { Isa::in_order(sum); }) return (V)Isa::in_order(sum);
+    return sum;
+  }
   // acc + four bytes of each row times four of x. kSmall: whether bytes of w are below 128.
-  template <bool kSmall>
+  template <bool kSmall, bool kOfMany>
   static Ints dot(const Ints& acc, const Line& w, const int8_t* x) {
     const auto four = load_as<int32_t>(x) - Register<int32_t>{};
-    return each<int32_t>([=](auto a, auto w) { return Isa::template dot<kSmall>(a, w, four); }, acc, w);
+    const auto of = [=](auto a, auto w) {
+      return in_order<kOfMany>((Register<int32_t>)Isa::template dot<kSmall>(a, w, four));
+    };
+    return each<int32_t>(of, acc, w);
   }
   // How many vectors of codes up to `kLargest` have products that can be added in 16 bits, two by two; 0
   // where the processor adds four products in 32 bits in one step.
@@ -101,14 +110,22 @@ struct Int8 {
       return 0;
   }();
   using Halves = Several<int16_t>;  // two numbers for each row
+  template <bool kOfMany>
   static Halves add_products(const Halves& sums, const Line& w, const int8_t* x) {
     const auto four = load_as<int32_t>(x) - Register<int32_t>{};
-    const auto of = [=](auto s, auto w) { return s + (Register<int16_t>)Isa::products(w, four); };
+    const auto of = [=](auto s, auto w) {
+      return in_order<kOfMany>(s + (Register<int16_t>)Isa::products(w, four));
+    };
     return each<int16_t>(of, sums, w);
   }
-  static Ints add_halves(const Ints& total, const Halves& sums) {
-    const auto ones = 1 - Register<int16_t>{};
-    return each<int32_t>([=](auto t, auto s) { return Isa::dot_pairs(t, s, ones); }, total, sums);
+  // total + both numbers of each row times their scales
+  static Ints add_halves(const Ints& total, const Halves& sums, const Halves& scales) {
+    const auto of = [](auto t, auto s, auto by) { return Isa::dot_pairs(t, s, by); };
+    return each<int32_t>(of, total, sums, scales);
+  }
+  // Numbers of 15 bits as both of each row.
+  static Halves twice(const Ints& x) {
+    return each<int16_t>([](auto x) { return x | x << 16; }, x);
   }
   static Ints add(const Ints& total, const Ints& acc, const Ints& scale) {
     return each<int32_t>([](auto t, auto a, auto s) { return t + a * s; }, total, acc, scale);
