@@ -98,10 +98,8 @@ struct MatmulQ {
   static constexpr int kOffset = Codes::kOffset - (kSmall ? 0 : I::kTakenOff);
   // 64-byte lines of a block, rounded up.
   static constexpr int kLines = (P::kBytes / P::kBlocks + 63) / 64;
-  // Up to so many rows of x, w is one run that the processor fetches ahead by itself, faster than it
-  // could be told to; not past many scales, and not while decoding takes much arithmetic.
-  static constexpr bool kIsTall = Codes::kBytes > 256 && Codes::kBytes < 512;
-  static constexpr int kRunCols = Scales::kBytes > 512 ? 0 : kIsTall ? 1 : 2;
+  // How far ahead of the product memory fetches, in bytes, while w is read in one run.
+  static constexpr int64_t kRunAhead = 4096;
 
   // What memory should fetch during a tile: so many lines of 64 bytes a block, from there on.
   struct Ahead {
@@ -274,11 +272,11 @@ struct MatmulQ {
                     float* sums, bool few) {
     const int64_t num_blocks = x.x.k / kBlock, group_bytes = num_blocks / P::kBlocks * P::kBytes;
     const int64_t ld = (g1 - g0) * kGroup, num_tiles = (rows + I::cols - 1) / I::cols;
-    // the tiles of a group fetch the next one together, a share each
-    const int lines = few && rows > kRunCols ? int((kLines + num_tiles - 1) / num_tiles) : 0;
+    // several tiles of a group fetch the next one together, a share each
+    const int lines = few ? int((kLines + num_tiles - 1) / num_tiles) : 0;
     const uint8_t* w = matrix.blocks + g0 * group_bytes;
     for (int64_t g = g0; g < g1; g++, w += group_bytes, sums += kGroup) {
-      const uint8_t* next = w + group_bytes;
+      const uint8_t* next = w + (num_tiles == 1 ? kRunAhead : group_bytes);
       in_tiles(rows, [&](auto count, int64_t c) {
         tile<Codes, count>(w, {x.x, x.first + c}, 0, num_blocks, sums + c * ld, ld,
                            {next + c * group_bytes / rows, lines});
