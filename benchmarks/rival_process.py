@@ -67,6 +67,7 @@ class _LlamaCpp:
         settings.n_batch = settings.n_ubatch = _BATCH
         settings.n_seq_max = streams
         settings.n_threads = settings.n_threads_batch = threads
+        settings.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         self._context = llama_cpp.llama_init_from_model(model, settings)
         if not self._context:
             raise EngineError("llama.cpp has no memory for its caches.")

@@ -7,6 +7,8 @@ Scenarios on random weights, in process, in token ids:
 * reuse: time to the first token of 1,000-token prompts, asked for the first and the second time;
 * interference: gaps between the tokens of seven replies before and while a prompt of 4,000 tokens
   is read;
+* newcomers: time to the first token of prompts of at most 64 tokens, alone and beside two clients that
+  ask for prompts of 8,000 tokens, one after the other;
 * agents, with ``--agents N``: what N agents by turns read again, and the times to the first token.
 """
 
@@ -31,10 +33,20 @@ from blazr.bench.shapes import random_network
 from blazr.bench.workload import BenchRequest
 from blazr.engine.build import build_engine
 from blazr.engine.config import EngineConfig
+from blazr.engine.scheduler import SHORT_PROMPT
 from blazr.nn.device import resolve_device
 
 READERS, LONG_PROMPT, PROMPT = 7, 4_000, 1_000
+NEWCOMERS, SHORTEST, LONG_CLIENTS, STREAMED_PROMPT = 100, 5, 2, 8_000
 WARM_GAPS, QUIET_GAPS = 10, 150  # of the first reader, before the long prompt comes
+
+
+def random_request(
+    target: EngineTarget, chance: Random, length: int, output: int
+) -> BenchRequest:
+    """A prompt of so many random tokens, and how many to answer."""
+    ids = (chance.randrange(100, target.vocab_size) for _ in range(length))
+    return BenchRequest(prompt_ids=tuple(ids), output_tokens=output)
 
 
 async def reuse(target: EngineTarget, chance: Random, rounds: int) -> dict[str, object]:
@@ -42,9 +54,9 @@ async def reuse(target: EngineTarget, chance: Random, rounds: int) -> dict[str, 
     times: dict[str, list[float]] = {"miss": [], "hit": []}
     computed = []
     for _ in range(rounds):
-        ids = tuple(chance.randrange(100, target.vocab_size) for _ in range(PROMPT))
+        request = random_request(target, chance, PROMPT, 4)
         for kind in ("miss", "hit"):
-            (record,) = await drive(target, [BenchRequest(prompt_ids=ids, output_tokens=4)])
+            (record,) = await drive(target, [request])
             times[kind].append(1000 * record.ttft_s)
         computed.append(PROMPT - record.cached_tokens)
     medians = {f"ttft_{kind}_ms": median(values) for kind, values in times.items()}
@@ -55,8 +67,7 @@ async def interference(target: EngineTarget, chance: Random) -> dict[str, object
     """Spreads of the readers' gaps, in milliseconds, before and during a long prefill."""
 
     def request(length: int, output: int) -> BenchRequest:
-        ids = (chance.randrange(100, target.vocab_size) for _ in range(length))
-        return BenchRequest(prompt_ids=tuple(ids), output_tokens=output)
+        return random_request(target, chance, length, output)
 
     readers = [Record(prompt_tokens=32) for _ in range(READERS)]
     tasks = [
@@ -90,6 +101,32 @@ async def interference(target: EngineTarget, chance: Random) -> dict[str, object
     }
 
 
+async def newcomers(target: EngineTarget, chance: Random) -> dict[str, object]:
+    """Spreads of the time to the first token of short prompts, in milliseconds, alone and in a stream."""
+
+    async def ask_long() -> None:
+        while True:
+            await drive(target, [random_request(target, chance, STREAMED_PROMPT, 1)])
+
+    async def ask_short() -> dict[str, float] | None:
+        lengths = [chance.randint(SHORTEST, SHORT_PROMPT) for _ in range(NEWCOMERS)]
+        requests = [random_request(target, chance, length, 1) for length in lengths]
+        return spread_of([1000 * record.ttft_s for record in await drive(target, requests, 1)])
+
+    quiet = await ask_short()
+    stream = [asyncio.create_task(ask_long()) for _ in range(LONG_CLIENTS)]
+    busy = await ask_short()
+    for task in stream:
+        task.cancel()
+    await asyncio.gather(*stream, return_exceptions=True)
+    return {
+        "long_prompt_tokens": STREAMED_PROMPT,
+        "long_clients": LONG_CLIENTS,
+        "ttft_quiet_ms": quiet,
+        "ttft_busy_ms": busy,
+    }
+
+
 def main() -> None:
     """Read the command line, run the scenarios, print and perhaps keep the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -116,6 +153,7 @@ def main() -> None:
             "threads": arguments.threads,
             "reuse": asyncio.run(reuse(target, chance, arguments.rounds)),
             "interference": asyncio.run(interference(target, chance)),
+            "newcomers": asyncio.run(newcomers(target, chance)),
         }
         if arguments.agents:
             requests = trace(target.vocab_size, arguments.seed, arguments.agents)

@@ -39,6 +39,7 @@ def compare(
     levels: Sequence[int],
     prompt_tokens: int,
     output_tokens: int,
+    prefill_tokens: int,
     rounds: int,
     seed: int,
 ) -> tuple[Mapping[str, object], list[Mapping[str, object]]]:
@@ -48,8 +49,9 @@ def compare(
         name: The other engine, of RIVALS.
         path: A model that both read.
         levels: Sequences at once.
-        prompt_tokens: Of each sequence; the prompt that is timed alone has four times as many.
+        prompt_tokens: Of each sequence.
         output_tokens: Decoded in each.
+        prefill_tokens: Of the prompt that is timed alone.
         rounds: Of each kind of work.
         seed: Of the prompts.
 
@@ -61,8 +63,7 @@ def compare(
         EngineError: One of the two failed.
     """
     threads, cpu = torch.get_num_threads(), resolve_device("cpu")
-    long = 4 * prompt_tokens
-    context = max(long, prompt_tokens + output_tokens) + 8
+    context = max(prefill_tokens, prompt_tokens + output_tokens) + 8
     chance, streams = random.Random(seed), max(levels)
     with rival(name, path, threads=threads, context=context, streams=streams) as theirs:
         loaded = load(str(path), device=cpu)
@@ -94,7 +95,7 @@ def compare(
                 length = prompt_tokens + output_tokens / 2
                 nbytes = step_bytes(loaded.module, batch=level, context_len=length)
                 results.append({**match.figures(), "bandwidth_share": match.share(nbytes)})
-            results.append(play("prefill", 1, long, 1).figures())
+            results.append(play("prefill", 1, prefill_tokens, 1).figures())
         finally:
             engine.close()
     facts = {
@@ -105,6 +106,7 @@ def compare(
         "rounds": rounds,
         "prompt_tokens": prompt_tokens,
         "output_tokens": output_tokens,
+        "prefill_tokens": prefill_tokens,
     }
     return facts, results
 
@@ -117,6 +119,7 @@ def main() -> None:
     parser.add_argument("--levels", default="1,8", help="sequences at once, by commas")
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=64)
+    parser.add_argument("--prefill-tokens", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -129,6 +132,7 @@ def main() -> None:
         levels=[int(level) for level in options.levels.split(",")],
         prompt_tokens=options.prompt_tokens,
         output_tokens=options.output_tokens,
+        prefill_tokens=options.prefill_tokens,
         rounds=options.rounds,
         seed=options.seed,
     )
