@@ -92,7 +92,8 @@ struct Dot<Avx2, bf16> {
   struct Reg {
     __m256 even, odd;  // a bf16 is the upper half of a float32
   };
-  static constexpr int step = 16, cols = 2, pieces = 2;
+  // three rows of x have twelve sums: with those and the mask there is no register left to widen in
+  static constexpr int step = 16, cols = 2, wide_cols = 2, pieces = 2;
   template <int kPiece>
   static __m256 piece(const bf16* p) {
     const __m256i pairs = _mm256_loadu_si256((const __m256i*)p);

@@ -45,7 +45,7 @@ struct Matmul {
 
   // Rows of x in a tile.
   template <class X>
-  static constexpr int kCols = std::is_same_v<X, Rows> ? int(D::cols) : int(Isa::kTile);
+  static constexpr int kCols = std::is_same_v<X, Rows> ? int(D::cols) : int(D::wide_cols);
 
   // Where a tile's sums go: out[c * ld + r * gap].
   struct Sums {
@@ -66,7 +66,8 @@ struct Matmul {
     int64_t i = 0;
 #pragma GCC unroll 2
     for (; i + D::step <= k; i += D::step) {
-      if (C > kRunCols && next)
+      if (next)
+#pragma GCC unroll 8
         for (int line = 0; line < kStepBytes; line += 64)
           __builtin_prefetch(next + i / D::step * kStepBytes + line, 0, 2);
       if constexpr (kIsWide) {
