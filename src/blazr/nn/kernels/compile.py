@@ -25,6 +25,7 @@ _AVX512 = (*_AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni
 _X86: _Flags = {
     "kernels_avx512_bf16.cpp": (*_AVX512, "-mavx512bf16"),
     "kernels_avx512.cpp": _AVX512,
+    "kernels_avx_vnni.cpp": (*_AVX2, "-mavxvnni"),
     "kernels_avx2.cpp": _AVX2,
 }
 _ARM: _Flags = {"kernels_neon.cpp": ("-march=armv8.2-a+dotprod",)}

@@ -19,7 +19,7 @@ from blazr.nn.operands.kv_dtype import kv_dtype_of
 # As kernels.hpp numbers them.
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 # As library.cpp numbers them, best first.
-ISAS = ("avx512_bf16", "avx512", "avx2", "neon", "portable")
+ISAS = ("avx512_bf16", "avx512", "avx_vnni", "avx2", "neon", "portable")
 
 # Each is ``blazr_NAME(const Struct* call, int threads)``.
 _ENTRIES = (

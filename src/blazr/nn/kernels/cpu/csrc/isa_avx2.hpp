@@ -1,4 +1,4 @@
-// AVX2 with FMA and F16C (Haswell, Zen and later).
+// AVX2 with FMA and F16C (Haswell, Zen and later), and with AVX-VNNI as well (Alder Lake and later).
 #pragma once
 
 #include <immintrin.h>
@@ -107,5 +107,23 @@ struct Dot<Avx2, bf16> {
     return _mm256_fmadd_ps(a.odd, b.odd, _mm256_fmadd_ps(a.even, b.even, acc));
   }
 };
+
+#if defined(__AVXVNNI__)
+struct AvxVnni : Avx2 {
+  static constexpr int kTakenOff = 0;
+  static void products() = delete;  // four products in 32 bits are one step
+  template <bool kSmall, class V, class W>
+  static __m256i dot(V acc, W w, V x) {
+    return _mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)w, (__m256i)x);
+  }
+  template <class V, class W>
+  static __m256i dot_pairs(V acc, W w, W x) {
+    return _mm256_dpwssd_avx_epi32((__m256i)acc, (__m256i)w, (__m256i)x);
+  }
+};
+
+template <>
+struct Dot<AvxVnni, bf16> : Dot<Avx2, bf16> {};
+#endif
 
 }  // namespace

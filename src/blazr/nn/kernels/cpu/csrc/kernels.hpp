@@ -604,7 +604,7 @@ struct Kernels {
 
 extern const Kernels kernels_portable;
 #if defined(__x86_64__)
-extern const Kernels kernels_avx2, kernels_avx512, kernels_avx512_bf16;
+extern const Kernels kernels_avx2, kernels_avx_vnni, kernels_avx512, kernels_avx512_bf16;
 #elif defined(__aarch64__)
 extern const Kernels kernels_neon;
 #endif

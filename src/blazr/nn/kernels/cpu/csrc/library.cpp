@@ -156,7 +156,7 @@ void multiply_experts(const Experts& call, const ExpertStack& w, const ExpertSta
   });
 }
 
-const char* const kNames[] = {"avx512_bf16", "avx512", "avx2", "neon", "portable"};
+const char* const kNames[] = {"avx512_bf16", "avx512", "avx_vnni", "avx2", "neon", "portable"};
 constexpr int kNumNames = sizeof kNames / sizeof *kNames;
 
 const Kernels* find(int isa) {
@@ -168,14 +168,15 @@ const Kernels* find(int isa) {
                       __builtin_cpu_supports("avx512vnni");
   if (isa == 0 && avx512 && __builtin_cpu_supports("avx512bf16")) return &kernels_avx512_bf16;
   if (isa == 1 && avx512) return &kernels_avx512;
-  if (isa == 2 && avx2) return &kernels_avx2;
+  if (isa == 2 && avx2 && __builtin_cpu_supports("avxvnni")) return &kernels_avx_vnni;
+  if (isa == 3 && avx2) return &kernels_avx2;
 #elif defined(__aarch64__) && defined(__linux__)
   // NEON is always there, its dot-product instructions are not
-  if (isa == 3 && getauxval(AT_HWCAP) & HWCAP_ASIMDDP) return &kernels_neon;
+  if (isa == 4 && getauxval(AT_HWCAP) & HWCAP_ASIMDDP) return &kernels_neon;
 #elif defined(__aarch64__)
-  if (isa == 3) return &kernels_neon;  // Apple has them
+  if (isa == 4) return &kernels_neon;  // Apple has them
 #endif
-  return isa == 4 ? &kernels_portable : nullptr;
+  return isa == 5 ? &kernels_portable : nullptr;
 }
 
 }  // namespace
