@@ -41,9 +41,7 @@ NEWCOMERS, SHORTEST, LONG_CLIENTS, STREAMED_PROMPT = 100, 5, 2, 8_000
 WARM_GAPS, QUIET_GAPS = 10, 150  # of the first reader, before the long prompt comes
 
 
-def random_request(
-    target: EngineTarget, chance: Random, length: int, output: int
-) -> BenchRequest:
+def random_request(target: EngineTarget, chance: Random, length: int, output: int) -> BenchRequest:
     """A prompt of so many random tokens, and how many to answer."""
     ids = (chance.randrange(100, target.vocab_size) for _ in range(length))
     return BenchRequest(prompt_ids=tuple(ids), output_tokens=output)
