@@ -7,8 +7,8 @@ Scenarios on random weights, in process, in token ids:
 * reuse: time to the first token of 1,000-token prompts, asked for the first and the second time;
 * interference: gaps between the tokens of seven replies before and while a prompt of 4,000 tokens
   is read;
-* newcomers: time to the first token of prompts of at most 64 tokens, alone and beside two clients that
-  ask for prompts of 8,000 tokens, one after the other;
+* newcomers: time to the first token of prompts of at most 64 tokens, alone and beside two clients
+  that ask for prompts of 8,000 tokens, one after the other;
 * agents, with ``--agents N``: what N agents by turns read again, and the times to the first token.
 """
 
@@ -100,7 +100,7 @@ async def interference(target: EngineTarget, chance: Random) -> dict[str, object
 
 
 async def newcomers(target: EngineTarget, chance: Random) -> dict[str, object]:
-    """Spreads of the time to the first token of short prompts, in milliseconds, alone and in a stream."""
+    """Spreads of the time to a short prompt's first token, in milliseconds, alone and not."""
 
     async def ask_long() -> None:
         while True:
