@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +132,8 @@ class _Transformers:
         auto = transformers.AutoModelForCausalLM
         model: Any = auto.from_pretrained(path, dtype="auto", local_files_only=True)
         self._model = model.eval()
+        takes = signature(model.forward).parameters
+        self._cache_name = "cache" if "cache" in takes else "past_key_values"
 
     def run(self, job: Job) -> float:
         """Tokens per second."""
@@ -142,12 +145,12 @@ class _Transformers:
                 return sum(map(len, job.prompts)) / (perf_counter() - started)
             started = perf_counter()
             for _ in range(job.output_tokens - 1):
-                out = self._step(out.logits[:, -1].argmax(-1, keepdim=True), out.past_key_values)
+                out = self._step(out.logits[:, -1].argmax(-1, keepdim=True), out[self._cache_name])
             return len(job.prompts) * (job.output_tokens - 1) / (perf_counter() - started)
 
     def _step(self, ids: Any, cache: Any) -> Any:
-        out = self._model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        if out.past_key_values is None:
+        out = self._model(ids, use_cache=True, logits_to_keep=1, **{self._cache_name: cache})
+        if out.get(self._cache_name) is None:
             raise EngineError("transformers gave no cache.")
         return out
 

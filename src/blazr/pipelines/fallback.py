@@ -299,10 +299,13 @@ class TransformersRunner:
         self._device = next(network.parameters()).device
         self._sampler = Sampler(vocab_size, banned_ids, self._device)
         self._pasts: dict[int, Any] = {}
+        takes = signature(network.forward).parameters
+        self._takes_positions = "position_ids" in takes
+        # its name before version 5.24 of the library
+        self._cache_name = "cache" if "cache" in takes else "past_key_values"
         self._resumes = False
         self._resumes = self._can_resume()
         self._batch: PaddedBatch | None = None
-        self._takes_positions = "position_ids" in signature(network.forward).parameters
         self._batches = self._resumes and self._can_batch()
         if not self._resumes:
             log.warning("its cache does not agree with a whole pass: every step computes all again")
@@ -368,7 +371,7 @@ class TransformersRunner:
         hidden = sequence.request.pooling is not None
         out = self._forward(ids, past, hidden=hidden, keeps=self._resumes)
         if self._resumes:
-            self._pasts[slot] = out.past_key_values
+            self._pasts[slot] = self._cache_of(out)
         return out
 
     def _compute_together(self, plan: StepPlan) -> dict[int, Tensor]:
@@ -397,8 +400,9 @@ class TransformersRunner:
         inputs: dict[str, Any] = batch.inputs(tokens, self._device)
         if not self._takes_positions:  # it counts what the mask lets through
             del inputs["position_ids"]
-        out = self._call(use_cache=True, past_key_values=batch.cache, **inputs)
-        batch.cache = out.past_key_values
+        inputs[self._cache_name] = batch.cache
+        out = self._call(use_cache=True, **inputs)
+        batch.cache = self._cache_of(out)
         logits: Tensor = out.logits
         return logits
 
@@ -416,7 +420,7 @@ class TransformersRunner:
         pasts = {}
         try:
             for slot, prompt in enumerate(prompts):
-                pasts[slot] = self._forward(prompt, None, keeps=True).past_key_values
+                pasts[slot] = self._cache_of(self._forward(prompt, None, keeps=True))
                 if not can_join(pasts[slot]):
                     return False
                 expected.append(self._forward([*prompt, 3, 2], None).logits[0, -2:].float())
@@ -451,12 +455,15 @@ class TransformersRunner:
         known = 0 if past is None else past.get_seq_length()
         ids = torch.tensor(np.array(token_ids, np.int64), device=self._device)[None]
         mask = torch.ones(1, known + ids.shape[1], dtype=torch.int64, device=self._device)
-        kwargs: dict[str, Any] = {} if past is None else {"past_key_values": past}
+        kwargs: dict[str, Any] = {} if past is None else {self._cache_name: past}
         if hidden:
             kwargs["output_hidden_states"] = True
         return self._call(
             input_ids=ids, attention_mask=mask, use_cache=keeps, network=network, **kwargs
         )
+
+    def _cache_of(self, out: Any) -> Any:
+        return getattr(out, self._cache_name, None)
 
     def _call(self, *, network: torch.nn.Module | None = None, **kwargs: Any) -> Any:
         try:
@@ -482,7 +489,7 @@ class TransformersRunner:
                 out = self._forward(piece, past, keeps=True)
             except EngineError:
                 return False
-            past = getattr(out, "past_key_values", None)
+            past = self._cache_of(out)
             if not isinstance(past, transformers.Cache):
                 return False
             scores.append(out.logits[0].float())
