@@ -89,7 +89,7 @@ class Writer:
 def write(shape: Shape, mix: str, path: str) -> None:
     writer, (usual, better, head) = Writer(path, shape.architecture), MIXES[mix]
     file = writer.file
-    file.add_context_length(8192)
+    file.add_context_length(32768)
     file.add_embedding_length(shape.hidden)
     file.add_block_count(shape.layers)
     file.add_layer_norm_rms_eps(1e-5)

@@ -64,16 +64,16 @@ async def reuse(target: EngineTarget, chance: Random, rounds: int) -> dict[str, 
 async def interference(target: EngineTarget, chance: Random) -> dict[str, object]:
     """Spreads of the readers' gaps, in milliseconds, before and during a long prefill."""
 
-    def request(length: int, output: int) -> BenchRequest:
-        return random_request(target, chance, length, output)
-
     readers = [Record(prompt_tokens=32) for _ in range(READERS)]
     tasks = [
-        asyncio.create_task(target.run(request(32, 100_000), record, salt="")) for record in readers
+        asyncio.create_task(
+            target.run(random_request(target, chance, 32, 100_000), record, salt="")
+        )
+        for record in readers
     ]
     while min(len(record.token_s) for record in readers) < WARM_GAPS + QUIET_GAPS:
         await asyncio.sleep(0.01)
-    (long,) = await drive(target, [request(LONG_PROMPT, 1)])
+    (long,) = await drive(target, [random_request(target, chance, LONG_PROMPT, 1)])
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
