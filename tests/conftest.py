@@ -24,12 +24,14 @@ sys.dont_write_bytecode = False
 # Another instruction set for the whole run, as on a processor that has no better one. It decides
 # about torch's own operations too, whose random numbers and rounding differ.
 KERNELS = os.environ.get("BLAZR_KERNELS", "")  # noqa: TID251
+_AVX2 = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+}
 _ELSEWHERE = {
-    "avx2": {
-        "ATEN_CPU_CAPABILITY": "avx2",
-        "ONEDNN_MAX_CPU_ISA": "AVX2",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    },
+    "avx2": _AVX2,
+    "avx_vnni": {**_AVX2, "ONEDNN_MAX_CPU_ISA": "AVX2_VNNI"},
     "portable": {
         "ATEN_CPU_CAPABILITY": "default",
         "ONEDNN_MAX_CPU_ISA": "SSE41",
