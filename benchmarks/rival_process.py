@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from inspect import signature
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -127,13 +126,14 @@ class _Transformers:
         import torch
         import transformers
 
+        from blazr.pipelines.padded import cache_name
+
         torch.set_num_threads(threads)
         self._torch = torch
         auto = transformers.AutoModelForCausalLM
         model: Any = auto.from_pretrained(path, dtype="auto", local_files_only=True)
         self._model = model.eval()
-        takes = signature(model.forward).parameters
-        self._cache_name = "cache" if "cache" in takes else "past_key_values"
+        self._cache_name = cache_name(model)
 
     def run(self, job: Job) -> float:
         """Tokens per second."""

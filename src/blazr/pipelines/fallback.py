@@ -37,7 +37,7 @@ from blazr.models.checkpoint.open import find_model, open_checkpoint
 from blazr.nn.device import release_threads
 from blazr.nn.operands.step import GRID
 from blazr.pipelines.network import network_from
-from blazr.pipelines.padded import PaddedBatch, can_join, join
+from blazr.pipelines.padded import PaddedBatch, cache_name, can_join, join
 
 if TYPE_CHECKING:
     from blazr.engine.config import EngineConfig
@@ -299,10 +299,8 @@ class TransformersRunner:
         self._device = next(network.parameters()).device
         self._sampler = Sampler(vocab_size, banned_ids, self._device)
         self._pasts: dict[int, Any] = {}
-        takes = signature(network.forward).parameters
-        self._takes_positions = "position_ids" in takes
-        # its name before version 5.24 of the library
-        self._cache_name = "cache" if "cache" in takes else "past_key_values"
+        self._takes_positions = "position_ids" in signature(network.forward).parameters
+        self._cache_name = cache_name(network)
         self._resumes = False
         self._resumes = self._can_resume()
         self._batch: PaddedBatch | None = None

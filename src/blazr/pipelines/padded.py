@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING
 
 import torch
@@ -58,6 +59,12 @@ class PaddedBatch:
             )
             for row, (slot, pad) in enumerate(zip(self.slots, self.pads, strict=True))
         }
+
+
+def cache_name(network: torch.nn.Module) -> str:
+    """What a network's forward, and what it returns, call the cache; version 5.24 renamed it."""
+    takes = signature(network.forward).parameters
+    return "cache" if "cache" in takes else "past_key_values"
 
 
 def can_join(cache: object) -> bool:
