@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import threading
 from itertools import count
 
 import pytest
 
+from blazr.engine import async_engine
 from blazr.engine.cache.arena import ItemClass
 from tests.simulation.faults import Fault, parse
 from tests.simulation.run import Result, simulate
@@ -77,6 +79,23 @@ def test_a_failure_in_one_reply_is_no_failure_of_others(point):
 def test_a_seed_decides_everything():
     assert simulate(3).trace == simulate(3).trace
     assert simulate(3).trace != simulate(4).trace
+
+
+def test_threads_of_others_do_not_move_the_simulated_clock():
+    trace = simulate(3).trace
+    is_over = threading.Event()
+
+    def look_at_the_clock() -> None:
+        while not is_over.wait(0.0001):
+            async_engine.time.monotonic()  # as an idle engine does, in the modules that are shared
+
+    thread = threading.Thread(target=look_at_the_clock)
+    thread.start()
+    try:
+        assert simulate(3).trace == trace
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def test_a_seed_decides_everything_in_another_process_too():
