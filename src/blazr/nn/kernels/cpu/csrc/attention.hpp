@@ -9,12 +9,14 @@
 //                        [ = = = = = ]        [ = = ][     ][     ]
 //   queries together     [ = = = = = ]  scores, weights   [ sums              ]
 //
-// A key may lie in two parts (latent and rotated); values may be the first part of the keys. Keys are
-// read where they lie, as weights are in matmul.hpp. Where a processor adds the products of two pairs of
-// bfloat16 in one step, weights are rounded to it, and values are taken two rows at a time.
+// A key may lie in two parts (latent and rotated); values may be the first part of the keys.
 //
-// Numbers that pages store in fewer bits (stored.hpp) are widened a few rows at a time, once for all
-// queries together: to bfloat16 where there are such steps for it, else to float32. The rest is the same.
+// Where a processor adds the products of two pairs of bfloat16 in one step, keys are read where they lie,
+// as weights are in matmul.hpp, weights are rounded, and values are taken two rows at a time. Everywhere
+// else all is float32, and a lane is a key: some keys at a time are transposed, once for all queries
+// together, so that nothing has to be added across lanes.
+//
+// Numbers that pages store in fewer bits (stored.hpp) are widened a few rows at a time, also once.
 #pragma once
 
 #include <math.h>
@@ -33,17 +35,17 @@ constexpr bool kHasPairs = requires(typename D::Reg r) { D::interleave(r, r, &r)
 template <class Isa, class T, class Stored>
 struct AttentionOf {
   using Number = typename Stored::Number;  // of a page
-  static constexpr bool kWidens = !std::is_same_v<Number, T>;
   // Whether products with what is stored are whole numbers.
   static constexpr bool kInWhole = std::is_same_v<Stored, Q8_0> && sizeof(T) == 2 && kHasWhole<Isa>;
   // What is computed with.
-  using C = std::conditional_t<kWidens && (kInWhole || !kHasPairs<Dot<Isa, T>>), float, T>;
+  using C = std::conditional_t<kHasPairs<Dot<Isa, T>> && !kInWhole, T, float>;
+  static constexpr bool kWidens = !std::is_same_v<Number, C>;
   using Products = Matmul<Isa, C>;
   using D = Dot<Isa, C>;
   using Rows = typename Products::Rows;
   // Queries whose sums of 32 channels are in registers together, and vectors of them.
   static constexpr int kTile = kRegister > 16 ? 6 : 4, kVectors = kRegister > 32 ? 2 : 1;
-  static constexpr int64_t kChannels = 32;
+  static constexpr int64_t kChannels = 32, kKeys = 16 * kVectors;
   static constexpr bool kInPairs = kHasPairs<D>;
 
   // Up to kQueriesTogether queries of one sequence and one key/value head. Query i is the one of token
@@ -53,8 +55,9 @@ struct AttentionOf {
     const Span& span;
     const int64_t* table;
     int64_t kv_head, first, count;
-    C q[kQueriesTogether * kMaxKey];
+    C q[kQueriesTogether * kMaxKey];  // kMaxKey from one to the next
     alignas(64) float v[kGrid * kChannels];
+    alignas(64) float k[kInPairs ? 1 : kKeys * (kMaxKey + kStoredBlock)];  // of kKeys keys, by channels
     C narrow[kQueriesTogether * kGrid];  // weights, where rows are taken in pairs
     float sums[kQueriesTogether * kMaxValue], weights[kQueriesTogether * kGrid];
     float best[kQueriesTogether], total[kQueriesTogether], scales[kQueriesTogether];
@@ -85,12 +88,12 @@ struct AttentionOf {
         const int64_t row = (span.first + token(i)) * call.heads + head(i);
         const T* from = (const T*)call.q + row * key_size();
         if constexpr (std::is_same_v<C, T>)
-          memcpy(q + i * key_size(), from, key_size() * sizeof(T));
+          memcpy(q + i * kMaxKey, from, key_size() * sizeof(T));
         else
-          widen(from, key_size(), key_size(), q + i * key_size());
+          widen(from, key_size(), key_size(), q + i * kMaxKey);
         if constexpr (kInWhole)
           in_blocks([&](int64_t block, int part, int64_t c, int64_t n) {
-            whole.read_query(i, block, q + i * key_size() + part * call.keys[0].size + c, n);
+            whole.read_query(i, block, q + i * kMaxKey + part * call.keys[0].size + c, n);
           });
         const bool has_sink = call.sinks;
         const float periods = float(1 + position(i) / call.temperature_length);
@@ -116,46 +119,64 @@ struct AttentionOf {
     }
 
     // Have memory send rows [first, last) of a page: not all at once, which it would not take, but a few
-    // between one tile and the next.
-    static void fetch(RowsOf<Number> rows, int64_t size, int64_t first, int64_t last) {
-      const int64_t bytes = Stored::width(size) * int64_t(sizeof(Number));
+    // between one tile and the next. Values come while keys are read, the next page's keys after them.
+    void fetch(const PagedRows& rows, int64_t page, int64_t first, int64_t last) const {
+      const auto of = rows_of(rows, page);
+      const int64_t bytes = Stored::width(rows.size) * int64_t(sizeof(Number));
       for (int64_t r = first; r < last; r++)
-        for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char*)rows[r] + at, 0, 2);
+        for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char*)of[r] + at, 0, 2);
+    }
+    void fetch_values(int64_t page, int64_t first, int64_t last) const {
+      if (!reads_twice()) fetch(call.values, page, first, last);
+    }
+    // Whether values are the keys again.
+    bool reads_twice() const { return call.values.first == call.keys[0].first; }
+
+    // What a loop has memory send, `step` bytes in every turn.
+    struct Ahead {
+      const char* at;
+      int64_t step;
+      [[gnu::always_inline]] void go() {
+        __builtin_prefetch(at, 0, 2);
+        __builtin_prefetch(at + step / 2, 0, 2);
+        at += step;
+      }
+    };
+    // Rows [first, last) of a page in so many turns; `wanted` is null where there is nothing to send.
+    Ahead ahead_of(const PagedRows* wanted, int64_t page, int64_t first, int64_t last, int64_t turns) const {
+      if (!wanted) return {(const char*)q, 0};
+      const auto rows = rows_of(*wanted, page);
+      return {(const char*)rows[first], ((const char*)rows[last] - (const char*)rows[first]) / turns};
     }
 
     // Scaled scores of all queries with the first rows of a page. Tiles are whole: the last rows may be
     // unseen ones.
     void score(int64_t page, int64_t rows) {
-      float dots[2][kQueriesTogether * kGrid];
       if constexpr (kInWhole)
-        multiply_whole(page, rows, dots[0]);
+        multiply_whole(page, rows, weights);
+      else if constexpr (kInPairs)
+        multiply_pairs(page, rows);
       else
-        multiply(page, rows, dots);
-      const bool has_two = !kInWhole && call.keys[1].size;
+        multiply(page, rows);
       for (int64_t i = 0; i < count; i++) {
         float* s = weights + i * kGrid;
-        const float* a = dots[0] + i * kGrid;
-        const float* b = dots[1] + i * kGrid;
-        if (has_two)
-          for (int64_t r = 0; r < rows; r++) s[r] = (a[r] + b[r]) * scales[i];
-        else
-          for (int64_t r = 0; r < rows; r++) s[r] = a[r] * scales[i];
+        for (int64_t r = 0; r < rows; r++) s[r] *= scales[i];
         if (call.softcap > 0)
           for (int64_t r = 0; r < rows; r++) s[r] = call.softcap * tanhf(s[r] / call.softcap);
       }
     }
 
-    // Products of all queries with the first rows of a page, for each part of the key.
-    void multiply(int64_t page, int64_t rows, float (&dots)[2][kQueriesTogether * kGrid]) {
+    // Products of all queries with the first rows of a page, as pairs of numbers.
+    void multiply_pairs(int64_t page, int64_t rows) {
       constexpr int64_t kRows = Products::kRows;
       alignas(64) C wide[kWidens ? kRows * kMaxKey : 1];
-      const bool is_read_twice = call.values.first == call.keys[0].first;
+      float more[kQueriesTogether * kGrid];
       for (int part = 0; part < (call.keys[1].size ? 2 : 1); part++) {
         const int64_t size = call.keys[part].size;
-        const auto keys = rows_of(call.keys[part], page), values = rows_of(call.values, page);
-        const Rows queries{q + part * call.keys[0].size, key_size()};
+        const auto keys = rows_of(call.keys[part], page);
+        const Rows queries{q + part * call.keys[0].size, kMaxKey};
         for (int64_t first = 0; first < rows; first += kRows) {
-          if (part == 0 && !is_read_twice) fetch(values, call.values.size, first, first + kRows);
+          if (part == 0) fetch_values(page, first, first + kRows);
           Rows tile;
           if constexpr (kWidens) {
             tile = {wide, round_up(size, kStoredBlock)};
@@ -166,18 +187,77 @@ struct AttentionOf {
           } else {
             tile = {keys[first], keys.stride};
           }
-          Products::template tiles<kRows>(count, tile, queries, size, {dots[part] + first, kGrid, 1},
-                                          nullptr);
+          Products::template tiles<kRows>(count, tile, queries, size,
+                                          {(part ? more : weights) + first, kGrid, 1}, nullptr);
         }
       }
+      if (call.keys[1].size)
+        for (int64_t i = 0; i < count * kGrid; i++) weights[i] += more[i];
+    }
+
+    // The same of float32: some keys at a time, a lane each.
+    void multiply(int64_t page, int64_t rows) {
+      const PagedRows* values = reads_twice() ? nullptr : &call.values;
+      const int64_t tiles = (count + kTile - 1) / kTile, step = (count + tiles - 1) / tiles;
+      for (int64_t first = 0; first < rows; first += kKeys) {
+        read_keys(page, first);
+        for (int64_t i = 0; i < count; i += step) {
+          const Ahead ahead = ahead_of(i ? nullptr : values, page, first, first + kKeys, key_size());
+          with_count<kTile>(smaller(step, count - i),
+                            [&](auto together) { dots<together>(i, weights + first, ahead); });
+        }
+      }
+    }
+
+    // kKeys keys from row `first` on, both parts of each, as `dots` takes them.
+    void read_keys(int64_t page, int64_t first) {
+      alignas(64) float wide[16 * (kMaxKey + kStoredBlock)];
+      for (int64_t lot = 0; lot < kKeys; lot += 16)
+        for (int part = 0; part < 2; part++) {
+          const int64_t size = call.keys[part].size, stride = round_up(size, kStoredBlock);
+          const auto keys = rows_of(call.keys[part], page);
+          float* to = k + kKeys * (part ? call.keys[0].size : 0) + lot;
+          if constexpr (!kWidens)
+            if (size % (kRegister / 4) == 0) {
+              transpose16(keys[first + lot], keys.stride, size, to, kKeys);
+              continue;
+            }
+          for (int64_t r = 0; r < 16; r++)
+            Stored::widen(keys[first + lot + r], size, [&](int64_t c, const Lanes& lo, const Lanes& hi) {
+              put(lo, hi, wide + r * stride + c);
+            });
+          transpose16(wide, stride, stride, to, kKeys);
+        }
+    }
+
+    // Products of `Count` queries, from query i on, with the keys of k.
+    template <int Count>
+    [[gnu::noinline]] void dots(int64_t i, float* to, Ahead ahead) {
+      Lanes out[Count][kVectors];
+#pragma GCC unroll 8
+      for (int n = 0; n < Count; n++)
+#pragma GCC unroll 2
+        for (int h = 0; h < kVectors; h++) out[n][h] = Lanes{};
+      const float *key = k, *query = (const float*)q + i * kMaxKey;
+      for (int64_t c = key_size(); c > 0; c--, key += kKeys, query++) {
+        ahead.go();
+#pragma GCC unroll 8
+        for (int n = 0; n < Count; n++)
+#pragma GCC unroll 2
+          for (int h = 0; h < kVectors; h++)
+            out[n][h] = fma16(all16(query[n * kMaxKey]), load16(key + 16 * h), out[n][h]);
+      }
+#pragma GCC unroll 8
+      for (int n = 0; n < Count; n++)
+#pragma GCC unroll 2
+        for (int h = 0; h < kVectors; h++) store16(to + (i + n) * kGrid + 16 * h, out[n][h]);
     }
 
     // The same of both parts together, as whole numbers.
     void multiply_whole(int64_t page, int64_t rows, float* dots) {
       constexpr int64_t kKeys = WholeNumbers<Isa>::kKeys;
-      const bool is_read_twice = call.values.first == call.keys[0].first;
       for (int64_t first = 0; first < rows; first += kKeys) {
-        if (!is_read_twice) fetch(rows_of(call.values, page), call.values.size, first, first + kKeys);
+        fetch_values(page, first, first + kKeys);
         in_blocks([&](int64_t block, int part, int64_t c, int64_t n) {
           const auto keys = rows_of(call.keys[part], page);
           whole.score({keys[first] + Stored::width(c), keys.stride, n}, block, count, dots + first,
@@ -206,20 +286,22 @@ struct AttentionOf {
       for (int64_t r = 16; r < kGrid; r += 16) tops = each<float>(greater, tops, load16(s + r));
       const float top = fold<float>(greater, tops);
       const float now = top > best[i] ? top : best[i];
-      const float factor = best[i] == -INFINITY ? 0.0f : exp_approx(best[i] - now);
+      float factor = 1;  // as that of zero
+      if (now != best[i]) factor = best[i] == -INFINITY ? 0.0f : exp_approx(best[i] - now);
       best[i] = now;
-      const Lanes unseen = all16(-__FLT_MAX__);
-      for (int64_t r = 0; r < kGrid; r += 16) {
-        const Lanes x = load16(s + r);
-        store16(s + r, select(x < unseen, Lanes{}, exp16(x - now)));
-      }
-      if constexpr (kInPairs) {
-        C* rounded = narrow + i * kGrid;
-        for (int64_t r = 0; r < kGrid; r++) round_to(s[r], rounded[r]);
-        for (int64_t r = 0; r < kGrid; r++) s[r] = to_float(rounded[r]);
-      }
+      const float highest = now == -INFINITY ? 0.0f : now;  // nothing was seen, and all of it is -inf
       Lanes parts{};
-      for (int64_t r = 0; r < kGrid; r += 16) parts = parts + load16(s + r);
+      for (int64_t r = 0; r < kGrid; r += 32) {
+        Lanes lo = exp16_to_one(load16(s + r) - highest), hi = exp16_to_one(load16(s + r + 16) - highest);
+        if constexpr (kInPairs) {
+          C* rounded = narrow + i * kGrid + r;
+          put(lo, hi, rounded);
+          lo = load16(rounded), hi = load16(rounded + 16);
+        } else {
+          put(lo, hi, s + r);
+        }
+        parts = (parts + lo) + hi;
+      }
       total[i] = total[i] * factor + sum16(parts);
       return factor;
     }
@@ -242,41 +324,43 @@ struct AttentionOf {
         };
         for (int64_t r = low / 2 * 2; r < high; r += 2)
           D::interleave(load(r), r + 1 < high ? load(r + 1) : typename D::Reg{}, to + r);
-      } else if constexpr (kWidens) {
+      } else {
         for (int64_t r = low; r < high; r++)
           Stored::widen(values[r] + at, channels, [&](int64_t, const Lanes& lo, const Lanes& hi) {
             put(lo, hi, v + r * kChannels);
           });
-      } else {
-        for (int64_t r = low; r < high; r++)
-          widen(values[r] + at, channels, kChannels, v + r * kChannels);
       }
     }
 
     // Add rows [low, high) of v, weighed, to 16 channels for each vector of the sums of `Count`
-    // queries, from channel c of v on: one row at a time, or two.
+    // queries from query i on; `at` is their first channel, and that of v is `c`. One row at a time, or
+    // two.
     template <int Count>
-    void mix(int64_t i, int64_t c, float* to, int64_t low, int64_t high) {
+    [[gnu::noinline]] void mix(int64_t i, int64_t at, int64_t c, int64_t low, int64_t high, Ahead ahead) {
       constexpr int64_t kStep = kInPairs ? 2 : 1;
       const int64_t ld = wide_value();
+      float* to = sums + i * ld + at;
       Lanes out[Count][kVectors];
 #pragma GCC unroll 8
       for (int n = 0; n < Count; n++)
 #pragma GCC unroll 2
         for (int h = 0; h < kVectors; h++) out[n][h] = load16(to + n * ld + 16 * h);
-      for (int64_t r = low / kStep * kStep; r < high; r += kStep) {
-        const float* row = v + r * kChannels / kStep + c;
+      const int64_t first = low / kStep * kStep;
+      const float *row = v + first * kChannels / kStep + c, *weight = weights + i * kGrid + first;
+      const C* rounded = narrow + i * kGrid + first;
+      for (int64_t r = first; r < high; r += kStep) {
+        ahead.go();
 #pragma GCC unroll 8
         for (int n = 0; n < Count; n++) {
-          const int64_t at = (i + n) * kGrid + r;
 #pragma GCC unroll 2
           for (int h = 0; h < kVectors; h++) {
             if constexpr (kInPairs)
-              add_pair(out[n][h], ((const typename D::Reg*)row)[h], narrow + at);
+              add_pair(out[n][h], ((const typename D::Reg*)row)[h], rounded + n * kGrid);
             else
-              out[n][h] = fma16(all16(weights[at]), load16(row + 16 * h), out[n][h]);
+              out[n][h] = fma16(all16(weight[n * kGrid]), load16(row + 16 * h), out[n][h]);
           }
         }
+        row += kChannels, weight += kStep, rounded += kStep;
       }
 #pragma GCC unroll 8
       for (int n = 0; n < Count; n++)
@@ -305,12 +389,14 @@ struct AttentionOf {
       const int64_t tiles = (count + kTile - 1) / kTile, step = (count + tiles - 1) / tiles;
       const auto values = rows_of(call.values, page);
       const bool is_last = base + kGrid > position(count - 1);
-      for (int64_t c = 0; c < size; c += kChannels) {
-        if (!is_last)
-          for (const PagedRows& keys : call.keys)
-            fetch(rows_of(keys, table[base / kGrid + 1]), keys.size, kGrid * c / size,
-                  kGrid * smaller(c + kChannels, size) / size);
-        const int64_t channels = smaller(size - c, kChannels);
+      const int64_t blocks = (size + kChannels - 1) / kChannels, lots = kChannels / (16 * kVectors);
+      const int64_t parts = blocks * lots, next = is_last ? page : table[base / kGrid + 1];
+      const PagedRows* next_keys = is_last ? nullptr : &call.keys[0];
+      for (int64_t block = 0; block < blocks; block++) {
+        const int64_t c = block * kChannels, channels = smaller(size - c, kChannels);
+        for (int i = kInWhole ? 0 : 1; i < 2 && !is_last; i++)
+          if (call.keys[i].size)
+            fetch(call.keys[i], next, kGrid * block / blocks, kGrid * (block + 1) / blocks);
         if constexpr (kInWhole) {
           whole.read_values({values.first + Stored::width(c), values.stride, channels}, low, high);
           for (int64_t i = 0; i < count; i++) whole.read_weights(i, weights + i * kGrid);
@@ -320,8 +406,12 @@ struct AttentionOf {
         read_values(values, c, channels, low, high);
         for (int64_t i = 0; i < count; i += step)
           with_count<kTile>(smaller(step, count - i), [&](auto together) {
-            for (int64_t first = 0; first < kChannels; first += 16 * kVectors)
-              mix<together>(i, first, sums + i * wide_value() + c + first, low, high);
+            for (int64_t lot = 0; lot < lots; lot++) {
+              const int64_t part = block * lots + lot, at = 16 * kVectors * lot;
+              mix<together>(i, c + at, at, low, high,
+                            ahead_of(i ? nullptr : next_keys, next, kGrid * part / parts,
+                                     kGrid * (part + 1) / parts, kGrid / (kInPairs ? 2 : 1)));
+            }
           });
       }
     }

@@ -390,7 +390,7 @@ struct Attention {
 };
 
 // What attention.hpp has room for.
-inline constexpr int64_t kMaxKey = 576, kMaxValue = 512, kQueriesTogether = 24;
+inline constexpr int64_t kMaxKey = 576, kMaxValue = 512, kQueriesTogether = 48;
 
 // RMSNorm or LayerNorm of rows (see rows.hpp).
 struct Norm {

@@ -252,6 +252,40 @@ template <class T, class Of, int N>
   return fold<float>([](auto a, auto b) { return a + b; }, v);
 }
 
+// As many rows as a register has lanes, as columns: of each two rows at a distance, what lies at that
+// distance changes places, and so at half of it, down to 1.
+template <int kDistance = kRegister / 8>
+[[gnu::always_inline]] inline void transpose(Registers<float, 1>::Vector* rows) {
+  constexpr int kCount = kRegister / 4;
+  if constexpr (kDistance > 0) {
+#pragma GCC unroll 16
+    for (int r = 0; r < kCount; r++) {
+      if (r & kDistance) continue;
+      const auto a = rows[r], b = rows[r + kDistance];
+      [&]<int... i>(std::integer_sequence<int, i...>) {
+        rows[r] = pick<(i & kDistance ? kCount + i - kDistance : i)...>(a, b);
+        rows[r + kDistance] = pick<(i & kDistance ? kCount + i : i + kDistance)...>(a, b);
+      }(std::make_integer_sequence<int, kCount>());
+    }
+    transpose<kDistance / 2>(rows);
+  }
+}
+
+// Sixteen rows of `n` numbers, a multiple of the lanes of a register, as n rows of sixteen, `ld` apart.
+inline void transpose16(const float* from, int64_t stride, int64_t n, float* to, int64_t ld) {
+  constexpr int kCount = kRegister / 4;
+  using Vector = Registers<float, 1>::Vector;
+  for (int64_t c = 0; c < n; c += kCount)
+    for (int64_t r = 0; r < 16; r += kCount) {
+      Vector rows[kCount];
+#pragma GCC unroll 16
+      for (int i = 0; i < kCount; i++) rows[i] = load_as<Vector>(from + (r + i) * stride + c);
+      transpose(rows);
+#pragma GCC unroll 16
+      for (int i = 0; i < kCount; i++) memcpy(to + (c + i) * ld + r, rows + i, sizeof(Vector));
+    }
+}
+
 // The larger number in each lane, and the largest of all lanes.
 [[gnu::always_inline]] inline Lane larger16(const Lane& a, const Lane& b) {
   return each<int32_t>([](auto x, auto y) { return x > y ? x : y; }, a, b);
@@ -290,6 +324,17 @@ template <class T, class Of, int N>
 #endif
 }
 
+// The series of exp on [-ln 2 / 2, ln 2 / 2].
+[[gnu::always_inline]] inline Lanes exp_series(const Lanes& r) {
+  Lanes p = fma16(all16(1.0f / 5040), r, all16(1.0f / 720));
+  p = fma16(p, r, all16(1.0f / 120));
+  p = fma16(p, r, all16(1.0f / 24));
+  p = fma16(p, r, all16(1.0f / 6));
+  p = fma16(p, r, all16(0.5f));
+  p = fma16(p, r, all16(1.0f));
+  return fma16(p, r, all16(1.0f));
+}
+
 // exp_approx of each lane.
 [[gnu::always_inline]] inline Lanes exp16(Lanes x) {
   const Lanes low = all16(-87.0f), high = all16(88.0f), magic = all16(0x1.8p23f);
@@ -297,14 +342,17 @@ template <class T, class Of, int N>
   x = select(x > high, high, x);
   const Lanes shifted = x * 1.44269504f + magic, n = shifted - magic;
   const Lanes r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  Lanes p = fma16(all16(1.0f / 5040), r, all16(1.0f / 720));
-  p = fma16(p, r, all16(1.0f / 120));
-  p = fma16(p, r, all16(1.0f / 24));
-  p = fma16(p, r, all16(1.0f / 6));
-  p = fma16(p, r, all16(0.5f));
-  p = fma16(p, r, all16(1.0f));
-  p = fma16(p, r, all16(1.0f));
-  return p * floats_of((bits_of(shifted) - bits_of(magic) + 127) << 23);
+  return exp_series(r) * floats_of((bits_of(shifted) - bits_of(magic) + 127) << 23);
+}
+
+// The same of numbers up to 0, in fewer steps; for -88 and less it is 0.
+[[gnu::always_inline]] inline Lanes exp16_to_one(Lanes x) {
+  x = each<float>([](auto low, auto x) { return low > x ? low : x; }, all16(-88.0f), x);
+  // adding it leaves the nearest integer, plus 127, in the low bits; -88 has -127 there
+  const Lanes magic = all16(0x1.8p23f + 127);
+  const Lanes shifted = fma16(x, all16(1.44269504f), magic), n = shifted - magic;
+  const Lanes r = fma16(n, all16(2.12194440e-4f), fma16(n, all16(-0.693359375f), x));
+  return exp_series(r) * floats_of(bits_of(shifted) << 23);
 }
 
 // Cosine and sine, to about 2 units in the last place of the angle: that less its nearest multiple of

@@ -13,11 +13,26 @@ namespace {
 
 constexpr int64_t kStoredBlock = 32;
 
-// `size` numbers as they are computed with.
+// `size` numbers as activations are.
 template <class T>
 struct Plain {
   using Number = T;
   static constexpr int64_t width(int64_t size) { return size; }  // in Numbers
+
+  // As that of Blocks.
+  template <class To>
+  [[gnu::always_inline]] static void widen(const T* from, int64_t size, const To& to) {
+    int64_t c = 0;
+    for (; c + kStoredBlock <= size; c += kStoredBlock) block(from + c, c, to);
+    if (__builtin_expect(c == size, 1)) return;
+    T end[kStoredBlock] = {};
+    memcpy(end, from + c, size_t(size - c) * sizeof(T));
+    block(end, c, to);
+  }
+  template <class To>
+  [[gnu::always_inline]] static void block(const T* from, int64_t c, const To& to) {
+    to(c, load16(from), load16(from + 16));
+  }
 };
 
 // What Q8_0 and fp8 have in common: a row of bytes, read block by block.
